@@ -1,0 +1,44 @@
+"""Environment variables, typed and read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment asks for. Every variable that the package reads is a field here."""
+
+    jit_cache_dir: Path
+    """Where compiled kernels are kept: `DG_JIT_CACHE_DIR`, or the older `DG_CACHE_DIR`."""
+    jit_debug: bool
+    """`DG_JIT_DEBUG`: print what is compiled, with which options, and what the compiler said."""
+    print_configs: bool
+    """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
+    cache_dir = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR")
+    return Settings(
+        jit_cache_dir=Path(cache_dir) if cache_dir else Path.home() / ".cache" / "deep_gemm",
+        jit_debug=_flag(environment, "DG_JIT_DEBUG"),
+        print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
+    )
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process."""
+    return read_settings(os.environ)
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool:
+    value = environment.get(name, "0")
+    if value not in ("0", "1", ""):
+        raise ValueError(f"{name}: expected 0 or 1, got {value!r}")
+    return value == "1"
