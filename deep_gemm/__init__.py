@@ -1,3 +1,133 @@
-"""FP8 matrix products with fine-grained scaling for NVIDIA Hopper."""
+"""FP8 matrix products with fine-grained scaling for NVIDIA Hopper: dense, and grouped for mixtures of experts.
+
+Tensors are torch's. On CUDA tensors the products run kernels compiled at first need; on CPU tensors the same functions
+run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
+"""
+
+from . import testing, utils
+from .dense import (
+    cublaslt_gemm_nn,
+    cublaslt_gemm_nt,
+    cublaslt_gemm_tn,
+    cublaslt_gemm_tt,
+    fp8_fp4_gemm_nn,
+    fp8_fp4_gemm_nt,
+    fp8_fp4_gemm_tn,
+    fp8_fp4_gemm_tt,
+    fp8_gemm_nn,
+    fp8_gemm_nt,
+    fp8_gemm_tn,
+    fp8_gemm_tt,
+    gemm_fp8_fp8_bf16_nt,
+    wgrad_gemm_fp8_fp8_fp32_nt,
+)
+from .dispatch import ReferenceFallbackWarning
+from .grouped import (
+    fp8_m_grouped_gemm_nt_masked,
+    k_grouped_fp8_gemm_nt_contiguous,
+    k_grouped_wgrad_gemm_fp8_fp8_fp32_nt,
+    m_grouped_fp8_fp4_gemm_nn_contiguous,
+    m_grouped_fp8_fp4_gemm_nt_contiguous,
+    m_grouped_fp8_fp4_gemm_nt_masked,
+    m_grouped_fp8_gemm_nn_contiguous,
+    m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_masked,
+    m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
+    m_grouped_gemm_fp8_fp8_bf16_nt_masked,
+)
+from .layout import (
+    align,
+    ceil_div,
+    get_col_major_tma_aligned_tensor,
+    get_mn_major_tma_aligned_tensor,
+    get_tma_aligned_size,
+    transform_sf_into_required_layout,
+)
+from .quantize import (
+    k_grouped_cast_to_fp8,
+    per_block_cast_to_fp8,
+    per_channel_cast_to_fp8,
+    per_token_cast_to_fp8,
+)
+from .settings import (
+    get_compile_mode,
+    get_mk_alignment_for_contiguous_layout,
+    get_num_sms,
+    get_pdl,
+    get_tc_util,
+    get_theoretical_mk_alignment_for_contiguous_layout,
+    set_compile_mode,
+    set_mk_alignment_for_contiguous_layout,
+    set_num_sms,
+    set_pdl,
+    set_tc_util,
+)
+from .testing import bench, bench_kineto, calc_diff
+from .unavailable import *  # noqa: F403
+from .unavailable import UNAVAILABLE as _UNAVAILABLE
 
 __version__ = "0.1.0"
+
+# Older names of the same functions.
+cell_div = ceil_div
+get_m_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
+get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
+
+__all__ = [  # noqa: PLE0604
+    "ReferenceFallbackWarning",
+    "align",
+    "bench",
+    "bench_kineto",
+    "calc_diff",
+    "ceil_div",
+    "cell_div",
+    "cublaslt_gemm_nn",
+    "cublaslt_gemm_nt",
+    "cublaslt_gemm_tn",
+    "cublaslt_gemm_tt",
+    "fp8_fp4_gemm_nn",
+    "fp8_fp4_gemm_nt",
+    "fp8_fp4_gemm_tn",
+    "fp8_fp4_gemm_tt",
+    "fp8_gemm_nn",
+    "fp8_gemm_nt",
+    "fp8_gemm_tn",
+    "fp8_gemm_tt",
+    "fp8_m_grouped_gemm_nt_masked",
+    "gemm_fp8_fp8_bf16_nt",
+    "get_col_major_tma_aligned_tensor",
+    "get_compile_mode",
+    "get_k_alignment_for_contiguous_layout",
+    "get_m_alignment_for_contiguous_layout",
+    "get_mk_alignment_for_contiguous_layout",
+    "get_mn_major_tma_aligned_tensor",
+    "get_num_sms",
+    "get_pdl",
+    "get_tc_util",
+    "get_theoretical_mk_alignment_for_contiguous_layout",
+    "get_tma_aligned_size",
+    "k_grouped_cast_to_fp8",
+    "k_grouped_fp8_gemm_nt_contiguous",
+    "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",
+    "m_grouped_fp8_fp4_gemm_nn_contiguous",
+    "m_grouped_fp8_fp4_gemm_nt_contiguous",
+    "m_grouped_fp8_fp4_gemm_nt_masked",
+    "m_grouped_fp8_gemm_nn_contiguous",
+    "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_gemm_nt_masked",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_masked",
+    "per_block_cast_to_fp8",
+    "per_channel_cast_to_fp8",
+    "per_token_cast_to_fp8",
+    "set_compile_mode",
+    "set_mk_alignment_for_contiguous_layout",
+    "set_num_sms",
+    "set_pdl",
+    "set_tc_util",
+    "testing",
+    "transform_sf_into_required_layout",
+    "utils",
+    "wgrad_gemm_fp8_fp8_fp32_nt",
+    *_UNAVAILABLE,
+]

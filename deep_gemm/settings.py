@@ -1,4 +1,4 @@
-"""Environment variables, typed and read once."""
+"""What the environment asks for, read once, and what a program sets while it runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import torch
+
+H200_NUM_SMS = 132
+DEFAULT_ALIGNMENT = 128
 
 
 @dataclass(frozen=True)
@@ -42,3 +47,90 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
     if value not in ("0", "1", ""):
         raise ValueError(f"{name}: expected 0 or 1, got {value!r}")
     return value == "1"
+
+
+@dataclass
+class _Choices:
+    """What the program chose with the setters below; None leaves the choice to the package."""
+
+    num_sms: int | None = None
+    tc_util: int = 100
+    pdl: bool = False
+    compile_mode: int = 0
+    mk_alignment: int = DEFAULT_ALIGNMENT
+
+
+_choices = _Choices()
+
+
+def set_num_sms(num_sms: int) -> None:
+    """Let the products use at most `num_sms` multiprocessors, so that the others are free for other kernels."""
+    available = _device_num_sms()
+    _choices.num_sms = _in_range("num_sms", num_sms, 1, available)
+
+
+def get_num_sms() -> int:
+    """Multiprocessors that the products use: what was set, else all of the current GPU (132 without one)."""
+    return _device_num_sms() if _choices.num_sms is None else _choices.num_sms
+
+
+def set_tc_util(tc_util: int) -> None:
+    """Set the share of the tensor cores' time, in percent, that the products may plan for."""
+    _choices.tc_util = _in_range("tc_util", tc_util, 1, 100)
+
+
+def get_tc_util() -> int:
+    """Get what `set_tc_util` set: 100 unless it was called."""
+    return _choices.tc_util
+
+
+def set_pdl(enabled: bool) -> None:
+    """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch)."""
+    _choices.pdl = bool(enabled)
+
+
+def get_pdl() -> bool:
+    """Tell whether programmatic dependent launch is on: off unless `set_pdl` turned it on."""
+    return _choices.pdl
+
+
+def set_compile_mode(mode: int) -> None:
+    """Set 1 for calls that compile what they need and compute nothing (warming up a cache), 0 for ordinary calls."""
+    _choices.compile_mode = _in_range("mode", mode, 0, 1)
+
+
+def get_compile_mode() -> int:
+    """Get what `set_compile_mode` set: 0 unless it was called."""
+    return _choices.compile_mode
+
+
+def set_mk_alignment_for_contiguous_layout(alignment: int) -> None:
+    """Set the alignment of group starts in the offsets form of grouped layouts; 1 means no padding at all."""
+    _choices.mk_alignment = _in_range("alignment", alignment, 1, 1 << 30)
+
+
+def get_mk_alignment_for_contiguous_layout() -> int:
+    """Get the alignment of group starts that callers pad to: 128 unless another was set."""
+    return _choices.mk_alignment
+
+
+def get_theoretical_mk_alignment_for_contiguous_layout(expected_m: int | None = None) -> int:
+    """Get the alignment that wastes fewest rows where a group is expected to have `expected_m` rows.
+
+    This is the height of the tile that such a group would get: 16 to 128 rows.
+    """
+    if expected_m is None:
+        return DEFAULT_ALIGNMENT
+    return next((rows for rows in (16, 32, 64) if expected_m <= rows), DEFAULT_ALIGNMENT)
+
+
+def _device_num_sms() -> int:
+    if not torch.cuda.is_available():
+        return H200_NUM_SMS
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")
+    return value

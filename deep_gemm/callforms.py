@@ -1,0 +1,54 @@
+"""The forms in which programs of either era state a product.
+
+Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`; arguments go by today's
+names or by those of 2025 (`lhs`, `rhs`, `out`, ...). A function that states its arguments once, in today's
+form, takes them all through `accepts_every_form`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SYNONYMS = {
+    "lhs": "a",
+    "rhs": "b",
+    "out": "d",
+    "m_indices": "grouped_layout",
+    "ks_cpu": "ks",
+    "batch_sizes": "ks",
+}
+
+
+def accepts_every_form(**more_synonyms: str) -> Callable[[Function], Function]:
+    """Let a product take operands apart and arguments by any era's names; `more_synonyms` maps old names to its own."""
+    synonyms = {**SYNONYMS, **more_synonyms}
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) >= 4 and isinstance(args[0], Tensor):
+                x, y, sx, sy, *rest = args
+                args = ((x, sx), (y, sy), *rest)
+            if kwargs and not synonyms.keys().isdisjoint(kwargs):
+                kwargs = _todays_names(function.__name__, kwargs, synonyms)
+            return function(*args, **kwargs)
+
+        return cast(Function, call)
+
+    return decorate
+
+
+def _todays_names(function: str, kwargs: dict[str, Any], synonyms: dict[str, str]) -> dict[str, Any]:
+    renamed: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        today = synonyms.get(name, name)
+        if today in renamed:
+            raise ValueError(f"{today}: given twice in a call of {function}, once as {name}")
+        renamed[today] = value
+    return renamed

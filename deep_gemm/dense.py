@@ -1,0 +1,200 @@
+"""Dense products: D = C + A @ B.T, FP8 operands with fine-grained scales."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .callforms import accepts_every_form
+from .dispatch import run
+from .problem import RECIPE_1D1D, Operand, Recipe, dense_problem
+
+
+@accepts_every_form()
+def fp8_gemm_nt(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> Tensor | None:
+    """Compute D = C + A @ B.T with FP8 operands and FP32 scales.
+
+    - `a`: values `[m, k]` (torch.float8_e4m3fn, contiguous along k) and scales `[m, ceil(k / 128)]` (torch.float32),
+      row-major or in the m-major form of `get_mn_major_tma_aligned_tensor`, which the kernels load directly.
+    - `b`: values `[n, k]`, contiguous along k; scales `[ceil(n / 128), ceil(k / 128)]`, one for each 128x128 block.
+      With `recipe=(1, 1, 128)` one for each row and 128 columns instead: `[n, ceil(k / 128)]`.
+    - `d`: `[m, n]`, torch.bfloat16 or torch.float32. Where it is given the function returns None; where it is left out
+      the function makes it, of C's type, else BF16 (FP32 with `recipe=(1, 1, 128)`), and returns it.
+    - `c`: added to the product in FP32; of D's shape and type, D itself or disjoint from it.
+
+    k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
+    `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:
+    FP32 scales are never rounded. The result carries no gradient.
+
+    >>> x, w = torch.randn(4, 256), torch.randn(128, 256)
+    >>> a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
+    >>> y = fp8_gemm_nt(a, b)
+    >>> y.shape, y.dtype, bool(calc_diff(y, x @ w.t()) < 1e-2)
+    (torch.Size([4, 128]), torch.bfloat16, True)
+    """
+    return _dense("nt", a, b, d, c, recipe, recipe_a, recipe_b)
+
+
+@accepts_every_form()
+def fp8_gemm_nn(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> Tensor | None:
+    """Compute `fp8_gemm_nt` with B given as `[k, n]` and its scales as `[ceil(k / 128), ceil(n / 128)]`.
+
+    A view `w.t()` of a row-major `[n, k]` matrix costs nothing; a row-major `[k, n]` matrix is copied.
+
+    >>> a, (w, sw) = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
+    >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
+    128.0
+    """
+    return _dense("nn", a, b, d, c, recipe, recipe_a, recipe_b)
+
+
+@accepts_every_form()
+def fp8_gemm_tn(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+) -> Tensor | None:
+    """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of both transposed likewise.
+
+    >>> (x, sx), (w, sw) = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
+    >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
+    128.0
+    """
+    return _dense("tn", a, b, d, c, recipe, recipe_a, recipe_b)
+
+
+@accepts_every_form()
+def fp8_gemm_tt(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+) -> Tensor | None:
+    """Compute `fp8_gemm_nt` with A given as `[k, m]` and its scales as `[ceil(k / 128), m]`.
+
+    >>> (x, sx), b = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
+    >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
+    128.0
+    """
+    return _dense("tt", a, b, d, c, recipe, recipe_a, recipe_b)
+
+
+@accepts_every_form()
+def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) -> Tensor | None:
+    """Accumulate a weight gradient: D += A @ B.T, with one scale for each row and 128 columns on both sides.
+
+    `a` is `[m, k]` with scales `[m, ceil(k / 128)]`, `b` `[n, k]` with scales `[n, ceil(k / 128)]`, `d` FP32 `[m, n]`.
+    Where `d` is left out, the product alone is returned.
+
+    >>> a, b = per_token_cast_to_fp8(torch.ones(4, 128)), per_token_cast_to_fp8(torch.ones(8, 128))
+    >>> grad = torch.ones(4, 8)
+    >>> wgrad_gemm_fp8_fp8_fp32_nt(a, b, grad)
+    >>> grad[0, 0].item()
+    129.0
+    """
+    if isinstance(d, Tensor) and d.dtype != torch.float32:
+        raise ValueError(f"d: expected dtype torch.float32, got {d.dtype}")
+    return _dense("nt", a, b, d, d, RECIPE_1D1D, None, None)
+
+
+fp8_fp4_gemm_nt = fp8_gemm_nt
+fp8_fp4_gemm_nn = fp8_gemm_nn
+fp8_fp4_gemm_tn = fp8_gemm_tn
+fp8_fp4_gemm_tt = fp8_gemm_tt
+gemm_fp8_fp8_bf16_nt = fp8_gemm_nt
+
+
+def _dense(
+    major: str,
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    c: Tensor | None,
+    recipe: Recipe | None,
+    recipe_a: Recipe | None,
+    recipe_b: Recipe | None,
+) -> Tensor | None:
+    problem = dense_problem(a, b, d, c, major=major, recipe=recipe, recipe_a=recipe_a, recipe_b=recipe_b)
+    run(problem, reference.dense)
+    return problem.d if d is None else None
+
+
+def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
+    """Compute D = C + A @ B.T of ordinary tensors through torch: A `[m, k]`, B `[n, k]`.
+
+    >>> d = torch.empty(2, 3)
+    >>> cublaslt_gemm_nt(torch.ones(2, 4), torch.ones(3, 4), d)
+    >>> d[0, 0].item()
+    4.0
+    """
+    _torch_gemm(a, b.t(), d, c)
+
+
+def cublaslt_gemm_nn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
+    """Compute `cublaslt_gemm_nt` with B `[k, n]`."""
+    _torch_gemm(a, b, d, c)
+
+
+def cublaslt_gemm_tn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
+    """Compute `cublaslt_gemm_nt` with A `[k, m]` and B `[k, n]`."""
+    _torch_gemm(a.t(), b, d, c)
+
+
+def cublaslt_gemm_tt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
+    """Compute `cublaslt_gemm_nt` with A `[k, m]`."""
+    _torch_gemm(a.t(), b.t(), d, c)
+
+
+@torch.no_grad()
+def _torch_gemm(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
+    if a.dtype != b.dtype or a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"b: expected a matrix of {a.dtype} with {a.shape[-1]} values along k, got {b.dtype} {tuple(b.shape)}"
+        )
+    expected = (a.shape[0], b.shape[1])
+    for name, x in (("d", d), ("c", c)):
+        if x is not None and tuple(x.shape) != expected:
+            raise ValueError(f"{name}: expected shape (m, n) = {expected}, got {tuple(x.shape)}")
+    if d.dtype == a.dtype:
+        product = a @ b
+    elif a.is_cuda:
+        product = torch.mm(a, b, out_dtype=d.dtype)
+    else:
+        product = a.to(d.dtype) @ b.to(d.dtype)
+    d.copy_(product if c is None else product + c)

@@ -1,0 +1,222 @@
+"""Grouped products, for mixtures of experts: along m (rows of tokens) and along k (weight gradients)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from . import reference
+from .callforms import accepts_every_form
+from .dispatch import run
+from .problem import Operand, Recipe, contiguous_problem, k_grouped_problem, masked_problem
+from .settings import get_mk_alignment_for_contiguous_layout
+
+
+@accepts_every_form()
+def m_grouped_fp8_gemm_nt_contiguous(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    grouped_layout: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    expected_m_for_psum_layout: int | None = None,
+    ensure_zero_padding: bool = True,
+    num_groups: int | None = None,
+) -> Tensor | None:
+    """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
+
+    - `a`: values `[m, k]` and scales `[m, ceil(k / 128)]`; `b`: values `[groups, n, k]` and scales
+      `[groups, ceil(n / 128), ceil(k / 128)]`; `d`: `[m, n]`, BF16 or FP32, made and returned where it is left out.
+    - `grouped_layout`: int32 `[m]`, the group of each row. Rows of a group form runs of any length, in any order; -1
+      skips a row. With `use_psum_layout=True` it is int32 `[groups]`: group g owns the rows from `ends[g - 1]`, aligned
+      to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`. Left out, it means `num_groups` groups of equal size.
+    - `ensure_zero_padding`: write zeros to rows without a group that share a 128-aligned block of rows with one that
+      has a group (in the offsets form: up to the next group's aligned start). Any other row without a group is neither
+      read nor written.
+
+    The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint.
+
+    >>> a, b = per_token_cast_to_fp8(torch.ones(3, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
+    >>> layout = torch.tensor([0, 1, -1], dtype=torch.int32)
+    >>> m_grouped_fp8_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
+    [128.0, 128.0, 0.0]
+    """
+    return _contiguous(
+        "nt",
+        a,
+        b,
+        d,
+        grouped_layout,
+        num_groups,
+        (recipe, recipe_a, recipe_b),
+        use_psum_layout,
+        ensure_zero_padding,
+    )
+
+
+@accepts_every_form()
+def m_grouped_fp8_gemm_nn_contiguous(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    grouped_layout: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    expected_m_for_psum_layout: int | None = None,
+    ensure_zero_padding: bool = True,
+    num_groups: int | None = None,
+) -> Tensor | None:
+    """Compute `m_grouped_fp8_gemm_nt_contiguous` with B `[groups, k, n]` and its scales transposed likewise.
+
+    >>> a, (w, sw) = per_token_cast_to_fp8(torch.ones(2, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
+    >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
+    [128.0, 128.0]
+    """
+    return _contiguous(
+        "nn",
+        a,
+        b,
+        d,
+        grouped_layout,
+        num_groups,
+        (recipe, recipe_a, recipe_b),
+        use_psum_layout,
+        ensure_zero_padding,
+    )
+
+
+@accepts_every_form()
+def m_grouped_fp8_gemm_nt_masked(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    masked_m: Tensor | None = None,
+    expected_m: int | None = None,
+    recipe: Recipe | None = None,
+    *,
+    recipe_a: Recipe | None = None,
+    recipe_b: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> Tensor | None:
+    """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
+
+    - `a`: values `[groups, max_m, k]` and scales `[groups, max_m, ceil(k / 128)]`; `b`: as for
+      `m_grouped_fp8_gemm_nt_contiguous`; `d`: `[groups, max_m, n]`, BF16 or FP32, made and returned where left out.
+    - `masked_m`: int32 `[groups]`, on the operands' device; the host never reads it there, so that a captured CUDA
+      graph can be replayed with other counts.
+    - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m where it is left out.
+
+    Rows from `masked_m[g]` on are not read, and `d` keeps what it has there.
+
+    >>> a, b = per_token_cast_to_fp8(torch.ones(2, 4, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
+    >>> d = torch.zeros(2, 4, 8)
+    >>> m_grouped_fp8_gemm_nt_masked(a, b, d, torch.tensor([1, 3], dtype=torch.int32), 2)
+    >>> d[..., 0].tolist()
+    [[128.0, 0.0, 0.0, 0.0], [128.0, 128.0, 128.0, 0.0]]
+    """
+    problem = masked_problem(a, b, d, masked_m, expected_m, recipe=recipe, recipe_a=recipe_a, recipe_b=recipe_b)
+    run(problem, reference.masked)
+    return problem.d if d is None else None
+
+
+@accepts_every_form(grouped_layout="ks_tensor")
+def k_grouped_fp8_gemm_nt_contiguous(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None = None,
+    ks: Sequence[int] | None = None,
+    ks_tensor: Tensor | None = None,
+    c: Tensor | None = None,
+    recipe: Recipe | None = None,
+    *,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+) -> Tensor | None:
+    """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g @ b_g.T`.
+
+    - `a`: values `[m * sum(ks)]`, the concatenation of each group's row-major `[m, k_g]`, and scales
+      `[m, sum(ceil(k_g / 128))]`; `b`: the same with n. `k_grouped_cast_to_fp8` makes them.
+    - `ks`: the groups' k, multiples of 16, on the host; None where only the GPU knows them. `ks_tensor`: the same as an
+      int32 tensor on the operands' device.
+    - `d`: FP32 `[groups, m, n]`, made and returned where it is left out; `c`: added, D itself or disjoint from it. An
+      empty group gives C, or zero.
+
+    >>> ks = [128, 0, 16]
+    >>> a, b = k_grouped_cast_to_fp8(torch.ones(4, 144), ks), k_grouped_cast_to_fp8(torch.ones(8, 144), ks)
+    >>> k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)[:, 0, 0].tolist()
+    [128.0, 0.0, 16.0]
+    """
+    problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe)
+    run(problem, reference.k_grouped)
+    return problem.d if d is None else None
+
+
+@accepts_every_form()
+def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
+    a: Operand, b: Operand, d: Tensor | None = None, ks: Sequence[int] | None = None
+) -> Tensor | None:
+    """Accumulate the weight gradients of experts, in the form of 2025: `d[g] += a_g @ b_g.T`.
+
+    As `k_grouped_fp8_gemm_nt_contiguous`, with scales `[sum(ceil(k_g / 128)), m]` and `[sum(ceil(k_g / 128)), n]`.
+    Where `d` is left out, the products alone are returned.
+
+    >>> (x, sx), (y, sy) = (k_grouped_cast_to_fp8(torch.ones(rows, 144), [128, 16]) for rows in (4, 8))
+    >>> grads = torch.ones(2, 4, 8)
+    >>> k_grouped_wgrad_gemm_fp8_fp8_fp32_nt((x, sx.t()), (y, sy.t()), grads, [128, 16])
+    >>> grads[:, 0, 0].tolist()
+    [129.0, 17.0]
+    """
+    problem = k_grouped_problem(a, b, d, ks, None, d, k_major_scales=False)
+    run(problem, reference.k_grouped)
+    return problem.d if d is None else None
+
+
+m_grouped_fp8_fp4_gemm_nt_contiguous = m_grouped_fp8_gemm_nt_contiguous
+m_grouped_fp8_fp4_gemm_nn_contiguous = m_grouped_fp8_gemm_nn_contiguous
+m_grouped_gemm_fp8_fp8_bf16_nt_contiguous = m_grouped_fp8_gemm_nt_contiguous
+m_grouped_fp8_fp4_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
+fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
+m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_gemm_nt_masked
+
+
+def _contiguous(
+    major: str,
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    grouped_layout: Tensor | None,
+    num_groups: int | None,
+    recipes: tuple[Recipe | None, Recipe | None, Recipe | None],
+    use_psum_layout: bool,
+    ensure_zero_padding: bool,
+) -> Tensor | None:
+    recipe, recipe_a, recipe_b = recipes
+    problem = contiguous_problem(
+        a,
+        b,
+        d,
+        grouped_layout,
+        num_groups=num_groups,
+        major=major,
+        recipe=recipe,
+        recipe_a=recipe_a,
+        recipe_b=recipe_b,
+        use_psum_layout=use_psum_layout,
+        ensure_zero_padding=ensure_zero_padding,
+        alignment=get_mk_alignment_for_contiguous_layout(),
+    )
+    run(problem, reference.contiguous)
+    return problem.d if d is None else None

@@ -1,0 +1,18 @@
+"""The place from which programs of 2025 import the products; `deep_gemm` itself has them all."""
+
+from ..dense import gemm_fp8_fp8_bf16_nt, wgrad_gemm_fp8_fp8_fp32_nt
+from ..grouped import (
+    k_grouped_wgrad_gemm_fp8_fp8_fp32_nt,
+    m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
+    m_grouped_gemm_fp8_fp8_bf16_nt_masked,
+)
+from . import utils
+
+__all__ = [
+    "gemm_fp8_fp8_bf16_nt",
+    "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_masked",
+    "utils",
+    "wgrad_gemm_fp8_fp8_fp32_nt",
+]

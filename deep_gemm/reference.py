@@ -1,0 +1,140 @@
+"""The CPU backend, and the definition of the arithmetic: what every kernel is compared with.
+
+For each 128-deep block of k, in order:
+
+    partial = round_fp32(sum of the block's exact products of E4M3 values)
+    acc     = fma(partial, round_fp32(sfa * sfb), acc)                      in FP32, one rounding
+
+and at the end D = round_d(acc), or round_d(round_fp32(acc + C)). A tensor core sums a block with fewer bits than the
+exact sum here; everything after the partial sums is the same on every machine, to the bit.
+
+FP64 makes that exact with ordinary torch operations. Products of two E4M3 values are multiples of 2^-18 below 2^18, so
+128 of them add up within 43 bits, exactly and in any order. A product of two FP32 numbers fits 48 bits, so only
+the sum in the fma rounds; `fma_fp32` says how rounding twice is kept from showing.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .layout import SCALE_BLOCK, align, ceil_div
+from .problem import ContiguousProblem, DenseProblem, KGroupedProblem, MaskedProblem
+
+# One tile of FP64 partial sums stays in a core's cache.
+TILE_M, TILE_N = 256, 1024
+FP32_MIN_NORMAL = 2.0**-126
+
+
+@torch.no_grad()
+def dense(p: DenseProblem) -> None:
+    """Write D = C + A @ B.T."""
+    _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.sfb_rows))
+
+
+@torch.no_grad()
+def contiguous(p: ContiguousProblem) -> None:
+    """Write the rows of each group, and zeros into the padding that shares a block with them."""
+    ids = group_ids(p)
+    for group in range(p.num_groups):
+        rows = (ids == group).nonzero().flatten()
+        if len(rows):
+            p.d[rows] = block_scaled_product(p.a[rows], p.sfa[rows], p.b[group], p.sfb[group], p.sfb_rows).to(p.d.dtype)
+    if p.zero_padding and p.m:
+        p.d[padding_rows(ids, p.alignment)] = 0
+
+
+@torch.no_grad()
+def masked(p: MaskedProblem) -> None:
+    """Write the first `masked_m[g]` rows of each group."""
+    for group, rows in enumerate(p.masked_m.tolist()):
+        product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.sfb_rows)
+        p.d[group, :rows] = product.to(p.d.dtype)
+
+
+@torch.no_grad()
+def k_grouped(p: KGroupedProblem) -> None:
+    """Write D[g] = C[g] + A_g @ B_g.T."""
+    ks = p.ks if p.ks is not None else tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]
+    first_k = first_block = 0
+    for group, k in enumerate(ks):
+        blocks = slice(first_block, first_block + ceil_div(k, SCALE_BLOCK))
+        a = p.a[p.m * first_k : p.m * (first_k + k)].view(p.m, k)
+        b = p.b[p.n * first_k : p.n * (first_k + k)].view(p.n, k)
+        product = block_scaled_product(a, p.sfa[:, blocks], b, p.sfb[:, blocks], 1)
+        _store(p.d[group], p.c[group] if p.c is not None else None, product)
+        first_k, first_block = first_k + k, blocks.stop
+
+
+def group_ids(p: ContiguousProblem) -> Tensor:
+    """Group of each row, -1 where it has none, from either form of the layout."""
+    if not p.layout_is_ends:
+        return p.grouped_layout
+    ids = torch.full((p.m,), -1, dtype=torch.int32, device=p.d.device)
+    start = 0
+    for group, end in enumerate(p.grouped_layout.tolist()):
+        ids[start:end] = group
+        start = align(end, p.alignment)
+    return ids
+
+
+def padding_rows(ids: Tensor, alignment: int) -> Tensor:
+    """Rows without a group that share an aligned block of rows with one that has a group."""
+    valid = ids >= 0
+    blocks = torch.zeros(align(len(ids), alignment), dtype=torch.bool, device=ids.device)
+    blocks[: len(ids)] = valid
+    near_valid = blocks.view(-1, alignment).any(dim=1).repeat_interleave(alignment)[: len(ids)]
+    return near_valid & ~valid
+
+
+def block_scaled_product(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> Tensor:
+    """FP32 `[m, n]` of A `[m, k]` and B `[n, k]`, accumulated as this module's head defines."""
+    m, k, n = *a.shape, b.shape[0]
+    out = torch.zeros(m, n, dtype=torch.float32, device=a.device)
+    for first_n in range(0, n, TILE_N):
+        columns = slice(first_n, min(first_n + TILE_N, n))
+        b_tile = F.pad(b[columns].double(), (0, 0, 0, align(columns.stop, sfb_rows) - columns.stop))
+        sfb_tile = sfb[first_n // sfb_rows : ceil_div(columns.stop, sfb_rows)]
+        for first_m in range(0, m, TILE_M):
+            rows = slice(first_m, min(first_m + TILE_M, m))
+            a_tile = a[rows].double()
+            # [rows, columns] is seen as [rows, scales of B, columns under one scale] from here on
+            acc = torch.zeros(len(a_tile), len(sfb_tile), sfb_rows, dtype=torch.float64, device=a.device)
+            for block in range(ceil_div(k, SCALE_BLOCK)):
+                ks = slice(block * SCALE_BLOCK, (block + 1) * SCALE_BLOCK)
+                partial = (a_tile[:, ks] @ b_tile[:, ks].t()).float().view_as(acc)
+                scale = sfa[rows, block, None] * sfb_tile[:, block]  # rounded to FP32
+                acc = fma_fp32(partial, scale[..., None], acc)
+            out[rows, columns] = acc.view(len(a_tile), -1)[:, : columns.stop - first_n].float()
+    return out
+
+
+def fma_fp32(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Compute x * y + z with one rounding to FP32, as FP64 numbers; x and y are FP32, z FP32 values in FP64.
+
+    x * y is exact in FP64, so the sum is rounded once to FP64 and once to FP32. The second rounding goes wrong only
+    where the first landed exactly between two FP32 numbers; there the sum is first moved towards what was lost.
+    """
+    x, y = x.double(), y.double()
+    total = torch.addcmul(z, x, y)
+    # Halfway between two normal numbers: the 29 bits that FP32 lacks are 100...0. Below those, look closely.
+    suspect = ((total.view(torch.int64) & 0x1FFF_FFFF) == 0x1000_0000).logical_or_(total.abs() < FP32_MIN_NORMAL)
+    at = suspect.nonzero(as_tuple=True)
+    total[at] = _towards_exact(total[at], x[at] * y.expand_as(x)[at], z[at])
+    return total.float().double()
+
+
+def _towards_exact(total: Tensor, product: Tensor, z: Tensor) -> Tensor:
+    """Move sums that lie halfway between two FP32 numbers to the side on which the exact product + z is."""
+    virtual_z = total - product
+    lost = (product - (total - virtual_z)) + (z - virtual_z)  # exact: Knuth's two-sum
+    units = total * 2.0**149  # of the smallest subnormal number
+    halfway_subnormal = units - units.floor() == 0.5
+    halfway = torch.where(total.abs() < FP32_MIN_NORMAL, halfway_subnormal, True)
+    towards = torch.where(lost > 0, torch.inf, -torch.inf).to(total.dtype)
+    return torch.where(halfway & (lost != 0) & lost.isfinite(), total.nextafter(towards), total)
+
+
+def _store(d: Tensor, c: Tensor | None, product: Tensor) -> None:
+    d.copy_(product if c is None else product + c.float())

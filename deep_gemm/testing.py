@@ -1,0 +1,154 @@
+"""Comparing and timing products: what users of this family of libraries import from `deep_gemm.testing`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+HOPPER = 9
+L2_FLUSH_BYTES = 512 << 20
+
+
+def calc_diff(x: Tensor, y: Tensor) -> Tensor:
+    """Get the share by which two tensors differ, 1 - 2 <x, y> / (<x, x> + <y, y>): 0 if equal, in FP64.
+
+    About half the square of the relative error, so 1e-3 means a relative error of 4.5%. Two zero tensors differ by 0.
+
+    >>> calc_diff(torch.ones(4), torch.ones(4)).item()
+    0.0
+    """
+    x, y = x.double(), y.double()
+    denominator = (x * x + y * y).sum()
+    return torch.where(denominator == 0, 0.0, 1 - 2 * (x * y).sum() / denominator)
+
+
+def count_bytes(*tensors: Any) -> int:
+    """Count the bytes of tensors, and of those in tuples and lists; None counts nothing.
+
+    >>> count_bytes(torch.ones(4), (torch.ones(2), None))
+    24
+    """
+    total = 0
+    for x in tensors:
+        if isinstance(x, tuple | list):
+            total += count_bytes(*x)
+        elif x is not None:
+            total += x.numel() * x.element_size()
+    return total
+
+
+def get_arch_major() -> int:
+    """Get the major number of the GPU's architecture; without a GPU 9, Hopper, for which kernels are compiled."""
+    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else HOPPER
+
+
+def ignore_env(name: str, condition: Callable[[], bool]) -> Callable[[Function], Function]:
+    """Decorate a function to run without an environment variable wherever `condition()` holds."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            saved = os.environ.pop(name, None) if condition() else None
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if saved is not None:
+                    os.environ[name] = saved
+
+        return cast(Function, call)
+
+    return decorate
+
+
+def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:
+    """Get the mean time of a call in seconds, on the GPU with events between which the calls run back to back.
+
+    `high_precision` first fills the GPU's queue with work, so that the host's launches do not show.
+    """
+    _need_gpu("bench")
+    flush = torch.empty(L2_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+    for _ in range(num_warmups):
+        fn()
+    flush.zero_()
+    if high_precision:
+        filler = torch.randn((8192, 8192), device="cuda")
+        torch.mm(filler, filler)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(num_tests):
+        fn()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / num_tests / 1e3
+
+
+def bench_kineto(
+    fn: Callable[[], Any],
+    kernel_names: str | Sequence[str],
+    num_tests: int = 30,
+    suppress_kineto_output: bool = False,
+    trace_path: str | None = None,
+    flush_l2: bool = True,
+    with_multiple_kernels: bool = False,
+) -> float | tuple[float, ...]:
+    """Get the mean GPU time, in seconds, of the kernels whose names contain each of the given texts.
+
+    One text gives one time, several give a tuple. The L2 is flushed before every call unless `flush_l2` is false.
+    A call may launch several kernels of a name only `with_multiple_kernels`; their times are then added up.
+    A text that no kernel's name contains gives 0.
+    """
+    _need_gpu("bench_kineto")
+    names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
+    fn()
+    torch.cuda.synchronize()
+    flush = torch.empty(L2_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda") if flush_l2 else None
+    quiet = _stderr_and_stdout_closed() if suppress_kineto_output else contextlib.nullcontext()
+    with quiet, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(num_tests):
+            if flush is not None:
+                flush.zero_()
+            fn()
+        torch.cuda.synchronize()
+    if trace_path is not None:
+        profiler.export_chrome_trace(trace_path)
+    events = [(e.key, e.count, e.self_device_time_total) for e in profiler.key_averages()]
+    times = tuple(_mean_time(name, events, num_tests, with_multiple_kernels) for name in names)
+    return times[0] if isinstance(kernel_names, str) else times
+
+
+def _mean_time(
+    name: str, events: Sequence[tuple[str, int, float]], num_tests: int, with_multiple_kernels: bool
+) -> float:
+    matching = [(key, count, us) for key, count, us in events if name in key]
+    if sum(count for _, count, _ in matching) > num_tests and not with_multiple_kernels:
+        kernels = ", ".join(f"{key} x {count}" for key, count, _ in matching)
+        raise ValueError(
+            f"kernel_names: {name!r} matches more than one kernel a call ({kernels}); pass with_multiple_kernels=True"
+        )
+    return sum(us for _, _, us in matching) / num_tests / 1e6
+
+
+def _need_gpu(name: str) -> None:
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"{name} measures GPU kernels and found no CUDA GPU")
+
+
+@contextlib.contextmanager
+def _stderr_and_stdout_closed() -> Iterator[None]:
+    """Send both streams to /dev/null, also what native code writes to them."""
+    with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
+        for descriptor in (1, 2):
+            saved = os.dup(descriptor)
+            stack.callback(os.close, saved)
+            stack.callback(os.dup2, saved, descriptor)
+            os.dup2(null.fileno(), descriptor)
+        yield
