@@ -125,7 +125,7 @@ def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) 
     >>> a, b = per_token_cast_to_fp8(torch.ones(4, 128)), per_token_cast_to_fp8(torch.ones(8, 128))
     >>> grad = torch.ones(4, 8)
     >>> wgrad_gemm_fp8_fp8_fp32_nt(a, b, grad)
-    >>> grad[0, 0].item()
+    >>> grad[0, 0].round().item()
     129.0
     """
     if isinstance(d, Tensor) and d.dtype != torch.float32:

@@ -124,7 +124,7 @@ def m_grouped_fp8_gemm_nt_masked(
     >>> a, b = per_token_cast_to_fp8(torch.ones(2, 4, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> d = torch.zeros(2, 4, 8)
     >>> m_grouped_fp8_gemm_nt_masked(a, b, d, torch.tensor([1, 3], dtype=torch.int32), 2)
-    >>> d[..., 0].tolist()
+    >>> d[..., 0].round().tolist()
     [[128.0, 0.0, 0.0, 0.0], [128.0, 128.0, 128.0, 0.0]]
     """
     problem = masked_problem(a, b, d, masked_m, expected_m, recipe=recipe, recipe_a=recipe_a, recipe_b=recipe_b)
@@ -156,7 +156,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
 
     >>> ks = [128, 0, 16]
     >>> a, b = k_grouped_cast_to_fp8(torch.ones(4, 144), ks), k_grouped_cast_to_fp8(torch.ones(8, 144), ks)
-    >>> k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)[:, 0, 0].tolist()
+    >>> k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)[:, 0, 0].round().tolist()
     [128.0, 0.0, 16.0]
     """
     problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe)
@@ -176,7 +176,7 @@ def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
     >>> (x, sx), (y, sy) = (k_grouped_cast_to_fp8(torch.ones(rows, 144), [128, 16]) for rows in (4, 8))
     >>> grads = torch.ones(2, 4, 8)
     >>> k_grouped_wgrad_gemm_fp8_fp8_fp32_nt((x, sx.t()), (y, sy.t()), grads, [128, 16])
-    >>> grads[:, 0, 0].tolist()
+    >>> grads[:, 0, 0].round().tolist()
     [129.0, 17.0]
     """
     problem = k_grouped_problem(a, b, d, ks, None, d, k_major_scales=False)

@@ -1,0 +1,98 @@
+"""Problems for tests: random operands, what they must give in FP64, and outputs framed by canaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deep_gemm.layout import ceil_div
+
+CANARY = 42.0
+FP32_UNIT = 2.0**-24
+BF16_UNIT = 2.0**-8
+
+
+def random_fp8(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """E4M3 values of all magnitudes, NaN left out."""
+    bits = torch.randint(0, 256, tuple(shape), generator=generator, dtype=torch.int32)
+    bits = torch.where(bits & 0x7F == 0x7F, bits & 0x80, bits)
+    return bits.to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def random_scales(
+    shape: Sequence[int], generator: torch.Generator, low_exponent: int = -4, high_exponent: int = 4
+) -> Tensor:
+    """Positive FP32 scales with random mantissas and exponents."""
+    mantissas = 1 + torch.rand(tuple(shape), generator=generator)
+    exponents = torch.randint(low_exponent, high_exponent + 1, tuple(shape), generator=generator)
+    return torch.ldexp(mantissas, exponents)
+
+
+def dequantize(values: Tensor, scales: Tensor, rows: int = 1) -> Tensor:
+    """The FP64 matrix that values `[..., m, k]` and scales `[..., ceil(m / rows), ceil(k / 128)]` stand for."""
+    m, k = values.shape[-2:]
+    spread = scales.double().repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(128, -1)[..., :k]
+    return values.double() * spread
+
+
+def product_and_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> tuple[Tensor, Tensor]:
+    """The exact A @ B.T in FP64 and how far the contract's arithmetic, in FP32, may be from it.
+
+    With u = 2^-24, a block's term T = scale * partial suffers the rounding of the scale, of the partial sum, and of the
+    additions from its own on: at most blocks + 2 roundings, each a factor within 1 +- u. Where a scale underflows,
+    it loses up to 2^-150, and each addition may lose as much.
+    """
+    m, k, n = *a.shape, b.shape[0]
+    blocks = ceil_div(k, 128)
+    exact, terms = torch.zeros(m, n, dtype=torch.float64), torch.zeros(m, n, dtype=torch.float64)
+    bound = torch.full((m, n), blocks * 2.0**-150, dtype=torch.float64)
+    sfb = sfb.repeat_interleave(sfb_rows, 0)[:n] if sfb_rows > 1 else sfb
+    for block in range(blocks):
+        ks = slice(block * 128, (block + 1) * 128)
+        partial = a[:, ks].double() @ b[:, ks].double().t()
+        term = partial * sfa[:, block, None].double() * sfb[None, :, block].double()
+        exact, terms = exact + term, terms + term.abs()
+        bound = bound + partial.abs() * 2.0**-150
+    roundings = (blocks + 2) * FP32_UNIT
+    return exact, bound + terms * roundings / (1 - roundings)
+
+
+def rounding_to(dtype: torch.dtype, exact: Tensor, bound: Tensor) -> Tensor:
+    """The bound, widened by one rounding to the output's type."""
+    if dtype == torch.float32:
+        return bound + (exact.abs() + bound) * FP32_UNIT
+    return bound + (exact.abs() + bound) * BF16_UNIT + 2.0**-134
+
+
+def assert_within(got: Tensor, exact: Tensor, bound: Tensor) -> None:
+    """Every element within its bound of the exact one; the worst is named."""
+    excess = (got.double().cpu() - exact).abs() - bound
+    if excess.numel() and not bool((excess <= 0).all()):
+        worst = int(torch.where(excess.isnan(), torch.inf, excess).argmax())
+        at = tuple(int(x) for x in torch.unravel_index(torch.tensor(worst), got.shape))
+        raise AssertionError(f"at {at}: got {got[at].item()}, exact {exact[at].item()}, bound {bound[at].item():.3g}")
+
+
+@dataclass
+class Framed:
+    """An output inside a larger buffer filled with a canary, so that a write outside it shows."""
+
+    buffer: Tensor
+    view: Tensor
+
+    def assert_untouched_outside(self) -> None:
+        inside = torch.zeros_like(self.buffer, dtype=torch.bool)
+        inside.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset()).fill_(True)
+        outside = self.buffer[~inside]
+        assert bool((outside == CANARY).all()), "a write outside the output"
+
+
+def framed(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> Framed:
+    """An output of this shape with rows, columns and (in three dimensions) groups of canaries around it."""
+    *outer, rows, columns = shape
+    buffer = torch.full((*[x + 2 for x in outer], rows + 2, columns + 16), CANARY, dtype=dtype, device=device)
+    inner = buffer[tuple(slice(1, x + 1) for x in outer)] if outer else buffer
+    return Framed(buffer, inner[..., 1 : rows + 1, 8 : columns + 8])
