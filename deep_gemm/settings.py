@@ -22,6 +22,8 @@ class Settings:
     """Where compiled kernels are kept: `DG_JIT_CACHE_DIR`, or the older `DG_CACHE_DIR`."""
     jit_debug: bool
     """`DG_JIT_DEBUG`: print what is compiled, with which options, and what the compiler said."""
+    jit_strict: bool
+    """`DG_JIT_STRICT`: a kernel that spills, needs a stack frame or draws a WGMMA note from ptxas is an error."""
     print_configs: bool
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
 
@@ -30,8 +32,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
     cache_dir = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR")
     return Settings(
-        jit_cache_dir=Path(cache_dir) if cache_dir else Path.home() / ".cache" / "deep_gemm",
+        jit_cache_dir=Path(cache_dir) if cache_dir else _default_cache_dir(),
         jit_debug=_flag(environment, "DG_JIT_DEBUG"),
+        jit_strict=_flag(environment, "DG_JIT_STRICT"),
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
     )
 
@@ -40,6 +43,14 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 def settings() -> Settings:
     """The settings of this process."""
     return read_settings(os.environ)
+
+
+def _default_cache_dir() -> Path:
+    try:
+        return Path.home() / ".cache" / "deep_gemm"
+    except RuntimeError:  # a container may run under a user id that has neither HOME nor a passwd entry
+        # No directory: kernels stay in memory. A fixed name in /tmp would let other users supply machine code.
+        return Path(os.devnull) / "deep_gemm"
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:

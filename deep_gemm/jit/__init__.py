@@ -1,0 +1,94 @@
+"""Run-time compilation: render -> compile -> passes -> store.
+
+Rendering is the caller's. The first three steps depend on nothing but their arguments; the last alone touches the disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from deep_gemm.jit.cache import KernelCache, kernel_key
+from deep_gemm.jit.compiler import (
+    DEFAULT_OPTIONS,
+    CompiledKernel,
+    CompileError,
+    CompilerMissing,
+    check_strictly,
+    compile_cubin,
+    compiler_version,
+    full_options,
+)
+from deep_gemm.settings import settings
+
+__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "build"]
+
+
+class Pass(NamedTuple):
+    """A change to compiled machine code. `version` is part of the cache's key: raise it with every edit of `apply`."""
+
+    name: str
+    version: int
+    apply: Callable[[bytes], bytes]
+
+
+_cache_of = functools.cache(KernelCache)
+
+
+def build(
+    source: str,
+    headers: Mapping[str, str],
+    *,
+    name: str,
+    options: Iterable[str] = DEFAULT_OPTIONS,
+    passes: Sequence[Pass] = (),
+) -> CompiledKernel:
+    """The kernel of `source`, compiled now or taken from the cache of `settings().jit_cache_dir`.
+
+    `headers` maps include names (`"ptx/mbarrier.cuh"`) to texts. `name` is for people: logs, errors, file names.
+    Threads that build one kernel at the same time each compile it; the results are equal.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
+        raise ValueError(f"name: expected up to 100 letters, digits, '_', '-' or '.', got {name!r}")
+    options = tuple(options)
+    all_options = full_options(options)
+    kernel_cache = _cache_of(settings().jit_cache_dir)
+    key = kernel_key(
+        name,
+        source,
+        headers,
+        options=all_options,
+        compiler=compiler_version(),
+        passes=[(p.name, p.version) for p in passes],
+    )
+    try:
+        kernel = kernel_cache.load(name, key)
+        if kernel is not None:
+            if settings().jit_strict:  # who compiled it may not have asked
+                check_strictly(kernel, all_options, source)
+            return kernel
+        start = time.perf_counter()
+        kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
+    except CompileError as error:
+        kernel_cache.keep_failed_source(error, headers, key)
+        raise
+    for p in passes:
+        kernel = replace(kernel, cubin=p.apply(kernel.cubin))
+    if settings().jit_debug:
+        _print_compiled(kernel, all_options, passes, time.perf_counter() - start)
+    kernel_cache.store(key, kernel, options=all_options, passes=[f"{p.name} {p.version}" for p in passes])
+    return kernel
+
+
+def _print_compiled(kernel: CompiledKernel, options: Sequence[str], passes: Sequence[Pass], seconds: float) -> None:
+    # To stderr: the standard output of an engine may be its protocol.
+    print(
+        f"deep_gemm: compiled {kernel.name} in {seconds * 1e3:.0f} ms, {len(kernel.cubin)} bytes, "
+        f"NVRTC {kernel.compiler}\n  options: {' '.join(options)}\n  passes: {[p.name for p in passes]}\n{kernel.log}",
+        file=sys.stderr,
+    )

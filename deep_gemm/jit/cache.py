@@ -1,0 +1,140 @@
+"""Compiled kernels in memory and on disk.
+
+One file holds one kernel, so no partial state can be read: it is written under a temporary name and renamed, and
+its digest is checked on load. A file that is cut, empty, flipped or of another format is a miss, never an error.
+
+    line 1  deep_gemm kernel 1 <sha256 of all that follows>
+    line 2  {"key": ..., "name": ..., "compiler": ..., "options": ..., "passes": ..., "log": ...}
+    rest    the cubin
+
+`head -2 <file>` shows a person what it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from deep_gemm.jit.compiler import CompiledKernel, CompileError
+
+_MAGIC = b"deep_gemm kernel 1 "
+
+
+def kernel_key(
+    name: str,
+    source: str,
+    headers: Mapping[str, str],
+    *,
+    options: Sequence[str],
+    compiler: str,
+    passes: Iterable[tuple[str, int]],
+) -> str:
+    """A digest of all that decides the machine code. Two different inputs never have the same text before hashing."""
+    inputs = [name, source, sorted(headers.items()), list(options), compiler, list(passes)]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+
+
+class KernelCache:
+    """The kernels of this process, and behind them those of all processes that use the same directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._memory: dict[str, CompiledKernel] = {}
+        self._has_warned = False
+
+    def path(self, name: str, key: str) -> Path:
+        """The file of a kernel. Its name starts with the kernel's, for people."""
+        return self.directory / f"{name}-{key}.kernel"
+
+    def load(self, name: str, key: str) -> CompiledKernel | None:
+        """The kernel, or None where neither this process nor a sound file has it."""
+        if (kernel := self._memory.get(key)) is not None:
+            return kernel
+        try:
+            data = self.path(name, key).read_bytes()
+        except OSError:
+            return None
+        kernel = _unpack(data, key)
+        if kernel is not None:
+            self._memory[key] = kernel
+        return kernel
+
+    def store(self, key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Sequence[str]) -> None:
+        """Keep the kernel; on disk too, where that is possible."""
+        self._memory[key] = kernel
+        path = self.path(kernel.name, key)
+        # In the same directory, because a rename is atomic only within one file system. Not `tempfile`, whose files
+        # no other user may read: a cache may be shared.
+        temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("xb") as file:
+                    file.write(_pack(key, kernel, options=options, passes=passes))
+                os.replace(temporary, path)  # noqa: PTH105  the tests stop a process right here
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"compiled kernels cannot be kept in {self.directory} ({error}); each process compiles its own. "
+                    f"DG_JIT_CACHE_DIR names another directory.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+
+    def keep_failed_source(self, error: CompileError, headers: Mapping[str, str], key: str) -> None:
+        """Write a refused source, its headers and the log as files, and tell the error where.
+
+        Headers stay files of their own, so that the log's line numbers are right.
+        """
+        files = {**headers, f"{error.name}.cu": error.source, "log.txt": str(error)}
+        try:
+            folder = _write_all(self.directory / "failed" / f"{error.name}-{key[:16]}", files)
+        except OSError:
+            try:
+                folder = _write_all(Path(tempfile.mkdtemp(prefix="deep_gemm-")), files)
+            except OSError:
+                return  # the error itself still carries the source
+        error.source_path = folder / f"{error.name}.cu"
+
+
+def _write_all(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder
+
+
+def _pack(key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Sequence[str]) -> bytes:
+    facts = {
+        "key": key,
+        "name": kernel.name,
+        "compiler": kernel.compiler,
+        "options": list(options),
+        "passes": list(passes),
+        "log": kernel.log,
+    }
+    body = json.dumps(facts).encode() + b"\n" + kernel.cubin
+    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def _unpack(data: bytes, key: str) -> CompiledKernel | None:
+    head, _, body = data.partition(b"\n")
+    if head != _MAGIC + hashlib.sha256(body).hexdigest().encode():
+        return None
+    line, _, cubin = body.partition(b"\n")
+    facts = json.loads(line)
+    if facts["key"] != key:  # a sound file, renamed or copied over another
+        return None
+    return CompiledKernel(facts["name"], cubin, facts["log"], facts["compiler"])

@@ -1,0 +1,214 @@
+"""CUDA C++ in memory to a cubin in memory, through NVRTC. No GPU, driver, nvcc or CUDA_HOME takes part.
+
+The result depends on nothing but the arguments and the compiler's version. This is the only module that
+knows NVRTC; it is loaded at the first compilation, because importing `deep_gemm` must stay cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import runpy
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deep_gemm.jit import ptxas_log
+
+ARCH = "sm_90a"
+DEFAULT_OPTIONS = ("--std=c++17",)
+
+
+class CompilerMissing(RuntimeError):  # noqa: N818  the name says what is so
+    """NVRTC or its Python bindings are absent, or not of torch's CUDA version."""
+
+
+class CompileError(RuntimeError):
+    """A source that the compiler refused, or, under `strict`, a kernel that would be slow."""
+
+    def __init__(self, name: str, reason: str, *, log: str, options: tuple[str, ...], source: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+        self.log = log
+        self.options = options
+        self.source = source
+        self.source_path: Path | None = None
+        """Where the source was written for reading; set by who may write files."""
+
+    def __str__(self) -> str:
+        where = f"\nsource: {self.source_path}" if self.source_path else ""
+        return f"{self.name}: {self.reason}\noptions: {' '.join(self.options)}{where}\n{self.log}"
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """Machine code, and what the compiler said about it."""
+
+    name: str
+    cubin: bytes
+    log: str
+    compiler: str
+
+
+class Job(NamedTuple):
+    """The arguments of one `compile_cubin`."""
+
+    name: str
+    source: str
+    headers: Mapping[str, str]
+    options: tuple[str, ...] = DEFAULT_OPTIONS
+
+
+def full_options(options: Iterable[str], arch: str = ARCH) -> tuple[str, ...]:
+    """The options that reach NVRTC: the caller's, and those that every compilation needs."""
+    return (
+        f"--gpu-architecture={arch}",
+        "--ptxas-options=-v",  # registers, spills and performance notes in the log
+        "--no-source-include",  # else NVRTC takes a missing header from the current directory
+        *options,
+    )
+
+
+def compile_cubin(
+    source: str,
+    headers: Mapping[str, str],
+    *,
+    name: str,
+    arch: str = ARCH,
+    options: Iterable[str] = DEFAULT_OPTIONS,
+    strict: bool = False,
+) -> CompiledKernel:
+    """Compile `source`, whose includes (`"ptx/mbarrier.cuh"`) are keys of `headers`.
+
+    NVRTC releases the GIL, so threads compile at the same time. With `strict`, a kernel that spills, needs a
+    stack frame, or whose WGMMA or setmaxnreg ptxas could not honour, is a CompileError.
+    """
+    all_options = full_options(options, arch)
+    status, cubin, log = _run(f"{name}.cu", source, headers, all_options, artifact="CUBIN")
+    if cubin is None:
+        raise CompileError(name, f"NVRTC: {status}", log=log, options=all_options, source=source)
+    kernel = CompiledKernel(name, cubin, log, compiler_version())
+    if strict:
+        check_strictly(kernel, all_options, source)
+    return kernel
+
+
+def check_strictly(kernel: CompiledKernel, options: tuple[str, ...], source: str) -> None:
+    """Raise a CompileError where the compiler's log holds a complaint."""
+    if complaints := ptxas_log.complaints(kernel.log):
+        reason = "compiled, but not as planned:\n  " + "\n  ".join(complaints)
+        raise CompileError(kernel.name, reason, log=kernel.log, options=options, source=source)
+
+
+def compile_many(jobs: Iterable[Job], *, threads: int | None = None, strict: bool = False) -> list[CompiledKernel]:
+    """Compile all jobs in threads; results in the order of the jobs, the first failure is raised."""
+
+    def one(job: Job) -> CompiledKernel:
+        return compile_cubin(job.source, job.headers, name=job.name, options=job.options, strict=strict)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, jobs))
+
+
+@cache
+def compiler_version() -> str:
+    """The exact build of NVRTC, such as "13.0.88 CL-36424714".
+
+    `nvrtcVersion` knows only 13.0, and two builds of one release may give different machine code. The head of
+    any PTX names the build; an empty program takes 25 ms.
+    """
+    options = ("--gpu-architecture=compute_90a",)
+    status, ptx, log = _run("version.cu", "", {}, options, artifact="PTX")
+    match = re.search(rb"Compiler Build ID: (\S+).*?, V([\d.]+)", ptx or b"", re.DOTALL)
+    if match is None:
+        raise CompilerMissing(f"NVRTC does not tell its version: {status}\n{log}")
+    return f"{match[2].decode()} {match[1].decode()}"
+
+
+def _run(
+    file_name: str, source: str, headers: Mapping[str, str], options: tuple[str, ...], *, artifact: str
+) -> tuple[str, bytes | None, str]:
+    """NVRTC's status, its artifact ("CUBIN" or "PTX", None where the status is a failure) and its log."""
+    nvrtc = _nvrtc()
+    (program,) = _checked(
+        nvrtc.nvrtcCreateProgram(
+            source.encode(),
+            file_name.encode(),
+            len(headers),
+            [text.encode() for text in headers.values()],
+            [name.encode() for name in headers],
+        )
+    )
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = ptxas_log.clean(_read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program))
+        if int(status) != 0:
+            return status.name, None, log
+        size, get = getattr(nvrtc, f"nvrtcGet{artifact}Size"), getattr(nvrtc, f"nvrtcGet{artifact}")
+        return status.name, _read(size, get, program), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _read(get_size: Any, get: Any, program: Any) -> bytes:
+    # A bytearray, because NVRTC writes into it. The examples of the bindings pass `b" " * size`, which for
+    # size 1 is an object that the whole interpreter shares.
+    (size,) = _checked(get_size(program))
+    buffer = bytearray(size)
+    _checked(get(program, buffer))
+    return bytes(buffer)
+
+
+def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    status, *values = result
+    if int(status) != 0:
+        raise RuntimeError(f"NVRTC failed: {status.name}")
+    return tuple(values)
+
+
+@cache
+def _nvrtc() -> Any:
+    """The bindings' module, with a library behind it that has torch's CUDA major version."""
+    wanted = _torch_cuda_major()
+    try:
+        bindings = importlib.import_module("cuda.bindings")
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+    except ImportError as error:
+        raise _missing(wanted, f"cuda.bindings cannot be imported ({error})") from error
+    found = f"cuda-bindings {bindings.__version__}"
+    bindings_major = int(bindings.__version__.split(".")[0])
+    try:
+        major, minor = _checked(nvrtc.nvrtcVersion())
+    except (RuntimeError, OSError) as error:
+        raise _missing(wanted or bindings_major, f"{found}, but no NVRTC library for it ({error})") from error
+    # Both are asked: bindings 12.9 load an NVRTC 13 where they find one.
+    if wanted is not None and (wanted, wanted) != (bindings_major, major):
+        raise _missing(wanted, f"{found} with NVRTC {major}.{minor}")
+    return nvrtc
+
+
+def _missing(wanted: int | None, found: str) -> CompilerMissing:
+    need = (
+        f"needs NVRTC and cuda-bindings of CUDA {wanted}, as torch has" if wanted else "needs NVRTC and cuda-bindings"
+    )
+    return CompilerMissing(
+        f"deep_gemm compiles its kernels at run time and {need}; found: {found}. "
+        f'Run: pip install "deep_gemm[cu{wanted or 13}]"'
+    )
+
+
+def _torch_cuda_major() -> int | None:
+    """CUDA's major version in torch, or None where torch is absent or has no CUDA: then any NVRTC serves.
+
+    Read from torch's version file alone, because importing torch takes seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    version = runpy.run_path(str(Path(spec.origin).parent / "version.py")).get("cuda")
+    return int(version.split(".")[0]) if version else None

@@ -1,0 +1,247 @@
+"""A reader of cubins: which kernels are in them, what they need, and their machine code.
+
+A cubin is an ELF64 file. Each kernel has a section `.text.<kernel>` of 128-bit instructions (of the kernel, of the
+functions that it calls without inlining, and padding at the end). `.nv.info` holds records on registers and stack.
+The layout is undocumented; what is read here was found by compiling small kernels with NVRTC 12.8 and 13.0.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# By the low 9 bits: the 3 bits above tell where operands come from (FFMA is 0x223 on registers, 0x823 with an
+# immediate). Mnemonics as nvdisasm 12.8 prints them.
+_MNEMONICS = {
+    0x002: "MOV",
+    0x020: "FMUL",
+    0x021: "FADD",
+    0x023: "FFMA",
+    0x024: "IMAD",
+    0x044: "STSM",
+    0x0CA: "R2UR",
+    0x118: "NOP",
+    0x11D: "BAR",
+    0x147: "BRA",
+    0x14D: "EXIT",
+    0x181: "LDG",
+    0x183: "LDL",
+    0x184: "LDS",
+    0x186: "STG",
+    0x187: "STL",
+    0x188: "STS",
+    0x189: "SHFL",
+    0x1A7: "SYNCS",
+    0x1B4: "UTMALDG",
+    0x1B5: "UTMASTG",
+    0x1B7: "UTMACMDFLUSH",
+    0x1C5: "WARPGROUP",
+    0x1C8: "USETMAXREG",
+    0x1F0: "HGMMA",
+    0x1F3: "QGMMA",
+}
+
+_EM_CUDA = 190
+_SHT_NOBITS = 8
+_STT_FUNC = 2
+_STO_CUDA_ENTRY = 0x10
+_EIATTR_FRAME_SIZE = 0x11
+_EIATTR_REGCOUNT = 0x2F
+# sm_90 keeps the first 1024 bytes of shared memory for itself, and a kernel's section counts them.
+_RESERVED_SHARED_BYTES = 1024
+
+
+class Control(NamedTuple):
+    """The scheduling fields of an instruction."""
+
+    stall: int
+    """Cycles until the next instruction may issue."""
+    yield_: int
+    """The bit as stored; what 0 and 1 ask of the warp scheduler is not documented."""
+    write_barrier: int
+    """The scoreboard (0-5, 7: none) that is released when the result is written."""
+    read_barrier: int
+    """Likewise, when the operands have been read."""
+    wait_mask: int
+    """Scoreboards to wait for before issue."""
+    reuse: int
+    """Bit i keeps source operand i in the operand cache."""
+
+
+class Instruction(NamedTuple):
+    """128 bits of machine code."""
+
+    offset: int
+    """Of its first byte in the cubin."""
+    low: int
+    high: int
+
+    @property
+    def opcode(self) -> int:
+        """The low 12 bits, with the operands' form: 0x223 is FFMA on registers."""
+        return self.low & 0xFFF
+
+    @property
+    def mnemonic(self) -> str:
+        """The operation's name, or such as "0x119" where it has none here."""
+        return _MNEMONICS.get(self.low & 0x1FF) or f"0x{self.low & 0x1FF:03x}"
+
+    @property
+    def control(self) -> Control:
+        """Bits 105 to 125."""
+        bits = self.high >> 41
+        return Control(
+            stall=bits & 0xF,
+            yield_=bits >> 4 & 1,
+            write_barrier=bits >> 5 & 7,
+            read_barrier=bits >> 8 & 7,
+            wait_mask=bits >> 11 & 0x3F,
+            reuse=bits >> 17 & 0xF,
+        )
+
+    @property
+    def immediate(self) -> int:
+        """Bits 32 to 63, where an immediate operand lies: the register count of a USETMAXREG."""
+        return self.low >> 32
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """One kernel of a cubin."""
+
+    name: str
+    registers: int
+    """Per thread, at launch."""
+    stack_frame_bytes: int
+    """Local memory per thread, functions that it calls included."""
+    static_shared_bytes: int
+    """As the driver will count it: alignment of a dynamic array included, the system's 1024 bytes not."""
+    code_bytes: int
+    instructions: tuple[Instruction, ...]
+
+    def counts(self) -> Counter[str]:
+        """How often each mnemonic occurs."""
+        return Counter(instruction.mnemonic for instruction in self.instructions)
+
+
+def read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
+    """All kernels of a cubin, in the order of its symbols. A malformed cubin is a ValueError."""
+    try:
+        return _read_kernels(cubin)
+    except (struct.error, KeyError) as error:
+        raise ValueError(f"cubin: malformed ({type(error).__name__}: {error})") from error
+
+
+def disassemble(cubin: bytes) -> str | None:
+    """What `nvdisasm` prints, or None where it is not on PATH. For people: nothing here depends on it."""
+    tool = shutil.which("nvdisasm")
+    if tool is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run([tool, file.name], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise ValueError(f"cubin: nvdisasm refuses it: {run.stderr.strip()}")
+    return run.stdout
+
+
+@dataclass(frozen=True)
+class _Section:
+    index: int
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+    def bytes_of(self, cubin: bytes) -> bytes:
+        if self.kind == _SHT_NOBITS:
+            return b""
+        if self.offset + self.size > len(cubin):
+            raise ValueError(f"cubin: section {self.index} ends past the file's {len(cubin)} bytes")
+        return cubin[self.offset : self.offset + self.size]
+
+
+def _read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
+    sections = _sections(cubin)
+    symbols = sections[".symtab"]
+    names = next((s for s in sections.values() if s.index == symbols.link), None)
+    if names is None:
+        raise ValueError("cubin: its symbol table names no string table")
+    name_bytes = names.bytes_of(cubin)
+    records = _resource_records(sections[".nv.info"].bytes_of(cubin))
+    kernels = []
+    table = symbols.bytes_of(cubin)
+    for index, (name_at, info, other, _, _, _) in enumerate(struct.iter_unpack("<IBBHQQ", table)):
+        if info & 0xF != _STT_FUNC or not other & _STO_CUDA_ENTRY:
+            continue
+        name = _string(name_bytes, name_at)
+        text = sections[f".text.{name}"]
+        code = text.bytes_of(cubin)
+        if not code:
+            raise ValueError(f"cubin: kernel {name} has no code")
+        shared = sections.get(f".nv.shared.{name}")
+        kernels.append(
+            KernelCode(
+                name=name,
+                registers=records[_EIATTR_REGCOUNT, index],
+                stack_frame_bytes=records[_EIATTR_FRAME_SIZE, index],
+                static_shared_bytes=max(0, shared.size - _RESERVED_SHARED_BYTES) if shared else 0,
+                code_bytes=len(code),
+                instructions=_instructions(text.offset, code),
+            )
+        )
+    if not kernels:
+        raise ValueError("cubin: it holds no kernel")
+    return tuple(kernels)
+
+
+def _sections(cubin: bytes) -> dict[str, _Section]:
+    magic, elf_class, byte_order = struct.unpack_from("<4sBB", cubin)
+    (machine,) = struct.unpack_from("<H", cubin, 0x12)
+    if (magic, elf_class, byte_order, machine) != (b"\x7fELF", 2, 1, _EM_CUDA):
+        raise ValueError("cubin: expected a little-endian ELF64 file of machine type CUDA (190)")
+    (table_at,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry_bytes, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    if entry_bytes != 64 or names_index >= count or table_at + 64 * count > len(cubin):
+        raise ValueError("cubin: its section table is damaged")
+    headers = list(struct.iter_unpack("<IIQQQQIIQQ", cubin[table_at : table_at + 64 * count]))
+    found = [
+        _Section(index, kind, offset, size, link)
+        for index, (_, kind, _, _, offset, size, link, _, _, _) in enumerate(headers)
+    ]
+    names = found[names_index].bytes_of(cubin)
+    return {_string(names, header[0]): section for header, section in zip(headers, found, strict=True)}
+
+
+def _string(table: bytes, start: int) -> str:
+    end = table.find(b"\0", start)
+    if end < 0:
+        raise ValueError(f"cubin: no string at offset {start} of a string table")
+    return table[start:end].decode()
+
+
+def _resource_records(info: bytes) -> dict[tuple[int, int], int]:
+    """(attribute, symbol index) -> value, for the records of `.nv.info` that hold exactly these two."""
+    records = {}
+    at = 0
+    while at < len(info):
+        form, attribute, value = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == 4:  # `value` is the size of what follows; in every other form it is the value itself
+            if value == 8:
+                symbol, amount = struct.unpack_from("<II", info, at)
+                records[attribute, symbol] = amount
+            at += value
+    return records
+
+
+def _instructions(offset: int, code: bytes) -> tuple[Instruction, ...]:
+    return tuple(
+        Instruction(offset + 16 * i, low, high) for i, (low, high) in enumerate(struct.iter_unpack("<QQ", code))
+    )
