@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 TORCH_WILL_DO := import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
+CUDA_EXTRA := import torch; print("cu12" if (torch.version.cuda or "").startswith("12.") else "cu13")
 
 .PHONY: demo test clean
 
@@ -24,7 +25,8 @@ $(READY): pyproject.toml constraints.txt Makefile
 	else \
 		$(PYTHON) -m venv $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0; \
 	fi
-	$(VENV)/bin/python -m pip install --quiet $(if $(CI),--constraint constraints.txt) --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet $(if $(CI),--constraint constraints.txt) \
+		--editable ".[dev,$$($(VENV)/bin/python -c '$(CUDA_EXTRA)')]"
 	touch $(READY)
 
 clean:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import torch
-
 H200_NUM_SMS = 132
 DEFAULT_ALIGNMENT = 128
 
@@ -136,6 +134,8 @@ def get_theoretical_mk_alignment_for_contiguous_layout(expected_m: int | None = 
 
 
 def _device_num_sms() -> int:
+    import torch  # here, because the compiler's side of the package reads settings and does without torch
+
     if not torch.cuda.is_available():
         return H200_NUM_SMS
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)

@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from deep_gemm import jit
-from deep_gemm.jit import compiler, ptxas_log
-from deep_gemm.jit.compiler import Job, compile_cubin, compile_many
-from deep_gemm.settings import settings
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # runs from a plain checkout too
 
-ROOT = Path(__file__).parents[1]
+from deep_gemm import jit  # noqa: E402
+from deep_gemm.jit import compiler, ptxas_log  # noqa: E402
+from deep_gemm.jit.compiler import Job, compile_cubin, compile_many  # noqa: E402
+from deep_gemm.settings import settings  # noqa: E402
+
 SCALE = 'extern "C" __global__ void scale(float* p) { p[threadIdx.x] *= 2; }'
 
 WGMMA = """

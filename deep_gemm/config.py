@@ -1,0 +1,144 @@
+"""A kernel's configuration, stated once: its fields become the constants of `config.cuh`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from .layout import align
+
+BLOCK_K = 128
+SHARED_BYTES_LIMIT = 232448
+"""Shared memory that one block may use on sm_90."""
+REGISTERS_PER_SM = 65536
+WGMMA_ROWS = 64
+WARPGROUP_THREADS = 128
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128."""
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    num_math_warpgroups: int = 2
+    unit_n: int | None = None
+    """Columns of one WGMMA; None takes the whole tile's."""
+    cluster_m: int = 1
+    """2: two CTAs with neighbouring rows of tiles share B by multicast."""
+    cluster_n: int = 1
+    """2: two CTAs with neighbouring columns of tiles share A by multicast."""
+    panel_columns: int = 64
+    """Columns of D that one TMA store writes."""
+    panels_per_store: int = 1
+    num_store_buffers: int = 2
+    raster_group: int = 8
+    """Tiles along m that are taken before the raster moves on along n."""
+    output_is_fp32: bool = False
+    with_c: bool = False
+    """C is read and added; for an FP32 D that is C itself, `adds_to_d` is faster."""
+    adds_to_d: bool = False
+    """The product is added to D where D lies, by TMA (FP32)."""
+
+    @property
+    def units_along_n(self) -> int:
+        """Units of `unit_n` columns in a tile."""
+        return self.block_n // (self.unit_n or self.block_n)
+
+    @property
+    def units_per_warpgroup(self) -> int:
+        """Units of 64 x `unit_n` that one warpgroup works through for each block of k."""
+        return self.block_m // self.num_math_warpgroups // WGMMA_ROWS * self.units_along_n
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a block: the math warpgroups and the producer's."""
+        return (self.num_math_warpgroups + 1) * WARPGROUP_THREADS
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a producer's and of a math thread after `setmaxnreg`; all together what the launch gave."""
+        return {1: (40, 248), 2: (40, 232), 3: (24, 160)}[self.num_math_warpgroups]
+
+    @property
+    def store_buffer_bytes(self) -> int:
+        """One store buffer of one warpgroup."""
+        return self.panels_per_store * WGMMA_ROWS * self.panel_columns * self.output_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one element of D."""
+        return 4 if self.output_is_fp32 else 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in cuda/fp8_gemm.cuh, which asserts that it is the same."""
+        operands = self.num_stages * (self.block_m + self.block_n) * BLOCK_K
+        outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
+        scales_and_barriers = self.num_stages * (self.block_m * 4 + 2 * 8)
+        return align(align(outputs, 1024) + operands + scales_and_barriers, 1024)
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        unit_n = self.unit_n or self.block_n
+        panels = self.units_per_warpgroup * (unit_n // max(self.panel_columns, 1))
+        panel_row_bytes = self.panel_columns * self.output_bytes
+        accumulators = (self.units_per_warpgroup + 1) * unit_n // 2
+        rules = [
+            (self.num_math_warpgroups in (1, 2, 3), "1, 2 or 3 math warpgroups"),
+            (self.block_m % (WGMMA_ROWS * self.num_math_warpgroups) == 0, "64 rows for each math warpgroup"),
+            (self.block_m <= 256, "a TMA box of at most 256 rows of A"),
+            (self.block_n <= 256, "a TMA box of at most 256 rows of B"),
+            (unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"),
+            (self.block_n % unit_n == 0, "whole units along n"),
+            (unit_n % gcd(self.block_n, 128) == 0 or gcd(self.block_n, 128) % unit_n == 0, "whole scale chunks"),
+            (self.num_stages >= 2, "at least 2 stages"),
+            (self.cluster_size in (1, 2), "clusters of 1 or 2"),
+            (self.cluster_n == 1 or self.block_m // 2 % 8 == 0, "halves of A of whole swizzle atoms"),
+            (self.cluster_m == 1 or self.block_n // 2 % 8 == 0, "halves of B of whole swizzle atoms"),
+            (panel_row_bytes in (32, 64, 128), "panel rows of 32, 64 or 128 bytes"),
+            (unit_n % self.panel_columns == 0 and panels % self.panels_per_store == 0, "panels that fill a tile"),
+            (not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"),
+            (not (self.adds_to_d and self.with_c), "C added in one way, not both"),
+            (accumulators <= self.registers[1] - 32, f"{accumulators} accumulators in {self.registers[1]} registers"),
+            (self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"),
+        ]
+        return next((f"needs {rule}" for holds, rule in rules if not holds), None)
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        producer_registers, math_registers = self.registers
+        constants = {
+            "kBlockM": self.block_m,
+            "kBlockN": self.block_n,
+            "kBlockK": BLOCK_K,
+            "kUnitN": self.unit_n or self.block_n,
+            "kUnitsAlongN": self.units_along_n,
+            "kUnitsPerWarpgroup": self.units_per_warpgroup,
+            "kRowsPerWarpgroup": self.block_m // self.num_math_warpgroups,
+            "kNumStages": self.num_stages,
+            "kNumMathWarpgroups": self.num_math_warpgroups,
+            "kNumMathWarps": self.num_math_warpgroups * 4,
+            "kNumThreads": self.num_threads,
+            "kProducerRegisters": producer_registers,
+            "kMathRegisters": math_registers,
+            "kClusterM": self.cluster_m,
+            "kClusterN": self.cluster_n,
+            "kClusterSize": self.cluster_size,
+            "kAllCtas": (1 << self.cluster_size) - 1,
+            "kPanelColumns": self.panel_columns,
+            "kPanelsPerStore": self.panels_per_store,
+            "kNumStoreBuffers": self.num_store_buffers,
+            "kRasterGroup": self.raster_group,
+            "kSharedBytes": self.shared_bytes,
+        }
+        switches = {"kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c, "kAddsToD": self.adds_to_d}
+        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+        lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
+        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])

@@ -1,0 +1,55 @@
+// The ring of shared-memory slots between the producer and the math warps.
+//
+//   producer   waits for empty[stage], loads into the slot; the bytes that land complete full[stage]
+//   math warp  waits for full[stage], multiplies the slot, arrives at empty[stage] of every CTA that loads into it
+#pragma once
+#include "config.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+
+// One arrival, the producer's, which announces how many bytes will land.
+constexpr uint32_t kFullArrivals = 1;
+// Each math warp of each CTA of the cluster: with multicast a slot is overwritten by both CTAs' producers.
+constexpr uint32_t kEmptyArrivals = kClusterSize * kNumMathWarps;
+
+struct Ring {
+  uint64_t full[kNumStages];
+  uint64_t empty[kNumStages];
+
+  DEVICE void init() {
+    for (uint32_t stage = 0; stage < kNumStages; ++stage) {
+      ptx::mbarrier_init(&full[stage], kFullArrivals);
+      ptx::mbarrier_init(&empty[stage], kEmptyArrivals);
+    }
+    ptx::fence_mbarrier_init();
+  }
+};
+
+// Where one role stands in the ring. Each pass over the stages flips the parity of the phases it waits for.
+struct RingPosition {
+  uint32_t stage = 0;
+  uint32_t parity = 0;
+
+  DEVICE RingPosition next() const {
+    const bool wraps = stage + 1 == kNumStages;
+    return {wraps ? 0 : stage + 1, parity ^ static_cast<uint32_t>(wraps)};
+  }
+};
+
+// The first pass finds all slots free: a barrier that was never completed is past the phase of the other parity.
+DEVICE void wait_until_free(Ring& ring, const RingPosition& at) {
+  ptx::mbarrier_wait_parity(&ring.empty[at.stage], at.parity ^ 1);
+}
+
+DEVICE void wait_until_loaded(Ring& ring, const RingPosition& at) {
+  ptx::mbarrier_wait_parity(&ring.full[at.stage], at.parity);
+}
+
+// One lane of the warp for each CTA of the cluster.
+DEVICE void release(Ring& ring, const RingPosition& at, uint32_t lane) {
+  if constexpr (kClusterSize == 1) {
+    if (lane == 0) ptx::mbarrier_arrive(&ring.empty[at.stage]);
+  } else {
+    if (lane < kClusterSize) ptx::mbarrier_arrive_cluster(&ring.empty[at.stage], lane);
+  }
+}

@@ -1,0 +1,79 @@
+// Scales, and the promotion of a k-block's partial sums into the FP32 accumulators.
+//
+// A thread of a math warpgroup holds of each 64 x n unit: rows lane / 4 and lane / 4 + 8 of its warp's 16, and of each
+// 8 columns the two from lane % 4 * 2 on. Accumulator 4 * g + i is row i / 2, column 8 * g + i % 2 of these.
+// (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".)
+#pragma once
+#include "config.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+// Columns that certainly share one 128x128 block of B, wherever a tile begins: tiles begin at multiples of kBlockN.
+constexpr uint32_t kScaleChunk = greatest_common_divisor(kBlockN, 128);
+// How many blocks of B a tile touches at most.
+constexpr uint32_t kScalesPerTile =
+    kBlockN % 128 == 0 ? kBlockN / 128 : ceil_div(128 - kScaleChunk + kBlockN, 128);
+
+// The scales of B under one tile, never loaded inside the k loop: lane l holds those of k-block first + l, the next 32
+// k-blocks are on their way meanwhile, and a shuffle hands the current one to all lanes.
+struct BlockScales {
+  const float* row[kScalesPerTile];
+  uint32_t stride_k, num_k_blocks;
+  uint32_t first_column;  // of the tile, within its first block of B
+  float current[kScalesPerTile], coming[kScalesPerTile];
+
+  DEVICE BlockScales(const float* sfb, uint32_t stride_n, uint32_t stride_k_, uint32_t row_n, uint32_t n,
+                     uint32_t num_k_blocks_)
+      : stride_k(stride_k_), num_k_blocks(num_k_blocks_), first_column(row_n % 128) {
+    const uint32_t last_block = (n - 1) / 128;
+#pragma unroll
+    for (uint32_t i = 0; i < kScalesPerTile; ++i) {
+      // A tile's columns past n, and a cluster's tile outside D, take the last scale: never an address outside sfb.
+      const uint32_t block = row_n / 128 + i < last_block ? row_n / 128 + i : last_block;
+      row[i] = sfb + static_cast<uint64_t>(block) * stride_n;
+      coming[i] = load(i, 0);
+    }
+  }
+
+  DEVICE float load(uint32_t i, uint32_t first_k_block) const {
+    const uint32_t k_block = first_k_block + ptx::lane_index();
+    return ptx::ld_global_nc_f32(row[i] + static_cast<uint64_t>(k_block < num_k_blocks ? k_block : num_k_blocks - 1) * stride_k);
+  }
+
+  // To be called before every 32nd k-block.
+  DEVICE void advance(uint32_t first_k_block) {
+#pragma unroll
+    for (uint32_t i = 0; i < kScalesPerTile; ++i) {
+      current[i] = coming[i];
+      coming[i] = load(i, first_k_block + 32);
+    }
+  }
+
+  DEVICE void of_k_block(uint32_t k_block_of_32, float (&scales)[kScalesPerTile]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kScalesPerTile; ++i) scales[i] = ptx::shfl_sync(current[i], k_block_of_32);
+  }
+
+  // The scale of the chunk of columns that begins at `column` of the tile.
+  DEVICE float at_column(const float (&scales)[kScalesPerTile], uint32_t column) const {
+    if constexpr (kBlockN % 128 == 0) return scales[column / 128];
+    float scale = scales[0];
+#pragma unroll
+    for (uint32_t i = 1; i < kScalesPerTile; ++i) scale = first_column + column >= i * 128 ? scales[i] : scale;
+    return scale;
+  }
+};
+
+// total = fma(partial, round(sfa * sfb), total), for one 64 x kUnitN unit whose columns begin at `unit_column`.
+DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
+                    const BlockScales& block_scales, const float (&sfb)[kScalesPerTile], uint32_t unit_column) {
+  constexpr uint32_t kChunk = kScaleChunk < kUnitN ? kScaleChunk : kUnitN;
+#pragma unroll
+  for (uint32_t column = 0; column < kUnitN; column += kChunk) {
+    const float scale_of_b = block_scales.at_column(sfb, unit_column + column);
+    const float scale[2] = {sfa[0] * scale_of_b, sfa[1] * scale_of_b};
+#pragma unroll
+    for (uint32_t i = column / 2; i < (column + kChunk) / 2; ++i)
+      total[i] = ptx::fma(partial[i], scale[i / 2 % 2], total[i]);
+  }
+}

@@ -1,0 +1,107 @@
+// From accumulators to D: registers -> swizzled panels in shared memory -> TMA.
+//
+// A warpgroup stores its rows in panels of 64 rows x kPanelColumns, the box of D's tensor map. Panels rotate through the
+// warpgroup's own buffers, so that no warpgroup waits for another, and a buffer is written again only once TMA has read it.
+#pragma once
+#include "config.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+
+constexpr uint32_t kOutputBytes = kOutputIsFp32 ? 4 : 2;
+constexpr uint32_t kPanelRowBytes = kPanelColumns * kOutputBytes;  // also the span of the swizzle: 32, 64 or 128
+constexpr uint32_t kPanelBytes = 64 * kPanelRowBytes;
+constexpr uint32_t kPanelsPerUnit = kUnitN / kPanelColumns;
+constexpr uint32_t kPanelsPerWarpgroup = kUnitsPerWarpgroup * kPanelsPerUnit;
+constexpr uint32_t kStoreBufferBytes = kPanelsPerStore * kPanelBytes;
+static_assert(kUnitN % kPanelColumns == 0 && kPanelsPerWarpgroup % kPanelsPerStore == 0, "panels must fill a tile");
+static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 128, "a swizzle must span a panel row");
+
+// Where TMA expects the 16 bytes at (row, byte) of a panel: their index in the row, XOR the row's number modulo the
+// row's chunks. (PTX ISA, "Swizzling Modes".)
+DEVICE uint32_t swizzled(uint32_t row, uint32_t byte) {
+  const uint32_t offset = row * kPanelRowBytes + byte;
+  return offset ^ (offset >> 3 & (kPanelRowBytes - 16));
+}
+
+// One warp's 16 rows of a panel. `values` are the unit's accumulators from the panel's first column on.
+DEVICE void write_panel(uint8_t* panel, const float* values, uint32_t warp_of_four, uint32_t lane) {
+  if constexpr (kOutputIsFp32) {
+#pragma unroll
+    for (uint32_t column = 0; column < kPanelColumns; column += 8) {
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        const uint32_t row = warp_of_four * 16 + half * 8 + lane / 4;
+        const float* pair = values + column / 2 + half * 2;
+        ptx::st_shared_v2_f32(panel + swizzled(row, (column + lane % 4 * 2) * 4), pair[0], pair[1]);
+      }
+    }
+  } else {
+    // stmatrix takes the address of row i of its four 8x8 matrices from lane i: rows 0-7 and 8-15 of columns 0-7, then
+    // of columns 8-15.
+    const uint32_t row = warp_of_four * 16 + lane % 16;
+#pragma unroll
+    for (uint32_t column = 0; column < kPanelColumns; column += 16) {
+      const float* v = values + column / 2;
+      ptx::stmatrix_x4(panel + swizzled(row, (column + lane / 16 * 8) * 2), ptx::pack_bf16(v[0], v[1]),
+                       ptx::pack_bf16(v[2], v[3]), ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
+    }
+  }
+}
+
+// C at the places of one unit's accumulators, added in FP32. Rows and columns outside D are left alone.
+DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, uint32_t row, uint32_t column,
+                  uint32_t m, uint32_t n, uint32_t lane) {
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t row_m = row + half * 8 + lane / 4;
+    if (row_m >= m) continue;
+    const uint8_t* row_of_c = c + row_m * pitch * kOutputBytes;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnitN / 8; ++i) {
+      const uint32_t column_n = column + i * 8 + lane % 4 * 2;
+      if (column_n >= n) continue;  // n is even, so both of the pair are inside or outside
+      const ptx::Float2 pair = kOutputIsFp32 ? ptx::ld_global_v2_f32(row_of_c + column_n * 4)
+                                             : ptx::unpack_bf16(ptx::ld_global_b32(row_of_c + column_n * 2));
+      total[i * 4 + half * 2] += pair.x;
+      total[i * 4 + half * 2 + 1] += pair.y;
+    }
+  }
+}
+
+// All of a warpgroup's rows of a tile. `buffer` is the warpgroup's next store buffer and carries over to the next tile.
+DEVICE void store_tile(const ptx::TensorMap* map_d, uint8_t* buffers, uint32_t& buffer,
+                       const float (&total)[kUnitsPerWarpgroup][kUnitN / 2], uint32_t row_m, uint32_t row_n,
+                       uint32_t warpgroup) {
+  const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
+  const bool is_storing_thread = warp_of_four == 0 && lane == 0;
+  const uint32_t named_barrier = 1 + warpgroup;  // 0 is that of the whole block
+#pragma unroll
+  for (uint32_t first = 0; first < kPanelsPerWarpgroup; first += kPanelsPerStore) {
+    uint8_t* panels = buffers + buffer * kStoreBufferBytes;
+    // The store that last used this buffer is kNumStoreBuffers ago; TMA must have read what it stores.
+    if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();
+    ptx::bar_sync(named_barrier, 128);
+#pragma unroll
+    for (uint32_t i = 0; i < kPanelsPerStore; ++i) {
+      const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
+      write_panel(panels + i * kPanelBytes, &total[unit][column / 2], warp_of_four, lane);
+    }
+    ptx::fence_proxy_async_shared();  // every writing thread, before TMA reads what it wrote
+    ptx::bar_sync(named_barrier, 128);
+    if (is_storing_thread) {
+#pragma unroll
+      for (uint32_t i = 0; i < kPanelsPerStore; ++i) {
+        const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
+        const uint32_t d_column = row_n + unit % kUnitsAlongN * kUnitN + column;
+        const uint32_t d_row = row_m + unit / kUnitsAlongN * 64;
+        if constexpr (kAddsToD)
+          ptx::tma_reduce_add_2d(map_d, panels + i * kPanelBytes, d_column, d_row);
+        else
+          ptx::tma_store_2d(map_d, panels + i * kPanelBytes, d_column, d_row);
+      }
+      ptx::tma_store_commit();
+    }
+    buffer = buffer + 1 == kNumStoreBuffers ? 0 : buffer + 1;
+  }
+}

@@ -1,0 +1,974 @@
+"""Every mistake of a caller: refused by the public function, in words, before a byte is written; and what is no mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import CANARY, random_fp8, random_scales
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import deep_gemm
+
+M, N, K, GROUPS = 5, 256, 272, 2
+N_BLOCKS, K_BLOCKS = 2, 3
+KS = [144, 128]
+ENDS_M = 300
+
+Arguments = dict[str, Any]
+Change = Callable[[Arguments], Arguments]
+"""From the arguments of a right call, those that make it wrong."""
+
+
+# Right calls, one for each kind of problem
+
+
+def operand(values: tuple[int, ...], scales: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return random_fp8(values, g), random_scales(scales, g)
+
+
+def output(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.full(shape, CANARY, dtype=dtype)
+
+
+def int32(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def flipped(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0].mT, pair[1].mT
+
+
+def dense(major: str = "nt", sfb_rows: int = 128) -> Arguments:
+    a = operand((M, K), (M, K_BLOCKS), 1)
+    b = operand((N, K), (N // sfb_rows, K_BLOCKS), 2)
+    dtype = torch.bfloat16 if sfb_rows == 128 else torch.float32
+    return {
+        "a": a if major[0] == "n" else flipped(a),
+        "b": b if major[1] == "t" else flipped(b),
+        "d": output(M, N, dtype=dtype),
+    }
+
+
+def weights() -> tuple[Tensor, Tensor]:
+    return operand((GROUPS, N, K), (GROUPS, N_BLOCKS, K_BLOCKS), 3)
+
+
+def contiguous(major: str = "nt") -> Arguments:
+    b = weights() if major == "nt" else flipped(weights())
+    a = operand((M, K), (M, K_BLOCKS), 4)
+    return {"a": a, "b": b, "d": output(M, N), "grouped_layout": int32(0, 0, -1, 1, 1)}
+
+
+def ends() -> Arguments:
+    a = operand((ENDS_M, K), (ENDS_M, K_BLOCKS), 5)
+    return {
+        "a": a,
+        "b": weights(),
+        "d": output(ENDS_M, N),
+        "grouped_layout": int32(100, ENDS_M),
+        "use_psum_layout": True,
+    }
+
+
+def masked() -> Arguments:
+    a = operand((GROUPS, M, K), (GROUPS, M, K_BLOCKS), 6)
+    return {"a": a, "b": weights(), "d": output(GROUPS, M, N), "masked_m": int32(2, M), "expected_m": 3}
+
+
+def k_grouped() -> Arguments:
+    return {
+        "a": operand((M * K,), (M, K_BLOCKS), 7),
+        "b": operand((N * K,), (N, K_BLOCKS), 8),
+        "d": output(GROUPS, M, N, dtype=torch.float32),
+        "ks": KS,
+        "ks_tensor": int32(*KS),
+    }
+
+
+def k_grouped_of_2025() -> Arguments:
+    call = k_grouped()
+    (a, sfa), (b, sfb) = call["a"], call["b"]
+    return {"a": (a, sfa.t().contiguous()), "b": (b, sfb.t().contiguous()), "d": call["d"], "ks": KS}
+
+
+CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
+    "nt": ("fp8_gemm_nt", dense),
+    "nn": ("fp8_gemm_nn", lambda: dense("nn")),
+    "tn": ("fp8_gemm_tn", lambda: dense("tn")),
+    "tt": ("fp8_gemm_tt", lambda: dense("tt")),
+    "wgrad": ("wgrad_gemm_fp8_fp8_fp32_nt", lambda: dense(sfb_rows=1)),
+    "contiguous": ("m_grouped_fp8_gemm_nt_contiguous", contiguous),
+    "contiguous nn": ("m_grouped_fp8_gemm_nn_contiguous", lambda: contiguous("nn")),
+    "ends": ("m_grouped_fp8_gemm_nt_contiguous", ends),
+    "masked": ("m_grouped_fp8_gemm_nt_masked", masked),
+    "k-grouped": ("k_grouped_fp8_gemm_nt_contiguous", k_grouped),
+    "k-grouped of 2025": ("k_grouped_wgrad_gemm_fp8_fp8_fp32_nt", k_grouped_of_2025),
+}
+
+
+def make(kind: str) -> tuple[Callable[..., Any], Arguments]:
+    name, arguments = CALLS[kind]
+    return getattr(deep_gemm, name), arguments()
+
+
+def tensors(call: Arguments) -> Iterator[Tensor]:
+    for value in call.values():
+        for x in value if isinstance(value, tuple) else (value,):
+            if isinstance(x, Tensor):
+                yield x
+
+
+def storage_bytes(x: Tensor) -> Tensor:
+    """All bytes that a tensor could reach, also those outside it."""
+    return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+
+
+def assert_refused(product: Callable[..., Any], call: Arguments, error: type[Exception], message: str) -> None:
+    memory = [storage_bytes(x) for x in tensors(call) if x.device.type == "cpu"]
+    before = [x.clone() for x in memory]
+    with pytest.raises(error) as caught:
+        product(**call)
+    assert str(caught.value).startswith(message)
+    assert all(torch.equal(x, y) for x, y in zip(memory, before, strict=True)), "a refused call wrote something"
+
+
+# Changes
+
+
+def values(side: str, change: Callable[[Tensor], Any]) -> Change:
+    return lambda call: {side: (change(call[side][0]), call[side][1])}
+
+
+def scales(side: str, change: Callable[[Tensor], Any]) -> Change:
+    return lambda call: {side: (call[side][0], change(call[side][1]))}
+
+
+def argument(name: str, change: Callable[[Any], Any]) -> Change:
+    return lambda call: {name: change(call[name])}
+
+
+def to(**arguments: Any) -> Change:
+    return lambda call: arguments
+
+
+def both(first: Change, second: Change) -> Change:
+    return lambda call: {**first(call), **second({**call, **first(call)})}
+
+
+def of_width(columns: int) -> Change:
+    """Cut B, its scales and D to a smaller n."""
+    return lambda call: {
+        "b": (call["b"][0][..., :columns, :], call["b"][1][..., : -(-columns // 128), :]),
+        "d": call["d"][..., :columns].contiguous(),
+    }
+
+
+def of_depth(k: int) -> Change:
+    """Cut A and B to a smaller k within the last block."""
+    return lambda call: {side: (call[side][0][..., :k].contiguous(), call[side][1]) for side in ("a", "b")}
+
+
+def meta(x: Tensor) -> Tensor:
+    return x.to("meta")
+
+
+def misaligned(x: Tensor) -> Tensor:
+    """The same tensor, one element behind an address that is a multiple of 16 bytes."""
+    size = x.element_size()
+    buffer = torch.empty(x.numel() * size + 16, dtype=torch.uint8)
+    moved = buffer[size : size + x.numel() * size].view(x.dtype).view(x.shape)
+    return moved.copy_(x)
+
+
+def row_pitch(pitch: int) -> Callable[[Tensor], Tensor]:
+    """The same tensor with another distance of rows."""
+
+    def lay(x: Tensor) -> Tensor:
+        buffer = torch.full((*x.shape[:-1], pitch), CANARY, dtype=torch.float32).to(x.dtype)
+        return buffer[..., : x.shape[-1]].copy_(x)
+
+    return lay
+
+
+def column_major(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT
+
+
+def every_second(x: Tensor) -> Tensor:
+    return x.repeat_interleave(2, -1)[..., ::2]
+
+
+def expanded(x: Tensor) -> Tensor:
+    return x[..., :1, :].expand(x.shape)
+
+
+def longer(dim: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.cat([x, x.narrow(dim, 0, 1)], dim)
+
+
+def as_float16(x: Tensor) -> Tensor:
+    return x.to(torch.float16)
+
+
+Mistake = tuple[str, Change, type[Exception], str]
+
+NOT_TENSORS: list[Mistake] = [
+    ("nt", to(a=None), TypeError, "a: expected a pair (values, scales), got NoneType"),
+    ("nt", argument("a", lambda a: a[0]), TypeError, "a: expected a pair (values, scales), got Tensor"),
+    ("nt", argument("b", lambda b: (*b, None)), TypeError, "b: expected a pair (values, scales), got a tuple of 3"),
+    ("nt", values("a", Tensor.tolist), TypeError, f"a: expected a tensor, got a list of {M}"),
+    ("nt", scales("b", lambda _: 1.0), TypeError, "sfb: expected a tensor, got float"),
+    ("nt", to(d=[1.0]), TypeError, "d: expected a tensor, got a list of 1"),
+    ("nt", to(c=0.0), TypeError, "c: expected a tensor, got float"),
+    ("wgrad", to(d=1.0), TypeError, "d: expected a tensor, got float"),
+    ("contiguous", to(grouped_layout=[0] * M), TypeError, f"grouped_layout: expected a tensor, got a list of {M}"),
+    ("masked", to(masked_m=None), TypeError, "masked_m: expected a tensor, got NoneType"),
+    ("masked", to(masked_m=(1, 2)), TypeError, "masked_m: expected a tensor, got a tuple of 2"),
+    ("k-grouped", to(a=7), TypeError, "a: expected a pair (values, scales), got int"),
+    ("k-grouped", to(ks_tensor=KS), TypeError, "ks_tensor: expected a tensor, got a list of 2"),
+]
+
+DTYPES: list[Mistake] = [
+    ("nt", values("a", Tensor.float), ValueError, "a: expected dtype torch.float8_e4m3fn, got torch.float32"),
+    (
+        "nt",
+        values("b", lambda x: x.view(torch.float8_e5m2)),
+        ValueError,
+        "b: expected dtype torch.float8_e4m3fn, got torch.float8_e5m2",
+    ),
+    (
+        "k-grouped",
+        values("b", lambda x: x.view(torch.uint8)),
+        ValueError,
+        "b: expected dtype torch.float8_e4m3fn, got torch.uint8",
+    ),
+    ("nt", scales("a", Tensor.double), ValueError, "sfa: expected dtype torch.float32, got torch.float64"),
+    ("contiguous", scales("b", Tensor.bfloat16), ValueError, "sfb: expected dtype torch.float32, got torch.bfloat16"),
+    ("k-grouped", scales("a", as_float16), ValueError, "sfa: expected dtype torch.float32, got torch.float16"),
+    ("nt", argument("d", as_float16), ValueError, "d: expected dtype torch.bfloat16 or torch.float32, got torch.float"),
+    ("masked", argument("d", Tensor.int), ValueError, "d: expected dtype torch.bfloat16 or torch.float32, got torch."),
+    ("wgrad", argument("d", Tensor.bfloat16), ValueError, "d: expected dtype torch.float32, got torch.bfloat16"),
+    ("k-grouped", argument("d", Tensor.bfloat16), ValueError, "d: expected dtype torch.float32, got torch.bfloat16"),
+    (
+        "k-grouped",
+        to(d=None, c=output(GROUPS, M, N)),
+        ValueError,
+        "c: expected dtype torch.float32, got torch.bfloat16",
+    ),
+    (
+        "nt",
+        to(c=output(M, N, dtype=torch.float32)),
+        ValueError,
+        "c: expected dtype torch.bfloat16, which d has, got torch.float32",
+    ),
+    (
+        "nt",
+        to(c=output(M, N, dtype=torch.float16), d=None),
+        ValueError,
+        "c: expected dtype torch.bfloat16 or torch.float32, got torch.float16",
+    ),
+    (
+        "contiguous",
+        argument("grouped_layout", Tensor.long),
+        ValueError,
+        "grouped_layout: expected dtype torch.int32, got torch.int64",
+    ),
+    ("masked", argument("masked_m", Tensor.float), ValueError, "masked_m: expected dtype torch.int32, got torch.float"),
+    (
+        "k-grouped",
+        argument("ks_tensor", Tensor.long),
+        ValueError,
+        "ks_tensor: expected dtype torch.int32, got torch.int64",
+    ),
+]
+
+NOT_YET: list[Mistake] = [
+    *[
+        (kind, values(side, lambda x: x.view(torch.int8)), NotImplementedError, f"{side}: packed FP4 values are not sup")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+        for side in ("a", "b")
+    ],
+    *[
+        # four exponents in each int32, so a quarter of the columns
+        (
+            kind,
+            scales(side, lambda x: x[..., :1].to(torch.int32)),
+            NotImplementedError,
+            f"sf{side}: UE8M0 scales (torch.int32) are not supported, pass torch.float32",
+        )
+        for kind in ("nt", "nn", "contiguous", "masked", "k-grouped", "k-grouped of 2025")
+        for side in ("a", "b")
+    ],
+    (
+        "nt",
+        scales("a", lambda x: x.to(torch.float8_e8m0fnu)),
+        NotImplementedError,
+        "sfa: UE8M0 scales (torch.float8_e8m0fnu) are not supported, pass torch.float32",
+    ),
+    *[
+        (
+            kind,
+            to(recipe=(1, 1, 32)),
+            NotImplementedError,
+            "recipe: expected (1, 128, 128) or (1, 1, 128), got (1, 1, 32)",
+        )
+        for kind in ("nt", "nn", "tn", "tt", "contiguous", "contiguous nn", "masked")
+    ],
+    ("nt", to(recipe=(128, 128)), NotImplementedError, "recipe: expected (1, 128, 128) or (1, 1, 128), got (128, 128)"),
+    ("nt", to(recipe_a=(128, 128)), NotImplementedError, "recipe_a: expected (1, 128), got (128, 128)"),
+    ("masked", to(recipe_a=(1, 32)), NotImplementedError, "recipe_a: expected (1, 128), got (1, 32)"),
+    ("contiguous", to(recipe_b=(1, 32)), NotImplementedError, "recipe_b: expected (1, 128) or (128, 128), got (1, 32)"),
+    (
+        "k-grouped",
+        to(recipe=(1, 128, 128)),
+        NotImplementedError,
+        "recipe: expected (1, 1, 128) for a k-grouped product, got (1, 128, 128)",
+    ),
+]
+
+RECIPES: list[Mistake] = [
+    (
+        "nt",
+        to(recipe=(1, 128, 128), recipe_b=(1, 128)),
+        ValueError,
+        "recipe_b: expected what recipe (1, 128, 128) says, got (1, 128)",
+    ),
+    (
+        "contiguous",
+        to(recipe=[1, 1, 128], recipe_b=[128, 128]),
+        ValueError,
+        "recipe_b: expected what recipe (1, 1, 128) says, got (128, 128)",
+    ),
+    # The recipe says what the scales must be.
+    ("nt", to(recipe=(1, 1, 128)), ValueError, "sfb: expected shape (n, ceil(k / 128)) = (256, 3), got (2, 3)"),
+    ("nt", to(recipe_b=(1, 128)), ValueError, "sfb: expected shape (n, ceil(k / 128)) = (256, 3), got (2, 3)"),
+]
+
+SHAPES: list[Mistake] = [
+    ("nt", values("a", torch.flatten), ValueError, f"a: expected shape (m, k), got ({M * K},)"),
+    ("nt", values("b", lambda x: x[:, :256]), ValueError, "b: expected shape (n, k) = (n, 272), got (256, 256)"),
+    ("nn", values("b", lambda x: x[:256]), ValueError, "b: expected shape (k, n) = (272, n), got (256, 256)"),
+    ("tn", values("a", lambda x: x[None]), ValueError, "a: expected shape (k, m), got (1, 272, 5)"),
+    ("tn", values("b", Tensor.t), ValueError, "b: expected shape (k, n) = (272, n), got (256, 272)"),
+    ("tt", values("b", Tensor.t), ValueError, "b: expected shape (n, k) = (n, 272), got (272, 256)"),
+    ("contiguous", values("a", lambda x: x[None]), ValueError, "a: expected shape (m, k), got (1, 5, 272)"),
+    (
+        "contiguous",
+        values("b", lambda x: x[0]),
+        ValueError,
+        "b: expected shape (groups, n, k) = (groups, n, 272), got (256, 272)",
+    ),
+    (
+        "contiguous nn",
+        values("b", lambda x: x.mT),
+        ValueError,
+        "b: expected shape (groups, k, n) = (groups, 272, n), got (2, 256, 272)",
+    ),
+    ("masked", values("a", lambda x: x[0]), ValueError, "a: expected shape (groups, max_m, k), got (5, 272)"),
+    (
+        "masked",
+        values("b", longer(0)),
+        ValueError,
+        "b: expected shape (groups, n, k) = (2, n, 272), got (3, 256, 272)",
+    ),
+    (
+        "k-grouped",
+        values("a", lambda x: x.view(M, K)),
+        ValueError,
+        f"a: expected shape (m * sum(ks),) = ({M * K},), got (5, 272)",
+    ),
+    (
+        "k-grouped",
+        values("b", lambda x: x[:-16]),
+        ValueError,
+        f"b: expected shape (n * sum(ks),) = ({N * K},), got ({N * K - 16},)",
+    ),
+    ("nt", argument("d", Tensor.t), ValueError, "d: expected shape (m, n) = (5, 256), got (256, 5)"),
+    ("nn", argument("d", lambda x: x[None]), ValueError, "d: expected shape (m, n) = (5, 256), got (1, 5, 256)"),
+    ("nt", to(c=output(1, N)), ValueError, "c: expected shape (m, n) = (5, 256), got (1, 256)"),
+    ("contiguous", argument("d", longer(0)), ValueError, "d: expected shape (m, n) = (5, 256), got (6, 256)"),
+    (
+        "masked",
+        argument("d", lambda x: x[0]),
+        ValueError,
+        "d: expected shape (groups, max_m, n) = (2, 5, 256), got (5, 256)",
+    ),
+    (
+        "k-grouped",
+        argument("d", longer(0)),
+        ValueError,
+        "d: expected shape (groups, m, n) = (2, 5, 256), got (3, 5, 256)",
+    ),
+    (
+        "contiguous",
+        to(grouped_layout=int32(0, 1)),
+        ValueError,
+        "grouped_layout: expected shape (m,) = (5,), got (2,)",
+    ),
+    (
+        "ends",
+        to(grouped_layout=torch.zeros(ENDS_M, dtype=torch.int32)),
+        ValueError,
+        "grouped_layout: expected shape (groups,) = (2,), got (300,)",
+    ),
+    ("masked", to(masked_m=int32(1, 2, 3)), ValueError, "masked_m: expected shape (groups,) = (2,), got (3,)"),
+    ("k-grouped", to(ks_tensor=int32(144, 128, 0)), ValueError, "ks_tensor: expected the 2 sizes of ks, got 3"),
+    (
+        "k-grouped",
+        to(ks=None, ks_tensor=int32(*KS)[None]),
+        ValueError,
+        "ks_tensor: expected shape (groups,) = (1,), got (1, 2)",
+    ),
+    ("k-grouped", to(ks=None, ks_tensor=torch.tensor(272, dtype=torch.int32)), ValueError, "ks_tensor: expected "),
+]
+
+SCALE_SHAPES: list[Mistake] = [
+    ("nt", scales("a", longer(1)), ValueError, "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (5, 4)"),
+    ("nt", scales("a", Tensor.t), ValueError, "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (3, 5)"),
+    ("nt", scales("a", lambda x: x[None]), ValueError, "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (1, 5, 3)"),
+    ("nt", scales("b", Tensor.t), ValueError, "sfb: expected shape (ceil(n / 128), ceil(k / 128)) = (2, 3), got (3, 2)"),
+    ("nt", scales("b", lambda x: x[0]), ValueError, "sfb: expected shape (ceil(n / 128), ceil(k / 128)) = (2, 3), got"),
+    ("nn", scales("b", Tensor.t), ValueError, "sfb: expected shape (ceil(k / 128), ceil(n / 128)) = (3, 2), got (2, 3)"),
+    ("nn", scales("b", lambda x: x[0]), ValueError, "sfb: expected shape (ceil(k / 128), ceil(n / 128)) = (3, 2), got"),
+    (
+        "nn",
+        scales("b", lambda x: x[None]),
+        ValueError,
+        "sfb: expected shape (ceil(k / 128), ceil(n / 128)) = (3, 2), got (1, 3, 2)",
+    ),
+    ("nn", scales("a", Tensor.t), ValueError, "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (3, 5)"),
+    ("tn", scales("a", Tensor.t), ValueError, "sfa: expected shape (ceil(k / 128), m) = (3, 5), got (5, 3)"),
+    (
+        "tn",
+        scales("a", lambda x: x[None]),
+        ValueError,
+        "sfa: expected shape (ceil(k / 128), m) = (3, 5), got (1, 3, 5)",
+    ),
+    ("tn", scales("b", Tensor.t), ValueError, "sfb: expected shape (ceil(k / 128), ceil(n / 128)) = (3, 2), got (2, 3)"),
+    ("tt", scales("a", longer(0)), ValueError, "sfa: expected shape (ceil(k / 128), m) = (3, 5), got (4, 5)"),
+    ("tt", scales("b", Tensor.t), ValueError, "sfb: expected shape (ceil(n / 128), ceil(k / 128)) = (2, 3), got (3, 2)"),
+    ("wgrad", scales("b", lambda x: x[::128]), ValueError, "sfb: expected shape (n, ceil(k / 128)) = (256, 3), got (2,"),
+    (
+        "contiguous",
+        scales("b", lambda x: x[0]),
+        ValueError,
+        "sfb: expected shape (groups, ceil(n / 128), ceil(k / 128)) = (2, 2, 3), got (2, 3)",
+    ),
+    (
+        "contiguous nn",
+        scales("b", lambda x: x.mT),
+        ValueError,
+        "sfb: expected shape (groups, ceil(k / 128), ceil(n / 128)) = (2, 3, 2), got (2, 2, 3)",
+    ),
+    (
+        "contiguous nn",
+        scales("b", lambda x: x[0]),
+        ValueError,
+        "sfb: expected shape (groups, ceil(k / 128), ceil(n / 128)) = (2, 3, 2), got (3, 2)",
+    ),
+    (
+        "masked",
+        scales("a", lambda x: x.mT),
+        ValueError,
+        "sfa: expected shape (groups, max_m, ceil(k / 128)) = (2, 5, 3), got (2, 3, 5)",
+    ),
+    (
+        "masked",
+        scales("b", longer(2)),
+        ValueError,
+        "sfb: expected shape (groups, ceil(n / 128), ceil(k / 128)) = (2, 2, 3), got (2, 2, 4)",
+    ),
+    (
+        "k-grouped",
+        scales("a", longer(1)),
+        ValueError,
+        "sfa: expected 3 blocks of k, sum(ceil(k / 128)) over the groups, got 4",
+    ),
+    (
+        "k-grouped",
+        scales("b", lambda x: x[:, :2]),
+        ValueError,
+        "sfb: expected 3 blocks of k, sum(ceil(k / 128)) over the groups, got 2",
+    ),
+    ("k-grouped", scales("b", torch.flatten), ValueError, f"sfb: expected 2 dimensions, got shape ({3 * N},)"),
+    ("k-grouped of 2025", scales("a", lambda x: x[None]), ValueError, "sfa: expected 2 dimensions, got shape (1, 3, 5)"),
+    (
+        "k-grouped of 2025",
+        scales("b", longer(0)),
+        ValueError,
+        "sfb: expected 3 blocks of k, sum(ceil(k / 128)) over the groups, got 4",
+    ),
+    (  # Where the sizes come from a tensor on the host, they count as much as a list.
+        "k-grouped",
+        both(to(ks=None), both(scales("a", longer(1)), scales("b", longer(1)))),
+        ValueError,
+        "sfa: expected 3 blocks of k",
+    ),
+    (
+        "k-grouped",
+        both(to(ks=None), both(scales("a", lambda x: x[:, :2]), scales("b", lambda x: x[:, :2]))),
+        ValueError,
+        "sfa: expected 3 blocks of k",
+    ),
+]
+
+SIZES: list[Mistake] = [
+    ("nt", of_depth(264), ValueError, "k: expected a multiple of 16, got 264"),
+    ("contiguous", of_depth(257), ValueError, "k: expected a multiple of 16, got 257"),
+    ("masked", of_depth(265), ValueError, "k: expected a multiple of 16, got 265"),
+    ("nt", of_width(252), ValueError, "n: expected a multiple of 8 for torch.bfloat16 output, got 252"),
+    ("masked", of_width(130), ValueError, "n: expected a multiple of 8 for torch.bfloat16 output, got 130"),
+    (
+        "contiguous",
+        both(of_width(250), argument("d", Tensor.float)),
+        ValueError,
+        "n: expected a multiple of 4 for torch.float32 output, got 250",
+    ),
+    ("nt", both(of_width(252), to(d=None)), ValueError, "n: expected a multiple of 8 for torch.bfloat16 output, got 252"),
+    (
+        "nt",
+        both(of_width(252), to(d=None, c=output(M, 252))),
+        ValueError,
+        "n: expected a multiple of 8 for torch.bfloat16 output, got 252",
+    ),
+    ("k-grouped", to(ks=[136, 136], ks_tensor=None), ValueError, "ks: expected multiples of 16, got 136 at index 0"),
+    ("k-grouped", to(ks=[288, -16], ks_tensor=None), ValueError, "ks: expected multiples of 16, got -16 at index 1"),
+    ("k-grouped of 2025", to(ks=[144, 127]), ValueError, "ks: expected multiples of 16, got 127 at index 1"),
+    ("k-grouped", to(ks=[144.0, 128], ks_tensor=None), ValueError, "ks: expected integers, got (144.0, 128)"),
+    ("k-grouped", to(ks=None, ks_tensor=None), ValueError, "ks: expected a list, or ks_tensor with the same numbers"),
+    (
+        "k-grouped",
+        to(ks_tensor=int32(128, 144)),
+        ValueError,
+        "ks_tensor: expected the numbers of ks, (144, 128), got (128, 144)",
+    ),
+    (
+        "k-grouped",
+        to(ks=None, ks_tensor=int32(136, 136)),
+        ValueError,
+        "ks_tensor: expected multiples of 16, got 136 at index 0",
+    ),
+    (
+        "k-grouped",
+        to(ks=None, ks_tensor=int32(144, 112)),
+        ValueError,
+        "ks_tensor: expected a sum of 272, the columns that a has, got 256",
+    ),
+    ("contiguous", to(num_groups=3), ValueError, "num_groups: expected the 2 groups of b, got 3"),
+    (
+        "contiguous",
+        to(grouped_layout=None),
+        ValueError,
+        "grouped_layout: left out, so m must be a multiple of the 2 groups, got m = 5",
+    ),
+    ("masked", to(expected_m=-1), ValueError, "expected_m: expected a row count, got -1"),
+    ("masked", to(expected_m=1.5), ValueError, "expected_m: expected a row count, got 1.5"),
+    ("masked", to(expected_m=True), ValueError, "expected_m: expected a row count, got True"),
+]
+
+GROUP_VALUES: list[Mistake] = [
+    (
+        "contiguous",
+        to(grouped_layout=int32(0, 0, -1, 2, 1)),
+        ValueError,
+        "grouped_layout: expected values in -1..1, got 2 at index 3",
+    ),
+    (
+        "contiguous nn",
+        to(grouped_layout=int32(0, -2, -1, 1, 1)),
+        ValueError,
+        "grouped_layout: expected values in -1..1, got -2 at index 1",
+    ),
+    ("masked", to(masked_m=int32(0, M + 1)), ValueError, "masked_m: expected values in 0..5, got 6 at index 1"),
+    ("masked", to(masked_m=int32(-1, 2)), ValueError, "masked_m: expected values in 0..5, got -1 at index 0"),
+    ("ends", to(grouped_layout=int32(100, 301)), ValueError, "grouped_layout: expected values in 0..300, got 301 at"),
+    ("ends", to(grouped_layout=int32(-1, 300)), ValueError, "grouped_layout: expected values in 0..300, got -1 at"),
+    (  # group 1 begins at 128, the aligned end of group 0
+        "ends",
+        to(grouped_layout=int32(100, 127)),
+        ValueError,
+        "grouped_layout: expected an end of 100 or from 128, the aligned start of group 1, got 127",
+    ),
+    (
+        "ends",
+        to(grouped_layout=int32(200, 100)),
+        ValueError,
+        "grouped_layout: expected an end of 200 or from 256, the aligned start of group 1, got 100",
+    ),
+]
+
+LAYOUTS: list[Mistake] = [
+    ("nt", values("a", column_major), ValueError, "a: expected values contiguous along k, got strides (1, 5)"),
+    ("nt", values("b", every_second), ValueError, "b: expected values contiguous along k, got strides (544, 2)"),
+    ("tt", values("b", column_major), ValueError, "b: expected values contiguous along k, got strides (1, 256)"),
+    ("contiguous", values("b", column_major), ValueError, "b: expected values contiguous along k, got strides (69632, 1"),
+    ("masked", values("a", column_major), ValueError, "a: expected values contiguous along k, got strides (1360, 1, 5)"),
+    ("k-grouped", values("a", every_second), ValueError, "a: expected values contiguous along k, got strides (2,)"),
+    ("nt", values("a", row_pitch(280)), ValueError, "a: expected rows that start at multiples of 16 bytes, got strides"),
+    ("masked", values("b", row_pitch(273)), ValueError, "b: expected rows that start at multiples of 16 bytes, got"),
+    ("nt", values("a", expanded), ValueError, "a: expected rows that do not overlap, got strides (0, 1)"),
+    ("nt", argument("d", expanded), ValueError, "d: expected rows that do not overlap, got strides (0, 1)"),
+    ("nt", argument("d", column_major), ValueError, "d: expected values contiguous along n, got strides (1, 5)"),
+    ("masked", argument("d", every_second), ValueError, "d: expected values contiguous along n, got strides (2560, 512"),
+    ("k-grouped", argument("d", column_major), ValueError, "d: expected values contiguous along n, got strides (1280, 1"),
+    ("nt", argument("d", row_pitch(260)), ValueError, "d: expected rows that start at multiples of 16 bytes, got strid"),
+    ("nt", to(c=column_major(output(M, N))), ValueError, "c: expected values contiguous along n, got strides (1, 5)"),
+    (
+        "contiguous",
+        to(grouped_layout=int32(0, 0, 0, 0, 0, 0, 1, 1, 1, 1)[::2]),
+        ValueError,
+        "grouped_layout: expected a contiguous tensor, got stride 2",
+    ),
+    (
+        "masked",
+        to(masked_m=int32(1).expand(2)),
+        ValueError,
+        "masked_m: expected a contiguous tensor, got stride 0",
+    ),
+    *[
+        (kind, values(side, misaligned), ValueError, f"{side}: expected an address that is a multiple of 16 bytes, got 0x")
+        for kind in ("nt", "wgrad", "contiguous", "ends", "masked", "k-grouped", "k-grouped of 2025")
+        for side in ("a", "b")
+    ],
+    *[
+        (kind, argument("d", misaligned), ValueError, "d: expected an address that is a multiple of 16 bytes, got 0x")
+        for kind in CALLS
+    ],
+    *[
+        # A view of a k-major operand is not copied, so it needs what k-major operands need.
+        (
+            kind,
+            values(side, lambda x: misaligned(x.mT).mT),
+            ValueError,
+            f"{side}: expected an address that is a multiple of 16 bytes, got 0x",
+        )
+        for kind, side in (("nn", "b"), ("tn", "a"), ("tn", "b"), ("tt", "a"), ("contiguous nn", "b"))
+    ],
+    (
+        "nt",
+        to(c=misaligned(output(M, N))),
+        ValueError,
+        "c: expected an address that is a multiple of 16 bytes, got 0x",
+    ),
+]
+
+DEVICES: list[Mistake] = [
+    *[
+        (kind, values("a", meta), ValueError, "a: expected a CPU or CUDA tensor, got device meta")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+    ],
+    *[
+        (kind, change, ValueError, f"{name}: expected device cpu, where a is, got meta")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+        for name, change in (
+            ("b", values("b", meta)),
+            ("sfa", scales("a", meta)),
+            ("sfb", scales("b", meta)),
+            ("d", argument("d", meta)),
+        )
+    ],
+    ("nt", to(c=meta(output(M, N))), ValueError, "c: expected device cpu, where a is, got meta"),
+    (
+        "contiguous",
+        argument("grouped_layout", meta),
+        ValueError,
+        "grouped_layout: expected device cpu, where a is, got meta",
+    ),
+    ("masked", argument("masked_m", meta), ValueError, "masked_m: expected device cpu, where a is, got meta"),
+    ("k-grouped", argument("ks_tensor", meta), ValueError, "ks_tensor: expected device cpu, where a is, got meta"),
+]
+
+
+def test_the_calls_that_mistakes_are_made_from_are_right() -> None:
+    for kind in CALLS:
+        product, call = make(kind)
+        assert product(**call) is None
+        assert not bool((call["d"] == CANARY).all())
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "error", "message"),
+    [
+        pytest.param(*mistake, id=f"{mistake[0]}-{mistake[3]}")
+        for table in (
+            NOT_TENSORS,
+            DTYPES,
+            NOT_YET,
+            RECIPES,
+            SHAPES,
+            SCALE_SHAPES,
+            SIZES,
+            GROUP_VALUES,
+            LAYOUTS,
+            DEVICES,
+        )
+        for mistake in table
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(
+    kind: str, change: Change, error: type[Exception], message: str
+) -> None:
+    product, call = make(kind)
+    call.update(change(call))
+    assert_refused(product, call, error, message)
+
+
+# Overlaps of outputs and inputs
+
+INPUTS = [
+    (kind, name)
+    for kind, (_, arguments) in CALLS.items()
+    for name in ("a", "sfa", "b", "sfb", *(arguments().keys() & {"grouped_layout", "masked_m", "ks_tensor"}))
+]
+
+
+def d_behind(call: Arguments, name: str, gap_bytes: int) -> Arguments:
+    """The call with D's memory right behind that of an input, or `-gap_bytes` of 16 bytes inside its end."""
+    side = name[-1] if name in ("a", "sfa", "b", "sfb") else None
+    x: Tensor = call[side][len(name) // 3] if side else call[name]
+    d: Tensor = call["d"]
+    x_bytes, d_bytes = x.nbytes, d.nbytes
+    first = -(-x_bytes // 16) * 16 + gap_bytes
+    memory = torch.zeros(first + d_bytes, dtype=torch.uint8)
+    moved_d = memory[first:].view(d.dtype).view(d.shape).copy_(d)
+    moved = memory[:x_bytes].view(x.dtype).view(x.shape).copy_(x)
+    if side is None:
+        return {**call, name: moved, "d": moved_d}
+    pair = (moved, call[side][1]) if name == side else (call[side][0], moved)
+    return {**call, side: pair, "d": moved_d}
+
+
+@pytest.mark.parametrize(("kind", "name"), INPUTS)
+def test_d_that_overlaps_an_input_is_refused(kind: str, name: str) -> None:
+    product, call = make(kind)
+    assert_refused(product, d_behind(call, name, -16), ValueError, f"d: expected memory that does not overlap {name}")
+
+
+@pytest.mark.parametrize(("kind", "name"), INPUTS)
+def test_d_right_behind_an_input_is_no_overlap(kind: str, name: str) -> None:
+    product, call = make(kind)
+    near = d_behind(call, name, 0)
+    product(**call)
+    product(**near)
+    assert torch.equal(near["d"], call["d"])
+
+
+@pytest.mark.parametrize("kind", ["nt", "nn", "k-grouped"])
+def test_c_may_be_d_itself_and_may_not_overlap_it_in_part(kind: str) -> None:
+    product, call = make(kind)
+    rows = call["d"].shape[-2]
+    memory = output(*call["d"].shape[:-2], rows + 1, N, dtype=call["d"].dtype)
+    call["d"] = memory[..., :rows, :]
+    for c in (memory[..., 1:, :], memory.flatten()[8 : 8 + call["d"].numel()].view(call["d"].shape)):
+        assert_refused(product, {**call, "c": c}, ValueError, "c: expected d itself or memory that does not overlap it")
+    product(**call, c=torch.full_like(call["d"], CANARY))
+    expected, call["d"] = call["d"].clone(), memory[..., :rows, :].fill_(CANARY)
+    product(**call, c=call["d"].view(call["d"].shape))
+    assert torch.equal(call["d"], expected)
+
+
+def test_c_may_be_d_itself_where_the_stride_of_a_single_row_says_nothing() -> None:
+    product, call = make("nt")
+    call["a"] = (call["a"][0][:1], call["a"][1][:1])
+    call["d"] = output(1, N)
+    expected = product(call["a"], call["b"], c=call["d"])
+    assert product(**call, c=call["d"].as_strided((1, N), (2 * N, 1))) is None
+    assert torch.equal(call["d"], expected)
+
+
+@pytest.mark.parametrize("kind", ["nt", "k-grouped"])
+def test_c_and_d_may_be_columns_of_one_matrix(kind: str) -> None:
+    product, call = make(kind)
+    memory = output(*call["d"].shape[:-1], 2 * N, dtype=call["d"].dtype)
+    for d, c in ((memory[..., :N], memory[..., N:]), (memory[..., N:], memory[..., :N])):
+        expected = product(**{**call, "d": None, "c": c.contiguous()})
+        before = c.clone()
+        product(**{**call, "d": d, "c": c})
+        assert torch.equal(d, expected)
+        assert torch.equal(c, before)
+    assert_refused(product, {**call, "d": memory[..., :N], "c": memory[..., 8 : N + 8]}, ValueError, "c: expected d its")
+
+
+def test_c_and_d_may_be_alternate_rows_of_one_matrix() -> None:
+    product, call = make("nt")
+    memory = output(2 * M, N)
+    expected = product(**{**call, "d": None, "c": output(M, N)})
+    product(**{**call, "d": memory[::2], "c": memory[1::2]})
+    assert torch.equal(memory[::2], expected)
+    assert bool((memory[1::2] == CANARY).all())
+
+
+def test_a_and_d_may_be_columns_of_one_matrix_of_bytes() -> None:
+    product, call = make("nt")
+    product(**call)
+    memory = torch.zeros(M, K + 2 * N, dtype=torch.uint8)
+    a, d = memory[:, :K].view(torch.float8_e4m3fn), memory[:, K:].view(torch.bfloat16)
+    a.copy_(call["a"][0])
+    product(**{**call, "a": (a, call["a"][1]), "d": d})
+    assert torch.equal(d, call["d"])
+    assert torch.equal(a.view(torch.uint8), call["a"][0].view(torch.uint8))
+
+
+def test_d_over_expanded_scales_is_refused() -> None:
+    product, call = make("nt")
+    memory = output(1, N, dtype=torch.float32)
+    call.update(a=(call["a"][0][:1], call["a"][1][:1]), d=memory)
+    call["b"] = (call["b"][0], memory[0, :K_BLOCKS].expand(N_BLOCKS, K_BLOCKS))
+    assert_refused(product, call, ValueError, "d: expected memory that does not overlap sfb")
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    m=st.integers(1, 4),
+    columns=st.sampled_from([4, 8]),
+    pitches=st.tuples(st.integers(2, 6), st.integers(2, 6)),
+    same_pitch=st.booleans(),
+    firsts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+)
+def test_c_is_refused_exactly_where_it_shares_some_of_ds_memory(
+    m: int, columns: int, pitches: tuple[int, int], same_pitch: bool, firsts: tuple[int, int]
+) -> None:
+    memory = torch.arange(160, dtype=torch.float32)
+    pitch_d, pitch_c = 4 * pitches[0], 4 * pitches[0 if same_pitch else 1]
+    d = memory.as_strided((m, columns), (pitch_d, 1), 4 * firsts[0])
+    c = memory.as_strided((m, columns), (pitch_c, 1), 4 * firsts[1])
+    shared = set(d.flatten().tolist()) & set(c.flatten().tolist())
+    is_d = torch.equal(c, d)
+    a, b = operand((m, 16), (m, 1), 1), operand((columns, 16), (1, 1), 2)
+    expected = deep_gemm.fp8_gemm_nt(a, b, c=c.clone())
+    assert expected is not None
+    before = memory.clone()
+    try:
+        deep_gemm.fp8_gemm_nt(a, b, d, c)
+    except ValueError as error:
+        assert str(error).startswith("c: expected d itself or memory that does not overlap it")
+        # Of matrices with different row pitches only the ranges are compared.
+        assert not same_pitch or (shared and not is_d)
+        assert torch.equal(memory, before)
+    else:
+        assert is_d or not shared
+        assert torch.equal(d, expected)
+
+
+# What looks unusual and is no mistake
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_scales_may_lie_anywhere(kind: str) -> None:
+    product, call = make(kind)
+    product(**call)
+    for lay in (misaligned, column_major, every_second, row_pitch(7), lambda x: row_pitch(301)(x.mT).mT):
+        odd = {**call, "d": torch.zeros_like(call["d"])}
+        odd["d"].fill_(CANARY)
+        for side in ("a", "b"):
+            odd[side] = (call[side][0], lay(call[side][1]))
+        product(**odd)
+        assert torch.equal(odd["d"], call["d"])
+
+
+@pytest.mark.parametrize(("kind", "side"), [("nn", "b"), ("tn", "a"), ("tn", "b"), ("tt", "a"), ("contiguous nn", "b")])
+def test_a_transposed_operand_may_be_of_any_layout(kind: str, side: str) -> None:
+    product, call = make(kind)
+    product(**call)
+    for lay in (torch.clone, lambda x: misaligned(x.contiguous()), every_second):
+        odd = {**call, "d": torch.full_like(call["d"], CANARY), side: (lay(call[side][0]), call[side][1])}
+        product(**odd)
+        assert torch.equal(odd["d"], call["d"])
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_values_and_d_may_have_a_wider_row_pitch(kind: str) -> None:
+    if kind.startswith("k-grouped"):
+        pytest.skip("values of k-grouped products have one dimension")
+    product, call = make(kind)
+    product(**call)
+    wide = {**call, "d": row_pitch(N + 16)(torch.full_like(call["d"], CANARY))}
+    for side, first in (("a", kind[0]), ("b", "n" if kind.endswith("nn") or kind == "tn" else "t")):
+        x = call[side][0]
+        transposed = (side == "a" and kind in ("tn", "tt")) or (side == "b" and first == "n")
+        wide[side] = (row_pitch(K + 16)(x.mT).mT if transposed else row_pitch(K + 16)(x), call[side][1])
+    product(**wide)
+    assert torch.equal(wide["d"], call["d"])
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_inputs_that_require_a_gradient_give_the_same_result_without_a_graph(kind: str) -> None:
+    product, call = make(kind)
+    made = product(**{**call, "d": None})
+    product(**call)
+    learned = {**call, "d": torch.full_like(call["d"], CANARY).requires_grad_()}
+    for side in ("a", "b"):
+        learned[side] = tuple(x.detach().clone().requires_grad_() for x in call[side])
+    product(**learned)
+    assert learned["d"].is_leaf
+    assert torch.equal(learned["d"], call["d"])
+    again = product(**{**learned, "d": None})
+    assert not again.requires_grad
+    if kind not in ("contiguous", "contiguous nn", "ends", "masked"):  # whose skipped rows hold anything
+        assert torch.equal(again, made)
+
+
+def test_a_layout_left_out_means_equal_groups_in_either_form() -> None:
+    a = operand((200, K), (200, K_BLOCKS), 4)
+    ids = torch.arange(GROUPS, dtype=torch.int32).repeat_interleave(100)
+    expected = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, weights(), grouped_layout=ids)
+    assert expected is not None
+    for use_psum_layout in (False, True):
+        d = output(200, N)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
+            a, weights(), d, num_groups=GROUPS, use_psum_layout=use_psum_layout
+        )
+        assert torch.equal(d, expected)
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (100, 100), (0, 300), (128, 128), (128, 300), (100, 128), (300, 300)])
+def test_ends_of_empty_groups_are_no_mistake(numbers: tuple[int, int]) -> None:
+    product, call = make("ends")
+    product(**{**call, "grouped_layout": int32(*numbers)})
+    first, last = numbers
+    ids = torch.full((ENDS_M,), -1, dtype=torch.int32)
+    ids[-(-first // 128) * 128 : last] = 1
+    ids[:first] = 0
+    assert bool((call["d"][ids < 0] % CANARY == 0).all())
+    valid = ids >= 0
+    a, sfa = call["a"]
+    expected = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
+        (a[valid], sfa[valid]), call["b"], grouped_layout=ids[valid]
+    )
+    assert expected is not None
+    assert torch.equal(call["d"][valid], expected)
+
+
+# Products of ordinary tensors, through torch
+
+
+CUBLASLT_MISTAKES: list[tuple[str, Arguments, type[Exception], str]] = [
+    ("nt", {"a": None}, TypeError, "a: expected a tensor, got NoneType"),
+    ("nt", {"b": [1.0]}, TypeError, "b: expected a tensor, got a list of 1"),
+    ("nt", {"d": None}, TypeError, "d: expected a tensor, got NoneType"),
+    ("nt", {"b": torch.ones(3, 4, dtype=torch.bfloat16)}, ValueError, "b: expected "),
+    ("nt", {"b": torch.ones(3, 5)}, ValueError, "b: expected "),
+    ("nt", {"b": torch.ones(1, 3, 4)}, ValueError, "b: expected "),
+    ("tn", {"a": torch.ones(1, 4, 2)}, ValueError, "a: expected "),
+    ("nn", {"b": torch.ones(4)}, ValueError, "b: expected "),
+    ("nt", {"d": torch.full((3, 2), CANARY)}, ValueError, "d: expected shape (m, n) = (2, 3), got (3, 2)"),
+    ("tt", {"c": torch.ones(1, 3)}, ValueError, "c: expected shape (m, n) = (2, 3), got (1, 3)"),
+    ("nt", {"b": torch.ones(3, 4, device="meta")}, ValueError, "b: expected device cpu"),
+    ("nt", {"d": torch.empty(2, 3, device="meta")}, ValueError, "d: expected device cpu"),
+]
+
+
+@pytest.mark.parametrize(("major", "wrong", "error", "message"), CUBLASLT_MISTAKES)
+def test_a_mistake_in_a_product_through_torch_is_named_too(
+    major: str, wrong: Arguments, error: type[Exception], message: str
+) -> None:
+    a = torch.ones(2, 4) if major[0] == "n" else torch.ones(4, 2)
+    b = torch.ones(3, 4) if major[1] == "t" else torch.ones(4, 3)
+    call = {"a": a, "b": b, "d": torch.full((2, 3), CANARY), **wrong}
+    assert_refused(getattr(deep_gemm, f"cublaslt_gemm_{major}"), call, error, message)
