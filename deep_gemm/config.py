@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from .layout import align
@@ -13,6 +13,9 @@ SHARED_BYTES_LIMIT = 232448
 REGISTERS_PER_SM = 65536
 WGMMA_ROWS = 64
 WARPGROUP_THREADS = 128
+MAX_STAGES = 16
+MAX_ACCUMULATORS = 192
+"""Registers of a math thread for totals and partial sums, of 232; the rest addresses and scales."""
 
 
 @dataclass(frozen=True)
@@ -142,3 +145,58 @@ class GemmConfig:
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
         return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of a product: the type of D, and how C takes part."""
+
+    is_fp32: bool = False
+    with_c: bool = False
+    """C is another tensor, or D itself in BF16: read and added."""
+    adds_to_d: bool = False
+    """C is D itself, in FP32: TMA adds where D lies."""
+
+
+def tile_config(block_m: int, block_n: int, output: Output, cluster_m: int = 1, cluster_n: int = 1) -> GemmConfig:
+    """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile.
+
+    With the whole tile buffered, one tile's stores run under the next one's products: on an H200 that was worth 3-10%
+    at k = 2048 and cost nothing at k = 16384, even where it left 3 stages instead of 4.
+    """
+    num_math_warpgroups = {64: 1, 128: 2, 192: 3, 256: 2}[block_m]
+    rows_per_warpgroup = block_m // num_math_warpgroups
+    # One unit's partial sums and all units' totals must fit a thread's registers.
+    units_along_m = rows_per_warpgroup // WGMMA_ROWS
+    unit_n = block_n if (units_along_m + 1) * block_n // 2 <= MAX_ACCUMULATORS else gcd(block_n, 128)
+    panel_columns = gcd(unit_n, 32 if output.is_fp32 else 64)
+    panels = units_along_m * block_n // panel_columns
+    slot_bytes = (block_m + block_n) * BLOCK_K
+    min_stages = 3 if slot_bytes >= 44 * 1024 else 4
+    for buffered in range(panels, 0, -1):
+        if panels % buffered and buffered > 3:
+            continue  # rotate through few panels where the whole tile does not fit
+        whole = buffered == panels
+        config = GemmConfig(
+            block_m,
+            block_n,
+            num_stages=min_stages,
+            num_math_warpgroups=num_math_warpgroups,
+            unit_n=unit_n,
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            panel_columns=panel_columns,
+            panels_per_store=panels if whole else 1,
+            num_store_buffers=1 if whole else buffered,
+            output_is_fp32=output.is_fp32,
+            with_c=output.with_c,
+            adds_to_d=output.adds_to_d,
+        )
+        if config.shared_bytes <= SHARED_BYTES_LIMIT:
+            break
+    while config.num_stages < MAX_STAGES:
+        deeper = replace(config, num_stages=config.num_stages + 1)
+        if deeper.shared_bytes > SHARED_BYTES_LIMIT:
+            break
+        config = deeper
+    return config

@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from .dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
-from .dispatch import ReferenceFallbackWarning
+from .dispatch import ReferenceFallbackWarning, forget_warnings
 from .grouped import (
     k_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_contiguous,
@@ -160,6 +160,7 @@ def _products_along_k(a: Tensor, b: Tensor) -> Tensor:
 def _timed(call: Callable[[], Tensor], device: str) -> tuple[Tensor, float, str]:
     """Result and milliseconds of a call that is not the first, and which backend ran."""
     backend = "reference" if device == "cpu" else "kernel"
+    forget_warnings()
     with warnings.catch_warnings():
         warnings.simplefilter("error", ReferenceFallbackWarning)
         try:

@@ -36,6 +36,11 @@ def run(problem: P, reference: Callable[[P], None]) -> None:
     reference(problem)
 
 
+def forget_warnings() -> None:
+    """Warn anew of products that have been warned of."""
+    _warned.clear()
+
+
 def _warn_once(product: str) -> None:
     if product in _warned:
         return

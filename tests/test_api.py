@@ -185,7 +185,7 @@ def backend_of(device: str) -> Iterator[None]:
             warnings.simplefilter("error")
             yield
     else:
-        dispatch._warned.clear()
+        dispatch.forget_warnings()
         with pytest.warns(deep_gemm.ReferenceFallbackWarning):
             yield
 

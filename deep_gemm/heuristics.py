@@ -1,0 +1,148 @@
+"""Which configuration runs a product: candidates -> legal? -> cost -> best. Pure, deterministic, explainable.
+
+The cost is a time in microseconds on a named GPU:
+
+    launch + waves * (k_blocks * block_us + tile_us), but not less than the time that memory takes
+
+`block_us` is what a tile takes for one k-block with all SMs at work, and `tile_us` what it takes besides: filling the
+ring, and the part of its stores that the next tile does not hide. Both were measured for every tile on an H200 (one wave
+of tiles, cold L2, random data, at k = 512 and 7168) and are listed in TILES; other GPUs are scaled from these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from .config import BLOCK_K, GemmConfig, Output, tile_config
+from .layout import ceil_div
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the cost of a product depends on."""
+
+    name: str
+    num_sms: int
+    dram_tb_per_s: float
+    """Bulk copies into shared memory, cold, at the sizes of real weights."""
+    fp8_tflops: float
+    """What the tensor cores reach in a burst, operands resident."""
+    launch_us: float = 2.2
+    """An empty product: launch, barriers, first bytes from DRAM."""
+
+
+H200 = Gpu("H200", 132, 4.0, 1875)
+H100 = Gpu("H100", 132, 2.9, 1875)
+H20 = Gpu("H20", 78, 3.6, 290)
+GPUS = (H200, H100, H20)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile that the kernel computes, and its times on an H200."""
+
+    block_m: int
+    block_n: int
+    block_ns: float
+    tile_us: float
+    cluster_m: int = 1
+    cluster_n: int = 1
+
+
+TILES = (
+    Tile(64, 16, 164, 0.44),
+    Tile(64, 32, 175, 0.46),
+    Tile(64, 48, 203, 0.54),
+    Tile(64, 64, 207, 0.59),
+    Tile(64, 96, 259, 0.70),
+    Tile(64, 112, 278, 0.95),
+    Tile(64, 128, 301, 0.88),
+    Tile(64, 192, 395, 1.31),
+    Tile(64, 256, 514, 1.79),
+    Tile(128, 16, 211, 0.64),
+    Tile(128, 32, 231, 0.65),
+    Tile(128, 48, 276, 0.95),
+    Tile(128, 64, 280, 0.94),
+    Tile(128, 96, 385, 1.44),
+    Tile(128, 112, 406, 1.94),
+    Tile(128, 128, 423, 1.58),
+    Tile(128, 160, 471, 2.22),
+    Tile(128, 192, 540, 2.84),
+    Tile(128, 256, 737, 2.92),
+    Tile(192, 64, 376, 1.58),
+    Tile(192, 128, 568, 2.44),
+    Tile(256, 64, 458, 1.85),
+    Tile(256, 96, 633, 2.24),
+    Tile(256, 112, 714, 3.42),
+    Tile(256, 128, 721, 2.98),
+    Tile(128, 128, 385, 2.08, cluster_n=2),
+    Tile(256, 128, 733, 3.06, cluster_n=2),
+    Tile(256, 128, 728, 3.11, cluster_m=2),
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration for a product: its cost, and where it goes."""
+
+    tile: Tile
+    config: GemmConfig
+    waves: int
+    compute_us: float
+    memory_us: float
+    why_not: str | None = None
+    """Why it cannot run this product; None if it can."""
+
+    @property
+    def cost_us(self) -> float:
+        """The larger of the two times; infinite for what cannot run."""
+        return max(self.compute_us, self.memory_us) if self.why_not is None else float("inf")
+
+
+def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu, num_sms: int | None = None) -> list[Candidate]:
+    """Every configuration with its cost for this product, best first; those that cannot run it last."""
+    found = [_candidate(tile, m, n, k, output, gpu, num_sms or gpu.num_sms) for tile in TILES]
+    return sorted(found, key=lambda candidate: candidate.cost_us)
+
+
+@cache
+def select(m: int, n: int, k: int, output: Output, gpu: Gpu, num_sms: int | None = None) -> GemmConfig:
+    """The configuration with the lowest cost."""
+    return candidates(m, n, k, output, gpu, num_sms)[0].config
+
+
+def reachable() -> list[GemmConfig]:
+    """Every configuration that `select` can give: all of them compile without spills, which the tests see to."""
+    outputs = [Output(), Output(with_c=True)]
+    outputs += [Output(is_fp32=True), Output(is_fp32=True, with_c=True), Output(is_fp32=True, adds_to_d=True)]
+    return [_config(tile, output) for output in outputs for tile in TILES]
+
+
+@cache
+def _config(tile: Tile, output: Output) -> GemmConfig:
+    return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n)
+
+
+def _candidate(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, num_sms: int) -> Candidate:
+    config = _config(tile, output)
+    tiles_m, tiles_n = ceil_div(m, tile.block_m), ceil_div(n, tile.block_n)
+    waves = ceil_div(
+        ceil_div(tiles_m, tile.cluster_m) * ceil_div(tiles_n, tile.cluster_n), num_sms // config.cluster_size
+    )
+    # An FP32 output is twice the bytes to store, a C as many to read.
+    output_factor = (2 if output.is_fp32 else 1) + (1 if output.with_c else 0)
+    tensor_us = 2 * tile.block_m * tile.block_n * BLOCK_K / (gpu.fp8_tflops / gpu.num_sms) / 1e6
+    block_us = max(tile.block_ns / 1e3, tensor_us)
+    compute_us = gpu.launch_us + waves * (ceil_div(k, BLOCK_K) * block_us + tile.tile_us * output_factor)
+    output_bytes = m * n * config.output_bytes * (2 if output.with_c or output.adds_to_d else 1)
+    memory_us = gpu.launch_us + (m * k + n * k + output_bytes) / (gpu.dram_tb_per_s * 1e6)
+    return Candidate(tile, config, waves, compute_us, memory_us, _why_not(tile, tiles_m, tiles_n))
+
+
+def _why_not(tile: Tile, tiles_m: int, tiles_n: int) -> str | None:
+    if tile.cluster_m > 1 and tiles_m < tile.cluster_m:
+        return "one row of tiles, nothing to share B with"
+    if tile.cluster_n > 1 and tiles_n < tile.cluster_n:
+        return "one column of tiles, nothing to share A with"
+    return None

@@ -1,0 +1,136 @@
+"""The CUDA driver: loading machine code, encoding tensor maps, launching. The only module that knows it.
+
+Nothing here allocates, synchronizes or reads device memory. Handles are kept by device; a context is torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ..tensor_map import ElementType, TensorMap
+
+TENSOR_MAP_BYTES = 128
+PARAMS_ALIGNMENT = 64
+
+
+class DriverError(RuntimeError):
+    """A call of the CUDA driver failed."""
+
+
+@cache
+def _driver() -> Any:
+    return importlib.import_module("cuda.bindings.driver")
+
+
+def _checked(call: str, result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        _, name = _driver().cuGetErrorName(status)
+        _, text = _driver().cuGetErrorString(status)
+        detail = f"{(name or b'?').decode()}: {(text or b'?').decode()}"
+        raise DriverError(f"{call} failed: {detail}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class Kernel:
+    """A kernel loaded into the current context, with the shared memory that its launches use."""
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+        cu = _driver()
+        self.shared_bytes = shared_bytes
+        self._module = _checked("cuModuleLoadData", cu.cuModuleLoadData(cubin))
+        self.function = _checked("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, name.encode()))
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked("cuFuncSetAttribute", cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
+
+
+class ParamsBuffer:
+    """The one parameter of a kernel, a struct: bytes at an address aligned as tensor maps demand."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = ctypes.create_string_buffer(size + PARAMS_ALIGNMENT)
+        start = ctypes.addressof(self._bytes)
+        self.address = start + -start % PARAMS_ALIGNMENT
+        self.pointers = (ctypes.c_void_p * 1)(self.address)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Copy bytes into the struct."""
+        ctypes.memmove(self.address + offset, data, len(data))
+
+
+class Launch:
+    """A launch prepared once: all but the stream and the parameters' bytes is fixed."""
+
+    def __init__(self, kernel: Kernel, params: ParamsBuffer, grid: int, threads: int, cluster: int) -> None:
+        cu = _driver()
+        self._function = kernel.function
+        self._params = params  # kept alive: the launch reads it by address
+        self._pointers = ctypes.addressof(params.pointers)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = kernel.shared_bytes
+        attributes = []
+        if cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            value = cu.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+            attribute.value = value
+            attributes.append(attribute)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        self._config = config
+        self._launch = cu.cuLaunchKernelEx
+
+    def __call__(self, stream: int) -> None:
+        """Launch on a stream, given by its handle."""
+        self._config.hStream = stream
+        (status,) = self._launch(self._config, self._function, self._pointers, 0)
+        if int(status) != 0:
+            _checked("cuLaunchKernelEx", (status,))
+
+
+def encode(tensor_map: TensorMap, address: int) -> bytes:
+    """Encode a tensor map for a tensor at this address: the 128 bytes that a kernel takes."""
+    reason = tensor_map.why_illegal()
+    if reason is not None:
+        raise ValueError(f"tensor_map: {reason}")
+    cu = _driver()
+    types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
+    element = {
+        ElementType.UINT8: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        ElementType.BFLOAT16: types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        ElementType.FLOAT32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }[tensor_map.element]
+    swizzle = {
+        0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+        32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
+        64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+        128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+    }[tensor_map.swizzle]
+    encoded = _checked(
+        "cuTensorMapEncodeTiled",
+        cu.cuTensorMapEncodeTiled(
+            element,
+            len(tensor_map.sizes),
+            address,
+            _integers(cu.cuuint64_t, tensor_map.sizes),
+            _integers(cu.cuuint64_t, tensor_map.strides),
+            _integers(cu.cuuint32_t, tensor_map.box),
+            _integers(cu.cuuint32_t, (1,) * len(tensor_map.sizes)),
+            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+    )
+    return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+def _integers(integer: Any, values: Sequence[int]) -> list[Any]:
+    return [integer(value) for value in values]
