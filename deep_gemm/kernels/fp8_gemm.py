@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .. import jit
 from ..config import GemmConfig
-from .sources import cuda_sources, wgmma_shape_header
+from .sources import cuda_sources
+from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm.cuh"\n'
 NAME = "fp8_gemm_kernel"
@@ -15,7 +16,7 @@ def headers(config: GemmConfig) -> dict[str, str]:
     return {
         **cuda_sources(),
         "config.cuh": config.header(),
-        "wgmma_shape.cuh": wgmma_shape_header(config.unit_n or config.block_n),
+        "wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n]),
     }
 
 
