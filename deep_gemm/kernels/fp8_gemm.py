@@ -11,7 +11,8 @@ from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig
 from ..layout import align
 from ..problem import DenseProblem
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
-from .sources import cuda_sources, wgmma_shape_header
+from .sources import cuda_sources
+from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm.cuh"\n'
 NAME = "fp8_gemm_kernel"
@@ -22,7 +23,7 @@ def headers(config: GemmConfig) -> dict[str, str]:
     return {
         **cuda_sources(),
         "config.cuh": config.header(),
-        "wgmma_shape.cuh": wgmma_shape_header(config.unit_n or config.block_n),
+        "wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n]),
     }
 
 

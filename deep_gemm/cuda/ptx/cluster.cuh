@@ -1,6 +1,10 @@
-// The CTAs of a cluster, which run at once and reach each other's shared memory.
+// Thread block clusters: rank, barrier, distributed shared memory. (PTX ISA, "Cluster of Cooperative Thread Arrays",
+// "barrier.cluster" and "mapa".)
+//
+// A CTA may be written to only while it runs: a cluster barrier must stand between its start and the first such access,
+// and between the last one and its end.
 #pragma once
-#include "ptx/memory.cuh"
+#include "ptx/platform.cuh"
 
 namespace ptx {
 
@@ -10,9 +14,44 @@ DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
-// All threads of all CTAs. What each wrote before is visible to all after.
+// All threads that have not exited, converged by warp. What was written before the arrival can be read after the wait.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
+}
+
+// Where `pointer`, an address of this CTA, lies in CTA `cta_rank`: an address of the shared::cluster window.
+DEVICE uint32_t mapa(const void* pointer, uint32_t cta_rank) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(pointer)), "r"(cta_rank));
+  return remote;
+}
+
+DEVICE void st_shared_cluster_f32(void* pointer, uint32_t cta_rank, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(mapa(pointer, cta_rank)), "f"(value) : "memory");
+}
+
+DEVICE void st_shared_cluster_v4_f32(void* pointer, uint32_t cta_rank, float x, float y, float z, float w) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mapa(pointer, cta_rank)), "f"(x), "f"(y),
+               "f"(z), "f"(w)
+               : "memory");
+}
+
+DEVICE float ld_shared_cluster_f32(const void* pointer, uint32_t cta_rank) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(mapa(pointer, cta_rank)) : "memory");
+  return value;
+}
+
+DEVICE Float4 ld_shared_cluster_v4_f32(const void* pointer, uint32_t cta_rank) {
+  Float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(mapa(pointer, cta_rank))
+               : "memory");
+  return v;
 }
 
 }  // namespace ptx

@@ -1,7 +1,10 @@
-// Barriers in shared memory that count arrivals and bytes. (PTX ISA, "Parallel Synchronization and Communication
-// Instructions: mbarrier".) A phase completes when all arrivals and all announced bytes have come; the next begins at once.
+// mbarrier: a phase completes when all expected arrivals came and all announced bytes landed.
+// (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".)
+//
+// Phases alternate between parity 0 and 1. Waiting for a parity returns once the phase of that parity is over, so a new
+// barrier holds up those who wait for 0 and lets pass those who wait for 1.
 #pragma once
-#include "ptx/memory.cuh"
+#include "ptx/platform.cuh"
 
 namespace ptx {
 
@@ -9,53 +12,67 @@ DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Makes initialized barriers visible to the other CTAs of the cluster and to TMA.
+// Shows the initialized barriers to the cluster's other CTAs and to TMA; a block or cluster barrier must follow.
 DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-// Announces `bytes` that TMA will bring in this phase, and arrives.
+// One arrival, which also announces `bytes` that TMA will bring in this phase.
 DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
                : "memory");
 }
 
-// Arrives at the barrier at the same place in the shared memory of CTA `rank` of the cluster. Not .release.cluster, which
-// waits for all of the thread's memory accesses and made the whole product a third slower on an H200: what the arrival
-// hands over has only been read, and what was read is in registers.
-DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
+// Arrives at the barrier that lies at the same offset in CTA `cta_rank` of the cluster (which may be this one). It gives
+// back memory that this CTA has read. To publish what was written into the other CTA, use a cluster barrier:
+// .release.cluster would do it here, but compiles to a memory barrier each time.
+DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
   asm volatile(
-      "{\n.reg .b32 remote;\n"
+      "{\n"
+      ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(smem_address(barrier)),
-      "r"(rank)
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(smem_address(barrier)),
+      "r"(cta_rank)
       : "memory");
 }
 
-// Returns once the phase of this parity has completed.
-DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(smem_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-
-// Whether the phase of this parity has completed. Not try_wait, which suspends the warp for microseconds if it has not.
+// Asks whether the phase is over and returns at once. It is test_wait, because try_wait on a phase that is not due
+// suspends the warp for microseconds (measured on an H200).
 DEVICE bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity) {
-  uint32_t done;
+  uint32_t is_over;
   asm volatile(
-      "{\n.reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, done;\n}"
-      : "=r"(done)
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(is_over)
       : "r"(smem_address(barrier)), "r"(parity)
       : "memory");
-  return done != 0;
+  return is_over != 0;
+}
+
+// Asks whether the phase is over, and may suspend the warp until it is, or for as long as the hardware sees fit.
+DEVICE bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
+  uint32_t is_over;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(is_over)
+      : "r"(smem_address(barrier)), "r"(parity)
+      : "memory");
+  return is_over != 0;
+}
+
+DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
+  while (!mbarrier_try_wait_parity(barrier, parity)) {
+  }
 }
 
 }  // namespace ptx

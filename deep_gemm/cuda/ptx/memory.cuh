@@ -1,70 +1,172 @@
-// Loads and stores of single threads, conversions on the way, and matrix stores of a warp.
+// Loads, stores, conversions. Kernels touch memory through these alone, so that the simulator sees every access.
 #pragma once
-#include "types.cuh"
+#include "ptx/platform.cuh"
 
 namespace ptx {
 
-struct Float2 {
-  float x, y;
-};
+// ---- Shared memory
 
-DEVICE uint32_t smem_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
-
-// The block's dynamic shared memory, as the struct that plans it.
-template <typename Storage>
-DEVICE Storage& dynamic_shared() {
-  extern __shared__ __align__(1024) uint8_t bytes[];
-  return *reinterpret_cast<Storage*>(bytes);
-}
-
-DEVICE float ld_shared_f32(const float* source) {
+DEVICE float ld_shared_f32(const void* pointer) {
   float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem_address(source)) : "memory");
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem_address(pointer)) : "memory");
   return value;
 }
-
-DEVICE void st_shared_v2_f32(void* destination, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address(destination)), "f"(x), "f"(y) : "memory");
+DEVICE Float2 ld_shared_v2_f32(const void* pointer) {
+  Float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(smem_address(pointer)) : "memory");
+  return v;
 }
-
-// Through the read-only path, for data that no one writes while the kernel runs.
-DEVICE float ld_global_nc_f32(const float* source) {
-  float value;
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(source));
-  return value;
+DEVICE Float4 ld_shared_v4_f32(const void* pointer) {
+  Float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(smem_address(pointer))
+               : "memory");
+  return v;
 }
-
-DEVICE uint32_t ld_global_b32(const void* source) {
+DEVICE uint32_t ld_shared_b32(const void* pointer) {
   uint32_t value;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem_address(pointer)) : "memory");
   return value;
 }
-
-DEVICE Float2 ld_global_v2_f32(const void* source) {
-  Float2 value;
-  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(source) : "memory");
-  return value;
+DEVICE void st_shared_f32(void* pointer, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem_address(pointer)), "f"(value) : "memory");
+}
+DEVICE void st_shared_v2_f32(void* pointer, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address(pointer)), "f"(x), "f"(y) : "memory");
+}
+DEVICE void st_shared_v4_f32(void* pointer, float x, float y, float z, float w) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(pointer)), "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
+DEVICE void st_shared_b32(void* pointer, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements. Lane i gives the address of row i % 8 of matrix i / 8; of each matrix a thread
-// holds the two elements of row lane / 4 from column lane % 4 * 2 on. (PTX ISA, "stmatrix".)
+// Stores 8x8 matrices of 16-bit elements: lane i gives the address of row i (16 bytes) of all matrices in turn, and
+// holds of each matrix the elements 2 * (i % 4) and the next of row i / 4. (PTX ISA, "stmatrix".)
+DEVICE void stmatrix_x2(void* row, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(smem_address(row)), "r"(a), "r"(b)
+               : "memory");
+}
 DEVICE void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(row)), "r"(a),
                "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 
-// Two BF16 numbers in one register, the first in its low half, rounded to nearest even.
+// ---- Global memory. ".nc": nobody writes it while the kernel runs. ".cg": past the L1, which is not coherent.
+
+DEVICE float ld_global_f32(const void* pointer) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(pointer) : "memory");
+  return value;
+}
+DEVICE Float2 ld_global_v2_f32(const void* pointer) {
+  Float2 v;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(pointer) : "memory");
+  return v;
+}
+DEVICE Float4 ld_global_v4_f32(const void* pointer) {
+  Float4 v;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+DEVICE Float4 ld_global_cg_v4_f32(const void* pointer) {
+  Float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+DEVICE uint32_t ld_global_b32(const void* pointer) {
+  uint32_t value;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+DEVICE int32_t ld_global_i32(const void* pointer) { return static_cast<int32_t>(ld_global_b32(pointer)); }
+
+// Not volatile: what cannot change may be loaded early, late, or not at all.
+DEVICE float ld_global_nc_f32(const void* pointer) {
+  float value;
+  asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(pointer));
+  return value;
+}
+DEVICE Float4 ld_global_nc_v4_f32(const void* pointer) {
+  Float4 v;
+  asm("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "l"(pointer));
+  return v;
+}
+DEVICE int32_t ld_global_nc_i32(const void* pointer) {
+  int32_t value;
+  asm("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(pointer));
+  return value;
+}
+
+DEVICE void st_global_b16(void* pointer, uint16_t value) {
+  asm volatile("st.global.b16 [%0], %1;" ::"l"(pointer), "h"(value) : "memory");
+}
+DEVICE void st_global_b32(void* pointer, uint32_t value) {
+  asm volatile("st.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+DEVICE void st_global_f32(void* pointer, float value) {
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(pointer), "f"(value) : "memory");
+}
+DEVICE void st_global_v2_f32(void* pointer, float x, float y) {
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(pointer), "f"(x), "f"(y) : "memory");
+}
+DEVICE void st_global_v4_f32(void* pointer, float x, float y, float z, float w) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+DEVICE void st_global_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// ---- Between CTAs through global memory: write, [fence], red_release_add; ld_acquire until it is there, read.
+// A release covers the writes of its own thread, and those of others that a barrier ordered before it.
+// (PTX ISA, "Memory Consistency Model".)
+
+DEVICE void red_release_add(uint32_t* pointer, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+DEVICE uint32_t ld_acquire(const uint32_t* pointer) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+// Returns what was there before.
+DEVICE uint32_t atom_add(uint32_t* pointer, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
+  return before;
+}
+DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// ---- Arithmetic
+
+DEVICE float fma(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+// Two FP32 to two BF16, rounded to nearest even; `low` goes to the lower half.
 DEVICE uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-
+// BF16 is the upper half of FP32.
 DEVICE Float2 unpack_bf16(uint32_t packed) {
-  return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000)};
+  Float2 v;
+  asm("shl.b32 %0, %1, 16;" : "=f"(v.x) : "r"(packed));
+  asm("and.b32 %0, %1, 0xffff0000;" : "=f"(v.y) : "r"(packed));
+  return v;
 }
-
-DEVICE float fma(float x, float y, float z) { return __fmaf_rn(x, y, z); }
 
 }  // namespace ptx

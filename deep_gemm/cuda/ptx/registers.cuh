@@ -1,17 +1,21 @@
-// Registers moved between warpgroups after the launch. (PTX ISA, "setmaxnreg".) All warps of a warpgroup execute it; an
-// increase waits until others have given up enough, so the sum must not exceed what the launch allocated.
+// Moving registers between the warpgroups of a block. (PTX ISA, "setmaxnreg".)
+//
+// All warps of a warpgroup execute it. An increase waits until decreases have freed enough, for ever if the block's
+// registers at launch do not suffice for all: (threads x registers) after must not be more than before.
 #pragma once
-#include "types.cuh"
+#include "ptx/platform.cuh"
 
 namespace ptx {
 
-template <int kRegisters>
+template <uint32_t kRegisters>
 DEVICE void setmaxnreg_inc() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0, "24 to 256 registers, a multiple of 8");
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-template <int kRegisters>
+template <uint32_t kRegisters>
 DEVICE void setmaxnreg_dec() {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0, "24 to 256 registers, a multiple of 8");
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

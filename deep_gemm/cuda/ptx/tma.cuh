@@ -1,60 +1,134 @@
-// The tensor memory accelerator: boxes of a tensor in global memory to and from shared memory. (PTX ISA, "Data Movement
-// and Conversion Instructions: cp.async.bulk.tensor".) Coordinates count elements, innermost first. What lies outside the
-// tensor is loaded as zero and not stored.
+// TMA: copies of boxes of a tensor between global and shared memory. (PTX ISA, "Data Movement and Conversion
+// Instructions: Tensor copy", and "Tensors" for boxes, swizzling and what happens out of bounds.)
+//
+// Coordinates count elements, innermost dimension first, and may lie outside the tensor on either side: what is outside
+// loads as zeros and is not stored. One thread issues a copy; it works on shared memory through the asynchronous proxy.
 #pragma once
-#include "ptx/memory.cuh"
+#include "ptx/platform.cuh"
 
 namespace ptx {
 
-// CUtensorMap, which the driver encodes on the host.
+// What the driver's cuTensorMapEncodeTiled fills in.
 struct alignas(64) TensorMap {
-  uint64_t words[16];
+  uint64_t opaque[16];
 };
 
-DEVICE void prefetch_tensormap(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
-// Loads one box; its bytes complete on `barrier`.
-DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, uint32_t x, uint32_t y) {
+// Makes this thread's writes to shared memory visible to TMA and WGMMA. Every writing thread needs it, before the
+// barrier that tells the issuing thread. (PTX ISA, "Async proxy".)
+DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- Loads: the landing bytes are subtracted from what `barrier` expects.
+
+DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
           smem_address(destination)),
-      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y)
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1)
       : "memory");
 }
 
-// Loads one box into the same place of every CTA in `ctas`; in each, its bytes complete on the barrier at the same place.
-DEVICE void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, uint32_t x, uint32_t y,
-                                  uint32_t ctas) {
+// The same with an L2 policy, made by `createpolicy_...`.
+DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
+                        uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(destination)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "l"(policy)
+      : "memory");
+}
+
+// Loads one box into every CTA whose bit of `cta_mask` is set, at the same offsets of data and barrier as here.
+// Each of these CTAs expects the bytes on its own barrier.
+DEVICE void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
+                                  uint32_t cta_mask) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(smem_address(destination)),
-      "l"(map), "r"(smem_address(barrier)), "h"(static_cast<uint16_t>(ctas)), "r"(x), "r"(y)
+      "l"(map), "r"(smem_address(barrier)), "h"(static_cast<uint16_t>(cta_mask)), "r"(c0), "r"(c1)
       : "memory");
 }
 
-DEVICE void tma_store_2d(const TensorMap* map, const void* source, uint32_t x, uint32_t y) {
+DEVICE void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
+                        int32_t c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(destination)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+
+DEVICE void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
+                        int32_t c2, int32_t c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(destination)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// A plain run of bytes, without a map: both addresses and `bytes` are multiples of 16.
+DEVICE void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   smem_address(destination)),
+               "l"(source), "r"(bytes), "r"(smem_address(barrier))
+               : "memory");
+}
+
+// L2 policies for all of an access. (PTX ISA, "createpolicy".)
+DEVICE uint64_t createpolicy_evict_first() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+DEVICE uint64_t createpolicy_evict_last() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// ---- Stores: gathered into a group by `tma_store_commit`, waited for by the thread that issued them.
+
+DEVICE void tma_store_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-               "r"(smem_address(source)), "r"(x), "r"(y)
+               "r"(smem_address(source)), "r"(c0), "r"(c1)
                : "memory");
 }
 
-// Adds to what lies there, in the L2.
-DEVICE void tma_reduce_add_2d(const TensorMap* map, const void* source, uint32_t x, uint32_t y) {
-  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-               "r"(smem_address(source)), "r"(x), "r"(y)
+DEVICE void tma_store_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(smem_address(source)), "r"(c0), "r"(c1), "r"(c2)
                : "memory");
 }
 
-// Makes one group of the stores that this thread has issued since the last.
+// Adds the box to what global memory holds, in the map's element type.
+DEVICE void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(smem_address(source)), "r"(c0), "r"(c1)
+               : "memory");
+}
+
+DEVICE void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2) {
+  asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(smem_address(source)), "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
+
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until at most kGroups of this thread's groups have shared memory still to read.
-template <int kGroups>
+// Until at most kPending of this thread's groups have shared memory still to read: it may then be written again.
+template <int kPending>
 DEVICE void tma_store_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroups) : "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Orders this thread's ordinary writes to shared memory before later reads by TMA and WGMMA, which take another path.
-DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Until at most kPending of this thread's groups are unfinished: the others can be seen in global memory.
+template <int kPending>
+DEVICE void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 }  // namespace ptx

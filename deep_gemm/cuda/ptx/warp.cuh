@@ -1,35 +1,73 @@
-// Who a thread is, and what it does together with its warp or block.
+// Who a thread is, and what the threads of a warp and of a block do together.
+//
+// "Aligned" operations must be reached by all threads of the warp together.
 #pragma once
-#include "types.cuh"
+#include "ptx/platform.cuh"
 
 namespace ptx {
+
+// ---- Who: blocks and grids of this package have one dimension.
 
 DEVICE uint32_t thread_index() { return threadIdx.x; }
 DEVICE uint32_t lane_index() { return threadIdx.x % 32; }
 DEVICE uint32_t block_index() { return blockIdx.x; }
 DEVICE uint32_t grid_size() { return gridDim.x; }
+DEVICE uint32_t sm_id() {
+  uint32_t id;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+  return id;
+}
+DEVICE uint64_t clock64() {
+  uint64_t cycles;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+  return cycles;
+}
+DEVICE uint64_t globaltimer() {
+  uint64_t nanoseconds;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds)::"memory");
+  return nanoseconds;
+}
 
-DEVICE uint32_t shfl_sync(uint32_t value, uint32_t lane) { return __shfl_sync(0xffffffff, value, lane); }
-DEVICE float shfl_sync(float value, uint32_t lane) { return __shfl_sync(0xffffffff, value, lane); }
+// ---- Warp: all 32 threads take part.
 
+// True in one thread of the warp, the same one each time. (PTX ISA, "elect.sync".)
+DEVICE bool elect_sync() {
+  uint32_t is_elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(is_elected));
+  return is_elected != 0;
+}
+
+// The value that lane `source` (modulo 32) passes. To the compiler it is uniform only where `source` is.
+DEVICE uint32_t shfl_sync(uint32_t value, uint32_t source) { return __shfl_sync(0xffffffffu, value, source); }
+DEVICE float shfl_sync(float value, uint32_t source) { return __shfl_sync(0xffffffffu, value, source); }
 // The same in all threads of a warp, which the shuffle tells the compiler.
 DEVICE uint32_t warp_index() { return shfl_sync(threadIdx.x / 32, 0); }
+DEVICE bool all_sync(bool value) { return __all_sync(0xffffffffu, value); }
+DEVICE void syncwarp() { __syncwarp(); }
 
-DEVICE bool all_sync(bool condition) { return __all_sync(0xffffffff, condition); }
-
-// True in one lane of the warp.
-DEVICE bool elect_sync() {
-  uint32_t elected;
-  asm volatile("{\n.reg .pred elected;\nelect.sync _|elected, 0xffffffff;\nselp.b32 %0, 1, 0, elected;\n}"
-               : "=r"(elected));
-  return elected != 0;
-}
+// ---- Block
 
 DEVICE void syncthreads() { __syncthreads(); }
 
-// A barrier of `threads` threads of the block, by number; 0 is that of syncthreads.
-DEVICE void bar_sync(uint32_t barrier, uint32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+// Named barriers 1 to 15 (0 is that of syncthreads), for a number of threads that is a multiple of 32.
+// (PTX ISA, "bar, barrier".)
+DEVICE void bar_sync(uint32_t id, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+DEVICE void bar_arrive(uint32_t id, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- Grid: a kernel may start while the one before it ends. (PTX ISA, "griddepcontrol".)
+
+// Until the kernel before has ended and what it wrote can be read. Without such a launch it does nothing.
+DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace ptx

@@ -1,32 +1,51 @@
-// Warpgroup matrix products, asynchronous: D (registers) += A (shared) x B (shared). (PTX ISA, "Asynchronous Warpgroup
-// Level Matrix Multiply-Accumulate Instructions".) wgmma_m64k32_e4m3<n> itself is generated for the n that a
-// configuration needs.
+// WGMMA: the tensor core's asynchronous product of one warpgroup. (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions".)
+//
+// A batch of products goes: fence_registers(d), wgmma_fence, wgmma_m64k32_e4m3 ..., wgmma_commit_group,
+// fence_registers(d), wgmma_wait_group. Only after it may d be read, and the operands' shared memory be given back.
 #pragma once
-#include "ptx/memory.cuh"
+#include "ptx/platform.cuh"
 
 namespace ptx {
 
-// Operands along k in rows of 128 bytes with the 128-byte swizzle: address / 16 in the low word; in the high word the
-// distance of 8-row atoms (1024 bytes / 16) and the swizzle mode, 1. The leading offset is not used.
-// (PTX ISA, "Matrix Descriptor".)
-DEVICE uint64_t smem_descriptor(uint32_t address) {
-  constexpr uint32_t kHighWord = 1024 / 16 | 1u << 30;
-  return static_cast<uint64_t>(kHighWord) << 32 | address >> 4;
-}
+// Describes a K-major operand tile: rows of 128 bytes, 128-byte swizzle, groups of 8 rows that follow each other at
+// 1024 bytes. (PTX ISA, "Matrix Descriptor Format".) The low word is address / 16 alone, because the offset of the
+// leading dimension is not used by this layout; the high word holds the stride, 1024 / 16, and at bit 62 the swizzle's mode, 1.
+// Keeping only low words and adding to them costs half of 64-bit arithmetic. 32 bytes along k are 2 in the low word.
+constexpr uint32_t kDescriptorHigh = 1u << 30 | 1024 / 16;
 
-// Before the first product of a batch: orders register and shared-memory accesses before the tensor cores' own.
+DEVICE uint32_t smem_descriptor_low(uint32_t address) { return address >> 4; }
+DEVICE uint64_t smem_descriptor_from_low(uint32_t low) { return static_cast<uint64_t>(kDescriptorHigh) << 32 | low; }
+DEVICE uint64_t smem_descriptor(uint32_t address) { return smem_descriptor_from_low(smem_descriptor_low(address)); }
+
+// Before the first WGMMA, and whenever registers that it uses were touched.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-template <int kGroups>
+// Until at most kPending of the committed groups are unfinished.
+template <int kPending>
 DEVICE void wgmma_wait_group() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving an accumulator across this point while a product writes it.
-DEVICE void fence_register(float& value) { asm volatile("" : "+f"(value)::"memory"); }
+// No instruction, but the compiler may not move accesses of the accumulators past it: it does not know that they change
+// until the wait.
+DEVICE void fence_register(float& accumulator) { asm volatile("" : "+f"(accumulator)::"memory"); }
+
+template <uint32_t kCount>
+DEVICE void fence_registers(float (&accumulators)[kCount]) {
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) fence_register(accumulators[i]);
+}
+
+// d = (accumulate ? d : 0) + A @ B.T for 64 rows of A and N rows of B, 32 deep. Defined in wgmma_shapes.cuh, a header
+// that kernels/wgmma_header.py writes for the values of N in use.
+template <uint32_t N>
+DEVICE void wgmma_m64k32_e4m3(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
+  static_assert(N == 0, "wgmma_header() was not asked for this N");
+}
 
 }  // namespace ptx
 
-#include "wgmma_shape.cuh"
+#include "wgmma_shapes.cuh"

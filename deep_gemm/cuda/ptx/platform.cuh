@@ -1,0 +1,46 @@
+// The words in which a kernel is written so that NVRTC and the simulator's g++ both compile it: types, macros, and
+// shared memory. The simulator has files of the same names as this folder's, and nothing else differs between the two.
+#pragma once
+
+// NVRTC has no <cstdint> unless CUDA's headers are at hand, and none are needed otherwise.
+using int8_t = signed char;
+using int16_t = short;
+using int32_t = int;
+using int64_t = long long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+static_assert(sizeof(uint32_t) == 4 && sizeof(uint64_t) == 8, "fixed-width types");
+
+#define DEVICE __device__ __forceinline__
+#define DEVICE_CONSTEXPR __device__ constexpr
+// A kernel of at most `threads` threads, of which `min_blocks` blocks fit on an SM: KERNEL(384, 1) name(...) {...}
+#define KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
+// A parameter that stays in constant memory, so that its address may be taken (tensor maps need that).
+#define GRID_CONSTANT const __grid_constant__
+
+// The swizzled layouts of TMA and WGMMA repeat every 1024 bytes.
+extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
+
+namespace ptx {
+
+struct Float2 {
+  float x, y;
+};
+struct Float4 {
+  float x, y, z, w;
+};
+
+// The block's dynamic shared memory, seen as a T.
+template <typename T>
+DEVICE T& dynamic_shared() {
+  return *reinterpret_cast<T*>(dynamic_shared_memory);
+}
+
+// The 32-bit address in the shared window that the instructions of this folder take.
+DEVICE uint32_t smem_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace ptx

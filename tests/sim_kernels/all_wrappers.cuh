@@ -1,0 +1,114 @@
+// Calls every function of ptx/ once, so that each one's text goes through the assembler. It computes nothing.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "types.cuh"
+
+struct SharedStorage {
+  alignas(1024) float tile[1024];
+  uint64_t barrier;
+};
+
+KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32_t* flags) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  uint64_t* barrier = &shared.barrier;
+  float* tile = shared.tile;
+  const uint32_t lane = ptx::lane_index(), warp = ptx::warp_index(), thread = ptx::thread_index();
+
+  // mbarrier
+  ptx::mbarrier_init(barrier, ceil_div(256, 32));
+  ptx::fence_mbarrier_init();
+  ptx::mbarrier_arrive(barrier);
+  ptx::mbarrier_arrive_expect_tx(barrier, 112);
+  ptx::mbarrier_arrive_cluster(barrier, 1);
+  if (ptx::mbarrier_test_wait_parity(barrier, 0)) flags[0] = 1;
+  if (ptx::mbarrier_try_wait_parity(barrier, 0)) flags[1] = 1;
+  ptx::mbarrier_wait_parity(barrier, 1);
+
+  // TMA
+  ptx::prefetch_tensormap(&map);
+  ptx::tma_load_2d(&map, barrier, tile, 1, 2);
+  ptx::tma_load_2d(&map, barrier, tile, 1, 2, ptx::createpolicy_evict_first());
+  ptx::tma_load_2d(&map, barrier, tile, 1, 2, ptx::createpolicy_evict_last());
+  ptx::tma_load_2d_multicast(&map, barrier, tile, 1, 2, 3);
+  ptx::tma_load_3d(&map, barrier, tile, 1, 2, 3);
+  ptx::tma_load_4d(&map, barrier, tile, 1, 2, 3, 4);
+  ptx::bulk_load(tile, out, 128, barrier);
+  ptx::fence_proxy_async_shared();
+  ptx::tma_store_2d(&map, tile, 1, 2);
+  ptx::tma_store_3d(&map, tile, 1, 2, 3);
+  ptx::tma_reduce_add_2d(&map, tile, 1, 2);
+  ptx::tma_reduce_add_3d(&map, tile, 1, 2, 3);
+  ptx::tma_store_commit();
+  ptx::tma_store_wait_read<1>();
+  ptx::tma_store_wait<0>();
+
+  // Cluster
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  ptx::cluster_sync();
+  flags[2] = ptx::mapa(tile, ptx::cluster_rank() ^ 1);
+  ptx::st_shared_cluster_f32(tile, 1, 2.f);
+  ptx::st_shared_cluster_v4_f32(tile, 1, 2.f, 3.f, 4.f, 5.f);
+  float sum = ptx::ld_shared_cluster_f32(tile, 1) + ptx::ld_shared_cluster_v4_f32(tile, 1).w;
+
+  // Warp and block
+  sum += ptx::shfl_sync(sum, warp);
+  if (ptx::all_sync(sum > 0) && ptx::elect_sync()) flags[3] = ptx::shfl_sync(lane, 5);
+  ptx::syncwarp();
+  ptx::syncthreads();
+  ptx::bar_arrive(1, 256);
+  ptx::bar_sync(2, 256);
+  flags[4] = ptx::sm_id() + ptx::grid_size() + ptx::block_index();
+  flags[5] = static_cast<uint32_t>(ptx::clock64() + ptx::globaltimer());
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+
+  // Memory
+  sum += ptx::ld_shared_f32(tile + thread) + ptx::ld_shared_v2_f32(tile).y + ptx::ld_shared_v4_f32(tile).z;
+  ptx::st_shared_f32(tile + thread, sum);
+  ptx::st_shared_v2_f32(tile, sum, sum);
+  ptx::st_shared_v4_f32(tile, sum, sum, sum, sum);
+  ptx::st_shared_b32(tile, ptx::ld_shared_b32(tile + 7));
+  ptx::stmatrix_x2(tile + lane * 4, 1, 2);
+  ptx::stmatrix_x4(tile + lane * 4, 1, 2, 3, 4);
+  sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
+  sum += ptx::ld_global_cg_v4_f32(out).w + ptx::ld_global_nc_f32(out + 8) + ptx::ld_global_nc_v4_f32(out + 8).x;
+  flags[6] = ptx::ld_global_i32(out + 1) + ptx::ld_global_nc_i32(out + 9) + ptx::ld_global_b32(out + 2);
+  ptx::st_global_b16(out, 7);
+  ptx::st_global_b32(out, 7);
+  ptx::st_global_f32(out, ptx::fma(sum, sum, sum));
+  ptx::st_global_v2_f32(out, sum, sum);
+  ptx::st_global_v4_f32(out, sum, sum, sum, sum);
+  ptx::st_global_v4_b32(out, 1, 2, 3, 4);
+  ptx::red_release_add(flags, 1);
+  flags[7] = ptx::ld_acquire(flags) + ptx::atom_add(flags, 1);
+  ptx::fence_acq_rel_gpu();
+  sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x;
+
+  // WGMMA and registers: the first warpgroup gives, the second takes and multiplies.
+  if (thread < 128) {
+    ptx::setmaxnreg_dec<40>();
+  } else {
+    ptx::setmaxnreg_inc<232>();
+    float d[kUnitN / 2];
+    const uint32_t low = ptx::smem_descriptor_low(ptx::smem_address(tile));
+    ptx::fence_registers(d);
+    ptx::wgmma_fence();
+    ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor_from_low(low), ptx::smem_descriptor_from_low(low), false);
+    ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor(ptx::smem_address(tile) + 32),
+                                   ptx::smem_descriptor_from_low(low + 2), true);
+    ptx::wgmma_commit_group();
+    ptx::fence_register(d[0]);
+    ptx::fence_registers(d);
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (float x : d) sum += x;
+    ptx::st_global_f32(out + thread, sum);
+  }
+}
