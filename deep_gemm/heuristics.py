@@ -5,8 +5,8 @@ The cost is a time in microseconds on a named GPU:
     launch + waves * (k_blocks * block_us + tile_us), but not less than the time that memory takes
 
 `block_us` is what a tile takes for one k-block with all SMs at work, and `tile_us` what it takes besides: filling the
-ring, and the part of its stores that the next tile does not hide. Both were measured for every tile on an H200 (one wave
-of tiles, cold L2, random data, at k = 512 and 7168) and are listed in TILES; other GPUs are scaled from these.
+ring, and the part of its stores that the next tile does not hide. Both were measured for every tile on an H200 (one
+wave of tiles, cold L2, random data, at k = 512 and 7168) and are listed in TILES; other GPUs are scaled from these.
 """
 
 from __future__ import annotations
