@@ -8,7 +8,7 @@ from torch import Tensor
 from . import reference
 from .callforms import accepts_every_form
 from .dispatch import run
-from .problem import RECIPE_1D1D, Operand, Recipe, dense_problem
+from .problem import RECIPE_1D1D, Operand, Recipe, check_ordinary_matrices, dense_problem
 
 
 @accepts_every_form()
@@ -163,34 +163,31 @@ def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -
     >>> d[0, 0].item()
     4.0
     """
-    _torch_gemm(a, b.t(), d, c)
+    _torch_gemm("nt", a, b, d, c)
 
 
 def cublaslt_gemm_nn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute `cublaslt_gemm_nt` with B `[k, n]`."""
-    _torch_gemm(a, b, d, c)
+    _torch_gemm("nn", a, b, d, c)
 
 
 def cublaslt_gemm_tn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute `cublaslt_gemm_nt` with A `[k, m]` and B `[k, n]`."""
-    _torch_gemm(a.t(), b, d, c)
+    _torch_gemm("tn", a, b, d, c)
 
 
 def cublaslt_gemm_tt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute `cublaslt_gemm_nt` with A `[k, m]`."""
-    _torch_gemm(a.t(), b.t(), d, c)
+    _torch_gemm("tt", a, b, d, c)
 
 
 @torch.no_grad()
-def _torch_gemm(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
-    if a.dtype != b.dtype or a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"b: expected a matrix of {a.dtype} with {a.shape[-1]} values along k, got {b.dtype} {tuple(b.shape)}"
-        )
-    expected = (a.shape[0], b.shape[1])
-    for name, x in (("d", d), ("c", c)):
-        if x is not None and tuple(x.shape) != expected:
-            raise ValueError(f"{name}: expected shape (m, n) = {expected}, got {tuple(x.shape)}")
+def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
+    check_ordinary_matrices(a, b, d, c, major)
+    if major[0] == "t":
+        a = a.t()
+    if major[1] == "t":
+        b = b.t()
     if d.dtype == a.dtype:
         product = a @ b
     elif a.is_cuda:
