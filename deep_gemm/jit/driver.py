@@ -88,13 +88,16 @@ class Launch:
         config.attrs = attributes
         config.numAttrs = len(attributes)
         self._config = config
+        self._stream: int | None = None
         self._launch = cu.cuLaunchKernelEx
+        self._success = cu.CUresult.CUDA_SUCCESS
 
     def __call__(self, stream: int) -> None:
         """Launch on a stream, given by its handle."""
-        self._config.hStream = stream
+        if stream != self._stream:  # writing it costs as much as a key's look-up
+            self._config.hStream = self._stream = stream
         (status,) = self._launch(self._config, self._function, self._pointers, 0)
-        if int(status) != 0:
+        if status != self._success:
             _checked("cuLaunchKernelEx", (status,))
 
 
@@ -133,6 +136,11 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
         ),
     )
     return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+def encode_all(maps: Sequence[TensorMap], addresses: Sequence[int]) -> bytes:
+    """Encode several tensor maps, one after another, as the head of a kernel's parameters."""
+    return b"".join(encode(tensor_map, address) for tensor_map, address in zip(maps, addresses, strict=True))
 
 
 @cache
