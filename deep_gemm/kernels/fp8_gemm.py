@@ -61,7 +61,7 @@ class Plan:
         self._launch = driver.Launch(
             _loaded(self.config, self._device),
             self._params,
-            _grid(self.config, p, num_sms),
+            grid(self.config, p, num_sms),
             self.config.num_threads,
             self.config.cluster_size,
         )
@@ -168,7 +168,7 @@ def _output(p: DenseProblem) -> Output:
     return Output(is_fp32, with_c=True)
 
 
-def _grid(config: GemmConfig, p: DenseProblem, num_sms: int) -> int:
+def grid(config: GemmConfig, p: DenseProblem, num_sms: int) -> int:
     """One CTA for each SM, but no more clusters than tiles to share out."""
     tiles_m, tiles_n = ceil_div(p.m, config.block_m), ceil_div(p.n, config.block_n)
     cluster_tiles = ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n)

@@ -1,0 +1,123 @@
+"""The `fp8_gemm` kernel in the simulator: the same source, the same tensor maps and parameters as on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..config import GemmConfig
+from ..kernels import fp8_gemm
+from ..layout import get_mn_major_tma_aligned_tensor
+from ..problem import DenseProblem, dense_problem
+from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from .arguments import U64, Map, Pointer, Struct
+from .library import HostKernel, compile_kernel
+from .simulate import Buffer, Result, simulate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """D from the simulator and from the reference."""
+
+    d: Tensor
+    right: Tensor
+    result: Result
+
+    @property
+    def worst(self) -> float:
+        """Largest difference of one element, relative to the largest magnitude; infinite where NaN was written."""
+        difference = (self.d.double() - self.right.double()).abs()
+        scale = self.right.double().abs().amax().clamp_min(1e-30)
+        return float(torch.where(difference.isnan(), torch.inf, difference).amax() / scale)
+
+
+def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"config: {reason}, got {config}")
+    return compile_kernel(fp8_gemm.SOURCE, {**fp8_gemm.headers(config), **(edits or {})}, name=fp8_gemm.NAME)
+
+
+def random_problem(config: GemmConfig, m: int, n: int, k: int, seed: int = 0) -> DenseProblem:
+    """Make a problem with random data for a configuration; D is filled with NaN where it is not read."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
+    b = per_block_cast_to_fp8(torch.randn(n, k, generator=generator))
+    d = torch.full((m, n), float("nan"), dtype=dtype)
+    c = None
+    if config.adds_to_d:
+        c = d.normal_(generator=generator)
+    elif config.with_c:
+        c = torch.randn(m, n, generator=generator).to(dtype)
+    return dense_problem(a, b, d, c)
+
+
+def run(
+    kernel: HostKernel,
+    config: GemmConfig,
+    p: DenseProblem,
+    *,
+    num_sms: int = 2,
+    seed: int = 0,
+    schedule: str | None = None,
+    truncate: bool = False,
+) -> Outcome:
+    """Compute a product on simulated SMs, and with the reference."""
+    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
+    map_a, map_b, map_sfa, map_d = fp8_gemm.tensor_maps(config, p, sfa)
+    with_c = p.c is not None and not config.adds_to_d
+    # Params of cuda/fp8_gemm.cuh
+    params = Struct(
+        Map("a", map_a),
+        Map("b", map_b),
+        Map("sfa", map_sfa),
+        Map("d", map_d),
+        Pointer("sfb"),
+        Pointer("c" if with_c else None),
+        U64(p.c.stride(0) if p.c is not None else 0),
+        p.sfb.stride(0),
+        p.sfb.stride(1),
+        p.m,
+        p.n,
+        p.k,
+    )
+    buffers = {
+        "a": Buffer(_as_it_lies(p.a)),
+        "b": Buffer(_as_it_lies(p.b)),
+        "sfa": Buffer(_as_it_lies(sfa)),
+        "sfb": Buffer(_as_it_lies(p.sfb), alignment=4),
+        "d": Buffer(p.d, is_writable=True),
+    }
+    if with_c and p.c is not None:
+        buffers["c"] = Buffer(_as_it_lies(p.c))
+    grid = min(num_sms // config.cluster_size * config.cluster_size, fp8_gemm.grid(config, p, num_sms))
+    result = simulate(
+        kernel,
+        [params],
+        buffers,
+        threads=config.num_threads,
+        shared_bytes=config.shared_bytes,
+        grid=grid,
+        cluster_size=config.cluster_size,
+        num_sms=num_sms,
+        seed=seed,
+        schedule=schedule,
+        truncate=truncate,
+    )
+    right = torch.empty_like(p.d)
+    reference.dense(p._replace(d=right))
+    d = result.buffers["d"]
+    assert isinstance(d, Tensor)
+    return Outcome(d, right, result)
+
+
+def _as_it_lies(x: Tensor) -> Tensor:
+    """The memory from a tensor's first element to its last, padding between rows and all."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((extent,), (1,))

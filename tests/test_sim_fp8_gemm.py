@@ -1,0 +1,93 @@
+"""The fp8_gemm kernel's own source in the simulator: every feature, ragged edges, several seeds and schedules."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from deep_gemm.config import GemmConfig, Output, tile_config
+from deep_gemm.heuristics import TILES
+from deep_gemm.sim import HostKernel
+from deep_gemm.sim import fp8_gemm as sim
+
+BF16, FP32 = Output(), Output(is_fp32=True)
+# The simulator sums a block exactly and rounds once, so that only the order of rare ties can differ.
+TOLERANCE = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-20}
+
+
+@cache
+def compiled(config: GemmConfig) -> HostKernel:
+    return sim.compile_config(config)
+
+
+def check(config: GemmConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None) -> None:
+    problem = sim.random_problem(config, m, n, k, seed)
+    num_sms = 2 * config.cluster_size
+    outcome = sim.run(compiled(config), config, problem, num_sms=num_sms, seed=seed, schedule=schedule)
+    assert outcome.worst <= TOLERANCE[outcome.d.dtype]
+
+
+def ragged(config: GemmConfig) -> tuple[int, int, int]:
+    """Two tiles and a bit each way, for two clusters: the ring wraps across tiles, and every edge is ragged."""
+    m, n = config.block_m * 2 * config.cluster_m + 8, config.block_n * 2 * config.cluster_n + 8
+    return m, n, 128 * 2 + 16
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.block_m}x{t.block_n}-m{t.cluster_m}-n{t.cluster_n}")
+def test_every_tile_on_a_ragged_problem(tile: object, seed: int) -> None:
+    config = tile_config(tile.block_m, tile.block_n, BF16, tile.cluster_m, tile.cluster_n)  # type: ignore[attr-defined]
+    check(config, *ragged(config), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("output", [Output(with_c=True), FP32, Output(True, with_c=True), Output(True, adds_to_d=True)])
+@pytest.mark.parametrize("tile", [(128, 128), (256, 128), (192, 64), (64, 48), (128, 256)])
+def test_every_kind_of_output(tile: tuple[int, int], output: Output, seed: int) -> None:
+    config = tile_config(*tile, output)
+    check(config, *ragged(config), seed)
+
+
+@pytest.mark.parametrize("k", [16, 112, 128, 144, 1024, 4224, 8208])
+def test_any_depth(k: int) -> None:
+    """Below one block, at its edges, past the 32 blocks whose scales a warp holds, and past 64."""
+    check(tile_config(128, 112, BF16), 136, 120, k, seed=k)
+
+
+@pytest.mark.parametrize("m", [1, 3, 64, 65, 127, 129])
+@pytest.mark.parametrize("n", [8, 120, 136])
+def test_any_rows_and_columns(m: int, n: int) -> None:
+    check(tile_config(128, 128, BF16), m, n, 272, seed=m * n)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["slow_cta", "slow_warps", "slow_producer", "slow_math", "late_loads", "late_stores"]
+)
+@pytest.mark.parametrize("tile", [(128, 128, 1, 1), (256, 128, 1, 2), (128, 128, 2, 1), (192, 128, 1, 1)])
+def test_biased_schedules(tile: tuple[int, int, int, int], schedule: str) -> None:
+    block_m, block_n, cluster_m, cluster_n = tile
+    config = tile_config(block_m, block_n, BF16, cluster_m, cluster_n)
+    check(config, *ragged(config), seed=5, schedule=schedule)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_rings_of_any_length(stages: int) -> None:
+    for num_k_blocks in (1, stages - 1, stages, stages + 1, 3 * stages + 1):
+        check(GemmConfig(128, 64, stages), 300, 72, 128 * num_k_blocks, seed=num_k_blocks)
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
+def test_a_cluster_with_one_tile_outside_d(cluster: tuple[int, int]) -> None:
+    config = tile_config(128, 64, BF16, *cluster)
+    for m, n in ((128 * 3, 64), (128, 64 * 3), (100, 40)):
+        check(config, m, n, 400, seed=m + n)
+
+
+def test_scales_may_have_any_strides() -> None:
+    config = tile_config(128, 128, BF16)
+    p = sim.random_problem(config, 200, 264, 400, seed=3)
+    column_major = p._replace(sfb=p.sfb.t().contiguous().t())
+    assert column_major.sfb.stride() != p.sfb.stride()
+    assert sim.run(compiled(config), config, column_major, seed=3).worst <= TOLERANCE[torch.bfloat16]
