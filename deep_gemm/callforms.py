@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 SYNONYMS = {
     "lhs": "a",
@@ -25,13 +25,13 @@ SYNONYMS = {
 }
 
 
-def accepts_every_form(**more_synonyms: str) -> Callable[[Function], Function]:
+def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Let a product take operands apart and arguments by any era's names; `more_synonyms` maps old names to its own."""
     synonyms = {**SYNONYMS, **more_synonyms}
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Result:
             if len(args) >= 4 and isinstance(args[0], Tensor):
                 x, y, sx, sy, *rest = args
                 args = ((x, sx), (y, sy), *rest)
@@ -39,7 +39,7 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Function], Function]:
                 kwargs = _todays_names(function.__name__, kwargs, synonyms)
             return function(*args, **kwargs)
 
-        return cast(Function, call)
+        return call
 
     return decorate
 

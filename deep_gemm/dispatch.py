@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from .kernels import fp8_gemm
+from .problem import DenseProblem
 from .settings import get_compile_mode
 
 
@@ -27,13 +29,18 @@ P = TypeVar("P", bound=Problem)
 _warned: set[str] = set()
 
 
-def run(problem: P, reference: Callable[[P], None]) -> None:
-    """Write the problem's output."""
-    if get_compile_mode() == 1:
-        return
-    if problem.d.is_cuda:
-        _warn_once(reference.__name__)
-    reference(problem)
+def run(problem: P, reference: Callable[[P], None]) -> fp8_gemm.Plan | None:
+    """Write the problem's output: by a kernel on a GPU, by the reference on the CPU or where there is no kernel yet.
+
+    A kernel's plan is returned if it can serve later calls as it is.
+    """
+    if isinstance(problem, DenseProblem) and problem.d.is_cuda and fp8_gemm.can_run(problem):
+        return fp8_gemm.run(problem)
+    if get_compile_mode() == 0:
+        if problem.d.is_cuda:
+            _warn_once(reference.__name__)
+        reference(problem)
+    return None
 
 
 def forget_warnings() -> None:

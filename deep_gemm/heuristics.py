@@ -11,8 +11,10 @@ wave of tiles, cold L2, random data, at k = 512 and 7168) and are listed in TILE
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+
+import torch
 
 from .config import BLOCK_K, GemmConfig, Output, tile_config
 from .layout import ceil_div
@@ -36,6 +38,20 @@ H200 = Gpu("H200", 132, 4.0, 1875)
 H100 = Gpu("H100", 132, 2.9, 1875)
 H20 = Gpu("H20", 78, 3.6, 290)
 GPUS = (H200, H100, H20)
+HOPPER = 9
+
+
+@cache
+def gpu_of(device: int) -> Gpu:
+    """Facts of a CUDA device; an unknown Hopper GPU is taken for an H100 with its own number of SMs."""
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major != HOPPER:
+        raise NotImplementedError(
+            f"deep_gemm's kernels need a Hopper GPU (compute capability 9.0); cuda:{device} is {properties.name}, "
+            f"compute capability {properties.major}.{properties.minor}"
+        )
+    known = next((gpu for gpu in GPUS if gpu.name in properties.name), H100)
+    return replace(known, num_sms=properties.multi_processor_count)
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ def get_tma_aligned_size(x: int, element_size: int) -> int:
 
 def is_mn_major_tma_aligned(sf: Tensor) -> bool:
     """Tell whether TMA can load these scales as they lie: m-major, with a row pitch of a multiple of 16 bytes."""
-    mn, num_k_blocks = sf.shape[-2:]
-    pitch = sf.stride(-1)
+    mn, pitch = sf.shape[-2], sf.stride(-1)
     return (
         (mn <= 1 or sf.stride(-2) == 1)
-        and (num_k_blocks <= 1 or (pitch >= mn and pitch % 4 == 0))
+        and pitch >= mn
+        and pitch % 4 == 0
         and (sf.dim() == 2 or sf.shape[0] <= 1 or sf.stride(0) % 4 == 0)
         and sf.data_ptr() % TMA_ALIGNMENT_BYTES == 0
     )
@@ -98,14 +98,14 @@ def transform_sf_into_required_layout(
         )
     if not isinstance(sf, Tensor):
         raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
-    groups = () if num_groups is None else (num_groups,)
-    expected = (*groups, ceil_div(mn, rows), ceil_div(k, columns))
-    if tuple(sf.shape) != expected:
-        raise ValueError(f"sf: expected shape {expected}, got {tuple(sf.shape)}")
     if sf.dtype == torch.int32:
         raise NotImplementedError("sf: packed UE8M0 scales (torch.int32) are not supported, pass torch.float32 scales")
     if sf.dtype != torch.float32:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
+    groups = () if num_groups is None else (num_groups,)
+    expected = (*groups, ceil_div(mn, rows), ceil_div(k, columns))
+    if tuple(sf.shape) != expected:
+        raise ValueError(f"sf: expected shape {expected}, got {tuple(sf.shape)}")
     return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
 
 

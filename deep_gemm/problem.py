@@ -8,6 +8,7 @@ Sizes are bound by name as shapes are read: `a: expected shape (m, k)`, and from
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -117,12 +118,12 @@ def dense_problem(
     av, sfa = _operand("a", a, a_axes, sizes)
     bv, sfb = _operand("b", b, b_axes, sizes)
     if a_axes == ("k", "m"):
-        av, sfa = av.t(), sfa.t()
+        av = av.mT
     if b_axes == ("k", "n"):
-        bv, sfb = bv.t(), sfb.t()
+        bv = bv.mT
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-    _check_scales("sfa", sfa, "m", (m,), k, 1, transposed=a_axes == ("k", "m"))
-    _check_scales("sfb", sfb, "n", (n,), k, sfb_rows, transposed=b_axes == ("k", "n"))
+    sfa = _scales("sfa", sfa, "m", (m,), k, 1, transposed=a_axes == ("k", "m"))
+    sfb = _scales("sfb", sfb, "n", (n,), k, sfb_rows, transposed=b_axes == ("k", "n"))
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
     d, c = _outputs(inputs, d, c, ("m", "n"), sizes, _default_dtype(sfb_rows))
     _check_k(k)
@@ -153,14 +154,14 @@ def contiguous_problem(
     av, sfa = _operand("a", a, ("m", "k"), sizes)
     bv, sfb = _operand("b", b, b_axes, sizes)
     if b_axes[1] == "k":
-        bv, sfb = bv.transpose(1, 2), sfb.transpose(1, 2)
+        bv = bv.mT
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
     if num_groups is not None and num_groups != groups:
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups}")
-    _check_scales("sfa", sfa, "m", (m,), k, 1)
-    _check_scales("sfb", sfb, "n", (groups, n), k, sfb_rows, transposed=b_axes[1] == "k")
-    if grouped_layout is None:
-        grouped_layout = _equal_groups(m, groups, use_psum_layout, av.device)
+    sfa = _scales("sfa", sfa, "m", (m,), k, 1)
+    sfb = _scales("sfb", sfb, "n", (groups, n), k, sfb_rows, transposed=b_axes[1] == "k")
+    if grouped_layout is None:  # consecutive groups of equal size; ids, because the ends of a group may not be aligned
+        grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
     axis = "groups" if use_psum_layout else "m"
     _check_int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
@@ -208,8 +209,8 @@ def masked_problem(
     av, sfa = _operand("a", a, ("groups", "max_m", "k"), sizes)
     bv, sfb = _operand("b", b, ("groups", "n", "k"), sizes)
     groups, max_m, n, k = sizes["groups"], sizes["max_m"], sizes["n"], sizes["k"]
-    _check_scales("sfa", sfa, "max_m", (groups, max_m), k, 1)
-    _check_scales("sfb", sfb, "n", (groups, n), k, sfb_rows)
+    sfa = _scales("sfa", sfa, "max_m", (groups, max_m), k, 1)
+    sfb = _scales("sfb", sfb, "n", (groups, n), k, sfb_rows)
     masked_m = _check_int32("masked_m", masked_m, "groups", groups)
     if expected_m is None:
         expected_m = max_m
@@ -236,18 +237,16 @@ def k_grouped_problem(
     k_major_scales: bool = True,
 ) -> KGroupedProblem:
     """Check a product grouped along k. Scales are `[m, blocks of k]`, or `[blocks of k, m]` if not `k_major_scales`."""
+    if recipe is not None and not isinstance(recipe, Sequence):
+        raise ValueError(f"recipe: expected a tuple of integers, got {recipe!r}")
     if recipe is not None and tuple(recipe) != RECIPE_1D1D:
         raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for a k-grouped product, got {tuple(recipe)}")
-    host_ks = _group_sizes(ks, ks_tensor)
-    num_groups = len(host_ks) if host_ks is not None else len(ks_tensor)  # type: ignore[arg-type]
-    if ks_tensor is not None:
-        _check_int32("ks_tensor", ks_tensor, "groups", num_groups)
+    host_ks, num_groups = _group_sizes(ks, ks_tensor)
     av, sfa = _pair("a", a)
     bv, sfb = _pair("b", b)
     for name, sf in (("sfa", sfa), ("sfb", sfb)):
         _check_scale_dtype(name, sf)
-        if sf.dim() != 2:
-            raise ValueError(f"{name}: expected 2 dimensions, got shape {tuple(sf.shape)}")
+        _check_dims(name, sf, 2)
     if not k_major_scales:
         sfa, sfb = sfa.t(), sfb.t()
     m, n = sfa.shape[0], sfb.shape[0]
@@ -271,10 +270,23 @@ def k_grouped_problem(
         inputs["ks_tensor"] = ks_tensor
     sizes = {"groups": num_groups, "m": m, "n": n}
     d, c = _outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32, dtypes=(torch.float32,))
-    if host_ks is None and ks_tensor is not None and ks_tensor.device.type == "cpu":
-        host_ks = tuple(ks_tensor.tolist())
-        _check_group_sizes("ks_tensor", host_ks, sum_k)
     return KGroupedProblem(av, sfa, bv, sfb, d, c, host_ks, ks_tensor, num_groups, m, n)
+
+
+def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:
+    """Check a product of ordinary tensors, which torch computes."""
+    sizes: dict[str, int] = {}
+    a_axes = ("m", "k") if major[0] == "n" else ("k", "m")
+    b_axes = ("n", "k") if major[1] == "t" else ("k", "n")
+    for name, x, axes in (("a", a, a_axes), ("b", b, b_axes), ("d", d, ("m", "n")), ("c", c, ("m", "n"))):
+        if name == "c" and x is None:
+            continue
+        x = _check_tensor(name, x)  # noqa: PLW2901
+        _bind(name, x, axes, sizes)
+        if x.device != a.device:
+            raise ValueError(f"{name}: expected device {a.device}, where a is, got {x.device}")
+    if b.dtype != a.dtype:
+        raise ValueError(f"b: expected dtype {a.dtype}, which a has, got {b.dtype}")
 
 
 # Recipes and defaults
@@ -284,6 +296,9 @@ def _sfb_rows(recipe: Recipe | None, recipe_a: Recipe | None, recipe_b: Recipe |
     """Rows of B under one scale, from the recipe or from one for each side."""
     if recipe is None and recipe_a is None and recipe_b is None:
         return SCALE_BLOCK
+    for name, given in (("recipe", recipe), ("recipe_a", recipe_a), ("recipe_b", recipe_b)):
+        if given is not None and not isinstance(given, Sequence):
+            raise ValueError(f"{name}: expected a tuple of integers, got {given!r}")
     stated = tuple(recipe) if recipe is not None else None
     if stated is not None and stated not in (RECIPE_1D2D, RECIPE_1D1D):
         raise NotImplementedError(f"recipe: expected {RECIPE_1D2D} or {RECIPE_1D1D}, got {stated}")
@@ -302,13 +317,11 @@ def _default_dtype(sfb_rows: int) -> torch.dtype:
     return torch.float32 if sfb_rows == 1 else torch.bfloat16
 
 
-def _equal_groups(m: int, groups: int, as_ends: bool, device: torch.device) -> Tensor:
-    """Make the layout of a call that gives none: consecutive groups of equal size."""
+def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:
+    """Make the ids of consecutive groups of equal size."""
     if m % max(groups, 1):
         raise ValueError(f"grouped_layout: left out, so m must be a multiple of the {groups} groups, got m = {m}")
-    rows = m // max(groups, 1)
-    ids = torch.arange(groups, dtype=torch.int32, device=device)
-    return (ids + 1) * rows if as_ends else ids.repeat_interleave(rows)
+    return torch.arange(groups, dtype=torch.int32, device=device).repeat_interleave(m // max(groups, 1))
 
 
 # Checks of single arguments
@@ -327,10 +340,15 @@ def _operand(name: str, operand: Operand, axes: tuple[str, ...], sizes: dict[str
     """Take an operand apart and bind its sizes to the names of its axes."""
     values, scales = _pair(name, operand)
     _check_fp8(name, values)
-    if values.dim() != len(axes) or any(sizes.get(x, y) != y for x, y in zip(axes, values.shape, strict=True)):
-        raise ValueError(f"{name}: expected shape {_shape_text(axes, sizes)}, got {tuple(values.shape)}")
-    sizes.update(zip(axes, values.shape, strict=True))
+    _bind(name, values, axes, sizes)
     return values, scales
+
+
+def _bind(name: str, x: Tensor, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
+    """Bind a tensor's sizes to the names of its axes; those bound before must agree."""
+    if x.dim() != len(axes) or any(sizes.get(axis, size) != size for axis, size in zip(axes, x.shape, strict=True)):
+        raise ValueError(f"{name}: expected shape {_shape_text(axes, sizes)}, got {tuple(x.shape)}")
+    sizes.update(zip(axes, x.shape, strict=True))
 
 
 def _shape_text(axes: tuple[str, ...], sizes: dict[str, int]) -> str:
@@ -339,9 +357,10 @@ def _shape_text(axes: tuple[str, ...], sizes: dict[str, int]) -> str:
     return f"({names})" if names == known else f"({names}) = ({known})"
 
 
-def _check_tensor(name: str, x: object) -> None:
+def _check_tensor(name: str, x: object) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
+    return x
 
 
 def _describe(x: object) -> str:
@@ -352,7 +371,9 @@ def _check_fp8(name: str, values: Tensor) -> None:
     if values.dtype == torch.float8_e4m3fn:
         return
     if values.dtype in (torch.int8, getattr(torch, "float4_e2m1fn_x2", None)):
-        raise NotImplementedError(f"{name}: packed FP4 values are not supported, pass torch.float8_e4m3fn")
+        raise NotImplementedError(
+            f"{name}: packed FP4 values ({values.dtype}) are not supported, pass torch.float8_e4m3fn"
+        )
     raise ValueError(f"{name}: expected dtype torch.float8_e4m3fn, got {values.dtype}")
 
 
@@ -364,25 +385,27 @@ def _check_scale_dtype(name: str, scales: Tensor) -> None:
     raise ValueError(f"{name}: expected dtype torch.float32, got {scales.dtype}")
 
 
-def _check_scales(
+def _scales(
     name: str, scales: Tensor, axis: str, outer: tuple[int, ...], k: int, rows: int, transposed: bool = False
-) -> None:
-    """Check the type and shape of scales, with one scale for `rows` x 128 values."""
+) -> Tensor:
+    """Check the type and shape of scales, one for `rows` x 128 values, and turn them if they were passed transposed."""
     _check_scale_dtype(name, scales)
-    expected = (*outer[:-1], ceil_div(outer[-1], rows), ceil_div(k, SCALE_BLOCK))
-    got = tuple(scales.shape)
-    if got == expected:
-        return
+    expected = [*outer[:-1], ceil_div(outer[-1], rows), ceil_div(k, SCALE_BLOCK)]
     axes = [*["groups"][: len(outer) - 1], axis if rows == 1 else f"ceil({axis} / {rows})", "ceil(k / 128)"]
-    if transposed:  # in the words of the caller, who passed them transposed
-        axes[-2:], expected = axes[:-3:-1], (*expected[:-2], expected[-1], expected[-2])
-        got = (*got[:-2], got[-1], got[-2]) if len(got) > 1 else got
-    raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {expected}, got {got}")
+    if transposed:
+        axes[-2:], expected[-2:] = axes[:-3:-1], expected[:-3:-1]
+    if list(scales.shape) != expected:
+        raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {tuple(expected)}, got {tuple(scales.shape)}")
+    return scales.mT if transposed else scales
+
+
+def _check_dims(name: str, x: Tensor, dims: int) -> None:
+    if x.dim() != dims:
+        raise ValueError(f"{name}: expected {dims} dimensions, got shape {tuple(x.shape)}")
 
 
 def _check_int32(name: str, x: Tensor | None, axis: str, size: int) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
+    x = _check_tensor(name, x)
     if x.dtype != torch.int32:
         raise ValueError(f"{name}: expected dtype torch.int32, got {x.dtype}")
     if tuple(x.shape) != (size,):
@@ -417,7 +440,7 @@ def _check_rows(name: str, x: Tensor, axis: str) -> None:
     if x.shape[-1] > 1 and x.stride(-1) != 1:
         raise ValueError(f"{name}: expected values contiguous along {axis}, got strides {x.stride()}")
     extent = x.shape[-1]
-    for dim in range(x.dim() - 2, -1, -1):
+    for dim in sorted(range(x.dim() - 1), key=x.stride):  # groups may lie inside rows of a larger matrix
         if x.shape[dim] > 1:
             if x.stride(dim) < extent:
                 raise ValueError(f"{name}: expected rows that do not overlap, got strides {x.stride()}")
@@ -452,7 +475,6 @@ def _outputs(
             raise ValueError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {x.dtype}")
         if tuple(x.shape) != shape:
             raise ValueError(f"{name}: expected shape {_shape_text(axes, sizes)}, got {tuple(x.shape)}")
-        _check_rows(name, x, "n")
     for name, x in (*inputs.items(), ("d", d), ("c", c)):
         if x is not None and x.device != device:
             raise ValueError(f"{name}: expected device {device}, where a is, got {x.device}")
@@ -462,6 +484,9 @@ def _outputs(
     multiple = 8 if dtype == torch.bfloat16 else 4
     if sizes["n"] % multiple:
         raise ValueError(f"n: expected a multiple of {multiple} for {dtype} output, got {sizes['n']}")
+    for name, x in (("d", d), ("c", c)):
+        if x is not None:
+            _check_rows(name, x, "n")
     if d is None:
         return torch.empty(shape, dtype=dtype, device=device), c
     for name, x in inputs.items():
@@ -473,7 +498,9 @@ def _outputs(
 
 
 def _same_memory(x: Tensor, y: Tensor) -> bool:
-    return x.data_ptr() == y.data_ptr() and x.stride() == y.stride()
+    """Tell whether two tensors of one shape are the same elements; the stride of a single row says nothing."""
+    strides = zip(x.shape, x.stride(), y.stride(), strict=True)
+    return x.data_ptr() == y.data_ptr() and all(size <= 1 or mine == its for size, mine, its in strides)
 
 
 def _overlap(x: Tensor, y: Tensor) -> bool:
@@ -484,10 +511,10 @@ def _overlap(x: Tensor, y: Tensor) -> bool:
     y_first, y_end = _byte_range(y)
     if x_end <= y_first or y_end <= x_first:
         return False
-    pitches = {t.stride(dim) * t.element_size() for t in (x, y) for dim in range(t.dim() - 1) if t.shape[dim] > 1}
-    if len(pitches) != 1 or x.stride(-1) != 1 or y.stride(-1) != 1:
+    # All rows begin at multiples of the pitch, seen from the first row of their tensor.
+    pitch = gcd(*(t.stride(dim) * t.element_size() for t in (x, y) for dim in range(t.dim() - 1) if t.shape[dim] > 1))
+    if pitch == 0 or x.stride(-1) != 1 or y.stride(-1) != 1:
         return True
-    pitch = pitches.pop()
     gap = (y_first - x_first) % pitch  # where y's columns begin, seen from the beginning of x's
     return gap < x.shape[-1] * x.element_size() or gap + y.shape[-1] * y.element_size() > pitch
 
@@ -520,28 +547,31 @@ def _check_ends(ends: Tensor, m: int, alignment: int) -> None:
         last = end
 
 
-def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[int, ...] | None:
+def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[tuple[int, ...] | None, int]:
+    """Sizes where the host has them, in a list or in a CPU tensor, and how many groups there are."""
+    if ks is None and ks_tensor is None:
+        raise ValueError("ks: expected a list, or ks_tensor with the same numbers, got neither")
+    from_tensor = None
     if ks_tensor is not None:
-        _check_tensor("ks_tensor", ks_tensor)
+        groups = len(ks) if isinstance(ks, Sequence) else _check_tensor("ks_tensor", ks_tensor).numel()
+        _check_int32("ks_tensor", ks_tensor, "groups", groups)
+        from_tensor = tuple(ks_tensor.tolist()) if ks_tensor.device.type == "cpu" else None
     if ks is None:
-        if ks_tensor is None:
-            raise ValueError("ks: expected a list, or ks_tensor with the same numbers, got neither")
-        return None
-    sizes = tuple(ks.tolist()) if isinstance(ks, Tensor) else tuple(ks)
-    if not all(isinstance(k, int) and not isinstance(k, bool) for k in sizes):
-        raise ValueError(f"ks: expected integers, got {sizes}")
-    _check_group_sizes("ks", sizes, sum(sizes))
-    if ks_tensor is not None:
-        if ks_tensor.numel() != len(sizes):
-            raise ValueError(f"ks_tensor: expected the {len(sizes)} sizes of ks, got {ks_tensor.numel()}")
-        if ks_tensor.device.type == "cpu" and tuple(ks_tensor.tolist()) != sizes:
-            raise ValueError(f"ks_tensor: expected the numbers of ks, {sizes}, got {tuple(ks_tensor.tolist())}")
-    return sizes
+        if from_tensor is not None:
+            _check_group_sizes("ks_tensor", from_tensor)
+        return from_tensor, groups
+    if isinstance(ks, Tensor):
+        ks = ks.tolist()
+    if not isinstance(ks, Sequence) or not all(isinstance(k, int) and not isinstance(k, bool) for k in ks):
+        raise ValueError(f"ks: expected a list of integers, got {ks!r}")
+    sizes = tuple(ks)
+    _check_group_sizes("ks", sizes)
+    if from_tensor is not None and from_tensor != sizes:
+        raise ValueError(f"ks_tensor: expected the numbers of ks, {sizes}, got {from_tensor}")
+    return sizes, len(sizes)
 
 
-def _check_group_sizes(name: str, ks: tuple[int, ...], sum_k: int) -> None:
+def _check_group_sizes(name: str, ks: tuple[int, ...]) -> None:
     for index, k in enumerate(ks):
         if k < 0 or k % K_MULTIPLE:
             raise ValueError(f"{name}: expected multiples of {K_MULTIPLE}, got {k} at index {index}")
-    if sum(ks) != sum_k:
-        raise ValueError(f"{name}: expected a sum of {sum_k}, the columns that a has, got {sum(ks)}")

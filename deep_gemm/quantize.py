@@ -3,7 +3,8 @@
 All casts share their rules. A scale is the block's largest finite magnitude over 448, the largest E4M3 value, so that
 every finite input fits. An infinity saturates to +-448 (as the hardware's saturating conversion does), a NaN stays NaN
 in its own element, and neither influences the scale. A block without a finite non-zero value has scale 1. No scale is
-below 2^-126, the smallest normal FP32 number. With `use_ue8m0` a scale is rounded up to a power of two.
+below 2^-126, the smallest normal FP32 number. With `use_ue8m0` a scale is rounded up to a power of two. FP64 input is
+rounded to FP32 first, so that what lies beyond FP32's range counts as an infinity.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False)
     >>> values.shape, scales.shape
     (torch.Size([640]), torch.Size([4, 2]))
     """
+    _check_castable(x)
+    if any(k < 0 for k in ks):
+        raise ValueError(f"ks: expected no negative size, got {list(ks)}")
     if x.dim() != 2 or x.shape[1] != sum(ks):
         raise ValueError(f"x: expected shape (m, sum(ks)) = (m, {sum(ks)}), got {tuple(x.shape)}")
     groups = [per_token_cast_to_fp8(part, use_ue8m0) for part in torch.split(x, list(ks), dim=1)]
@@ -93,10 +97,7 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
 @torch.no_grad()
 def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool) -> Quantized:
     """Cast with one scale for each `rows` x `columns` block of the last two dimensions."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
-    if not x.is_floating_point() or x.element_size() == 1:
-        raise ValueError(f"x: expected dtype float32, bfloat16, float16 or float64, got {x.dtype}")
+    _check_castable(x)
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
     if rows < 1 or columns < 1:
@@ -116,3 +117,10 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool) -> Quantized:
     values = (blocks / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     values = values.view(*batch, align(m, rows), align(k, columns))[..., :m, :k].contiguous()
     return values, scales[..., 0, :, 0].contiguous()
+
+
+def _check_castable(x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    if not x.is_floating_point() or x.element_size() == 1:
+        raise ValueError(f"x: expected dtype float32, bfloat16, float16 or float64, got {x.dtype}")

@@ -67,15 +67,28 @@ class _Choices:
     pdl: bool = False
     compile_mode: int = 0
     mk_alignment: int = DEFAULT_ALIGNMENT
+    generation: int = 0
+    """Counts the changes, so that what was prepared under other choices is not used again."""
+
+    def change(self, **choices: int | bool) -> None:
+        """Make a choice."""
+        for name, value in choices.items():
+            setattr(self, name, value)
+        self.generation += 1
 
 
 _choices = _Choices()
 
 
+def generation() -> int:
+    """Number of the choices in force: another one after every change."""
+    return _choices.generation
+
+
 def set_num_sms(num_sms: int) -> None:
     """Let the products use at most `num_sms` multiprocessors, so that the others are free for other kernels."""
     available = _device_num_sms()
-    _choices.num_sms = _in_range("num_sms", num_sms, 1, available)
+    _choices.change(num_sms=_in_range("num_sms", num_sms, 1, available))
 
 
 def get_num_sms() -> int:
@@ -85,7 +98,7 @@ def get_num_sms() -> int:
 
 def set_tc_util(tc_util: int) -> None:
     """Set the share of the tensor cores' time, in percent, that the products may plan for."""
-    _choices.tc_util = _in_range("tc_util", tc_util, 1, 100)
+    _choices.change(tc_util=_in_range("tc_util", tc_util, 1, 100))
 
 
 def get_tc_util() -> int:
@@ -95,7 +108,7 @@ def get_tc_util() -> int:
 
 def set_pdl(enabled: bool) -> None:
     """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch)."""
-    _choices.pdl = bool(enabled)
+    _choices.change(pdl=bool(enabled))
 
 
 def get_pdl() -> bool:
@@ -105,7 +118,7 @@ def get_pdl() -> bool:
 
 def set_compile_mode(mode: int) -> None:
     """Set 1 for calls that compile what they need and compute nothing (warming up a cache), 0 for ordinary calls."""
-    _choices.compile_mode = _in_range("mode", mode, 0, 1)
+    _choices.change(compile_mode=_in_range("mode", mode, 0, 1))
 
 
 def get_compile_mode() -> int:
@@ -115,7 +128,7 @@ def get_compile_mode() -> int:
 
 def set_mk_alignment_for_contiguous_layout(alignment: int) -> None:
     """Set the alignment of group starts in the offsets form of grouped layouts; 1 means no padding at all."""
-    _choices.mk_alignment = _in_range("alignment", alignment, 1, 1 << 30)
+    _choices.change(mk_alignment=_in_range("alignment", alignment, 1, 1 << 30))
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:

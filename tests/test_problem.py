@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm import dense as dense_products
+from deep_gemm import grouped as grouped_products
 
 M, N, K, GROUPS = 5, 256, 272, 2
 N_BLOCKS, K_BLOCKS = 2, 3
@@ -269,7 +271,7 @@ DTYPES: list[Mistake] = [
 
 NOT_YET: list[Mistake] = [
     *[
-        (kind, values(side, lambda x: x.view(torch.int8)), f"{side}: packed FP4 values are not sup")
+        (kind, values(side, lambda x: x.view(torch.int8)), f"{side}: packed FP4 values (torch.int8) are not sup")
         for kind in ("nt", "contiguous", "masked", "k-grouped")
         for side in ("a", "b")
     ],
@@ -352,8 +354,8 @@ SHAPES: list[Mistake] = [
         "grouped_layout: expected shape (groups,) = (2,), got (300,)",
     ),
     ("masked", to(masked_m=int32(1, 2, 3)), "masked_m: expected shape (groups,) = (2,), got (3,)"),
-    ("k-grouped", to(ks_tensor=int32(144, 128, 0)), "ks_tensor: expected the 2 sizes of ks, got 3"),
-    ("k-grouped", to(ks=None, ks_tensor=int32(*KS)[None]), "ks_tensor: expected shape (groups,) = (1,), got (1, 2)"),
+    ("k-grouped", to(ks_tensor=int32(144, 128, 0)), "ks_tensor: expected shape (groups,) = (2,), got (3,)"),
+    ("k-grouped", to(ks=None, ks_tensor=int32(*KS)[None]), "ks_tensor: expected shape (groups,) = (2,), got (1, 2)"),
     ("k-grouped", to(ks=None, ks_tensor=torch.tensor(272, dtype=torch.int32)), "ks_tensor: expected "),
 ]
 
@@ -447,7 +449,13 @@ SIZES: list[Mistake] = [
     ("k-grouped", to(ks=[136, 136], ks_tensor=None), "ks: expected multiples of 16, got 136 at index 0"),
     ("k-grouped", to(ks=[288, -16], ks_tensor=None), "ks: expected multiples of 16, got -16 at index 1"),
     ("k-grouped of 2025", to(ks=[144, 127]), "ks: expected multiples of 16, got 127 at index 1"),
-    ("k-grouped", to(ks=[144.0, 128], ks_tensor=None), "ks: expected integers, got (144.0, 128)"),
+    ("k-grouped", to(ks=[144.0, 128], ks_tensor=None), "ks: expected a list of integers, got [144.0, 128]"),
+    # Blocks are counted group by group: 1 + 2 + 1, though 272 columns side by side have 3.
+    (
+        "k-grouped",
+        to(ks=[16, 240, 16], ks_tensor=None),
+        "sfa: expected 4 blocks of k, sum(ceil(k / 128)) over the groups, got 3",
+    ),
     ("k-grouped", to(ks=272, ks_tensor=None), "ks: expected "),
     ("k-grouped", to(ks=None, ks_tensor=None), "ks: expected a list, or ks_tensor with the same numbers"),
     ("k-grouped", to(ks_tensor=int32(128, 144)), "ks_tensor: expected the numbers of ks, (144, 128), got (128, 144)"),
@@ -455,7 +463,7 @@ SIZES: list[Mistake] = [
     (
         "k-grouped",
         to(ks=None, ks_tensor=int32(144, 112)),
-        "ks_tensor: expected a sum of 272, the columns that a has, got 256",
+        "a: expected shape (m * sum(ks),) = (1280,), got (1360,)",
     ),
     ("contiguous", to(num_groups=3), "num_groups: expected the 2 groups of b, got 3"),
     (
@@ -668,6 +676,13 @@ def test_c_and_d_may_be_columns_of_one_matrix(kind: str) -> None:
     )
 
 
+def test_c_at_ds_address_with_another_row_pitch_is_refused() -> None:
+    product, call = make("nt")
+    memory = output(2 * M, N)
+    call.update(d=memory[:M], c=memory[::2])
+    assert_refused(product, call, ValueError, "c: expected d itself or memory that does not overlap it")
+
+
 def test_c_and_d_may_be_alternate_rows_of_one_matrix() -> None:
     product, call = make("nt")
     memory = output(2 * M, N)
@@ -745,13 +760,26 @@ def test_scales_may_lie_anywhere(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "side"), TRANSPOSED)
-def test_a_transposed_operand_may_be_of_any_layout(kind: str, side: str) -> None:
+def test_a_transposed_operand_may_be_of_any_layout_and_reaches_the_kernels_k_major(
+    kind: str, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     product, call = make(kind)
     product(**call)
+    seen: list[Any] = []
+    module: Any = dense_products if "contiguous" not in kind else grouped_products
+    run = module.run
+
+    def record(problem: Any, *backends: Any) -> None:
+        seen.append(problem)
+        run(problem, *backends)
+
+    monkeypatch.setattr(module, "run", record)
     for lay in (torch.clone, lambda x: misaligned(x.contiguous()), every_second):
         odd = {**call, "d": torch.full_like(call["d"], CANARY), side: (lay(call[side][0]), call[side][1])}
         product(**odd)
         assert torch.equal(odd["d"], call["d"])
+    assert all(getattr(problem, side).stride(-1) == 1 for problem in seen)
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CALLS if not kind.startswith("k-grouped")])
@@ -811,6 +839,14 @@ def test_ends_of_empty_groups_are_no_mistake(numbers: tuple[int, int]) -> None:
 
 
 # Products of ordinary tensors, through torch
+
+
+def test_a_product_through_torch_gives_no_graph() -> None:
+    d = output(2, 3, dtype=torch.float32)
+    deep_gemm.cublaslt_gemm_nt(torch.ones(2, 4).requires_grad_(), torch.ones(3, 4), d)
+    assert not d.requires_grad
+    assert bool((d == 4).all())
+
 
 CUBLASLT_MISTAKES: list[tuple[str, Arguments, type[Exception], str]] = [
     ("nt", {"a": None}, TypeError, "a: expected a tensor, got NoneType"),

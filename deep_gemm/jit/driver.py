@@ -49,17 +49,20 @@ class Kernel:
 
 
 class ParamsBuffer:
-    """The one parameter of a kernel, a struct: bytes at an address aligned as tensor maps demand."""
+    """The one parameter of a kernel, a struct: 64-bit words at an address aligned as tensor maps demand."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, data: bytes) -> None:
+        size = len(data) + -len(data) % PARAMS_ALIGNMENT
         self._bytes = ctypes.create_string_buffer(size + PARAMS_ALIGNMENT)
         start = ctypes.addressof(self._bytes)
         self.address = start + -start % PARAMS_ALIGNMENT
+        self.write(data)
+        self.words = (ctypes.c_uint64 * (size // 8)).from_address(self.address)
         self.pointers = (ctypes.c_void_p * 1)(self.address)
 
-    def write(self, offset: int, data: bytes) -> None:
-        """Copy bytes into the struct."""
-        ctypes.memmove(self.address + offset, data, len(data))
+    def write(self, data: bytes) -> None:
+        """Write the struct's first bytes."""
+        ctypes.memmove(self.address, data, len(data))
 
 
 class Launch:
@@ -85,13 +88,16 @@ class Launch:
         config.attrs = attributes
         config.numAttrs = len(attributes)
         self._config = config
+        self._stream: int | None = None
         self._launch = cu.cuLaunchKernelEx
+        self._success = cu.CUresult.CUDA_SUCCESS
 
     def __call__(self, stream: int) -> None:
         """Launch on a stream, given by its handle."""
-        self._config.hStream = stream
+        if stream != self._stream:  # writing it costs as much as a key's look-up
+            self._config.hStream = self._stream = stream
         (status,) = self._launch(self._config, self._function, self._pointers, 0)
-        if int(status) != 0:
+        if status != self._success:
             _checked("cuLaunchKernelEx", (status,))
 
 
@@ -130,6 +136,24 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
         ),
     )
     return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+def encode_all(maps: Sequence[TensorMap], addresses: Sequence[int]) -> bytes:
+    """Encode several tensor maps, one after another, as the head of a kernel's parameters."""
+    return b"".join(encode(tensor_map, address) for tensor_map, address in zip(maps, addresses, strict=True))
+
+
+@cache
+def address_is_first_word() -> bool:
+    """Tell whether this driver keeps a tensor map's address in its first word, so that a plan may replace it there.
+
+    Seen by encoding one map for two addresses: they must differ in that word alone, and it must be the address.
+    """
+    tensor_map = TensorMap(ElementType.UINT8, (256, 64), (256,), (128, 64), 128)
+    addresses = (0x7000_0000_0000, 0x7111_2222_3340)
+    first, second = (encode(tensor_map, address) for address in addresses)
+    words = [int.from_bytes(encoded[:8], "little") for encoded in (first, second)]
+    return words == list(addresses) and first[8:] == second[8:]
 
 
 def _integers(integer: Any, values: Sequence[int]) -> list[Any]:

@@ -1,0 +1,132 @@
+// Global memory: only what the caller registered exists. Every access is checked, whether its value is used or not.
+#pragma once
+#include "scheduler.h"
+
+namespace sim {
+
+inline std::string describe_address(uint64_t address) {
+  const Buffer* nearest = nullptr;
+  uint64_t distance = ~0ull;
+  for (uint32_t i = 0; i < machine->launch.num_buffers; ++i) {
+    const Buffer& buffer = machine->launch.buffers[i];
+    const uint64_t away = address < buffer.base                  ? buffer.base - address
+                          : address >= buffer.base + buffer.bytes ? address - buffer.base - buffer.bytes + 1
+                                                                  : 0;
+    if (away < distance) distance = away, nearest = &buffer;
+  }
+  if (!nearest) return "there is no global memory";
+  const std::string size = " (" + text(nearest->bytes) + " bytes)";
+  if (address < nearest->base) return text(nearest->base - address) + " bytes before `" + nearest->name + "`" + size;
+  if (address < nearest->base + nearest->bytes)
+    return "byte " + text(address - nearest->base) + " of `" + nearest->name + "`" + size;
+  return text(address - nearest->base - nearest->bytes) + " bytes past the end of `" + nearest->name + "`" + size;
+}
+
+inline const Buffer* find_buffer(uint64_t address, uint64_t bytes) {
+  for (uint32_t i = 0; i < machine->launch.num_buffers; ++i) {
+    const Buffer& buffer = machine->launch.buffers[i];
+    if (address >= buffer.base && address < buffer.base + buffer.bytes && bytes <= buffer.base + buffer.bytes - address)
+      return &buffer;
+  }
+  return nullptr;
+}
+
+inline const Buffer& check_global(uint64_t address, uint64_t bytes, bool writes, const Cta* cta, const char* what) {
+  const Buffer* buffer = find_buffer(address, bytes);
+  if (!buffer)
+    fail(std::string(what) + (writes ? " writes " : " reads ") + text(bytes) +
+         " bytes of global memory out of bounds: " + describe_address(address));
+  if (writes && !buffer->is_writable) fail(std::string(what) + " writes to `" + buffer->name + "`, an input");
+  if (buffer->is_dependent && !cta->dependency_resolved)
+    fail(std::string(what) + " touches `" + buffer->name + "`, which the kernel before may still be using: no thread " +
+         "of this block has passed griddepcontrol_wait yet");
+  return *buffer;
+}
+
+inline uint8_t* global_access(const void* pointer, uint32_t bytes, bool writes, const char* what) {
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  check_global(address, bytes, writes, self->cta, what);
+  if (address % bytes)
+    fail(std::string(what) + ": the address is not a multiple of " + text(bytes) + ": " + describe_address(address));
+  return reinterpret_cast<uint8_t*>(address);
+}
+
+template <typename T>
+T global_load(const void* pointer, const char* what, bool is_nc = false) {
+  yield();
+  T value;
+  std::memcpy(&value, global_access(pointer, sizeof(T), false, what), sizeof(T));
+  if (is_nc && find_buffer(reinterpret_cast<uint64_t>(pointer), sizeof(T))->is_writable)
+    fail(std::string(what) + " reads memory that the kernel may write: " +
+         describe_address(reinterpret_cast<uint64_t>(pointer)) + "; the .nc path is for constant data");
+  return value;
+}
+
+template <typename T>
+void global_store(void* pointer, const T& value, const char* what) {
+  yield();
+  std::memcpy(global_access(pointer, sizeof(T), true, what), &value, sizeof(T));
+}
+
+struct Words {
+  uint32_t w[4];
+};
+
+}  // namespace sim
+
+namespace ptx {
+
+float ld_global_f32(const void* p) { return global_load<float>(p, "ld_global_f32"); }
+Float2 ld_global_v2_f32(const void* p) { return global_load<Float2>(p, "ld_global_v2_f32"); }
+Float4 ld_global_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_v4_f32"); }
+Float4 ld_global_cg_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_cg_v4_f32"); }
+uint32_t ld_global_b32(const void* p) { return global_load<uint32_t>(p, "ld_global_b32"); }
+int32_t ld_global_i32(const void* p) { return global_load<int32_t>(p, "ld_global_i32"); }
+float ld_global_nc_f32(const void* p) { return global_load<float>(p, "ld_global_nc_f32", true); }
+Float4 ld_global_nc_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_nc_v4_f32", true); }
+int32_t ld_global_nc_i32(const void* p) { return global_load<int32_t>(p, "ld_global_nc_i32", true); }
+void st_global_b16(void* p, uint16_t value) { global_store(p, value, "st_global_b16"); }
+void st_global_b32(void* p, uint32_t value) { global_store(p, value, "st_global_b32"); }
+void st_global_f32(void* p, float value) { global_store(p, value, "st_global_f32"); }
+void st_global_v2_f32(void* p, float x, float y) { global_store(p, Float2{x, y}, "st_global_v2_f32"); }
+void st_global_v4_f32(void* p, float x, float y, float z, float w) {
+  global_store(p, Float4{x, y, z, w}, "st_global_v4_f32");
+}
+void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  global_store(p, Words{{a, b, c, d}}, "st_global_v4_b32");
+}
+
+void red_release_add(uint32_t* p, uint32_t value) { atom_add(p, value); }
+uint32_t atom_add(uint32_t* p, uint32_t value) {
+  yield();
+  auto* word = reinterpret_cast<uint32_t*>(global_access(p, 4, true, "atomic add"));
+  const uint32_t before = *word;
+  *word += value;
+  yield();
+  return before;
+}
+uint32_t ld_acquire(const uint32_t* p) {
+  const void* word = global_access(p, 4, false, "ld_acquire");
+  poll({"ld_acquire", [word] { return "of " + describe_address(reinterpret_cast<uint64_t>(word)); }});
+  return *static_cast<const uint32_t*>(word);
+}
+void fence_acq_rel_gpu() { yield(); }
+
+float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+uint32_t pack_bf16(float low, float high) {
+  const auto round = [](float value) -> uint32_t {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // cvt gives this NaN
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  };
+  return round(low) | round(high) << 16;
+}
+Float2 unpack_bf16(uint32_t packed) {
+  const uint32_t halves[2] = {packed << 16, packed & 0xffff0000};
+  Float2 v;
+  std::memcpy(&v, halves, 8);
+  return v;
+}
+
+}  // namespace ptx

@@ -1,0 +1,35 @@
+// What the Python side passes in, field by field as deep_gemm/sim/library.py declares it.
+#pragma once
+#include <cstdint>
+
+namespace sim {
+
+struct Buffer {
+  uint64_t base, bytes;
+  const char* name;
+  uint32_t is_writable;
+  uint32_t is_dependent;  // written by the kernel before: not to be touched before griddepcontrol.wait
+};
+
+struct Launch {
+  uint64_t seed, max_steps;
+  uint32_t grid, cluster_size, threads, shared_bytes, num_sms;
+  int32_t schedule;  // an index into kBiasNames, -1: drawn from the seed
+  uint32_t truncate;
+  uint32_t num_buffers;
+  const Buffer* buffers;
+  void** arguments;
+};
+
+struct Stats {
+  uint64_t steps, products, loads, stores;
+};
+
+// How a schedule is unfair. Fair ones find little: a race shows where one side is late.
+struct Bias {
+  bool early_products = false;     // WGMMA runs when it is issued, else when it is waited for
+  bool whole_warpgroup = false;    // no warp's product runs before all four warps have issued it
+  uint32_t load_delay = 400, store_delay = 400;
+};
+
+}  // namespace sim

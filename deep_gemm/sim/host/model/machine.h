@@ -1,0 +1,193 @@
+// The state of the simulated GPU: everything that a launch changes.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <queue>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "context.h"
+#include "launch_types.h"
+
+namespace sim {
+
+// Shared memory begins here in the shared window, as on the GPU; its first KiB is the system's.
+constexpr uint32_t kSharedBase = 1024;
+constexpr uint32_t kSharedLimit = 232448;
+constexpr uint32_t kLanes = 32;
+constexpr uint32_t kNamedBarriers = 16;
+constexpr uint32_t kRegistersPerSm = 65536;
+
+struct Fiber;
+struct Cta;
+struct Cluster;
+using WaitList = std::vector<Fiber*>;
+
+// What a fiber waits for, put into words only when somebody asks.
+struct Wait {
+  const char* what = nullptr;
+  std::function<std::string()> details;
+};
+
+struct Range {
+  uint32_t offset, bytes;
+};
+
+struct Mbarrier {
+  uint32_t offset;  // in shared memory
+  uint32_t expected, pending;
+  int64_t bytes = 0;  // announced and not landed yet
+  uint64_t phase = 0;
+  bool is_fenced = false;
+  WaitList waiting;
+  // Landed by TMA in a phase, not yet shown to ordinary loads: somebody has to wait first.
+  std::vector<std::pair<uint64_t, Range>> landed;
+};
+
+// What the tensor core holds while the kernel's own registers are poisoned.
+struct Accumulators {
+  uint32_t count = 0;       // of each lane
+  uint32_t saved = 0;       // lanes whose values are here
+  uint64_t last_product = 0;
+  float* registers[kLanes];
+  std::vector<float> values;  // lane after lane
+};
+
+// One WGMMA of one warp: its 16 rows.
+struct Product {
+  Accumulators* d;
+  uint32_t n;
+  uint64_t descriptor_a, descriptor_b;
+  bool accumulate;
+  uint64_t number;  // counted by the warp
+};
+
+struct Warp {
+  // The operation that the lanes gather at. Two generations of values: a slow lane may still read the last ones.
+  const char* operation = nullptr;
+  uint32_t arrived = 0, exited = 0;
+  uint64_t generation = 0;
+  uint64_t values[2][kLanes];
+  WaitList waiting;
+
+  uint32_t elected = 0;
+  uint32_t registers = 0;
+
+  uint64_t issued = 0;            // products
+  std::deque<Product> products;   // issued and not executed
+  std::deque<uint64_t> groups;    // products issued at each commit that nobody has waited for
+  std::map<float*, Accumulators> in_flight;   // by lane 0's registers
+  std::map<float*, uint64_t> handed_back;     // by the same: how many fences there had been
+  uint64_t fences = 0;
+};
+
+struct Warpgroup {
+  struct Operands {
+    uint64_t a, b;
+    uint32_t n;
+    bool accumulate;
+  };
+  std::vector<Operands> log;
+  WaitList waiting;
+};
+
+struct NamedBarrier {
+  uint32_t threads = 0, arrived = 0;
+  uint64_t generation = 0;
+  WaitList waiting;
+};
+
+struct Cta {
+  uint32_t index, rank;
+  Cluster* cluster;
+  uint8_t* generic;  // what ordinary loads and stores see
+  uint8_t* async;    // what TMA and WGMMA see
+  uint32_t live_threads;
+  uint32_t free_registers = 0;
+  uint32_t loads_in_flight = 0;
+  bool dependency_resolved = false;  // griddepcontrol.wait
+  std::vector<std::unique_ptr<Mbarrier>> mbarriers;
+  std::vector<Warp> warps;
+  std::vector<Warpgroup> warpgroups;
+  NamedBarrier named[kNamedBarriers];
+  WaitList waiting_for_registers;
+};
+
+struct Cluster {
+  std::vector<Cta*> ctas;
+  uint32_t live_threads = 0, arrived = 0;
+  uint64_t generation = 0;  // of the cluster's barrier
+  WaitList waiting;
+};
+
+// TMA stores of one commit.
+struct StoreGroup {
+  uint32_t unread = 0, unwritten = 0;
+  WaitList waiting;
+};
+
+struct RemoteStore {
+  Cta* cta;
+  uint8_t* target;
+  uint8_t bytes[16];
+  uint32_t size;
+};
+
+struct Fiber {
+  Context context;
+  Cta* cta = nullptr;
+  uint32_t thread = 0;
+  bool is_done = false, is_slow = false, is_polling = false;
+  Wait wait;
+  std::vector<Range> unfenced;  // generic writes that the async proxy does not see yet
+  std::vector<Mbarrier*> unfenced_barriers;
+  std::vector<std::function<void(std::shared_ptr<StoreGroup>)>> uncommitted;
+  std::deque<std::shared_ptr<StoreGroup>> store_groups;
+  std::shared_ptr<std::deque<RemoteStore>> remote_stores;
+  bool has_arrived = false;  // at the cluster's barrier
+  uint64_t arrived_generation = 0;
+
+  uint32_t lane() const { return thread % kLanes; }
+  Warp& warp() const { return cta->warps[thread / kLanes]; }
+  Warpgroup& warpgroup() const { return cta->warpgroups[thread / 128]; }
+};
+
+// Something that happens by itself, later.
+struct Event {
+  uint64_t due, order;
+  std::function<void()> run;
+  bool operator<(const Event& other) const {  // std::priority_queue gives the greatest
+    return due != other.due ? due > other.due : order > other.order;
+  }
+};
+
+struct Failure {
+  std::string message;
+};
+
+struct Machine {
+  Launch launch;
+  Bias bias;
+  uint64_t random = 1, now = 0, events_made = 0, steps = 0;
+  uint32_t next_cta = 0;
+  std::vector<Fiber> fibers;
+  std::vector<Fiber*> ready;
+  uint32_t ready_polling = 0;
+  std::priority_queue<Event> events;
+  std::vector<std::unique_ptr<Cluster>> clusters;
+  std::vector<std::unique_ptr<Cta>> ctas;
+  Context scheduler;
+  Stats stats{};
+  std::string error;
+};
+
+inline Machine* machine = nullptr;
+inline Fiber* self = nullptr;  // null while the scheduler or an event runs
+
+}  // namespace sim

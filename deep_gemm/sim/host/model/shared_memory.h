@@ -1,0 +1,83 @@
+// Shared memory, seen in two ways. Ordinary loads and stores act on the generic view; TMA and WGMMA act on the async
+// view. A thread's writes reach the async view at its fence.proxy.async; what TMA brings reaches the generic view when
+// somebody has waited for its mbarrier. Memory that nobody has written, or that a load in flight will write, is poison:
+// all bits one, which is a NaN as E4M3, BF16 and FP32.
+#pragma once
+#include "scheduler.h"
+
+namespace sim {
+
+constexpr uint8_t kPoison = 0xff;
+
+inline uint32_t shared_offset(const void* pointer, uint32_t bytes, uint32_t alignment, const char* what) {
+  const auto offset = reinterpret_cast<intptr_t>(pointer) - reinterpret_cast<intptr_t>(self->cta->generic);
+  if (offset < 0 || offset + static_cast<int64_t>(bytes) > static_cast<int64_t>(machine->launch.shared_bytes))
+    fail(std::string(what) + ": shared-memory offset " + std::to_string(offset) + " (" + text(bytes) +
+         " bytes) lies outside the block's " + text(machine->launch.shared_bytes) + " bytes");
+  if (offset % alignment)
+    fail(std::string(what) + ": shared-memory offset " + std::to_string(offset) + " is not a multiple of " +
+         text(alignment));
+  return static_cast<uint32_t>(offset);
+}
+
+inline void shared_store(uint32_t offset, const void* source, uint32_t bytes) {
+  std::memcpy(self->cta->generic + offset, source, bytes);
+  self->unfenced.push_back({offset, bytes});
+}
+
+template <typename T>
+T shared_load(const void* pointer, const char* what) {
+  yield();
+  T value;
+  std::memcpy(&value, self->cta->generic + shared_offset(pointer, sizeof(T), sizeof(T), what), sizeof(T));
+  return value;
+}
+
+template <typename T>
+void shared_store_value(void* pointer, const T& value, const char* what) {
+  yield();
+  shared_store(shared_offset(pointer, sizeof(T), sizeof(T), what), &value, sizeof(T));
+}
+
+// (PTX ISA, "Swizzling Modes": bits 4 and up of the address, XOR bits 7 and up, as many as the span has 16-byte chunks.)
+inline uint32_t swizzle(uint32_t address, uint32_t span_bytes) {
+  return span_bytes ? address ^ (address >> 3 & (span_bytes - 16)) : address;
+}
+
+inline void poison(Cta* cta, Range range) {
+  std::memset(cta->generic + range.offset, kPoison, range.bytes);
+  std::memset(cta->async + range.offset, kPoison, range.bytes);
+}
+
+}  // namespace sim
+
+namespace ptx {
+
+float ld_shared_f32(const void* p) { return shared_load<float>(p, "ld_shared_f32"); }
+Float2 ld_shared_v2_f32(const void* p) { return shared_load<Float2>(p, "ld_shared_v2_f32"); }
+Float4 ld_shared_v4_f32(const void* p) { return shared_load<Float4>(p, "ld_shared_v4_f32"); }
+uint32_t ld_shared_b32(const void* p) { return shared_load<uint32_t>(p, "ld_shared_b32"); }
+void st_shared_f32(void* p, float value) { shared_store_value(p, value, "st_shared_f32"); }
+void st_shared_v2_f32(void* p, float x, float y) { shared_store_value(p, Float2{x, y}, "st_shared_v2_f32"); }
+void st_shared_v4_f32(void* p, float x, float y, float z, float w) {
+  shared_store_value(p, Float4{x, y, z, w}, "st_shared_v4_f32");
+}
+void st_shared_b32(void* p, uint32_t value) { shared_store_value(p, value, "st_shared_b32"); }
+
+uint32_t smem_address(const void* pointer) { return kSharedBase + shared_offset(pointer, 0, 1, "smem_address"); }
+
+void fence_proxy_async_shared() {
+  for (const Range& range : self->unfenced)
+    std::memcpy(self->cta->async + range.offset, self->cta->generic + range.offset, range.bytes);
+  self->unfenced.clear();
+  yield();
+}
+
+}  // namespace ptx
+
+uint8_t* sim::dynamic_shared_memory(uint64_t bytes_needed) {
+  if (bytes_needed > machine->launch.shared_bytes)
+    fail("dynamic_shared: the kernel's plan of shared memory has " + text(bytes_needed) +
+         " bytes, but it was launched with " + text(machine->launch.shared_bytes));
+  return self->cta->generic;
+}

@@ -1,0 +1,251 @@
+// TMA. A load poisons its box when it is issued and lands in pieces, each late by its own delay. A store reads shared
+// memory late (at the latest when somebody waits for that) and writes global memory later still.
+#pragma once
+#include "global_memory.h"
+#include "mbarrier.h"
+
+namespace sim {
+
+using ptx::TensorMap;
+
+struct Box {
+  TensorMap map;
+  int64_t corner[5];
+  uint32_t offset;  // in shared memory
+  uint32_t row_bytes, rows;
+};
+
+inline Box make_box(const TensorMap* map, const void* shared, std::initializer_list<int32_t> corner, const char* what) {
+  if (map->magic != TensorMap::kMagic) fail(std::string(what) + ": this is not a tensor map");
+  if (map->rank != corner.size())
+    fail(std::string(what) + ": the tensor map has " + text(map->rank) + " dimensions");
+  Box box{*map, {}, 0, map->box[0] * uint32_t{map->element_bytes}, 1};
+  std::copy(corner.begin(), corner.end(), box.corner);
+  for (uint32_t i = 1; i < map->rank; ++i) box.rows *= map->box[i];
+  box.offset = shared_offset(shared, box.row_bytes * box.rows, 128, what);
+  return box;
+}
+
+// Calls visit(shared address of the 16-byte chunk, first byte inside, end of inside, global address of the chunk) for
+// the chunks of some rows. Addresses wrap at 2^64, as the hardware's arithmetic does; bounds are checked by dimension.
+template <typename Visit>
+void visit_chunks(const Box& box, uint32_t first_row, uint32_t end_row, const Visit& visit) {
+  const TensorMap& map = box.map;
+  const int64_t width = map.element_bytes;
+  const int64_t inside_from = std::max<int64_t>(0, -box.corner[0]) * width;
+  const int64_t inside_to = std::min<int64_t>(map.box[0], static_cast<int64_t>(map.dims[0]) - box.corner[0]) * width;
+  for (uint32_t row = first_row; row < end_row; ++row) {
+    uint64_t address = map.base + static_cast<uint64_t>(box.corner[0] * width);
+    bool is_inside = true;
+    uint32_t rest = row;
+    for (uint32_t i = 1; i < map.rank; ++i) {
+      const int64_t index = box.corner[i] + rest % map.box[i];
+      rest /= map.box[i];
+      is_inside = is_inside && index >= 0 && index < static_cast<int64_t>(map.dims[i]);
+      address += static_cast<uint64_t>(index) * map.strides[i - 1];
+    }
+    for (int64_t byte = 0; byte < box.row_bytes; byte += 16) {
+      const int64_t from = std::clamp<int64_t>(inside_from - byte, 0, 16);
+      const int64_t to = is_inside ? std::clamp<int64_t>(inside_to - byte, from, 16) : from;
+      const uint32_t linear = box.offset + row * box.row_bytes + static_cast<uint32_t>(byte);
+      visit(swizzle(linear, map.swizzle_bytes), static_cast<uint32_t>(from), static_cast<uint32_t>(to),
+            address + static_cast<uint64_t>(byte));
+    }
+  }
+}
+
+inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* what) {
+  const Buffer* tensor = find_buffer(box.map.base, 1);
+  if (!tensor) fail(std::string(what) + ": the tensor map's base is outside of global memory: " + describe_address(box.map.base));
+  visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
+    if (from == to) return;
+    const Buffer& buffer = check_global(address + from, to - from, writes, cta, what);
+    if (&buffer != tensor)
+      fail(std::string(what) + ": the tensor map of `" + tensor->name + "` reaches into `" + buffer.name + "`");
+  });
+}
+
+inline void land(Cta* cta, uint32_t barrier_offset, Range range, const std::function<void()>& copy) {
+  if (cta->live_threads == 0)
+    throw Failure{"a TMA load lands in CTA " + text(cta->index) + ", which has exited"};
+  copy();
+  Mbarrier& barrier = mbarrier_at(cta, barrier_offset, "TMA load, landing");
+  barrier.landed.push_back({barrier.phase, range});
+  barrier.bytes -= range.bytes;
+  --cta->loads_in_flight;
+  check_bytes(barrier, "TMA load, landing");
+  advance_if_complete(barrier);
+}
+
+inline void check_signal(Cta* cta, uint32_t barrier_offset, const char* what) {
+  if (!mbarrier_at(cta, barrier_offset, what).is_fenced)
+    fail(std::string(what) + ": " + at(barrier_offset) + " of CTA " + text(cta->index) +
+         " is not visible to TMA: fence_mbarrier_init is missing after mbarrier_init");
+}
+
+inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination, std::initializer_list<int32_t> corner,
+                     uint32_t cta_mask, const char* what) {
+  yield();
+  const Box box = make_box(map, destination, corner, what);
+  const uint32_t barrier_offset = shared_offset(barrier, 8, 8, what);
+  check_rows(box, false, self->cta, what);
+  if (cta_mask == 0 || cta_mask >> self->cta->cluster->ctas.size())
+    fail(std::string(what) + ": the CTA mask " + text(cta_mask) + " does not fit a cluster of " +
+         text(self->cta->cluster->ctas.size()));
+  for (uint32_t rank = 0; rank < self->cta->cluster->ctas.size(); ++rank) {
+    if (!(cta_mask >> rank & 1)) continue;
+    Cta* cta = peer(rank, what);
+    check_signal(cta, barrier_offset, what);
+    poison(cta, {box.offset, box.row_bytes * box.rows});
+    const uint32_t pieces = box.rows > 1 ? 1 + random_below(3) : 1;
+    for (uint32_t i = 0; i < pieces; ++i) {
+      const uint32_t first = box.rows * i / pieces, end = box.rows * (i + 1) / pieces;
+      if (first == end) continue;
+      ++cta->loads_in_flight;
+      later(machine->bias.load_delay, [=] {
+        const Range range{box.offset + first * box.row_bytes, (end - first) * box.row_bytes};
+        land(cta, barrier_offset, range, [&] {
+          visit_chunks(box, first, end, [cta](uint32_t shared, uint32_t from, uint32_t to, uint64_t address) {
+            std::memset(cta->async + shared, 0, 16);
+            if (from < to)
+              std::memcpy(cta->async + shared + from, reinterpret_cast<const void*>(address + from), to - from);
+          });
+        });
+      });
+    }
+  }
+  ++machine->stats.loads;
+  yield();
+}
+
+inline void add_floats(uint8_t* to, const uint8_t* from, uint32_t bytes) {
+  for (uint32_t i = 0; i < bytes; i += 4) {
+    float sum, addend;
+    std::memcpy(&sum, to + i, 4);
+    std::memcpy(&addend, from + i, 4);
+    sum += addend;
+    std::memcpy(to + i, &sum, 4);
+  }
+}
+
+inline void store_box(const TensorMap* map, const void* source, std::initializer_list<int32_t> corner, bool adds,
+                      const char* what) {
+  yield();
+  const Box box = make_box(map, source, corner, what);
+  if (adds && !map->is_f32) fail(std::string(what) + ": modelled for FP32 alone");
+  check_rows(box, true, self->cta, what);
+  Cta* cta = self->cta;
+  self->uncommitted.push_back([=](const std::shared_ptr<StoreGroup>& group) {
+    ++group->unread;
+    ++group->unwritten;
+    later(machine->bias.store_delay, [=] {
+      auto bytes = std::make_shared<std::vector<uint8_t>>();
+      bytes->reserve(box.rows * box.row_bytes);
+      visit_chunks(box, 0, box.rows, [&](uint32_t shared, uint32_t, uint32_t, uint64_t) {
+        bytes->insert(bytes->end(), cta->async + shared, cta->async + shared + 16);
+      });
+      if (--group->unread == 0) wake(group->waiting);
+      later(machine->bias.store_delay, [=] {
+        const uint8_t* chunk = bytes->data();
+        visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
+          if (adds)
+            add_floats(reinterpret_cast<uint8_t*>(address + from), chunk + from, to - from);
+          else if (from < to)
+            std::memcpy(reinterpret_cast<void*>(address + from), chunk + from, to - from);
+          chunk += 16;
+        });
+        if (--group->unwritten == 0) wake(group->waiting);
+      });
+    });
+  });
+  ++machine->stats.stores;
+  yield();
+}
+
+inline void wait_for_stores(uint32_t pending, uint32_t StoreGroup::*unfinished, const char* what) {
+  yield();
+  auto& groups = self->store_groups;
+  // Groups finish in any order; the oldest are waited for. Written ones are forgotten.
+  for (size_t i = 0; i + pending < groups.size(); ++i) {
+    const auto group = groups[i];
+    while (group.get()->*unfinished)
+      block(group->waiting, {what, [] { return std::string("for a store of its own that TMA has not finished"); }});
+  }
+  while (!groups.empty() && groups.front()->unwritten == 0 && groups.front()->unread == 0) groups.pop_front();
+  yield();
+}
+
+void tma_store_wait_read(uint32_t pending) { wait_for_stores(pending, &StoreGroup::unread, "tma_store_wait_read"); }
+void tma_store_wait(uint32_t pending) { wait_for_stores(pending, &StoreGroup::unwritten, "tma_store_wait"); }
+
+}  // namespace sim
+
+namespace ptx {
+
+void prefetch_tensormap(const TensorMap* map) {
+  if (map->magic != TensorMap::kMagic) fail("prefetch_tensormap: this is not a tensor map");
+}
+
+void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
+  load_box(map, barrier, destination, {c0, c1}, 1u << self->cta->rank, "tma_load_2d");
+}
+void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, uint64_t) {
+  tma_load_2d(map, barrier, destination, c0, c1);
+}
+void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
+                           uint32_t cta_mask) {
+  load_box(map, barrier, destination, {c0, c1}, cta_mask, "tma_load_2d_multicast");
+}
+void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2) {
+  load_box(map, barrier, destination, {c0, c1, c2}, 1u << self->cta->rank, "tma_load_3d");
+}
+void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
+                 int32_t c3) {
+  load_box(map, barrier, destination, {c0, c1, c2, c3}, 1u << self->cta->rank, "tma_load_4d");
+}
+uint64_t createpolicy_evict_first() { return 1; }
+uint64_t createpolicy_evict_last() { return 2; }
+
+void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier) {
+  yield();
+  const char* what = "bulk_load";
+  Cta* cta = self->cta;
+  const uint32_t offset = shared_offset(destination, bytes, 16, what);
+  const uint32_t barrier_offset = shared_offset(barrier, 8, 8, what);
+  const auto address = reinterpret_cast<uint64_t>(source);
+  if (bytes == 0 || bytes % 16 || address % 16)
+    fail("bulk_load: " + text(bytes) + " bytes from " + describe_address(address) + "; both must be multiples of 16");
+  check_global(address, bytes, false, cta, what);
+  check_signal(cta, barrier_offset, what);
+  poison(cta, {offset, bytes});
+  ++cta->loads_in_flight;
+  later(machine->bias.load_delay, [=] {
+    land(cta, barrier_offset, {offset, bytes}, [&] { std::memcpy(cta->async + offset, source, bytes); });
+  });
+  ++machine->stats.loads;
+  yield();
+}
+
+void tma_store_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
+  store_box(map, source, {c0, c1}, false, "tma_store_2d");
+}
+void tma_store_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2) {
+  store_box(map, source, {c0, c1, c2}, false, "tma_store_3d");
+}
+void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
+  store_box(map, source, {c0, c1}, true, "tma_reduce_add_2d");
+}
+void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2) {
+  store_box(map, source, {c0, c1, c2}, true, "tma_reduce_add_3d");
+}
+
+void tma_store_commit() {
+  yield();
+  auto group = std::make_shared<StoreGroup>();
+  for (const auto& store : self->uncommitted) store(group);
+  self->uncommitted.clear();
+  self->store_groups.push_back(group);
+  yield();
+}
+
+}  // namespace ptx

@@ -1,0 +1,181 @@
+// What the lanes of a warp do together, the barriers of a block, and the pool of registers.
+#pragma once
+#include "shared_memory.h"
+
+namespace sim {
+
+// All 32 lanes must come to the same operation; returns what each passed. Lanes that are somewhere else together, or
+// gone, are an error at once; lanes that never come show up as a deadlock.
+inline const uint64_t* gather(const char* operation, uint64_t value) {
+  Warp& warp = self->warp();
+  if (warp.exited) fail(std::string(operation) + ": needs the whole warp, but some of its lanes have exited");
+  if (warp.arrived == 0) {
+    warp.operation = operation;
+  } else if (std::strcmp(warp.operation, operation) != 0) {
+    fail(std::string("divergent warp: this lane is at ") + operation + " while others of its warp are at " +
+         warp.operation + "; both need the whole warp");
+  }
+  const uint64_t generation = warp.generation;
+  uint64_t* values = warp.values[generation & 1];
+  values[self->lane()] = value;
+  if (++warp.arrived == kLanes) {
+    warp.arrived = 0;
+    ++warp.generation;
+    wake(warp.waiting);
+  } else {
+    while (warp.generation == generation)
+      block(warp.waiting, {"waits for the rest of its warp at", [operation] { return std::string(operation); }});
+  }
+  return values;
+}
+
+inline void complete(NamedBarrier& barrier) {
+  barrier.arrived = barrier.threads = 0;
+  ++barrier.generation;
+  wake(barrier.waiting);
+}
+
+// One thread's arrival. `threads` must be the same for all of a generation.
+inline void arrive_at_named(uint32_t id, uint32_t threads, const char* what) {
+  if (id >= kNamedBarriers) fail(std::string(what) + ": barrier " + text(id) + " does not exist (0 to 15)");
+  if (threads == 0 || threads % kLanes || threads > machine->launch.threads)
+    fail(std::string(what) + ": barrier " + text(id) + " for " + text(threads) +
+         " threads; that is no multiple of 32, or more than the block has");
+  NamedBarrier& barrier = self->cta->named[id];
+  if (barrier.arrived && barrier.threads != threads)
+    fail(std::string(what) + ": barrier " + text(id) + " for " + text(threads) + " threads, but others arrived at it for " +
+         text(barrier.threads));
+  barrier.threads = threads;
+  if (++barrier.arrived == threads) complete(barrier);
+}
+
+inline void wait_at_named(uint32_t id, uint64_t generation, const char* what) {
+  NamedBarrier& barrier = self->cta->named[id];
+  while (barrier.generation == generation)
+    block(barrier.waiting, {what, [&barrier, id] {
+                              return text(id) + ", where " + text(barrier.arrived) + " of " + text(barrier.threads) +
+                                     " threads have arrived";
+                            }});
+}
+
+// __syncthreads waits for the threads that have not exited; they may exit while others wait.
+inline void recheck_syncthreads(Cta* cta) {
+  NamedBarrier& barrier = cta->named[0];
+  if (barrier.arrived && barrier.arrived == cta->live_threads) complete(barrier);
+}
+
+inline void change_registers(uint32_t registers, bool increase, const char* what) {
+  gather(what, registers);
+  Cta* cta = self->cta;
+  Warp& warp = self->warp();
+  if (self->lane() == 0) {
+    if (increase ? registers < warp.registers : registers > warp.registers)
+      fail(std::string(what) + "<" + text(registers) + ">: the warp has " + text(warp.registers) + " registers a thread");
+    if (increase) {
+      const uint32_t needed = (registers - warp.registers) * kLanes;
+      while (cta->free_registers < needed)
+        block(cta->waiting_for_registers, {what, [cta, needed] {
+                                             return "needs " + text(needed) + " registers for its warp; " +
+                                                    text(cta->free_registers) + " of the block are free";
+                                           }});
+      cta->free_registers -= needed;
+    } else {
+      cta->free_registers += (warp.registers - registers) * kLanes;
+      wake(cta->waiting_for_registers);
+    }
+    warp.registers = registers;
+  }
+  gather(what, registers);
+}
+
+void setmaxnreg_inc(uint32_t registers) { change_registers(registers, true, "setmaxnreg_inc"); }
+void setmaxnreg_dec(uint32_t registers) { change_registers(registers, false, "setmaxnreg_dec"); }
+
+inline void store_matrices(void* row, const uint32_t* fragments, uint32_t count, const char* what) {
+  yield();
+  // Only the first 8 * count lanes' addresses are used.
+  const bool is_used = self->lane() < 8 * count;
+  const uint64_t* rows = gather(what, is_used ? shared_offset(row, 16, 16, what) : 0);
+  for (uint32_t i = 0; i < count; ++i)
+    shared_store(static_cast<uint32_t>(rows[i * 8 + self->lane() / 4]) + self->lane() % 4 * 4, &fragments[i], 4);
+  yield();
+}
+
+}  // namespace sim
+
+namespace ptx {
+
+uint32_t thread_index() { return self->thread; }
+uint32_t warp_index() { return shfl_sync(self->thread / kLanes, 0u); }
+uint32_t lane_index() { return self->lane(); }
+uint32_t block_index() { return self->cta->index; }
+uint32_t grid_size() { return machine->launch.grid; }
+uint32_t sm_id() { return self->cta->index % machine->launch.num_sms; }
+uint64_t clock64() { return machine->now; }
+uint64_t globaltimer() { return machine->now; }
+
+bool elect_sync() {
+  gather("elect_sync", 0);
+  return self->warp().elected == self->lane();
+}
+uint32_t shfl_sync(uint32_t value, uint32_t source) {
+  const uint64_t* values = gather("shfl_sync", value);
+  return static_cast<uint32_t>(values[source % kLanes]);
+}
+float shfl_sync(float value, uint32_t source) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  bits = shfl_sync(bits, source);
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+bool all_sync(bool value) {
+  const uint64_t* values = gather("all_sync", value);
+  for (uint32_t lane = 0; lane < kLanes; ++lane)
+    if (!values[lane]) return false;
+  return true;
+}
+void syncwarp() { gather("syncwarp", 0); }
+
+void syncthreads() {
+  yield();
+  gather("syncthreads", 0);
+  Cta* cta = self->cta;
+  const uint64_t generation = cta->named[0].generation;
+  cta->named[0].threads = cta->live_threads;
+  ++cta->named[0].arrived;
+  recheck_syncthreads(cta);
+  wait_at_named(0, generation, "waits at syncthreads, barrier");
+  yield();
+}
+void bar_sync(uint32_t id, uint32_t threads) {
+  yield();
+  gather("bar_sync", id);
+  const uint64_t generation = id < kNamedBarriers ? self->cta->named[id].generation : 0;
+  arrive_at_named(id, threads, "bar_sync");
+  wait_at_named(id, generation, "waits in bar_sync at barrier");
+  yield();
+}
+void bar_arrive(uint32_t id, uint32_t threads) {
+  yield();
+  gather("bar_arrive", id);
+  arrive_at_named(id, threads, "bar_arrive");
+  yield();
+}
+
+void stmatrix_x2(void* row, uint32_t a, uint32_t b) {
+  const uint32_t fragments[] = {a, b};
+  store_matrices(row, fragments, 2, "stmatrix_x2");
+}
+void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  const uint32_t fragments[] = {a, b, c, d};
+  store_matrices(row, fragments, 4, "stmatrix_x4");
+}
+
+void griddepcontrol_wait() {
+  yield();
+  self->cta->dependency_resolved = true;
+}
+void griddepcontrol_launch_dependents() { yield(); }
+
+}  // namespace ptx

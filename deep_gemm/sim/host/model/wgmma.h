@@ -1,0 +1,212 @@
+// WGMMA, executed for a warp at a time (its 16 of the 64 rows). A product runs when it is issued or when it is waited
+// for, as the schedule has it; until the wait the kernel's registers hold poison and the true values are kept here.
+#pragma once
+#include <cmath>
+#include <limits>
+
+#include "warps.h"
+
+namespace sim {
+
+constexpr uint32_t kDepth = 32, kRowsPerWarp = 16, kMaximumN = 256;
+
+struct DecodeTable {
+  double value[256];
+  DecodeTable() {
+    for (int byte = 0; byte < 256; ++byte) {
+      const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+      const double magnitude = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+      value[byte] = (byte & 127) == 127 ? std::numeric_limits<double>::quiet_NaN() : byte & 128 ? -magnitude : magnitude;
+    }
+  }
+};
+inline const DecodeTable e4m3;
+
+// Where a K-major operand lies. (PTX ISA, "Matrix Descriptor Format".)
+struct Operand {
+  uint32_t address, stride_bytes, span_bytes;
+
+  Operand(uint64_t descriptor, uint32_t rows, const char* name) {
+    address = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
+    stride_bytes = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
+    const auto mode = static_cast<uint32_t>(descriptor >> 62);
+    span_bytes = mode == 1 ? 128 : mode == 2 ? 64 : mode == 3 ? 32 : 0;
+    const std::string who = std::string("wgmma_m64k32_e4m3: the descriptor of ") + name;
+    if (!span_bytes) fail(who + " has no swizzle, which is not modelled");
+    if (descriptor >> 49 & 7) fail(who + " has a base offset, which is not modelled");
+    if (address >> 7 & (span_bytes / 16 - 1))
+      fail(who + ": address " + text(address) + " does not lie in the first row of a swizzle atom of " +
+           text(span_bytes * 8) + " bytes");
+    const uint64_t end = address + uint64_t{rows / 8 - 1} * stride_bytes + 7 * span_bytes + kDepth;
+    if (address < kSharedBase || end > kSharedBase + machine->launch.shared_bytes)
+      fail(who + " reaches from " + text(address) + " to " + text(end) + " of shared memory, which lies from " +
+           text(kSharedBase) + " to " + text(kSharedBase + machine->launch.shared_bytes));
+  }
+
+  void row(const Cta* cta, uint32_t index, double* values) const {
+    const uint32_t start = address + index / 8 * stride_bytes + index % 8 * span_bytes;
+    for (uint32_t byte = 0; byte < kDepth; byte += 16) {
+      const uint8_t* chunk = cta->async + swizzle(start + byte, span_bytes) - kSharedBase;
+      for (uint32_t i = 0; i < 16; ++i) values[byte + i] = e4m3.value[chunk[i]];
+    }
+  }
+};
+
+inline int exponent_of(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, 8);
+  return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
+}
+
+// What Hopper's FP8 path is reported to do (DeepSeek-V3 Technical Report, section 3.5.2): all addends are aligned to the
+// largest exponent among them, and what lies more than 13 bits below its leading bit is cut off, toward zero.
+inline double add_truncated(const double* a, const double* b, uint32_t stride, double sum) {
+  constexpr int kFractionBits = 13;
+  double addends[kDepth + 1];
+  int largest = -1023;
+  for (uint32_t k = 0; k <= kDepth; ++k) {
+    addends[k] = k == kDepth ? sum : a[k] * b[k * stride];
+    largest = std::max(largest, exponent_of(addends[k]));
+  }
+  if (largest == 1024) return std::numeric_limits<double>::quiet_NaN();
+  const double to_units = std::ldexp(1, kFractionBits - largest), from_units = std::ldexp(1, largest - kFractionBits);
+  double total = 0;
+  for (const double addend : addends) total += std::trunc(addend * to_units);
+  const double scale = std::ldexp(1, kFractionBits - exponent_of(total * from_units));
+  return total == 0 ? 0 : std::trunc(total * from_units * scale) / scale;
+}
+
+// The sum over the 32 of k is exact (double holds it), and added to the accumulator with one rounding to FP32.
+inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
+  static double a[kRowsPerWarp][kDepth], b[kDepth][kMaximumN], b_row[kDepth], sums[kMaximumN];
+  const uint32_t n = product.n;
+  const Operand operand_a(product.descriptor_a, 64, "A"), operand_b(product.descriptor_b, n, "B");
+  for (uint32_t row = 0; row < kRowsPerWarp; ++row) operand_a.row(cta, warp % 4 * kRowsPerWarp + row, a[row]);
+  for (uint32_t row = 0; row < n; ++row) {
+    operand_b.row(cta, row, b_row);
+    for (uint32_t k = 0; k < kDepth; ++k) b[k][row] = b_row[k];
+  }
+  float* values = product.d->values.data();
+  for (uint32_t row = 0; row < kRowsPerWarp; ++row) {
+    // Element i of a lane: column i / 4 * 8 + lane % 4 * 2 + i % 2 of row lane / 4 + i / 2 % 2 * 8.
+    const auto element = [&](uint32_t column) -> float& {
+      const uint32_t lane = row % 8 * 4 + column % 8 / 2;
+      return values[lane * product.d->count + column / 8 * 4 + row / 8 * 2 + column % 2];
+    };
+    if (machine->launch.truncate) {
+      for (uint32_t column = 0; column < n; ++column)
+        element(column) = static_cast<float>(
+            add_truncated(a[row], &b[0][column], kMaximumN, product.accumulate ? element(column) : 0.0));
+      continue;
+    }
+    for (uint32_t column = 0; column < n; ++column) sums[column] = product.accumulate ? element(column) : 0.0;
+    for (uint32_t k = 0; k < kDepth; ++k) {
+      const double factor = a[row][k];
+      for (uint32_t column = 0; column < n; ++column) sums[column] += factor * b[k][column];
+    }
+    for (uint32_t column = 0; column < n; ++column) element(column) = static_cast<float>(sums[column]);
+  }
+  ++machine->stats.products;
+}
+
+inline void execute_until(uint64_t end) {
+  Warp& warp = self->warp();
+  while (!warp.products.empty() && warp.products.front().number < end) {
+    execute(self->cta, self->thread / kLanes, warp.products.front());
+    warp.products.pop_front();
+  }
+}
+
+inline uint64_t issued_by_all_of_warpgroup(const Fiber& fiber) {
+  const uint32_t first = fiber.thread / 128 * 4;
+  uint64_t least = fiber.cta->warps[first].issued;
+  for (uint32_t i = 1; i < 4; ++i) least = std::min(least, fiber.cta->warps[first + i].issued);
+  return least;
+}
+
+inline void check_same_in_warpgroup(uint32_t n, uint64_t a, uint64_t b, bool accumulate) {
+  const uint64_t number = self->warp().issued;
+  auto& log = self->warpgroup().log;
+  if (number == log.size()) log.push_back({a, b, n, accumulate});
+  const auto& first = log[number];
+  if (first.a != a || first.b != b || first.n != n || first.accumulate != accumulate)
+    fail("wgmma_m64k32_e4m3: product " + text(number) + " of this warp has other operands than the same product of " +
+         "another warp of its warpgroup");
+}
+
+void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate) {
+  const char* what = "wgmma_m64k32_e4m3";
+  yield();
+  Warp& warp = self->warp();
+  if (self->thread / 128 * 128 + 128 > machine->launch.threads) fail("wgmma_m64k32_e4m3: a warpgroup without 4 warps");
+  auto* lane0 = reinterpret_cast<float*>(gather(what, reinterpret_cast<uint64_t>(d))[0]);
+  const uint64_t other_a = gather(what, a)[0];
+  Accumulators& held = warp.in_flight[lane0];
+  if (!held.count) held.count = n / 2, held.values.resize(kLanes * n / 2);
+  if (held.count != n / 2) fail("wgmma_m64k32_e4m3: accumulators of another product in flight");
+  if (!(held.saved >> self->lane() & 1)) {
+    held.saved |= 1u << self->lane();
+    held.registers[self->lane()] = d;
+    std::memcpy(&held.values[self->lane() * n / 2], d, n / 2 * 4);
+    std::memset(d, kPoison, n / 2 * 4);
+  }
+  const uint64_t other_b = gather(what, b)[0];
+  if (a != other_a || b != other_b) fail("wgmma_m64k32_e4m3: operands differ between the lanes of a warp");
+  if (self->lane() != 0) return;
+
+  const auto back = warp.handed_back.find(lane0);
+  if (warp.fences == (back == warp.handed_back.end() ? 0 : back->second))
+    fail("wgmma_m64k32_e4m3 without wgmma_fence since its accumulators were last touched");
+  check_same_in_warpgroup(n, a, b, accumulate);
+  held.last_product = warp.issued;
+  warp.products.push_back({&held, n, a, b, accumulate, warp.issued++});
+  wake(self->warpgroup().waiting);
+  const bool may_run = !machine->bias.whole_warpgroup || issued_by_all_of_warpgroup(*self) >= warp.issued;
+  if (machine->bias.early_products && may_run && !one_in(4)) execute_until(warp.issued);
+}
+
+void wgmma_wait_group(uint32_t pending) {
+  const char* what = "wgmma_wait_group";
+  yield();
+  gather(what, pending);
+  Warp& warp = self->warp();
+  if (self->lane() == 0 && warp.groups.size() > pending) {
+    const uint64_t end = warp.groups[warp.groups.size() - 1 - pending];
+    if (machine->bias.whole_warpgroup)
+      while (issued_by_all_of_warpgroup(*self) < end)
+        block(self->warpgroup().waiting,
+              {what, [] { return std::string("for other warps of its warpgroup to issue the same products"); }});
+    execute_until(end);
+    for (auto entry = warp.in_flight.begin(); entry != warp.in_flight.end();) {
+      const Accumulators& held = entry->second;
+      if (held.last_product >= end) {
+        ++entry;
+        continue;
+      }
+      for (uint32_t lane = 0; lane < kLanes; ++lane)
+        std::memcpy(held.registers[lane], &held.values[lane * held.count], held.count * 4);
+      warp.handed_back[entry->first] = warp.fences;
+      entry = warp.in_flight.erase(entry);
+    }
+    warp.groups.erase(warp.groups.begin(), warp.groups.end() - pending);
+  }
+  gather(what, pending);
+}
+
+}  // namespace sim
+
+namespace ptx {
+
+void wgmma_fence() {
+  yield();
+  gather("wgmma_fence", 0);
+  if (self->lane() == 0) ++self->warp().fences;
+}
+
+void wgmma_commit_group() {
+  yield();
+  gather("wgmma_commit_group", 0);
+  if (self->lane() == 0) self->warp().groups.push_back(self->warp().issued);
+}
+
+}  // namespace ptx

@@ -1,0 +1,15 @@
+#pragma once
+#include "ptx/platform.cuh"
+
+namespace ptx {
+
+void mbarrier_init(uint64_t* barrier, uint32_t arrivals);
+void fence_mbarrier_init();
+void mbarrier_arrive(uint64_t* barrier);
+void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes);
+void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank);
+bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity);
+bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity);
+void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity);
+
+}  // namespace ptx

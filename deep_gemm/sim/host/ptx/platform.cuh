@@ -1,0 +1,42 @@
+// The simulator's side of cuda/ptx/platform.cuh. Each file of this folder declares what its namesake in cuda/ptx defines
+// with asm; the functions' bodies are in ../model.
+#pragma once
+#include <cstdint>
+
+#define DEVICE inline
+#define DEVICE_CONSTEXPR constexpr
+#define GRID_CONSTANT const
+#define SIM_JOIN_(a, b) a##b
+#define SIM_JOIN(a, b) SIM_JOIN_(a, b)
+#define KERNEL(threads, min_blocks)                                                             \
+  static const sim::LaunchBounds SIM_JOIN(sim_launch_bounds_, __LINE__)((threads), (min_blocks)); \
+  extern "C" void
+
+namespace sim {
+
+// Registers itself, so that a launch can be checked against the kernel's bounds.
+struct LaunchBounds {
+  LaunchBounds(uint32_t threads, uint32_t min_blocks);
+};
+
+uint8_t* dynamic_shared_memory(uint64_t bytes_needed);
+
+}  // namespace sim
+
+namespace ptx {
+
+struct Float2 {
+  float x, y;
+};
+struct Float4 {
+  float x, y, z, w;
+};
+
+template <typename T>
+T& dynamic_shared() {
+  return *reinterpret_cast<T*>(sim::dynamic_shared_memory(sizeof(T)));
+}
+
+uint32_t smem_address(const void* pointer);
+
+}  // namespace ptx

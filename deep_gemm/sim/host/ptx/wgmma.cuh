@@ -1,0 +1,35 @@
+#pragma once
+#include "ptx/platform.cuh"
+
+namespace sim {
+void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate);
+void wgmma_wait_group(uint32_t pending);
+}  // namespace sim
+
+namespace ptx {
+
+constexpr uint32_t kDescriptorHigh = 1u << 30 | 1024 / 16;
+
+inline uint32_t smem_descriptor_low(uint32_t address) { return address >> 4; }
+inline uint64_t smem_descriptor_from_low(uint32_t low) { return static_cast<uint64_t>(kDescriptorHigh) << 32 | low; }
+inline uint64_t smem_descriptor(uint32_t address) { return smem_descriptor_from_low(smem_descriptor_low(address)); }
+
+void wgmma_fence();
+void wgmma_commit_group();
+
+template <int kPending>
+void wgmma_wait_group() {
+  sim::wgmma_wait_group(kPending);
+}
+
+inline void fence_register(float&) {}
+template <uint32_t kCount>
+void fence_registers(float (&)[kCount]) {}
+
+template <uint32_t N>
+void wgmma_m64k32_e4m3(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
+  static_assert(N >= 8 && N <= 256 && N % 8 == 0, "WGMMA needs an N from 8 to 256 that is a multiple of 8");
+  sim::wgmma_m64k32_e4m3(d, N, descriptor_a, descriptor_b, accumulate);
+}
+
+}  // namespace ptx

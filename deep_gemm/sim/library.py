@@ -1,0 +1,187 @@
+"""Compiles a kernel's own source with g++, against the simulator's `ptx/`, into a library that Python calls."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+HOST_DIRECTORY = Path(__file__).resolve().parent / "host"
+SCHEDULES = (
+    "even",
+    "slow_cta",
+    "slow_warps",
+    "slow_producer",
+    "slow_math",
+    "slow_warpgroup",
+    "slow_lanes",
+    "late_loads",
+    "prompt_loads",
+    "late_stores",
+)
+"""Who is slow; in the order of `Schedule` in host/model/launch.h."""
+
+_FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
+# Else the variables of all loaded kernels would be one.
+_PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
+_COMPILE_SECONDS = 300
+
+
+class HostCompileError(RuntimeError):
+    """The kernel's source is not C++ that g++ accepts."""
+
+
+class Buffer(ctypes.Structure):
+    """`sim::Buffer`."""
+
+    _fields_ = (
+        ("base", ctypes.c_uint64),
+        ("num_bytes", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("is_writable", ctypes.c_uint32),
+        ("is_dependent", ctypes.c_uint32),
+    )
+
+
+class Launch(ctypes.Structure):
+    """`sim::Launch`."""
+
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("max_steps", ctypes.c_uint64),
+        ("grid", ctypes.c_uint32),
+        ("cluster_size", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("num_sms", ctypes.c_uint32),
+        ("schedule", ctypes.c_int32),
+        ("truncate", ctypes.c_uint32),
+        ("num_buffers", ctypes.c_uint32),
+        ("buffers", ctypes.POINTER(Buffer)),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+    )
+
+
+class Stats(ctypes.Structure):
+    """`sim::Stats`: what a run did."""
+
+    _fields_ = (
+        ("steps", ctypes.c_uint64),
+        ("products", ctypes.c_uint64),
+        ("loads", ctypes.c_uint64),
+        ("stores", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """A kernel as a host library. The model keeps its state in globals, so runs of one kernel take turns."""
+
+    name: str
+    library: ctypes.CDLL
+    path: Path
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def argument_bytes(self) -> list[int]:
+        """Size of each of the kernel's parameters."""
+        sizes: list[int] = []
+        while size := self.library.sim_argument_bytes(len(sizes)):
+            sizes.append(size)
+        return sizes
+
+
+def compile_kernel(
+    source: str, headers: Mapping[str, str], *, name: str, flags: tuple[str, ...] = (), cache_dir: Path | None = None
+) -> HostKernel:
+    """Compile with the arguments that `jit.compile_cubin` takes; headers in `ptx/` are replaced by the simulator's."""
+    directory = cache_dir or default_cache_dir()
+    library = directory / f"{_digest(source, headers, name, flags)}.so"
+    if not library.exists():
+        model = _compile_model(directory, flags)
+        with tempfile.TemporaryDirectory(dir=directory) as build:
+            unit = Path(build) / "kernel.cpp"
+            for header, text in headers.items():
+                if not header.startswith("ptx/") and header != "wgmma_shapes.cuh":
+                    path = Path(build) / header
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(text)
+            unit.write_text(f'#include "ptx/platform.cuh"\n{source}\n#include "model/entry.h"\nSIM_EXPORT({name})\n')
+            # The kernel's own warnings are NVRTC's to give; g++ does not know its pragmas.
+            arguments = (*_FLAGS, *_PRIVATE, *flags, "-w", "-shared", f"-I{build}", f"-I{HOST_DIRECTORY}")
+            _run_compiler((*arguments, str(unit), str(model)), Path(build) / "kernel.so", library)
+    loaded = ctypes.CDLL(str(library))
+    loaded.sim_run.restype = ctypes.c_char_p
+    loaded.sim_run.argtypes = (ctypes.POINTER(Launch), ctypes.POINTER(Stats))
+    loaded.sim_argument_bytes.restype = ctypes.c_size_t
+    loaded.sim_argument_bytes.argtypes = (ctypes.c_size_t,)
+    return HostKernel(name, loaded, library)
+
+
+def default_cache_dir() -> Path:
+    """A directory of this user's for compiled models and kernels, below the system's temporary directory."""
+    path = Path(tempfile.gettempdir()) / f"deep_gemm_sim_{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user")
+    return path
+
+
+def _compile_model(directory: Path, flags: tuple[str, ...]) -> Path:
+    model = directory / f"{_digest('', {}, 'model', flags)}.o"
+    if not model.exists():
+        with tempfile.TemporaryDirectory(dir=directory) as build:
+            arguments = (*_FLAGS, "-fno-gnu-unique", *flags, "-Wall", "-Wextra", "-Werror", f"-I{HOST_DIRECTORY}", "-c")
+            _run_compiler((*arguments, str(HOST_DIRECTORY / "model" / "model.cpp")), Path(build) / "model.o", model)
+    return model
+
+
+def _run_compiler(arguments: tuple[str, ...], output: Path, final: Path) -> None:
+    # Into a name of our own and then renamed, because another process may be at the same file.
+    result = subprocess.run(
+        [_compiler(), *arguments, "-o", str(output)],
+        capture_output=True,
+        text=True,
+        timeout=_COMPILE_SECONDS,
+        check=False,
+    )
+    if result.returncode:
+        raise HostCompileError(f"g++ refused the source:\n{result.stderr[:4000]}")
+    output.rename(final)
+
+
+def _digest(source: str, headers: Mapping[str, str], name: str, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    parts = [source, name, *flags, *_FLAGS, _compiler_version(), _host_digest()]
+    for part in [*parts, *(text for item in sorted(headers.items()) for text in item)]:
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.hexdigest()[:32]
+
+
+@cache
+def _host_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(HOST_DIRECTORY.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(HOST_DIRECTORY)}:{path.stat().st_size}:".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _compiler() -> str:
+    found = shutil.which("g++")
+    if found is None:
+        raise HostCompileError("the simulator needs g++ (C++17); none was found in PATH")
+    return found
+
+
+@cache
+def _compiler_version() -> str:
+    return subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]

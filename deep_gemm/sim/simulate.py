@@ -1,0 +1,177 @@
+"""Runs a kernel in the simulator: buffers in, buffers out, or a SimulationError that says what went wrong."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .arguments import Argument, encode
+from .library import SCHEDULES, HostKernel, Launch, Stats
+from .library import Buffer as NativeBuffer
+
+Array = np.ndarray[Any, Any] | torch.Tensor
+
+_GUARD_BYTES = 4096
+_CANARY = 0xFF
+
+
+class SimulationError(RuntimeError):
+    """The kernel did something that hardware punishes. The message says what, where, and how to see it again."""
+
+    def __init__(self, name: str, what: str, how: str) -> None:
+        super().__init__(f"{name}: {what}\n(again with {how})")
+        self.what = what
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in global memory. The kernel works on a copy, which lies between bytes that it must not touch."""
+
+    data: Array
+    is_writable: bool = False
+    alignment: int = 16
+    """The copy begins at a multiple of this that is no multiple of twice as much."""
+    is_dependent: bool = False
+    """The kernel before may still be using it: nothing may touch it before griddepcontrol_wait."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Buffers after the run, by name (the writable ones alone), and counters."""
+
+    buffers: dict[str, Array]
+    steps: int
+    products: int
+    loads: int
+    stores: int
+
+
+def simulate(
+    kernel: HostKernel,
+    arguments: Sequence[Argument],
+    buffers: Mapping[str, Buffer],
+    *,
+    threads: int,
+    shared_bytes: int,
+    grid: int | None = None,
+    cluster_size: int = 1,
+    num_sms: int = 2,
+    seed: int = 0,
+    schedule: str | None = None,
+    truncate: bool = False,
+    max_steps: int = 50_000_000,
+) -> Result:
+    """Launch `kernel` on a GPU of `num_sms` SMs; `grid` None means a CTA on each, as persistent kernels want.
+
+    Equal arguments give equal runs. `schedule` is one of SCHEDULES; None draws one from the seed. `truncate` lets
+    WGMMA accumulate with Hopper's few bits instead of exactly.
+    """
+    if schedule is not None and schedule not in SCHEDULES:
+        raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    arena = _Arena(buffers)
+    encoded = [_Aligned(encode(argument, arena.addresses)) for argument in arguments]
+    sizes = [len(argument.data) for argument in encoded]
+    if sizes != kernel.argument_bytes():
+        raise ValueError(f"arguments: expected parameters of {kernel.argument_bytes()} bytes, got {sizes}")
+    launch = Launch(
+        seed=seed,
+        max_steps=max_steps,
+        grid=num_sms if grid is None else grid,
+        cluster_size=cluster_size,
+        threads=threads,
+        shared_bytes=shared_bytes,
+        num_sms=num_sms,
+        schedule=-1 if schedule is None else SCHEDULES.index(schedule),
+        truncate=truncate,
+        num_buffers=len(arena.native),
+        buffers=arena.native,
+        arguments=(ctypes.c_void_p * max(len(encoded), 1))(*(argument.address for argument in encoded)),
+    )
+    stats = Stats()
+    with kernel.lock:
+        message = kernel.library.sim_run(launch, stats)
+    how = f"seed={seed}, schedule={schedule!r}"
+    if message is not None:
+        raise SimulationError(kernel.name, message.decode(), how)
+    if trampled := arena.trampled():
+        raise SimulationError(kernel.name, f"wrote outside of `{trampled}` by other means than `ptx::`", how)
+    return Result(arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores)
+
+
+class _Aligned:
+    """Bytes at an address that is a multiple of 64, as structs with tensor maps need."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.storage = np.zeros(len(data) + 64, np.uint8)
+        offset = -self.storage.ctypes.data % 64
+        self.storage[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self.address = self.storage.ctypes.data + offset
+
+
+class _Arena:
+    """All buffers in one allocation, far enough apart that a stray access does not hit its neighbour."""
+
+    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
+        self.buffers = dict(buffers)
+        contents = {name: _as_bytes(buffer.data) for name, buffer in self.buffers.items()}
+        total = sum(len(data) + 2 * buffer.alignment for data, buffer in zip(contents.values(), self.buffers.values()))
+        self.memory = np.full(total + _GUARD_BYTES * (len(contents) + 2), _CANARY, np.uint8)
+        self.spans: dict[str, slice] = {}
+        at = 0
+        for name, data in contents.items():
+            alignment = self.buffers[name].alignment
+            at += _GUARD_BYTES
+            # The address modulo twice the alignment is the alignment.
+            at += (alignment - (self.memory.ctypes.data + at)) % (2 * alignment)
+            self.spans[name] = slice(at, at + len(data))
+            self.memory[self.spans[name]] = data
+            at += len(data)
+        base = self.memory.ctypes.data
+        self.addresses = {name: base + span.start for name, span in self.spans.items()}
+        self.native = (NativeBuffer * max(len(contents), 1))(
+            *(
+                NativeBuffer(
+                    base=self.addresses[name],
+                    num_bytes=len(data),
+                    name=name.encode(),
+                    is_writable=self.buffers[name].is_writable,
+                    is_dependent=self.buffers[name].is_dependent,
+                )
+                for name, data in contents.items()
+            )
+        )
+
+    def trampled(self) -> str | None:
+        """Name a buffer beside which the canary is gone."""
+        at = 0
+        for name, span in self.spans.items():
+            if (self.memory[at : span.start] != _CANARY).any():
+                return name
+            at = span.stop
+        return next(reversed(self.spans), None) if (self.memory[at:] != _CANARY).any() else None
+
+    def outputs(self) -> dict[str, Array]:
+        """Copies of the writable buffers, each of the type that was passed in."""
+        return {
+            name: _from_bytes(self.memory[self.spans[name]].copy(), buffer.data)
+            for name, buffer in self.buffers.items()
+            if buffer.is_writable
+        }
+
+
+def _as_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if isinstance(array, torch.Tensor):
+        return array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _from_bytes(data: np.ndarray[Any, np.dtype[np.uint8]], like: Array) -> Array:
+    if isinstance(like, torch.Tensor):
+        return torch.from_numpy(data).view(like.dtype).reshape(like.shape)
+    return data.view(like.dtype).reshape(like.shape)
