@@ -157,6 +157,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
       multiply_tile(p, shared, tile, at, warpgroup, total);
       const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
       if constexpr (kWithC)
+#pragma unroll  // `total` stays in registers only while its indices are known at compile time
         for (uint32_t unit = 0; unit < kUnitsPerWarpgroup; ++unit)
           add_c(total[unit], p.c, p.c_pitch, row_m + unit / kUnitsAlongN * 64 + ptx::warp_index() % 4 * 16,
                 tile.row_n + unit % kUnitsAlongN * kUnitN, p.m, p.n, ptx::lane_index());

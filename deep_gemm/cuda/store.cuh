@@ -49,20 +49,22 @@ DEVICE void write_panel(uint8_t* panel, const float* values, uint32_t warp_of_fo
   }
 }
 
-// C at the places of one unit's accumulators, added in FP32. Rows and columns outside D are left alone.
+// C at the places of one unit's accumulators, added in FP32. Rows of D that do not exist are left alone; accumulators
+// past its last column get some value of the same row, which is as good as any: TMA does not store them.
 DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, uint32_t row, uint32_t column,
                   uint32_t m, uint32_t n, uint32_t lane) {
+  const uint32_t first_column = column + lane % 4 * 2;
+  const uint32_t columns_left = first_column < n ? n - first_column : 0;  // n is even: a pair is inside or outside
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t row_m = row + half * 8 + lane / 4;
-    if (row_m >= m) continue;
-    const uint8_t* row_of_c = c + row_m * pitch * kOutputBytes;
+    if (row_m >= m || columns_left == 0) continue;
+    const uint8_t* first_pair = c + (row_m * pitch + first_column) * kOutputBytes;
 #pragma unroll
     for (uint32_t i = 0; i < kUnitN / 8; ++i) {
-      const uint32_t column_n = column + i * 8 + lane % 4 * 2;
-      if (column_n >= n) continue;  // n is even, so both of the pair are inside or outside
-      const ptx::Float2 pair = kOutputIsFp32 ? ptx::ld_global_v2_f32(row_of_c + column_n * 4)
-                                             : ptx::unpack_bf16(ptx::ld_global_b32(row_of_c + column_n * 2));
+      // A choice of address, not a branch around each load: loads stay together, and compile faster.
+      const uint8_t* at = first_pair + (i * 8 < columns_left ? i * 8 * kOutputBytes : 0);
+      const ptx::Float2 pair = kOutputIsFp32 ? ptx::ld_global_v2_f32(at) : ptx::unpack_bf16(ptx::ld_global_b32(at));
       total[i * 4 + half * 2] += pair.x;
       total[i * 4 + half * 2 + 1] += pair.y;
     }
