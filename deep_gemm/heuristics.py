@@ -116,16 +116,16 @@ class Candidate:
         return max(self.compute_us, self.memory_us) if self.why_not is None else float("inf")
 
 
-def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu, num_sms: int | None = None) -> list[Candidate]:
+def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:
     """Every configuration with its cost for this product, best first; those that cannot run it last."""
-    found = [_candidate(tile, m, n, k, output, gpu, num_sms or gpu.num_sms) for tile in TILES]
+    found = [_candidate(tile, m, n, k, output, gpu) for tile in TILES]
     return sorted(found, key=lambda candidate: candidate.cost_us)
 
 
 @cache
-def select(m: int, n: int, k: int, output: Output, gpu: Gpu, num_sms: int | None = None) -> GemmConfig:
+def select(m: int, n: int, k: int, output: Output, gpu: Gpu) -> GemmConfig:
     """The configuration with the lowest cost."""
-    return candidates(m, n, k, output, gpu, num_sms)[0].config
+    return candidates(m, n, k, output, gpu)[0].config
 
 
 def reachable() -> list[GemmConfig]:
@@ -140,11 +140,11 @@ def _config(tile: Tile, output: Output) -> GemmConfig:
     return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n)
 
 
-def _candidate(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, num_sms: int) -> Candidate:
+def _candidate(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Candidate:
     config = _config(tile, output)
     tiles_m, tiles_n = ceil_div(m, tile.block_m), ceil_div(n, tile.block_n)
     waves = ceil_div(
-        ceil_div(tiles_m, tile.cluster_m) * ceil_div(tiles_n, tile.cluster_n), num_sms // config.cluster_size
+        ceil_div(tiles_m, tile.cluster_m) * ceil_div(tiles_n, tile.cluster_n), gpu.num_sms // config.cluster_size
     )
     # An FP32 output is twice the bytes to store, a C as many to read.
     output_factor = (2 if output.is_fp32 else 1) + (1 if output.with_c else 0)

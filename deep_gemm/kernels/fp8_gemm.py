@@ -48,9 +48,10 @@ class Plan:
     # Words of Params in cuda/fp8_gemm.cuh that each call writes: the first word of each tensor map, and two pointers.
     _MAP_A, _MAP_B, _MAP_SFA, _MAP_D, _SFB, _C = 0, 16, 32, 48, 64, 65
 
-    def __init__(self, p: DenseProblem, sfa: Tensor, num_sms: int) -> None:
+    def __init__(self, p: DenseProblem, sfa: Tensor, num_sms: int, config: GemmConfig | None = None) -> None:
         self.output = _output(p)
-        self.config = select(p.m, p.n, p.k, self.output, gpu_of(p.d.device.index), num_sms)
+        # Chosen for the whole GPU: with fewer SMs the same kernel runs on a smaller grid, and nothing is compiled.
+        self.config = config or select(p.m, p.n, p.k, self.output, gpu_of(p.d.device.index))
         self._device = p.d.device.index
         self._shape, self._dtype = (p.m, p.n), p.d.dtype
         self._maps = tensor_maps(self.config, p, sfa)
@@ -59,7 +60,7 @@ class Plan:
         self._spans = tuple(_span(x) for x in (p.a, sfa, p.b, p.sfb, p.d))
         self._span_c = 0 if p.c is None else _span(p.c)
         self._launch = driver.Launch(
-            _loaded(self.config, self._device),
+            loaded(self.config, self._device),
             self._params,
             grid(self.config, p, num_sms),
             self.config.num_threads,
@@ -121,8 +122,11 @@ class Plan:
 _plans: dict[tuple[object, ...], Plan] = {}
 
 
-def run(p: DenseProblem) -> Plan | None:
-    """Compute a dense product on the GPU that its tensors are on. The plan serves later products of the same kind."""
+def run(p: DenseProblem, config: GemmConfig | None = None) -> Plan | None:
+    """Compute a dense product on the GPU that its tensors are on. The plan serves later products of the same kind.
+
+    `config` None leaves the choice to the heuristics.
+    """
     if p.m == 0 or p.n == 0:
         return None
     if p.k == 0:
@@ -131,11 +135,11 @@ def run(p: DenseProblem) -> Plan | None:
     sfa = get_mn_major_tma_aligned_tensor(p.sfa)
     with torch.cuda.device(p.d.device):
         num_sms = get_num_sms()
-        key = (p.m, p.n, p.k, p.sfb_rows, p.d.dtype, p.d.device, num_sms, _strides(p, sfa), _output(p))
+        key = (p.m, p.n, p.k, p.sfb_rows, p.d.dtype, p.d.device, num_sms, _strides(p, sfa), _output(p), config)
         plan = _plans.get(key)
         if plan is None:
             make_room(_plans)
-            plan = _plans[key] = Plan(p, sfa, num_sms)
+            plan = _plans[key] = Plan(p, sfa, num_sms, config)
         if get_compile_mode() == 1:
             return None
         at_a, at_b, at_sfa, at_d = _addresses(p, sfa)
@@ -176,7 +180,8 @@ def grid(config: GemmConfig, p: DenseProblem, num_sms: int) -> int:
 
 
 @cache
-def _loaded(config: GemmConfig, device: int) -> driver.Kernel:
+def loaded(config: GemmConfig, device: int) -> driver.Kernel:
+    """Get the kernel of a configuration on a device, compiled and loaded at first need."""
     return driver.Kernel(build(config).cubin, NAME, config.shared_bytes)
 
 
