@@ -24,7 +24,7 @@ inline const uint64_t* gather(const char* operation, uint64_t value) {
     wake(warp.waiting);
   } else {
     while (warp.generation == generation)
-      block(warp.waiting, {"waits for the rest of its warp at", [operation] { return std::string(operation); }});
+      block(warp.waiting, {"waits for the rest of its warp at", [&warp] { return std::string(warp.operation); }});
   }
   return values;
 }

@@ -1,0 +1,126 @@
+"""Does the simulator notice when a kernel is wrong? Breaks its source on purpose, in many ways, and counts.
+
+A mutation replaces one text of one header. Every trial runs it on some configuration, problem, seed and schedule, in a
+process of its own, because a broken kernel may crash or never end. A mutation that no trial notices is a hole: in the
+trials, in the simulator, or a line of the kernel that nothing needs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from .library import HostCompileError
+
+CAUGHT, MISSED, DOES_NOT_COMPILE = "caught", "missed", "does not compile"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Replace `old` by `new` in `header`: its only occurrence, or all of them with `everywhere`."""
+
+    name: str
+    header: str
+    old: str
+    new: str
+    everywhere: bool = False
+
+    def apply(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Give the headers with the mutation in them. A text that is not there is a ValueError: the list is stale."""
+        count = headers[self.header].count(self.old)
+        if count == 0 or (count > 1 and not self.everywhere):
+            raise ValueError(f"mutation {self.name!r}: expected one {self.old!r} in {self.header}, got {count}")
+        return {**headers, self.header: headers[self.header].replace(self.old, self.new)}
+
+
+class Trial(Protocol):
+    """One way to run the kernel. Trials travel to other processes, so they must be picklable."""
+
+    def headers(self) -> Mapping[str, str]:
+        """Give the kernel's headers for the configuration of this trial."""
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        """Compile and simulate; raise whatever is wrong."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one mutation."""
+
+    name: str
+    verdict: str
+    """CAUGHT, MISSED or DOES_NOT_COMPILE."""
+    reason: str
+    trial: int
+    """The trial that noticed, or how many did not."""
+    seconds: float
+
+
+def run_mutations(
+    mutations: Sequence[Mutation], trials: Sequence[Trial], *, processes: int = 2, seconds_each: float = 120
+) -> list[Outcome]:
+    """Try every mutation until a trial notices it. The unbroken kernel must pass all trials first."""
+    for trial in trials:
+        trial.run(trial.headers())
+        for mutation in mutations:
+            mutation.apply(trial.headers())
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])  # the slow import, once
+
+    def one(mutation: Mutation) -> Outcome:
+        start = time.monotonic()
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_try_mutation, args=(mutation, list(trials), sender))
+        process.start()
+        sender.close()
+        try:
+            if not receiver.poll(seconds_each):
+                verdict, reason, trial = CAUGHT, f"no end after {seconds_each} s", 0
+            else:
+                verdict, reason, trial = receiver.recv()
+        except EOFError:
+            process.join()
+            verdict, reason, trial = CAUGHT, f"the process crashed with exit code {process.exitcode}", 0
+        process.kill()
+        process.join()
+        return Outcome(mutation.name, verdict, reason, trial, time.monotonic() - start)
+
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(one, mutations))
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """Give a line for each mutation, and the score."""
+    lines = [
+        f"{outcome.verdict:17}{outcome.name} ({outcome.seconds:.1f} s, trial {outcome.trial}): {outcome.reason}"
+        for outcome in outcomes
+    ]
+    return "\n".join([*lines, f"caught {score(outcomes):.0%} of those that compile"])
+
+
+def score(outcomes: Sequence[Outcome]) -> float:
+    """Give the part that was caught, of those that compile."""
+    compiled = [outcome for outcome in outcomes if outcome.verdict != DOES_NOT_COMPILE]
+    return sum(outcome.verdict == CAUGHT for outcome in compiled) / max(len(compiled), 1)
+
+
+def _try_mutation(mutation: Mutation, trials: list[Trial], sender: Connection) -> None:
+    for index, trial in enumerate(trials):
+        try:
+            trial.run(mutation.apply(trial.headers()))
+        except HostCompileError as error:
+            sender.send((DOES_NOT_COMPILE, _first_error(str(error)), index))
+            return
+        except Exception as error:  # whatever it is, it was noticed
+            sender.send((CAUGHT, " ".join(str(error).split())[:300], index))
+            return
+    sender.send((MISSED, "every trial passed", len(trials)))
+
+
+def _first_error(log: str) -> str:
+    return next((line for line in log.splitlines() if "error" in line), log[:200])
