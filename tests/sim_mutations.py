@@ -7,10 +7,10 @@ from sim_basic import BasicTrial, Config
 from deep_gemm.sim.mutate import Mutation
 
 TRIALS = [
-    *(BasicTrial(Config(), (456, 392, 784), seed) for seed in (1, 2)),
-    *(BasicTrial(Config(), (456, 392, 784), 3, name) for name in ("late_loads", "late_stores", "slow_lanes")),
-    *(BasicTrial(Config(112, 4), (200, 336, 496), 4, name) for name in ("slow_producer", "slow_math")),
-    *(BasicTrial(Config(cluster_size=2), (456, 264, 784), seed) for seed in (5, 6, 7)),
+    *(BasicTrial(Config(), (200, 392, 528), seed) for seed in (1, 2)),
+    *(BasicTrial(Config(), (200, 392, 528), 3, name) for name in ("late_loads", "late_stores", "slow_lanes")),
+    *(BasicTrial(Config(112, 4), (200, 336, 272), 4, name) for name in ("slow_producer", "slow_math")),
+    *(BasicTrial(Config(cluster_size=2), (264, 264, 528), seed) for seed in (5, 6, 7)),
     *(BasicTrial(Config(cluster_size=2), (200, 264, 400), 8, name) for name in ("slow_cta", "late_loads", "even")),
     *(BasicTrial(Config(cluster_size=2), (200, 264, 400), seed, "slow_warpgroup") for seed in (1, 2, 3)),
 ]
@@ -78,6 +78,7 @@ MUTATIONS = [
     ),
     _replace("producer keeps its registers", "ptx::setmaxnreg_dec<40>();", ""),
     _replace("registers exceed what the launch gave", "setmaxnreg_dec<40>", "setmaxnreg_dec<64>"),
+    _replace("math registers exceed what is free", "setmaxnreg_inc<232>", "setmaxnreg_inc<240>"),
     # Products
     _remove("no fence before the products", "    ptx::wgmma_fence();\n"),
     _replace("accumulators read too early", "ptx::wgmma_wait_group<0>", "ptx::wgmma_wait_group<1>"),
@@ -87,6 +88,7 @@ MUTATIONS = [
         "k advances twice as fast", _ISSUE, _ISSUE.replace("a + k)", "a + k * 2)").replace("b + k)", "b + k * 2)")
     ),
     _replace("both warpgroups take the first rows", "+ warpgroup * 64 * kBlockK;", ";"),
+    _remove("products are never committed", "    ptx::wgmma_commit_group();\n"),
     # Scales
     _replace("the second row's scale is the first's", "[at.stage][row + 8]", "[at.stage][row]"),
     _replace(
@@ -109,6 +111,7 @@ MUTATIONS = [
         _BEFORE_STORE,
         "  ptx::bar_sync(1 + warpgroup, 128);\n  if (is_storing_thread) ptx::fence_proxy_async_shared();\n",
     ),
+    _replace("waits for all reads but one", _BEFORE_WRITE, _BEFORE_WRITE.replace("<0>", "<1>")),
     _replace("no barrier before the store", _BEFORE_STORE, "  ptx::fence_proxy_async_shared();\n"),
     _replace("buffer written while TMA reads it", _BEFORE_WRITE, "  ptx::bar_sync(1 + warpgroup, 128);\n"),
     _replace(
@@ -127,7 +130,7 @@ MUTATIONS = [
     ),
     _replace(
         "store coordinates exchanged",
-        "row_n + column, row_m + warpgroup * 64);",
+        "row_n + column,\n                        row_m + warpgroup * 64);",
         "row_m + warpgroup * 64, row_n + column);",
     ),
     _remove("stores are never committed", "    ptx::tma_store_commit();\n"),

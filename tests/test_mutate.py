@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from sim_mutations import MUTATIONS, TRIALS
 
 from deep_gemm.sim import HostCompileError
 from deep_gemm.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, report, run_mutations, score
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the simulator needs g++")
 
 
 @dataclass(frozen=True)

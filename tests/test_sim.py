@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.sim import SCHEDULES, Buffer, HostCompileError, Pointer, SimulationError, compile_kernel, simulate
 from deep_gemm.sim.arguments import U64, Argument, Map, Struct, encode
 from deep_gemm.tensor_map import ElementType, TensorMap
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the simulator needs g++")
 
 FP32, UINT8 = ElementType.FLOAT32, ElementType.UINT8
 MODEL = cases_file("model.cuh")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from sim_cases import cases_of, run_case
 
 from deep_gemm.sim import SimulationError
 from deep_gemm.tensor_map import ElementType, TensorMap
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the simulator needs g++")
 
 INIT = "if (thread == 0) { ptx::mbarrier_init(bar, 1); ptx::fence_mbarrier_init(); } ptx::syncthreads();"
 LOAD = (
@@ -34,7 +37,7 @@ FAILURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deadlock": (
         INIT + "if (warp == 1) ptx::mbarrier_wait_parity(bar, 0);",
         r"deadlock: every thread waits.\n  CTA 0, warps 0,2-3: exited\n"
-        r"  CTA 0, warp 1: waits for the mbarrier at shared-memory offset 36864, "
+        r"  CTA 0, warp 1: waits for the end of parity 0 of the mbarrier at shared-memory offset 36864, "
         r"whose phase 0 \(parity 0\) lacks 1 of 1 arrivals and 0 bytes",
         {},
     ),
