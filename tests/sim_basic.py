@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from deep_gemm.kernels.sources import cuda_sources
@@ -114,7 +114,36 @@ def run_basic(kernel: HostKernel, config: Config, p: Problem, **options: Any) ->
     return d, result
 
 
-def worst(d: torch.Tensor, right: torch.Tensor) -> float:
-    """The largest error, as a part of the root mean square of the right values; NaN counts as infinite."""
-    error = (d.double() - right).abs() / right.square().mean().sqrt()
-    return float(np.nan_to_num(error.numpy(), nan=np.inf).max())
+class WrongResultError(AssertionError):
+    """The kernel ended well, with wrong numbers."""
+
+
+@dataclass(frozen=True)
+class BasicTrial:
+    """A `Trial` of deep_gemm.sim.mutate."""
+
+    config: Config
+    mnk: tuple[int, int, int]
+    seed: int
+    schedule: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        return self.config.headers()
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        p = problem(*self.mnk)
+        kernel = compile_basic(self.config, dict(headers))
+        d, _ = run_basic(kernel, self.config, p, seed=self.seed, schedule=self.schedule)
+        check(d, p)
+
+
+def check(d: torch.Tensor, p: Problem) -> None:
+    """Each element within BF16's rounding of the right one."""
+    bound = p.right.abs() * 2**-8 + p.right.square().mean().sqrt() * 1e-5
+    wrong = ~((d.double() - p.right).abs() <= bound)
+    if wrong.any():
+        first = wrong.nonzero()[0].tolist()
+        raise WrongResultError(
+            f"{int(wrong.sum())} of {d.numel()} elements are wrong, {int(d.isnan().sum())} of them NaN; "
+            f"the first, {first}: {d[tuple(first)].item()} instead of {p.right[tuple(first)].item():.6g}"
+        )

@@ -120,11 +120,8 @@ class _Arena:
     def __init__(self, buffers: Mapping[str, Buffer]) -> None:
         self.buffers = dict(buffers)
         contents = {name: _as_bytes(buffer.data) for name, buffer in self.buffers.items()}
-        total = sum(
-            len(data) + 2 * buffer.alignment
-            for data, buffer in zip(contents.values(), self.buffers.values(), strict=True)
-        )
-        self.memory = np.full(total + _GUARD_BYTES * (len(contents) + 2), _CANARY, np.uint8)
+        total = sum(len(contents[name]) + 2 * buffer.alignment + _GUARD_BYTES for name, buffer in buffers.items())
+        self.memory = np.full(total + _GUARD_BYTES, _CANARY, np.uint8)
         self.spans: dict[str, slice] = {}
         at = 0
         for name, data in contents.items():

@@ -1,7 +1,8 @@
 // A small product on which the simulator is tried: D (BF16) = sum over k-blocks of sfa * sfb * (A @ B.T), FP8 operands.
 //
 //   producer, one thread   empty --wait--> TMA A, sfa, B --bytes--> full
-//   math, 2 warpgroups     full --wait--> WGMMA, promote --arrive--> empty;   at the end of a tile: registers -> TMA -> D
+//   math, 2 warpgroups     full --wait--> WGMMA, promote --arrive--> empty
+//                          at the end of a tile: registers -> shared memory -> TMA -> D
 //
 // In a cluster of two, CTAs with neighbouring rows of tiles share B: each loads half of it into both.
 #pragma once
@@ -17,7 +18,8 @@
 #include "ptx/wgmma.cuh"
 
 constexpr uint32_t kBlockM = 128, kBlockK = 128, kNumMathWarps = 8, kNumThreads = 384;
-constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK, kStageBytes = kABytes + kBBytes + kBlockM * 4;
+constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;
+constexpr uint32_t kStageBytes = kABytes + kBBytes + kBlockM * 4;
 constexpr uint32_t kPanelColumns = kBlockN % 64 == 0 ? 64 : kBlockN % 32 == 0 ? 32 : 16;
 constexpr uint32_t kPanelRowBytes = kPanelColumns * 2, kPanelBytes = 64 * kPanelRowBytes;
 
@@ -145,7 +147,8 @@ DEVICE void store_tile(const Params& p, SharedStorage& shared, uint32_t row_m, u
   ptx::bar_sync(1 + warpgroup, 128);
   if (is_storing_thread) {
     for (uint32_t column = 0; column < kBlockN; column += kPanelColumns)
-      ptx::tma_store_2d(&p.map_d, panels + column / kPanelColumns * kPanelBytes, row_n + column, row_m + warpgroup * 64);
+      ptx::tma_store_2d(&p.map_d, panels + column / kPanelColumns * kPanelBytes, row_n + column,
+                        row_m + warpgroup * 64);
     ptx::tma_store_commit();
   }
 }

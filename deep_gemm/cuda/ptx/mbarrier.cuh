@@ -25,7 +25,7 @@ DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
                : "memory");
 }
 
-// Arrives at the barrier that lies at the same offset in CTA `cta_rank` of the cluster (which may be this one). It gives
+// Arrives at the barrier that lies at the same offset in CTA `cta_rank` of the cluster, which may be this one. It gives
 // back memory that this CTA has read. To publish what was written into the other CTA, use a cluster barrier:
 // .release.cluster would do it here, but compiles to a memory barrier each time.
 DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {

@@ -9,9 +9,9 @@
 namespace ptx {
 
 // Describes a K-major operand tile: rows of 128 bytes, 128-byte swizzle, groups of 8 rows that follow each other at
-// 1024 bytes. (PTX ISA, "Matrix Descriptor Format".) The low word is address / 16 alone, because the offset of the
-// leading dimension is not used by this layout; the high word holds the stride, 1024 / 16, and at bit 62 the swizzle's mode, 1.
-// Keeping only low words and adding to them costs half of 64-bit arithmetic. 32 bytes along k are 2 in the low word.
+// 1024 bytes. (PTX ISA, "Matrix Descriptor Format".) The low word is address / 16 alone, because this layout does not
+// use the offset of the leading dimension. The high word holds the stride, 1024 / 16, and from bit 62 on the swizzle's
+// mode, 1. Keeping only low words, and adding to them, costs half of 64-bit arithmetic: 32 bytes along k are 2.
 constexpr uint32_t kDescriptorHigh = 1u << 30 | 1024 / 16;
 
 DEVICE uint32_t smem_descriptor_low(uint32_t address) { return address >> 4; }

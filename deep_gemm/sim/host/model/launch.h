@@ -53,7 +53,8 @@ inline void check_end_of_thread() {
 inline void check_end_of_cta(Cta* cta) {
   const std::string name = "CTA " + text(cta->index) + " exits ";
   if (cta->loads_in_flight)
-    throw Failure{name + "with " + text(cta->loads_in_flight) + " pieces of TMA loads in flight into its shared memory"};
+    throw Failure{name + "with " + text(cta->loads_in_flight) +
+                  " pieces of TMA loads in flight into its shared memory"};
   for (const Fiber& fiber : machine->fibers)
     if (fiber.cta == cta)
       for (const auto& group : fiber.store_groups)

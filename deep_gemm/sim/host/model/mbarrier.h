@@ -50,6 +50,10 @@ inline std::string describe(const Mbarrier& barrier) {
          std::to_string(barrier.bytes) + " bytes";
 }
 
+inline std::string describe(const Mbarrier& barrier, uint32_t parity) {
+  return "parity " + text(parity) + " of " + describe(barrier);
+}
+
 inline bool is_over(const Mbarrier& barrier, uint32_t parity) { return (barrier.phase & 1) != parity; }
 
 // Who has seen a phase end may read what landed in it.
@@ -70,7 +74,7 @@ inline void show_landed(Cta* cta, Mbarrier& barrier) {
 inline bool ask(uint64_t* pointer, uint32_t parity, const char* what) {
   if (parity > 1) fail(std::string(what) + ": parity " + text(parity) + "; it is 0 or 1");
   Mbarrier& barrier = mbarrier_of(pointer, what);
-  poll({what, [&barrier] { return "asks for " + describe(barrier); }});
+  poll({"asks for the end of", [&barrier, parity] { return describe(barrier, parity); }});
   if (!is_over(barrier, parity) || one_in(4)) return false;  // a barrier may answer late
   show_landed(self->cta, barrier);
   return true;
@@ -133,7 +137,7 @@ void mbarrier_wait_parity(uint64_t* pointer, uint32_t parity) {
   if (parity > 1) fail("mbarrier_wait_parity: parity " + text(parity) + "; it is 0 or 1");
   Mbarrier& barrier = mbarrier_of(pointer, "mbarrier_wait_parity");
   while (!is_over(barrier, parity))
-    block(barrier.waiting, {"waits for", [&barrier] { return describe(barrier); }});
+    block(barrier.waiting, {"waits for the end of", [&barrier, parity] { return describe(barrier, parity); }});
   show_landed(self->cta, barrier);
   yield();
 }

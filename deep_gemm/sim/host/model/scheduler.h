@@ -68,48 +68,38 @@ inline void later(uint32_t delay, std::function<void()> run) {
   machine->events.push({machine->now + random_below(delay) + 1, machine->events_made++, std::move(run)});
 }
 
-inline std::string list_lanes(uint32_t mask) {
-  if (mask == 0xffffffffu) return "";
-  std::string lanes;
-  for (uint32_t first = 0; first < kLanes; ++first) {
+// "0-7,11" for the bits of a mask, with a word before it: "warps 0-7,11", "lane 3".
+inline std::string list_bits(const char* word, uint32_t mask) {
+  std::string list;
+  for (uint32_t first = 0; first < 32; ++first) {
     if (!(mask >> first & 1)) continue;
     uint32_t last = first;
-    while (last + 1 < kLanes && mask >> (last + 1) & 1) ++last;
-    lanes += (lanes.empty() ? "" : ",") + text(first) + (last > first ? "-" + text(last) : "");
+    while (last < 31 && mask >> (last + 1) & 1) ++last;
+    list += (list.empty() ? "" : ",") + text(first) + (last > first ? "-" + text(last) : "");
     first = last;
   }
-  return (lanes.find_first_of(",-") == std::string::npos ? " lane " : " lanes ") + lanes;
+  return std::string(word) + (mask & (mask - 1) ? "s " : " ") + list;
 }
 
-// One line for each reason to wait, with the warps and lanes that have it.
+inline std::string state_of(const Fiber& fiber) {
+  if (fiber.is_done) return "exited";
+  if (!fiber.wait.what) return "can run";
+  return fiber.wait.what + (fiber.wait.details ? " " + fiber.wait.details() : "");
+}
+
+// A line for each state, with the warps that have the same lanes in it.
 inline std::string who_waits_for_what() {
   std::string report;
   for (const auto& cta : machine->ctas) {
-    std::vector<std::pair<std::string, std::string>> lines;  // who, what
-    for (uint32_t warp = 0; warp < cta->warps.size(); ++warp) {
-      std::vector<std::pair<std::string, uint32_t>> reasons;
-      for (const Fiber& fiber : machine->fibers) {
-        if (fiber.cta != cta.get() || fiber.thread / kLanes != warp) continue;
-        std::string reason = fiber.is_done ? "has exited" : fiber.wait.what ? fiber.wait.what : "runs";
-        if (!fiber.is_done && fiber.wait.details) reason += " " + fiber.wait.details();
-        auto known = reasons.begin();
-        while (known != reasons.end() && known->first != reason) ++known;
-        if (known == reasons.end()) known = reasons.insert(known, {reason, 0});
-        known->second |= 1u << fiber.lane();
-      }
-      for (const auto& [reason, mask] : reasons) lines.push_back({"warp " + text(warp) + list_lanes(mask), reason});
-    }
-    for (size_t i = 0; i < lines.size(); ++i) {
-      std::string who = lines[i].first;
-      for (size_t j = i + 1; j < lines.size();)
-        if (lines[j].second == lines[i].second) {
-          who += ", " + lines[j].first.substr(5);
-          lines.erase(lines.begin() + static_cast<long>(j));
-        } else {
-          ++j;
-        }
-      report += "\n  CTA " + text(cta->index) + " " + who + ": " + lines[i].second;
-    }
+    if (cta->live_threads == 0) continue;
+    std::map<std::pair<std::string, uint32_t>, uint32_t> lanes;  // of a warp in a state
+    for (const Fiber& fiber : machine->fibers)
+      if (fiber.cta == cta.get()) lanes[{state_of(fiber), fiber.thread / kLanes}] |= 1u << fiber.lane();
+    std::map<std::pair<std::string, uint32_t>, uint32_t> warps;  // of some lanes in a state
+    for (const auto& [key, mask] : lanes) warps[{key.first, mask}] |= 1u << key.second;
+    for (const auto& [key, mask] : warps)
+      report += "\n  CTA " + text(cta->index) + ", " + list_bits("warp", mask) +
+                (key.second == 0xffffffffu ? "" : ", " + list_bits("lane", key.second)) + ": " + key.first;
   }
   return report;
 }

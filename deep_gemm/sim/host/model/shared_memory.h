@@ -39,7 +39,7 @@ void shared_store_value(void* pointer, const T& value, const char* what) {
   shared_store(shared_offset(pointer, sizeof(T), sizeof(T), what), &value, sizeof(T));
 }
 
-// (PTX ISA, "Swizzling Modes": bits 4 and up of the address, XOR bits 7 and up, as many as the span has 16-byte chunks.)
+// (PTX ISA, "Swizzling Modes": bits 4 and up of the address, XOR bits 7 and up, as many as number the span's chunks.)
 inline uint32_t swizzle(uint32_t address, uint32_t span_bytes) {
   return span_bytes ? address ^ (address >> 3 & (span_bytes - 16)) : address;
 }

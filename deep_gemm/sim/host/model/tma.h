@@ -56,7 +56,8 @@ void visit_chunks(const Box& box, uint32_t first_row, uint32_t end_row, const Vi
 
 inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* what) {
   const Buffer* tensor = find_buffer(box.map.base, 1);
-  if (!tensor) fail(std::string(what) + ": the tensor map's base is outside of global memory: " + describe_address(box.map.base));
+  if (!tensor)
+    fail(std::string(what) + ": the tensor map's base is outside of global memory: " + describe_address(box.map.base));
   visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
     if (from == to) return;
     const Buffer& buffer = check_global(address + from, to - from, writes, cta, what);

@@ -24,7 +24,7 @@ inline const uint64_t* gather(const char* operation, uint64_t value) {
     wake(warp.waiting);
   } else {
     while (warp.generation == generation)
-      block(warp.waiting, {"waits for the rest of its warp at", [operation] { return std::string(operation); }});
+      block(warp.waiting, {"waits for the rest of its warp at", [&warp] { return std::string(warp.operation); }});
   }
   return values;
 }
@@ -43,8 +43,8 @@ inline void arrive_at_named(uint32_t id, uint32_t threads, const char* what) {
          " threads; that is no multiple of 32, or more than the block has");
   NamedBarrier& barrier = self->cta->named[id];
   if (barrier.arrived && barrier.threads != threads)
-    fail(std::string(what) + ": barrier " + text(id) + " for " + text(threads) + " threads, but others arrived at it for " +
-         text(barrier.threads));
+    fail(std::string(what) + ": barrier " + text(id) + " for " + text(threads) + " threads, but others arrived at it" +
+         " for " + text(barrier.threads));
   barrier.threads = threads;
   if (++barrier.arrived == threads) complete(barrier);
 }
@@ -70,7 +70,8 @@ inline void change_registers(uint32_t registers, bool increase, const char* what
   Warp& warp = self->warp();
   if (self->lane() == 0) {
     if (increase ? registers < warp.registers : registers > warp.registers)
-      fail(std::string(what) + "<" + text(registers) + ">: the warp has " + text(warp.registers) + " registers a thread");
+      fail(std::string(what) + "<" + text(registers) + ">: the warp has " + text(warp.registers) +
+           " registers a thread");
     if (increase) {
       const uint32_t needed = (registers - warp.registers) * kLanes;
       while (cta->free_registers < needed)

@@ -16,7 +16,8 @@ struct DecodeTable {
     for (int byte = 0; byte < 256; ++byte) {
       const int exponent = byte >> 3 & 15, mantissa = byte & 7;
       const double magnitude = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
-      value[byte] = (byte & 127) == 127 ? std::numeric_limits<double>::quiet_NaN() : byte & 128 ? -magnitude : magnitude;
+      value[byte] = byte & 128 ? -magnitude : magnitude;
+      if ((byte & 127) == 127) value[byte] = std::numeric_limits<double>::quiet_NaN();
     }
   }
 };
@@ -58,8 +59,8 @@ inline int exponent_of(double value) {
   return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
 }
 
-// What Hopper's FP8 path is reported to do (DeepSeek-V3 Technical Report, section 3.5.2): all addends are aligned to the
-// largest exponent among them, and what lies more than 13 bits below its leading bit is cut off, toward zero.
+// What Hopper's FP8 path is reported to do (DeepSeek-V3 Technical Report, on hardware design: about 14 bits are kept):
+// all addends are aligned to the largest exponent among them, and what lies more than 13 bits below is cut off.
 inline double add_truncated(const double* a, const double* b, uint32_t stride, double sum) {
   constexpr int kFractionBits = 13;
   double addends[kDepth + 1];

@@ -1,5 +1,5 @@
-// The simulator's side of cuda/ptx/platform.cuh. Each file of this folder declares what its namesake in cuda/ptx defines
-// with asm; the functions' bodies are in ../model.
+// The simulator's side of cuda/ptx/platform.cuh. Each file of this folder declares what its namesake in cuda/ptx
+// defines with asm; the functions' bodies are in ../model.
 #pragma once
 #include <cstdint>
 

@@ -1,0 +1,29 @@
+// What the unit kernels of the simulator's tests see. Each is a CASE(name) {...}; one kernel holds many of them.
+#pragma once
+#include "types.cuh"
+
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+
+struct Shared {
+  alignas(1024) uint8_t tile[16384];
+  alignas(1024) uint8_t other[16384];
+  float floats[1024];
+  uint64_t bar[4];
+};
+
+struct Case {
+  const ptx::TensorMap &map_in, &map_out;
+  const float* in;
+  float* out;
+  uint32_t* flags;
+  uint32_t x;
+};
+
+#define CASE(name) \
+  inline void name(Case& c, Shared& shared, uint64_t* bar, uint32_t thread, uint32_t warp, uint32_t lane)
