@@ -22,6 +22,8 @@ OUTPUTS = [
     Output(is_fp32=True, with_c=True),
     Output(is_fp32=True, adds_to_d=True),
 ]
+MAX_KERNELS = 8
+WEIGHTS = [(2112, 7168), (4096, 7168), (7168, 2048), (576, 7168), (24576, 1536)]
 REACHABLE = set(reachable())
 
 rows = st.one_of(st.integers(1, 8192), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 8191, 8192]))
@@ -91,6 +93,12 @@ def test_fewer_sms_cost_time() -> None:
 def test_a_gpu_with_slower_tensor_cores_costs_more() -> None:
     fast, slow = (candidates(4096, 4096, 4096, Output(), gpu)[0].cost_us for gpu in (H200, H20))
     assert slow > 3 * fast
+
+
+@pytest.mark.parametrize(("n", "k"), WEIGHTS)
+def test_few_kernels_serve_one_weight_whatever_m(n: int, k: int) -> None:
+    chosen = {candidates(m, n, k, Output(), H200)[0].config.name for m in range(1, 8193)}
+    assert len(chosen) <= MAX_KERNELS, f"{len(chosen)} kernels to compile for one weight: {sorted(chosen)}"
 
 
 if __name__ == "__main__":
