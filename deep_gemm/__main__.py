@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -45,6 +46,57 @@ def sim(
         raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
     config = tile_config(block_m, block_n, Output(is_fp32=fp32), cluster_m, cluster_n)
     raise typer.Exit(0 if run(config, m, n, k, seeds, first_seed, num_sms) else 1)
+
+
+class OutputName(str, Enum):
+    """Values of --output."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+@app.command()
+def inspect(
+    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm")] = "fp8_gemm",
+    block_m: Annotated[int, typer.Option(help="rows of a tile: 64, 128, 192 or 256")] = 256,
+    block_n: Annotated[int, typer.Option(help="columns of a tile: 16 to 256, a multiple of 16")] = 128,
+    cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
+    cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
+    output: Annotated[OutputName, typer.Option(help="type of D")] = OutputName.BF16,
+    with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
+    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="print the machine code too (needs nvdisasm)")] = False,
+) -> None:
+    """Compile a kernel for sm_90a and show what is in it. Needs no GPU."""
+    from rich.console import Console
+
+    from .config import Output, tile_config
+    from .inspect_kernels import inspect, show
+    from .jit import CompilerMissing
+
+    if kernel != "fp8_gemm":
+        raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
+    try:
+        config = tile_config(
+            block_m, block_n, Output(output is OutputName.FP32, with_c, adds_to_d), cluster_m, cluster_n
+        )
+        found = inspect(config)
+    except (ValueError, CompilerMissing) as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(2) from None
+    show(found, Console(highlight=False), sass=sass)
+    raise typer.Exit(0 if found.passed == len(found.verdicts) else 1)
+
+
+@app.command()
+def configs() -> None:
+    """List every configuration that the heuristics can choose."""
+    from rich.console import Console
+
+    from .heuristics import reachable
+    from .inspect_kernels import show_configs
+
+    show_configs(reachable(), Console(highlight=False))
 
 
 def main() -> None:

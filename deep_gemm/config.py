@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -12,10 +13,14 @@ SHARED_BYTES_LIMIT = 232448
 """Shared memory that one block may use on sm_90."""
 REGISTERS_PER_SM = 65536
 WGMMA_ROWS = 64
+WGMMA_K = 32
+"""Depth of one WGMMA on FP8."""
 WARPGROUP_THREADS = 128
 MAX_STAGES = 16
 MAX_ACCUMULATORS = 192
 """Registers of a math thread for totals and partial sums, of 232; the rest addresses and scales."""
+MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
+"""By the rows of a tile."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,13 @@ class GemmConfig:
     """C is read and added; for an FP32 D that is C itself, `adds_to_d` is faster."""
     adds_to_d: bool = False
     """The product is added to D where D lies, by TMA (FP32)."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people: tile, operand shared in a cluster, output; such as "256x128/n2 bf16+c"."""
+        cluster = f"/m{self.cluster_m}" * (self.cluster_m > 1) + f"/n{self.cluster_n}" * (self.cluster_n > 1)
+        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
+        return f"{self.block_m}x{self.block_n}{cluster} {'fp32' if self.output_is_fp32 else 'bf16'}{addition}"
 
     @property
     def units_along_n(self) -> int:
@@ -89,30 +101,38 @@ class GemmConfig:
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
+        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        """What must hold, in an order in which no rule is asked before those that give it a meaning."""
         unit_n = self.unit_n or self.block_n
-        panels = self.units_per_warpgroup * (unit_n // max(self.panel_columns, 1))
-        panel_row_bytes = self.panel_columns * self.output_bytes
+        yield self.num_math_warpgroups in (1, 2, 3), "1, 2 or 3 math warpgroups"
+        whole_units = self.block_m > 0 and self.block_m % (WGMMA_ROWS * self.num_math_warpgroups) == 0
+        yield whole_units, "64 rows for each math warpgroup"
+        yield self.block_m <= 256, "a TMA box of at most 256 rows of A"
+        yield self.block_n <= 256, "a TMA box of at most 256 rows of B"
+        yield unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"
+        yield self.block_n % unit_n == 0, "whole units along n"
+        scale_chunk = gcd(self.block_n, 128)
+        yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
+        yield self.num_stages >= 2, "at least 2 stages"
+        # Either half of an operand that a cluster shares is whole swizzle atoms, 8 rows, by the rules on tiles above.
+        yield (self.cluster_m, self.cluster_n) in ((1, 1), (1, 2), (2, 1)), "clusters of 1 or 2"
+        yield self.panel_columns * self.output_bytes in (32, 64, 128), "panel rows of 32, 64 or 128 bytes"
+        panels = self.units_per_warpgroup * unit_n // self.panel_columns
+        whole_panels = unit_n % self.panel_columns == 0
+        yield (
+            whole_panels and self.panels_per_store > 0 and panels % self.panels_per_store == 0,
+            "panels that fill a tile",
+        )
+        yield self.num_store_buffers >= 1, "at least 1 store buffer"
+        yield self.raster_group >= 1, "a raster of at least 1 tile"
+        yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
+        yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
         accumulators = (self.units_per_warpgroup + 1) * unit_n // 2
-        rules = [
-            (self.num_math_warpgroups in (1, 2, 3), "1, 2 or 3 math warpgroups"),
-            (self.block_m % (WGMMA_ROWS * self.num_math_warpgroups) == 0, "64 rows for each math warpgroup"),
-            (self.block_m <= 256, "a TMA box of at most 256 rows of A"),
-            (self.block_n <= 256, "a TMA box of at most 256 rows of B"),
-            (unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"),
-            (self.block_n % unit_n == 0, "whole units along n"),
-            (unit_n % gcd(self.block_n, 128) == 0 or gcd(self.block_n, 128) % unit_n == 0, "whole scale chunks"),
-            (self.num_stages >= 2, "at least 2 stages"),
-            (self.cluster_size in (1, 2), "clusters of 1 or 2"),
-            (self.cluster_n == 1 or self.block_m // 2 % 8 == 0, "halves of A of whole swizzle atoms"),
-            (self.cluster_m == 1 or self.block_n // 2 % 8 == 0, "halves of B of whole swizzle atoms"),
-            (panel_row_bytes in (32, 64, 128), "panel rows of 32, 64 or 128 bytes"),
-            (unit_n % self.panel_columns == 0 and panels % self.panels_per_store == 0, "panels that fill a tile"),
-            (not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"),
-            (not (self.adds_to_d and self.with_c), "C added in one way, not both"),
-            (accumulators <= self.registers[1] - 32, f"{accumulators} accumulators in {self.registers[1]} registers"),
-            (self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"),
-        ]
-        return next((f"needs {rule}" for holds, rule in rules if not holds), None)
+        registers = self.registers[1]
+        yield accumulators <= registers - 32, f"{accumulators} accumulators in {registers} registers"
+        yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
@@ -164,7 +184,11 @@ def tile_config(block_m: int, block_n: int, output: Output, cluster_m: int = 1, 
     With the whole tile buffered, one tile's stores run under the next one's products: on an H200 that was worth 3-10%
     at k = 2048 and cost nothing at k = 16384, even where it left 3 stages instead of 4.
     """
-    num_math_warpgroups = {64: 1, 128: 2, 192: 3, 256: 2}[block_m]
+    if block_m not in MATH_WARPGROUPS:
+        raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
+    if block_n not in range(16, 257, 16):
+        raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
+    num_math_warpgroups = MATH_WARPGROUPS[block_m]
     rows_per_warpgroup = block_m // num_math_warpgroups
     # One unit's partial sums and all units' totals must fit a thread's registers.
     units_along_m = rows_per_warpgroup // WGMMA_ROWS

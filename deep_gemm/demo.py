@@ -1,4 +1,7 @@
-"""The main job, once through: make data, quantize it, run every kind of product, check each against FP64."""
+"""The main job, once through: make data, quantize it, run every kind of product, check each against FP64.
+
+A machine without a GPU then compiles a few of the kernels that a GPU would run.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from .grouped import (
     m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked,
 )
+from .inspect_kernels import show_families
+from .jit import CompilerMissing
 from .quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 
 # Relative error of the whole result that rounding explains: to BF16 about 2^-9.2, in FP32 sums about 2^-22. The
@@ -46,8 +51,24 @@ class Example:
 
 
 def run() -> bool:
-    """Run every example, print one table, and say whether all results were right."""
+    """Run every example, compile a few kernels where no GPU ran them, and say whether all was right."""
     console = Console(highlight=False)
+    all_right = _show_products(console)
+    if not torch.cuda.is_available():
+        console.print()
+        all_right &= _show_kernels(console)
+    return all_right
+
+
+def _show_kernels(console: Console) -> bool:
+    try:
+        return show_families(console)
+    except CompilerMissing as error:
+        console.print(f"The kernels for Hopper were not compiled: {error}", markup=False)
+        return True
+
+
+def _show_products(console: Console) -> bool:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     title = f"FP8 products on {_device_name(device)}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)

@@ -1,4 +1,4 @@
-"""Reading machine code: facts of known kernels, gates, and malformed files."""
+"""Reading machine code: facts of known kernels, and malformed files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.jit.cubin import Control, Instruction, disassemble, read_kernels
-from deep_gemm.jit.report import report, violations
+from deep_gemm.jit.report import report
 
 # Two tensor core instructions, both setmaxnreg, the accumulators stored.
 PLANNED = """
@@ -138,6 +138,12 @@ def test_instructions_know_their_place_in_the_file() -> None:
             'asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%1, {%2, %2}], [%0];"'
             ' ::"r"(s), "l"(map), "r"(n) : "memory");',
         ),
+        (
+            "UTMAREDG",
+            1,
+            'asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%1, {%2, %2}], [%0];"'
+            ' ::"r"(s), "l"(map), "r"(n) : "memory");',
+        ),
     ],
 )
 def test_the_reader_counts(mnemonic: str, times: int, body: str) -> None:
@@ -167,43 +173,33 @@ def test_a_load_releases_a_scoreboard_that_its_user_waits_for() -> None:
     assert add.control.wait_mask >> load.control.write_barrier & 1
 
 
-# ---- gates ------------------------------------------------------------------------------------------------------
+# ---- reports ----------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_as_planned_has_no_violation() -> None:
+def test_a_report_holds_the_register_counts_that_setmaxnreg_asks_for() -> None:
     kernel = compiled(PLANNED)
     facts = report(kernel.cubin, kernel.log)
     assert facts.setmaxnreg == {40, 232}
-    assert violations(facts, expected_qgmma=2, expected_setmaxnreg=(40, 232), max_registers=255) == []
+    assert facts.counts["QGMMA"] == 2
+    assert facts.notes == ()
 
 
-def test_each_departure_from_the_plan_is_a_sentence_of_its_own() -> None:
-    kernel = compiled(PLANNED)
+@pytest.mark.parametrize(
+    ("kind", "operands", "multicast"),
+    [
+        ("", "[%0], [%1, {%2, %2}], [%0]", 0),
+        (".L2::cache_hint", "[%0], [%1, {%2, %2}], [%0], %1", 0),
+        (".multicast::cluster", "[%0], [%1, {%2, %2}], [%0], %3", 1),
+        (".multicast::cluster.L2::cache_hint", "[%0], [%1, {%2, %2}], [%0], %3, %1", 1),
+    ],
+)
+def test_multicast_loads_are_told_from_others(kind: str, operands: str, multicast: int) -> None:
+    source = f"""extern "C" __global__ void k(unsigned long long map, unsigned s, int n, unsigned short mask) {{
+      asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes{kind} {operands};"
+                   ::"r"(s), "l"(map), "r"(n), "h"(mask) : "memory"); }}"""
+    kernel = compiled(source)
     facts = report(kernel.cubin, kernel.log)
-    qgmma, registers, setmaxnreg = (
-        violations(facts, expected_qgmma=4, expected_setmaxnreg=(40, 232)),
-        violations(facts, expected_setmaxnreg=(40, 232), max_registers=facts.registers - 1),
-        violations(facts),
-    )
-    assert len(qgmma) == len(registers) == len(setmaxnreg) == 1
-    assert "holds 2 tensor core instructions (QGMMA) where 4 were planned" in qgmma[0]
-    assert f"uses {facts.registers} registers a thread" in registers[0]
-    assert "(setmaxnreg) to [40, 232] where nothing was planned" in setmaxnreg[0]
-
-
-def test_a_stack_frame_and_local_memory_are_violations() -> None:
-    kernel = compiled(STACK)
-    told = violations(report(kernel.cubin, kernel.log))
-    assert len(told) == 2
-    assert "keeps 160 bytes a thread on a stack" in told[0]
-    assert "reads local memory" in told[1]
-
-
-def test_an_ignored_setmaxnreg_is_missing_from_the_code_and_noted() -> None:
-    kernel = compiled(PLANNED.replace("__launch_bounds__(256, 1)", ""))
-    told = violations(report(kernel.cubin, kernel.log), expected_qgmma=2, expected_setmaxnreg=(40, 232))
-    assert any(sentence.startswith("C7508") for sentence in told)
-    assert any("(setmaxnreg) to nothing where [40, 232] was planned" in sentence for sentence in told)
+    assert (facts.counts["UTMALDG"], facts.multicast_loads) == (1, multicast)
 
 
 def test_a_report_on_one_of_several_kernels_needs_its_name() -> None:

@@ -39,6 +39,7 @@ _MNEMONICS = {
     0x1A7: "SYNCS",
     0x1B4: "UTMALDG",
     0x1B5: "UTMASTG",
+    0x1B6: "UTMAREDG",
     0x1B7: "UTMACMDFLUSH",
     0x1C5: "WARPGROUP",
     0x1C8: "USETMAXREG",
@@ -108,6 +109,11 @@ class Instruction(NamedTuple):
     def immediate(self) -> int:
         """Bits 32 to 63, where an immediate operand lies: the register count of a USETMAXREG."""
         return self.low >> 32
+
+    @property
+    def is_multicast(self) -> bool:
+        """Bit 75 of a UTMALDG: the mask of CTAs is an operand."""
+        return bool(self.high >> 11 & 1)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Is a compiled kernel as it was planned? The facts of its machine code, and gates on them."""
+"""The facts of a compiled kernel: what it needs, and what its machine code consists of."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from deep_gemm.jit import ptxas_log
@@ -21,6 +20,8 @@ class KernelReport:
     code_bytes: int
     counts: Counter[str]
     """Instructions by mnemonic, those of the padding included."""
+    multicast_loads: int
+    """Those of the TMA loads that write to every CTA of a cluster."""
     setmaxnreg: frozenset[int]
     """The register counts that its setmaxnreg instructions ask for."""
     notes: tuple[str, ...]
@@ -41,44 +42,7 @@ def report(cubin: bytes, log: str, *, kernel: str | None = None) -> KernelReport
         static_shared_bytes=code.static_shared_bytes,
         code_bytes=code.code_bytes,
         counts=code.counts(),
+        multicast_loads=sum(i.mnemonic == "UTMALDG" and i.is_multicast for i in code.instructions),
         setmaxnreg=frozenset(i.immediate for i in code.instructions if i.mnemonic == "USETMAXREG"),
         notes=tuple(ptxas_log.notes(log)),
     )
-
-
-def violations(
-    report: KernelReport,
-    *,
-    expected_qgmma: int | None = None,
-    expected_setmaxnreg: Collection[int] = (),
-    max_registers: int = 255,
-) -> list[str]:
-    """Every way in which a kernel is not as planned, a sentence each; empty for a sound kernel.
-
-    `expected_setmaxnreg` holds the register counts that its roles ask for.
-    """
-    r = report
-    found = list(r.notes)
-    if r.stack_frame_bytes:
-        found.append(
-            f"{r.name} keeps {r.stack_frame_bytes} bytes a thread on a stack, which is in slow local memory: an array "
-            f"is indexed by what is unknown at compile time, or there are too few registers"
-        )
-    if r.counts["LDL"] or r.counts["STL"]:
-        found.append(
-            f"{r.name} reads local memory with {r.counts['LDL']} instructions and writes it with {r.counts['STL']}: "
-            f"values that should be in registers were put there"
-        )
-    if r.registers > max_registers:
-        found.append(f"{r.name} uses {r.registers} registers a thread, more than the {max_registers} planned")
-    if expected_qgmma is not None and r.counts["QGMMA"] != expected_qgmma:
-        found.append(
-            f"{r.name} holds {r.counts['QGMMA']} tensor core instructions (QGMMA) where {expected_qgmma} were planned: "
-            f"a loop is unrolled more or less than meant, or products were left out"
-        )
-    if r.setmaxnreg != frozenset(expected_setmaxnreg):
-        found.append(
-            f"{r.name} sets its register count (setmaxnreg) to {sorted(r.setmaxnreg) or 'nothing'} where "
-            f"{sorted(expected_setmaxnreg) or 'nothing'} was planned"
-        )
-    return found

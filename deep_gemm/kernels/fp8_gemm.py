@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import jit
-from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig, Output
+from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Output
+from ..gates import CodePlan
 from ..heuristics import gpu_of, select
 from ..jit import driver
 from ..layout import SCALE_BLOCK, align, ceil_div, get_mn_major_tma_aligned_tensor
@@ -40,6 +41,27 @@ def build(config: GemmConfig) -> jit.CompiledKernel:
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     return jit.build(SOURCE, headers(config), name=NAME)
+
+
+def code_plan(config: GemmConfig) -> CodePlan:
+    """Derive what the kernel's machine code must consist of.
+
+    The k loop is there once: `#pragma unroll 1` keeps NVRTC from unrolling it, and neither NVRTC nor ptxas peels it.
+    """
+    producer_registers, math_registers = config.registers
+    stores = config.units_per_warpgroup * (config.unit_n or config.block_n) // config.panel_columns
+    return CodePlan(
+        roles=(
+            (WARPGROUP_THREADS, producer_registers),
+            (WARPGROUP_THREADS * config.num_math_warpgroups, math_registers),
+        ),
+        shared_bytes=config.shared_bytes,
+        qgmma=config.units_per_warpgroup * BLOCK_K // WGMMA_K,
+        tma_loads=3,  # A, its scales, B
+        multicast_loads=1 if config.cluster_size > 1 else 0,
+        tma_stores=0 if config.adds_to_d else stores,
+        tma_reduces=stores if config.adds_to_d else 0,
+    )
 
 
 class Plan:

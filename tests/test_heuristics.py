@@ -1,0 +1,105 @@
+"""Which configuration runs a product: always a legal one, the same each time, with reasons."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
+
+from deep_gemm.config import Output
+from deep_gemm.heuristics import GPUS, H20, H200, TILES, Gpu, candidates, reachable, select
+
+OUTPUTS = [
+    Output(),
+    Output(with_c=True),
+    Output(is_fp32=True),
+    Output(is_fp32=True, with_c=True),
+    Output(is_fp32=True, adds_to_d=True),
+]
+MAX_KERNELS = 8
+WEIGHTS = [(2112, 7168), (4096, 7168), (7168, 2048), (576, 7168), (24576, 1536)]
+REACHABLE = set(reachable())
+
+rows = st.one_of(st.integers(1, 8192), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 8191, 8192]))
+columns = st.integers(1, 8192).map(lambda i: 4 * i)
+depths = st.integers(1, 1024).map(lambda i: 16 * i)
+gpus = st.builds(lambda gpu, num_sms: replace(gpu, num_sms=num_sms), st.sampled_from(GPUS), st.integers(2, 132))
+
+
+@settings(max_examples=300)
+@given(rows, columns, depths, st.sampled_from(OUTPUTS), st.one_of(st.sampled_from(GPUS), gpus))
+def test_the_choice_is_legal_and_reachable(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
+    config = select(m, n, k, output, gpu)
+    assert config.why_illegal() is None
+    assert config in REACHABLE
+    assert Output(config.output_is_fp32, config.with_c, config.adds_to_d) == output
+    assert config.cluster_size <= gpu.num_sms
+    assert m > config.block_m or config.cluster_m == 1, "a cluster along m for a single row of tiles"
+    assert n > config.block_n or config.cluster_n == 1, "a cluster along n for a single column of tiles"
+
+
+@settings(max_examples=50)
+@given(rows, columns, depths, st.sampled_from(OUTPUTS), gpus)
+def test_the_same_question_has_the_same_answer(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
+    first = select(m, n, k, output, gpu)
+    assert candidates(m, n, k, output, gpu) == candidates(m, n, k, output, gpu)
+    select.cache_clear()
+    assert select(m, n, k, output, gpu) == first
+
+
+@settings(max_examples=100)
+@given(rows, columns, depths, st.sampled_from(OUTPUTS), st.one_of(st.sampled_from(GPUS), gpus))
+def test_candidates_are_all_tiles_sorted_with_reasons_for_those_that_cannot_run(
+    m: int, n: int, k: int, output: Output, gpu: Gpu
+) -> None:
+    found = candidates(m, n, k, output, gpu)
+    assert {candidate.tile for candidate in found} == set(TILES)
+    costs = [candidate.cost_us for candidate in found]
+    assert costs == sorted(costs)
+    assert found[0].why_not is None
+    assert found[0].cost_us < float("inf")
+    for candidate in found:
+        assert (candidate.why_not is None) == (candidate.cost_us < float("inf"))
+        assert candidate.why_not != ""
+        assert candidate.waves >= 1
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "cluster", "reason"),
+    [
+        (64, 4096, (2, 1), "one row of tiles, nothing to share B with"),
+        (4096, 64, (1, 2), "one column of tiles, nothing to share A with"),
+    ],
+)
+def test_a_rejection_says_why(m: int, n: int, cluster: tuple[int, int], reason: str) -> None:
+    found = candidates(m, n, 7168, Output(), H200)
+    clustered = [c for c in found if (c.tile.cluster_m, c.tile.cluster_n) == cluster]
+    assert clustered
+    assert all(candidate.why_not == reason for candidate in clustered)
+
+
+def test_fewer_sms_cost_time() -> None:
+    gpus_by_size = [replace(H200, num_sms=num_sms) for num_sms in (132, 64, 16, 2)]
+    times = [candidates(4096, 4096, 4096, Output(), gpu)[0].compute_us for gpu in gpus_by_size]
+    assert times == sorted(times)
+
+
+def test_a_gpu_with_slower_tensor_cores_costs_more() -> None:
+    fast, slow = (candidates(4096, 4096, 4096, Output(), gpu)[0].cost_us for gpu in (H200, H20))
+    assert slow > 3 * fast
+
+
+@pytest.mark.parametrize(("n", "k"), WEIGHTS)
+def test_few_kernels_serve_one_weight_whatever_m(n: int, k: int) -> None:
+    chosen = {candidates(m, n, k, Output(), H200)[0].config.name for m in range(1, 8193)}
+    assert len(chosen) <= MAX_KERNELS, f"{len(chosen)} kernels to compile for one weight: {sorted(chosen)}"
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))
