@@ -98,6 +98,10 @@ TILES = (
 )
 
 
+MAX_MENU = 8
+MENU_SWEEP = tuple(sorted({m for power in range(5, 15) for m in (1 << power, 3 << power - 1)} | {1, 8, 16, 24}))
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One configuration for a product: its cost, and where it goes."""
@@ -119,13 +123,36 @@ class Candidate:
 def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:
     """Every configuration with its cost for this product, best first; those that cannot run it last."""
     found = [_candidate(tile, m, n, k, output, gpu) for tile in TILES]
-    return sorted(found, key=lambda candidate: candidate.cost_us)
+    return sorted(found, key=_cost_us)
 
 
 @cache
 def select(m: int, n: int, k: int, output: Output, gpu: Gpu) -> GemmConfig:
-    """The configuration with the lowest cost."""
-    return candidates(m, n, k, output, gpu)[0].config
+    """The configuration with the lowest cost, of the few that serve this weight."""
+    return min((_candidate(tile, m, n, k, output, gpu) for tile in menu(n, k, output, gpu)), key=_cost_us).config
+
+
+@cache
+def menu(n: int, k: int, output: Output, gpu: Gpu) -> tuple[Tile, ...]:
+    """The few tiles that serve one weight for every m, so that few kernels are compiled and kept.
+
+    Starting with what runs everything, it takes the tile that saves most over a sweep of m, one at a time. What is
+    saved counts relative to the best cost at that m, so that every size of batch has the same say.
+    """
+    costs = [[_cost_us(_candidate(tile, m, n, k, output, gpu)) for tile in TILES] for m in MENU_SWEEP]
+    best = [min(row) for row in costs]
+    chosen = [next(index for index, tile in enumerate(TILES) if tile.cluster_m * tile.cluster_n == 1)]
+    while len(chosen) < MAX_MENU:
+
+        def total(index: int) -> float:
+            return sum(min(row[i] for i in (*chosen, index)) / least for row, least in zip(costs, best, strict=True))
+
+        chosen.append(min(range(len(TILES)), key=total))
+    return tuple(TILES[index] for index in sorted(set(chosen)))
+
+
+def _cost_us(candidate: Candidate) -> float:
+    return candidate.cost_us
 
 
 def reachable() -> list[GemmConfig]:

@@ -14,7 +14,9 @@ SOURCES = cuda_sources()
 @pytest.mark.parametrize("name", SOURCES)
 def test_loops_are_unrolled_fully_or_not_at_all(name: str) -> None:
     """NVRTC 13.0 loses the remainder of some partially unrolled loops; see docs/performance_log.md."""
-    partial = [factor for factor in re.findall(r"#pragma unroll *\(?(\w*)\)?", SOURCES[name]) if factor not in ("", "1")]
+    partial = [
+        factor for factor in re.findall(r"#pragma unroll *\(?(\w*)\)?", SOURCES[name]) if factor not in ("", "1")
+    ]
     assert partial == []
 
 
