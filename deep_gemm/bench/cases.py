@@ -1,0 +1,234 @@
+"""What is measured, as data: shapes, what others took for them, and the floor under each.
+
+`peers.json` holds times that were measured on one H200, with machine and method. Absolute times do not carry over to
+another day or machine, ratios within one session do: a case therefore keeps only how long DeepGEMM took for every
+microsecond of cuBLASLt's tensorwise product with fast accumulation, at the same shape or, for groups, at a dense shape
+of the same session.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..config import BLOCK_K
+from ..layout import ceil_div
+
+Shape = tuple[int, ...]
+
+KINDS = ("dense", "dense_1d1d", "contiguous", "contiguous_uneven", "masked", "k_grouped")
+PEERS_FILE = Path(__file__).with_name("peers.json")
+
+# Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
+PEAK_TFLOPS = 1640
+# What bulk copies from DRAM into shared memory take with a cold L2: (MiB, us), the same machine.
+COLD_COPY_US = ((1, 2.4), (4, 3.6), (11, 5.7), (15, 6.9), (30, 12.1), (60, 21.4), (117, 37.0), (500, 124.6))
+
+# Two dense shapes that stand for the speed of the day where a kind has no tensorwise product to be compared with.
+ANCHOR, ANCHOR_SHORT_K = (4096, 4096, 7168), (4096, 7168, 2048)
+
+# Ragged m, n not a multiple of 128, k not a multiple of 128: nobody's favourite, everybody's traffic.
+ODD_SHAPES = (
+    (7, 1040, 528),
+    (77, 2128, 7184),
+    (129, 520, 1040),
+    (333, 4112, 4112),
+    (1000, 1008, 3840),
+    (3000, 2112, 7168),
+    (4095, 7184, 2064),
+    (4097, 4096, 7168),
+)
+# Of m = 2048 the peers' times are known for three of the seven weights; the rest complete the row.
+UNKNOWN_TO_PEERS = ((2048, 2112, 7168), (2048, 24576, 1536), (2048, 32768, 512), (2048, 576, 7168))
+
+QUICK: dict[str, tuple[Shape, ...]] = {
+    "dense": (
+        (1, 576, 7168),
+        (1, 7168, 16384),
+        (16, 2112, 7168),
+        (64, 24576, 1536),
+        (128, 4096, 7168),
+        (512, 7168, 16384),
+        (1024, 7168, 2048),
+        (4096, 576, 7168),
+        ANCHOR,
+        ANCHOR_SHORT_K,
+        (4096, 7168, 16384),
+        (8192, 8192, 8192),
+    ),
+    "dense_1d1d": ((4096, 7168, 4096),),
+    "contiguous": ((8, 4096, 4096, 7168), (32, 256, 7168, 2048)),
+    "contiguous_uneven": ((32, 2048, 4096, 7168), (8, 512, 7168, 2048)),
+    "masked": ((32, 20, 4096, 7168), (32, 192, 7168, 2048)),
+    "k_grouped": ((4, 7168, 2048, 8192),),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product to measure. `shape` is as in `peers.json`, which says what its numbers are for each kind."""
+
+    kind: str
+    shape: Shape
+    sizes: tuple[int, ...] = ()
+    """Rows of each group; for k_grouped the k of each."""
+    deepgemm_ratio_to_fast: float | None = None
+    """DeepGEMM's time over that of cuBLASLt's fast product at `fast_shape`, both from one session."""
+
+    @property
+    def name(self) -> str:
+        """The case in short, for tables."""
+        text = "x".join(map(str, self.shape))
+        return text if self.kind == "dense" else f"{self.kind} {text}"
+
+    @property
+    def fast_shape(self) -> Shape:
+        """The dense shape whose fast cuBLASLt product stands beside this case: its own, or an anchor."""
+        if self.kind == "dense":
+            return self.shape
+        short_k = self.kind != "k_grouped" and self.shape[-2:] == ANCHOR_SHORT_K[1:]
+        return ANCHOR_SHORT_K if short_k else ANCHOR
+
+    @property
+    def output_is_fp32(self) -> bool:
+        """Weight gradients: one scale for each row and 128 columns on both sides, added to an FP32 D."""
+        return self.kind in ("dense_1d1d", "k_grouped")
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations that the product needs: two for each multiplication."""
+        m, n, k = self._mnk
+        return 2 * m * n * k
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that must move at least once: operands with their scales, and D, read too where it is added to."""
+        m, n, k = self._mnk
+        k_blocks = ceil_div(k, BLOCK_K)
+        a = m * (k + 4 * k_blocks)
+        if self.output_is_fp32:
+            outputs = len(self.sizes) or 1
+            return a + n * (k + 4 * k_blocks) + outputs * m * n * 4 * 2
+        weights = sum(1 for size in self.sizes if size) if self.sizes else 1
+        return a + weights * (n * k + 4 * ceil_div(n, 128) * k_blocks) + m * n * 2
+
+    @property
+    def floor_us(self) -> float:
+        """No version runs faster: the larger of the operations at peak rate and the bytes in bulk copies."""
+        return max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes))
+
+    @property
+    def max_m(self) -> int:
+        """Rows that each group of a masked product has room for."""
+        return 1024 if self.shape[0] == 1 else 4096
+
+    @property
+    def _mnk(self) -> tuple[int, int, int]:
+        """The dense product of the same work: rows, or k, of all groups added up."""
+        if self.kind in ("dense", "dense_1d1d"):
+            m, n, k = self.shape
+            return m, n, k
+        if self.kind == "k_grouped":
+            return self.shape[1], self.shape[2], sum(self.sizes)
+        return sum(self.sizes), self.shape[2], self.shape[3]
+
+
+def cold_copy_us(num_bytes: float) -> float:
+    """Microseconds of a bulk copy of so many bytes with a cold L2: between the measured sizes on a straight line.
+
+    Past the largest size the rate stays what it was there, 4.2 TB/s.
+    """
+    mib = num_bytes / (1 << 20)
+    largest_mib, largest_us = COLD_COPY_US[-1]
+    if mib >= largest_mib:
+        return mib * largest_us / largest_mib
+    above = next(i for i, (x, _) in enumerate(COLD_COPY_US) if mib <= x)
+    (x0, y0), (x1, y1) = COLD_COPY_US[max(above, 1) - 1], COLD_COPY_US[max(above, 1)]
+    return y0 + (mib - x0) * (y1 - y0) / (x1 - x0)
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Every case: those of `peers.json` in its order, then shapes of which only our own times are known."""
+    cases: dict[tuple[str, Shape], Case] = {}
+    for session in json.loads(PEERS_FILE.read_text())["sessions"]:
+        fast_us = {tuple(row["shape"]): row["us"].get("cublaslt_fast") for row in session["rows"]}
+        for row in session["rows"]:
+            case = _peers_case(row, fast_us)
+            cases.setdefault((case.kind, case.shape), case)  # the later sessions repeat dense shapes as anchors
+    for shape in UNKNOWN_TO_PEERS + ODD_SHAPES:
+        cases[("dense", shape)] = Case("dense", shape)
+    return tuple(cases.values())
+
+
+def cases_of(command: str, *, quick: bool = False, shapes: Sequence[Shape] = ()) -> list[Case]:
+    """The cases of `bench dense` or `bench grouped`.
+
+    `shapes` asks for these alone; dense ones may be new. Groups come with the dense anchors that they are compared to.
+    """
+    kinds = {"dense": KINDS[:2], "grouped": KINDS[2:]}.get(command, ())
+    cases = [case for case in all_cases() if case.kind in kinds]
+    if shapes:
+        cases = [case for shape in shapes for case in _asked_for(shape, cases, command)]
+    elif quick:
+        cases = [case for case in cases if case.shape in QUICK[case.kind]]
+    if command == "grouped":
+        anchors = {case.fast_shape for case in cases}
+        cases = [case for case in all_cases() if case.kind == "dense" and case.shape in anchors] + cases
+    return cases
+
+
+def parse_shapes(text: str) -> list[Shape]:
+    """Read `m,n,k;m,n,k`.
+
+    >>> parse_shapes("64,2112,7168; 4096,7168,2048")
+    [(64, 2112, 7168), (4096, 7168, 2048)]
+    """
+    shapes = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        try:
+            shape = tuple(int(number) for number in part.split(","))
+        except ValueError:
+            shape = ()
+        if len(shape) not in (3, 4) or min(shape) < 1:
+            raise ValueError(f"shapes: expected three or four positive integers like 64,2112,7168, got {part!r}")
+        shapes.append(shape)
+    if not shapes:
+        raise ValueError("shapes: expected at least one shape like 64,2112,7168, got none")
+    return shapes
+
+
+def _asked_for(shape: Shape, cases: Iterable[Case], command: str) -> list[Case]:
+    found = [case for case in cases if case.shape == shape]
+    if command == "dense" and len(shape) != 3:
+        raise ValueError(f"shapes: expected (m, n, k) for bench dense, got {shape}")
+    if command == "dense" and not any(case.kind == "dense" for case in found):
+        found.insert(0, Case("dense", shape))
+    if not found:
+        known = ", ".join(f"{case.kind} {','.join(map(str, case.shape))}" for case in cases)
+        raise ValueError(f"shapes: {shape} is none of the grouped cases: {known}")
+    return found
+
+
+def _peers_case(row: dict[str, Any], fast_us: dict[Shape, float | None]) -> Case:
+    kind, shape = row["kind"], tuple(row["shape"])
+    case = Case(kind, shape, tuple(row.get("sizes", ())) or _sizes(kind, shape))
+    ours, fast = row["us"].get("deepgemm"), fast_us.get(case.fast_shape)
+    return Case(kind, shape, case.sizes, ours / fast if ours and fast else None)
+
+
+def _sizes(kind: str, shape: Shape) -> tuple[int, ...]:
+    """Sizes of the groups where the file states the rule, not the numbers."""
+    if kind == "contiguous":
+        return (shape[1],) * shape[0]
+    if kind == "k_grouped":
+        return (shape[3],) * shape[0]
+    if kind == "masked":
+        generator = random.Random(1)
+        return tuple(int(shape[1] * generator.uniform(0.7, 1.3)) for _ in range(shape[0]))
+    return ()

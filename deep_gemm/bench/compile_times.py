@@ -1,0 +1,47 @@
+"""How long kernels take to compile when no cache has them. Needs no GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..config import GemmConfig
+from ..heuristics import reachable
+from ..jit.compiler import compile_cubin, compiler_version
+from ..kernels import fp8_gemm
+from .products import describe, reason
+from .report import Row
+
+METHOD = "compile: wall time of NVRTC from source to machine code, one configuration after the other, no cache involved"
+QUICK_COUNT = 12
+
+
+def configurations(quick: bool) -> list[GemmConfig]:
+    """Every configuration that the heuristics can choose, or an even sample of them."""
+    configs = reachable()
+    return configs[:: len(configs) // QUICK_COUNT][:QUICK_COUNT] if quick else configs
+
+
+def measure(configs: list[GemmConfig], *, add: Callable[[list[Row]], None], announce: Callable[[str], None]) -> None:
+    """Compile each configuration once."""
+    compiler_version()  # loads NVRTC, which the first kernel would pay for otherwise
+    for config in configs:
+        announce(describe(config))
+        add([_row(config)])
+
+
+def _row(config: GemmConfig) -> Row:
+    shape, name = (config.block_m, config.block_n), _full_name(config)
+    try:
+        headers = fp8_gemm.headers(config)
+        begin = time.perf_counter()
+        compile_cubin(fp8_gemm.SOURCE, headers, name=fp8_gemm.NAME)
+        us = (time.perf_counter() - begin) * 1e6
+    except Exception as error:
+        return Row("compile", shape, "deep_gemm", "compile", config=name, failed=reason(error))
+    return Row("compile", shape, "deep_gemm", "compile", us, us, us, config=name)
+
+
+def _full_name(config: GemmConfig) -> str:
+    switches = {"fp32": config.output_is_fp32, "c": config.with_c, "adds": config.adds_to_d}
+    return " ".join([describe(config), *(name for name, on in switches.items() if on)])

@@ -1,0 +1,166 @@
+"""Host time of one warm call: how long the caller's thread is busy with it. Problems are tiny, so the GPU keeps up."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import dense, grouped
+from ..config import Output
+from ..heuristics import H200, select
+from ..layout import get_mn_major_tma_aligned_tensor
+from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from .products import no_fallback, reason
+from .report import Row
+from .timing import Spread
+
+METHOD = (
+    "host: wall time of a thread over 200 calls of a tiny product in a row, nothing synchronized in between, divided "
+    "by 200; 20 such batches, median, least and most; operands, scales and outputs exist before, scales of A m-major. "
+    "host_new_m: each of 100 calls has an m not seen before, of a kernel that is loaded; median, least and most call"
+)
+BATCHES, CALLS = 20, 200
+NEW_MS = 100
+STEPS = 13
+"""How many steps `measure` announces."""
+GROUPS, M, N, K = 4, 64, 256, 256
+
+Call = Callable[[], Any]
+
+
+def measure(*, add: Callable[[list[Row]], None], announce: Callable[[str], None], device: str = "cuda") -> None:
+    """Measure every product's call, then calls of others, then calls with a new m."""
+    with no_fallback():
+        for name, shape, call in public_calls(device):
+            announce(name)
+            add([_row(name, shape, "host", lambda call=call: warm(call))])  # type: ignore[misc]
+        announce("new m")
+        add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", lambda: first_calls(calls_with_new_m(device)))])
+
+
+def warm(call: Call, batches: int = BATCHES, calls: int = CALLS) -> Spread:
+    """Microseconds of one call among many like it."""
+    for _ in range(calls):
+        call()
+    times = []
+    with _no_garbage_collection():
+        for _ in range(batches):
+            _synchronize()
+            begin = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            times.append((time.perf_counter_ns() - begin) / 1e3 / calls)
+    _synchronize()
+    return Spread.of(times)
+
+
+def first_calls(calls: Sequence[Call]) -> Spread:
+    """Microseconds of each of these calls, made once; the first makes sure that the kernel is there."""
+    calls[0]()
+    times = []
+    with _no_garbage_collection():
+        for call in calls[1:]:
+            _synchronize()
+            begin = time.perf_counter_ns()
+            call()
+            times.append((time.perf_counter_ns() - begin) / 1e3)
+    _synchronize()
+    return Spread.of(times)
+
+
+def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
+    """Every public product on a tiny problem, then what else a caller could use: name, shape and call."""
+    torch.manual_seed(0)
+    x, y = (torch.randn(rows, K, device=device, dtype=torch.bfloat16) for rows in (M, N))
+    a, b, b_rows = _m_major(per_token_cast_to_fp8(x)), per_block_cast_to_fp8(y), _m_major(per_token_cast_to_fp8(y))
+    a_t, b_t = (a[0].t(), a[1].t()), (b[0].t(), b[1].t())
+    d, grad = torch.empty(M, N, device=device, dtype=torch.bfloat16), torch.zeros(M, N, device=device)
+    for name, p, q in (("nt", a, b), ("nn", a, b_t), ("tn", a_t, b_t), ("tt", a_t, b)):
+        gemm = getattr(dense, f"fp8_gemm_{name}")
+        yield f"deep_gemm.fp8_gemm_{name}", (M, N, K), lambda gemm=gemm, p=p, q=q: gemm(p, q, d)  # type: ignore[misc]
+    yield (
+        "deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt",
+        (M, N, K),
+        lambda: dense.wgrad_gemm_fp8_fp8_fp32_nt(a, b_rows, grad),
+    )
+    yield from _grouped_calls(device)
+    one = torch.ones((), device=device)
+    yield (
+        "torch._scaled_mm",
+        (M, N, K),
+        lambda: torch._scaled_mm(a[0], b_t[0], one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
+    )
+    yield "torch.matmul in BF16", (M, N, K), lambda: x @ y.t()
+
+
+def _grouped_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
+    x = torch.randn(GROUPS, M, K, device=device, dtype=torch.bfloat16)
+    w = torch.randn(GROUPS, N, K, device=device, dtype=torch.bfloat16)
+    a, b = _m_major(per_token_cast_to_fp8(x.flatten(0, 1))), per_block_cast_to_fp8(w)
+    b_t = (b[0].mT, b[1].mT)
+    ids = torch.arange(GROUPS, device=device, dtype=torch.int32).repeat_interleave(M)
+    d = torch.empty(GROUPS * M, N, device=device, dtype=torch.bfloat16)
+    shape = (GROUPS, M, N, K)
+    nt, nn = grouped.m_grouped_fp8_gemm_nt_contiguous, grouped.m_grouped_fp8_gemm_nn_contiguous
+    yield "deep_gemm.m_grouped_fp8_gemm_nt_contiguous", shape, lambda: nt(a, b, d, ids)
+    yield "deep_gemm.m_grouped_fp8_gemm_nn_contiguous", shape, lambda: nn(a, b_t, d, ids)
+
+    a_masked, d_masked = _m_major(per_token_cast_to_fp8(x)), d.view(GROUPS, M, N)
+    counts = torch.full((GROUPS,), M // 2, device=device, dtype=torch.int32)
+    masked = grouped.m_grouped_fp8_gemm_nt_masked
+    yield "deep_gemm.m_grouped_fp8_gemm_nt_masked", shape, lambda: masked(a_masked, b, d_masked, counts, M // 2)
+
+    ks = [K] * GROUPS
+    rows, columns = (torch.randn(size, sum(ks), device=device) for size in (M, N))
+    p, q = (_m_major(k_grouped_cast_to_fp8(operand, ks)) for operand in (rows, columns))
+    p_t, q_t = (p[0], p[1].t()), (q[0], q[1].t())
+    ks_tensor = torch.tensor(ks, device=device, dtype=torch.int32)
+    grads = torch.zeros(GROUPS, M, N, device=device)
+    along_k, wgrad = grouped.k_grouped_fp8_gemm_nt_contiguous, grouped.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt
+    yield "deep_gemm.k_grouped_fp8_gemm_nt_contiguous", shape, lambda: along_k(p, q, grads, ks, ks_tensor, c=grads)
+    yield "deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt", shape, lambda: wgrad(p_t, q_t, grads, ks)
+
+
+def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
+    """Calls that differ in m alone and run one kernel; the first is there to compile it."""
+    config = select(M, N, K, Output(), H200)
+    ms = [m for m in range(1, 4096) if m != M and select(m, N, K, Output(), H200) == config][: count + 1]
+    b = per_block_cast_to_fp8(torch.randn(N, K, device=device))
+    operands = []
+    for m in ms:
+        a = _m_major(per_token_cast_to_fp8(torch.randn(m, K, device=device)))
+        operands.append((a, torch.empty(m, N, device=device, dtype=torch.bfloat16)))
+    return [lambda a=a, d=d: dense.fp8_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
+
+
+def _row(name: str, shape: tuple[int, ...], mode: str, timed: Callable[[], Spread]) -> Row:
+    try:
+        spread = timed()
+    except Exception as error:
+        return Row("host", shape, name, mode, failed=reason(error))
+    return Row("host", shape, name, mode, spread.us, spread.us_min, spread.us_max)
+
+
+def _m_major(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return operand[0], get_mn_major_tma_aligned_tensor(operand[1])
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

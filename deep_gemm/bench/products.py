@@ -1,0 +1,173 @@
+"""Measuring cases: every contender checked, then all timed cold; sustained runs only after the last cold one.
+
+A contender that fails on a shape leaves a row that says why, and the run goes on. Only a GPU that no longer answers
+ends it, with the rows so far.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ..config import GemmConfig, Output
+from ..dispatch import ReferenceFallbackWarning, forget_warnings
+from ..heuristics import GPUS, select
+from ..settings import get_num_sms
+from .cases import Case
+from .contenders import OURS, Contender, contenders_of
+from .machine import GpuState, gpu_state
+from .report import Row
+from .timing import L2Flush, PairingError, cold, sustained
+
+REPEATS = 20
+METHOD = (
+    "cold: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
+    f"contenders of a shape interleaved in one process in rotating order, {REPEATS} calls each, median, least and "
+    "most; sustained: calls back to back for 0.4 s between events, in five parts, after all cold runs; random normal "
+    "operands quantized 1x128 / 128x128; errors relative, of the whole output, beside FP64 products of the same "
+    "operands; floor: larger of operations at 1640 TFLOPS and the cold bulk copy of the bytes"
+)
+# Rounding explains relative errors of 2^-9.2 and 2^-22; the rest is room for what FP8 tensor cores drop.
+MAX_ERROR_BF16, MAX_ERROR_FP32 = 4e-3, 1e-3
+# Below this the host's launches, not the kernels, decide how fast calls follow each other.
+SUSTAINED_FROM_US = 50
+# Between the FP64 products of the checks, which draw much power, and the timing of kernels.
+SETTLE_SECONDS = 0.05
+MAX_NAME = 100
+"""Of a kernel's name, so much is kept: templates spell out pages."""
+
+
+class GpuLostError(RuntimeError):
+    """The GPU's context is in an error from which no call recovers."""
+
+
+@contextmanager
+def no_fallback() -> Iterator[None]:
+    """Within this a product that runs the reference instead of a kernel raises ReferenceFallbackWarning."""
+    forget_warnings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ReferenceFallbackWarning)
+        yield
+
+
+def measure(
+    cases: Sequence[Case],
+    *,
+    with_sustained: bool,
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+    repeats: int = REPEATS,
+) -> None:
+    """Measure all cases; hand rows to `add` as they come, and the name of each step to `announce` ahead of it."""
+    cold_us: dict[tuple[Case, str], float] = {}
+    flush = L2Flush()
+    with no_fallback():
+        for case in cases:
+            announce(case.name)
+            rows = cold_rows(case, flush, repeats)
+            cold_us.update({(case, row.contender): row.us for row in rows if row.us is not None})
+            add(rows)
+        for turn, case in enumerate(cases if with_sustained else ()):
+            announce(f"{case.name} sustained")
+            names = [name for of, name in cold_us if of == case and cold_us[of, name] >= SUSTAINED_FROM_US]
+            if names:
+                first = turn % len(names)
+                add(sustained_rows(case, {name: cold_us[case, name] for name in names[first:] + names[:first]}))
+
+
+def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
+    """Check and time everyone who takes part in a case."""
+    try:
+        contenders = contenders_of(case)
+    except Exception as exception:
+        _raise_if_lost(exception)
+        return [Row.of(case, OURS, "cold", None, failed=reason(exception))]
+    rows, errors, calls = [], {}, {}
+    for contender in contenders:
+        error, failed = checked(contender, MAX_ERROR_FP32 if case.output_is_fp32 else MAX_ERROR_BF16)
+        if failed is None:
+            errors[contender.name], calls[contender.name] = error, contender.call
+        else:
+            rows.append(Row.of(case, contender.name, "cold", None, error=error, failed=failed))
+    states: list[GpuState] = []
+    time.sleep(SETTLE_SECONDS)
+    try:
+        times = cold(calls, flush, repeats, lambda: states.append(gpu_state())) if calls else {}
+    except Exception as exception:
+        _raise_if_lost(exception)
+        failed = reason(exception)
+        return rows + [Row.of(case, name, "cold", None, error=errors[name], failed=failed) for name in calls]
+    for name, (spread, kernels) in times.items():
+        config = config_name(case) if name == OURS else None
+        more = {"error": errors[name], "config": config, "kernels": tuple(kernel[:MAX_NAME] for kernel in kernels)}
+        rows.append(Row.of(case, name, "cold", spread, states[-1], **more))
+    return rows
+
+
+def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
+    """Time these contenders, whose cold times are known, back to back."""
+    rows = []
+    contenders = {contender.name: contender for contender in contenders_of(case)}
+    for name, us in cold_us.items():
+        states: list[GpuState] = []
+        try:
+            spread = sustained(contenders[name].call, us, lambda states=states: states.append(gpu_state()))  # type: ignore[misc]
+        except Exception as error:
+            _raise_if_lost(error)
+            rows.append(Row.of(case, name, "sustained", None, failed=reason(error)))
+            continue
+        config = config_name(case) if name == OURS else None
+        rows.append(Row.of(case, name, "sustained", spread, states[-1], config=config))
+    return rows
+
+
+def checked(contender: Contender, max_error: float) -> tuple[float | None, str | None]:
+    """The error of one call, and why the contender cannot be timed; None if it can."""
+    try:
+        error = contender.error()
+    except Exception as exception:
+        _raise_if_lost(exception)
+        return None, reason(exception)
+    if contender.name == OURS and not error <= max_error:
+        return error, f"wrong: relative error {error:.2g}, expected at most {max_error:.0e}"
+    return error, None
+
+
+def config_name(case: Case) -> str | None:
+    """What the heuristics choose for a dense case on this GPU; None where that is not known."""
+    words = torch.cuda.get_device_name().split() if torch.cuda.is_available() else []
+    gpu = next((gpu for gpu in GPUS if gpu.name in words), None)
+    if gpu is None or case.kind != "dense":
+        return None
+    m, n, k = case.shape
+    return describe(select(m, n, k, Output(), gpu, get_num_sms()))
+
+
+def describe(config: GemmConfig) -> str:
+    """Name a configuration in short: the tile, its stages, and a cluster if there is one.
+
+    >>> from deep_gemm.config import tile_config
+    >>> describe(tile_config(128, 96, Output()))
+    '128x96 s7'
+    """
+    cluster = f" c{config.cluster_m}x{config.cluster_n}" if config.cluster_size > 1 else ""
+    return f"{config.block_m}x{config.block_n} s{config.num_stages}{cluster}"
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line."""
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"[:300]
+
+
+def _raise_if_lost(error: BaseException) -> None:
+    if isinstance(error, PairingError) or not torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.synchronize()
+    except Exception as second:
+        raise GpuLostError(reason(error)) from second

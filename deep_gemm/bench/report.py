@@ -1,0 +1,161 @@
+"""The result of a run: one JSON file, a header and rows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .cases import Case, Shape
+from .machine import GpuState
+from .timing import Spread
+
+RESULTS = Path("benchmarks") / "results"
+HEADER_KEYS = frozenset(
+    {"kind", "date", "machine", "versions", "commit", "dirty", "source_sha256", "method", "stopped"}
+)
+MODES = ("cold", "sustained", "host", "host_new_m", "compile")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one contender did on one shape in one mode."""
+
+    kind: str
+    shape: Shape
+    contender: str
+    mode: str
+    us: float | None = None
+    us_min: float | None = None
+    us_max: float | None = None
+    error: float | None = None
+    config: str | None = None
+    floor_us: float | None = None
+    operations: int | None = None
+    bytes: int | None = None
+    deepgemm_ratio_to_fast: float | None = None
+    fast_shape: Shape | None = None
+    """The dense shape whose `cublaslt_fast` the ratio refers to."""
+    kernels: tuple[str, ...] = ()
+    """What one call launched."""
+    sm_mhz: float | None = None
+    power_w: float | None = None
+    failed: str | None = None
+    """Why there is no time, or why it counts for nothing."""
+
+    @classmethod
+    def of(
+        cls, case: Case, contender: str, mode: str, spread: Spread | None, state: GpuState | None = None, **more: Any
+    ) -> Row:
+        """Make the row of a case."""
+        if spread is not None:
+            more.update(asdict(spread))
+        if state is not None:
+            more.update(sm_mhz=state.sm_mhz, power_w=state.power_w)
+        return cls(
+            case.kind,
+            case.shape,
+            contender,
+            mode,
+            floor_us=round(case.floor_us, 3),
+            operations=case.operations,
+            bytes=case.bytes,
+            deepgemm_ratio_to_fast=case.deepgemm_ratio_to_fast,
+            fast_shape=case.fast_shape,
+            **more,
+        )
+
+    @property
+    def tflops(self) -> float | None:
+        """Operations in the median time."""
+        return self.operations / self.us / 1e6 if self.us and self.operations else None
+
+    @property
+    def fraction_of_floor(self) -> float | None:
+        """The floor over the median time: 1 is as fast as the machine can be."""
+        return self.floor_us / self.us if self.us and self.floor_us else None
+
+
+@dataclass
+class Report:
+    """A run. `path` is where it is kept; `save` may be called as often as rows come in."""
+
+    header: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """What the run measured: dense, grouped, host or compile."""
+        return str(self.header["kind"])
+
+    def default_path(self) -> Path:
+        """`benchmarks/results/kind-date-commit.json`, below the current directory."""
+        date = "".join(character for character in self.header["date"][:19] if character.isalnum())
+        return RESULTS / f"{self.kind}-{date}-{self.header['commit']}.json"
+
+    def save(self, path: Path) -> None:
+        """Write the file; a run that is stopped in the middle leaves a whole one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        header = json.dumps({**self.header, "stopped": self.header.get("stopped")}, indent=1, allow_nan=False)
+        rows = ",\n".join(json.dumps(_plain(row), allow_nan=False) for row in self.rows)
+        temporary.write_text(f'{{"header": {header},\n"rows": [\n{rows}\n]}}\n')
+        os.replace(temporary, path)  # noqa: PTH105  replaces; Path.rename's word is only Unix's
+
+    @classmethod
+    def load(cls, path: Path) -> Report:
+        """Read a file that `save` wrote; anything else is a ValueError that says what is wrong with it."""
+        try:
+            content = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: expected JSON, got {error}") from error
+        if not isinstance(content, dict) or set(content) != {"header", "rows"}:
+            raise ValueError(f"{path}: expected an object with header and rows")
+        if missing := HEADER_KEYS - set(content["header"]):
+            raise ValueError(f"{path}: the header lacks {', '.join(sorted(missing))}")
+        return cls(content["header"], [_row(path, row) for row in content["rows"]])
+
+    def failures(self) -> list[Row]:
+        """Rows of this package's own products that failed."""
+        return [row for row in self.rows if row.failed and row.contender.startswith("deep_gemm")]
+
+
+def geometric_mean(ratios: Iterable[float]) -> float | None:
+    """The mean of ratios; None of none.
+
+    >>> geometric_mean([0.5, 2.0])
+    1.0
+    """
+    logarithms = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """The row as JSON has it: NaN and infinity as null, what is not known of its kind left out."""
+    always = {"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"}
+    values = {name: _plain_number(value) for name, value in asdict(row).items()}
+    return {name: value for name, value in values.items() if name in always or value not in (None, ())}
+
+
+def _plain_number(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _row(path: Path, content: dict[str, Any]) -> Row:
+    names = {each.name for each in fields(Row)}
+    needed = {"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"}
+    if not needed <= set(content) <= names:
+        odd = (needed - set(content)) | (set(content) - names)
+        raise ValueError(f"{path}: a row lacks or has besides what belongs there: {', '.join(sorted(odd))}")
+    if content["mode"] not in MODES:
+        raise ValueError(f"{path}: mode: expected one of {', '.join(MODES)}, got {content['mode']!r}")
+    tuples = {
+        name: tuple(content[name]) for name in ("shape", "fast_shape", "kernels") if content.get(name) is not None
+    }
+    return Row(**{**content, **tuples})

@@ -1,0 +1,152 @@
+"""A run as tables for a person."""
+
+from __future__ import annotations
+
+import statistics
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .compare import Comparison, comparisons, summaries
+from .contenders import BF16, BLOCKWISE, FAST
+from .report import Report
+
+WIDTH_WITHOUT_TERMINAL = 160
+
+
+def make_console() -> Console:
+    """A console that does not fold tables where its output goes to a file."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print all of a run that a person wants to see."""
+    machine = report.header["machine"]
+    console.print(
+        f"\n{report.kind} on {machine.get('gpu') or machine['cpu']}, commit {report.header['commit']}", style="bold"
+    )
+    if report.kind == "host":
+        console.print(_host_table(report))
+        _print_failures(report, console)
+    elif report.kind == "compile":
+        console.print(_compile_line(report))
+        _print_failures(report, console)
+    else:
+        for mode in ("cold", "sustained"):
+            if compared := comparisons(report, mode):
+                console.print(_product_table(report, compared, mode))
+        _print_failures(report, console)
+        if means := _summary_table(comparisons(report)):
+            console.print(means)
+            console.print(
+                "Ratios are of times: below 1.00 deep_gemm is faster. DeepGEMM* is an estimate: its ratio to cuBLASLt "
+                "fast in the\npeers' data times what cuBLASLt fast took here. floor: the larger of operations at 1640 "
+                "TFLOPS and moving the bytes once.",
+                style="dim",
+            )
+    if report.header.get("stopped"):
+        console.print(f"stopped: {report.header['stopped']}", style="red", markup=False)
+
+
+def _print_failures(report: Report, console: Console) -> None:
+    """Print each reason once, with the shapes that it held for; failures of this package in red."""
+    shapes: dict[tuple[str, str], list[str]] = {}
+    for row in report.rows:
+        if row.failed:
+            shapes.setdefault((row.contender, row.failed), []).append("x".join(map(str, row.shape)))
+    ours = {row.contender for row in report.failures()}
+    for (contender, why), names in shapes.items():
+        style = "red" if contender in ours else "dim"
+        console.print(f"no time of {contender} at {' '.join(names)}: {why}", style=style, markup=False)
+
+
+def _product_table(report: Report, compared: list[Comparison], mode: str) -> Table:
+    table = _table(mode)
+    for heading in ("m x n x k", "config"):
+        table.add_column(heading)
+    for heading in (
+        "us",
+        "spread",
+        "TFLOPS",
+        "/ fast",
+        "/ DeepGEMM*",
+        "of floor",
+        "error",
+        "fast us",
+        "block us",
+        "bf16 us",
+    ):
+        table.add_column(heading, justify="right")
+    times = {(row.kind, row.shape, row.contender): row.us for row in report.rows if row.mode == mode}
+    for each in compared:
+        row = each.row
+        name = "x".join(map(str, row.shape))
+        table.add_row(
+            name if row.kind == "dense" else f"{row.kind} {name}",
+            row.config or "",
+            "failed" if row.failed else _figure(row.us),
+            _percent((row.us_max - row.us_min) / row.us) if row.us and row.us_min and row.us_max else "",
+            f"{row.tflops:.0f}" if row.tflops else "",
+            _ratio(each.to_fast),
+            _ratio(each.to_deepgemm),
+            _percent(row.fraction_of_floor),
+            f"{row.error:.1e}" if row.error is not None else "",
+            *(_figure(times.get((row.kind, row.shape, other))) for other in (FAST, BLOCKWISE, BF16)),
+        )
+    return table
+
+
+def _summary_table(compared: list[Comparison]) -> Table | None:
+    table = _table("geometric means")
+    table.add_column("regime")
+    for heading in ("shapes", "/ fast", "/ DeepGEMM*", "of floor"):
+        table.add_column(heading, justify="right")
+    for each in summaries(compared):
+        ratios = _ratio(each.to_fast), _ratio(each.to_deepgemm)
+        table.add_row(each.regime, str(each.count), *ratios, _percent(each.fraction_of_floor))
+    return table if table.row_count else None
+
+
+def _host_table(report: Report) -> Table:
+    table = _table("one call")
+    for heading in ("call", "shape", "which"):
+        table.add_column(heading)
+    for heading in ("us", "least", "most"):
+        table.add_column(heading, justify="right")
+    for row in report.rows:
+        shape = "x".join(str(size) if size else "any" for size in row.shape)
+        which = "with a new m" if row.mode == "host_new_m" else "warm"
+        us = "failed" if row.failed else _figure(row.us)
+        table.add_row(row.contender, shape, which, us, _figure(row.us_min), _figure(row.us_max))
+    return table
+
+
+def _compile_line(report: Report) -> str:
+    done = [(row.us, row.config) for row in report.rows if row.us is not None]
+    if not done:
+        return "nothing compiled"
+    median = statistics.median(us for us, _ in done)
+    slowest, config = max(done, key=lambda pair: pair[0])
+    return (
+        f"{len(done)} configurations compiled, median {median / 1e3:.0f} ms, slowest {slowest / 1e3:.0f} ms ({config})"
+    )
+
+
+def _table(title: str) -> Table:
+    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
+
+
+def _figure(us: float | None) -> str:
+    return "" if us is None else f"{us:.2f}" if us < 100 else f"{us:.1f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"[{'green' if ratio < 1 else 'red' if ratio > 1.02 else 'default'}]{ratio:.2f}[/]"
+
+
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{fraction:.0%}"

@@ -1,0 +1,171 @@
+"""Times of kernels: cold, one call at a time behind an evicted L2, and sustained, back to back.
+
+Cold calls of all contenders lie interleaved in one recording of the profiler:
+
+    fill  call of A  fill  call of B  fill  call of C  fill  call of B  fill  call of C  fill  call of A ...
+
+A fill evicts the L2 and marks where a call begins: all kernels between two fills belong to one call. The order of the
+contenders moves on by one from round to round, so that none always runs behind the same other.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ..testing import L2_FLUSH_BYTES
+
+WARM_UPS = 3
+# Fills ahead of the first call: what the profiler loses while it starts are these.
+LEADING_FILLS = 3
+SUSTAINED_SECONDS = 0.4
+SUSTAINED_CHUNKS = 5
+
+
+class PairingError(RuntimeError):
+    """The profiler's kernels do not add up to the calls that were made."""
+
+
+@dataclass(frozen=True)
+class KernelEvent:
+    """One kernel, copy or fill as the profiler saw it."""
+
+    name: str
+    start_us: float
+    us: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A measured time: median, least and most, in microseconds."""
+
+    us: float
+    us_min: float
+    us_max: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Spread:
+        """Summarize times of like calls."""
+        return cls(statistics.median(times), min(times), max(times))
+
+
+class L2Flush:
+    """A fill of 512 MB, and the name under which the profiler sees it."""
+
+    def __init__(self) -> None:
+        # FP64, because no contender launches a fill of that type itself.
+        self._buffer = torch.empty(L2_FLUSH_BYTES // 8, dtype=torch.float64, device="cuda")
+        self.name = self._learn_name()
+
+    def __call__(self) -> None:
+        """Evict the L2."""
+        self._buffer.fill_(1.0)
+
+    def _learn_name(self) -> str:
+        names: Counter[str] = Counter()
+        for _ in range(3):  # the profiler's first recording of a process may come out empty
+            names = Counter(event.name for event in profiled(lambda: [self._buffer.fill_(1.0) for _ in range(4)]))
+            if len(names) == 1:
+                return next(iter(names))
+        raise PairingError(f"a fill should be one kernel, the profiler saw {dict(names) or 'none'}")
+
+
+def cold(
+    calls: Mapping[str, Callable[[], Any]], flush: L2Flush, repeats: int, while_busy: Callable[[], None] | None = None
+) -> dict[str, tuple[Spread, tuple[str, ...]]]:
+    """Time each contender's calls cold, and name the kernels of one call.
+
+    `while_busy` runs when all work is queued and the GPU still has to do the last of it.
+    """
+    order = rotated(list(calls), repeats)
+    for call in calls.values():
+        for _ in range(WARM_UPS):
+            call()
+
+    def work() -> None:
+        for _ in range(LEADING_FILLS):
+            flush()
+        for name in order:
+            flush()
+            calls[name]()
+        if while_busy is not None:
+            while_busy()
+
+    try:
+        paired = pair(profiled(work), flush.name, order)
+    except PairingError:  # the profiler may drop events when its buffers change hands: once more, then for good
+        paired = pair(profiled(work), flush.name, order)
+    return {name: (Spread.of([us for us, _ in found]), found[0][1]) for name, found in paired.items()}
+
+
+def sustained(call: Callable[[], Any], cold_us: float, while_busy: Callable[[], None] | None = None) -> Spread:
+    """Time calls back to back for about 0.4 s, in five parts: the GPU settles at the clock that its power allows."""
+    repeats = max(1, round(SUSTAINED_SECONDS / SUSTAINED_CHUNKS / (cold_us * 1e-6)))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(SUSTAINED_CHUNKS + 1)]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        for _ in range(repeats):
+            call()
+        event.record()
+    if while_busy is not None:
+        while_busy()
+    torch.cuda.synchronize()
+    parts = pairwise(events)
+    return Spread.of([begin.elapsed_time(end) * 1e3 / repeats for begin, end in parts])
+
+
+def rotated(names: Sequence[str], repeats: int) -> list[str]:
+    """Give the order of calls: each round starts with the contender that came second in the round before.
+
+    >>> rotated("abc", 3)
+    ['a', 'b', 'c', 'b', 'c', 'a', 'c', 'a', 'b']
+    """
+    return [names[(turn + place) % len(names)] for turn in range(repeats) for place in range(len(names))]
+
+
+def pair(
+    events: Sequence[KernelEvent], fill: str, order: Sequence[str]
+) -> dict[str, list[tuple[float, tuple[str, ...]]]]:
+    """Give each call its kernels: for each contender the time and the names of kernels of every call.
+
+    Calls are counted from the end, where nothing is lost. That the same kernels come with every call of a contender
+    proves that none slipped into a neighbour's place.
+    """
+    segments: list[list[KernelEvent]] = []
+    for event in sorted(events, key=lambda event: event.start_us):
+        if event.name == fill:
+            segments.append([])
+        elif segments:
+            segments[-1].append(event)
+    if not len(order) <= len(segments) <= len(order) + LEADING_FILLS:
+        raise PairingError(f"the profiler saw {len(segments)} fills for {len(order)} calls")
+    found: dict[str, list[tuple[float, tuple[str, ...]]]] = {name: [] for name in order}
+    for name, kernels in zip(order, segments[len(segments) - len(order) :], strict=True):
+        found[name].append((sum(kernel.us for kernel in kernels), tuple(kernel.name for kernel in kernels)))
+    for name, calls in found.items():
+        kinds = Counter(kernels for _, kernels in calls)
+        if len(kinds) > 1 or not calls[0][1]:
+            seen = "; ".join(f"{count} x {list(kernels) or 'no kernel'}" for kernels, count in kinds.items())
+            raise PairingError(f"{name}: every call should launch the same kernels, the profiler saw {seen}")
+    return found
+
+
+def profiled(work: Callable[[], Any]) -> list[KernelEvent]:
+    """Everything that runs on the GPU for `work`."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    on_gpu = [event for event in profiler.events() or [] if event.device_type.name == "CUDA"]
+    return [
+        KernelEvent(event.name, event.time_range.start, event.time_range.elapsed_us())
+        for event in on_gpu
+        if not event.name.endswith(" Sync")  # "Stream Sync", "Context Sync": waits, not work
+    ]
