@@ -45,8 +45,13 @@ def sim(
 
     if kernel != "fp8_gemm":
         raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
-    config = tile_config(block_m, block_n, Output(is_fp32=fp32), cluster_m, cluster_n)
-    raise typer.Exit(0 if run(config, m, n, k, seeds, first_seed, num_sms) else 1)
+    try:
+        config = tile_config(block_m, block_n, Output(is_fp32=fp32), cluster_m, cluster_n)
+        passed = run(config, m, n, k, seeds, first_seed, num_sms)
+    except ValueError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(0 if passed else 1)
 
 
 class OutputName(str, Enum):

@@ -198,7 +198,7 @@ def grid(config: GemmConfig, p: DenseProblem, num_sms: int) -> int:
     """One CTA for each SM, but no more clusters than tiles to share out."""
     tiles_m, tiles_n = ceil_div(p.m, config.block_m), ceil_div(p.n, config.block_n)
     cluster_tiles = ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n)
-    return min(num_sms // config.cluster_size, cluster_tiles) * config.cluster_size
+    return min(max(num_sms // config.cluster_size, 1), cluster_tiles) * config.cluster_size
 
 
 @cache
