@@ -47,6 +47,7 @@ TRIALS = [
     *(Trial(PLAIN, (456, 392, 784), 3, name) for name in ("late_loads", "late_stores", "slow_lanes", "slow_warps")),
     Trial(PLAIN, (136, 264, 4496), 4),
     *(Trial(RAGGED, (200, 336, 496), 5, name) for name in ("slow_producer", "slow_math")),
+    Trial(RAGGED, (136, 328, 272), 5),
     Trial(TWO_UNITS, (520, 200, 656), 6),
     Trial(TWO_UNITS, (520, 200, 656), 6, "slow_warpgroup"),
     Trial(ALONG_N, (264, 520, 528), 7),
@@ -116,7 +117,7 @@ MUTATIONS = [
     # Scales
     Mutation("second row takes the first row's scale", _GEMM, "[first_row + row + 8])", "[first_row + row])"),
     Mutation("scales of all units from the first", _GEMM, "[first_row + row]),", "[first_row]),"),
-    Mutation("scales read after the release", _GEMM, _RELEASE, _RELEASE + "        const float late = ptx::ld_shared_f32(&shared.sfa[at.stage][first_row + row]);\n"),
+    Mutation("scales read after the release", _GEMM, _RELEASE + _PROMOTE, _RELEASE + _PROMOTE.replace("sfa,", "late,").replace("        promote", "        const float late[2] = {ptx::ld_shared_f32(&shared.sfa[at.stage][first_row + row]), sfa[1]};\n        promote")),
     Mutation("scale of B from the next block of k", _SCALING, "ptx::shfl_sync(current[i], k_block_of_32)", "ptx::shfl_sync(current[i], k_block_of_32 + 1)"),
     Mutation("scales of B past the 32nd block not renewed", _SCALING, "      current[i] = coming[i];\n", "      if (first_k_block == 0) current[i] = coming[i];\n"),
     Mutation("scales of B read past the last k-block", _SCALING, "(k_block < num_k_blocks ? k_block : num_k_blocks - 1)", "(k_block)"),

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+import torch
+
 from .library import HostCompileError
 
 CAUGHT, MISSED, DOES_NOT_COMPILE = "caught", "missed", "does not compile"
@@ -110,6 +112,7 @@ def score(outcomes: Sequence[Outcome]) -> float:
 
 
 def _try_mutation(mutation: Mutation, trials: list[Trial], sender: Connection) -> None:
+    torch.set_num_threads(1)  # as many of these run as there are cores
     for index, trial in enumerate(trials):
         try:
             trial.run(mutation.apply(trial.headers()))

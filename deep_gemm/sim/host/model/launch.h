@@ -156,6 +156,7 @@ inline void choose_bias() {
   Bias& bias = machine->bias;
   bias.early_products = one_in(2);
   bias.whole_warpgroup = one_in(2);
+  bias.late_answers = one_in(3);
   bias.load_delay = kLoadDelays[random_below(3)];
   bias.store_delay = kStoreDelays[random_below(3)];
   if (places.schedule == kLateLoads) bias.load_delay = 30000;

@@ -29,6 +29,7 @@ struct Stats {
 struct Bias {
   bool early_products = false;     // WGMMA runs when it is issued, else when it is waited for
   bool whole_warpgroup = false;    // no warp's product runs before all four warps have issued it
+  bool late_answers = false;       // test_wait and try_wait may say no where they could say yes
   uint32_t load_delay = 400, store_delay = 400;
 };
 
