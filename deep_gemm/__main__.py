@@ -116,7 +116,7 @@ def bench(
     commit: Annotated[str | None, typer.Option(help="the commit to record where git cannot tell")] = None,
 ) -> None:
     """Measure products beside cuBLASLt, host time of calls, or compile times; write a JSON file, print tables."""
-    from .bench.command import UsageError, run
+    from .benchmark.command import UsageError, run
 
     try:
         right = run(kind, quick=quick, with_sustained=sustained, plot=plot, out=out, shapes=shapes, commit=commit)
@@ -129,7 +129,7 @@ def bench(
 @app.command()
 def plot(file: Path, out: Path) -> None:
     """Draw the result FILE of a benchmark into the picture OUT."""
-    from .bench.command import UsageError, plot_file
+    from .benchmark.command import UsageError, plot_file
 
     try:
         plot_file(file, out)

@@ -10,10 +10,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from ..config import GemmConfig, Output
+from ..config import Output
 from ..dispatch import ReferenceFallbackWarning, forget_warnings
 from ..heuristics import GPUS, select
 from ..settings import get_num_sms
@@ -144,18 +145,7 @@ def config_name(case: Case) -> str | None:
     if gpu is None or case.kind != "dense":
         return None
     m, n, k = case.shape
-    return describe(select(m, n, k, Output(), gpu, get_num_sms()))
-
-
-def describe(config: GemmConfig) -> str:
-    """Name a configuration in short: the tile, its stages, and a cluster if there is one.
-
-    >>> from deep_gemm.config import tile_config
-    >>> describe(tile_config(128, 96, Output()))
-    '128x96 s7'
-    """
-    cluster = f" c{config.cluster_m}x{config.cluster_n}" if config.cluster_size > 1 else ""
-    return f"{config.block_m}x{config.block_n} s{config.num_stages}{cluster}"
+    return select(m, n, k, Output(), replace(gpu, num_sms=get_num_sms())).name
 
 
 def reason(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from ..config import GemmConfig
 from ..heuristics import reachable
 from ..jit.compiler import compile_cubin, compiler_version
 from ..kernels import fp8_gemm
-from .products import describe, reason
+from .products import reason
 from .report import Row
 
 METHOD = "compile: wall time of NVRTC from source to machine code, one configuration after the other, no cache involved"
@@ -26,12 +26,12 @@ def measure(configs: list[GemmConfig], *, add: Callable[[list[Row]], None], anno
     """Compile each configuration once."""
     compiler_version()  # loads NVRTC, which the first kernel would pay for otherwise
     for config in configs:
-        announce(describe(config))
+        announce(config.name)
         add([_row(config)])
 
 
 def _row(config: GemmConfig) -> Row:
-    shape, name = (config.block_m, config.block_n), _full_name(config)
+    shape, name = (config.block_m, config.block_n), config.name
     try:
         headers = fp8_gemm.headers(config)
         begin = time.perf_counter()
@@ -40,8 +40,3 @@ def _row(config: GemmConfig) -> Row:
     except Exception as error:
         return Row("compile", shape, "deep_gemm", "compile", config=name, failed=reason(error))
     return Row("compile", shape, "deep_gemm", "compile", us, us, us, config=name)
-
-
-def _full_name(config: GemmConfig) -> str:
-    switches = {"fp32": config.output_is_fp32, "c": config.with_c, "adds": config.adds_to_d}
-    return " ".join([describe(config), *(name for name, on in switches.items() if on)])

