@@ -77,6 +77,25 @@ def test_every_reachable_configuration(index: int) -> None:
         frame.assert_untouched_outside()
 
 
+@pytest.mark.parametrize("index", range(len(reachable())))
+def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index: int) -> None:
+    """Small integers: no sum of a block needs more bits than the tensor cores keep."""
+    config = reachable()[index]
+    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240
+    g = torch.Generator().manual_seed(index)
+    a = torch.randint(-2, 3, (m, k), generator=g).to(torch.float8_e4m3fn).cuda()
+    b = torch.randint(-2, 3, (n, k), generator=g).to(torch.float8_e4m3fn).cuda()
+    sfa = random_scales((m, ceil_div(k, 128)), g).cuda()
+    sfb = random_scales((ceil_div(n, 128), ceil_div(k, 128)), g).cuda()
+    d = torch.full((m, n), float("nan"), dtype=dtype, device="cuda")
+    c = d.normal_() if config.adds_to_d else torch.randn(m, n, device="cuda").to(dtype) if config.with_c else None
+    p = dense_problem((a, sfa), (b, sfb), d, c)
+    right = right_d(p, c.clone() if c is not None else None)
+    fp8_gemm.run(p, config)
+    assert torch.equal(d, right)
+
+
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 576, 7168), (32, 8192, 8192), (64, 16, 8192), (300, 1032, 336), (2048, 2112, 512)]
 )

@@ -59,16 +59,22 @@ inline int exponent_of(double value) {
   return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
 }
 
-// What Hopper's FP8 path is reported to do (DeepSeek-V3 Technical Report, on hardware design: about 14 bits are kept):
-// all addends are aligned to the largest exponent among them, and what lies more than 13 bits below is cut off.
+// What Hopper's FP8 path does, to the bit (fitted to an H200 and tested there): all addends are aligned to the largest
+// exponent among them, and what lies more than 13 bits below is cut off, as it is once more from the sum. A product's
+// exponent is the sum of its factors' as they are stored: subnormal factors count as 2^-6, and a product of 1.5 * 1.5
+// counts as 2^0. Products of zero do not count.
+inline int stored_exponent_of(double value) { return std::max(exponent_of(value), -6); }
+
 inline double add_truncated(const double* a, const double* b, uint32_t stride, double sum) {
   constexpr int kFractionBits = 13;
   double addends[kDepth + 1];
   int largest = -1023;
   for (uint32_t k = 0; k <= kDepth; ++k) {
     addends[k] = k == kDepth ? sum : a[k] * b[k * stride];
-    largest = std::max(largest, exponent_of(addends[k]));
+    if (addends[k] == 0) continue;
+    largest = std::max(largest, k == kDepth ? exponent_of(sum) : stored_exponent_of(a[k]) + stored_exponent_of(b[k * stride]));
   }
+  if (largest == -1023) return 0;
   if (largest == 1024) return std::numeric_limits<double>::quiet_NaN();
   const double to_units = std::ldexp(1, kFractionBits - largest), from_units = std::ldexp(1, largest - kFractionBits);
   double total = 0;
