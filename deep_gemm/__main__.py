@@ -95,6 +95,20 @@ def inspect(
 
 
 @app.command()
+def explain(m: int, n: int, k: int, fp32: bool = False, gpu: str | None = None) -> None:
+    """Show what a dense product of these sizes would run, what else was considered, and why that lost."""
+    import torch
+
+    from .heuristics import explain
+
+    try:
+        explain(m, n, k, torch.float32 if fp32 else torch.bfloat16, gpu=gpu)
+    except ValueError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
 def configs() -> None:
     """List every configuration that the heuristics can choose."""
     from rich.console import Console

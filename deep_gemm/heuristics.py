@@ -123,13 +123,14 @@ class Candidate:
 def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:
     """Every configuration with its cost for this product, best first; those that cannot run it last."""
     found = [_candidate(tile, m, n, k, output, gpu) for tile in TILES]
-    return sorted(found, key=_cost_us)
+    return sorted(found, key=lambda candidate: candidate.cost_us)
 
 
 @cache
 def select(m: int, n: int, k: int, output: Output, gpu: Gpu) -> GemmConfig:
     """The configuration with the lowest cost, of the few that serve this weight."""
-    return min((_candidate(tile, m, n, k, output, gpu) for tile in menu(n, k, output, gpu)), key=_cost_us).config
+    tile = min(menu(n, k, output, gpu), key=lambda tile: _cost(tile, m, n, k, output, gpu))
+    return _config(tile, output)
 
 
 @cache
@@ -139,7 +140,7 @@ def menu(n: int, k: int, output: Output, gpu: Gpu) -> tuple[Tile, ...]:
     Starting with what runs everything, it takes the tile that saves most over a sweep of m, one at a time. What is
     saved counts relative to the best cost at that m, so that every size of batch has the same say.
     """
-    costs = [[_cost_us(_candidate(tile, m, n, k, output, gpu)) for tile in TILES] for m in MENU_SWEEP]
+    costs = [[_cost(tile, m, n, k, output, gpu) for tile in TILES] for m in MENU_SWEEP]
     best = [min(row) for row in costs]
     chosen = [next(index for index, tile in enumerate(TILES) if tile.cluster_m * tile.cluster_n == 1)]
     while len(chosen) < MAX_MENU:
@@ -151,8 +152,72 @@ def menu(n: int, k: int, output: Output, gpu: Gpu) -> tuple[Tile, ...]:
     return tuple(TILES[index] for index in sorted(set(chosen)))
 
 
-def _cost_us(candidate: Candidate) -> float:
-    return candidate.cost_us
+def explain(
+    m: int,
+    n: int,
+    k: int,
+    d_dtype: torch.dtype = torch.bfloat16,
+    *,
+    with_c: bool = False,
+    accumulate: bool = False,
+    gpu: str | None = None,
+) -> list[Candidate]:
+    """Print and return every candidate for a dense product with its cost, best first, and why it lost.
+
+    `with_c`: C is another tensor, added; `accumulate`: C is D itself. `gpu` is "H200", "H100" or "H20"; None means the
+    current GPU, or an H200 where there is none.
+
+    >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
+    '256x128 bf16'
+    """
+    if d_dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"d_dtype: expected torch.bfloat16 or torch.float32, got {d_dtype}")
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        if size < 1:
+            raise ValueError(f"{name}: expected a positive size, got {size}")
+    is_fp32 = d_dtype == torch.float32
+    output = Output(is_fp32, with_c=with_c or (accumulate and not is_fp32), adds_to_d=accumulate and is_fp32)
+    facts = _gpu_named(gpu)
+    found = candidates(m, n, k, output, facts)
+    on_menu = menu(n, k, output, facts)
+    chosen = next(candidate for candidate in found if candidate.tile in on_menu)
+    from rich import box  # here, because importing deep_gemm must stay cheap
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{m} x {n} x {k} on {facts.name}, {facts.num_sms} SMs"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("configuration")
+    for heading in ("waves", "compute us", "memory us", "cost us"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for candidate in found:
+        lost = candidate.cost_us / chosen.cost_us - 1
+        verdict = (
+            "chosen"
+            if candidate is chosen
+            else candidate.why_not
+            or ("not on the menu of this weight" if candidate.tile not in on_menu else f"{lost:.0%} slower")
+        )
+        table.add_row(
+            candidate.config.name,
+            str(candidate.waves),
+            f"{candidate.compute_us:.1f}",
+            f"{candidate.memory_us:.1f}",
+            "-" if candidate.why_not else f"{candidate.cost_us:.1f}",
+            verdict,
+        )
+    Console(highlight=False).print(table)
+    return found
+
+
+def _gpu_named(name: str | None) -> Gpu:
+    if name is None:
+        return gpu_of(torch.cuda.current_device()) if torch.cuda.is_available() else H200
+    known = next((gpu for gpu in GPUS if gpu.name == name), None)
+    if known is None:
+        raise ValueError(f"gpu: expected {', '.join(gpu.name for gpu in GPUS)} or None, got {name!r}")
+    return known
 
 
 def reachable() -> list[GemmConfig]:
@@ -168,24 +233,36 @@ def _config(tile: Tile, output: Output) -> GemmConfig:
 
 
 def _candidate(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Candidate:
-    config = _config(tile, output)
-    tiles_m, tiles_n = ceil_div(m, tile.block_m), ceil_div(n, tile.block_n)
-    waves = ceil_div(
-        ceil_div(tiles_m, tile.cluster_m) * ceil_div(tiles_n, tile.cluster_n), gpu.num_sms // config.cluster_size
-    )
+    waves, compute_us, memory_us = _times(tile, m, n, k, output, gpu)
+    return Candidate(tile, _config(tile, output), waves, compute_us, memory_us, _why_not(tile, m, n))
+
+
+def _times(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu) -> tuple[int, float, float]:
+    """Waves, and the microseconds that computing and memory take."""
+    clusters_m = ceil_div(ceil_div(m, tile.block_m), tile.cluster_m)
+    clusters_n = ceil_div(ceil_div(n, tile.block_n), tile.cluster_n)
+    waves = ceil_div(clusters_m * clusters_n, gpu.num_sms // (tile.cluster_m * tile.cluster_n))
     # An FP32 output is twice the bytes to store, a C as many to read.
     output_factor = (2 if output.is_fp32 else 1) + (1 if output.with_c else 0)
     tensor_us = 2 * tile.block_m * tile.block_n * BLOCK_K / (gpu.fp8_tflops / gpu.num_sms) / 1e6
     block_us = max(tile.block_ns / 1e3, tensor_us)
     compute_us = gpu.launch_us + waves * (ceil_div(k, BLOCK_K) * block_us + tile.tile_us * output_factor)
-    output_bytes = m * n * config.output_bytes * (2 if output.with_c or output.adds_to_d else 1)
+    output_bytes = m * n * (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
     memory_us = gpu.launch_us + (m * k + n * k + output_bytes) / (gpu.dram_tb_per_s * 1e6)
-    return Candidate(tile, config, waves, compute_us, memory_us, _why_not(tile, tiles_m, tiles_n))
+    return waves, compute_us, memory_us
 
 
-def _why_not(tile: Tile, tiles_m: int, tiles_n: int) -> str | None:
-    if tile.cluster_m > 1 and tiles_m < tile.cluster_m:
+def _cost(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu) -> float:
+    """What `Candidate.cost_us` says, without the candidate: a new m is looked at within microseconds."""
+    if _why_not(tile, m, n) is not None:
+        return float("inf")
+    _, compute_us, memory_us = _times(tile, m, n, k, output, gpu)
+    return max(compute_us, memory_us)
+
+
+def _why_not(tile: Tile, m: int, n: int) -> str | None:
+    if tile.cluster_m > 1 and m <= tile.block_m:
         return "one row of tiles, nothing to share B with"
-    if tile.cluster_n > 1 and tiles_n < tile.cluster_n:
+    if tile.cluster_n > 1 and n <= tile.block_n:
         return "one column of tiles, nothing to share A with"
     return None

@@ -43,20 +43,21 @@ class TensorMap:
     def why_illegal(self) -> str | None:
         """Say why the driver would refuse to encode this; None if it would not."""
         inner_bytes = self.box[0] * self.element.value
-        rules = [
-            (1 <= len(self.sizes) <= 5, f"1 to 5 dimensions, got {len(self.sizes)}"),
-            (len(self.strides) == len(self.sizes) - 1 and len(self.box) == len(self.sizes), "matching dimensions"),
-            (all(1 <= size <= 1 << 32 for size in self.sizes), f"sizes in 1..2^32, got {self.sizes}"),
-            (
-                all(0 < stride < 1 << 40 and stride % ADDRESS_ALIGNMENT == 0 for stride in self.strides),
-                f"strides that are multiples of 16 bytes, got {self.strides}",
-            ),
-            (all(1 <= extent <= MAX_BOX for extent in self.box), f"box extents in 1..256, got {self.box}"),
-            (inner_bytes % ADDRESS_ALIGNMENT == 0, f"box rows of a multiple of 16 bytes, got {inner_bytes}"),
-            (self.swizzle in (0, 32, 64, 128), f"a swizzle of 0, 32, 64 or 128 bytes, got {self.swizzle}"),
-            (
-                self.swizzle == 0 or inner_bytes <= self.swizzle,
-                f"box rows within the swizzle's {self.swizzle} bytes, got {inner_bytes}",
-            ),
-        ]
-        return next((f"expected {rule}" for holds, rule in rules if not holds), None)
+        if not 1 <= len(self.sizes) <= 5:
+            return f"expected 1 to 5 dimensions, got {len(self.sizes)}"
+        if len(self.strides) != len(self.sizes) - 1 or len(self.box) != len(self.sizes):
+            return "expected matching dimensions"
+        if not (min(self.sizes) >= 1 and max(self.sizes) <= 1 << 32):
+            return f"expected sizes in 1..2^32, got {self.sizes}"
+        for stride in self.strides:
+            if not 0 < stride < 1 << 40 or stride % ADDRESS_ALIGNMENT:
+                return f"expected strides that are multiples of 16 bytes, got {self.strides}"
+        if not (min(self.box) >= 1 and max(self.box) <= MAX_BOX):
+            return f"expected box extents in 1..256, got {self.box}"
+        if inner_bytes % ADDRESS_ALIGNMENT:
+            return f"expected box rows of a multiple of 16 bytes, got {inner_bytes}"
+        if self.swizzle not in (0, 32, 64, 128):
+            return f"expected a swizzle of 0, 32, 64 or 128 bytes, got {self.swizzle}"
+        if self.swizzle and inner_bytes > self.swizzle:
+            return f"expected box rows within the swizzle's {self.swizzle} bytes, got {inner_bytes}"
+        return None

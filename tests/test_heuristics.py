@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
 from deep_gemm.config import Output
-from deep_gemm.heuristics import GPUS, H20, H200, TILES, Gpu, candidates, reachable, select
+from deep_gemm.heuristics import GPUS, H20, H200, TILES, Gpu, candidates, explain, reachable, select
 
 OUTPUTS = [
     Output(),
@@ -99,6 +102,29 @@ def test_a_gpu_with_slower_tensor_cores_costs_more() -> None:
 def test_few_kernels_serve_one_weight_whatever_m(n: int, k: int) -> None:
     chosen = {select(m, n, k, Output(), H200).name for m in range(1, 8193)}
     assert len(chosen) <= MAX_KERNELS, f"{len(chosen)} kernels to compile for one weight: {sorted(chosen)}"
+
+
+def test_explain_names_the_choice_and_why_the_others_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explain(100, 7168, 2048, gpu="H200")
+    out = capsys.readouterr().out
+    assert out.count("chosen") == 1
+    chosen = select(100, 7168, 2048, Output(), H200).name
+    assert any(chosen in line and "chosen" in line for line in out.splitlines())
+    assert "one row of tiles, nothing to share B with" in " ".join(out.split())
+    assert [candidate.cost_us for candidate in found] == sorted(candidate.cost_us for candidate in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpu": "B200"}, "gpu: expected H200, H100, H20 or None, got 'B200'"),
+        ({"d_dtype": torch.float16}, "d_dtype: expected torch.bfloat16 or torch.float32, got torch.float16"),
+        ({"m": 0}, "m: expected a positive size, got 0"),
+    ],
+)
+def test_explain_names_mistakes(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        explain(**{"m": 1, "n": 8, "k": 128, **arguments})
 
 
 if __name__ == "__main__":

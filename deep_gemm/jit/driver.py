@@ -107,35 +107,42 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
     if reason is not None:
         raise ValueError(f"tensor_map: {reason}")
     cu = _driver()
-    types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
-    element = {
-        ElementType.UINT8: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        ElementType.BFLOAT16: types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        ElementType.FLOAT32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    }[tensor_map.element]
-    swizzle = {
-        0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
-        32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
-        64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
-        128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
-    }[tensor_map.swizzle]
-    encoded = _checked(
-        "cuTensorMapEncodeTiled",
-        cu.cuTensorMapEncodeTiled(
-            element,
-            len(tensor_map.sizes),
-            address,
-            _integers(cu.cuuint64_t, tensor_map.sizes),
-            _integers(cu.cuuint64_t, tensor_map.strides),
-            _integers(cu.cuuint32_t, tensor_map.box),
-            _integers(cu.cuuint32_t, (1,) * len(tensor_map.sizes)),
-            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
-            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        ),
+    element, swizzle, box, ones, interleave, promotion, fill = _fixed_arguments(
+        tensor_map.element, tensor_map.swizzle, tensor_map.box
     )
+    sizes = [cu.cuuint64_t(size) for size in tensor_map.sizes]
+    strides = [cu.cuuint64_t(stride) for stride in tensor_map.strides]
+    status, encoded = cu.cuTensorMapEncodeTiled(
+        element, len(sizes), address, sizes, strides, box, ones, interleave, swizzle, promotion, fill
+    )
+    if status != cu.CUresult.CUDA_SUCCESS:
+        _checked("cuTensorMapEncodeTiled", (status,))
     return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+@cache
+def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -> tuple[Any, ...]:
+    """What of an encoding does not depend on the tensor's sizes, in the bindings' types, which are slow to make."""
+    cu = _driver()
+    types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
+    return (
+        {
+            ElementType.UINT8: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            ElementType.BFLOAT16: types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            ElementType.FLOAT32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        }[element],
+        {
+            0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+            32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
+            64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+            128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+        }[swizzle],
+        [cu.cuuint32_t(extent) for extent in box],
+        [cu.cuuint32_t(1) for _ in box],
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
 
 
 def encode_all(maps: Sequence[TensorMap], addresses: Sequence[int]) -> bytes:
@@ -154,7 +161,3 @@ def address_is_first_word() -> bool:
     first, second = (encode(tensor_map, address) for address in addresses)
     words = [int.from_bytes(encoded[:8], "little") for encoded in (first, second)]
     return words == list(addresses) and first[8:] == second[8:]
-
-
-def _integers(integer: Any, values: Sequence[int]) -> list[Any]:
-    return [integer(value) for value in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 from functools import cache
 
@@ -16,7 +17,7 @@ from ..heuristics import gpu_of, select
 from ..jit import driver
 from ..layout import SCALE_BLOCK, align, ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import DenseProblem
-from ..settings import get_compile_mode, get_num_sms
+from ..settings import get_compile_mode, get_num_sms, settings
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
@@ -74,6 +75,8 @@ class Plan:
         self.output = _output(p)
         # Chosen for the whole GPU: with fewer SMs the same kernel runs on a smaller grid, and nothing is compiled.
         self.config = config or select(p.m, p.n, p.k, self.output, gpu_of(p.d.device.index))
+        if settings().print_configs:
+            print(f"deep_gemm: {p.m} x {p.n} x {p.k} runs {self.config.name}", file=sys.stderr)
         self._device = p.d.device.index
         self._shape, self._dtype = (p.m, p.n), p.d.dtype
         self._maps = tensor_maps(self.config, p, sfa)
