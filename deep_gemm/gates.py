@@ -21,8 +21,8 @@ REGISTERS_STEP = 8
 class CodePlan:
     """What the machine code of one configuration must consist of. Counts are of instructions, not of executions."""
 
-    roles: tuple[tuple[int, int], ...]
-    """(threads, registers of each after setmaxnreg) of the roles that share a block."""
+    roles: tuple[tuple[int, int | None], ...]
+    """(threads, registers of each after setmaxnreg) of the roles that share a block; None where nothing is moved."""
     shared_bytes: int
     """Dynamic shared memory of a launch."""
     qgmma: int
@@ -33,6 +33,8 @@ class CodePlan:
     tma_stores: int = 0
     tma_reduces: int = 0
     """Stores that add to what lies in global memory."""
+    ctas_per_sm: int = 1
+    """Blocks that are to share an SM."""
 
     @property
     def threads(self) -> int:
@@ -107,23 +109,26 @@ def _tensor_core(report: KernelReport, plan: CodePlan) -> list[str]:
 
 
 def _setmaxnreg(report: KernelReport, plan: CodePlan) -> list[str]:
-    planned = {registers for _, registers in plan.roles}
+    planned = {registers for _, registers in plan.roles if registers is not None}
     if report.setmaxnreg == planned:
         return []
     return [
         f"registers are moved between warps (setmaxnreg) to {sorted(report.setmaxnreg) or 'nothing'} a thread where "
-        f"{sorted(planned)} was planned: math warps keep too few, or wait for registers that nobody gives up"
+        f"{sorted(planned) or 'nothing'} was planned: math warps keep too few, or wait for registers that nobody gives up"
     ]
 
 
 def _register_pool(report: KernelReport, plan: CodePlan) -> list[str]:
     given = align(report.registers, REGISTERS_STEP) * plan.threads
-    asked = sum(threads * registers for threads, registers in plan.roles)
+    asked = sum(threads * (registers or 0) for threads, registers in plan.roles)
     problems = []
-    if given > REGISTERS_PER_SM:
+    if given * plan.ctas_per_sm > REGISTERS_PER_SM:
         problems.append(
             f"{report.registers} registers a thread for {plan.threads} threads are {given} registers, more than the "
             f"{REGISTERS_PER_SM} of an SM: the launch would fail (the launch bounds state too few threads)"
+            if plan.ctas_per_sm == 1
+            else f"{report.registers} registers a thread for {plan.threads} threads are {given} registers, "
+            f"{plan.ctas_per_sm} times which an SM does not have"
         )
     if asked > given:
         shares = " + ".join(f"{threads} x {registers}" for threads, registers in plan.roles)

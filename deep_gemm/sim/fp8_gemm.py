@@ -88,14 +88,14 @@ def run(
         p.k,
     )
     buffers = {
-        "a": Buffer(_as_it_lies(p.a)),
-        "b": Buffer(_as_it_lies(p.b)),
-        "sfa": Buffer(_as_it_lies(sfa)),
-        "sfb": Buffer(_as_it_lies(p.sfb), alignment=4),
+        "a": Buffer(as_it_lies(p.a)),
+        "b": Buffer(as_it_lies(p.b)),
+        "sfa": Buffer(as_it_lies(sfa)),
+        "sfb": Buffer(as_it_lies(p.sfb), alignment=4),
         "d": Buffer(p.d, is_writable=True),
     }
     if with_c and p.c is not None:
-        buffers["c"] = Buffer(_as_it_lies(p.c))
+        buffers["c"] = Buffer(as_it_lies(p.c))
     grid = min(num_sms // config.cluster_size * config.cluster_size, fp8_gemm.grid(config, p, num_sms))
     result = simulate(
         kernel,
@@ -117,7 +117,7 @@ def run(
     return Outcome(d, right, result)
 
 
-def _as_it_lies(x: Tensor) -> Tensor:
+def as_it_lies(x: Tensor) -> Tensor:
     """The memory from a tensor's first element to its last, padding between rows and all."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.as_strided((extent,), (1,))

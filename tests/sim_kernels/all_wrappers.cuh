@@ -82,6 +82,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   flags[6] = ptx::ld_global_i32(out + 1) + ptx::ld_global_nc_i32(out + 9) + ptx::ld_global_b32(out + 2);
   ptx::st_global_b16(out, 7);
   ptx::st_global_b32(out, 7);
+  ptx::st_global_v2_b32(out, 7, ptx::ld_global_v2_b32(out + 4).y);
   ptx::st_global_f32(out, ptx::fma(sum, sum, sum));
   ptx::st_global_v2_f32(out, sum, sum);
   ptx::st_global_v4_f32(out, sum, sum, sum, sum);

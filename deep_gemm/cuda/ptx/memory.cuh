@@ -88,6 +88,11 @@ DEVICE uint32_t ld_global_b32(const void* pointer) {
   asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
   return value;
 }
+DEVICE Uint2 ld_global_v2_b32(const void* pointer) {
+  Uint2 v;
+  asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(pointer) : "memory");
+  return v;
+}
 DEVICE int32_t ld_global_i32(const void* pointer) { return static_cast<int32_t>(ld_global_b32(pointer)); }
 
 // Not volatile: what cannot change may be loaded early, late, or not at all.
@@ -114,6 +119,9 @@ DEVICE void st_global_b16(void* pointer, uint16_t value) {
 }
 DEVICE void st_global_b32(void* pointer, uint32_t value) {
   asm volatile("st.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+DEVICE void st_global_v2_b32(void* pointer, uint32_t a, uint32_t b) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(pointer), "r"(a), "r"(b) : "memory");
 }
 DEVICE void st_global_f32(void* pointer, float value) {
   asm volatile("st.global.f32 [%0], %1;" ::"l"(pointer), "f"(value) : "memory");

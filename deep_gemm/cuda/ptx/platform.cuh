@@ -25,6 +25,9 @@ extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
 
 namespace ptx {
 
+struct Uint2 {
+  uint32_t x, y;
+};
 struct Float2 {
   float x, y;
 };

@@ -77,6 +77,7 @@ struct Words {
 namespace ptx {
 
 float ld_global_f32(const void* p) { return global_load<float>(p, "ld_global_f32"); }
+Uint2 ld_global_v2_b32(const void* p) { return global_load<Uint2>(p, "ld_global_v2_b32"); }
 Float2 ld_global_v2_f32(const void* p) { return global_load<Float2>(p, "ld_global_v2_f32"); }
 Float4 ld_global_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_v4_f32"); }
 Float4 ld_global_cg_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_cg_v4_f32"); }
@@ -88,6 +89,7 @@ int32_t ld_global_nc_i32(const void* p) { return global_load<int32_t>(p, "ld_glo
 void st_global_b16(void* p, uint16_t value) { global_store(p, value, "st_global_b16"); }
 void st_global_b32(void* p, uint32_t value) { global_store(p, value, "st_global_b32"); }
 void st_global_f32(void* p, float value) { global_store(p, value, "st_global_f32"); }
+void st_global_v2_b32(void* p, uint32_t a, uint32_t b) { global_store(p, Uint2{a, b}, "st_global_v2_b32"); }
 void st_global_v2_f32(void* p, float x, float y) { global_store(p, Float2{x, y}, "st_global_v2_f32"); }
 void st_global_v4_f32(void* p, float x, float y, float z, float w) {
   global_store(p, Float4{x, y, z, w}, "st_global_v4_f32");

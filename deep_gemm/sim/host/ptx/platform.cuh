@@ -25,6 +25,9 @@ uint8_t* dynamic_shared_memory(uint64_t bytes_needed);
 
 namespace ptx {
 
+struct Uint2 {
+  uint32_t x, y;
+};
 struct Float2 {
   float x, y;
 };

@@ -1,0 +1,51 @@
+// The sum over a cluster whose CTAs each accumulated the same tile over their own part of k.
+//
+// Every CTA adds up an equal share of the tile, and it adds in order of rank, which is the order of k: the same bits
+// each time. The unit of sharing is a chunk: four accumulators of each lane of a warp, 16 rows by 8 columns, 512 bytes.
+//
+//   chunk number                quad of accumulators * kNumMathWarps + warp
+//   who adds it up              CTA chunk / chunks_per_cta
+//   shared memory of that CTA   exchange[rank of the sender][chunk % chunks_per_cta][lane], 16 bytes each
+//
+// A warp writes and reads whole rows of 512 bytes: no bank conflicts. Between `send_chunks` and `sum_chunk` stands the
+// cluster's barrier, and before `send_chunks` proof that all its CTAs have started and no longer use `exchange`.
+#pragma once
+#include "config.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
+
+constexpr uint32_t kChunkFloats = 32 * 4;
+
+DEVICE_CONSTEXPR uint32_t chunks_of_tile(uint32_t accumulators) { return accumulators / 4 * kNumMathWarps; }
+DEVICE_CONSTEXPR uint32_t chunks_per_cta(uint32_t accumulators) {
+  return ceil_div(chunks_of_tile(accumulators), kClusterK);
+}
+DEVICE_CONSTEXPR uint32_t exchange_floats(uint32_t accumulators) {
+  return kClusterK * chunks_per_cta(accumulators) * kChunkFloats;
+}
+
+// This CTA's own share goes the same way, so that the additions need no exception.
+template <uint32_t kAccumulators>
+DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, uint32_t rank, uint32_t warp,
+                        uint32_t lane) {
+  constexpr uint32_t kChunks = chunks_per_cta(kAccumulators);
+#pragma unroll
+  for (uint32_t i = 0; i < kAccumulators; i += 4) {
+    const uint32_t chunk = i / 4 * kNumMathWarps + warp;
+    float* to = exchange + (rank * kChunks + chunk % kChunks) * kChunkFloats + lane * 4;
+    ptx::st_shared_cluster_v4_f32(to, chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
+  }
+}
+
+// What all CTAs sent of one chunk of this CTA's share.
+template <uint32_t kAccumulators>
+DEVICE ptx::Float4 sum_chunk(const float* exchange, uint32_t chunk_of_cta, uint32_t lane) {
+  const float* from = exchange + chunk_of_cta * kChunkFloats + lane * 4;
+  ptx::Float4 sum = ptx::ld_shared_v4_f32(from);
+#pragma unroll
+  for (uint32_t rank = 1; rank < kClusterK; ++rank) {
+    const ptx::Float4 addend = ptx::ld_shared_v4_f32(from + rank * chunks_per_cta(kAccumulators) * kChunkFloats);
+    sum.x += addend.x, sum.y += addend.y, sum.z += addend.z, sum.w += addend.w;
+  }
+  return sum;
+}

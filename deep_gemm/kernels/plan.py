@@ -1,0 +1,125 @@
+"""A launch prepared once and used again for operands at other addresses: what all kernels' plans have in common."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..jit import driver
+from ..layout import align
+from ..problem import DenseProblem
+from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
+
+MAX_PLANS = 4096
+
+
+class AddressWords(NamedTuple):
+    """Which 64-bit word of a kernel's Params holds the address of each operand: a pointer, or a map's first word."""
+
+    a: int
+    sfa: int
+    b: int
+    sfb: int
+    d: int
+    c: int
+
+
+class Plan:
+    """A launch prepared for operands of certain shapes, strides, types and device, at any addresses."""
+
+    def __init__(
+        self,
+        p: DenseProblem,
+        sfa: Tensor,
+        maps: dict[str, TensorMap],
+        tail: bytes,
+        words: AddressWords,
+        kernel: driver.Kernel,
+        grid: int,
+        threads: int,
+        cluster: int,
+    ) -> None:
+        """`maps` are the head of Params, by the operand's name; `tail` is what follows them."""
+        self._device = p.d.device.index
+        self._shape, self._dtype = (p.m, p.n), p.d.dtype
+        self._maps, self._words_of = maps, words
+        addresses = AddressWords(*(0 if x is None else x.data_ptr() for x in (p.a, sfa, p.b, p.sfb, p.d, p.c)))
+        self._params = driver.ParamsBuffer(self._encoded(addresses) + tail)
+        self._words = self._params.words
+        self._spans = tuple(byte_span(x) for x in (p.a, sfa, p.b, p.sfb, p.d))
+        self._span_c = 0 if p.c is None else byte_span(p.c)
+        self._sfa_alignment = ADDRESS_ALIGNMENT if "sfa" in maps else sfa.element_size()
+        self._launch = driver.Launch(kernel, self._params, grid, threads, cluster)
+        self._patches_maps = driver.address_is_first_word()
+        self._lock = threading.Lock()  # addresses are written and read by the launch in one go
+
+    def run(self, a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, d: Tensor, c: Tensor | None) -> bool:
+        """Compute a product of operands like the plan's. False, and nothing done, if addresses need a closer look."""
+        at_a, at_sfa, at_b, at_sfb, at_d = a.data_ptr(), sfa.data_ptr(), b.data_ptr(), sfb.data_ptr(), d.data_ptr()
+        at_c = 0 if c is None else c.data_ptr()
+        span_a, span_sfa, span_b, span_sfb, span_d = self._spans
+        end_d = at_d + span_d
+        if (
+            (at_a | at_b | at_d | at_c) % ADDRESS_ALIGNMENT
+            or at_sfa % self._sfa_alignment
+            or (at_d < at_a + span_a and at_a < end_d)
+            or (at_d < at_b + span_b and at_b < end_d)
+            or (at_d < at_sfa + span_sfa and at_sfa < end_d)
+            or (at_d < at_sfb + span_sfb and at_sfb < end_d)
+            or (c is not None and not self._c_may_be_at(at_c, at_d))
+        ):
+            return False
+        self.launch(at_a, at_sfa, at_b, at_sfb, at_d, at_c)
+        return True
+
+    def new_output(self) -> Tensor:
+        """Make a D like that of the plan."""
+        return torch.empty(self._shape, dtype=self._dtype, device=self._device)
+
+    def launch(self, at_a: int, at_sfa: int, at_b: int, at_sfb: int, at_d: int, at_c: int) -> None:
+        """Launch for operands at these addresses, on the current stream of the plan's device."""
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        with self._lock:
+            words = self._words
+            word_a, word_sfa, word_b, word_sfb, word_d, word_c = self._words_of
+            words[word_a] = at_a
+            words[word_sfa] = at_sfa
+            words[word_b] = at_b
+            words[word_sfb] = at_sfb
+            words[word_d] = at_d
+            words[word_c] = at_c
+            if not self._patches_maps:  # what was written into the maps means something else
+                self._params.write(self._encoded(AddressWords(at_a, at_sfa, at_b, at_sfb, at_d, at_c)))
+            if torch._C._cuda_getDevice() == self._device:
+                self._launch(stream)
+            else:
+                with torch.cuda.device(self._device):
+                    self._launch(stream)
+
+    def _encoded(self, addresses: AddressWords) -> bytes:
+        return driver.encode_all(tuple(self._maps.values()), [getattr(addresses, name) for name in self._maps])
+
+    def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
+        """C is D, or apart from it."""
+        return at_c == at_d or at_c + self._span_c <= at_d or at_d + self._spans[-1] <= at_c
+
+
+def make_room(plans: dict[tuple[object, ...], Any]) -> None:
+    """Keep plans bounded in number: the oldest goes."""
+    if len(plans) >= MAX_PLANS:
+        del plans[next(iter(plans))]
+
+
+def byte_span(x: Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    return (1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+
+
+def matrix_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """A row-major matrix. The stride of a single row is nowhere used, but TMA still demands a multiple of 16 bytes."""
+    rows, columns = x.shape
+    pitch = x.stride(0) if rows > 1 else align(columns, ADDRESS_ALIGNMENT)
+    return TensorMap(element, (columns, rows), (pitch * element.value,), (box[1], box[0]), swizzle)
