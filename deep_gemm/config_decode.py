@@ -21,7 +21,7 @@ SCALE_BLOCKS = 32
 """k-blocks whose scales are in shared memory at a time."""
 CHUNK_FLOATS = 128
 """Four accumulators of each lane of a warp: what the reduction shares out."""
-OTHER_REGISTERS = 36
+OTHER_REGISTERS = 24
 """A thread's registers for addresses, counters and scales, besides accumulators and what grows with them."""
 BLOCK_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
 MENU_TOKENS = (8, 16, 32, 64, 128)
@@ -66,8 +66,9 @@ class DecodeConfig:
 
     @property
     def registers_limit(self) -> int:
-        """Registers that each thread may have for so many blocks to fit on an SM."""
-        return min(REGISTERS_PER_SM // (self.num_threads * self.ctas_per_sm) // 8 * 8, MAX_REGISTERS)
+        """Registers that each thread may have for so many blocks to fit on an SM, which counts warps by fours."""
+        warps = align(self.num_threads // 32 * self.ctas_per_sm, 4)
+        return min(REGISTERS_PER_SM // (warps * 32) // 8 * 8, MAX_REGISTERS)
 
     @property
     def exchange_bytes(self) -> int:
@@ -93,6 +94,7 @@ class DecodeConfig:
         yield self.num_math_warpgroups in (1, 2), "1 or 2 math warpgroups, so that one block of scales covers a tile"
         yield 1 <= self.cluster_k <= MAX_CLUSTER, "clusters of 1 to 8"
         yield self.ctas_per_sm in (1, 2), "1 or 2 CTAs an SM"
+        yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
         yield 0 <= self.early_stages <= self.num_stages, "no more early stages than stages"
         tile_bytes = self.block_tokens * self.block_n * 4
@@ -100,8 +102,9 @@ class DecodeConfig:
             self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
             "a ring that holds a tile of FP32, which is transposed there",
         )
-        # Totals, partial sums, scales of a k-block; and scales on their way.
-        registers = self.block_tokens * 5 // 4 + SCALE_BLOCKS * self.block_tokens // (self.num_threads - 32)
+        # Totals and partial sums; scales of a k-block, where they fit; scales on their way.
+        registers = self.block_tokens + (self.block_tokens // 4 if self.block_tokens <= 64 else 0)
+        registers += SCALE_BLOCKS * self.block_tokens // (self.num_math_warpgroups * WARPGROUP_THREADS)
         yield (
             registers + OTHER_REGISTERS <= self.registers_limit,
             f"{registers} + {OTHER_REGISTERS} of {self.registers_limit} registers",

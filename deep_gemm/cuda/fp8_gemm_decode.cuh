@@ -37,6 +37,8 @@ constexpr uint32_t kAccumulators = kBlockTokens / 2;
 constexpr uint32_t kOutputBytes = kOutputIsFp32 ? 4 : 2;
 // How many k-blocks have their scales in shared memory at a time.
 constexpr uint32_t kScaleBlocks = 32;
+// Whether a k-block's scales find registers beside partial sums and totals.
+constexpr bool kScalesFit = kBlockTokens <= 64;
 constexpr uint32_t kScalesPerThread = kScaleBlocks * kBlockTokens / kNumMathThreads;
 
 struct SharedStorage {
@@ -150,12 +152,16 @@ DEVICE void multiply_k_blocks(const Params& p, SharedStorage& shared, const Work
       ptx::Float2 scale[kBlockTokens / 8];
       wait_until_loaded(shared.ring, at);
       issue_k_block(partial, b_address + at.stage * kBBytes, ptx::smem_address(shared.a[at.stage]));
+      const auto load_scales = [&] {
 #pragma unroll
-      for (uint32_t g = 0; g < kBlockTokens / 8; ++g)
-        scale[g] = ptx::ld_shared_v2_f32(shared.scales + i * kBlockTokens + g * 8 + lane % 4 * 2);
+        for (uint32_t g = 0; g < kBlockTokens / 8; ++g)
+          scale[g] = ptx::ld_shared_v2_f32(shared.scales + i * kBlockTokens + g * 8 + lane % 4 * 2);
+      };
+      if constexpr (kScalesFit) load_scales();  // while the tensor cores work
       ptx::fence_registers(partial);
       ptx::wgmma_wait_group<0>();
       release(shared.ring, at, lane);
+      if constexpr (!kScalesFit) load_scales();
 #pragma unroll
       for (uint32_t j = 0; j < kAccumulators; ++j)
         total[j] = ptx::fma(partial[j], j % 2 ? scale[j / 4].y : scale[j / 4].x, total[j]);
