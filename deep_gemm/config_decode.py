@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 
 from .config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .layout import align, ceil_div
@@ -42,7 +43,9 @@ class DecodeConfig:
     """CTAs that share out the k of a tile and add their sums."""
     ctas_per_sm: int = 1
     early_stages: int = 0
-    """Stages of B to load before the kernel ahead has ended (dependent launches). Only right where it does not write B."""
+    """Stages of B to load before the kernel ahead has ended, in a dependent launch. Right only if it does not write B."""
+    async_exchange: bool = True
+    """Sums travel by st.async, each CTA waiting for its own alone, instead of across a barrier of the cluster."""
     output_is_fp32: bool = False
     with_c: bool = False
     """C is read and added; it may be D itself."""
@@ -82,7 +85,7 @@ class DecodeConfig:
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in cuda/fp8_gemm_decode.cuh, which asserts that it is the same."""
         operands = self.num_stages * (self.block_n + self.block_tokens) * BLOCK_K
-        scales, barriers = SCALE_BLOCKS * self.block_tokens * 4, self.num_stages * 2 * 8
+        scales, barriers = SCALE_BLOCKS * self.block_tokens * 4, (self.num_stages * 2 + 1) * 8
         return align(operands + self.exchange_bytes + scales + barriers, 1024)
 
     def why_illegal(self) -> str | None:
@@ -127,7 +130,7 @@ class DecodeConfig:
             "kEarlyStages": self.early_stages,
             "kSharedBytes": self.shared_bytes,
         }
-        switches = {"kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c}
+        switches = {"kAsyncExchange": self.async_exchange, "kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c}
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
         return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
@@ -145,7 +148,13 @@ def deepest(config: DecodeConfig) -> DecodeConfig:
 
 @cache
 def decode_config(
-    block_tokens: int, num_math_warpgroups: int, cluster_k: int, ctas_per_sm: int, *, fp32: bool = False, c: bool = False
+    block_tokens: int,
+    num_math_warpgroups: int,
+    cluster_k: int,
+    ctas_per_sm: int,
+    *,
+    fp32: bool = False,
+    c: bool = False,
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
     config = DecodeConfig(
@@ -160,16 +169,18 @@ def tokens_of(m: int, choice: tuple[int, ...] = BLOCK_TOKENS) -> int:
 
 
 def candidates(m: int, n: int, k: int, *, fp32: bool = False, c: bool = False) -> list[DecodeConfig]:
-    """Every configuration worth timing for a product: all of its k-ranges have work, at least a few k-blocks each."""
+    """Every configuration worth timing for a product: a tile that holds m rows, or a narrower one that holds half.
+
+    Each CTA of a cluster has two k-blocks at least, and where k is split, the GPU takes no more than two waves.
+    """
+    tokens = {tokens_of(m), tokens_of(ceil_div(m, 2))} if m > 32 else {tokens_of(m)}
     found = []
-    for num_math_warpgroups in (1, 2):
-        for ctas_per_sm in (1, 2):
-            for cluster_k in range(1, MAX_CLUSTER + 1):
-                if cluster_k > 1 and ceil_div(k, BLOCK_K) < 2 * cluster_k:
-                    continue
-                config = decode_config(tokens_of(m), num_math_warpgroups, cluster_k, ctas_per_sm, fp32=fp32, c=c)
-                if config is not None and (cluster_k == 1 or _waves(config, m, n) <= 2):
-                    found.append(config)
+    for block_tokens, num_math_warpgroups, ctas_per_sm in product(sorted(tokens), (1, 2), (1, 2)):
+        for cluster_k in range(1, MAX_CLUSTER + 1):
+            config = decode_config(block_tokens, num_math_warpgroups, cluster_k, ctas_per_sm, fp32=fp32, c=c)
+            has_work = ceil_div(k, BLOCK_K) >= 2 * cluster_k
+            if config is not None and (cluster_k == 1 or (has_work and _waves(config, m, n) <= 2)):
+                found.append(config)
     return found
 
 

@@ -114,7 +114,8 @@ def _setmaxnreg(report: KernelReport, plan: CodePlan) -> list[str]:
         return []
     return [
         f"registers are moved between warps (setmaxnreg) to {sorted(report.setmaxnreg) or 'nothing'} a thread where "
-        f"{sorted(planned) or 'nothing'} was planned: math warps keep too few, or wait for registers that nobody gives up"
+        f"{sorted(planned) or 'nothing'} was planned: math warps keep too few, or wait for registers that nobody "
+        f"gives up"
     ]
 
 

@@ -123,7 +123,9 @@ def test_a_row_gives_the_same_bits_among_any_others() -> None:
     g = torch.Generator().manual_seed(5)
     a, sfa = per_token_cast_to_fp8(torch.randn(13, 900, generator=g)[:, :896])
     b = per_block_cast_to_fp8(torch.randn(72, 896, generator=g))
-    whole = sim.run(compiled(config), config, dense_problem((a, sfa), b, torch.empty(13, 72, dtype=torch.bfloat16), None))
+    whole = sim.run(
+        compiled(config), config, dense_problem((a, sfa), b, torch.empty(13, 72, dtype=torch.bfloat16), None)
+    )
     for row in (0, 12):
         alone = dense_problem((a[row:][:1], sfa[row:][:1]), b, torch.empty(1, 72, dtype=torch.bfloat16), None)
         assert torch.equal(sim.run(compiled(config), config, alone).d[0], whole.d[row])

@@ -47,6 +47,7 @@ struct SharedStorage {
   alignas(128) float exchange[kClusterK > 1 ? exchange_floats(kAccumulators) : 4];
   float scales[kScaleBlocks * kBlockTokens];
   Ring ring;
+  uint64_t received;  // by `exchange`
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "DecodeConfig.shared_bytes and SharedStorage differ");
 static_assert(kClusterK > 1 || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
@@ -135,6 +136,7 @@ DEVICE void multiply_k_blocks(const Params& p, SharedStorage& shared, const Work
                               float (&total)[kAccumulators]) {
   const uint32_t lane = ptx::lane_index();
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
+  const uint32_t a_address = ptx::smem_address(shared.a);
 #pragma unroll
   for (float& x : total) x = 0;
   Scales scales;
@@ -151,7 +153,7 @@ DEVICE void multiply_k_blocks(const Params& p, SharedStorage& shared, const Work
       float partial[kAccumulators];
       ptx::Float2 scale[kBlockTokens / 8];
       wait_until_loaded(shared.ring, at);
-      issue_k_block(partial, b_address + at.stage * kBBytes, ptx::smem_address(shared.a[at.stage]));
+      issue_k_block(partial, b_address + at.stage * kBBytes, a_address + at.stage * kABytes);
       const auto load_scales = [&] {
 #pragma unroll
         for (uint32_t g = 0; g < kBlockTokens / 8; ++g)
@@ -232,17 +234,19 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
   if (is_producer && ptx::elect_sync()) {
     ptx::prefetch_tensormap(&p.map_b);
     ptx::prefetch_tensormap(&p.map_a);
+    ptx::mbarrier_init(&shared.received, 1);
     shared.ring.init();
+    if constexpr (kClusterK > 1 && kAsyncExchange) expect_chunks<kAccumulators>(&shared.received, work.rank);
   }
   ptx::syncthreads();
-  if constexpr (kClusterK > 1) ptx::cluster_arrive();  // this CTA runs, and may be written to
+  if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, and may be written to
 
   if (is_producer) {
     if (ptx::elect_sync()) load_k_blocks(p, shared, work);
     ptx::syncwarp();
     if constexpr (kClusterK > 1) {
       ptx::cluster_wait();
-      ptx::cluster_sync();
+      if constexpr (!kAsyncExchange) ptx::cluster_sync();
     }
   } else {
     ptx::griddepcontrol_wait();
@@ -251,8 +255,11 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
     ptx::griddepcontrol_launch_dependents();
     if constexpr (kClusterK > 1) {
       ptx::cluster_wait();
-      send_chunks(total, shared.exchange, work.rank, warp, ptx::lane_index());
-      ptx::cluster_sync();  // all has arrived, and nobody writes to this CTA any more: it may end
+      send_chunks(total, shared.exchange, &shared.received, work.rank, warp, ptx::lane_index());
+      if constexpr (kAsyncExchange)
+        ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
+      else
+        ptx::cluster_sync();  // all has arrived, and nobody writes to this CTA any more: it may end
       store_share(p, shared.exchange, work, total);
     } else {
       ptx::bar_sync(1, kNumMathThreads);  // the ring has been read

@@ -7,11 +7,14 @@
 //   who adds it up              CTA chunk / chunks_per_cta
 //   shared memory of that CTA   exchange[rank of the sender][chunk % chunks_per_cta][lane], 16 bytes each
 //
-// A warp writes and reads whole rows of 512 bytes: no bank conflicts. Between `send_chunks` and `sum_chunk` stands the
-// cluster's barrier, and before `send_chunks` proof that all its CTAs have started and no longer use `exchange`.
+// A warp writes and reads whole rows of 512 bytes: no bank conflicts. The bytes that arrive complete a phase of the
+// mbarrier `received`, so that nobody waits for more than what he adds up; and as a CTA stays until all has arrived that is
+// sent to it, any may end that has sent and added. Before `send_chunks` all CTAs have initialized theirs and called
+// `expect_chunks`, which a barrier of the cluster has to prove.
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 
 constexpr uint32_t kChunkFloats = 32 * 4;
@@ -24,16 +27,31 @@ DEVICE_CONSTEXPR uint32_t exchange_floats(uint32_t accumulators) {
   return kClusterK * chunks_per_cta(accumulators) * kChunkFloats;
 }
 
+DEVICE uint32_t chunks_of_rank(uint32_t accumulators, uint32_t rank) {
+  const uint32_t first = rank * chunks_per_cta(accumulators), chunks = chunks_of_tile(accumulators);
+  if (first >= chunks) return 0;
+  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);
+}
+
+// One thread, once for each use of `exchange`.
+template <uint32_t kAccumulators>
+DEVICE void expect_chunks(uint64_t* received, uint32_t rank) {
+  ptx::mbarrier_arrive_expect_tx(received, kClusterK * chunks_of_rank(kAccumulators, rank) * kChunkFloats * 4);
+}
+
 // This CTA's own share goes the same way, so that the additions need no exception.
 template <uint32_t kAccumulators>
-DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, uint32_t rank, uint32_t warp,
-                        uint32_t lane) {
+DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, uint64_t* received, uint32_t rank,
+                        uint32_t warp, uint32_t lane) {
   constexpr uint32_t kChunks = chunks_per_cta(kAccumulators);
 #pragma unroll
   for (uint32_t i = 0; i < kAccumulators; i += 4) {
     const uint32_t chunk = i / 4 * kNumMathWarps + warp;
     float* to = exchange + (rank * kChunks + chunk % kChunks) * kChunkFloats + lane * 4;
-    ptx::st_shared_cluster_v4_f32(to, chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
+    if constexpr (kAsyncExchange)
+      ptx::st_async_v4_f32(to, received, chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
+    else
+      ptx::st_shared_cluster_v4_f32(to, chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
   }
 }
 

@@ -29,6 +29,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   if (ptx::mbarrier_test_wait_parity(barrier, 0)) flags[0] = 1;
   if (ptx::mbarrier_try_wait_parity(barrier, 0)) flags[1] = 1;
   ptx::mbarrier_wait_parity(barrier, 1);
+  ptx::mbarrier_wait_parity_cluster(barrier, 1);
 
   // TMA
   ptx::prefetch_tensormap(&map);
@@ -50,11 +51,13 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
 
   // Cluster
   ptx::cluster_arrive();
+  ptx::cluster_arrive_relaxed();
   ptx::cluster_wait();
   ptx::cluster_sync();
   flags[2] = ptx::mapa(tile, ptx::cluster_rank() ^ 1);
   ptx::st_shared_cluster_f32(tile, 1, 2.f);
   ptx::st_shared_cluster_v4_f32(tile, 1, 2.f, 3.f, 4.f, 5.f);
+  ptx::st_async_v4_f32(tile, barrier, 1, 2.f, 3.f, 4.f, 5.f);
   float sum = ptx::ld_shared_cluster_f32(tile, 1) + ptx::ld_shared_cluster_v4_f32(tile, 1).w;
 
   // Warp and block

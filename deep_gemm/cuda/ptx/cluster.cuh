@@ -16,6 +16,8 @@ DEVICE uint32_t cluster_rank() {
 
 // All threads that have not exited, converged by warp. What was written before the arrival can be read after the wait.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Says only that this thread has come so far, and costs no memory barrier.
+DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEVICE void cluster_sync() {
   cluster_arrive();
@@ -36,6 +38,15 @@ DEVICE void st_shared_cluster_f32(void* pointer, uint32_t cta_rank, float value)
 DEVICE void st_shared_cluster_v4_f32(void* pointer, uint32_t cta_rank, float x, float y, float z, float w) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mapa(pointer, cta_rank)), "f"(x), "f"(y),
                "f"(z), "f"(w)
+               : "memory");
+}
+
+// The same without waiting for it to land: 16 bytes that the mbarrier of that CTA, which expects them, counts. Who waits
+// there by mbarrier_wait_parity_cluster may read them. (PTX ISA, "st.async".)
+DEVICE void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t cta_rank, float x, float y, float z, float w) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   mapa(pointer, cta_rank)),
+               "f"(x), "f"(y), "f"(z), "f"(w), "r"(mapa(barrier, cta_rank))
                : "memory");
 }
 

@@ -75,4 +75,20 @@ DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
   }
 }
 
+// The same where other CTAs of the cluster wrote what is waited for.
+DEVICE void mbarrier_wait_parity_cluster(uint64_t* barrier, uint32_t parity) {
+  uint32_t is_over;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(is_over)
+        : "r"(smem_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!is_over);
+}
+
 }  // namespace ptx

@@ -66,10 +66,13 @@ namespace ptx {
 uint32_t cluster_rank() { return self->cta->rank; }
 
 void cluster_arrive() {
+  if (self->remote_stores) drain(self->remote_stores, 0);
+  cluster_arrive_relaxed();
+}
+void cluster_arrive_relaxed() {
   yield();
   gather("cluster_arrive", 0);
   if (self->has_arrived) fail("cluster_arrive: a second arrival without cluster_wait between");
-  if (self->remote_stores) drain(self->remote_stores, 0);
   Cluster* cluster = self->cta->cluster;
   self->has_arrived = true;
   self->arrived_generation = cluster->generation;

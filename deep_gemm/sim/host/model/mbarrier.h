@@ -143,6 +143,8 @@ void mbarrier_wait_parity(uint64_t* pointer, uint32_t parity) {
   yield();
 }
 
+void mbarrier_wait_parity_cluster(uint64_t* pointer, uint32_t parity) { mbarrier_wait_parity(pointer, parity); }
+
 bool mbarrier_test_wait_parity(uint64_t* pointer, uint32_t parity) {
   return ask(pointer, parity, "mbarrier_test_wait_parity");
 }

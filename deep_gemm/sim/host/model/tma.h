@@ -66,15 +66,16 @@ inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* 
   });
 }
 
-inline void land(Cta* cta, uint32_t barrier_offset, Range range, const std::function<void()>& copy) {
+inline void land(Cta* cta, uint32_t barrier_offset, Range range, const std::function<void()>& copy,
+                 const std::string& what = "a TMA load") {
   if (cta->live_threads == 0)
-    throw Failure{"a TMA load lands in CTA " + text(cta->index) + ", which has exited"};
+    throw Failure{what + (" lands in CTA " + text(cta->index)) + ", which has exited"};
   copy();
-  Mbarrier& barrier = mbarrier_at(cta, barrier_offset, "TMA load, landing");
+  Mbarrier& barrier = mbarrier_at(cta, barrier_offset, (what + ", landing").c_str());
   barrier.landed.push_back({barrier.phase, range});
   barrier.bytes -= range.bytes;
   --cta->loads_in_flight;
-  check_bytes(barrier, "TMA load, landing");
+  check_bytes(barrier, (what + ", landing").c_str());
   advance_if_complete(barrier);
 }
 
@@ -206,6 +207,20 @@ void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int
 }
 uint64_t createpolicy_evict_first() { return 1; }
 uint64_t createpolicy_evict_last() { return 2; }
+
+// What lands is seen, as what TMA brings, by those who have waited for its mbarrier.
+void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t rank, float x, float y, float z, float w) {
+  yield();
+  const char* what = "st_async_v4_f32";
+  Cta* cta = peer(rank, what);
+  const uint32_t offset = shared_offset(pointer, 16, 16, what), barrier_offset = shared_offset(barrier, 8, 8, what);
+  check_signal(cta, barrier_offset, what);
+  const Float4 value{x, y, z, w};
+  ++cta->loads_in_flight;
+  later(machine->bias.store_delay, [=] {
+    land(cta, barrier_offset, {offset, 16}, [&] { std::memcpy(cta->async + offset, &value, 16); }, what);
+  });
+}
 
 void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier) {
   yield();

@@ -5,11 +5,13 @@ namespace ptx {
 
 uint32_t cluster_rank();
 void cluster_arrive();
+void cluster_arrive_relaxed();
 void cluster_wait();
 void cluster_sync();
 uint32_t mapa(const void* pointer, uint32_t cta_rank);
 void st_shared_cluster_f32(void* pointer, uint32_t cta_rank, float value);
 void st_shared_cluster_v4_f32(void* pointer, uint32_t cta_rank, float x, float y, float z, float w);
+void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t cta_rank, float x, float y, float z, float w);
 float ld_shared_cluster_f32(const void* pointer, uint32_t cta_rank);
 Float4 ld_shared_cluster_v4_f32(const void* pointer, uint32_t cta_rank);
 

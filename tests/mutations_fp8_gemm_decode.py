@@ -1,0 +1,148 @@
+"""Ways to break the fp8_gemm_decode kernel, each a mistake that is easily made in one, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deep_gemm.config_decode import DecodeConfig
+from deep_gemm.kernels import fp8_gemm_decode
+from deep_gemm.sim import fp8_gemm_decode as sim
+from deep_gemm.sim.mutate import Mutation
+
+TOLERANCE = {False: 2.0**-8, True: 2.0**-20}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, problem, seed and schedule."""
+
+    config: DecodeConfig
+    mnk: tuple[int, int, int]
+    seed: int
+    schedule: str | None = None
+    is_dependent: bool = False
+
+    def headers(self) -> dict[str, str]:
+        return fp8_gemm_decode.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernel = sim.compile_config(self.config, headers)
+        problem = sim.random_problem(self.config, *self.mnk, seed=self.seed)
+        outcome = sim.run(
+            kernel, self.config, problem, seed=self.seed, schedule=self.schedule, is_dependent=self.is_dependent
+        )
+        if not outcome.worst <= TOLERANCE[self.config.output_is_fp32]:
+            raise ValueError(f"the result is wrong by {outcome.worst:.1e} of its largest element")
+
+
+ALONE = DecodeConfig(16, 3, 1, 1)
+ALONE_WIDE = DecodeConfig(64, 4, 2, 1, output_is_fp32=True, with_c=True)
+SPLIT = DecodeConfig(16, 3, 2, 3)
+SPLIT_FP32 = DecodeConfig(24, 2, 1, 5, output_is_fp32=True)
+FEW_CHUNKS = DecodeConfig(8, 3, 1, 8)
+WITH_C = DecodeConfig(16, 3, 1, 2, with_c=True)
+EARLY = DecodeConfig(8, 3, 1, 2, early_stages=2, with_c=True)
+
+TRIALS = [
+    *(Trial(ALONE, (13, 200, 1296), seed) for seed in (1, 2)),
+    *(Trial(ALONE, (17, 72, 1296), 3, name) for name in ("late_loads", "slow_math", "slow_producer", "slow_lanes")),
+    Trial(ALONE, (5, 72, 8208), 4),
+    *(Trial(ALONE, (16, 64, 8320), seed, "slow_warps") for seed in (5, 6, 7)),
+    Trial(ALONE_WIDE, (61, 200, 656), 5),
+    *(Trial(ALONE_WIDE, (61, 200, 656), seed, "slow_warps") for seed in (6, 7)),
+    *(Trial(SPLIT, (13, 328, 1296), seed) for seed in (8, 9)),
+    *(
+        Trial(SPLIT, (13, 200, 1296), 10, name)
+        for name in ("slow_cta", "late_stores", "late_loads", "slow_warps", "even")
+    ),
+    *(Trial(SPLIT, (9, 128, 256), seed, "slow_cta") for seed in (1, 2, 3)),
+    *(Trial(SPLIT_FP32, (21, 72, 1296), seed) for seed in (11, 12)),
+    *(Trial(FEW_CHUNKS, (7, 136, 1296), seed) for seed in (13, 14)),
+    Trial(FEW_CHUNKS, (7, 72, 400), 15),
+    Trial(FEW_CHUNKS, (7, 72, 1296), 15, "late_stores"),
+    Trial(WITH_C, (13, 72, 528), 16),
+    *(Trial(WITH_C, (13, 72, 528), seed, is_dependent=True) for seed in (17, 18)),
+    *(Trial(EARLY, (13, 72, 1296), seed, is_dependent=True) for seed in (19, 20)),
+]
+
+_DECODE, _SPLIT, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "split", "ring"))
+_BAR = "    ptx::bar_sync(1, kNumMathThreads);\n"
+_WAIT_WGMMA = "      ptx::wgmma_wait_group<0>();\n"
+_RELEASE = "      release(shared.ring, at, lane);\n"
+_SYNCWARP = "  ptx::syncwarp();\n"
+
+MUTATIONS = [
+    # The ring
+    Mutation("full is not waited for", _DECODE, "      wait_until_loaded(shared.ring, at);\n", ""),
+    Mutation("empty is not waited for", _DECODE, "    wait_until_free(shared.ring, at);\n", ""),
+    Mutation("slots are never given back", _DECODE, _RELEASE, ""),
+    Mutation("slots are given back before the product is done", _DECODE, _WAIT_WGMMA + _RELEASE, _RELEASE + _WAIT_WGMMA),
+    Mutation("the product is not waited for", _DECODE, _WAIT_WGMMA, ""),
+    Mutation("empty expects one arrival", _RING, "kEmptyArrivals = kClusterSize * kNumMathWarps", "kEmptyArrivals = 1"),
+    Mutation("bytes of whole boxes announced", _DECODE, "p.slot_bytes);", "kABytes + kBBytes);"),
+    Mutation("A loaded into the wrong slot", _DECODE, "shared.a[at.stage], i * kBlockK", "shared.a[0], i * kBlockK"),
+    Mutation("B of the next k-block", _DECODE, "k_block * kBlockK, work.row_n", "(k_block + 1) * kBlockK, work.row_n"),
+    Mutation("A of the first tile", _DECODE, "i * kBlockK, work.row_m)", "i * kBlockK, 0)"),
+    Mutation("no block barrier after the barriers' initialization", _DECODE, "  ptx::syncthreads();\n", ""),
+    Mutation("barriers not fenced", _RING, "    ptx::fence_mbarrier_init();\n", ""),
+    Mutation("early stages loaded again", _DECODE, "if (i >= work.k_block + kEarlyStages) load_b", "load_b"),
+    Mutation("early stages forgotten", _DECODE, "      load_b(at, i);\n  // What", "      ;\n  // What"),
+    Mutation("A loaded before the kernel ahead has ended", _DECODE, "  ptx::griddepcontrol_wait();\n  at =", "  at ="),
+    Mutation("scales loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n    float total", "    float total"),
+    # Work
+    Mutation("k-blocks rounded down", _DECODE, "ceil_div(p.k, kBlockK)", "(p.k / kBlockK)"),
+    Mutation("every CTA takes all of k", _DECODE, "end_k_block = num_k_blocks * (rank + 1) / kClusterK", "end_k_block = num_k_blocks"),
+    Mutation("a k-block between two CTAs left out", _DECODE, "num_k_blocks * (rank + 1) / kClusterK", "num_k_blocks / kClusterK * (rank + 1)"),
+    Mutation("tiles of m rounded down", _DECODE, "tiles_m = ceil_div(p.m, kBlockTokens)", "tiles_m = p.m / kBlockTokens + (p.m < kBlockTokens)"),
+    Mutation("clusters count as CTAs", _DECODE, "ptx::block_index() / kClusterK", "ptx::block_index()"),
+    # Scales and promotion
+    Mutation("scales of tokens outside are read", _DECODE, "(token < p.m ? token : p.m - 1)", "token"),
+    Mutation("scales past the last k-block are read", _DECODE, "first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1", "first_k_block + i"),
+    Mutation("scales of an empty range are read", _DECODE, "  if (work.k_block < work.end_k_block) scales.load", "  scales.load"),
+    Mutation("scales of B of the first block", _DECODE, "static_cast<uint64_t>(work.row_n / 128) * p.sfb_stride_n", "0"),
+    Mutation("scales of B of one k-block for all", _DECODE, "ptx::shfl_sync(sfb, index / kBlockTokens)", "ptx::shfl_sync(sfb, 0)"),
+    Mutation("scales overwritten while others read them", _DECODE, _BAR + "    scales.store", "    scales.store"),
+    Mutation("scales read before all are there", _DECODE, "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
+    Mutation("the next scales are not loaded", _DECODE, "    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);\n", ""),
+    Mutation("the next scales are loaded one too far", _DECODE, "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
+    Mutation("tokens of a pair swapped in the promotion", _DECODE, "j % 2 ? scale[j / 4].y : scale[j / 4].x", "j % 2 ? scale[j / 4].x : scale[j / 4].y"),
+    Mutation("scales of the rows' neighbours", _DECODE, "j % 2 ? scale[j / 4].y", "j / 2 % 2 ? scale[j / 4].y"),
+    Mutation("promotion replaces the total", _DECODE, "scale[j / 4].x, total[j]);", "scale[j / 4].x, 0.f);"),
+    Mutation("totals start as they are", _DECODE, "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
+    Mutation("half of a block's depth", _DECODE, "k < kBlockK; k += 32)", "k < kBlockK / 2; k += 32)"),
+    Mutation("both warpgroups multiply the same rows", _DECODE, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
+    Mutation("no fence before the product", _DECODE, "  ptx::wgmma_fence();\n", ""),
+    # The reduction
+    Mutation("sums sent before all CTAs run", _DECODE, "      ptx::cluster_wait();\n      send_chunks", "      send_chunks"),
+    Mutation("sums added before they have arrived", _DECODE, "        ptx::mbarrier_wait_parity_cluster(&shared.received, 0);", "        ;"),
+    Mutation("half of the bytes expected", _SPLIT, "* kChunkFloats * 4);", "* kChunkFloats * 2);"),
+    Mutation("every CTA expects a whole share", _SPLIT, "  if (first >= chunks) return 0;\n  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);", "  return chunks_per_cta(accumulators);"),
+    Mutation("nothing expected", _DECODE, "    if constexpr (kClusterK > 1 && kAsyncExchange) expect_chunks<kAccumulators>(&shared.received, work.rank);\n", ""),
+    Mutation("all send to the same place", _SPLIT, "(rank * kChunks + chunk % kChunks)", "(chunk % kChunks)"),
+    Mutation("sent to the place of another chunk", _SPLIT, "rank * kChunks + chunk % kChunks", "rank * kChunks + (chunk + 1) % kChunks"),
+    Mutation("sent to the wrong CTA", _SPLIT, "received, chunk / kChunks,", "received, (chunk / kChunks + 1) % kClusterK,"),
+    Mutation("chunks counted as if there were one warp", _SPLIT, "i / 4 * kNumMathWarps + warp", "i / 4 + warp"),
+    Mutation("shares rounded down", _SPLIT, "return ceil_div(chunks_of_tile(accumulators), kClusterK);", "return chunks_of_tile(accumulators) / kClusterK + (chunks_of_tile(accumulators) < kClusterK);"),
+    Mutation("the last CTA's sums left out", _SPLIT, "rank < kClusterK; ++rank", "rank + 1 < kClusterK; ++rank"),
+    Mutation("the first CTA's sums added twice", _SPLIT, "uint32_t rank = 1;", "uint32_t rank = 0;"),
+    Mutation("two registers of a chunk swapped", _SPLIT, "total[i], total[i + 1], total[i + 2], total[i + 3]);\n    else", "total[i], total[i + 2], total[i + 1], total[i + 3]);\n    else"),
+    Mutation("another lane's sums", _SPLIT, "chunk_of_cta * kChunkFloats + lane * 4;", "chunk_of_cta * kChunkFloats + (lane ^ 1) * 4;"),
+    Mutation("the producer ends before all CTAs run", _DECODE, "    if constexpr (kClusterK > 1) {\n      ptx::cluster_wait();\n      if", "    if constexpr (kClusterK > 1) {\n      if"),
+    Mutation("received is not initialized", _DECODE, "    ptx::mbarrier_init(&shared.received, 1);\n", ""),
+    # Storing
+    Mutation("a tile is transposed where others still multiply", _DECODE, "      ptx::bar_sync(1, kNumMathThreads);  // the ring has been read\n", ""),
+    Mutation("transposed before all lanes have written", _DECODE, _SYNCWARP + "  ptx::Float4 d", "  ptx::Float4 d"),
+    Mutation("rows 8 to 15 over rows 0 to 7", _DECODE, "room + transposed(token, column + 8), v.z", "room + transposed(token, column), v.z"),
+    Mutation("tokens of a pair swapped", _DECODE, "transposed(token + 1, column), v.y", "transposed(token + 1, column), v.x"),
+    Mutation("rows outside D written", _DECODE, "if (d_row >= p.m || d_column >= p.n) return;", "if (d_column >= p.n) return;"),
+    Mutation("columns outside D written", _DECODE, "if (d_row >= p.m || d_column >= p.n) return;", "if (d_row >= p.m) return;"),
+    Mutation("C left out", _DECODE, "d.x += c.x, d.y += c.y, d.z += c.z, d.w += c.w;", ""),
+    Mutation("C's pairs swapped", _DECODE, "ptx::unpack_bf16(c.x), high = ptx::unpack_bf16(c.y)", "ptx::unpack_bf16(c.y), high = ptx::unpack_bf16(c.x)"),
+    Mutation("C read with D's pitch in bytes", _DECODE, "p.c + (d_row * p.c_pitch + d_column) * kOutputBytes", "p.c + d_row * p.c_pitch + d_column * kOutputBytes"),
+    Mutation("D written with pairs swapped", _DECODE, "ptx::pack_bf16(d.x, d.y), ptx::pack_bf16(d.z, d.w)", "ptx::pack_bf16(d.z, d.w), ptx::pack_bf16(d.x, d.y)"),
+    Mutation("all chunks to the rows of the first", _DECODE, "work.row_m + chunk / kNumMathWarps * 8", "work.row_m"),
+    Mutation("all warps to the same columns", _DECODE, "work.row_n + chunk % kNumMathWarps * 16", "work.row_n"),
+    Mutation("the last chunks of the last CTA written though there are none", _DECODE, "chunk_of_cta >= kShare || chunk >= chunks_of_tile(kAccumulators)", "chunk_of_cta >= kShare"),
+    Mutation("shares written twice", _DECODE, "if (chunk_of_cta >= kShare || chunk", "if (chunk"),
+]  # fmt: skip

@@ -1,0 +1,14 @@
+"""The simulator's verdict on a broken fp8_gemm_decode kernel."""
+
+from __future__ import annotations
+
+from mutations_fp8_gemm_decode import MUTATIONS, TRIALS
+
+from deep_gemm.sim.mutate import DOES_NOT_COMPILE, report, run_mutations, score
+
+
+def test_nearly_all_mutations_of_fp8_gemm_decode_are_caught() -> None:
+    outcomes = run_mutations(MUTATIONS, TRIALS)
+    print(report(outcomes))
+    assert not [outcome for outcome in outcomes if outcome.verdict == DOES_NOT_COMPILE], report(outcomes)
+    assert score(outcomes) >= 0.95, report(outcomes)
