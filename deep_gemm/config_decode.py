@@ -43,7 +43,7 @@ class DecodeConfig:
     """CTAs that share out the k of a tile and add their sums."""
     ctas_per_sm: int = 1
     early_stages: int = 0
-    """Stages of B to load before the kernel ahead has ended, in a dependent launch. Right only if it does not write B."""
+    """Stages of B to load while the kernel ahead may be at work (dependent launches): right if it does not write B."""
     async_exchange: bool = True
     """Sums travel by st.async, each CTA waiting for its own alone, instead of across a barrier of the cluster."""
     output_is_fp32: bool = False

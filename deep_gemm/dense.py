@@ -9,6 +9,7 @@ from . import reference
 from .callforms import accepts_every_form
 from .dispatch import run
 from .kernels import fp8_gemm
+from .kernels.plan import make_room
 from .problem import RECIPE_1D1D, Operand, Recipe, check_ordinary_matrices, dense_problem
 from .settings import generation
 
@@ -162,7 +163,7 @@ def _dense(
     plan = run(problem, reference.dense)
     was_copied = problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr()
     if plan is not None and not was_copied:
-        fp8_gemm.make_room(_plans)
+        make_room(_plans)
         _plans[signature] = plan
     return problem.d if d is None else None
 

@@ -102,7 +102,7 @@ MUTATIONS = [
     Mutation("scales of an empty range are read", _DECODE, "  if (work.k_block < work.end_k_block) scales.load", "  scales.load"),
     Mutation("scales of B of the first block", _DECODE, "static_cast<uint64_t>(work.row_n / 128) * p.sfb_stride_n", "0"),
     Mutation("scales of B of one k-block for all", _DECODE, "ptx::shfl_sync(sfb, index / kBlockTokens)", "ptx::shfl_sync(sfb, 0)"),
-    Mutation("scales overwritten while others read them", _DECODE, _BAR + "    scales.store", "    scales.store"),
+    Mutation("scales overwritten while others read them", _DECODE, "    ptx::bar_sync(1, kNumMathThreads);  // everybody is done with the scales before\n", ""),
     Mutation("scales read before all are there", _DECODE, "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
     Mutation("the next scales are not loaded", _DECODE, "    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);\n", ""),
     Mutation("the next scales are loaded one too far", _DECODE, "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
