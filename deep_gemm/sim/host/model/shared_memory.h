@@ -22,6 +22,7 @@ inline uint32_t shared_offset(const void* pointer, uint32_t bytes, uint32_t alig
 
 inline void shared_store(uint32_t offset, const void* source, uint32_t bytes) {
   std::memcpy(self->cta->generic + offset, source, bytes);
+  std::memset(self->cta->async + offset, kPoison, bytes);  // neither the old bytes nor, before the fence, the new ones
   self->unfenced.push_back({offset, bytes});
 }
 
