@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ from sim_mutations import MUTATIONS, TRIALS
 
 from deep_gemm.sim import HostCompileError
 from deep_gemm.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, report, run_mutations, score
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the simulator needs g++")
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,7 @@ def test_a_stale_or_ambiguous_mutation_is_refused(old: str) -> None:
         run_mutations([Mutation("m", "k.cuh", old, "x")], [TextTrial()])
 
 
+@pytest.mark.host_compiler
 def test_nearly_all_mutations_of_the_basic_kernel_are_caught() -> None:
     outcomes = run_mutations(MUTATIONS, TRIALS)
     assert not [outcome for outcome in outcomes if outcome.verdict == DOES_NOT_COMPILE], report(outcomes)
