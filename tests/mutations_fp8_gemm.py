@@ -10,8 +10,6 @@ from deep_gemm.kernels import fp8_gemm
 from deep_gemm.sim import fp8_gemm as sim
 from deep_gemm.sim.mutate import Mutation
 
-TOLERANCE = 2.0**-8
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -30,8 +28,8 @@ class Trial:
         problem = sim.random_problem(self.config, *self.mnk, seed=self.seed)
         num_sms = 2 * self.config.cluster_size
         outcome = sim.run(kernel, self.config, problem, num_sms=num_sms, seed=self.seed, schedule=self.schedule)
-        if not outcome.worst <= TOLERANCE:
-            raise ValueError(f"the result is wrong by {outcome.worst:.1e} of its largest element")
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
 
 
 PLAIN = GemmConfig(128, 128, 3, panels_per_store=1, num_store_buffers=2)
