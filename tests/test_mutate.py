@@ -18,11 +18,15 @@ from deep_gemm.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, rep
 class TextTrial:
     """Stands in for a kernel: what its text says happens."""
 
+    config: str = "small"
+
     def headers(self) -> dict[str, str]:
         return {"k.cuh": "good good fine"}
 
     def run(self, headers: Mapping[str, str]) -> None:
         text = headers["k.cuh"]
+        if self.config in text:
+            raise ValueError(f"wrong in a {self.config} kernel")
         if "crash" in text:
             os.abort()
         if "hang" in text:
@@ -48,9 +52,29 @@ def test_every_kind_of_end_has_its_verdict() -> None:
 
 
 def test_a_mutation_that_never_ends_is_stopped_and_counts_as_caught() -> None:
-    (outcome,) = run_mutations([Mutation("hang", "k.cuh", "fine", "hang")], [TextTrial()], seconds_each=5)
+    (outcome,) = run_mutations([Mutation("hang", "k.cuh", "fine", "hang")], [TextTrial()], seconds_each=1)
     assert outcome.verdict == CAUGHT
-    assert outcome.reason == "no end after 5 s"
+    assert outcome.reason == "no end after 1 s"
+
+
+def test_a_mutation_meets_first_the_trials_in_which_it_shows_and_then_all_others() -> None:
+    trials = [TextTrial("small"), TextTrial("large"), TextTrial("wide")]
+    both, large = "small and large", "large"
+    outcomes = run_mutations(
+        [
+            Mutation("all trials in order", "k.cuh", "fine", both),
+            Mutation("large first", "k.cuh", "fine", both, shows_in="large"),
+            Mutation("not where it was thought", "k.cuh", "fine", large, shows_in="wide"),
+            Mutation("nowhere", "k.cuh", "fine", "nicer", shows_in="wide"),
+        ],
+        trials,
+    )
+    assert [(o.verdict, o.trial) for o in outcomes] == [(CAUGHT, 0), (CAUGHT, 1), (CAUGHT, 1), (MISSED, 3)]
+
+
+def test_a_kernel_that_fails_unbroken_is_refused() -> None:
+    with pytest.raises(ValueError, match="the unbroken kernel fails trial 1: wrong in a good kernel"):
+        run_mutations([Mutation("m", "k.cuh", "fine", "x")], [TextTrial(), TextTrial("good")])
 
 
 @pytest.mark.parametrize("old", ["absent", "good"])
