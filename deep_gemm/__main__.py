@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -42,12 +43,16 @@ def sim(
     adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
 ) -> None:
     """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
+    if kernel != "fp8_gemm":
+        raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
+    if importlib.util.find_spec("numpy") is None:
+        typer.echo('deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"', err=True)
+        raise typer.Exit(2)
+
     from .config import Output, tile_config
     from .sim import HostCompileError
     from .sim.command import run
 
-    if kernel != "fp8_gemm":
-        raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
     try:
         config = tile_config(block_m, block_n, Output(fp32, with_c, adds_to_d), cluster_m, cluster_n)
         passed = run(config, m, n, k, seeds=seeds, first_seed=first_seed, num_sms=num_sms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -233,6 +234,13 @@ def test_sim_without_a_host_compiler_says_so_in_a_sentence(monkeypatch: pytest.M
     result = run("sim", *SMALL)
     assert result.exit_code == 2
     assert result.output == "deep_gemm: the simulator needs g++ (C++17); none was found in PATH\n"
+
+
+def test_sim_without_numpy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = run("sim", *SMALL)
+    assert result.exit_code == 2
+    assert result.output == 'deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"\n'
 
 
 # ---- explain ----------------------------------------------------------------------------------------------------
