@@ -42,9 +42,8 @@ def right_d(p: DenseProblem, c: Tensor | None) -> Tensor:
 def assert_right(p: DenseProblem, got: Tensor, right: Tensor, config: GemmConfig | None = None) -> None:
     """Within the tensor cores' bound everywhere, and close as a whole; the worst element is named with its tile."""
     allowed = allowed_difference(p, right, TENSOR_CORES)
-    tile = (config.block_m, config.block_n) if config else (1, 1)
-    mistakes = describe_mistakes(got, right, allowed, *tile)
-    assert mistakes is None, f"{config}: {mistakes}"
+    mistakes = describe_mistakes(got, right, allowed, (config.block_m, config.block_n) if config else None)
+    assert mistakes is None, f"{config.name if config else 'chosen'}: {mistakes}"
     relative = float((got.double() - right.double()).norm() / right.double().norm())
     assert relative < RELATIVE[got.dtype], f"{relative:.1e} of the whole result"
 

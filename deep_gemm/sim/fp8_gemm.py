@@ -117,7 +117,7 @@ def run(
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
     allowed = allowed_difference(p, right, TENSOR_CORES if truncate else EXACT_STEPS)
-    return Outcome(d, right, allowed, describe_mistakes(d, right, allowed, config.block_m, config.block_n), result)
+    return Outcome(d, right, allowed, describe_mistakes(d, right, allowed, (config.block_m, config.block_n)), result)
 
 
 def _as_it_lies(x: Tensor) -> Tensor:

@@ -59,15 +59,15 @@ def excess(d: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
     return torch.where(ratio.isnan(), torch.inf, ratio)
 
 
-def describe_mistakes(d: Tensor, right: Tensor, allowed: Tensor, block_m: int, block_n: int) -> str | None:
-    """Name the worst element with its tile, and count; None if all are right."""
+def describe_mistakes(d: Tensor, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> str | None:
+    """Count the wrong elements and name the worst, with its tile where `tile` gives its rows and columns."""
     ratio = excess(d, right, allowed)
     count = int((ratio > 1).sum())
     if count == 0:
         return None
     i, j = divmod(int(ratio.argmax()), d.shape[1])
+    where = f"({i}, {j})" + (f" in tile ({i // tile[0]}, {j // tile[1]})" if tile else "")
     return (
-        f"{count} of {d.numel()} elements are wrong, {int(d.isnan().sum())} of them NaN; the worst, ({i}, {j}) in "
-        f"tile ({i // block_m}, {j // block_n}): {d[i, j].item():.9g} instead of {right[i, j].item():.9g}, "
-        f"{allowed[i, j].item():.2g} beside it allowed"
+        f"{count} of {d.numel()} elements are wrong, {int(d.isnan().sum())} of them NaN; the worst, {where}: "
+        f"{d[i, j].item():.9g} instead of {right[i, j].item():.9g}, where rounding explains {allowed[i, j].item():.2g}"
     )
