@@ -1,33 +1,40 @@
-# Two commands for a fresh machine with Python 3.10+, pip, make and g++: `make demo` and `make test`.
+# Two commands for a fresh machine with Python 3.10+, pip and make: `make demo`, and `make test`, which needs g++ too.
 # Both make .venv here first. Where the calling Python has a torch that will do, .venv uses it.
+# numpy comes with torch, because torch warns at every start without it.
 
 PYTHON ?= python3
 VENV := .venv
-READY := $(VENV)/.ready
+PACKAGE := $(VENV)/.package
+TOOLS := $(VENV)/.tools
 TORCH_WILL_DO := import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 CUDA_EXTRA := import torch; print("cu12" if (torch.version.cuda or "").startswith("12.") else "cu13")
+INSTALL := $(VENV)/bin/python -m pip install --quiet $(if $(CI),--constraint constraints.txt)
+EXTRA := $$($(VENV)/bin/python -c '$(CUDA_EXTRA)')
 
 .PHONY: demo test clean
 
-demo: $(READY)
+demo: $(PACKAGE)
 	$(VENV)/bin/python -m deep_gemm demo
 
-test: $(READY)
+test: $(TOOLS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest
+	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest
 
-$(READY): pyproject.toml constraints.txt Makefile
+$(PACKAGE): pyproject.toml constraints.txt Makefile
 	rm -rf $(VENV)
 	if $(PYTHON) -c '$(TORCH_WILL_DO)' 2>/dev/null; then \
 		$(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \
-		$(PYTHON) -m venv $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0; \
+		$(PYTHON) -m venv $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0 "numpy>=1.26"; \
 	fi
-	$(VENV)/bin/python -m pip install --quiet $(if $(CI),--constraint constraints.txt) \
-		--editable ".[dev,$$($(VENV)/bin/python -c '$(CUDA_EXTRA)')]"
-	touch $(READY)
+	$(INSTALL) --editable ".[sim,$(EXTRA)]"
+	touch $@
+
+$(TOOLS): $(PACKAGE)
+	$(INSTALL) --editable ".[dev,$(EXTRA)]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -27,28 +28,35 @@ def demo() -> None:
 @app.command()
 def sim(
     kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm")] = "fp8_gemm",
-    m: Annotated[int, typer.Option("--m", help="rows of D")] = 200,
-    n: Annotated[int, typer.Option("--n", help="columns of D")] = 336,
-    k: Annotated[int, typer.Option("--k", help="depth")] = 896,
-    seeds: Annotated[int, typer.Option(help="how many schedules to try")] = 8,
-    first_seed: Annotated[int, typer.Option(help="the first of them")] = 0,
-    num_sms: Annotated[int, typer.Option(help="SMs to simulate")] = 2,
+    m: Annotated[int, typer.Option("--m", min=1, help="rows of D")] = 200,
+    n: Annotated[int, typer.Option("--n", min=1, help="columns of D")] = 336,
+    k: Annotated[int, typer.Option("--k", min=1, help="depth")] = 896,
+    seeds: Annotated[int, typer.Option(min=1, help="how many schedules to try")] = 8,
+    first_seed: Annotated[int, typer.Option(min=0, help="the first of them")] = 0,
+    num_sms: Annotated[int, typer.Option(min=1, help="SMs to simulate")] = 2,
     block_m: Annotated[int, typer.Option(help="rows of a tile")] = 128,
     block_n: Annotated[int, typer.Option(help="columns of a tile")] = 128,
     cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
     cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
-    fp32: Annotated[bool, typer.Option(help="FP32 output")] = False,
+    fp32: Annotated[bool, typer.Option("--fp32", help="FP32 output")] = False,
+    with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
+    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
 ) -> None:
     """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
-    from .config import Output, tile_config
-    from .sim.command import run
-
     if kernel != "fp8_gemm":
         raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
+    if importlib.util.find_spec("numpy") is None:
+        typer.echo('deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"', err=True)
+        raise typer.Exit(2)
+
+    from .config import Output, tile_config
+    from .sim import HostCompileError
+    from .sim.command import run
+
     try:
-        config = tile_config(block_m, block_n, Output(is_fp32=fp32), cluster_m, cluster_n)
-        passed = run(config, m, n, k, seeds, first_seed, num_sms)
-    except ValueError as error:
+        config = tile_config(block_m, block_n, Output(fp32, with_c, adds_to_d), cluster_m, cluster_n)
+        passed = run(config, m, n, k, seeds=seeds, first_seed=first_seed, num_sms=num_sms)
+    except (ValueError, HostCompileError) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(0 if passed else 1)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from deep_gemm.layout import ceil_div
+from deep_gemm.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 
 CANARY = 42.0
-FP32_UNIT = 2.0**-24
 BF16_UNIT = 2.0**-8
 
 
@@ -61,19 +61,8 @@ def product_and_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: 
 
 
 def tensor_core_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> Tensor:
-    """How far Hopper's FP8 tensor cores may be from exact sums, in the units of D.
-
-    A 32-deep step aligns 32 products and the accumulator to the largest of them and keeps 13 bits below it, so each of
-    the 33 loses less than 2^-13 of it; four steps make a block, and none of the numbers exceeds the sum of magnitudes.
-    """
-    m, k, n = *a.shape, b.shape[0]
-    sfb = sfb.repeat_interleave(sfb_rows, 0)[:n] if sfb_rows > 1 else sfb
-    bound = torch.zeros(m, n, dtype=torch.float64)
-    for block in range(ceil_div(k, 128)):
-        ks = slice(block * 128, (block + 1) * 128)
-        magnitudes = a[:, ks].double().abs() @ b[:, ks].double().abs().t()
-        bound += magnitudes * sfa[:, block, None].double().abs() * sfb[None, :, block].double().abs()
-    return bound * 4 * 33 * 2.0**-13
+    """How far Hopper's FP8 tensor cores may be from exact sums, in the units of D."""
+    return sum_of_magnitudes(a, sfa, b, sfb, sfb_rows) * TENSOR_CORES
 
 
 def rounding_to(dtype: torch.dtype, exact: Tensor, bound: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from deep_gemm.heuristics import reachable
 from deep_gemm.inspect_kernels import FAMILIES, OPCODES
 from deep_gemm.jit import CompilerMissing
 from deep_gemm.kernels import fp8_gemm
+from deep_gemm.sim import library
 
 
 def run(*arguments: str) -> Result:
@@ -35,8 +37,10 @@ def words(result: Result) -> str:
 def test_every_command_is_listed_with_what_it_does() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "inspect", "configs"):
-        assert command in result.output
+    for command in app.registered_commands:
+        assert command.callback is not None
+        what = (command.callback.__doc__ or "").split(".")[0]
+        assert f" {command.callback.__name__} {what}" in words(result)
 
 
 # ---- inspect ----------------------------------------------------------------------------------------------------
@@ -139,6 +143,145 @@ def test_every_opcode_that_is_shown_has_a_name_in_the_reader() -> None:
     from deep_gemm.jit.cubin import _MNEMONICS
 
     assert set(OPCODES) <= set(_MNEMONICS.values())
+
+
+# ---- sim --------------------------------------------------------------------------------------------------------
+
+SMALL = ("--m", "40", "--n", "72", "--k", "272", "--block-m", "64", "--block-n", "64")
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((), "64x64 bf16"),
+        (("--fp32", "--adds-to-d"), "64x64 fp32+d"),
+        (("--with-c", "--cluster-n", "2"), "64x64/n2 bf16+c"),
+    ],
+)
+def test_sim_runs_seeds_and_says_how_far_from_wrong(arguments: tuple[str, ...], name: str) -> None:
+    result = run("sim", *SMALL, "--seeds", "2", *arguments)
+    assert result.exit_code == 0
+    shown = words(result)
+    assert f"fp8_gemm {name}, " in shown
+    assert " stages, on 2 simulated SMs" in shown
+    assert re.search(r"2 seeds passed in .* steps, worst error \S+ of what is allowed", shown)
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize(
+    ("broken", "by", "says"),
+    [
+        ("ptx::mbarrier_init(&full[stage], kFullArrivals);", "", "is not initialized"),
+        ("scale[i / 2 % 2], total[i]);", "scale[i / 2 % 2], 0.f);", "elements are wrong, 0 of them NaN; the worst"),
+    ],
+)
+def test_sim_prints_the_command_that_shows_a_failure_again(
+    monkeypatch: pytest.MonkeyPatch, broken: str, by: str, says: str
+) -> None:
+    headers = fp8_gemm.headers
+
+    def broken_headers(config: GemmConfig) -> dict[str, str]:
+        return {name: text.replace(broken, by) for name, text in headers(config).items()}
+
+    monkeypatch.setattr(fp8_gemm, "headers", broken_headers)
+    result = run("sim", *SMALL, "--first-seed", "3", "--num-sms", "5", "--fp32", "--with-c", "--cluster-m", "2")
+    assert result.exit_code == 1
+    assert says in result.output
+    (again,) = re.findall("again: python -m deep_gemm (.*)", result.output)
+    assert again == (
+        "sim fp8_gemm --m 40 --n 72 --k 272 --first-seed 3 --seeds 1 --num-sms 4 "
+        "--block-m 64 --block-n 64 --cluster-m 2 --cluster-n 1 --fp32 --with-c"
+    )
+    assert run(*again.split()).output == result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("int8_gemm",), "expected fp8_gemm, got int8_gemm"),
+        (("--seeds", "0"), "Invalid value for '--seeds'"),
+        (("--first-seed", "-1"), "Invalid value for '--first-seed'"),
+        (("--num-sms", "0"), "Invalid value for '--num-sms'"),
+        (("--m", "0"), "Invalid value for '--m'"),
+        (("--n", "0"), "Invalid value for '--n'"),
+        (("--k", "0"), "Invalid value for '--k'"),
+        (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
+        (("--block-m", "256", "--block-n", "256"), "256x256 bf16: needs 320 accumulators in 232 registers"),
+        (("--cluster-n", "4"), "128x128/n4 bf16: needs clusters of 1 or 2"),
+        (("--adds-to-d",), "128x128 bf16+d: needs FP32 output where it is added to D"),
+    ],
+)
+def test_sim_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("sim", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize(("option", "name"), [("--k", "k"), ("--n", "n")])
+def test_sim_refuses_sizes_that_a_product_may_not_have(option: str, name: str) -> None:
+    result = run("sim", *SMALL, option, "100")
+    assert result.exit_code == 2
+    assert f"deep_gemm: {name}: expected a multiple of" in words(result)
+
+
+def test_sim_without_a_host_compiler_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    library._compiler.cache_clear()
+    library._compiler_version.cache_clear()
+    result = run("sim", *SMALL)
+    assert result.exit_code == 2
+    assert result.output == "deep_gemm: the simulator needs g++ (C++17); none was found in PATH\n"
+
+
+def test_sim_without_numpy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = run("sim", *SMALL)
+    assert result.exit_code == 2
+    assert result.output == 'deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"\n'
+
+
+# ---- explain ----------------------------------------------------------------------------------------------------
+
+
+def test_explain_shows_the_choice_and_what_lost() -> None:
+    result = run("explain", "4096", "7168", "2048", "--gpu", "H200")
+    assert result.exit_code == 0
+    assert "4096" in result.output
+    assert "H200" in result.output
+    assert any(config.name.split()[0] in result.output for config in reachable())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("0", "8", "128"), "deep_gemm: m: expected"),
+        (("64", "8", "128", "--gpu", "B200"), "deep_gemm: gpu: expected H200, H100, H20 or None, got 'B200'"),
+    ],
+)
+def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("explain", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+
+
+# ---- bench ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("int8",), "kind: expected one of dense, grouped, host, compile, got 'int8'"),
+        (("compile", "--plot", "x.png"), "--plot draws products, bench compile has none"),
+        (("host", "--shapes", "1,8,16"), "--shapes chooses products, bench host has its own"),
+    ],
+)
+def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("bench", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
 
 
 # ---- configs ----------------------------------------------------------------------------------------------------

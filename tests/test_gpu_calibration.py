@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +14,7 @@ from deep_gemm.kernels import fp8_gemm
 from deep_gemm.problem import dense_problem
 from deep_gemm.sim import fp8_gemm as sim
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("g++") is None, reason="the simulator needs g++")]
+pytestmark = [pytest.mark.gpu, pytest.mark.host_compiler]
 
 Shape = tuple[int, int]
 

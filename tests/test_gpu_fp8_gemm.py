@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from helpers import framed, random_fp8, random_scales, tensor_core_bound
+from helpers import framed, random_fp8, random_scales
 from torch import Tensor
 
 import deep_gemm
@@ -16,6 +16,7 @@ from deep_gemm.heuristics import reachable
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.layout import ceil_div
 from deep_gemm.problem import DenseProblem, dense_problem
+from deep_gemm.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
 
 pytestmark = pytest.mark.gpu
 
@@ -40,14 +41,9 @@ def right_d(p: DenseProblem, c: Tensor | None) -> Tensor:
 
 def assert_right(p: DenseProblem, got: Tensor, right: Tensor, config: GemmConfig | None = None) -> None:
     """Within the tensor cores' bound everywhere, and close as a whole; the worst element is named with its tile."""
-    rounding = 2.0**-8 if got.dtype == torch.bfloat16 else 2.0**-23
-    bound = tensor_core_bound(p.a.cpu(), p.sfa.cpu(), p.b.cpu(), p.sfb.cpu(), p.sfb_rows)
-    bound += 2 * right.double().cpu().abs() * rounding
-    excess = (got.double() - right.double()).abs().cpu() - bound
-    worst = int(torch.where(excess.isnan(), torch.inf, excess).argmax())
-    i, j = worst // p.n, worst % p.n
-    at = f"at ({i}, {j})" + (f", tile ({i // config.block_m}, {j // config.block_n}) of {config}" if config else "")
-    assert float(excess.flatten()[worst]) <= 0, f"{at}: got {got[i, j].item()}, right {right[i, j].item()}"
+    allowed = allowed_difference(p, right, TENSOR_CORES)
+    mistakes = describe_mistakes(got, right, allowed, (config.block_m, config.block_n) if config else None)
+    assert mistakes is None, f"{config.name if config else 'chosen'}: {mistakes}"
     relative = float((got.double() - right.double()).norm() / right.double().norm())
     assert relative < RELATIVE[got.dtype], f"{relative:.1e} of the whole result"
 

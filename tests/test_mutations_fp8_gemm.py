@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from mutations_fp8_gemm import MUTATIONS, TRIALS
 
 from deep_gemm.sim.mutate import DOES_NOT_COMPILE, report, run_mutations, score
 
 
+@pytest.mark.host_compiler
 def test_nearly_all_mutations_of_fp8_gemm_are_caught() -> None:
     outcomes = run_mutations(MUTATIONS, TRIALS)
     print(report(outcomes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from deep_gemm.sim import SCHEDULES, Buffer, HostCompileError, Pointer, Simulati
 from deep_gemm.sim.arguments import U64, Argument, Map, Struct, encode
 from deep_gemm.tensor_map import ElementType, TensorMap
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the simulator needs g++")
+pytestmark = pytest.mark.host_compiler
 
 FP32, UINT8 = ElementType.FLOAT32, ElementType.UINT8
 MODEL = cases_file("model.cuh")

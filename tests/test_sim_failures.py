@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from sim_cases import cases_of, run_case
 from deep_gemm.sim import SimulationError
 from deep_gemm.tensor_map import ElementType, TensorMap
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the simulator needs g++")
+pytestmark = pytest.mark.host_compiler
 
 INIT = "if (thread == 0) { ptx::mbarrier_init(bar, 1); ptx::fence_mbarrier_init(); } ptx::syncthreads();"
 LOAD = (

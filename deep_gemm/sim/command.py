@@ -11,29 +11,48 @@ from ..config import GemmConfig
 from . import fp8_gemm
 from .simulate import SimulationError
 
-TOLERANCE = 2.0**-8
-"""Of the largest element: two roundings of it to BF16."""
 
-
-def run(config: GemmConfig, m: int, n: int, k: int, seeds: int, first_seed: int, num_sms: int) -> bool:
-    """Simulate under many schedules; say what went wrong and with which seed, or that nothing did."""
+def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
+    """Simulate under many schedules; say what went wrong and how to see it again, or that nothing did."""
     console = Console(highlight=False)
     num_sms = max(num_sms // config.cluster_size, 1) * config.cluster_size
-    console.print(f"fp8_gemm {config.block_m}x{config.block_n}, {config.num_stages} stages, on {num_sms} simulated SMs")
-    kernel = fp8_gemm.compile_config(config)
+    with console.status("compiling"):
+        kernel = fp8_gemm.compile_config(config)
+    console.print(f"fp8_gemm {config.name}, {config.num_stages} stages, on {num_sms} simulated SMs")
     begin, steps, worst = time.perf_counter(), 0, 0.0
     for seed in track(range(first_seed, first_seed + seeds), description="seeds", console=console, transient=True):
         problem = fp8_gemm.random_problem(config, m, n, k, seed)
-        again = f"again with --first-seed {seed} --seeds 1"
         try:
             outcome = fp8_gemm.run(kernel, config, problem, seed=seed, num_sms=num_sms)
+            mistakes = outcome.mistakes
         except SimulationError as error:
-            console.print(f"[red]seed {seed}:[/] {error.what}\n{again}", soft_wrap=True)
+            mistakes = error.what
+        if mistakes is not None:
+            again = command(config, m, n, k, seed, num_sms)
+            console.print(f"seed {seed}: {mistakes}\nagain: {again}", soft_wrap=True, markup=False)
             return False
         steps, worst = steps + outcome.result.steps, max(worst, outcome.worst)
-        if outcome.worst > TOLERANCE:
-            console.print(f"[red]seed {seed}:[/] wrong by {outcome.worst:.1e} of the largest element\n{again}")
-            return False
     seconds = time.perf_counter() - begin
-    console.print(f"{seeds} seeds passed in {seconds:.1f} s, {steps:,} steps, worst error {worst:.1e} of the largest")
+    console.print(
+        f"{seeds} seeds passed in {seconds:.1f} s, {steps:,} steps, worst error {worst:.2g} of what is allowed"
+    )
     return True
+
+
+def command(config: GemmConfig, m: int, n: int, k: int, seed: int, num_sms: int) -> str:
+    """Give the command that runs one seed, with every option that it depends on."""
+    values = {
+        "--m": m,
+        "--n": n,
+        "--k": k,
+        "--first-seed": seed,
+        "--seeds": 1,
+        "--num-sms": num_sms,
+        "--block-m": config.block_m,
+        "--block-n": config.block_n,
+        "--cluster-m": config.cluster_m,
+        "--cluster-n": config.cluster_n,
+    }
+    switches = {"--fp32": config.output_is_fp32, "--with-c": config.with_c, "--adds-to-d": config.adds_to_d}
+    options = [f"{name} {value}" for name, value in values.items()] + [name for name, on in switches.items() if on]
+    return " ".join(["python -m deep_gemm sim fp8_gemm", *options])

@@ -16,30 +16,32 @@ from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .arguments import U64, Map, Pointer, Struct
 from .library import HostKernel, compile_kernel
+from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
 from .simulate import Buffer, Result, simulate
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """D from the simulator and from the reference."""
+    """D from the simulator and from the reference, and how far apart rounding may take their elements."""
 
     d: Tensor
     right: Tensor
+    allowed: Tensor
+    mistakes: str | None
+    """What is wrong with D, in words; None if nothing is."""
     result: Result
 
     @property
     def worst(self) -> float:
-        """Largest difference of one element, relative to the largest magnitude; infinite where NaN was written."""
-        difference = (self.d.double() - self.right.double()).abs()
-        scale = self.right.double().abs().amax().clamp_min(1e-30)
-        return float(torch.where(difference.isnan(), torch.inf, difference).amax() / scale)
+        """Largest difference of one element, relative to what is allowed: right up to 1, infinite where NaN is."""
+        return float(excess(self.d, self.right, self.allowed).amax())
 
 
 def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     reason = config.why_illegal()
     if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
+        raise ValueError(f"{config.name}: {reason}")
     return compile_kernel(fp8_gemm.SOURCE, {**fp8_gemm.headers(config), **(edits or {})}, name=fp8_gemm.NAME)
 
 
@@ -114,7 +116,8 @@ def run(
     reference.dense(p._replace(d=right))
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
-    return Outcome(d, right, result)
+    allowed = allowed_difference(p, right, TENSOR_CORES if truncate else EXACT_STEPS)
+    return Outcome(d, right, allowed, describe_mistakes(d, right, allowed, (config.block_m, config.block_n)), result)
 
 
 def as_it_lies(x: Tensor) -> Tensor:

@@ -174,4 +174,5 @@ def _as_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _from_bytes(data: np.ndarray[Any, np.dtype[np.uint8]], like: Array) -> Array:
     if isinstance(like, torch.Tensor):
         return torch.from_numpy(data).view(like.dtype).reshape(like.shape)
-    return data.view(like.dtype).reshape(like.shape)
+    array: Array = data.view(like.dtype).reshape(like.shape)
+    return array
