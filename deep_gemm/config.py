@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
-from .layout import align
+from .layout import align, ceil_div
 
 BLOCK_K = 128
 SHARED_BYTES_LIMIT = 232448
@@ -17,8 +17,11 @@ WGMMA_K = 32
 """Depth of one WGMMA on FP8."""
 WARPGROUP_THREADS = 128
 MAX_STAGES = 16
-MAX_ACCUMULATORS = 192
-"""Registers of a math thread for totals and partial sums, of 232; the rest addresses and scales."""
+MAX_CLUSTER = 8
+CHUNK_ELEMENTS = 16 * 8
+"""What a warp hands to another CTA at a time; see cuda/split.cuh."""
+MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
+"""Registers of a math thread for totals and partial sums, by math warpgroups; the rest is for addresses and scales."""
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """By the rows of a tile."""
 
@@ -33,10 +36,18 @@ class GemmConfig:
     num_math_warpgroups: int = 2
     unit_n: int | None = None
     """Columns of one WGMMA; None takes the whole tile's."""
+    num_partials: int = 1
+    """Sets of partial sums: with 2 one is promoted while the tensor cores fill the other."""
+    run_k_blocks: int = 1
+    """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
+    has_rest: bool = False
+    """Blocks of k may be left over when no whole run remains: code for them too."""
     cluster_m: int = 1
     """2: two CTAs with neighbouring rows of tiles share B by multicast."""
     cluster_n: int = 1
     """2: two CTAs with neighbouring columns of tiles share A by multicast."""
+    cluster_k: int = 1
+    """CTAs that share out a tile's blocks of k among them and add up their totals."""
     panel_columns: int = 64
     """Columns of D that one TMA store writes."""
     panels_per_store: int = 1
@@ -52,7 +63,8 @@ class GemmConfig:
     @property
     def name(self) -> str:
         """Short, for people: tile, operand shared in a cluster, output; such as "256x128/n2 bf16+c"."""
-        cluster = f"/m{self.cluster_m}" * (self.cluster_m > 1) + f"/n{self.cluster_n}" * (self.cluster_n > 1)
+        sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
+        cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         return f"{self.block_m}x{self.block_n}{cluster} {'fp32' if self.output_is_fp32 else 'bf16'}{addition}"
 
@@ -69,7 +81,7 @@ class GemmConfig:
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.cluster_k
 
     @property
     def num_threads(self) -> int:
@@ -96,8 +108,12 @@ class GemmConfig:
         """Size of `SharedStorage` in cuda/fp8_gemm.cuh, which asserts that it is the same."""
         operands = self.num_stages * (self.block_m + self.block_n) * BLOCK_K
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
-        scales_and_barriers = self.num_stages * (self.block_m * 4 + 2 * 8)
-        return align(align(outputs, 1024) + operands + scales_and_barriers, 1024)
+        if self.cluster_k > 1:
+            chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
+            outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
+        scales = self.num_stages * self.block_m * 4
+        barriers = (self.num_stages + 1) * 2 * 8
+        return align(align(outputs, 1024) + operands + align(scales, 8) + barriers, 1024)
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
@@ -117,7 +133,10 @@ class GemmConfig:
         yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
         yield self.num_stages >= 2, "at least 2 stages"
         # Either half of an operand that a cluster shares is whole swizzle atoms, 8 rows, by the rules on tiles above.
-        yield (self.cluster_m, self.cluster_n) in ((1, 1), (1, 2), (2, 1)), "clusters of 1 or 2"
+        yield (self.cluster_m, self.cluster_n) in ((1, 1), (1, 2), (2, 1)), "1 or 2 CTAs that share an operand"
+        yield 1 <= self.cluster_k <= MAX_CLUSTER, f"1 to {MAX_CLUSTER} CTAs that split k"
+        yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "k split, or an operand shared, not both"
+        yield self.cluster_k == 1 or not self.adds_to_d, "no addition by TMA where k is split"
         yield self.panel_columns * self.output_bytes in (32, 64, 128), "panel rows of 32, 64 or 128 bytes"
         panels = self.units_per_warpgroup * unit_n // self.panel_columns
         whole_panels = unit_n % self.panel_columns == 0
@@ -129,7 +148,10 @@ class GemmConfig:
         yield self.raster_group >= 1, "a raster of at least 1 tile"
         yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
-        accumulators = (self.units_per_warpgroup + 1) * unit_n // 2
+        yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
+        yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
+        yield self.run_k_blocks > 1 or not self.has_rest, "longer runs, if a rest is left by them"
+        accumulators = (self.units_per_warpgroup + self.num_partials) * unit_n // 2
         registers = self.registers[1]
         yield accumulators <= registers - 32, f"{accumulators} accumulators in {registers} registers"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
@@ -145,6 +167,8 @@ class GemmConfig:
             "kUnitsAlongN": self.units_along_n,
             "kUnitsPerWarpgroup": self.units_per_warpgroup,
             "kRowsPerWarpgroup": self.block_m // self.num_math_warpgroups,
+            "kNumPartials": self.num_partials,
+            "kRunKBlocks": self.run_k_blocks,
             "kNumStages": self.num_stages,
             "kNumMathWarpgroups": self.num_math_warpgroups,
             "kNumMathWarps": self.num_math_warpgroups * 4,
@@ -154,14 +178,22 @@ class GemmConfig:
             "kClusterM": self.cluster_m,
             "kClusterN": self.cluster_n,
             "kClusterSize": self.cluster_size,
-            "kAllCtas": (1 << self.cluster_size) - 1,
+            "kClusterK": self.cluster_k,
+            "kMulticastCtas": self.cluster_m * self.cluster_n,
+            "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
             "kPanelColumns": self.panel_columns,
             "kPanelsPerStore": self.panels_per_store,
             "kNumStoreBuffers": self.num_store_buffers,
             "kRasterGroup": self.raster_group,
             "kSharedBytes": self.shared_bytes,
         }
-        switches = {"kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c, "kAddsToD": self.adds_to_d}
+        switches = {
+            "kOutputIsFp32": self.output_is_fp32,
+            "kWithC": self.with_c,
+            "kAddsToD": self.adds_to_d,
+            "kHasRest": self.has_rest,
+            "kAsyncExchange": True,
+        }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
         return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
@@ -178,7 +210,15 @@ class Output:
     """C is D itself, in FP32: TMA adds where D lies."""
 
 
-def tile_config(block_m: int, block_n: int, output: Output, cluster_m: int = 1, cluster_n: int = 1) -> GemmConfig:
+def tile_config(
+    block_m: int,
+    block_n: int,
+    output: Output,
+    cluster_m: int = 1,
+    cluster_n: int = 1,
+    cluster_k: int = 1,
+    k: int = 0,
+) -> GemmConfig:
     """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile.
 
     With the whole tile buffered, one tile's stores run under the next one's products: on an H200 that was worth 3-10%
@@ -190,9 +230,13 @@ def tile_config(block_m: int, block_n: int, output: Output, cluster_m: int = 1, 
         raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
     num_math_warpgroups = MATH_WARPGROUPS[block_m]
     rows_per_warpgroup = block_m // num_math_warpgroups
-    # One unit's partial sums and all units' totals must fit a thread's registers.
+    # One unit's partial sums, two units' if possible, and all units' totals must fit a thread's registers.
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
-    unit_n = block_n if (units_along_m + 1) * block_n // 2 <= MAX_ACCUMULATORS else gcd(block_n, 128)
+    room = MAX_ACCUMULATORS[num_math_warpgroups]
+    unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
+    num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 <= room else 1
+    # Longer lines were 1-2% faster still, and took twice as long to compile.
+    run_k_blocks = 4 if num_partials == 2 else 2
     panel_columns = gcd(unit_n, 32 if output.is_fp32 else 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
@@ -207,14 +251,18 @@ def tile_config(block_m: int, block_n: int, output: Output, cluster_m: int = 1, 
             num_stages=min_stages,
             num_math_warpgroups=num_math_warpgroups,
             unit_n=unit_n,
+            num_partials=num_partials,
+            run_k_blocks=run_k_blocks,
+            has_rest=ceil_div(k, BLOCK_K) % run_k_blocks != 0,
             cluster_m=cluster_m,
             cluster_n=cluster_n,
+            cluster_k=cluster_k,
             panel_columns=panel_columns,
             panels_per_store=panels if whole else 1,
             num_store_buffers=1 if whole else buffered,
             output_is_fp32=output.is_fp32,
-            with_c=output.with_c,
-            adds_to_d=output.adds_to_d,
+            with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
+            adds_to_d=output.adds_to_d and cluster_k == 1,
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
             break

@@ -126,7 +126,7 @@ class DecodeConfig:
             "kNumThreads": self.num_threads,
             "kCtasPerSm": self.ctas_per_sm,
             "kClusterK": self.cluster_k,
-            "kClusterSize": 1,  # to ring.cuh: nobody loads into another CTA's slots
+            "kMulticastCtas": 1,  # nobody loads into another CTA's slots
             "kEarlyStages": self.early_stages,
             "kSharedBytes": self.shared_bytes,
         }

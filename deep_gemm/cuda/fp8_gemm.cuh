@@ -5,7 +5,9 @@
 //                             after the last k-block:            accumulators -> shared memory --TMA--> D
 //
 // A math warpgroup owns kBlockM / kNumMathWarpgroups rows of the tile and works through them in units of 64 x kUnitN:
-// one unit's partial sums are in the tensor cores' registers at a time, the totals of all units beside them.
+// one or two units' partial sums are in the tensor cores' registers at a time, the totals of all units beside them.
+//
+// Where tiles are few, the kClusterK CTAs of a cluster share out a tile's k-blocks, and split.cuh adds up their totals.
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"
@@ -16,13 +18,15 @@
 #include "ring.cuh"
 #include "scaling.cuh"
 #include "scheduler.cuh"
+#include "split.cuh"
 #include "store.cuh"
 
 struct Params {
   ptx::TensorMap map_a, map_b, map_sfa, map_d;
   const float* sfb;
   const uint8_t* c;
-  uint64_t c_pitch;  // in elements
+  uint8_t* d;                 // where k is split; else D is stored through its map
+  uint64_t c_pitch, d_pitch;  // in elements
   uint32_t sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
 };
@@ -31,18 +35,26 @@ struct Params {
 constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;
 constexpr uint32_t kSlotBytes = kABytes + kBBytes + kBlockM * 4;
 
+constexpr uint32_t kAccumulators = kUnitsPerWarpgroup * kUnitN / 2;
+constexpr uint32_t kOutputRoom = kClusterK > 1 ? exchange_floats(kAccumulators) * 4
+                                               : kNumMathWarpgroups * kNumStoreBuffers * kStoreBufferBytes;
+
 struct SharedStorage {
-  alignas(1024) uint8_t d[kNumMathWarpgroups][kNumStoreBuffers * kStoreBufferBytes];
+  alignas(1024) uint8_t output[kOutputRoom];  // store buffers, the same for each warpgroup, or the exchange of split.cuh
   alignas(1024) uint8_t a[kNumStages][kABytes];
   alignas(1024) uint8_t b[kNumStages][kBBytes];
   alignas(128) float sfa[kNumStages][kBlockM];
   Ring ring;
+  // Of the exchange: all has come that is sent to this CTA; all CTAs have read what they were sent of the tile before.
+  uint64_t received, consumed;
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes and SharedStorage differ");
 
 // Loads the k-blocks of one tile, each into the next slot of the ring.
 DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, RingPosition& at) {
-  for (uint32_t k = 0; k < p.k; k += kBlockK, at = at.next()) {
+  const KBlocks k_blocks(p.k);
+  for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
+    const uint32_t k = k_block * kBlockK;
     wait_until_free(shared.ring, at);
     uint64_t* full = &shared.ring.full[at.stage];
     ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
@@ -61,66 +73,127 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     } else {
       ptx::tma_load_2d(&p.map_b, full, shared.b[at.stage], k, tile.row_n);
     }
-    ptx::tma_load_2d(&p.map_sfa, full, shared.sfa[at.stage], tile.row_m, k / kBlockK);
+    ptx::tma_load_2d(&p.map_sfa, full, shared.sfa[at.stage], tile.row_m, k_block);
   }
 }
 
 // Multiplies one unit of one slot: 64 rows of A by kUnitN rows of B, 128 deep, from zero.
-DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_address, uint32_t b_address) {
-#pragma unroll
-  for (float& x : partial) ptx::fence_register(x);
+DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
   ptx::wgmma_fence();
 #pragma unroll
   for (uint32_t k = 0; k < kBlockK; k += 32)  // 32 values of k are 32 bytes into the swizzled rows
-    ptx::wgmma_m64k32_e4m3<kUnitN>(partial, ptx::smem_descriptor(a_address + k), ptx::smem_descriptor(b_address + k),
-                                   k != 0);
+    ptx::wgmma_m64k32_e4m3<kUnitN>(partial, ptx::smem_descriptor_from_low(a_low + k / 16),
+                                   ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);
   ptx::wgmma_commit_group();
-#pragma unroll
-  for (float& x : partial) ptx::fence_register(x);
 }
 
-// Multiplies the k-blocks of one tile as they arrive, and promotes each into `total`.
-DEVICE void multiply_tile(const Params& p, SharedStorage& shared, const Tile& tile, RingPosition& at, uint32_t warpgroup,
+// What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
+// warpgroup's rows of A and of all of B, and the scale of its first row. The loop adds multiples of a slot to them.
+struct Operands {
+  uint32_t a, b;
+  const float* sfa;
+
+  DEVICE Operands(const SharedStorage& shared, uint32_t warpgroup)
+      : a(ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warpgroup * kRowsPerWarpgroup * kBlockK)),
+        b(ptx::smem_descriptor_low(ptx::smem_address(shared.b[0]))),
+        sfa(&shared.sfa[0][warpgroup * kRowsPerWarpgroup + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]) {}
+};
+
+// Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
+// With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
+// only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
+template <uint32_t kCount>
+DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockScales& block_scales,
+                              uint32_t k_block_of_32, RingPosition& at, bool& is_loaded,
+                              float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
+  constexpr uint32_t kPieces = kCount * kUnitsPerWarpgroup, kLag = kNumPartials - 1;
+  RingPosition slots[kCount];
+  float sfb[kCount][kScalesPerTile], sfa[kPieces][2], partial[kNumPartials][kUnitN / 2];
+#pragma unroll
+  for (uint32_t i = 0; i < kPieces + kLag; ++i) {
+    if (i < kPieces) {
+      const uint32_t k_block = i / kUnitsPerWarpgroup, unit = i % kUnitsPerWarpgroup;
+      const uint32_t row = unit / kUnitsAlongN * 64, column = unit % kUnitsAlongN * kUnitN;
+      if (unit == 0) {
+        slots[k_block] = at;
+        block_scales.of_k_block(k_block_of_32 + k_block, sfb[k_block]);
+        if (!is_loaded) wait_until_loaded(ring, at);
+      }
+      const uint32_t stage = slots[k_block].stage;
+      issue_unit(partial[i % kNumPartials], operands.a + stage * (kABytes / 16) + row * (kBlockK / 16),
+                 operands.b + stage * (kBBytes / 16) + column * (kBlockK / 16));
+      sfa[i][0] = ptx::ld_shared_f32(operands.sfa + stage * kBlockM + row);
+      sfa[i][1] = ptx::ld_shared_f32(operands.sfa + stage * kBlockM + row + 8);
+      if (unit + 1 == kUnitsPerWarpgroup) {
+        // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
+        at = at.next();
+        is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&ring.full[at.stage], at.parity));
+      }
+    }
+    if (i >= kLag) {
+      const uint32_t done = i - kLag, k_block = done / kUnitsPerWarpgroup, unit = done % kUnitsPerWarpgroup;
+      if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
+      ptx::fence_registers(partial[done % kNumPartials]);
+      if (unit + 1 == kUnitsPerWarpgroup) release(ring, slots[k_block], ptx::lane_index());
+      promote(total[unit], partial[done % kNumPartials], sfa[done], block_scales, sfb[k_block],
+              unit % kUnitsAlongN * kUnitN);
+    }
+  }
+}
+
+// Multiplies the k-blocks of one tile.
+DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands, const Tile& tile, RingPosition& at,
                           float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
-  const uint32_t lane = ptx::lane_index();
-  const uint32_t first_row = warpgroup * kRowsPerWarpgroup + ptx::warp_index() % 4 * 16 + lane / 4;
-  const uint32_t num_k_blocks = ceil_div(p.k, kBlockK);
+  const KBlocks k_blocks(p.k);
 #pragma unroll
   for (auto& unit : total)
 #pragma unroll
     for (float& x : unit) x = 0;
+  if (kClusterK > 1 && k_blocks.first == k_blocks.end) return;  // fewer runs than CTAs
 
-  BlockScales block_scales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, num_k_blocks);
+  BlockScales block_scales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks.first,
+                           k_blocks.end);
   bool is_loaded = false;  // known already that the slot at hand is
-  for (uint32_t first_k_block = 0; first_k_block < num_k_blocks; first_k_block += 32) {
-    block_scales.advance(first_k_block);
-    const uint32_t count = num_k_blocks - first_k_block < 32 ? num_k_blocks - first_k_block : 32;
+  for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
+    block_scales.advance(first);
+    const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
+    // Kept from the compiler, which would compute it anew for each turn of the loop.
+    const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
+    uint32_t k_block = 0;
 #pragma unroll 1
-    for (uint32_t k_block = 0; k_block < count; ++k_block) {
-      float sfb[kScalesPerTile];
-      block_scales.of_k_block(k_block, sfb);
-      if (!is_loaded) wait_until_loaded(shared.ring, at);
-      const RingPosition after = at.next();
-#pragma unroll
-      for (uint32_t unit = 0; unit < kUnitsPerWarpgroup; ++unit) {
-        const uint32_t row = unit / kUnitsAlongN * 64, column = unit % kUnitsAlongN * kUnitN;
-        const float sfa[2] = {ptx::ld_shared_f32(&shared.sfa[at.stage][first_row + row]),
-                              ptx::ld_shared_f32(&shared.sfa[at.stage][first_row + row + 8])};
-        float partial[kUnitN / 2];
-        issue_unit(partial,
-                   ptx::smem_address(shared.a[at.stage]) + (warpgroup * kRowsPerWarpgroup + row) * kBlockK,
-                   ptx::smem_address(shared.b[at.stage]) + column * kBlockK);
-        const bool is_last_unit = unit + 1 == kUnitsPerWarpgroup;
-        // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
-        if (is_last_unit)
-          is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&shared.ring.full[after.stage], after.parity));
-        ptx::wgmma_wait_group<0>();
-        if (is_last_unit) release(shared.ring, at, lane);
-        promote(total[unit], partial, sfa, block_scales, sfb, column);
-      }
-      at = after;
-    }
+    for (; k_block != end_of_runs; k_block += kRunKBlocks)
+      multiply_k_blocks<kRunKBlocks>(ring, operands, block_scales, k_block, at, is_loaded, total);
+    if constexpr (kHasRest)
+#pragma unroll 1
+      for (; k_block < count; ++k_block)
+        multiply_k_blocks<1>(ring, operands, block_scales, k_block, at, is_loaded, total);
   }
+}
+
+// Adds up what the CTAs of the cluster have of a tile, and writes this CTA's share of it to D. `parity` is that of the
+// exchange, which takes a tile at a time.
+DEVICE void store_sum(const Params& p, SharedStorage& shared, const Tile& tile, uint32_t& parity,
+                      float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
+  constexpr uint32_t kShare = chunks_per_cta(kAccumulators), kQuadsPerUnit = kUnitN / 8;
+  const uint32_t rank = ptx::cluster_rank(), warp = ptx::warp_index(), lane = ptx::lane_index();
+  float* exchange = reinterpret_cast<float*>(shared.output);
+  if (warp == 0 && lane == 0) expect_chunks<kAccumulators>(&shared.received, rank);  // some may have come already
+  ptx::mbarrier_wait_parity(&shared.consumed, parity ^ 1);
+  send_chunks(reinterpret_cast<float(&)[kAccumulators]>(total), exchange, &shared.received, rank, warp, lane);
+  ptx::mbarrier_wait_parity_cluster(&shared.received, parity);
+  parity ^= 1;
+  for (uint32_t chunk_of_cta = warp; chunk_of_cta < kShare; chunk_of_cta += kNumMathWarps) {
+    const uint32_t chunk = rank * kShare + chunk_of_cta;
+    if (chunk >= chunks_of_tile(kAccumulators)) break;
+    const uint32_t unit = chunk / kNumMathWarps / kQuadsPerUnit, quad = chunk / kNumMathWarps % kQuadsPerUnit;
+    const uint32_t owner = chunk % kNumMathWarps;  // whose registers it was in
+    const uint32_t row = owner / 4 * kRowsPerWarpgroup + unit / kUnitsAlongN * 64 + owner % 4 * 16;
+    store_chunk(p.d, p.d_pitch, p.c, p.c_pitch, sum_chunk<kAccumulators>(exchange, chunk_of_cta, lane),
+                tile.row_m + row, tile.row_n + unit % kUnitsAlongN * kUnitN + quad * 8, p.m, p.n, lane);
+  }
+  // The next tile's chunks may come once all warps of this CTA have read theirs.
+  ptx::bar_sync(1, kNumMathWarps * 32);
+  if (warp == 0 && lane < kClusterK) ptx::mbarrier_arrive_cluster(&shared.consumed, lane);
 }
 
 KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
@@ -132,7 +205,11 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     ptx::prefetch_tensormap(&p.map_a);
     ptx::prefetch_tensormap(&p.map_b);
     ptx::prefetch_tensormap(&p.map_sfa);
-    ptx::prefetch_tensormap(&p.map_d);
+    if constexpr (kClusterK == 1) ptx::prefetch_tensormap(&p.map_d);
+    if constexpr (kClusterK > 1) {
+      ptx::mbarrier_init(&shared.received, 1);
+      ptx::mbarrier_init(&shared.consumed, kClusterK);
+    }
     shared.ring.init();
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
@@ -146,23 +223,31 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     if (ptx::warp_index() % 4 == 0 && ptx::elect_sync()) {
       while (scheduler.next(tile)) load_tile(p, shared, tile, at);
       // The other CTA still arrives at this one's barriers until its last slots are free.
-      if constexpr (kClusterSize > 1)
+      if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
   } else {
     ptx::setmaxnreg_inc<kMathRegisters>();
-    uint32_t store_buffer = 0;
+    const Operands operands(shared, warpgroup);
+    uint32_t store_buffer = 0, parity = 0;
     while (scheduler.next(tile)) {
       float total[kUnitsPerWarpgroup][kUnitN / 2];
-      multiply_tile(p, shared, tile, at, warpgroup, total);
+      multiply_tile(p, shared.ring, operands, tile, at, total);
+      if constexpr (kClusterK > 1) {
+        store_sum(p, shared, tile, parity, total);
+        continue;
+      }
       const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
       if constexpr (kWithC)
 #pragma unroll  // `total` stays in registers only while its indices are known at compile time
         for (uint32_t unit = 0; unit < kUnitsPerWarpgroup; ++unit)
           add_c(total[unit], p.c, p.c_pitch, row_m + unit / kUnitsAlongN * 64 + ptx::warp_index() % 4 * 16,
                 tile.row_n + unit % kUnitsAlongN * kUnitN, p.m, p.n, ptx::lane_index());
-      store_tile(&p.map_d, shared.d[warpgroup], store_buffer, total, row_m, tile.row_n, warpgroup);
+      uint8_t* buffers = shared.output + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
+      store_tile(&p.map_d, buffers, store_buffer, total, row_m, tile.row_n, warpgroup);
     }
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
   }
+  // A CTA whose tiles are done may still be told that another has consumed its chunks.
+  if constexpr (kClusterK > 1) ptx::cluster_sync();
 }

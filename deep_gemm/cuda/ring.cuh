@@ -9,8 +9,8 @@
 
 // One arrival, the producer's, which announces how many bytes will land.
 constexpr uint32_t kFullArrivals = 1;
-// Each math warp of each CTA of the cluster: with multicast a slot is overwritten by both CTAs' producers.
-constexpr uint32_t kEmptyArrivals = kClusterSize * kNumMathWarps;
+// Each math warp of each CTA that shares operands: with multicast a slot is overwritten by both CTAs' producers.
+constexpr uint32_t kEmptyArrivals = kMulticastCtas * kNumMathWarps;
 
 struct Ring {
   uint64_t full[kNumStages];
@@ -45,11 +45,11 @@ DEVICE void wait_until_loaded(Ring& ring, const RingPosition& at) {
   ptx::mbarrier_wait_parity(&ring.full[at.stage], at.parity);
 }
 
-// One lane of the warp for each CTA of the cluster.
+// One lane of the warp for each CTA that shares operands.
 DEVICE void release(Ring& ring, const RingPosition& at, uint32_t lane) {
-  if constexpr (kClusterSize == 1) {
+  if constexpr (kMulticastCtas == 1) {
     if (lane == 0) ptx::mbarrier_arrive(&ring.empty[at.stage]);
   } else {
-    if (lane < kClusterSize) ptx::mbarrier_arrive_cluster(&ring.empty[at.stage], lane);
+    if (lane < kMulticastCtas) ptx::mbarrier_arrive_cluster(&ring.empty[at.stage], lane);
   }
 }

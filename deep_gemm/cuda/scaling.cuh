@@ -18,26 +18,26 @@ constexpr uint32_t kScalesPerTile =
 // k-blocks are on their way meanwhile, and a shuffle hands the current one to all lanes.
 struct BlockScales {
   const float* row[kScalesPerTile];
-  uint32_t stride_k, num_k_blocks;
+  uint32_t stride_k, end_k_block;
   uint32_t first_column;  // of the tile, within its first block of B
   float current[kScalesPerTile], coming[kScalesPerTile];
 
   DEVICE BlockScales(const float* sfb, uint32_t stride_n, uint32_t stride_k_, uint32_t row_n, uint32_t n,
-                     uint32_t num_k_blocks_)
-      : stride_k(stride_k_), num_k_blocks(num_k_blocks_), first_column(row_n % 128) {
+                     uint32_t first_k_block, uint32_t end_k_block_)
+      : stride_k(stride_k_), end_k_block(end_k_block_), first_column(row_n % 128) {
     const uint32_t last_block = (n - 1) / 128;
 #pragma unroll
     for (uint32_t i = 0; i < kScalesPerTile; ++i) {
       // A tile's columns past n, and a cluster's tile outside D, take the last scale: never an address outside sfb.
       const uint32_t block = row_n / 128 + i < last_block ? row_n / 128 + i : last_block;
       row[i] = sfb + static_cast<uint64_t>(block) * stride_n;
-      coming[i] = load(i, 0);
+      coming[i] = load(i, first_k_block);
     }
   }
 
   DEVICE float load(uint32_t i, uint32_t first_k_block) const {
     const uint32_t k_block = first_k_block + ptx::lane_index();
-    return ptx::ld_global_nc_f32(row[i] + static_cast<uint64_t>(k_block < num_k_blocks ? k_block : num_k_blocks - 1) * stride_k);
+    return ptx::ld_global_nc_f32(row[i] + static_cast<uint64_t>(k_block < end_k_block ? k_block : end_k_block - 1) * stride_k);
   }
 
   // To be called before every 32nd k-block.

@@ -13,6 +13,7 @@ struct Tile {
 // moves on along n, so that the tiles in flight share their rows of A and of B in the L2.
 // A cluster takes two neighbouring tiles: along n where it multicasts A, along m where it multicasts B. Where their
 // number is odd the last one lies outside D; its loads give zeros and its stores are clipped.
+// CTAs that split k take the same tile.
 struct Scheduler {
   uint32_t tiles_m, tiles_n, next_tile;
 
@@ -31,5 +32,20 @@ struct Scheduler {
     tile.row_n = (in_group / rows * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
     next_tile += ptx::grid_size() / kClusterSize;
     return true;
+  }
+};
+
+// The k-blocks of a tile that this CTA multiplies: all of them, or its share where a cluster splits k. Rank 0 has the first.
+// Shares are whole runs, so that only the last run of all may be cut short.
+struct KBlocks {
+  uint32_t first, end;
+
+  DEVICE explicit KBlocks(uint32_t k) : first(0), end(ceil_div(k, kBlockK)) {
+    if constexpr (kClusterK > 1) {
+      const uint32_t rank = ptx::cluster_rank(), runs = ceil_div(end, kRunKBlocks);
+      const uint32_t end_of_share = runs * (rank + 1) / kClusterK * kRunKBlocks;
+      first = runs * rank / kClusterK * kRunKBlocks;
+      end = end_of_share < end ? end_of_share : end;
+    }
   }
 };

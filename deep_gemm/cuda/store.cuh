@@ -71,6 +71,30 @@ DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, 
   }
 }
 
+// One 16 x 8 chunk of a tile, summed over the CTAs that split k, from a warp's registers to D, C added.
+DEVICE void store_chunk(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t c_pitch, const ptx::Float4& sum,
+                        uint32_t row, uint32_t column, uint32_t m, uint32_t n, uint32_t lane) {
+  const uint32_t first_column = column + lane % 4 * 2;
+  if (first_column >= n) return;  // n is even: a pair is inside or outside
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t row_m = row + half * 8 + lane / 4;
+    if (row_m >= m) continue;
+    ptx::Float2 pair = half == 0 ? ptx::Float2{sum.x, sum.y} : ptx::Float2{sum.z, sum.w};
+    if constexpr (kWithC) {
+      const uint8_t* from = c + (row_m * c_pitch + first_column) * kOutputBytes;
+      const ptx::Float2 addend = kOutputIsFp32 ? ptx::ld_global_v2_f32(from) : ptx::unpack_bf16(ptx::ld_global_b32(from));
+      pair.x += addend.x;
+      pair.y += addend.y;
+    }
+    uint8_t* to = d + (row_m * d_pitch + first_column) * kOutputBytes;
+    if constexpr (kOutputIsFp32)
+      ptx::st_global_v2_f32(to, pair.x, pair.y);
+    else
+      ptx::st_global_b32(to, ptx::pack_bf16(pair.x, pair.y));
+  }
+}
+
 // All of a warpgroup's rows of a tile. `buffer` is the warpgroup's next store buffer and carries over to the next tile.
 DEVICE void store_tile(const ptx::TensorMap* map_d, uint8_t* buffers, uint32_t& buffer,
                        const float (&total)[kUnitsPerWarpgroup][kUnitN / 2], uint32_t row_m, uint32_t row_n,

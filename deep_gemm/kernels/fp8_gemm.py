@@ -47,9 +47,11 @@ def build(config: GemmConfig) -> jit.CompiledKernel:
 def code_plan(config: GemmConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of.
 
-    The k loop is there once: `#pragma unroll 1` keeps NVRTC from unrolling it, and neither NVRTC nor ptxas peels it.
+    The k loops are there once, that of runs and that of the rest: `#pragma unroll 1` keeps NVRTC from unrolling them, and
+    neither NVRTC nor ptxas peels them.
     """
     producer_registers, math_registers = config.registers
+    k_blocks_in_code = config.run_k_blocks + config.has_rest
     stores = config.units_per_warpgroup * (config.unit_n or config.block_n) // config.panel_columns
     return CodePlan(
         roles=(
@@ -57,10 +59,10 @@ def code_plan(config: GemmConfig) -> CodePlan:
             (WARPGROUP_THREADS * config.num_math_warpgroups, math_registers),
         ),
         shared_bytes=config.shared_bytes,
-        qgmma=config.units_per_warpgroup * BLOCK_K // WGMMA_K,
+        qgmma=config.units_per_warpgroup * BLOCK_K // WGMMA_K * k_blocks_in_code,
         tma_loads=3,  # A, its scales, B
-        multicast_loads=1 if config.cluster_size > 1 else 0,
-        tma_stores=0 if config.adds_to_d else stores,
+        multicast_loads=1 if config.cluster_m * config.cluster_n > 1 else 0,
+        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores,
         tma_reduces=stores if config.adds_to_d else 0,
     )
 
@@ -68,8 +70,9 @@ def code_plan(config: GemmConfig) -> CodePlan:
 class Plan(plan.Plan):
     """A launch of this kernel, prepared."""
 
-    # Words of Params in cuda/fp8_gemm.cuh: four tensor maps, and two pointers.
+    # Words of Params in cuda/fp8_gemm.cuh: four tensor maps, and three pointers.
     _WORDS = AddressWords(a=0, b=16, sfa=32, d=48, sfb=64, c=65)
+    _D_POINTER = 66
 
     def __init__(self, p: DenseProblem, sfa: Tensor, num_sms: int, config: GemmConfig | None = None) -> None:
         self.output = _output(p)
@@ -82,7 +85,7 @@ class Plan(plan.Plan):
             sfa,
             maps=dict(zip(("a", "b", "sfa", "d"), tensor_maps(self.config, p, sfa), strict=True)),
             tail=scalars(p),
-            words=self._WORDS,
+            words=self._WORDS if self.config.cluster_k == 1 else self._WORDS._replace(d=self._D_POINTER),
             kernel=loaded(self.config, p.d.device.index),
             grid=grid(self.config, p, num_sms),
             threads=self.config.num_threads,
@@ -174,6 +177,6 @@ def _addresses(p: DenseProblem, sfa: Tensor) -> tuple[int, int, int, int]:
 def scalars(p: DenseProblem) -> bytes:
     """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm.cuh."""
     c_address, c_pitch = (p.c.data_ptr(), p.c.stride(0)) if p.c is not None else (0, 0)
-    return struct.pack(
-        "<QQQIIIII", p.sfb.data_ptr(), c_address, c_pitch, p.sfb.stride(0), p.sfb.stride(1), p.m, p.n, p.k
-    )
+    pointers = (p.sfb.data_ptr(), c_address, p.d.data_ptr())
+    pitches = (c_pitch, p.d.stride(0))
+    return struct.pack("<QQQQQIIIII", *pointers, *pitches, p.sfb.stride(0), p.sfb.stride(1), p.m, p.n, p.k)

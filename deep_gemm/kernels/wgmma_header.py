@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _SPECIALIZATION = """\
+DEVICE void fence_registers(float (&d)[{count}]) {{
+  asm volatile("" : {outputs}::"memory");
+}}
+
 template <>
 DEVICE void wgmma_m64k32_e4m3<{n}>(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
   asm volatile(

@@ -74,6 +74,7 @@ def run(
     sfa = get_mn_major_tma_aligned_tensor(p.sfa)
     map_a, map_b, map_sfa, map_d = fp8_gemm.tensor_maps(config, p, sfa)
     with_c = p.c is not None and not config.adds_to_d
+    c_is_d = with_c and p.c is p.d
     # Params of cuda/fp8_gemm.cuh
     params = Struct(
         Map("a", map_a),
@@ -81,8 +82,10 @@ def run(
         Map("sfa", map_sfa),
         Map("d", map_d),
         Pointer("sfb"),
-        Pointer("c" if with_c else None),
+        Pointer(("d" if c_is_d else "c") if with_c else None),
+        Pointer("d"),
         U64(p.c.stride(0) if p.c is not None else 0),
+        U64(p.d.stride(0)),
         p.sfb.stride(0),
         p.sfb.stride(1),
         p.m,
@@ -96,7 +99,7 @@ def run(
         "sfb": Buffer(as_it_lies(p.sfb), alignment=4),
         "d": Buffer(p.d, is_writable=True),
     }
-    if with_c and p.c is not None:
+    if with_c and not c_is_d and p.c is not None:
         buffers["c"] = Buffer(as_it_lies(p.c))
     grid = min(num_sms // config.cluster_size * config.cluster_size, fp8_gemm.grid(config, p, num_sms))
     result = simulate(

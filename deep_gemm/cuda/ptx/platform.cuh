@@ -35,15 +35,33 @@ struct Float4 {
   float x, y, z, w;
 };
 
-// The block's dynamic shared memory, seen as a T.
-template <typename T>
-DEVICE T& dynamic_shared() {
-  return *reinterpret_cast<T*>(dynamic_shared_memory);
-}
-
 // The 32-bit address in the shared window that the instructions of this folder take.
 DEVICE uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// A value of which the compiler does not know that it could compute it again.
+DEVICE uint32_t opaque(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The block's dynamic shared memory, seen as a T. Where it begins is hidden from the compiler and handed over by a
+// shuffle: so it is a value that all lanes share, kept over loops. Known, it would be computed anew for each use, from
+// the CTA's rank, which takes tens of cycles to read.
+template <typename T>
+DEVICE T& dynamic_shared() {
+  uint64_t address;
+  asm volatile(
+      "{\n"
+      ".reg .b32 start;\n"
+      "shfl.sync.idx.b32 start, %1, 0, 31, 0xffffffff;\n"
+      "cvt.u64.u32 %0, start;\n"
+      "cvta.shared.u64 %0, %0;\n"
+      "}"
+      : "=l"(address)
+      : "r"(smem_address(dynamic_shared_memory)));
+  return *reinterpret_cast<T*>(address);
 }
 
 }  // namespace ptx

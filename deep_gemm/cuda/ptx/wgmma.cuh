@@ -29,16 +29,6 @@ DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// No instruction, but the compiler may not move accesses of the accumulators past it: it does not know that they change
-// until the wait.
-DEVICE void fence_register(float& accumulator) { asm volatile("" : "+f"(accumulator)::"memory"); }
-
-template <uint32_t kCount>
-DEVICE void fence_registers(float (&accumulators)[kCount]) {
-#pragma unroll
-  for (uint32_t i = 0; i < kCount; ++i) fence_register(accumulators[i]);
-}
-
 // d = (accumulate ? d : 0) + A @ B.T for 64 rows of A and N rows of B, 32 deep. Defined in wgmma_shapes.cuh, a header
 // that kernels/wgmma_header.py writes for the values of N in use.
 template <uint32_t N>

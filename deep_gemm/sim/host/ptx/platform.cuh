@@ -41,5 +41,6 @@ T& dynamic_shared() {
 }
 
 uint32_t smem_address(const void* pointer);
+inline uint32_t opaque(uint32_t value) { return value; }
 
 }  // namespace ptx
