@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -53,6 +54,12 @@ def test_importing_loads_no_cuda_library_and_little_besides_torch() -> None:
     assert float(lines[0]) < 0.5
     assert lines[1] == "[]"
     assert lines[2] == "False"
+
+
+def test_modules_of_the_package_import_each_other_relatively() -> None:
+    absolute = re.compile(r"^\s*(from|import) deep_gemm\b", re.MULTILINE)
+    sources = (ROOT / "deep_gemm").rglob("*.py")
+    assert [str(path.relative_to(ROOT)) for path in sources if absolute.search(path.read_text())] == []
 
 
 def test_demo_finds_every_product_right(capsys: pytest.CaptureFixture[str]) -> None:
