@@ -16,6 +16,9 @@ def ceil_div(x: int, y: int) -> int:
     return -(-x // y)
 
 
+cell_div = ceil_div  # an older name
+
+
 def align(x: int, y: int) -> int:
     """Smallest multiple of `y` that is not below `x`."""
     return ceil_div(x, y) * y
@@ -68,7 +71,7 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     return out.copy_(sf.detach())
 
 
-get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor
+get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor  # an older name
 
 
 def transform_sf_into_required_layout(
