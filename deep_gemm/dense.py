@@ -9,7 +9,8 @@ from . import reference
 from .callforms import accepts_every_form
 from .dispatch import run
 from .kernels import fp8_gemm
-from .problem import RECIPE_1D1D, Operand, Recipe, check_ordinary_matrices, dense_problem
+from .layout import RECIPE_1D1D, Recipe
+from .problem import Operand, check_ordinary_matrices, dense_problem
 from .settings import generation
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from . import reference
 from .callforms import accepts_every_form
 from .dispatch import run
-from .problem import Operand, Recipe, contiguous_problem, k_grouped_problem, masked_problem
+from .layout import Recipe
+from .problem import Operand, contiguous_problem, k_grouped_problem, masked_problem
 from .settings import get_mk_alignment_for_contiguous_layout
 
 

@@ -14,18 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .layout import SCALE_BLOCK, align, ceil_div
+from .layout import RECIPE_1D1D, RECIPE_1D2D, SCALE_BLOCK, Recipe, align, ceil_div
+from .tensor_map import ADDRESS_ALIGNMENT
 
-ADDRESS_ALIGNMENT = 16
 K_MULTIPLE = 16
 ZERO_PADDING_BLOCK = 128
 
 Operand = tuple[Tensor, Tensor]
 """FP8 values and their FP32 scales."""
-Recipe = Sequence[int]
-"""How many (rows of A, rows of B, columns) share a scale; or (rows, columns), for one side."""
-RECIPE_1D2D = (1, SCALE_BLOCK, SCALE_BLOCK)
-RECIPE_1D1D = (1, 1, SCALE_BLOCK)
 
 
 class DenseProblem(NamedTuple):
