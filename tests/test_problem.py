@@ -471,9 +471,9 @@ SIZES: list[Mistake] = [
         to(grouped_layout=None),
         "grouped_layout: left out, so m must be a multiple of the 2 groups, got m = 5",
     ),
-    ("masked", to(expected_m=-1), "expected_m: expected a row count, got -1"),
-    ("masked", to(expected_m=1.5), "expected_m: expected a row count, got 1.5"),
-    ("masked", to(expected_m=True), "expected_m: expected a row count, got True"),
+    ("masked", to(expected_m=-1), "expected_m: expected an integer in 0..2147483647, got -1"),
+    ("masked", to(expected_m=1.5), "expected_m: expected an integer in 0..2147483647, got 1.5"),
+    ("masked", to(expected_m=True), "expected_m: expected an integer in 0..2147483647, got True"),
 ]
 
 GROUP_VALUES: list[Mistake] = [
