@@ -7,7 +7,7 @@ What a message needs is put together where it is raised, because a right call is
 from __future__ import annotations
 
 from math import gcd
-from typing import NoReturn
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -40,20 +40,13 @@ def _describe(x: object) -> str:
 
 def bind(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> None:
     """Bind a tensor's sizes to the names of its axes; those bound before must agree."""
-    shape = x.shape
-    if len(shape) != len(axes):
-        _wrong_shape(name, x, axes, sizes)
-    for axis, size in zip(axes, shape, strict=True):
-        if sizes.get(axis, size) != size:
-            _wrong_shape(name, x, axes, sizes)
-    sizes.update(zip(axes, shape, strict=True))
-
-
-def _wrong_shape(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> NoReturn:
+    before, shape = sizes.copy(), x.shape
+    if len(axes) == len(shape) and tuple(map(sizes.setdefault, axes, shape)) == shape:
+        return
     names = ", ".join(axes)
-    known = ", ".join(str(sizes.get(axis, axis)) for axis in axes)
+    known = ", ".join(str(before.get(axis, axis)) for axis in axes)
     expected = f"({names})" if names == known else f"({names}) = ({known})"
-    raise ValueError(f"{name}: expected shape {expected}, got {tuple(x.shape)}")
+    raise ValueError(f"{name}: expected shape {expected}, got {tuple(shape)}")
 
 
 def int32(name: str, x: object, axis: str, size: int) -> Tensor:
@@ -73,7 +66,7 @@ def int32(name: str, x: object, axis: str, size: int) -> Tensor:
 
 def pair(name: str, operand: Operand) -> Operand:
     """Take an operand apart."""
-    if not isinstance(operand, tuple | list) or len(operand) != 2:
+    if not isinstance(operand, (tuple, list)) or len(operand) != 2:
         raise TypeError(f"{name}: expected a pair (values, scales), got {_describe(operand)}")
     values, scales = operand
     tensor(name, values)
@@ -183,9 +176,9 @@ def outputs(
     dtypes: tuple[torch.dtype, ...] = OUTPUT_TYPES,
 ) -> tuple[Tensor, Tensor | None]:
     """Check D and C against the inputs; make D where it was left out."""
-    device = inputs["a"].device
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"a: expected a CPU or CUDA tensor, got device {device}")
+    a = inputs["a"]
+    if not (a.is_cpu or a.is_cuda):
+        raise ValueError(f"a: expected a CPU or CUDA tensor, got device {a.device}")
     given = {} if d is None else {"d": d}
     if c is not None and c is not d:
         given["c"] = c
@@ -193,8 +186,8 @@ def outputs(
         if tensor(name, x).dtype not in dtypes:
             raise ValueError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {x.dtype}")
         bind(name, x, axes, sizes)
-    same_device(inputs, device)
-    same_device(given, device)
+    same_device(inputs, a.device)
+    same_device(given, a.device)
     dtype = d.dtype if d is not None else c.dtype if c is not None else default_dtype
     if c is not None and c.dtype != dtype:
         raise ValueError(f"c: expected dtype {dtype}, which d has, got {c.dtype}")
@@ -204,7 +197,7 @@ def outputs(
     for name, x in given.items():
         rows(name, x, "n")
     if d is None:
-        return torch.empty([sizes[axis] for axis in axes], dtype=dtype, device=device), c
+        return torch.empty([sizes[axis] for axis in axes], dtype=dtype, device=a.device), c
     no_overlap(inputs, d, c)
     return d, c
 
@@ -254,9 +247,8 @@ def _byte_range(x: Tensor) -> tuple[int, int]:
     first = x.data_ptr()
     if x.is_contiguous():
         return first, first + x.nbytes
-    last = 0
-    for size, stride in zip(x.shape, x.stride(), strict=True):
-        last += (size - 1) * stride
+    strides = x.stride()
+    last = sum(map(mul, x.shape, strides)) - sum(strides)
     return first, first + (last + 1) * x.element_size()
 
 
