@@ -122,7 +122,7 @@ def m_grouped_fp8_gemm_nt_masked(
       graph can be replayed with other counts.
     - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m where it is left out.
 
-    Rows from `masked_m[g]` on are not read, and `d` keeps what it has there.
+    Rows from `masked_m[g]` on may hold anything, and `d` keeps what it has there.
 
     >>> a, b = per_token_cast_to_fp8(torch.ones(2, 4, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> d = torch.zeros(2, 4, 8)
