@@ -49,11 +49,16 @@ def bind(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> None:
     raise ValueError(f"{name}: expected shape {expected}, got {tuple(shape)}")
 
 
+def has_type(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Check a tensor's type."""
+    if x.dtype not in dtypes:
+        raise ValueError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {x.dtype}")
+
+
 def int32(name: str, x: object, axis: str, size: int) -> Tensor:
     """Get what must be a contiguous one-dimensional int32 tensor."""
     x = tensor(name, x)
-    if x.dtype != torch.int32:
-        raise ValueError(f"{name}: expected dtype torch.int32, got {x.dtype}")
+    has_type(name, x, (torch.int32,))
     if x.shape != (size,):
         raise ValueError(f"{name}: expected shape ({axis},) = ({size},), got {tuple(x.shape)}")
     if not x.is_contiguous():
@@ -183,8 +188,7 @@ def outputs(
     if c is not None and c is not d:
         given["c"] = c
     for name, x in given.items():
-        if tensor(name, x).dtype not in dtypes:
-            raise ValueError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {x.dtype}")
+        has_type(name, tensor(name, x), dtypes)
         bind(name, x, axes, sizes)
     same_device(inputs, a.device)
     same_device(given, a.device)

@@ -205,6 +205,9 @@ def _signature(
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute D = C + A @ B.T of ordinary tensors through torch: A `[m, k]`, B `[n, k]`.
 
+    A and B are of one type, BF16, FP16, FP32 or FP64; D is of that type, or FP32 where theirs has 16 bits. C is of D's
+    type, and D itself or disjoint from it.
+
     >>> d = torch.empty(2, 3)
     >>> cublaslt_gemm_nt(torch.ones(2, 4), torch.ones(3, 4), d)
     >>> d[0, 0].item()

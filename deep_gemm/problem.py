@@ -259,12 +259,10 @@ def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, m
     for (name, x), axes in zip(given.items(), (a_axes, b_axes, ("m", "n"), ("m", "n")), strict=False):
         checks.bind(name, checks.tensor(name, x), axes, sizes)
     checks.same_device(given, a.device)
-    if a.dtype not in ORDINARY_TYPES:
-        raise ValueError(f"a: expected dtype {' or '.join(map(str, ORDINARY_TYPES))}, got {a.dtype}")
+    checks.has_type("a", a, ORDINARY_TYPES)
     if b.dtype != a.dtype:
         raise ValueError(f"b: expected dtype {a.dtype}, which a has, got {b.dtype}")
-    if d.dtype != a.dtype and (d.dtype != torch.float32 or a.dtype == torch.float64):
-        raise ValueError(f"d: expected dtype {a.dtype}, which a has, or torch.float32, got {d.dtype}")
+    checks.has_type("d", d, (a.dtype, torch.float32) if a.element_size() == 2 else (a.dtype,))
     if c is not None and c.dtype != d.dtype:
         raise ValueError(f"c: expected dtype {d.dtype}, which d has, got {c.dtype}")
     checks.apart("d", d)
