@@ -39,6 +39,7 @@ from .heuristics import explain
 from .layout import (
     align,
     ceil_div,
+    cell_div,
     get_col_major_tma_aligned_tensor,
     get_mn_major_tma_aligned_tensor,
     get_tma_aligned_size,
@@ -52,6 +53,8 @@ from .quantize import (
 )
 from .settings import (
     get_compile_mode,
+    get_k_alignment_for_contiguous_layout,
+    get_m_alignment_for_contiguous_layout,
     get_mk_alignment_for_contiguous_layout,
     get_num_sms,
     get_pdl,
@@ -68,11 +71,6 @@ from .unavailable import *  # noqa: F403
 from .unavailable import UNAVAILABLE as _UNAVAILABLE
 
 __version__ = "0.1.0"
-
-# Older names of the same functions.
-cell_div = ceil_div
-get_m_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
-get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 
 __all__ = [  # noqa: PLE0604
     "ReferenceFallbackWarning",

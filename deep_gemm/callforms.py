@@ -7,6 +7,7 @@ form, takes them all through `accepts_every_form`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -30,13 +31,15 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Result]]
     synonyms = {**SYNONYMS, **more_synonyms}
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        parameters = tuple(inspect.signature(function).parameters)
+
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Result:
             if len(args) >= 4 and isinstance(args[0], Tensor):
                 x, y, sx, sy, *rest = args
                 args = ((x, sx), (y, sy), *rest)
             if kwargs and not synonyms.keys().isdisjoint(kwargs):
-                kwargs = _todays_names(function.__name__, kwargs, synonyms)
+                kwargs = _todays_names(function.__name__, parameters[: len(args)], kwargs, synonyms)
             return function(*args, **kwargs)
 
         return call
@@ -44,10 +47,14 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Result]]
     return decorate
 
 
-def _todays_names(function: str, kwargs: dict[str, Any], synonyms: dict[str, str]) -> dict[str, Any]:
+def _todays_names(
+    function: str, by_position: tuple[str, ...], kwargs: dict[str, Any], synonyms: dict[str, str]
+) -> dict[str, Any]:
     renamed: dict[str, Any] = {}
     for name, value in kwargs.items():
         today = synonyms.get(name, name)
+        if today in by_position:
+            raise ValueError(f"{today}: given twice in a call of {function}, by position and as {name}")
         if today in renamed:
             raise ValueError(f"{today}: given twice in a call of {function}, once as {name}")
         renamed[today] = value

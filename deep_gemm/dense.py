@@ -7,10 +7,12 @@ from torch import Tensor
 
 from . import reference
 from .callforms import accepts_every_form
+from .checks import Operand
 from .dispatch import run
 from .kernels import fp8_gemm
 from .kernels.plan import make_room
-from .problem import RECIPE_1D1D, Operand, Recipe, check_ordinary_matrices, dense_problem
+from .layout import RECIPE_1D1D, Recipe
+from .problem import NO_RECIPES, Recipes, check_ordinary_matrices, dense_problem
 from .settings import generation
 
 
@@ -47,7 +49,7 @@ def fp8_gemm_nt(
     >>> y.shape, y.dtype, bool(calc_diff(y, x @ w.t()) < 1e-2)
     (torch.Size([4, 128]), torch.bfloat16, True)
     """
-    return _dense("nt", a, b, d, c, recipe, recipe_a, recipe_b)
+    return _dense("nt", a, b, d, c, (recipe, recipe_a, recipe_b))
 
 
 @accepts_every_form()
@@ -71,7 +73,7 @@ def fp8_gemm_nn(
     >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    return _dense("nn", a, b, d, c, recipe, recipe_a, recipe_b)
+    return _dense("nn", a, b, d, c, (recipe, recipe_a, recipe_b))
 
 
 @accepts_every_form()
@@ -93,7 +95,7 @@ def fp8_gemm_tn(
     >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    return _dense("tn", a, b, d, c, recipe, recipe_a, recipe_b)
+    return _dense("tn", a, b, d, c, (recipe, recipe_a, recipe_b))
 
 
 @accepts_every_form()
@@ -115,7 +117,7 @@ def fp8_gemm_tt(
     >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
     128.0
     """
-    return _dense("tt", a, b, d, c, recipe, recipe_a, recipe_b)
+    return _dense("tt", a, b, d, c, (recipe, recipe_a, recipe_b))
 
 
 @accepts_every_form()
@@ -133,7 +135,7 @@ def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) 
     """
     if isinstance(d, Tensor) and d.dtype != torch.float32:
         raise ValueError(f"d: expected dtype torch.float32, got {d.dtype}")
-    return _dense("nt", a, b, d, d, RECIPE_1D1D, None, None)
+    return _dense("nt", a, b, d, d, (RECIPE_1D1D, None, None))
 
 
 fp8_fp4_gemm_nt = fp8_gemm_nt
@@ -143,51 +145,40 @@ fp8_fp4_gemm_tt = fp8_gemm_tt
 gemm_fp8_fp8_bf16_nt = fp8_gemm_nt
 
 
-def _dense(
-    major: str,
-    a: Operand,
-    b: Operand,
-    d: Tensor | None,
-    c: Tensor | None,
-    recipe: Recipe | None,
-    recipe_a: Recipe | None,
-    recipe_b: Recipe | None,
-) -> Tensor | None:
-    signature = _signature(major, a, b, d, c, (recipe, recipe_a, recipe_b))
+def _dense(major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
+    signature = _signature(major, a, b, d, c, recipes)
     plan = _plans.get(signature)
     if plan is not None:
         out = plan.new_output() if d is None else d
         if plan.run(*a, *b, out, c):
             return out if d is None else None
-    problem = dense_problem(a, b, d, c, major=major, recipe=recipe, recipe_a=recipe_a, recipe_b=recipe_b)
+    problem = dense_problem(a, b, d, c, major=major, recipes=recipes)
     plan = run(problem, reference.dense)
     was_copied = problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr()
-    if plan is not None and not was_copied:
+    if plan is not None and signature and not was_copied:
         make_room(_plans)
         _plans[signature] = plan
     return problem.d if d is None else None
 
 
-NO_RECIPES = (None, None, None)
 # Plans by all that was checked of a call but its addresses, which the plan looks at. A call that is found here has been
 # checked before: that is what makes it cheap.
 _plans: dict[tuple[object, ...], fp8_gemm.Plan] = {}
 
 
 def _signature(
-    major: str,
-    a: Operand,
-    b: Operand,
-    d: Tensor | None,
-    c: Tensor | None,
-    recipes: tuple[Recipe | None, Recipe | None, Recipe | None],
+    major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes
 ) -> tuple[object, ...]:
     """Everything that decides whether a call is right and which plan runs it, but for addresses. Empty if malformed."""
     try:
         (x, sx), (y, sy) = a, b
+        stated: tuple[object, ...] = recipes
+        if recipes != NO_RECIPES:
+            stated = tuple(None if r is None else tuple(r) for r in recipes)
+            hash(stated)  # a recipe may hold anything
         return (
             major,
-            recipes if recipes == NO_RECIPES else tuple(None if r is None else tuple(r) for r in recipes),
+            stated,
             generation(),
             x.shape,
             x.stride(),
@@ -214,6 +205,9 @@ def _signature(
 
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute D = C + A @ B.T of ordinary tensors through torch: A `[m, k]`, B `[n, k]`.
+
+    A and B are of one type, BF16, FP16, FP32 or FP64; D is of that type, or FP32 where theirs has 16 bits. C is of D's
+    type, and D itself or disjoint from it.
 
     >>> d = torch.empty(2, 3)
     >>> cublaslt_gemm_nt(torch.ones(2, 4), torch.ones(3, 4), d)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -26,6 +29,7 @@ class Problem(Protocol):
 
 
 P = TypeVar("P", bound=Problem)
+PACKAGE = str(Path(__file__).parent) + os.sep
 _warned: set[str] = set()
 
 
@@ -54,6 +58,14 @@ def _warn_once(product: str) -> None:
     warnings.warn(
         f"deep_gemm has no {product} kernel for this GPU yet: the reference runs instead, correct and very slow",
         ReferenceFallbackWarning,
-        stacklevel=4,
+        stacklevel=_callers_level(),
     )
     _warned.add(product)  # after the warning: where a filter makes it an error, it stays one
+
+
+def _callers_level() -> int:
+    """Count the frames from `_warn_once` to the first outside this package, as `warnings.warn` does."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level

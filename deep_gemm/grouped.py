@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from . import reference
 from .callforms import accepts_every_form
-from .dispatch import run
-from .problem import Operand, Recipe, contiguous_problem, k_grouped_problem, masked_problem
-from .settings import get_mk_alignment_for_contiguous_layout
+from .checks import Operand
+from .dispatch import P, run
+from .layout import Recipe
+from .problem import contiguous_problem, k_grouped_problem, masked_problem
 
 
 @accepts_every_form()
@@ -48,17 +49,18 @@ def m_grouped_fp8_gemm_nt_contiguous(
     >>> m_grouped_fp8_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
     [128.0, 128.0, 0.0]
     """
-    return _contiguous(
-        "nt",
+    problem = contiguous_problem(
         a,
         b,
         d,
         grouped_layout,
-        num_groups,
-        (recipe, recipe_a, recipe_b),
-        use_psum_layout,
-        ensure_zero_padding,
+        num_groups=num_groups,
+        major="nt",
+        recipes=(recipe, recipe_a, recipe_b),
+        use_psum_layout=use_psum_layout,
+        ensure_zero_padding=ensure_zero_padding,
     )
+    return _run(problem, reference.contiguous, d)
 
 
 @accepts_every_form()
@@ -84,17 +86,18 @@ def m_grouped_fp8_gemm_nn_contiguous(
     >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
     [128.0, 128.0]
     """
-    return _contiguous(
-        "nn",
+    problem = contiguous_problem(
         a,
         b,
         d,
         grouped_layout,
-        num_groups,
-        (recipe, recipe_a, recipe_b),
-        use_psum_layout,
-        ensure_zero_padding,
+        num_groups=num_groups,
+        major="nn",
+        recipes=(recipe, recipe_a, recipe_b),
+        use_psum_layout=use_psum_layout,
+        ensure_zero_padding=ensure_zero_padding,
     )
+    return _run(problem, reference.contiguous, d)
 
 
 @accepts_every_form()
@@ -119,7 +122,7 @@ def m_grouped_fp8_gemm_nt_masked(
       graph can be replayed with other counts.
     - `expected_m`: about how many rows a group has, a hint for choosing a kernel; max_m where it is left out.
 
-    Rows from `masked_m[g]` on are not read, and `d` keeps what it has there.
+    Rows from `masked_m[g]` on may hold anything, and `d` keeps what it has there.
 
     >>> a, b = per_token_cast_to_fp8(torch.ones(2, 4, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> d = torch.zeros(2, 4, 8)
@@ -127,9 +130,8 @@ def m_grouped_fp8_gemm_nt_masked(
     >>> d[..., 0].round().tolist()
     [[128.0, 0.0, 0.0, 0.0], [128.0, 128.0, 128.0, 0.0]]
     """
-    problem = masked_problem(a, b, d, masked_m, expected_m, recipe=recipe, recipe_a=recipe_a, recipe_b=recipe_b)
-    run(problem, reference.masked)
-    return problem.d if d is None else None
+    problem = masked_problem(a, b, d, masked_m, expected_m, recipes=(recipe, recipe_a, recipe_b))
+    return _run(problem, reference.masked, d)
 
 
 @accepts_every_form(grouped_layout="ks_tensor")
@@ -160,8 +162,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
     [128.0, 0.0, 16.0]
     """
     problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe)
-    run(problem, reference.k_grouped)
-    return problem.d if d is None else None
+    return _run(problem, reference.k_grouped, d)
 
 
 @accepts_every_form()
@@ -180,8 +181,7 @@ def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
     [129.0, 17.0]
     """
     problem = k_grouped_problem(a, b, d, ks, None, d, k_major_scales=False)
-    run(problem, reference.k_grouped)
-    return problem.d if d is None else None
+    return _run(problem, reference.k_grouped, d)
 
 
 m_grouped_fp8_fp4_gemm_nt_contiguous = m_grouped_fp8_gemm_nt_contiguous
@@ -192,31 +192,7 @@ fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
 m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_gemm_nt_masked
 
 
-def _contiguous(
-    major: str,
-    a: Operand,
-    b: Operand,
-    d: Tensor | None,
-    grouped_layout: Tensor | None,
-    num_groups: int | None,
-    recipes: tuple[Recipe | None, Recipe | None, Recipe | None],
-    use_psum_layout: bool,
-    ensure_zero_padding: bool,
-) -> Tensor | None:
-    recipe, recipe_a, recipe_b = recipes
-    problem = contiguous_problem(
-        a,
-        b,
-        d,
-        grouped_layout,
-        num_groups=num_groups,
-        major=major,
-        recipe=recipe,
-        recipe_a=recipe_a,
-        recipe_b=recipe_b,
-        use_psum_layout=use_psum_layout,
-        ensure_zero_padding=ensure_zero_padding,
-        alignment=get_mk_alignment_for_contiguous_layout(),
-    )
-    run(problem, reference.contiguous)
+def _run(problem: P, backend: Callable[[P], None], d: Tensor | None) -> Tensor | None:
+    """Compute; what is returned is D where the caller left it out."""
+    run(problem, backend)
     return problem.d if d is None else None

@@ -35,7 +35,10 @@ def dense(p: DenseProblem) -> None:
 
 @torch.no_grad()
 def contiguous(p: ContiguousProblem) -> None:
-    """Write the rows of each group, and zeros into the padding that shares a block with them."""
+    """Write the rows of each group, and zeros into the padding that shares a block with them.
+
+    How many rows a group has decides the shapes here, so the host waits for a GPU's layout.
+    """
     ids = group_ids(p)
     for group in range(p.num_groups):
         rows = (ids == group).nonzero().flatten()
@@ -47,15 +50,25 @@ def contiguous(p: ContiguousProblem) -> None:
 
 @torch.no_grad()
 def masked(p: MaskedProblem) -> None:
-    """Write the first `masked_m[g]` rows of each group."""
-    for group, rows in enumerate(p.masked_m.tolist()):
+    """Write the first `masked_m[g]` rows of each group.
+
+    The counts on a GPU are never read by the host, so that a CUDA graph can be captured: there all rows are computed,
+    and D keeps those from `masked_m[g]` on. The CPU computes no more than it must.
+    """
+    counts = p.masked_m.tolist() if p.masked_m.is_cpu else [p.max_m] * p.num_groups
+    for group, rows in enumerate(counts):
+        d = p.d[group, :rows]
         product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.sfb_rows)
-        p.d[group, :rows] = product.to(p.d.dtype)
+        is_written = torch.arange(rows, device=d.device) < p.masked_m[group]
+        d.copy_(torch.where(is_written[:, None], product.to(d.dtype), d))
 
 
 @torch.no_grad()
 def k_grouped(p: KGroupedProblem) -> None:
-    """Write D[g] = C[g] + A_g @ B_g.T."""
+    """Write D[g] = C[g] + A_g @ B_g.T.
+
+    The groups' k decide the shapes here, so the host waits for a GPU's `ks_tensor` where `ks` was not given.
+    """
     ks = p.ks if p.ks is not None else tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]
     first_k = first_block = 0
     for group, k in enumerate(ks):
@@ -68,7 +81,7 @@ def k_grouped(p: KGroupedProblem) -> None:
 
 
 def group_ids(p: ContiguousProblem) -> Tensor:
-    """Group of each row, -1 where it has none, from either form of the layout."""
+    """Group of each row, -1 where it has none, from either form of the layout. The host reads ends."""
     if not p.layout_is_ends:
         return p.grouped_layout
     ids = torch.full((p.m,), -1, dtype=torch.int32, device=p.d.device)
@@ -120,8 +133,10 @@ def fma_fp32(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     total = torch.addcmul(z, x, y)
     # Halfway between two normal numbers: the 29 bits that FP32 lacks are 100...0. Below those, look closely.
     suspect = ((total.view(torch.int64) & 0x1FFF_FFFF) == 0x1000_0000).logical_or_(total.abs() < FP32_MIN_NORMAL)
-    at = suspect.nonzero(as_tuple=True)
-    total[at] = _towards_exact(total[at], x[at] * y.expand_as(x)[at], z[at])
+    # On a GPU all sums are moved, and the suspects kept: to pick them the host would have to wait for their number.
+    at = suspect.nonzero(as_tuple=True) if suspect.is_cpu else (...,)
+    moved = _towards_exact(total[at], x[at] * y.expand_as(x)[at], z[at])
+    total[at] = torch.where(suspect[at], moved, total[at])
     return total.float().double()
 
 

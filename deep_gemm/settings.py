@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-H200_NUM_SMS = 132
+from .integers import integer_in_range
+
 DEFAULT_ALIGNMENT = 128
 
 
@@ -58,7 +61,7 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
     return value == "1"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Choices:
     """What the program chose with the setters below; None leaves the choice to the package."""
 
@@ -67,82 +70,109 @@ class _Choices:
     pdl: bool = False
     compile_mode: int = 0
     mk_alignment: int = DEFAULT_ALIGNMENT
-    generation: int = 0
-    """Counts the changes, so that what was prepared under other choices is not used again."""
-
-    def change(self, **choices: int | bool) -> None:
-        """Make a choice."""
-        for name, value in choices.items():
-            setattr(self, name, value)
-        self.generation += 1
 
 
-_choices = _Choices()
+class _InForce:
+    """The choices in force, and a number that stands for them."""
+
+    def __init__(self) -> None:
+        self.choices, self.generation = _Choices(), 0
+        self._generations = {self.choices: self.generation}
+        self._lock = threading.Lock()
+
+    def change(self, **changes: Any) -> None:
+        """Make a choice. Choices that were in force before have the number that they had then."""
+        with self._lock:
+            self.choices = replace(self.choices, **changes)
+            self.generation = self._generations.setdefault(self.choices, len(self._generations))
+
+
+_in_force = _InForce()
 
 
 def generation() -> int:
-    """Number of the choices in force: another one after every change."""
-    return _choices.generation
+    """Get the number of the choices in force: what was prepared under another number must not be used.
+
+    The same choices have the same number, because engines set a number of SMs around a call and then put it back.
+    """
+    return _in_force.generation
 
 
 def set_num_sms(num_sms: int) -> None:
     """Let the products use at most `num_sms` multiprocessors, so that the others are free for other kernels."""
     available = _device_num_sms()
-    _choices.change(num_sms=_in_range("num_sms", num_sms, 1, available))
+    _in_force.change(num_sms=integer_in_range("num_sms", num_sms, 1, available))
 
 
 def get_num_sms() -> int:
     """Multiprocessors that the products use: what was set, else all of the current GPU (132 without one)."""
-    return _device_num_sms() if _choices.num_sms is None else _choices.num_sms
+    return _device_num_sms() if _in_force.choices.num_sms is None else _in_force.choices.num_sms
 
 
 def set_tc_util(tc_util: int) -> None:
-    """Set the share of the tensor cores' time, in percent, that the products may plan for."""
-    _choices.change(tc_util=_in_range("tc_util", tc_util, 1, 100))
+    """Keep a share of the tensor cores' time, in percent, for `get_tc_util`. It changes nothing else.
+
+    Other libraries slow their kernels down by it to stay below a power limit. The products here never wait: the GPU
+    lowers its clock where it must.
+    """
+    _in_force.change(tc_util=integer_in_range("tc_util", tc_util, 1, 100))
 
 
 def get_tc_util() -> int:
     """Get what `set_tc_util` set: 100 unless it was called."""
-    return _choices.tc_util
+    return _in_force.choices.tc_util
 
 
 def set_pdl(enabled: bool) -> None:
-    """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch)."""
-    _choices.change(pdl=bool(enabled))
+    """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch).
+
+    Kernels read this when a launch is planned, and those that cannot overlap with the kernel ahead ignore it; so does
+    the reference.
+    """
+    if not isinstance(enabled, bool):
+        raise ValueError(f"enabled: expected True or False, got {enabled!r}")
+    _in_force.change(pdl=enabled)
 
 
 def get_pdl() -> bool:
     """Tell whether programmatic dependent launch is on: off unless `set_pdl` turned it on."""
-    return _choices.pdl
+    return _in_force.choices.pdl
 
 
 def set_compile_mode(mode: int) -> None:
     """Set 1 for calls that compile what they need and compute nothing (warming up a cache), 0 for ordinary calls."""
-    _choices.change(compile_mode=_in_range("mode", mode, 0, 1))
+    _in_force.change(compile_mode=integer_in_range("mode", mode, 0, 1))
 
 
 def get_compile_mode() -> int:
     """Get what `set_compile_mode` set: 0 unless it was called."""
-    return _choices.compile_mode
+    return _in_force.choices.compile_mode
 
 
 def set_mk_alignment_for_contiguous_layout(alignment: int) -> None:
     """Set the alignment of group starts in the offsets form of grouped layouts; 1 means no padding at all."""
-    _choices.change(mk_alignment=_in_range("alignment", alignment, 1, 1 << 30))
+    _in_force.change(mk_alignment=integer_in_range("alignment", alignment, 1, 1 << 30))
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:
     """Get the alignment of group starts that callers pad to: 128 unless another was set."""
-    return _choices.mk_alignment
+    return _in_force.choices.mk_alignment
+
+
+# Older names of the same function.
+get_m_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
+get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 
 
 def get_theoretical_mk_alignment_for_contiguous_layout(expected_m: int | None = None) -> int:
-    """Get the alignment that wastes fewest rows where a group is expected to have `expected_m` rows.
+    """Get an alignment of group starts that suits groups of about `expected_m` rows: 16, 32, 64 or 128.
 
-    This is the height of the tile that such a group would get: 16 to 128 rows.
+    The least of these that holds a whole group, so that small groups carry little padding; 128 where `expected_m` is
+    larger or left out. It takes effect where it is passed to `set_mk_alignment_for_contiguous_layout`.
     """
     if expected_m is None:
         return DEFAULT_ALIGNMENT
+    expected_m = integer_in_range("expected_m", expected_m, 0)
     return next((rows for rows in (16, 32, 64) if expected_m <= rows), DEFAULT_ALIGNMENT)
 
 
@@ -150,11 +180,7 @@ def _device_num_sms() -> int:
     import torch  # here, because the compiler's side of the package reads settings and does without torch
 
     if not torch.cuda.is_available():
-        return H200_NUM_SMS
+        from .heuristics import H200  # here, because what chooses a kernel may read settings
+
+        return H200.num_sms
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
-
-
-def _in_range(name: str, value: int, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")
-    return value

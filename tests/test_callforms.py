@@ -72,9 +72,22 @@ def test_an_argument_under_two_names_is_a_mistake_even_with_one_value(names: tup
         product((X, SX), (Y, SY), **dict.fromkeys(names, OUT))
 
 
-def test_an_argument_by_position_and_by_an_older_name_is_a_mistake() -> None:
-    with pytest.raises(TypeError, match="multiple values for argument 'd'"):
-        product((X, SX), (Y, SY), OUT, **{"out": OUT})
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        (((X, SX), (Y, SY), OUT), {"out": OUT}, "d: given twice in a call of product, by position and as out"),
+        (((X, SX), (Y, SY)), {"lhs": (X, SX)}, "a: given twice in a call of product, by position and as lhs"),
+        ((X, Y, SX, SY, OUT), {"out": OUT}, "d: given twice in a call of product, by position and as out"),
+        ((X, Y, SX, SY), {"rhs": (Y, SY)}, "b: given twice in a call of product, by position and as rhs"),
+        (((X, SX), (Y, SY), OUT, LAYOUT), {"ks_cpu": LAYOUT}, "ks: given twice in a call of product, by position and"),
+        (((X, SX), (Y, SY), OUT), {"d": OUT, "ks_cpu": LAYOUT}, "d: given twice in a call of product, by position and"),
+    ],
+)
+def test_an_argument_by_position_and_by_an_older_name_is_a_mistake(
+    args: tuple[Any, ...], kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        product(*args, **kwargs)
 
 
 def test_a_keyword_of_no_era_is_a_mistake() -> None:

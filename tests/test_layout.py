@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deep_gemm.config import Output, tile_config
+from deep_gemm.kernels import fp8_gemm
 from deep_gemm.layout import (
     align,
     ceil_div,
@@ -19,6 +22,7 @@ from deep_gemm.layout import (
     is_mn_major_tma_aligned,
     transform_sf_into_required_layout,
 )
+from deep_gemm.problem import dense_problem
 
 PER_ROW, PER_BLOCK = (1, 128, 128), (128, 128)
 
@@ -44,12 +48,27 @@ def test_ceil_div_and_align_are_exact(x: int, y: int) -> None:
     assert x <= align(x, y) < x + y
 
 
-@pytest.mark.parametrize("element_size", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("element_size", [1, 2, 3, 4, 8, 12, 16, 32, 48])
 @pytest.mark.parametrize("x", [0, 1, 3, 15, 16, 17, 33, 4096])
 def test_tma_aligned_size_is_the_next_multiple_of_16_bytes(x: int, element_size: int) -> None:
     size = get_tma_aligned_size(x, element_size)
-    assert size * element_size % 16 == 0
-    assert x * element_size <= size * element_size < x * element_size + 16
+    sizes = (y for y in range(x, x + 16) if y * element_size % 16 == 0)
+    assert size == next(sizes)
+
+
+@pytest.mark.parametrize(
+    ("x", "element_size", "message"),
+    [
+        (33, 0, "element_size: expected an integer in 1..2147483647, got 0"),
+        (33, 4.0, "element_size: expected an integer in 1..2147483647, got 4.0"),
+        (-1, 4, "x: expected an integer in 0..2147483647, got -1"),
+        ("x", 4, "x: expected an integer in 0..2147483647, got 'x'"),
+    ],
+)
+def test_a_size_that_is_no_integer_is_refused(x: Any, element_size: Any, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        get_tma_aligned_size(x, element_size)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (4, 2), (1, 7), (129, 56), (0, 3), (3, 0), (2, 5, 3), (3, 1, 1)])
@@ -61,11 +80,42 @@ def test_scales_become_mn_major_with_the_same_values(shape: tuple[int, ...]) -> 
     assert_loads_directly(out)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (5, 1), (1, 7), (2, 5, 1), (2, 1, 3)])
+@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (2, 7, 2)])
 def test_the_result_has_the_strides_that_its_docstring_says(shape: tuple[int, ...]) -> None:
     out = get_mn_major_tma_aligned_tensor(scales(*shape))
     assert out.stride(-2) == 1
     assert out.stride(-1) % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((5, 1), (1, 1)),  # row-major
+        ((5, 1), (1, 5)),  # a column of a matrix that is m-major with an odd pitch
+        ((1, 1), (1, 1)),
+        ((1, 1), (3, 3)),
+        ((1, 5, 1), (5, 1, 1)),
+        ((2, 8, 1), (8, 1, 1)),
+    ],
+)
+def test_one_column_is_never_copied_because_it_has_no_pitch(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    sf = lay_in(shape, strides)
+    assert get_mn_major_tma_aligned_tensor(sf) is sf
+    assert_loads_directly(sf)
+
+
+def test_tma_takes_one_column_as_it_lies() -> None:
+    a, b = torch.zeros(5, 128).to(torch.float8_e4m3fn), torch.zeros(256, 128).to(torch.float8_e4m3fn)
+    p = dense_problem((a, scales(5, 1)), (b, scales(2, 1)), None, None)
+    config = tile_config(64, 64, Output())
+    assert [tensor_map.why_illegal() for tensor_map in fp8_gemm.tensor_maps(config, p, p.sfa)] == [None] * 4
+
+
+def test_columns_of_groups_are_copied_where_the_groups_lie_apart_by_no_multiple_of_16_bytes() -> None:
+    sf = scales(2, 5, 1)
+    out = get_mn_major_tma_aligned_tensor(sf)
+    assert torch.equal(out, sf)
+    assert out.stride() == (8, 1, 8)
 
 
 @pytest.mark.parametrize("shape", [(8, 3), (7, 3), (2, 7, 3), (1, 9)])
@@ -161,6 +211,18 @@ def test_one_scale_for_each_block_is_kept_as_it_is(recipe: Any, is_sfa: bool | N
     assert transform_sf_into_required_layout(sf, 200, 272, recipe, groups, is_sfa) is sf
 
 
+def test_no_recipe_means_one_scale_for_each_row_of_a_and_each_block_of_b() -> None:
+    assert_loads_directly(transform_sf_into_required_layout(scales(5, 3), 5, 272, None, is_sfa=True))
+    blocks = scales(2, 3)
+    assert transform_sf_into_required_layout(blocks, 200, 272, None, is_sfa=False) is blocks
+
+
+def test_sizes_may_be_numpys() -> None:
+    mn, k, groups, row, block = (np.int64(x) for x in (5, 272, 2, 1, 128))
+    sizes: Any = (mn, k, (row, block), groups)
+    assert_loads_directly(transform_sf_into_required_layout(scales(2, 5, 3), *sizes))
+
+
 def test_the_side_need_not_be_said_where_both_have_one_recipe() -> None:
     assert_loads_directly(transform_sf_into_required_layout(scales(5, 3), 5, 272, (1, 1, 128)))
 
@@ -180,12 +242,19 @@ def test_fp32_scales_are_never_rounded() -> None:
         ((scales(200, 3), 200, 272, PER_ROW, None, False), ValueError, "sf: expected shape (2, 3), got (200, 3)"),
         ((scales(5, 3), 5, 272, PER_ROW, 2, True), ValueError, "sf: expected shape (2, 5, 3), got (5, 3)"),
         ((scales(5, 3), 5, 272, PER_ROW), ValueError, "is_sfa: expected True or False with the recipe (1, 128, 128)"),
-        ((scales(5, 3), 5, 272, (128,), None, True), ValueError, "recipe: expected 2 or 3 integers, got (128,)"),
-        (
-            (scales(5, 9), 5, 272, (1, 1, 32), None, True),
-            NotImplementedError,
-            "recipe: expected one scale for 1 or 128 rows and 128 columns, got one for 1 and 32",
-        ),
+        ((scales(5, 3), 5, 272, None), ValueError, "is_sfa: expected True or False with the recipe (1, 128, 128)"),
+        ((scales(5, 3), 5, 272, 128), ValueError, "recipe: expected a tuple of integers, got 128"),
+        *[
+            (
+                (scales(5, 3), 5, 272, recipe, None, True),
+                NotImplementedError,
+                f"recipe: expected (1, 128, 128) or (1, 1, 128), or (1, 128) or (128, 128) for one side, got {recipe}",
+            )
+            for recipe in ((), (128,), (1, 1, 32), (1, 32), (128, 128, 128), ([1], 128, 128))
+        ],
+        ((scales(5, 3), "5", 272, PER_ROW, None, True), ValueError, "mn: expected an integer in 0.."),
+        ((scales(5, 3), 5, 272.0, PER_ROW, None, True), ValueError, "k: expected an integer in 0.."),
+        ((scales(5, 3), 5, 272, PER_ROW, "2", True), ValueError, "num_groups: expected an integer in 0.."),
         (
             (scales(5, 3).double(), 5, 272, PER_ROW, None, True),
             ValueError,

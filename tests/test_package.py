@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -55,6 +56,12 @@ def test_importing_loads_no_cuda_library_and_little_besides_torch() -> None:
     assert lines[2] == "False"
 
 
+def test_modules_of_the_package_import_each_other_relatively() -> None:
+    absolute = re.compile(r"^\s*(from|import) deep_gemm\b", re.MULTILINE)
+    sources = (ROOT / "deep_gemm").rglob("*.py")
+    assert [str(path.relative_to(ROOT)) for path in sources if absolute.search(path.read_text())] == []
+
+
 def test_demo_finds_every_product_right(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.run()
     out = capsys.readouterr().out
@@ -79,13 +86,19 @@ def test_wheel_is_pure_python_and_carries_every_file_of_the_package(tmp_path: Pa
         check=True,
     )
     (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name.endswith("-py3-none-any.whl")
+    assert wheel.name == f"deep_gemm-{deep_gemm.__version__}-py3-none-any.whl"
     carried = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("deep_gemm/")}
     source = ROOT / "deep_gemm"
     wanted = {
         str(path.relative_to(ROOT)) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }
     assert carried == wanted
+
+
+def test_the_version_is_stated_once() -> None:
+    sources = (ROOT / "pyproject.toml", *(ROOT / "deep_gemm").rglob("*.py"))
+    stating = [path for path in sources if f'"{deep_gemm.__version__}"' in path.read_text()]
+    assert stating == [ROOT / "deep_gemm" / "__init__.py"]
 
 
 def test_settings_come_from_the_environment() -> None:

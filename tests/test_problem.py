@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import CANARY, random_fp8, random_scales
@@ -294,7 +295,14 @@ NOT_YET: list[Mistake] = [
         (kind, to(recipe=(1, 1, 32)), "recipe: expected (1, 128, 128) or (1, 1, 128), got (1, 1, 32)")
         for kind in ("nt", "nn", "tn", "tt", "contiguous", "contiguous nn", "masked")
     ],
-    ("nt", to(recipe=(128, 128)), "recipe: expected (1, 128, 128) or (1, 1, 128), got (128, 128)"),
+    *[
+        (kind, to(recipe=recipe), f"recipe: expected (1, 128, 128) or (1, 1, 128), got {recipe}")
+        for kind in ("nt", "contiguous")
+        for recipe in ((), (128,), (128, 128), (1, 128, 128, 1), ([1], 128, 128), (None, 128, 128), ("1", 1, 128))
+    ],
+    ("k-grouped", to(recipe=([1], 1, 128)), "recipe: expected (1, 1, 128) for a k-grouped product, got ([1], 1, 128)"),
+    ("nt", to(recipe_a=([1], 128)), "recipe_a: expected (1, 128), got ([1], 128)"),
+    ("nt", to(recipe_b=(128,)), "recipe_b: expected (1, 128) or (128, 128), got (128,)"),
     ("nt", to(recipe_a=(128, 128)), "recipe_a: expected (1, 128), got (128, 128)"),
     ("masked", to(recipe_a=(1, 32)), "recipe_a: expected (1, 128), got (1, 32)"),
     ("contiguous", to(recipe_b=(1, 32)), "recipe_b: expected (1, 128) or (128, 128), got (1, 32)"),
@@ -456,7 +464,9 @@ SIZES: list[Mistake] = [
         to(ks=[16, 240, 16], ks_tensor=None),
         "sfa: expected 4 blocks of k, sum(ceil(k / 128)) over the groups, got 3",
     ),
-    ("k-grouped", to(ks=272, ks_tensor=None), "ks: expected "),
+    ("k-grouped", to(ks=272, ks_tensor=None), "ks: expected a list of integers, got 272"),
+    ("k-grouped", to(ks=[True, 272], ks_tensor=None), "ks: expected a list of integers, got [True, 272]"),
+    ("k-grouped", to(ks="ab", ks_tensor=None), "ks: expected a list of integers, got 'ab'"),
     ("k-grouped", to(ks=None, ks_tensor=None), "ks: expected a list, or ks_tensor with the same numbers"),
     ("k-grouped", to(ks_tensor=int32(128, 144)), "ks_tensor: expected the numbers of ks, (144, 128), got (128, 144)"),
     ("k-grouped", to(ks=None, ks_tensor=int32(136, 136)), "ks_tensor: expected multiples of 16, got 136 at index 0"),
@@ -466,14 +476,16 @@ SIZES: list[Mistake] = [
         "a: expected shape (m * sum(ks),) = (1280,), got (1360,)",
     ),
     ("contiguous", to(num_groups=3), "num_groups: expected the 2 groups of b, got 3"),
+    ("contiguous", to(num_groups="2"), "num_groups: expected the 2 groups of b, got '2'"),
     (
         "contiguous",
         to(grouped_layout=None),
         "grouped_layout: left out, so m must be a multiple of the 2 groups, got m = 5",
     ),
-    ("masked", to(expected_m=-1), "expected_m: expected a row count, got -1"),
-    ("masked", to(expected_m=1.5), "expected_m: expected a row count, got 1.5"),
-    ("masked", to(expected_m=True), "expected_m: expected a row count, got True"),
+    ("masked", to(expected_m=-1), "expected_m: expected an integer in 0..2147483647, got -1"),
+    ("masked", to(expected_m=1.5), "expected_m: expected an integer in 0..2147483647, got 1.5"),
+    ("masked", to(expected_m=torch.tensor(3)), "expected_m: expected an integer in 0..2147483647, got tensor(3"),
+    ("masked", to(expected_m=True), "expected_m: expected an integer in 0..2147483647, got True"),
 ]
 
 GROUP_VALUES: list[Mistake] = [
@@ -747,6 +759,32 @@ def test_c_is_refused_exactly_where_it_shares_some_of_ds_memory(
 # What looks unusual and is no mistake
 
 
+def integers_of_numpy(*numbers: int) -> list[Any]:
+    return [np.int64(number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("masked", to(expected_m=np.int64(5))),
+        ("masked", to(expected_m=np.int32(0))),
+        ("k-grouped", to(ks=integers_of_numpy(*KS))),
+        ("k-grouped", to(ks=tuple(integers_of_numpy(*KS)), ks_tensor=None)),
+        ("k-grouped of 2025", to(ks=integers_of_numpy(*KS))),
+        ("contiguous", to(num_groups=np.int64(GROUPS))),
+        ("nt", to(recipe=integers_of_numpy(1, 128, 128))),
+        ("nt", to(recipe_b=integers_of_numpy(128, 128))),
+    ],
+)
+def test_integers_may_be_numpys(kind: str, change: Change) -> None:
+    product, call = make(kind)
+    product(**call)
+    expected, call["d"] = call["d"], torch.full_like(call["d"], CANARY)
+    call.update(change(call))
+    product(**call)
+    assert torch.equal(call["d"], expected)
+
+
 @pytest.mark.parametrize("kind", CALLS)
 def test_scales_may_lie_anywhere(kind: str) -> None:
     product, call = make(kind)
@@ -848,20 +886,63 @@ def test_a_product_through_torch_gives_no_graph() -> None:
     assert bool((d == 4).all())
 
 
+MATRIX = torch.full((8, 8), CANARY)
+FP8_MATRIX = torch.ones(2, 4).to(torch.float8_e4m3fn)
+
 CUBLASLT_MISTAKES: list[tuple[str, Arguments, type[Exception], str]] = [
     ("nt", {"a": None}, TypeError, "a: expected a tensor, got NoneType"),
     ("nt", {"b": [1.0]}, TypeError, "b: expected a tensor, got a list of 1"),
     ("nt", {"d": None}, TypeError, "d: expected a tensor, got NoneType"),
-    ("nt", {"b": torch.ones(3, 4, dtype=torch.bfloat16)}, ValueError, "b: expected "),
-    ("nt", {"b": torch.ones(3, 5)}, ValueError, "b: expected "),
-    ("nt", {"b": torch.ones(1, 3, 4)}, ValueError, "b: expected "),
-    ("tn", {"a": torch.ones(1, 4, 2)}, ValueError, "a: expected "),
-    ("nn", {"b": torch.ones(4)}, ValueError, "b: expected "),
+    ("nt", {"c": 1.0}, TypeError, "c: expected a tensor, got float"),
+    ("nt", {"b": torch.ones(3, 4, dtype=torch.bfloat16)}, ValueError, "b: expected dtype torch.float32, which a has"),
+    ("nt", {"a": FP8_MATRIX}, ValueError, "a: expected dtype torch.bfloat16 or torch.float16 or torch.float32 or "),
+    ("nt", {"a": torch.ones(2, 4, dtype=torch.int32)}, ValueError, "a: expected dtype torch.bfloat16 or "),
+    *[
+        ("nt", {"d": torch.ones(2, 3).to(dtype)}, ValueError, f"d: expected dtype torch.float32, got {dtype}")
+        for dtype in (torch.float8_e4m3fn, torch.int32, torch.bool, torch.bfloat16, torch.float64)
+    ],
+    ("nt", {"c": torch.ones(2, 3, dtype=torch.bfloat16)}, ValueError, "c: expected dtype torch.float32, which d has"),
+    ("nt", {"b": torch.ones(3, 5)}, ValueError, "b: expected shape (n, k) = (n, 4), got (3, 5)"),
+    ("nt", {"b": torch.ones(1, 3, 4)}, ValueError, "b: expected shape (n, k) = (n, 4), got (1, 3, 4)"),
+    ("tn", {"a": torch.ones(1, 4, 2)}, ValueError, "a: expected shape (k, m), got (1, 4, 2)"),
+    ("nn", {"b": torch.ones(4)}, ValueError, "b: expected shape (k, n) = (4, n), got (4,)"),
     ("nt", {"d": torch.full((3, 2), CANARY)}, ValueError, "d: expected shape (m, n) = (2, 3), got (3, 2)"),
     ("tt", {"c": torch.ones(1, 3)}, ValueError, "c: expected shape (m, n) = (2, 3), got (1, 3)"),
     ("nt", {"b": torch.ones(3, 4, device="meta")}, ValueError, "b: expected device cpu"),
     ("nt", {"d": torch.empty(2, 3, device="meta")}, ValueError, "d: expected device cpu"),
+    (
+        "nt",
+        {"a": MATRIX[:2, :4], "d": MATRIX[1:3, 2:5]},
+        ValueError,
+        "d: expected memory that does not overlap a",
+    ),
+    (
+        "nn",
+        {"b": MATRIX[:4, :3], "d": MATRIX[3:5, :3]},
+        ValueError,
+        "d: expected memory that does not overlap b",
+    ),
+    (
+        "nt",
+        {"c": MATRIX[:2, :3], "d": MATRIX[1:3, :3]},
+        ValueError,
+        "c: expected d itself or memory that does not overlap it, got a partial overlap",
+    ),
+    (
+        "nt",
+        {"d": torch.ones(1, 3).expand(2, 3)},
+        ValueError,
+        "d: expected rows that do not overlap, got strides (0, 1)",
+    ),
 ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_product_through_torch_may_accumulate_in_place_and_write_columns(dtype: torch.dtype) -> None:
+    a, b = torch.ones(2, 4, dtype=dtype), torch.ones(3, 4, dtype=dtype)
+    for d in (torch.ones(3, 2, dtype=dtype).t(), torch.ones(2, 8, dtype=dtype)[:, 2:5]):
+        deep_gemm.cublaslt_gemm_nt(a, b, d, d)
+        assert bool((d == 5).all())
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ REFUSED: list[tuple[str, Any]] = [
     *[("num_sms", x) for x in (0, -1, 133, 1.5, True, "8", None)],
     *[("tc_util", x) for x in (0, 101, 50.0, True, None)],
     *[("compile_mode", x) for x in (-1, 2, 1.0, True, "1")],
-    *[("mk_alignment_for_contiguous_layout", x) for x in (0, -128, 128.0, True, None)],
+    *[("mk_alignment_for_contiguous_layout", x) for x in (0, -128, 128.0, True, None, torch.tensor(128))],
 ]
 
 
@@ -33,7 +35,7 @@ REFUSED: list[tuple[str, Any]] = [
 def _no_gpu_and_nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test sets is gone after it, and no GPU of this machine shows."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(module, "_choices", module._Choices())
+    monkeypatch.setattr(module, "_in_force", module._InForce())
 
 
 def accessors(name: str) -> tuple[Callable[[Any], None], Callable[[], Any]]:
@@ -58,6 +60,39 @@ def test_nonsense_is_refused_and_changes_nothing(name: str, value: Any) -> None:
         set_it(value)
     assert str(caught.value).endswith(f"got {value!r}")
     assert get_it() == before
+
+
+@pytest.mark.parametrize("value", ["x", 1, 0, None, np.True_])
+def test_programmatic_launch_is_on_or_off(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^enabled: expected True or False, got {re.escape(repr(value))}$"):
+        deep_gemm.set_pdl(value)
+    assert deep_gemm.get_pdl() is False
+
+
+def test_integers_may_be_numpys() -> None:
+    num_sms: Any = np.int64(78)
+    deep_gemm.set_num_sms(num_sms)
+    assert deep_gemm.get_num_sms() == 78
+    assert type(deep_gemm.get_num_sms()) is int
+
+
+@pytest.mark.parametrize(("name", "default", "values"), SETTERS)
+def test_plans_are_made_anew_exactly_under_choices_not_made_before(
+    name: str, default: int | bool, values: list[Any]
+) -> None:
+    set_it, _ = accessors(name)
+    set_it(default)
+    first = module.generation()
+    set_it(default)
+    assert module.generation() == first, "nothing changed"
+    other = next(value for value in values if value != default)
+    set_it(other)
+    second = module.generation()
+    assert second != first
+    set_it(default)
+    assert module.generation() == first, "what was in force before"
+    set_it(other)
+    assert module.generation() == second
 
 
 def test_one_setting_does_not_change_another() -> None:
@@ -103,11 +138,17 @@ def test_group_starts_follow_the_alignment(alignment: int, ends: list[int]) -> N
 
 @pytest.mark.parametrize(
     ("expected_m", "rows"),
-    [(None, 128), (0, 16), (1, 16), (16, 16), (17, 32), (33, 64), (64, 64), (65, 128), (9999, 128)],
+    [(None, 128), (0, 16), (1, 16), (16, 16), (17, 32), (np.int64(33), 64), (64, 64), (65, 128), (9999, 128)],
 )
-def test_theoretical_alignment_is_the_smallest_tile_that_holds_a_group(expected_m: int | None, rows: int) -> None:
+def test_theoretical_alignment_is_the_least_that_holds_a_group(expected_m: int | None, rows: int) -> None:
     assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m) == rows
     assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m=expected_m) == rows
+
+
+@pytest.mark.parametrize("expected_m", ["x", -1, 1.5, True, torch.tensor(3)])
+def test_theoretical_alignment_refuses_what_is_no_row_count(expected_m: Any) -> None:
+    with pytest.raises(ValueError, match=r"^expected_m: expected an integer in 0\.\.2147483647, got "):
+        deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m)
 
 
 # The environment

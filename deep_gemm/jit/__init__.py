@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from deep_gemm.jit.cache import KernelCache, kernel_key
-from deep_gemm.jit.compiler import (
+from ..settings import settings
+from .cache import KernelCache, kernel_key
+from .compiler import (
     DEFAULT_OPTIONS,
     CompiledKernel,
     CompileError,
@@ -24,7 +25,6 @@ from deep_gemm.jit.compiler import (
     compiler_version,
     full_options,
 )
-from deep_gemm.settings import settings
 
 __all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "build"]
 

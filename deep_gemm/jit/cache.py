@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from deep_gemm.jit.compiler import CompiledKernel, CompileError
+from .compiler import CompiledKernel, CompileError
 
 _MAGIC = b"deep_gemm kernel 1 "
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deep_gemm.jit import ptxas_log
+from . import ptxas_log
 
 ARCH = "sm_90a"
 DEFAULT_OPTIONS = ("--std=c++17",)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from deep_gemm.jit import ptxas_log
-from deep_gemm.jit.cubin import read_kernels
+from . import ptxas_log
+from .cubin import read_kernels
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def build(config: GemmConfig) -> jit.CompiledKernel:
 def code_plan(config: GemmConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of.
 
-    The k loops are there once, that of runs and that of the rest: `#pragma unroll 1` keeps NVRTC from unrolling them, and
+    The k loops, of runs and of the rest, are there once: `#pragma unroll 1` keeps NVRTC from unrolling them, and
     neither NVRTC nor ptxas peels them.
     """
     producer_registers, math_registers = config.registers

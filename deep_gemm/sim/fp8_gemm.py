@@ -115,12 +115,17 @@ def run(
         schedule=schedule,
         truncate=truncate,
     )
+    return outcome(p, result, (config.block_m, config.block_n), truncate=truncate)
+
+
+def outcome(p: DenseProblem, result: Result, tile: tuple[int, int], *, truncate: bool) -> Outcome:
+    """Compare what a simulation left in D with the reference."""
     right = torch.empty_like(p.d)
     reference.dense(p._replace(d=right))
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
     allowed = allowed_difference(p, right, TENSOR_CORES if truncate else EXACT_STEPS)
-    return Outcome(d, right, allowed, describe_mistakes(d, right, allowed, (config.block_m, config.block_n)), result)
+    return Outcome(d, right, allowed, describe_mistakes(d, right, allowed, tile), result)
 
 
 def as_it_lies(x: Tensor) -> Tensor:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-from .. import reference
 from ..config_decode import DecodeConfig
 from ..kernels import fp8_gemm_decode
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .arguments import U64, Map, Pointer, Struct
-from .fp8_gemm import Outcome, as_it_lies
+from .fp8_gemm import Outcome, as_it_lies, outcome
 from .library import HostKernel, compile_kernel
 from .simulate import Buffer, simulate
 
@@ -90,8 +88,4 @@ def run(
         schedule=schedule,
         truncate=truncate,
     )
-    right = torch.empty_like(p.d)
-    reference.dense(p._replace(d=right))
-    d = result.buffers["d"]
-    assert isinstance(d, Tensor)
-    return Outcome(d, right, result)
+    return outcome(p, result, (config.block_tokens, config.block_n), truncate=truncate)

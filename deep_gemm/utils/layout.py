@@ -8,13 +8,12 @@ from ..layout import (
     transform_sf_into_required_layout,
 )
 from ..settings import (
+    get_k_alignment_for_contiguous_layout,
+    get_m_alignment_for_contiguous_layout,
     get_mk_alignment_for_contiguous_layout,
     get_theoretical_mk_alignment_for_contiguous_layout,
     set_mk_alignment_for_contiguous_layout,
 )
-
-get_m_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
-get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 
 _PACKED = (
     "get_mn_major_tma_aligned_packed_ue8m0_tensor",

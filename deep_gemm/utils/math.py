@@ -1,4 +1,4 @@
-"""Names of `deep_gemm.quantize`, where programs of this family import them from."""
+"""Casts of `deep_gemm.quantize` and sizes of `deep_gemm.layout`, where programs of this family import them from."""
 
 from ..layout import align, ceil_div
 from ..quantize import (

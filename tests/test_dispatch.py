@@ -1,0 +1,90 @@
+"""Where a GPU's product runs the reference, its caller is told: once, and with the place of the call."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm import dispatch
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+
+pytestmark = pytest.mark.filterwarnings("always::deep_gemm.ReferenceFallbackWarning")
+
+
+class SaysItIsOnAGpu(Tensor):
+    """A CPU tensor that dispatch takes for a GPU's."""
+
+    is_cuda = True
+
+
+def output(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype).as_subclass(SaysItIsOnAGpu)
+
+
+def rows(*shape: int) -> Any:
+    return per_token_cast_to_fp8(torch.ones(shape))
+
+
+def blocks(*shape: int) -> Any:
+    return per_block_cast_to_fp8(torch.ones(shape))
+
+
+def counts(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "fp8_gemm_nt": lambda: deep_gemm.fp8_gemm_nt(rows(4, 16), rows(8, 16), output(4, 8), recipe=(1, 1, 128)),
+    "apart": lambda: deep_gemm.fp8_gemm_nt(
+        *(x for pair in zip(rows(4, 16), rows(8, 16), strict=True) for x in pair), output(4, 8), recipe=(1, 1, 128)
+    ),
+    "wgrad": lambda: deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt(
+        lhs=rows(4, 16), rhs=rows(8, 16), out=output(4, 8, dtype=torch.float32)
+    ),
+    "contiguous": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
+        rows(4, 16), blocks(2, 8, 16), output(4, 8), num_groups=2
+    ),
+    "masked": lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked(
+        rows(2, 4, 16), blocks(2, 8, 16), output(2, 4, 8), counts(1, 2)
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_warned_of() -> Iterator[None]:
+    dispatch.forget_warnings()
+    yield
+    dispatch.forget_warnings()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_warning_names_the_callers_file_and_line(name: str) -> None:
+    with pytest.warns(deep_gemm.ReferenceFallbackWarning) as caught:
+        CALLS[name]()
+    (warning,) = caught
+    lines, first = inspect.getsourcelines(CALLS[name])
+    assert warning.filename == __file__
+    assert first <= warning.lineno < first + len(lines)
+
+
+def test_each_product_is_warned_of_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        for _ in range(2):
+            CALLS["masked"]()
+            CALLS["contiguous"]()
+    assert ["masked" in str(warning.message) for warning in caught] == [True, False]
+
+
+def test_a_warning_that_is_an_error_stays_one() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(deep_gemm.ReferenceFallbackWarning):
+                CALLS["masked"]()
