@@ -1,22 +1,27 @@
 """Which configuration runs a product: candidates -> legal? -> cost -> best. Pure, deterministic, explainable.
 
-The cost is a time in microseconds on a named GPU:
+The cost is a time in microseconds on a named GPU, the larger of two, and a little more where they are alike:
 
-    launch + waves * (k_blocks * block_us + tile_us), but not less than the time that memory takes
+    computing   launch + waves * (k_blocks of a CTA * block_us + tile_us + what adding up a split k takes)
+    memory      launch + bytes / bandwidth
 
 `block_us` is what a tile takes for one k-block with all SMs at work, and `tile_us` what it takes besides: filling the
-ring, and the part of its stores that the next tile does not hide. Both were measured for every tile on an H200 (one
-wave of tiles, cold L2, random data, at k = 512 and 7168) and are listed in TILES; other GPUs are scaled from these.
+ring, and the part of its stores that the next tile does not hide. They were fitted to the times of 111 products on an
+H200, cold, each with up to 40 configurations: where the model chose, the choice took 1% longer than the best on
+average. Other GPUs are scaled from these.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
 from .config import BLOCK_K, GemmConfig, Output, tile_config
+from .config_decode import DecodeConfig, decode_config
 from .layout import ceil_div
 
 
@@ -27,16 +32,16 @@ class Gpu:
     name: str
     num_sms: int
     dram_tb_per_s: float
-    """Bulk copies into shared memory, cold, at the sizes of real weights."""
+    """What products reach, cold, at the sizes of real weights."""
     fp8_tflops: float
     """What the tensor cores reach in a burst, operands resident."""
-    launch_us: float = 2.2
+    launch_us: float = 2.9
     """An empty product: launch, barriers, first bytes from DRAM."""
 
 
-H200 = Gpu("H200", 132, 4.0, 1875)
-H100 = Gpu("H100", 132, 2.9, 1875)
-H20 = Gpu("H20", 78, 3.6, 290)
+H200 = Gpu("H200", 132, 3.0, 1875)
+H100 = Gpu("H100", 132, 2.1, 1875)
+H20 = Gpu("H20", 78, 2.5, 290)
 GPUS = (H200, H100, H20)
 HOPPER = 9
 
@@ -54,9 +59,19 @@ def gpu_of(device: int) -> Gpu:
     return replace(known, num_sms=properties.multi_processor_count)
 
 
+CLUSTERS_THAT_FIT = {
+    1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 6: (17, 39), 7: (15, 32), 8: (15, 30),
+}  # fmt: skip
+"""By their size: how many run at a time on 132 SMs, with one and with two CTAs on an SM (an H200's driver says so)."""
+SPLIT_US = {False: (2.4, 0.2), True: (0.6, 0.1)}
+"""Adding up a split k: what it takes always and for each CTA, with `fp8_gemm` and with the decode kernel."""
+SHARPNESS = 8
+"""Of the larger of two times: the exponent of the norm that is taken for it."""
+
+
 @dataclass(frozen=True)
 class Tile:
-    """A tile that the kernel computes, and its times on an H200."""
+    """A tile that a kernel computes, and its times on an H200."""
 
     block_m: int
     block_n: int
@@ -64,42 +79,93 @@ class Tile:
     tile_us: float
     cluster_m: int = 1
     cluster_n: int = 1
+    cluster_k: int = 1
+    is_decode: bool = False
+    """For the decode kernel, two CTAs on an SM; its tiles have `block_m` tokens."""
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """How many CTAs share an SM."""
+        return 2 if self.is_decode else 1
+
+    def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
+        """The kernel's configuration for this tile."""
+        return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS != 0)
 
 
+def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:
+    return tuple(replace(tile, cluster_k=cluster_k) for cluster_k in ctas)
+
+
+BLOCKS_OF_RUNS = 4
+"""All runs of k-blocks that a configuration may have divide this number."""
 TILES = (
-    Tile(64, 16, 164, 0.44),
-    Tile(64, 32, 175, 0.46),
-    Tile(64, 48, 203, 0.54),
-    Tile(64, 64, 207, 0.59),
-    Tile(64, 96, 259, 0.70),
-    Tile(64, 112, 278, 0.95),
-    Tile(64, 128, 301, 0.88),
-    Tile(64, 192, 395, 1.31),
-    Tile(64, 256, 514, 1.79),
-    Tile(128, 16, 211, 0.64),
-    Tile(128, 32, 231, 0.65),
-    Tile(128, 48, 276, 0.95),
-    Tile(128, 64, 280, 0.94),
-    Tile(128, 96, 385, 1.44),
-    Tile(128, 112, 406, 1.94),
-    Tile(128, 128, 423, 1.58),
-    Tile(128, 160, 471, 2.22),
-    Tile(128, 192, 540, 2.84),
-    Tile(128, 256, 737, 2.92),
-    Tile(192, 64, 376, 1.58),
-    Tile(192, 128, 568, 2.44),
-    Tile(256, 64, 458, 1.85),
-    Tile(256, 96, 633, 2.24),
-    Tile(256, 112, 714, 3.42),
-    Tile(256, 128, 721, 2.98),
-    Tile(128, 128, 385, 2.08, cluster_n=2),
-    Tile(256, 128, 733, 3.06, cluster_n=2),
-    Tile(256, 128, 728, 3.11, cluster_m=2),
+    Tile(64, 32, 112, 0.54),
+    Tile(64, 48, 127, 0.57),
+    *_splits(Tile(64, 64, 136, 0.51), 1, 2, 3, 5),
+    Tile(64, 96, 164, 0.66),
+    Tile(64, 128, 209, 0.67),
+    Tile(128, 64, 254, 0.71),
+    Tile(128, 96, 301, 0.79),
+    Tile(128, 112, 378, 0.77),
+    *_splits(Tile(128, 128, 393, 0.71), 1, 2, 4, 8),
+    Tile(128, 160, 486, 0.71),
+    Tile(128, 192, 548, 0.86),
+    Tile(128, 256, 756, 0.74),
+    Tile(128, 256, 759, 0.69, cluster_m=2),
+    Tile(192, 128, 538, 0.69),
+    Tile(256, 64, 485, 0.68),
+    Tile(256, 112, 722, 0.86),
+    Tile(256, 128, 761, 0.68),
+    Tile(256, 128, 760, 0.69, cluster_n=2),
+    *_splits(Tile(8, 64, 92, 0.45, is_decode=True), 1, 2, 3, 4, 8),
+    *_splits(Tile(8, 128, 126, 0.45, is_decode=True), 1, 2, 3, 4, 8),
+    *_splits(Tile(16, 64, 97, 0.58, is_decode=True), 1, 2, 3, 4, 8),
+    *_splits(Tile(16, 128, 170, 0.61, is_decode=True), 1, 2, 3, 4, 8),
+    *_splits(Tile(32, 64, 126, 0.63, is_decode=True), 1, 2, 3, 5),
+    *_splits(Tile(32, 128, 204, 0.64, is_decode=True), 1, 2, 3, 5),
+    *_splits(Tile(64, 64, 209, 0.66, is_decode=True), 1, 3, 5),
 )
 
 
+FEWEST_ROWS = 33
+"""Below, all CTAs would read the same few lines of A at the same time: 1x2112x7168 took 19 us where m = 64 took 12."""
+LAST_RESORT = 100.0
+"""How many times the best cost a size of batch counts while no chosen tile can run it."""
+NARROW = 1536
+MOST_TOKENS = {False: 32, True: 128}
+"""Up to how many the decode kernel multiplies: more by a narrow weight, whose k it splits."""
 MAX_MENU = 8
-MENU_SWEEP = tuple(sorted({m for power in range(5, 15) for m in (1 << power, 3 << power - 1)} | {1, 8, 16, 24}))
+MENU_SWEEP = (
+    1,
+    4,
+    8,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    640,
+    768,
+    1024,
+    1280,
+    1536,
+    2048,
+    2560,
+    3072,
+    3584,
+    4096,
+    5120,
+    6144,
+    8192,
+    12288,
+)
 
 
 @dataclass(frozen=True)
@@ -107,49 +173,147 @@ class Candidate:
     """One configuration for a product: its cost, and where it goes."""
 
     tile: Tile
-    config: GemmConfig
+    config: GemmConfig | DecodeConfig
     waves: int
     compute_us: float
     memory_us: float
+    cost_us: float
     why_not: str | None = None
     """Why it cannot run this product; None if it can."""
 
-    @property
-    def cost_us(self) -> float:
-        """The larger of the two times; infinite for what cannot run."""
-        return max(self.compute_us, self.memory_us) if self.why_not is None else float("inf")
+
+class Fit(NamedTuple):
+    """A tile put to one weight: all of its cost that does not depend on m, so that a new m is looked at quickly."""
+
+    tile: Tile
+    rows: int
+    """Rows of D that a cluster computes."""
+    clusters_n: int
+    clusters_at_once: int
+    wave_us: float
+    launch_us: float
+    row_us: float
+    """What memory takes for one row of A and of D."""
+    weight_us: float
+    """What memory takes for B."""
+    least_m: int
+    most_m: int
+
+    @classmethod
+    def of(cls, tile: Tile, n: int, k: int, output: Output, gpu: Gpu) -> Fit:
+        """Put a tile to a weight."""
+        fit = CLUSTERS_THAT_FIT[tile.cluster_m * tile.cluster_n * tile.cluster_k][tile.ctas_per_sm - 1]
+        k_blocks = ceil_div(ceil_div(k, BLOCK_K), tile.cluster_k)
+        split_us = 0.0
+        if tile.cluster_k > 1:
+            once, each = SPLIT_US[tile.is_decode]
+            split_us = once + each * tile.cluster_k
+            if not tile.is_decode:  # shares are whole runs
+                k_blocks = ceil_div(k_blocks, BLOCKS_OF_RUNS) * BLOCKS_OF_RUNS
+        # An FP32 output is twice the bytes to store, a C as many to read.
+        output_factor = (2 if output.is_fp32 else 1) + (1 if output.with_c else 0)
+        macs = tile.block_m * tile.block_n * BLOCK_K * tile.ctas_per_sm
+        tensor_us = 2 * macs / (gpu.fp8_tflops / gpu.num_sms) / 1e6
+        block_us = max(tile.block_ns / 1e3, tensor_us)
+        row_bytes = k + n * (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
+        bytes_per_us = gpu.dram_tb_per_s * 1e6
+        # Nothing to share, nothing to split: never.
+        never = (tile.cluster_n > 1 and n <= tile.block_n) or (tile.cluster_k > 1 and k <= BLOCK_K * tile.cluster_k)
+        most_m = MOST_TOKENS[n <= NARROW] if tile.is_decode else sys.maxsize
+        return cls(
+            tile,
+            rows=tile.block_m * tile.cluster_m,
+            clusters_n=ceil_div(n, tile.block_n * tile.cluster_n),
+            clusters_at_once=max(fit * gpu.num_sms // H200.num_sms, 1),
+            wave_us=k_blocks * block_us + tile.tile_us * output_factor + split_us,
+            launch_us=gpu.launch_us,
+            row_us=row_bytes / bytes_per_us,
+            weight_us=n * k / bytes_per_us,
+            least_m=tile.block_m + 1 if tile.cluster_m > 1 else 1 if tile.is_decode else FEWEST_ROWS,
+            most_m=0 if never else most_m,
+        )
+
+    def waves(self, m: int) -> int:
+        """How often all SMs take a tile."""
+        return ceil_div(ceil_div(m, self.rows) * self.clusters_n, self.clusters_at_once)
+
+    def compute_us(self, m: int) -> float:
+        """What computing takes."""
+        return self.launch_us + self.waves(m) * self.wave_us
+
+    def memory_us(self, m: int) -> float:
+        """What memory takes."""
+        return self.launch_us + self.weight_us + m * self.row_us
+
+    def cost_us(self, m: int) -> float:
+        """The larger of the two, about; infinite for what cannot or shall not run."""
+        if not self.least_m <= m <= self.most_m:
+            return float("inf")
+        compute, memory = self.compute_us(m), self.memory_us(m)
+        return float((compute**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS))
+
+    def why_not(self, m: int) -> str | None:
+        """Say why it cannot or shall not run; None if it can."""
+        if self.least_m <= m <= self.most_m:
+            return None
+        if m < FEWEST_ROWS:
+            return "few rows, which all SMs would read at once"
+        if m < self.least_m:
+            return "one row of tiles, nothing to share B with"
+        if self.most_m:
+            return "many tokens" if m > MOST_TOKENS[True] else "many tokens and a wide weight"
+        return "one column of tiles" if self.tile.cluster_n > 1 else "no more than one block of k for each CTA"
 
 
 def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:
     """Every configuration with its cost for this product, best first; those that cannot run it last."""
-    found = [_candidate(tile, m, n, k, output, gpu) for tile in TILES]
+    fits = [Fit.of(tile, n, k, output, gpu) for tile in TILES]
+    found = [
+        Candidate(
+            fit.tile,
+            fit.tile.config(output, k),
+            fit.waves(m),
+            fit.compute_us(m),
+            fit.memory_us(m),
+            fit.cost_us(m),
+            fit.why_not(m),
+        )
+        for fit in fits
+    ]
     return sorted(found, key=lambda candidate: candidate.cost_us)
 
 
 @cache
-def select(m: int, n: int, k: int, output: Output, gpu: Gpu) -> GemmConfig:
-    """The configuration with the lowest cost, of the few that serve this weight."""
-    tile = min(menu(n, k, output, gpu), key=lambda tile: _cost(tile, m, n, k, output, gpu))
-    return _config(tile, output)
+def select(m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> GemmConfig | DecodeConfig:
+    """The configuration with the lowest cost, of the few that serve this weight.
+
+    Without `split_k` none in which several CTAs add up their parts of k: then each element of D is promoted in order of
+    k by one thread, and its bits depend on its row of A and its row of B alone.
+    """
+    fits = menu(n, k, output, gpu, split_k=split_k)
+    return min(fits, key=lambda fit: fit.cost_us(m)).tile.config(output, k)
 
 
 @cache
-def menu(n: int, k: int, output: Output, gpu: Gpu) -> tuple[Tile, ...]:
+def menu(n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> tuple[Fit, ...]:
     """The few tiles that serve one weight for every m, so that few kernels are compiled and kept.
 
     Starting with what runs everything, it takes the tile that saves most over a sweep of m, one at a time. What is
     saved counts relative to the best cost at that m, so that every size of batch has the same say.
     """
-    costs = [[_cost(tile, m, n, k, output, gpu) for tile in TILES] for m in MENU_SWEEP]
-    best = [min(row) for row in costs]
-    chosen = [next(index for index, tile in enumerate(TILES) if tile.cluster_m * tile.cluster_n == 1)]
+    fits = [Fit.of(tile, n, k, output, gpu) for tile in TILES if split_k or tile.cluster_k == 1]
+    costs = [[fit.cost_us(m) for fit in fits] for m in MENU_SWEEP]
+    least = [min(row) for row in costs]
+    chosen: list[int] = []
+    lowest = [LAST_RESORT * best for best in least]  # with what has been chosen
+
+    def total(index: int) -> float:
+        return sum(min(low, row[index]) / best for low, row, best in zip(lowest, costs, least, strict=True))
+
     while len(chosen) < MAX_MENU:
-
-        def total(index: int) -> float:
-            return sum(min(row[i] for i in (*chosen, index)) / least for row, least in zip(costs, best, strict=True))
-
-        chosen.append(min(range(len(TILES)), key=total))
-    return tuple(TILES[index] for index in sorted(set(chosen)))
+        chosen.append(min(range(len(fits)), key=total))
+        lowest = [min(low, row[chosen[-1]]) for low, row in zip(lowest, costs, strict=True)]
+    return tuple(fits[index] for index in sorted(set(chosen)))
 
 
 def explain(
@@ -179,7 +343,7 @@ def explain(
     output = Output(is_fp32, with_c=with_c or (accumulate and not is_fp32), adds_to_d=accumulate and is_fp32)
     facts = _gpu_named(gpu)
     found = candidates(m, n, k, output, facts)
-    on_menu = menu(n, k, output, facts)
+    on_menu = [fit.tile for fit in menu(n, k, output, facts)]
     chosen = next(candidate for candidate in found if candidate.tile in on_menu)
     from rich import box  # here, because importing deep_gemm must stay cheap
     from rich.console import Console
@@ -221,48 +385,36 @@ def _gpu_named(name: str | None) -> Gpu:
 
 
 def reachable() -> list[GemmConfig]:
-    """Every configuration that `select` can give: all of them compile without spills, which the tests see to."""
-    outputs = [Output(), Output(with_c=True)]
-    outputs += [Output(is_fp32=True), Output(is_fp32=True, with_c=True), Output(is_fp32=True, adds_to_d=True)]
-    return [_config(tile, output) for output in outputs for tile in TILES]
+    """Every configuration of `fp8_gemm` that `select` can give: all compile without spills, which the tests see to."""
+    found = [_config(tile, output, has_rest) for has_rest in (False, True) for output in OUTPUTS for tile in TILES]
+    return list(dict.fromkeys(config for config in found if isinstance(config, GemmConfig)))
+
+
+def reachable_decode() -> list[DecodeConfig]:
+    """Every configuration of the decode kernel that `select` can give."""
+    found = [_config(tile, output, False) for output in OUTPUTS for tile in TILES]
+    return list(dict.fromkeys(config for config in found if isinstance(config, DecodeConfig)))
+
+
+OUTPUTS = (
+    Output(),
+    Output(with_c=True),
+    Output(is_fp32=True),
+    Output(is_fp32=True, with_c=True),
+    Output(is_fp32=True, adds_to_d=True),
+)
 
 
 @cache
-def _config(tile: Tile, output: Output) -> GemmConfig:
-    return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n)
-
-
-def _candidate(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Candidate:
-    waves, compute_us, memory_us = _times(tile, m, n, k, output, gpu)
-    return Candidate(tile, _config(tile, output), waves, compute_us, memory_us, _why_not(tile, m, n))
-
-
-def _times(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu) -> tuple[int, float, float]:
-    """Waves, and the microseconds that computing and memory take."""
-    clusters_m = ceil_div(ceil_div(m, tile.block_m), tile.cluster_m)
-    clusters_n = ceil_div(ceil_div(n, tile.block_n), tile.cluster_n)
-    waves = ceil_div(clusters_m * clusters_n, gpu.num_sms // (tile.cluster_m * tile.cluster_n))
-    # An FP32 output is twice the bytes to store, a C as many to read.
-    output_factor = (2 if output.is_fp32 else 1) + (1 if output.with_c else 0)
-    tensor_us = 2 * tile.block_m * tile.block_n * BLOCK_K / (gpu.fp8_tflops / gpu.num_sms) / 1e6
-    block_us = max(tile.block_ns / 1e3, tensor_us)
-    compute_us = gpu.launch_us + waves * (ceil_div(k, BLOCK_K) * block_us + tile.tile_us * output_factor)
-    output_bytes = m * n * (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
-    memory_us = gpu.launch_us + (m * k + n * k + output_bytes) / (gpu.dram_tb_per_s * 1e6)
-    return waves, compute_us, memory_us
-
-
-def _cost(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu) -> float:
-    """What `Candidate.cost_us` says, without the candidate: a new m is looked at within microseconds."""
-    if _why_not(tile, m, n) is not None:
-        return float("inf")
-    _, compute_us, memory_us = _times(tile, m, n, k, output, gpu)
-    return max(compute_us, memory_us)
-
-
-def _why_not(tile: Tile, m: int, n: int) -> str | None:
-    if tile.cluster_m > 1 and m <= tile.block_m:
-        return "one row of tiles, nothing to share B with"
-    if tile.cluster_n > 1 and n <= tile.block_n:
-        return "one column of tiles, nothing to share A with"
-    return None
+def _config(tile: Tile, output: Output, has_rest: bool) -> GemmConfig | DecodeConfig:
+    if tile.is_decode:
+        adds = output.with_c or output.adds_to_d
+        config = decode_config(
+            tile.block_m, tile.block_n // 64, tile.cluster_k, tile.ctas_per_sm, fp32=output.is_fp32, c=adds
+        )
+        if config is None:
+            raise ValueError(f"tile: {tile} cannot be built")
+        return config
+    # A k of one more block than whole runs leaves a rest.
+    k = BLOCK_K * (BLOCKS_OF_RUNS + has_rest)
+    return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)
