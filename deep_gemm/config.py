@@ -40,6 +40,8 @@ class GemmConfig:
     """Sets of partial sums: with 2 one is promoted while the tensor cores fill the other."""
     run_k_blocks: int = 1
     """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
+    sfb_is_per_row: bool = False
+    """B has a scale for each row and 128 columns, as A has ("1D1D"), not one for each 128x128 block ("1D2D")."""
     has_rest: bool = False
     """Blocks of k may be left over when no whole run remains: code for them too."""
     cluster_m: int = 1
@@ -66,7 +68,8 @@ class GemmConfig:
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
-        return f"{self.block_m}x{self.block_n}{cluster} {'fp32' if self.output_is_fp32 else 'bf16'}{addition}"
+        scales = " 1d1d" if self.sfb_is_per_row else ""
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {'fp32' if self.output_is_fp32 else 'bf16'}{addition}"
 
     @property
     def units_along_n(self) -> int:
@@ -111,7 +114,7 @@ class GemmConfig:
         if self.cluster_k > 1:
             chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
             outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
-        scales = self.num_stages * self.block_m * 4
+        scales = self.num_stages * (self.block_m + (self.block_n if self.sfb_is_per_row else 0)) * 4
         barriers = (self.num_stages + 1) * 2 * 8
         return align(align(outputs, 1024) + operands + align(scales, 8) + barriers, 1024)
 
@@ -129,6 +132,7 @@ class GemmConfig:
         yield self.block_n <= 256, "a TMA box of at most 256 rows of B"
         yield unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"
         yield self.block_n % unit_n == 0, "whole units along n"
+        yield not self.sfb_is_per_row or self.block_n % 32 == 0, "scales of B in whole lines of 128 bytes"
         scale_chunk = gcd(self.block_n, 128)
         yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
         yield self.num_stages >= 2, "at least 2 stages"
@@ -192,6 +196,7 @@ class GemmConfig:
             "kWithC": self.with_c,
             "kAddsToD": self.adds_to_d,
             "kHasRest": self.has_rest,
+            "kSfbIsPerRow": self.sfb_is_per_row,
             "kAsyncExchange": True,
         }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
@@ -208,6 +213,8 @@ class Output:
     """C is another tensor, or D itself in BF16: read and added."""
     adds_to_d: bool = False
     """C is D itself, in FP32: TMA adds where D lies."""
+    sfb_is_per_row: bool = False
+    """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
 
 
 def tile_config(
@@ -235,8 +242,10 @@ def tile_config(
     room = MAX_ACCUMULATORS[num_math_warpgroups]
     unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
     num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 <= room else 1
-    # Longer lines were 1-2% faster still, and took twice as long to compile.
+    # Longer lines were 1-2% faster still, and took twice as long to compile. Scales by row leave fewer registers.
     run_k_blocks = 4 if num_partials == 2 else 2
+    if output.sfb_is_per_row and num_partials == 1:
+        run_k_blocks = 1 if block_m * block_n > 192 * 128 else 4
     panel_columns = gcd(unit_n, 32 if output.is_fp32 else 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
@@ -253,6 +262,7 @@ def tile_config(
             unit_n=unit_n,
             num_partials=num_partials,
             run_k_blocks=run_k_blocks,
+            sfb_is_per_row=output.sfb_is_per_row,
             has_rest=ceil_div(k, BLOCK_K) % run_k_blocks != 0,
             cluster_m=cluster_m,
             cluster_n=cluster_n,

@@ -128,6 +128,14 @@ TILES = (
 )
 
 
+TILES_1D1D = (
+    *_splits(Tile(64, 64, 190, 0.51), 1, 2, 3, 5),
+    *_splits(Tile(128, 128, 480, 0.71), 1, 2, 4, 8),
+    Tile(128, 192, 690, 0.86),
+    Tile(192, 128, 660, 0.69),
+)
+"""Where B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
+
 FEWEST_ROWS = 33
 """Below, all CTAs would read the same few lines of A at the same time: 1x2112x7168 took 19 us where m = 64 took 12."""
 LAST_RESORT = 100.0
@@ -182,6 +190,11 @@ class Candidate:
     """Why it cannot run this product; None if it can."""
 
 
+def tiles_for(output: Output) -> tuple[Tile, ...]:
+    """The tiles that there are for a kind of product."""
+    return TILES_1D1D if output.sfb_is_per_row else TILES
+
+
 class Fit(NamedTuple):
     """A tile put to one weight: all of its cost that does not depend on m, so that a new m is looked at quickly."""
 
@@ -229,7 +242,11 @@ class Fit(NamedTuple):
             launch_us=gpu.launch_us,
             row_us=row_bytes / bytes_per_us,
             weight_us=n * k / bytes_per_us,
-            least_m=tile.block_m + 1 if tile.cluster_m > 1 else 1 if tile.is_decode else FEWEST_ROWS,
+            least_m=tile.block_m + 1
+            if tile.cluster_m > 1
+            else 1
+            if tile.is_decode or output.sfb_is_per_row
+            else FEWEST_ROWS,
             most_m=0 if never else most_m,
         )
 
@@ -256,7 +273,7 @@ class Fit(NamedTuple):
         """Say why it cannot or shall not run; None if it can."""
         if self.least_m <= m <= self.most_m:
             return None
-        if m < FEWEST_ROWS:
+        if m < self.least_m == FEWEST_ROWS:
             return "few rows, which all SMs would read at once"
         if m < self.least_m:
             return "one row of tiles, nothing to share B with"
@@ -267,7 +284,7 @@ class Fit(NamedTuple):
 
 def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:
     """Every configuration with its cost for this product, best first; those that cannot run it last."""
-    fits = [Fit.of(tile, n, k, output, gpu) for tile in TILES]
+    fits = [Fit.of(tile, n, k, output, gpu) for tile in tiles_for(output)]
     found = [
         Candidate(
             fit.tile,
@@ -301,7 +318,7 @@ def menu(n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> t
     Starting with what runs everything, it takes the tile that saves most over a sweep of m, one at a time. What is
     saved counts relative to the best cost at that m, so that every size of batch has the same say.
     """
-    fits = [Fit.of(tile, n, k, output, gpu) for tile in TILES if split_k or tile.cluster_k == 1]
+    fits = [Fit.of(tile, n, k, output, gpu) for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
     costs = [[fit.cost_us(m) for fit in fits] for m in MENU_SWEEP]
     least = [min(row) for row in costs]
     chosen: list[int] = []
@@ -386,7 +403,13 @@ def _gpu_named(name: str | None) -> Gpu:
 
 def reachable() -> list[GemmConfig]:
     """Every configuration of `fp8_gemm` that `select` can give: all compile without spills, which the tests see to."""
-    found = [_config(tile, output, has_rest) for has_rest in (False, True) for output in OUTPUTS for tile in TILES]
+    outputs = (*OUTPUTS, *(replace(output, sfb_is_per_row=True) for output in OUTPUTS))
+    found = [
+        _config(tile, output, has_rest)
+        for has_rest in (False, True)
+        for output in outputs
+        for tile in tiles_for(output)
+    ]
     return list(dict.fromkeys(config for config in found if isinstance(config, GemmConfig)))
 
 

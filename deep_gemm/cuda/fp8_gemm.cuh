@@ -23,7 +23,8 @@
 
 struct Params {
   ptx::TensorMap map_a, map_b, map_sfa, map_d;
-  const float* sfb;
+  ptx::TensorMap map_sfb;     // where B has a scale for each row, kSfbIsPerRow
+  const float* sfb;           // where it has one for each 128x128 block
   const uint8_t* c;
   uint8_t* d;                 // where k is split; else D is stored through its map
   uint64_t c_pitch, d_pitch;  // in elements
@@ -33,7 +34,8 @@ struct Params {
 
 // Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
 constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;
-constexpr uint32_t kSlotBytes = kABytes + kBBytes + kBlockM * 4;
+constexpr uint32_t kScales = kBlockM + (kSfbIsPerRow ? kBlockN : 0);  // of a slot: those of A's rows, those of B's
+constexpr uint32_t kSlotBytes = kABytes + kBBytes + kScales * 4;
 
 constexpr uint32_t kAccumulators = kUnitsPerWarpgroup * kUnitN / 2;
 constexpr uint32_t kOutputRoom = kClusterK > 1 ? exchange_floats(kAccumulators) * 4
@@ -43,7 +45,7 @@ struct SharedStorage {
   alignas(1024) uint8_t output[kOutputRoom];  // store buffers, the same for each warpgroup, or the exchange of split.cuh
   alignas(1024) uint8_t a[kNumStages][kABytes];
   alignas(1024) uint8_t b[kNumStages][kBBytes];
-  alignas(128) float sfa[kNumStages][kBlockM];
+  alignas(128) float scales[kNumStages][kScales];
   Ring ring;
   // Of the exchange: all has come that is sent to this CTA; all CTAs have read what they were sent of the tile before.
   uint64_t received, consumed;
@@ -73,7 +75,9 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     } else {
       ptx::tma_load_2d(&p.map_b, full, shared.b[at.stage], k, tile.row_n);
     }
-    ptx::tma_load_2d(&p.map_sfa, full, shared.sfa[at.stage], tile.row_m, k_block);
+    ptx::tma_load_2d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block);
+    if constexpr (kSfbIsPerRow)
+      ptx::tma_load_2d(&p.map_sfb, full, shared.scales[at.stage] + kBlockM, tile.row_n, k_block);
   }
 }
 
@@ -88,15 +92,16 @@ DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_
 }
 
 // What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
-// warpgroup's rows of A and of all of B, and the scale of its first row. The loop adds multiples of a slot to them.
+// warpgroup's rows of A and of all of B, and the scales of its first row and column. The loop adds multiples of a slot.
 struct Operands {
   uint32_t a, b;
-  const float* sfa;
+  const float *sfa, *sfb;
 
   DEVICE Operands(const SharedStorage& shared, uint32_t warpgroup)
       : a(ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warpgroup * kRowsPerWarpgroup * kBlockK)),
         b(ptx::smem_descriptor_low(ptx::smem_address(shared.b[0]))),
-        sfa(&shared.sfa[0][warpgroup * kRowsPerWarpgroup + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]) {}
+        sfa(&shared.scales[0][warpgroup * kRowsPerWarpgroup + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]),
+        sfb(shared.scales[0] + kBlockM + ptx::lane_index() % 4 * 2) {}
 };
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
@@ -116,14 +121,14 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
       const uint32_t row = unit / kUnitsAlongN * 64, column = unit % kUnitsAlongN * kUnitN;
       if (unit == 0) {
         slots[k_block] = at;
-        block_scales.of_k_block(k_block_of_32 + k_block, sfb[k_block]);
+        if constexpr (!kSfbIsPerRow) block_scales.of_k_block(k_block_of_32 + k_block, sfb[k_block]);
         if (!is_loaded) wait_until_loaded(ring, at);
       }
       const uint32_t stage = slots[k_block].stage;
       issue_unit(partial[i % kNumPartials], operands.a + stage * (kABytes / 16) + row * (kBlockK / 16),
                  operands.b + stage * (kBBytes / 16) + column * (kBlockK / 16));
-      sfa[i][0] = ptx::ld_shared_f32(operands.sfa + stage * kBlockM + row);
-      sfa[i][1] = ptx::ld_shared_f32(operands.sfa + stage * kBlockM + row + 8);
+      sfa[i][0] = ptx::ld_shared_f32(operands.sfa + stage * kScales + row);
+      sfa[i][1] = ptx::ld_shared_f32(operands.sfa + stage * kScales + row + 8);
       if (unit + 1 == kUnitsPerWarpgroup) {
         // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
         at = at.next();
@@ -134,9 +139,19 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
       const uint32_t done = i - kLag, k_block = done / kUnitsPerWarpgroup, unit = done % kUnitsPerWarpgroup;
       if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
       ptx::fence_registers(partial[done % kNumPartials]);
-      if (unit + 1 == kUnitsPerWarpgroup) release(ring, slots[k_block], ptx::lane_index());
-      promote(total[unit], partial[done % kNumPartials], sfa[done], block_scales, sfb[k_block],
-              unit % kUnitsAlongN * kUnitN);
+      const uint32_t column = unit % kUnitsAlongN * kUnitN;
+      const bool is_last_of_slot = unit + 1 == kUnitsPerWarpgroup;
+      if constexpr (kSfbIsPerRow) {
+        promote_by_row(total[unit], partial[done % kNumPartials], sfa[done],
+                       operands.sfb + slots[k_block].stage * kScales + column);
+        if (is_last_of_slot) {
+          ptx::syncwarp();  // all lanes have read their scales
+          release(ring, slots[k_block], ptx::lane_index());
+        }
+      } else {
+        if (is_last_of_slot) release(ring, slots[k_block], ptx::lane_index());
+        promote(total[unit], partial[done % kNumPartials], sfa[done], block_scales, sfb[k_block], column);
+      }
     }
   }
 }
@@ -155,7 +170,7 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands,
                            k_blocks.end);
   bool is_loaded = false;  // known already that the slot at hand is
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
-    block_scales.advance(first);
+    if constexpr (!kSfbIsPerRow) block_scales.advance(first);
     const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
     // Kept from the compiler, which would compute it anew for each turn of the loop.
     const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
@@ -205,6 +220,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     ptx::prefetch_tensormap(&p.map_a);
     ptx::prefetch_tensormap(&p.map_b);
     ptx::prefetch_tensormap(&p.map_sfa);
+    if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
     if constexpr (kClusterK == 1) ptx::prefetch_tensormap(&p.map_d);
     if constexpr (kClusterK > 1) {
       ptx::mbarrier_init(&shared.received, 1);

@@ -31,7 +31,7 @@ struct BlockScales {
       // A tile's columns past n, and a cluster's tile outside D, take the last scale: never an address outside sfb.
       const uint32_t block = row_n / 128 + i < last_block ? row_n / 128 + i : last_block;
       row[i] = sfb + static_cast<uint64_t>(block) * stride_n;
-      coming[i] = load(i, first_k_block);
+      if constexpr (!kSfbIsPerRow) coming[i] = load(i, first_k_block);
     }
   }
 
@@ -75,5 +75,20 @@ DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 
 #pragma unroll
     for (uint32_t i = column / 2; i < (column + kChunk) / 2; ++i)
       total[i] = ptx::fma(partial[i], scale[i / 2 % 2], total[i]);
+  }
+}
+
+// The same where each row of B, a column of D, has its scale: `sfb` are those from the thread's first column on, in shared
+// memory. It must be called before the slot is given back.
+DEVICE void promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
+                           const float* sfb) {
+#pragma unroll
+  for (uint32_t column = 0; column < kUnitN; column += 8) {
+    const ptx::Float2 scale = ptx::ld_shared_v2_f32(sfb + column);
+    const uint32_t i = column / 2;
+    total[i] = ptx::fma(partial[i], sfa[0] * scale.x, total[i]);
+    total[i + 1] = ptx::fma(partial[i + 1], sfa[0] * scale.y, total[i + 1]);
+    total[i + 2] = ptx::fma(partial[i + 2], sfa[1] * scale.x, total[i + 2]);
+    total[i + 3] = ptx::fma(partial[i + 3], sfa[1] * scale.y, total[i + 3]);
   }
 }

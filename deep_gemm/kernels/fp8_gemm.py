@@ -71,8 +71,9 @@ class Plan(plan.Plan):
     """A launch of this kernel, prepared."""
 
     # Words of Params in cuda/fp8_gemm.cuh: four tensor maps, and three pointers.
-    _WORDS = AddressWords(a=0, b=16, sfa=32, d=48, sfb=64, c=65)
-    _D_POINTER = 66
+    _WORDS = AddressWords(a=0, b=16, sfa=32, d=48, sfb=80, c=81)
+    _D_POINTER = 82
+    _SFB_MAP = 64
 
     def __init__(self, p: DenseProblem, sfa: Tensor, num_sms: int, config: GemmConfig | None = None) -> None:
         self.output = _output(p)
@@ -83,9 +84,12 @@ class Plan(plan.Plan):
         super().__init__(
             p,
             sfa,
-            maps=dict(zip(("a", "b", "sfa", "d"), tensor_maps(self.config, p, sfa), strict=True)),
-            tail=scalars(p),
-            words=self._WORDS if self.config.cluster_k == 1 else self._WORDS._replace(d=self._D_POINTER),
+            maps=tensor_maps(self.config, p, sfa),
+            tail=scalars(self.config, p),
+            words=self._WORDS._replace(
+                d=self._WORDS.d if self.config.cluster_k == 1 else self._D_POINTER,
+                sfb=self._SFB_MAP if self.config.sfb_is_per_row else self._WORDS.sfb,
+            ),
             kernel=loaded(self.config, p.d.device.index),
             grid=grid(self.config, p, num_sms),
             threads=self.config.num_threads,
@@ -159,24 +163,28 @@ def loaded(config: GemmConfig, device: int) -> driver.Kernel:
     return driver.Kernel(build(config).cubin, NAME, config.shared_bytes)
 
 
-def tensor_maps(config: GemmConfig, p: DenseProblem, sfa: Tensor) -> tuple[TensorMap, TensorMap, TensorMap, TensorMap]:
-    """What TMA is told of A, B, the scales of A (m-major) and D."""
+def tensor_maps(config: GemmConfig, p: DenseProblem, sfa: Tensor) -> dict[str, TensorMap]:
+    """What TMA is told of the operands, in the order of `Params`; scales by row are m-major."""
     output = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
-    return (
-        matrix_map(ElementType.UINT8, p.a, (config.block_m // config.cluster_n, BLOCK_K), 128),
-        matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
-        matrix_map(ElementType.FLOAT32, sfa.t(), (1, config.block_m), 0),
-        matrix_map(output, p.d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes),
-    )
+    maps = {
+        "a": matrix_map(ElementType.UINT8, p.a, (config.block_m // config.cluster_n, BLOCK_K), 128),
+        "b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
+        "sfa": matrix_map(ElementType.FLOAT32, sfa.t(), (1, config.block_m), 0),
+        "d": matrix_map(output, p.d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes),
+    }
+    if config.sfb_is_per_row:
+        maps["sfb"] = matrix_map(ElementType.FLOAT32, p.sfb.t(), (1, config.block_n), 0)
+    return maps
 
 
 def _addresses(p: DenseProblem, sfa: Tensor) -> tuple[int, int, int, int]:
     return p.a.data_ptr(), p.b.data_ptr(), sfa.data_ptr(), p.d.data_ptr()
 
 
-def scalars(p: DenseProblem) -> bytes:
-    """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm.cuh."""
+def scalars(config: GemmConfig, p: DenseProblem) -> bytes:
+    """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm.cuh, and room for the map of sfb if there is none."""
+    no_map = b"" if config.sfb_is_per_row else bytes(driver.TENSOR_MAP_BYTES)
     c_address, c_pitch = (p.c.data_ptr(), p.c.stride(0)) if p.c is not None else (0, 0)
     pointers = (p.sfb.data_ptr(), c_address, p.d.data_ptr())
     pitches = (c_pitch, p.d.stride(0))
-    return struct.pack("<QQQQQIIIII", *pointers, *pitches, p.sfb.stride(0), p.sfb.stride(1), p.m, p.n, p.k)
+    return no_map + struct.pack("<QQQQQIIIII", *pointers, *pitches, p.sfb.stride(0), p.sfb.stride(1), p.m, p.n, p.k)

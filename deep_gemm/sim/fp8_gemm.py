@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import reference
 from ..config import GemmConfig
+from ..jit.driver import TENSOR_MAP_BYTES
 from ..kernels import fp8_gemm
 from ..layout import get_mn_major_tma_aligned_tensor
 from ..problem import DenseProblem, dense_problem
@@ -50,14 +51,16 @@ def random_problem(config: GemmConfig, m: int, n: int, k: int, seed: int = 0) ->
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
-    b = per_block_cast_to_fp8(torch.randn(n, k, generator=generator))
+    cast_b = per_token_cast_to_fp8 if config.sfb_is_per_row else per_block_cast_to_fp8
+    b = cast_b(torch.randn(n, k, generator=generator))
     d = torch.full((m, n), float("nan"), dtype=dtype)
     c = None
     if config.adds_to_d:
         c = d.normal_(generator=generator)
     elif config.with_c:
         c = torch.randn(m, n, generator=generator).to(dtype)
-    return dense_problem(a, b, d, c)
+    recipe = (1, 1, 128) if config.sfb_is_per_row else None
+    return dense_problem(a, b, d, c, recipes=(recipe, None, None))
 
 
 def run(
@@ -72,15 +75,15 @@ def run(
 ) -> Outcome:
     """Compute a product on simulated SMs, and with the reference."""
     sfa = get_mn_major_tma_aligned_tensor(p.sfa)
-    map_a, map_b, map_sfa, map_d = fp8_gemm.tensor_maps(config, p, sfa)
+    if config.sfb_is_per_row:
+        p = p._replace(sfb=get_mn_major_tma_aligned_tensor(p.sfb))
+    maps = fp8_gemm.tensor_maps(config, p, sfa)
     with_c = p.c is not None and not config.adds_to_d
     c_is_d = with_c and p.c is p.d
     # Params of cuda/fp8_gemm.cuh
     params = Struct(
-        Map("a", map_a),
-        Map("b", map_b),
-        Map("sfa", map_sfa),
-        Map("d", map_d),
+        *(Map(name, tensor_map) for name, tensor_map in maps.items()),
+        *([] if config.sfb_is_per_row else [U64(0)] * (TENSOR_MAP_BYTES // 8)),
         Pointer("sfb"),
         Pointer(("d" if c_is_d else "c") if with_c else None),
         Pointer("d"),
@@ -96,7 +99,7 @@ def run(
         "a": Buffer(as_it_lies(p.a)),
         "b": Buffer(as_it_lies(p.b)),
         "sfa": Buffer(as_it_lies(sfa)),
-        "sfb": Buffer(as_it_lies(p.sfb), alignment=4),
+        "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
         "d": Buffer(p.d, is_writable=True),
     }
     if with_c and not c_is_d and p.c is not None:
