@@ -52,6 +52,7 @@ from .quantize import (
     per_token_cast_to_fp8,
 )
 from .settings import (
+    get_batch_invariant,
     get_compile_mode,
     get_k_alignment_for_contiguous_layout,
     get_m_alignment_for_contiguous_layout,
@@ -60,6 +61,7 @@ from .settings import (
     get_pdl,
     get_tc_util,
     get_theoretical_mk_alignment_for_contiguous_layout,
+    set_batch_invariant,
     set_compile_mode,
     set_mk_alignment_for_contiguous_layout,
     set_num_sms,
@@ -96,6 +98,7 @@ __all__ = [  # noqa: PLE0604
     "fp8_m_grouped_gemm_nt_masked",
     "gemm_fp8_fp8_bf16_nt",
     "get_col_major_tma_aligned_tensor",
+    "get_batch_invariant",
     "get_compile_mode",
     "get_k_alignment_for_contiguous_layout",
     "get_m_alignment_for_contiguous_layout",
@@ -120,6 +123,7 @@ __all__ = [  # noqa: PLE0604
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
     "per_token_cast_to_fp8",
+    "set_batch_invariant",
     "set_compile_mode",
     "set_mk_alignment_for_contiguous_layout",
     "set_num_sms",

@@ -64,12 +64,13 @@ class GemmConfig:
 
     @property
     def name(self) -> str:
-        """Short, for people: tile, operand shared in a cluster, output; such as "256x128/n2 bf16+c"."""
+        """Short, for people: tile, what a cluster shares, scales, output; such as "256x128/n2 bf16+c"."""
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
+        rest = " rest" if self.has_rest else ""
         scales = " 1d1d" if self.sfb_is_per_row else ""
-        return f"{self.block_m}x{self.block_n}{cluster}{scales} {'fp32' if self.output_is_fp32 else 'bf16'}{addition}"
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {'fp32' if self.output_is_fp32 else 'bf16'}{addition}{rest}"
 
     @property
     def units_along_n(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 
 from .config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .layout import align, ceil_div
@@ -25,11 +24,6 @@ CHUNK_FLOATS = 128
 OTHER_REGISTERS = 24
 """A thread's registers for addresses, counters and scales, besides accumulators and what grows with them."""
 BLOCK_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
-MENU_TOKENS = (8, 16, 32, 64, 128)
-MENU_CLUSTERS = (1, 2, 3, 4, 8)
-"""What `default_config` chooses from, so that few kernels are compiled and kept."""
-CLUSTERS_THAT_FIT = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 20, 7: 16, 8: 15}
-"""On an H200, at one CTA an SM: 3, 4 and 8 were measured, the others follow from GPCs of 16 or 18 SMs."""
 
 
 @dataclass(frozen=True)
@@ -161,59 +155,3 @@ def decode_config(
         block_tokens, MIN_STAGES, num_math_warpgroups, cluster_k, ctas_per_sm, output_is_fp32=fp32, with_c=c
     )
     return deepest(config) if config.why_illegal() is None else None
-
-
-def tokens_of(m: int, choice: tuple[int, ...] = BLOCK_TOKENS) -> int:
-    """The narrowest tile that holds m rows; the widest where none does."""
-    return next((tokens for tokens in choice if tokens >= m), choice[-1])
-
-
-def candidates(m: int, n: int, k: int, *, fp32: bool = False, c: bool = False) -> list[DecodeConfig]:
-    """Every configuration worth timing for a product: a tile that holds m rows, or a narrower one that holds half.
-
-    Each CTA of a cluster has two k-blocks at least, and where k is split, the GPU takes no more than two waves.
-    """
-    tokens = {tokens_of(m), tokens_of(ceil_div(m, 2))} if m > 32 else {tokens_of(m)}
-    found = []
-    for block_tokens, num_math_warpgroups, ctas_per_sm in product(sorted(tokens), (1, 2), (1, 2)):
-        for cluster_k in range(1, MAX_CLUSTER + 1):
-            config = decode_config(block_tokens, num_math_warpgroups, cluster_k, ctas_per_sm, fp32=fp32, c=c)
-            has_work = ceil_div(k, BLOCK_K) >= 2 * cluster_k
-            if config is not None and (cluster_k == 1 or (has_work and _waves(config, m, n) <= 2)):
-                found.append(config)
-    return found
-
-
-def default_config(m: int, n: int, k: int, *, fp32: bool = False, c: bool = False) -> DecodeConfig:
-    """What to run until it has been timed: what won with the prototype, put as a rule.
-
-    Narrow weights in tiles of 64 columns, others of 128, and k split so far that the clusters fill the GPU once.
-    """
-    tokens = tokens_of(m, MENU_TOKENS)
-    num_math_warpgroups = 1 if n <= 3072 or (tokens >= 64 and n <= 8192) else 2
-    for ctas_per_sm in (2, 1) if tokens <= 16 else (1, 2):
-        tiles = ceil_div(n, num_math_warpgroups * WGMMA_ROWS) * ceil_div(m, tokens)
-        splits = [s for s in MENU_CLUSTERS if s == 1 or (k >= 4096 and tiles <= CLUSTERS_THAT_FIT[s])]
-        config = decode_config(tokens, num_math_warpgroups, max(splits), ctas_per_sm, fp32=fp32, c=c)
-        if config is not None:
-            return config
-    raise ValueError(f"m: expected a size for which a tile of {tokens} tokens can be built, got {m}")
-
-
-def reachable() -> list[DecodeConfig]:
-    """Every configuration that `default_config` can give, for one kind of output after the other."""
-    ns = [64, 3072, *(clusters * 64 for clusters in CLUSTERS_THAT_FIT.values()), *range(3200, 8704, 128), 1 << 16]
-    found = {
-        default_config(m, n, k, fp32=fp32, c=c): None
-        for fp32 in (False, True)
-        for c in (False, True)
-        for m in MENU_TOKENS
-        for n in sorted(ns)
-        for k in (128, 4096)
-    }
-    return list(found)
-
-
-def _waves(config: DecodeConfig, m: int, n: int) -> int:
-    clusters = ceil_div(n, config.block_n) * ceil_div(m, config.block_tokens)
-    return ceil_div(clusters, CLUSTERS_THAT_FIT[config.cluster_k] * config.ctas_per_sm)

@@ -9,8 +9,7 @@ from . import reference
 from .callforms import accepts_every_form
 from .checks import Operand
 from .dispatch import run
-from .kernels import fp8_gemm
-from .kernels.plan import make_room
+from .kernels.plan import Plan, make_room
 from .layout import RECIPE_1D1D, Recipe
 from .problem import NO_RECIPES, Recipes, check_ordinary_matrices, dense_problem
 from .settings import generation
@@ -163,7 +162,7 @@ def _dense(major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | Non
 
 # Plans by all that was checked of a call but its addresses, which the plan looks at. A call that is found here has been
 # checked before: that is what makes it cheap.
-_plans: dict[tuple[object, ...], fp8_gemm.Plan] = {}
+_plans: dict[tuple[object, ...], Plan] = {}
 
 
 def _signature(

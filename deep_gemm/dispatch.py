@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from .kernels import fp8_gemm
+from .kernels import dense
+from .kernels.plan import Plan
 from .problem import DenseProblem
 from .settings import get_compile_mode
 
@@ -33,13 +34,13 @@ PACKAGE = str(Path(__file__).parent) + os.sep
 _warned: set[str] = set()
 
 
-def run(problem: P, reference: Callable[[P], None]) -> fp8_gemm.Plan | None:
+def run(problem: P, reference: Callable[[P], None]) -> Plan | None:
     """Write the problem's output: by a kernel on a GPU, by the reference on the CPU or where there is no kernel yet.
 
     A kernel's plan is returned if it can serve later calls as it is.
     """
-    if isinstance(problem, DenseProblem) and problem.d.is_cuda and fp8_gemm.can_run(problem):
-        return fp8_gemm.run(problem)
+    if isinstance(problem, DenseProblem) and problem.d.is_cuda:
+        return dense.run(problem)
     if get_compile_mode() == 0:
         if problem.d.is_cuda:
             _warn_once(reference.__name__)

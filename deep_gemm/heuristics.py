@@ -101,20 +101,17 @@ BLOCKS_OF_RUNS = 4
 """All runs of k-blocks that a configuration may have divide this number."""
 TILES = (
     Tile(64, 32, 112, 0.54),
-    Tile(64, 48, 127, 0.57),
-    *_splits(Tile(64, 64, 136, 0.51), 1, 2, 3, 5),
+    *_splits(Tile(64, 64, 136, 0.51), 1, 3, 5),
     Tile(64, 96, 164, 0.66),
     Tile(64, 128, 209, 0.67),
     Tile(128, 64, 254, 0.71),
     Tile(128, 96, 301, 0.79),
-    Tile(128, 112, 378, 0.77),
     *_splits(Tile(128, 128, 393, 0.71), 1, 2, 4, 8),
     Tile(128, 160, 486, 0.71),
     Tile(128, 192, 548, 0.86),
     Tile(128, 256, 756, 0.74),
     Tile(128, 256, 759, 0.69, cluster_m=2),
     Tile(192, 128, 538, 0.69),
-    Tile(256, 64, 485, 0.68),
     Tile(256, 112, 722, 0.86),
     Tile(256, 128, 761, 0.68),
     Tile(256, 128, 760, 0.69, cluster_n=2),
@@ -129,9 +126,8 @@ TILES = (
 
 
 TILES_1D1D = (
-    *_splits(Tile(64, 64, 190, 0.51), 1, 2, 3, 5),
+    *_splits(Tile(64, 64, 190, 0.51), 1, 3),
     *_splits(Tile(128, 128, 480, 0.71), 1, 2, 4, 8),
-    Tile(128, 192, 690, 0.86),
     Tile(192, 128, 660, 0.69),
 )
 """Where B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
@@ -301,13 +297,18 @@ def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candida
 
 
 @cache
-def select(m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> GemmConfig | DecodeConfig:
+def select(
+    m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
+) -> GemmConfig | DecodeConfig:
     """The configuration with the lowest cost, of the few that serve this weight.
 
     Without `split_k` none in which several CTAs add up their parts of k: then each element of D is promoted in order of
-    k by one thread, and its bits depend on its row of A and its row of B alone.
+    k by one thread, and its bits depend on its row of A and its row of B alone. Without `whole_gpu` none whose grid
+    cannot be held to some of the SMs.
     """
     fits = menu(n, k, output, gpu, split_k=split_k)
+    if not whole_gpu:
+        fits = tuple(fit for fit in fits if not fit.tile.is_decode)
     return min(fits, key=lambda fit: fit.cost_us(m)).tile.config(output, k)
 
 

@@ -27,6 +27,8 @@ class Settings:
     """`DG_JIT_STRICT`: a kernel that spills, needs a stack frame or draws a WGMMA note from ptxas is an error."""
     print_configs: bool
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
+    batch_invariant: bool
+    """`DG_BATCH_INVARIANT`: what `get_batch_invariant` answers until `set_batch_invariant` is called."""
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -37,6 +39,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         jit_debug=_flag(environment, "DG_JIT_DEBUG"),
         jit_strict=_flag(environment, "DG_JIT_STRICT"),
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
+        batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
     )
 
 
@@ -69,6 +72,7 @@ class _Choices:
     tc_util: int = 100
     pdl: bool = False
     compile_mode: int = 0
+    batch_invariant: bool | None = None
     mk_alignment: int = DEFAULT_ALIGNMENT
 
 
@@ -126,17 +130,30 @@ def get_tc_util() -> int:
 def set_pdl(enabled: bool) -> None:
     """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch).
 
-    Kernels read this when a launch is planned, and those that cannot overlap with the kernel ahead ignore it; so does
-    the reference.
+    What a product does before it reads or writes memory then runs beside the end of the kernel ahead: its launch and
+    setup. The reference ignores it.
     """
-    if not isinstance(enabled, bool):
-        raise ValueError(f"enabled: expected True or False, got {enabled!r}")
-    _in_force.change(pdl=enabled)
+    _in_force.change(pdl=_truth_value(enabled))
 
 
 def get_pdl() -> bool:
     """Tell whether programmatic dependent launch is on: off unless `set_pdl` turned it on."""
     return _in_force.choices.pdl
+
+
+def set_batch_invariant(enabled: bool) -> None:
+    """Choose whether a row of D may depend on nothing but its row of A, to the bit, whatever m and the other rows are.
+
+    Then no product shares out its k among several CTAs, which costs time where a product has few tiles. Without it the
+    same call still gives the same bits each time.
+    """
+    _in_force.change(batch_invariant=_truth_value(enabled))
+
+
+def get_batch_invariant() -> bool:
+    """Tell what `set_batch_invariant` set; before it is called, whether `DG_BATCH_INVARIANT` is 1."""
+    chosen = _in_force.choices.batch_invariant
+    return settings().batch_invariant if chosen is None else chosen
 
 
 def set_compile_mode(mode: int) -> None:
@@ -174,6 +191,12 @@ def get_theoretical_mk_alignment_for_contiguous_layout(expected_m: int | None = 
         return DEFAULT_ALIGNMENT
     expected_m = integer_in_range("expected_m", expected_m, 0)
     return next((rows for rows in (16, 32, 64) if expected_m <= rows), DEFAULT_ALIGNMENT)
+
+
+def _truth_value(enabled: bool) -> bool:
+    if not isinstance(enabled, bool):
+        raise ValueError(f"enabled: expected True or False, got {enabled!r}")
+    return enabled
 
 
 def _device_num_sms() -> int:

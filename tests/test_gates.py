@@ -23,7 +23,7 @@ from deep_gemm.jit.compiler import CompiledKernel, Job, compile_cubin, compile_m
 from deep_gemm.jit.report import KernelReport, report
 from deep_gemm.kernels import fp8_gemm
 
-MAX_CONFIGURATIONS = 200
+MAX_CONFIGURATIONS = 300
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deep_gemm.config_decode import DecodeConfig, reachable
+from deep_gemm.config_decode import DecodeConfig
 from deep_gemm.gates import violations
+from deep_gemm.heuristics import reachable_decode
 from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm_decode
@@ -15,7 +16,7 @@ MAX_CONFIGURATIONS = 200
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[DecodeConfig, CompiledKernel]:
-    configs = reachable()
+    configs = reachable_decode()
     jobs = [
         Job(f"fp8_gemm_decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config))
         for config in configs
@@ -24,13 +25,13 @@ def compiled() -> dict[DecodeConfig, CompiledKernel]:
 
 
 def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> None:
-    configs = reachable()
+    configs = reachable_decode()
     assert len(configs) <= MAX_CONFIGURATIONS
     assert len({config.name for config in configs}) == len(configs)
     assert [config for config in configs if config.why_illegal()] == []
 
 
-@pytest.mark.parametrize("config", reachable(), ids=lambda config: config.name)
+@pytest.mark.parametrize("config", reachable_decode(), ids=lambda config: config.name)
 def test_a_reachable_kernel_is_what_was_planned(
     config: DecodeConfig, compiled: dict[DecodeConfig, CompiledKernel]
 ) -> None:

@@ -10,7 +10,7 @@ from helpers import random_fp8, random_scales
 from torch import Tensor
 
 from deep_gemm.config import Output, tile_config
-from deep_gemm.kernels import fp8_gemm
+from deep_gemm.kernels import dense
 from deep_gemm.problem import dense_problem
 from deep_gemm.sim import fp8_gemm as sim
 
@@ -50,5 +50,5 @@ def test_simulator_and_gpu_give_the_same_bits(kind: str, tile: tuple[int, int], 
     p = dense_problem((a, sfa), (b, sfb), d, None)
     simulated = sim.run(sim.compile_config(config), config, p, seed=1, truncate=True).d
     on_gpu = dense_problem((a.cuda(), sfa.cuda()), (b.cuda(), sfb.cuda()), d.cuda(), None)
-    fp8_gemm.run(on_gpu, config)
+    dense.run(on_gpu, config)
     assert torch.equal(on_gpu.d.cpu(), simulated)

@@ -13,7 +13,7 @@ import deep_gemm
 from deep_gemm import reference
 from deep_gemm.config import GemmConfig
 from deep_gemm.heuristics import reachable
-from deep_gemm.kernels import fp8_gemm
+from deep_gemm.kernels import dense, fp8_gemm
 from deep_gemm.layout import ceil_div
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
@@ -68,7 +68,7 @@ def test_every_reachable_configuration(index: int) -> None:
             c = torch.randn(m, n, device="cuda").to(dtype)
         p = dense_problem(a, b, d, c)
         right = right_d(p, c.clone() if c is not None else None)
-        fp8_gemm.run(p, config)
+        dense.run(p, config)
         assert_right(p, d, right, config)
         frame.assert_untouched_outside()
 
@@ -88,7 +88,7 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     c = d.normal_() if config.adds_to_d else torch.randn(m, n, device="cuda").to(dtype) if config.with_c else None
     p = dense_problem((a, sfa), (b, sfb), d, c)
     right = right_d(p, c.clone() if c is not None else None)
-    fp8_gemm.run(p, config)
+    dense.run(p, config)
     assert torch.equal(d, right)
 
 

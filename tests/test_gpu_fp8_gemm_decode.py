@@ -9,8 +9,9 @@ import torch
 from helpers import framed, random_scales
 from test_gpu_fp8_gemm import assert_right, operands, right_d
 
-from deep_gemm.config_decode import DecodeConfig, decode_config, reachable
-from deep_gemm.kernels import fp8_gemm_decode
+from deep_gemm.config_decode import DecodeConfig, decode_config
+from deep_gemm.heuristics import reachable_decode
+from deep_gemm.kernels import dense
 from deep_gemm.layout import ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.problem import DenseProblem, dense_problem
 
@@ -32,9 +33,9 @@ def small_integers(config: DecodeConfig, m: int, n: int, k: int, seed: int) -> D
     return dense_problem((a, sfa), (b, sfb), d, c)
 
 
-@pytest.mark.parametrize("index", range(len(reachable())))
+@pytest.mark.parametrize("index", range(len(reachable_decode())))
 def test_every_reachable_configuration(index: int) -> None:
-    config = reachable()[index]
+    config = reachable_decode()[index]
     tokens = config.block_tokens
     # Ragged each way; fewer k-blocks than CTAs; two tiles of m; more scales than shared memory holds at a time.
     for m, n, k in ((tokens - 3, 1160, 2832), (tokens + 5, 200, 400), (1, 72, 16), (tokens, 520, 5136 * 2)):
@@ -44,23 +45,23 @@ def test_every_reachable_configuration(index: int) -> None:
         d.fill_(float("nan"))
         c = torch.randn(m, n, device="cuda").to(d.dtype) if config.with_c else None
         p = dense_problem(a, b, d, c)
-        fp8_gemm_decode.run(p, config)
+        dense.run(p, config)
         assert_right(p, d, right_d(p, c))
         frame.assert_untouched_outside()
 
 
-@pytest.mark.parametrize("index", range(len(reachable())))
+@pytest.mark.parametrize("index", range(len(reachable_decode())))
 def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
     """A chain over all k-blocks in order. A split is checked against the same split of k, part by part."""
-    config = reachable()[index]
+    config = reachable_decode()[index]
     p = small_integers(config, config.block_tokens - 1, config.block_n + 8, 4240, index)
     if config.cluster_k == 1:
-        fp8_gemm_decode.run(p, config)
+        dense.run(p, config)
         assert torch.equal(p.d, right_d(p, p.c))
         return
     whole = replace(config, output_is_fp32=True, with_c=False)
     d = torch.empty(p.m, p.n, device="cuda")
-    fp8_gemm_decode.run(p._replace(d=d, c=None), whole)
+    dense.run(p._replace(d=d, c=None), whole)
     total, num_k_blocks = torch.zeros_like(d), ceil_div(p.k, 128)
     for rank in range(config.cluster_k):
         first, end = (num_k_blocks * r // config.cluster_k for r in (rank, rank + 1))
@@ -84,7 +85,7 @@ def test_every_split_of_every_depth(cluster_k: int, num_k_blocks: int) -> None:
     assert config is not None
     a, b = operands(13, 136, num_k_blocks * 128 - 32, seed=cluster_k)
     p = dense_problem(a, b, torch.full((13, 136), float("nan"), device="cuda"), None)
-    fp8_gemm_decode.run(p, config)
+    dense.run(p, config)
     assert_right(p, p.d, right_d(p, None))
 
 
@@ -96,19 +97,19 @@ def test_c_may_be_d(dtype: torch.dtype) -> None:
         d = torch.randn(21, 1160, device="cuda").to(dtype)
         p = dense_problem(a, b, d, d)
         right = right_d(p, d.clone())
-        fp8_gemm_decode.run(p, config)
+        dense.run(p, config)
         assert_right(p, d, right)
 
 
 def test_scales_are_read_as_they_lie() -> None:
     a, b = operands(11, 264, 2832)
     right = torch.empty(11, 264, device="cuda", dtype=torch.bfloat16)
-    fp8_gemm_decode.run(dense_problem(a, b, right, None))
+    dense.run(dense_problem(a, b, right, None))
     for sfa in (get_mn_major_tma_aligned_tensor(a[1]), a[1].repeat(1, 2)[:, : a[1].shape[1]]):
         for sfb in (b[1], b[1].t().contiguous().t()):
             d = torch.empty_like(right)
             p = dense_problem((a[0], sfa), (b[0], sfb), d, None)
-            fp8_gemm_decode.run(p._replace(sfa=sfa, sfb=sfb))
+            dense.run(p._replace(sfa=sfa, sfb=sfb))
             assert torch.equal(d, right)
 
 
@@ -119,7 +120,7 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
         d = torch.empty(16, 2112, device="cuda", dtype=torch.bfloat16)
         problems.append((a, b, d))
     a, b, d = problems[0]
-    plan = fp8_gemm_decode.run(dense_problem(a, b, d, None))
+    plan = dense.run(dense_problem(a, b, d, None))
     assert plan is not None
     rights = []
     for a, b, d in problems:
@@ -151,8 +152,8 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
 def test_the_same_call_gives_the_same_bits() -> None:
     a, b = operands(16, 4096, 7168)
     first = torch.empty(16, 4096, device="cuda", dtype=torch.bfloat16)
-    fp8_gemm_decode.run(dense_problem(a, b, first, None))
+    dense.run(dense_problem(a, b, first, None))
     for _ in range(100):
         again = torch.full_like(first, float("nan"))
-        fp8_gemm_decode.run(dense_problem(a, b, again, None))
+        dense.run(dense_problem(a, b, again, None))
         assert torch.equal(again, first)

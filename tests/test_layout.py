@@ -108,7 +108,7 @@ def test_tma_takes_one_column_as_it_lies() -> None:
     a, b = torch.zeros(5, 128).to(torch.float8_e4m3fn), torch.zeros(256, 128).to(torch.float8_e4m3fn)
     p = dense_problem((a, scales(5, 1)), (b, scales(2, 1)), None, None)
     config = tile_config(64, 64, Output())
-    assert [tensor_map.why_illegal() for tensor_map in fp8_gemm.tensor_maps(config, p, p.sfa).values()] == [None] * 4
+    assert [tensor_map.why_illegal() for tensor_map in fp8_gemm.tensor_maps(config, p).values()] == [None] * 4
 
 
 def test_columns_of_groups_are_copied_where_the_groups_lie_apart_by_no_multiple_of_16_bytes() -> None:

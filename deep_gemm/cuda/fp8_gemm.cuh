@@ -231,6 +231,9 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
   if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
+  // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
+  ptx::griddepcontrol_wait();
+
   Scheduler scheduler(p.m, p.n);
   RingPosition at;
   Tile tile;
@@ -238,6 +241,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (ptx::warp_index() % 4 == 0 && ptx::elect_sync()) {
       while (scheduler.next(tile)) load_tile(p, shared, tile, at);
+      ptx::griddepcontrol_launch_dependents();
       // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);

@@ -68,7 +68,10 @@ class ParamsBuffer:
 class Launch:
     """A launch prepared once: all but the stream and the parameters' bytes is fixed."""
 
-    def __init__(self, kernel: Kernel, params: ParamsBuffer, grid: int, threads: int, cluster: int) -> None:
+    def __init__(
+        self, kernel: Kernel, params: ParamsBuffer, grid: int, threads: int, cluster: int, *, is_dependent: bool = False
+    ) -> None:
+        """`is_dependent`: the kernel may start while the one ahead on its stream ends, and waits for it itself."""
         cu = _driver()
         self._function = kernel.function
         self._params = params  # kept alive: the launch reads it by address
@@ -83,6 +86,13 @@ class Launch:
             attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             value = cu.CUlaunchAttributeValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+            attribute.value = value
+            attributes.append(attribute)
+        if is_dependent:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            value = cu.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
             attribute.value = value
             attributes.append(attribute)
         config.attrs = attributes

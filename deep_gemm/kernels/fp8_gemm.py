@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import struct
-import sys
 from functools import cache
-
-import torch
-from torch import Tensor
 
 from .. import jit
 from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Output
 from ..gates import CodePlan
-from ..heuristics import gpu_of, select
 from ..jit import driver
-from ..layout import SCALE_BLOCK, ceil_div, get_mn_major_tma_aligned_tensor
+from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import DenseProblem
-from ..settings import get_compile_mode, get_num_sms, settings
 from ..tensor_map import ElementType, TensorMap
 from . import plan
-from .plan import AddressWords, make_room, matrix_map
+from .plan import AddressWords, matrix_map
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
@@ -70,84 +64,38 @@ def code_plan(config: GemmConfig) -> CodePlan:
 class Plan(plan.Plan):
     """A launch of this kernel, prepared."""
 
-    # Words of Params in cuda/fp8_gemm.cuh: four tensor maps, and three pointers.
+    # Words of Params in cuda/fp8_gemm.cuh: five tensor maps, and three pointers.
     _WORDS = AddressWords(a=0, b=16, sfa=32, d=48, sfb=80, c=81)
-    _D_POINTER = 82
-    _SFB_MAP = 64
+    _SFB_MAP, _D_POINTER = 64, 82
 
-    def __init__(self, p: DenseProblem, sfa: Tensor, num_sms: int, config: GemmConfig | None = None) -> None:
-        self.output = _output(p)
-        # Chosen for the whole GPU: with fewer SMs the same kernel runs on a smaller grid, and nothing is compiled.
-        self.config = config or select(p.m, p.n, p.k, self.output, gpu_of(p.d.device.index))
-        if settings().print_configs:
-            print(f"deep_gemm: {p.m} x {p.n} x {p.k} runs {self.config.name}", file=sys.stderr)
+    def __init__(self, p: DenseProblem, output: Output, config: GemmConfig, num_sms: int) -> None:
+        self.output, self.config = output, config
+        p = self.prepared(p)
         super().__init__(
             p,
-            sfa,
-            maps=tensor_maps(self.config, p, sfa),
-            tail=scalars(self.config, p),
+            maps=tensor_maps(config, p),
+            tail=scalars(config, p),
             words=self._WORDS._replace(
-                d=self._WORDS.d if self.config.cluster_k == 1 else self._D_POINTER,
-                sfb=self._SFB_MAP if self.config.sfb_is_per_row else self._WORDS.sfb,
+                d=self._WORDS.d if config.cluster_k == 1 else self._D_POINTER,
+                sfb=self._SFB_MAP if config.sfb_is_per_row else self._WORDS.sfb,
             ),
-            kernel=loaded(self.config, p.d.device.index),
-            grid=grid(self.config, p, num_sms),
-            threads=self.config.num_threads,
-            cluster=self.config.cluster_size,
+            kernel=loaded(config, p.d.device.index),
+            grid=grid(config, p, num_sms),
+            threads=config.num_threads,
+            cluster=config.cluster_size,
         )
+
+    def prepared(self, p: DenseProblem) -> DenseProblem:
+        """Lay scales that TMA loads out for it: m-major, in rows of a multiple of 16 bytes."""
+        sfa = get_mn_major_tma_aligned_tensor(p.sfa)
+        sfb = get_mn_major_tma_aligned_tensor(p.sfb) if self.config.sfb_is_per_row else p.sfb
+        return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
 
     def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
         """C is D, or apart from it, as it was for the operands that the plan was made for."""
         if self.output.adds_to_d or at_c == at_d:
             return at_c == at_d and (self.output.adds_to_d or not self.output.is_fp32)
         return super()._c_may_be_at(at_c, at_d)
-
-
-_plans: dict[tuple[object, ...], Plan] = {}
-
-
-def run(p: DenseProblem, config: GemmConfig | None = None) -> Plan | None:
-    """Compute a dense product on the GPU that its tensors are on. The plan serves later products of the same kind.
-
-    `config` None leaves the choice to the heuristics.
-    """
-    if p.m == 0 or p.n == 0:
-        return None
-    if p.k == 0:
-        p.d.zero_() if p.c is None else p.d.copy_(p.c)
-        return None
-    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
-    with torch.cuda.device(p.d.device):
-        num_sms = get_num_sms()
-        key = (p.m, p.n, p.k, p.sfb_rows, p.d.dtype, p.d.device, num_sms, _strides(p, sfa), _output(p), config)
-        found = _plans.get(key)
-        if found is None:
-            make_room(_plans)
-            found = _plans[key] = Plan(p, sfa, num_sms, config)
-        if get_compile_mode() == 1:
-            return None
-        at_a, at_b, at_sfa, at_d = _addresses(p, sfa)
-        found.launch(at_a, at_sfa, at_b, p.sfb.data_ptr(), at_d, 0 if p.c is None else p.c.data_ptr())
-    return found if sfa is p.sfa else None
-
-
-def can_run(p: DenseProblem) -> bool:
-    """Tell whether this kernel computes such a product."""
-    return p.sfb_rows == SCALE_BLOCK
-
-
-def _strides(p: DenseProblem, sfa: Tensor) -> tuple[object, ...]:
-    c_stride = None if p.c is None else p.c.stride(0)
-    return p.a.stride(0), sfa.stride(1), p.b.stride(0), p.sfb.stride(), p.d.stride(0), c_stride
-
-
-def _output(p: DenseProblem) -> Output:
-    is_fp32 = p.d.dtype == torch.float32
-    if p.c is None:
-        return Output(is_fp32)
-    if is_fp32 and p.c.data_ptr() == p.d.data_ptr():
-        return Output(is_fp32, adds_to_d=True)
-    return Output(is_fp32, with_c=True)
 
 
 def grid(config: GemmConfig, p: DenseProblem, num_sms: int) -> int:
@@ -163,13 +111,13 @@ def loaded(config: GemmConfig, device: int) -> driver.Kernel:
     return driver.Kernel(build(config).cubin, NAME, config.shared_bytes)
 
 
-def tensor_maps(config: GemmConfig, p: DenseProblem, sfa: Tensor) -> dict[str, TensorMap]:
-    """What TMA is told of the operands, in the order of `Params`; scales by row are m-major."""
+def tensor_maps(config: GemmConfig, p: DenseProblem) -> dict[str, TensorMap]:
+    """What TMA is told of the operands, in the order of `Params`; the scales that it loads are m-major."""
     output = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
     maps = {
         "a": matrix_map(ElementType.UINT8, p.a, (config.block_m // config.cluster_n, BLOCK_K), 128),
         "b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
-        "sfa": matrix_map(ElementType.FLOAT32, sfa.t(), (1, config.block_m), 0),
+        "sfa": matrix_map(ElementType.FLOAT32, p.sfa.t(), (1, config.block_m), 0),
         "d": matrix_map(output, p.d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes),
     }
     if config.sfb_is_per_row:
@@ -177,12 +125,8 @@ def tensor_maps(config: GemmConfig, p: DenseProblem, sfa: Tensor) -> dict[str, T
     return maps
 
 
-def _addresses(p: DenseProblem, sfa: Tensor) -> tuple[int, int, int, int]:
-    return p.a.data_ptr(), p.b.data_ptr(), sfa.data_ptr(), p.d.data_ptr()
-
-
 def scalars(config: GemmConfig, p: DenseProblem) -> bytes:
-    """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm.cuh, and room for the map of sfb if there is none."""
+    """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm.cuh; and room for that of sfb if there is none."""
     no_map = b"" if config.sfb_is_per_row else bytes(driver.TENSOR_MAP_BYTES)
     c_address, c_pitch = (p.c.data_ptr(), p.c.stride(0)) if p.c is not None else (0, 0)
     pointers = (p.sfb.data_ptr(), c_address, p.d.data_ptr())

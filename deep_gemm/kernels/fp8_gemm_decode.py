@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import struct
-import sys
 from functools import cache
 
 import torch
 
 from .. import jit
 from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
-from ..config_decode import DecodeConfig, default_config
+from ..config_decode import DecodeConfig
 from ..gates import CodePlan
 from ..jit import driver
-from ..layout import SCALE_BLOCK, ceil_div
+from ..layout import ceil_div
 from ..problem import DenseProblem
-from ..settings import get_compile_mode, settings
 from ..tensor_map import ElementType, TensorMap
 from . import plan
-from .plan import AddressWords, make_room, matrix_map
+from .plan import AddressWords, matrix_map
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
@@ -61,56 +59,20 @@ class Plan(plan.Plan):
     # Words of Params in cuda/fp8_gemm_decode.cuh: two tensor maps, and four pointers.
     _WORDS = AddressWords(a=0, b=16, sfa=32, sfb=33, d=34, c=35)
 
-    def __init__(self, p: DenseProblem, config: DecodeConfig | None = None) -> None:
-        is_fp32 = p.d.dtype == torch.float32
-        self.config = config or default_config(p.m, p.n, p.k, fp32=is_fp32, c=p.c is not None)
-        if (self.config.output_is_fp32, self.config.with_c) != (is_fp32, p.c is not None):
-            raise ValueError(f"config: expected one for the types of d and c of the problem, got {self.config}")
-        if settings().print_configs:
-            print(f"deep_gemm: {p.m} x {p.n} x {p.k} runs decode {self.config.name}", file=sys.stderr)
-        map_a, map_b = tensor_maps(self.config, p)
+    def __init__(self, p: DenseProblem, config: DecodeConfig) -> None:
+        if (config.output_is_fp32, config.with_c) != (p.d.dtype == torch.float32, p.c is not None):
+            raise ValueError(f"config: expected one for the types of d and c of the problem, got {config}")
+        self.config = config
         super().__init__(
             p,
-            p.sfa,
-            maps={"a": map_a, "b": map_b},
-            tail=scalars(self.config, p),
+            maps=tensor_maps(config, p),
+            tail=scalars(config, p),
             words=self._WORDS,
-            kernel=loaded(self.config, p.d.device.index),
-            grid=grid(self.config, p),
-            threads=self.config.num_threads,
-            cluster=self.config.cluster_k,
+            kernel=loaded(config, p.d.device.index),
+            grid=grid(config, p),
+            threads=config.num_threads,
+            cluster=config.cluster_k,
         )
-
-
-_plans: dict[tuple[object, ...], Plan] = {}
-
-
-def run(p: DenseProblem, config: DecodeConfig | None = None) -> Plan | None:
-    """Compute a dense product on the GPU that its tensors are on. The plan serves later products of the same kind.
-
-    `config` None leaves the choice to `default_config`.
-    """
-    if p.m == 0 or p.n == 0:
-        return None
-    if p.k == 0:
-        p.d.zero_() if p.c is None else p.d.copy_(p.c)
-        return None
-    with torch.cuda.device(p.d.device):
-        key = (p.m, p.n, p.k, p.d.dtype, p.d.device, _strides(p), config)
-        found = _plans.get(key)
-        if found is None:
-            make_room(_plans)
-            found = _plans[key] = Plan(p, config)
-        if get_compile_mode() == 1:
-            return None
-        at_c = 0 if p.c is None else p.c.data_ptr()
-        found.launch(p.a.data_ptr(), p.sfa.data_ptr(), p.b.data_ptr(), p.sfb.data_ptr(), p.d.data_ptr(), at_c)
-    return found
-
-
-def can_run(p: DenseProblem) -> bool:
-    """Tell whether this kernel computes such a product. It would compute many rows too, but slowly."""
-    return p.sfb_rows == SCALE_BLOCK
 
 
 def grid(config: DecodeConfig, p: DenseProblem) -> int:
@@ -124,13 +86,13 @@ def loaded(config: DecodeConfig, device: int) -> driver.Kernel:
     return driver.Kernel(build(config).cubin, NAME, config.shared_bytes)
 
 
-def tensor_maps(config: DecodeConfig, p: DenseProblem) -> tuple[TensorMap, TensorMap]:
+def tensor_maps(config: DecodeConfig, p: DenseProblem) -> dict[str, TensorMap]:
     """What TMA is told of A and B. A box has no rows that are never there."""
     rows_a, rows_b = _box_rows(config, p)
-    return (
-        matrix_map(ElementType.UINT8, p.a, (rows_a, BLOCK_K), 128),
-        matrix_map(ElementType.UINT8, p.b, (rows_b, BLOCK_K), 128),
-    )
+    return {
+        "a": matrix_map(ElementType.UINT8, p.a, (rows_a, BLOCK_K), 128),
+        "b": matrix_map(ElementType.UINT8, p.b, (rows_b, BLOCK_K), 128),
+    }
 
 
 def scalars(config: DecodeConfig, p: DenseProblem) -> bytes:
@@ -156,8 +118,3 @@ def numbers(config: DecodeConfig, p: DenseProblem) -> tuple[int, ...]:
 
 def _box_rows(config: DecodeConfig, p: DenseProblem) -> tuple[int, int]:
     return min(config.block_tokens, p.m), min(config.block_n, p.n)
-
-
-def _strides(p: DenseProblem) -> tuple[object, ...]:
-    c_stride = None if p.c is None else p.c.stride(0)
-    return p.a.stride(0), p.sfa.stride(), p.b.stride(0), p.sfb.stride(), p.d.stride(0), c_stride

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..jit import driver
 from ..layout import align
 from ..problem import DenseProblem
+from ..settings import get_pdl
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
 
 MAX_PLANS = 4096
@@ -33,7 +34,6 @@ class Plan:
     def __init__(
         self,
         p: DenseProblem,
-        sfa: Tensor,
         maps: dict[str, TensorMap],
         tail: bytes,
         words: AddressWords,
@@ -46,15 +46,20 @@ class Plan:
         self._device = p.d.device.index
         self._shape, self._dtype = (p.m, p.n), p.d.dtype
         self._maps, self._words_of = maps, words
-        addresses = AddressWords(*(0 if x is None else x.data_ptr() for x in (p.a, sfa, p.b, p.sfb, p.d, p.c)))
+        addresses = AddressWords(*(0 if x is None else x.data_ptr() for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c)))
         self._params = driver.ParamsBuffer(self._encoded(addresses) + tail)
         self._words = self._params.words
-        self._spans = tuple(byte_span(x) for x in (p.a, sfa, p.b, p.sfb, p.d))
+        self._spans = tuple(byte_span(x) for x in (p.a, p.sfa, p.b, p.sfb, p.d))
         self._span_c = 0 if p.c is None else byte_span(p.c)
-        self._sfa_alignment = ADDRESS_ALIGNMENT if "sfa" in maps else sfa.element_size()
-        self._launch = driver.Launch(kernel, self._params, grid, threads, cluster)
+        self._sfa_alignment = ADDRESS_ALIGNMENT if "sfa" in maps else p.sfa.element_size()
+        self._sfb_alignment = ADDRESS_ALIGNMENT if "sfb" in maps else p.sfb.element_size()
+        self._launch = driver.Launch(kernel, self._params, grid, threads, cluster, is_dependent=get_pdl())
         self._patches_maps = driver.address_is_first_word()
         self._lock = threading.Lock()  # addresses are written and read by the launch in one go
+
+    def prepared(self, p: DenseProblem) -> DenseProblem:
+        """The problem with its scales laid out as the kernel reads them; itself where they lie so."""
+        return p
 
     def run(self, a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, d: Tensor, c: Tensor | None) -> bool:
         """Compute a product of operands like the plan's. False, and nothing done, if addresses need a closer look."""
@@ -65,6 +70,7 @@ class Plan:
         if (
             (at_a | at_b | at_d | at_c) % ADDRESS_ALIGNMENT
             or at_sfa % self._sfa_alignment
+            or at_sfb % self._sfb_alignment
             or (at_d < at_a + span_a and at_a < end_d)
             or (at_d < at_b + span_b and at_b < end_d)
             or (at_d < at_sfa + span_sfa and at_sfa < end_d)

@@ -74,10 +74,10 @@ def run(
     truncate: bool = False,
 ) -> Outcome:
     """Compute a product on simulated SMs, and with the reference."""
-    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
+    p = p._replace(sfa=get_mn_major_tma_aligned_tensor(p.sfa))
     if config.sfb_is_per_row:
         p = p._replace(sfb=get_mn_major_tma_aligned_tensor(p.sfb))
-    maps = fp8_gemm.tensor_maps(config, p, sfa)
+    maps = fp8_gemm.tensor_maps(config, p)
     with_c = p.c is not None and not config.adds_to_d
     c_is_d = with_c and p.c is p.d
     # Params of cuda/fp8_gemm.cuh
@@ -98,7 +98,7 @@ def run(
     buffers = {
         "a": Buffer(as_it_lies(p.a)),
         "b": Buffer(as_it_lies(p.b)),
-        "sfa": Buffer(as_it_lies(sfa)),
+        "sfa": Buffer(as_it_lies(p.sfa)),
         "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
         "d": Buffer(p.d, is_writable=True),
     }

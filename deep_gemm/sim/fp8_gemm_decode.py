@@ -53,7 +53,7 @@ def run(
     is_dependent: bool = False,
 ) -> Outcome:
     """Compute a product on simulated SMs, and with the reference. `is_dependent`: the kernel ahead may be at work."""
-    map_a, map_b = fp8_gemm_decode.tensor_maps(config, p)
+    map_a, map_b = fp8_gemm_decode.tensor_maps(config, p).values()
     in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     # Params of cuda/fp8_gemm_decode.cuh
     params = Struct(
