@@ -38,9 +38,11 @@ def sim(
     block_n: Annotated[int, typer.Option(help="columns of a tile")] = 128,
     cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
     cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
+    cluster_k: Annotated[int, typer.Option(help="2 to 8: as many CTAs split k")] = 1,
     fp32: Annotated[bool, typer.Option("--fp32", help="FP32 output")] = False,
     with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
     adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
+    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
 ) -> None:
     """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
     if kernel != "fp8_gemm":
@@ -54,7 +56,8 @@ def sim(
     from .sim.command import run
 
     try:
-        config = tile_config(block_m, block_n, Output(fp32, with_c, adds_to_d), cluster_m, cluster_n)
+        output = Output(fp32, with_c, adds_to_d, by_row)
+        config = tile_config(block_m, block_n, output, cluster_m, cluster_n, cluster_k, k)
         passed = run(config, m, n, k, seeds=seeds, first_seed=first_seed, num_sms=num_sms)
     except (ValueError, HostCompileError) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
@@ -76,9 +79,12 @@ def inspect(
     block_n: Annotated[int, typer.Option(help="columns of a tile: 16 to 256, a multiple of 16")] = 128,
     cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
     cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
+    cluster_k: Annotated[int, typer.Option(help="2 to 8: as many CTAs split k")] = 1,
     output: Annotated[OutputName, typer.Option(help="type of D")] = OutputName.BF16,
     with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
     adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
+    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+    rest: Annotated[bool, typer.Option("--rest", help="with code for blocks of k that no run holds")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="print the machine code too (needs nvdisasm)")] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show what is in it. Needs no GPU."""
@@ -91,9 +97,8 @@ def inspect(
     if kernel != "fp8_gemm":
         raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
     try:
-        config = tile_config(
-            block_m, block_n, Output(output is OutputName.FP32, with_c, adds_to_d), cluster_m, cluster_n
-        )
+        form = Output(output is OutputName.FP32, with_c, adds_to_d, by_row)
+        config = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if rest else 0)
         found = inspect(config)
     except (ValueError, CompilerMissing) as error:
         typer.echo(f"deep_gemm: {error}", err=True)

@@ -70,7 +70,8 @@ class GemmConfig:
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         rest = " rest" if self.has_rest else ""
         scales = " 1d1d" if self.sfb_is_per_row else ""
-        return f"{self.block_m}x{self.block_n}{cluster}{scales} {'fp32' if self.output_is_fp32 else 'bf16'}{addition}{rest}"
+        output = "fp32" if self.output_is_fp32 else "bf16"
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{rest}"
 
     @property
     def units_along_n(self) -> int:

@@ -59,7 +59,7 @@ def test_inspect_shows_what_a_kernel_is_made_of() -> None:
         "ring 3 stages of 50176 bytes",
         "stores 2 buffers of 32768 bytes, 4 panels of 64 x 64 each",
         "ms, cold",
-        "each 8 FFMA",
+        "each 16 FFMA",
         "UTMALDG TMA loads 3",
         "UTMASTG TMA stores 4",
     ):
@@ -119,7 +119,7 @@ def test_inspect_fails_and_tells_why_where_a_gate_fails(monkeypatch: pytest.Monk
         (("--block-n", "100"), "block_n: expected a multiple of 16 from 16 to 256, got 100"),
         (("--block-n", "wide"), "Invalid value for '--block-n'"),
         (("--output", "fp16"), "Invalid value for '--output'"),
-        (("--cluster-n", "4"), "256x128/n4 bf16: needs clusters of 1 or 2"),
+        (("--cluster-n", "4"), "256x128/n4 bf16: needs 1 or 2 CTAs that share an operand"),
         (("--adds-to-d",), "needs FP32 output where it is added to D"),
         (("--output", "fp32", "--adds-to-d", "--with-c"), "needs C added in one way, not both"),
         (("--block-n", "256"), "256x256 bf16: needs 320 accumulators in 232 registers"),
@@ -154,9 +154,9 @@ SMALL = ("--m", "40", "--n", "72", "--k", "272", "--block-m", "64", "--block-n",
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ((), "64x64 bf16"),
-        (("--fp32", "--adds-to-d"), "64x64 fp32+d"),
-        (("--with-c", "--cluster-n", "2"), "64x64/n2 bf16+c"),
+        ((), "64x64 bf16 rest"),
+        (("--fp32", "--adds-to-d"), "64x64 fp32+d rest"),
+        (("--with-c", "--cluster-n", "2"), "64x64/n2 bf16+c rest"),
     ],
 )
 def test_sim_runs_seeds_and_says_how_far_from_wrong(arguments: tuple[str, ...], name: str) -> None:
@@ -191,7 +191,7 @@ def test_sim_prints_the_command_that_shows_a_failure_again(
     (again,) = re.findall("again: python -m deep_gemm (.*)", result.output)
     assert again == (
         "sim fp8_gemm --m 40 --n 72 --k 272 --first-seed 3 --seeds 1 --num-sms 4 "
-        "--block-m 64 --block-n 64 --cluster-m 2 --cluster-n 1 --fp32 --with-c"
+        "--block-m 64 --block-n 64 --cluster-m 2 --cluster-n 1 --cluster-k 1 --fp32 --with-c"
     )
     assert run(*again.split()).output == result.output
 
@@ -207,9 +207,9 @@ def test_sim_prints_the_command_that_shows_a_failure_again(
         (("--n", "0"), "Invalid value for '--n'"),
         (("--k", "0"), "Invalid value for '--k'"),
         (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
-        (("--block-m", "256", "--block-n", "256"), "256x256 bf16: needs 320 accumulators in 232 registers"),
-        (("--cluster-n", "4"), "128x128/n4 bf16: needs clusters of 1 or 2"),
-        (("--adds-to-d",), "128x128 bf16+d: needs FP32 output where it is added to D"),
+        (("--block-m", "256", "--block-n", "256"), "256x256 bf16 rest: needs 320 accumulators in 232 registers"),
+        (("--cluster-n", "4"), "128x128/n4 bf16 rest: needs 1 or 2 CTAs that share an operand"),
+        (("--adds-to-d",), "128x128 bf16+d rest: needs FP32 output where it is added to D"),
     ],
 )
 def test_sim_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
@@ -342,7 +342,7 @@ def test_demo_fails_where_a_kernel_is_not_as_planned(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fp8_gemm, "code_plan", lambda config: plan)
     result = run("demo")
     assert result.exit_code == 1
-    assert "64x32 bf16, QGMMA as planned:" in words(result)
+    assert "64x32 bf16, TMA stores as planned:" in words(result)
 
 
 @pytest.mark.usefixtures("no_products")

@@ -41,13 +41,6 @@ def counts(*numbers: int) -> Tensor:
 
 
 CALLS: dict[str, Callable[[], Any]] = {
-    "fp8_gemm_nt": lambda: deep_gemm.fp8_gemm_nt(rows(4, 16), rows(8, 16), output(4, 8), recipe=(1, 1, 128)),
-    "apart": lambda: deep_gemm.fp8_gemm_nt(
-        *(x for pair in zip(rows(4, 16), rows(8, 16), strict=True) for x in pair), output(4, 8), recipe=(1, 1, 128)
-    ),
-    "wgrad": lambda: deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt(
-        lhs=rows(4, 16), rhs=rows(8, 16), out=output(4, 8, dtype=torch.float32)
-    ),
     "contiguous": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
         rows(4, 16), blocks(2, 8, 16), output(4, 8), num_groups=2
     ),

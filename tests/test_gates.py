@@ -53,9 +53,10 @@ def test_a_reachable_kernel_is_what_was_planned(config: GemmConfig, compiled: di
 def inspect_arguments(config: GemmConfig) -> str:
     """What `inspect` is told to show this configuration."""
     sizes = f"--block-m {config.block_m} --block-n {config.block_n}"
-    clusters = f" --cluster-m {config.cluster_m} --cluster-n {config.cluster_n}" * (config.cluster_size > 1)
+    shared = {"m": config.cluster_m, "n": config.cluster_n, "k": config.cluster_k}
+    clusters = "".join(f" --cluster-{side} {ctas}" for side, ctas in shared.items()) * (config.cluster_size > 1)
     output = " --output fp32" * config.output_is_fp32 + " --with-c" * config.with_c + " --adds-to-d" * config.adds_to_d
-    return f"fp8_gemm {sizes}{clusters}{output}"
+    return f"fp8_gemm {sizes}{clusters}{output}" + " --by-row" * config.sfb_is_per_row + " --rest" * config.has_rest
 
 
 # ---- each gate fails on a kernel that breaks what it guards -----------------------------------------------------

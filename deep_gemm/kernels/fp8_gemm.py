@@ -54,7 +54,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         ),
         shared_bytes=config.shared_bytes,
         qgmma=config.units_per_warpgroup * BLOCK_K // WGMMA_K * k_blocks_in_code,
-        tma_loads=3,  # A, its scales, B
+        tma_loads=4 if config.sfb_is_per_row else 3,  # A, its scales, B, its scales by row
         multicast_loads=1 if config.cluster_m * config.cluster_n > 1 else 0,
         tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores,
         tma_reduces=stores if config.adds_to_d else 0,

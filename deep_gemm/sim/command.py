@@ -52,7 +52,13 @@ def command(config: GemmConfig, m: int, n: int, k: int, seed: int, num_sms: int)
         "--block-n": config.block_n,
         "--cluster-m": config.cluster_m,
         "--cluster-n": config.cluster_n,
+        "--cluster-k": config.cluster_k,
     }
-    switches = {"--fp32": config.output_is_fp32, "--with-c": config.with_c, "--adds-to-d": config.adds_to_d}
+    switches = {
+        "--fp32": config.output_is_fp32,
+        "--with-c": config.with_c,
+        "--adds-to-d": config.adds_to_d,
+        "--by-row": config.sfb_is_per_row,
+    }
     options = [f"{name} {value}" for name, value in values.items()] + [name for name, on in switches.items() if on]
     return " ".join(["python -m deep_gemm sim fp8_gemm", *options])
