@@ -8,8 +8,10 @@
 // one or two units' partial sums are in the tensor cores' registers at a time, the totals of all units beside them.
 //
 // Where tiles are few, the kClusterK CTAs of a cluster share out a tile's k-blocks, and split.cuh adds up their totals.
+// Where rows are grouped, a warp beside the producer's reads from the layout which tiles there are: see groups.cuh.
 #pragma once
 #include "config.cuh"
+#include "groups.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
@@ -26,10 +28,11 @@ struct Params {
   ptx::TensorMap map_sfb;     // where B has a scale for each row, kSfbIsPerRow
   const float* sfb;           // where it has one for each 128x128 block
   const uint8_t* c;
-  uint8_t* d;                 // where k is split; else D is stored through its map
+  uint8_t* d;                 // where k is split, and for padding between groups; else D is stored through its map
   uint64_t c_pitch, d_pitch;  // in elements
   uint32_t sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
+  Groups groups;
 };
 
 // Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
@@ -49,8 +52,23 @@ struct SharedStorage {
   Ring ring;
   // Of the exchange: all has come that is sent to this CTA; all CTAs have read what they were sent of the tile before.
   uint64_t received, consumed;
+  TileQueue queue;  // of a grouped product
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes and SharedStorage differ");
+
+// How the loading thread, or a math warp, comes by the tiles of its CTA.
+template <bool kIsWarp>
+struct Tiles {
+  const Params& p;
+  TileQueue& queue;
+  Scheduler scheduler{p.m, p.n};
+  uint32_t number = 0;
+
+  DEVICE bool next(Tile& tile) {
+    if constexpr (kGroups == kNoGroups) return scheduler.next(p.groups, tile);
+    return take<kIsWarp>(queue, number, tile);
+  }
+};
 
 // Loads the k-blocks of one tile, each into the next slot of the ring.
 DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, RingPosition& at) {
@@ -60,6 +78,15 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     wait_until_free(shared.ring, at);
     uint64_t* full = &shared.ring.full[at.stage];
     ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
+    if constexpr (kGroups != kNoGroups) {
+      const ClippedBox rows(tile.row_m, tile.end_m, kBlockM);
+      ptx::tma_load_4d(&p.map_a, full, shared.a[at.stage], k, rows.first, rows.place, plane_of(tile));
+      ptx::tma_load_3d(&p.map_b, full, shared.b[at.stage], k, tile.row_n, tile.group);
+      ptx::tma_load_3d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block, plane_of(tile));
+      if constexpr (kSfbIsPerRow)
+        ptx::tma_load_3d(&p.map_sfb, full, shared.scales[at.stage] + kBlockM, tile.row_n, k_block, tile.group);
+      continue;
+    }
     // Each CTA of a cluster loads its part of the shared operand into the same slot of both.
     if constexpr (kClusterN > 1) {
       constexpr uint32_t kRows = kBlockM / kClusterN;
@@ -166,8 +193,8 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands,
     for (float& x : unit) x = 0;
   if (kClusterK > 1 && k_blocks.first == k_blocks.end) return;  // fewer runs than CTAs
 
-  BlockScales block_scales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks.first,
-                           k_blocks.end);
+  const float* sfb = kGroups == kNoGroups ? p.sfb : p.sfb + tile.group * p.groups.sfb_stride;
+  BlockScales block_scales(sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks.first, k_blocks.end);
   bool is_loaded = false;  // known already that the slot at hand is
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);
@@ -182,6 +209,15 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands,
 #pragma unroll 1
       for (; k_block < count; ++k_block)
         multiply_k_blocks<1>(ring, operands, block_scales, k_block, at, is_loaded, total);
+  }
+}
+
+// Lets a tile's slots go, of which this warp needs nothing.
+DEVICE void skip_tile(const Params& p, Ring& ring, RingPosition& at) {
+  for (uint32_t k_block = 0; k_block < ceil_div(p.k, kBlockK); ++k_block, at = at.next()) {
+    wait_until_loaded(ring, at);
+    ptx::syncwarp();
+    release(ring, at, ptx::lane_index());
   }
 }
 
@@ -226,6 +262,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
       ptx::mbarrier_init(&shared.received, 1);
       ptx::mbarrier_init(&shared.consumed, kClusterK);
     }
+    if constexpr (kGroups != kNoGroups) shared.queue.init();
     shared.ring.init();
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
@@ -234,37 +271,52 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
   ptx::griddepcontrol_wait();
 
-  Scheduler scheduler(p.m, p.n);
   RingPosition at;
   Tile tile;
   if (is_producer) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (ptx::warp_index() % 4 == 0 && ptx::elect_sync()) {
-      while (scheduler.next(tile)) load_tile(p, shared, tile, at);
+    const uint32_t warp = ptx::warp_index() % 4;
+    if (warp == 0 && ptx::elect_sync()) {
+      Tiles<false> tiles{p, shared.queue};
+      while (tiles.next(tile)) load_tile(p, shared, tile, at);
       ptx::griddepcontrol_launch_dependents();
       // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
+    if (kGroups != kNoGroups && warp == 1) {
+      Scheduler scheduler(p.m, p.n);
+      uint32_t number = 0;
+      while (scheduler.next(p.groups, tile)) deal(shared.queue, number, tile);
+      deal(shared.queue, number, kNoMoreTiles);
+    }
+    if (kGroups != kNoGroups && warp >= 2 && p.groups.zeroes_padding)
+      zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes, ptx::block_index() * 2 + warp - 2,
+                   ptx::grid_size() * 2);
   } else {
     ptx::setmaxnreg_inc<kMathRegisters>();
     const Operands operands(shared, warpgroup);
     uint32_t store_buffer = 0, parity = 0;
-    while (scheduler.next(tile)) {
+    Tiles<true> tiles{p, shared.queue};
+    while (tiles.next(tile)) {
+      const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
+      if (kGroups != kNoGroups && row_m >= tile.end_m) {
+        skip_tile(p, shared.ring, at);
+        continue;
+      }
       float total[kUnitsPerWarpgroup][kUnitN / 2];
       multiply_tile(p, shared.ring, operands, tile, at, total);
       if constexpr (kClusterK > 1) {
         store_sum(p, shared, tile, parity, total);
         continue;
       }
-      const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
       if constexpr (kWithC)
 #pragma unroll  // `total` stays in registers only while its indices are known at compile time
         for (uint32_t unit = 0; unit < kUnitsPerWarpgroup; ++unit)
           add_c(total[unit], p.c, p.c_pitch, row_m + unit / kUnitsAlongN * 64 + ptx::warp_index() % 4 * 16,
                 tile.row_n + unit % kUnitsAlongN * kUnitN, p.m, p.n, ptx::lane_index());
       uint8_t* buffers = shared.output + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
-      store_tile(&p.map_d, buffers, store_buffer, total, row_m, tile.row_n, warpgroup);
+      store_tile(&p.map_d, buffers, store_buffer, total, tile, row_m, warpgroup);
     }
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
   }

@@ -19,6 +19,8 @@ from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm.cuh"\n'
 NAME = "fp8_gemm_kernel"
+GROUPS_BYTES = 32
+"""Size of `Groups`, which ends `Params`; a dense product leaves it empty."""
 
 
 def headers(config: GemmConfig) -> dict[str, str]:
@@ -131,4 +133,5 @@ def scalars(config: GemmConfig, p: DenseProblem) -> bytes:
     c_address, c_pitch = (p.c.data_ptr(), p.c.stride(0)) if p.c is not None else (0, 0)
     pointers = (p.sfb.data_ptr(), c_address, p.d.data_ptr())
     pitches = (c_pitch, p.d.stride(0))
-    return no_map + struct.pack("<QQQQQIIIII", *pointers, *pitches, p.sfb.stride(0), p.sfb.stride(1), p.m, p.n, p.k)
+    sizes = (p.sfb.stride(0), p.sfb.stride(1), p.m, p.n, p.k)
+    return no_map + struct.pack("<QQQQQIIIII4x", *pointers, *pitches, *sizes) + bytes(GROUPS_BYTES)

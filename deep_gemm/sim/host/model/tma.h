@@ -55,9 +55,9 @@ void visit_chunks(const Box& box, uint32_t first_row, uint32_t end_row, const Vi
 }
 
 inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* what) {
-  const Buffer* tensor = find_buffer(box.map.base, 1);
+  const Buffer* tensor = find_buffer(box.map.tensor, 1);
   if (!tensor)
-    fail(std::string(what) + ": the tensor map's base is outside of global memory: " + describe_address(box.map.base));
+    fail(std::string(what) + ": the tensor map's tensor is not in global memory: " + describe_address(box.map.tensor));
   visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
     if (from == to) return;
     const Buffer& buffer = check_global(address + from, to - from, writes, cta, what);
@@ -247,6 +247,9 @@ void tma_store_2d(const TensorMap* map, const void* source, int32_t c0, int32_t 
 }
 void tma_store_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2) {
   store_box(map, source, {c0, c1, c2}, false, "tma_store_3d");
+}
+void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  store_box(map, source, {c0, c1, c2, c3}, false, "tma_store_4d");
 }
 void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
   store_box(map, source, {c0, c1}, true, "tma_reduce_add_2d");
