@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from deep_gemm import reference
 from deep_gemm.config import GemmConfig
 from deep_gemm.heuristics import reachable
 from deep_gemm.kernels import dense, fp8_gemm
-from deep_gemm.layout import ceil_div
+from deep_gemm.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
 
@@ -25,11 +27,46 @@ Operand = tuple[Tensor, Tensor]
 RELATIVE = {torch.bfloat16: 3e-3, torch.float32: 1e-3}
 
 
-def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[Operand, Operand]:
+def operands(m: int, n: int, k: int, seed: int = 0, *, by_row: bool = False) -> tuple[Operand, Operand]:
     g = torch.Generator().manual_seed(seed)
     a = random_fp8((m, k), g).cuda(), random_scales((m, ceil_div(k, 128)), g).cuda()
-    b = random_fp8((n, k), g).cuda(), random_scales((ceil_div(n, 128), ceil_div(k, 128)), g).cuda()
+    rows = n if by_row else ceil_div(n, 128)
+    b = random_fp8((n, k), g).cuda(), random_scales((rows, ceil_div(k, 128)), g).cuda()
     return a, b
+
+
+def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> DenseProblem:
+    """With the C that the configuration takes."""
+    c = None
+    if config.adds_to_d:
+        c = d.normal_()
+    elif config.with_c:
+        c = torch.randn(d.shape, device="cuda").to(d.dtype)
+    recipe = RECIPE_1D1D if config.sfb_is_per_row else None
+    return dense_problem(a, b, d, c, recipes=(recipe, None, None))
+
+
+def sum_of_parts(config: GemmConfig, p: DenseProblem) -> Tensor:
+    """What the CTAs that split k must give, to the bit: the reference's sums over their parts of k, added in order."""
+    total, k_blocks, run = torch.zeros(p.m, p.n, device="cuda"), ceil_div(p.k, 128), config.run_k_blocks
+    runs = ceil_div(k_blocks, run)
+    for rank in range(config.cluster_k):
+        first, end = (min(runs * r // config.cluster_k * run, k_blocks) for r in (rank, rank + 1))
+        if first == end:
+            continue
+        part = p._replace(
+            a=p.a[:, first * 128 : end * 128].contiguous(),
+            b=p.b[:, first * 128 : end * 128].contiguous(),
+            sfa=p.sfa[:, first:end],
+            sfb=p.sfb[:, first:end],
+            d=torch.empty_like(total),
+            c=None,
+            k=min(end * 128, p.k) - first * 128,
+        )
+        total += right_d(part, None)
+    if p.c is not None:
+        total += p.c.float()
+    return total.to(p.d.dtype)
 
 
 def right_d(p: DenseProblem, c: Tensor | None) -> Tensor:
@@ -53,21 +90,19 @@ def test_every_reachable_configuration(index: int) -> None:
     config = reachable()[index]
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     # Ragged, and more clusters of tiles than fit at once, so that rings and store buffers carry over.
+    rest = 128 if config.has_rest else 0
     shapes = [
-        (config.block_m * config.cluster_m + 8, config.block_n * config.cluster_n + 8, 16),
-        (config.block_m * 13 + 24, config.block_n * 23 + 8, 400),
+        (config.block_m * config.cluster_m + 8, config.block_n * config.cluster_n + 8, 16 if rest else 400),
+        (config.block_m * 13 + 24, config.block_n * 23 + 8, 400 + rest),
+        (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + rest),
     ]
     for m, n, k in shapes:
-        a, b = operands(m, n, k, seed=index)
+        a, b = operands(m, n, k, seed=index, by_row=config.sfb_is_per_row)
         frame = framed((m, n), dtype, "cuda")
-        d, c = frame.view, None
+        d = frame.view
         d.fill_(float("nan"))
-        if config.adds_to_d:
-            c = d.normal_()
-        elif config.with_c:
-            c = torch.randn(m, n, device="cuda").to(dtype)
-        p = dense_problem(a, b, d, c)
-        right = right_d(p, c.clone() if c is not None else None)
+        p = problem_for(config, a, b, d)
+        right = right_d(p, p.c.clone() if p.c is not None else None)
         dense.run(p, config)
         assert_right(p, d, right, config)
         frame.assert_untouched_outside()
@@ -78,18 +113,55 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     """Small integers: no sum of a block needs more bits than the tensor cores keep."""
     config = reachable()[index]
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
-    m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240
+    m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_rest else 128 * 36 - 16
     g = torch.Generator().manual_seed(index)
     a = torch.randint(-2, 3, (m, k), generator=g).to(torch.float8_e4m3fn).cuda()
     b = torch.randint(-2, 3, (n, k), generator=g).to(torch.float8_e4m3fn).cuda()
     sfa = random_scales((m, ceil_div(k, 128)), g).cuda()
-    sfb = random_scales((ceil_div(n, 128), ceil_div(k, 128)), g).cuda()
-    d = torch.full((m, n), float("nan"), dtype=dtype, device="cuda")
-    c = d.normal_() if config.adds_to_d else torch.randn(m, n, device="cuda").to(dtype) if config.with_c else None
-    p = dense_problem((a, sfa), (b, sfb), d, c)
-    right = right_d(p, c.clone() if c is not None else None)
+    sfb = random_scales((n if config.sfb_is_per_row else ceil_div(n, 128), ceil_div(k, 128)), g).cuda()
+    p = problem_for(config, (a, sfa), (b, sfb), torch.full((m, n), float("nan"), dtype=dtype, device="cuda"))
+    right = sum_of_parts(config, p) if config.cluster_k > 1 else right_d(p, p.c.clone() if p.c is not None else None)
     dense.run(p, config)
-    assert torch.equal(d, right)
+    assert torch.equal(p.d, right)
+
+
+def test_the_same_bits_whatever_m_is_where_that_is_asked_for() -> None:
+    for n, k in ((576, 7168), (2112, 1536), (4096, 512)):
+        a, b = operands(512, n, k)
+        with batch_invariant():
+            whole = deep_gemm.fp8_gemm_nt(a, b)
+            assert whole is not None
+            for m in (1, 2, 7, 8, 16, 31, 32, 33, 64, 100, 128, 200, 256, 384, 511):
+                part = deep_gemm.fp8_gemm_nt((a[0][:m], a[1][:m]), b)
+                assert part is not None
+                assert torch.equal(part, whole[:m]), f"{m} of 512 rows, n = {n}, k = {k}"
+
+
+@pytest.mark.parametrize("m", [1, 16, 128, 1000])
+def test_products_that_start_beside_the_end_of_the_kernel_ahead_are_right(m: int) -> None:
+    """Each reads what the kernel ahead of it writes: without its wait it would read what was there before."""
+    a, b = operands(m, 2112, 7168)
+    right = deep_gemm.fp8_gemm_nt(a, b)
+    assert right is not None
+    deep_gemm.set_pdl(True)
+    try:
+        x, d = a[0].clone(), torch.empty_like(right)
+        for _ in range(20):
+            x.view(torch.int8).zero_()
+            x.copy_(a[0])
+            deep_gemm.fp8_gemm_nt((x, a[1]), b, d)
+            assert torch.equal(d, right)
+    finally:
+        deep_gemm.set_pdl(False)
+
+
+@contextmanager
+def batch_invariant() -> Iterator[None]:
+    deep_gemm.set_batch_invariant(True)
+    try:
+        yield
+    finally:
+        deep_gemm.set_batch_invariant(False)
 
 
 @pytest.mark.parametrize(

@@ -169,14 +169,14 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
       const uint32_t column = unit % kUnitsAlongN * kUnitN;
       const bool is_last_of_slot = unit + 1 == kUnitsPerWarpgroup;
       if constexpr (kSfbIsPerRow) {
-        promote_by_row(total[unit], partial[done % kNumPartials], sfa[done],
-                       operands.sfb + slots[k_block].stage * kScales + column);
+        const float last = promote_by_row(total[unit], partial[done % kNumPartials], sfa[done],
+                                          operands.sfb + slots[k_block].stage * kScales + column);
         if (is_last_of_slot) {
           ptx::syncwarp();  // all lanes have read their scales
-          release(ring, slots[k_block], ptx::lane_index());
+          release(ring, slots[k_block], ptx::lane_index(), last);
         }
       } else {
-        if (is_last_of_slot) release(ring, slots[k_block], ptx::lane_index());
+        if (is_last_of_slot) release(ring, slots[k_block], ptx::lane_index(), sfa[done][1]);
         promote(total[unit], partial[done % kNumPartials], sfa[done], block_scales, sfb[k_block], column);
       }
     }

@@ -45,11 +45,15 @@ DEVICE void wait_until_loaded(Ring& ring, const RingPosition& at) {
   ptx::mbarrier_wait_parity(&ring.full[at.stage], at.parity);
 }
 
-// One lane of the warp for each CTA that shares operands.
+// One lane of the warp for each CTA that shares operands, once `loaded` is there, the last that the warp loaded of the slot.
+DEVICE void release(Ring& ring, const RingPosition& at, uint32_t lane, float loaded) {
+  if constexpr (kMulticastCtas == 1)
+    ptx::mbarrier_arrive_after(&ring.empty[at.stage], loaded, lane == 0);
+  else
+    ptx::mbarrier_arrive_cluster_after(&ring.empty[at.stage], lane % kMulticastCtas, loaded, lane < kMulticastCtas);
+}
+
+// The same for a warp that has loaded nothing of the slot, which only the tensor cores have read, without multicast.
 DEVICE void release(Ring& ring, const RingPosition& at, uint32_t lane) {
-  if constexpr (kMulticastCtas == 1) {
-    if (lane == 0) ptx::mbarrier_arrive(&ring.empty[at.stage]);
-  } else {
-    if (lane < kMulticastCtas) ptx::mbarrier_arrive_cluster(&ring.empty[at.stage], lane);
-  }
+  if (lane == 0) ptx::mbarrier_arrive(&ring.empty[at.stage]);
 }

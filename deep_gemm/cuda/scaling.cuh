@@ -79,9 +79,10 @@ DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 
 }
 
 // The same where each row of B, a column of D, has its scale: `sfb` are those from the thread's first column on, in shared
-// memory. It must be called before the slot is given back.
-DEVICE void promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
-                           const float* sfb) {
+// memory. The slot may be given back once the value returned is there, the last that was loaded.
+DEVICE float promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
+                            const float* sfb) {
+  float last = 0;
 #pragma unroll
   for (uint32_t column = 0; column < kUnitN; column += 8) {
     const ptx::Float2 scale = ptx::ld_shared_v2_f32(sfb + column);
@@ -90,5 +91,7 @@ DEVICE void promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kU
     total[i + 1] = ptx::fma(partial[i + 1], sfa[0] * scale.y, total[i + 1]);
     total[i + 2] = ptx::fma(partial[i + 2], sfa[1] * scale.x, total[i + 2]);
     total[i + 3] = ptx::fma(partial[i + 3], sfa[1] * scale.y, total[i + 3]);
+    last = scale.y;
   }
+  return last;
 }

@@ -71,6 +71,9 @@ class Plan(plan.Plan):
     _SFB_MAP, _D_POINTER = 64, 82
 
     def __init__(self, p: DenseProblem, output: Output, config: GemmConfig, num_sms: int) -> None:
+        reason = why_unfit(config, p, output)
+        if reason is not None:
+            raise ValueError(f"config: {config.name} {reason}")
         self.output, self.config = output, config
         p = self.prepared(p)
         super().__init__(
@@ -98,6 +101,19 @@ class Plan(plan.Plan):
         if self.output.adds_to_d or at_c == at_d:
             return at_c == at_d and (self.output.adds_to_d or not self.output.is_fp32)
         return super()._c_may_be_at(at_c, at_d)
+
+
+def why_unfit(config: GemmConfig, p: DenseProblem, output: Output) -> str | None:
+    """Say why a configuration would compute something else than this problem; None if it computes it."""
+    of_output = (config.output_is_fp32, config.sfb_is_per_row, config.with_c or config.adds_to_d)
+    if of_output != (output.is_fp32, output.sfb_is_per_row, output.with_c or output.adds_to_d):
+        return "is for another type of D, another C, or other scales of B"
+    if config.adds_to_d and not output.adds_to_d:
+        return "adds to D, which is not C"
+    k_blocks = ceil_div(p.k, BLOCK_K)
+    if k_blocks % config.run_k_blocks and not config.has_rest:
+        return f"has no code for the rest of {k_blocks} blocks of k in runs of {config.run_k_blocks}"
+    return None
 
 
 def grid(config: GemmConfig, p: DenseProblem, num_sms: int) -> int:

@@ -26,6 +26,8 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::mbarrier_arrive(barrier);
   ptx::mbarrier_arrive_expect_tx(barrier, 112);
   ptx::mbarrier_arrive_cluster(barrier, 1);
+  ptx::mbarrier_arrive_after(barrier, out[0], flags[0] == 0);
+  ptx::mbarrier_arrive_cluster_after(barrier, 1, out[0], flags[0] == 0);
   if (ptx::mbarrier_test_wait_parity(barrier, 0)) flags[0] = 1;
   if (ptx::mbarrier_try_wait_parity(barrier, 0)) flags[1] = 1;
   ptx::mbarrier_wait_parity(barrier, 1);

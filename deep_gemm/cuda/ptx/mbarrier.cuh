@@ -19,6 +19,24 @@ DEVICE void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
+// Arrives, if `is_arriving`, when `loaded` is there, the last value that the warp has loaded from shared memory. A load on
+// its way does not hold up an arrival, whatever the memory model says of the two: on an H200, with other warps' loads
+// ahead of it, it read what TMA wrote after the arrival. (An odd number and an address differ; ptxas does not see that.
+// One predicate for both conditions, because a branch in the loop costs more.)
+DEVICE void mbarrier_arrive_after(uint64_t* barrier, float loaded, bool is_arriving) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      ".reg .b32 odd;\n"
+      "or.b32 odd, %1, 1;\n"
+      "setp.ne.b32 q, %2, 0;\n"
+      "setp.ne.and.b32 p, odd, %0, q;\n"
+      "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+      "}" ::"r"(smem_address(barrier)),
+      "r"(__float_as_uint(loaded)), "r"(static_cast<uint32_t>(is_arriving))
+      : "memory");
+}
+
 // One arrival, which also announces `bytes` that TMA will bring in this phase.
 DEVICE void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
@@ -36,6 +54,22 @@ DEVICE void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
       "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}" ::"r"(smem_address(barrier)),
       "r"(cta_rank)
+      : "memory");
+}
+
+// The same if `is_arriving`, when `loaded` is there; see mbarrier_arrive_after.
+DEVICE void mbarrier_arrive_cluster_after(uint64_t* barrier, uint32_t cta_rank, float loaded, bool is_arriving) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      ".reg .b32 odd, remote;\n"
+      "or.b32 odd, %2, 1;\n"
+      "setp.ne.b32 q, %3, 0;\n"
+      "setp.ne.and.b32 p, odd, %0, q;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "@p mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(smem_address(barrier)),
+      "r"(cta_rank), "r"(__float_as_uint(loaded)), "r"(static_cast<uint32_t>(is_arriving))
       : "memory");
 }
 
