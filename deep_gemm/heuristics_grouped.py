@@ -49,7 +49,9 @@ def reachable_grouped() -> list[GemmConfig]:
     from .config import BLOCK_K, Groups
 
     found = [
-        tile_config(tile.block_m, tile.block_n, Output(is_fp32, sfb_is_per_row=per_row, groups=groups), k=BLOCK_K * blocks)
+        tile_config(
+            tile.block_m, tile.block_n, Output(is_fp32, sfb_is_per_row=per_row, groups=groups), k=BLOCK_K * blocks
+        )
         for groups in list(Groups)[1:]
         for is_fp32 in (False, True)
         for per_row in (False, True)

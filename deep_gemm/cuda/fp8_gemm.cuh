@@ -58,17 +58,10 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes an
 
 // How the loading thread, or a math warp, comes by the tiles of its CTA.
 template <bool kIsWarp>
-struct Tiles {
-  const Params& p;
-  TileQueue& queue;
-  Scheduler scheduler{p.m, p.n};
-  uint32_t number = 0;
-
-  DEVICE bool next(Tile& tile) {
-    if constexpr (kGroups == kNoGroups) return scheduler.next(p.groups, tile);
-    return take<kIsWarp>(queue, number, tile);
-  }
-};
+DEVICE bool next_tile(const Params& p, SharedStorage& shared, Scheduler& scheduler, uint32_t& taken, Tile& tile) {
+  if constexpr (kGroups == kNoGroups) return scheduler.next(p.groups, tile);
+  return take<kIsWarp>(shared.queue, taken, tile);
+}
 
 // Loads the k-blocks of one tile, each into the next slot of the ring.
 DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, RingPosition& at) {
@@ -271,24 +264,23 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
   ptx::griddepcontrol_wait();
 
+  Scheduler scheduler(p.m, p.n);
   RingPosition at;
   Tile tile;
+  uint32_t tiles = 0;  // taken from, or put into, the queue
   if (is_producer) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     const uint32_t warp = ptx::warp_index() % 4;
     if (warp == 0 && ptx::elect_sync()) {
-      Tiles<false> tiles{p, shared.queue};
-      while (tiles.next(tile)) load_tile(p, shared, tile, at);
+      while (next_tile<false>(p, shared, scheduler, tiles, tile)) load_tile(p, shared, tile, at);
       ptx::griddepcontrol_launch_dependents();
       // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
     if (kGroups != kNoGroups && warp == 1) {
-      Scheduler scheduler(p.m, p.n);
-      uint32_t number = 0;
-      while (scheduler.next(p.groups, tile)) deal(shared.queue, number, tile);
-      deal(shared.queue, number, kNoMoreTiles);
+      while (scheduler.next(p.groups, tile)) deal(shared.queue, tiles, tile);
+      deal(shared.queue, tiles, kNoMoreTiles);
     }
     if (kGroups != kNoGroups && warp >= 2 && p.groups.zeroes_padding)
       zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes, ptx::block_index() * 2 + warp - 2,
@@ -297,10 +289,8 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     ptx::setmaxnreg_inc<kMathRegisters>();
     const Operands operands(shared, warpgroup);
     uint32_t store_buffer = 0, parity = 0;
-    Tiles<true> tiles{p, shared.queue};
-    while (tiles.next(tile)) {
-      const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
-      if (kGroups != kNoGroups && row_m >= tile.end_m) {
+    while (next_tile<true>(p, shared, scheduler, tiles, tile)) {
+      if (kGroups != kNoGroups && tile.row_m + warpgroup * kRowsPerWarpgroup >= tile.end_m) {
         skip_tile(p, shared.ring, at);
         continue;
       }
@@ -310,6 +300,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
         store_sum(p, shared, tile, parity, total);
         continue;
       }
+      const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
       if constexpr (kWithC)
 #pragma unroll  // `total` stays in registers only while its indices are known at compile time
         for (uint32_t unit = 0; unit < kUnitsPerWarpgroup; ++unit)

@@ -127,7 +127,7 @@ DEVICE bool take(TileQueue& queue, uint32_t& number, Tile& tile) {
   if constexpr (kIsWarp)
     tile = {ptx::shfl_sync(tile.row_m, 0), ptx::shfl_sync(tile.row_n, 0), ptx::shfl_sync(tile.end_m, 0),
             ptx::shfl_sync(tile.group, 0)};
-  if (!kIsWarp || ptx::lane_index() == 0) ptx::mbarrier_arrive(&queue.empty[slot]);
+  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
   ++number;
   return tile.end_m != 0;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,12 +28,40 @@ class AddressWords(NamedTuple):
     c: int
 
 
+class Operands(Protocol):
+    """What a plan must know of a problem: operands, and the shape of a D that it may have to make."""
+
+    @property
+    def a(self) -> Tensor:
+        """Values of A."""
+
+    @property
+    def sfa(self) -> Tensor:
+        """Scales of A."""
+
+    @property
+    def b(self) -> Tensor:
+        """Values of B."""
+
+    @property
+    def sfb(self) -> Tensor:
+        """Scales of B."""
+
+    @property
+    def d(self) -> Tensor:
+        """The output."""
+
+    @property
+    def c(self) -> Tensor | None:
+        """C, or another input in its place."""
+
+
 class Plan:
     """A launch prepared for operands of certain shapes, strides, types and device, at any addresses."""
 
     def __init__(
         self,
-        p: DenseProblem,
+        p: Operands,
         maps: dict[str, TensorMap],
         tail: bytes,
         words: AddressWords,
@@ -44,7 +72,7 @@ class Plan:
     ) -> None:
         """`maps` are the head of Params, by the operand's name; `tail` is what follows them."""
         self._device = p.d.device.index
-        self._shape, self._dtype = (p.m, p.n), p.d.dtype
+        self._shape, self._dtype = tuple(p.d.shape), p.d.dtype
         self._maps, self._words_of = maps, words
         addresses = AddressWords(*(0 if x is None else x.data_ptr() for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c)))
         self._params = driver.ParamsBuffer(self._encoded(addresses) + tail)

@@ -1,8 +1,8 @@
-"""The `fp8_gemm` kernel in the simulator where rows are grouped: same source, tensor maps and parameters as on a GPU."""
+"""The `fp8_gemm` kernel in the simulator where rows are grouped: the source, maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ..config import GemmConfig, Groups
 from ..jit.driver import TENSOR_MAP_BYTES
 from ..kernels import fp8_gemm_grouped as kernel_side
 from ..kernels.fp8_gemm_grouped import GroupedProblem, grouped_problem
-from ..problem import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
+from ..problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous_problem, masked_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..settings import get_mk_alignment_for_contiguous_layout, set_mk_alignment_for_contiguous_layout
 from .arguments import U64, Map, Pointer, Struct
@@ -138,8 +138,8 @@ def run(
     right, allowed = right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS)
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
-    flat = [x.reshape(-1, p.n) for x in (d, right, allowed)]
-    return Outcome(d, right, allowed, describe_mistakes(*flat, (config.block_m, config.block_n)), result)
+    flat_d, flat_right, flat_allowed = (x.reshape(-1, p.n) for x in (d, right, allowed))
+    return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed), result)
 
 
 def _groups(p: GroupedProblem) -> Struct:
@@ -159,6 +159,7 @@ def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
     for group in range(p.num_groups):
         rows = ids == group
         if bool(rows.any()):
-            part = p._replace(a=p.a[rows], sfa=p.sfa[rows], b=p.b[group], sfb=p.sfb[group])
-            allowed[rows] = allowed_difference(part, right[rows], partial_sums)
+            a, sfa, d = p.a[rows], p.sfa[rows], right[rows]
+            part = DenseProblem(a, sfa, p.b[group], p.sfb[group], d, None, len(a), p.n, p.k, p.sfb_rows)
+            allowed[rows] = allowed_difference(part, d, partial_sums)
     return right, allowed

@@ -27,6 +27,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::mbarrier_arrive_expect_tx(barrier, 112);
   ptx::mbarrier_arrive_cluster(barrier, 1);
   ptx::mbarrier_arrive_after(barrier, out[0], flags[0] == 0);
+  ptx::mbarrier_arrive_after(barrier, flags[5], flags[0] == 0);
   ptx::mbarrier_arrive_cluster_after(barrier, 1, out[0], flags[0] == 0);
   if (ptx::mbarrier_test_wait_parity(barrier, 0)) flags[0] = 1;
   if (ptx::mbarrier_try_wait_parity(barrier, 0)) flags[1] = 1;
@@ -45,6 +46,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::fence_proxy_async_shared();
   ptx::tma_store_2d(&map, tile, 1, 2);
   ptx::tma_store_3d(&map, tile, 1, 2, 3);
+  ptx::tma_store_4d(&map, tile, 1, 2, 3, 4);
   ptx::tma_reduce_add_2d(&map, tile, 1, 2);
   ptx::tma_reduce_add_3d(&map, tile, 1, 2, 3);
   ptx::tma_store_commit();
@@ -65,6 +67,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   // Warp and block
   sum += ptx::shfl_sync(sum, warp);
   if (ptx::all_sync(sum > 0) && ptx::elect_sync()) flags[3] = ptx::shfl_sync(lane, 5);
+  flags[4] = ptx::ballot_sync(sum > 1) + ptx::reduce_min_sync(lane);
   ptx::syncwarp();
   ptx::syncthreads();
   ptx::bar_arrive(1, 256);
@@ -80,6 +83,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_shared_v2_f32(tile, sum, sum);
   ptx::st_shared_v4_f32(tile, sum, sum, sum, sum);
   ptx::st_shared_b32(tile, ptx::ld_shared_b32(tile + 7));
+  ptx::st_shared_v4_b32(tile, 1, ptx::ld_shared_v4_b32(tile + 4).w, 3, 4);
   ptx::stmatrix_x2(tile + lane * 4, 1, 2);
   ptx::stmatrix_x4(tile + lane * 4, 1, 2, 3, 4);
   sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
@@ -110,7 +114,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor(ptx::smem_address(tile) + 32),
                                    ptx::smem_descriptor_from_low(low + 2), true);
     ptx::wgmma_commit_group();
-    ptx::fence_register(d[0]);
+    flags[6] = ptx::opaque(lane);
     ptx::fence_registers(d);
     ptx::wgmma_wait_group<0>();
 #pragma unroll
