@@ -279,7 +279,7 @@ def tile_config(
     # Longer lines were 1-2% faster still, and took twice as long to compile. Scales by row leave fewer registers.
     run_k_blocks = 4 if num_partials == 2 else 2
     if output.sfb_is_per_row and num_partials == 1:
-        run_k_blocks = 1 if block_m * block_n > 192 * 128 else 4
+        run_k_blocks = 1 if block_m * block_n > 192 * 128 else 2
     panel_columns = gcd(unit_n, 32 if output.is_fp32 else 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K

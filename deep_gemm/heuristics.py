@@ -211,7 +211,6 @@ class Fit(NamedTuple):
     @classmethod
     def of(cls, tile: Tile, n: int, k: int, output: Output, gpu: Gpu) -> Fit:
         """Put a tile to a weight."""
-        fit = CLUSTERS_THAT_FIT[tile.cluster_m * tile.cluster_n * tile.cluster_k][tile.ctas_per_sm - 1]
         k_blocks = ceil_div(ceil_div(k, BLOCK_K), tile.cluster_k)
         split_us = 0.0
         if tile.cluster_k > 1:
@@ -226,8 +225,14 @@ class Fit(NamedTuple):
         block_us = max(tile.block_ns / 1e3, tensor_us)
         row_bytes = k + n * (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
         bytes_per_us = gpu.dram_tb_per_s * 1e6
-        # Nothing to share, nothing to split: never.
-        never = (tile.cluster_n > 1 and n <= tile.block_n) or (tile.cluster_k > 1 and k <= BLOCK_K * tile.cluster_k)
+        ctas = tile.cluster_m * tile.cluster_n * tile.cluster_k
+        # Nothing to share, nothing to split, nowhere to run: never.
+        never = (
+            (tile.cluster_n > 1 and n <= tile.block_n)
+            or (tile.cluster_k > 1 and k <= BLOCK_K * tile.cluster_k)
+            or ctas > gpu.num_sms
+        )
+        fit = CLUSTERS_THAT_FIT[ctas][tile.ctas_per_sm - 1]
         most_m = MOST_TOKENS[n <= NARROW] if tile.is_decode else sys.maxsize
         return cls(
             tile,
@@ -275,7 +280,9 @@ class Fit(NamedTuple):
             return "one row of tiles, nothing to share B with"
         if self.most_m:
             return "many tokens" if m > MOST_TOKENS[True] else "many tokens and a wide weight"
-        return "one column of tiles" if self.tile.cluster_n > 1 else "no more than one block of k for each CTA"
+        if self.tile.cluster_n > 1:
+            return "one column of tiles, nothing to share A with"
+        return "fewer blocks of k, or SMs, than CTAs that would split k"
 
 
 def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:

@@ -33,12 +33,16 @@ class Trial:
 
 
 PLAIN = GemmConfig(128, 128, 3, panels_per_store=1, num_store_buffers=2)
-RAGGED = tile_config(128, 112, Output(with_c=True))
+RAGGED = tile_config(128, 112, Output(with_c=True), k=128)
 TWO_UNITS = GemmConfig(256, 64, 3, panels_per_store=1, num_store_buffers=2)
 ALONG_N = GemmConfig(128, 256, 2, unit_n=128, panels_per_store=1, num_store_buffers=1)
-ADDING = tile_config(128, 64, Output(is_fp32=True, adds_to_d=True))
+ADDING = tile_config(128, 64, Output(is_fp32=True, adds_to_d=True), k=128)
 SHARES_A = GemmConfig(128, 64, 3, cluster_n=2, num_store_buffers=1)
 SHARES_B = GemmConfig(128, 64, 3, cluster_m=2, num_store_buffers=1)
+PAIRS = GemmConfig(128, 64, 5, num_partials=2, run_k_blocks=4, has_rest=True)
+SPLITS = GemmConfig(128, 64, 3, cluster_k=3, num_partials=2, run_k_blocks=2, has_rest=True)
+SPLITS_C = GemmConfig(64, 32, 3, 1, cluster_k=2, panel_columns=32, with_c=True)
+BY_ROW = GemmConfig(128, 64, 3, sfb_is_per_row=True, panel_columns=32, output_is_fp32=True)
 
 TRIALS = [
     *(Trial(PLAIN, (456, 392, 784), seed) for seed in (1, 2)),
@@ -55,27 +59,38 @@ TRIALS = [
     *(Trial(SHARES_B, (520, 136, 784), seed) for seed in (12, 13)),
     *(Trial(SHARES_B, (520, 136, 784), 14, name) for name in ("slow_cta", "late_loads", "even")),
     *(Trial(SHARES_B, (136, 136, 400), seed, "slow_warpgroup") for seed in (1, 2, 3)),
+    *(Trial(PAIRS, (200, 136, 128 * 13 - 16), 15, name) for name in (None, "slow_math", "late_loads", "slow_warps")),
+    Trial(PAIRS, (136, 72, 128 * 37), 16),
+    *(Trial(SPLITS, (520, 72, 128 * 7 - 16), 17, name) for name in (None, "slow_cta", "slow_warps", "late_loads")),
+    Trial(SPLITS, (136, 72, 128), 18),
+    Trial(SPLITS_C, (264, 72, 128 * 5), 19, "slow_cta"),
+    Trial(SPLITS_C, (264, 72, 128 * 70), 19),
+    *(Trial(BY_ROW, (264, 136, 400), 20, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
 ]
 
-_GEMM, _RING, _SCALING, _SCHEDULER, _STORE = (
-    f"{name}.cuh" for name in ("fp8_gemm", "ring", "scaling", "scheduler", "store")
+_GEMM, _RING, _SCALING, _SCHEDULER, _SPLIT, _STORE = (
+    f"{name}.cuh" for name in ("fp8_gemm", "ring", "scaling", "scheduler", "split", "store")
 )
 _WAIT_LOADED = "ptx::mbarrier_wait_parity(&ring.full[at.stage], at.parity);"
 _WAIT_FREE = "ptx::mbarrier_wait_parity(&ring.empty[at.stage], at.parity ^ 1);"
-_RELEASE = "        if (is_last_unit) release(shared.ring, at, lane);\n"
-_WAIT_WGMMA = "        ptx::wgmma_wait_group<0>();\n"
+_RELEASE = "        if (is_last_of_slot) release(ring, slots[k_block], ptx::lane_index(), sfa[done][1]);\n"
+_WAIT_WGMMA = "      if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n"
 _PROXY_FENCE = "    ptx::fence_proxy_async_shared();  // every writing thread, before TMA reads what it wrote\n"
 _BAR = "    ptx::bar_sync(named_barrier, 128);\n"
 _WAIT_READ = "    if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();\n"
 _START = "if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();"
-_PROMOTE = "        promote(total[unit], partial, sfa, block_scales, sfb, column);\n"
+_PROMOTE = (
+    "        promote(total[unit], partial[done % kNumPartials], sfa[done], block_scales, sfb[k_block], column);\n"
+)
+_AT_NEXT = "        at = at.next();\n"
+_CONSUMED = "  ptx::mbarrier_wait_parity(&shared.consumed, parity ^ 1);\n"
 
 MUTATIONS = [
     # Barriers: counts, parities, waits
-    Mutation("empty expects one arrival", _RING, "= kClusterSize * kNumMathWarps;", "= 1;"),
-    Mutation("empty expects one warp too many", _RING, "= kClusterSize * kNumMathWarps;", "= kClusterSize * kNumMathWarps + 1;"),
-    Mutation("empty expects one warp too few", _RING, "= kClusterSize * kNumMathWarps;", "= kClusterSize * kNumMathWarps - 1;"),
-    Mutation("empty forgets the other CTA", _RING, "= kClusterSize * kNumMathWarps;", "= kNumMathWarps;", shows_in=SHARES_A),
+    Mutation("empty expects one arrival", _RING, "= kMulticastCtas * kNumMathWarps;", "= 1;"),
+    Mutation("empty expects one warp too many", _RING, "= kMulticastCtas * kNumMathWarps;", "= kMulticastCtas * kNumMathWarps + 1;"),
+    Mutation("empty expects one warp too few", _RING, "= kMulticastCtas * kNumMathWarps;", "= kMulticastCtas * kNumMathWarps - 1;"),
+    Mutation("empty forgets the other CTA", _RING, "= kMulticastCtas * kNumMathWarps;", "= kNumMathWarps;", shows_in=SHARES_A),
     Mutation("full expects two arrivals", _RING, "kFullArrivals = 1;", "kFullArrivals = 2;"),
     Mutation("producer waits for the other parity", _RING, _WAIT_FREE, _WAIT_FREE.replace(" ^ 1", "")),
     Mutation("consumer waits for the other parity", _RING, _WAIT_LOADED, _WAIT_LOADED.replace("parity)", "parity ^ 1)")),
@@ -83,46 +98,73 @@ MUTATIONS = [
     Mutation("producer does not wait", _RING, _WAIT_FREE, ""),
     Mutation("parity never flips", _RING, "parity ^ static_cast<uint32_t>(wraps)", "parity"),
     Mutation("ring wraps one slot early", _RING, "stage + 1 == kNumStages", "stage + 2 == kNumStages", shows_in=SHARES_A),
-    Mutation("all lanes release", _RING, "if (lane == 0) ptx::mbarrier_arrive(", "ptx::mbarrier_arrive("),
-    Mutation("release reaches this CTA alone", _RING, "if (lane < kClusterSize) ptx::mbarrier_arrive_cluster(&ring.empty[at.stage], lane);", "if (lane < kClusterSize) ptx::mbarrier_arrive(&ring.empty[at.stage]);", shows_in=SHARES_A),
+    Mutation("all lanes release", _RING, "loaded, lane == 0);", "loaded, true);"),
+    Mutation("release reaches this CTA alone", _RING, "lane % kMulticastCtas, loaded", "ptx::cluster_rank(), loaded", shows_in=SHARES_A),
     Mutation("barriers are not fenced", _RING, "    ptx::fence_mbarrier_init();\n", ""),
     Mutation("no barrier after the initialization", _GEMM, _START, ""),
     Mutation("a block's barrier where the cluster's is due", _GEMM, _START, "ptx::syncthreads();", shows_in=SHARES_A),
-    Mutation("asks for the slot at hand instead of the next", _GEMM, "full[after.stage], after.parity)", "full[at.stage], at.parity)"),
-    Mutation("takes an answer for the wrong parity", _GEMM, "full[after.stage], after.parity)", "full[after.stage], after.parity ^ 1)"),
+    Mutation("asks for the slot at hand instead of the next", _GEMM, _AT_NEXT, ""),
+    Mutation("takes an answer for the wrong parity", _GEMM, "&ring.full[at.stage], at.parity)", "&ring.full[at.stage], at.parity ^ 1)"),
     Mutation("exits while the other CTA still arrives", _GEMM, "for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);", "{}", shows_in=SHARES_A),
     # Loads
-    Mutation("expects bytes without the scales", _GEMM, "kABytes + kBBytes + kBlockM * 4;", "kABytes + kBBytes;"),
-    Mutation("expects twice the bytes of B", _GEMM, "kABytes + kBBytes + kBlockM * 4;", "kABytes + 2 * kBBytes + kBlockM * 4;"),
+    Mutation("expects bytes without the scales", _GEMM, "kABytes + kBBytes + kScales * 4;", "kABytes + kBBytes;"),
+    Mutation("expects twice the bytes of B", _GEMM, "kABytes + kBBytes + kScales * 4;", "kABytes + 2 * kBBytes + kScales * 4;"),
     Mutation("multicasts to itself alone", _GEMM, "kAllCtas);", "1u << ptx::cluster_rank());", everywhere=True, shows_in=SHARES_A),
     Mutation("half of A at the wrong rows", _GEMM, "k, tile.row_m + first, kAllCtas", "k, tile.row_m, kAllCtas", shows_in=SHARES_A),
     Mutation("half of B into the wrong slot rows", _GEMM, "shared.b[at.stage] + first * kBlockK", "shared.b[at.stage]", shows_in=SHARES_B),
-    Mutation("scales of the next k-block", _GEMM, "tile.row_m, k / kBlockK);", "tile.row_m, k / kBlockK + 1);"),
+    Mutation("scales of the next k-block", _GEMM, "tile.row_m, k_block);", "tile.row_m, k_block + 1);"),
     Mutation("load coordinates swapped", _GEMM, "shared.b[at.stage], k, tile.row_n);", "shared.b[at.stage], tile.row_n, k);"),
     # Products
     Mutation("no WGMMA fence", _GEMM, "  ptx::wgmma_fence();\n", ""),
     Mutation("no commit", _GEMM, "  ptx::wgmma_commit_group();\n", ""),
     Mutation("does not wait for the products", _GEMM, _WAIT_WGMMA, ""),
-    Mutation("waits for all products but one group", _GEMM, "wgmma_wait_group<0>", "wgmma_wait_group<1>"),
+    Mutation("waits for all products but one group", _GEMM, "ptx::wgmma_wait_group<0>();", "ptx::wgmma_wait_group<1>();"),
     Mutation("first product adds to what was there", _GEMM, "k != 0);", "true);"),
-    Mutation("k advances by 64 bytes", _GEMM, "ptx::smem_descriptor(a_address + k)", "ptx::smem_descriptor(a_address + 2 * k)"),
-    Mutation("slot released before its products are done", _GEMM, _WAIT_WGMMA + _RELEASE, _RELEASE + _WAIT_WGMMA),
-    Mutation("slot released after the first unit", _GEMM, "if (is_last_unit) release", "if (unit == 0) release", shows_in=TWO_UNITS),
-    Mutation("slot released by every unit", _GEMM, "if (is_last_unit) release", "release", shows_in=TWO_UNITS),
+    Mutation("k advances by 64 bytes", _GEMM, "(a_low + k / 16)", "(a_low + k / 8)"),
+    Mutation("slot released before its products are done", _GEMM, _WAIT_WGMMA, "      if (done % kUnitsPerWarpgroup + 1 == kUnitsPerWarpgroup) { release(ring, slots[done / kUnitsPerWarpgroup], ptx::lane_index(), 0); }\n" + _WAIT_WGMMA),
+    Mutation("slot released after the first unit", _GEMM, "= unit + 1 == kUnitsPerWarpgroup;", "= unit == 0;", shows_in=TWO_UNITS),
+    Mutation("slot released by every unit", _GEMM, "= unit + 1 == kUnitsPerWarpgroup;", "= true;", shows_in=TWO_UNITS),
     Mutation("slot never released", _GEMM, _RELEASE, ""),
-    Mutation("both warpgroups multiply the same rows", _GEMM, "(warpgroup * kRowsPerWarpgroup + row) * kBlockK", "row * kBlockK"),
-    Mutation("units along n multiply the same columns", _GEMM, "+ column * kBlockK);", ");", shows_in=ALONG_N),
+    Mutation("both warpgroups multiply the same rows", _GEMM, "(shared.a[0]) + warpgroup * kRowsPerWarpgroup * kBlockK", "(shared.a[0])"),
+    Mutation("units along n multiply the same columns", _GEMM, " + column * (kBlockK / 16));", ");", shows_in=ALONG_N),
     # Scales
-    Mutation("second row takes the first row's scale", _GEMM, "[first_row + row + 8])", "[first_row + row])"),
-    Mutation("scales of all units from the first", _GEMM, "[first_row + row]),", "[first_row]),", shows_in=TWO_UNITS),
-    Mutation("scales read after the release", _GEMM, _RELEASE + _PROMOTE, _RELEASE + _PROMOTE.replace("sfa,", "late,").replace("        promote", "        const float late[2] = {ptx::ld_shared_f32(&shared.sfa[at.stage][first_row + row]), sfa[1]};\n        promote")),
+    Mutation("second row takes the first row's scale", _GEMM, "stage * kScales + row + 8)", "stage * kScales + row)"),
+    Mutation("scales of all units from the first", _GEMM, "stage * kScales + row);", "stage * kScales);", shows_in=TWO_UNITS),
+    Mutation("scales read after the release", _GEMM, _RELEASE + _PROMOTE, _RELEASE + "        sfa[done][0] = ptx::ld_shared_f32(operands.sfa + slots[k_block].stage * kScales + unit / kUnitsAlongN * 64);\n" + _PROMOTE),
     Mutation("scale of B from the next block of k", _SCALING, "ptx::shfl_sync(current[i], k_block_of_32)", "ptx::shfl_sync(current[i], k_block_of_32 + 1)"),
     Mutation("scales of B past the 32nd block not renewed", _SCALING, "      current[i] = coming[i];\n", "      if (first_k_block == 0) current[i] = coming[i];\n"),
-    Mutation("scales of B read past the last k-block", _SCALING, "(k_block < num_k_blocks ? k_block : num_k_blocks - 1)", "(k_block)"),
+    Mutation("scales of B read past the last k-block", _SCALING, "(k_block < end_k_block ? k_block : end_k_block - 1)", "(k_block)"),
     Mutation("scales of B read past the last block of n", _SCALING, "row_n / 128 + i < last_block ? row_n / 128 + i : last_block", "row_n / 128 + i", shows_in=ALONG_N),
     Mutation("second block of B never used", _SCALING, "first_column + column >= i * 128 ?", "first_column + column >= i * 1024 ?", shows_in=RAGGED),
     Mutation("tile's offset in its block of B forgotten", _SCALING, "first_column(row_n % 128)", "first_column(0)", shows_in=RAGGED),
     Mutation("rows of a pair swapped in the promotion", _SCALING, "scale[i / 2 % 2]", "scale[i % 2]"),
+    Mutation("scales by row of the next columns", _SCALING, "ptx::ld_shared_v2_f32(sfb + column)", "ptx::ld_shared_v2_f32(sfb + (column + 8) % kUnitN)", shows_in=BY_ROW),
+    Mutation("scales by row of the first slot", _GEMM, "operands.sfb + slots[k_block].stage * kScales + column", "operands.sfb + column", shows_in=BY_ROW),
+    Mutation("slot given back before all lanes have read its scales", _GEMM, "          ptx::syncwarp();  // all lanes have read their scales\n", "", shows_in=BY_ROW),
+    Mutation("scales by row of another tile", _GEMM, "+ kBlockM, tile.row_n, k_block);", "+ kBlockM, 0, k_block);", shows_in=BY_ROW),
+    # Runs and pairs of partial sums
+    Mutation("waits for the piece that runs, not for the one before", _GEMM, "ptx::wgmma_wait_group<kLag>();", "ptx::wgmma_wait_group<kLag + 1>();", shows_in=PAIRS),
+    Mutation("one set of partial sums for both pieces", _GEMM, "issue_unit(partial[i % kNumPartials]", "issue_unit(partial[0]", shows_in=PAIRS),
+    Mutation("promotes the set that is being filled", _GEMM, "promote(total[unit], partial[done % kNumPartials]", "promote(total[unit], partial[i % kNumPartials]", shows_in=PAIRS),
+    Mutation("releases the slot at hand for the one before", _GEMM, "release(ring, slots[k_block], ptx::lane_index(), sfa", "release(ring, at, ptx::lane_index(), sfa", shows_in=PAIRS),
+    Mutation("scale of B of the run's first block for all", _GEMM, "of_k_block(k_block_of_32 + k_block,", "of_k_block(k_block_of_32,", shows_in=PAIRS),
+    Mutation("rest of the blocks forgotten", _GEMM, "      for (; k_block < count; ++k_block)\n", "      for (; k_block + 1 < count; ++k_block)\n", shows_in=PAIRS),
+    Mutation("last run forgotten", _GEMM, "ptx::opaque(count / kRunKBlocks * kRunKBlocks)", "ptx::opaque((count - 1) / kRunKBlocks * kRunKBlocks)", shows_in=PLAIN),
+    # A split of k
+    Mutation("shares of k overlap", _SCHEDULER, "first = runs * rank / kClusterK * kRunKBlocks;", "first = (rank == 0 ? 0 : runs * rank / kClusterK - 1) * kRunKBlocks;", shows_in=SPLITS),
+    Mutation("last share of k cut short", _SCHEDULER, "end = end_of_share < end ? end_of_share : end;", "end = end_of_share < end ? end_of_share : end - 1;", shows_in=SPLITS),
+    Mutation("share of k past its end", _SCHEDULER, "end = end_of_share < end ? end_of_share : end;", "end = end_of_share;", shows_in=SPLITS),
+    Mutation("scales of an empty share are loaded", _GEMM, "  if (kClusterK > 1 && k_blocks.first == k_blocks.end) return;", "", shows_in=SPLITS),
+    Mutation("chunks sent before the last tile's are consumed", _GEMM, _CONSUMED, "", shows_in=SPLITS),
+    Mutation("consumed told before all warps have read", _GEMM, "  ptx::bar_sync(1, kNumMathWarps * 32);\n", "", shows_in=SPLITS),
+    Mutation("consumed told to this CTA alone", _GEMM, "ptx::mbarrier_arrive_cluster(&shared.consumed, lane);", "ptx::mbarrier_arrive_cluster(&shared.consumed, rank);", shows_in=SPLITS),
+    Mutation("consumed expects one CTA", _GEMM, "ptx::mbarrier_init(&shared.consumed, kClusterK);", "ptx::mbarrier_init(&shared.consumed, 1);", shows_in=SPLITS),
+    Mutation("the exchange's parity never flips", _GEMM, "  parity ^= 1;\n", "", shows_in=SPLITS),
+    Mutation("sums read before they came", _GEMM, "  ptx::mbarrier_wait_parity_cluster(&shared.received, parity);\n", "", shows_in=SPLITS),
+    Mutation("a CTA ends before the others told it all", _GEMM, "  if constexpr (kClusterK > 1) ptx::cluster_sync();\n}", "}", shows_in=SPLITS),
+    Mutation("sums stored at the sender's rows", _GEMM, "owner / 4 * kRowsPerWarpgroup +", "", shows_in=SPLITS),
+    Mutation("sums of units stored at the first unit's columns", _GEMM, "unit % kUnitsAlongN * kUnitN + quad * 8, p.m", "quad % 4 * 8, p.m", shows_in=SPLITS),
+    Mutation("a part counted twice", _SPLIT, "sum.x += addend.x,", "sum.x += 2 * addend.x,", shows_in=SPLITS_C),
     Mutation("promotion replaces the total", _SCALING, "scale[i / 2 % 2], total[i]);", "scale[i / 2 % 2], 0.f);"),
     # Tiles
     Mutation("tiles of m rounded down", _SCHEDULER, "ceil_div(ceil_div(m, kBlockM), kClusterM)", "(m / kBlockM / kClusterM)"),
@@ -147,7 +189,7 @@ MUTATIONS = [
     Mutation("exits while TMA reads its shared memory", _GEMM, "    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();\n", ""),
     Mutation("C of rows outside D is read", _STORE, "if (row_m >= m || columns_left == 0) continue;", "if (columns_left == 0) continue;", shows_in=RAGGED),
     Mutation("C of columns outside D is read", _STORE, "(i * 8 < columns_left ? i * 8 * kOutputBytes : 0)", "(i * 8 * kOutputBytes)", shows_in=RAGGED),
-    Mutation("C of the upper rows added twice", _STORE, "const uint32_t row_m = row + half * 8 + lane / 4;", "const uint32_t row_m = row + lane / 4;", shows_in=RAGGED),
+    Mutation("C of the upper rows added twice", _STORE, "const uint32_t row_m = row + half * 8 + lane / 4;\n    if (row_m >= m || columns", "const uint32_t row_m = row + lane / 4;\n    if (row_m >= m || columns", shows_in=RAGGED),
     Mutation("stores where it should add", _STORE, "ptx::tma_reduce_add_2d(", "ptx::tma_store_2d(", shows_in=ADDING),
     # Registers
     Mutation("more registers than the launch has", _GEMM, "setmaxnreg_dec<kProducerRegisters>", "setmaxnreg_dec<kProducerRegisters + 64>"),

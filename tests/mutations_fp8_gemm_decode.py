@@ -10,8 +10,6 @@ from deep_gemm.kernels import fp8_gemm_decode
 from deep_gemm.sim import fp8_gemm_decode as sim
 from deep_gemm.sim.mutate import Mutation
 
-TOLERANCE = {False: 2.0**-8, True: 2.0**-20}
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -32,8 +30,8 @@ class Trial:
         outcome = sim.run(
             kernel, self.config, problem, seed=self.seed, schedule=self.schedule, is_dependent=self.is_dependent
         )
-        if not outcome.worst <= TOLERANCE[self.config.output_is_fp32]:
-            raise ValueError(f"the result is wrong by {outcome.worst:.1e} of its largest element")
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
 
 
 ALONE = DecodeConfig(16, 3, 1, 1)
@@ -81,7 +79,7 @@ MUTATIONS = [
     Mutation("slots are never given back", _DECODE, _RELEASE, ""),
     Mutation("slots are given back before the product is done", _DECODE, _WAIT_WGMMA + _RELEASE, _RELEASE + _WAIT_WGMMA),
     Mutation("the product is not waited for", _DECODE, _WAIT_WGMMA, ""),
-    Mutation("empty expects one arrival", _RING, "kEmptyArrivals = kClusterSize * kNumMathWarps", "kEmptyArrivals = 1"),
+    Mutation("empty expects one arrival", _RING, "kEmptyArrivals = kMulticastCtas * kNumMathWarps", "kEmptyArrivals = 1"),
     Mutation("bytes of whole boxes announced", _DECODE, "p.slot_bytes);", "kABytes + kBBytes);"),
     Mutation("A loaded into the wrong slot", _DECODE, "shared.a[at.stage], i * kBlockK", "shared.a[0], i * kBlockK"),
     Mutation("B of the next k-block", _DECODE, "k_block * kBlockK, work.row_n", "(k_block + 1) * kBlockK, work.row_n"),

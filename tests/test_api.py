@@ -60,7 +60,7 @@ def dense_case(major: str = "nt", sfb_rows: int = 128, dtype: torch.dtype = torc
     operand_a = (a, sfa) if major[0] == "n" else (a.t().contiguous(), sfa.t().contiguous())
     operand_b = (b, sfb) if major[1] == "t" else (b.t(), sfb.t())
     extra = {"recipe": (1, 1, 128)} if sfb_rows == 1 and not into else {}
-    tensor_cores = tensor_core_bound(a, sfa, b, sfb, sfb_rows) if sfb_rows == 128 else None
+    tensor_cores = tensor_core_bound(a, sfa, b, sfb, sfb_rows)
     return Case(
         operand_a,
         operand_b,

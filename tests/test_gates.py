@@ -86,17 +86,16 @@ BREAKS = {
         "no stack",
         "an array is indexed by what is unknown",
         tile_config(256, 64, Output()),
-        edits=(("promote(total[unit], partial,", "promote(total[p.m % kUnitsPerWarpgroup], partial,"),),
+        edits=(("promote(total[unit], partial[", "promote(total[ptx::lane_index() % kUnitsPerWarpgroup], partial["),),
     ),
     "accumulators read before the wait": Break(
         "no C75xx note",
         "registers of a running WGMMA are used before wgmma.wait_group",
         edits=(
-            ("        ptx::wgmma_wait_group<0>();\n", ""),
+            ("      if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n", ""),
             (
-                "        promote(total[unit], partial, sfa, block_scales, sfb, column);\n",
-                "        promote(total[unit], partial, sfa, block_scales, sfb, column);\n"
-                "        ptx::wgmma_wait_group<0>();\n",
+                "sfa[done], block_scales, sfb[k_block], column);\n",
+                "sfa[done], block_scales, sfb[k_block], column);\n        ptx::wgmma_wait_group<0>();\n",
             ),
         ),
     ),
@@ -105,17 +104,19 @@ BREAKS = {
         "products (WGMMA) wait for each other",
         edits=(
             (
-                "                                   k != 0);",
-                "                                   k != 0), partial[0] += 1;",
+                "ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);",
+                "ptx::smem_descriptor_from_low(b_low + k / 16), k != 0), partial[0] += 1;",
             ),
         ),
     ),
     "a k loop unrolled twice": Break(
-        "QGMMA as planned", "the k loop is unrolled or copied", edits=(("#pragma unroll 1\n", "#pragma unroll 2\n"),)
+        "QGMMA as planned",
+        "the k loop is unrolled or copied",
+        edits=(("#pragma unroll 1\n    for (; k_block != end", "#pragma unroll 2\n    for (; k_block != end"),),
     ),
     "half of the products left out": Break(
         "QGMMA as planned",
-        "2 tensor core instructions (QGMMA) where 4 were planned",
+        "8 tensor core instructions (QGMMA) where 16 were planned",
         edits=(("k < kBlockK; k += 32)", "k < kBlockK / 2; k += 32)"),),
     ),
     "no setmaxnreg": Break(
@@ -155,7 +156,7 @@ BREAKS = {
     "no load of the scales": Break(
         "TMA loads as planned",
         "2 TMA loads (UTMALDG) where 3 were planned",
-        edits=(("    ptx::tma_load_2d(&p.map_sfa, full, shared.sfa[at.stage], tile.row_m, k / kBlockK);\n", ""),),
+        edits=(("    ptx::tma_load_2d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block);\n", ""),),
     ),
     "a cluster that does not share": Break(
         "TMA loads as planned",
@@ -237,15 +238,15 @@ def test_the_documentation_lists_every_gate_in_order() -> None:
     [
         (
             tile_config(64, 16, Output()),
-            CodePlan(((128, 40), (128, 248)), 0, qgmma=4, tma_loads=3, multicast_loads=0, tma_stores=1),
+            CodePlan(((128, 40), (128, 248)), 0, qgmma=16, tma_loads=3, multicast_loads=0, tma_stores=1),
         ),
         (
             tile_config(256, 128, Output(is_fp32=True), cluster_m=2),
-            CodePlan(((128, 40), (256, 232)), 0, qgmma=8, tma_loads=3, multicast_loads=1, tma_stores=8),
+            CodePlan(((128, 40), (256, 232)), 0, qgmma=16, tma_loads=3, multicast_loads=1, tma_stores=8),
         ),
         (
             tile_config(192, 128, Output(is_fp32=True, adds_to_d=True)),
-            CodePlan(((128, 24), (384, 160)), 0, qgmma=4, tma_loads=3, multicast_loads=0, tma_reduces=4),
+            CodePlan(((128, 24), (384, 160)), 0, qgmma=8, tma_loads=3, multicast_loads=0, tma_reduces=4),
         ),
     ],
     ids=lambda value: value.name if isinstance(value, GemmConfig) else "",

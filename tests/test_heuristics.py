@@ -15,8 +15,21 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.config import Output
-from deep_gemm.heuristics import GPUS, H20, H200, TILES, Gpu, candidates, explain, reachable, select
+from deep_gemm.config import GemmConfig, Output
+from deep_gemm.config_decode import DecodeConfig
+from deep_gemm.heuristics import (
+    GPUS,
+    H20,
+    H200,
+    Gpu,
+    candidates,
+    explain,
+    reachable,
+    reachable_decode,
+    select,
+    tiles_for,
+)
+from deep_gemm.layout import ceil_div
 
 OUTPUTS = [
     Output(),
@@ -24,10 +37,12 @@ OUTPUTS = [
     Output(is_fp32=True),
     Output(is_fp32=True, with_c=True),
     Output(is_fp32=True, adds_to_d=True),
+    Output(sfb_is_per_row=True),
+    Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True),
 ]
 MAX_KERNELS = 8
 WEIGHTS = [(2112, 7168), (4096, 7168), (7168, 2048), (576, 7168), (24576, 1536)]
-REACHABLE = set(reachable())
+REACHABLE = {*reachable(), *reachable_decode()}
 
 rows = st.one_of(st.integers(1, 8192), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 8191, 8192]))
 columns = st.integers(1, 8192).map(lambda i: 4 * i)
@@ -41,10 +56,31 @@ def test_the_choice_is_legal_and_reachable(m: int, n: int, k: int, output: Outpu
     config = select(m, n, k, output, gpu)
     assert config.why_illegal() is None
     assert config in REACHABLE
-    assert Output(config.output_is_fp32, config.with_c, config.adds_to_d) == output
-    assert config.cluster_size <= gpu.num_sms
-    assert m > config.block_m or config.cluster_m == 1, "a cluster along m for a single row of tiles"
-    assert n > config.block_n or config.cluster_n == 1, "a cluster along n for a single column of tiles"
+    assert config.output_is_fp32 == output.is_fp32
+    takes_c = config.with_c if isinstance(config, DecodeConfig) else config.with_c or config.adds_to_d
+    assert takes_c == (output.with_c or output.adds_to_d)
+    assert config.cluster_k == 1 or k > 128 * config.cluster_k, "more CTAs than blocks of k"
+    if isinstance(config, GemmConfig):
+        assert config.sfb_is_per_row == output.sfb_is_per_row
+        assert config.has_rest or ceil_div(k, 128) % config.run_k_blocks == 0, "blocks of k for which there is no code"
+        assert config.cluster_size <= gpu.num_sms
+        assert m > config.block_m or config.cluster_m == 1, "a cluster along m for a single row of tiles"
+        assert n > config.block_n or config.cluster_n == 1, "a cluster along n for a single column of tiles"
+
+
+@settings(max_examples=100)
+@given(rows, columns, depths, st.sampled_from(OUTPUTS), st.sampled_from(GPUS))
+def test_k_is_not_split_where_bits_must_not_depend_on_m(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
+    assert select(m, n, k, output, gpu, split_k=False).cluster_k == 1
+
+
+@settings(max_examples=100)
+@given(rows, columns, depths, st.sampled_from(OUTPUTS))
+def test_some_of_the_sms_are_given_a_kernel_whose_grid_follows(m: int, n: int, k: int, output: Output) -> None:
+    config = select(m, n, k, output, H200, whole_gpu=False)
+    assert isinstance(config, GemmConfig)
+    if isinstance(select(m, n, k, output, H200), GemmConfig):
+        assert config == select(m, n, k, output, H200), "a kernel of its own, to be compiled"
 
 
 @settings(max_examples=50)
@@ -62,7 +98,7 @@ def test_candidates_are_all_tiles_sorted_with_reasons_for_those_that_cannot_run(
     m: int, n: int, k: int, output: Output, gpu: Gpu
 ) -> None:
     found = candidates(m, n, k, output, gpu)
-    assert {candidate.tile for candidate in found} == set(TILES)
+    assert {candidate.tile for candidate in found} == set(tiles_for(output))
     costs = [candidate.cost_us for candidate in found]
     assert costs == sorted(costs)
     assert found[0].why_not is None

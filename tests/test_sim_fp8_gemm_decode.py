@@ -15,7 +15,6 @@ from deep_gemm.sim import fp8_gemm_decode as sim
 
 # The simulator sums a block exactly and rounds once, so that only the order of rare ties can differ; and where k is
 # split, the order of the FP32 additions.
-TOLERANCE = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-20}
 
 
 @cache
@@ -26,7 +25,7 @@ def compiled(config: DecodeConfig) -> HostKernel:
 def check(config: DecodeConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None) -> None:
     problem = sim.random_problem(config, m, n, k, seed)
     outcome = sim.run(compiled(config), config, problem, seed=seed, schedule=schedule)
-    assert outcome.worst <= TOLERANCE[outcome.d.dtype]
+    assert outcome.mistakes is None, outcome.mistakes
 
 
 @pytest.mark.parametrize("num_math_warpgroups", [1, 2])
@@ -61,7 +60,7 @@ def test_c_may_be_d() -> None:
         config = DecodeConfig(16, 4, 2, 3, output_is_fp32=is_fp32, with_c=True)
         p = sim.random_problem(config, 11, 200, 720, seed=1, in_place=True)
         assert p.c is p.d
-        assert sim.run(compiled(config), config, p, seed=1).worst <= TOLERANCE[p.d.dtype]
+        assert sim.run(compiled(config), config, p, seed=1).mistakes is None
 
 
 @pytest.mark.parametrize("k", [16, 128, 4080, 4224, 8208, 12304])
@@ -92,7 +91,7 @@ def test_the_kernel_ahead_may_still_be_at_work() -> None:
     for early_stages in (0, 2):
         config = DecodeConfig(8, 4, 1, 2, early_stages=early_stages, with_c=True)
         p = sim.random_problem(config, 5, 72, 1296, seed=1)
-        assert sim.run(compiled(config), config, p, seed=1, is_dependent=True).worst <= 2.0**-8
+        assert sim.run(compiled(config), config, p, seed=1, is_dependent=True).mistakes is None
 
 
 def test_scales_may_have_any_strides() -> None:
@@ -103,7 +102,7 @@ def test_scales_may_have_any_strides() -> None:
     padded = torch.empty(11, 16)
     padded[:, : p.sfa.shape[1]] = p.sfa
     for problem in (p, column_major, p._replace(sfa=padded[:, : p.sfa.shape[1]])):
-        assert sim.run(compiled(config), config, problem, seed=3).worst <= TOLERANCE[torch.bfloat16]
+        assert sim.run(compiled(config), config, problem, seed=3).mistakes is None
 
 
 def test_a_cta_that_is_alone_gives_the_references_bits() -> None:

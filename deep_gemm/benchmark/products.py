@@ -55,6 +55,9 @@ def no_fallback() -> Iterator[None]:
         yield
 
 
+DENSE_OUTPUTS = {"dense": Output(), "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True)}
+
+
 def measure(
     cases: Sequence[Case],
     *,
@@ -142,10 +145,10 @@ def config_name(case: Case) -> str | None:
     """What the heuristics choose for a dense case on this GPU; None where that is not known."""
     words = torch.cuda.get_device_name().split() if torch.cuda.is_available() else []
     gpu = next((gpu for gpu in GPUS if gpu.name in words), None)
-    if gpu is None or case.kind != "dense":
+    if gpu is None or case.kind not in DENSE_OUTPUTS:
         return None
     m, n, k = case.shape
-    return select(m, n, k, Output(), replace(gpu, num_sms=get_num_sms())).name
+    return select(m, n, k, DENSE_OUTPUTS[case.kind], replace(gpu, num_sms=get_num_sms())).name
 
 
 def reason(error: BaseException) -> str:

@@ -26,7 +26,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::mbarrier_arrive(barrier);
   ptx::mbarrier_arrive_expect_tx(barrier, 112);
   ptx::mbarrier_arrive_cluster(barrier, 1);
-  ptx::mbarrier_arrive_after(barrier, out[0], flags[0] == 0);
+  ptx::mbarrier_arrive_after(barrier, out[0], ptx::opaque(flags[0]) == 0);
   ptx::mbarrier_arrive_after(barrier, flags[5], flags[0] == 0);
   ptx::mbarrier_arrive_cluster_after(barrier, 1, out[0], flags[0] == 0);
   if (ptx::mbarrier_test_wait_parity(barrier, 0)) flags[0] = 1;
@@ -114,7 +114,6 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor(ptx::smem_address(tile) + 32),
                                    ptx::smem_descriptor_from_low(low + 2), true);
     ptx::wgmma_commit_group();
-    flags[6] = ptx::opaque(lane);
     ptx::fence_registers(d);
     ptx::wgmma_wait_group<0>();
 #pragma unroll
