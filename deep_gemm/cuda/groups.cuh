@@ -106,8 +106,8 @@ struct TileQueue {
 // By a warp. `number` counts the tiles that the queue has seen.
 DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
   const uint32_t slot = number % kTileSlots;
-  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
   if (ptx::lane_index() == 0) {
+    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
     ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);
     ptx::mbarrier_arrive(&queue.full[slot]);
   }

@@ -71,7 +71,7 @@ class Plan(plan.Plan):
     _SFB_MAP, _D_POINTER = 64, 82
 
     def __init__(self, p: DenseProblem, output: Output, config: GemmConfig, num_sms: int) -> None:
-        reason = why_unfit(config, p, output)
+        reason = why_unfit(config, p.k, output)
         if reason is not None:
             raise ValueError(f"config: {config.name} {reason}")
         self.output, self.config = output, config
@@ -103,14 +103,16 @@ class Plan(plan.Plan):
         return super()._c_may_be_at(at_c, at_d)
 
 
-def why_unfit(config: GemmConfig, p: DenseProblem, output: Output) -> str | None:
+def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     """Say why a configuration would compute something else than this problem; None if it computes it."""
     of_output = (config.output_is_fp32, config.sfb_is_per_row, config.with_c or config.adds_to_d)
     if of_output != (output.is_fp32, output.sfb_is_per_row, output.with_c or output.adds_to_d):
         return "is for another type of D, another C, or other scales of B"
+    if config.groups != output.groups:
+        return "is for rows that are grouped otherwise, or not at all"
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"
-    k_blocks = ceil_div(p.k, BLOCK_K)
+    k_blocks = ceil_div(k, BLOCK_K)
     if k_blocks % config.run_k_blocks and not config.has_rest:
         return f"has no code for the rest of {k_blocks} blocks of k in runs of {config.run_k_blocks}"
     return None

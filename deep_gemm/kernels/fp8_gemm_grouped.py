@@ -6,15 +6,16 @@ import struct
 import threading
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups
+from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
 from ..jit import driver
 from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import ContiguousProblem, MaskedProblem
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
 from . import plan
-from .fp8_gemm import loaded
+from .fp8_gemm import loaded, why_unfit
 from .plan import AddressWords
 
 
@@ -80,6 +81,9 @@ class Plan(plan.Plan):
     _SFB_MAP, _D_POINTER = 64, 82
 
     def __init__(self, p: GroupedProblem, config: GemmConfig, num_sms: int) -> None:
+        reason = why_unfit(config, p.k, output_of(p))
+        if reason is not None:
+            raise ValueError(f"config: {config.name} {reason}")
         self.config = config
         self._before_a, self._before_d = bytes_before(config, p)
         p = prepared(p)
@@ -106,6 +110,11 @@ class Plan(plan.Plan):
     def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
         """The layout is apart from D."""
         return at_c != at_d and super()._c_may_be_at(at_c, at_d)
+
+
+def output_of(p: GroupedProblem) -> Output:
+    """What decides the kernel's code besides the tile."""
+    return Output(p.d.dtype == torch.float32, sfb_is_per_row=p.sfb_rows == 1, groups=p.groups)
 
 
 def prepared(p: GroupedProblem) -> GroupedProblem:

@@ -6,13 +6,13 @@ import sys
 
 import torch
 
-from ..config import GemmConfig, Output
+from ..config import GemmConfig
 from ..heuristics import gpu_of
 from ..heuristics_grouped import select_grouped
 from ..problem import ContiguousProblem, MaskedProblem
 from ..reference import padding_rows
 from ..settings import generation, get_compile_mode, get_num_sms, settings
-from .fp8_gemm_grouped import GroupedProblem, Plan, grouped_problem, prepared
+from .fp8_gemm_grouped import GroupedProblem, Plan, grouped_problem, output_of, prepared
 from .plan import make_room
 
 _plans: dict[tuple[object, ...], Plan] = {}
@@ -53,8 +53,7 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
 
 def _plan(p: GroupedProblem, expected_m: float, config: GemmConfig | None) -> Plan:
     if config is None:
-        output = Output(p.d.dtype == torch.float32, sfb_is_per_row=p.sfb_rows == 1, groups=p.groups)
-        config = select_grouped(p.num_groups, expected_m, p.n, p.k, output, gpu_of(p.d.device.index))
+        config = select_grouped(p.num_groups, expected_m, p.n, p.k, output_of(p), gpu_of(p.d.device.index))
     if settings().print_configs:
         print(f"deep_gemm: {p.num_groups} groups of {p.n} x {p.k} run {config.name}", file=sys.stderr)
     return Plan(p, config, get_num_sms())

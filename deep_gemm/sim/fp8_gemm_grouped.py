@@ -98,8 +98,9 @@ def run(
     seed: int = 0,
     schedule: str | None = None,
     truncate: bool = False,
+    layout: Tensor | None = None,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference."""
+    """Compute a product on simulated SMs, and with the reference. `layout` is what the kernel reads, if not the problem's."""
     p = kernel_side.prepared(grouped_problem(problem))
     maps = kernel_side.tensor_maps(config, p)
     before_a, before_d = kernel_side.bytes_before(config, p)
@@ -121,7 +122,7 @@ def run(
         "sfa": Buffer(as_it_lies(p.sfa)),
         "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
         "d": Buffer(problem.d, is_writable=True),
-        "layout": Buffer(p.c, alignment=4),
+        "layout": Buffer(p.c if layout is None else layout, alignment=4),
     }
     result = simulate(
         kernel,
