@@ -41,8 +41,11 @@ class Trial:
 IDS = tile_config(128, 64, Output(groups=Groups.IDS), k=128)
 IDS_LOW = tile_config(64, 64, Output(groups=Groups.IDS), k=128)
 IDS_BY_ROW = tile_config(64, 64, Output(groups=Groups.IDS, sfb_is_per_row=True), k=128)
+ENDS_LOW = tile_config(64, 64, Output(groups=Groups.ENDS), k=128)
 ENDS = tile_config(128, 64, Output(groups=Groups.ENDS), k=128)
 COUNTS = tile_config(128, 64, Output(groups=Groups.COUNTS), k=128)
+TWO_UNITS = tile_config(256, 64, Output(groups=Groups.COUNTS), k=128)
+FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
 
@@ -53,8 +56,11 @@ TRIALS = [
     Trial(IDS_LOW, tuple(range(40)) * 2, 3, "slow_lanes", k=128, n=72),
     Trial(IDS_BY_ROW, MIXED, 4),
     Trial(ENDS, (3, 3, 70, 300, 300, 400, 600), 5, rows=640, alignment=16),
-    Trial(ENDS, (3, 3, 129, 384 + 256, 641), 6, "slow_warpgroup", rows=1000),
+    Trial(ENDS_LOW, (3, 3, 129, 384 + 256, 641), 6, rows=700),
+    Trial(ENDS, (3, 3, 129, 384 + 256, 641), 6, "slow_warpgroup", rows=700),
     *(Trial(COUNTS, (0, 3, 70, 0, 129, 256, 1), 7, name, rows=300) for name in (None, "slow_warpgroup", "late_stores")),
+    *(Trial(TWO_UNITS, (0, 3, 70, 0, 129, 256, 1), 9, name, rows=300) for name in (None, "slow_math")),
+    *(Trial(FEW_STAGES, (3, 70, 1), seed, "slow_warps", rows=70, n=72, k=128 * 24) for seed in (14, 16, 17)),
     Trial(COUNTS, (0,) * 40 + (5,), 8, rows=10, k=128, n=72),
 ]
 
@@ -68,7 +74,7 @@ MUTATIONS = [
     Mutation("a search finds any lane's row", _GROUPS, "    found = ptx::reduce_min_sync(found);\n", "    found = ptx::shfl_sync(found, 0);\n"),
     Mutation("a search reads past the layout", _GROUPS, "if (index < count && is_found(index))", "if (is_found(index) && index < count)"),
     Mutation("a search skips rows", _GROUPS, "first += 32 * kEach", "first += 64 * kEach"),
-    Mutation("an empty group has a stretch", _GROUPS, "end_of_group(g, i) > start_of_group(g, i)", "end_of_group(g, i) >= start_of_group(g, i)", shows_in=COUNTS),
+    Mutation("a group that ends before it begins has a stretch", _GROUPS, "end_of_group(g, i) > start_of_group(g, i)", "end_of_group(g, i) > 0", shows_in=ENDS_LOW),
     Mutation("groups begin where those before end", _GROUPS, "ceil_div(end_of_group(g, group - 1), g.alignment) * g.alignment;", "end_of_group(g, group - 1);", shows_in=ENDS),
     Mutation("each group twice", _GROUPS, "at = group + 1;", "at = group + (at & 1);", shows_in=COUNTS),
     # Dealing out
@@ -85,7 +91,7 @@ MUTATIONS = [
     Mutation("the queue's barriers are not initialized", _GEMM, "    if constexpr (kGroups != kNoGroups) shared.queue.init();\n", ""),
     Mutation("two warps deal", _GEMM, "kGroups != kNoGroups && warp == 1)", "kGroups != kNoGroups && (warp == 1 || warp == 2))"),
     # Tiles
-    Mutation("each stretch begins with this CTA's first tile", _SCHEDULER, "next_tile -= tiles_m * tiles_n;", "next_tile = ptx::block_index();"),
+    Mutation("a stretch's tiles counted from the first of all", _SCHEDULER, "next_tile -= tiles_m * tiles_n;", ""),
     Mutation("tiles of a stretch rounded down", _SCHEDULER, "tiles_m = ceil_div(stretch.end - stretch.first, kBlockM);", "tiles_m = (stretch.end - stretch.first) / kBlockM;"),
     Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += stretch.first, ", ""),
     Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = stretch.end, ", "tile.end_m = stretch.first + tiles_m * kBlockM, "),
@@ -98,14 +104,14 @@ MUTATIONS = [
     Mutation("planes of stacked rows", _GROUPS, "kGroups == kGroupCounts ? tile.group : 0;", "tile.group;"),
     # Rows that are not the group's
     Mutation("boxes are not cut off", _GROUPS, "row >= end ? 0 : end - row < height ? end - row : height;", "height;"),
-    Mutation("boxes outside have a row", _GROUPS, "row >= end ? 0 :", "row >= end ? 1 :"),
+    Mutation("boxes outside have a row", _GROUPS, "row >= end ? 0 :", "row >= end ? 1 :", shows_in=TWO_UNITS),
     Mutation("boxes lose their last row", _GROUPS, "end - row < height ? end - row : height;", "end - row <= height ? end - row - 1 : height;"),
     Mutation("the place is not moved with the cut", _GROUPS, "place = row + rows;", "place = row + height;"),
-    Mutation("the second half of the rows is cut off as the first", _STORE, "ClippedBox rows(d_row, tile.end_m, 64);", "ClippedBox rows(row_m, tile.end_m, 64);", shows_in=tile_config(256, 64, Output(groups=Groups.IDS), k=128)),
+    Mutation("the second half of the rows is cut off as the first", _STORE, "ClippedBox rows(d_row, tile.end_m, 64);", "ClippedBox rows(row_m, tile.end_m, 64);", shows_in=TWO_UNITS),
     Mutation("D of the first group", _STORE, "d_column, rows.first, rows.place, plane_of(tile));", "d_column, rows.first, rows.place, 0);", shows_in=COUNTS),
     Mutation("slots of rows outside are not let go", _GEMM, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),
     Mutation("slots of rows outside are let go before they are loaded", _GEMM, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "", shows_in=COUNTS),
-    Mutation("one lane lets slots go ahead of its warp", _GEMM, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "    wait_until_loaded(ring, at);\n", shows_in=COUNTS),
+    Mutation("one lane lets slots go ahead of its warp", _GEMM, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "    wait_until_loaded(ring, at);\n", shows_in=FEW_STAGES),
     Mutation("a tile without rows for a warpgroup leaves its place in the ring", _GEMM, "++k_block, at = at.next()) {\n    wait_until_loaded(ring, at);", "++k_block) {\n    wait_until_loaded(ring, at);", shows_in=COUNTS),
     # Padding
     Mutation("padding is left as it is", _GEMM, "warp >= 2 && p.groups.zeroes_padding)", "warp >= 4 && p.groups.zeroes_padding)"),
@@ -113,7 +119,6 @@ MUTATIONS = [
     Mutation("rows of groups zeroed", _GROUPS, "        if (id_of_row(g, row) >= g.count) write_zeros", "        write_zeros", shows_in=IDS),
     Mutation("padding past the last row", _GROUPS, "row < padded && row < g.rows;", "row < padded;", shows_in=ENDS),
     Mutation("padding begins a row late", _GROUPS, "for (uint32_t row = end; row < padded", "for (uint32_t row = end + 1; row < padded", shows_in=ENDS),
-    Mutation("padding behind groups without rows", _GROUPS, "      if (end <= start_of_group(g, group)) continue;\n", "", shows_in=ENDS),
     Mutation("padding past the end of a row", _GROUPS, "byte < row_bytes; byte += 512", "byte <= row_bytes; byte += 512"),
     Mutation("padding by every CTA from its first on", _GEMM, "ptx::block_index() * 2 + warp - 2,", "ptx::block_index() * 2,"),
 ]  # fmt: skip

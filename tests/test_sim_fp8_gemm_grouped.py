@@ -1,7 +1,7 @@
 """The fp8_gemm kernel's own source in the simulator where rows are grouped.
 
-In every problem here D is full of canaries, and rows of A without a group hold NaN, values and scales. What a run leaves
-in D is compared whole: products, zeros where the contract wants them, canaries everywhere else.
+In every problem here D is full of canaries, and rows of A without a group hold NaN, values and scales. What a run
+leaves in D is compared whole: products, zeros where the contract wants them, canaries everywhere else.
 """
 
 from __future__ import annotations
@@ -104,7 +104,16 @@ def test_any_depth(k: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "schedule",
-    ["slow_cta", "slow_warps", "slow_producer", "slow_math", "slow_warpgroup", "slow_lanes", "late_loads", "late_stores"],
+    [
+        "slow_cta",
+        "slow_warps",
+        "slow_producer",
+        "slow_math",
+        "slow_warpgroup",
+        "slow_lanes",
+        "late_loads",
+        "late_stores",
+    ],
 )
 def test_biased_schedules(kind: Groups, schedule: str) -> None:
     config = config_for(kind)
@@ -237,7 +246,7 @@ def test_any_layout(data: st.DataObject) -> None:
     zero_padding = data.draw(st.booleans())
     if kind == Groups.COUNTS:
         counts = data.draw(st.lists(size, min_size=1, max_size=6))
-        check_layout(config, counts, rows=max(max(counts), 1) + data.draw(st.integers(0, 70)))
+        check_layout(config, counts, rows=max(1, *counts) + data.draw(st.integers(0, 70)))
     elif kind == Groups.ENDS:
         alignment = data.draw(st.sampled_from([1, 8, 100, 128]))
         ends = ends_of_sizes(data.draw(st.lists(size, min_size=1, max_size=6)), alignment)

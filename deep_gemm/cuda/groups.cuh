@@ -155,7 +155,7 @@ DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? ti
 
 // ---- Padding
 
-// Writes zeros to rows [first, end) of D, a row by all lanes of a warp. Rows of D are whole 16 bytes.
+// Writes zeros to a row of D, by all lanes of a warp. Rows are whole 16 bytes, at multiples of 16.
 DEVICE void write_zeros(uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, uint32_t row) {
   for (uint32_t byte = ptx::lane_index() * 16; byte < row_bytes; byte += 512)
     ptx::st_global_v4_b32(d + row * pitch_bytes + byte, 0, 0, 0, 0);
@@ -167,8 +167,8 @@ DEVICE void zero_padding(const Groups& g, uint8_t* d, uint64_t pitch_bytes, uint
                          uint32_t warps) {
   if constexpr (kGroups == kGroupEnds) {
     for (uint32_t group = warp; group < g.count; group += warps) {
+      // A group without rows ends where one before it does, or where none needs padding.
       const uint32_t end = end_of_group(g, group), padded = ceil_div(end, g.alignment) * g.alignment;
-      if (end <= start_of_group(g, group)) continue;
       for (uint32_t row = end; row < padded && row < g.rows; ++row) write_zeros(d, pitch_bytes, row_bytes, row);
     }
   }

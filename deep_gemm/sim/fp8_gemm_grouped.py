@@ -85,8 +85,9 @@ def ids_of(p: Problem) -> Tensor:
     """Group of each row, or -1; for counts `[groups, rows]`."""
     if isinstance(p, ContiguousProblem):
         return reference.group_ids(p)
-    is_row = torch.arange(p.max_m) < p.masked_m[:, None]
-    return torch.where(is_row, torch.arange(p.num_groups)[:, None], -1)
+    device = p.masked_m.device
+    is_row = torch.arange(p.max_m, device=device) < p.masked_m[:, None]
+    return torch.where(is_row, torch.arange(p.num_groups, device=device)[:, None], -1)
 
 
 def run(
@@ -100,7 +101,10 @@ def run(
     truncate: bool = False,
     layout: Tensor | None = None,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference. `layout` is what the kernel reads, if not the problem's."""
+    """Compute a product on simulated SMs, and with the reference.
+
+    `layout` is what the kernel reads, if not the problem's.
+    """
     p = kernel_side.prepared(grouped_problem(problem))
     maps = kernel_side.tensor_maps(config, p)
     before_a, before_d = kernel_side.bytes_before(config, p)
@@ -155,7 +159,7 @@ def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
         reference.masked(p._replace(d=right))
     else:
         reference.contiguous(p._replace(d=right))
-    allowed = torch.full(right.shape, torch.finfo(torch.float64).tiny, dtype=torch.float64)
+    allowed = torch.full_like(right, torch.finfo(torch.float64).tiny, dtype=torch.float64)
     ids = ids_of(p)
     for group in range(p.num_groups):
         rows = ids == group
