@@ -90,7 +90,7 @@ class Tile:
 
     def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
         """The kernel's configuration for this tile."""
-        return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS != 0)
+        return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS)
 
 
 def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:
@@ -101,8 +101,8 @@ BLOCKS_OF_RUNS = 4
 """All runs of k-blocks that a configuration may have divide this number."""
 TILES = (
     Tile(64, 32, 112, 0.54),
-    *_splits(Tile(64, 64, 136, 0.51), 1, 3, 5),
-    Tile(64, 96, 164, 0.66),
+    *_splits(Tile(64, 64, 148, 0.51), 1, 3, 5),
+    Tile(64, 96, 180, 0.66),
     Tile(64, 128, 209, 0.67),
     Tile(128, 64, 254, 0.71),
     Tile(128, 96, 301, 0.79),
@@ -142,7 +142,6 @@ MOST_TOKENS = {False: 32, True: 128}
 MAX_MENU = 8
 MENU_SWEEP = (
     1,
-    4,
     8,
     16,
     24,
@@ -153,13 +152,17 @@ MENU_SWEEP = (
     128,
     192,
     256,
+    320,
     384,
+    448,
     512,
     640,
     768,
+    896,
     1024,
     1280,
     1536,
+    1792,
     2048,
     2560,
     3072,
@@ -168,7 +171,6 @@ MENU_SWEEP = (
     5120,
     6144,
     8192,
-    12288,
 )
 
 
@@ -323,21 +325,25 @@ def select(
 def menu(n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> tuple[Fit, ...]:
     """The few tiles that serve one weight for every m, so that few kernels are compiled and kept.
 
-    Starting with what runs everything, it takes the tile that saves most over a sweep of m, one at a time. What is
+    It takes the tile that saves most over a sweep of m, one at a time, and then looks at each choice once more. What is
     saved counts relative to the best cost at that m, so that every size of batch has the same say.
     """
     fits = [Fit.of(tile, n, k, output, gpu) for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
     costs = [[fit.cost_us(m) for fit in fits] for m in MENU_SWEEP]
-    least = [min(row) for row in costs]
+    relative = [[cost / min(row) for cost in row] for row in costs]
+
+    def best_addition(chosen: list[int]) -> int:
+        so_far = [min([LAST_RESORT, *(row[index] for index in chosen)]) for row in relative]
+        return min(
+            range(len(fits)),
+            key=lambda index: sum(min(low, row[index]) for low, row in zip(so_far, relative, strict=True)),
+        )
+
     chosen: list[int] = []
-    lowest = [LAST_RESORT * best for best in least]  # with what has been chosen
-
-    def total(index: int) -> float:
-        return sum(min(low, row[index]) / best for low, row, best in zip(lowest, costs, least, strict=True))
-
     while len(chosen) < MAX_MENU:
-        chosen.append(min(range(len(fits)), key=total))
-        lowest = [min(low, row[chosen[-1]]) for low, row in zip(lowest, costs, strict=True)]
+        chosen.append(best_addition(chosen))
+    for place in range(MAX_MENU):  # the first were taken before it was known what the others would serve
+        chosen[place] = best_addition(chosen[:place] + chosen[place + 1 :])
     return tuple(fits[index] for index in sorted(set(chosen)))
 
 
@@ -413,8 +419,8 @@ def reachable() -> list[GemmConfig]:
     """Every configuration of `fp8_gemm` that `select` can give: all compile without spills, which the tests see to."""
     outputs = (*OUTPUTS, *(replace(output, sfb_is_per_row=True) for output in OUTPUTS))
     found = [
-        _config(tile, output, has_rest)
-        for has_rest in (False, True)
+        _config(tile, output, blocks_left)
+        for blocks_left in range(BLOCKS_OF_RUNS)
         for output in outputs
         for tile in tiles_for(output)
     ]
@@ -423,7 +429,7 @@ def reachable() -> list[GemmConfig]:
 
 def reachable_decode() -> list[DecodeConfig]:
     """Every configuration of the decode kernel that `select` can give."""
-    found = [_config(tile, output, False) for output in OUTPUTS for tile in TILES]
+    found = [_config(tile, output, 0) for output in OUTPUTS for tile in TILES]
     return list(dict.fromkeys(config for config in found if isinstance(config, DecodeConfig)))
 
 
@@ -437,7 +443,7 @@ OUTPUTS = (
 
 
 @cache
-def _config(tile: Tile, output: Output, has_rest: bool) -> GemmConfig | DecodeConfig:
+def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | DecodeConfig:
     if tile.is_decode:
         adds = output.with_c or output.adds_to_d
         config = decode_config(
@@ -446,6 +452,5 @@ def _config(tile: Tile, output: Output, has_rest: bool) -> GemmConfig | DecodeCo
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")
         return config
-    # A k of one more block than whole runs leaves a rest.
-    k = BLOCK_K * (BLOCKS_OF_RUNS + has_rest)
+    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same rest as the problem's
     return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)
