@@ -268,9 +268,11 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   RingPosition at;
   Tile tile;
   uint32_t tiles = 0;  // taken from, or put into, the queue
+  // Before registers move: ptxas puts shuffles where lanes may have parted into code that both roles share, and that takes
+  // registers which the producer's warps no longer have (an illegal instruction on an H200).
+  const uint32_t warp = ptx::warp_index() % 4;
   if (is_producer) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    const uint32_t warp = ptx::warp_index() % 4;
     if (warp == 0 && ptx::elect_sync()) {
       while (next_tile<false>(p, shared, scheduler, tiles, tile)) load_tile(p, shared, tile, at);
       ptx::griddepcontrol_launch_dependents();

@@ -41,15 +41,18 @@ struct Stretch {
 // The first index from `first` on that fulfils a condition, or `count`. By all lanes of a warp.
 template <typename Condition>
 DEVICE uint32_t find(uint32_t first, uint32_t count, const Condition& is_found) {
-  constexpr uint32_t kEach = 8;  // of a lane: so many loads are under way at a time
+  constexpr uint32_t kEach = 8;  // of a lane: so many loads are under way at a time, with no branch between them
   for (; first < count; first += 32 * kEach) {
+    bool is_here[kEach];
     uint32_t found = count;
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
       const uint32_t index = first + i * 32 + ptx::lane_index();
-      if (index < count && is_found(index)) found = index < found ? index : found;
+      is_here[i] = is_found(index < count ? index : count - 1);  // at the last place, where a lane finds it too
     }
-    found = ptx::reduce_min_sync(found);
+#pragma unroll
+    for (uint32_t i = kEach; i-- > 0;) found = is_here[i] ? first + i * 32 + ptx::lane_index() : found;
+    found = ptx::reduce_min_sync(found < count ? found : count);
     if (found < count) return found;
   }
   return count;
