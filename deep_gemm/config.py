@@ -115,7 +115,12 @@ class GemmConfig:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a producer's and of a math thread after `setmaxnreg`; all together what the launch gave."""
+        """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
+
+        Where rows are grouped, a warp beside the producer's searches the layout.
+        """
+        if self.groups and self.num_math_warpgroups == 1:
+            return 96, 248
         return {1: (40, 248), 2: (40, 232), 3: (24, 160)}[self.num_math_warpgroups]
 
     @property

@@ -41,14 +41,15 @@ struct Stretch {
 // The first index from `first` on that fulfils a condition, or `count`. By all lanes of a warp.
 template <typename Condition>
 DEVICE uint32_t find(uint32_t first, uint32_t count, const Condition& is_found) {
-  constexpr uint32_t kEach = 8;  // of a lane: so many loads are under way at a time, with no branch between them
+  // Of a lane: as many loads as registers allow are under way at a time, with no branch between them.
+  constexpr uint32_t kEach = kGroups == kGroupEnds ? 2 : kProducerRegisters > 64 ? 8 : 4;
   for (; first < count; first += 32 * kEach) {
     bool is_here[kEach];
     uint32_t found = count;
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
       const uint32_t index = first + i * 32 + ptx::lane_index();
-      is_here[i] = is_found(index < count ? index : count - 1);  // at the last place, where a lane finds it too
+      is_here[i] = is_found(index < count ? index : count - 1);
     }
 #pragma unroll
     for (uint32_t i = kEach; i-- > 0;) found = is_here[i] ? first + i * 32 + ptx::lane_index() : found;
@@ -69,8 +70,9 @@ DEVICE uint32_t end_of_group(const Groups& g, uint32_t group) {
 }
 
 DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
-  if (kGroups == kGroupCounts || group == 0) return 0;
-  return ceil_div(end_of_group(g, group - 1), g.alignment) * g.alignment;
+  if constexpr (kGroups == kGroupCounts) return 0;
+  const uint32_t end_before = end_of_group(g, group == 0 ? 0 : group - 1);
+  return group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;
 }
 
 // The next stretch, of which there is at least one row. `at` is how far the layout has been read: rows or groups.
