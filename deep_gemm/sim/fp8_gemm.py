@@ -49,7 +49,7 @@ def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -
 def random_problem(
     config: GemmConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
 ) -> DenseProblem:
-    """Make a problem with random data for a configuration; D is NaN unless it is C as well (`in_place`, `adds_to_d`)."""
+    """Make a problem with random data; D is NaN unless it is C as well, with `in_place` or `adds_to_d`."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
