@@ -7,12 +7,11 @@ What a message needs is put together where it is raised, because a right call is
 from __future__ import annotations
 
 from math import gcd
-from operator import mul
 
 import torch
 from torch import Tensor
 
-from .layout import SCALE_BLOCK, align, ceil_div
+from .layout import SCALE_BLOCK, align, byte_span, ceil_div
 from .tensor_map import ADDRESS_ALIGNMENT
 
 K_MULTIPLE = 16
@@ -217,8 +216,8 @@ def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None) -> None:
     """Check that D shares no memory with an input; C may be D itself."""
     d_first, d_end = _byte_range(d)
     for name, x in inputs.items():
-        first, end = _byte_range(x)
-        if first < d_end and d_first < end and _overlap(d, x):
+        first = x.data_ptr()
+        if first < d_end and d_first < first + byte_span(x) and _overlap(d, x):
             raise ValueError(f"d: expected memory that does not overlap {name}")
     if c is not None and c is not d and not _same_memory(c, d) and _overlap(c, d):
         raise ValueError("c: expected d itself or memory that does not overlap it, got a partial overlap")
@@ -249,11 +248,7 @@ def _overlap(x: Tensor, y: Tensor) -> bool:
 def _byte_range(x: Tensor) -> tuple[int, int]:
     """First byte of the elements, and the one behind the last."""
     first = x.data_ptr()
-    if x.is_contiguous():
-        return first, first + x.nbytes
-    strides = x.stride()
-    last = sum(map(mul, x.shape, strides)) - sum(strides)
-    return first, first + (last + 1) * x.element_size()
+    return first, first + byte_span(x)
 
 
 # Group sizes and layouts, where their values are on the host

@@ -141,10 +141,18 @@ class GemmConfig:
         if self.cluster_k > 1:
             chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
             outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
-        scales = self.num_stages * (self.block_m + (self.block_n if self.sfb_is_per_row else 0)) * 4
+        scales = self.num_stages * (self.scale_rows + (self.block_n if self.sfb_is_per_row else 0)) * 4
         barriers = (self.num_stages + 1) * 2 * 8
         tiles = self.tile_slots * (TILE_BYTES + 2 * 8)
         return align(align(align(outputs, 1024) + operands + align(scales, 8) + barriers, 16) + tiles, 1024)
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of A whose scales a slot of the ring holds, in lines of 128 bytes.
+
+        Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
+        """
+        return self.block_m + (32 if self.groups in (Groups.IDS, Groups.ENDS) else 0)
 
     @property
     def tile_slots(self) -> int:
@@ -185,6 +193,7 @@ class GemmConfig:
         yield self.raster_group >= 1, "a raster of at least 1 tile"
         yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
+        yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
         yield not self.groups or self.cluster_size == 1, "no clusters where rows are grouped"
         yield not (self.groups and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
@@ -225,6 +234,7 @@ class GemmConfig:
             "kNumStoreBuffers": self.num_store_buffers,
             "kRasterGroup": self.raster_group,
             "kGroups": int(self.groups),
+            "kScaleRows": self.scale_rows,
             "kTileSlots": self.tile_slots,
             "kSharedBytes": self.shared_bytes,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -42,6 +43,15 @@ def get_tma_aligned_size(x: int, element_size: int) -> int:
     """
     x, element_size = integer_in_range("x", x, 0), integer_in_range("element_size", element_size, 1)
     return align(x, ADDRESS_ALIGNMENT // gcd(element_size, ADDRESS_ALIGNMENT))
+
+
+def byte_span(x: Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if x.is_contiguous():
+        return x.numel() * x.element_size()
+    strides = x.stride()
+    last: int = sum(map(mul, x.shape, strides)) - sum(strides)
+    return (last + 1) * x.element_size()
 
 
 def is_mn_major_tma_aligned(sf: Tensor) -> bool:

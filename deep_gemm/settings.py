@@ -103,7 +103,11 @@ def generation() -> int:
 
 
 def set_num_sms(num_sms: int) -> None:
-    """Let the products use at most `num_sms` multiprocessors, so that the others are free for other kernels."""
+    """Let the products use at most `num_sms` multiprocessors, so that the others are free for other kernels.
+
+    A product of few rows may then run another kernel than on the whole GPU, whose last bits may differ: its usual one
+    cannot be held to some of the multiprocessors where it needs more.
+    """
     available = _device_num_sms()
     _in_force.change(num_sms=integer_in_range("num_sms", num_sms, 1, available))
 
@@ -111,6 +115,11 @@ def set_num_sms(num_sms: int) -> None:
 def get_num_sms() -> int:
     """Multiprocessors that the products use: what was set, else all of the current GPU (132 without one)."""
     return _device_num_sms() if _in_force.choices.num_sms is None else _in_force.choices.num_sms
+
+
+def num_sms_of(available: int) -> int:
+    """Multiprocessors that the products use of a GPU that has this many."""
+    return min(_in_force.choices.num_sms or available, available)
 
 
 def set_tc_util(tc_util: int) -> None:

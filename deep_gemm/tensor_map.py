@@ -5,8 +5,8 @@ Pure data, for the driver that encodes it for a GPU and for the simulator that i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 ADDRESS_ALIGNMENT = 16
 MAX_BOX = 256
@@ -20,8 +20,7 @@ class ElementType(Enum):
     FLOAT32 = 4
 
 
-@dataclass(frozen=True)
-class TensorMap:
+class TensorMap(NamedTuple):
     """A tensor in global memory as TMA sees it. Dimensions go from the innermost, contiguous one outwards."""
 
     element: ElementType

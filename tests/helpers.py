@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deep_gemm import reference
 from deep_gemm.layout import ceil_div
+from deep_gemm.problem import DenseProblem
 from deep_gemm.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 
 CANARY = 42.0
@@ -79,6 +81,30 @@ def assert_within(got: Tensor, exact: Tensor, bound: Tensor) -> None:
         worst = int(torch.where(excess.isnan(), torch.inf, excess).argmax())
         at = tuple(int(x) for x in torch.unravel_index(torch.tensor(worst), got.shape))
         raise AssertionError(f"at {at}: got {got[at].item()}, exact {exact[at].item()}, bound {bound[at].item():.3g}")
+
+
+def sum_of_parts(p: DenseProblem, cluster_k: int, run_k_blocks: int) -> Tensor:
+    """What CTAs that split k in whole runs must give, to the bit: the reference's sums over their parts, in order."""
+    total, k_blocks = torch.zeros(p.m, p.n, device=p.a.device), ceil_div(p.k, 128)
+    runs = ceil_div(k_blocks, run_k_blocks)
+    for rank in range(cluster_k):
+        first, end = (min(runs * r // cluster_k * run_k_blocks, k_blocks) for r in (rank, rank + 1))
+        if first == end:
+            continue
+        part = p._replace(
+            a=p.a[:, first * 128 : end * 128].contiguous(),
+            b=p.b[:, first * 128 : end * 128].contiguous(),
+            sfa=p.sfa[:, first:end],
+            sfb=p.sfb[:, first:end],
+            d=torch.empty_like(total),
+            c=None,
+            k=min(end * 128, p.k) - first * 128,
+        )
+        reference.dense(part)
+        total += part.d
+    if p.c is not None:
+        total += p.c.float()
+    return total.to(p.d.dtype)
 
 
 @dataclass

@@ -167,6 +167,13 @@ def test_remote_stores_are_seen_after_a_cluster_barrier_and_not_before() -> None
     assert not torch.equal(run("exchange", x=0, **options)[:256], right)
 
 
+@pytest.mark.parametrize("schedule", ["even", "late_stores"])
+def test_what_is_sent_by_st_async_is_poison_until_its_mbarrier_was_waited_for(schedule: str) -> None:
+    out = run("async_exchange", num_sms=2, cluster_size=2, schedule=schedule)
+    assert out[:4].isnan().all(), "neither what was there before, which is overwritten, nor what comes"
+    assert out[4:8].tolist() == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_multicast_brings_each_half_to_both(seed: int) -> None:
     out = run("multicast", in_map=PLAIN, num_sms=2, cluster_size=2, seed=seed)

@@ -7,9 +7,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from helpers import random_scales, sum_of_parts
 
 from deep_gemm.config import GemmConfig, Output, tile_config
 from deep_gemm.heuristics import TILES, TILES_1D1D, Tile
+from deep_gemm.layout import RECIPE_1D1D, ceil_div
+from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import fp8_gemm as sim
 
@@ -23,11 +27,14 @@ def compiled(config: GemmConfig) -> HostKernel:
     return sim.compile_config(config)
 
 
-def check(config: GemmConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None) -> None:
-    problem = sim.random_problem(config, m, n, k, seed)
+def check(
+    config: GemmConfig, m: int, n: int, k: int, seed: int, schedule: str | None = None, **options: bool
+) -> torch.Tensor:
+    problem = sim.random_problem(config, m, n, k, seed, in_place=options.pop("in_place", False))
     num_sms = 2 * config.cluster_size
-    outcome = sim.run(compiled(config), config, problem, num_sms=num_sms, seed=seed, schedule=schedule)
+    outcome = sim.run(compiled(config), config, problem, num_sms=num_sms, seed=seed, schedule=schedule, **options)
     assert outcome.mistakes is None, outcome.mistakes
+    return outcome.d
 
 
 def ragged(config: GemmConfig) -> tuple[int, int, int]:
@@ -61,6 +68,37 @@ def test_runs_and_rests_of_any_depth(run_k_blocks: int, num_partials: int, num_k
         check(config, 264, 72, 128 * num_k_blocks - 16, seed=num_k_blocks)
 
 
+@pytest.mark.parametrize("num_partials", [1, 2])
+@pytest.mark.parametrize("run_k_blocks", [1, 8, 16, 32])
+def test_runs_of_any_length(run_k_blocks: int, num_partials: int) -> None:
+    """Below a run, a run, one block more, and past the 32 blocks whose scales a warp holds, with a rest and without."""
+    for num_k_blocks in {1, run_k_blocks - 1, run_k_blocks, run_k_blocks + 1, 64, 67} - {0}:
+        has_rest = num_k_blocks % run_k_blocks != 0
+        config = GemmConfig(
+            64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, has_rest=has_rest, panel_columns=16
+        )
+        check(config, 72, 40, 128 * num_k_blocks - 16, seed=num_k_blocks)
+
+
+UNITS = {
+    "two along n": GemmConfig(64, 64, 3, 1, unit_n=32, panel_columns=32),
+    "two along m": GemmConfig(256, 32, 3, panel_columns=32),
+    "two each way": GemmConfig(256, 64, 3, unit_n=32, panel_columns=32),
+    "four along n": GemmConfig(128, 128, 2, unit_n=32, panel_columns=32),
+    "one for each of three warpgroups": GemmConfig(192, 32, 3, 3, panel_columns=32),
+}
+
+
+@pytest.mark.parametrize("schedule", ["late_loads", "slow_warps"])
+@pytest.mark.parametrize("num_partials", [1, 2])
+@pytest.mark.parametrize("by_row", [False, True], ids=["1d2d", "1d1d"])
+@pytest.mark.parametrize("units", UNITS)
+def test_units_in_any_order_of_rows_and_columns(units: str, by_row: bool, num_partials: int, schedule: str) -> None:
+    """Each with slots that several pieces read, and a slot given back with the last of them."""
+    config = replace(UNITS[units], num_partials=num_partials, run_k_blocks=2, has_rest=True, sfb_is_per_row=by_row)
+    check(config, config.block_m + 24, config.block_n * 2 + 8, 128 * 5 - 16, seed=num_partials, schedule=schedule)
+
+
 @pytest.mark.parametrize("schedule", [None, "slow_cta", "slow_warps"])
 @pytest.mark.parametrize("cluster_k", range(2, 9))
 def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) -> None:
@@ -68,6 +106,102 @@ def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) ->
     config = tile_config(64, 32, Output(with_c=True), cluster_k=cluster_k, k=128 * 9)
     check(config, 264, 72, 128 * 9, seed=cluster_k, schedule=schedule)
     check(config, 136, 40, 128 * 3 - 16, seed=cluster_k, schedule=schedule)
+
+
+@pytest.mark.parametrize("cluster_k", range(2, 9))
+def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
+    """Work for every CTA, a run more for some, the last run cut short, and each share longer than the ring."""
+    config = GemmConfig(
+        64, 32, 2, 1, num_partials=2, run_k_blocks=2, has_rest=True, cluster_k=cluster_k, panel_columns=32
+    )
+    check(config, 136, 72, 128 * (4 * cluster_k + 3) - 16, seed=cluster_k)
+
+
+@pytest.mark.parametrize("cluster_k", [5, 7])
+def test_ctas_to_which_no_part_of_a_tile_falls(cluster_k: int) -> None:
+    """8 chunks shared out by two: nothing is sent to the last CTAs, which still send, and wait with the others."""
+    config = GemmConfig(64, 16, 2, 1, cluster_k=cluster_k, panel_columns=16)
+    for seed, schedule in enumerate(("slow_cta", "late_stores", "slow_warps")):
+        check(config, 264, 40, 128 * (cluster_k + 1), seed=seed, schedule=schedule)
+
+
+SPLITS = {
+    "units along n": GemmConfig(64, 64, 3, 1, unit_n=32, cluster_k=3, panel_columns=32),
+    "units along m": GemmConfig(256, 32, 3, cluster_k=2, panel_columns=32, output_is_fp32=True),
+    "three warpgroups": GemmConfig(192, 32, 3, 3, cluster_k=3, panel_columns=32, with_c=True),
+    "scales by row": GemmConfig(128, 64, 3, cluster_k=3, sfb_is_per_row=True),
+    "pairs, by row": GemmConfig(
+        64,
+        64,
+        3,
+        1,
+        num_partials=2,
+        cluster_k=4,
+        panel_columns=32,
+        output_is_fp32=True,
+        with_c=True,
+        sfb_is_per_row=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", [None, "slow_warps"])
+@pytest.mark.parametrize("kind", SPLITS)
+def test_splits_of_every_kind_of_tile(kind: str, schedule: str | None) -> None:
+    config = replace(SPLITS[kind], run_k_blocks=2, has_rest=True)
+    check(config, config.block_m + 24, config.block_n * 2 + 8, 128 * (2 * config.cluster_k + 1), 3, schedule)
+
+
+def small_integers(config: GemmConfig, m: int, n: int, k: int) -> DenseProblem:
+    """No sum of a block is rounded."""
+    g = torch.Generator().manual_seed(m)
+    a, b = (torch.randint(-2, 3, (rows, k), generator=g).to(torch.float8_e4m3fn) for rows in (m, n))
+    sfa = random_scales((m, ceil_div(k, 128)), g)
+    sfb = random_scales((n if config.sfb_is_per_row else ceil_div(n, 128), ceil_div(k, 128)), g)
+    d = torch.full((m, n), float("nan"), dtype=torch.float32 if config.output_is_fp32 else torch.bfloat16)
+    c = torch.randn(m, n, generator=g).to(d.dtype) if config.with_c else None
+    recipe = RECIPE_1D1D if config.sfb_is_per_row else None
+    return dense_problem((a, sfa), (b, sfb), d, c, recipes=(recipe, None, None))
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_a_split_gives_the_sums_of_its_parts_in_order_whoever_is_slow(kind: str) -> None:
+    config = replace(SPLITS[kind], run_k_blocks=2, has_rest=True)
+    p = small_integers(config, config.block_m + 8, config.block_n + 8, 128 * (2 * config.cluster_k + 1) - 16)
+    right = sum_of_parts(p, config.cluster_k, config.run_k_blocks)
+    for seed, schedule in enumerate(("slow_cta", "slow_warps", "late_stores")):
+        outcome = sim.run(compiled(config), config, p, num_sms=config.cluster_k, seed=seed, schedule=schedule)
+        assert torch.equal(outcome.d, right)
+
+
+IN_PLACE = {
+    "whole": tile_config(128, 64, Output(with_c=True), k=128),
+    "FP32, read": tile_config(128, 64, Output(True, with_c=True), k=128),
+    "split": GemmConfig(64, 32, 3, 1, cluster_k=3, panel_columns=32, with_c=True),
+    "FP32, split": tile_config(64, 32, Output(True, adds_to_d=True), cluster_k=2, k=128),
+}
+
+
+@pytest.mark.parametrize("schedule", [None, "late_stores"])
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_c_may_be_d(kind: str, schedule: str | None) -> None:
+    config = IN_PLACE[kind]
+    assert config.with_c
+    assert not config.adds_to_d
+    check(config, config.block_m * 2 + 8, config.block_n * 2 + 8, 400, 1, schedule, in_place=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tile_config(128, 64, Output(with_c=True), k=128),
+        tile_config(128, 64, BF16, cluster_n=2),
+        SPLITS["pairs, by row"],
+    ],
+    ids=lambda config: config.name,
+)
+def test_the_kernel_ahead_may_still_be_at_work(config: GemmConfig) -> None:
+    check(config, config.block_m + 8, config.block_n * 2 + 8, 400, seed=1, is_dependent=True)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,8 +13,7 @@ from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import fp8_gemm_decode as sim
 
-# The simulator sums a block exactly and rounds once, so that only the order of rare ties can differ; and where k is
-# split, the order of the FP32 additions.
+pytestmark = pytest.mark.host_compiler
 
 
 @cache

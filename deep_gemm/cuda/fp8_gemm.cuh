@@ -37,7 +37,7 @@ struct Params {
 
 // Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
 constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;
-constexpr uint32_t kScales = kBlockM + (kSfbIsPerRow ? kBlockN : 0);  // of a slot: those of A's rows, those of B's
+constexpr uint32_t kScales = kScaleRows + (kSfbIsPerRow ? kBlockN : 0);  // of a slot: those of A's rows, those of B's
 constexpr uint32_t kSlotBytes = kABytes + kBBytes + kScales * 4;
 
 constexpr uint32_t kAccumulators = kUnitsPerWarpgroup * kUnitN / 2;
@@ -75,9 +75,9 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
       const ClippedBox rows(tile.row_m, tile.end_m, kBlockM);
       ptx::tma_load_4d(&p.map_a, full, shared.a[at.stage], k, rows.first, rows.place, plane_of(tile));
       ptx::tma_load_3d(&p.map_b, full, shared.b[at.stage], k, tile.row_n, tile.group);
-      ptx::tma_load_3d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block, plane_of(tile));
+      ptx::tma_load_3d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m - skipped_scales(tile), k_block, plane_of(tile));
       if constexpr (kSfbIsPerRow)
-        ptx::tma_load_3d(&p.map_sfb, full, shared.scales[at.stage] + kBlockM, tile.row_n, k_block, tile.group);
+        ptx::tma_load_3d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block, tile.group);
       continue;
     }
     // Each CTA of a cluster loads its part of the shared operand into the same slot of both.
@@ -97,7 +97,7 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     }
     ptx::tma_load_2d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block);
     if constexpr (kSfbIsPerRow)
-      ptx::tma_load_2d(&p.map_sfb, full, shared.scales[at.stage] + kBlockM, tile.row_n, k_block);
+      ptx::tma_load_2d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block);
   }
 }
 
@@ -121,7 +121,7 @@ struct Operands {
       : a(ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warpgroup * kRowsPerWarpgroup * kBlockK)),
         b(ptx::smem_descriptor_low(ptx::smem_address(shared.b[0]))),
         sfa(&shared.scales[0][warpgroup * kRowsPerWarpgroup + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]),
-        sfb(shared.scales[0] + kBlockM + ptx::lane_index() % 4 * 2) {}
+        sfb(shared.scales[0] + kScaleRows + ptx::lane_index() % 4 * 2) {}
 };
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
@@ -177,7 +177,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
 }
 
 // Multiplies the k-blocks of one tile.
-DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands, const Tile& tile, RingPosition& at,
+DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const Tile& tile, RingPosition& at,
                           float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
   const KBlocks k_blocks(p.k);
 #pragma unroll
@@ -188,6 +188,7 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands,
 
   const float* sfb = kGroups == kNoGroups ? p.sfb : p.sfb + tile.group * p.groups.sfb_stride;
   BlockScales block_scales(sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks.first, k_blocks.end);
+  operands.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);
@@ -292,10 +293,12 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     const Operands operands(shared, warpgroup);
     uint32_t store_buffer = 0, parity = 0;
     while (next_tile<true>(p, shared, scheduler, tiles, tile)) {
-      if (kGroups != kNoGroups && tile.row_m + warpgroup * kRowsPerWarpgroup >= tile.end_m) {
-        skip_tile(p, shared.ring, at);
-        continue;
-      }
+      if constexpr (kGroups != kNoGroups && kNumMathWarpgroups > 1)
+        // One answer for the warp, or ptxas takes `at` for different in its lanes, and moves descriptors one by one.
+        if (ptx::all_sync(tile.row_m + warpgroup * kRowsPerWarpgroup >= tile.end_m)) {
+          skip_tile(p, shared.ring, at);
+          continue;
+        }
       float total[kUnitsPerWarpgroup][kUnitN / 2];
       multiply_tile(p, shared.ring, operands, tile, at, total);
       if constexpr (kClusterK > 1) {

@@ -14,6 +14,7 @@
 #include "ptx/warp.cuh"
 
 constexpr uint32_t kNoGroups = 0, kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 3;
+constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
 
 struct Groups {
   const int32_t* layout;
@@ -31,7 +32,8 @@ struct Tile {
   uint32_t group;
 };
 
-// Rows that follow each other and belong to one group.
+// Rows that follow each other and belong to one group. Not necessarily all of them: a search for the end of thousands of
+// rows would keep the first tile waiting.
 struct Stretch {
   uint32_t first, end, group;
 };
@@ -81,7 +83,9 @@ DEVICE bool next_stretch(const Groups& g, uint32_t& at, Stretch& stretch) {
     stretch.first = find(at, g.rows, [&](uint32_t row) { return id_of_row(g, row) < g.count; });
     if (stretch.first == g.rows) return false;
     stretch.group = id_of_row(g, stretch.first);
-    stretch.end = at = find(stretch.first + 1, g.rows, [&](uint32_t row) { return id_of_row(g, row) != stretch.group; });
+    const uint32_t limit = stretch.first + kRasterGroup * kBlockM;
+    stretch.end = at = find(stretch.first + 1, limit < g.rows ? limit : g.rows,
+                            [&](uint32_t row) { return id_of_row(g, row) != stretch.group; });
   } else {
     const uint32_t group = find(at, g.count, [&](uint32_t i) { return end_of_group(g, i) > start_of_group(g, i); });
     if (group == g.count) return false;
@@ -157,6 +161,9 @@ struct ClippedBox {
 
 // Which of the row-grouped matrices: with kGroupCounts each group has its own.
 DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? tile.group : 0; }
+
+// Scales that are loaded ahead of a tile's own: TMA loads from a multiple of 16 bytes on, and a group begins at any row.
+DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile.row_m % 4 : 0; }
 
 // ---- Padding
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from ..tensor_map import ElementType, TensorMap
+from .compiler import CompiledKernel
 
 TENSOR_MAP_BYTES = 128
 PARAMS_ALIGNMENT = 64
@@ -39,13 +39,40 @@ def _checked(call: str, result: tuple[Any, ...]) -> Any:
 class Kernel:
     """A kernel loaded into the current context, with the shared memory that its launches use."""
 
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, compiled: CompiledKernel, shared_bytes: int) -> None:
         cu = _driver()
         self.shared_bytes = shared_bytes
-        self._module = _checked("cuModuleLoadData", cu.cuModuleLoadData(cubin))
-        self.function = _checked("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, name.encode()))
+        try:
+            self._module = _checked("cuModuleLoadData", cu.cuModuleLoadData(compiled.cubin))
+        except DriverError as error:
+            raise DriverError(f"{compiled.name}: {error}{_if_too_old(compiled)}") from error
+        name = compiled.name.encode()
+        self.function = _checked("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, name))
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked("cuFuncSetAttribute", cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
+
+
+def _if_too_old(compiled: CompiledKernel) -> str:
+    """What to do where the driver is of an older CUDA than the compiler; empty where it is not.
+
+    Any driver of one major version loads what any compiler of that version made.
+    """
+    version = _checked("cuDriverGetVersion", _driver().cuDriverGetVersion())
+    has, needs = version // 1000, int(compiled.compiler.split(".")[0])
+    if has >= needs:
+        return ""
+    return (
+        f". This driver is of CUDA {has}.{version % 1000 // 10}, and NVRTC {compiled.compiler} compiled the kernel: it "
+        f'needs a driver of CUDA {needs}, or torch and NVRTC of CUDA {has} (pip install "deep_gemm[cu{has}]")'
+    )
+
+
+_OnePointer = ctypes.c_void_p * 1
+
+
+@cache
+def _words(size: int) -> type[ctypes.Array[ctypes.c_uint64]]:
+    return ctypes.c_uint64 * (size // 8)
 
 
 class ParamsBuffer:
@@ -53,12 +80,12 @@ class ParamsBuffer:
 
     def __init__(self, data: bytes) -> None:
         size = len(data) + -len(data) % PARAMS_ALIGNMENT
-        self._bytes = ctypes.create_string_buffer(size + PARAMS_ALIGNMENT)
-        start = ctypes.addressof(self._bytes)
+        self._memory = _words(size + PARAMS_ALIGNMENT)()
+        start = ctypes.addressof(self._memory)
         self.address = start + -start % PARAMS_ALIGNMENT
+        self.words = _words(size).from_address(self.address)
+        self.pointers = _OnePointer(self.address)
         self.write(data)
-        self.words = (ctypes.c_uint64 * (size // 8)).from_address(self.address)
-        self.pointers = (ctypes.c_void_p * 1)(self.address)
 
     def write(self, data: bytes) -> None:
         """Write the struct's first bytes."""
@@ -80,21 +107,7 @@ class Launch:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = kernel.shared_bytes
-        attributes = []
-        if cluster > 1:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            value = cu.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
-            attribute.value = value
-            attributes.append(attribute)
-        if is_dependent:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            value = cu.CUlaunchAttributeValue()
-            value.programmaticStreamSerializationAllowed = 1
-            attribute.value = value
-            attributes.append(attribute)
+        attributes = _attributes(cluster, is_dependent)
         config.attrs = attributes
         config.numAttrs = len(attributes)
         self._config = config
@@ -111,21 +124,41 @@ class Launch:
             _checked("cuLaunchKernelEx", (status,))
 
 
+@cache
+def _attributes(cluster: int, is_dependent: bool) -> list[Any]:
+    """Attributes of a launch, which copies them. The bindings are slow to make them."""
+    cu = _driver()
+    attributes = []
+    if cluster > 1:
+        attribute, value = cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+        attribute.value = value
+        attributes.append(attribute)
+    if is_dependent:
+        attribute, value = cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        value.programmaticStreamSerializationAllowed = 1
+        attribute.value = value
+        attributes.append(attribute)
+    return attributes
+
+
 def encode(tensor_map: TensorMap, address: int) -> bytes:
     """Encode a tensor map for a tensor at this address: the 128 bytes that a kernel takes."""
-    reason = tensor_map.why_illegal()
-    if reason is not None:
-        raise ValueError(f"tensor_map: {reason}")
     cu = _driver()
+    number = cu.cuuint64_t
+    sizes, strides = [*map(number, tensor_map.sizes)], [*map(number, tensor_map.strides)]
     element, swizzle, box, ones, interleave, promotion, fill = _fixed_arguments(
         tensor_map.element, tensor_map.swizzle, tensor_map.box
     )
-    sizes = [cu.cuuint64_t(size) for size in tensor_map.sizes]
-    strides = [cu.cuuint64_t(stride) for stride in tensor_map.strides]
     status, encoded = cu.cuTensorMapEncodeTiled(
         element, len(sizes), address, sizes, strides, box, ones, interleave, swizzle, promotion, fill
     )
     if status != cu.CUresult.CUDA_SUCCESS:
+        reason = tensor_map.why_illegal()  # asked now only, because it takes longer than the driver's own checks
+        if reason is not None:
+            raise ValueError(f"tensor_map: {reason}")
         _checked("cuTensorMapEncodeTiled", (status,))
     return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
 
@@ -153,11 +186,6 @@ def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-
-
-def encode_all(maps: Sequence[TensorMap], addresses: Sequence[int]) -> bytes:
-    """Encode several tensor maps, one after another, as the head of a kernel's parameters."""
-    return b"".join(encode(tensor_map, address) for tensor_map, address in zip(maps, addresses, strict=True))
 
 
 @cache

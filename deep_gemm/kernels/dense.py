@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 import torch
 
-from ..config import GemmConfig, Output
+from ..config import GemmConfig, Output, tile_config
 from ..config_decode import DecodeConfig
-from ..heuristics import gpu_of, select
+from ..heuristics import Gpu, gpu_of, select
 from ..problem import DenseProblem
-from ..settings import (
-    generation,
-    get_batch_invariant,
-    get_compile_mode,
-    get_num_sms,
-    settings,
-)
+from ..settings import generation, get_batch_invariant, get_compile_mode, num_sms_of, settings
+from ..tensor_map import ADDRESS_ALIGNMENT
 from . import fp8_gemm, fp8_gemm_decode
-from .plan import Plan, make_room
+from .plan import Plan, addresses_of, make_room
 
 _plans: dict[tuple[object, ...], Plan] = {}
 
@@ -35,49 +31,80 @@ def run(p: DenseProblem, config: GemmConfig | DecodeConfig | None = None) -> Pla
         if get_compile_mode() == 0:
             p.d.zero_() if p.c is None else p.d.copy_(p.c)
         return None
-    device = p.d.device.index
+    device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             return run(p, config)
     output = output_of(p)
     # `generation` stands for the number of SMs and the other settings that a plan depends on.
-    key = (p.m, p.n, p.k, output, device, generation(), _strides(p), config)
+    key = (p.m, p.n, p.k, output, device, generation(), _layout(p), config)
     found = _plans.get(key)
     if found is None:
+        found, ready = _plan(p, output, config)
         make_room(_plans)
-        found = _plans[key] = _plan(p, output, config)
+        _plans[key] = found
+    else:
+        ready = found.prepared(p)
     if get_compile_mode() == 1:
         return None
-    ready = found.prepared(p)
-    found.launch(
-        *(0 if x is None else x.data_ptr() for x in (ready.a, ready.sfa, ready.b, ready.sfb, ready.d, ready.c))
-    )
+    found.launch(*addresses_of(ready))
     return found if ready is p else None
 
 
 def output_of(p: DenseProblem) -> Output:
     """What decides the kernel's code besides the tile: the type of D, how C takes part, how B is scaled."""
     is_fp32, sfb_is_per_row = p.d.dtype == torch.float32, p.sfb_rows == 1
-    if p.c is None:
-        return Output(is_fp32, sfb_is_per_row=sfb_is_per_row)
-    adds_to_d = is_fp32 and p.c.data_ptr() == p.d.data_ptr()
-    return Output(is_fp32, with_c=not adds_to_d, adds_to_d=adds_to_d, sfb_is_per_row=sfb_is_per_row)
+    adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
+    return _output(is_fp32, p.c is not None and not adds_to_d, adds_to_d, sfb_is_per_row)
 
 
-def _plan(p: DenseProblem, output: Output, config: GemmConfig | DecodeConfig | None) -> Plan:
-    device = p.d.device.index
-    if config is None:
-        gpu, num_sms = gpu_of(device), get_num_sms()
-        # Chosen for the whole GPU: with fewer SMs the same kernel runs on a smaller grid, and nothing is compiled. Only
-        # the decode kernel's grid is what its tiles need, so it is left out then.
-        config = select(p.m, p.n, p.k, output, gpu, split_k=not get_batch_invariant(), whole_gpu=num_sms >= gpu.num_sms)
+_output = cache(Output)
+
+
+def _plan(p: DenseProblem, output: Output, config: GemmConfig | DecodeConfig | None) -> tuple[Plan, DenseProblem]:
+    """Prepare the launch of a kernel, and the problem for it. A configuration that was given must suit the problem."""
+    gpu = gpu_of(p.d.get_device())
+    num_sms = num_sms_of(gpu.num_sms)
+    is_given = config is not None
+    config = config or _choice(p, output, gpu, num_sms)
     if settings().print_configs:
         print(f"deep_gemm: {p.m} x {p.n} x {p.k} runs {config.name}", file=sys.stderr)
     if isinstance(config, DecodeConfig):
-        return fp8_gemm_decode.Plan(p, config)
-    return fp8_gemm.Plan(p, output, config, get_num_sms())
+        if is_given:
+            _refuse(config, fp8_gemm_decode.why_unfit(config, output))
+        return fp8_gemm_decode.Plan(p, config), p
+    if is_given:
+        _refuse(config, fp8_gemm.why_unfit(config, p.k, output))
+    ready = fp8_gemm.prepared(config, p)
+    return fp8_gemm.Plan(ready, output, config, num_sms), ready
 
 
-def _strides(p: DenseProblem) -> tuple[object, ...]:
+def _choice(p: DenseProblem, output: Output, gpu: Gpu, num_sms: int) -> GemmConfig | DecodeConfig:
+    """Choose for the whole GPU; on fewer SMs the same kernel runs, so that nothing is compiled, unless it needs more.
+
+    `fp8_gemm` is persistent: its grid is as small as it is told. The decode kernel's is what its tiles need, and where
+    that is more CTAs than SMs, nothing would hold them to these SMs.
+    """
+    split_k = not get_batch_invariant()
+    config = select(p.m, p.n, p.k, output, gpu, split_k=split_k)
+    if num_sms >= gpu.num_sms:
+        return config
+    if isinstance(config, DecodeConfig):
+        if fp8_gemm_decode.grid(config, p) <= num_sms:
+            return config
+        config = select(p.m, p.n, p.k, output, gpu, split_k=split_k, whole_gpu=False)
+    if isinstance(config, GemmConfig) and config.cluster_size > num_sms:
+        return tile_config(config.block_m, config.block_n, output, k=p.k)
+    return config
+
+
+def _refuse(config: GemmConfig | DecodeConfig, reason: str | None) -> None:
+    if reason is not None:
+        raise ValueError(f"config: {config.name} {reason}")
+
+
+def _layout(p: DenseProblem) -> tuple[object, ...]:
+    """Strides, and which scales TMA could load where they are: those that it could not are copied, to other strides."""
     c_stride = None if p.c is None else p.c.stride(0)
-    return p.a.stride(0), p.sfa.stride(), p.b.stride(0), p.sfb.stride(), p.d.stride(0), c_stride
+    for_tma = p.sfa.data_ptr() % ADDRESS_ALIGNMENT == 0, p.sfb.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return p.a.stride(0), p.sfa.stride(), p.b.stride(0), p.sfb.stride(), p.d.stride(0), c_stride, for_tma

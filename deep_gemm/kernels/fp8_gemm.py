@@ -71,20 +71,22 @@ class Plan(plan.Plan):
     _SFB_MAP, _D_POINTER = 64, 82
 
     def __init__(self, p: DenseProblem, output: Output, config: GemmConfig, num_sms: int) -> None:
-        reason = why_unfit(config, p.k, output)
-        if reason is not None:
-            raise ValueError(f"config: {config.name} {reason}")
+        """`p` is `prepared` for the kernel."""
         self.output, self.config = output, config
-        p = self.prepared(p)
+        a, sfa, b, sfb, d, c = self._WORDS
         super().__init__(
             p,
             maps=tensor_maps(config, p),
             tail=scalars(config, p),
-            words=self._WORDS._replace(
-                d=self._WORDS.d if config.cluster_k == 1 else self._D_POINTER,
-                sfb=self._SFB_MAP if config.sfb_is_per_row else self._WORDS.sfb,
+            words=AddressWords(
+                a,
+                sfa,
+                b,
+                self._SFB_MAP if config.sfb_is_per_row else sfb,
+                d if config.cluster_k == 1 else self._D_POINTER,
+                c,
             ),
-            kernel=loaded(config, p.d.device.index),
+            kernel=loaded(config, p.d.get_device()),
             grid=grid(config, p, num_sms),
             threads=config.num_threads,
             cluster=config.cluster_size,
@@ -92,15 +94,20 @@ class Plan(plan.Plan):
 
     def prepared(self, p: DenseProblem) -> DenseProblem:
         """Lay scales that TMA loads out for it: m-major, in rows of a multiple of 16 bytes."""
-        sfa = get_mn_major_tma_aligned_tensor(p.sfa)
-        sfb = get_mn_major_tma_aligned_tensor(p.sfb) if self.config.sfb_is_per_row else p.sfb
-        return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
+        return prepared(self.config, p)
 
     def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
         """C is D, or apart from it, as it was for the operands that the plan was made for."""
         if self.output.adds_to_d or at_c == at_d:
             return at_c == at_d and (self.output.adds_to_d or not self.output.is_fp32)
         return super()._c_may_be_at(at_c, at_d)
+
+
+def prepared(config: GemmConfig, p: DenseProblem) -> DenseProblem:
+    """Lay scales that TMA loads out for it: m-major, in rows of a multiple of 16 bytes. Itself, where they lie so."""
+    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
+    sfb = get_mn_major_tma_aligned_tensor(p.sfb) if config.sfb_is_per_row else p.sfb
+    return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
 
 
 def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
@@ -128,7 +135,7 @@ def grid(config: GemmConfig, p: DenseProblem, num_sms: int) -> int:
 @cache
 def loaded(config: GemmConfig, device: int) -> driver.Kernel:
     """Get the kernel of a configuration on a device, compiled and loaded at first need."""
-    return driver.Kernel(build(config).cubin, NAME, config.shared_bytes)
+    return driver.Kernel(build(config), config.shared_bytes)
 
 
 def tensor_maps(config: GemmConfig, p: DenseProblem) -> dict[str, TensorMap]:
@@ -137,11 +144,11 @@ def tensor_maps(config: GemmConfig, p: DenseProblem) -> dict[str, TensorMap]:
     maps = {
         "a": matrix_map(ElementType.UINT8, p.a, (config.block_m // config.cluster_n, BLOCK_K), 128),
         "b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
-        "sfa": matrix_map(ElementType.FLOAT32, p.sfa.t(), (1, config.block_m), 0),
+        "sfa": matrix_map(ElementType.FLOAT32, p.sfa, (1, config.block_m), 0, transposed=True),
         "d": matrix_map(output, p.d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes),
     }
     if config.sfb_is_per_row:
-        maps["sfb"] = matrix_map(ElementType.FLOAT32, p.sfb.t(), (1, config.block_n), 0)
+        maps["sfb"] = matrix_map(ElementType.FLOAT32, p.sfb, (1, config.block_n), 0, transposed=True)
     return maps
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import struct
 from functools import cache
 
-import torch
-
 from .. import jit
-from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
+from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, Output
 from ..config_decode import DecodeConfig
 from ..gates import CodePlan
 from ..jit import driver
@@ -60,19 +58,26 @@ class Plan(plan.Plan):
     _WORDS = AddressWords(a=0, b=16, sfa=32, sfb=33, d=34, c=35)
 
     def __init__(self, p: DenseProblem, config: DecodeConfig) -> None:
-        if (config.output_is_fp32, config.with_c) != (p.d.dtype == torch.float32, p.c is not None):
-            raise ValueError(f"config: expected one for the types of d and c of the problem, got {config}")
         self.config = config
         super().__init__(
             p,
             maps=tensor_maps(config, p),
             tail=scalars(config, p),
             words=self._WORDS,
-            kernel=loaded(config, p.d.device.index),
+            kernel=loaded(config, p.d.get_device()),
             grid=grid(config, p),
             threads=config.num_threads,
             cluster=config.cluster_k,
         )
+
+
+def why_unfit(config: DecodeConfig, output: Output) -> str | None:
+    """Say why a configuration would compute something else than a product with this output; None if it computes it."""
+    if output.sfb_is_per_row:
+        return "is for one scale for each 128x128 block of B"
+    if (config.output_is_fp32, config.with_c) != (output.is_fp32, output.with_c or output.adds_to_d):
+        return "is for another type of D, or another C"
+    return None
 
 
 def grid(config: DecodeConfig, p: DenseProblem) -> int:
@@ -83,7 +88,7 @@ def grid(config: DecodeConfig, p: DenseProblem) -> int:
 @cache
 def loaded(config: DecodeConfig, device: int) -> driver.Kernel:
     """Get the kernel of a configuration on a device, compiled and loaded at first need."""
-    return driver.Kernel(build(config).cubin, NAME, config.shared_bytes)
+    return driver.Kernel(build(config), config.shared_bytes)
 
 
 def tensor_maps(config: DecodeConfig, p: DenseProblem) -> dict[str, TensorMap]:

@@ -15,7 +15,7 @@ from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import ContiguousProblem, MaskedProblem
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
 from . import plan
-from .fp8_gemm import loaded, why_unfit
+from .fp8_gemm import loaded
 from .plan import AddressWords
 
 
@@ -81,9 +81,6 @@ class Plan(plan.Plan):
     _SFB_MAP, _D_POINTER = 64, 82
 
     def __init__(self, p: GroupedProblem, config: GemmConfig, num_sms: int) -> None:
-        reason = why_unfit(config, p.k, output_of(p))
-        if reason is not None:
-            raise ValueError(f"config: {config.name} {reason}")
         self.config = config
         self._before_a, self._before_d = bytes_before(config, p)
         p = prepared(p)
@@ -136,7 +133,7 @@ def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
     maps = {
         "a": clipped_map(ElementType.UINT8, p.a, (config.block_m, BLOCK_K), 128),
         "b": plane_map(ElementType.UINT8, p.b, (config.block_n, BLOCK_K), 128),
-        "sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (1, config.block_m), 0),
+        "sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (1, config.scale_rows), 0),
         "d": clipped_map(output, p.d, (WGMMA_ROWS, config.panel_columns), span),
     }
     if config.sfb_is_per_row:

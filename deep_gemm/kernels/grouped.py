@@ -12,6 +12,7 @@ from ..heuristics_grouped import select_grouped
 from ..problem import ContiguousProblem, MaskedProblem
 from ..reference import padding_rows
 from ..settings import generation, get_compile_mode, get_num_sms, settings
+from .fp8_gemm import why_unfit
 from .fp8_gemm_grouped import GroupedProblem, Plan, grouped_problem, output_of, prepared
 from .plan import make_room
 
@@ -52,7 +53,11 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
 
 
 def _plan(p: GroupedProblem, expected_m: float, config: GemmConfig | None) -> Plan:
-    if config is None:
+    if config is not None:
+        reason = why_unfit(config, p.k, output_of(p))
+        if reason is not None:
+            raise ValueError(f"config: {config.name} {reason}")
+    else:
         config = select_grouped(p.num_groups, expected_m, p.n, p.k, output_of(p), gpu_of(p.d.device.index))
     if settings().print_configs:
         print(f"deep_gemm: {p.num_groups} groups of {p.n} x {p.k} run {config.name}", file=sys.stderr)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..jit import driver
-from ..layout import align
+from ..layout import align, byte_span
 from ..problem import DenseProblem
 from ..settings import get_pdl
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
@@ -71,13 +71,12 @@ class Plan:
         cluster: int,
     ) -> None:
         """`maps` are the head of Params, by the operand's name; `tail` is what follows them."""
-        self._device = p.d.device.index
+        self._device = p.d.get_device()
         self._shape, self._dtype = tuple(p.d.shape), p.d.dtype
         self._maps, self._words_of = maps, words
-        addresses = AddressWords(*(0 if x is None else x.data_ptr() for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c)))
-        self._params = driver.ParamsBuffer(self._encoded(addresses) + tail)
+        self._params = driver.ParamsBuffer(self._encoded(addresses_of(p)) + tail)
         self._words = self._params.words
-        self._spans = tuple(byte_span(x) for x in (p.a, p.sfa, p.b, p.sfb, p.d))
+        self._spans = (byte_span(p.a), byte_span(p.sfa), byte_span(p.b), byte_span(p.sfb), byte_span(p.d))
         self._span_c = 0 if p.c is None else byte_span(p.c)
         self._sfa_alignment = ADDRESS_ALIGNMENT if "sfa" in maps else p.sfa.element_size()
         self._sfb_alignment = ADDRESS_ALIGNMENT if "sfb" in maps else p.sfb.element_size()
@@ -134,7 +133,7 @@ class Plan:
                     self._launch(stream)
 
     def _encoded(self, addresses: AddressWords) -> bytes:
-        return driver.encode_all(tuple(self._maps.values()), [getattr(addresses, name) for name in self._maps])
+        return b"".join([driver.encode(map_, getattr(addresses, name)) for name, map_ in self._maps.items()])
 
     def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
         """C is D, or apart from it."""
@@ -147,13 +146,22 @@ def make_room(plans: dict[tuple[object, ...], Any]) -> None:
         del plans[next(iter(plans))]
 
 
-def byte_span(x: Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
-    return (1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+def addresses_of(p: Operands) -> AddressWords:
+    """Where the operands are."""
+    at_c = 0 if p.c is None else p.c.data_ptr()
+    return AddressWords(p.a.data_ptr(), p.sfa.data_ptr(), p.b.data_ptr(), p.sfb.data_ptr(), p.d.data_ptr(), at_c)
 
 
-def matrix_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
-    """A row-major matrix. The stride of a single row is nowhere used, but TMA still demands a multiple of 16 bytes."""
-    rows, columns = x.shape
-    pitch = x.stride(0) if rows > 1 else align(columns, ADDRESS_ALIGNMENT)
-    return TensorMap(element, (columns, rows), (pitch * element.value,), (box[1], box[0]), swizzle)
+def matrix_map(
+    element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int, *, transposed: bool = False
+) -> TensorMap:
+    """A row-major matrix, or one that becomes one when `transposed`.
+
+    The stride of a single row is nowhere used, but TMA still demands a multiple of 16 bytes.
+    """
+    (rows, columns), (pitch, other) = x.shape, x.stride()
+    if transposed:
+        rows, columns, pitch = columns, rows, other
+    if rows == 1:
+        pitch = align(columns, ADDRESS_ALIGNMENT)
+    return TensorMap(element, (columns, rows), (pitch * x.element_size(),), (box[1], box[0]), swizzle)

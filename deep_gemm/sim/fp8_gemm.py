@@ -46,8 +46,10 @@ def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -
     return compile_kernel(fp8_gemm.SOURCE, {**fp8_gemm.headers(config), **(edits or {})}, name=fp8_gemm.NAME)
 
 
-def random_problem(config: GemmConfig, m: int, n: int, k: int, seed: int = 0) -> DenseProblem:
-    """Make a problem with random data for a configuration; D is filled with NaN where it is not read."""
+def random_problem(
+    config: GemmConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
+) -> DenseProblem:
+    """Make a problem with random data; D is NaN unless it is C as well, with `in_place` or `adds_to_d`."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
@@ -55,7 +57,7 @@ def random_problem(config: GemmConfig, m: int, n: int, k: int, seed: int = 0) ->
     b = cast_b(torch.randn(n, k, generator=generator))
     d = torch.full((m, n), float("nan"), dtype=dtype)
     c = None
-    if config.adds_to_d:
+    if config.adds_to_d or (config.with_c and in_place):
         c = d.normal_(generator=generator)
     elif config.with_c:
         c = torch.randn(m, n, generator=generator).to(dtype)
@@ -72,8 +74,9 @@ def run(
     seed: int = 0,
     schedule: str | None = None,
     truncate: bool = False,
+    is_dependent: bool = False,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference."""
+    """Compute a product on simulated SMs, and with the reference. `is_dependent`: the kernel ahead may be at work."""
     p = p._replace(sfa=get_mn_major_tma_aligned_tensor(p.sfa))
     if config.sfb_is_per_row:
         p = p._replace(sfb=get_mn_major_tma_aligned_tensor(p.sfb))
@@ -97,14 +100,14 @@ def run(
         Struct(*[U64(0)] * (fp8_gemm.GROUPS_BYTES // 8)),
     )
     buffers = {
-        "a": Buffer(as_it_lies(p.a)),
-        "b": Buffer(as_it_lies(p.b)),
-        "sfa": Buffer(as_it_lies(p.sfa)),
-        "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
-        "d": Buffer(p.d, is_writable=True),
+        "a": Buffer(as_it_lies(p.a), is_dependent=is_dependent),
+        "b": Buffer(as_it_lies(p.b), is_dependent=is_dependent),
+        "sfa": Buffer(as_it_lies(p.sfa), is_dependent=is_dependent),
+        "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4, is_dependent=is_dependent),
+        "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
     }
     if with_c and not c_is_d and p.c is not None:
-        buffers["c"] = Buffer(as_it_lies(p.c))
+        buffers["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
     grid = min(num_sms // config.cluster_size * config.cluster_size, fp8_gemm.grid(config, p, num_sms))
     result = simulate(
         kernel,

@@ -196,6 +196,26 @@ CASE(named_barriers) {
   }
 }
 
+// Words sent by st.async: read before their mbarrier was waited for, and after.
+CASE(async_exchange) {
+  if (thread == 0) {
+    ptx::mbarrier_init(bar, 1);
+    ptx::fence_mbarrier_init();
+    ptx::st_shared_v4_f32(shared.floats, 7, 7, 7, 7);
+  }
+  ptx::cluster_sync();
+  if (thread == 0 && ptx::cluster_rank() == 0) ptx::st_async_v4_f32(shared.floats, bar, 1, 1, 2, 3, 4);
+  ptx::cluster_sync();
+  if (thread == 0 && ptx::cluster_rank() == 1) {
+    const ptx::Float4 early = ptx::ld_shared_v4_f32(shared.floats);
+    ptx::st_global_v4_f32(c.out, early.x, early.y, early.z, early.w);
+    ptx::mbarrier_arrive_expect_tx(bar, 16);
+    ptx::mbarrier_wait_parity_cluster(bar, 0);
+    const ptx::Float4 v = ptx::ld_shared_v4_f32(shared.floats);
+    ptx::st_global_v4_f32(c.out + 4, v.x, v.y, v.z, v.w);
+  }
+}
+
 CASE(exchange) {
   const uint32_t rank = ptx::cluster_rank(), peer = 1 - rank;
   ptx::cluster_sync();

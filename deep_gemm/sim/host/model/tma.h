@@ -23,6 +23,10 @@ inline Box make_box(const TensorMap* map, const void* shared, std::initializer_l
   std::copy(corner.begin(), corner.end(), box.corner);
   for (uint32_t i = 1; i < map->rank; ++i) box.rows *= map->box[i];
   box.offset = shared_offset(shared, box.row_bytes * box.rows, 128, what);
+  // Found on an H200, which calls it an illegal instruction.
+  if (box.corner[0] * int64_t{map->element_bytes} % 16)
+    fail(std::string(what) + ": the box begins at element " + std::to_string(box.corner[0]) +
+         " of a row, which is no multiple of 16 bytes");
   return box;
 }
 
@@ -208,7 +212,8 @@ void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int
 uint64_t createpolicy_evict_first() { return 1; }
 uint64_t createpolicy_evict_last() { return 2; }
 
-// What lands is seen, as what TMA brings, by those who have waited for its mbarrier.
+// What lands is seen, as what TMA brings, by those who have waited for its mbarrier. Until then its place is poison, so
+// that it shows where somebody still reads what was there before.
 void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t rank, float x, float y, float z, float w) {
   yield();
   const char* what = "st_async_v4_f32";
@@ -216,6 +221,7 @@ void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t rank, float x, f
   const uint32_t offset = shared_offset(pointer, 16, 16, what), barrier_offset = shared_offset(barrier, 8, 8, what);
   check_signal(cta, barrier_offset, what);
   const Float4 value{x, y, z, w};
+  poison(cta, {offset, 16});
   ++cta->loads_in_flight;
   later(machine->bias.store_delay, [=] {
     land(cta, barrier_offset, {offset, 16}, [&] { std::memcpy(cta->async + offset, &value, 16); }, what);

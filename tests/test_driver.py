@@ -1,0 +1,179 @@
+"""What reaches the CUDA driver, by the bindings' own types, and what a caller is told where it refuses. No GPU."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from deep_gemm import heuristics
+from deep_gemm.jit import driver
+from deep_gemm.jit.compiler import CompiledKernel
+from deep_gemm.tensor_map import ElementType, TensorMap
+
+cu = pytest.importorskip("cuda.bindings.driver")
+
+COMPILED = CompiledKernel("fp8_gemm_kernel", b"cubin", "", "13.0.88 CL-36424714")
+MAP = TensorMap(ElementType.UINT8, (256, 64), (256,), (128, 64), 128)
+
+
+class Driver:
+    """The bindings, with some of their functions answering as told."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        for name, answer in answers.items():
+            setattr(self, name, self._answering(name, answer))
+
+    def _answering(self, name: str, answer: Any) -> Any:
+        def call(*args: Any) -> Any:
+            self.calls.append((name, args))
+            return answer(*args) if callable(answer) else answer
+
+        return call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(cu, name)
+
+
+@pytest.fixture
+def fresh() -> Any:
+    """Let what was made with a driver be made anew, in the test and after it."""
+    caches = (driver._attributes, driver._fixed_arguments)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Driver:
+    errors = {
+        "cuGetErrorName": lambda status: (0, cu.CUresult(status).name.encode()),
+        "cuGetErrorString": (0, b"some text"),
+    }
+    fake = Driver(**errors, **answers)
+    monkeypatch.setattr(driver, "_driver", lambda: fake)
+    return fake
+
+
+# Launches
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("cluster", [1, 2, 8])
+@pytest.mark.parametrize("is_dependent", [False, True])
+def test_a_launch_has_the_attributes_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, cluster: int, is_dependent: bool
+) -> None:
+    fake = use(monkeypatch, cuLaunchKernelEx=(cu.CUresult.CUDA_SUCCESS,))
+    kernel: Any = SimpleNamespace(function="function", shared_bytes=4096)
+    for grid in (132, 264):  # two launches share what is slow to make, and nothing else
+        params = driver.ParamsBuffer(bytes(100))
+        launch = driver.Launch(kernel, params, grid, 384, cluster, is_dependent=is_dependent)
+        launch(stream=7)
+        _, (config, function, _, _) = fake.calls[-1]
+        assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (grid, 1, 1)
+        assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (384, 1, 1)
+        assert (config.sharedMemBytes, int(config.hStream), function) == (4096, 7, "function")
+        ids = cu.CUlaunchAttributeID
+        found = {attribute.id: attribute.value for attribute in config.attrs}
+        assert config.numAttrs == len(found) == (cluster > 1) + is_dependent
+        if cluster > 1:
+            value = found[ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION].clusterDim
+            assert (value.x, value.y, value.z) == (cluster, 1, 1)
+        if is_dependent:
+            value = found[ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION]
+            assert value.programmaticStreamSerializationAllowed == 1
+
+
+def test_a_launch_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, cuLaunchKernelEx=(cu.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,))
+    kernel: Any = SimpleNamespace(function="function", shared_bytes=4096)
+    launch = driver.Launch(kernel, driver.ParamsBuffer(bytes(8)), 1, 32, 1)
+    with pytest.raises(driver.DriverError, match="cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        launch(0)
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 700])
+def test_parameters_lie_as_tensor_maps_demand_and_keep_their_bytes(size: int) -> None:
+    data = bytes(i % 251 for i in range(size))
+    buffer = driver.ParamsBuffer(data)
+    assert buffer.address % 64 == 0
+    assert bytes(buffer.words)[:size] == data
+    assert buffer.pointers[0] == buffer.address
+    buffer.words[0] = 0x1122334455667788
+    assert bytes(buffer.words)[:8] == bytes.fromhex("8877665544332211")
+
+
+# Tensor maps
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_tensor_map_reaches_the_driver_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = use(monkeypatch, cuTensorMapEncodeTiled=(cu.CUresult.CUDA_SUCCESS, cu.CUtensorMap()))
+    assert len(driver.encode(MAP, 0x1000)) == 128
+    _, (element, rank, address, sizes, strides, box, ones, _, swizzle, _, _) = fake.calls[-1]
+    assert element == cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8
+    assert swizzle == cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B
+    assert (rank, address) == (2, 0x1000)
+    numbers = [[int(x) for x in given] for given in (sizes, strides, box, ones)]
+    assert numbers == [[256, 64], [256], [128, 64], [1, 1]]
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("tensor_map", "error", "message"),
+    [
+        (MAP._replace(box=(128, 257)), ValueError, "tensor_map: expected box extents in 1..256, got (128, 257)"),
+        (MAP, driver.DriverError, "cuTensorMapEncodeTiled failed: CUDA_ERROR_INVALID_VALUE"),
+    ],
+)
+def test_a_tensor_map_that_the_driver_refuses_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tensor_map: TensorMap, error: type[Exception], message: str
+) -> None:
+    use(monkeypatch, cuTensorMapEncodeTiled=(cu.CUresult.CUDA_ERROR_INVALID_VALUE, None))
+    with pytest.raises(error, match=re.escape(message)):
+        driver.encode(tensor_map, 0x1000)
+
+
+# Machines on which a kernel cannot run
+
+
+@pytest.mark.parametrize("status", ["NO_BINARY_FOR_GPU", "INVALID_IMAGE", "UNSUPPORTED_PTX_VERSION"])
+def test_a_driver_too_old_for_the_kernel_is_named_with_what_helps(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    failure = cu.CUresult[f"CUDA_ERROR_{status}"]
+    use(monkeypatch, cuModuleLoadData=(failure, None), cuDriverGetVersion=(0, 12040))
+    with pytest.raises(driver.DriverError) as caught:
+        driver.Kernel(COMPILED, 4096)
+    told = str(caught.value)
+    assert told.startswith(f"fp8_gemm_kernel: cuModuleLoadData failed: CUDA_ERROR_{status}")
+    assert "This driver is of CUDA 12.4" in told
+    assert "NVRTC 13.0.88 CL-36424714 compiled the kernel" in told
+    assert "needs a driver of CUDA 13, or torch and NVRTC of CUDA 12" in told
+    assert 'pip install "deep_gemm[cu12]"' in told
+
+
+def test_a_kernel_that_a_new_driver_refuses_is_not_blamed_on_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    use(monkeypatch, cuModuleLoadData=(failure, None), cuDriverGetVersion=(0, 13000))
+    with pytest.raises(driver.DriverError, match=r"cuModuleLoadData failed: CUDA_ERROR_OUT_OF_MEMORY: some text$"):
+        driver.Kernel(COMPILED, 4096)
+
+
+@pytest.mark.parametrize(("name", "major", "minor"), [("NVIDIA A100-SXM4-80GB", 8, 0), ("NVIDIA B200", 10, 0)])
+def test_a_gpu_that_is_not_hopper_is_named_with_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, name: str, major: int, minor: int
+) -> None:
+    properties = SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=108)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    heuristics.gpu_of.cache_clear()
+    with pytest.raises(NotImplementedError) as caught:
+        heuristics.gpu_of(0)
+    heuristics.gpu_of.cache_clear()
+    told = str(caught.value)
+    assert "need a Hopper GPU (compute capability 9.0)" in told
+    assert f"cuda:0 is {name}, compute capability {major}.{minor}" in told

@@ -1,0 +1,264 @@
+"""Which kernel a dense product launches, how, and when a plan serves another call. The driver is a stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, install, on_gpu
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm import settings as settings_module
+from deep_gemm.config import GemmConfig, Output, tile_config
+from deep_gemm.config_decode import DecodeConfig, decode_config
+from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
+from deep_gemm.layout import RECIPE_1D1D, ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem import DenseProblem, dense_problem
+
+DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
+BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_kernel")])
+Operand = tuple[Tensor, Tensor]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr(settings_module, "_in_force", settings_module._InForce())
+    return install(monkeypatch)
+
+
+def operands(m: int, n: int, k: int, *, by_row: bool = False) -> tuple[Operand, Operand, Tensor]:
+    a = torch.zeros(m, k, dtype=torch.float8_e4m3fn), torch.ones(m, ceil_div(k, 128))
+    b = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(n if by_row else ceil_div(n, 128), ceil_div(k, 128))
+    return (a[0], get_mn_major_tma_aligned_tensor(a[1])), b, on_gpu(torch.zeros(m, n, dtype=torch.bfloat16))
+
+
+def problem(m: int, n: int, k: int) -> DenseProblem:
+    a, b, d = operands(m, n, k)
+    return dense_problem(a, b, d, None)
+
+
+def addresses(gpu: FakeGpu) -> tuple[int, ...]:
+    """Of a, sfa, b, sfb and d, as the last launch had them."""
+    words = gpu.last.words
+    if gpu.last.kernel == "fp8_gemm_decode":
+        return words[0], words[32], words[16], words[33], words[34]
+    return words[0], words[32], words[16], words[80], words[48]
+
+
+def pointers(a: Operand, b: Operand, d: Tensor) -> tuple[int, ...]:
+    return tuple(x.data_ptr() for x in (*a, *b, d))
+
+
+# Plans
+
+
+@BOTH
+def test_a_call_runs_the_kernel_that_the_heuristics_name(gpu: FakeGpu, shape: tuple[int, int, int], name: str) -> None:
+    a, b, d = operands(*shape)
+    assert deep_gemm.fp8_gemm_nt(a, b, d) is None
+    assert [launch.kernel for launch in gpu.launches] == [name]
+    assert addresses(gpu) == pointers(a, b, d)
+
+
+@BOTH
+def test_a_seen_call_is_launched_again_at_its_own_addresses(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str
+) -> None:
+    kept = [operands(*shape) for _ in range(3)]
+    for a, b, d in kept:
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        assert addresses(gpu) == pointers(a, b, d)
+    assert gpu.plans == 1
+    assert len(gpu.launches) == 3
+
+
+def test_a_new_m_compiles_nothing_where_the_configuration_is_known(gpu: FakeGpu) -> None:
+    for m in range(1000, 1024):
+        a, b, d = operands(m, 4096, 512)
+        deep_gemm.fp8_gemm_nt(a, b, d)
+    assert gpu.plans == 24
+    assert len(gpu.compiled) == 1
+
+
+SETTINGS: list[tuple[str, Any, Any]] = [("pdl", True, False), ("num_sms", 100, 132), ("batch_invariant", True, False)]
+
+
+@BOTH
+@pytest.mark.parametrize(("setting", "value", "back"), SETTINGS)
+def test_a_setting_makes_a_plan_of_its_own_and_put_back_finds_the_old_one(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str, setting: str, value: Any, back: Any
+) -> None:
+    change = getattr(deep_gemm, f"set_{setting}")
+    change(back)
+    a, b, d = operands(*shape)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    change(value)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    assert gpu.plans == 2
+    change(back)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    assert gpu.plans == 2
+
+
+def test_compiling_alone_launches_nothing_and_keeps_the_kernel(gpu: FakeGpu) -> None:
+    a, b, d = operands(*LARGE)
+    deep_gemm.set_compile_mode(1)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    assert (len(gpu.compiled), gpu.launches) == (1, [])
+    deep_gemm.set_compile_mode(0)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    assert (len(gpu.compiled), len(gpu.launches)) == (1, 1)
+
+
+def test_the_configuration_is_printed_once_where_that_is_asked_for(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DG_PRINT_CONFIGS", "1")
+    settings_module.settings.cache_clear()
+    try:
+        a, b, d = operands(*LARGE)
+        for _ in range(2):
+            deep_gemm.fp8_gemm_nt(a, b, d)
+        out, err = capsys.readouterr()
+        assert out == "", "an engine's standard output may be its protocol"
+        assert err == f"deep_gemm: 2048 x 2112 x 1024 runs {gpu.compiled[0].name}\n"
+    finally:
+        monkeypatch.undo()
+        settings_module.settings.cache_clear()
+
+
+# Scales
+
+
+def test_decode_reads_scales_of_a_as_they_lie(gpu: FakeGpu) -> None:
+    a, b, d = operands(*DECODE)
+    a = a[0], a[1].contiguous()
+    for _ in range(2):
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        assert addresses(gpu) == pointers(a, b, d)
+    assert gpu.plans == 1
+
+
+def test_scales_that_tma_cannot_load_are_copied_for_each_call_and_the_plan_is_kept(gpu: FakeGpu) -> None:
+    a, b, d = operands(*LARGE)
+    a = a[0], a[1].contiguous()
+    for _ in range(2):
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        at_sfa = addresses(gpu)[1]
+        assert at_sfa != a[1].data_ptr()
+    assert gpu.plans == 1
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_copy_of_scales_has_a_plan_for_the_strides_of_the_copy(gpu: FakeGpu, by_row: bool) -> None:
+    """Scales of the same strides, once at an address that TMA takes and once, four bytes on, to be copied."""
+    m, n, k = 64, 512, 1024
+    a, b, d = operands(m, n, k, by_row=by_row)
+    recipe = RECIPE_1D1D if by_row else None
+    room = torch.ones(8 * 1024 + 1)
+    config = tile_config(64, 64, Output(sfb_is_per_row=by_row), k=k)
+    for first, pitch_bytes in ((0, 4096), (1, m * 4)):
+        sfa = room.as_strided((m, 8), (1, 1024), first)
+        p = dense_problem((a[0], sfa), b, d, None, recipes=(recipe, None, None))
+        dense.run(p, config)
+        assert gpu.last.maps[2].strides == (pitch_bytes,)
+
+
+# Settings
+
+
+@BOTH
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_dependent_launch_is_what_set_pdl_says(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str, enabled: bool
+) -> None:
+    deep_gemm.set_pdl(enabled)
+    deep_gemm.fp8_gemm_nt(*operands(*shape))
+    assert gpu.last.is_dependent is enabled
+
+
+@pytest.mark.parametrize("num_sms", [1, 2, 7, 33, 66, 112, 131])
+def test_no_more_sms_are_used_than_allowed(gpu: FakeGpu, num_sms: int) -> None:
+    """The hardware spreads CTAs over all SMs, so there must not be more CTAs than SMs, however many fit on one."""
+    deep_gemm.set_num_sms(num_sms)
+    for n, k in ((576, 7168), (2112, 7168), (7168, 512), (24576, 1536)):
+        for m in (1, 16, 64, 128, 512, 2048):
+            deep_gemm.fp8_gemm_nt(*operands(m, n, k))
+            assert gpu.last.grid <= num_sms, f"{m} x {n} x {k}: {gpu.compiled[-1].name}"
+
+
+def test_fewer_sms_leave_the_decode_kernel_to_products_whose_grid_fits(gpu: FakeGpu) -> None:
+    p = problem(1, 576, 7168)
+    chosen = dense._choice(p, Output(), gpu.gpu, gpu.gpu.num_sms)
+    assert isinstance(chosen, DecodeConfig)
+    needs = fp8_gemm_decode.grid(chosen, p)
+    assert dense._choice(p, Output(), gpu.gpu, needs) == chosen
+    assert isinstance(dense._choice(p, Output(), gpu.gpu, needs - 1), GemmConfig)
+
+
+def test_fewer_sms_than_a_cluster_has_ctas_run_its_tile_without_a_cluster(gpu: FakeGpu) -> None:
+    p = problem(512, 7168, 16384)
+    for num_sms in (1, 2, 7):
+        config = dense._choice(p, Output(), gpu.gpu, num_sms)
+        assert isinstance(config, GemmConfig)
+        assert config.cluster_size <= num_sms
+        assert config.why_illegal() is None
+        assert fp8_gemm.why_unfit(config, p.k, Output()) is None
+
+
+@pytest.mark.parametrize(("n", "k"), [(576, 7168), (2112, 7168), (4096, 512)])
+def test_batch_invariance_is_to_split_no_k_whatever_m_is(gpu: FakeGpu, n: int, k: int) -> None:
+    names = set()
+    for enabled in (False, True):
+        deep_gemm.set_batch_invariant(enabled)
+        gpu.compiled.clear()
+        for m in (1, 8, 16, 33, 64, 128, 200, 512):
+            deep_gemm.fp8_gemm_nt(*operands(m, n, k))
+        assert all(config.cluster_k == 1 for config in gpu.compiled) or not enabled
+        names.add(tuple(config.name for config in gpu.compiled))
+    assert len(names) == 2 or k < 1024, "a product of few tiles and a long k is split where it may be"
+
+
+def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DG_BATCH_INVARIANT", "1")
+    settings_module.settings.cache_clear()
+    try:
+        deep_gemm.fp8_gemm_nt(*operands(*DECODE))
+        assert gpu.last.cluster == 1
+        deep_gemm.set_batch_invariant(False)
+        deep_gemm.fp8_gemm_nt(*operands(*DECODE))
+        assert gpu.last.cluster > 1
+    finally:
+        monkeypatch.undo()
+        settings_module.settings.cache_clear()
+
+
+# Configurations that are given
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (tile_config(64, 64, Output(is_fp32=True)), "is for another type of D, another C, or other scales of B"),
+        (tile_config(64, 64, Output(sfb_is_per_row=True)), "is for another type of D, another C, or other scales of B"),
+        (tile_config(64, 64, Output(), k=512), "has no code for the rest of 9 blocks of k in runs of 4"),
+        (decode_config(8, 1, 1, 1, c=True), "is for another type of D, or another C"),
+    ],
+)
+def test_a_given_configuration_that_computes_something_else_is_refused(
+    gpu: FakeGpu, config: GemmConfig | DecodeConfig, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=f"config: .* {reason}"):
+        dense.run(problem(8, 512, 1152), config)
+    assert gpu.launches == []
+
+
+def test_the_decode_kernel_is_refused_scales_of_b_by_row(gpu: FakeGpu) -> None:
+    a, b, d = operands(8, 512, 512, by_row=True)
+    p = dense_problem(a, b, d, None, recipes=(RECIPE_1D1D, None, None))
+    with pytest.raises(ValueError, match="is for one scale for each 128x128 block of B"):
+        dense.run(p, decode_config(8, 1, 1, 1))
