@@ -28,6 +28,7 @@ MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 TILE_SLOTS = 4
 """Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/groups.cuh."""
 TILE_BYTES = 16
+WINDOW_ROWS = 2048
 
 
 class Groups(IntEnum):
@@ -119,8 +120,8 @@ class GemmConfig:
 
         Where rows are grouped, a warp beside the producer's searches the layout.
         """
-        if self.groups and self.num_math_warpgroups == 1:
-            return 96, 248
+        if self.groups:
+            return {1: (96, 248), 2: (56, 224), 3: (24, 160)}[self.num_math_warpgroups]
         return {1: (40, 248), 2: (40, 232), 3: (24, 160)}[self.num_math_warpgroups]
 
     @property
@@ -143,7 +144,7 @@ class GemmConfig:
             outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
         scales = self.num_stages * (self.scale_rows + (self.block_n if self.sfb_is_per_row else 0)) * 4
         barriers = (self.num_stages + 1) * 2 * 8
-        tiles = self.tile_slots * (TILE_BYTES + 2 * 8)
+        tiles = self.tile_slots * (TILE_BYTES + 2 * 8) + self.window_rows * 4
         return align(align(align(outputs, 1024) + operands + align(scales, 8) + barriers, 16) + tiles, 1024)
 
     @property
@@ -158,6 +159,11 @@ class GemmConfig:
     def tile_slots(self) -> int:
         """Slots of `TileQueue` in cuda/groups.cuh; a dense product leaves its one empty."""
         return TILE_SLOTS if self.groups else 1
+
+    @property
+    def window_rows(self) -> int:
+        """Rows whose groups' numbers are looked at together, by `Stretches` in cuda/groups.cuh; else next to nothing."""
+        return WINDOW_ROWS if self.groups == Groups.IDS else 4
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
@@ -236,6 +242,7 @@ class GemmConfig:
             "kGroups": int(self.groups),
             "kScaleRows": self.scale_rows,
             "kTileSlots": self.tile_slots,
+            "kWindowRows": self.window_rows,
             "kSharedBytes": self.shared_bytes,
         }
         switches = {

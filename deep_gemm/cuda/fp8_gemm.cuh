@@ -265,7 +265,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
   ptx::griddepcontrol_wait();
 
-  Scheduler scheduler(p.m, p.n);
+  Scheduler scheduler(p.m, p.n, shared.queue.window);
   RingPosition at;
   Tile tile;
   uint32_t tiles = 0;  // taken from, or put into, the queue
@@ -284,10 +284,8 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     if (kGroups != kNoGroups && warp == 1) {
       while (scheduler.next(p.groups, tile)) deal(shared.queue, tiles, tile);
       deal(shared.queue, tiles, kNoMoreTiles);
+      if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
     }
-    if (kGroups != kNoGroups && warp >= 2 && p.groups.zeroes_padding)
-      zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes, ptx::block_index() * 2 + warp - 2,
-                   ptx::grid_size() * 2);
   } else {
     ptx::setmaxnreg_inc<kMathRegisters>();
     const Operands operands(shared, warpgroup);

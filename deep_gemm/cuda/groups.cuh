@@ -4,9 +4,9 @@
 //   kGroupEnds     the same rows; it holds for each group where its rows end; they begin at the aligned end of those before
 //   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; it holds how many
 //
-// One warp of each CTA reads the layout, stretch by stretch, and deals the CTA's tiles out to the thread that loads and to
+// One warp of each CTA reads the layout and deals the CTA's tiles out to the thread that loads and to
 // the math warps, through a queue. It is ahead of them, so that a search through thousands of rows without a group
-// delays nobody. Two more warps write the zeros that callers expect in the padding behind a group.
+// delays nobody. At last it writes the zeros that callers expect in the padding behind a group.
 #pragma once
 #include "config.cuh"
 #include "ptx/mbarrier.cuh"
@@ -36,32 +36,12 @@ struct Tile {
 // rows would keep the first tile waiting.
 struct Stretch {
   uint32_t first, end, group;
+
+  DEVICE uint32_t tiles_m() const { return ceil_div(end - first, kBlockM); }
 };
 
-// ---- Reading the layout
+// ---- Reading the layout. Nothing that a caller writes there leads outside of the operands.
 
-// The first index from `first` on that fulfils a condition, or `count`. By all lanes of a warp.
-template <typename Condition>
-DEVICE uint32_t find(uint32_t first, uint32_t count, const Condition& is_found) {
-  // Of a lane: as many loads as registers allow are under way at a time, with no branch between them.
-  constexpr uint32_t kEach = kGroups == kGroupEnds ? 2 : kProducerRegisters > 64 ? 8 : 4;
-  for (; first < count; first += 32 * kEach) {
-    bool is_here[kEach];
-    uint32_t found = count;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      const uint32_t index = first + i * 32 + ptx::lane_index();
-      is_here[i] = is_found(index < count ? index : count - 1);
-    }
-#pragma unroll
-    for (uint32_t i = kEach; i-- > 0;) found = is_here[i] ? first + i * 32 + ptx::lane_index() : found;
-    found = ptx::reduce_min_sync(found < count ? found : count);
-    if (found < count) return found;
-  }
-  return count;
-}
-
-// What the layout says of a row or a group. Nothing that a caller writes there leads outside of the operands.
 DEVICE uint32_t id_of_row(const Groups& g, uint32_t row) {
   return static_cast<uint32_t>(ptx::ld_global_nc_i32(g.layout + row));  // no group, -1, is the largest number
 }
@@ -77,23 +57,109 @@ DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
   return group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;
 }
 
-// The next stretch, of which there is at least one row. `at` is how far the layout has been read: rows or groups.
-DEVICE bool next_stretch(const Groups& g, uint32_t& at, Stretch& stretch) {
-  if constexpr (kGroups == kGroupIds) {
-    stretch.first = find(at, g.rows, [&](uint32_t row) { return id_of_row(g, row) < g.count; });
-    if (stretch.first == g.rows) return false;
-    stretch.group = id_of_row(g, stretch.first);
-    const uint32_t limit = stretch.first + kRasterGroup * kBlockM;
-    stretch.end = at = find(stretch.first + 1, limit < g.rows ? limit : g.rows,
-                            [&](uint32_t row) { return id_of_row(g, row) != stretch.group; });
-  } else {
-    const uint32_t group = find(at, g.count, [&](uint32_t i) { return end_of_group(g, i) > start_of_group(g, i); });
-    if (group == g.count) return false;
-    stretch = {start_of_group(g, group), end_of_group(g, group), group};
-    at = group + 1;
+// Which stretches there are, and how many tiles they have, in the order of the layout. By a warp: an answer of global
+// memory takes longer than a k-block, so that each time it is asked for much. All CTAs then find their first tile after
+// one answer, and begin together; where some began later, all ran 2% longer, for they found less of each other in the L2.
+struct Stretches {
+  uint32_t* window;  // in shared memory, with kGroupIds: the numbers of the rows from window_first up to window_end
+  uint32_t window_first = 0, window_end = 0;
+  Stretch stretch{};       // with kGroupIds the one at hand, else this lane's of 32 groups
+  uint32_t tiles_end = 0;  // tiles up to its end
+  uint32_t tiles = 0;      // of all at hand
+  uint32_t at = 0;         // how far the layout has been read: rows or groups
+
+  DEVICE explicit Stretches(uint32_t* window_) : window(window_) {}
+
+  // The stretch of a tile, if there is one. `tile` is counted from the first stretch at hand on, before and after;
+  // `first_tile` is the first of the stretch.
+  DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t& tile, uint32_t& first_tile, Stretch& found) {
+    while (tile >= tiles) {
+      tile -= tiles;
+      if (!(kGroups == kGroupIds ? read_rows(g) : read_groups(g))) return false;
+      tiles_end = stretch.tiles_m() * tiles_n;
+      if constexpr (kGroups != kGroupIds)
+        for (uint32_t distance = 1; distance < 32; distance *= 2) {
+          const uint32_t before = ptx::shfl_sync(tiles_end, ptx::lane_index() - distance);
+          tiles_end += ptx::lane_index() >= distance ? before : 0;
+        }
+      tiles = kGroups == kGroupIds ? tiles_end : ptx::shfl_sync(tiles_end, 31);
+    }
+    first_tile = 0, found = stretch;
+    if constexpr (kGroups != kGroupIds) {
+      const uint32_t lane = ptx::reduce_min_sync(tile < tiles_end ? ptx::lane_index() : 31);
+      found = {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
+      first_tile = ptx::shfl_sync(tiles_end, lane) - found.tiles_m() * tiles_n;
+    }
+    return true;
   }
-  return true;
-}
+
+  // 32 groups, or what is left of them.
+  DEVICE bool read_groups(const Groups& g) {
+    if (at >= g.count) return false;
+    const uint32_t group = at + ptx::lane_index() < g.count ? at + ptx::lane_index() : g.count - 1;
+    const uint32_t start = start_of_group(g, group), end = end_of_group(g, group);
+    stretch = {start, at + ptx::lane_index() < g.count && start < end ? end : start, group};
+    at += 32;
+    return true;
+  }
+
+  // The next rows of one group.
+  DEVICE bool read_rows(const Groups& g) {
+    while (at < g.rows) {
+      if (at == window_end) open_window(g, at);
+      const uint32_t first = find(at, [&](uint32_t id) { return id < g.count; });
+      at = first;
+      if (first == window_end) continue;
+      const uint32_t group = ptx::ld_shared_b32(&window[first - window_first]);
+      uint32_t end = find(first + 1, [&](uint32_t id) { return id != group; });
+      if (end == window_end && end < g.rows) {  // the group may go on: whole tiles now, or another look from here
+        end = first + (end - first) / kBlockM * kBlockM;
+        if (end == first) {
+          open_window(g, first);
+          continue;
+        }
+      }
+      stretch = {first, end, group};
+      at = end;
+      return true;
+    }
+    return false;
+  }
+
+  // Brings the numbers of the rows from `first` on into shared memory.
+  DEVICE void open_window(const Groups& g, uint32_t first) {
+    window_first = first;
+    window_end = first + kWindowRows < g.rows ? first + kWindowRows : g.rows;
+    ptx::syncwarp();  // all lanes have read what was there before
+#pragma unroll 8
+    for (uint32_t row = first + ptx::lane_index(); row < window_end; row += 32)
+      ptx::cp_async_4(&window[row - first], g.layout + row);
+    ptx::cp_async_wait_all();
+    ptx::syncwarp();
+  }
+
+  // The first row from `first` on whose number fulfils a condition, or the window's end.
+  template <typename Condition>
+  DEVICE uint32_t find(uint32_t first, const Condition& is_found) const {
+    constexpr uint32_t kQuads = 4;  // of a lane, at a time
+    uint32_t quad = (first - window_first) / 4 * 4;
+    for (; quad < window_end - window_first; quad += 128 * kQuads) {
+      uint32_t found = window_end;
+#pragma unroll
+      for (uint32_t i = kQuads; i-- > 0;) {
+        const uint32_t at_lane = quad + i * 128 + ptx::lane_index() * 4, row = window_first + at_lane;
+        const ptx::Uint4 ids = ptx::ld_shared_v4_b32(&window[at_lane < kWindowRows ? at_lane : 0]);
+        found = is_found(ids.w) && row + 3 >= first && row + 3 < found ? row + 3 : found;
+        found = is_found(ids.z) && row + 2 >= first && row + 2 < found ? row + 2 : found;
+        found = is_found(ids.y) && row + 1 >= first && row + 1 < found ? row + 1 : found;
+        found = is_found(ids.x) && row >= first && row < found ? row : found;
+      }
+      found = ptx::reduce_min_sync(found);
+      if (found < window_end) return found;
+    }
+    return window_end;
+  }
+};
 
 // ---- Dealing out tiles
 
@@ -102,6 +168,7 @@ constexpr uint32_t kTileTakers = 1 + kNumMathWarps;
 
 struct TileQueue {
   alignas(16) Tile tiles[kTileSlots];
+  alignas(16) uint32_t window[kWindowRows];  // what the dealing warp sees of the layout: see Stretches
   uint64_t full[kTileSlots], empty[kTileSlots];
 
   DEVICE void init() {
@@ -173,23 +240,28 @@ DEVICE void write_zeros(uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, ui
     ptx::st_global_v4_b32(d + row * pitch_bytes + byte, 0, 0, 0, 0);
 }
 
-// Zeros for the rows without a group that share an aligned block of rows with one that has a group. This is warp `warp`
-// of `warps`, all CTAs counted.
-DEVICE void zero_padding(const Groups& g, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, uint32_t warp,
-                         uint32_t warps) {
+// Zeros for the rows without a group that share an aligned block of rows with one that has a group. This is one warp of
+// each CTA.
+DEVICE void zero_padding(const Groups& g, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes) {
   if constexpr (kGroups == kGroupEnds) {
-    for (uint32_t group = warp; group < g.count; group += warps) {
+    for (uint32_t group = ptx::block_index(); group < g.count; group += ptx::grid_size()) {
       // A group without rows ends where one before it does, or where none needs padding.
       const uint32_t end = end_of_group(g, group), padded = ceil_div(end, g.alignment) * g.alignment;
       for (uint32_t row = end; row < padded && row < g.rows; ++row) write_zeros(d, pitch_bytes, row_bytes, row);
     }
   }
   if constexpr (kGroups == kGroupIds) {
-    for (uint32_t first = warp * g.alignment; first < g.rows; first += warps * g.alignment) {
+    for (uint32_t first = ptx::block_index() * g.alignment; first < g.rows; first += ptx::grid_size() * g.alignment) {
       const uint32_t end = first + g.alignment < g.rows ? first + g.alignment : g.rows;
-      if (find(first, end, [&](uint32_t row) { return id_of_row(g, row) < g.count; }) == end) continue;
-      for (uint32_t row = first; row < end; ++row)
-        if (id_of_row(g, row) >= g.count) write_zeros(d, pitch_bytes, row_bytes, row);
+      const auto has_group = [&](uint32_t row) { return row < end && id_of_row(g, row) < g.count; };
+      bool is_used = false;
+      for (uint32_t row = first; row < end; row += 32) is_used = has_group(row + ptx::lane_index()) || is_used;
+      if (ptx::all_sync(!is_used)) continue;
+      for (uint32_t row = first; row < end; row += 32) {
+        const uint32_t used = ptx::ballot_sync(has_group(row + ptx::lane_index()));
+        for (uint32_t i = 0; i < 32 && row + i < end; ++i)
+          if (!(used >> i & 1)) write_zeros(d, pitch_bytes, row_bytes, row + i);
+      }
     }
   }
 }

@@ -14,26 +14,28 @@
 // Where rows are grouped, each stretch of a group's rows has a raster of its own, and the count goes on from one to the next.
 struct Scheduler {
   uint32_t tiles_m, tiles_n, next_tile;
-  Stretch stretch{};
-  uint32_t layout_at = 0;
+  Stretches stretches;  // where rows are grouped
 
-  DEVICE Scheduler(uint32_t m, uint32_t n)
-      : tiles_m(kGroups == kNoGroups ? ceil_div(ceil_div(m, kBlockM), kClusterM) : 0),
+  DEVICE Scheduler(uint32_t m, uint32_t n, uint32_t* window)
+      : tiles_m(ceil_div(ceil_div(m, kBlockM), kClusterM)),
         tiles_n(ceil_div(ceil_div(n, kBlockN), kClusterN)),
-        next_tile(ptx::block_index() / kClusterSize) {}
+        next_tile(ptx::block_index() / kClusterSize),
+        stretches(window) {}
 
   // By a whole warp where rows are grouped.
   DEVICE bool next(const Groups& groups, Tile& tile) {
-    while (next_tile >= tiles_m * tiles_n) {
-      if constexpr (kGroups == kNoGroups) return false;
-      next_tile -= tiles_m * tiles_n;
-      if (!next_stretch(groups, layout_at, stretch)) return false;
-      tiles_m = ceil_div(stretch.end - stretch.first, kBlockM);
+    uint32_t first_tile = 0;
+    Stretch stretch{};
+    if constexpr (kGroups != kNoGroups) {
+      if (!stretches.find(groups, tiles_n, next_tile, first_tile, stretch)) return false;
+      tiles_m = stretch.tiles_m();
+    } else {
+      if (next_tile >= tiles_m * tiles_n) return false;
     }
-    const uint32_t group_size = kRasterGroup * tiles_n;
-    const uint32_t first_m = next_tile / group_size * kRasterGroup;
+    const uint32_t group_size = kRasterGroup * tiles_n, index = next_tile - first_tile;
+    const uint32_t first_m = index / group_size * kRasterGroup;
     const uint32_t rows = tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup;
-    const uint32_t in_group = next_tile % group_size;
+    const uint32_t in_group = index % group_size;
     tile.row_m = ((first_m + in_group % rows) * kClusterM + (kClusterM > 1 ? ptx::cluster_rank() : 0)) * kBlockM;
     tile.row_n = (in_group / rows * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
     if constexpr (kGroups != kNoGroups) tile.row_m += stretch.first, tile.end_m = stretch.end, tile.group = stretch.group;

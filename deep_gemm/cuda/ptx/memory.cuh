@@ -4,6 +4,14 @@
 
 namespace ptx {
 
+// ---- Global to shared memory, with no register in between
+
+DEVICE void cp_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(shared)), "l"(global) : "memory");
+}
+// Until all is there that this thread has copied so; other threads see it once they meet this one at a barrier.
+DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- Shared memory
 
 DEVICE float ld_shared_f32(const void* pointer) {

@@ -139,6 +139,11 @@ struct RemoteStore {
   uint32_t size;
 };
 
+// What cp.async is to bring into shared memory.
+struct Copy {
+  uint32_t offset, value;
+};
+
 struct Fiber {
   Context context;
   Cta* cta = nullptr;
@@ -148,6 +153,7 @@ struct Fiber {
   std::vector<Range> unfenced;  // generic writes that the async proxy does not see yet
   std::vector<Mbarrier*> unfenced_barriers;
   std::vector<std::function<void(std::shared_ptr<StoreGroup>)>> uncommitted;
+  std::vector<Copy> copies;  // asked for and not waited for
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::shared_ptr<std::deque<RemoteStore>> remote_stores;
   bool has_arrived = false;  // at the cluster's barrier

@@ -3,6 +3,9 @@
 
 namespace ptx {
 
+void cp_async_4(void* shared, const void* global);
+void cp_async_wait_all();
+
 float ld_shared_f32(const void* pointer);
 Float2 ld_shared_v2_f32(const void* pointer);
 Float4 ld_shared_v4_f32(const void* pointer);
