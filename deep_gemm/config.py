@@ -162,7 +162,7 @@ class GemmConfig:
 
     @property
     def window_rows(self) -> int:
-        """Rows whose groups' numbers are looked at together, by `Stretches` in cuda/groups.cuh; else next to nothing."""
+        """Rows of the layout that `Stretches` in cuda/groups.cuh sees at a time; next to none if it holds no rows."""
         return WINDOW_ROWS if self.groups == Groups.IDS else 4
 
     def why_illegal(self) -> str | None:

@@ -40,20 +40,27 @@ class Trial:
 
 IDS = tile_config(128, 64, Output(groups=Groups.IDS), k=128)
 IDS_LOW = tile_config(64, 64, Output(groups=Groups.IDS), k=128)
+IDS_LONG = tile_config(128, 16, Output(groups=Groups.IDS), k=128)
 IDS_BY_ROW = tile_config(64, 64, Output(groups=Groups.IDS, sfb_is_per_row=True), k=128)
 ENDS_LOW = tile_config(64, 64, Output(groups=Groups.ENDS), k=128)
 ENDS = tile_config(128, 64, Output(groups=Groups.ENDS), k=128)
+COUNTS_LOW = tile_config(64, 64, Output(groups=Groups.COUNTS), k=128)
 COUNTS = tile_config(128, 64, Output(groups=Groups.COUNTS), k=128)
 TWO_UNITS = tile_config(256, 64, Output(groups=Groups.COUNTS), k=128)
 FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
 
+LONG = (0,) * 90 + (-1,) * 1901 + (1,) * 300 + (-1,) * 100 + (2,) * 50
+"""More rows than a window, and a group that it cuts."""
+
 TRIALS = [
     *(Trial(IDS, MIXED, 1, name) for name in (None, "slow_producer", "slow_warps", "slow_lanes", "late_loads")),
     *(Trial(IDS_LOW, MIXED, 2, name) for name in (None, "slow_math")),
     Trial(IDS_LOW, tuple(range(40)) * 2, 3, k=128, n=72),
     Trial(IDS_LOW, tuple(range(40)) * 2, 3, "slow_lanes", k=128, n=72),
+    *(Trial(IDS_LONG, LONG, 4, name, k=16, n=8) for name in (None, "slow_lanes")),
+    Trial(COUNTS_LOW, tuple(i % 3 for i in range(40)), 4, k=16, n=72),
     Trial(IDS_BY_ROW, MIXED, 4),
     Trial(ENDS, (3, 3, 70, 300, 300, 400, 600), 5, rows=640, alignment=16),
     Trial(ENDS_LOW, (3, 3, 129, 384 + 256, 641), 6, rows=700),
@@ -68,15 +75,22 @@ _GEMM, _GROUPS, _SCHEDULER, _STORE = (f"{name}.cuh" for name in ("fp8_gemm", "gr
 
 MUTATIONS = [
     # The layout
-    Mutation("-1 is a group", _GROUPS, "[&](uint32_t row) { return id_of_row(g, row) < g.count; });\n    if (stretch", "[&](uint32_t row) { return true; });\n    if (stretch", shows_in=IDS),
-    Mutation("a stretch ends at the next row without a group", _GROUPS, "return id_of_row(g, row) != stretch.group;", "return id_of_row(g, row) >= g.count;", shows_in=IDS),
-    Mutation("the row after a stretch is skipped", _GROUPS, "stretch.end = at = find(stretch.first + 1,", "at = 1 + find(stretch.first + 1, g.rows, [&](uint32_t row) { return id_of_row(g, row) != stretch.group; });\n    stretch.end = find(stretch.first + 1,", shows_in=IDS),
-    Mutation("a search finds any lane's row", _GROUPS, "ptx::reduce_min_sync(found < count ? found : count)", "ptx::shfl_sync(found < count ? found : count, 0)"),
-    Mutation("a search reads past the layout", _GROUPS, "is_found(index < count ? index : count - 1)", "is_found(index)"),
-    Mutation("a search skips rows", _GROUPS, "first += 32 * kEach", "first += 64 * kEach"),
-    Mutation("a group that ends before it begins has a stretch", _GROUPS, "end_of_group(g, i) > start_of_group(g, i)", "end_of_group(g, i) > 0", shows_in=ENDS_LOW),
+    Mutation("-1 is a group", _GROUPS, "[&](uint32_t id) { return id < g.count; });\n      at = first;", "[&](uint32_t id) { return true; });\n      at = first;", shows_in=IDS),
+    Mutation("a stretch ends at the next row without a group", _GROUPS, "{ return id != group; }", "{ return id >= g.count; }", shows_in=IDS),
+    Mutation("the row after a stretch is skipped", _GROUPS, "      at = end;\n", "      at = end + 1;\n", shows_in=IDS),
+    Mutation("a search finds any lane's row", _GROUPS, "found = ptx::reduce_min_sync(found);", "found = ptx::shfl_sync(found, 0);", shows_in=IDS),
+    Mutation("a search skips rows", _GROUPS, "quad += 128 * kQuads", "quad += 256 * kQuads", shows_in=IDS),
+    Mutation("a search finds rows before it", _GROUPS, "is_found(ids.x) && row >= first", "is_found(ids.x)", shows_in=IDS),
+    Mutation("the window reaches past the layout", _GROUPS, "(window_end - row < 4 ? window_end - row : 4) * 4", "16", shows_in=IDS),
+    Mutation("the window is not waited for", _GROUPS, "    ptx::cp_async_wait_all();\n", "", shows_in=IDS),
+    Mutation("a window that is not aligned", _GROUPS, "window_first = first / 4 * 4;", "window_first = first;", shows_in=IDS_LONG),
+    Mutation("a group that ends before it begins has rows", _GROUPS, "start < end ? end : start", "true ? end : start", shows_in=ENDS_LOW),
+    Mutation("tiles of 16 groups added up", _GROUPS, "distance < 32;", "distance < 16;", shows_in=COUNTS_LOW),
+    Mutation("tiles of groups before count", _GROUPS, "tile < tiles_end ? ptx::lane_index() : 31", "tile <= tiles_end ? ptx::lane_index() : 31", shows_in=COUNTS_LOW),
+    Mutation("tiles of a stretch counted from the first of 32 groups", _GROUPS, " - found.tiles_m() * tiles_n;", ";", shows_in=COUNTS),
+    Mutation("tiles of a stretch counted from the first of all", _GROUPS, "      tile -= tiles;\n", "", shows_in=IDS),
+    Mutation("tiles of a stretch rounded down", _GROUPS, "return ceil_div(end - first, kBlockM);", "return (end - first) / kBlockM;"),
     Mutation("groups begin where those before end", _GROUPS, "group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;", "group == 0 ? 0 : end_before;", shows_in=ENDS),
-    Mutation("each group twice", _GROUPS, "at = group + 1;", "at = group + (at & 1);", shows_in=COUNTS),
     # Dealing out
     Mutation("one taker is not waited for", _GROUPS, "kTileTakers = 1 + kNumMathWarps;", "kTileTakers = kNumMathWarps;"),
     Mutation("one taker too many is waited for", _GROUPS, "kTileTakers = 1 + kNumMathWarps;", "kTileTakers = 2 + kNumMathWarps;"),
@@ -91,13 +105,13 @@ MUTATIONS = [
     Mutation("the queue's barriers are not initialized", _GEMM, "    if constexpr (kGroups != kNoGroups) shared.queue.init();\n", ""),
     Mutation("two warps deal", _GEMM, "kGroups != kNoGroups && warp == 1)", "kGroups != kNoGroups && (warp == 1 || warp == 2))"),
     # Tiles
-    Mutation("a stretch's tiles counted from the first of all", _SCHEDULER, "next_tile -= tiles_m * tiles_n;", ""),
-    Mutation("tiles of a stretch rounded down", _SCHEDULER, "tiles_m = ceil_div(stretch.end - stretch.first, kBlockM);", "tiles_m = (stretch.end - stretch.first) / kBlockM;"),
     Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += stretch.first, ", ""),
     Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = stretch.end, ", "tile.end_m = stretch.first + tiles_m * kBlockM, "),
     # Operands
     Mutation("A of the first group", _GEMM, "k, rows.first, rows.place, plane_of(tile));", "k, rows.first, rows.place, 0);", shows_in=COUNTS),
-    Mutation("A's scales of the first group", _GEMM, "tile.row_m, k_block, plane_of(tile));", "tile.row_m, k_block, 0);", shows_in=COUNTS),
+    Mutation("A's scales of the first group", _GEMM, "skipped_scales(tile), k_block, plane_of(tile));", "skipped_scales(tile), k_block, 0);", shows_in=COUNTS),
+    Mutation("scales from the tile's first row on, which TMA cannot load", _GEMM, "tile.row_m - skipped_scales(tile), k_block", "tile.row_m, k_block", shows_in=IDS),
+    Mutation("scales of rows before the tile", _GEMM, "  operands.sfa += skipped_scales(tile);\n", "", shows_in=IDS),
     Mutation("B of the first group", _GEMM, "k, tile.row_n, tile.group);", "k, tile.row_n, 0);"),
     Mutation("B's scales of the first group", _GEMM, "p.sfb + tile.group * p.groups.sfb_stride;", "p.sfb;"),
     Mutation("B's scales by row of the first group", _GEMM, "tile.row_n, k_block, tile.group);", "tile.row_n, k_block, 0);", shows_in=IDS_BY_ROW),
@@ -114,11 +128,11 @@ MUTATIONS = [
     Mutation("one lane lets slots go ahead of its warp", _GEMM, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "    wait_until_loaded(ring, at);\n", shows_in=FEW_STAGES),
     Mutation("a tile without rows for a warpgroup leaves its place in the ring", _GEMM, "++k_block, at = at.next()) {\n    wait_until_loaded(ring, at);", "++k_block) {\n    wait_until_loaded(ring, at);", shows_in=COUNTS),
     # Padding
-    Mutation("padding is left as it is", _GEMM, "warp >= 2 && p.groups.zeroes_padding)", "warp >= 4 && p.groups.zeroes_padding)"),
-    Mutation("padding of all rows without a group", _GROUPS, "== end) continue;\n      for", "== end + 1) continue;\n      for", shows_in=IDS),
-    Mutation("rows of groups zeroed", _GROUPS, "        if (id_of_row(g, row) >= g.count) write_zeros", "        write_zeros", shows_in=IDS),
+    Mutation("padding is left as it is", _GEMM, "if (p.groups.zeroes_padding)", "if (false)"),
+    Mutation("padding of all rows without a group", _GROUPS, "      if (ptx::all_sync(!is_used)) continue;\n", "", shows_in=IDS),
+    Mutation("rows of groups zeroed", _GROUPS, "if (!(used >> i & 1)) write_zeros", "write_zeros", shows_in=IDS),
+    Mutation("half of the padding", _GROUPS, "first += ptx::grid_size() * g.alignment", "first += 2 * ptx::grid_size() * g.alignment", shows_in=IDS),
     Mutation("padding past the last row", _GROUPS, "row < padded && row < g.rows;", "row < padded;", shows_in=ENDS),
     Mutation("padding begins a row late", _GROUPS, "for (uint32_t row = end; row < padded", "for (uint32_t row = end + 1; row < padded", shows_in=ENDS),
     Mutation("padding past the end of a row", _GROUPS, "byte < row_bytes; byte += 512", "byte <= row_bytes; byte += 512"),
-    Mutation("padding by every CTA from its first on", _GEMM, "ptx::block_index() * 2 + warp - 2,", "ptx::block_index() * 2,"),
 ]  # fmt: skip

@@ -128,12 +128,11 @@ struct Stretches {
 
   // Brings the numbers of the rows from `first` on into shared memory.
   DEVICE void open_window(const Groups& g, uint32_t first) {
-    window_first = first;
-    window_end = first + kWindowRows < g.rows ? first + kWindowRows : g.rows;
+    window_first = first / 4 * 4;  // 16 bytes, to which the layout is aligned
+    window_end = window_first + kWindowRows < g.rows ? window_first + kWindowRows : g.rows;
     ptx::syncwarp();  // all lanes have read what was there before
-#pragma unroll 8
-    for (uint32_t row = first + ptx::lane_index(); row < window_end; row += 32)
-      ptx::cp_async_4(&window[row - first], g.layout + row);
+    for (uint32_t row = window_first + ptx::lane_index() * 4; row < window_end; row += 128)
+      ptx::cp_async_16(&window[row - window_first], g.layout + row, (window_end - row < 4 ? window_end - row : 4) * 4);
     ptx::cp_async_wait_all();
     ptx::syncwarp();
   }
@@ -149,10 +148,10 @@ struct Stretches {
       for (uint32_t i = kQuads; i-- > 0;) {
         const uint32_t at_lane = quad + i * 128 + ptx::lane_index() * 4, row = window_first + at_lane;
         const ptx::Uint4 ids = ptx::ld_shared_v4_b32(&window[at_lane < kWindowRows ? at_lane : 0]);
-        found = is_found(ids.w) && row + 3 >= first && row + 3 < found ? row + 3 : found;
-        found = is_found(ids.z) && row + 2 >= first && row + 2 < found ? row + 2 : found;
-        found = is_found(ids.y) && row + 1 >= first && row + 1 < found ? row + 1 : found;
-        found = is_found(ids.x) && row >= first && row < found ? row : found;
+        found = is_found(ids.w) && row + 3 >= first ? row + 3 : found;
+        found = is_found(ids.z) && row + 2 >= first ? row + 2 : found;
+        found = is_found(ids.y) && row + 1 >= first ? row + 1 : found;
+        found = is_found(ids.x) && row >= first ? row : found;
       }
       found = ptx::reduce_min_sync(found);
       if (found < window_end) return found;

@@ -115,10 +115,13 @@ def output_of(p: GroupedProblem) -> Output:
 
 
 def prepared(p: GroupedProblem) -> GroupedProblem:
-    """Lay scales that TMA loads out for it; the problem itself where they lie so."""
+    """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
     sfa = get_mn_major_tma_aligned_tensor(p.sfa)
     sfb = get_mn_major_tma_aligned_tensor(p.sfb) if p.sfb_rows == 1 else p.sfb
-    return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
+    layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
+    if sfa is p.sfa and sfb is p.sfb and layout is p.c:
+        return p
+    return p._replace(sfa=sfa, sfb=sfb, c=layout)
 
 
 def grid(config: GemmConfig, p: GroupedProblem, num_sms: int) -> int:

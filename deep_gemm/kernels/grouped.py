@@ -48,7 +48,7 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
         found = _plans[key] = _plan(ready, expected, config)
     if get_compile_mode() == 1:
         return None
-    found.launch(*(x.data_ptr() for x in (p.a, ready.sfa, p.b, ready.sfb, p.d, p.c)))
+    found.launch(*(x.data_ptr() for x in (p.a, ready.sfa, p.b, ready.sfb, p.d, ready.c)))
     return found if ready is p else None
 
 

@@ -126,7 +126,7 @@ def run(
         "sfa": Buffer(as_it_lies(p.sfa)),
         "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
         "d": Buffer(problem.d, is_writable=True),
-        "layout": Buffer(p.c if layout is None else layout, alignment=4),
+        "layout": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
     }
     result = simulate(
         kernel,

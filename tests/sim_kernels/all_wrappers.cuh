@@ -88,6 +88,8 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::stmatrix_x4(tile + lane * 4, 1, 2, 3, 4);
   sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
   sum += ptx::ld_global_cg_v4_f32(out).w + ptx::ld_global_nc_f32(out + 8) + ptx::ld_global_nc_v4_f32(out + 8).x;
+  ptx::cp_async_16(tile, out, 16);
+  ptx::cp_async_wait_all();
   flags[6] = ptx::ld_global_i32(out + 1) + ptx::ld_global_nc_i32(out + 9) + ptx::ld_global_b32(out + 2);
   ptx::st_global_b16(out, 7);
   ptx::st_global_b32(out, 7);

@@ -6,8 +6,10 @@ namespace ptx {
 
 // ---- Global to shared memory, with no register in between
 
-DEVICE void cp_async_4(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(shared)), "l"(global) : "memory");
+// 16 bytes, of which the first `bytes` are read and the others are zeros.
+DEVICE void cp_async_16(void* shared, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(shared)), "l"(global), "r"(bytes)
+               : "memory");
 }
 // Until all is there that this thread has copied so; other threads see it once they meet this one at a barrier.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -141,7 +141,8 @@ struct RemoteStore {
 
 // What cp.async is to bring into shared memory.
 struct Copy {
-  uint32_t offset, value;
+  uint32_t offset;
+  uint8_t bytes[16];
 };
 
 struct Fiber {

@@ -3,7 +3,7 @@
 
 namespace ptx {
 
-void cp_async_4(void* shared, const void* global);
+void cp_async_16(void* shared, const void* global, uint32_t bytes);
 void cp_async_wait_all();
 
 float ld_shared_f32(const void* pointer);
