@@ -9,6 +9,7 @@
 // delays nobody. Two more warps write the zeros that callers expect in the padding behind a group.
 #pragma once
 #include "config.cuh"
+#include "k_groups.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -17,8 +18,14 @@ constexpr uint32_t kNoGroups = 0, kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 
 constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
 
 struct Groups {
-  const int32_t* layout;
-  uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
+  union {
+    const int32_t* layout;
+    const KGroup* k_groups;  // with kIsKGrouped
+  };
+  union {
+    uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
+    uint64_t c_stride;    // with kIsKGrouped, from one group's C to the next
+  };
   uint32_t count;       // of groups
   uint32_t rows;        // of A and D, with kGroupCounts of each group's
   uint32_t alignment;   // of where rows begin with kGroupEnds, and of blocks whose padding is zeroed
@@ -28,7 +35,10 @@ struct Groups {
 struct Tile {
   uint32_t row_m;  // first row of D
   uint32_t row_n;  // first column of D, a row of B
-  uint32_t end_m;  // where the group's rows end
+  union {
+    uint32_t end_m;         // where the group's rows end
+    uint32_t num_k_blocks;  // with kIsKGrouped, the group's
+  };
   uint32_t group;
 };
 
@@ -97,8 +107,8 @@ DEVICE bool next_stretch(const Groups& g, uint32_t& at, Stretch& stretch) {
 
 // ---- Dealing out tiles
 
-// One arrival of the warp that deals, and one of each that takes: the loading thread and the math warps.
-constexpr uint32_t kTileTakers = 1 + kNumMathWarps;
+// One arrival of who deals, and one of each that takes: the loading thread, unless it deals itself, and the math warps.
+constexpr uint32_t kTileTakers = (kIsKGrouped ? 0 : 1) + kNumMathWarps;
 
 struct TileQueue {
   alignas(16) Tile tiles[kTileSlots];
@@ -112,19 +122,22 @@ struct TileQueue {
   }
 };
 
-// By a warp. `number` counts the tiles that the queue has seen.
-DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
+// By a thread. `number` counts the tiles that the queue has seen.
+DEVICE void deal_alone(TileQueue& queue, uint32_t number, const Tile& tile) {
   const uint32_t slot = number % kTileSlots;
-  if (ptx::lane_index() == 0) {
-    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
-    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);
-    ptx::mbarrier_arrive(&queue.full[slot]);
-  }
+  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
+  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);
+  ptx::mbarrier_arrive(&queue.full[slot]);
+}
+
+// By a warp.
+DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
+  if (ptx::lane_index() == 0) deal_alone(queue, number, tile);
   ptx::syncwarp();
   ++number;
 }
 
-constexpr Tile kNoMoreTiles = {0, 0, 0, 0};  // a tile ends behind a row
+constexpr Tile kNoMoreTiles = {0, 0, {0}, 0xffffffff};  // no tile ends with row 0, and no group has this number
 
 // By a thread, or a warp: the shuffles show the compiler that all lanes have the same.
 template <bool kIsWarp>
@@ -132,12 +145,14 @@ DEVICE bool take(TileQueue& queue, uint32_t& number, Tile& tile) {
   const uint32_t slot = number % kTileSlots;
   ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
   const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
-  tile = {dealt.x, dealt.y, dealt.z, dealt.w};
+  tile = {dealt.x, dealt.y, {dealt.z}, dealt.w};
   if constexpr (kIsWarp)
-    tile = {ptx::shfl_sync(tile.row_m, 0), ptx::shfl_sync(tile.row_n, 0), ptx::shfl_sync(tile.end_m, 0),
+    tile = {ptx::shfl_sync(tile.row_m, 0), ptx::shfl_sync(tile.row_n, 0), {ptx::shfl_sync(tile.end_m, 0)},
             ptx::shfl_sync(tile.group, 0)};
   ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
   ++number;
+  // A group along k may have no depth. One answer for the warp, or ptxas takes ring positions for different in its lanes.
+  if constexpr (kIsKGrouped) return ptx::all_sync(tile.group != kNoMoreTiles.group);
   return tile.end_m != 0;
 }
 

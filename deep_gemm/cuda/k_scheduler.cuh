@@ -1,0 +1,62 @@
+// Which tiles a CTA computes where groups are along k, in which order. The thread that loads finds them, and deals them to
+// the math warps through the queue of groups.cuh.
+//
+// All groups have the same tiles, which are counted through, the deepest group first, and handed out in rounds: a tile for
+// each CTA, every other round the other way about. Groups may be very unequal; but whoever has a longer tile than the
+// others in one round has a shorter one in the next, and the last tiles, which decide who is last, are the shortest.
+#pragma once
+#include "config.cuh"
+#include "groups.cuh"
+#include "k_groups.cuh"
+#include "ptx/tensormap.cuh"
+#include "ptx/warp.cuh"
+
+// A tile, and where its operands are.
+struct KTile {
+  Tile tile;
+  const KGroup* k_group;
+  uint32_t first_k_block;
+};
+
+struct KScheduler {
+  const KGroup* k_groups;
+  uint32_t tiles_m, tiles_n, num_tiles;
+  uint32_t first_of_round = 0;
+  bool is_backwards = false;
+  const KGroup* known = nullptr;  // whose maps this thread may use
+
+  DEVICE KScheduler(const Groups& groups, uint32_t m, uint32_t n)
+      : k_groups(groups.k_groups),
+        tiles_m(ceil_div(m, kBlockM)),
+        tiles_n(ceil_div(n, kBlockN)),
+        num_tiles(tiles_m * tiles_n * groups.count) {}
+
+  // By one thread. The maps of the tile's group are then on their way, and may be used.
+  DEVICE bool next(KTile& next) {
+    const uint32_t place = is_backwards ? ptx::grid_size() - 1 - ptx::block_index() : ptx::block_index();
+    const uint32_t number = first_of_round + place;
+    if (number >= num_tiles) return false;
+    first_of_round += ptx::grid_size();
+    is_backwards = !is_backwards;
+
+    const uint32_t tiles = tiles_m * tiles_n, of_group = number % tiles;
+    const uint32_t first_m = of_group / (kRasterGroup * tiles_n) * kRasterGroup;
+    const uint32_t rows = tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup;
+    const uint32_t in_raster = of_group % (kRasterGroup * tiles_n);
+    next.tile.row_m = (first_m + in_raster % rows) * kBlockM;
+    next.tile.row_n = in_raster / rows * kBlockN;
+
+    next.k_group = k_groups + number / tiles;
+    if (next.k_group != known) {
+      ptx::fence_tensormap_acquire(&next.k_group->map_a);
+      ptx::fence_tensormap_acquire(&next.k_group->map_b);
+      ptx::prefetch_tensormap(&next.k_group->map_a);
+      ptx::prefetch_tensormap(&next.k_group->map_b);
+      known = next.k_group;
+    }
+    next.first_k_block = ptx::ld_global_b32(&next.k_group->first_k_block);
+    next.tile.num_k_blocks = ptx::ld_global_b32(&next.k_group->num_k_blocks);
+    next.tile.group = ptx::ld_global_b32(&next.k_group->group);
+    return true;
+  }
+};
