@@ -53,7 +53,8 @@ DEVICE Place place_of(const MapParams& p, uint32_t group) {
       const bool is_before = first + i < group;
       place.first_k += is_before ? ks[i] : 0;
       place.first_k_block += is_before ? ceil_div(ks[i], kDepthOfBlock) : 0;
-      place.number += first + i < p.count && (ks[i] > place.k || (ks[i] == place.k && is_before));
+      const bool is_ahead = (ks[i] > place.k) | ((ks[i] == place.k) & is_before);  // no branches: all loads together
+      place.number += (first + i < p.count) & is_ahead;
     }
   }
   // Whatever the depths are, nothing leads outside of the operands.
