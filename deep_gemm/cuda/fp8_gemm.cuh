@@ -61,7 +61,8 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes an
 // How the loading thread, or a math warp, comes by the tiles of its CTA.
 template <bool kIsWarp>
 DEVICE bool next_tile(const Params& p, SharedStorage& shared, Scheduler& scheduler, uint32_t& taken, Tile& tile) {
-  if constexpr (kGroups == kNoGroups && !kIsKGrouped) return scheduler.next(p.groups, tile);
+  if constexpr (kIsKGrouped) return await_tile(shared.queue, taken, tile);
+  if constexpr (kGroups == kNoGroups) return scheduler.next(p.groups, tile);
   return take<kIsWarp>(shared.queue, taken, tile);
 }
 
@@ -209,6 +210,21 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
   }
 }
 
+// Multiplies `count` k-blocks: whole runs, and what they leave.
+DEVICE void multiply_runs(Ring& ring, const Operands& operands, const BlockScales& block_scales, uint32_t count,
+                          RingPosition& at, bool& is_loaded, float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
+  // Kept from the compiler, which would compute it anew for each turn of the loop.
+  const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
+  uint32_t k_block = 0;
+#pragma unroll 1
+  for (; k_block != end_of_runs; k_block += kRunKBlocks)
+    multiply_k_blocks<kRunKBlocks>(ring, operands, block_scales, k_block, at, is_loaded, total);
+  if constexpr (kHasRest)
+#pragma unroll 1
+    for (; k_block < count; ++k_block)
+      multiply_k_blocks<1>(ring, operands, block_scales, k_block, at, is_loaded, total);
+}
+
 // Multiplies the k-blocks of one tile.
 DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const Tile& tile, RingPosition& at,
                           float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
@@ -223,19 +239,12 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
   BlockScales block_scales(sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks.first, k_blocks.end);
   operands.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
+  // Where the scales of B do not come in batches there is one loop less: its counters do not fit 192 rows' registers.
+  if constexpr (kIsKGrouped) return multiply_runs(ring, operands, block_scales, k_blocks.end, at, is_loaded, total);
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);
     const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
-    // Kept from the compiler, which would compute it anew for each turn of the loop.
-    const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
-    uint32_t k_block = 0;
-#pragma unroll 1
-    for (; k_block != end_of_runs; k_block += kRunKBlocks)
-      multiply_k_blocks<kRunKBlocks>(ring, operands, block_scales, k_block, at, is_loaded, total);
-    if constexpr (kHasRest)
-#pragma unroll 1
-      for (; k_block < count; ++k_block)
-        multiply_k_blocks<1>(ring, operands, block_scales, k_block, at, is_loaded, total);
+    multiply_runs(ring, operands, block_scales, count, at, is_loaded, total);
   }
 }
 
@@ -341,6 +350,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
         store_sum(p, shared, tile, parity, total);
         continue;
       }
+      if constexpr (kIsKGrouped) take_tile(shared.queue, tiles, tile);
       const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
       const uint8_t* c = kIsKGrouped ? p.c + tile.group * p.groups.c_stride * kOutputBytes : p.c;
       if constexpr (kWithC)

@@ -137,7 +137,7 @@ DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
   ++number;
 }
 
-constexpr Tile kNoMoreTiles = {0, 0, {0}, 0xffffffff};  // no tile ends with row 0, and no group has this number
+constexpr Tile kNoMoreTiles = {0, 0, {kIsKGrouped ? 0xffffffff : 0}, 0};  // a tile ends behind a row; no group is so deep
 
 // By a thread, or a warp: the shuffles show the compiler that all lanes have the same.
 template <bool kIsWarp>
@@ -151,8 +151,6 @@ DEVICE bool take(TileQueue& queue, uint32_t& number, Tile& tile) {
             ptx::shfl_sync(tile.group, 0)};
   ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
   ++number;
-  // A group along k may have no depth. One answer for the warp, or ptxas takes ring positions for different in its lanes.
-  if constexpr (kIsKGrouped) return ptx::all_sync(tile.group != kNoMoreTiles.group);
   return tile.end_m != 0;
 }
 

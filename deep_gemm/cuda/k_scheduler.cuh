@@ -60,3 +60,23 @@ struct KScheduler {
     return true;
   }
 };
+
+// ---- What math warps see of a tile: how deep it is, and where it lies once it is multiplied. Between the two they keep it
+// in the queue, for want of registers.
+
+DEVICE bool await_tile(TileQueue& queue, uint32_t number, Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
+  tile.num_k_blocks = ptx::ld_shared_b32(&queue.tiles[slot].num_k_blocks);
+  // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+  return ptx::all_sync(tile.num_k_blocks != kNoMoreTiles.num_k_blocks);
+}
+
+DEVICE void take_tile(TileQueue& queue, uint32_t& number, Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
+  tile = {dealt.x, dealt.y, {dealt.z}, dealt.w};
+  ptx::syncwarp();  // all lanes have read
+  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, ptx::lane_index() == 0);
+  ++number;
+}
