@@ -16,7 +16,7 @@ from deep_gemm.heuristics_k_grouped import TILES, k_grouped_config
 from deep_gemm.kernels.fp8_gemm_k_grouped import MAX_INLINE_KS
 from deep_gemm.sim import SimulationError
 from deep_gemm.sim import fp8_gemm_k_grouped as sim
-from deep_gemm.sim.fp8_gemm import Outcome
+from deep_gemm.sim.fp8_gemm import Outcome, compile_config
 
 pytestmark = pytest.mark.host_compiler
 
@@ -109,6 +109,7 @@ def test_a_c_with_strides_of_its_own() -> None:
     config = config_for(with_c=True)
     p = sim.random_problem(config, KS, M, N)
     wide = torch.full((len(KS), M + 8, N + 4), float("nan"))
+    assert p.c is not None
     wide[:, :M, :N] = p.c
     outcome = sim.run(sim.compiled(config), config, p._replace(c=wide[:, :M, :N]))
     assert outcome.mistakes is None
@@ -156,10 +157,10 @@ def test_other_depths_in_the_same_memory() -> None:
 )
 def test_a_missing_step_is_noticed(header: str, line: str, message: str) -> None:
     config = config_for()
-    text = sim.fp8_gemm.headers(config)[header]
+    text = sim.headers(config)[header]
     assert text.count(line) == 1
     edits = {header: text.replace(line, "")}
-    kernels = sim.compile_maps(edits), sim.compile_config(config, edits)
+    kernels = sim.compile_maps(edits), compile_config(config, edits)
     problem = sim.random_problem(config, KS, M, N, on_gpu_alone=True)
     with pytest.raises(SimulationError, match=message):
         sim.run(kernels, config, problem)
