@@ -137,7 +137,7 @@ def _params(config: GemmConfig, p: KGroupedProblem) -> Struct:
         *[U64(0)] * (2 * TENSOR_MAP_BYTES // 8),
         *(Map(name, tensor_map) for name, tensor_map in maps.items()),
         Pointer(None),
-        Pointer("c" if config.with_c else None),
+        Pointer("c" if config.with_c else "d" if config.adds_to_d else None),
         Pointer("d"),
         *map(U64, kernel_side.pitches(p)),
         *(0, 0, p.m, p.n, 0),
