@@ -113,7 +113,7 @@ MUTATIONS = [
     Mutation("A is loaded for B", _GEMM, "&of_group.k_group->map_b, full", "&of_group.k_group->map_a, full"),
     Mutation("the first block of k again and again", _GEMM, "shared.a[at.stage], k_block * kBlockK, tile.row_m", "shared.a[at.stage], 0, tile.row_m"),
     # Multiplying and storing
-    Mutation("a block of k less is multiplied", _GEMM, "kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k", "kIsKGrouped ? tile.num_k_blocks * kBlockK - 1 : p.k"),
+    Mutation("a block of k less is multiplied", _GEMM, "kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k", "kIsKGrouped ? tile.num_k_blocks / 2 * kBlockK : p.k"),
     Mutation("a rest is forgotten", _GEMM, "for (; k_block < count; ++k_block)", "for (; k_block + 1 < count; ++k_block)"),
     Mutation("C is the first group's", _GEMM, "p.c + tile.group * p.groups.c_stride * kOutputBytes", "p.c", shows_in=WITH_C),
     Mutation("D is the first group's", _STORE, "ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group)", "ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, 0)"),
