@@ -56,9 +56,7 @@ TRIALS = [
     Trial(FRESH, (128, 1024), 9, m=1100, n=64),
 ]
 
-_GEMM, _GROUPS, _K_SCHEDULER, _MAPS, _STORE = (
-    f"{name}.cuh" for name in ("fp8_gemm", "groups", "k_scheduler", "fp8_gemm_maps", "store")
-)
+_GEMM, _K_SCHEDULER, _MAPS, _STORE = (f"{name}.cuh" for name in ("fp8_gemm", "k_scheduler", "fp8_gemm_maps", "store"))
 
 # fmt: off
 MUTATIONS = [
@@ -98,14 +96,15 @@ MUTATIONS = [
     Mutation("a tile is not given back", _K_SCHEDULER, "  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, ptx::lane_index() == 0);\n", ""),
     Mutation("a tile is given back before all lanes have read it", _K_SCHEDULER, "  ptx::syncwarp();  // all lanes have read\n", "", shows_in=FRESH),
     Mutation("a tile is looked at before it is dealt", _K_SCHEDULER, "  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);\n", ""),
-    Mutation("tiles are taken from one slot", _K_SCHEDULER, "  ++number;\n", ""),
+    Mutation("tiles are taken from one slot", _K_SCHEDULER, "ptx::lane_index() == 0);\n  ++number;\n", "ptx::lane_index() == 0);\n"),
     # Dealing and loading
-    Mutation("one more taker is awaited", _GROUPS, "(kIsKGrouped ? 0 : 1) + kNumMathWarps", "1 + kNumMathWarps"),
-    Mutation("one taker less is awaited", _GROUPS, "(kIsKGrouped ? 0 : 1) + kNumMathWarps", "kNumMathWarps - 1"),
-    Mutation("a slot is dealt into that is not free", _GROUPS, "  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
-    Mutation("the end of tiles looks like a group without depth", _GROUPS, "kIsKGrouped ? 0xffffffff : 0", "0"),
-    Mutation("nobody is told of the end", _GEMM, "  deal_alone(shared.queue, dealt, kNoMoreTiles);\n", ""),
-    Mutation("a tile is dealt twice", _GEMM, "deal_alone(shared.queue, dealt++, tile.tile);", "deal_alone(shared.queue, dealt, tile.tile);"),
+    Mutation("one more taker is awaited", _K_SCHEDULER, "&queue.empty[slot], kNumMathWarps", "&queue.empty[slot], 1 + kNumMathWarps"),
+    Mutation("one taker less is awaited", _K_SCHEDULER, "&queue.empty[slot], kNumMathWarps", "&queue.empty[slot], kNumMathWarps - 1"),
+    Mutation("a slot is dealt into that is not free", _K_SCHEDULER, "  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
+    Mutation("the end of tiles looks like a group without depth", _K_SCHEDULER, "0xffffffff", "0"),
+    Mutation("nobody is told of the end", _GEMM, "  deal_k_tile(shared.queue, dealt, kNoMoreKTiles);\n", ""),
+    Mutation("tiles are dealt into one slot", _K_SCHEDULER, "  ptx::mbarrier_arrive(&queue.full[slot]);\n  ++number;\n", "  ptx::mbarrier_arrive(&queue.full[slot]);\n"),
+    Mutation("a tile is told of before it is there", _K_SCHEDULER, "  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);\n  ptx::mbarrier_arrive(&queue.full[slot]);\n", "  ptx::mbarrier_arrive(&queue.full[slot]);\n  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);\n"),
     Mutation("the next tile is loaded in place of this one", _GEMM, "    tile = coming;\n", ""),
     Mutation("tiles without depth end a product that is not added to D", _GEMM, "kAddsToD && tile.tile.num_k_blocks == 0", "tile.tile.num_k_blocks == 0"),
     Mutation("scales are those of the first group", _GEMM, "scales, tile.row_m, of_group.first_k_block + k_block", "scales, tile.row_m, k_block"),
@@ -120,6 +119,6 @@ MUTATIONS = [
     Mutation("the D that is added to is the first group's", _STORE, "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group)", "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, 0)", shows_in=IN_PLACE),
     Mutation("D is overwritten where it is added to", _STORE, "ptx::tma_reduce_add_3d(", "ptx::tma_store_3d(", shows_in=IN_PLACE),
     Mutation("D is added to where it is overwritten", _STORE, "ptx::tma_store_3d(map_d, panels", "ptx::tma_reduce_add_3d(map_d, panels"),
-    Mutation("the place of a tile is that of one before", _GEMM, "      if constexpr (kIsKGrouped) take_tile(shared.queue, tiles, tile);\n", ""),
+    Mutation("the place of a tile is that of one before", _GEMM, "      if constexpr (kIsKGrouped) take_k_tile(shared.queue, tiles, tile);\n", ""),
 ]
 # fmt: on

@@ -61,7 +61,7 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes an
 // How the loading thread, or a math warp, comes by the tiles of its CTA.
 template <bool kIsWarp>
 DEVICE bool next_tile(const Params& p, SharedStorage& shared, Scheduler& scheduler, uint32_t& taken, Tile& tile) {
-  if constexpr (kIsKGrouped) return await_tile(shared.queue, taken, tile);
+  if constexpr (kIsKGrouped) return await_k_tile(shared.queue, taken, tile);
   if constexpr (kGroups == kNoGroups) return scheduler.next(p.groups, tile);
   return take<kIsWarp>(shared.queue, taken, tile);
 }
@@ -128,11 +128,11 @@ DEVICE void load_k_groups(const Params& p, SharedStorage& shared, RingPosition& 
   while (is_coming) {
     tile = coming;
     if (kAddsToD && tile.tile.num_k_blocks == 0) break;  // nor has any other tile something to add
-    deal_alone(shared.queue, dealt++, tile.tile);
+    deal_k_tile(shared.queue, dealt, tile.tile);
     is_coming = scheduler.next(coming);  // its maps are on their way while this one's operands are
     load_k_tile(p, shared, tile, at);
   }
-  deal_alone(shared.queue, dealt, kNoMoreTiles);
+  deal_k_tile(shared.queue, dealt, kNoMoreKTiles);
 }
 
 // Multiplies one unit of one slot: 64 rows of A by kUnitN rows of B, 128 deep, from zero.
@@ -298,7 +298,8 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
       ptx::mbarrier_init(&shared.received, 1);
       ptx::mbarrier_init(&shared.consumed, kClusterK);
     }
-    if constexpr (kGroups != kNoGroups || kIsKGrouped) shared.queue.init();
+    if constexpr (kGroups != kNoGroups) shared.queue.init();
+    if constexpr (kIsKGrouped) init_k_queue(shared.queue);
     shared.ring.init();
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
@@ -350,7 +351,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
         store_sum(p, shared, tile, parity, total);
         continue;
       }
-      if constexpr (kIsKGrouped) take_tile(shared.queue, tiles, tile);
+      if constexpr (kIsKGrouped) take_k_tile(shared.queue, tiles, tile);
       const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
       const uint8_t* c = kIsKGrouped ? p.c + tile.group * p.groups.c_stride * kOutputBytes : p.c;
       if constexpr (kWithC)

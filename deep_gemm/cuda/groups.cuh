@@ -20,11 +20,11 @@ constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
 struct Groups {
   union {
     const int32_t* layout;
-    const KGroup* k_groups;  // with kIsKGrouped
+    const KGroup* k_groups;  // where groups are along k: see k_scheduler.cuh
   };
   union {
     uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
-    uint64_t c_stride;    // with kIsKGrouped, from one group's C to the next
+    uint64_t c_stride;    // where groups are along k, from one group's C to the next
   };
   uint32_t count;       // of groups
   uint32_t rows;        // of A and D, with kGroupCounts of each group's
@@ -37,7 +37,7 @@ struct Tile {
   uint32_t row_n;  // first column of D, a row of B
   union {
     uint32_t end_m;         // where the group's rows end
-    uint32_t num_k_blocks;  // with kIsKGrouped, the group's
+    uint32_t num_k_blocks;  // where groups are along k, the group's
   };
   uint32_t group;
 };
@@ -107,8 +107,8 @@ DEVICE bool next_stretch(const Groups& g, uint32_t& at, Stretch& stretch) {
 
 // ---- Dealing out tiles
 
-// One arrival of who deals, and one of each that takes: the loading thread, unless it deals itself, and the math warps.
-constexpr uint32_t kTileTakers = (kIsKGrouped ? 0 : 1) + kNumMathWarps;
+// One arrival of the warp that deals, and one of each that takes: the loading thread and the math warps.
+constexpr uint32_t kTileTakers = 1 + kNumMathWarps;
 
 struct TileQueue {
   alignas(16) Tile tiles[kTileSlots];
@@ -122,22 +122,19 @@ struct TileQueue {
   }
 };
 
-// By a thread. `number` counts the tiles that the queue has seen.
-DEVICE void deal_alone(TileQueue& queue, uint32_t number, const Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
-  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);
-  ptx::mbarrier_arrive(&queue.full[slot]);
-}
-
-// By a warp.
+// By a warp. `number` counts the tiles that the queue has seen.
 DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
-  if (ptx::lane_index() == 0) deal_alone(queue, number, tile);
+  const uint32_t slot = number % kTileSlots;
+  if (ptx::lane_index() == 0) {
+    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
+    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);
+    ptx::mbarrier_arrive(&queue.full[slot]);
+  }
   ptx::syncwarp();
   ++number;
 }
 
-constexpr Tile kNoMoreTiles = {0, 0, {kIsKGrouped ? 0xffffffff : 0}, 0};  // a tile ends behind a row; no group is so deep
+constexpr Tile kNoMoreTiles = {0, 0, 0, 0};  // a tile ends behind a row
 
 // By a thread, or a warp: the shuffles show the compiler that all lanes have the same.
 template <bool kIsWarp>
@@ -145,9 +142,9 @@ DEVICE bool take(TileQueue& queue, uint32_t& number, Tile& tile) {
   const uint32_t slot = number % kTileSlots;
   ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
   const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
-  tile = {dealt.x, dealt.y, {dealt.z}, dealt.w};
+  tile = {dealt.x, dealt.y, dealt.z, dealt.w};
   if constexpr (kIsWarp)
-    tile = {ptx::shfl_sync(tile.row_m, 0), ptx::shfl_sync(tile.row_n, 0), {ptx::shfl_sync(tile.end_m, 0)},
+    tile = {ptx::shfl_sync(tile.row_m, 0), ptx::shfl_sync(tile.row_n, 0), ptx::shfl_sync(tile.end_m, 0),
             ptx::shfl_sync(tile.group, 0)};
   ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
   ++number;
