@@ -42,6 +42,8 @@ class Groups(IntEnum):
     """Rows stacked by group, and where each group's rows end."""
     COUNTS = 3
     """The first rows of each group's own A, and how many ("masked")."""
+    DEPTHS = 4
+    """All rows, and a part of k for each group ("k-grouped"): what `kIsKGrouped` says."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class GemmConfig:
 
         Where rows are grouped, a warp beside the producer's searches the layout.
         """
+        if self.groups == Groups.DEPTHS:
+            return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
         if self.groups:
             return {1: (96, 248), 2: (56, 224), 3: (24, 160)}[self.num_math_warpgroups]
         return {1: (40, 248), 2: (40, 232), 3: (24, 160)}[self.num_math_warpgroups]
@@ -201,7 +205,10 @@ class GemmConfig:
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
         yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
         yield not self.groups or self.cluster_size == 1, "no clusters where rows are grouped"
-        yield not (self.groups and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        along_k = self.groups == Groups.DEPTHS
+        yield along_k or not (self.groups and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield not along_k or self.sfb_is_per_row, "scales of B for each row where groups are along k"
+        yield not along_k or self.has_rest or self.run_k_blocks == 1, "code for a rest where each group may have one"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
         yield self.run_k_blocks > 1 or not self.has_rest, "longer runs, if a rest is left by them"
@@ -239,7 +246,7 @@ class GemmConfig:
             "kPanelsPerStore": self.panels_per_store,
             "kNumStoreBuffers": self.num_store_buffers,
             "kRasterGroup": self.raster_group,
-            "kGroups": int(self.groups),
+            "kGroups": 0 if self.groups == Groups.DEPTHS else int(self.groups),
             "kScaleRows": self.scale_rows,
             "kTileSlots": self.tile_slots,
             "kWindowRows": self.window_rows,
@@ -251,6 +258,7 @@ class GemmConfig:
             "kAddsToD": self.adds_to_d,
             "kHasRest": self.has_rest,
             "kSfbIsPerRow": self.sfb_is_per_row,
+            "kIsKGrouped": self.groups == Groups.DEPTHS,
             "kAsyncExchange": True,
         }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]

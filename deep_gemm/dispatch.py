@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from .kernels import dense, grouped
+from .kernels import dense, grouped, k_grouped
 from .kernels.plan import Plan
-from .problem import ContiguousProblem, DenseProblem, MaskedProblem
+from .problem import ContiguousProblem, DenseProblem, KGroupedProblem, MaskedProblem
 from .settings import get_compile_mode
 
 
@@ -51,6 +51,9 @@ def run(problem: P, reference: Callable[[P], None]) -> Plan | None:
         return dense.run(problem)
     if isinstance(problem, ContiguousProblem | MaskedProblem) and problem.d.is_cuda:
         return grouped.run(problem)
+    if isinstance(problem, KGroupedProblem) and problem.d.is_cuda:
+        k_grouped.run(problem)
+        return None
     if get_compile_mode() == 0:
         if problem.d.is_cuda:
             _warn_once(reference.__name__)

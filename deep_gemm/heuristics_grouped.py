@@ -80,7 +80,7 @@ def reachable_grouped() -> list[GemmConfig]:
         tile_config(
             tile.block_m, tile.block_n, Output(is_fp32, sfb_is_per_row=per_row, groups=groups), k=BLOCK_K * blocks
         )
-        for groups in list(Groups)[1:]
+        for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
         for per_row in (False, True)
         for blocks in (4, 5)

@@ -9,6 +9,7 @@
 // delays nobody. At last it writes the zeros that callers expect in the padding behind a group.
 #pragma once
 #include "config.cuh"
+#include "k_groups.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -17,8 +18,14 @@ constexpr uint32_t kNoGroups = 0, kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 
 constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
 
 struct Groups {
-  const int32_t* layout;
-  uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
+  union {
+    const int32_t* layout;
+    const KGroup* k_groups;  // where groups are along k: see k_scheduler.cuh
+  };
+  union {
+    uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
+    uint64_t c_stride;    // where groups are along k, from one group's C to the next
+  };
   uint32_t count;       // of groups
   uint32_t rows;        // of A and D, with kGroupCounts of each group's
   uint32_t alignment;   // of where rows begin with kGroupEnds, and of blocks whose padding is zeroed
@@ -28,7 +35,10 @@ struct Groups {
 struct Tile {
   uint32_t row_m;  // first row of D
   uint32_t row_n;  // first column of D, a row of B
-  uint32_t end_m;  // where the group's rows end
+  union {
+    uint32_t end_m;         // where the group's rows end
+    uint32_t num_k_blocks;  // where groups are along k, the group's
+  };
   uint32_t group;
 };
 

@@ -125,6 +125,10 @@ DEVICE void store_tile(const ptx::TensorMap* map_d, uint8_t* buffers, uint32_t& 
         if constexpr (kGroups != kNoGroups) {
           const ClippedBox rows(d_row, tile.end_m, 64);
           ptx::tma_store_4d(map_d, panels + i * kPanelBytes, d_column, rows.first, rows.place, plane_of(tile));
+        } else if constexpr (kIsKGrouped && kAddsToD) {
+          ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group);
+        } else if constexpr (kIsKGrouped) {
+          ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group);
         } else if constexpr (kAddsToD) {
           ptx::tma_reduce_add_2d(map_d, panels + i * kPanelBytes, d_column, d_row);
         } else {

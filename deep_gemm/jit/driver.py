@@ -87,9 +87,9 @@ class ParamsBuffer:
         self.pointers = _OnePointer(self.address)
         self.write(data)
 
-    def write(self, data: bytes) -> None:
-        """Write the struct's first bytes."""
-        ctypes.memmove(self.address, data, len(data))
+    def write(self, data: bytes, at: int = 0) -> None:
+        """Write the struct's bytes from one of them on."""
+        ctypes.memmove(self.address + at, data, len(data))
 
 
 class Launch:

@@ -4,6 +4,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
+#include "ptx/tensormap.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
@@ -52,6 +53,15 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::tma_store_commit();
   ptx::tma_store_wait_read<1>();
   ptx::tma_store_wait<0>();
+
+  // Tensor maps that a kernel makes
+  ptx::TensorMap* made = reinterpret_cast<ptx::TensorMap*>(out);
+  ptx::tensormap_copy(made, map);
+  ptx::tensormap_replace_address(made, out + 64);
+  ptx::tensormap_replace_size<0>(made, 7);
+  ptx::tensormap_replace_stride<1>(made, 128);
+  ptx::fence_tensormap_release();
+  ptx::fence_tensormap_acquire(made);
 
   // Cluster
   ptx::cluster_arrive();

@@ -3,10 +3,9 @@
 #pragma once
 #include "global_memory.h"
 #include "mbarrier.h"
+#include "tensormap.h"
 
 namespace sim {
-
-using ptx::TensorMap;
 
 struct Box {
   TensorMap map;
@@ -16,7 +15,7 @@ struct Box {
 };
 
 inline Box make_box(const TensorMap* map, const void* shared, std::initializer_list<int32_t> corner, const char* what) {
-  if (map->magic != TensorMap::kMagic) fail(std::string(what) + ": this is not a tensor map");
+  check_use_of_map(map, what);
   if (map->rank != corner.size())
     fail(std::string(what) + ": the tensor map has " + text(map->rank) + " dimensions");
   Box box{*map, {}, 0, map->box[0] * uint32_t{map->element_bytes}, 1};
@@ -108,7 +107,9 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
       const uint32_t first = box.rows * i / pieces, end = box.rows * (i + 1) / pieces;
       if (first == end) continue;
       ++cta->loads_in_flight;
+      ++machine->maps_in_use[map];
       later(machine->bias.load_delay, [=] {
+        --machine->maps_in_use[map];
         const Range range{box.offset + first * box.row_bytes, (end - first) * box.row_bytes};
         land(cta, barrier_offset, range, [&] {
           visit_chunks(box, first, end, [cta](uint32_t shared, uint32_t from, uint32_t to, uint64_t address) {
@@ -138,6 +139,7 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
                       const char* what) {
   yield();
   const Box box = make_box(map, source, corner, what);
+  if (is_in_global_memory(map)) fail(std::string(what) + ": maps that kernels make are modelled for loads alone");
   if (adds && !map->is_f32) fail(std::string(what) + ": modelled for FP32 alone");
   check_rows(box, true, self->cta, what);
   Cta* cta = self->cta;
@@ -189,7 +191,7 @@ void tma_store_wait(uint32_t pending) { wait_for_stores(pending, &StoreGroup::un
 namespace ptx {
 
 void prefetch_tensormap(const TensorMap* map) {
-  if (map->magic != TensorMap::kMagic) fail("prefetch_tensormap: this is not a tensor map");
+  check_use_of_map(map, "prefetch_tensormap");
 }
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {

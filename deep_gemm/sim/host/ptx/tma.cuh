@@ -12,6 +12,7 @@ struct alignas(64) TensorMap {
   uint8_t rank, element_bytes, swizzle_bytes, is_f32;
   uint32_t magic;
   uint64_t tensor;      // where the buffer begins in which every element that is touched must be
+  uint32_t is_unreleased;  // written by a kernel, and not shown to TMA yet
   static constexpr uint32_t kMagic = 0x544d4150;
 };
 static_assert(sizeof(TensorMap) == 128, "as large as the driver's");
