@@ -27,7 +27,10 @@
 
 struct Params {
   ptx::TensorMap map_a, map_b, map_sfa, map_d;  // of A and B not where groups are along k
-  ptx::TensorMap map_sfb;     // where B has a scale for each row, kSfbIsPerRow
+  union {
+    ptx::TensorMap map_sfb;      // where B has a scale for each row, kSfbIsPerRow
+    ptx::TensorMap map_whole_d;  // else, where rows are grouped: D, not cut off, for which TMA needs less time
+  };
   const float* sfb;           // where it has one for each 128x128 block
   const uint8_t* c;
   uint8_t* d;                 // where k is split, and for padding between groups; else D is stored through its map
@@ -293,6 +296,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     if constexpr (!kIsKGrouped) ptx::prefetch_tensormap(&p.map_b);
     ptx::prefetch_tensormap(&p.map_sfa);
     if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
+    if constexpr (kHasWholeD) ptx::prefetch_tensormap(&p.map_whole_d);
     if constexpr (kClusterK == 1) ptx::prefetch_tensormap(&p.map_d);
     if constexpr (kClusterK > 1) {
       ptx::mbarrier_init(&shared.received, 1);
@@ -358,7 +362,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
           add_c(total[unit], c, p.c_pitch, row_m + unit / kUnitsAlongN * 64 + ptx::warp_index() % 4 * 16,
                 tile.row_n + unit % kUnitsAlongN * kUnitN, p.m, p.n, ptx::lane_index());
       uint8_t* buffers = shared.output + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
-      store_tile(&p.map_d, buffers, store_buffer, total, tile, row_m, warpgroup);
+      store_tile(&p.map_d, &p.map_whole_d, buffers, store_buffer, total, tile, row_m, warpgroup);
     }
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
   }

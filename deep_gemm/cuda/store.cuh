@@ -97,8 +97,8 @@ DEVICE void store_chunk(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t
 }
 
 // All of a warpgroup's rows of a tile, from `row_m` on. `buffer` is the warpgroup's next store buffer and carries over to the next tile.
-DEVICE void store_tile(const ptx::TensorMap* map_d, uint8_t* buffers, uint32_t& buffer,
-                       const float (&total)[kUnitsPerWarpgroup][kUnitN / 2], const Tile& tile, uint32_t row_m,
+DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_whole_d, uint8_t* buffers,
+                       uint32_t& buffer, const float (&total)[kUnitsPerWarpgroup][kUnitN / 2], const Tile& tile, uint32_t row_m,
                        uint32_t warpgroup) {
   const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
   const bool is_storing_thread = warp_of_four == 0 && lane == 0;
@@ -123,6 +123,10 @@ DEVICE void store_tile(const ptx::TensorMap* map_d, uint8_t* buffers, uint32_t& 
         const uint32_t d_column = tile.row_n + unit % kUnitsAlongN * kUnitN + column;
         const uint32_t d_row = row_m + unit / kUnitsAlongN * 64;
         if constexpr (kGroups != kNoGroups) {
+          if (kHasWholeD && d_row + 64 <= tile.end_m) {
+            ptx::tma_store_3d(map_whole_d, panels + i * kPanelBytes, d_column, d_row, plane_of(tile));
+            continue;
+          }
           const ClippedBox rows(d_row, tile.end_m, 64);
           ptx::tma_store_4d(map_d, panels + i * kPanelBytes, d_column, rows.first, rows.place, plane_of(tile));
         } else if constexpr (kIsKGrouped && kAddsToD) {

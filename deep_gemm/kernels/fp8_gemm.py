@@ -6,7 +6,7 @@ import struct
 from functools import cache
 
 from .. import jit
-from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Output
+from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Groups, Output
 from ..gates import CodePlan
 from ..jit import driver
 from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
@@ -49,6 +49,8 @@ def code_plan(config: GemmConfig) -> CodePlan:
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_rest
     stores = config.units_per_warpgroup * (config.unit_n or config.block_n) // config.panel_columns
+    cuts_rows_off = config.groups not in (Groups.NONE, Groups.DEPTHS)
+    has_whole_d = cuts_rows_off and not config.sfb_is_per_row  # beside the one that cuts off
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
@@ -58,7 +60,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         qgmma=config.units_per_warpgroup * BLOCK_K // WGMMA_K * k_blocks_in_code,
         tma_loads=4 if config.sfb_is_per_row else 3,  # A, its scales, B, its scales by row
         multicast_loads=1 if config.cluster_m * config.cluster_n > 1 else 0,
-        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores,
+        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_whole_d),
         tma_reduces=stores if config.adds_to_d else 0,
     )
 

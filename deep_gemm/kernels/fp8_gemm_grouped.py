@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
-from ..jit import driver
 from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import ContiguousProblem, MaskedProblem
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
@@ -78,7 +77,7 @@ class Plan(plan.Plan):
 
     # Words of Params in cuda/fp8_gemm.cuh: five tensor maps, three pointers, and further on that to the layout.
     _WORDS = AddressWords(a=0, b=16, sfa=32, d=48, sfb=80, c=88)
-    _SFB_MAP, _D_POINTER = 64, 82
+    _SFB_MAP, _WHOLE_D_MAP, _D_POINTER = 64, 64, 82
 
     def __init__(self, p: GroupedProblem, config: GemmConfig, num_sms: int) -> None:
         self.config = config
@@ -102,7 +101,12 @@ class Plan(plan.Plan):
         """Launch for operands at these addresses; A's and D's maps begin before them."""
         with self._pointer_lock:
             self._words[self._D_POINTER] = at_d
+            if not self.config.sfb_is_per_row:
+                self._words[self._WHOLE_D_MAP] = at_d
             super().launch(at_a - self._before_a, at_sfa, at_b, at_sfb, at_d - self._before_d, at_c)
+
+    def _address_of(self, name: str, at: AddressWords) -> int:
+        return at.d + self._before_d if name == "whole_d" else super()._address_of(name, at)
 
     def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
         """The layout is apart from D."""
@@ -141,6 +145,8 @@ def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
     }
     if config.sfb_is_per_row:
         maps["sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
+    else:
+        maps["whole_d"] = plane_map(output, p.d, (WGMMA_ROWS, config.panel_columns), span)
     return maps
 
 
@@ -174,10 +180,9 @@ def _plane_stride(x: Tensor) -> int:
 
 
 def scalars(p: GroupedProblem) -> bytes:
-    """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm.cuh; and room for that of sfb if there is none."""
-    no_map = b"" if p.sfb_rows == 1 else bytes(driver.TENSOR_MAP_BYTES)
+    """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm.cuh."""
     pointers = (p.sfb.data_ptr(), 0, p.d.data_ptr())
-    return no_map + struct.pack("<5Q5I4x2Q4I", *pointers, *pitches(p), *sizes(p), p.c.data_ptr(), *groups(p))
+    return struct.pack("<5Q5I4x2Q4I", *pointers, *pitches(p), *sizes(p), p.c.data_ptr(), *groups(p))
 
 
 def pitches(p: GroupedProblem) -> tuple[int, int]:

@@ -133,7 +133,12 @@ class Plan:
                     self._launch(stream)
 
     def _encoded(self, addresses: AddressWords) -> bytes:
-        return b"".join([driver.encode(map_, getattr(addresses, name)) for name, map_ in self._maps.items()])
+        return b"".join([driver.encode(map_, self._address_of(name, addresses)) for name, map_ in self._maps.items()])
+
+    def _address_of(self, name: str, at: AddressWords) -> int:
+        """Where the tensor of a map begins."""
+        address: int = getattr(at, name)
+        return address
 
     def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
         """C is D, or apart from it."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .. import reference
 from ..config import GemmConfig, Groups
-from ..jit.driver import TENSOR_MAP_BYTES
 from ..kernels import fp8_gemm_grouped as kernel_side
 from ..kernels.fp8_gemm_grouped import GroupedProblem, grouped_problem
 from ..problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous_problem, masked_problem
@@ -111,8 +110,7 @@ def run(
     offsets = {"a": -before_a, "d": -before_d}
     # Params of cuda/fp8_gemm.cuh
     params = Struct(
-        *(Map(name, tensor_map, offsets.get(name, 0)) for name, tensor_map in maps.items()),
-        *([] if config.sfb_is_per_row else [U64(0)] * (TENSOR_MAP_BYTES // 8)),
+        *(Map(name.removeprefix("whole_"), tensor_map, offsets.get(name, 0)) for name, tensor_map in maps.items()),
         Pointer("sfb"),
         Pointer(None),
         Pointer("d"),
