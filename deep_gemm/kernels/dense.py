@@ -18,7 +18,7 @@ from . import fp8_gemm, fp8_gemm_decode
 from .plan import Plan, addresses_of, make_room
 
 _plans: dict[tuple[object, ...], Plan] = {}
-_elders: dict[tuple[object, ...], Plan] = {}
+_elders: dict[tuple[object, ...], fp8_gemm.Plan] = {}
 """Of plans that differ in m alone the first, from which the others are made."""
 
 
@@ -118,7 +118,7 @@ def _refuse(config: GemmConfig | DecodeConfig, reason: str | None) -> None:
 
 
 def _layout(p: DenseProblem) -> tuple[object, ...]:
-    """Strides but for A's scales, and which scales TMA could load where they are: others are copied, to other strides."""
+    """Strides but those of A's scales, and which scales TMA could load where they are: others are copied."""
     c_stride = None if p.c is None else p.c.stride(0)
     for_tma = p.sfa.data_ptr() % ADDRESS_ALIGNMENT == 0, p.sfb.data_ptr() % ADDRESS_ALIGNMENT == 0
     return p.a.stride(0), p.b.stride(0), p.sfb.stride(), p.d.stride(0), c_stride, for_tma

@@ -99,7 +99,11 @@ class Plan(plan.Plan):
         return prepared(self.config, p)
 
     def for_m(self, p: DenseProblem) -> Plan | None:
-        """Change what depends on m: sizes of three maps, the pitch of A's scales, and m itself."""
+        """Derive, in less time, a plan for a problem that differs in m and the strides of A's scales alone.
+
+        None where that cannot be. Both have several rows, because the stride of a single row may be anything; and the
+        driver lays maps out as `sizes_are_numbers` says.
+        """
         (pitch,) = scales_map(self.config.block_m, p.sfa).strides
         if pitch >= driver.STRIDE_LIMIT:
             return None

@@ -48,6 +48,7 @@ class Plan:
         self._device = p.d.get_device()
         self._dtype = p.d.dtype
         self._maps, self._words_of = maps, words
+        self._spans_of_b = byte_span(p.b), byte_span(p.sfb)
         self._sfa_alignment = ADDRESS_ALIGNMENT if "sfa" in maps else p.sfa.element_size()
         self._sfb_alignment = ADDRESS_ALIGNMENT if "sfb" in maps else p.sfb.element_size()
         self._kernel, self._threads, self._cluster, self._is_dependent = kernel, threads, cluster, get_pdl()
@@ -58,22 +59,15 @@ class Plan:
         """Set all that depends on m."""
         self._shape = p.m, p.n
         self._params, self._words = params, params.words
-        self._spans = (byte_span(p.a), byte_span(p.sfa), byte_span(p.b), byte_span(p.sfb), byte_span(p.d))
+        self._spans = (byte_span(p.a), byte_span(p.sfa), *self._spans_of_b, byte_span(p.d))
         self._span_c = 0 if p.c is None else byte_span(p.c)
         self._launch = driver.Launch(
             self._kernel, params, grid, self._threads, self._cluster, is_dependent=self._is_dependent
         )
         self._lock = threading.Lock()  # addresses are written and read by the launch in one go
 
-    def for_m(self: AnyPlan, p: DenseProblem) -> AnyPlan | None:
-        """A plan for a problem that differs from this one's in m and the strides of A's scales alone, made in less time.
-
-        None where that cannot be. Both have several rows; the stride of a single row is not the tensor's.
-        """
-        return None
-
     def _changed(self: AnyPlan, p: DenseProblem, grid: int, numbers: Mapping[int, int]) -> AnyPlan:
-        """A plan for this problem: a copy with other numbers in Params, so that no map is encoded anew."""
+        """Copy the plan, with other numbers in Params, so that no map is encoded anew."""
         plan = object.__new__(type(self))
         plan.__dict__.update(self.__dict__)
         plan._serve(p, self._params.changed(numbers), grid)
