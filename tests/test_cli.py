@@ -84,7 +84,7 @@ def test_inspect_says_where_sass_comes_from_if_it_cannot_show_it(monkeypatch: py
     monkeypatch.setattr(inspect_kernels, "disassemble", lambda cubin: None)
     result = run("inspect", "--block-m", "64", "--block-n", "16", "--sass")
     assert result.exit_code == 0
-    assert "nvdisasm is not on PATH. It comes with the CUDA toolkit" in words(result)
+    assert "SASS: there is no nvdisasm or cuobjdump on PATH, in CUDA_HOME/bin or in Triton" in words(result)
 
 
 def test_inspect_prints_sass_as_nvdisasm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
