@@ -203,7 +203,7 @@ def test_compiling_alone_launches_nothing_and_keeps_the_kernel(gpu: FakeGpu) -> 
     assert (len(gpu.compiled), len(gpu.launches)) == (1, 1)
 
 
-def test_the_configuration_is_printed_once_where_that_is_asked_for(
+def test_the_configuration_is_printed_once_for_each_new_plan_where_that_is_asked_for(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DG_PRINT_CONFIGS", "1")
@@ -212,9 +212,14 @@ def test_the_configuration_is_printed_once_where_that_is_asked_for(
         a, b, d = operands(*LARGE)
         for _ in range(2):
             deep_gemm.fp8_gemm_nt(a, b, d)
+        others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # of the same kernel, of another, seen, new
+        for a, b, d in others:
+            deep_gemm.fp8_gemm_nt(a, b, d)
         out, err = capsys.readouterr()
         assert out == "", "an engine's standard output may be its protocol"
-        assert err == f"deep_gemm: 2048 x 2112 x 1024 runs {gpu.compiled[0].name}\n"
+        names = [gpu.compiled[0].name, gpu.compiled[0].name, gpu.compiled[1].name, gpu.compiled[0].name]
+        told = zip((2048, 2047, 8, 2046), names, strict=True)
+        assert err.splitlines() == [f"deep_gemm: {m} x 2112 x 1024 runs {name}" for m, name in told]
     finally:
         monkeypatch.undo()
         settings_module.settings.cache_clear()

@@ -181,7 +181,7 @@ def test_flags_are_0_or_1(variable: str, field: str) -> None:
             read_settings({variable: nonsense})
 
 
-def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field() -> None:
+def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field_and_by_the_docs() -> None:
     read: set[str] = set()
 
     class Spy(dict[str, str]):
@@ -193,6 +193,8 @@ def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field() -> 
     source = Path(str(module.__file__)).read_text()
     assert read
     assert all(f"`{name}`" in source for name in read)
+    told = Path(__file__).parents[1] / "docs" / "jit.md"
+    assert [name for name in read if f"`{name}" not in told.read_text()] == []
 
 
 def test_settings_cannot_be_changed_and_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
