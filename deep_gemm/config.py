@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from math import gcd
 
 from .layout import align, ceil_div
@@ -24,6 +25,25 @@ MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for totals and partial sums, by math warpgroups; the rest is for addresses and scales."""
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """By the rows of a tile."""
+TILE_SLOTS = 4
+"""Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/groups.cuh."""
+TILE_BYTES = 16
+WINDOW_ROWS = 2048
+
+
+class Groups(IntEnum):
+    """Which rows of A each group's B multiplies: what `kGroups` of cuda/groups.cuh says."""
+
+    NONE = 0
+    """All rows, one B."""
+    IDS = 1
+    """Rows stacked by group, and a group's number for each row."""
+    ENDS = 2
+    """Rows stacked by group, and where each group's rows end."""
+    COUNTS = 3
+    """The first rows of each group's own A, and how many ("masked")."""
+    DEPTHS = 4
+    """All rows, and a part of k for each group ("k-grouped"): what `kIsKGrouped` says."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,8 @@ class GemmConfig:
     """C is read and added; for an FP32 D that is C itself, `adds_to_d` is faster."""
     adds_to_d: bool = False
     """The product is added to D where D lies, by TMA (FP32)."""
+    groups: Groups = Groups.NONE
+    """How rows belong to groups, each with its own B."""
 
     @property
     def name(self) -> str:
@@ -71,7 +93,8 @@ class GemmConfig:
         rest = " rest" if self.has_rest else ""
         scales = " 1d1d" if self.sfb_is_per_row else ""
         output = "fp32" if self.output_is_fp32 else "bf16"
-        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{rest}"
+        groups = f" by {self.groups.name.lower()}" if self.groups else ""
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{rest}{groups}"
 
     @property
     def units_along_n(self) -> int:
@@ -95,7 +118,14 @@ class GemmConfig:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a producer's and of a math thread after `setmaxnreg`; all together what the launch gave."""
+        """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
+
+        Where rows are grouped, a warp beside the producer's searches the layout.
+        """
+        if self.groups == Groups.DEPTHS:
+            return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
+        if self.groups:
+            return {1: (96, 248), 2: (56, 224), 3: (24, 160)}[self.num_math_warpgroups]
         return {1: (40, 248), 2: (40, 232), 3: (24, 160)}[self.num_math_warpgroups]
 
     @property
@@ -116,9 +146,28 @@ class GemmConfig:
         if self.cluster_k > 1:
             chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
             outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
-        scales = self.num_stages * (self.block_m + (self.block_n if self.sfb_is_per_row else 0)) * 4
+        scales = self.num_stages * (self.scale_rows + (self.block_n if self.sfb_is_per_row else 0)) * 4
         barriers = (self.num_stages + 1) * 2 * 8
-        return align(align(outputs, 1024) + operands + align(scales, 8) + barriers, 1024)
+        tiles = self.tile_slots * (TILE_BYTES + 2 * 8) + self.window_rows * 4
+        return align(align(align(outputs, 1024) + operands + align(scales, 8) + barriers, 16) + tiles, 1024)
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of A whose scales a slot of the ring holds, in lines of 128 bytes.
+
+        Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
+        """
+        return self.block_m + (32 if self.groups in (Groups.IDS, Groups.ENDS) else 0)
+
+    @property
+    def tile_slots(self) -> int:
+        """Slots of `TileQueue` in cuda/groups.cuh; a dense product leaves its one empty."""
+        return TILE_SLOTS if self.groups else 1
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of the layout that `Stretches` in cuda/groups.cuh sees at a time; next to none if it holds no rows."""
+        return WINDOW_ROWS if self.groups == Groups.IDS else 4
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
@@ -154,6 +203,12 @@ class GemmConfig:
         yield self.raster_group >= 1, "a raster of at least 1 tile"
         yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
+        yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
+        yield not self.groups or self.cluster_size == 1, "no clusters where rows are grouped"
+        along_k = self.groups == Groups.DEPTHS
+        yield along_k or not (self.groups and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield not along_k or self.sfb_is_per_row, "scales of B for each row where groups are along k"
+        yield not along_k or self.has_rest or self.run_k_blocks == 1, "code for a rest where each group may have one"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
         yield self.run_k_blocks > 1 or not self.has_rest, "longer runs, if a rest is left by them"
@@ -191,6 +246,10 @@ class GemmConfig:
             "kPanelsPerStore": self.panels_per_store,
             "kNumStoreBuffers": self.num_store_buffers,
             "kRasterGroup": self.raster_group,
+            "kGroups": 0 if self.groups == Groups.DEPTHS else int(self.groups),
+            "kScaleRows": self.scale_rows,
+            "kTileSlots": self.tile_slots,
+            "kWindowRows": self.window_rows,
             "kSharedBytes": self.shared_bytes,
         }
         switches = {
@@ -199,6 +258,7 @@ class GemmConfig:
             "kAddsToD": self.adds_to_d,
             "kHasRest": self.has_rest,
             "kSfbIsPerRow": self.sfb_is_per_row,
+            "kIsKGrouped": self.groups == Groups.DEPTHS,
             "kAsyncExchange": True,
         }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
@@ -217,6 +277,8 @@ class Output:
     """C is D itself, in FP32: TMA adds where D lies."""
     sfb_is_per_row: bool = False
     """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
+    groups: Groups = Groups.NONE
+    """The caller's as well: how rows belong to groups."""
 
 
 def tile_config(
@@ -275,6 +337,7 @@ def tile_config(
             output_is_fp32=output.is_fp32,
             with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
             adds_to_d=output.adds_to_d and cluster_k == 1,
+            groups=output.groups,
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
             break

@@ -11,8 +11,8 @@ from .checks import Operand
 from .dispatch import run
 from .kernels.plan import Plan, make_room
 from .layout import RECIPE_1D1D, Recipe
-from .problem import NO_RECIPES, Recipes, check_ordinary_matrices, dense_problem
-from .settings import generation
+from .problem import Recipes, check_ordinary_matrices, dense_problem
+from .signature import signature_of
 
 
 @accepts_every_form()
@@ -145,7 +145,7 @@ gemm_fp8_fp8_bf16_nt = fp8_gemm_nt
 
 
 def _dense(major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
-    signature = _signature(major, a, b, d, c, recipes)
+    signature = signature_of(major, a, b, d, c, recipes)
     plan = _plans.get(signature)
     if plan is not None:
         out = plan.new_output() if d is None else d
@@ -163,43 +163,6 @@ def _dense(major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | Non
 # Plans by all that was checked of a call but its addresses, which the plan looks at. A call that is found here has been
 # checked before: that is what makes it cheap.
 _plans: dict[tuple[object, ...], Plan] = {}
-
-
-def _signature(
-    major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes
-) -> tuple[object, ...]:
-    """Everything that decides whether a call is right and which plan runs it, but for addresses. Empty if malformed."""
-    try:
-        (x, sx), (y, sy) = a, b
-        stated: tuple[object, ...] = recipes
-        if recipes != NO_RECIPES:
-            stated = tuple(None if r is None else tuple(r) for r in recipes)
-            hash(stated)  # a recipe may hold anything
-        return (
-            major,
-            stated,
-            generation(),
-            x.shape,
-            x.stride(),
-            x.dtype,
-            x.get_device(),
-            sx.shape,
-            sx.stride(),
-            sx.dtype,
-            sx.get_device(),
-            y.shape,
-            y.stride(),
-            y.dtype,
-            y.get_device(),
-            sy.shape,
-            sy.stride(),
-            sy.dtype,
-            sy.get_device(),
-            None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
-            None if c is None else (c.shape, c.stride(), c.dtype, c.get_device(), c is d),
-        )
-    except (TypeError, ValueError, AttributeError):
-        return ()
 
 
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:

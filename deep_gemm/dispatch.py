@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from .kernels import dense
+from .kernels import dense, grouped, k_grouped
 from .kernels.plan import Plan
-from .problem import DenseProblem
+from .problem import ContiguousProblem, DenseProblem, KGroupedProblem, MaskedProblem
 from .settings import get_compile_mode
 
 
@@ -23,6 +23,14 @@ class ReferenceFallbackWarning(UserWarning):
 
 class Problem(Protocol):
     """Any problem of `problem.py`: what dispatch needs to know of it."""
+
+    @property
+    def a(self) -> Tensor:
+        """Values of A."""
+
+    @property
+    def b(self) -> Tensor:
+        """Values of B."""
 
     @property
     def d(self) -> Tensor:
@@ -41,6 +49,11 @@ def run(problem: P, reference: Callable[[P], None]) -> Plan | None:
     """
     if isinstance(problem, DenseProblem) and problem.d.is_cuda:
         return dense.run(problem)
+    if isinstance(problem, ContiguousProblem | MaskedProblem) and problem.d.is_cuda:
+        return grouped.run(problem)
+    if isinstance(problem, KGroupedProblem) and problem.d.is_cuda:
+        k_grouped.run(problem)
+        return None
     if get_compile_mode() == 0:
         if problem.d.is_cuda:
             _warn_once(reference.__name__)

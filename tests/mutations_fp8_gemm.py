@@ -148,7 +148,7 @@ MUTATIONS = [
     Mutation("promotes the set that is being filled", _GEMM, "promote(total[unit], partial[done % kNumPartials]", "promote(total[unit], partial[i % kNumPartials]", shows_in=PAIRS),
     Mutation("releases the slot at hand for the one before", _GEMM, "release(ring, slots[k_block], ptx::lane_index(), sfa", "release(ring, at, ptx::lane_index(), sfa", shows_in=PAIRS),
     Mutation("scale of B of the run's first block for all", _GEMM, "of_k_block(k_block_of_32 + k_block,", "of_k_block(k_block_of_32,", shows_in=PAIRS),
-    Mutation("rest of the blocks forgotten", _GEMM, "      for (; k_block < count; ++k_block)\n", "      for (; k_block + 1 < count; ++k_block)\n", shows_in=PAIRS),
+    Mutation("rest of the blocks forgotten", _GEMM, "    for (; k_block < count; ++k_block)\n", "    for (; k_block + 1 < count; ++k_block)\n", shows_in=PAIRS),
     Mutation("last run forgotten", _GEMM, "ptx::opaque(count / kRunKBlocks * kRunKBlocks)", "ptx::opaque((count - 1) / kRunKBlocks * kRunKBlocks)", shows_in=PLAIN),
     # A split of k
     Mutation("shares of k overlap", _SCHEDULER, "first = runs * rank / kClusterK * kRunKBlocks;", "first = (rank == 0 ? 0 : runs * rank / kClusterK - 1) * kRunKBlocks;", shows_in=SPLITS),

@@ -140,11 +140,17 @@ def k_grouped_case(transposed_scales: bool = False, into: float = 0) -> Case:
         for a, b, x, y in zip(parts_a, parts_b, columns(sfa, blocks), columns(sfb, blocks), strict=True)
     ]
     exact, bound = (torch.stack(x) for x in zip(*pairs, strict=True))
+    scales = zip(columns(sfa, blocks), columns(sfb, blocks), strict=True)
+    tensor_cores = torch.stack(
+        [tensor_core_bound(x, sx, y, sy, 1) for x, y, (sx, sy) in zip(parts_a, parts_b, scales, strict=True)]
+    )
     a, b = (torch.cat([x.flatten() for x in parts]) for parts in (parts_a, parts_b))
     if transposed_scales:
         sfa, sfb = sfa.t().contiguous(), sfb.t().contiguous()
     written = torch.ones(len(KS), M, N, dtype=torch.bool)
-    return Case((a, sfa), (b, sfb), exact + into, bound, written, {"ks": KS}, torch.float32, None, into or CANARY)
+    return Case(
+        (a, sfa), (b, sfb), exact + into, bound, written, {"ks": KS}, torch.float32, tensor_cores, into or CANARY
+    )
 
 
 PRODUCTS: dict[str, Callable[[], Case]] = {

@@ -17,6 +17,7 @@ from deep_gemm.config import (
     REGISTERS_PER_SM,
     SHARED_BYTES_LIMIT,
     GemmConfig,
+    Groups,
     Output,
     tile_config,
 )
@@ -60,6 +61,13 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     (
         "needs no addition by TMA where k is split",
         {"cluster_k": 2, "output_is_fp32": True, "panel_columns": 32, "adds_to_d": True},
+    ),
+    ("needs no clusters where rows are grouped", {"groups": Groups.IDS, "cluster_n": 2}),
+    ("needs no C where rows are grouped", {"groups": Groups.IDS, "with_c": True}),
+    ("needs scales of B for each row where groups are along k", {"groups": Groups.DEPTHS}),
+    (
+        "needs code for a rest where each group may have one",
+        {"groups": Groups.DEPTHS, "sfb_is_per_row": True, "run_k_blocks": 2},
     ),
     ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),
     ("needs runs that fill 32 blocks of k", {"run_k_blocks": 3}),

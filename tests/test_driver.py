@@ -151,6 +151,8 @@ def encoder(flaw: str) -> Any:
     """A driver's encoder: as those of today have it, or with a flaw."""
 
     def encode(_element: Any, _rank: Any, address: int, sizes: Any, strides: Any, box: Any, *_: Any) -> Any:
+        if flaw == "a limit on sizes" and int(sizes[1]) > 1 << 20:
+            return cu.CUresult.CUDA_ERROR_INVALID_VALUE, None
         rows, extents = [int(x) for x in sizes], [int(x) for x in box]
         encoded = bytearray(encoded_map(rows, [int(x) for x in strides], extents, address))
         if flaw == "address elsewhere":
@@ -169,7 +171,9 @@ def encoder(flaw: str) -> Any:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("flaw", ["", "address elsewhere", "a flag for many rows", "sizes themselves", "long strides"])
+@pytest.mark.parametrize(
+    "flaw", ["", "address elsewhere", "a flag for many rows", "sizes themselves", "long strides", "a limit on sizes"]
+)
 def test_maps_are_changed_only_where_the_driver_lays_them_out_as_expected(
     monkeypatch: pytest.MonkeyPatch, flaw: str
 ) -> None:

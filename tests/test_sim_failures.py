@@ -22,6 +22,11 @@ MULTIPLY = (
     "float d[4]; const uint32_t a = ptx::smem_address(shared.tile);"
     " {before} ptx::wgmma_m64k32_e4m3<8>(d, {a}, {b}, false);"
 )
+# Makes a tensor map in `out`, like that of `in`.
+MAKE_MAP = (
+    "auto* map = reinterpret_cast<ptx::TensorMap*>((reinterpret_cast<uint64_t>(c.out) + 63) / 64 * 64);"
+    " if (thread == 0) { ptx::tensormap_copy(map, c.map_in); ptx::tensormap_replace_address(map, c.in + 4); {after} }"
+)
 FINISH = "ptx::wgmma_commit_group(); ptx::wgmma_wait_group<0>();"
 WAIT = "ptx::mbarrier_wait_parity(bar, 0);"
 
@@ -222,6 +227,52 @@ FAILURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "while (!ptx::mbarrier_test_wait_parity(bar, 0) && --c.x) {}",
         r"exits (with bytes that do not add up: .* -?\d+ bytes|with \d pieces of TMA loads in flight)",
         {"x": 100},
+    ),
+    # ---- Tensor maps that kernels make
+    "map_without_acquire": (
+        MAKE_MAP.replace("{after}", "ptx::fence_tensormap_release(); ptx::prefetch_tensormap(map);"),
+        r"prefetch_tensormap uses a tensor map that a kernel made, byte \d+ of `out` .*, without fence_tensormap",
+        {},
+    ),
+    "map_without_release": (
+        MAKE_MAP.replace("{after}", "ptx::fence_tensormap_acquire(map);"),
+        r"fence_tensormap_acquire: byte \d+ of `out` .* was written, and fence_tensormap_release has not shown it",
+        {},
+    ),
+    "map_written_since_it_was_acquired": (
+        MAKE_MAP.replace(
+            "{after}",
+            "ptx::fence_tensormap_release(); ptx::fence_tensormap_acquire(map); ptx::tensormap_replace_size<0>(map, 8);"
+            " ptx::prefetch_tensormap(map);",
+        ),
+        r"prefetch_tensormap uses a tensor map that a kernel made, .*, without fence_tensormap_acquire",
+        {},
+    ),
+    "map_written_while_a_copy_uses_it": (
+        INIT
+        + MAKE_MAP.replace(
+            "{after}",
+            "ptx::fence_tensormap_release(); ptx::fence_tensormap_acquire(map);"
+            " ptx::mbarrier_arrive_expect_tx(bar, 1024); ptx::tma_load_2d(map, bar, shared.tile, 0, 0);"
+            " ptx::tensormap_replace_size<0>(map, 8);",
+        ),
+        r"tensormap_replace_size writes a tensor map that a copy in flight is using: byte \d+ of `out`",
+        {"schedule": "late_loads"},
+    ),
+    "map_with_a_size_of_zero": (
+        MAKE_MAP.replace("{after}", "ptx::tensormap_replace_size<1>(map, 0);"),
+        r"tensormap_replace_size: 0 is no size of a dimension",
+        {},
+    ),
+    "map_with_a_stride_that_is_illegal": (
+        MAKE_MAP.replace("{after}", "ptx::tensormap_replace_stride<1>(map, 24);"),
+        r"tensormap_replace_stride: 24 bytes are no stride of a dimension; it takes multiples of 16",
+        {},
+    ),
+    "map_of_an_input": (
+        "if (thread == 0) ptx::tensormap_replace_size<0>(const_cast<ptx::TensorMap*>(&c.map_in), 8);",
+        r"tensormap_replace_size writes 128 bytes of global memory out of bounds",
+        {},
     ),
     # ---- WGMMA
     "wgmma_without_fence": (

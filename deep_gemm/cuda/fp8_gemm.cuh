@@ -8,8 +8,12 @@
 // one or two units' partial sums are in the tensor cores' registers at a time, the totals of all units beside them.
 //
 // Where tiles are few, the kClusterK CTAs of a cluster share out a tile's k-blocks, and split.cuh adds up their totals.
+// Where rows are grouped, a warp beside the producer's reads from the layout which tiles there are: see groups.cuh.
+// Where groups are along k, each has a depth and tensor maps of its own: see k_groups.cuh.
 #pragma once
 #include "config.cuh"
+#include "groups.cuh"
+#include "k_scheduler.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
@@ -22,19 +26,20 @@
 #include "store.cuh"
 
 struct Params {
-  ptx::TensorMap map_a, map_b, map_sfa, map_d;
+  ptx::TensorMap map_a, map_b, map_sfa, map_d;  // of A and B not where groups are along k
   ptx::TensorMap map_sfb;     // where B has a scale for each row, kSfbIsPerRow
   const float* sfb;           // where it has one for each 128x128 block
   const uint8_t* c;
-  uint8_t* d;                 // where k is split; else D is stored through its map
+  uint8_t* d;                 // where k is split, and for padding between groups; else D is stored through its map
   uint64_t c_pitch, d_pitch;  // in elements
   uint32_t sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
+  Groups groups;
 };
 
 // Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
 constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;
-constexpr uint32_t kScales = kBlockM + (kSfbIsPerRow ? kBlockN : 0);  // of a slot: those of A's rows, those of B's
+constexpr uint32_t kScales = kScaleRows + (kSfbIsPerRow ? kBlockN : 0);  // of a slot: those of A's rows, those of B's
 constexpr uint32_t kSlotBytes = kABytes + kBBytes + kScales * 4;
 
 constexpr uint32_t kAccumulators = kUnitsPerWarpgroup * kUnitN / 2;
@@ -49,8 +54,17 @@ struct SharedStorage {
   Ring ring;
   // Of the exchange: all has come that is sent to this CTA; all CTAs have read what they were sent of the tile before.
   uint64_t received, consumed;
+  TileQueue queue;  // of a grouped product
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes and SharedStorage differ");
+
+// How the loading thread, or a math warp, comes by the tiles of its CTA.
+template <bool kIsWarp>
+DEVICE bool next_tile(const Params& p, SharedStorage& shared, Scheduler& scheduler, uint32_t& taken, Tile& tile) {
+  if constexpr (kIsKGrouped) return await_k_tile(shared.queue, taken, tile);
+  if constexpr (kGroups == kNoGroups) return scheduler.next(p.groups, tile);
+  return take<kIsWarp>(shared.queue, taken, tile);
+}
 
 // Loads the k-blocks of one tile, each into the next slot of the ring.
 DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, RingPosition& at) {
@@ -60,6 +74,15 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     wait_until_free(shared.ring, at);
     uint64_t* full = &shared.ring.full[at.stage];
     ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
+    if constexpr (kGroups != kNoGroups) {
+      const ClippedBox rows(tile.row_m, tile.end_m, kBlockM);
+      ptx::tma_load_4d(&p.map_a, full, shared.a[at.stage], k, rows.first, rows.place, plane_of(tile));
+      ptx::tma_load_3d(&p.map_b, full, shared.b[at.stage], k, tile.row_n, tile.group);
+      ptx::tma_load_3d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m - skipped_scales(tile), k_block, plane_of(tile));
+      if constexpr (kSfbIsPerRow)
+        ptx::tma_load_3d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block, tile.group);
+      continue;
+    }
     // Each CTA of a cluster loads its part of the shared operand into the same slot of both.
     if constexpr (kClusterN > 1) {
       constexpr uint32_t kRows = kBlockM / kClusterN;
@@ -77,8 +100,39 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     }
     ptx::tma_load_2d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block);
     if constexpr (kSfbIsPerRow)
-      ptx::tma_load_2d(&p.map_sfb, full, shared.scales[at.stage] + kBlockM, tile.row_n, k_block);
+      ptx::tma_load_2d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block);
   }
+}
+
+// The same for one tile of a group along k.
+DEVICE void load_k_tile(const Params& p, SharedStorage& shared, const KTile& of_group, RingPosition& at) {
+  const Tile& tile = of_group.tile;
+  for (uint32_t k_block = 0; k_block < tile.num_k_blocks; ++k_block, at = at.next()) {
+    wait_until_free(shared.ring, at);
+    uint64_t* full = &shared.ring.full[at.stage];
+    float* scales = shared.scales[at.stage];
+    ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
+    ptx::tma_load_2d(&of_group.k_group->map_a, full, shared.a[at.stage], k_block * kBlockK, tile.row_m);
+    ptx::tma_load_2d(&of_group.k_group->map_b, full, shared.b[at.stage], k_block * kBlockK, tile.row_n);
+    ptx::tma_load_2d(&p.map_sfa, full, scales, tile.row_m, of_group.first_k_block + k_block);
+    ptx::tma_load_2d(&p.map_sfb, full, scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block);
+  }
+}
+
+// Finds, deals and loads the tiles of a product of groups along k.
+DEVICE void load_k_groups(const Params& p, SharedStorage& shared, RingPosition& at) {
+  KScheduler scheduler(p.groups, p.m, p.n);
+  KTile tile, coming;
+  uint32_t dealt = 0;
+  bool is_coming = scheduler.next(coming);
+  while (is_coming) {
+    tile = coming;
+    if (kAddsToD && tile.tile.num_k_blocks == 0) break;  // nor has any other tile something to add
+    deal_k_tile(shared.queue, dealt, tile.tile);
+    is_coming = scheduler.next(coming);  // its maps are on their way while this one's operands are
+    load_k_tile(p, shared, tile, at);
+  }
+  deal_k_tile(shared.queue, dealt, kNoMoreKTiles);
 }
 
 // Multiplies one unit of one slot: 64 rows of A by kUnitN rows of B, 128 deep, from zero.
@@ -101,7 +155,7 @@ struct Operands {
       : a(ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warpgroup * kRowsPerWarpgroup * kBlockK)),
         b(ptx::smem_descriptor_low(ptx::smem_address(shared.b[0]))),
         sfa(&shared.scales[0][warpgroup * kRowsPerWarpgroup + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]),
-        sfb(shared.scales[0] + kBlockM + ptx::lane_index() % 4 * 2) {}
+        sfb(shared.scales[0] + kScaleRows + ptx::lane_index() % 4 * 2) {}
 };
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
@@ -156,32 +210,50 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
   }
 }
 
+// Multiplies `count` k-blocks: whole runs, and what they leave.
+DEVICE void multiply_runs(Ring& ring, const Operands& operands, const BlockScales& block_scales, uint32_t count,
+                          RingPosition& at, bool& is_loaded, float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
+  // Kept from the compiler, which would compute it anew for each turn of the loop.
+  const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
+  uint32_t k_block = 0;
+#pragma unroll 1
+  for (; k_block != end_of_runs; k_block += kRunKBlocks)
+    multiply_k_blocks<kRunKBlocks>(ring, operands, block_scales, k_block, at, is_loaded, total);
+  if constexpr (kHasRest)
+#pragma unroll 1
+    for (; k_block < count; ++k_block)
+      multiply_k_blocks<1>(ring, operands, block_scales, k_block, at, is_loaded, total);
+}
+
 // Multiplies the k-blocks of one tile.
-DEVICE void multiply_tile(const Params& p, Ring& ring, const Operands& operands, const Tile& tile, RingPosition& at,
+DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const Tile& tile, RingPosition& at,
                           float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
-  const KBlocks k_blocks(p.k);
+  const KBlocks k_blocks(kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k);
 #pragma unroll
   for (auto& unit : total)
 #pragma unroll
     for (float& x : unit) x = 0;
   if (kClusterK > 1 && k_blocks.first == k_blocks.end) return;  // fewer runs than CTAs
 
-  BlockScales block_scales(p.sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks.first,
-                           k_blocks.end);
+  const float* sfb = kGroups == kNoGroups ? p.sfb : p.sfb + tile.group * p.groups.sfb_stride;
+  BlockScales block_scales(sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks.first, k_blocks.end);
+  operands.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
+  // Where the scales of B do not come in batches there is one loop less: its counters do not fit 192 rows' registers.
+  if constexpr (kIsKGrouped) return multiply_runs(ring, operands, block_scales, k_blocks.end, at, is_loaded, total);
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);
     const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
-    // Kept from the compiler, which would compute it anew for each turn of the loop.
-    const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
-    uint32_t k_block = 0;
-#pragma unroll 1
-    for (; k_block != end_of_runs; k_block += kRunKBlocks)
-      multiply_k_blocks<kRunKBlocks>(ring, operands, block_scales, k_block, at, is_loaded, total);
-    if constexpr (kHasRest)
-#pragma unroll 1
-      for (; k_block < count; ++k_block)
-        multiply_k_blocks<1>(ring, operands, block_scales, k_block, at, is_loaded, total);
+    multiply_runs(ring, operands, block_scales, count, at, is_loaded, total);
+  }
+}
+
+// Lets a tile's slots go, of which this warp needs nothing.
+DEVICE void skip_tile(const Params& p, Ring& ring, RingPosition& at) {
+  for (uint32_t k_block = 0; k_block < ceil_div(p.k, kBlockK); ++k_block, at = at.next()) {
+    wait_until_loaded(ring, at);
+    ptx::syncwarp();
+    release(ring, at, ptx::lane_index());
   }
 }
 
@@ -217,8 +289,8 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   const bool is_producer = warpgroup == kNumMathWarpgroups;
 
   if (ptx::warp_index() == 0 && ptx::elect_sync()) {
-    ptx::prefetch_tensormap(&p.map_a);
-    ptx::prefetch_tensormap(&p.map_b);
+    if constexpr (!kIsKGrouped) ptx::prefetch_tensormap(&p.map_a);
+    if constexpr (!kIsKGrouped) ptx::prefetch_tensormap(&p.map_b);
     ptx::prefetch_tensormap(&p.map_sfa);
     if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
     if constexpr (kClusterK == 1) ptx::prefetch_tensormap(&p.map_d);
@@ -226,6 +298,8 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
       ptx::mbarrier_init(&shared.received, 1);
       ptx::mbarrier_init(&shared.consumed, kClusterK);
     }
+    if constexpr (kGroups != kNoGroups) shared.queue.init();
+    if constexpr (kIsKGrouped) init_k_queue(shared.queue);
     shared.ring.init();
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
@@ -234,37 +308,57 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
   ptx::griddepcontrol_wait();
 
-  Scheduler scheduler(p.m, p.n);
+  Scheduler scheduler(p.m, p.n, shared.queue.window);
   RingPosition at;
   Tile tile;
+  uint32_t tiles = 0;  // taken from, or put into, the queue
+  // Before registers move: ptxas puts shuffles where lanes may have parted into code that both roles share, and that takes
+  // registers which the producer's warps no longer have (an illegal instruction on an H200).
+  const uint32_t warp = ptx::warp_index() % 4;
   if (is_producer) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (ptx::warp_index() % 4 == 0 && ptx::elect_sync()) {
-      while (scheduler.next(tile)) load_tile(p, shared, tile, at);
+    if (warp == 0 && ptx::elect_sync()) {
+      if constexpr (kIsKGrouped)
+        load_k_groups(p, shared, at);
+      else
+        while (next_tile<false>(p, shared, scheduler, tiles, tile)) load_tile(p, shared, tile, at);
       ptx::griddepcontrol_launch_dependents();
       // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
+    if (kGroups != kNoGroups && warp == 1) {
+      while (scheduler.next(p.groups, tile)) deal(shared.queue, tiles, tile);
+      deal(shared.queue, tiles, kNoMoreTiles);
+      if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
+    }
   } else {
     ptx::setmaxnreg_inc<kMathRegisters>();
     const Operands operands(shared, warpgroup);
     uint32_t store_buffer = 0, parity = 0;
-    while (scheduler.next(tile)) {
+    while (next_tile<true>(p, shared, scheduler, tiles, tile)) {
+      if constexpr (kGroups != kNoGroups && kNumMathWarpgroups > 1)
+        // One answer for the warp, or ptxas takes `at` for different in its lanes, and moves descriptors one by one.
+        if (ptx::all_sync(tile.row_m + warpgroup * kRowsPerWarpgroup >= tile.end_m)) {
+          skip_tile(p, shared.ring, at);
+          continue;
+        }
       float total[kUnitsPerWarpgroup][kUnitN / 2];
       multiply_tile(p, shared.ring, operands, tile, at, total);
       if constexpr (kClusterK > 1) {
         store_sum(p, shared, tile, parity, total);
         continue;
       }
+      if constexpr (kIsKGrouped) take_k_tile(shared.queue, tiles, tile);
       const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
+      const uint8_t* c = kIsKGrouped ? p.c + tile.group * p.groups.c_stride * kOutputBytes : p.c;
       if constexpr (kWithC)
 #pragma unroll  // `total` stays in registers only while its indices are known at compile time
         for (uint32_t unit = 0; unit < kUnitsPerWarpgroup; ++unit)
-          add_c(total[unit], p.c, p.c_pitch, row_m + unit / kUnitsAlongN * 64 + ptx::warp_index() % 4 * 16,
+          add_c(total[unit], c, p.c_pitch, row_m + unit / kUnitsAlongN * 64 + ptx::warp_index() % 4 * 16,
                 tile.row_n + unit % kUnitsAlongN * kUnitN, p.m, p.n, ptx::lane_index());
       uint8_t* buffers = shared.output + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
-      store_tile(&p.map_d, buffers, store_buffer, total, row_m, tile.row_n, warpgroup);
+      store_tile(&p.map_d, buffers, store_buffer, total, tile, row_m, warpgroup);
     }
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
   }

@@ -1,35 +1,44 @@
-// Which tiles a CTA computes, in which order. All roles of a CTA iterate it in the same way and see the same tiles.
+// Which tiles a CTA computes, in which order. All roles of a CTA see the same tiles: each iterates the scheduler by itself,
+// or, where rows are grouped, one warp does and deals them out.
 #pragma once
 #include "config.cuh"
+#include "groups.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/warp.cuh"
-
-struct Tile {
-  uint32_t row_m;  // first row of D
-  uint32_t row_n;  // first column of D, a row of B
-};
 
 // Persistent: cluster i takes tiles i, i + clusters, ... of a raster that goes down kRasterGroup tiles of m before it
 // moves on along n, so that the tiles in flight share their rows of A and of B in the L2.
 // A cluster takes two neighbouring tiles: along n where it multicasts A, along m where it multicasts B. Where their
 // number is odd the last one lies outside D; its loads give zeros and its stores are clipped.
 // CTAs that split k take the same tile.
+// Where rows are grouped, each stretch of a group's rows has a raster of its own, and the count goes on from one to the next.
 struct Scheduler {
   uint32_t tiles_m, tiles_n, next_tile;
+  Stretches stretches;  // where rows are grouped
 
-  DEVICE Scheduler(uint32_t m, uint32_t n)
+  DEVICE Scheduler(uint32_t m, uint32_t n, uint32_t* window)
       : tiles_m(ceil_div(ceil_div(m, kBlockM), kClusterM)),
         tiles_n(ceil_div(ceil_div(n, kBlockN), kClusterN)),
-        next_tile(ptx::block_index() / kClusterSize) {}
+        next_tile(ptx::block_index() / kClusterSize),
+        stretches(window) {}
 
-  DEVICE bool next(Tile& tile) {
-    if (next_tile >= tiles_m * tiles_n) return false;
-    const uint32_t group_size = kRasterGroup * tiles_n;
-    const uint32_t first_m = next_tile / group_size * kRasterGroup;
+  // By a whole warp where rows are grouped.
+  DEVICE bool next(const Groups& groups, Tile& tile) {
+    uint32_t first_tile = 0;
+    Stretch stretch{};
+    if constexpr (kGroups != kNoGroups) {
+      if (!stretches.find(groups, tiles_n, next_tile, first_tile, stretch)) return false;
+      tiles_m = stretch.tiles_m();
+    } else {
+      if (next_tile >= tiles_m * tiles_n) return false;
+    }
+    const uint32_t group_size = kRasterGroup * tiles_n, index = next_tile - first_tile;
+    const uint32_t first_m = index / group_size * kRasterGroup;
     const uint32_t rows = tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup;
-    const uint32_t in_group = next_tile % group_size;
+    const uint32_t in_group = index % group_size;
     tile.row_m = ((first_m + in_group % rows) * kClusterM + (kClusterM > 1 ? ptx::cluster_rank() : 0)) * kBlockM;
     tile.row_n = (in_group / rows * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
+    if constexpr (kGroups != kNoGroups) tile.row_m += stretch.first, tile.end_m = stretch.end, tile.group = stretch.group;
     next_tile += ptx::grid_size() / kClusterSize;
     return true;
   }

@@ -4,6 +4,7 @@
 // warpgroup's own buffers, so that no warpgroup waits for another, and a buffer is written again only once TMA has read it.
 #pragma once
 #include "config.cuh"
+#include "groups.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -95,9 +96,9 @@ DEVICE void store_chunk(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t
   }
 }
 
-// All of a warpgroup's rows of a tile. `buffer` is the warpgroup's next store buffer and carries over to the next tile.
+// All of a warpgroup's rows of a tile, from `row_m` on. `buffer` is the warpgroup's next store buffer and carries over to the next tile.
 DEVICE void store_tile(const ptx::TensorMap* map_d, uint8_t* buffers, uint32_t& buffer,
-                       const float (&total)[kUnitsPerWarpgroup][kUnitN / 2], uint32_t row_m, uint32_t row_n,
+                       const float (&total)[kUnitsPerWarpgroup][kUnitN / 2], const Tile& tile, uint32_t row_m,
                        uint32_t warpgroup) {
   const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
   const bool is_storing_thread = warp_of_four == 0 && lane == 0;
@@ -119,12 +120,20 @@ DEVICE void store_tile(const ptx::TensorMap* map_d, uint8_t* buffers, uint32_t& 
 #pragma unroll
       for (uint32_t i = 0; i < kPanelsPerStore; ++i) {
         const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
-        const uint32_t d_column = row_n + unit % kUnitsAlongN * kUnitN + column;
+        const uint32_t d_column = tile.row_n + unit % kUnitsAlongN * kUnitN + column;
         const uint32_t d_row = row_m + unit / kUnitsAlongN * 64;
-        if constexpr (kAddsToD)
+        if constexpr (kGroups != kNoGroups) {
+          const ClippedBox rows(d_row, tile.end_m, 64);
+          ptx::tma_store_4d(map_d, panels + i * kPanelBytes, d_column, rows.first, rows.place, plane_of(tile));
+        } else if constexpr (kIsKGrouped && kAddsToD) {
+          ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group);
+        } else if constexpr (kIsKGrouped) {
+          ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group);
+        } else if constexpr (kAddsToD) {
           ptx::tma_reduce_add_2d(map_d, panels + i * kPanelBytes, d_column, d_row);
-        else
+        } else {
           ptx::tma_store_2d(map_d, panels + i * kPanelBytes, d_column, d_row);
+        }
       }
       ptx::tma_store_commit();
     }

@@ -21,6 +21,8 @@ from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm.cuh"\n'
 NAME = "fp8_gemm_kernel"
+GROUPS_BYTES = 32
+"""Size of `Groups`, which ends `Params`; a dense product leaves it empty."""
 
 
 def headers(config: GemmConfig) -> dict[str, str]:
@@ -139,6 +141,8 @@ def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     of_output = (config.output_is_fp32, config.sfb_is_per_row, config.with_c or config.adds_to_d)
     if of_output != (output.is_fp32, output.sfb_is_per_row, output.with_c or output.adds_to_d):
         return "is for another type of D, another C, or other scales of B"
+    if config.groups != output.groups:
+        return "is for rows that are grouped otherwise, or not at all"
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"
     k_blocks = ceil_div(k, BLOCK_K)
@@ -185,4 +189,5 @@ def scalars(config: GemmConfig, p: DenseProblem) -> bytes:
     c_address, c_pitch = (p.c.data_ptr(), p.c.stride(0)) if p.c is not None else (0, 0)
     pointers = (p.sfb.data_ptr(), c_address, p.d.data_ptr())
     pitches = (c_pitch, p.d.stride(0))
-    return no_map + struct.pack("<QQQQQIIIII", *pointers, *pitches, p.sfb.stride(0), p.sfb.stride(1), p.m, p.n, p.k)
+    sizes = (p.sfb.stride(0), p.sfb.stride(1), p.m, p.n, p.k)
+    return no_map + struct.pack("<QQQQQIIIII4x", *pointers, *pitches, *sizes) + bytes(GROUPS_BYTES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,12 +30,40 @@ class AddressWords(NamedTuple):
     c: int
 
 
+class Operands(Protocol):
+    """What a plan must know of a problem: operands, and the shape of a D that it may have to make."""
+
+    @property
+    def a(self) -> Tensor:
+        """Values of A."""
+
+    @property
+    def sfa(self) -> Tensor:
+        """Scales of A."""
+
+    @property
+    def b(self) -> Tensor:
+        """Values of B."""
+
+    @property
+    def sfb(self) -> Tensor:
+        """Scales of B."""
+
+    @property
+    def d(self) -> Tensor:
+        """The output."""
+
+    @property
+    def c(self) -> Tensor | None:
+        """C, or another input in its place."""
+
+
 class Plan:
     """A launch prepared for operands of certain shapes, strides, types and device, at any addresses."""
 
     def __init__(
         self,
-        p: DenseProblem,
+        p: Operands,
         maps: dict[str, TensorMap],
         tail: bytes,
         words: AddressWords,
@@ -55,9 +83,9 @@ class Plan:
         self._patches_maps = driver.address_is_first_word()
         self._serve(p, driver.ParamsBuffer(self._encoded(addresses_of(p)) + tail), grid)
 
-    def _serve(self, p: DenseProblem, params: driver.ParamsBuffer, grid: int) -> None:
+    def _serve(self, p: Operands, params: driver.ParamsBuffer, grid: int) -> None:
         """Set all that depends on m."""
-        self._shape = p.m, p.n
+        self._shape = tuple(p.d.shape)
         self._params, self._words = params, params.words
         self._spans = (byte_span(p.a), byte_span(p.sfa), *self._spans_of_b, byte_span(p.d))
         self._span_c = 0 if p.c is None else byte_span(p.c)
@@ -66,7 +94,7 @@ class Plan:
         )
         self._lock = threading.Lock()  # addresses are written and read by the launch in one go
 
-    def _changed(self: AnyPlan, p: DenseProblem, grid: int, numbers: Mapping[int, int]) -> AnyPlan:
+    def _changed(self: AnyPlan, p: Operands, grid: int, numbers: Mapping[int, int]) -> AnyPlan:
         """Copy the plan, with other numbers in Params, so that no map is encoded anew."""
         plan = object.__new__(type(self))
         plan.__dict__.update(self.__dict__)
@@ -135,7 +163,7 @@ def make_room(plans: dict[tuple[object, ...], Any]) -> None:
         del plans[next(iter(plans))]
 
 
-def addresses_of(p: DenseProblem) -> AddressWords:
+def addresses_of(p: Operands) -> AddressWords:
     """Where the operands are."""
     at_c = 0 if p.c is None else p.c.data_ptr()
     return AddressWords(p.a.data_ptr(), p.sfa.data_ptr(), p.b.data_ptr(), p.sfb.data_ptr(), p.d.data_ptr(), at_c)

@@ -60,7 +60,8 @@ def _encode(argument: Argument, addresses: Mapping[str, int]) -> tuple[bytes, in
             widest = max(widest, alignment)
         return data + b"\0" * (-len(data) % widest), widest
     if isinstance(argument, Map):
-        return encode_tensor_map(argument.spec, addresses[argument.buffer] + argument.byte_offset), 64
+        tensor = addresses[argument.buffer]
+        return encode_tensor_map(argument.spec, tensor + argument.byte_offset, tensor), 64
     if isinstance(argument, Pointer):
         base = 0 if argument.buffer is None else addresses[argument.buffer]
         return struct.pack("<Q", base + argument.byte_offset), 8
@@ -71,8 +72,8 @@ def _encode(argument: Argument, addresses: Mapping[str, int]) -> tuple[bytes, in
     return struct.pack("<i" if argument < 0 else "<I", argument), 4
 
 
-def encode_tensor_map(spec: TensorMap, address: int) -> bytes:
-    """Give `ptx::TensorMap` as host/ptx/tma.cuh declares it."""
+def encode_tensor_map(spec: TensorMap, address: int, tensor: int) -> bytes:
+    """Give `ptx::TensorMap` as host/ptx/tma.cuh declares it; what it moves must lie in the buffer at `tensor`."""
     if reason := spec.why_illegal():
         raise ValueError(f"tensor_map: {reason}")
     if address % ADDRESS_ALIGNMENT:
@@ -82,7 +83,7 @@ def encode_tensor_map(spec: TensorMap, address: int) -> bytes:
     strides = (*spec.strides, *(0,) * (5 - rank))
     box = (*spec.box, *(1,) * (5 - rank))
     packed = struct.pack(
-        "<Q5Q4Q5H4BxxI",
+        "<Q5Q4Q5H4BxxI4xQ",
         address,
         *dims,
         *strides,
@@ -92,5 +93,6 @@ def encode_tensor_map(spec: TensorMap, address: int) -> bytes:
         spec.swizzle,
         int(spec.element is ElementType.FLOAT32),
         _TENSOR_MAP_MAGIC,
+        tensor,
     )
     return packed + b"\0" * (128 - len(packed))

@@ -97,6 +97,7 @@ def run(
         p.m,
         p.n,
         p.k,
+        Struct(*[U64(0)] * (fp8_gemm.GROUPS_BYTES // 8)),
     )
     buffers = {
         "a": Buffer(as_it_lies(p.a), is_dependent=is_dependent),

@@ -51,6 +51,20 @@ class Result:
     stores: int
 
 
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One kernel of several that run one after another; `grid` None means a CTA on each SM, as persistent ones want."""
+
+    kernel: HostKernel
+    arguments: Sequence[Argument]
+    threads: int
+    shared_bytes: int
+    grid: int | None = None
+    cluster_size: int = 1
+    inputs: frozenset[str] = frozenset()
+    """Writable buffers that this one must not write."""
+
+
 def simulate(
     kernel: HostKernel,
     arguments: Sequence[Argument],
@@ -71,25 +85,59 @@ def simulate(
     Equal arguments give equal runs. `schedule` is one of SCHEDULES; None draws one from the seed. `truncate` lets
     WGMMA accumulate with Hopper's few bits instead of exactly.
     """
+    launch = KernelLaunch(kernel, arguments, threads, shared_bytes, grid, cluster_size)
+    return simulate_in_turn(
+        [launch], buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate, max_steps=max_steps
+    )
+
+
+def simulate_in_turn(
+    launches: Sequence[KernelLaunch],
+    buffers: Mapping[str, Buffer],
+    *,
+    num_sms: int = 2,
+    seed: int = 0,
+    schedule: str | None = None,
+    truncate: bool = False,
+    max_steps: int = 50_000_000,
+) -> Result:
+    """Launch kernels that share buffers, each when the one before has ended. The counters are the last one's."""
     if schedule is not None and schedule not in SCHEDULES:
         raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
     arena = _Arena(buffers)
-    encoded = [_Aligned(encode(argument, arena.addresses)) for argument in arguments]
+    stats = Stats()
+    for launch in launches:
+        stats = _launch(arena, launch, num_sms, seed, schedule, truncate, max_steps)
+    return Result(arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores)
+
+
+def _launch(
+    arena: _Arena,
+    launched: KernelLaunch,
+    num_sms: int,
+    seed: int,
+    schedule: str | None,
+    truncate: bool,
+    max_steps: int,
+) -> Stats:
+    kernel = launched.kernel
+    native = arena.native_but_inputs(launched.inputs)
+    encoded = [_Aligned(encode(argument, arena.addresses)) for argument in launched.arguments]
     sizes = [len(argument.data) for argument in encoded]
     if sizes != kernel.argument_bytes():
         raise ValueError(f"arguments: expected parameters of {kernel.argument_bytes()} bytes, got {sizes}")
     launch = Launch(
         seed=seed,
         max_steps=max_steps,
-        grid=num_sms if grid is None else grid,
-        cluster_size=cluster_size,
-        threads=threads,
-        shared_bytes=shared_bytes,
+        grid=num_sms if launched.grid is None else launched.grid,
+        cluster_size=launched.cluster_size,
+        threads=launched.threads,
+        shared_bytes=launched.shared_bytes,
         num_sms=num_sms,
         schedule=-1 if schedule is None else SCHEDULES.index(schedule),
         truncate=truncate,
-        num_buffers=len(arena.native),
-        buffers=arena.native,
+        num_buffers=len(native),
+        buffers=native,
         arguments=(ctypes.c_void_p * max(len(encoded), 1))(*(argument.address for argument in encoded)),
     )
     stats = Stats()
@@ -100,7 +148,7 @@ def simulate(
         raise SimulationError(kernel.name, message.decode(), how)
     if trampled := arena.trampled():
         raise SimulationError(kernel.name, f"wrote outside of `{trampled}` by other means than `ptx::`", how)
-    return Result(arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores)
+    return stats
 
 
 class _Aligned:
@@ -134,16 +182,19 @@ class _Arena:
             at += len(data)
         base = self.memory.ctypes.data
         self.addresses = {name: base + span.start for name, span in self.spans.items()}
-        self.native = (NativeBuffer * max(len(contents), 1))(
+
+    def native_but_inputs(self, inputs: frozenset[str]) -> ctypes.Array[NativeBuffer]:
+        """All buffers for the model, of which `inputs` are not writable."""
+        return (NativeBuffer * max(len(self.spans), 1))(
             *(
                 NativeBuffer(
                     base=self.addresses[name],
-                    num_bytes=len(data),
+                    num_bytes=span.stop - span.start,
                     name=name.encode(),
-                    is_writable=self.buffers[name].is_writable,
+                    is_writable=self.buffers[name].is_writable and name not in inputs,
                     is_dependent=self.buffers[name].is_dependent,
                 )
-                for name, data in contents.items()
+                for name, span in self.spans.items()
             )
         )
 

@@ -4,6 +4,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
+#include "ptx/tensormap.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
@@ -27,6 +28,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::mbarrier_arrive_expect_tx(barrier, 112);
   ptx::mbarrier_arrive_cluster(barrier, 1);
   ptx::mbarrier_arrive_after(barrier, out[0], ptx::opaque(flags[0]) == 0);
+  ptx::mbarrier_arrive_after(barrier, flags[5], flags[0] == 0);
   ptx::mbarrier_arrive_cluster_after(barrier, 1, out[0], flags[0] == 0);
   if (ptx::mbarrier_test_wait_parity(barrier, 0)) flags[0] = 1;
   if (ptx::mbarrier_try_wait_parity(barrier, 0)) flags[1] = 1;
@@ -45,11 +47,21 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::fence_proxy_async_shared();
   ptx::tma_store_2d(&map, tile, 1, 2);
   ptx::tma_store_3d(&map, tile, 1, 2, 3);
+  ptx::tma_store_4d(&map, tile, 1, 2, 3, 4);
   ptx::tma_reduce_add_2d(&map, tile, 1, 2);
   ptx::tma_reduce_add_3d(&map, tile, 1, 2, 3);
   ptx::tma_store_commit();
   ptx::tma_store_wait_read<1>();
   ptx::tma_store_wait<0>();
+
+  // Tensor maps that a kernel makes
+  ptx::TensorMap* made = reinterpret_cast<ptx::TensorMap*>(out);
+  ptx::tensormap_copy(made, map);
+  ptx::tensormap_replace_address(made, out + 64);
+  ptx::tensormap_replace_size<0>(made, 7);
+  ptx::tensormap_replace_stride<1>(made, 128);
+  ptx::fence_tensormap_release();
+  ptx::fence_tensormap_acquire(made);
 
   // Cluster
   ptx::cluster_arrive();
@@ -65,6 +77,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   // Warp and block
   sum += ptx::shfl_sync(sum, warp);
   if (ptx::all_sync(sum > 0) && ptx::elect_sync()) flags[3] = ptx::shfl_sync(lane, 5);
+  flags[4] = ptx::ballot_sync(sum > 1) + ptx::reduce_min_sync(lane);
   ptx::syncwarp();
   ptx::syncthreads();
   ptx::bar_arrive(1, 256);
@@ -80,10 +93,13 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_shared_v2_f32(tile, sum, sum);
   ptx::st_shared_v4_f32(tile, sum, sum, sum, sum);
   ptx::st_shared_b32(tile, ptx::ld_shared_b32(tile + 7));
+  ptx::st_shared_v4_b32(tile, 1, ptx::ld_shared_v4_b32(tile + 4).w, 3, 4);
   ptx::stmatrix_x2(tile + lane * 4, 1, 2);
   ptx::stmatrix_x4(tile + lane * 4, 1, 2, 3, 4);
   sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
   sum += ptx::ld_global_cg_v4_f32(out).w + ptx::ld_global_nc_f32(out + 8) + ptx::ld_global_nc_v4_f32(out + 8).x;
+  ptx::cp_async_16(tile, out, 16);
+  ptx::cp_async_wait_all();
   flags[6] = ptx::ld_global_i32(out + 1) + ptx::ld_global_nc_i32(out + 9) + ptx::ld_global_b32(out + 2);
   ptx::st_global_b16(out, 7);
   ptx::st_global_b32(out, 7);

@@ -29,7 +29,7 @@ CASE(load) {
 }
 
 CASE(load_over_the_corner) {
-  load_at(c, shared, bar, thread, -3, -2);
+  load_at(c, shared, bar, thread, -4, -2);
   ptx::mbarrier_wait_parity(bar, 0);
   copy_out(c, shared.tile, thread);
 }

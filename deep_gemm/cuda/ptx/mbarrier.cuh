@@ -23,7 +23,7 @@ DEVICE void mbarrier_arrive(uint64_t* barrier) {
 // its way does not hold up an arrival, whatever the memory model says of the two: on an H200, with other warps' loads
 // ahead of it, it read what TMA wrote after the arrival. (An odd number and an address differ; ptxas does not see that.
 // One predicate for both conditions, because a branch in the loop costs more.)
-DEVICE void mbarrier_arrive_after(uint64_t* barrier, float loaded, bool is_arriving) {
+DEVICE void mbarrier_arrive_after(uint64_t* barrier, uint32_t loaded, bool is_arriving) {
   asm volatile(
       "{\n"
       ".reg .pred p, q;\n"
@@ -33,8 +33,11 @@ DEVICE void mbarrier_arrive_after(uint64_t* barrier, float loaded, bool is_arriv
       "setp.ne.and.b32 p, odd, %0, q;\n"
       "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n"
       "}" ::"r"(smem_address(barrier)),
-      "r"(__float_as_uint(loaded)), "r"(static_cast<uint32_t>(is_arriving))
+      "r"(loaded), "r"(static_cast<uint32_t>(is_arriving))
       : "memory");
+}
+DEVICE void mbarrier_arrive_after(uint64_t* barrier, float loaded, bool is_arriving) {
+  mbarrier_arrive_after(barrier, __float_as_uint(loaded), is_arriving);
 }
 
 // One arrival, which also announces `bytes` that TMA will bring in this phase.

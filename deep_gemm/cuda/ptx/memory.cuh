@@ -4,6 +4,16 @@
 
 namespace ptx {
 
+// ---- Global to shared memory, with no register in between
+
+// 16 bytes, of which the first `bytes` are read and the others are zeros.
+DEVICE void cp_async_16(void* shared, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(shared)), "l"(global), "r"(bytes)
+               : "memory");
+}
+// Until all is there that this thread has copied so; other threads see it once they meet this one at a barrier.
+DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- Shared memory
 
 DEVICE float ld_shared_f32(const void* pointer) {
@@ -29,6 +39,14 @@ DEVICE uint32_t ld_shared_b32(const void* pointer) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem_address(pointer)) : "memory");
   return value;
 }
+DEVICE Uint4 ld_shared_v4_b32(const void* pointer) {
+  Uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(smem_address(pointer))
+               : "memory");
+  return v;
+}
 DEVICE void st_shared_f32(void* pointer, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem_address(pointer)), "f"(value) : "memory");
 }
@@ -41,6 +59,10 @@ DEVICE void st_shared_v4_f32(void* pointer, float x, float y, float z, float w) 
 }
 DEVICE void st_shared_b32(void* pointer, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
+}
+DEVICE void st_shared_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(pointer)), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 
 // Stores 8x8 matrices of 16-bit elements: lane i gives the address of row i (16 bytes) of all matrices in turn, and

@@ -104,6 +104,12 @@ DEVICE void tma_store_3d(const TensorMap* map, const void* source, int32_t c0, i
                : "memory");
 }
 
+DEVICE void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(smem_address(source)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+
 // Adds the box to what global memory holds, in the map's element type.
 DEVICE void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
   asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),

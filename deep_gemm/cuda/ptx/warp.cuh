@@ -49,6 +49,9 @@ DEVICE float shfl_sync(float value, uint32_t source) { return __shfl_sync(0xffff
 // The same in all threads of a warp, which the shuffle tells the compiler.
 DEVICE uint32_t warp_index() { return shfl_sync(threadIdx.x / 32, 0); }
 DEVICE bool all_sync(bool value) { return __all_sync(0xffffffffu, value); }
+// Bit i is what lane i passes.
+DEVICE uint32_t ballot_sync(bool value) { return __ballot_sync(0xffffffffu, value); }
+DEVICE uint32_t reduce_min_sync(uint32_t value) { return __reduce_min_sync(0xffffffffu, value); }
 DEVICE void syncwarp() { __syncwarp(); }
 
 // ---- Block

@@ -1,5 +1,6 @@
 // A launch: clusters take the places of those that have ended, as on a GPU with `num_sms` SMs.
 #pragma once
+#include "cp_async.h"
 #include "tma.h"
 #include "wgmma.h"
 
@@ -48,6 +49,7 @@ inline void check_end_of_thread() {
   if (warp.arrived) fail(std::string("exits while other lanes of its warp wait for it at ") + warp.operation);
   if (!warp.in_flight.empty()) fail("exits with a WGMMA in flight: wgmma_wait_group<0> is missing");
   if (!self->uncommitted.empty()) fail("exits with TMA stores that were never committed");
+  if (!self->copies.empty()) fail("exits with copies to shared memory that it never waited for");
 }
 
 inline void check_end_of_cta(Cta* cta) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <queue>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -139,6 +140,12 @@ struct RemoteStore {
   uint32_t size;
 };
 
+// What cp.async is to bring into shared memory.
+struct Copy {
+  uint32_t offset;
+  uint8_t bytes[16];
+};
+
 struct Fiber {
   Context context;
   Cta* cta = nullptr;
@@ -148,7 +155,10 @@ struct Fiber {
   std::vector<Range> unfenced;  // generic writes that the async proxy does not see yet
   std::vector<Mbarrier*> unfenced_barriers;
   std::vector<std::function<void(std::shared_ptr<StoreGroup>)>> uncommitted;
+  std::vector<Copy> copies;  // asked for and not waited for
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
+  std::vector<const void*> unreleased_maps;  // tensor maps that this thread has written
+  std::set<const void*> acquired_maps;       // those made by kernels that it may use
   std::shared_ptr<std::deque<RemoteStore>> remote_stores;
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
@@ -180,6 +190,7 @@ struct Machine {
   std::vector<Fiber*> ready;
   uint32_t ready_polling = 0;
   std::priority_queue<Event> events;
+  std::map<const void*, uint32_t> maps_in_use;  // by pieces of loads in flight
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Cta>> ctas;
   Context scheduler;

@@ -58,12 +58,16 @@ float ld_shared_f32(const void* p) { return shared_load<float>(p, "ld_shared_f32
 Float2 ld_shared_v2_f32(const void* p) { return shared_load<Float2>(p, "ld_shared_v2_f32"); }
 Float4 ld_shared_v4_f32(const void* p) { return shared_load<Float4>(p, "ld_shared_v4_f32"); }
 uint32_t ld_shared_b32(const void* p) { return shared_load<uint32_t>(p, "ld_shared_b32"); }
+Uint4 ld_shared_v4_b32(const void* p) { return shared_load<Uint4>(p, "ld_shared_v4_b32"); }
 void st_shared_f32(void* p, float value) { shared_store_value(p, value, "st_shared_f32"); }
 void st_shared_v2_f32(void* p, float x, float y) { shared_store_value(p, Float2{x, y}, "st_shared_v2_f32"); }
 void st_shared_v4_f32(void* p, float x, float y, float z, float w) {
   shared_store_value(p, Float4{x, y, z, w}, "st_shared_v4_f32");
 }
 void st_shared_b32(void* p, uint32_t value) { shared_store_value(p, value, "st_shared_b32"); }
+void st_shared_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  shared_store_value(p, Uint4{a, b, c, d}, "st_shared_v4_b32");
+}
 
 uint32_t smem_address(const void* pointer) { return kSharedBase + shared_offset(pointer, 0, 1, "smem_address"); }
 

@@ -3,10 +3,9 @@
 #pragma once
 #include "global_memory.h"
 #include "mbarrier.h"
+#include "tensormap.h"
 
 namespace sim {
-
-using ptx::TensorMap;
 
 struct Box {
   TensorMap map;
@@ -16,13 +15,17 @@ struct Box {
 };
 
 inline Box make_box(const TensorMap* map, const void* shared, std::initializer_list<int32_t> corner, const char* what) {
-  if (map->magic != TensorMap::kMagic) fail(std::string(what) + ": this is not a tensor map");
+  check_use_of_map(map, what);
   if (map->rank != corner.size())
     fail(std::string(what) + ": the tensor map has " + text(map->rank) + " dimensions");
   Box box{*map, {}, 0, map->box[0] * uint32_t{map->element_bytes}, 1};
   std::copy(corner.begin(), corner.end(), box.corner);
   for (uint32_t i = 1; i < map->rank; ++i) box.rows *= map->box[i];
   box.offset = shared_offset(shared, box.row_bytes * box.rows, 128, what);
+  // Found on an H200, which calls it an illegal instruction.
+  if (box.corner[0] * int64_t{map->element_bytes} % 16)
+    fail(std::string(what) + ": the box begins at element " + std::to_string(box.corner[0]) +
+         " of a row, which is no multiple of 16 bytes");
   return box;
 }
 
@@ -55,9 +58,9 @@ void visit_chunks(const Box& box, uint32_t first_row, uint32_t end_row, const Vi
 }
 
 inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* what) {
-  const Buffer* tensor = find_buffer(box.map.base, 1);
+  const Buffer* tensor = find_buffer(box.map.tensor, 1);
   if (!tensor)
-    fail(std::string(what) + ": the tensor map's base is outside of global memory: " + describe_address(box.map.base));
+    fail(std::string(what) + ": the tensor map's tensor is not in global memory: " + describe_address(box.map.tensor));
   visit_chunks(box, 0, box.rows, [&](uint32_t, uint32_t from, uint32_t to, uint64_t address) {
     if (from == to) return;
     const Buffer& buffer = check_global(address + from, to - from, writes, cta, what);
@@ -104,7 +107,9 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
       const uint32_t first = box.rows * i / pieces, end = box.rows * (i + 1) / pieces;
       if (first == end) continue;
       ++cta->loads_in_flight;
+      ++machine->maps_in_use[map];
       later(machine->bias.load_delay, [=] {
+        --machine->maps_in_use[map];
         const Range range{box.offset + first * box.row_bytes, (end - first) * box.row_bytes};
         land(cta, barrier_offset, range, [&] {
           visit_chunks(box, first, end, [cta](uint32_t shared, uint32_t from, uint32_t to, uint64_t address) {
@@ -134,6 +139,7 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
                       const char* what) {
   yield();
   const Box box = make_box(map, source, corner, what);
+  if (is_in_global_memory(map)) fail(std::string(what) + ": maps that kernels make are modelled for loads alone");
   if (adds && !map->is_f32) fail(std::string(what) + ": modelled for FP32 alone");
   check_rows(box, true, self->cta, what);
   Cta* cta = self->cta;
@@ -185,7 +191,7 @@ void tma_store_wait(uint32_t pending) { wait_for_stores(pending, &StoreGroup::un
 namespace ptx {
 
 void prefetch_tensormap(const TensorMap* map) {
-  if (map->magic != TensorMap::kMagic) fail("prefetch_tensormap: this is not a tensor map");
+  check_use_of_map(map, "prefetch_tensormap");
 }
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
@@ -249,6 +255,9 @@ void tma_store_2d(const TensorMap* map, const void* source, int32_t c0, int32_t 
 }
 void tma_store_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2) {
   store_box(map, source, {c0, c1, c2}, false, "tma_store_3d");
+}
+void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  store_box(map, source, {c0, c1, c2, c3}, false, "tma_store_4d");
 }
 void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {
   store_box(map, source, {c0, c1}, true, "tma_reduce_add_2d");

@@ -136,6 +136,16 @@ bool all_sync(bool value) {
     if (!values[lane]) return false;
   return true;
 }
+uint32_t ballot_sync(bool value) {
+  const uint64_t* values = gather("ballot_sync", value);
+  uint32_t bits = 0;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) bits |= static_cast<uint32_t>(values[lane]) << lane;
+  return bits;
+}
+uint32_t reduce_min_sync(uint32_t value) {
+  const uint64_t* values = gather("reduce_min_sync", value);
+  return static_cast<uint32_t>(*std::min_element(values, values + kLanes));
+}
 void syncwarp() { gather("syncwarp", 0); }
 
 void syncthreads() {

@@ -12,6 +12,9 @@ void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank);
 inline void mbarrier_arrive_after(uint64_t* barrier, float, bool is_arriving) {
   if (is_arriving) mbarrier_arrive(barrier);
 }
+inline void mbarrier_arrive_after(uint64_t* barrier, uint32_t, bool is_arriving) {
+  if (is_arriving) mbarrier_arrive(barrier);
+}
 inline void mbarrier_arrive_cluster_after(uint64_t* barrier, uint32_t cta_rank, float, bool is_arriving) {
   if (is_arriving) mbarrier_arrive_cluster(barrier, cta_rank);
 }

@@ -28,6 +28,9 @@ namespace ptx {
 struct Uint2 {
   uint32_t x, y;
 };
+struct Uint4 {
+  uint32_t x, y, z, w;
+};
 struct Float2 {
   float x, y;
 };

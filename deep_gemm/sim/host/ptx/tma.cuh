@@ -5,12 +5,14 @@ namespace ptx {
 
 // The simulator's own encoding (deep_gemm/sim/arguments.py writes it), of the size of the driver's.
 struct alignas(64) TensorMap {
-  uint64_t base;
+  uint64_t base;        // of element 0, which need not be in memory if no box reaches it
   uint64_t dims[5];     // elements, innermost first
   uint64_t strides[4];  // bytes, of dimensions 1 to 4
   uint16_t box[5];      // elements
   uint8_t rank, element_bytes, swizzle_bytes, is_f32;
   uint32_t magic;
+  uint64_t tensor;      // where the buffer begins in which every element that is touched must be
+  uint32_t is_unreleased;  // written by a kernel, and not shown to TMA yet
   static constexpr uint32_t kMagic = 0x544d4150;
 };
 static_assert(sizeof(TensorMap) == 128, "as large as the driver's");
@@ -31,6 +33,7 @@ uint64_t createpolicy_evict_last();
 
 void tma_store_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1);
 void tma_store_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2);
+void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
 void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1);
 void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2);
 void tma_store_commit();

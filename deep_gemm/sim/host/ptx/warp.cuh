@@ -16,6 +16,8 @@ bool elect_sync();
 uint32_t shfl_sync(uint32_t value, uint32_t source);
 float shfl_sync(float value, uint32_t source);
 bool all_sync(bool value);
+uint32_t ballot_sync(bool value);
+uint32_t reduce_min_sync(uint32_t value);
 void syncwarp();
 
 void syncthreads();

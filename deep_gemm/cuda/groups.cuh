@@ -1,0 +1,276 @@
+// Products of several groups of rows, each with its own B. Only the GPU knows which rows belong to which group:
+//
+//   kGroupIds      rows of A [m, k] and D [m, n]; the layout holds a group's number for each row, -1: no group
+//   kGroupEnds     the same rows; it holds for each group where its rows end; they begin at the aligned end of those before
+//   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; it holds how many
+//
+// One warp of each CTA reads the layout and deals the CTA's tiles out to the thread that loads and to
+// the math warps, through a queue. It is ahead of them, so that a search through thousands of rows without a group
+// delays nobody. At last it writes the zeros that callers expect in the padding behind a group.
+#pragma once
+#include "config.cuh"
+#include "k_groups.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+constexpr uint32_t kNoGroups = 0, kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 3;
+constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
+
+struct Groups {
+  union {
+    const int32_t* layout;
+    const KGroup* k_groups;  // where groups are along k: see k_scheduler.cuh
+  };
+  union {
+    uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
+    uint64_t c_stride;    // where groups are along k, from one group's C to the next
+  };
+  uint32_t count;       // of groups
+  uint32_t rows;        // of A and D, with kGroupCounts of each group's
+  uint32_t alignment;   // of where rows begin with kGroupEnds, and of blocks whose padding is zeroed
+  uint32_t zeroes_padding;
+};
+
+struct Tile {
+  uint32_t row_m;  // first row of D
+  uint32_t row_n;  // first column of D, a row of B
+  union {
+    uint32_t end_m;         // where the group's rows end
+    uint32_t num_k_blocks;  // where groups are along k, the group's
+  };
+  uint32_t group;
+};
+
+// Rows that follow each other and belong to one group. Not necessarily all of them: a search for the end of thousands of
+// rows would keep the first tile waiting.
+struct Stretch {
+  uint32_t first, end, group;
+
+  DEVICE uint32_t tiles_m() const { return ceil_div(end - first, kBlockM); }
+};
+
+// ---- Reading the layout. Nothing that a caller writes there leads outside of the operands.
+
+DEVICE uint32_t id_of_row(const Groups& g, uint32_t row) {
+  return static_cast<uint32_t>(ptx::ld_global_nc_i32(g.layout + row));  // no group, -1, is the largest number
+}
+
+DEVICE uint32_t end_of_group(const Groups& g, uint32_t group) {
+  const int32_t end = ptx::ld_global_nc_i32(g.layout + group);
+  return end < 0 ? 0 : static_cast<uint32_t>(end) < g.rows ? end : g.rows;
+}
+
+DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
+  if constexpr (kGroups == kGroupCounts) return 0;
+  const uint32_t end_before = end_of_group(g, group == 0 ? 0 : group - 1);
+  return group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;
+}
+
+// Which stretches there are, and how many tiles they have, in the order of the layout. By a warp: an answer of global
+// memory takes longer than a k-block, so that each time it is asked for much. All CTAs then find their first tile after
+// one answer, and begin together; where some began later, all ran 2% longer, for they found less of each other in the L2.
+struct Stretches {
+  uint32_t* window;  // in shared memory, with kGroupIds: the numbers of the rows from window_first up to window_end
+  uint32_t window_first = 0, window_end = 0;
+  Stretch stretch{};       // with kGroupIds the one at hand, else this lane's of 32 groups
+  uint32_t tiles_end = 0;  // tiles up to its end
+  uint32_t tiles = 0;      // of all at hand
+  uint32_t at = 0;         // how far the layout has been read: rows or groups
+
+  DEVICE explicit Stretches(uint32_t* window_) : window(window_) {}
+
+  // The stretch of a tile, if there is one. `tile` is counted from the first stretch at hand on, before and after;
+  // `first_tile` is the first of the stretch.
+  DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t& tile, uint32_t& first_tile, Stretch& found) {
+    while (tile >= tiles) {
+      tile -= tiles;
+      if (!(kGroups == kGroupIds ? read_rows(g) : read_groups(g))) return false;
+      tiles_end = stretch.tiles_m() * tiles_n;
+      if constexpr (kGroups != kGroupIds)
+        for (uint32_t distance = 1; distance < 32; distance *= 2) {
+          const uint32_t before = ptx::shfl_sync(tiles_end, ptx::lane_index() - distance);
+          tiles_end += ptx::lane_index() >= distance ? before : 0;
+        }
+      tiles = kGroups == kGroupIds ? tiles_end : ptx::shfl_sync(tiles_end, 31);
+    }
+    first_tile = 0, found = stretch;
+    if constexpr (kGroups != kGroupIds) {
+      const uint32_t lane = ptx::reduce_min_sync(tile < tiles_end ? ptx::lane_index() : 31);
+      found = {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
+      first_tile = ptx::shfl_sync(tiles_end, lane) - found.tiles_m() * tiles_n;
+    }
+    return true;
+  }
+
+  // 32 groups, or what is left of them.
+  DEVICE bool read_groups(const Groups& g) {
+    if (at >= g.count) return false;
+    const uint32_t group = at + ptx::lane_index() < g.count ? at + ptx::lane_index() : g.count - 1;
+    const uint32_t start = start_of_group(g, group), end = end_of_group(g, group);
+    stretch = {start, at + ptx::lane_index() < g.count && start < end ? end : start, group};
+    at += 32;
+    return true;
+  }
+
+  // The next rows of one group.
+  DEVICE bool read_rows(const Groups& g) {
+    while (at < g.rows) {
+      if (at == window_end) open_window(g, at);
+      const uint32_t first = find(at, [&](uint32_t id) { return id < g.count; });
+      at = first;
+      if (first == window_end) continue;
+      const uint32_t group = ptx::ld_shared_b32(&window[first - window_first]);
+      uint32_t end = find(first + 1, [&](uint32_t id) { return id != group; });
+      if (end == window_end && end < g.rows) {  // the group may go on: whole tiles now, or another look from here
+        end = first + (end - first) / kBlockM * kBlockM;
+        if (end == first) {
+          open_window(g, first);
+          continue;
+        }
+      }
+      stretch = {first, end, group};
+      at = end;
+      return true;
+    }
+    return false;
+  }
+
+  // Brings the numbers of the rows from `first` on into shared memory.
+  DEVICE void open_window(const Groups& g, uint32_t first) {
+    window_first = first / 4 * 4;  // 16 bytes, to which the layout is aligned
+    window_end = window_first + kWindowRows < g.rows ? window_first + kWindowRows : g.rows;
+    ptx::syncwarp();  // all lanes have read what was there before
+    for (uint32_t row = window_first + ptx::lane_index() * 4; row < window_end; row += 128)
+      ptx::cp_async_16(&window[row - window_first], g.layout + row, (window_end - row < 4 ? window_end - row : 4) * 4);
+    ptx::cp_async_wait_all();
+    ptx::syncwarp();
+  }
+
+  // The first row from `first` on whose number fulfils a condition, or the window's end.
+  template <typename Condition>
+  DEVICE uint32_t find(uint32_t first, const Condition& is_found) const {
+    constexpr uint32_t kQuads = 4;  // of a lane, at a time
+    uint32_t quad = (first - window_first) / 4 * 4;
+    for (; quad < window_end - window_first; quad += 128 * kQuads) {
+      uint32_t found = window_end;
+#pragma unroll
+      for (uint32_t i = kQuads; i-- > 0;) {
+        const uint32_t at_lane = quad + i * 128 + ptx::lane_index() * 4, row = window_first + at_lane;
+        const ptx::Uint4 ids = ptx::ld_shared_v4_b32(&window[at_lane < kWindowRows ? at_lane : 0]);
+        found = is_found(ids.w) && row + 3 >= first ? row + 3 : found;
+        found = is_found(ids.z) && row + 2 >= first ? row + 2 : found;
+        found = is_found(ids.y) && row + 1 >= first ? row + 1 : found;
+        found = is_found(ids.x) && row >= first ? row : found;
+      }
+      found = ptx::reduce_min_sync(found);
+      if (found < window_end) return found;
+    }
+    return window_end;
+  }
+};
+
+// ---- Dealing out tiles
+
+// One arrival of the warp that deals, and one of each that takes: the loading thread and the math warps.
+constexpr uint32_t kTileTakers = 1 + kNumMathWarps;
+
+struct TileQueue {
+  alignas(16) Tile tiles[kTileSlots];
+  alignas(16) uint32_t window[kWindowRows];  // what the dealing warp sees of the layout: see Stretches
+  uint64_t full[kTileSlots], empty[kTileSlots];
+
+  DEVICE void init() {
+    for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(&full[slot], 1);
+      ptx::mbarrier_init(&empty[slot], kTileTakers);
+    }
+  }
+};
+
+// By a warp. `number` counts the tiles that the queue has seen.
+DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  if (ptx::lane_index() == 0) {
+    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
+    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);
+    ptx::mbarrier_arrive(&queue.full[slot]);
+  }
+  ptx::syncwarp();
+  ++number;
+}
+
+constexpr Tile kNoMoreTiles = {0, 0, 0, 0};  // a tile ends behind a row
+
+// By a thread, or a warp: the shuffles show the compiler that all lanes have the same.
+template <bool kIsWarp>
+DEVICE bool take(TileQueue& queue, uint32_t& number, Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
+  const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
+  tile = {dealt.x, dealt.y, dealt.z, dealt.w};
+  if constexpr (kIsWarp)
+    tile = {ptx::shfl_sync(tile.row_m, 0), ptx::shfl_sync(tile.row_n, 0), ptx::shfl_sync(tile.end_m, 0),
+            ptx::shfl_sync(tile.group, 0)};
+  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
+  ++number;
+  return tile.end_m != 0;
+}
+
+// ---- Rows that are not the group's
+//
+// A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. A and D are
+// described with one dimension more: `height` rows, the box's, and as many places where they may begin, one pitch apart.
+//
+//   address of box row i = base + (i_first + i + place) * pitch      i_first + i < height is the hardware's bound
+//
+// The base lies `height` rows before the tensor. So the box that begins in place row + r, with its first row at height -
+// r, has r rows from `row` on, and the rest of it is out of bounds: it loads as zeros and is not stored.
+struct ClippedBox {
+  uint32_t first, place;
+
+  DEVICE ClippedBox(uint32_t row, uint32_t end, uint32_t height) {
+    const uint32_t rows = row >= end ? 0 : end - row < height ? end - row : height;
+    first = height - rows, place = row + rows;
+  }
+};
+
+// Which of the row-grouped matrices: with kGroupCounts each group has its own.
+DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? tile.group : 0; }
+
+// Scales that are loaded ahead of a tile's own: TMA loads from a multiple of 16 bytes on, and a group begins at any row.
+DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile.row_m % 4 : 0; }
+
+// ---- Padding
+
+// Writes zeros to a row of D, by all lanes of a warp. Rows are whole 16 bytes, at multiples of 16.
+DEVICE void write_zeros(uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, uint32_t row) {
+  for (uint32_t byte = ptx::lane_index() * 16; byte < row_bytes; byte += 512)
+    ptx::st_global_v4_b32(d + row * pitch_bytes + byte, 0, 0, 0, 0);
+}
+
+// Zeros for the rows without a group that share an aligned block of rows with one that has a group. This is one warp of
+// each CTA.
+DEVICE void zero_padding(const Groups& g, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes) {
+  if constexpr (kGroups == kGroupEnds) {
+    for (uint32_t group = ptx::block_index(); group < g.count; group += ptx::grid_size()) {
+      // A group without rows ends where one before it does, or where none needs padding.
+      const uint32_t end = end_of_group(g, group), padded = ceil_div(end, g.alignment) * g.alignment;
+      for (uint32_t row = end; row < padded && row < g.rows; ++row) write_zeros(d, pitch_bytes, row_bytes, row);
+    }
+  }
+  if constexpr (kGroups == kGroupIds) {
+    for (uint32_t first = ptx::block_index() * g.alignment; first < g.rows; first += ptx::grid_size() * g.alignment) {
+      const uint32_t end = first + g.alignment < g.rows ? first + g.alignment : g.rows;
+      const auto has_group = [&](uint32_t row) { return row < end && id_of_row(g, row) < g.count; };
+      bool is_used = false;
+      for (uint32_t row = first; row < end; row += 32) is_used = has_group(row + ptx::lane_index()) || is_used;
+      if (ptx::all_sync(!is_used)) continue;
+      for (uint32_t row = first; row < end; row += 32) {
+        const uint32_t used = ptx::ballot_sync(has_group(row + ptx::lane_index()));
+        for (uint32_t i = 0; i < 32 && row + i < end; ++i)
+          if (!(used >> i & 1)) write_zeros(d, pitch_bytes, row_bytes, row + i);
+      }
+    }
+  }
+}

@@ -1,0 +1,104 @@
+// Which tiles a CTA computes where groups are along k, in which order. The thread that loads finds them, and deals them to
+// the math warps through the queue of groups.cuh.
+//
+// All groups have the same tiles, which are counted through, the deepest group first, and handed out in rounds: a tile for
+// each CTA, every other round the other way about. Groups may be very unequal; but whoever has a longer tile than the
+// others in one round has a shorter one in the next, and the last tiles, which decide who is last, are the shortest.
+#pragma once
+#include "config.cuh"
+#include "groups.cuh"
+#include "k_groups.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tensormap.cuh"
+#include "ptx/warp.cuh"
+
+// A tile, and where its operands are.
+struct KTile {
+  Tile tile;
+  const KGroup* k_group;
+  uint32_t first_k_block;
+};
+
+struct KScheduler {
+  const KGroup* k_groups;
+  uint32_t tiles_m, tiles_n, num_tiles;
+  uint32_t first_of_round = 0;
+  bool is_backwards = false;
+  const KGroup* known = nullptr;  // whose maps this thread may use
+
+  DEVICE KScheduler(const Groups& groups, uint32_t m, uint32_t n)
+      : k_groups(groups.k_groups),
+        tiles_m(ceil_div(m, kBlockM)),
+        tiles_n(ceil_div(n, kBlockN)),
+        num_tiles(tiles_m * tiles_n * groups.count) {}
+
+  // By one thread. The maps of the tile's group are then on their way, and may be used.
+  DEVICE bool next(KTile& next) {
+    const uint32_t place = is_backwards ? ptx::grid_size() - 1 - ptx::block_index() : ptx::block_index();
+    const uint32_t number = first_of_round + place;
+    if (number >= num_tiles) return false;
+    first_of_round += ptx::grid_size();
+    is_backwards = !is_backwards;
+
+    const uint32_t tiles = tiles_m * tiles_n, of_group = number % tiles;
+    const uint32_t first_m = of_group / (kRasterGroup * tiles_n) * kRasterGroup;
+    const uint32_t rows = tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup;
+    const uint32_t in_raster = of_group % (kRasterGroup * tiles_n);
+    next.tile.row_m = (first_m + in_raster % rows) * kBlockM;
+    next.tile.row_n = in_raster / rows * kBlockN;
+
+    next.k_group = k_groups + number / tiles;
+    if (next.k_group != known) {
+      ptx::fence_tensormap_acquire(&next.k_group->map_a);
+      ptx::fence_tensormap_acquire(&next.k_group->map_b);
+      ptx::prefetch_tensormap(&next.k_group->map_a);
+      ptx::prefetch_tensormap(&next.k_group->map_b);
+      known = next.k_group;
+    }
+    next.first_k_block = ptx::ld_global_b32(&next.k_group->first_k_block);
+    next.tile.num_k_blocks = ptx::ld_global_b32(&next.k_group->num_k_blocks);
+    next.tile.group = ptx::ld_global_b32(&next.k_group->group);
+    return true;
+  }
+};
+
+// ---- The queue of groups.cuh, with other hands: one thread deals and does not take.
+
+DEVICE void init_k_queue(TileQueue& queue) {
+  for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
+    ptx::mbarrier_init(&queue.full[slot], 1);
+    ptx::mbarrier_init(&queue.empty[slot], kNumMathWarps);
+  }
+}
+
+constexpr Tile kNoMoreKTiles = {0, 0, 0xffffffff, 0};  // no group is so deep
+
+// By one thread. `number` counts the tiles that the queue has seen.
+DEVICE void deal_k_tile(TileQueue& queue, uint32_t& number, const Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
+  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);
+  ptx::mbarrier_arrive(&queue.full[slot]);
+  ++number;
+}
+
+// By a math warp: how deep the next tile is, if there is one. It stays in the queue while it is multiplied, for want of
+// registers.
+DEVICE bool await_k_tile(TileQueue& queue, uint32_t number, Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
+  tile.num_k_blocks = ptx::ld_shared_b32(&queue.tiles[slot].num_k_blocks);
+  // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+  return ptx::all_sync(tile.num_k_blocks != kNoMoreKTiles.num_k_blocks);
+}
+
+// Where it lies, and the slot is free.
+DEVICE void take_k_tile(TileQueue& queue, uint32_t& number, Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
+  tile = {dealt.x, dealt.y, dealt.z, dealt.w};
+  ptx::syncwarp();  // all lanes have read
+  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, ptx::lane_index() == 0);
+  ++number;
+}

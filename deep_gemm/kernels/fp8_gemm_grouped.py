@@ -1,0 +1,195 @@
+"""The kernel of cuda/fp8_gemm.cuh where rows are grouped: what TMA is told of the operands, and the launch."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
+from ..jit import driver
+from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
+from ..problem import ContiguousProblem, MaskedProblem
+from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
+from . import plan
+from .fp8_gemm import loaded
+from .plan import AddressWords
+
+
+class GroupedProblem(NamedTuple):
+    """Both kinds of grouped rows as the kernel sees them: planes of rows. Stacked rows are those of one plane."""
+
+    a: Tensor
+    """`[planes, rows, k]`; so are its scales and D."""
+    sfa: Tensor
+    b: Tensor
+    """`[groups, n, k]`"""
+    sfb: Tensor
+    d: Tensor
+    c: Tensor
+    """Not a C, which no grouped product has: the layout, in its place among the operands."""
+    groups: Groups
+    sfb_rows: int
+    alignment: int
+    zero_padding: bool
+
+    @property
+    def planes(self) -> int:
+        """Matrices of rows: one, or one for each group."""
+        return self.a.shape[0]
+
+    @property
+    def m(self) -> int:
+        """Rows of a plane."""
+        return self.a.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups, each with its B."""
+        return self.b.shape[0]
+
+    @property
+    def n(self) -> int:
+        """Columns of D."""
+        return self.b.shape[1]
+
+    @property
+    def k(self) -> int:
+        """Depth of the product."""
+        return self.b.shape[2]
+
+
+def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
+    """Take either kind of problem for what they have in common."""
+    if isinstance(p, MaskedProblem):
+        return GroupedProblem(
+            p.a, p.sfa, p.b, p.sfb, p.d, p.masked_m, Groups.COUNTS, p.sfb_rows, alignment=1, zero_padding=False
+        )
+    groups = Groups.ENDS if p.layout_is_ends else Groups.IDS
+    a, sfa, d = p.a[None], p.sfa[None], p.d[None]
+    return GroupedProblem(a, sfa, p.b, p.sfb, d, p.grouped_layout, groups, p.sfb_rows, p.alignment, p.zero_padding)
+
+
+class Plan(plan.Plan):
+    """A launch of the kernel for grouped rows, prepared."""
+
+    # Words of Params in cuda/fp8_gemm.cuh: five tensor maps, three pointers, and further on that to the layout.
+    _WORDS = AddressWords(a=0, b=16, sfa=32, d=48, sfb=80, c=88)
+    _SFB_MAP, _D_POINTER = 64, 82
+
+    def __init__(self, p: GroupedProblem, config: GemmConfig, num_sms: int) -> None:
+        self.config = config
+        self._before_a, self._before_d = bytes_before(config, p)
+        p = prepared(p)
+        super().__init__(
+            p,
+            maps=tensor_maps(config, p),
+            tail=scalars(p),
+            words=self._WORDS._replace(sfb=self._SFB_MAP if config.sfb_is_per_row else self._WORDS.sfb),
+            kernel=loaded(config, p.d.device.index),
+            grid=grid(config, p, num_sms),
+            threads=config.num_threads,
+            cluster=1,
+        )
+
+        self._shape = tuple(p.d.shape if p.groups == Groups.COUNTS else p.d.shape[1:])
+        self._pointer_lock = threading.Lock()
+
+    def launch(self, at_a: int, at_sfa: int, at_b: int, at_sfb: int, at_d: int, at_c: int) -> None:
+        """Launch for operands at these addresses; A's and D's maps begin before them."""
+        with self._pointer_lock:
+            self._words[self._D_POINTER] = at_d
+            super().launch(at_a - self._before_a, at_sfa, at_b, at_sfb, at_d - self._before_d, at_c)
+
+    def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
+        """The layout is apart from D."""
+        return at_c != at_d and super()._c_may_be_at(at_c, at_d)
+
+
+def output_of(p: GroupedProblem) -> Output:
+    """What decides the kernel's code besides the tile."""
+    return Output(p.d.dtype == torch.float32, sfb_is_per_row=p.sfb_rows == 1, groups=p.groups)
+
+
+def prepared(p: GroupedProblem) -> GroupedProblem:
+    """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
+    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
+    sfb = get_mn_major_tma_aligned_tensor(p.sfb) if p.sfb_rows == 1 else p.sfb
+    layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
+    if sfa is p.sfa and sfb is p.sfb and layout is p.c:
+        return p
+    return p._replace(sfa=sfa, sfb=sfb, c=layout)
+
+
+def grid(config: GemmConfig, p: GroupedProblem, num_sms: int) -> int:
+    """One CTA for each SM, but no more than there can be tiles: a tile has a row at least."""
+    return min(num_sms, p.planes * p.m * ceil_div(p.n, config.block_n))
+
+
+def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
+    """What TMA is told of the operands, in the order of `Params`; the scales that it loads are m-major."""
+    output = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
+    span = config.panel_columns * config.output_bytes
+    maps = {
+        "a": clipped_map(ElementType.UINT8, p.a, (config.block_m, BLOCK_K), 128),
+        "b": plane_map(ElementType.UINT8, p.b, (config.block_n, BLOCK_K), 128),
+        "sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (1, config.scale_rows), 0),
+        "d": clipped_map(output, p.d, (WGMMA_ROWS, config.panel_columns), span),
+    }
+    if config.sfb_is_per_row:
+        maps["sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
+    return maps
+
+
+def bytes_before(config: GemmConfig, p: GroupedProblem) -> tuple[int, int]:
+    """How far before A and D their maps begin: the rows of a box. See "Rows that are not the group's" in groups.cuh."""
+    return config.block_m * _pitch(p.a) * p.a.element_size(), WGMMA_ROWS * _pitch(p.d) * p.d.element_size()
+
+
+def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """Row-major matrices, one behind another."""
+    planes, rows, columns = x.shape
+    strides = (_pitch(x) * element.value, _plane_stride(x) * element.value)
+    return TensorMap(element, (columns, rows, planes), strides, (box[1], box[0], 1), swizzle)
+
+
+def clipped_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """Row-major matrices whose boxes can be cut off at any row; the map begins a box before them."""
+    planes, rows, columns = x.shape
+    pitch = _pitch(x) * element.value
+    strides = (pitch, pitch, _plane_stride(x) * element.value)
+    return TensorMap(element, (columns, box[0], rows + 1, planes), strides, (box[1], box[0], 1, 1), swizzle)
+
+
+def _pitch(x: Tensor) -> int:
+    """Elements from row to row. That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
+    return x.stride(1) if x.shape[1] > 1 else align(x.shape[2], ADDRESS_ALIGNMENT)
+
+
+def _plane_stride(x: Tensor) -> int:
+    return x.stride(0) if x.shape[0] > 1 else ADDRESS_ALIGNMENT
+
+
+def scalars(p: GroupedProblem) -> bytes:
+    """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm.cuh; and room for that of sfb if there is none."""
+    no_map = b"" if p.sfb_rows == 1 else bytes(driver.TENSOR_MAP_BYTES)
+    pointers = (p.sfb.data_ptr(), 0, p.d.data_ptr())
+    return no_map + struct.pack("<5Q5I4x2Q4I", *pointers, *pitches(p), *sizes(p), p.c.data_ptr(), *groups(p))
+
+
+def pitches(p: GroupedProblem) -> tuple[int, int]:
+    """Elements from one row of C, of which there is none, and of D, to the next."""
+    return 0, _pitch(p.d)
+
+
+def sizes(p: GroupedProblem) -> tuple[int, ...]:
+    """Strides of B's scales, and m, n, k."""
+    return p.sfb.stride(1), p.sfb.stride(2), p.m, p.n, p.k
+
+
+def groups(p: GroupedProblem) -> tuple[int, ...]:
+    """What follows the layout in `Groups` of cuda/groups.cuh."""
+    return p.sfb.stride(0), p.num_groups, p.m, p.alignment, int(p.zero_padding)

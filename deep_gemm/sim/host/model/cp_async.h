@@ -1,0 +1,27 @@
+// Copies from global to shared memory that no register takes part in. What a thread has asked for is poison until it
+// has waited for it.
+#pragma once
+#include "global_memory.h"
+#include "shared_memory.h"
+
+namespace ptx {
+
+void cp_async_16(void* shared, const void* global, uint32_t bytes) {
+  yield();
+  if (bytes > 16) fail("cp_async_16: reads " + text(bytes) + " bytes");
+  const auto address = reinterpret_cast<uint64_t>(global);
+  if (address % 16) fail("cp_async_16: the address is not a multiple of 16: " + describe_address(address));
+  Copy copy{shared_offset(shared, 16, 16, "cp_async_16"), {}};
+  for (uint32_t i = 0; i < bytes; ++i)
+    copy.bytes[i] = *global_access(static_cast<const uint8_t*>(global) + i, 1, false, "cp_async_16");
+  poison(self->cta, {copy.offset, 16});
+  self->copies.push_back(copy);
+}
+
+void cp_async_wait_all() {
+  yield();
+  for (const Copy& copy : self->copies) shared_store(copy.offset, copy.bytes, 16);
+  self->copies.clear();
+}
+
+}  // namespace ptx

@@ -1,0 +1,138 @@
+"""Ways to break what the fp8_gemm kernel adds for grouped rows, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deep_gemm.config import GemmConfig, Groups, Output, tile_config
+from deep_gemm.kernels import fp8_gemm
+from deep_gemm.sim import fp8_gemm_grouped as sim
+from deep_gemm.sim.fp8_gemm import compile_config
+from deep_gemm.sim.mutate import Mutation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, layout, seed and schedule."""
+
+    config: GemmConfig
+    layout: tuple[int, ...]
+    seed: int
+    schedule: str | None = None
+    rows: int | None = None
+    alignment: int = 128
+    n: int = 136
+    k: int = 400
+
+    def headers(self) -> dict[str, str]:
+        return fp8_gemm.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernel = compile_config(self.config, headers)
+        p = sim.random_problem(
+            self.config, self.layout, self.n, self.k, self.seed, rows=self.rows, alignment=self.alignment
+        )
+        outcome = sim.run(kernel, self.config, p, seed=self.seed, schedule=self.schedule)
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
+
+
+IDS = tile_config(128, 64, Output(groups=Groups.IDS), k=128)
+IDS_LOW = tile_config(64, 64, Output(groups=Groups.IDS), k=128)
+IDS_LONG = tile_config(128, 16, Output(groups=Groups.IDS), k=128)
+IDS_BY_ROW = tile_config(64, 64, Output(groups=Groups.IDS, sfb_is_per_row=True), k=128)
+ENDS_LOW = tile_config(64, 64, Output(groups=Groups.ENDS), k=128)
+ENDS = tile_config(128, 64, Output(groups=Groups.ENDS), k=128)
+COUNTS_LOW = tile_config(64, 64, Output(groups=Groups.COUNTS), k=128)
+COUNTS = tile_config(128, 64, Output(groups=Groups.COUNTS), k=128)
+TWO_UNITS = tile_config(256, 64, Output(groups=Groups.COUNTS), k=128)
+FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
+
+MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
+
+LONG = (0,) * 90 + (-1,) * 1901 + (1,) * 300 + (-1,) * 100 + (2,) * 50
+"""More rows than a window, and a group that it cuts."""
+
+TRIALS = [
+    *(Trial(IDS, MIXED, 1, name) for name in (None, "slow_producer", "slow_warps", "slow_lanes", "late_loads")),
+    *(Trial(IDS_LOW, MIXED, 2, name) for name in (None, "slow_math")),
+    Trial(IDS_LOW, tuple(range(40)) * 2, 3, k=128, n=72),
+    Trial(IDS_LOW, tuple(range(40)) * 2, 3, "slow_lanes", k=128, n=72),
+    *(Trial(IDS_LONG, LONG, 4, name, k=16, n=8) for name in (None, "slow_lanes")),
+    Trial(COUNTS_LOW, tuple(i % 3 for i in range(40)), 4, k=16, n=72),
+    Trial(IDS_BY_ROW, MIXED, 4),
+    Trial(ENDS, (3, 3, 70, 300, 300, 400, 600), 5, rows=640, alignment=16),
+    Trial(ENDS_LOW, (3, 3, 129, 384 + 256, 641), 6, rows=700),
+    Trial(ENDS, (3, 3, 129, 384 + 256, 641), 6, "slow_warpgroup", rows=700),
+    *(Trial(COUNTS, (0, 3, 70, 0, 129, 256, 1), 7, name, rows=300) for name in (None, "slow_warpgroup", "late_stores")),
+    *(Trial(TWO_UNITS, (0, 3, 70, 0, 129, 256, 1), 9, name, rows=300) for name in (None, "slow_math")),
+    *(Trial(FEW_STAGES, (3, 70, 1), seed, "slow_warps", rows=70, n=72, k=128 * 24) for seed in (14, 16, 17)),
+    Trial(COUNTS, (0,) * 40 + (5,), 8, rows=10, k=128, n=72),
+]
+
+_GEMM, _GROUPS, _SCHEDULER, _STORE = (f"{name}.cuh" for name in ("fp8_gemm", "groups", "scheduler", "store"))
+
+MUTATIONS = [
+    # The layout
+    Mutation("-1 is a group", _GROUPS, "[&](uint32_t id) { return id < g.count; });\n      at = first;", "[&](uint32_t id) { return true; });\n      at = first;", shows_in=IDS),
+    Mutation("a stretch ends at the next row without a group", _GROUPS, "{ return id != group; }", "{ return id >= g.count; }", shows_in=IDS),
+    Mutation("the row after a stretch is skipped", _GROUPS, "      at = end;\n", "      at = end + 1;\n", shows_in=IDS),
+    Mutation("a search finds any lane's row", _GROUPS, "found = ptx::reduce_min_sync(found);", "found = ptx::shfl_sync(found, 0);", shows_in=IDS),
+    Mutation("a search skips rows", _GROUPS, "quad += 128 * kQuads", "quad += 256 * kQuads", shows_in=IDS),
+    Mutation("a search finds rows before it", _GROUPS, "is_found(ids.x) && row >= first", "is_found(ids.x)", shows_in=IDS),
+    Mutation("the window reaches past the layout", _GROUPS, "(window_end - row < 4 ? window_end - row : 4) * 4", "16", shows_in=IDS),
+    Mutation("the window is not waited for", _GROUPS, "    ptx::cp_async_wait_all();\n", "", shows_in=IDS),
+    Mutation("a window that is not aligned", _GROUPS, "window_first = first / 4 * 4;", "window_first = first;", shows_in=IDS_LONG),
+    Mutation("a group that ends before it begins has rows", _GROUPS, "start < end ? end : start", "true ? end : start", shows_in=ENDS_LOW),
+    Mutation("tiles of 16 groups added up", _GROUPS, "distance < 32;", "distance < 16;", shows_in=COUNTS_LOW),
+    Mutation("tiles of groups before count", _GROUPS, "tile < tiles_end ? ptx::lane_index() : 31", "tile <= tiles_end ? ptx::lane_index() : 31", shows_in=COUNTS_LOW),
+    Mutation("tiles of a stretch counted from the first of 32 groups", _GROUPS, " - found.tiles_m() * tiles_n;", ";", shows_in=COUNTS),
+    Mutation("tiles of a stretch counted from the first of all", _GROUPS, "      tile -= tiles;\n", "", shows_in=IDS),
+    Mutation("tiles of a stretch rounded down", _GROUPS, "return ceil_div(end - first, kBlockM);", "return (end - first) / kBlockM;"),
+    Mutation("groups begin where those before end", _GROUPS, "group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;", "group == 0 ? 0 : end_before;", shows_in=ENDS),
+    # Dealing out
+    Mutation("one taker is not waited for", _GROUPS, "kTileTakers = 1 + kNumMathWarps;", "kTileTakers = kNumMathWarps;"),
+    Mutation("one taker too many is waited for", _GROUPS, "kTileTakers = 1 + kNumMathWarps;", "kTileTakers = 2 + kNumMathWarps;"),
+    Mutation("every lane takes", _GROUPS, "!kIsWarp || ptx::lane_index() == 0);", "true);"),
+    Mutation("does not wait for a free slot", _GROUPS, "    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
+    Mutation("does not wait for a tile", _GROUPS, "  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);\n", ""),
+    Mutation("waits for the other parity of a free slot", _GROUPS, "(number / kTileSlots & 1) ^ 1", "(number / kTileSlots & 1)"),
+    Mutation("waits for the other parity of a tile", _GROUPS, "queue.full[slot], number / kTileSlots & 1)", "queue.full[slot], ~number / kTileSlots & 1)"),
+    Mutation("all lanes wait for a free slot, and one goes ahead", _GROUPS, "  if (ptx::lane_index() == 0) {\n    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", "  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n  if (ptx::lane_index() == 0) {\n"),
+    Mutation("tells of a tile before it is there", _GROUPS, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n"),
+    Mutation("nobody says that no tiles are left", _GEMM, "      deal(shared.queue, tiles, kNoMoreTiles);\n", ""),
+    Mutation("the queue's barriers are not initialized", _GEMM, "    if constexpr (kGroups != kNoGroups) shared.queue.init();\n", ""),
+    Mutation("two warps deal", _GEMM, "kGroups != kNoGroups && warp == 1)", "kGroups != kNoGroups && (warp == 1 || warp == 2))"),
+    # Tiles
+    Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += stretch.first, ", ""),
+    Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = stretch.end, ", "tile.end_m = stretch.first + tiles_m * kBlockM, "),
+    # Operands
+    Mutation("A of the first group", _GEMM, "k, rows.first, rows.place, plane_of(tile));", "k, rows.first, rows.place, 0);", shows_in=COUNTS),
+    Mutation("A's scales of the first group", _GEMM, "skipped_scales(tile), k_block, plane_of(tile));", "skipped_scales(tile), k_block, 0);", shows_in=COUNTS),
+    Mutation("scales from the tile's first row on, which TMA cannot load", _GEMM, "tile.row_m - skipped_scales(tile), k_block", "tile.row_m, k_block", shows_in=IDS),
+    Mutation("scales of rows before the tile", _GEMM, "  operands.sfa += skipped_scales(tile);\n", "", shows_in=IDS),
+    Mutation("B of the first group", _GEMM, "k, tile.row_n, tile.group);", "k, tile.row_n, 0);"),
+    Mutation("B's scales of the first group", _GEMM, "p.sfb + tile.group * p.groups.sfb_stride;", "p.sfb;"),
+    Mutation("B's scales by row of the first group", _GEMM, "tile.row_n, k_block, tile.group);", "tile.row_n, k_block, 0);", shows_in=IDS_BY_ROW),
+    Mutation("planes of stacked rows", _GROUPS, "kGroups == kGroupCounts ? tile.group : 0;", "tile.group;"),
+    # Rows that are not the group's
+    Mutation("boxes are not cut off", _GROUPS, "row >= end ? 0 : end - row < height ? end - row : height;", "height;"),
+    Mutation("boxes outside have a row", _GROUPS, "row >= end ? 0 :", "row >= end ? 1 :", shows_in=TWO_UNITS),
+    Mutation("boxes lose their last row", _GROUPS, "end - row < height ? end - row : height;", "end - row <= height ? end - row - 1 : height;"),
+    Mutation("the place is not moved with the cut", _GROUPS, "place = row + rows;", "place = row + height;"),
+    Mutation("the second half of the rows is cut off as the first", _STORE, "ClippedBox rows(d_row, tile.end_m, 64);", "ClippedBox rows(row_m, tile.end_m, 64);", shows_in=TWO_UNITS),
+    Mutation("D of the first group", _STORE, "d_column, rows.first, rows.place, plane_of(tile));", "d_column, rows.first, rows.place, 0);", shows_in=COUNTS),
+    Mutation("slots of rows outside are not let go", _GEMM, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),
+    Mutation("slots of rows outside are let go before they are loaded", _GEMM, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "", shows_in=COUNTS),
+    Mutation("one lane lets slots go ahead of its warp", _GEMM, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "    wait_until_loaded(ring, at);\n", shows_in=FEW_STAGES),
+    Mutation("a tile without rows for a warpgroup leaves its place in the ring", _GEMM, "++k_block, at = at.next()) {\n    wait_until_loaded(ring, at);", "++k_block) {\n    wait_until_loaded(ring, at);", shows_in=COUNTS),
+    # Padding
+    Mutation("padding is left as it is", _GEMM, "if (p.groups.zeroes_padding)", "if (false)"),
+    Mutation("padding of all rows without a group", _GROUPS, "      if (ptx::all_sync(!is_used)) continue;\n", "", shows_in=IDS),
+    Mutation("rows of groups zeroed", _GROUPS, "if (!(used >> i & 1)) write_zeros", "write_zeros", shows_in=IDS),
+    Mutation("half of the padding", _GROUPS, "first += ptx::grid_size() * g.alignment", "first += 2 * ptx::grid_size() * g.alignment", shows_in=IDS),
+    Mutation("padding past the last row", _GROUPS, "row < padded && row < g.rows;", "row < padded;", shows_in=ENDS),
+    Mutation("padding begins a row late", _GROUPS, "for (uint32_t row = end; row < padded", "for (uint32_t row = end + 1; row < padded", shows_in=ENDS),
+    Mutation("padding past the end of a row", _GROUPS, "byte < row_bytes; byte += 512", "byte <= row_bytes; byte += 512"),
+]  # fmt: skip

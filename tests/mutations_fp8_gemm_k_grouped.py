@@ -1,0 +1,124 @@
+"""Ways to break k-grouped products: the kernel that makes the maps, and what the core kernel adds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deep_gemm.config import GemmConfig, Groups, Output
+from deep_gemm.heuristics_k_grouped import TILES, k_grouped_config
+from deep_gemm.sim import fp8_gemm_k_grouped as sim
+from deep_gemm.sim.fp8_gemm import compile_config
+from deep_gemm.sim.mutate import Mutation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, list of depths, seed and schedule."""
+
+    config: GemmConfig
+    ks: tuple[int, ...]
+    seed: int
+    schedule: str | None = None
+    on_gpu_alone: bool = True
+    m: int = 130
+    n: int = 136
+    num_sms: int = 3
+
+    def headers(self) -> dict[str, str]:
+        return sim.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernels = sim.compile_maps(headers), compile_config(self.config, headers)
+        p = sim.random_problem(self.config, self.ks, self.m, self.n, self.seed, on_gpu_alone=self.on_gpu_alone)
+        outcome = sim.run(kernels, self.config, p, seed=self.seed, schedule=self.schedule, num_sms=self.num_sms)
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
+
+
+def _config(tile: int, **output: bool) -> GemmConfig:
+    return k_grouped_config(TILES[tile], Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output))
+
+
+FRESH, IN_PLACE, WITH_C = _config(0), _config(0, adds_to_d=True), _config(0, with_c=True)
+HIGH = _config(2)
+KS = (16, 0, 144, 128, 656, 0, 32)
+SHALLOW = (16,) * 24
+
+TRIALS = [
+    *(Trial(FRESH, KS, 1, name) for name in (None, "slow_producer", "slow_warps", "slow_lanes", "late_loads")),
+    *(Trial(IN_PLACE, KS, 2, name) for name in (None, "slow_math")),
+    Trial(IN_PLACE, KS, 2, on_gpu_alone=False),
+    Trial(WITH_C, KS, 3),
+    Trial(HIGH, KS, 4, m=520, n=400),
+    Trial(FRESH, tuple(16 * (index * 7 % 13) for index in range(70)), 5, m=20, n=24),
+    *(Trial(FRESH, SHALLOW, seed, name) for seed, name in ((6, "slow_warps"), (7, "slow_lanes"), (8, "slow_math"))),
+    Trial(FRESH, (128, 1024), 9, m=1100, n=64),
+]
+
+_GEMM, _K_SCHEDULER, _MAPS, _STORE = (f"{name}.cuh" for name in ("fp8_gemm", "k_scheduler", "fp8_gemm_maps", "store"))
+
+# fmt: off
+MUTATIONS = [
+    # The maps
+    Mutation("maps are not released", _MAPS, "  ptx::fence_tensormap_release();\n", ""),
+    Mutation("maps are made while the kernel before writes", _MAPS, "  ptx::griddepcontrol_wait();\n", ""),
+    Mutation("the address is the template's", _MAPS, "  ptx::tensormap_replace_address(map, values);\n", ""),
+    Mutation("the size along k is the template's", _MAPS, "  ptx::tensormap_replace_size<0>(map, k == 0 ? 16 : k);\n", ""),
+    Mutation("the pitch of rows is the template's", _MAPS, "  ptx::tensormap_replace_stride<1>(map, k == 0 ? 16 : k);\n", ""),
+    Mutation("a group without depth has a size of zero", _MAPS, "tensormap_replace_size<0>(map, k == 0 ? 16 : k)", "tensormap_replace_size<0>(map, k)"),
+    Mutation("a group without depth has a stride of zero", _MAPS, "tensormap_replace_stride<1>(map, k == 0 ? 16 : k)", "tensormap_replace_stride<1>(map, k)"),
+    Mutation("B begins where A does", _MAPS, "static_cast<uint64_t>(p.n) * place.first_k", "static_cast<uint64_t>(p.m) * place.first_k"),
+    Mutation("A is B", _MAPS, "make_map(&k_group->map_a, p.map_a, p.a +", "make_map(&k_group->map_a, p.map_a, p.b +"),
+    Mutation("B is loaded as A is", _MAPS, "make_map(&k_group->map_b, p.map_b,", "make_map(&k_group->map_b, p.map_a,", shows_in=HIGH),
+    Mutation("a group begins behind itself", _MAPS, "const bool is_before = first + i < group;", "const bool is_before = first + i <= group;"),
+    Mutation("scales of a ragged group end with whole blocks", _MAPS, "is_before ? ceil_div(ks[i], kDepthOfBlock) : 0", "is_before ? ks[i] / kDepthOfBlock : 0"),
+    Mutation("groups of one depth have one place", _MAPS, "(ks[i] > place.k) | ((ks[i] == place.k) & is_before)", "ks[i] > place.k"),
+    Mutation("depths past the last are counted", _MAPS, "(first + i < p.count) & is_ahead", "is_ahead"),
+    Mutation("depths past the last are read", _MAPS, "k_of_group<kIsInline>(p, at_most(first + i, p.count - 1))", "k_of_group<kIsInline>(p, first + i)"),
+    Mutation("threads past the last group write", _MAPS, "  if (group >= p.count) return;\n", ""),
+    Mutation("each block makes the maps of the first groups", _MAPS, "ptx::block_index() * kMapThreads + ptx::thread_index()", "ptx::thread_index()"),
+    Mutation("inline depths are taken for those of a tensor", _MAPS, "p.ks == nullptr ? place_of<true>(p, group) : place_of<false>(p, group)", "place_of<false>(p, group)"),
+    Mutation("a group's rest of a block is left out", _MAPS, "ceil_div(place.k, kDepthOfBlock)", "place.k / kDepthOfBlock"),
+    Mutation("planes are places", _MAPS, "st_global_b32(&k_group->group, group)", "st_global_b32(&k_group->group, place.number)"),
+    Mutation("the first block of scales is not said", _MAPS, "  ptx::st_global_b32(&k_group->first_k_block, place.first_k_block);\n", ""),
+    # The scheduler
+    Mutation("A's map is not acquired", _K_SCHEDULER, "      ptx::fence_tensormap_acquire(&next.k_group->map_a);\n", ""),
+    Mutation("B's map is not acquired", _K_SCHEDULER, "      ptx::fence_tensormap_acquire(&next.k_group->map_b);\n", ""),
+    Mutation("only the first group's maps are acquired", _K_SCHEDULER, "next.k_group != known", "known == nullptr"),
+    Mutation("the last tile is left out", _K_SCHEDULER, "number >= num_tiles", "number + 1 >= num_tiles"),
+    Mutation("one tile too many", _K_SCHEDULER, "number >= num_tiles", "number > num_tiles"),
+    Mutation("a round is a tile short", _K_SCHEDULER, "first_of_round += ptx::grid_size();", "first_of_round += ptx::grid_size() - 1;"),
+    Mutation("a round goes back past its first tile", _K_SCHEDULER, "ptx::grid_size() - 1 - ptx::block_index()", "ptx::grid_size() - ptx::block_index()"),
+    Mutation("tiles of a group are counted on", _K_SCHEDULER, "of_group = number % tiles;", "of_group = number;"),
+    Mutation("a raster of full height at the end", _K_SCHEDULER, "tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup", "kRasterGroup", shows_in=HIGH),
+    Mutation("rasters all begin at the first row", _K_SCHEDULER, "(first_m + in_raster % rows)", "(in_raster % rows)", shows_in=FRESH),
+    Mutation("a tile is not given back", _K_SCHEDULER, "  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, ptx::lane_index() == 0);\n", ""),
+    Mutation("a tile is given back before all lanes have read it", _K_SCHEDULER, "  ptx::syncwarp();  // all lanes have read\n", "", shows_in=FRESH),
+    Mutation("a tile is looked at before it is dealt", _K_SCHEDULER, "  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);\n", ""),
+    Mutation("tiles are taken from one slot", _K_SCHEDULER, "ptx::lane_index() == 0);\n  ++number;\n", "ptx::lane_index() == 0);\n"),
+    # Dealing and loading
+    Mutation("one more taker is awaited", _K_SCHEDULER, "&queue.empty[slot], kNumMathWarps", "&queue.empty[slot], 1 + kNumMathWarps"),
+    Mutation("one taker less is awaited", _K_SCHEDULER, "&queue.empty[slot], kNumMathWarps", "&queue.empty[slot], kNumMathWarps - 1"),
+    Mutation("a slot is dealt into that is not free", _K_SCHEDULER, "  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
+    Mutation("the end of tiles looks like a group without depth", _K_SCHEDULER, "0xffffffff", "0"),
+    Mutation("nobody is told of the end", _GEMM, "  deal_k_tile(shared.queue, dealt, kNoMoreKTiles);\n", ""),
+    Mutation("tiles are dealt into one slot", _K_SCHEDULER, "  ptx::mbarrier_arrive(&queue.full[slot]);\n  ++number;\n", "  ptx::mbarrier_arrive(&queue.full[slot]);\n"),
+    Mutation("a tile is told of before it is there", _K_SCHEDULER, "  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);\n  ptx::mbarrier_arrive(&queue.full[slot]);\n", "  ptx::mbarrier_arrive(&queue.full[slot]);\n  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);\n"),
+    Mutation("the next tile is loaded in place of this one", _GEMM, "    tile = coming;\n", ""),
+    Mutation("tiles without depth end a product that is not added to D", _GEMM, "kAddsToD && tile.tile.num_k_blocks == 0", "tile.tile.num_k_blocks == 0"),
+    Mutation("scales are those of the first group", _GEMM, "scales, tile.row_m, of_group.first_k_block + k_block", "scales, tile.row_m, k_block"),
+    Mutation("scales of B are those of the first group", _GEMM, "scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block", "scales + kScaleRows, tile.row_n, k_block"),
+    Mutation("A is loaded for B", _GEMM, "&of_group.k_group->map_b, full", "&of_group.k_group->map_a, full"),
+    Mutation("the first block of k again and again", _GEMM, "shared.a[at.stage], k_block * kBlockK, tile.row_m", "shared.a[at.stage], 0, tile.row_m"),
+    # Multiplying and storing
+    Mutation("a block of k less is multiplied", _GEMM, "kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k", "kIsKGrouped ? tile.num_k_blocks / 2 * kBlockK : p.k"),
+    Mutation("a rest is forgotten", _GEMM, "for (; k_block < count; ++k_block)", "for (; k_block + 1 < count; ++k_block)"),
+    Mutation("C is the first group's", _GEMM, "p.c + tile.group * p.groups.c_stride * kOutputBytes", "p.c", shows_in=WITH_C),
+    Mutation("D is the first group's", _STORE, "ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group)", "ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, 0)"),
+    Mutation("the D that is added to is the first group's", _STORE, "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group)", "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, 0)", shows_in=IN_PLACE),
+    Mutation("D is overwritten where it is added to", _STORE, "ptx::tma_reduce_add_3d(", "ptx::tma_store_3d(", shows_in=IN_PLACE),
+    Mutation("D is added to where it is overwritten", _STORE, "ptx::tma_store_3d(map_d, panels", "ptx::tma_reduce_add_3d(map_d, panels"),
+    Mutation("the place of a tile is that of one before", _GEMM, "      if constexpr (kIsKGrouped) take_k_tile(shared.queue, tiles, tile);\n", ""),
+]
+# fmt: on

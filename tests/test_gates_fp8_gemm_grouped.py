@@ -1,0 +1,32 @@
+"""Every kernel for grouped rows that can be chosen is compiled, and its machine code is what was planned."""
+
+from __future__ import annotations
+
+import pytest
+
+from deep_gemm.config import GemmConfig
+from deep_gemm.gates import violations
+from deep_gemm.heuristics_grouped import reachable_grouped
+from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
+from deep_gemm.jit.report import report
+from deep_gemm.kernels import fp8_gemm
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[GemmConfig, CompiledKernel]:
+    configs = reachable_grouped()
+    jobs = [Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)) for config in configs]
+    return dict(zip(configs, compile_many(jobs, threads=2), strict=True))
+
+
+def test_all_have_names_of_their_own() -> None:
+    configs = reachable_grouped()
+    assert len({config.name for config in configs}) == len(configs)
+
+
+@pytest.mark.parametrize("config", reachable_grouped(), ids=lambda config: config.name)
+def test_a_kernel_for_grouped_rows_is_what_was_planned(
+    config: GemmConfig, compiled: dict[GemmConfig, CompiledKernel]
+) -> None:
+    kernel = compiled[config]
+    assert violations(report(kernel.cubin, kernel.log), fp8_gemm.code_plan(config)) == []

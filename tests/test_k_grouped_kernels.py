@@ -1,0 +1,159 @@
+"""What the host decides of k-grouped products on a GPU, and what it hands over, as far as can be told without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deep_gemm.config import Groups, Output, tile_config
+from deep_gemm.heuristics import H200
+from deep_gemm.heuristics_k_grouped import reachable_k_grouped, select_k_grouped
+from deep_gemm.jit import driver
+from deep_gemm.kernels import fp8_gemm_k_grouped as kernel_side
+from deep_gemm.kernels import k_grouped
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.problem import KGroupedProblem
+from deep_gemm.settings import set_compile_mode
+from deep_gemm.sim import fp8_gemm_k_grouped as sim
+from deep_gemm.sim.arguments import encode
+
+FRESH, WITH_C, IN_PLACE = (reachable_k_grouped()[index] for index in (2, 6, 10))
+KS = [16, 0, 400]
+MAP_WORDS = driver.TENSOR_MAP_BYTES // 8
+
+
+class Gpu:
+    """Takes launches instead of a driver: the words that each kernel's parameters held then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches: list[tuple[str, int, bool, list[int]]] = []
+        gpu = self
+
+        class Launch:
+            def __init__(self, kernel: str, params: Any, grid: int, threads: int, cluster: int, *, is_dependent: bool):
+                self.of, self.params = (kernel, grid, is_dependent), params
+
+            def __call__(self, stream: int) -> None:
+                gpu.launches.append((*self.of, list(self.params.words)))
+
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 7, raising=False)
+        monkeypatch.setattr(k_grouped, "gpu_of", lambda _: H200)
+        monkeypatch.setattr(k_grouped, "_plans", {})
+        monkeypatch.setattr(driver, "encode", lambda _, address: address.to_bytes(8, "little") + bytes(120))
+        monkeypatch.setattr(driver, "address_is_first_word", lambda: True)
+        monkeypatch.setattr(driver, "Launch", Launch)
+        monkeypatch.setattr(kernel_side, "loaded", lambda config, _: "product")
+        monkeypatch.setattr(kernel_side, "loaded_maps", lambda _: "maps")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+def ready(p: KGroupedProblem) -> KGroupedProblem:
+    return p._replace(sfa=get_mn_major_tma_aligned_tensor(p.sfa), sfb=get_mn_major_tma_aligned_tensor(p.sfb))
+
+
+@pytest.mark.parametrize("on_gpu_alone", [False, True])
+@pytest.mark.parametrize("config", [FRESH, WITH_C, IN_PLACE], ids=lambda config: config.name)
+def test_parameters_are_what_the_simulator_gives_the_same_kernels(gpu: Gpu, config: Any, on_gpu_alone: bool) -> None:
+    p = ready(sim.random_problem(config, KS, 100, 72, on_gpu_alone=on_gpu_alone))
+    k_grouped.run(p, config)
+    (maps, maps_grid, _, map_words), (product, grid, is_dependent, words) = gpu.launches
+    assert (maps, maps_grid, product, grid, is_dependent) == ("maps", 1, "product", 3, True)
+    addresses = {name: x.data_ptr() for name, x in p._asdict().items() if isinstance(x, Tensor)}
+    addresses |= {"ks": addresses.get("ks_tensor", 0), "k_groups": words[88]}
+    inline = kernel_side.depths(p)[1]
+    expected = encode(sim._map_params(config, p, inline), addresses)[2 * driver.TENSOR_MAP_BYTES :]
+    assert as_bytes(map_words[2 * MAP_WORDS :])[: len(expected)].rstrip(b"\0") == expected.rstrip(b"\0")
+    expected = encode(sim._params(config, p), addresses)[5 * driver.TENSOR_MAP_BYTES :]
+    assert as_bytes(words[5 * MAP_WORDS :])[: len(expected)] == expected
+    for place, name in ((2, "sfa"), (3, "d"), (4, "sfb")):
+        assert words[place * MAP_WORDS] == addresses[name]
+
+
+def as_bytes(words: list[int]) -> bytes:
+    return b"".join(word.to_bytes(8, "little") for word in words)
+
+
+def test_a_plan_serves_other_depths_and_addresses(gpu: Gpu) -> None:
+    for ks in (KS, [256, 128, 16], [0, 0, 1024]):
+        p = ready(sim.random_problem(FRESH, ks, 100, 72))
+        k_grouped.run(p, FRESH)
+        words = gpu.launches[-1][3]
+        assert [words[place * MAP_WORDS] for place in (2, 3, 4)] == [x.data_ptr() for x in (p.sfa, p.d, p.sfb)]
+    assert len(k_grouped._plans) == 1
+
+
+def test_maps_are_made_in_memory_of_each_calls_own(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Tensor] = []
+    empty = torch.empty
+
+    def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
+        kept.append(empty(*args, **kwargs))
+        return kept[-1]
+
+    monkeypatch.setattr(torch, "empty", kept_empty)
+    p = ready(sim.random_problem(FRESH, KS, 100, 72))
+    for _ in range(2):
+        k_grouped.run(p, FRESH)
+    rooms = [launch[3][88] for launch in gpu.launches if launch[0] == "product"]
+    assert len(set(rooms)) == 2
+    assert all(len(x) == len(KS) * kernel_side.K_GROUP_BYTES for x in kept if x.dtype == torch.uint8)
+
+
+def test_nothing_is_launched_where_a_side_or_all_depths_are_zero(gpu: Gpu) -> None:
+    for config in (FRESH, WITH_C, IN_PLACE):
+        for ks, m, n in (([], 4, 8), ([16], 0, 8), ([16], 4, 0), ([0, 0], 4, 8)):
+            p = sim.random_problem(config, ks, m, n)
+            right = torch.zeros_like(p.d) if p.c is None else p.c.clone()
+            k_grouped.run(p)
+            assert torch.equal(p.d, right)
+    assert gpu.launches == []
+
+
+def test_compile_mode_prepares_and_does_not_launch(gpu: Gpu) -> None:
+    set_compile_mode(1)
+    try:
+        k_grouped.run(sim.random_problem(FRESH, KS, 100, 72))
+    finally:
+        set_compile_mode(0)
+    assert gpu.launches == []
+    assert len(k_grouped._plans) == 1
+
+
+def test_more_groups_than_parameters_hold_go_through_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    ks = [16] * (kernel_side.MAX_INLINE_KS + 1)
+    p = sim.random_problem(FRESH, ks, 4, 8)
+    tensor, inline = kernel_side.depths(p)
+    assert inline == b""
+    assert tensor is not None
+    assert tensor.tolist() == ks
+
+
+@pytest.mark.parametrize("m", [1, 130, 768, 7168])
+@pytest.mark.parametrize("output", [{}, {"with_c": True}, {"adds_to_d": True}], ids=str)
+def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
+    kind = Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output)
+    for num_groups in (1, 128):
+        for k in (0, 16, 8192):
+            assert select_k_grouped(num_groups, m, 2048, k, kind, H200) in reachable_k_grouped()
+
+
+def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
+    kind = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    assert select_k_grouped(4, 7168, 2048, 8192, kind, H200).block_m >= 128
+    assert select_k_grouped(1, 512, 512, 1024, kind, H200).block_m == 64
+
+
+def test_a_configuration_for_another_product_is_refused(gpu: Gpu) -> None:
+    p = sim.random_problem(FRESH, KS, 100, 72)
+    for other in (WITH_C, tile_config(64, 64, Output(True, sfb_is_per_row=True))):
+        with pytest.raises(ValueError, match="is for"):
+            k_grouped.run(p, other)
