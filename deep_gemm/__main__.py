@@ -19,7 +19,7 @@ def about() -> None:
 
 @app.command()
 def demo() -> None:
-    """Quantize random data, run every kind of product, and check each against FP64."""
+    """Quantize random data, run every kind of product, check each against FP64; on a GPU, show speed too."""
     from .demo import run
 
     raise typer.Exit(0 if run() else 1)
@@ -85,7 +85,7 @@ def inspect(
     adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
     rest: Annotated[bool, typer.Option("--rest", help="with code for blocks of k that no run holds")] = False,
-    sass: Annotated[bool, typer.Option("--sass", help="print the machine code too (needs nvdisasm)")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show what is in it. Needs no GPU."""
     from rich.console import Console

@@ -1,6 +1,7 @@
 """The main job, once through: make data, quantize it, run every kind of product, check each against FP64.
 
-A machine without a GPU then compiles a few of the kernels that a GPU would run.
+A Hopper GPU then shows the speed of a few dense products beside cuBLASLt's; a machine without one compiles a few of
+the kernels that it would run.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from dataclasses import dataclass
 import torch
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from .benchmark.cases import Case
+from .benchmark.contenders import FAST, OURS
+from .benchmark.products import cold_rows, no_fallback
+from .benchmark.report import Row
+from .benchmark.timing import L2Flush
 from .dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from .dispatch import ReferenceFallbackWarning, forget_warnings
 from .grouped import (
@@ -23,6 +30,7 @@ from .grouped import (
     m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked,
 )
+from .heuristics import HOPPER
 from .inspect_kernels import show_families
 from .jit import CompilerMissing
 from .quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
@@ -34,6 +42,8 @@ DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "FP32"}
 ROWS, N, K = 256, 512, 1024
 GROUP_ROWS = (100, 0, 37, 119)
 KS = [512, 0, 128, 384]
+SPEED_SHAPES = ((64, 2112, 7168), (4096, 7168, 2048), (4096, 7168, 16384))
+SPEED_REPEATS = 10
 
 
 @dataclass(frozen=True)
@@ -51,13 +61,11 @@ class Example:
 
 
 def run() -> bool:
-    """Run every example, compile a few kernels where no GPU ran them, and say whether all was right."""
+    """Run every example, show speed or, where no GPU ran them, a few kernels, and say whether all was right."""
     console = Console(highlight=False)
     all_right = _show_products(console)
-    if not torch.cuda.is_available():
-        console.print()
-        all_right &= _show_kernels(console)
-    return all_right
+    console.print()
+    return (_show_speed(console) if _has_hopper() else _show_kernels(console)) and all_right
 
 
 def _show_kernels(console: Console) -> bool:
@@ -68,8 +76,46 @@ def _show_kernels(console: Console) -> bool:
         return True
 
 
+def _show_speed(console: Console) -> bool:
+    title = "Speed beside cuBLASLt, dense, BF16 out, cold L2"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
+    table.add_column("m x n x k", no_wrap=True)
+    for heading in ("us", "TFLOPS", "error", "cuBLASLt", "TFLOPS", "ratio"):
+        table.add_column(heading, justify="right")
+    failures = []
+    with console.status("measuring") as status, no_fallback():
+        flush = L2Flush()
+        for shape in SPEED_SHAPES:
+            sizes = " x ".join(map(str, shape))
+            status.update(sizes)
+            rows = {row.contender: row for row in cold_rows(Case("dense", shape), flush, SPEED_REPEATS)}
+            ours, theirs = rows[OURS], rows[FAST]
+            failures += [f"{sizes}: {row.contender} {row.failed}" for row in (ours, theirs) if row.failed]
+            ratio = f"{ours.us / theirs.us:.2f}" if ours.us and theirs.us else ""
+            error = "" if ours.error is None else f"{ours.error:.1e}"
+            table.add_row(sizes, *_speed(ours), error, *_speed(theirs), ratio)
+    console.print(table)
+    for failure in failures:
+        console.print(f"[red]{escape(failure)}[/]")
+    console.print(
+        "\ncuBLASLt: torch._scaled_mm with one scale for each tensor, which is less work.\n"
+        "us: the kernels' time, median. A ratio below 1 means less time than cuBLASLt's.\n"
+        "error: beside the same FP8 numbers multiplied in FP64.",
+        style="dim",
+    )
+    return not failures
+
+
+def _speed(row: Row) -> tuple[str, str]:
+    return (f"{row.us:.1f}", f"{row.tflops:.0f}") if row.us else ("failed", "")
+
+
+def _has_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == HOPPER
+
+
 def _show_products(console: Console) -> bool:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if _has_hopper() else "cpu"
     title = f"FP8 products on {_device_name(device)}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
     for heading in ("product", "m x n x k", "D", "backend"):
@@ -216,4 +262,4 @@ def _relative_error(got: Tensor, expected: Tensor) -> float:
 def _device_name(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"the CPU ({torch.get_num_threads()} threads, no GPU found)"
+    return f"the CPU ({torch.get_num_threads()} threads, no Hopper GPU found)"

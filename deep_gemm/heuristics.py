@@ -305,7 +305,6 @@ def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candida
     return sorted(found, key=lambda candidate: candidate.cost_us)
 
 
-@cache
 def select(
     m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
 ) -> GemmConfig | DecodeConfig:

@@ -18,7 +18,7 @@ from rich.table import Table
 from .config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig, Output, tile_config
 from .gates import Verdict, verdicts
 from .jit.compiler import compile_cubin, compiler_version
-from .jit.cubin import disassemble
+from .jit.cubin import NO_DISASSEMBLER, disassemble
 from .jit.report import KernelReport, report
 from .kernels import fp8_gemm
 
@@ -102,8 +102,7 @@ def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
     _show_problems(found, console)
     if sass:
         code = disassemble(found.cubin)
-        missing = "SASS: nvdisasm is not on PATH. It comes with the CUDA toolkit; nothing else here needs it."
-        console.print(missing if code is None else code, markup=False, soft_wrap=True)
+        console.print(f"SASS: {NO_DISASSEMBLER}" if code is None else code, markup=False, soft_wrap=True)
 
 
 def show_configs(configs: Sequence[GemmConfig], console: Console) -> None:

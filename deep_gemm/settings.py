@@ -17,7 +17,7 @@ DEFAULT_ALIGNMENT = 128
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for. Every variable that the package reads is a field here."""
+    """What the environment asks for. Every variable of the package is a field here."""
 
     jit_cache_dir: Path
     """Where compiled kernels are kept: `DG_JIT_CACHE_DIR`, or the older `DG_CACHE_DIR`."""
@@ -25,6 +25,10 @@ class Settings:
     """`DG_JIT_DEBUG`: print what is compiled, with which options, and what the compiler said."""
     jit_strict: bool
     """`DG_JIT_STRICT`: a kernel that spills, needs a stack frame or draws a WGMMA note from ptxas is an error."""
+    jit_dump_ptx: bool
+    """`DG_JIT_DUMP_PTX`, or `DG_JIT_DUMP_ASM` for both: write each kernel's PTX beside it in the cache."""
+    jit_dump_sass: bool
+    """`DG_JIT_DUMP_SASS`, or `DG_JIT_DUMP_ASM` for both: write its machine code, disassembled, beside it too."""
     print_configs: bool
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
     batch_invariant: bool
@@ -34,10 +38,13 @@ class Settings:
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
     cache_dir = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR")
+    dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
     return Settings(
         jit_cache_dir=Path(cache_dir) if cache_dir else _default_cache_dir(),
         jit_debug=_flag(environment, "DG_JIT_DEBUG"),
         jit_strict=_flag(environment, "DG_JIT_STRICT"),
+        jit_dump_ptx=_flag(environment, "DG_JIT_DUMP_PTX") or dump_both,
+        jit_dump_sass=_flag(environment, "DG_JIT_DUMP_SASS") or dump_both,
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
         batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
     )

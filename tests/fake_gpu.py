@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +30,16 @@ def on_gpu(x: Tensor) -> Tensor:
     return x.as_subclass(OnGpu)
 
 
+def encoded_map(sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], address: int) -> bytes:
+    """A tensor map as drivers of today lay it out, so far as it depends on these."""
+    encoded = bytearray(MAP_BYTES)
+    struct.pack_into("<Q", encoded, 0, address)
+    struct.pack_into(f"<{len(strides)}I", encoded, 12, *(stride >> 4 for stride in strides))
+    struct.pack_into(f"<{len(sizes)}I", encoded, 32, *(size - 1 for size in sizes))
+    struct.pack_into(f"<{len(box)}B", encoded, 55, *(extent - 1 for extent in box))
+    return bytes(encoded)
+
+
 @dataclass
 class Launch:
     """What was launched: the configuration of the launch, and Params' 64-bit words as they were then."""
@@ -38,6 +50,7 @@ class Launch:
     is_dependent: bool
     words: tuple[int, ...]
     maps: tuple[TensorMap, ...]
+    """Those that were encoded for the plan."""
 
 
 @dataclass
@@ -87,15 +100,17 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
         assert tensor_map.why_illegal() is None
         assert address % 16 == 0
         fake.encoded.append(tensor_map)
-        return address.to_bytes(8, "little") + bytes(MAP_BYTES - 8)
+        return encoded_map(tensor_map.sizes, tensor_map.strides, tensor_map.box, address)
 
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 7, raising=False)
     monkeypatch.setattr(kernels_dense, "gpu_of", lambda _: fake.gpu)
     monkeypatch.setattr(kernels_dense, "_plans", {})
+    monkeypatch.setattr(kernels_dense, "_elders", {})
     monkeypatch.setattr("deep_gemm.dense._plans", {})
     monkeypatch.setattr(driver, "encode", encode)
     monkeypatch.setattr(driver, "address_is_first_word", lambda: True)
+    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(driver, "Launch", type("Launch", (_FakeLaunch,), {"gpu": fake}))
     for module in (fp8_gemm, fp8_gemm_decode):
 

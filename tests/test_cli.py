@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plai
 
 from deep_gemm import demo, inspect_kernels
 from deep_gemm.__main__ import app
+from deep_gemm.benchmark.cases import Case
+from deep_gemm.benchmark.contenders import FAST, OURS
+from deep_gemm.benchmark.report import Row
+from deep_gemm.benchmark.timing import Spread
 from deep_gemm.config import GemmConfig
 from deep_gemm.gates import GATES
 from deep_gemm.heuristics import reachable
@@ -84,7 +89,7 @@ def test_inspect_says_where_sass_comes_from_if_it_cannot_show_it(monkeypatch: py
     monkeypatch.setattr(inspect_kernels, "disassemble", lambda cubin: None)
     result = run("inspect", "--block-m", "64", "--block-n", "16", "--sass")
     assert result.exit_code == 0
-    assert "nvdisasm is not on PATH. It comes with the CUDA toolkit" in words(result)
+    assert "SASS: there is no nvdisasm or cuobjdump on PATH, in CUDA_HOME/bin or in Triton" in words(result)
 
 
 def test_inspect_prints_sass_as_nvdisasm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +305,35 @@ def test_configs_lists_every_reachable_configuration() -> None:
 
 # ---- demo -------------------------------------------------------------------------------------------------------
 
+
+def speeds(monkeypatch: pytest.MonkeyPatch, **of_ours: Any) -> Result:
+    """A demo on a GPU whose profiler says that each product takes 100 us, and cuBLASLt's 80."""
+
+    def cold_rows(case: Case, flush: object, repeats: int) -> list[Row]:
+        ours = {"spread": Spread(100, 99, 101), "error": 1.7e-3, **of_ours}
+        return [Row.of(case, OURS, "cold", **ours), Row.of(case, FAST, "cold", Spread(80, 79, 81), error=2e-3)]
+
+    monkeypatch.setattr(demo, "_has_hopper", lambda: True)
+    monkeypatch.setattr(demo, "L2Flush", lambda: None)
+    monkeypatch.setattr(demo, "cold_rows", cold_rows)
+    return run("demo")
+
+
+@pytest.mark.usefixtures("no_products")
+def test_demo_on_a_gpu_shows_tflops_and_error_beside_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = speeds(monkeypatch)
+    assert result.exit_code == 0
+    assert "4096 x 7168 x 2048 100.0 1203 1.7e-03 80.0 1503 1.25" in words(result)
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("no_products")
+def test_demo_fails_where_a_product_on_the_gpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = speeds(monkeypatch, spread=None, failed="wrong: relative error 1")
+    assert result.exit_code == 1
+    assert "4096 x 7168 x 2048: deep_gemm wrong: relative error 1" in words(result)
+
+
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the demo runs the kernels instead")
 
 
@@ -345,13 +379,14 @@ def test_demo_fails_where_a_kernel_is_not_as_planned(monkeypatch: pytest.MonkeyP
     assert "64x32 bf16, TMA stores as planned:" in words(result)
 
 
-@pytest.mark.usefixtures("no_products")
-def test_demo_on_a_gpu_shows_products_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@without_gpu
+def test_demo_on_another_gpu_than_a_hopper_is_that_of_a_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert demo.run()
-    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(demo, "_show_kernels", lambda console: True)
+    result = run("demo")
+    assert result.exit_code == 0
+    assert "no Hopper GPU found" in words(result)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import struct
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -213,9 +215,29 @@ def test_a_report_on_one_of_several_kernels_needs_its_name() -> None:
 # ---- nvdisasm ---------------------------------------------------------------------------------------------------
 
 
-def test_disassemble_is_none_without_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disassemble_is_none_without_a_disassembler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert disassemble(compiled(TWO).cubin) is None
+
+
+@pytest.mark.parametrize("place", ["PATH", "CUDA_HOME", "CUDA_PATH", "triton"])
+@pytest.mark.parametrize(("tool", "prints"), [("nvdisasm", "x.cubin"), ("cuobjdump", "-sass x.cubin")])
+def test_a_disassembler_is_found_on_path_in_the_toolkit_and_in_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, tool: str, prints: str
+) -> None:
+    folder = tmp_path / {"PATH": "", "triton": "backends/nvidia/bin"}.get(place, "bin")
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / tool
+    script.write_text('#!/bin/sh\necho "$@" | /bin/sed "s/[^ ]*[.]cubin/x.cubin/"\n')
+    script.chmod(0o755)
+    for name in ("PATH", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(name, str(tmp_path) if name == place else "/nonexistent")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py")) if place == "triton" else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert disassemble(compiled(TWO).cubin) == prints + "\n"
 
 
 def test_disassemble_returns_what_nvdisasm_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import deep_gemm
 from deep_gemm import reference
 from deep_gemm.config import GemmConfig
 from deep_gemm.heuristics import reachable
+from deep_gemm.jit import driver
 from deep_gemm.kernels import dense, fp8_gemm
 from deep_gemm.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.problem import DenseProblem, dense_problem
@@ -276,6 +277,27 @@ def test_fewer_sms_give_the_same_bits_without_compiling() -> None:
     finally:
         deep_gemm.set_num_sms(torch.cuda.get_device_properties(0).multi_processor_count)
     assert fp8_gemm.loaded.cache_info().misses == compiled
+
+
+def test_a_plan_of_another_m_gives_the_bits_of_one_whose_maps_the_driver_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def products() -> list[Tensor]:
+        monkeypatch.setattr(dense, "_plans", {})
+        monkeypatch.setattr(dense, "_elders", {})
+        monkeypatch.setattr("deep_gemm.dense._plans", {})
+        found = []
+        for m in (200, 129, 300, 1000, 1023, 5, 2049):
+            a, b = operands(m, 576, 1152, m)
+            d = torch.full((m, 576), float("nan"), device="cuda", dtype=torch.bfloat16)
+            deep_gemm.fp8_gemm_nt(a, b, d)
+            found.append(d)
+        return found
+
+    changed = products()
+    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: False)
+    for d, right in zip(changed, products(), strict=True):
+        assert torch.equal(d, right)
 
 
 def test_operands_at_other_addresses_use_the_plan_and_are_right() -> None:

@@ -235,6 +235,92 @@ def test_debug_tells_what_was_compiled_and_how(
         assert fact in told.err
 
 
+# ---- dumps ------------------------------------------------------------------------------------------------------
+
+
+def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *variables: str, tool: str = "") -> dict[str, str]:
+    """What lies beside the kernel afterwards, by suffix; `tool` is the script of an nvdisasm, if there is one."""
+    for variable in variables:
+        monkeypatch.setenv(variable, "1")
+    settings.cache_clear()
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("deep_gemm.jit.cubin.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("deep_gemm.jit.dumps._warned", set())
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    if tool:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "nvdisasm").write_text(tool)
+        (tmp_path / "bin" / "nvdisasm").chmod(0o755)
+    jit.build(SCALE, {}, name="scale")
+    files = list((tmp_path / "cache").glob("scale-*"))
+    assert len({file.stem for file in files}) == 1, "all have the kernel's name and key"
+    return {file.suffix: file.read_bytes().decode(errors="replace") for file in files}
+
+
+TOOL = '#!/bin/sh\necho "code of $1"\n'
+
+
+@pytest.mark.parametrize(
+    ("variables", "suffixes"),
+    [
+        ((), {".kernel"}),
+        (("DG_JIT_DUMP_PTX",), {".kernel", ".ptx"}),
+        (("DG_JIT_DUMP_SASS",), {".kernel", ".cubin", ".sass"}),
+        (("DG_JIT_DUMP_ASM",), {".kernel", ".cubin", ".sass", ".ptx"}),
+    ],
+)
+def test_a_dump_lies_beside_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: tuple[str, ...], suffixes: set[str]
+) -> None:
+    files = dumped(monkeypatch, tmp_path, *variables, tool=TOOL)
+    assert files.keys() == suffixes
+    if ".ptx" in suffixes:
+        assert ".target sm_90a" in files[".ptx"]
+        assert ".visible .entry scale(" in files[".ptx"]
+        assert "\0" not in files[".ptx"]
+    if ".sass" in suffixes:
+        assert files[".sass"].startswith("code of /")
+        assert files[".kernel"].endswith(files[".cubin"])
+
+
+def test_a_kernel_from_the_cache_is_dumped_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jit.build(SCALE, {}, name="scale")
+    jit._cache_of.cache_clear()  # as a new process
+    monkeypatch.setattr(jit, "compile_cubin", lambda *a, **k: pytest.fail("compiled again"))
+    assert dumped(monkeypatch, tmp_path, "DG_JIT_DUMP_ASM", tool=TOOL).keys() == {".kernel", ".cubin", ".sass", ".ptx"}
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert [line.rpartition(".")[2] for line in told.err.splitlines()] == ["ptx", "cubin", "sass"]
+
+
+def test_without_a_disassembler_the_machine_code_is_kept_and_one_warning_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.warns(RuntimeWarning, match="no nvdisasm or cuobjdump on PATH, .* pip install triton") as told:
+        assert dumped(monkeypatch, tmp_path, "DG_JIT_DUMP_SASS").keys() == {".kernel", ".cubin"}
+        jit.build(SCALE + "\n", {}, name="scale")
+    assert len(told) == 1
+    assert str(tmp_path / "cache") in str(told[0].message)
+
+
+def test_a_disassembler_that_refuses_the_code_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = "#!/bin/sh\necho too new >&2; exit 1\n"
+    with pytest.warns(RuntimeWarning, match="scale: cubin: nvdisasm refuses it: too new"):
+        assert dumped(monkeypatch, tmp_path, "DG_JIT_DUMP_SASS", tool=tool).keys() == {".kernel", ".cubin"}
+
+
+def test_a_dump_that_cannot_be_written_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/dev/null/deep_gemm")
+    monkeypatch.setenv("DG_JIT_DUMP_PTX", "1")
+    settings.cache_clear()
+    with pytest.warns(RuntimeWarning) as told:
+        jit.build(SCALE, {}, name="scale")
+    assert any("dumps of kernels cannot be written to /dev/null/deep_gemm" in str(one.message) for one in told)
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a b", "x" * 101])
 def test_a_name_that_cannot_be_a_file_name_is_a_value_error(name: str) -> None:
     with pytest.raises(ValueError, match="name: expected"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import deep_gemm
 from deep_gemm import settings as settings_module
 from deep_gemm.config import GemmConfig, Output, tile_config
 from deep_gemm.config_decode import DecodeConfig, decode_config
+from deep_gemm.jit import driver
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
-from deep_gemm.layout import RECIPE_1D1D, ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.layout import RECIPE_1D1D, align, ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.problem import DenseProblem, dense_problem
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
@@ -82,6 +84,95 @@ def test_a_new_m_compiles_nothing_where_the_configuration_is_known(gpu: FakeGpu)
     assert len(gpu.compiled) == 1
 
 
+# Plans of another m
+
+
+def words_and_grids(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, *, are_copies: bool, **given: Any) -> list[Any]:
+    """What is launched for several m of one weight, and how many of the plans asked the driver for maps."""
+    monkeypatch.setattr(dense, "_plans", {})
+    monkeypatch.setattr(dense, "_elders", {})
+    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: are_copies)
+    gpu.launches.clear()
+    for p, config in of_several_m(**given):
+        dense.run(p, config)
+    zeros = dict.fromkeys(fp8_gemm.Plan._WORDS, 0)  # addresses differ between the two rounds
+    launched = [
+        (launch.grid, launch.cluster, {**dict(enumerate(launch.words)), **zeros, fp8_gemm.Plan._D_POINTER: 0, 64: 0})
+        for launch in gpu.launches
+    ]
+    return [launched, sum(bool(launch.maps) for launch in gpu.launches)]
+
+
+def of_several_m(
+    n: int, k: int, tile: tuple[int, int], output: Output, extra: int = 0, first_scale: int = 0
+) -> Iterator[tuple[DenseProblem, GemmConfig]]:
+    """`extra`: elements between rows beyond the row; `first_scale` 1: scales of A where TMA cannot load them."""
+    by_row, k_blocks = output.sfb_is_per_row, ceil_div(k, 128)
+    dtype = torch.float32 if output.is_fp32 else torch.bfloat16
+    b = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(n if by_row else ceil_div(n, 128), k_blocks)
+    for m in (200, 2, 3, 64, 1000, 201, 1, 5):
+        a = torch.zeros(m, k + extra, dtype=torch.float8_e4m3fn)[:, :k]
+        pitch = align(m, 4) + 4 * extra
+        sfa = torch.ones(pitch * k_blocks + 1).as_strided((m, k_blocks), (1, pitch), first_scale)
+        d = on_gpu(torch.zeros(m, n + extra, dtype=dtype)[:, :n])
+        c = d if output.adds_to_d else torch.zeros_like(d) if output.with_c else None
+        recipe = RECIPE_1D1D if by_row else None
+        yield dense_problem((a, sfa), b, d, c, recipes=(recipe, None, None)), tile_config(*tile, output, k=k)
+
+
+@pytest.mark.parametrize("extra", [0, 32])
+@pytest.mark.parametrize("first_scale", [0, 1])
+@pytest.mark.parametrize(
+    ("n", "k", "tile", "output"),
+    [
+        (576, 1152, (64, 64), Output()),
+        (576, 1152, (256, 128), Output(with_c=True)),
+        (576, 1152, (128, 128), Output(is_fp32=True)),
+        (576, 1152, (128, 128), Output(is_fp32=True, adds_to_d=True)),
+        (576, 1152, (128, 128), Output(sfb_is_per_row=True)),
+        (8, 128, (64, 64), Output()),
+        (8, 48, (64, 64), Output(with_c=True)),
+    ],
+)
+def test_a_plan_of_another_m_is_what_the_driver_would_make_of_it(
+    gpu: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    n: int,
+    k: int,
+    tile: tuple[int, int],
+    output: Output,
+    extra: int,
+    first_scale: int,
+) -> None:
+    given = {"n": n, "k": k, "tile": tile, "output": output, "extra": extra, "first_scale": first_scale}
+    made, encoded_for_all = words_and_grids(gpu, monkeypatch, are_copies=False, **given)
+    changed, encoded_for_few = words_and_grids(gpu, monkeypatch, are_copies=True, **given)
+    assert changed == made
+    assert encoded_for_all == 8
+    assert encoded_for_few == 2, "the first, and a single row, whose stride may be anything"
+
+
+def test_a_plan_of_another_m_keeps_its_elder_as_it_was(gpu: FakeGpu) -> None:
+    kept = [operands(m, 4096, 512) for m in (1000, 1001)]
+    words = []
+    for a, b, d in [*kept, kept[0]]:
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        assert addresses(gpu) == pointers(a, b, d)
+        words.append(gpu.last.words)
+    assert words[0] == words[2] != words[1]
+    assert gpu.plans == 2
+
+
+def test_a_pitch_too_long_for_its_number_is_left_to_the_driver(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "STRIDE_LIMIT", 1001 * 4)
+    for m, are_encoded in ((1000, True), (996, False), (1004, True)):
+        deep_gemm.fp8_gemm_nt(*operands(m, 4096, 512))
+        assert bool(gpu.last.maps) == are_encoded
+
+
+# Settings of a plan
+
+
 SETTINGS: list[tuple[str, Any, Any]] = [("pdl", True, False), ("num_sms", 100, 132), ("batch_invariant", True, False)]
 
 
@@ -112,7 +203,7 @@ def test_compiling_alone_launches_nothing_and_keeps_the_kernel(gpu: FakeGpu) -> 
     assert (len(gpu.compiled), len(gpu.launches)) == (1, 1)
 
 
-def test_the_configuration_is_printed_once_where_that_is_asked_for(
+def test_the_configuration_is_printed_once_for_each_new_plan_where_that_is_asked_for(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DG_PRINT_CONFIGS", "1")
@@ -121,9 +212,14 @@ def test_the_configuration_is_printed_once_where_that_is_asked_for(
         a, b, d = operands(*LARGE)
         for _ in range(2):
             deep_gemm.fp8_gemm_nt(a, b, d)
+        others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # of the same kernel, of another, seen, new
+        for a, b, d in others:
+            deep_gemm.fp8_gemm_nt(a, b, d)
         out, err = capsys.readouterr()
         assert out == "", "an engine's standard output may be its protocol"
-        assert err == f"deep_gemm: 2048 x 2112 x 1024 runs {gpu.compiled[0].name}\n"
+        names = [gpu.compiled[0].name, gpu.compiled[0].name, gpu.compiled[1].name, gpu.compiled[0].name]
+        told = zip((2048, 2047, 8, 2046), names, strict=True)
+        assert err.splitlines() == [f"deep_gemm: {m} x 2112 x 1024 runs {name}" for m, name in told]
     finally:
         monkeypatch.undo()
         settings_module.settings.cache_clear()

@@ -159,9 +159,20 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert defaults == read_settings({"DG_JIT_DEBUG": "", "DG_PRINT_CONFIGS": "0", "DG_JIT_CACHE_DIR": ""})
     assert defaults.jit_cache_dir == Path.home() / ".cache" / "deep_gemm"
     assert (defaults.jit_debug, defaults.print_configs) == (False, False)
+    assert (defaults.jit_dump_ptx, defaults.jit_dump_sass) == (False, False)
 
 
-@pytest.mark.parametrize(("variable", "field"), [("DG_JIT_DEBUG", "jit_debug"), ("DG_PRINT_CONFIGS", "print_configs")])
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [
+        ("DG_JIT_DEBUG", "jit_debug"),
+        ("DG_PRINT_CONFIGS", "print_configs"),
+        ("DG_JIT_DUMP_PTX", "jit_dump_ptx"),
+        ("DG_JIT_DUMP_SASS", "jit_dump_sass"),
+        ("DG_JIT_DUMP_ASM", "jit_dump_ptx"),
+        ("DG_JIT_DUMP_ASM", "jit_dump_sass"),
+    ],
+)
 def test_flags_are_0_or_1(variable: str, field: str) -> None:
     assert getattr(read_settings({variable: "1"}), field) is True
     assert getattr(read_settings({variable: "0"}), field) is False
@@ -170,7 +181,7 @@ def test_flags_are_0_or_1(variable: str, field: str) -> None:
             read_settings({variable: nonsense})
 
 
-def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field() -> None:
+def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field_and_by_the_docs() -> None:
     read: set[str] = set()
 
     class Spy(dict[str, str]):
@@ -182,6 +193,8 @@ def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field() -> 
     source = Path(str(module.__file__)).read_text()
     assert read
     assert all(f"`{name}`" in source for name in read)
+    told = Path(__file__).parents[1] / "docs" / "jit.md"
+    assert [name for name in read if f"`{name}" not in told.read_text()] == []
 
 
 def test_settings_cannot_be_changed_and_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from ..settings import settings
@@ -25,6 +26,7 @@ from .compiler import (
     compiler_version,
     full_options,
 )
+from .dumps import dump
 
 __all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "build"]
 
@@ -71,6 +73,7 @@ def build(
         if kernel is not None:
             if settings().jit_strict:  # who compiled it may not have asked
                 check_strictly(kernel, all_options, source)
+            _dump_if_asked(kernel, kernel_cache.path(name, key), source, headers, options)
             return kernel
         start = time.perf_counter()
         kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
@@ -82,7 +85,16 @@ def build(
     if settings().jit_debug:
         _print_compiled(kernel, all_options, passes, time.perf_counter() - start)
     kernel_cache.store(key, kernel, options=all_options, passes=[f"{p.name} {p.version}" for p in passes])
+    _dump_if_asked(kernel, kernel_cache.path(name, key), source, headers, options)
     return kernel
+
+
+def _dump_if_asked(
+    kernel: CompiledKernel, path: Path, source: str, headers: Mapping[str, str], options: Iterable[str]
+) -> None:
+    ptx, sass = settings().jit_dump_ptx, settings().jit_dump_sass
+    if ptx or sass:
+        dump(kernel, path, source, headers, options, ptx=ptx, sass=sass)
 
 
 def _print_compiled(kernel: CompiledKernel, options: Sequence[str], passes: Sequence[Pass], seconds: float) -> None:

@@ -98,6 +98,17 @@ def compile_cubin(
     return kernel
 
 
+def compile_ptx(
+    source: str, headers: Mapping[str, str], *, name: str, options: Iterable[str] = DEFAULT_OPTIONS
+) -> bytes:
+    """Compile `source` as `compile_cubin` does, to the PTX that ptxas is given there."""
+    all_options = full_options(options, ARCH.replace("sm", "compute"))
+    status, ptx, log = _run(f"{name}.cu", source, headers, all_options, artifact="PTX")
+    if ptx is None:
+        raise CompileError(name, f"NVRTC: {status}", log=log, options=all_options, source=source)
+    return ptx.rstrip(b"\0")
+
+
 def check_strictly(kernel: CompiledKernel, options: tuple[str, ...], source: str) -> None:
     """Raise a CompileError where the compiler's log holds a complaint."""
     if complaints := ptxas_log.complaints(kernel.log):

@@ -7,12 +7,15 @@ The layout is undocumented; what is read here was found by compiling small kerne
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
 import struct
 import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 # By the low 9 bits: the 3 bits above tell where operands come from (FFMA is 0x223 on registers, 0x823 with an
@@ -143,18 +146,37 @@ def read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
         raise ValueError(f"cubin: malformed ({type(error).__name__}: {error})") from error
 
 
+NO_DISASSEMBLER = (
+    "there is no nvdisasm or cuobjdump on PATH, in CUDA_HOME/bin or in Triton. They come with the CUDA toolkit "
+    "(or: pip install triton); nothing else here needs them."
+)
+
+
 def disassemble(cubin: bytes) -> str | None:
-    """What `nvdisasm` prints, or None where it is not on PATH. For people: nothing here depends on it."""
-    tool = shutil.which("nvdisasm")
-    if tool is None:
+    """What nvdisasm or cuobjdump prints, or None where there is neither. For people: nothing here depends on it."""
+    command = _disassembler()
+    if command is None:
         return None
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        run = subprocess.run([tool, file.name], capture_output=True, text=True, check=False)
+        run = subprocess.run([*command, file.name], capture_output=True, text=True, check=False)
     if run.returncode != 0:
-        raise ValueError(f"cubin: nvdisasm refuses it: {run.stderr.strip()}")
+        raise ValueError(f"cubin: {Path(command[0]).name} refuses it: {run.stderr.strip()}")
     return run.stdout
+
+
+def _disassembler() -> list[str] | None:
+    """Find the command that disassembles a file: the machine's, the toolkit's, or the one that Triton brings."""
+    folders = [os.environ.get("PATH", os.defpath)]
+    folders += [str(Path(home) / "bin") for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
+    triton = importlib.util.find_spec("triton")
+    if triton is not None and triton.origin is not None:
+        folders.append(str(Path(triton.origin).parent / "backends" / "nvidia" / "bin"))
+    for name, *options in (["nvdisasm"], ["cuobjdump", "-sass"]):
+        if tool := shutil.which(name, path=os.pathsep.join(folders)):
+            return [tool, *options]
+    return None
 
 
 @dataclass(frozen=True)

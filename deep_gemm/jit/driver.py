@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from ..tensor_map import ElementType, TensorMap
+from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
 from .compiler import CompiledKernel
 
 TENSOR_MAP_BYTES = 128
@@ -90,6 +91,13 @@ class ParamsBuffer:
     def write(self, data: bytes, at: int = 0) -> None:
         """Write the struct's bytes from one of them on."""
         ctypes.memmove(self.address + at, data, len(data))
+
+    def changed(self, numbers: Mapping[int, int]) -> ParamsBuffer:
+        """Copy the struct, with other numbers of 32 bits at these bytes."""
+        copy = ParamsBuffer(bytes(self.words))
+        for offset, number in numbers.items():
+            ctypes.c_uint32.from_address(copy.address + offset).value = number
+        return copy
 
 
 class Launch:
@@ -199,3 +207,51 @@ def address_is_first_word() -> bool:
     first, second = (encode(tensor_map, address) for address in addresses)
     words = [int.from_bytes(encoded[:8], "little") for encoded in (first, second)]
     return words == list(addresses) and first[8:] == second[8:]
+
+
+# Where a tensor map keeps what depends on the size of a batch: as 32-bit numbers, at these bytes. Nothing documents it,
+# so `sizes_are_numbers` asks the driver.
+_STRIDES_AT, _SIZES_AT = 12, 32
+STRIDE_LIMIT = 1 << 36
+
+
+def size_number(dimension: int, size: int) -> tuple[int, int]:
+    """A size's place in a tensor map, and the number that stands for it there."""
+    return _SIZES_AT + 4 * dimension, size - 1
+
+
+def stride_number(stride: int) -> tuple[int, int]:
+    """The same for the outer dimension's stride, of two, which is below `STRIDE_LIMIT`."""
+    return _STRIDES_AT, stride // ADDRESS_ALIGNMENT
+
+
+@cache
+def sizes_are_numbers() -> bool:
+    """Tell whether this driver keeps sizes and strides where `size_number` and `stride_number` say, and nowhere else.
+
+    Seen by encoding maps of each kind in use for several sizes: changed so, the first must be each of the others.
+    """
+    kinds = [
+        TensorMap(ElementType.UINT8, (7168, 64), (7168,), (128, 64), 128),
+        TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (64, 64), 128),
+        TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (16, 64), 32),
+        TensorMap(ElementType.FLOAT32, (4096, 64), (16384,), (32, 64), 128),
+        TensorMap(ElementType.FLOAT32, (64, 56), (256,), (128, 1)),
+    ]
+    sizes = (2, 3, 100, 255, 256, 257, 4097, 65536, 1 << 20, (1 << 31) - 1)
+    if not address_is_first_word():
+        return False
+    for kind in kinds:
+        is_scales = kind.box[1] == 1  # these have m inside, and a pitch that depends on it
+        first = ParamsBuffer(encode(kind, 1 << 40))
+        for m in sizes:
+            pitch = (m + 3) // 4 * 16 if is_scales else kind.strides[0]
+            other = kind._replace(sizes=(m, 56) if is_scales else (kind.sizes[0], m), strides=(pitch,))
+            changed = first.changed(dict([size_number(0 if is_scales else 1, m), stride_number(pitch)]))
+            try:
+                encoded = encode(other, 1 << 40)
+            except (DriverError, ValueError):  # a map so large that no product has it
+                return False
+            if bytes(changed.words)[:TENSOR_MAP_BYTES] != encoded:
+                return False
+    return True

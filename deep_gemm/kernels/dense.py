@@ -10,6 +10,7 @@ import torch
 from ..config import GemmConfig, Output, tile_config
 from ..config_decode import DecodeConfig
 from ..heuristics import Gpu, gpu_of, select
+from ..jit import driver
 from ..problem import DenseProblem
 from ..settings import generation, get_batch_invariant, get_compile_mode, num_sms_of, settings
 from ..tensor_map import ADDRESS_ALIGNMENT
@@ -17,6 +18,8 @@ from . import fp8_gemm, fp8_gemm_decode
 from .plan import Plan, addresses_of, make_room
 
 _plans: dict[tuple[object, ...], Plan] = {}
+_elders: dict[tuple[object, ...], fp8_gemm.Plan] = {}
+"""Of plans that differ in m alone the first, from which the others are made."""
 
 
 def run(p: DenseProblem, config: GemmConfig | DecodeConfig | None = None) -> Plan | None:
@@ -37,10 +40,11 @@ def run(p: DenseProblem, config: GemmConfig | DecodeConfig | None = None) -> Pla
             return run(p, config)
     output = output_of(p)
     # `generation` stands for the number of SMs and the other settings that a plan depends on.
-    key = (p.m, p.n, p.k, output, device, generation(), _layout(p), config)
+    family = (p.n, p.k, output, device, generation(), _layout(p))
+    key = (p.m, p.sfa.stride(), config, family)
     found = _plans.get(key)
     if found is None:
-        found, ready = _plan(p, output, config)
+        found, ready = _plan(p, output, config, family)
         make_room(_plans)
         _plans[key] = found
     else:
@@ -61,7 +65,9 @@ def output_of(p: DenseProblem) -> Output:
 _output = cache(Output)
 
 
-def _plan(p: DenseProblem, output: Output, config: GemmConfig | DecodeConfig | None) -> tuple[Plan, DenseProblem]:
+def _plan(
+    p: DenseProblem, output: Output, config: GemmConfig | DecodeConfig | None, family: tuple[object, ...]
+) -> tuple[Plan, DenseProblem]:
     """Prepare the launch of a kernel, and the problem for it. A configuration that was given must suit the problem."""
     gpu = gpu_of(p.d.get_device())
     num_sms = num_sms_of(gpu.num_sms)
@@ -76,7 +82,15 @@ def _plan(p: DenseProblem, output: Output, config: GemmConfig | DecodeConfig | N
     if is_given:
         _refuse(config, fp8_gemm.why_unfit(config, p.k, output))
     ready = fp8_gemm.prepared(config, p)
-    return fp8_gemm.Plan(ready, output, config, num_sms), ready
+    if p.m == 1 or not driver.sizes_are_numbers():
+        return fp8_gemm.Plan(ready, output, config, num_sms), ready
+    elder = _elders.get((config, family))
+    plan = None if elder is None else elder.for_m(ready)
+    if plan is None:
+        plan = fp8_gemm.Plan(ready, output, config, num_sms)
+        make_room(_elders)
+        _elders[config, family] = plan
+    return plan, ready
 
 
 def _choice(p: DenseProblem, output: Output, gpu: Gpu, num_sms: int) -> GemmConfig | DecodeConfig:
@@ -104,7 +118,7 @@ def _refuse(config: GemmConfig | DecodeConfig, reason: str | None) -> None:
 
 
 def _layout(p: DenseProblem) -> tuple[object, ...]:
-    """Strides, and which scales TMA could load where they are: those that it could not are copied, to other strides."""
+    """Strides but those of A's scales, and which scales TMA could load where they are: others are copied."""
     c_stride = None if p.c is None else p.c.stride(0)
     for_tma = p.sfa.data_ptr() % ADDRESS_ALIGNMENT == 0, p.sfb.data_ptr() % ADDRESS_ALIGNMENT == 0
-    return p.a.stride(0), p.sfa.stride(), p.b.stride(0), p.sfb.stride(), p.d.stride(0), c_stride, for_tma
+    return p.a.stride(0), p.b.stride(0), p.sfb.stride(), p.d.stride(0), c_stride, for_tma

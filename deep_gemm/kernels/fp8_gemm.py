@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from functools import cache
 
+from torch import Tensor
+
 from .. import jit
 from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Groups, Output
 from ..gates import CodePlan
@@ -71,10 +73,12 @@ class Plan(plan.Plan):
     # Words of Params in cuda/fp8_gemm.cuh: five tensor maps, and three pointers.
     _WORDS = AddressWords(a=0, b=16, sfa=32, d=48, sfb=80, c=81)
     _SFB_MAP, _D_POINTER = 64, 82
+    _M_AT = 688
+    """Byte of m."""
 
     def __init__(self, p: DenseProblem, output: Output, config: GemmConfig, num_sms: int) -> None:
         """`p` is `prepared` for the kernel."""
-        self.output, self.config = output, config
+        self.output, self.config, self._num_sms = output, config, num_sms
         a, sfa, b, sfb, d, c = self._WORDS
         super().__init__(
             p,
@@ -97,6 +101,28 @@ class Plan(plan.Plan):
     def prepared(self, p: DenseProblem) -> DenseProblem:
         """Lay scales that TMA loads out for it: m-major, in rows of a multiple of 16 bytes."""
         return prepared(self.config, p)
+
+    def for_m(self, p: DenseProblem) -> Plan | None:
+        """Derive, in less time, a plan for a problem that differs in m and the strides of A's scales alone.
+
+        None where that cannot be. Both have several rows, because the stride of a single row may be anything; and the
+        driver lays maps out as `sizes_are_numbers` says.
+        """
+        (pitch,) = scales_map(self.config.block_m, p.sfa).strides
+        if pitch >= driver.STRIDE_LIMIT:
+            return None
+        rows_at, number = driver.size_number(1, p.m)
+        scales_at, _ = driver.size_number(0, p.m)
+        pitch_at, pitch_number = driver.stride_number(pitch)
+        a, sfa, d = 8 * self._WORDS.a, 8 * self._WORDS.sfa, 8 * self._WORDS.d
+        numbers = {
+            a + rows_at: number,
+            sfa + scales_at: number,
+            sfa + pitch_at: pitch_number,
+            d + rows_at: number,
+            self._M_AT: p.m,
+        }
+        return self._changed(p, grid(self.config, p, self._num_sms), numbers)
 
     def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
         """C is D, or apart from it, as it was for the operands that the plan was made for."""
@@ -146,12 +172,17 @@ def tensor_maps(config: GemmConfig, p: DenseProblem) -> dict[str, TensorMap]:
     maps = {
         "a": matrix_map(ElementType.UINT8, p.a, (config.block_m // config.cluster_n, BLOCK_K), 128),
         "b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
-        "sfa": matrix_map(ElementType.FLOAT32, p.sfa, (1, config.block_m), 0, transposed=True),
+        "sfa": scales_map(config.block_m, p.sfa),
         "d": matrix_map(output, p.d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes),
     }
     if config.sfb_is_per_row:
-        maps["sfb"] = matrix_map(ElementType.FLOAT32, p.sfb, (1, config.block_n), 0, transposed=True)
+        maps["sfb"] = scales_map(config.block_n, p.sfb)
     return maps
+
+
+def scales_map(rows: int, sf: Tensor) -> TensorMap:
+    """Scales by row, m-major, in boxes of so many rows and one block of k."""
+    return matrix_map(ElementType.FLOAT32, sf, (1, rows), 0, transposed=True)
 
 
 def scalars(config: GemmConfig, p: DenseProblem) -> bytes:

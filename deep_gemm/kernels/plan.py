@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from ..settings import get_pdl
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
 
 MAX_PLANS = 4096
+AnyPlan = TypeVar("AnyPlan", bound="Plan")
 
 
 class AddressWords(NamedTuple):
@@ -72,17 +74,32 @@ class Plan:
     ) -> None:
         """`maps` are the head of Params, by the operand's name; `tail` is what follows them."""
         self._device = p.d.get_device()
-        self._shape, self._dtype = tuple(p.d.shape), p.d.dtype
+        self._dtype = p.d.dtype
         self._maps, self._words_of = maps, words
-        self._params = driver.ParamsBuffer(self._encoded(addresses_of(p)) + tail)
-        self._words = self._params.words
-        self._spans = (byte_span(p.a), byte_span(p.sfa), byte_span(p.b), byte_span(p.sfb), byte_span(p.d))
-        self._span_c = 0 if p.c is None else byte_span(p.c)
+        self._spans_of_b = byte_span(p.b), byte_span(p.sfb)
         self._sfa_alignment = ADDRESS_ALIGNMENT if "sfa" in maps else p.sfa.element_size()
         self._sfb_alignment = ADDRESS_ALIGNMENT if "sfb" in maps else p.sfb.element_size()
-        self._launch = driver.Launch(kernel, self._params, grid, threads, cluster, is_dependent=get_pdl())
+        self._kernel, self._threads, self._cluster, self._is_dependent = kernel, threads, cluster, get_pdl()
         self._patches_maps = driver.address_is_first_word()
+        self._serve(p, driver.ParamsBuffer(self._encoded(addresses_of(p)) + tail), grid)
+
+    def _serve(self, p: Operands, params: driver.ParamsBuffer, grid: int) -> None:
+        """Set all that depends on m."""
+        self._shape = tuple(p.d.shape)
+        self._params, self._words = params, params.words
+        self._spans = (byte_span(p.a), byte_span(p.sfa), *self._spans_of_b, byte_span(p.d))
+        self._span_c = 0 if p.c is None else byte_span(p.c)
+        self._launch = driver.Launch(
+            self._kernel, params, grid, self._threads, self._cluster, is_dependent=self._is_dependent
+        )
         self._lock = threading.Lock()  # addresses are written and read by the launch in one go
+
+    def _changed(self: AnyPlan, p: Operands, grid: int, numbers: Mapping[int, int]) -> AnyPlan:
+        """Copy the plan, with other numbers in Params, so that no map is encoded anew."""
+        plan = object.__new__(type(self))
+        plan.__dict__.update(self.__dict__)
+        plan._serve(p, self._params.changed(numbers), grid)
+        return plan
 
     def prepared(self, p: DenseProblem) -> DenseProblem:
         """The problem with its scales laid out as the kernel reads them; itself where they lie so."""

@@ -1,0 +1,64 @@
+"""What a kernel was compiled to, as files for people: PTX, machine code and its disassembly, beside the cache's file.
+
+    fp8_gemm_kernel-<key>.ptx     DG_JIT_DUMP_PTX
+    fp8_gemm_kernel-<key>.cubin   DG_JIT_DUMP_SASS
+    fp8_gemm_kernel-<key>.sass    the same, where there is a disassembler
+
+Nothing here stops an engine: what cannot be written is a warning.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .compiler import CompiledKernel, compile_ptx
+from .cubin import NO_DISASSEMBLER, disassemble
+
+
+def dump(
+    kernel: CompiledKernel,
+    path: Path,
+    source: str,
+    headers: Mapping[str, str],
+    options: Iterable[str],
+    *,
+    ptx: bool,
+    sass: bool,
+) -> None:
+    """Write what is asked for beside `path`, the kernel's file in the cache. PTX is compiled for it, from `source`."""
+    if ptx:
+        _write(path.with_suffix(".ptx"), compile_ptx(source, headers, name=kernel.name, options=options))
+    if sass:
+        _write(path.with_suffix(".cubin"), kernel.cubin)
+        try:
+            code = disassemble(kernel.cubin)
+        except ValueError as error:
+            _warn(f"{kernel.name}: {error}")
+            return
+        if code is None:
+            _warn(f"DG_JIT_DUMP_SASS: {NO_DISASSEMBLER} Machine code is kept as it is, *.cubin in {path.parent}.")
+        else:
+            _write(path.with_suffix(".sass"), code.encode())
+
+
+_warned: set[str] = set()
+
+
+def _warn(message: str) -> None:
+    """Warn, of the same once in a process."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        _warn(f"dumps of kernels cannot be written to {path.parent} ({error})")
+    else:
+        print(f"deep_gemm: wrote {path}", file=sys.stderr)
