@@ -25,6 +25,10 @@ class Settings:
     """`DG_JIT_DEBUG`: print what is compiled, with which options, and what the compiler said."""
     jit_strict: bool
     """`DG_JIT_STRICT`: a kernel that spills, needs a stack frame or draws a WGMMA note from ptxas is an error."""
+    disable_ffma_interleave: bool
+    """`DG_DISABLE_FFMA_INTERLEAVE`: leave promotion FFMAs as the compiler made them (see jit/interleave.py)."""
+    print_reg_reuse: bool
+    """`DG_PRINT_REG_REUSE`: print for each kernel how many promotion FFMAs have which yield and reuse bits."""
     print_configs: bool
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
     batch_invariant: bool
@@ -38,6 +42,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         jit_cache_dir=Path(cache_dir) if cache_dir else _default_cache_dir(),
         jit_debug=_flag(environment, "DG_JIT_DEBUG"),
         jit_strict=_flag(environment, "DG_JIT_STRICT"),
+        disable_ffma_interleave=_flag(environment, "DG_DISABLE_FFMA_INTERLEAVE"),
+        print_reg_reuse=_flag(environment, "DG_PRINT_REG_REUSE"),
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
         batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
     )

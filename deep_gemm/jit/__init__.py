@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..settings import settings
+from . import interleave
 from .cache import KernelCache, kernel_key
 from .compiler import (
     DEFAULT_OPTIONS,
@@ -26,7 +27,7 @@ from .compiler import (
     full_options,
 )
 
-__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "build"]
+__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "build", "passes_for"]
 
 
 class Pass(NamedTuple):
@@ -35,6 +36,13 @@ class Pass(NamedTuple):
     name: str
     version: int
     apply: Callable[[bytes], bytes]
+
+
+def passes_for(threads_per_sm: int) -> tuple[Pass, ...]:
+    """The passes for a kernel of which so many threads run on an SM, by compiler and settings."""
+    if settings().disable_ffma_interleave or not interleave.helps(compiler_version(), threads_per_sm):
+        return ()
+    return (Pass("interleave", interleave.VERSION, interleave.interleave),)
 
 
 _cache_of = functools.cache(KernelCache)
@@ -71,6 +79,8 @@ def build(
         if kernel is not None:
             if settings().jit_strict:  # who compiled it may not have asked
                 check_strictly(kernel, all_options, source)
+            if settings().print_reg_reuse:
+                _print_reg_reuse(kernel)
             return kernel
         start = time.perf_counter()
         kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
@@ -79,6 +89,8 @@ def build(
         raise
     for p in passes:
         kernel = replace(kernel, cubin=p.apply(kernel.cubin))
+    if settings().print_reg_reuse:
+        _print_reg_reuse(kernel)
     if settings().jit_debug:
         _print_compiled(kernel, all_options, passes, time.perf_counter() - start)
     kernel_cache.store(key, kernel, options=all_options, passes=[f"{p.name} {p.version}" for p in passes])
@@ -92,3 +104,9 @@ def _print_compiled(kernel: CompiledKernel, options: Sequence[str], passes: Sequ
         f"NVRTC {kernel.compiler}\n  options: {' '.join(options)}\n  passes: {[p.name for p in passes]}\n{kernel.log}",
         file=sys.stderr,
     )
+
+
+def _print_reg_reuse(kernel: CompiledKernel) -> None:
+    found = interleave.pairs(kernel.cubin)
+    each = ", ".join(f"{pair}: {count}" for pair, count in sorted(found.items()))
+    print(f"deep_gemm: {kernel.name}: {found.total()} promotion FFMAs, by (yield, reuse): {each}", file=sys.stderr)
