@@ -161,7 +161,15 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert (defaults.jit_debug, defaults.print_configs) == (False, False)
 
 
-@pytest.mark.parametrize(("variable", "field"), [("DG_JIT_DEBUG", "jit_debug"), ("DG_PRINT_CONFIGS", "print_configs")])
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [
+        ("DG_JIT_DEBUG", "jit_debug"),
+        ("DG_PRINT_CONFIGS", "print_configs"),
+        ("DG_DISABLE_FFMA_INTERLEAVE", "disable_ffma_interleave"),
+        ("DG_PRINT_REG_REUSE", "print_reg_reuse"),
+    ],
+)
 def test_flags_are_0_or_1(variable: str, field: str) -> None:
     assert getattr(read_settings({variable: "1"}), field) is True
     assert getattr(read_settings({variable: "0"}), field) is False

@@ -27,7 +27,7 @@ from .compiler import (
     full_options,
 )
 
-__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "build", "passes_for"]
+__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "applied", "build", "passes_for"]
 
 
 class Pass(NamedTuple):
@@ -43,6 +43,13 @@ def passes_for(threads_per_sm: int) -> tuple[Pass, ...]:
     if settings().disable_ffma_interleave or not interleave.helps(compiler_version(), threads_per_sm):
         return ()
     return (Pass("interleave", interleave.VERSION, interleave.interleave),)
+
+
+def applied(passes: Iterable[Pass], kernel: CompiledKernel) -> CompiledKernel:
+    """The kernel, after the passes, in their order."""
+    for p in passes:
+        kernel = replace(kernel, cubin=p.apply(kernel.cubin))
+    return kernel
 
 
 _cache_of = functools.cache(KernelCache)
@@ -87,8 +94,7 @@ def build(
     except CompileError as error:
         kernel_cache.keep_failed_source(error, headers, key)
         raise
-    for p in passes:
-        kernel = replace(kernel, cubin=p.apply(kernel.cubin))
+    kernel = applied(passes, kernel)
     if settings().print_reg_reuse:
         _print_reg_reuse(kernel)
     if settings().jit_debug:

@@ -67,7 +67,7 @@ class Control(NamedTuple):
     stall: int
     """Cycles until the next instruction may issue."""
     yield_: int
-    """The bit as stored; what 0 and 1 ask of the warp scheduler is not documented."""
+    """The bit as stored. 0 asks that another warp goes next: no document says so, but compilers use it so."""
     write_barrier: int
     """The scoreboard (0-5, 7: none) that is released when the result is written."""
     read_barrier: int
@@ -169,6 +169,14 @@ def architecture(cubin: bytes) -> int:
         return cubin[_FLAGS_AT + _ARCHITECTURE_IN_FLAGS[cubin[_OS_ABI_AT]]]
     except (struct.error, KeyError) as error:
         raise ValueError(f"cubin: malformed ({type(error).__name__}: {error})") from error
+
+
+def text_sections(cubin: bytes) -> dict[str, bytes]:
+    """All machine code of a cubin, by section; a malformed cubin is a ValueError."""
+    try:
+        return {name: s.bytes_of(cubin) for name, s in _sections(cubin).items() if name.startswith(".text")}
+    except struct.error as error:
+        raise ValueError(f"cubin: malformed ({error})") from error
 
 
 def disassemble(cubin: bytes) -> str | None:

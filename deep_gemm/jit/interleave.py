@@ -78,9 +78,7 @@ def _kernels(cubin: bytes) -> tuple[KernelCode, ...]:
 
 
 def _promotions(kernel: KernelCode) -> Iterator[Instruction]:
-    partials = {
-        register for i in kernel.instructions if i.mnemonic == "QGMMA" for register in i.accumulators
-    }
+    partials = {register for i in kernel.instructions if i.mnemonic == "QGMMA" for register in i.accumulators}
     for i in kernel.instructions:
         is_plain = i.low & 0xFFFF == _FFMA_ON_REGISTERS | _ALWAYS and not i.low >> 40
         if is_plain and not i.high & ~_CONTROL_AND_THIRD_SOURCE and i.first_source in partials:
