@@ -17,6 +17,7 @@ from rich.table import Table
 
 from .config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig, Output, tile_config
 from .gates import Verdict, verdicts
+from .jit import applied, passes_for
 from .jit.compiler import compile_cubin, compiler_version
 from .jit.cubin import NO_DISASSEMBLER, disassemble
 from .jit.report import KernelReport, report
@@ -78,6 +79,7 @@ def inspect(config: GemmConfig) -> Inspection:
     compiler_version()  # loads the compiler, which is not part of a compilation
     start = time.perf_counter()
     kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=f"fp8_gemm {config.name}")
+    kernel = applied(passes_for(config.num_threads), kernel)
     milliseconds = (time.perf_counter() - start) * 1e3
     facts = report(kernel.cubin, kernel.log)
     return Inspection(config, kernel.cubin, facts, tuple(verdicts(facts, fp8_gemm.code_plan(config))), milliseconds)

@@ -29,6 +29,10 @@ class Settings:
     """`DG_JIT_DUMP_PTX`, or `DG_JIT_DUMP_ASM` for both: write each kernel's PTX beside it in the cache."""
     jit_dump_sass: bool
     """`DG_JIT_DUMP_SASS`, or `DG_JIT_DUMP_ASM` for both: write its machine code, disassembled, beside it too."""
+    disable_ffma_interleave: bool
+    """`DG_DISABLE_FFMA_INTERLEAVE`: leave promotion FFMAs as the compiler made them (see jit/interleave.py)."""
+    print_reg_reuse: bool
+    """`DG_PRINT_REG_REUSE`: print for each kernel how many promotion FFMAs have which yield and reuse bits."""
     print_configs: bool
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
     batch_invariant: bool
@@ -45,6 +49,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         jit_strict=_flag(environment, "DG_JIT_STRICT"),
         jit_dump_ptx=_flag(environment, "DG_JIT_DUMP_PTX") or dump_both,
         jit_dump_sass=_flag(environment, "DG_JIT_DUMP_SASS") or dump_both,
+        disable_ffma_interleave=_flag(environment, "DG_DISABLE_FFMA_INTERLEAVE"),
+        print_reg_reuse=_flag(environment, "DG_PRINT_REG_REUSE"),
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
         batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
     )

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
-from deep_gemm.jit.cubin import Control, Instruction, disassemble, read_kernels
+from deep_gemm.jit.cubin import Control, Instruction, architecture, disassemble, read_kernels
 from deep_gemm.jit.report import report
 
 # Two tensor core instructions, both setmaxnreg, the accumulators stored.
@@ -173,6 +173,19 @@ def test_a_load_releases_a_scoreboard_that_its_user_waits_for() -> None:
     (add,) = [i for i in kernel.instructions if i.mnemonic == "FADD"]
     assert load.control.write_barrier < 6
     assert add.control.wait_mask >> load.control.write_barrier & 1
+
+
+@pytest.mark.parametrize(("arch", "found"), [("sm_90a", 90), ("sm_80", 80), ("sm_100", 100)])
+def test_a_cubin_tells_which_gpu_it_is_for(arch: str, found: int) -> None:
+    source = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] *= 2; }'
+    assert architecture(compile_cubin(source, {}, name="k", arch=arch).cubin) == found
+
+
+def test_the_accumulators_of_a_product_are_as_many_as_its_columns_need() -> None:
+    for columns in (8, 64, 256):
+        assert len(Instruction(0, columns // 8 - 1 << 53, 0).accumulators) == columns // 2
+    (kernel,) = read_kernels(compiled(PLANNED).cubin)
+    assert {len(i.accumulators) for i in kernel.instructions if i.mnemonic == "QGMMA"} == {4}
 
 
 # ---- reports ----------------------------------------------------------------------------------------------------

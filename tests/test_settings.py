@@ -171,6 +171,8 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         ("DG_JIT_DUMP_SASS", "jit_dump_sass"),
         ("DG_JIT_DUMP_ASM", "jit_dump_ptx"),
         ("DG_JIT_DUMP_ASM", "jit_dump_sass"),
+        ("DG_DISABLE_FFMA_INTERLEAVE", "disable_ffma_interleave"),
+        ("DG_PRINT_REG_REUSE", "print_reg_reuse"),
     ],
 )
 def test_flags_are_0_or_1(variable: str, field: str) -> None:

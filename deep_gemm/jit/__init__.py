@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..settings import settings
+from . import interleave
 from .cache import KernelCache, kernel_key
 from .compiler import (
     DEFAULT_OPTIONS,
@@ -28,7 +29,7 @@ from .compiler import (
 )
 from .dumps import dump
 
-__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "build"]
+__all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "applied", "build", "passes_for"]
 
 
 class Pass(NamedTuple):
@@ -37,6 +38,20 @@ class Pass(NamedTuple):
     name: str
     version: int
     apply: Callable[[bytes], bytes]
+
+
+def passes_for(threads_per_sm: int) -> tuple[Pass, ...]:
+    """The passes for a kernel of which so many threads run on an SM, by compiler and settings."""
+    if settings().disable_ffma_interleave or not interleave.helps(compiler_version(), threads_per_sm):
+        return ()
+    return (Pass("interleave", interleave.VERSION, interleave.interleave),)
+
+
+def applied(passes: Iterable[Pass], kernel: CompiledKernel) -> CompiledKernel:
+    """The kernel, after the passes, in their order."""
+    for p in passes:
+        kernel = replace(kernel, cubin=p.apply(kernel.cubin))
+    return kernel
 
 
 _cache_of = functools.cache(KernelCache)
@@ -74,14 +89,17 @@ def build(
             if settings().jit_strict:  # who compiled it may not have asked
                 check_strictly(kernel, all_options, source)
             _dump_if_asked(kernel, kernel_cache.path(name, key), source, headers, options)
+            if settings().print_reg_reuse:
+                _print_reg_reuse(kernel)
             return kernel
         start = time.perf_counter()
         kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
     except CompileError as error:
         kernel_cache.keep_failed_source(error, headers, key)
         raise
-    for p in passes:
-        kernel = replace(kernel, cubin=p.apply(kernel.cubin))
+    kernel = applied(passes, kernel)
+    if settings().print_reg_reuse:
+        _print_reg_reuse(kernel)
     if settings().jit_debug:
         _print_compiled(kernel, all_options, passes, time.perf_counter() - start)
     kernel_cache.store(key, kernel, options=all_options, passes=[f"{p.name} {p.version}" for p in passes])
@@ -104,3 +122,9 @@ def _print_compiled(kernel: CompiledKernel, options: Sequence[str], passes: Sequ
         f"NVRTC {kernel.compiler}\n  options: {' '.join(options)}\n  passes: {[p.name for p in passes]}\n{kernel.log}",
         file=sys.stderr,
     )
+
+
+def _print_reg_reuse(kernel: CompiledKernel) -> None:
+    found = interleave.pairs(kernel.cubin)
+    each = ", ".join(f"{pair}: {count}" for pair, count in sorted(found.items()))
+    print(f"deep_gemm: {kernel.name}: {found.total()} promotion FFMAs, by (yield, reuse): {each}", file=sys.stderr)

@@ -56,6 +56,10 @@ _STT_FUNC = 2
 _STO_CUDA_ENTRY = 0x10
 _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_REGCOUNT = 0x2F
+_OS_ABI_AT = 7
+_FLAGS_AT = 0x30
+# By the ELF header's OS ABI: which byte of its flags names the GPU. CUDA 13 has another ABI than those before.
+_ARCHITECTURE_IN_FLAGS = {0x33: 0, 0x41: 1}
 # sm_90 keeps the first 1024 bytes of shared memory for itself, and a kernel's section counts them.
 _RESERVED_SHARED_BYTES = 1024
 
@@ -66,7 +70,7 @@ class Control(NamedTuple):
     stall: int
     """Cycles until the next instruction may issue."""
     yield_: int
-    """The bit as stored; what 0 and 1 ask of the warp scheduler is not documented."""
+    """The bit as stored. 0 asks that another warp goes next: no document says so, but compilers use it so."""
     write_barrier: int
     """The scoreboard (0-5, 7: none) that is released when the result is written."""
     read_barrier: int
@@ -109,6 +113,21 @@ class Instruction(NamedTuple):
         )
 
     @property
+    def destination(self) -> int:
+        """Bits 16 to 23: the register, or the first of those, that it writes."""
+        return self.low >> 16 & 0xFF
+
+    @property
+    def first_source(self) -> int:
+        """Bits 24 to 31: the register that is its first operand."""
+        return self.low >> 24 & 0xFF
+
+    @property
+    def accumulators(self) -> range:
+        """Of a QGMMA: the registers of a thread that hold its 64 x n sums; bits 53 to 57 are n / 8 - 1."""
+        return range(self.destination, self.destination + 4 * ((self.low >> 53 & 0x1F) + 1))
+
+    @property
     def immediate(self) -> int:
         """Bits 32 to 63, where an immediate operand lies: the register count of a USETMAXREG."""
         return self.low >> 32
@@ -144,6 +163,23 @@ def read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
         return _read_kernels(cubin)
     except (struct.error, KeyError) as error:
         raise ValueError(f"cubin: malformed ({type(error).__name__}: {error})") from error
+
+
+def architecture(cubin: bytes) -> int:
+    """The GPU that a cubin is for, such as 90; a malformed cubin is a ValueError."""
+    try:
+        _sections(cubin)
+        return cubin[_FLAGS_AT + _ARCHITECTURE_IN_FLAGS[cubin[_OS_ABI_AT]]]
+    except (struct.error, KeyError) as error:
+        raise ValueError(f"cubin: malformed ({type(error).__name__}: {error})") from error
+
+
+def text_sections(cubin: bytes) -> dict[str, bytes]:
+    """All machine code of a cubin, by section; a malformed cubin is a ValueError."""
+    try:
+        return {name: s.bytes_of(cubin) for name, s in _sections(cubin).items() if name.startswith(".text")}
+    except struct.error as error:
+        raise ValueError(f"cubin: malformed ({error})") from error
 
 
 NO_DISASSEMBLER = (

@@ -39,7 +39,7 @@ def build(config: GemmConfig) -> jit.CompiledKernel:
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    return jit.build(SOURCE, headers(config), name=NAME)
+    return jit.build(SOURCE, headers(config), name=NAME, passes=jit.passes_for(config.num_threads))
 
 
 def code_plan(config: GemmConfig) -> CodePlan:

@@ -36,7 +36,8 @@ def build(config: DecodeConfig) -> jit.CompiledKernel:
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    return jit.build(SOURCE, headers(config), name=NAME)
+    passes = jit.passes_for(config.num_threads * config.ctas_per_sm)
+    return jit.build(SOURCE, headers(config), name=NAME, passes=passes)
 
 
 def code_plan(config: DecodeConfig) -> CodePlan:

@@ -1,0 +1,76 @@
+"""The machine code of a fixed list of configurations, as digests.
+
+A refactor that claims to change no kernel shows it by the same digests; one that changes kernels writes them anew:
+
+    python tests/machine_code.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
+
+from deep_gemm.config import GemmConfig, Output, tile_config
+from deep_gemm.config_decode import DecodeConfig, decode_config
+from deep_gemm.jit.compiler import Job, compile_many, compiler_version
+from deep_gemm.jit.cubin import text_sections
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
+
+FILE = Path(__file__).with_name("machine_code_digests.json")
+
+BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(is_fp32=True, sfb_is_per_row=True)
+DENSE = (
+    tile_config(64, 32, BF16),
+    tile_config(64, 64, BF16, cluster_k=3, k=128),
+    tile_config(64, 128, FP32, k=128),
+    tile_config(128, 96, Output(with_c=True)),
+    tile_config(128, 128, BF16, k=128),
+    tile_config(128, 128, FP32, cluster_k=4),
+    tile_config(128, 192, BF16),
+    tile_config(128, 256, BF16, cluster_m=2),
+    tile_config(192, 128, BF16),
+    tile_config(256, 112, BF16, k=128),
+    tile_config(256, 128, BF16, cluster_n=2),
+    tile_config(256, 128, Output(is_fp32=True, adds_to_d=True)),
+    tile_config(128, 128, BY_ROW),
+    tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True), k=128),
+)
+DECODE = (
+    decode_config(8, 1, 4, 2),
+    decode_config(16, 2, 1, 2),
+    decode_config(32, 1, 3, 2, fp32=True),
+    decode_config(64, 1, 1, 2, c=True),
+)
+
+
+def jobs() -> list[Job]:
+    """What is compiled, by name; both kernels are launched with these configurations."""
+    found = []
+    for config in (*DENSE, *DECODE):
+        if isinstance(config, GemmConfig):
+            found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
+        elif isinstance(config, DecodeConfig):
+            found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
+    return found
+
+
+def digest(cubin: bytes) -> str:
+    """Of the instructions alone: a cubin also holds what has nothing to do with them, such as names of sections."""
+    sections = sorted(text_sections(cubin).items())
+    return hashlib.sha256(repr(sections).encode()).hexdigest()
+
+
+def digests() -> dict[str, Any]:
+    """What the file holds: the compiler, and the digest of what it makes of each configuration, before any pass."""
+    kernels = compile_many(jobs())
+    return {"compiler": compiler_version(), "digests": {kernel.name: digest(kernel.cubin) for kernel in kernels}}
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(digests(), indent=1) + "\n")
+    print(f"wrote {FILE}")
