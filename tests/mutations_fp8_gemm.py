@@ -141,7 +141,7 @@ MUTATIONS = [
     Mutation("scales by row of the next columns", _SCALING, "ptx::ld_shared_v2_f32(sfb + column)", "ptx::ld_shared_v2_f32(sfb + (column + 8) % kUnitN)", shows_in=BY_ROW),
     Mutation("scales by row of the first slot", _GEMM, "operands.sfb + slots[k_block].stage * kScales + column", "operands.sfb + column", shows_in=BY_ROW),
     Mutation("slot given back before all lanes have read its scales", _GEMM, "          ptx::syncwarp();  // all lanes have read their scales\n", "", shows_in=BY_ROW),
-    Mutation("scales by row of another tile", _GEMM, "+ kBlockM, tile.row_n, k_block);", "+ kBlockM, 0, k_block);", shows_in=BY_ROW),
+    Mutation("scales by row of another tile", _GEMM, "+ kScaleRows, tile.row_n, k_block);", "+ kScaleRows, 0, k_block);", shows_in=BY_ROW),
     # Runs and pairs of partial sums
     Mutation("waits for the piece that runs, not for the one before", _GEMM, "ptx::wgmma_wait_group<kLag>();", "ptx::wgmma_wait_group<kLag + 1>();", shows_in=PAIRS),
     Mutation("one set of partial sums for both pieces", _GEMM, "issue_unit(partial[i % kNumPartials]", "issue_unit(partial[0]", shows_in=PAIRS),

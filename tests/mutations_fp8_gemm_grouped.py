@@ -122,6 +122,8 @@ MUTATIONS = [
     Mutation("boxes lose their last row", _GROUPS, "end - row < height ? end - row : height;", "end - row <= height ? end - row - 1 : height;"),
     Mutation("the place is not moved with the cut", _GROUPS, "place = row + rows;", "place = row + height;"),
     Mutation("the second half of the rows is cut off as the first", _STORE, "ClippedBox rows(d_row, tile.end_m, 64);", "ClippedBox rows(row_m, tile.end_m, 64);", shows_in=TWO_UNITS),
+    Mutation("cut boxes stored whole", _STORE, "d_row + 64 <= tile.end_m", "d_row < tile.end_m"),
+    Mutation("whole boxes of the first group", _STORE, "d_column, d_row, plane_of(tile));", "d_column, d_row, 0);", shows_in=COUNTS),
     Mutation("D of the first group", _STORE, "d_column, rows.first, rows.place, plane_of(tile));", "d_column, rows.first, rows.place, 0);", shows_in=COUNTS),
     Mutation("slots of rows outside are not let go", _GEMM, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),
     Mutation("slots of rows outside are let go before they are loaded", _GEMM, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "", shows_in=COUNTS),

@@ -56,7 +56,7 @@ TRIALS = [
     Trial(FRESH, (128, 1024), 9, m=1100, n=64),
 ]
 
-_GEMM, _K_SCHEDULER, _MAPS, _STORE = (f"{name}.cuh" for name in ("fp8_gemm", "k_scheduler", "fp8_gemm_maps", "store"))
+_GEMM, _K_SCHEDULER, _MAPS, _STORE = (f"{name}.cuh" for name in ("fp8_gemm", "k_scheduler", "k_group_maps", "store"))
 
 # fmt: off
 MUTATIONS = [

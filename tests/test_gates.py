@@ -112,7 +112,7 @@ BREAKS = {
     "a k loop unrolled twice": Break(
         "QGMMA as planned",
         "the k loop is unrolled or copied",
-        edits=(("#pragma unroll 1\n    for (; k_block != end", "#pragma unroll 2\n    for (; k_block != end"),),
+        edits=(("#pragma unroll 1\n  for (; k_block != end", "#pragma unroll 2\n  for (; k_block != end"),),
     ),
     "half of the products left out": Break(
         "QGMMA as planned",
@@ -147,9 +147,9 @@ BREAKS = {
         "bytes of shared memory are static",
         edits=(
             (
-                "  Scheduler scheduler(p.m, p.n);\n",
+                "  Scheduler scheduler(p.m, p.n, shared.queue.window);\n",
                 "  __shared__ uint32_t m[32];\n  m[threadIdx.x % 32] = p.m;\n"
-                "  __syncthreads();\n  Scheduler scheduler(m[threadIdx.x / 32], p.n);\n",
+                "  __syncthreads();\n  Scheduler scheduler(m[threadIdx.x / 32], p.n, shared.queue.window);\n",
             ),
         ),
     ),

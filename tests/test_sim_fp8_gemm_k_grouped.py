@@ -144,14 +144,14 @@ def test_other_depths_in_the_same_memory() -> None:
 @pytest.mark.parametrize(
     ("header", "line", "message"),
     [
-        ("fp8_gemm_maps.cuh", "  ptx::fence_tensormap_release();\n", "fence_tensormap_release has not shown it to TMA"),
+        ("k_group_maps.cuh", "  ptx::fence_tensormap_release();\n", "fence_tensormap_release has not shown it to TMA"),
         (
             "k_scheduler.cuh",
             "      ptx::fence_tensormap_acquire(&next.k_group->map_b);\n",
             "prefetch_tensormap uses a tensor map that a kernel made, byte 128 of `k_groups` .*, "
             "without fence_tensormap_acquire",
         ),
-        ("fp8_gemm_maps.cuh", "  ptx::griddepcontrol_wait();\n", "the kernel before may still be using"),
+        ("k_group_maps.cuh", "  ptx::griddepcontrol_wait();\n", "the kernel before may still be using"),
         ("fp8_gemm.cuh", "  ptx::griddepcontrol_wait();\n", "the kernel before may still be using"),
     ],
 )

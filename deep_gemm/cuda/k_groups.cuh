@@ -1,7 +1,7 @@
 // Products of several groups along k (weight gradients of experts): D[g] = C[g] + A_g @ B_g.T, each of a depth of its own.
 //
 // A_g is row-major [m, k_g]: the pitch of its rows is the group's own, and so its tensor map must be, as that of B_g.
-// fp8_gemm_maps.cuh makes them ahead of this kernel, and says here what it has made. Scales and D have one map for all.
+// k_group_maps.cuh makes them ahead of this kernel, and says here what it has made. Scales and D have one map for all.
 #pragma once
 #include "ptx/tma.cuh"
 #include "types.cuh"

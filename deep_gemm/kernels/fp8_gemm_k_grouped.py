@@ -1,4 +1,4 @@
-"""The kernel of cuda/fp8_gemm.cuh where groups are along k, and cuda/fp8_gemm_maps.cuh, which runs ahead of it."""
+"""The kernel of cuda/fp8_gemm.cuh where groups are along k, and cuda/k_group_maps.cuh, which runs ahead of it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .fp8_gemm_grouped import plane_map
 from .plan import matrix_map
 from .sources import cuda_sources
 
-MAPS_SOURCE = '#include "fp8_gemm_maps.cuh"\n'
-MAPS_NAME = "fp8_gemm_maps"
+MAPS_SOURCE = '#include "k_group_maps.cuh"\n'
+MAPS_NAME = "k_group_maps"
 MAPS_THREADS = 32
 """Threads of its blocks, one for each group."""
 MAX_INLINE_KS = 896
@@ -151,7 +151,7 @@ MAP_SCALARS = struct.Struct("<4Q5I")
 
 
 def map_scalars(p: KGroupedProblem, k_groups: int, ks: int) -> bytes:
-    """Pack what `MapParams` of cuda/fp8_gemm_maps.cuh holds between its maps and the inline depths."""
+    """Pack what `MapParams` of cuda/k_group_maps.cuh holds between its maps and the inline depths."""
     sizes = (p.m, p.n, p.num_groups, p.a.numel() // p.m, p.sfa.shape[1])
     return MAP_SCALARS.pack(p.a.data_ptr(), p.b.data_ptr(), k_groups, ks, *sizes)
 

@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel in the simulator where groups are along k, and `fp8_gemm_maps`, which makes its tensor maps."""
+"""The `fp8_gemm` kernel in the simulator where groups are along k, and `k_group_maps`, which makes its tensor maps."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def run(
 
 
 def _map_params(config: GemmConfig, p: KGroupedProblem, inline: bytes) -> Struct:
-    """Build `MapParams` of cuda/fp8_gemm_maps.cuh."""
+    """Build `MapParams` of cuda/k_group_maps.cuh."""
     like_a, like_b = kernel_side.templates(config, p)
     *_, m, n, count, sum_k, num_k_blocks = kernel_side.MAP_SCALARS.unpack(kernel_side.map_scalars(p, 0, 0))
     ks = memoryview(inline.ljust(4 * kernel_side.MAX_INLINE_KS, b"\0")).cast("i")

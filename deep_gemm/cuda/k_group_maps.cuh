@@ -72,7 +72,7 @@ DEVICE void make_map(ptx::TensorMap* map, const ptx::TensorMap& like, const uint
   ptx::tensormap_replace_stride<1>(map, k == 0 ? 16 : k);
 }
 
-KERNEL(kMapThreads, 1) fp8_gemm_maps(GRID_CONSTANT MapParams p) {
+KERNEL(kMapThreads, 1) k_group_maps(GRID_CONSTANT MapParams p) {
   ptx::griddepcontrol_launch_dependents();  // the kernel that multiplies may come as far as it can without these maps
   ptx::griddepcontrol_wait();
   const uint32_t group = ptx::block_index() * kMapThreads + ptx::thread_index();
