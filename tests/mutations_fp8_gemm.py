@@ -48,6 +48,7 @@ TRIALS = [
     *(Trial(PLAIN, (456, 392, 784), seed) for seed in (1, 2)),
     *(Trial(PLAIN, (456, 392, 784), 3, name) for name in ("late_loads", "late_stores", "slow_lanes", "slow_warps")),
     Trial(PLAIN, (136, 264, 4496), 4),
+    Trial(PLAIN, (259, 136, 400), 4),
     *(Trial(RAGGED, (200, 336, 496), 5, name) for name in ("slow_producer", "slow_math")),
     Trial(RAGGED, (136, 328, 272), 5),
     Trial(TWO_UNITS, (520, 200, 656), 6),
@@ -141,6 +142,9 @@ MUTATIONS = [
     Mutation("scales by row of the next columns", _SCALING, "ptx::ld_shared_v2_f32(sfb + column)", "ptx::ld_shared_v2_f32(sfb + (column + 8) % kUnitN)", shows_in=BY_ROW),
     Mutation("scales by row of the first slot", _GEMM, "operands.sfb + slots[k_block].stage * kScales + column", "operands.sfb + column", shows_in=BY_ROW),
     Mutation("slot given back before all lanes have read its scales", _GEMM, "          ptx::syncwarp();  // all lanes have read their scales\n", "", shows_in=BY_ROW),
+    Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "(rows - kBlockM) / 4 * 4 : 0"),
+    Mutation("the last tile moved to where TMA cannot load scales", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "rows - kBlockM : 0"),
+    Mutation("the last tile moved up where C is added", _SCHEDULER, "!kIsKGrouped && !kWithC && !kAddsToD", "!kIsKGrouped"),
     Mutation("scales by row of another tile", _GEMM, "+ kScaleRows, tile.row_n, k_block);", "+ kScaleRows, 0, k_block);", shows_in=BY_ROW),
     # Runs and pairs of partial sums
     Mutation("waits for the piece that runs, not for the one before", _GEMM, "ptx::wgmma_wait_group<kLag>();", "ptx::wgmma_wait_group<kLag + 1>();", shows_in=PAIRS),

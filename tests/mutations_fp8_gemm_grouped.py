@@ -105,6 +105,8 @@ MUTATIONS = [
     Mutation("the queue's barriers are not initialized", _GEMM, "    if constexpr (kGroups != kNoGroups) shared.queue.init();\n", ""),
     Mutation("two warps deal", _GEMM, "kGroups != kNoGroups && warp == 1)", "kGroups != kNoGroups && (warp == 1 || warp == 2))"),
     # Tiles
+    Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "(rows - kBlockM) / 4 * 4 : 0"),
+    Mutation("the last tile moved to where TMA cannot load scales", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "rows - kBlockM : 0", shows_in=COUNTS),
     Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += stretch.first, ", ""),
     Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = stretch.end, ", "tile.end_m = stretch.first + tiles_m * kBlockM, "),
     # Operands
