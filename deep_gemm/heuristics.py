@@ -111,6 +111,7 @@ TILES = (
     Tile(128, 192, 548, 0.86),
     Tile(128, 256, 756, 0.74),
     Tile(128, 256, 759, 0.69, cluster_m=2),
+    Tile(192, 96, 427, 0.7),
     Tile(192, 128, 538, 0.69),
     Tile(256, 112, 722, 0.86),
     Tile(256, 128, 761, 0.68),
@@ -325,17 +326,21 @@ def menu(n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> t
     """The few tiles that serve one weight for every m, so that few kernels are compiled and kept.
 
     It takes the tile that saves most over a sweep of m, one at a time, and then looks at each choice once more. What is
-    saved counts relative to the best cost at that m, so that every size of batch has the same say.
+    saved counts relative to the best cost at that m, so that every size of batch has the same say; powers of two, which
+    programs choose where they have a choice, have two.
     """
     fits = [Fit.of(tile, n, k, output, gpu) for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
     costs = [[fit.cost_us(m) for fit in fits] for m in MENU_SWEEP]
     relative = [[cost / min(row) for cost in row] for row in costs]
+    weights = [2 if m.bit_count() == 1 else 1 for m in MENU_SWEEP]
 
     def best_addition(chosen: list[int]) -> int:
         so_far = [min([LAST_RESORT, *(row[index] for index in chosen)]) for row in relative]
         return min(
             range(len(fits)),
-            key=lambda index: sum(min(low, row[index]) for low, row in zip(so_far, relative, strict=True)),
+            key=lambda index: sum(
+                weight * min(low, row[index]) for weight, low, row in zip(weights, so_far, relative, strict=True)
+            ),
         )
 
     chosen: list[int] = []

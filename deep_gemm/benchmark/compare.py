@@ -24,16 +24,18 @@ class Comparison:
 def comparisons(report: Report, mode: str = "cold", contender: str = OURS) -> list[Comparison]:
     """Every row of a contender in a mode, beside times of the same mode."""
     fast_us = {
-        row.shape: row.us
+        (row.kind, row.shape): row.us
         for row in report.rows
-        if row.us is not None and (row.kind, row.contender, row.mode) == ("dense", FAST, mode)
+        if row.us is not None and (row.contender, row.mode) == (FAST, mode)
     }
     return [_compare(row, fast_us) for row in report.rows if row.mode == mode and row.contender == contender]
 
 
-def _compare(row: Row, fast_us: dict[Shape, float]) -> Comparison:
-    fast = fast_us.get(row.shape) if row.kind == "dense" else None
-    beside = fast_us.get(row.fast_shape) if row.fast_shape else None
+def _compare(row: Row, fast_us: dict[tuple[str, Shape], float]) -> Comparison:
+    beside = fast_us.get((row.kind, row.shape))  # for groups and weight gradients at `fast_shape`, in the same rounds
+    fast = beside if row.kind == "dense" else None
+    if beside is None and row.fast_shape:  # files of before had it as a dense row alone
+        beside = fast_us.get(("dense", row.fast_shape))
     # The peers' ratios are of cold times.
     deepgemm = beside * row.deepgemm_ratio_to_fast if beside and row.deepgemm_ratio_to_fast else None
     return Comparison(
