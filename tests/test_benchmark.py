@@ -293,6 +293,20 @@ def test_groups_are_compared_with_deepgemm_by_way_of_an_anchor() -> None:
             assert each.to_deepgemm == pytest.approx((each.row.us or math.nan) / deepgemm_us, rel=1e-3)
 
 
+def test_the_yardstick_beside_groups_counts_its_own_operations_and_comes_before_the_anchor() -> None:
+    case = Case("masked", (2, 512, 4096, 7168), (500, 520), deepgemm_ratio_to_fast=0.5)
+    report = made_up("grouped")
+    report.rows = [
+        Row.of(Case("dense", case.fast_shape), FAST, "cold", Spread(100.0, 99.0, 101.0)),
+        Row.of(case, FAST, "cold", Spread(200.0, 199.0, 201.0)),
+        Row.of(case, OURS, "cold", Spread(50.0, 49.0, 51.0)),
+    ]
+    assert report.rows[1].operations == report.rows[0].operations
+    assert report.rows[1].floor_us == report.rows[0].floor_us
+    (ours,) = comparisons(report)
+    assert ours.to_deepgemm == pytest.approx(50 / (0.5 * 200))
+
+
 def test_means_count_m_128_in_both_regimes_and_leave_failures_out() -> None:
     report = made_up()
     small, large, gradients = summaries(comparisons(report))

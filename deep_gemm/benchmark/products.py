@@ -17,7 +17,7 @@ import torch
 from ..config import Output
 from ..dispatch import ReferenceFallbackWarning, forget_warnings
 from ..heuristics import GPUS, select
-from ..settings import get_num_sms
+from ..settings import get_batch_invariant, get_num_sms
 from .cases import Case
 from .contenders import OURS, Contender, contenders_of
 from .machine import GpuState, gpu_state
@@ -148,7 +148,8 @@ def config_name(case: Case) -> str | None:
     if gpu is None or case.kind not in DENSE_OUTPUTS:
         return None
     m, n, k = case.shape
-    return select(m, n, k, DENSE_OUTPUTS[case.kind], replace(gpu, num_sms=get_num_sms())).name
+    output, split_k = DENSE_OUTPUTS[case.kind], not get_batch_invariant()
+    return select(m, n, k, output, replace(gpu, num_sms=get_num_sms()), split_k=split_k).name
 
 
 def reason(error: BaseException) -> str:
