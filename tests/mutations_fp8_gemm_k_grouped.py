@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation("a round is a tile short", _K_SCHEDULER, "first_of_round += ptx::grid_size();", "first_of_round += ptx::grid_size() - 1;"),
     Mutation("a round goes back past its first tile", _K_SCHEDULER, "ptx::grid_size() - 1 - ptx::block_index()", "ptx::grid_size() - ptx::block_index()"),
     Mutation("tiles of a group are counted on", _K_SCHEDULER, "of_group = number % tiles;", "of_group = number;"),
-    Mutation("a raster of full height at the end", _K_SCHEDULER, "tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup", "kRasterGroup", shows_in=HIGH),
+    Mutation("a raster of full height at the end", "raster.cuh", "tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup", "kRasterGroup", shows_in=HIGH),
     Mutation("rasters all begin at the first row", _K_SCHEDULER, "(first_m + in_raster % rows)", "(in_raster % rows)", shows_in=FRESH),
     Mutation("a tile is not given back", _K_SCHEDULER, "  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, ptx::lane_index() == 0);\n", ""),
     Mutation("a tile is given back before all lanes have read it", _K_SCHEDULER, "  ptx::syncwarp();  // all lanes have read\n", "", shows_in=FRESH),

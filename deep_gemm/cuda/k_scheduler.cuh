@@ -12,6 +12,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/tensormap.cuh"
 #include "ptx/warp.cuh"
+#include "raster.cuh"
 
 // A tile, and where its operands are.
 struct KTile {
@@ -41,12 +42,10 @@ struct KScheduler {
     first_of_round += ptx::grid_size();
     is_backwards = !is_backwards;
 
-    const uint32_t tiles = tiles_m * tiles_n, of_group = number % tiles;
-    const uint32_t first_m = of_group / (kRasterGroup * tiles_n) * kRasterGroup;
-    const uint32_t rows = tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup;
-    const uint32_t in_raster = of_group % (kRasterGroup * tiles_n);
-    next.tile.row_m = (first_m + in_raster % rows) * kBlockM;
-    next.tile.row_n = in_raster / rows * kBlockN;
+    const uint32_t tiles = tiles_m * tiles_n;
+    const TileIndex index = place_in_raster(number % tiles, tiles_m, tiles_n);
+    next.tile.row_m = index.m * kBlockM;
+    next.tile.row_n = index.n * kBlockN;
 
     next.k_group = k_groups + number / tiles;
     if (next.k_group != known) {

@@ -5,6 +5,7 @@
 #include "groups.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/warp.cuh"
+#include "raster.cuh"
 
 // Whether the last row of tiles ends where the rows do, instead of hanging out, and so computes some rows again, to the
 // same bits. Not where C is added, which must happen once. A few rows alone are slow, because all CTAs along n read the
@@ -12,10 +13,9 @@
 // longer (measured on an H200).
 constexpr bool kMovesLastTileUp = !kIsKGrouped && !kWithC && !kAddsToD;
 
-// Persistent: cluster i takes tiles i, i + clusters, ... of a raster that goes down kRasterGroup tiles of m before it
-// moves on along n, so that the tiles in flight share their rows of A and of B in the L2.
+// Persistent: cluster i takes tiles i, i + clusters, ... of the raster.
 // A cluster takes two neighbouring tiles: along n where it multicasts A, along m where it multicasts B. Where their
-// number is odd the last one lies outside D; its loads give zeros and its stores are clipped.
+// number is odd the last one lies outside D, unless it is moved up; its loads give zeros and its stores are clipped.
 // CTAs that split k take the same tile.
 // Where rows are grouped, each stretch of a group's rows has a raster of its own, and the count goes on from one to the next.
 struct Scheduler {
@@ -40,12 +40,9 @@ struct Scheduler {
     } else {
       if (next_tile >= tiles_m * tiles_n) return false;
     }
-    const uint32_t group_size = kRasterGroup * tiles_n, index = next_tile - first_tile;
-    const uint32_t first_m = index / group_size * kRasterGroup;
-    const uint32_t height = tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup;
-    const uint32_t in_group = index % group_size;
-    tile.row_m = ((first_m + in_group % height) * kClusterM + (kClusterM > 1 ? ptx::cluster_rank() : 0)) * kBlockM;
-    tile.row_n = (in_group / height * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
+    const TileIndex index = place_in_raster(next_tile - first_tile, tiles_m, tiles_n);
+    tile.row_m = (index.m * kClusterM + (kClusterM > 1 ? ptx::cluster_rank() : 0)) * kBlockM;
+    tile.row_n = (index.n * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
     if constexpr (kMovesLastTileUp) {
       // TMA loads scales from 16 bytes on, so that up to 3 rows still hang out.
       const uint32_t last_row_m = rows > kBlockM ? ceil_div(rows - kBlockM, 4) * 4 : 0;

@@ -1,0 +1,16 @@
+// The order of tiles: down kRasterGroup tiles of m before it moves on along n, so that the tiles in flight share their rows
+// of A and of B in the L2.
+#pragma once
+#include "config.cuh"
+
+struct TileIndex {
+  uint32_t m, n;
+};
+
+DEVICE TileIndex place_in_raster(uint32_t number, uint32_t tiles_m, uint32_t tiles_n) {
+  const uint32_t group_size = kRasterGroup * tiles_n;
+  const uint32_t first_m = number / group_size * kRasterGroup;
+  const uint32_t height = tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup;
+  const uint32_t in_group = number % group_size;
+  return {first_m + in_group % height, in_group / height};
+}
