@@ -123,13 +123,15 @@ def explain(m: int, n: int, k: int, fp32: bool = False, gpu: str | None = None) 
 
 @app.command()
 def configs() -> None:
-    """List every configuration that the heuristics can choose."""
+    """List every configuration of fp8_gemm that the heuristics can choose, for dense products and groups."""
     from rich.console import Console
 
     from .heuristics import reachable
+    from .heuristics_grouped import reachable_grouped
+    from .heuristics_k_grouped import reachable_k_grouped
     from .inspect_kernels import show_configs
 
-    show_configs(reachable(), Console(highlight=False))
+    show_configs([*reachable(), *reachable_grouped(), *reachable_k_grouped()], Console(highlight=False))
 
 
 @app.command()

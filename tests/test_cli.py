@@ -24,6 +24,8 @@ from deep_gemm.benchmark.timing import Spread
 from deep_gemm.config import GemmConfig
 from deep_gemm.gates import GATES
 from deep_gemm.heuristics import reachable
+from deep_gemm.heuristics_grouped import reachable_grouped
+from deep_gemm.heuristics_k_grouped import reachable_k_grouped
 from deep_gemm.inspect_kernels import FAMILIES, OPCODES
 from deep_gemm.jit import CompilerMissing
 from deep_gemm.kernels import fp8_gemm
@@ -296,11 +298,12 @@ def test_configs_lists_every_reachable_configuration() -> None:
     result = run("configs")
     assert result.exit_code == 0
     lines = [line.split() for line in result.output.splitlines()]
-    for config in reachable():
+    listed = [*reachable(), *reachable_grouped(), *reachable_k_grouped()]
+    for config in listed:
         producer, math = map(str, config.registers)
         sizes = [str(config.num_stages), str(config.shared_bytes), str(config.num_threads)]
         assert [*config.name.split(), *sizes, producer, "/", math] in lines
-    assert f"{len(reachable())} configurations" in result.output
+    assert f"{len(listed)} configurations" in result.output
 
 
 # ---- demo -------------------------------------------------------------------------------------------------------
