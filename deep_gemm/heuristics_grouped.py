@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from .config import GemmConfig, Groups, Output, tile_config
+from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
 from .heuristics import Fit, Gpu, Tile
 
 TILES = (
@@ -67,15 +67,13 @@ def cost_us(tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Ou
         waves * fit.wave_us,
         (weights + num_groups * rows * fit.row_us) / bandwidth,
         # Each tile along m reads all of B, each along n all rows of A.
-        (weights * mean + num_groups * rows * fit.clusters_n * k / (n * k) * fit.weight_us) / (bandwidth * L2_TO_DRAM),
+        (weights * mean + num_groups * rows * fit.clusters_n * fit.weight_us / n) / (bandwidth * L2_TO_DRAM),
     )
     return float(fit.launch_us + sum(time**SHARPNESS for time in times) ** (1 / SHARPNESS))
 
 
 def reachable_grouped() -> list[GemmConfig]:
     """Every configuration that `select_grouped` can give."""
-    from .config import BLOCK_K
-
     found = [
         tile_config(
             tile.block_m, tile.block_n, Output(is_fp32, sfb_is_per_row=per_row, groups=groups), k=BLOCK_K * blocks

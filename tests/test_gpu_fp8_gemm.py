@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers import framed, random_fp8, random_scales
+from helpers import framed, random_fp8, random_scales, sum_of_parts
 from torch import Tensor
 
 import deep_gemm
@@ -45,29 +45,6 @@ def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> DenseP
         c = torch.randn(d.shape, device="cuda").to(d.dtype)
     recipe = RECIPE_1D1D if config.sfb_is_per_row else None
     return dense_problem(a, b, d, c, recipes=(recipe, None, None))
-
-
-def sum_of_parts(config: GemmConfig, p: DenseProblem) -> Tensor:
-    """What the CTAs that split k must give, to the bit: the reference's sums over their parts of k, added in order."""
-    total, k_blocks, run = torch.zeros(p.m, p.n, device="cuda"), ceil_div(p.k, 128), config.run_k_blocks
-    runs = ceil_div(k_blocks, run)
-    for rank in range(config.cluster_k):
-        first, end = (min(runs * r // config.cluster_k * run, k_blocks) for r in (rank, rank + 1))
-        if first == end:
-            continue
-        part = p._replace(
-            a=p.a[:, first * 128 : end * 128].contiguous(),
-            b=p.b[:, first * 128 : end * 128].contiguous(),
-            sfa=p.sfa[:, first:end],
-            sfb=p.sfb[:, first:end],
-            d=torch.empty_like(total),
-            c=None,
-            k=min(end * 128, p.k) - first * 128,
-        )
-        total += right_d(part, None)
-    if p.c is not None:
-        total += p.c.float()
-    return total.to(p.d.dtype)
 
 
 def right_d(p: DenseProblem, c: Tensor | None) -> Tensor:
@@ -121,7 +98,11 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     sfa = random_scales((m, ceil_div(k, 128)), g).cuda()
     sfb = random_scales((n if config.sfb_is_per_row else ceil_div(n, 128), ceil_div(k, 128)), g).cuda()
     p = problem_for(config, (a, sfa), (b, sfb), torch.full((m, n), float("nan"), dtype=dtype, device="cuda"))
-    right = sum_of_parts(config, p) if config.cluster_k > 1 else right_d(p, p.c.clone() if p.c is not None else None)
+    right = (
+        sum_of_parts(p, config.cluster_k, config.run_k_blocks)
+        if config.cluster_k > 1
+        else right_d(p, p.c.clone() if p.c is not None else None)
+    )
     dense.run(p, config)
     assert torch.equal(p.d, right)
 

@@ -15,7 +15,7 @@ from ..problem import DenseProblem
 from ..settings import generation, get_batch_invariant, get_compile_mode, num_sms_of, settings
 from ..tensor_map import ADDRESS_ALIGNMENT
 from . import fp8_gemm, fp8_gemm_decode
-from .plan import Plan, addresses_of, make_room
+from .plan import Plan, addresses_of, make_room, refuse_if
 
 _plans: dict[tuple[object, ...], Plan] = {}
 _elders: dict[tuple[object, ...], fp8_gemm.Plan] = {}
@@ -77,10 +77,10 @@ def _plan(
         print(f"deep_gemm: {p.m} x {p.n} x {p.k} runs {config.name}", file=sys.stderr)
     if isinstance(config, DecodeConfig):
         if is_given:
-            _refuse(config, fp8_gemm_decode.why_unfit(config, output))
+            refuse_if(config.name, fp8_gemm_decode.why_unfit(config, output))
         return fp8_gemm_decode.Plan(p, config), p
     if is_given:
-        _refuse(config, fp8_gemm.why_unfit(config, p.k, output))
+        refuse_if(config.name, fp8_gemm.why_unfit(config, p.k, output))
     ready = fp8_gemm.prepared(config, p)
     if p.m == 1 or not driver.sizes_are_numbers():
         return fp8_gemm.Plan(ready, output, config, num_sms), ready
@@ -110,11 +110,6 @@ def _choice(p: DenseProblem, output: Output, gpu: Gpu, num_sms: int) -> GemmConf
     if isinstance(config, GemmConfig) and config.cluster_size > num_sms:
         return tile_config(config.block_m, config.block_n, output, k=p.k)
     return config
-
-
-def _refuse(config: GemmConfig | DecodeConfig, reason: str | None) -> None:
-    if reason is not None:
-        raise ValueError(f"config: {config.name} {reason}")
 
 
 def _layout(p: DenseProblem) -> tuple[object, ...]:

@@ -80,9 +80,9 @@ class Plan(plan.Plan):
     _SFB_MAP, _WHOLE_D_MAP, _D_POINTER = 64, 64, 82
 
     def __init__(self, p: GroupedProblem, config: GemmConfig, num_sms: int) -> None:
+        """`p` is `prepared` for the kernel."""
         self.config = config
         self._before_a, self._before_d = bytes_before(config, p)
-        p = prepared(p)
         super().__init__(
             p,
             maps=tensor_maps(config, p),
@@ -93,7 +93,6 @@ class Plan(plan.Plan):
             threads=config.num_threads,
             cluster=1,
         )
-
         self._shape = tuple(p.d.shape if p.groups == Groups.COUNTS else p.d.shape[1:])
         self._pointer_lock = threading.Lock()
 

@@ -14,7 +14,7 @@ from ..reference import padding_rows
 from ..settings import generation, get_compile_mode, get_num_sms, settings
 from .fp8_gemm import why_unfit
 from .fp8_gemm_grouped import GroupedProblem, Plan, grouped_problem, output_of, prepared
-from .plan import make_room
+from .plan import make_room, refuse_if
 
 _plans: dict[tuple[object, ...], Plan] = {}
 
@@ -54,9 +54,7 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
 
 def _plan(p: GroupedProblem, expected_m: float, config: GemmConfig | None) -> Plan:
     if config is not None:
-        reason = why_unfit(config, p.k, output_of(p))
-        if reason is not None:
-            raise ValueError(f"config: {config.name} {reason}")
+        refuse_if(config.name, why_unfit(config, p.k, output_of(p)))
     else:
         config = select_grouped(p.num_groups, expected_m, p.n, p.k, output_of(p), gpu_of(p.d.device.index))
     if settings().print_configs:
@@ -70,11 +68,11 @@ def _write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
         is_written = torch.arange(p.max_m, device=p.d.device) < p.masked_m[:, None]
     elif p.layout_is_ends:
         ends = p.grouped_layout.clamp(0, p.m)
-        starts = (ends + (p.alignment - 1)) // p.alignment * p.alignment
-        starts = torch.cat([torch.zeros_like(starts[:1]), starts[:-1]])
+        aligned = (ends + (p.alignment - 1)) // p.alignment * p.alignment
+        starts = torch.cat([torch.zeros_like(aligned[:1]), aligned[:-1]])
         rows = torch.arange(p.m, device=p.d.device)[:, None]
-        padded = (ends + (p.alignment - 1)) // p.alignment * p.alignment if p.zero_padding else ends
-        is_written = ((rows >= starts) & (rows < padded) & (ends > starts)).any(dim=1)
+        last = aligned if p.zero_padding else ends
+        is_written = ((rows >= starts) & (rows < last) & (ends > starts)).any(dim=1)
     else:
         is_written = p.grouped_layout >= 0
         if p.zero_padding:

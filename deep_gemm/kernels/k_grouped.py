@@ -13,7 +13,7 @@ from ..problem import KGroupedProblem
 from ..settings import generation, get_compile_mode, get_num_sms, settings
 from .fp8_gemm import why_unfit
 from .fp8_gemm_k_grouped import Plan, output_of, prepared
-from .plan import make_room
+from .plan import make_room, refuse_if
 
 _plans: dict[tuple[object, ...], Plan] = {}
 
@@ -39,9 +39,7 @@ def run(p: KGroupedProblem, config: GemmConfig | None = None) -> None:
         k = p.a.numel() // p.m // p.num_groups
         config = select_k_grouped(p.num_groups, p.m, p.n, k, output, gpu_of(device))
     else:
-        reason = why_unfit(config, 0, output)
-        if reason is not None:
-            raise ValueError(f"config: {config.name} {reason}")
+        refuse_if(config.name, why_unfit(config, 0, output))
     # `generation` stands for the number of SMs and the other settings that a plan depends on.
     strides = tuple(None if x is None else x.stride() for x in (ready.sfa, ready.sfb, p.d, p.c))
     key = (p.num_groups, p.m, p.n, strides, device, generation(), config)

@@ -168,6 +168,12 @@ def make_room(plans: dict[tuple[object, ...], Any]) -> None:
         del plans[next(iter(plans))]
 
 
+def refuse_if(config_name: str, reason: str | None) -> None:
+    """Raise for a configuration that was given for a problem and, for this reason, does not compute it."""
+    if reason is not None:
+        raise ValueError(f"config: {config_name} {reason}")
+
+
 def addresses_of(p: Operands) -> AddressWords:
     """Where the operands are."""
     at_c = 0 if p.c is None else p.c.data_ptr()
