@@ -3,7 +3,7 @@
 The cost is a time in microseconds on a named GPU, the larger of two, and a little more where they are alike:
 
     computing   launch + waves * (k_blocks of a CTA * block_us + tile_us + what adding up a split k takes)
-    memory      launch + bytes / bandwidth
+    memory      launch + bytes / bandwidth; for the decode kernel also what reading B again and crowded SMs take
 
 `block_us` is what a tile takes for one k-block with all SMs at work, and `tile_us` what it takes besides: filling the
 ring, and the part of its stores that the next tile does not hide. They were fitted to the times of 111 products on an
@@ -65,6 +65,14 @@ CLUSTERS_THAT_FIT = {
 """By their size: how many run at a time on 132 SMs, with one and with two CTAs on an SM (an H200's driver says so)."""
 SPLIT_US = {False: (2.4, 0.2), True: (0.6, 0.1)}
 """Adding up a split k: what it takes always and for each CTA, with `fp8_gemm` and with the decode kernel."""
+DECODE_REREAD = 0.1
+"""What each row of the decode kernel's tiles after the first adds to the time of reading B, as a part of it."""
+DECODE_CROWDED_US = 0.3
+"""What its memory time grows by where some SMs have two of its CTAs and others one."""
+DECODE_WAVE_US = 1.0
+"""And where its CTAs do not all run at once."""
+STRADDLING_ROW_US = 2.1e-5
+"""What the L2 takes for 128 bytes of a row across two of its lines, as they lie where k is no multiple of 128."""
 SHARPNESS = 8
 """Of the larger of two times: the exponent of the norm that is taken for it."""
 
@@ -202,12 +210,16 @@ class Fit(NamedTuple):
     """Rows of D that a cluster computes."""
     clusters_n: int
     clusters_at_once: int
+    clusters_uncrowded: int
+    """How many run with a CTA on each SM."""
     wave_us: float
     launch_us: float
     row_us: float
     """What memory takes for one row of A and of D."""
     weight_us: float
     """What memory takes for B."""
+    straddling_us: float
+    """What the L2 takes for a cluster's rows of A and B where they lie across its lines, else 0."""
     least_m: int
     most_m: int
 
@@ -226,6 +238,7 @@ class Fit(NamedTuple):
         macs = tile.block_m * tile.block_n * BLOCK_K * tile.ctas_per_sm
         tensor_us = 2 * macs / (gpu.fp8_tflops / gpu.num_sms) / 1e6
         block_us = max(tile.block_ns / 1e3, tensor_us)
+        rows_loaded = (tile.block_m * tile.cluster_m + tile.block_n * tile.cluster_n) * ceil_div(k, BLOCK_K)
         row_bytes = k + n * (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
         bytes_per_us = gpu.dram_tb_per_s * 1e6
         ctas = tile.cluster_m * tile.cluster_n * tile.cluster_k
@@ -235,17 +248,19 @@ class Fit(NamedTuple):
             or (tile.cluster_k > 1 and k <= BLOCK_K * tile.cluster_k)
             or ctas > gpu.num_sms
         )
-        fit = CLUSTERS_THAT_FIT[ctas][tile.ctas_per_sm - 1]
+        fit = [max(clusters * gpu.num_sms // H200.num_sms, 1) for clusters in CLUSTERS_THAT_FIT[ctas]]
         most_m = MOST_TOKENS[n <= NARROW] if tile.is_decode else sys.maxsize
         return cls(
             tile,
             rows=tile.block_m * tile.cluster_m,
             clusters_n=ceil_div(n, tile.block_n * tile.cluster_n),
-            clusters_at_once=max(fit * gpu.num_sms // H200.num_sms, 1),
+            clusters_at_once=fit[tile.ctas_per_sm - 1],
+            clusters_uncrowded=fit[0],
             wave_us=k_blocks * block_us + tile.tile_us * output_factor + split_us,
             launch_us=gpu.launch_us,
             row_us=row_bytes / bytes_per_us,
             weight_us=n * k / bytes_per_us,
+            straddling_us=rows_loaded * STRADDLING_ROW_US if k % BLOCK_K else 0.0,
             least_m=tile.block_m + 1
             if tile.cluster_m > 1
             else 1
@@ -254,17 +269,25 @@ class Fit(NamedTuple):
             most_m=0 if never else most_m,
         )
 
+    def clusters(self, m: int) -> int:
+        """How many compute all of D."""
+        return ceil_div(m, self.rows) * self.clusters_n
+
     def waves(self, m: int) -> int:
         """How often all SMs take a tile."""
-        return ceil_div(ceil_div(m, self.rows) * self.clusters_n, self.clusters_at_once)
+        return ceil_div(self.clusters(m), self.clusters_at_once)
 
     def compute_us(self, m: int) -> float:
         """What computing takes."""
-        return self.launch_us + self.waves(m) * self.wave_us
+        return self.launch_us + max(self.waves(m) * self.wave_us, self.clusters(m) * self.straddling_us)
 
     def memory_us(self, m: int) -> float:
         """What memory takes."""
-        return self.launch_us + self.weight_us + m * self.row_us
+        us = self.launch_us + self.weight_us + m * self.row_us
+        if not self.tile.is_decode:
+            return us
+        us += DECODE_REREAD * (ceil_div(m, self.rows) - 1) * self.weight_us + DECODE_WAVE_US * (self.waves(m) - 1)
+        return us + (DECODE_CROWDED_US if self.clusters(m) > self.clusters_uncrowded else 0.0)
 
     def cost_us(self, m: int) -> float:
         """The larger of the two, about; infinite for what cannot or shall not run."""

@@ -124,6 +124,18 @@ def test_a_rejection_says_why(m: int, n: int, cluster: tuple[int, int], reason: 
     assert all(candidate.why_not == reason for candidate in clustered)
 
 
+@pytest.mark.parametrize("m", [512, 1024, 4095])
+def test_rows_that_straddle_lines_of_the_l2_are_loaded_once_for_two_ctas(m: int) -> None:
+    straddling, aligned = (select(m, 7184, k, Output(), H200) for k in (2064, 2048))
+    assert isinstance(straddling, GemmConfig)
+    assert straddling.cluster_m * straddling.cluster_n == 2
+    assert (
+        candidates(m, 7184, 2064, Output(), H200)[0].compute_us
+        > candidates(m, 7184, 2048, Output(), H200)[0].compute_us
+    )
+    assert straddling.block_m * straddling.block_n >= aligned.block_m * aligned.block_n
+
+
 def test_fewer_sms_cost_time() -> None:
     gpus_by_size = [replace(H200, num_sms=num_sms) for num_sms in (132, 64, 16, 2)]
     times = [candidates(4096, 4096, 4096, Output(), gpu)[0].compute_us for gpu in gpus_by_size]

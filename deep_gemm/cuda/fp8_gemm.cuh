@@ -104,6 +104,7 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     ptx::tma_load_2d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block);
     if constexpr (kSfbIsPerRow)
       ptx::tma_load_2d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block);
+    if constexpr (kAddsToD) prefetch_panel(&p.map_d, tile, k_block);
   }
 }
 
@@ -119,6 +120,7 @@ DEVICE void load_k_tile(const Params& p, SharedStorage& shared, const KTile& of_
     ptx::tma_load_2d(&of_group.k_group->map_b, full, shared.b[at.stage], k_block * kBlockK, tile.row_n);
     ptx::tma_load_2d(&p.map_sfa, full, scales, tile.row_m, of_group.first_k_block + k_block);
     ptx::tma_load_2d(&p.map_sfb, full, scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block);
+    if constexpr (kAddsToD) prefetch_panel(&p.map_d, tile, k_block);
   }
 }
 

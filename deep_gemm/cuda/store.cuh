@@ -50,6 +50,18 @@ DEVICE void write_panel(uint8_t* panel, const float* values, uint32_t warp_of_fo
   }
 }
 
+// Asks the L2 for one panel of the D to which a tile is going to be added, if it has so many. Asked for with each of the first
+// k-blocks, D comes while the tile is multiplied, and not when all CTAs store at once.
+DEVICE void prefetch_panel(const ptx::TensorMap* map_d, const Tile& tile, uint32_t panel) {
+  constexpr uint32_t kAlongN = kBlockN / kPanelColumns;
+  if (panel >= kBlockM / 64 * kAlongN) return;
+  const uint32_t row = tile.row_m + panel / kAlongN * 64, column = tile.row_n + panel % kAlongN * kPanelColumns;
+  if constexpr (kIsKGrouped)
+    ptx::tma_prefetch_3d(map_d, column, row, tile.group);
+  else
+    ptx::tma_prefetch_2d(map_d, column, row);
+}
+
 // C at the places of one unit's accumulators, added in FP32. Rows of D that do not exist are left alone; accumulators
 // past its last column get some value of the same row, which is as good as any: TMA does not store them.
 DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, uint32_t row, uint32_t column,

@@ -43,6 +43,8 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::tma_load_2d_multicast(&map, barrier, tile, 1, 2, 3);
   ptx::tma_load_3d(&map, barrier, tile, 1, 2, 3);
   ptx::tma_load_4d(&map, barrier, tile, 1, 2, 3, 4);
+  ptx::tma_prefetch_2d(&map, 1, 2);
+  ptx::tma_prefetch_3d(&map, 1, 2, 3);
   ptx::bulk_load(tile, out, 128, barrier);
   ptx::fence_proxy_async_shared();
   ptx::tma_store_2d(&map, tile, 1, 2);

@@ -78,6 +78,15 @@ DEVICE void bulk_load(void* destination, const void* source, uint32_t bytes, uin
                : "memory");
 }
 
+// Only into the L2.
+DEVICE void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1) : "memory");
+}
+DEVICE void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
+
 // L2 policies for all of an access. (PTX ISA, "createpolicy".)
 DEVICE uint64_t createpolicy_evict_first() {
   uint64_t policy;

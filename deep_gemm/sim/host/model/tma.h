@@ -14,18 +14,24 @@ struct Box {
   uint32_t row_bytes, rows;
 };
 
-inline Box make_box(const TensorMap* map, const void* shared, std::initializer_list<int32_t> corner, const char* what) {
+// A box of global memory alone.
+inline Box make_box(const TensorMap* map, std::initializer_list<int32_t> corner, const char* what) {
   check_use_of_map(map, what);
   if (map->rank != corner.size())
     fail(std::string(what) + ": the tensor map has " + text(map->rank) + " dimensions");
   Box box{*map, {}, 0, map->box[0] * uint32_t{map->element_bytes}, 1};
   std::copy(corner.begin(), corner.end(), box.corner);
   for (uint32_t i = 1; i < map->rank; ++i) box.rows *= map->box[i];
-  box.offset = shared_offset(shared, box.row_bytes * box.rows, 128, what);
   // Found on an H200, which calls it an illegal instruction.
   if (box.corner[0] * int64_t{map->element_bytes} % 16)
     fail(std::string(what) + ": the box begins at element " + std::to_string(box.corner[0]) +
          " of a row, which is no multiple of 16 bytes");
+  return box;
+}
+
+inline Box make_box(const TensorMap* map, const void* shared, std::initializer_list<int32_t> corner, const char* what) {
+  Box box = make_box(map, corner, what);
+  box.offset = shared_offset(shared, box.row_bytes * box.rows, 128, what);
   return box;
 }
 
@@ -192,6 +198,12 @@ namespace ptx {
 
 void prefetch_tensormap(const TensorMap* map) {
   check_use_of_map(map, "prefetch_tensormap");
+}
+
+// Nothing that a kernel could see comes of it.
+void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) { make_box(map, {c0, c1}, "tma_prefetch_2d"); }
+void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2) {
+  make_box(map, {c0, c1, c2}, "tma_prefetch_3d");
 }
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {

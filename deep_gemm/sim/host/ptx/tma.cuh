@@ -28,6 +28,8 @@ void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destination, int
 void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
                  int32_t c3);
 void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier);
+void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1);
+void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2);
 uint64_t createpolicy_evict_first();
 uint64_t createpolicy_evict_last();
 
