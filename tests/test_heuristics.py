@@ -128,6 +128,7 @@ def test_a_rejection_says_why(m: int, n: int, cluster: tuple[int, int], reason: 
 def test_rows_that_straddle_lines_of_the_l2_are_loaded_once_for_two_ctas(m: int) -> None:
     straddling, aligned = (select(m, 7184, k, Output(), H200) for k in (2064, 2048))
     assert isinstance(straddling, GemmConfig)
+    assert isinstance(aligned, GemmConfig)
     assert straddling.cluster_m * straddling.cluster_n == 2
     assert (
         candidates(m, 7184, 2064, Output(), H200)[0].compute_us
