@@ -84,7 +84,7 @@ def inspect(
     with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
     adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
-    rest: Annotated[bool, typer.Option("--rest", help="with code for blocks of k that no run holds")] = False,
+    odd: Annotated[bool, typer.Option("--odd", help="for a k of an odd number of blocks of 128")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show what is in it. Needs no GPU."""
@@ -98,7 +98,7 @@ def inspect(
         raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
     try:
         form = Output(output is OutputName.FP32, with_c, adds_to_d, by_row)
-        config = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if rest else 0)
+        config = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0)
         found = inspect(config)
     except (ValueError, CompilerMissing) as error:
         typer.echo(f"deep_gemm: {error}", err=True)

@@ -214,7 +214,7 @@ def test_sim_prints_the_command_that_shows_a_failure_again(
         (("--n", "0"), "Invalid value for '--n'"),
         (("--k", "0"), "Invalid value for '--k'"),
         (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
-        (("--block-m", "256", "--block-n", "256"), "256x256 bf16 rest: needs 320 accumulators in 232 registers"),
+        (("--block-m", "256", "--block-n", "256"), "256x256 bf16 run 1: needs 320 accumulators in 232 registers"),
         (("--cluster-n", "4"), "128x128/n4 bf16 rest: needs 1 or 2 CTAs that share an operand"),
         (("--adds-to-d",), "128x128 bf16+d rest: needs FP32 output where it is added to D"),
     ],
