@@ -7,7 +7,6 @@ the kernels that it would run.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -20,11 +19,10 @@ from torch import Tensor
 
 from .benchmark.cases import Case
 from .benchmark.contenders import FAST, OURS
-from .benchmark.products import cold_rows, no_fallback
+from .benchmark.products import cold_rows
 from .benchmark.report import Row
 from .benchmark.timing import L2Flush
 from .dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
-from .dispatch import ReferenceFallbackWarning, forget_warnings
 from .grouped import (
     k_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_contiguous,
@@ -83,7 +81,7 @@ def _show_speed(console: Console) -> bool:
     for heading in ("us", "TFLOPS", "error", "cuBLASLt", "TFLOPS", "ratio"):
         table.add_column(heading, justify="right")
     failures = []
-    with console.status("measuring") as status, no_fallback():
+    with console.status("measuring") as status:
         flush = L2Flush()
         for shape in SPEED_SHAPES:
             sizes = " x ".join(map(str, shape))
@@ -115,7 +113,7 @@ def _has_hopper() -> bool:
 
 
 def _show_products(console: Console) -> bool:
-    device = "cuda" if _has_hopper() else "cpu"
+    device, backend = ("cuda", "kernel") if _has_hopper() else ("cpu", "reference")
     title = f"FP8 products on {_device_name(device)}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
     for heading in ("product", "m x n x k", "D", "backend"):
@@ -127,7 +125,7 @@ def _show_products(console: Console) -> bool:
     with console.status("quantizing") as status:
         for example in _examples(device):
             status.update(example.product)
-            d, milliseconds, backend = _timed(example.call, device)
+            d, milliseconds = _timed(example.call, device)
             error = _relative_error(d, example.from_quantized)
             right = error < TOLERANCE[d.dtype]
             all_right &= right
@@ -224,24 +222,14 @@ def _products_along_k(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([p @ q.t() for p, q in pairs])
 
 
-def _timed(call: Callable[[], Tensor], device: str) -> tuple[Tensor, float, str]:
-    """Result and milliseconds of a call that is not the first, and which backend ran."""
-    backend = "reference" if device == "cpu" else "kernel"
-    forget_warnings()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ReferenceFallbackWarning)
-        try:
-            call()
-        except ReferenceFallbackWarning:
-            backend = "reference"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ReferenceFallbackWarning)
-        call()
-        _synchronize(device)
-        begin = time.perf_counter()
-        d = call()
-        _synchronize(device)
-    return d, (time.perf_counter() - begin) * 1e3, backend
+def _timed(call: Callable[[], Tensor], device: str) -> tuple[Tensor, float]:
+    """Result and milliseconds of a call that is not the first."""
+    call()
+    _synchronize(device)
+    begin = time.perf_counter()
+    d = call()
+    _synchronize(device)
+    return d, (time.perf_counter() - begin) * 1e3
 
 
 def _synchronize(device: str) -> None:
