@@ -18,8 +18,8 @@ from rich.table import Table
 from torch import Tensor
 
 from .benchmark.cases import Case
-from .benchmark.contenders import FAST, OURS
-from .benchmark.products import cold_rows
+from .benchmark.contenders import FAST, OURS, dequantized
+from .benchmark.products import MAX_ERROR_BF16, MAX_ERROR_FP32, cold_rows
 from .benchmark.report import Row
 from .benchmark.timing import L2Flush
 from .dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
@@ -33,9 +33,7 @@ from .inspect_kernels import show_families
 from .jit import CompilerMissing
 from .quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 
-# Relative error of the whole result that rounding explains: to BF16 about 2^-9.2, in FP32 sums about 2^-22. The
-# FP8 tensor cores keep fewer bits of a 128-deep sum, which the second figure leaves room for.
-TOLERANCE = {torch.bfloat16: 4e-3, torch.float32: 1e-3}
+MAX_ERROR = {torch.bfloat16: MAX_ERROR_BF16, torch.float32: MAX_ERROR_FP32}
 DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "FP32"}
 ROWS, N, K = 256, 512, 1024
 GROUP_ROWS = (100, 0, 37, 119)
@@ -127,7 +125,7 @@ def _show_products(console: Console) -> bool:
             status.update(example.product)
             d, milliseconds = _timed(example.call, device)
             error = _relative_error(d, example.from_quantized)
-            right = error < TOLERANCE[d.dtype]
+            right = error < MAX_ERROR[d.dtype]
             all_right &= right
             quantization_errors.append(_relative_error(d, example.from_original))
             verdict = "[green]right[/]" if right else "[red]wrong[/]"
@@ -149,7 +147,7 @@ def _examples(device: str) -> Iterator[Example]:
     x, w = torch.randn(ROWS, K, device=device), torch.randn(N, K, device=device)
     experts = torch.randn(len(GROUP_ROWS), N, K, device=device)
     a, b, b_experts = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w), per_block_cast_to_fp8(experts)
-    xq, wq, experts_q = _dequantized(*a, 1), _dequantized(*b, 128), _dequantized(*b_experts, 128)
+    xq, wq, experts_q = dequantized(a, 1), dequantized(b, 128), dequantized(b_experts, 128)
 
     yield Example("dense", ROWS, N, K, lambda: _made(fp8_gemm_nt(a, b)), xq @ wq.t(), x.double() @ w.double().t())
 
@@ -174,7 +172,7 @@ def _examples(device: str) -> Iterator[Example]:
         N,
         K,
         lambda: _made(m_grouped_fp8_gemm_nt_masked(a_masked, b_experts, masked_m=counts, expected_m=64))[valid],
-        (_dequantized(*a_masked, 1) @ experts_q.mT)[valid],
+        (dequantized(a_masked, 1) @ experts_q.mT)[valid],
         (xs.double() @ experts.double().mT)[valid],
     )
 
@@ -193,7 +191,7 @@ def _examples(device: str) -> Iterator[Example]:
         ROWS,
         K,
         accumulated,
-        grad + _dequantized(*a_grad, 1) @ _dequantized(*b_grad, 1).t(),
+        grad + dequantized(a_grad, 1) @ dequantized(b_grad, 1).t(),
         grad + dy.double() @ x.double().t(),
     )
 
@@ -205,15 +203,9 @@ def _examples(device: str) -> Iterator[Example]:
         ROWS,
         K,
         lambda: _made(k_grouped_fp8_gemm_nt_contiguous(a_k, b_k, ks=KS)),
-        _products_along_k(_dequantized(*a_grad, 1), _dequantized(*b_grad, 1)),
+        _products_along_k(dequantized(a_grad, 1), dequantized(b_grad, 1)),
         _products_along_k(dy.double(), x.double()),
     )
-
-
-def _dequantized(values: Tensor, scales: Tensor, rows: int) -> Tensor:
-    """The FP64 numbers that values `[..., m, k]` with one scale for `rows` x 128 stand for."""
-    spread = scales.double().repeat_interleave(rows, -2).repeat_interleave(128, -1)
-    return values.double() * spread[..., : values.shape[-2], : values.shape[-1]]
 
 
 def _products_along_k(a: Tensor, b: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deep_gemm.config import GemmConfig, Groups, Output
 from deep_gemm.heuristics_k_grouped import TILES, k_grouped_config
+from deep_gemm.kernels import fp8_gemm
 from deep_gemm.sim import fp8_gemm_k_grouped as sim
 from deep_gemm.sim.fp8_gemm import compile_config
 from deep_gemm.sim.mutate import Mutation
@@ -26,7 +27,7 @@ class Trial:
     num_sms: int = 3
 
     def headers(self) -> dict[str, str]:
-        return sim.headers(self.config)
+        return fp8_gemm.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernels = sim.compile_maps(headers), compile_config(self.config, headers)

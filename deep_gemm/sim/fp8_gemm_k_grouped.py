@@ -11,7 +11,6 @@ from torch import Tensor
 from .. import reference
 from ..config import GemmConfig
 from ..jit.driver import TENSOR_MAP_BYTES
-from ..kernels import fp8_gemm
 from ..kernels import fp8_gemm_k_grouped as kernel_side
 from ..layout import SCALE_BLOCK, ceil_div
 from ..problem import DenseProblem, KGroupedProblem, k_grouped_problem
@@ -155,8 +154,3 @@ def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, 
         allowed[group] = allowed_difference(part, right[group], partial_sums)
         first_k, first_block = first_k + k, blocks.stop
     return right, allowed
-
-
-def headers(config: GemmConfig) -> dict[str, str]:
-    """The sources of both kernels, for mutations."""
-    return fp8_gemm.headers(config)
