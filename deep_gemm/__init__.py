@@ -21,7 +21,6 @@ from .dense import (
     gemm_fp8_fp8_bf16_nt,
     wgrad_gemm_fp8_fp8_fp32_nt,
 )
-from .dispatch import ReferenceFallbackWarning
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
     k_grouped_fp8_gemm_nt_contiguous,
@@ -75,7 +74,6 @@ from .unavailable import UNAVAILABLE as _UNAVAILABLE
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: PLE0604
-    "ReferenceFallbackWarning",
     "align",
     "bench",
     "bench_kineto",

@@ -26,7 +26,7 @@ MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """By the rows of a tile."""
 TILE_SLOTS = 4
-"""Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/groups.cuh."""
+"""Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/tile_queue.cuh."""
 TILE_BYTES = 16
 WINDOW_ROWS = 2048
 
@@ -161,7 +161,7 @@ class GemmConfig:
 
     @property
     def tile_slots(self) -> int:
-        """Slots of `TileQueue` in cuda/groups.cuh; a dense product leaves its one empty."""
+        """Slots of `TileQueue` in cuda/tile_queue.cuh; a dense product leaves its one empty."""
         return TILE_SLOTS if self.groups else 1
 
     @property

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from .config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
+from .config import BLOCK_K, MAX_CLUSTER, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .layout import align, ceil_div
 
 SHARED_BYTES_PER_SM = 233472
 RESERVED_SHARED_BYTES = 1024
 """Of each block, by the system."""
 MAX_REGISTERS = 255
-MAX_CLUSTER = 8
 MAX_STAGES = 24
 MIN_STAGES = 4
 """For candidates: what fewer stages hold in flight does not hide the latency of memory."""

@@ -9,6 +9,7 @@ from . import reference
 from .callforms import accepts_every_form
 from .checks import Operand
 from .dispatch import run
+from .kernels import dense
 from .kernels.plan import Plan, make_room
 from .layout import RECIPE_1D1D, Recipe
 from .problem import Recipes, check_ordinary_matrices, dense_problem
@@ -152,7 +153,7 @@ def _dense(major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | Non
         if plan.run(*a, *b, out, c):
             return out if d is None else None
     problem = dense_problem(a, b, d, c, major=major, recipes=recipes)
-    plan = run(problem, reference.dense)
+    plan = run(problem, dense.run, reference.dense)
     was_copied = problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr()
     if plan is not None and signature and not was_copied:
         make_room(_plans)

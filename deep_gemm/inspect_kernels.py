@@ -24,13 +24,13 @@ from .jit.report import KernelReport, report
 from .kernels import fp8_gemm
 
 FAMILIES = {
-    "decode": tile_config(64, 32, Output()),
+    "small": tile_config(64, 32, Output()),
     "middle": tile_config(128, 112, Output()),
     "large": tile_config(256, 128, Output()),
     "cluster": tile_config(256, 128, Output(), cluster_n=2),
     "accumulating": tile_config(256, 128, Output(is_fp32=True, adds_to_d=True)),
 }
-"""One configuration of each kind, for a look at all of them."""
+"""A few configurations that differ, for a look at what kernels are made of."""
 
 OPCODES = {
     "QGMMA": "FP8 tensor core products, 64 x n x 32 each",

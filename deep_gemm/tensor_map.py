@@ -31,14 +31,6 @@ class TensorMap(NamedTuple):
     swizzle: int = 0
     """Span of the swizzle in bytes: 0 (none), 32, 64 or 128."""
 
-    @property
-    def box_bytes(self) -> int:
-        """Bytes that one copy moves."""
-        size = self.element.value
-        for extent in self.box:
-            size *= extent
-        return size
-
     def why_illegal(self) -> str | None:
         """Say why the driver would refuse to encode this; None if it would not."""
         inner_bytes = self.box[0] * self.element.value

@@ -12,9 +12,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from .heuristics import HOPPER
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-HOPPER = 9
 L2_FLUSH_BYTES = 512 << 20
 
 

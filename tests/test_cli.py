@@ -374,7 +374,7 @@ def test_demo_without_a_compiler_says_what_to_install_and_ends_well(monkeypatch:
 @without_gpu
 @pytest.mark.usefixtures("no_products")
 def test_demo_fails_where_a_kernel_is_not_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_kernels, "FAMILIES", {"decode": FAMILIES["decode"]})
+    monkeypatch.setattr(inspect_kernels, "FAMILIES", {"small": FAMILIES["small"]})
     plan = fp8_gemm.code_plan(FAMILIES["large"])
     monkeypatch.setattr(fp8_gemm, "code_plan", lambda config: plan)
     result = run("demo")

@@ -18,9 +18,6 @@ SHAPES = [(1, 576, 512), (64, 2112, 1024), (200, 512, 576), (300, 1032, 256)]
 GPU_SHAPES = [(128, 2112, 7168), (4096, 7168, 2048)] if ON_GPU else []
 MAX_DIFF = 1e-3
 
-# Until a kernel for a product has landed, the reference runs on the GPU and says so.
-pytestmark = pytest.mark.filterwarnings("default::deep_gemm.ReferenceFallbackWarning")
-
 
 @pytest.fixture(autouse=True)
 def _same_data_every_time() -> None:

@@ -1,31 +1,19 @@
-"""Where a GPU's product runs the reference, its caller is told: once, and with the place of the call."""
+"""A product of a GPU's tensors runs the kernel of its kind, another the reference."""
 
 from __future__ import annotations
 
-import inspect
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fake_gpu import on_gpu
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm import dispatch
+from deep_gemm import reference
+from deep_gemm.kernels import dense, grouped, k_grouped
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-
-pytestmark = pytest.mark.filterwarnings("always::deep_gemm.ReferenceFallbackWarning")
-
-
-class SaysItIsOnAGpu(Tensor):
-    """A CPU tensor that dispatch takes for a GPU's."""
-
-    is_cuda = True
-
-
-def output(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.zeros(shape, dtype=dtype).as_subclass(SaysItIsOnAGpu)
 
 
 def rows(*shape: int) -> Any:
@@ -41,45 +29,59 @@ def slices(rows: int, turned: bool = False) -> Any:
     return values, scales.t() if turned else scales
 
 
-CALLS: dict[str, Callable[[], Any]] = {
-    "k_grouped": lambda: deep_gemm.k_grouped_fp8_gemm_nt_contiguous(
-        slices(4), slices(8), output(2, 4, 8, dtype=torch.float32), ks=[16, 16]
+def fp32(*shape: int) -> Tensor:
+    return torch.zeros(shape)
+
+
+def ints(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+Place = Callable[[Tensor], Tensor]
+CALLS: dict[str, tuple[str, str, Callable[[Place], Any]]] = {
+    "dense": ("dense", "dense", lambda d: deep_gemm.fp8_gemm_nt(rows(4, 16), blocks(8, 16), d(fp32(4, 8)))),
+    "weight gradient": (
+        "dense",
+        "dense",
+        lambda d: deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt(rows(4, 16), rows(8, 16), d(fp32(4, 8))),
     ),
-    "k_grouped of 2025": lambda: deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
-        slices(4, turned=True), slices(8, turned=True), output(2, 4, 8, dtype=torch.float32), [16, 16]
+    "contiguous groups": (
+        "grouped",
+        "contiguous",
+        lambda d: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
+            rows(4, 16), blocks(2, 8, 16), d(fp32(4, 8)), ints(0, 0, 1, -1)
+        ),
+    ),
+    "masked groups": (
+        "grouped",
+        "masked",
+        lambda d: deep_gemm.m_grouped_fp8_gemm_nt_masked(
+            rows(2, 4, 16), blocks(2, 8, 16), d(fp32(2, 4, 8)), ints(0, 3), 2
+        ),
+    ),
+    "groups along k": (
+        "k_grouped",
+        "k_grouped",
+        lambda d: deep_gemm.k_grouped_fp8_gemm_nt_contiguous(slices(4), slices(8), d(fp32(2, 4, 8)), ks=[16, 16]),
+    ),
+    "groups along k, of 2025": (
+        "k_grouped",
+        "k_grouped",
+        lambda d: deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
+            slices(4, turned=True), slices(8, turned=True), d(fp32(2, 4, 8)), [16, 16]
+        ),
     ),
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_warned_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(dispatch, "KGroupedProblem", type(None))  # as if there were no kernel for these
-    dispatch.forget_warnings()
-    yield
-    dispatch.forget_warnings()
-
-
 @pytest.mark.parametrize("name", CALLS)
-def test_the_warning_names_the_callers_file_and_line(name: str) -> None:
-    with pytest.warns(deep_gemm.ReferenceFallbackWarning) as caught:
-        CALLS[name]()
-    (warning,) = caught
-    lines, first = inspect.getsourcelines(CALLS[name])
-    assert warning.filename == __file__
-    assert first <= warning.lineno < first + len(lines)
-
-
-def test_each_product_is_warned_of_once() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        for _ in range(2):
-            CALLS["k_grouped"]()
-            CALLS["k_grouped of 2025"]()
-    assert ["k_grouped" in str(warning.message) for warning in caught] == [True]
-
-
-def test_a_warning_that_is_an_error_stays_one() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            with pytest.raises(deep_gemm.ReferenceFallbackWarning):
-                CALLS["k_grouped"]()
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
+def test_each_product_runs_its_backend(name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_kernel, of_reference, call = CALLS[name]
+    ran = []
+    for kernel, module in (("dense", dense), ("grouped", grouped), ("k_grouped", k_grouped)):
+        monkeypatch.setattr(module, "run", lambda p, kernel=kernel: ran.append(f"kernel {kernel}"))
+    for function in ("dense", "contiguous", "masked", "k_grouped"):
+        monkeypatch.setattr(reference, function, lambda p, function=function: ran.append(f"reference {function}"))
+    call(on_gpu if place == "gpu" else lambda d: d)
+    assert ran == [f"kernel {of_kernel}" if place == "gpu" else f"reference {of_reference}"]

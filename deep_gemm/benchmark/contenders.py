@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..checks import Operand
 from ..dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from ..grouped import (
     k_grouped_fp8_gemm_nt_contiguous,
@@ -24,7 +25,6 @@ from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from .cases import Case
 
-Operand = tuple[Tensor, Tensor]
 Parts = Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]]
 """Parts of an output, each beside what it should be. Groups come one by one: FP64 takes eight times the room."""
 
@@ -88,7 +88,7 @@ def _dense(case: Case) -> Iterator[Contender]:
 
     @cache
     def from_blocks() -> Tensor:
-        return _dequantized((a, sa), 1) @ _dequantized((b, sb), 128).t()
+        return dequantized((a, sa), 1) @ dequantized((b, sb), 128).t()
 
     def ours() -> Tensor:
         fp8_gemm_nt((a, sfa), (b, sb), d)
@@ -141,7 +141,7 @@ def _dense_1d1d(case: Case) -> Iterator[Contender]:
         return d
 
     def expected() -> Tensor:
-        return c.double() + _dequantized((a, sa), 1) @ _dequantized((b, sb), 1).t()
+        return c.double() + dequantized((a, sa), 1) @ dequantized((b, sb), 1).t()
 
     yield Contender(OURS, ours, lambda got: [(got, expected())], lambda: d.copy_(c))
     yield Contender(
@@ -176,7 +176,7 @@ def _contiguous(case: Case) -> Iterator[Contender]:
         OURS,
         ours,
         lambda got: (
-            (got[at], _dequantized((a[at], sa[at]), 1) @ _dequantized((b[g], sb[g]), 128).t()) for g, at in rows
+            (got[at], dequantized((a[at], sa[at]), 1) @ dequantized((b[g], sb[g]), 128).t()) for g, at in rows
         ),
         lambda: d.fill_(torch.nan),
     )
@@ -200,7 +200,7 @@ def _masked(case: Case) -> Iterator[Contender]:
         OURS,
         ours,
         lambda got: (
-            (got[g, :rows], _dequantized((a[g, :rows], sa[g, :rows]), 1) @ _dequantized((b[g], sb[g]), 128).t())
+            (got[g, :rows], dequantized((a[g, :rows], sa[g, :rows]), 1) @ dequantized((b[g], sb[g]), 128).t())
             for g, rows in enumerate(case.sizes)
         ),
         lambda: d.fill_(torch.nan),
@@ -225,7 +225,7 @@ def _k_grouped(case: Case) -> Iterator[Contender]:
     def expected(at: slice) -> Tensor:
         blocks = slice(at.start // 128, at.stop // 128)
         p, q = ((values[:, at], scales[:, blocks]) for values, scales in (a_whole, b_whole))
-        return _dequantized(p, 1) @ _dequantized(q, 1).t()
+        return dequantized(p, 1) @ dequantized(q, 1).t()
 
     yield Contender(OURS, ours, lambda got: ((got[g], expected(at)) for g, at in _slices(case.sizes)), d.zero_)
 
@@ -253,11 +253,11 @@ def _slices(sizes: Iterable[int]) -> list[tuple[int, slice]]:
     return found
 
 
-def _dequantized(operand: Operand, rows: int) -> Tensor:
-    """The FP64 numbers that values `[m, k]` with one scale for `rows` x 128 stand for."""
+def dequantized(operand: Operand, rows: int) -> Tensor:
+    """The FP64 numbers that values `[..., m, k]` with one scale for `rows` x 128 stand for."""
     values, scales = operand
-    m, k = values.shape
-    spread = scales.repeat_interleave(rows, 0)[:m].repeat_interleave(128, 1)[:, :k]
+    m, k = values.shape[-2:]
+    spread = scales.repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(128, -1)[..., :k]
     return values.double() * spread
 
 

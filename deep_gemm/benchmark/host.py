@@ -16,7 +16,7 @@ from ..config import Output
 from ..heuristics import H200, select
 from ..layout import get_mn_major_tma_aligned_tensor
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from .products import no_fallback, reason
+from .products import reason
 from .report import Row
 from .timing import Spread
 
@@ -36,12 +36,11 @@ Call = Callable[[], Any]
 
 def measure(*, add: Callable[[list[Row]], None], announce: Callable[[str], None], device: str = "cuda") -> None:
     """Measure every product's call, then calls of others, then calls with a new m."""
-    with no_fallback():
-        for name, shape, call in public_calls(device):
-            announce(name)
-            add([_row(name, shape, "host", lambda call=call: warm(call))])  # type: ignore[misc]
-        announce("new m")
-        add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", lambda: first_calls(calls_with_new_m(device)))])
+    for name, shape, call in public_calls(device):
+        announce(name)
+        add([_row(name, shape, "host", lambda call=call: warm(call))])  # type: ignore[misc]
+    announce("new m")
+    add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", lambda: first_calls(calls_with_new_m(device)))])
 
 
 def warm(call: Call, batches: int = BATCHES, calls: int = CALLS) -> Spread:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 PACKAGE = Path(__file__).resolve().parents[1]
-_SMI_FIELDS = "clocks.sm,power.draw,temperature.gpu,driver_version,power.limit,clocks.max.sm"
+_SMI_FIELDS = "clocks.sm,power.draw,driver_version,power.limit,clocks.max.sm"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class GpuState:
 
     sm_mhz: float | None = None
     power_w: float | None = None
-    temperature_c: float | None = None
 
 
 def header(kind: str, method: str, commit: str | None = None) -> dict[str, Any]:
@@ -44,11 +43,11 @@ def header(kind: str, method: str, commit: str | None = None) -> dict[str, Any]:
 
 
 def gpu_state() -> GpuState:
-    """Clock, power and temperature of the current GPU now; all None where nothing tells."""
+    """Clock and power of the current GPU now; all None where nothing tells."""
     try:
         return _nvml_state()
     except Exception:  # NVML's bindings are absent, too old or refuse: never a reason to stop measuring
-        figures = (*_smi(), None, None, None)[:3]
+        figures = (*_smi(), None, None)[:2]
         return GpuState(*(_number(figure) for figure in figures))
 
 
@@ -91,7 +90,7 @@ def _gpu_facts() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {"gpu": None}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    _, _, _, driver, power_limit, max_clock = (*_smi(), *[None] * 6)[:6]
+    _, _, driver, power_limit, max_clock = (*_smi(), *[None] * 5)[:5]
     return {
         "gpu": properties.name,
         "num_sms": properties.multi_processor_count,
@@ -107,7 +106,6 @@ def _nvml_state() -> GpuState:
     return GpuState(
         nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-        nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     )
 
 

@@ -7,15 +7,12 @@ ends it, with the rows so far.
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from ..config import Output
-from ..dispatch import ReferenceFallbackWarning, forget_warnings
 from ..heuristics import GPUS, select
 from ..settings import get_batch_invariant, get_num_sms
 from .cases import Case
@@ -46,15 +43,6 @@ class GpuLostError(RuntimeError):
     """The GPU's context is in an error from which no call recovers."""
 
 
-@contextmanager
-def no_fallback() -> Iterator[None]:
-    """Within this a product that runs the reference instead of a kernel raises ReferenceFallbackWarning."""
-    forget_warnings()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ReferenceFallbackWarning)
-        yield
-
-
 DENSE_OUTPUTS = {"dense": Output(), "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True)}
 
 
@@ -69,18 +57,17 @@ def measure(
     """Measure all cases; hand rows to `add` as they come, and the name of each step to `announce` ahead of it."""
     cold_us: dict[tuple[Case, str], float] = {}
     flush = L2Flush()
-    with no_fallback():
-        for case in cases:
-            announce(case.name)
-            rows = cold_rows(case, flush, repeats)
-            cold_us.update({(case, row.contender): row.us for row in rows if row.us is not None})
-            add(rows)
-        for turn, case in enumerate(cases if with_sustained else ()):
-            announce(f"{case.name} sustained")
-            names = [name for of, name in cold_us if of == case and cold_us[of, name] >= SUSTAINED_FROM_US]
-            if names:
-                first = turn % len(names)
-                add(sustained_rows(case, {name: cold_us[case, name] for name in names[first:] + names[:first]}))
+    for case in cases:
+        announce(case.name)
+        rows = cold_rows(case, flush, repeats)
+        cold_us.update({(case, row.contender): row.us for row in rows if row.us is not None})
+        add(rows)
+    for turn, case in enumerate(cases if with_sustained else ()):
+        announce(f"{case.name} sustained")
+        names = [name for of, name in cold_us if of == case and cold_us[of, name] >= SUSTAINED_FROM_US]
+        if names:
+            first = turn % len(names)
+            add(sustained_rows(case, {name: cold_us[case, name] for name in names[first:] + names[:first]}))
 
 
 def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:

@@ -24,6 +24,7 @@
 #include "scheduler.cuh"
 #include "split.cuh"
 #include "store.cuh"
+#include "tile_queue.cuh"
 
 struct Params {
   ptx::TensorMap map_a, map_b, map_sfa, map_d;  // of A and B not where groups are along k
@@ -64,9 +65,8 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes an
 // How the loading thread, or a math warp, comes by the tiles of its CTA.
 template <bool kIsWarp>
 DEVICE bool next_tile(const Params& p, SharedStorage& shared, Scheduler& scheduler, uint32_t& taken, Tile& tile) {
-  if constexpr (kIsKGrouped) return await_k_tile(shared.queue, taken, tile);
-  if constexpr (kGroups == kNoGroups) return scheduler.next(p.groups, tile);
-  return take<kIsWarp>(shared.queue, taken, tile);
+  if constexpr (kGroups == kNoGroups && !kIsKGrouped) return scheduler.next(p.groups, tile);
+  return next_of_queue<kIsWarp>(shared.queue, taken, tile);
 }
 
 // Loads the k-blocks of one tile, each into the next slot of the ring.
@@ -133,11 +133,11 @@ DEVICE void load_k_groups(const Params& p, SharedStorage& shared, RingPosition& 
   while (is_coming) {
     tile = coming;
     if (kAddsToD && tile.tile.num_k_blocks == 0) break;  // nor has any other tile something to add
-    deal_k_tile(shared.queue, dealt, tile.tile);
+    deal<false>(shared.queue, dealt, tile.tile);
     is_coming = scheduler.next(coming);  // its maps are on their way while this one's operands are
     load_k_tile(p, shared, tile, at);
   }
-  deal_k_tile(shared.queue, dealt, kNoMoreKTiles);
+  deal<false>(shared.queue, dealt, kNoMoreTiles);
 }
 
 // Multiplies one unit of one slot: 64 rows of A by kUnitN rows of B, 128 deep, from zero.
@@ -304,8 +304,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
       ptx::mbarrier_init(&shared.received, 1);
       ptx::mbarrier_init(&shared.consumed, kClusterK);
     }
-    if constexpr (kGroups != kNoGroups) shared.queue.init();
-    if constexpr (kIsKGrouped) init_k_queue(shared.queue);
+    if constexpr (kGroups != kNoGroups || kIsKGrouped) shared.queue.init();
     shared.ring.init();
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
@@ -334,8 +333,8 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
     if (kGroups != kNoGroups && warp == 1) {
-      while (scheduler.next(p.groups, tile)) deal(shared.queue, tiles, tile);
-      deal(shared.queue, tiles, kNoMoreTiles);
+      while (scheduler.next(p.groups, tile)) deal<true>(shared.queue, tiles, tile);
+      deal<true>(shared.queue, tiles, kNoMoreTiles);
       if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
     }
   } else {
@@ -355,7 +354,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
         store_sum(p, shared, tile, parity, total);
         continue;
       }
-      if constexpr (kIsKGrouped) take_k_tile(shared.queue, tiles, tile);
+      if constexpr (kIsKGrouped) take<true>(shared.queue, tiles, tile);
       const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
       const uint8_t* c = kIsKGrouped ? p.c + tile.group * p.groups.c_stride * kOutputBytes : p.c;
       if constexpr (kWithC)

@@ -4,15 +4,15 @@
 //   kGroupEnds     the same rows; it holds for each group where its rows end; they begin at the aligned end of those before
 //   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; it holds how many
 //
-// One warp of each CTA reads the layout and deals the CTA's tiles out to the thread that loads and to
-// the math warps, through a queue. It is ahead of them, so that a search through thousands of rows without a group
+// One warp of each CTA reads the layout and deals the CTA's tiles out to the thread that loads and to the math warps,
+// through the queue of tile_queue.cuh. It is ahead of them, so that a search through thousands of rows without a group
 // delays nobody. At last it writes the zeros that callers expect in the padding behind a group.
 #pragma once
 #include "config.cuh"
 #include "k_groups.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "tile_queue.cuh"
 
 constexpr uint32_t kNoGroups = 0, kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 3;
 constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
@@ -30,16 +30,6 @@ struct Groups {
   uint32_t rows;        // of A and D, with kGroupCounts of each group's
   uint32_t alignment;   // of where rows begin with kGroupEnds, and of blocks whose padding is zeroed
   uint32_t zeroes_padding;
-};
-
-struct Tile {
-  uint32_t row_m;  // first row of D
-  uint32_t row_n;  // first column of D, a row of B
-  union {
-    uint32_t end_m;         // where the group's rows end
-    uint32_t num_k_blocks;  // where groups are along k, the group's
-  };
-  uint32_t group;
 };
 
 // Rows that follow each other and belong to one group. Not necessarily all of them: a search for the end of thousands of
@@ -169,53 +159,6 @@ struct Stretches {
     return window_end;
   }
 };
-
-// ---- Dealing out tiles
-
-// One arrival of the warp that deals, and one of each that takes: the loading thread and the math warps.
-constexpr uint32_t kTileTakers = 1 + kNumMathWarps;
-
-struct TileQueue {
-  alignas(16) Tile tiles[kTileSlots];
-  alignas(16) uint32_t window[kWindowRows];  // what the dealing warp sees of the layout: see Stretches
-  uint64_t full[kTileSlots], empty[kTileSlots];
-
-  DEVICE void init() {
-    for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
-      ptx::mbarrier_init(&full[slot], 1);
-      ptx::mbarrier_init(&empty[slot], kTileTakers);
-    }
-  }
-};
-
-// By a warp. `number` counts the tiles that the queue has seen.
-DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  if (ptx::lane_index() == 0) {
-    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
-    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);
-    ptx::mbarrier_arrive(&queue.full[slot]);
-  }
-  ptx::syncwarp();
-  ++number;
-}
-
-constexpr Tile kNoMoreTiles = {0, 0, 0, 0};  // a tile ends behind a row
-
-// By a thread, or a warp: the shuffles show the compiler that all lanes have the same.
-template <bool kIsWarp>
-DEVICE bool take(TileQueue& queue, uint32_t& number, Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
-  const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
-  tile = {dealt.x, dealt.y, dealt.z, dealt.w};
-  if constexpr (kIsWarp)
-    tile = {ptx::shfl_sync(tile.row_m, 0), ptx::shfl_sync(tile.row_n, 0), ptx::shfl_sync(tile.end_m, 0),
-            ptx::shfl_sync(tile.group, 0)};
-  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
-  ++number;
-  return tile.end_m != 0;
-}
 
 // ---- Rows that are not the group's
 //

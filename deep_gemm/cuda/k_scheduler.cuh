@@ -1,5 +1,5 @@
 // Which tiles a CTA computes where groups are along k, in which order. The thread that loads finds them, and deals them to
-// the math warps through the queue of groups.cuh.
+// the math warps through the queue of tile_queue.cuh.
 //
 // All groups have the same tiles, which are counted through, the deepest group first, and handed out in rounds: a tile for
 // each CTA, every other round the other way about. Groups may be very unequal; but whoever has a longer tile than the
@@ -8,11 +8,11 @@
 #include "config.cuh"
 #include "groups.cuh"
 #include "k_groups.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tensormap.cuh"
 #include "ptx/warp.cuh"
 #include "raster.cuh"
+#include "tile_queue.cuh"
 
 // A tile, and where its operands are.
 struct KTile {
@@ -61,43 +61,3 @@ struct KScheduler {
     return true;
   }
 };
-
-// ---- The queue of groups.cuh, with other hands: one thread deals and does not take.
-
-DEVICE void init_k_queue(TileQueue& queue) {
-  for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
-    ptx::mbarrier_init(&queue.full[slot], 1);
-    ptx::mbarrier_init(&queue.empty[slot], kNumMathWarps);
-  }
-}
-
-constexpr Tile kNoMoreKTiles = {0, 0, 0xffffffff, 0};  // no group is so deep
-
-// By one thread. `number` counts the tiles that the queue has seen.
-DEVICE void deal_k_tile(TileQueue& queue, uint32_t& number, const Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
-  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);
-  ptx::mbarrier_arrive(&queue.full[slot]);
-  ++number;
-}
-
-// By a math warp: how deep the next tile is, if there is one. It stays in the queue while it is multiplied, for want of
-// registers.
-DEVICE bool await_k_tile(TileQueue& queue, uint32_t number, Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
-  tile.num_k_blocks = ptx::ld_shared_b32(&queue.tiles[slot].num_k_blocks);
-  // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
-  return ptx::all_sync(tile.num_k_blocks != kNoMoreKTiles.num_k_blocks);
-}
-
-// Where it lies, and the slot is free.
-DEVICE void take_k_tile(TileQueue& queue, uint32_t& number, Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
-  tile = {dealt.x, dealt.y, dealt.z, dealt.w};
-  ptx::syncwarp();  // all lanes have read
-  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, ptx::lane_index() == 0);
-  ++number;
-}

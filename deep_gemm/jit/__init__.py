@@ -85,24 +85,20 @@ def build(
     )
     try:
         kernel = kernel_cache.load(name, key)
-        if kernel is not None:
-            if settings().jit_strict:  # who compiled it may not have asked
-                check_strictly(kernel, all_options, source)
-            _dump_if_asked(kernel, kernel_cache.path(name, key), source, headers, options)
-            if settings().print_reg_reuse:
-                _print_reg_reuse(kernel)
-            return kernel
-        start = time.perf_counter()
-        kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
+        if kernel is None:
+            start = time.perf_counter()
+            kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
+            kernel = applied(passes, kernel)
+            if settings().jit_debug:
+                _print_compiled(kernel, all_options, passes, time.perf_counter() - start)
+            kernel_cache.store(key, kernel, options=all_options, passes=[f"{p.name} {p.version}" for p in passes])
+        elif settings().jit_strict:  # who compiled it may not have asked
+            check_strictly(kernel, all_options, source)
     except CompileError as error:
         kernel_cache.keep_failed_source(error, headers, key)
         raise
-    kernel = applied(passes, kernel)
     if settings().print_reg_reuse:
         _print_reg_reuse(kernel)
-    if settings().jit_debug:
-        _print_compiled(kernel, all_options, passes, time.perf_counter() - start)
-    kernel_cache.store(key, kernel, options=all_options, passes=[f"{p.name} {p.version}" for p in passes])
     _dump_if_asked(kernel, kernel_cache.path(name, key), source, headers, options)
     return kernel
 

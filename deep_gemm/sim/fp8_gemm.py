@@ -122,17 +122,23 @@ def run(
         schedule=schedule,
         truncate=truncate,
     )
-    return outcome(p, result, (config.block_m, config.block_n), truncate=truncate)
+    tile = config.block_m, config.block_n
+    return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)
 
 
-def outcome(p: DenseProblem, result: Result, tile: tuple[int, int], *, truncate: bool) -> Outcome:
-    """Compare what a simulation left in D with the reference."""
+def right_and_allowed(p: DenseProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
+    """What D must hold afterwards, and how far each element may be from it."""
     right = torch.empty_like(p.d)
     reference.dense(p._replace(d=right))
+    return right, allowed_difference(p, right, partial_sums)
+
+
+def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> Outcome:
+    """Judge what a simulation left in D."""
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
-    allowed = allowed_difference(p, right, TENSOR_CORES if truncate else EXACT_STEPS)
-    return Outcome(d, right, allowed, describe_mistakes(d, right, allowed, tile), result)
+    flat_d, flat_right, flat_allowed = (x.flatten(0, -2) for x in (d, right, allowed))
+    return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed, tile), result)
 
 
 def as_it_lies(x: Tensor) -> Tensor:

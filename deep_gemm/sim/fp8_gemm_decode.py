@@ -11,8 +11,9 @@ from ..kernels import fp8_gemm_decode
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .arguments import U64, Map, Pointer, Struct
-from .fp8_gemm import Outcome, as_it_lies, outcome
+from .fp8_gemm import Outcome, as_it_lies, outcome, right_and_allowed
 from .library import HostKernel, compile_kernel
+from .rounding import EXACT_STEPS, TENSOR_CORES
 from .simulate import Buffer, simulate
 
 
@@ -88,4 +89,5 @@ def run(
         schedule=schedule,
         truncate=truncate,
     )
-    return outcome(p, result, (config.block_tokens, config.block_n), truncate=truncate)
+    tile = config.block_tokens, config.block_n
+    return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)

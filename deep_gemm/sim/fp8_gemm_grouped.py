@@ -15,9 +15,9 @@ from ..problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..settings import get_mk_alignment_for_contiguous_layout, set_mk_alignment_for_contiguous_layout
 from .arguments import U64, Map, Pointer, Struct
-from .fp8_gemm import Outcome, as_it_lies
+from .fp8_gemm import Outcome, as_it_lies, outcome
 from .library import HostKernel
-from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes
+from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
 from .simulate import Buffer, simulate
 
 CANARY = 42.0
@@ -138,11 +138,7 @@ def run(
         schedule=schedule,
         truncate=truncate,
     )
-    right, allowed = right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS)
-    d = result.buffers["d"]
-    assert isinstance(d, Tensor)
-    flat_d, flat_right, flat_allowed = (x.reshape(-1, p.n) for x in (d, right, allowed))
-    return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed), result)
+    return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
 
 
 def _groups(p: GroupedProblem) -> Struct:

@@ -11,15 +11,14 @@ from torch import Tensor
 from .. import reference
 from ..config import GemmConfig
 from ..jit.driver import TENSOR_MAP_BYTES
-from ..kernels import fp8_gemm
 from ..kernels import fp8_gemm_k_grouped as kernel_side
 from ..layout import SCALE_BLOCK, ceil_div
 from ..problem import DenseProblem, KGroupedProblem, k_grouped_problem
 from ..quantize import k_grouped_cast_to_fp8
 from .arguments import U64, Map, Pointer, Struct
-from .fp8_gemm import Outcome, as_it_lies, compile_config
+from .fp8_gemm import Outcome, as_it_lies, compile_config, outcome
 from .library import HostKernel, compile_kernel
-from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes
+from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
 from .simulate import Buffer, KernelLaunch, simulate_in_turn
 
 
@@ -102,11 +101,7 @@ def run(
     result = simulate_in_turn(
         [maps, product], buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
     )
-    right, allowed = right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS)
-    d = result.buffers["d"]
-    assert isinstance(d, Tensor)
-    flat_d, flat_right, flat_allowed = (x.reshape(-1, p.n) for x in (d, right, allowed))
-    return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed), result)
+    return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
 
 
 def _map_params(config: GemmConfig, p: KGroupedProblem, inline: bytes) -> Struct:
@@ -159,8 +154,3 @@ def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, 
         allowed[group] = allowed_difference(part, right[group], partial_sums)
         first_k, first_block = first_k + k, blocks.stop
     return right, allowed
-
-
-def headers(config: GemmConfig) -> dict[str, str]:
-    """The sources of both kernels, for mutations."""
-    return fp8_gemm.headers(config)
