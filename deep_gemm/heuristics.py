@@ -149,7 +149,7 @@ LAST_RESORT = 100.0
 NARROW = 1536
 MOST_TOKENS = {False: 32, True: 128}
 """Up to how many the decode kernel multiplies: more by a narrow weight, whose k it splits."""
-MAX_MENU = 8
+MAX_MENU = 9
 MENU_SWEEP = (
     1,
     8,
