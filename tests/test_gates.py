@@ -105,8 +105,8 @@ BREAKS = {
         "products (WGMMA) wait for each other",
         edits=(
             (
-                "ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);",
-                "ptx::smem_descriptor_from_low(b_low + k / 16), k != 0), partial[0] += 1;",
+                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);",
+                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low), partial[0] += 1;",
             ),
         ),
     ),
@@ -118,7 +118,15 @@ BREAKS = {
     "half of the products left out": Break(
         "QGMMA as planned",
         "8 tensor core instructions (QGMMA) where 16 were planned",
-        edits=(("k < kBlockK; k += 32)", "k < kBlockK / 2; k += 32)"),),
+        edits=(
+            (
+                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);",
+                "for (uint32_t k = 0; k < 64; k += 32) "
+                "ptx::wgmma_m64k32_e4m3<kUnitN>(partial, "
+                "ptx::smem_descriptor_from_low(a_low + k / 16), "
+                "ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);",
+            ),
+        ),
     ),
     "no setmaxnreg": Break(
         "setmaxnreg as planned",

@@ -143,10 +143,7 @@ DEVICE void load_k_groups(const Params& p, SharedStorage& shared, RingPosition& 
 // Multiplies one unit of one slot: 64 rows of A by kUnitN rows of B, 128 deep, from zero.
 DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
   ptx::wgmma_fence();
-#pragma unroll
-  for (uint32_t k = 0; k < kBlockK; k += 32)  // 32 values of k are 32 bytes into the swizzled rows
-    ptx::wgmma_m64k32_e4m3<kUnitN>(partial, ptx::smem_descriptor_from_low(a_low + k / 16),
-                                   ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);
+  ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);
   ptx::wgmma_commit_group();
 }
 
@@ -197,7 +194,6 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
     if (i >= kLag) {
       const uint32_t done = i - kLag, k_block = done / kUnitsPerWarpgroup, unit = done % kUnitsPerWarpgroup;
       if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
-      ptx::fence_registers(partial[done % kNumPartials]);
       const uint32_t column = unit % kUnitsAlongN * kUnitN;
       const bool is_last_of_slot = unit + 1 == kUnitsPerWarpgroup;
       if constexpr (kSfbIsPerRow) {

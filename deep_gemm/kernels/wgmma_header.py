@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..config import WGMMA_K
+
 _SPECIALIZATION = """\
 DEVICE void fence_registers(float (&d)[{count}]) {{
   asm volatile("" : {outputs}::"memory");
@@ -20,7 +22,31 @@ DEVICE void wgmma_m64k32_e4m3<{n}>(float (&d)[{count}], uint64_t a, uint64_t b, 
       : {outputs}
       : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)));
 }}
+
+template <>
+DEVICE void wgmma_m64k128_e4m3<{n}>(float (&d)[{count}], uint32_t a_low, uint32_t b_low) {{
+  asm volatile(
+      "{{\\n"
+      ".reg .pred first, other;\\n"
+      ".reg .b32 a_low, b_low;\\n"
+      ".reg .b64 a, b;\\n"
+      "setp.ne.b32 first, 0, 0;\\n"
+      "setp.ne.b32 other, 1, 0;\\n"
+{products}
+      "}}"
+      : {outputs}
+      : "r"(a_low), "r"(b_low), "n"(static_cast<uint64_t>(kDescriptorHigh) << 32));
+}}
 """
+
+_PRODUCT_OF_FOUR = """\
+      "add.u32 a_low, %{a}, {step};\\n"
+      "cvt.u64.u32 a, a_low;\\n"
+      "or.b64 a, a, %{high};\\n"
+      "add.u32 b_low, %{b}, {step};\\n"
+      "cvt.u64.u32 b, b_low;\\n"
+      "or.b64 b, b, %{high};\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{registers}}}, a, b, {accumulate}, 1, 1;\\n\""""
 
 
 def wgmma_header(ns: Iterable[int]) -> str:
@@ -34,10 +60,24 @@ def wgmma_header(ns: Iterable[int]) -> str:
 
 def _specialization(n: int) -> str:
     count = n // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    products = [
+        _PRODUCT_OF_FOUR.format(
+            n=n,
+            registers=registers,
+            a=count,
+            b=count + 1,
+            high=count + 2,
+            step=i * WGMMA_K // 16,
+            accumulate="other" if i else "first",
+        )
+        for i in range(4)
+    ]
     return _SPECIALIZATION.format(
         n=n,
         count=count,
-        registers=", ".join(f"%{i}" for i in range(count)),
+        registers=registers,
+        products="\n".join(products),
         outputs=", ".join(f'"+f"(d[{i}])' for i in range(count)),
         a=count,
         b=count + 1,

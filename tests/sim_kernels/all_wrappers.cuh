@@ -124,7 +124,8 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     const uint32_t low = ptx::smem_descriptor_low(ptx::smem_address(tile));
     ptx::fence_registers(d);
     ptx::wgmma_fence();
-    ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor_from_low(low), ptx::smem_descriptor_from_low(low), false);
+    ptx::wgmma_m64k128_e4m3<kUnitN>(d, low, low);
+    ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor_from_low(low), ptx::smem_descriptor_from_low(low), true);
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor(ptx::smem_address(tile) + 32),
                                    ptx::smem_descriptor_from_low(low + 2), true);
     ptx::wgmma_commit_group();

@@ -3,6 +3,7 @@
 //
 // A batch of products goes: fence_registers(d), wgmma_fence, wgmma_m64k32_e4m3 ..., wgmma_commit_group,
 // fence_registers(d), wgmma_wait_group. Only after it may d be read, and the operands' shared memory be given back.
+// No fence is needed where nothing but a volatile asm reads or writes d: the compiler keeps these in order.
 #pragma once
 #include "ptx/platform.cuh"
 
@@ -33,6 +34,13 @@ DEVICE void wgmma_wait_group() {
 // that kernels/wgmma_header.py writes for the values of N in use.
 template <uint32_t N>
 DEVICE void wgmma_m64k32_e4m3(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
+  static_assert(N == 0, "wgmma_header() was not asked for this N");
+}
+
+// d = A @ B.T, 128 deep, the length of a swizzled row: four of these products, from zero, for descriptors whose low words
+// are given. One asm, because each that names the accumulators costs the compiler milliseconds.
+template <uint32_t N>
+DEVICE void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
   static_assert(N == 0, "wgmma_header() was not asked for this N");
 }
 

@@ -32,4 +32,10 @@ void wgmma_m64k32_e4m3(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descri
   sim::wgmma_m64k32_e4m3(d, N, descriptor_a, descriptor_b, accumulate);
 }
 
+template <uint32_t N>
+void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
+  for (uint32_t k = 0; k < 128; k += 32)
+    wgmma_m64k32_e4m3<N>(d, smem_descriptor_from_low(a_low + k / 16), smem_descriptor_from_low(b_low + k / 16), k != 0);
+}
+
 }  // namespace ptx
