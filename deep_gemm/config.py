@@ -351,18 +351,18 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
     """How many blocks of k are multiplied in a straight line, and whether there is code for a rest of them.
 
     Each block in the line is more to compile, as a rest is. With one set of partial sums lines of 2 are 0.4% faster
-    than a plain loop, with scales by row 2%. With two sets lines of 4 are 2% faster than of 2 in small tiles, and level
-    in large ones (an H200).
+    than a plain loop, with scales by row 2%. With two sets lines of 4 are 2% faster than of 2 in small tiles and with
+    scales by row, and level in other large ones (an H200).
     """
     if output.groups == Groups.DEPTHS:
-        return 2, True  # whatever the groups' depths are
+        return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
         is_full = (
             output.sfb_is_per_row and area > 192 * 128
         )  # of registers; where rows are grouped, a plain loop spills
         return (1, False) if is_full or (is_odd and not output.groups) else (2, is_odd)
-    is_small = area <= 64 * 128
-    if is_small and k_blocks % 4 == 0:
+    gains_by_four = area <= 64 * 128 or output.sfb_is_per_row
+    if gains_by_four and k_blocks % 4 == 0:
         return 4, False
-    return 2, is_odd or is_small
+    return 2, is_odd or gains_by_four
