@@ -13,7 +13,7 @@ from deep_gemm.benchmark.report import Report
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw one panel for each weight: time against m, both axes logarithmic."""
+    """Draw one panel for each weight: time against m."""
     rows = [row for row in report.rows if row.kind == "dense" and row.mode == "cold" and row.us]
     weights = list(dict.fromkeys(row.shape[1:] for row in rows))
     figure = Figure(figsize=(5 * len(weights), 4.2), layout="constrained")
@@ -25,13 +25,14 @@ def draw(report: Report, path: Path) -> None:
             axes.plot(
                 *zip(*points, strict=True), marker="o", markersize=3.5, color=COLOURS[contender], label=NAMES[contender]
             )
-        axes.set(title=f"n x k = {weight[0]} x {weight[1]}", xscale="log", yscale="log", xlabel="m", ylabel="us, cold")
+        axes.set(title=f"n x k = {weight[0]} x {weight[1]}", xscale="log", xlabel="m", ylabel="us, cold")
+        axes.set_ylim(bottom=0)
         axes.grid(which="both", color="#eeeeee")
         axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8)
     header = report.header
     about = f"{header['machine'].get('gpu')}, {header['date'][:10]}, commit {header['commit']}"
-    figure.text(0.995, 0.005, about, ha="right", va="bottom", fontsize=7, color="#777777")
+    figure.suptitle(about, x=0.995, ha="right", fontsize=7, color="#777777")
     figure.savefig(path, dpi=130)
 
 
