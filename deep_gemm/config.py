@@ -358,10 +358,10 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
-        is_full = (
-            output.sfb_is_per_row and area > 192 * 128
-        )  # of registers; where rows are grouped, a plain loop spills
-        return (1, False) if is_full or (is_odd and not output.groups) else (2, is_odd)
+        if output.sfb_is_per_row and area > 192 * 128:
+            return 1, False  # for want of registers
+        # Where rows are grouped, it is the plain loop that wants them.
+        return (1, False) if is_odd and not output.groups else (2, is_odd)
     gains_by_four = area <= 64 * 128 or output.sfb_is_per_row
     if gains_by_four and k_blocks % 4 == 0:
         return 4, False
