@@ -2,7 +2,8 @@
 
 The cost is a time in microseconds on a named GPU, the larger of two, and a little more where they are alike:
 
-    computing   launch + waves * (k_blocks of a CTA * block_us + tile_us + what adding up a split k takes)
+    computing   launch + waves * (k_blocks of a CTA * block_us + tile_us + what adding up a split k takes); or,
+                where rows lie across lines of the L2, launch + what it takes to load all tiles' rows, if that is more
     memory      launch + bytes / bandwidth; for the decode kernel also what reading B again and crowded SMs take
 
 `block_us` is what a tile takes for one k-block with all SMs at work, and `tile_us` what it takes besides: filling the
@@ -14,6 +15,7 @@ average. Other GPUs are scaled from these.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -145,7 +147,7 @@ TILES_1D1D = (
 FEWEST_ROWS = 33
 """Below, all CTAs would read the same few lines of A at the same time: 1x2112x7168 took 19 us where m = 64 took 12."""
 LAST_RESORT = 100.0
-"""How many times the best cost a size of batch counts while no chosen tile can run it."""
+"""How much a size of batch loses, as a multiple of its best cost, while no chosen tile can run it."""
 NARROW = 1536
 MOST_TOKENS = {False: 32, True: 128}
 """Up to how many the decode kernel multiplies: more by a narrow weight, whose k it splits."""
@@ -176,6 +178,13 @@ class Candidate:
 def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
     return TILES_1D1D if output.sfb_is_per_row else TILES
+
+
+def of_sizes(tiles: Iterable[Tile], *sizes: tuple[int, int]) -> tuple[Tile, ...]:
+    """Of these tiles those of some sizes, of rows by columns, that a CTA computes alone with `fp8_gemm`."""
+    clusters = ((tile, tile.cluster_m * tile.cluster_n * tile.cluster_k) for tile in tiles)
+    alone = {(tile.block_m, tile.block_n): tile for tile, ctas in clusters if ctas == 1 and not tile.is_decode}
+    return tuple(alone[size] for size in sizes)
 
 
 class Fit(NamedTuple):

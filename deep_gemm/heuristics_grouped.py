@@ -16,16 +16,11 @@ from __future__ import annotations
 import math
 from functools import cache
 
+from . import heuristics
 from .config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output, tile_config
-from .heuristics import Fit, Gpu, Tile
+from .heuristics import Fit, Gpu, Tile, of_sizes
 
-TILES = (
-    Tile(64, 128, 209, 0.67),
-    Tile(128, 128, 393, 0.71),
-    Tile(128, 160, 486, 0.71),
-    Tile(128, 192, 548, 0.86),
-    Tile(128, 256, 756, 0.74),
-)
+TILES = of_sizes(heuristics.TILES, (64, 128), (128, 128), (128, 160), (128, 192), (128, 256))
 TILES_1D1D = (
     Tile(64, 64, 190, 0.51),
     Tile(64, 128, 290, 0.67),

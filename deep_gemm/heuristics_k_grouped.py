@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 
+from . import heuristics, heuristics_grouped
 from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
-from .heuristics import Fit, Gpu, Tile
+from .heuristics import Fit, Gpu, Tile, of_sizes
 from .layout import ceil_div
 
-TILES = (
-    Tile(64, 64, 190, 0.51),
-    Tile(128, 96, 380, 0.71),
-    Tile(128, 128, 480, 0.71),
-    Tile(192, 128, 660, 0.69),
-)
+TILES = of_sizes((*heuristics.TILES_1D1D, *heuristics_grouped.TILES_1D1D), (64, 64), (128, 96), (128, 128), (192, 128))
 
 
 @cache
