@@ -8,9 +8,9 @@ from torch import Tensor
 from . import reference
 from .callforms import accepts_every_form
 from .checks import Operand
-from .dispatch import run
+from .dispatch import keep_for_calls_like_this, run
 from .kernels import dense
-from .kernels.plan import Plan, make_room
+from .kernels.plan import Plan
 from .layout import RECIPE_1D1D, Recipe
 from .problem import Recipes, check_ordinary_matrices, dense_problem
 from .signature import signature_of
@@ -154,10 +154,7 @@ def _dense(major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | Non
             return out if d is None else None
     problem = dense_problem(a, b, d, c, major=major, recipes=recipes)
     plan = run(problem, dense.run, reference.dense)
-    was_copied = problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr()
-    if plan is not None and signature and not was_copied:
-        make_room(_plans)
-        _plans[signature] = plan
+    keep_for_calls_like_this(_plans, signature, plan, problem, a, b)
     return problem.d if d is None else None
 
 

@@ -7,7 +7,8 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from .kernels.plan import Plan
+from .checks import Operand
+from .kernels.plan import Plan, keep
 from .settings import get_compile_mode
 
 
@@ -40,3 +41,19 @@ def run(problem: P, kernel: Callable[[P], Plan | None], reference: Callable[[P],
     if get_compile_mode() == 0:
         reference(problem)
     return None
+
+
+def keep_for_calls_like_this(
+    plans: dict[tuple[object, ...], Plan],
+    signature: tuple[object, ...],
+    plan: Plan | None,
+    problem: Problem,
+    a: Operand,
+    b: Operand,
+) -> None:
+    """Keep what `run` gave, if a call of this signature may use it: its operands were not copied for this one."""
+    if plan is None or not signature:
+        return
+    was_copied = problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr()
+    if not was_copied:
+        keep(plans, signature, plan)

@@ -9,9 +9,9 @@ from torch import Tensor
 from . import reference
 from .callforms import accepts_every_form
 from .checks import Operand
-from .dispatch import P, run
+from .dispatch import P, keep_for_calls_like_this, run
 from .kernels import grouped, k_grouped
-from .kernels.plan import Plan, make_room
+from .kernels.plan import Plan
 from .layout import Recipe
 from .problem import Recipes, contiguous_problem, k_grouped_problem, masked_problem
 from .signature import signature_of
@@ -120,7 +120,7 @@ def m_grouped_fp8_gemm_nt_masked(
     if out is not None:
         return out if d is None else None
     problem = masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
-    return _run(problem, grouped.run, reference.masked, d, signature, (a, b))
+    return _run(problem, grouped.run, reference.masked, a, b, d, signature)
 
 
 @accepts_every_form(grouped_layout="ks_tensor")
@@ -151,7 +151,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
     [128.0, 0.0, 16.0]
     """
     problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe)
-    return _run(problem, k_grouped.run, reference.k_grouped, d)
+    return _run(problem, k_grouped.run, reference.k_grouped, a, b, d)
 
 
 @accepts_every_form()
@@ -170,7 +170,7 @@ def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
     [129.0, 17.0]
     """
     problem = k_grouped_problem(a, b, d, ks, None, d, k_major_scales=False)
-    return _run(problem, k_grouped.run, reference.k_grouped, d)
+    return _run(problem, k_grouped.run, reference.k_grouped, a, b, d)
 
 
 m_grouped_fp8_fp4_gemm_nt_contiguous = m_grouped_fp8_gemm_nt_contiguous
@@ -209,7 +209,7 @@ def _contiguous(
         use_psum_layout=use_psum_layout,
         ensure_zero_padding=ensure_zero_padding,
     )
-    return _run(problem, grouped.run, reference.contiguous, d, signature, (a, b))
+    return _run(problem, grouped.run, reference.contiguous, a, b, d, signature)
 
 
 # Plans of calls that were checked before, as in dense.py.
@@ -231,15 +231,12 @@ def _run(
     problem: P,
     kernel: Callable[[P], Plan | None],
     backend: Callable[[P], None],
+    a: Operand,
+    b: Operand,
     d: Tensor | None,
     signature: tuple[object, ...] = (),
-    operands: tuple[Operand, ...] = (),
 ) -> Tensor | None:
     """Compute; what is returned is D where the caller left it out. A plan is kept for calls of this signature."""
     plan = run(problem, kernel, backend)
-    if plan is not None and signature:
-        was_copied = any(x.data_ptr() != y[0].data_ptr() for x, y in zip((problem.a, problem.b), operands, strict=True))
-        if not was_copied:
-            make_room(_plans)
-            _plans[signature] = plan
+    keep_for_calls_like_this(_plans, signature, plan, problem, a, b)
     return problem.d if d is None else None

@@ -15,7 +15,7 @@ from ..problem import DenseProblem
 from ..settings import generation, get_batch_invariant, get_compile_mode, num_sms_of, settings
 from ..tensor_map import ADDRESS_ALIGNMENT
 from . import fp8_gemm, fp8_gemm_decode
-from .plan import Plan, addresses_of, make_room, refuse_if
+from .plan import Plan, addresses_of, keep, refuse_if
 
 _plans: dict[tuple[object, ...], Plan] = {}
 _elders: dict[tuple[object, ...], fp8_gemm.Plan] = {}
@@ -45,8 +45,7 @@ def run(p: DenseProblem, config: GemmConfig | DecodeConfig | None = None) -> Pla
     found = _plans.get(key)
     if found is None:
         found, ready = _plan(p, output, config, family)
-        make_room(_plans)
-        _plans[key] = found
+        keep(_plans, key, found)
     else:
         ready = found.prepared(p)
     if get_compile_mode() == 1:
@@ -88,8 +87,7 @@ def _plan(
     plan = None if elder is None else elder.for_m(ready)
     if plan is None:
         plan = fp8_gemm.Plan(ready, output, config, num_sms)
-        make_room(_elders)
-        _elders[config, family] = plan
+        keep(_elders, (config, family), plan)
     return plan, ready
 
 

@@ -14,7 +14,7 @@ from ..reference import padding_rows
 from ..settings import generation, get_compile_mode, get_num_sms, settings
 from .fp8_gemm import why_unfit
 from .fp8_gemm_grouped import GroupedProblem, Plan, grouped_problem, output_of, prepared
-from .plan import make_room, refuse_if
+from .plan import keep, refuse_if
 
 _plans: dict[tuple[object, ...], Plan] = {}
 
@@ -44,8 +44,8 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
     key = (p.d.shape, p.b.shape, expected, kind, device, generation(), strides, config)
     found = _plans.get(key)
     if found is None:
-        make_room(_plans)
-        found = _plans[key] = _plan(ready, expected, config)
+        found = _plan(ready, expected, config)
+        keep(_plans, key, found)
     if get_compile_mode() == 1:
         return None
     found.launch(*(x.data_ptr() for x in (p.a, ready.sfa, p.b, ready.sfb, p.d, ready.c)))

@@ -13,7 +13,7 @@ from ..problem import KGroupedProblem
 from ..settings import generation, get_compile_mode, get_num_sms, settings
 from .fp8_gemm import why_unfit
 from .fp8_gemm_k_grouped import Plan, output_of, prepared
-from .plan import make_room, refuse_if
+from .plan import keep, refuse_if
 
 _plans: dict[tuple[object, ...], Plan] = {}
 
@@ -45,9 +45,9 @@ def run(p: KGroupedProblem, config: GemmConfig | None = None) -> None:
     key = (p.num_groups, p.m, p.n, strides, device, generation(), config)
     found = _plans.get(key)
     if found is None:
-        make_room(_plans)
         if settings().print_configs:
             print(f"deep_gemm: {p.num_groups} groups of {p.m} x {p.n} run {config.name}", file=sys.stderr)
-        found = _plans[key] = Plan(ready, config, get_num_sms())
+        found = Plan(ready, config, get_num_sms())
+        keep(_plans, key, found)
     if get_compile_mode() == 0:
         found.launch(ready)

@@ -162,10 +162,11 @@ class Plan:
         return at_c == at_d or at_c + self._span_c <= at_d or at_d + self._spans[-1] <= at_c
 
 
-def make_room(plans: dict[tuple[object, ...], Any]) -> None:
-    """Keep plans bounded in number: the oldest goes."""
+def keep(plans: dict[tuple[object, ...], Any], key: tuple[object, ...], plan: Any) -> None:
+    """Keep a plan, and plans bounded in number: the oldest goes."""
     if len(plans) >= MAX_PLANS:
         del plans[next(iter(plans))]
+    plans[key] = plan
 
 
 def refuse_if(config_name: str, reason: str | None) -> None:
