@@ -1,4 +1,4 @@
-"""Problems for tests: random operands, what they must give in FP64, and outputs framed by canaries."""
+"""For tests: random operands, what they must give in FP64, outputs framed by canaries, and compiled kernels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from deep_gemm import reference
+from deep_gemm.config import GemmConfig
+from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
+from deep_gemm.kernels import fp8_gemm
 from deep_gemm.layout import ceil_div
 from deep_gemm.problem import DenseProblem
 from deep_gemm.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
@@ -127,3 +130,9 @@ def framed(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> Fra
     buffer = torch.full((*[x + 2 for x in outer], rows + 2, columns + 16), CANARY, dtype=dtype, device=device)
     inner = buffer[tuple(slice(1, x + 1) for x in outer)] if outer else buffer
     return Framed(buffer, inner[..., 1 : rows + 1, 8 : columns + 8])
+
+
+def compiled_kernels(configs: Sequence[GemmConfig]) -> dict[GemmConfig, CompiledKernel]:
+    """Compile the `fp8_gemm` kernel for each of these, without a cache."""
+    jobs = [Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)) for config in configs]
+    return dict(zip(configs, compile_many(jobs, threads=2), strict=True))

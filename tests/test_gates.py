@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from helpers import compiled_kernels
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
 from deep_gemm.config import GemmConfig, Output, tile_config
 from deep_gemm.gates import GATES, CodePlan, verdicts, violations
 from deep_gemm.heuristics import reachable
-from deep_gemm.jit.compiler import CompiledKernel, Job, compile_cubin, compile_many
+from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.jit.report import KernelReport, report
 from deep_gemm.kernels import fp8_gemm
 
@@ -28,9 +29,7 @@ MAX_CONFIGURATIONS = 300
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[GemmConfig, CompiledKernel]:
-    configs = reachable()
-    jobs = [Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)) for config in configs]
-    return dict(zip(configs, compile_many(jobs, threads=2), strict=True))
+    return compiled_kernels(reachable())
 
 
 def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> None:

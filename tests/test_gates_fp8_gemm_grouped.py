@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from helpers import compiled_kernels
 
 from deep_gemm.config import GemmConfig
 from deep_gemm.gates import violations
 from deep_gemm.heuristics_grouped import reachable_grouped
-from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
+from deep_gemm.jit.compiler import CompiledKernel
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[GemmConfig, CompiledKernel]:
-    configs = reachable_grouped()
-    jobs = [Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)) for config in configs]
-    return dict(zip(configs, compile_many(jobs, threads=2), strict=True))
+    return compiled_kernels(reachable_grouped())
 
 
 def test_all_have_names_of_their_own() -> None:

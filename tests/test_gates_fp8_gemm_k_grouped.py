@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from helpers import compiled_kernels
 
 from deep_gemm.config import GemmConfig
 from deep_gemm.gates import CodePlan, violations
 from deep_gemm.heuristics_k_grouped import reachable_k_grouped
-from deep_gemm.jit.compiler import CompiledKernel, Job, compile_cubin, compile_many
+from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_k_grouped
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[GemmConfig, CompiledKernel]:
-    configs = reachable_k_grouped()
-    jobs = [Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)) for config in configs]
-    return dict(zip(configs, compile_many(jobs, threads=2), strict=True))
+    return compiled_kernels(reachable_k_grouped())
 
 
 def test_all_have_names_of_their_own() -> None:
