@@ -67,7 +67,9 @@ CLUSTERS_THAT_FIT = {
 """By their size: how many run at a time on 132 SMs, with one and with two CTAs on an SM (an H200's driver says so)."""
 SPLIT_US = {False: (2.4, 0.2), True: (0.6, 0.1)}
 """Adding up a split k: what it takes always and for each CTA, with `fp8_gemm` and with the decode kernel."""
-DECODE_REREAD = 0.1
+LATE_US = 0.35
+"""How much later than with the decode kernel memory is busy with `fp8_gemm`."""
+DECODE_REREAD = 0.2
 """What each row of the decode kernel's tiles after the first adds to the time of reading B, as a part of it."""
 DECODE_CROWDED_US = 0.3
 """What its memory time grows by where some SMs have two of its CTAs and others one."""
@@ -144,8 +146,6 @@ TILES_1D1D = (
 )
 """Where B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
 
-FEWEST_ROWS = 33
-"""Below, all CTAs would read the same few lines of A at the same time: 1x2112x7168 took 19 us where m = 64 took 12."""
 LAST_RESORT = 100.0
 """How much a size of batch loses, as a multiple of its best cost, while no chosen tile can run it."""
 NARROW = 1536
@@ -155,7 +155,7 @@ MAX_MENU = 10
 LOSS_TO_AVOID = 0.05
 """What is lost beyond this part of the best cost counts three times when the few tiles of a weight are picked."""
 MENU_SWEEP = (
-    1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448,
+    1, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 320, 384, 448,
     512, 576, 640, 704, 768, 832, 896, 960, 1024, 1152, 1280, 1408, 1536,
     1664, 1792, 1920, 2048, 2304, 2560, 2816, 3072, 3328, 3584, 3840, 4096, 5120, 6144, 8192,
 )  # fmt: skip
@@ -246,11 +246,7 @@ class Fit(NamedTuple):
             row_us=row_bytes / bytes_per_us,
             weight_us=n * k / bytes_per_us,
             straddling_us=rows_loaded * STRADDLING_ROW_US if k % BLOCK_K else 0.0,
-            least_m=tile.block_m + 1
-            if tile.cluster_m > 1
-            else 1
-            if tile.is_decode or output.sfb_is_per_row
-            else FEWEST_ROWS,
+            least_m=tile.block_m + 1 if tile.cluster_m > 1 else 1,
             most_m=0 if never else most_m,
         )
 
@@ -270,7 +266,7 @@ class Fit(NamedTuple):
         """What memory takes."""
         us = self.launch_us + self.weight_us + m * self.row_us
         if not self.tile.is_decode:
-            return us
+            return us + LATE_US
         us += DECODE_REREAD * (ceil_div(m, self.rows) - 1) * self.weight_us + DECODE_WAVE_US * (self.waves(m) - 1)
         return us + (DECODE_CROWDED_US if self.clusters(m) > self.clusters_uncrowded else 0.0)
 
@@ -285,8 +281,6 @@ class Fit(NamedTuple):
         """Say why it cannot or shall not run; None if it can."""
         if self.least_m <= m <= self.most_m:
             return None
-        if m < self.least_m == FEWEST_ROWS:
-            return "few rows, which all SMs would read at once"
         if m < self.least_m:
             return "one row of tiles, nothing to share B with"
         if self.most_m:

@@ -20,13 +20,14 @@ class Trial:
     seed: int
     schedule: str | None = None
     is_dependent: bool = False
+    in_place: bool = False
 
     def headers(self) -> dict[str, str]:
         return fp8_gemm_decode.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim.compile_config(self.config, headers)
-        problem = sim.random_problem(self.config, *self.mnk, seed=self.seed)
+        problem = sim.random_problem(self.config, *self.mnk, seed=self.seed, in_place=self.in_place)
         outcome = sim.run(
             kernel, self.config, problem, seed=self.seed, schedule=self.schedule, is_dependent=self.is_dependent
         )
@@ -62,6 +63,7 @@ TRIALS = [
     Trial(SPLIT_FP32, (69, 64, 1296), 15),
     Trial(FEW_CHUNKS, (7, 72, 1296), 15, "late_stores"),
     Trial(WITH_C, (13, 72, 528), 16),
+    Trial(WITH_C, (19, 72, 528), 16, in_place=True),
     *(Trial(WITH_C, (13, 72, 528), seed, is_dependent=True) for seed in (17, 18)),
     *(Trial(EARLY, (13, 72, 1296), seed, is_dependent=True) for seed in (19, 20)),
 ]
@@ -95,6 +97,9 @@ MUTATIONS = [
     Mutation("every CTA takes all of k", _DECODE, "end_k_block = num_k_blocks * (rank + 1) / kClusterK", "end_k_block = num_k_blocks"),
     Mutation("a k-block between two CTAs left out", _DECODE, "num_k_blocks * (rank + 1) / kClusterK", "num_k_blocks / kClusterK * (rank + 1)"),
     Mutation("tiles of m rounded down", _DECODE, "tiles_m = ceil_div(p.m, kBlockTokens)", "tiles_m = p.m / kBlockTokens + (p.m < kBlockTokens)"),
+    Mutation("the last tile moved up too far", _DECODE, "p.m - kBlockTokens : 0;", "p.m - kBlockTokens - 1 : 0;"),
+    Mutation("a tile moved up where there is one alone", _DECODE, "p.m > kBlockTokens ? p.m - kBlockTokens : 0;", "p.m - kBlockTokens;"),
+    Mutation("the last tile moved up where C is added", _DECODE, "kMovesLastTileUp = !kWithC;", "kMovesLastTileUp = true;", shows_in=WITH_C),
     Mutation("clusters count as CTAs", _DECODE, "ptx::block_index() / kClusterK", "ptx::block_index()"),
     # Scales and promotion
     Mutation("scales of tokens outside are read", _DECODE, "(token < p.m ? token : p.m - 1)", "(token)"),

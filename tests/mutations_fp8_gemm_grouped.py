@@ -48,6 +48,7 @@ COUNTS_LOW = tile_config(64, 64, Output(groups=Groups.COUNTS), k=128)
 COUNTS = tile_config(128, 64, Output(groups=Groups.COUNTS), k=128)
 TWO_UNITS = tile_config(256, 64, Output(groups=Groups.COUNTS), k=128)
 FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
+WIDE = tile_config(128, 192, Output(groups=Groups.COUNTS), k=128)
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
 
@@ -69,6 +70,7 @@ TRIALS = [
     *(Trial(TWO_UNITS, (0, 3, 70, 0, 129, 256, 1), 9, name, rows=300) for name in (None, "slow_math")),
     *(Trial(FEW_STAGES, (3, 70, 1), seed, "slow_warps", rows=70, n=72, k=128 * 24) for seed in (14, 16, 17)),
     Trial(COUNTS, (0,) * 40 + (5,), 8, rows=10, k=128, n=72),
+    *(Trial(WIDE, (3, 0, 70, 130, 64), 10, name, rows=140, n=72) for name in (None, "slow_warpgroup")),
 ]
 
 _GEMM, _GROUPS, _QUEUE, _SCHEDULER, _STORE = (
@@ -112,7 +114,12 @@ MUTATIONS = [
     Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += stretch.first, ", ""),
     Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = stretch.end, ", "tile.end_m = stretch.first + tiles_m * kBlockM, "),
     # Operands
-    Mutation("A of the first group", _GEMM, "k, rows.first, rows.place, plane_of(tile));", "k, rows.first, rows.place, 0);", shows_in=COUNTS),
+    Mutation("A of the first group", _GEMM, "k, box.first, box.place, plane_of(tile));", "k, box.first, box.place, 0);", shows_in=COUNTS),
+    Mutation("boxes of A rounded down", _GROUPS, "boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);", "boxes = (tile.end_m - tile.row_m) / kBoxRowsOfA;", shows_in=WIDE),
+    Mutation("more boxes of A than a slot has room for", _GROUPS, "(boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA)", "boxes", shows_in=WIDE),
+    Mutation("bytes of all boxes expected", _GEMM, "return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK;", "return kSlotBytes;", shows_in=WIDE),
+    Mutation("all boxes of A from the tile's first row on", _GEMM, "box(tile.row_m + row,", "box(tile.row_m,", shows_in=WIDE),
+    Mutation("all boxes of A into a slot's first rows", _GEMM, "shared.a[at.stage] + row * kBlockK, k", "shared.a[at.stage], k", shows_in=WIDE),
     Mutation("A's scales of the first group", _GEMM, "skipped_scales(tile), k_block, plane_of(tile));", "skipped_scales(tile), k_block, 0);", shows_in=COUNTS),
     Mutation("scales from the tile's first row on, which TMA cannot load", _GEMM, "tile.row_m - skipped_scales(tile), k_block", "tile.row_m, k_block", shows_in=IDS),
     Mutation("scales of rows before the tile", _GEMM, "  operands.sfa += skipped_scales(tile);\n", "", shows_in=IDS),

@@ -16,7 +16,7 @@ BY_IDS, BY_COUNTS = Output(groups=Groups.IDS), Output(groups=Groups.COUNTS)
 
 
 def test_tiles_are_as_high_as_groups_need() -> None:
-    heights = [select_grouped(32, rows, 4096, 7168, BY_IDS, H200).block_m for rows in (2, 64, 256, 1024, 8192)]
+    heights = [select_grouped(4, rows, 4096, 7168, BY_IDS, H200).block_m for rows in (2, 64, 256, 1024, 8192)]
     assert heights == sorted(heights)
     assert heights[0] == 64
     assert heights[-1] == 128

@@ -69,17 +69,31 @@ DEVICE bool next_tile(const Params& p, SharedStorage& shared, Scheduler& schedul
   return next_of_queue<kIsWarp>(shared.queue, taken, tile);
 }
 
+// What one slot receives. Boxes of A and its scales have no more rows than A: to fill one row outside with zeros takes TMA
+// about 2 ns. What lies in the slot behind them is multiplied, and not stored.
+DEVICE uint32_t bytes_of_slot(const Params& p, const Tile& tile) {
+  if constexpr (kGroups != kNoGroups) return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK;
+  constexpr uint32_t kRows = kBlockM / kClusterN;
+  const uint32_t rows = (p.m < kRows ? p.m : kRows) * kClusterN;
+  const uint32_t scales = p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
+  return kSlotBytes - (kBlockM - rows) * kBlockK - (kBlockM - scales) * 4;
+}
+
 // Loads the k-blocks of one tile, each into the next slot of the ring.
 DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, RingPosition& at) {
   const KBlocks k_blocks(p.k);
+  const uint32_t slot_bytes = bytes_of_slot(p, tile);
   for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
     const uint32_t k = k_block * kBlockK;
     wait_until_free(shared.ring, at);
     uint64_t* full = &shared.ring.full[at.stage];
-    ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
+    ptx::mbarrier_arrive_expect_tx(full, slot_bytes);
     if constexpr (kGroups != kNoGroups) {
-      const ClippedBox rows(tile.row_m, tile.end_m, kBlockM);
-      ptx::tma_load_4d(&p.map_a, full, shared.a[at.stage], k, rows.first, rows.place, plane_of(tile));
+#pragma unroll 1
+      for (uint32_t row = 0; row < rows_loaded(tile); row += kBoxRowsOfA) {
+        const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
+        ptx::tma_load_4d(&p.map_a, full, shared.a[at.stage] + row * kBlockK, k, box.first, box.place, plane_of(tile));
+      }
       ptx::tma_load_3d(&p.map_b, full, shared.b[at.stage], k, tile.row_n, tile.group);
       ptx::tma_load_3d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m - skipped_scales(tile), k_block, plane_of(tile));
       if constexpr (kSfbIsPerRow)

@@ -35,6 +35,9 @@ constexpr uint32_t kABytes = kBlockTokens * kBlockK, kBBytes = kBlockN * kBlockK
 constexpr uint32_t kNumMathThreads = kNumMathWarps * 32;
 constexpr uint32_t kAccumulators = kBlockTokens / 2;
 constexpr uint32_t kOutputBytes = kOutputIsFp32 ? 4 : 2;
+// Whether the last tokens' tile ends where the tokens do, instead of hanging out, and so computes some again, to the same
+// bits: TMA would fill what hangs out with zeros. Not where C is added, which must happen once.
+constexpr bool kMovesLastTileUp = !kWithC;
 // How many k-blocks have their scales in shared memory at a time.
 constexpr uint32_t kScaleBlocks = 32;
 // Whether a k-block's scales find registers beside partial sums and totals.
@@ -61,6 +64,10 @@ struct Work {
     // Tiles that share rows of B follow each other.
     const uint32_t tile = ptx::block_index() / kClusterK, tiles_m = ceil_div(p.m, kBlockTokens);
     row_m = tile % tiles_m * kBlockTokens;
+    if constexpr (kMovesLastTileUp) {
+      const uint32_t last_row_m = p.m > kBlockTokens ? p.m - kBlockTokens : 0;
+      row_m = row_m < last_row_m ? row_m : last_row_m;
+    }
     row_n = tile / tiles_m * kBlockN;
     const uint32_t num_k_blocks = ceil_div(p.k, kBlockK);
     k_block = num_k_blocks * rank / kClusterK;

@@ -81,7 +81,7 @@ def _plan(
     if is_given:
         refuse_if(config.name, fp8_gemm.why_unfit(config, p.k, output))
     ready = fp8_gemm.prepared(config, p)
-    if p.m == 1 or not driver.sizes_are_numbers():
+    if p.m < config.block_m or not driver.sizes_are_numbers():
         return fp8_gemm.Plan(ready, output, config, num_sms), ready
     elder = _elders.get((config, family))
     plan = None if elder is None else elder.for_m(ready)

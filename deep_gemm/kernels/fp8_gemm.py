@@ -11,7 +11,7 @@ from .. import jit
 from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Groups, Output
 from ..gates import CodePlan
 from ..jit import driver
-from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
+from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import DenseProblem
 from ..tensor_map import ElementType, TensorMap
 from . import plan
@@ -105,8 +105,8 @@ class Plan(plan.Plan):
     def for_m(self, p: DenseProblem) -> Plan | None:
         """Derive, in less time, a plan for a problem that differs in m and the strides of A's scales alone.
 
-        None where that cannot be. Both have several rows, because the stride of a single row may be anything; and the
-        driver lays maps out as `sizes_are_numbers` says.
+        None where that cannot be. Neither has fewer rows than a tile, which makes other boxes; and the driver lays maps
+        out as `sizes_are_numbers` says.
         """
         (pitch,) = scales_map(self.config.block_m, p.sfa).strides
         if pitch >= driver.STRIDE_LIMIT:
@@ -167,12 +167,15 @@ def loaded(config: GemmConfig, device: int) -> driver.Kernel:
 
 
 def tensor_maps(config: GemmConfig, p: DenseProblem) -> dict[str, TensorMap]:
-    """What TMA is told of the operands, in the order of `Params`; the scales that it loads are m-major."""
+    """What TMA is told of the operands, in the order of `Params`; the scales that it loads are m-major.
+
+    Boxes of A have no rows that are never there, those of its scales at most what fills 16 bytes.
+    """
     output = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
     maps = {
-        "a": matrix_map(ElementType.UINT8, p.a, (config.block_m // config.cluster_n, BLOCK_K), 128),
+        "a": matrix_map(ElementType.UINT8, p.a, (min(config.block_m // config.cluster_n, p.m), BLOCK_K), 128),
         "b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
-        "sfa": scales_map(config.block_m, p.sfa),
+        "sfa": scales_map(min(config.block_m, align(p.m, 4)), p.sfa),
         "d": matrix_map(output, p.d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes),
     }
     if config.sfb_is_per_row:

@@ -137,7 +137,7 @@ def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
     output = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
     span = config.panel_columns * config.output_bytes
     maps = {
-        "a": clipped_map(ElementType.UINT8, p.a, (config.block_m, BLOCK_K), 128),
+        "a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
         "b": plane_map(ElementType.UINT8, p.b, (config.block_n, BLOCK_K), 128),
         "sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (1, config.scale_rows), 0),
         "d": clipped_map(output, p.d, (WGMMA_ROWS, config.panel_columns), span),
@@ -151,7 +151,7 @@ def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
 
 def bytes_before(config: GemmConfig, p: GroupedProblem) -> tuple[int, int]:
     """How far before A and D their maps begin: the rows of a box. See "Rows that are not the group's" in groups.cuh."""
-    return config.block_m * _pitch(p.a) * p.a.element_size(), WGMMA_ROWS * _pitch(p.d) * p.d.element_size()
+    return config.box_rows_of_a * _pitch(p.a) * p.a.element_size(), WGMMA_ROWS * _pitch(p.d) * p.d.element_size()
 
 
 def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
