@@ -16,11 +16,12 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from . import heuristics
 from .config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output, tile_config
-from .heuristics import Fit, Gpu, Tile, of_sizes
+from .heuristics import Fit, Gpu
+from .tiles import TILES as DENSE_TILES
+from .tiles import Tile, of_sizes
 
-TILES = of_sizes(heuristics.TILES, (64, 128), (128, 128), (128, 160), (128, 192), (128, 256))
+TILES = of_sizes(DENSE_TILES, (64, 128), (128, 128), (128, 160), (128, 192), (128, 256))
 TILES_1D1D = (
     Tile(64, 64, 190, 0.51),
     Tile(64, 128, 290, 0.67),

@@ -28,9 +28,9 @@ from deep_gemm.heuristics import (
     reachable,
     reachable_decode,
     select,
-    tiles_for,
 )
 from deep_gemm.layout import ceil_div
+from deep_gemm.tiles import tiles_for
 
 OUTPUTS = [
     Output(),
