@@ -1,4 +1,6 @@
-"""Which configuration runs a product: candidates -> legal? -> cost -> best. Pure, deterministic, explainable.
+"""Which configuration runs a product: candidates -> legal? -> cost -> best. Deterministic, explainable.
+
+A table of measured choices (tuned.py) is asked first.
 
 The cost is a time in microseconds on a named GPU, the larger of two, and a little more where they are alike:
 
@@ -25,6 +27,7 @@ from .config import BLOCK_K, GemmConfig, Output
 from .config_decode import DecodeConfig
 from .layout import ceil_div
 from .tiles import BLOCKS_OF_RUNS, OUTPUTS, OUTPUTS_1D1D, TILES, Tile, tiles_for
+from .tuned import Entry, Product, read_table, tables_in_force
 
 
 @dataclass(frozen=True)
@@ -240,16 +243,54 @@ def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candida
 def select(
     m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
 ) -> GemmConfig | DecodeConfig:
-    """The configuration with the lowest cost, of the few that serve this weight.
+    """The configuration that a table has for this product, else that of the lowest cost.
 
     Without `split_k` none in which several CTAs add up their parts of k: then each element of D is promoted in order of
     k by one thread, and its bits depend on its row of A and its row of B alone. Without `whole_gpu` none whose grid
     cannot be held to some of the SMs.
     """
+    tile = tuned_tile(m, n, k, output, gpu)
+    if tile is None or (tile.cluster_k > 1 and not split_k) or (tile.is_decode and not whole_gpu):
+        tile = cheapest_tile(m, n, k, output, gpu, split_k=split_k, whole_gpu=whole_gpu)
+    return tile.config(output, k)
+
+
+def cheapest_tile(
+    m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
+) -> Tile:
+    """The tile with the lowest cost, of the few that serve this weight."""
     fits = menu(n, k, output, gpu, split_k=split_k)
     if not whole_gpu:
         fits = tuple(fit for fit in fits if not fit.tile.is_decode)
-    return min(fits, key=lambda fit: fit.cost_us(m)).tile.config(output, k)
+    return min(fits, key=lambda fit: fit.cost_us(m)).tile
+
+
+def tuned_tile(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Tile | None:
+    """The tile that a table in force has for this very product on this GPU."""
+    tiles = tuned_tiles()
+    return tiles.get((m, n, k, output, gpu.name, gpu.num_sms)) if tiles else None
+
+
+@cache
+def tuned_tiles() -> dict[Product, Tile]:
+    """All that the tables in force have. An entry that could not run is a mistake of its file."""
+    found = {}
+    for path in tables_in_force():
+        for entry in read_table(path):
+            reason = _why_unfit(entry)
+            if reason is not None:
+                raise ValueError(f"{path}: {entry.name}: {reason}")
+            found[entry.product] = entry.tile
+    return found
+
+
+def _why_unfit(entry: Entry) -> str | None:
+    known = next((gpu for gpu in GPUS if gpu.name == entry.gpu), None)
+    if known is None:
+        return f"gpu: expected one of {', '.join(gpu.name for gpu in GPUS)}, got {entry.gpu!r}"
+    fit = Fit.of(entry.tile, entry.n, entry.k, entry.output, replace(known, num_sms=entry.num_sms))
+    reason = fit.why_not(entry.m)
+    return None if reason is None else f"tile: expected one that can run it, got {entry.tile.name}: {reason}"
 
 
 @cache
@@ -315,7 +356,9 @@ def explain(
     facts = _gpu_named(gpu)
     found = candidates(m, n, k, output, facts)
     on_menu = [fit.tile for fit in menu(n, k, output, facts)]
-    chosen = next(candidate for candidate in found if candidate.tile in on_menu)
+    tuned = tuned_tile(m, n, k, output, facts)
+    choice = tuned or cheapest_tile(m, n, k, output, facts)
+    chosen = next(candidate for candidate in found if candidate.tile == choice)
     from rich import box  # here, because importing deep_gemm must stay cheap
     from rich.console import Console
     from rich.table import Table
@@ -328,12 +371,12 @@ def explain(
     table.add_column("")
     for candidate in found:
         lost = candidate.cost_us / chosen.cost_us - 1
-        verdict = (
-            "chosen"
-            if candidate is chosen
-            else candidate.why_not
-            or ("not on the menu of this weight" if candidate.tile not in on_menu else f"{lost:.0%} slower")
-        )
+        if candidate is chosen:
+            verdict = "chosen" if tuned is None else "chosen, tuned"
+        elif candidate.why_not or candidate.tile not in on_menu:
+            verdict = candidate.why_not or "not on the menu of this weight"
+        else:
+            verdict = f"{lost:.0%} slower" if lost >= 0 else "slower when it was measured"
         table.add_row(
             candidate.config.name,
             str(candidate.waves),
