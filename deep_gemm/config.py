@@ -294,6 +294,14 @@ class Output:
     groups: Groups = Groups.NONE
     """The caller's as well: how rows belong to groups."""
 
+    @property
+    def name(self) -> str:
+        """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
+        scales = "1d1d " if self.sfb_is_per_row else ""
+        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
+        groups = f" by {self.groups.name.lower()}" if self.groups else ""
+        return f"{scales}{'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}"
+
 
 def tile_config(
     block_m: int,

@@ -1,4 +1,6 @@
-"""Which configuration runs a product: candidates -> legal? -> cost -> best. Pure, deterministic, explainable.
+"""Which configuration runs a product: candidates -> legal? -> cost -> best. Deterministic, explainable.
+
+A table of measured choices (tuned.py) is asked first.
 
 The cost is a time in microseconds on a named GPU, the larger of two, and a little more where they are alike:
 
@@ -15,16 +17,17 @@ average. Other GPUs are scaled from these.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
-from .config import BLOCK_K, GemmConfig, Output, tile_config
-from .config_decode import DecodeConfig, decode_config
+from .config import BLOCK_K, GemmConfig, Output
+from .config_decode import DecodeConfig
 from .layout import ceil_div
+from .tiles import BLOCKS_OF_RUNS, OUTPUTS, OUTPUTS_1D1D, TILES, Tile, tiles_for
+from .tuned import Entry, Product, read_table, tables_in_force
 
 
 @dataclass(frozen=True)
@@ -79,73 +82,6 @@ STRADDLING_ROW_US = 2.1e-5
 """What the L2 takes for 128 bytes of a row across two of its lines, as they lie where k is no multiple of 128."""
 SHARPNESS = 8
 """Of the larger of two times: the exponent of the norm that is taken for it."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile that a kernel computes, and its times on an H200."""
-
-    block_m: int
-    block_n: int
-    block_ns: float
-    tile_us: float
-    cluster_m: int = 1
-    cluster_n: int = 1
-    cluster_k: int = 1
-    is_decode: bool = False
-    """For the decode kernel, two CTAs on an SM; its tiles have `block_m` tokens."""
-
-    @property
-    def ctas_per_sm(self) -> int:
-        """How many CTAs share an SM."""
-        return 2 if self.is_decode else 1
-
-    def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
-        """The kernel's configuration for this tile."""
-        return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS)
-
-
-def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:
-    return tuple(replace(tile, cluster_k=cluster_k) for cluster_k in ctas)
-
-
-BLOCKS_OF_RUNS = 4
-"""All runs of k-blocks that a configuration may have divide this number."""
-TILES = (
-    Tile(64, 32, 112, 0.54),
-    *_splits(Tile(64, 64, 148, 0.51), 1, 3, 5),
-    Tile(64, 96, 180, 0.66),
-    Tile(64, 128, 209, 0.67),
-    Tile(128, 64, 254, 0.71),
-    Tile(128, 96, 301, 0.79),
-    Tile(128, 112, 365, 0.71),
-    *_splits(Tile(128, 128, 393, 0.71), 1, 2, 4, 8),
-    Tile(128, 160, 486, 0.71),
-    Tile(128, 192, 548, 0.86),
-    Tile(128, 256, 756, 0.74),
-    Tile(128, 256, 759, 0.69, cluster_m=2),
-    Tile(192, 96, 427, 0.7),
-    Tile(192, 128, 538, 0.69),
-    Tile(256, 112, 722, 0.86),
-    Tile(256, 128, 761, 0.68),
-    Tile(256, 128, 760, 0.69, cluster_n=2),
-    *_splits(Tile(8, 64, 92, 0.45, is_decode=True), 1, 2, 3, 4, 8),
-    *_splits(Tile(8, 128, 126, 0.45, is_decode=True), 1, 2, 3, 4, 8),
-    *_splits(Tile(16, 64, 97, 0.58, is_decode=True), 1, 2, 3, 4, 8),
-    *_splits(Tile(16, 128, 170, 0.61, is_decode=True), 1, 2, 3, 4, 8),
-    *_splits(Tile(32, 64, 126, 0.63, is_decode=True), 1, 2, 3, 5),
-    *_splits(Tile(32, 128, 204, 0.64, is_decode=True), 1, 2, 3, 5),
-    *_splits(Tile(64, 64, 209, 0.66, is_decode=True), 1, 3, 5),
-)
-
-
-TILES_1D1D = (
-    *_splits(Tile(64, 64, 190, 0.51), 1, 3),
-    *_splits(Tile(128, 128, 480, 0.71), 1, 2, 4, 8),
-    Tile(192, 128, 660, 0.69),
-)
-"""Where B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
-
 LAST_RESORT = 100.0
 """How much a size of batch loses, as a multiple of its best cost, while no chosen tile can run it."""
 NARROW = 1536
@@ -173,18 +109,6 @@ class Candidate:
     cost_us: float
     why_not: str | None = None
     """Why it cannot run this product; None if it can."""
-
-
-def tiles_for(output: Output) -> tuple[Tile, ...]:
-    """The tiles that there are for a kind of product."""
-    return TILES_1D1D if output.sfb_is_per_row else TILES
-
-
-def of_sizes(tiles: Iterable[Tile], *sizes: tuple[int, int]) -> tuple[Tile, ...]:
-    """Of these tiles those of some sizes, of rows by columns, that a CTA computes alone with `fp8_gemm`."""
-    clusters = ((tile, tile.cluster_m * tile.cluster_n * tile.cluster_k) for tile in tiles)
-    alone = {(tile.block_m, tile.block_n): tile for tile, ctas in clusters if ctas == 1 and not tile.is_decode}
-    return tuple(alone[size] for size in sizes)
 
 
 class Fit(NamedTuple):
@@ -311,16 +235,54 @@ def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candida
 def select(
     m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
 ) -> GemmConfig | DecodeConfig:
-    """The configuration with the lowest cost, of the few that serve this weight.
+    """The configuration that a table has for this product, else that of the lowest cost.
 
     Without `split_k` none in which several CTAs add up their parts of k: then each element of D is promoted in order of
     k by one thread, and its bits depend on its row of A and its row of B alone. Without `whole_gpu` none whose grid
     cannot be held to some of the SMs.
     """
+    tile = tuned_tile(m, n, k, output, gpu)
+    if tile is None or (tile.cluster_k > 1 and not split_k) or (tile.is_decode and not whole_gpu):
+        tile = cheapest_tile(m, n, k, output, gpu, split_k=split_k, whole_gpu=whole_gpu)
+    return tile.config(output, k)
+
+
+def cheapest_tile(
+    m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
+) -> Tile:
+    """The tile with the lowest cost, of the few that serve this weight."""
     fits = menu(n, k, output, gpu, split_k=split_k)
     if not whole_gpu:
         fits = tuple(fit for fit in fits if not fit.tile.is_decode)
-    return min(fits, key=lambda fit: fit.cost_us(m)).tile.config(output, k)
+    return min(fits, key=lambda fit: fit.cost_us(m)).tile
+
+
+def tuned_tile(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Tile | None:
+    """The tile that a table in force has for this very product on this GPU."""
+    tiles = tuned_tiles()
+    return tiles.get((m, n, k, output, gpu.name, gpu.num_sms)) if tiles else None
+
+
+@cache
+def tuned_tiles() -> dict[Product, Tile]:
+    """All that the tables in force have. An entry that could not run is a mistake of its file."""
+    found = {}
+    for path in tables_in_force():
+        for entry in read_table(path):
+            reason = _why_unfit(entry)
+            if reason is not None:
+                raise ValueError(f"{path}: {entry.name}: {reason}")
+            found[entry.product] = entry.tile
+    return found
+
+
+def _why_unfit(entry: Entry) -> str | None:
+    known = next((gpu for gpu in GPUS if gpu.name == entry.gpu), None)
+    if known is None:
+        return f"gpu: expected one of {', '.join(gpu.name for gpu in GPUS)}, got {entry.gpu!r}"
+    fit = Fit.of(entry.tile, entry.n, entry.k, entry.output, replace(known, num_sms=entry.num_sms))
+    reason = fit.why_not(entry.m)
+    return None if reason is None else f"tile: expected one that can run it, got {entry.tile.name}: {reason}"
 
 
 @cache
@@ -386,7 +348,9 @@ def explain(
     facts = _gpu_named(gpu)
     found = candidates(m, n, k, output, facts)
     on_menu = [fit.tile for fit in menu(n, k, output, facts)]
-    chosen = next(candidate for candidate in found if candidate.tile in on_menu)
+    tuned = tuned_tile(m, n, k, output, facts)
+    choice = tuned or cheapest_tile(m, n, k, output, facts)
+    chosen = next(candidate for candidate in found if candidate.tile == choice)
     from rich import box  # here, because importing deep_gemm must stay cheap
     from rich.console import Console
     from rich.table import Table
@@ -399,12 +363,12 @@ def explain(
     table.add_column("")
     for candidate in found:
         lost = candidate.cost_us / chosen.cost_us - 1
-        verdict = (
-            "chosen"
-            if candidate is chosen
-            else candidate.why_not
-            or ("not on the menu of this weight" if candidate.tile not in on_menu else f"{lost:.0%} slower")
-        )
+        if candidate is chosen:
+            verdict = "chosen" if tuned is None else "chosen, tuned"
+        elif candidate.why_not or candidate.tile not in on_menu:
+            verdict = candidate.why_not or "not on the menu of this weight"
+        else:
+            verdict = f"{lost:.0%} slower" if lost >= 0 else "slower when it was measured"
         table.add_row(
             candidate.config.name,
             str(candidate.waves),
@@ -428,11 +392,10 @@ def _gpu_named(name: str | None) -> Gpu:
 
 def reachable() -> list[GemmConfig]:
     """Every configuration of `fp8_gemm` that `select` can give: all compile without spills, which the tests see to."""
-    outputs = (*OUTPUTS, *(replace(output, sfb_is_per_row=True) for output in OUTPUTS))
     found = [
-        _config(tile, output, blocks_left)
+        tile.config(output, BLOCK_K * (BLOCKS_OF_RUNS + blocks_left))
         for blocks_left in range(BLOCKS_OF_RUNS)
-        for output in outputs
+        for output in (*OUTPUTS, *OUTPUTS_1D1D)
         for tile in tiles_for(output)
     ]
     return list(dict.fromkeys(config for config in found if isinstance(config, GemmConfig)))
@@ -440,28 +403,5 @@ def reachable() -> list[GemmConfig]:
 
 def reachable_decode() -> list[DecodeConfig]:
     """Every configuration of the decode kernel that `select` can give."""
-    found = [_config(tile, output, 0) for output in OUTPUTS for tile in TILES]
+    found = [tile.config(output, BLOCK_K) for output in OUTPUTS for tile in TILES]
     return list(dict.fromkeys(config for config in found if isinstance(config, DecodeConfig)))
-
-
-OUTPUTS = (
-    Output(),
-    Output(with_c=True),
-    Output(is_fp32=True),
-    Output(is_fp32=True, with_c=True),
-    Output(is_fp32=True, adds_to_d=True),
-)
-
-
-@cache
-def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | DecodeConfig:
-    if tile.is_decode:
-        adds = output.with_c or output.adds_to_d
-        config = decode_config(
-            tile.block_m, tile.block_n // 64, tile.cluster_k, tile.ctas_per_sm, fp32=output.is_fp32, c=adds
-        )
-        if config is None:
-            raise ValueError(f"tile: {tile} cannot be built")
-        return config
-    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same rest as the problem's
-    return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)

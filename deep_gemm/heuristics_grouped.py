@@ -16,15 +16,16 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from . import heuristics
 from .config import BLOCK_K, WGMMA_ROWS, WIDE_TILE, GemmConfig, Groups, Output, tile_config
-from .heuristics import Fit, Gpu, Tile, of_sizes
+from .heuristics import Fit, Gpu
+from .tiles import TILES as DENSE_TILES
+from .tiles import Tile, of_sizes
 
 TILES = (
     Tile(64, 128, 224, 0.67),
-    *of_sizes(heuristics.TILES, (128, 128), (128, 160)),
+    *of_sizes(DENSE_TILES, (128, 128), (128, 160)),
     Tile(128, 192, 564, 0.86),
-    *of_sizes(heuristics.TILES, (128, 256)),
+    *of_sizes(DENSE_TILES, (128, 256)),
 )
 """Two take longer than in a dense product."""
 TILES_1D1D = (

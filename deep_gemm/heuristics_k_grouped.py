@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from functools import cache
 
-from . import heuristics, heuristics_grouped
+from . import heuristics_grouped
 from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
-from .heuristics import Fit, Gpu, Tile, of_sizes
+from .heuristics import Fit, Gpu
 from .layout import ceil_div
+from .tiles import TILES_1D1D, Tile, of_sizes
 
-TILES = of_sizes((*heuristics.TILES_1D1D, *heuristics_grouped.TILES_1D1D), (64, 64), (128, 96), (128, 128), (192, 128))
+TILES = of_sizes((*TILES_1D1D, *heuristics_grouped.TILES_1D1D), (64, 64), (128, 96), (128, 128), (192, 128))
 
 
 @cache

@@ -37,11 +37,14 @@ class Settings:
     """`DG_PRINT_CONFIGS`: print the configuration chosen for each new problem."""
     batch_invariant: bool
     """`DG_BATCH_INVARIANT`: what `get_batch_invariant` answers until `set_batch_invariant` is called."""
+    tuned_table: Path | None
+    """`DG_TUNED_TABLE`: a table of measured choices beside the package's own (see tuned.py)."""
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
     cache_dir = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR")
+    tuned_table = environment.get("DG_TUNED_TABLE")
     dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
     return Settings(
         jit_cache_dir=Path(cache_dir) if cache_dir else _default_cache_dir(),
@@ -53,6 +56,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         print_reg_reuse=_flag(environment, "DG_PRINT_REG_REUSE"),
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
         batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
+        tuned_table=Path(tuned_table) if tuned_table else None,
     )
 
 

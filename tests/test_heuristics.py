@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
+from deep_gemm import heuristics
 from deep_gemm.config import GemmConfig, Output
 from deep_gemm.config_decode import DecodeConfig
 from deep_gemm.heuristics import (
@@ -28,9 +30,9 @@ from deep_gemm.heuristics import (
     reachable,
     reachable_decode,
     select,
-    tiles_for,
 )
 from deep_gemm.layout import ceil_div
+from deep_gemm.tiles import tiles_for
 
 OUTPUTS = [
     Output(),
@@ -49,6 +51,14 @@ rows = st.one_of(st.integers(1, 8192), st.sampled_from([1, 63, 64, 65, 127, 128,
 columns = st.integers(1, 8192).map(lambda i: 4 * i)
 depths = st.integers(1, 1024).map(lambda i: 16 * i)
 gpus = st.builds(lambda gpu, num_sms: replace(gpu, num_sms=num_sms), st.sampled_from(GPUS), st.integers(2, 132))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_tables() -> Iterator[None]:
+    """What is tested here is the choice by cost; tables are test_tuned's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heuristics, "tuned_tiles", dict)
+        yield
 
 
 @settings(max_examples=300)

@@ -11,6 +11,7 @@ from fake_gpu import FakeGpu, install, on_gpu
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm import heuristics
 from deep_gemm import settings as settings_module
 from deep_gemm.config import GemmConfig, Output, tile_config
 from deep_gemm.config_decode import DecodeConfig, decode_config
@@ -18,6 +19,7 @@ from deep_gemm.jit import driver
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
 from deep_gemm.layout import RECIPE_1D1D, align, ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.problem import DenseProblem, dense_problem
+from deep_gemm.tiles import tiles_by_name
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
 BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_kernel")])
@@ -27,6 +29,7 @@ Operand = tuple[Tensor, Tensor]
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(settings_module, "_in_force", settings_module._InForce())
+    monkeypatch.setattr(heuristics, "tuned_tiles", dict)  # no table: choices are those of the cost
     return install(monkeypatch)
 
 
@@ -62,6 +65,15 @@ def test_a_call_runs_the_kernel_that_the_heuristics_name(gpu: FakeGpu, shape: tu
     assert deep_gemm.fp8_gemm_nt(a, b, d) is None
     assert [launch.kernel for launch in gpu.launches] == [name]
     assert addresses(gpu) == pointers(a, b, d)
+
+
+def test_a_call_runs_what_a_table_has_for_it(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = tiles_by_name(Output())["64x96"]
+    monkeypatch.setattr(heuristics, "tuned_tiles", lambda: {(*LARGE, Output(), "H200", 132): tile})
+    m, n, k = LARGE
+    for rows in (m, m + 1):
+        deep_gemm.fp8_gemm_nt(*operands(rows, n, k))
+    assert [config == tile.config(Output(), k) for config in gpu.compiled] == [True, False]
 
 
 @BOTH

@@ -11,11 +11,11 @@ import torch
 from helpers import random_scales, sum_of_parts
 
 from deep_gemm.config import GemmConfig, Output, tile_config
-from deep_gemm.heuristics import TILES, TILES_1D1D, Tile
 from deep_gemm.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import fp8_gemm as sim
+from deep_gemm.tiles import TILES, TILES_1D1D, Tile
 
 pytestmark = pytest.mark.host_compiler
 

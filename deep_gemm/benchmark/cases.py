@@ -9,6 +9,7 @@ of the same session.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ ODD_SHAPES = (
 )
 # Of m = 2048 the peers' times are known for three of the seven weights; the rest complete the row.
 UNKNOWN_TO_PEERS = ((2048, 2112, 7168), (2048, 24576, 1536), (2048, 32768, 512), (2048, 576, 7168))
+
+MOST_OPERATIONS = 1e12
+"""Of a random product, so that the slowest of some forty candidates takes milliseconds."""
 
 QUICK: dict[str, tuple[Shape, ...]] = {
     "dense": (
@@ -181,6 +185,25 @@ def cases_of(command: str, *, quick: bool = False, shapes: Sequence[Shape] = ())
         anchors = {case.fast_shape for case in cases}
         cases = [case for case in all_cases() if case.kind == "dense" and case.shape in anchors] + cases
     return cases
+
+
+def random_shapes(count: int) -> list[tuple[int, int, int]]:
+    """Dense sizes at random, as likely between 16 and 32 as between 2048 and 4096; n and k as weights have them.
+
+    >>> random_shapes(1)
+    [(2016, 7104, 2176)]
+    """
+    rng = random.Random(0)
+    found: list[tuple[int, int, int]] = []
+
+    def size(least: int, most: int, multiple: int) -> int:
+        return max(round(math.exp(rng.uniform(math.log(least), math.log(most))) / multiple), 1) * multiple
+
+    while len(found) < count:
+        m, n, k = size(1, 8192, 1), size(512, 16384, 64), size(512, 16384, 128)
+        if 2 * m * n * k <= MOST_OPERATIONS:
+            found.append((m, n, k))
+    return found
 
 
 def parse_shapes(text: str) -> list[Shape]:

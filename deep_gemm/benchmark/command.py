@@ -76,6 +76,12 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def need_gpu(command: str) -> None:
+    """Refuse a command that measures one where there is none."""
+    if not has_gpu():
+        raise UsageError(f"{command} measures a GPU and found no CUDA GPU; `bench compile` runs anywhere")
+
+
 Steps = tuple[int, Callable[[Callable[[list[Row]], None], Callable[[str], None]], None]]
 """How many steps a run has, and what takes them, given where rows go and where steps are announced."""
 
@@ -98,8 +104,7 @@ def _steps(kind: str, quick: bool, with_sustained: bool, plot: Path | None, shap
         chosen = cases.cases_of(kind, quick=quick, shapes=asked_for)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if not has_gpu():
-        raise UsageError(f"bench {kind} measures a GPU and found no CUDA GPU; `bench compile` runs anywhere")
+    need_gpu(f"bench {kind}")
     if kind == "host":
         return host.STEPS, lambda add, announce: host.measure(add=add, announce=announce)
     return len(chosen) * (2 if with_sustained else 1), lambda add, announce: products.measure(
@@ -109,19 +114,25 @@ def _steps(kind: str, quick: bool, with_sustained: bool, plot: Path | None, shap
 
 def _measure_with_progress(report: Report, path: Path, console: Console, steps: Steps) -> None:
     total, measure = steps
+
+    def add(rows: list[Row]) -> None:
+        report.rows += rows
+        report.save(path)  # after each step, so that what stops the run takes little with it
+
+    with_progress(total, console, lambda announce: measure(add, announce))
+
+
+def with_progress(total: int, console: Console, work: Callable[[Callable[[str], None]], None]) -> None:
+    """Do work of so many steps and show how far it is; it announces each step by name."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("warming up", total=total)
         started = itertools.count()
 
-        def add(rows: list[Row]) -> None:
-            report.rows += rows
-            report.save(path)  # after each step, so that what stops the run takes little with it
-
         def announce(step: str) -> None:
             progress.update(task, description=step, completed=next(started))
 
-        measure(add, announce)
+        work(announce)
         progress.update(task, completed=total)
 
 

@@ -62,7 +62,7 @@ def git_state() -> tuple[str, bool | None]:
 def source_digest() -> str:
     """A digest of every source of the package, which names the code where git cannot."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".cuh")):
+    for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".cuh", ".json")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

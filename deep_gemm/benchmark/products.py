@@ -75,7 +75,7 @@ def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
     try:
         contenders = contenders_of(case)
     except Exception as exception:
-        _raise_if_lost(exception)
+        raise_if_lost(exception)
         return [Row.of(case, OURS, "cold", None, failed=reason(exception))]
     rows, errors, calls = [], {}, {}
     for contender in contenders:
@@ -89,7 +89,7 @@ def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
     try:
         times = cold(calls, flush, repeats, lambda: states.append(gpu_state())) if calls else {}
     except Exception as exception:
-        _raise_if_lost(exception)
+        raise_if_lost(exception)
         failed = reason(exception)
         return rows + [Row.of(case, name, "cold", None, error=errors[name], failed=failed) for name in calls]
     for name, (spread, kernels) in times.items():
@@ -108,7 +108,7 @@ def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
         try:
             spread = sustained(contenders[name].call, us, lambda states=states: states.append(gpu_state()))  # type: ignore[misc]
         except Exception as error:
-            _raise_if_lost(error)
+            raise_if_lost(error)
             rows.append(Row.of(case, name, "sustained", None, failed=reason(error)))
             continue
         config = config_name(case) if name == OURS else None
@@ -121,7 +121,7 @@ def checked(contender: Contender, max_error: float) -> tuple[float | None, str |
     try:
         error = contender.error()
     except Exception as exception:
-        _raise_if_lost(exception)
+        raise_if_lost(exception)
         return None, reason(exception)
     if contender.name == OURS and not error <= max_error:
         return error, f"wrong: relative error {error:.2g}, expected at most {max_error:.0e}"
@@ -145,7 +145,8 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line}"[:300]
 
 
-def _raise_if_lost(error: BaseException) -> None:
+def raise_if_lost(error: BaseException) -> None:
+    """Give up where the GPU answers no more: what failed so is not the only one."""
     if isinstance(error, PairingError) or not torch.cuda.is_available():
         return
     try:

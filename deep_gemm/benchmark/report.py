@@ -101,12 +101,9 @@ class Report:
 
     def save(self, path: Path) -> None:
         """Write the file; a run that is stopped in the middle leaves a whole one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
         header = json.dumps({**self.header, "stopped": self.header.get("stopped")}, indent=1, allow_nan=False)
         rows = ",\n".join(json.dumps(_plain(row), allow_nan=False) for row in self.rows)
-        temporary.write_text(f'{{"header": {header},\n"rows": [\n{rows}\n]}}\n')
-        os.replace(temporary, path)  # noqa: PTH105  replaces; Path.rename's word is only Unix's
+        write_whole(path, f'{{"header": {header},\n"rows": [\n{rows}\n]}}\n')
 
     @classmethod
     def load(cls, path: Path) -> Report:
@@ -124,6 +121,14 @@ class Report:
     def failures(self) -> list[Row]:
         """Rows of this package's own products that failed."""
         return [row for row in self.rows if row.failed and row.contender.startswith("deep_gemm")]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is at no time there in part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)  # noqa: PTH105  replaces; Path.rename's word is only Unix's
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -107,6 +108,16 @@ def _summary_table(compared: list[Comparison]) -> Table | None:
         ratios = _ratio(each.to_fast), _ratio(each.to_deepgemm)
         table.add_row(each.regime, str(each.count), *ratios, _percent(each.fraction_of_floor))
     return table if table.row_count else None
+
+
+def contest_table(rows: Iterable[Sequence[str]]) -> Table:
+    """Chosen tiles beside the best."""
+    table = _table("chosen and best")
+    for heading in ("m x n x k", "chosen", "us", "best", "us", "behind"):
+        table.add_column(heading, justify="right" if heading in ("us", "behind") else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _host_table(report: Report) -> Table:

@@ -1,0 +1,203 @@
+"""`python -m deep_gemm tune`: is what the heuristics choose the best, and a table of products for which it is not."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from .. import __version__
+from ..config import Output
+from ..heuristics import Gpu, gpu_of
+from ..jit import CompilerMissing
+from ..settings import settings
+from ..tiles import OUTPUTS_BY_NAME
+from ..tuned import Entry, Product, read_table, table_text, updated
+from . import machine, table, tune
+from .cases import Case, parse_shapes
+from .command import UsageError, need_gpu, with_progress
+from .contenders import OURS
+from .products import GpuLostError
+from .report import Report, Row, write_whole
+from .timing import PairingError
+from .tune import Contest, Judgement
+
+MOST = 1.05
+"""What an audit lets pass: the time of the chosen tile over that of the best."""
+TOLD = 1.02
+"""What it shows."""
+WORTH_AN_ENTRY = 1.03
+MADE_BY = f"python -m deep_gemm tune, deep_gemm {__version__}; {tune.METHOD}"
+
+
+def run(
+    *,
+    audit: bool = False,
+    shapes: str | None = None,
+    output: str | None = None,
+    out: Path | None = None,
+    commit: str | None = None,
+    verbose: bool = False,
+) -> bool:
+    """Audit the choices, or tune these shapes; tell whether all went well."""
+    if audit == (shapes is not None):
+        got = "both" if audit else "neither"
+        raise UsageError(f"tune: expected --audit, or --shapes such as '64,2112,7168;4096,7168,2048', got {got}")
+    if audit and output is not None:
+        raise UsageError("--output is for --shapes; an audit has products of its own")
+    if not audit and commit is not None:
+        raise UsageError("--commit is for --audit; a table records none")
+    session = _Session(table.make_console(), verbose)
+    try:
+        return session.audit(out, commit) if audit else session.tune(_cases(shapes or ""), _output(output), out)
+    except CompilerMissing as error:
+        raise UsageError(str(error)) from error
+
+
+class _Session:
+    """What was measured so far, and what is made of it."""
+
+    def __init__(self, console: Console, verbose: bool) -> None:
+        self.console, self.verbose = console, verbose
+        self.judgements: list[Judgement] = []
+        self.failures: list[tuple[Contest, str]] = []
+        self.stopped: str | None = None
+
+    def audit(self, out: Path | None, commit: str | None) -> bool:
+        """Compare what is chosen with the best, and keep all times in a result file."""
+        contests = tune.audit_contests(_gpu())
+        report = Report(machine.header("audit", tune.METHOD, commit))
+        path = out or report.default_path()
+
+        def keep() -> None:
+            failures = [Row.of(one.case, OURS, "cold", None, failed=why) for one, why in self.failures]
+            report.rows = [row for one in self.judgements for row in one.rows()] + failures
+            report.header["stopped"] = self.stopped
+            report.save(path)
+
+        self._measure(contests, keep)
+        self._print(TOLD)
+        self._print_summary()
+        self.console.print(f"\nwritten to {path}", markup=False)
+        return self._is_whole() and all(one.ratio <= MOST for one in self.judgements)
+
+    def tune(self, cases: Sequence[Case], output: Output, out: Path | None) -> bool:
+        """Keep the tiles that are clearly faster than those of the lowest cost in a table, beside what it has."""
+        path, gpu = out or settings().tuned_table or Path("tuned.json"), _gpu()
+        try:
+            entries = read_table(path) if path.exists() else []
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+        def keep() -> None:
+            measured = {_product(one.contest, gpu) for one in self.judgements}
+            found = [_entry(one, gpu) for one in self.judgements if one.ratio > WORTH_AN_ENTRY]
+            write_whole(path, table_text(updated(entries, measured, found), MADE_BY))
+
+        self._measure([Contest.of(case, output, gpu, by_cost=True) for case in cases], keep)
+        self._print(0.0)
+        count = sum(one.ratio > WORTH_AN_ENTRY for one in self.judgements)
+        self.console.print(f"\n{count} of {len(cases)} shapes have an entry in {path}", markup=False)
+        return self._is_whole()
+
+    def _measure(self, contests: Sequence[Contest], keep: Callable[[], None]) -> None:
+        """Measure, and keep what there is after each shape, so that what stops the run takes little with it."""
+        configs = tune.configurations(contests)
+
+        def judged(judgement: Judgement) -> None:
+            self.judgements.append(judgement)
+            keep()
+            if self.verbose:
+                self.console.print(_line(judgement), markup=False)
+
+        def failed(contest: Contest, why: str) -> None:
+            self.failures.append((contest, why))
+            self.console.print(f"no times of {contest.case.name}: {why}", style="red", markup=False)
+
+        def work(announce: Callable[[str], None]) -> None:
+            tune.compile_all(configs, announce)
+            tune.measure(contests, judged=judged, failed=failed, announce=announce)
+
+        try:
+            with_progress(len(configs) + len(contests), self.console, work)
+        except (GpuLostError, PairingError) as error:
+            self.stopped = str(error)
+            self.console.print(f"stopped: {error}", style="red", markup=False)
+        keep()
+
+    def _is_whole(self) -> bool:
+        return not self.failures and self.stopped is None
+
+    def _print(self, behind: float) -> None:
+        """Print the shapes whose choice is this far behind the best."""
+        told = [one for one in self.judgements if one.ratio > behind]
+        if told:
+            self.console.print(table.contest_table([_cells(one) for one in told]))
+
+    def _print_summary(self) -> None:
+        lost = [one.ratio - 1 for one in self.judgements]
+        if not lost:
+            return
+        worst = max(self.judgements, key=lambda one: one.ratio)
+        above = sum(one.ratio > MOST for one in self.judgements)
+        self.console.print(
+            f"{len(lost)} shapes: the chosen tile takes {statistics.mean(lost):.1%} longer than the best on average, "
+            f"{max(lost):.1%} at worst ({worst.contest.case.name}); {above} above {MOST - 1:.0%}"
+        )
+        by_output: dict[str, list[str]] = {}
+        for one in self.judgements:
+            if one.ratio > WORTH_AN_ENTRY:
+                by_output.setdefault(one.contest.output.name, []).append(",".join(map(str, one.contest.case.shape)))
+        for name, shapes in by_output.items():
+            command = f"python -m deep_gemm tune --output '{name}' --shapes '{';'.join(shapes)}'"
+            self.console.print(f"to tune: {command}", markup=False, soft_wrap=True)
+
+
+def _cases(shapes: str) -> list[Case]:
+    try:
+        asked_for = dict.fromkeys(parse_shapes(shapes))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    odd = next((shape for shape in asked_for if len(shape) != 3), None)
+    if odd is not None:
+        raise UsageError(f"shapes: expected (m, n, k) for tune, got {odd}")
+    return [Case("dense", shape) for shape in asked_for]
+
+
+def _output(name: str | None) -> Output:
+    if name is not None and name not in OUTPUTS_BY_NAME:
+        raise UsageError(f"output: expected one of {', '.join(OUTPUTS_BY_NAME)}, got {name!r}")
+    return OUTPUTS_BY_NAME[name or Output().name]
+
+
+def _gpu() -> Gpu:
+    need_gpu("tune")
+    try:
+        return gpu_of(torch.cuda.current_device())
+    except NotImplementedError as error:
+        raise UsageError(str(error)) from error
+
+
+def _product(contest: Contest, gpu: Gpu) -> Product:
+    m, n, k = contest.case.shape
+    return m, n, k, contest.output, gpu.name, gpu.num_sms
+
+
+def _entry(judgement: Judgement, gpu: Gpu) -> Entry:
+    m, n, k, output, name, num_sms = _product(judgement.contest, gpu)
+    best, chosen = judgement.best, judgement.chosen
+    return Entry(name, num_sms, output, m, n, k, best.tile, best.spread.us, chosen.tile.name, chosen.spread.us)
+
+
+def _cells(judgement: Judgement) -> tuple[str, ...]:
+    chosen, best = judgement.chosen, judgement.best
+    times = f"{chosen.spread.us:.2f}", f"{best.spread.us:.2f}"
+    return judgement.contest.case.name, chosen.config, times[0], best.config, times[1], f"{judgement.ratio - 1:.1%}"
+
+
+def _line(judgement: Judgement) -> str:
+    name, chosen, chosen_us, best, best_us, behind = _cells(judgement)
+    return f"{name}: {chosen} {chosen_us} us, {best} {best_us} us, {behind}"
