@@ -43,7 +43,7 @@ OUTPUTS = [
     Output(sfb_is_per_row=True),
     Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True),
 ]
-MAX_KERNELS = 10
+MAX_KERNELS = 12
 WEIGHTS = [(2112, 7168), (4096, 7168), (7168, 2048), (576, 7168), (24576, 1536)]
 REACHABLE = {*reachable(), *reachable_decode()}
 
