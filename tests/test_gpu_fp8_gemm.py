@@ -73,6 +73,7 @@ def test_every_reachable_configuration(index: int) -> None:
         (config.block_m * config.cluster_m + 8, config.block_n * config.cluster_n + 8, 16 if rest else 400),
         (config.block_m * 13 + 24, config.block_n * 23 + 8, 400 + rest),
         (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + rest),
+        (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + rest),  # fewer rows than a tile has
     ]
     for m, n, k in shapes:
         a, b = operands(m, n, k, seed=index, by_row=config.sfb_is_per_row)

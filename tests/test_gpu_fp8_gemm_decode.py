@@ -89,12 +89,13 @@ def test_every_split_of_every_depth(cluster_k: int, num_k_blocks: int) -> None:
     assert_right(p, p.d, right_d(p, None))
 
 
+@pytest.mark.parametrize("m", [21, 29])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_c_may_be_d(dtype: torch.dtype) -> None:
-    a, b = operands(21, 1160, 2832)
+def test_c_may_be_d(dtype: torch.dtype, m: int) -> None:
+    a, b = operands(m, 1160, 2832)
     for cluster_k in (1, 3):
         config = decode_config(24, 2, cluster_k, 1, fp32=dtype == torch.float32, c=True)
-        d = torch.randn(21, 1160, device="cuda").to(dtype)
+        d = torch.randn(m, 1160, device="cuda").to(dtype)
         p = dense_problem(a, b, d, d)
         right = right_d(p, d.clone())
         dense.run(p, config)
