@@ -373,10 +373,11 @@ def tile_config(
 def _raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
     """How many tiles along m are taken before the raster moves on along n.
 
-    With 8 the tiles in flight on 132 SMs are about as high as wide where each is higher than wide, and read least from
-    DRAM; wide tiles need 16. For 128x256 that was worth 2% at k = 1536 and 512, and 0.5% at 16384 (an H200).
+    With 8 the tiles in flight on 132 SMs are about as high as wide, together, where one is higher than wide, and read
+    least from DRAM; tiles twice as wide as high need 16. On an H200 that was worth 2% to 128x256 at k = 1536 and 512 and
+    0.5% at 16384, and 1% to 64x128.
     """
-    return 16 if block_m * cluster_m == 128 and block_n == 256 else 8
+    return 16 if block_n >= 2 * block_m * cluster_m else 8
 
 
 def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[int, bool]:
