@@ -373,9 +373,9 @@ def tile_config(
 def _raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
     """How many tiles along m are taken before the raster moves on along n.
 
-    With 8 the tiles in flight on 132 SMs are about as high as wide, together, where one is higher than wide, and read
-    least from DRAM; tiles twice as wide as high need 16. On an H200 that was worth 2% to 128x256 at k = 1536 and 512 and
-    0.5% at 16384, and 1% to 64x128.
+    The tiles in flight on 132 SMs read least from DRAM if together they are about as high as wide: with 8 where one is
+    higher than wide, with 16 where it is twice as wide as high. On an H200 that was worth 2% to 128x256 at k = 512 and
+    1536, 0.5% at 16384, and 1% to 64x128.
     """
     return 16 if block_n >= 2 * block_m * cluster_m else 8
 
