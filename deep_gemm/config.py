@@ -29,6 +29,8 @@ TILE_SLOTS = 4
 """Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/tile_queue.cuh."""
 TILE_BYTES = 16
 WINDOW_ROWS = 2048
+RASTER_GROUP = 8
+"""Tiles along m that are taken before the raster moves on along n, unless more are better."""
 WIDE_TILE = 192
 """Columns of a tile from which on, where rows are grouped, A is loaded in boxes of 64 rows."""
 
@@ -76,7 +78,7 @@ class GemmConfig:
     """Columns of D that one TMA store writes."""
     panels_per_store: int = 1
     num_store_buffers: int = 2
-    raster_group: int = 8
+    raster_group: int = RASTER_GROUP
     """Tiles along m that are taken before the raster moves on along n."""
     output_is_fp32: bool = False
     with_c: bool = False
@@ -163,14 +165,14 @@ class GemmConfig:
 
     @property
     def box_rows_of_a(self) -> int:
-        """Rows of A that one TMA load brings.
+        """Rows of A that one TMA load brings at most: those of a tile, or this CTA's part of them.
 
         Where rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows: with
-        boxes of 64 rows, those without any are left out. On an H200 that was worth up to 10% to wide tiles where
-        groups are small and nothing is lost where they are large; 128x128 and 128x160 tiles lost 3 and 1% there.
+        boxes of 64 rows, those without any are left out. On an H200 that was worth up to 6% to wide tiles where
+        groups are small, and cost nothing where they are large; 128x128 and 128x160 tiles lost 3 and 1% there.
         """
         rows_are_grouped = self.groups not in (Groups.NONE, Groups.DEPTHS)
-        return WGMMA_ROWS if rows_are_grouped and self.block_n >= WIDE_TILE else self.block_m
+        return WGMMA_ROWS if rows_are_grouped and self.block_n >= WIDE_TILE else self.block_m // self.cluster_n
 
     @property
     def tile_slots(self) -> int:
@@ -377,7 +379,7 @@ def _raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
     higher than wide, with 16 where it is twice as wide as high. On an H200 that was worth 2% to 128x256 at k = 512 and
     1536, 0.5% at 16384, and 1% to 64x128.
     """
-    return 16 if block_n >= 2 * block_m * cluster_m else 8
+    return RASTER_GROUP * 2 if block_n >= 2 * block_m * cluster_m else RASTER_GROUP
 
 
 def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[int, bool]:

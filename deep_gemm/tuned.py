@@ -16,7 +16,7 @@ from typing import Any
 from .config import Output
 from .integers import integer_in_range
 from .settings import settings
-from .tiles import OUTPUTS_BY_NAME, Tile, tiles_by_name
+from .tiles import OUTPUTS_BY_NAME
 
 FORMAT = 1
 PACKAGE_TABLE = Path(__file__).with_name("tuned.json")
@@ -37,10 +37,11 @@ class Entry:
     m: int
     n: int
     k: int
-    tile: Tile
+    tile: str
+    """Its name, as all tiles'. It may exist no more, as that which it replaces."""
     us: float
     replaces: str
-    """The tile of the lowest cost, which may exist no more."""
+    """The tile of the lowest cost."""
     replaced_us: float
 
     @property
@@ -95,7 +96,7 @@ def table_text(entries: Iterable[Entry], made_by: str) -> str:
     lines = ",\n".join(
         json.dumps(
             {name: getattr(entry, name) for name in ENTRY_FIELDS}
-            | {"output": entry.output.name, "tile": entry.tile.name}
+            | {"output": entry.output.name}
             | {"us": round(entry.us, 2), "replaced_us": round(entry.replaced_us, 2)}
         )
         for entry in ordered
@@ -127,16 +128,14 @@ def _entry(where: str, content: Any) -> Entry:
             raise ValueError(f"{where}: {name}: expected {expected}, got {value!r}")
         return value
 
-    output = OUTPUTS_BY_NAME[word("output", OUTPUTS_BY_NAME)]
-    tiles = tiles_by_name(output)
     return Entry(
         gpu=word("gpu"),
         num_sms=size("num_sms"),
-        output=output,
+        output=OUTPUTS_BY_NAME[word("output", OUTPUTS_BY_NAME)],
         m=size("m"),
         n=size("n"),
         k=size("k"),
-        tile=tiles[word("tile", tiles)],
+        tile=word("tile"),
         us=time("us"),
         replaces=word("replaces"),
         replaced_us=time("replaced_us"),

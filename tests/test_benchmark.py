@@ -451,6 +451,9 @@ def test_plot_of_one_shape_and_of_none(tmp_path: Path) -> None:
     report.rows = []
     with pytest.raises(command.UsageError, match="a plot needs cold times"):
         command.plot_report(report, tmp_path / "none.png")
+    report.header["kind"] = "audit"
+    with pytest.raises(command.UsageError, match="a plot needs a run of bench dense or bench grouped, got audit"):
+        command.plot_report(report, tmp_path / "none.png")
 
 
 # Contenders, on the CPU: their errors, and how failures are kept

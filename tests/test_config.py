@@ -160,3 +160,21 @@ def test_a_configuration_has_a_short_name(name: str, config: GemmConfig) -> None
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, *sys.argv[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("tile", "tiles_down_m"),
+    [((128, 256), 16), ((64, 128), 16), ((128, 192), 8), ((256, 128), 8), ((128, 256, 2), 8)],
+)
+def test_tiles_twice_as_wide_as_high_have_a_higher_raster(tile: tuple[int, ...], tiles_down_m: int) -> None:
+    block_m, block_n, cluster_m = (*tile, 1)[:3]
+    assert tile_config(block_m, block_n, Output(), cluster_m).raster_group == tiles_down_m
+
+
+def test_wide_tiles_of_grouped_rows_load_64_rows_at_a_time() -> None:
+    counts, depths = Output(groups=Groups.COUNTS), Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    assert tile_config(128, 192, counts).box_rows_of_a == 64
+    assert tile_config(128, 160, counts).box_rows_of_a == 128
+    assert tile_config(192, 128, depths).box_rows_of_a == 192
+    assert tile_config(128, 192, Output()).box_rows_of_a == 128
+    assert tile_config(256, 128, Output(), cluster_n=2).box_rows_of_a == 128

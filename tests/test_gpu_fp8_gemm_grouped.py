@@ -115,8 +115,8 @@ def assert_product(d: Tensor, a: Any, b: Any, rows: Any, group: int) -> None:
 
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96])
 def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
-    for block_m in {tile.block_m for tile in TILES}:
-        config = tile_config(block_m, 128, Output(groups=Groups.COUNTS))
+    for tile in TILES:
+        config = tile_config(tile.block_m, tile.block_n, Output(groups=Groups.COUNTS))
         p = sim.random_problem(config, [max_m, 0, 1, max_m - 1] * 8, 1032, 1024, rows=max_m)
         check(on_gpu(p), config)
 

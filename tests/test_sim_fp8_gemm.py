@@ -224,6 +224,24 @@ def test_any_rows_and_columns(m: int, n: int) -> None:
     check(tile_config(128, 128, BF16, k=272), m, n, 272, seed=m * n)
 
 
+@pytest.mark.parametrize("m", [1, 33, 63])
+@pytest.mark.parametrize(
+    "config",
+    [
+        tile_config(64, 32, BF16, k=400),
+        tile_config(192, 64, Output(with_c=True), k=400),
+        tile_config(128, 64, Output(True, adds_to_d=True, sfb_is_per_row=True), k=400),
+        tile_config(128, 64, BF16, cluster_k=3, k=400),
+        tile_config(128, 64, BF16, cluster_m=2, k=400),
+        tile_config(128, 64, BF16, cluster_n=2, k=400),
+    ],
+    ids=lambda config: config.name,
+)
+def test_fewer_rows_than_a_tile(config: GemmConfig, m: int) -> None:
+    """Boxes of A and its scales are lower then, in each kind of product."""
+    check(config, m, config.block_n + 8, 400, seed=m)
+
+
 @pytest.mark.parametrize(
     "schedule", ["slow_cta", "slow_warps", "slow_producer", "slow_math", "late_loads", "late_stores"]
 )

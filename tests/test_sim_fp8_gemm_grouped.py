@@ -127,8 +127,8 @@ def test_biased_schedules(kind: Groups, schedule: str) -> None:
 
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96])
 def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
-    for block_m in (64, 128, 256):
-        check_layout(config_for(Groups.COUNTS, block_m), [max_m, 0, 1, max_m - 1, max_m], rows=max_m)
+    for block_m, block_n in ((64, 64), (128, 64), (256, 64), (128, 192)):
+        check_layout(config_for(Groups.COUNTS, block_m, block_n), [max_m, 0, 1, max_m - 1, max_m], rows=max_m)
 
 
 def test_masked_with_skewed_counts_and_an_expectation_that_is_wrong() -> None:

@@ -272,7 +272,7 @@ def test_shapes_with_a_faster_tile_get_an_entry_and_lose_it_again(clock: Clock, 
     entries = {entry.m: entry for entry in read_table(in_a_folder / "t.json")}
     found = entries[200]
     assert (found.n, found.k, found.output, found.gpu, found.num_sms) == (576, 1024, Output(), "H200", 132)
-    assert (found.tile, found.us, found.replaces, found.replaced_us) == (other.tile, 9.6, chosen.tile.name, 10)
+    assert (found.tile, found.us, found.replaces, found.replaced_us) == (other.tile.name, 9.6, chosen.tile.name, 10)
     made_by = json.loads((in_a_folder / "t.json").read_text())["made_by"]
     assert made_by.startswith("python -m deep_gemm tune, deep_gemm ")
 
@@ -333,7 +333,11 @@ def test_a_table_with_a_mistake_is_not_written_over(clock: Clock, in_a_folder: P
         (("--audit", "--output", "bf16"), "--output is for --shapes"),
         (("--shapes", "1,8,16", "--commit", "abc"), "--commit is for --audit"),
         (("--shapes", "1,8"), "shapes: expected three or four positive integers"),
-        (("--shapes", "1,2,8,16"), "shapes: expected (m, n, k) for tune, got (1, 2, 8, 16)"),
+        (
+            ("--shapes", "1,2,8,16"),
+            "shapes: expected (m, n, k) for tune, n a multiple of 8 and k of 16, got (1, 2, 8, 16)",
+        ),
+        (("--shapes", "1,8,15"), "shapes: expected (m, n, k) for tune, n a multiple of 8 and k of 16, got (1, 8, 15)"),
         (("--shapes", "1,8,16", "--output", "fp16"), "output: expected one of bf16, bf16+c, "),
     ],
 )
@@ -359,6 +363,15 @@ def test_another_gpu_than_a_hopper_is_refused(gpu: FakeGpu, monkeypatch: pytest.
     code, output = invoke("--audit")
     assert code == 2
     assert "need a Hopper GPU" in output
+
+
+def test_a_table_in_force_that_is_none_is_named(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("deep_gemm.heuristics.tables_in_force", lambda: [tmp_path / "none.json"])
+    tuned_tiles.cache_clear()
+    code, output = invoke("--audit")
+    tuned_tiles.cache_clear()
+    assert code == 2
+    assert "none.json: expected a table of tuned products, got" in output
 
 
 def test_without_a_compiler_the_command_says_what_to_install(

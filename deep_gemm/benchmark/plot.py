@@ -38,6 +38,8 @@ class Place:
 
 def draw(report: Report, path: Path) -> None:
     """Draw a run of `bench dense` or `bench grouped` into a file of any type that matplotlib writes."""
+    if report.kind not in ("dense", "grouped"):
+        raise ValueError(f"a plot needs a run of bench dense or bench grouped, got {report.kind}")
     compared = [each for each in comparisons(report) if each.row.us is not None]
     if not compared:
         raise ValueError(f"a plot needs cold times of {OURS}, and this run of bench {report.kind} has none")

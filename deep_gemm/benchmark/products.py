@@ -146,7 +146,7 @@ def reason(error: BaseException) -> str:
 
 
 def raise_if_lost(error: BaseException) -> None:
-    """Give up where the GPU answers no more: what failed so is not the only one."""
+    """Raise GpuLostError where the GPU answers no more: all that comes later would fail too."""
     if isinstance(error, PairingError) or not torch.cuda.is_available():
         return
     try:

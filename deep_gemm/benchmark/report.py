@@ -91,7 +91,7 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """What the run measured: dense, grouped, host or compile."""
+        """What the run measured: dense, grouped, host or compile; or audit."""
         return str(self.header["kind"])
 
     def default_path(self) -> Path:

@@ -16,11 +16,12 @@ import torch
 
 from ..config import GemmConfig, Output
 from ..config_decode import DecodeConfig
-from ..heuristics import Candidate, Gpu, candidates, cheapest_tile, tuned_tile
+from ..heuristics import Candidate, Gpu, candidates, cheapest_tile, chosen_tile
 from ..kernels import dense, fp8_gemm, fp8_gemm_decode
 from ..layout import RECIPE_1D1D, get_mn_major_tma_aligned_tensor
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..settings import get_batch_invariant
 from ..tiles import Tile
 from .cases import Case, cases_of, random_shapes
 from .contenders import OURS
@@ -53,9 +54,13 @@ class Contest:
     def of(cls, case: Case, output: Output, gpu: Gpu, *, by_cost: bool = False) -> Contest:
         """Enter the tile that is chosen, or that would be `by_cost` alone, and those that may be faster."""
         m, n, k = case.shape
-        able = [one for one in candidates(m, n, k, output, gpu) if one.why_not is None]
-        tuned = None if by_cost else tuned_tile(m, n, k, output, gpu)
-        chosen = tuned or cheapest_tile(m, n, k, output, gpu)
+        split_k = not get_batch_invariant()
+        able = [
+            one
+            for one in candidates(m, n, k, output, gpu)
+            if one.why_not is None and (split_k or one.tile.cluster_k == 1)
+        ]
+        chosen = (cheapest_tile if by_cost else chosen_tile)(m, n, k, output, gpu, split_k=split_k)
         entrants = [one for one in able if one.tile == chosen or one.cost_us <= HOPEFUL * able[0].cost_us]
         return cls(case, output, tuple(sorted(entrants, key=lambda one: one.tile != chosen)))
 

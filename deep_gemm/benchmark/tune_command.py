@@ -68,7 +68,10 @@ class _Session:
 
     def audit(self, out: Path | None, commit: str | None) -> bool:
         """Compare what is chosen with the best, and keep all times in a result file."""
-        contests = tune.audit_contests(_gpu())
+        try:
+            contests = tune.audit_contests(_gpu())
+        except ValueError as error:  # of a table in force
+            raise UsageError(str(error)) from error
         report = Report(machine.header("audit", tune.METHOD, commit))
         path = out or report.default_path()
 
@@ -93,6 +96,8 @@ class _Session:
             raise UsageError(str(error)) from error
 
         def keep() -> None:
+            if not self.judgements:
+                return
             measured = {_product(one.contest, gpu) for one in self.judgements}
             found = [_entry(one, gpu) for one in self.judgements if one.ratio > WORTH_AN_ENTRY]
             write_whole(path, table_text(updated(entries, measured, found), MADE_BY))
@@ -161,9 +166,9 @@ def _cases(shapes: str) -> list[Case]:
         asked_for = dict.fromkeys(parse_shapes(shapes))
     except ValueError as error:
         raise UsageError(str(error)) from error
-    odd = next((shape for shape in asked_for if len(shape) != 3), None)
+    odd = next((shape for shape in asked_for if len(shape) != 3 or shape[1] % 8 or shape[2] % 16), None)
     if odd is not None:
-        raise UsageError(f"shapes: expected (m, n, k) for tune, got {odd}")
+        raise UsageError(f"shapes: expected (m, n, k) for tune, n a multiple of 8 and k of 16, got {odd}")
     return [Case("dense", shape) for shape in asked_for]
 
 
@@ -189,7 +194,7 @@ def _product(contest: Contest, gpu: Gpu) -> Product:
 def _entry(judgement: Judgement, gpu: Gpu) -> Entry:
     m, n, k, output, name, num_sms = _product(judgement.contest, gpu)
     best, chosen = judgement.best, judgement.chosen
-    return Entry(name, num_sms, output, m, n, k, best.tile, best.spread.us, chosen.tile.name, chosen.spread.us)
+    return Entry(name, num_sms, output, m, n, k, best.tile.name, best.spread.us, chosen.tile.name, chosen.spread.us)
 
 
 def _cells(judgement: Judgement) -> tuple[str, ...]:

@@ -73,8 +73,7 @@ DEVICE bool next_tile(const Params& p, SharedStorage& shared, Scheduler& schedul
 // about 2 ns. What lies in the slot behind them is multiplied, and not stored.
 DEVICE uint32_t bytes_of_slot(const Params& p, const Tile& tile) {
   if constexpr (kGroups != kNoGroups) return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK;
-  constexpr uint32_t kRows = kBlockM / kClusterN;
-  const uint32_t rows = (p.m < kRows ? p.m : kRows) * kClusterN;
+  const uint32_t rows = (p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
   const uint32_t scales = p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
   return kSlotBytes - (kBlockM - rows) * kBlockK - (kBlockM - scales) * 4;
 }
@@ -102,8 +101,7 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     }
     // Each CTA of a cluster loads its part of the shared operand into the same slot of both.
     if constexpr (kClusterN > 1) {
-      constexpr uint32_t kRows = kBlockM / kClusterN;
-      const uint32_t first = ptx::cluster_rank() * kRows;
+      const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
       ptx::tma_load_2d_multicast(&p.map_a, full, shared.a[at.stage] + first * kBlockK, k, tile.row_m + first, kAllCtas);
     } else {
       ptx::tma_load_2d(&p.map_a, full, shared.a[at.stage], k, tile.row_m);

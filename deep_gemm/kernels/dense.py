@@ -19,7 +19,7 @@ from .plan import Plan, addresses_of, keep, refuse_if
 
 _plans: dict[tuple[object, ...], Plan] = {}
 _elders: dict[tuple[object, ...], fp8_gemm.Plan] = {}
-"""Of plans that differ in m alone the first, from which the others are made."""
+"""Of plans that differ in m alone the first with as many rows as a tile, from which the others are made."""
 
 
 def run(p: DenseProblem, config: GemmConfig | DecodeConfig | None = None) -> Plan | None:
@@ -81,6 +81,7 @@ def _plan(
     if is_given:
         refuse_if(config.name, fp8_gemm.why_unfit(config, p.k, output))
     ready = fp8_gemm.prepared(config, p)
+    # With fewer rows than a tile has, boxes are lower: such a plan is neither made from another's, nor another from it.
     if p.m < config.block_m or not driver.sizes_are_numbers():
         return fp8_gemm.Plan(ready, output, config, num_sms), ready
     elder = _elders.get((config, family))

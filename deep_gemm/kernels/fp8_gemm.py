@@ -173,7 +173,7 @@ def tensor_maps(config: GemmConfig, p: DenseProblem) -> dict[str, TensorMap]:
     """
     output = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
     maps = {
-        "a": matrix_map(ElementType.UINT8, p.a, (min(config.block_m // config.cluster_n, p.m), BLOCK_K), 128),
+        "a": matrix_map(ElementType.UINT8, p.a, (min(config.box_rows_of_a, p.m), BLOCK_K), 128),
         "b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
         "sfa": scales_map(min(config.block_m, align(p.m, 4)), p.sfa),
         "d": matrix_map(output, p.d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes),
