@@ -22,13 +22,13 @@ from .benchmark.contenders import FAST, OURS, dequantized
 from .benchmark.products import MAX_ERROR_BF16, MAX_ERROR_FP32, cold_rows
 from .benchmark.report import Row
 from .benchmark.timing import L2Flush
+from .cost import HOPPER
 from .dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from .grouped import (
     k_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked,
 )
-from .heuristics import HOPPER
 from .inspect_kernels import show_families
 from .jit import CompilerMissing
 from .quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8

@@ -1,6 +1,6 @@
 """Which tile multiplies grouped rows. The host knows how many rows there are in all, or about how many each group has.
 
-The cost is what computing takes by heuristics.py, with an expected number of tiles. What memory takes is about the same
+The cost is what computing takes by cost.py, with an expected number of tiles. What memory takes is about the same
 with any tile, and left out. Group sizes are taken to be spread
 
     where rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
@@ -17,7 +17,7 @@ import math
 from functools import cache
 
 from .config import BLOCK_K, WGMMA_ROWS, WIDE_TILE, GemmConfig, Groups, Output, tile_config
-from .heuristics import Fit, Gpu
+from .cost import Fit, Gpu
 from .tiles import TILES as DENSE_TILES
 from .tiles import Tile, of_sizes
 

@@ -10,7 +10,7 @@ from functools import cache
 
 from . import heuristics_grouped
 from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
-from .heuristics import Fit, Gpu
+from .cost import Fit, Gpu
 from .layout import ceil_div
 from .tiles import TILES_1D1D, Tile, of_sizes
 

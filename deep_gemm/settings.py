@@ -229,7 +229,7 @@ def _device_num_sms() -> int:
     import torch  # here, because the compiler's side of the package reads settings and does without torch
 
     if not torch.cuda.is_available():
-        from .heuristics import H200  # here, because what chooses a kernel may read settings
+        from .cost import H200  # here, because what chooses a kernel may read settings
 
         return H200.num_sms
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from .heuristics import HOPPER
+from .cost import HOPPER
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deep_gemm.heuristics import H200, Gpu
+from deep_gemm.cost import H200, Gpu
 from deep_gemm.jit import driver
 from deep_gemm.kernels import dense as kernels_dense
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_gpu import encoded_map
 
-from deep_gemm import heuristics
+from deep_gemm import cost
 from deep_gemm.jit import driver
 from deep_gemm.jit.compiler import CompiledKernel
 from deep_gemm.tensor_map import ElementType, TensorMap
@@ -212,10 +212,10 @@ def test_a_gpu_that_is_not_hopper_is_named_with_what_is_needed(
 ) -> None:
     properties = SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=108)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    heuristics.gpu_of.cache_clear()
+    cost.gpu_of.cache_clear()
     with pytest.raises(NotImplementedError) as caught:
-        heuristics.gpu_of(0)
-    heuristics.gpu_of.cache_clear()
+        cost.gpu_of(0)
+    cost.gpu_of.cache_clear()
     told = str(caught.value)
     assert "need a Hopper GPU (compute capability 9.0)" in told
     assert f"cuda:0 is {name}, compute capability {major}.{minor}" in told

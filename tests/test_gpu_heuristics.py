@@ -9,7 +9,7 @@ from deep_gemm.benchmark import tune
 from deep_gemm.benchmark.cases import Case, random_shapes
 from deep_gemm.benchmark.timing import L2Flush
 from deep_gemm.config import Output
-from deep_gemm.heuristics import gpu_of
+from deep_gemm.cost import gpu_of
 from deep_gemm.kernels import dense
 from deep_gemm.tiles import OUTPUTS_BY_NAME
 

@@ -7,7 +7,7 @@ import torch
 
 from deep_gemm import reference
 from deep_gemm.config import Groups, Output, tile_config
-from deep_gemm.heuristics import H200
+from deep_gemm.cost import H200
 from deep_gemm.heuristics_grouped import reachable_grouped, select_grouped
 from deep_gemm.kernels import fp8_gemm_grouped, grouped
 from deep_gemm.sim import fp8_gemm_grouped as sim

@@ -19,18 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plai
 from deep_gemm import heuristics
 from deep_gemm.config import GemmConfig, Output
 from deep_gemm.config_decode import DecodeConfig
-from deep_gemm.heuristics import (
-    GPUS,
-    H20,
-    H200,
-    Gpu,
-    candidates,
-    explain,
-    menu,
-    reachable,
-    reachable_decode,
-    select,
-)
+from deep_gemm.cost import GPUS, H20, H200, Gpu
+from deep_gemm.heuristics import candidates, explain, menu, reachable, reachable_decode, select
 from deep_gemm.layout import ceil_div
 from deep_gemm.tiles import tiles_for
 

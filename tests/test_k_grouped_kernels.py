@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.config import Groups, Output, tile_config
-from deep_gemm.heuristics import H200
+from deep_gemm.cost import H200
 from deep_gemm.heuristics_k_grouped import reachable_k_grouped, select_k_grouped
 from deep_gemm.jit import driver
 from deep_gemm.kernels import fp8_gemm_k_grouped as kernel_side

@@ -20,7 +20,8 @@ from deep_gemm.benchmark.contenders import OURS
 from deep_gemm.benchmark.report import Report
 from deep_gemm.benchmark.timing import Spread
 from deep_gemm.config import Output
-from deep_gemm.heuristics import H200, candidates, cheapest_tile, reachable, reachable_decode, tuned_tiles
+from deep_gemm.cost import H200
+from deep_gemm.heuristics import candidates, cheapest_tile, reachable, reachable_decode, tuned_tiles
 from deep_gemm.jit import CompilerMissing
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
 from deep_gemm.problem import DenseProblem

@@ -15,7 +15,8 @@ from deep_gemm import heuristics
 from deep_gemm import settings as settings_module
 from deep_gemm.config import GemmConfig, Output
 from deep_gemm.config_decode import DecodeConfig
-from deep_gemm.heuristics import H20, H200, cheapest_tile, explain, reachable, reachable_decode, select, tuned_tiles
+from deep_gemm.cost import H20, H200
+from deep_gemm.heuristics import cheapest_tile, explain, reachable, reachable_decode, select, tuned_tiles
 from deep_gemm.tiles import tiles_by_name
 from deep_gemm.tuned import PACKAGE_TABLE, Entry, parse_table, read_table, table_text, updated
 

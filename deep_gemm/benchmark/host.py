@@ -13,7 +13,8 @@ from torch import Tensor
 
 from .. import dense, grouped
 from ..config import Output
-from ..heuristics import H200, select
+from ..cost import H200
+from ..heuristics import select
 from ..layout import get_mn_major_tma_aligned_tensor
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from .products import reason

@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 
 from ..config import Output
-from ..heuristics import GPUS, select
+from ..cost import GPUS
+from ..heuristics import select
 from ..settings import get_batch_invariant, get_num_sms
 from .cases import Case
 from .contenders import OURS, Contender, contenders_of

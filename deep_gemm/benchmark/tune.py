@@ -16,7 +16,8 @@ import torch
 
 from ..config import GemmConfig, Output
 from ..config_decode import DecodeConfig
-from ..heuristics import Candidate, Gpu, candidates, cheapest_tile, chosen_tile
+from ..cost import Gpu
+from ..heuristics import Candidate, candidates, cheapest_tile, chosen_tile
 from ..kernels import dense, fp8_gemm, fp8_gemm_decode
 from ..layout import RECIPE_1D1D, get_mn_major_tma_aligned_tensor
 from ..problem import DenseProblem, dense_problem

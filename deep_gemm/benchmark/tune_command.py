@@ -11,7 +11,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..config import Output
-from ..heuristics import Gpu, gpu_of
+from ..cost import Gpu, gpu_of
 from ..jit import CompilerMissing
 from ..settings import settings
 from ..tiles import OUTPUTS_BY_NAME

@@ -9,7 +9,8 @@ import torch
 
 from ..config import GemmConfig, Output, tile_config
 from ..config_decode import DecodeConfig
-from ..heuristics import Gpu, gpu_of, select
+from ..cost import Gpu, gpu_of
+from ..heuristics import select
 from ..jit import driver
 from ..problem import DenseProblem
 from ..settings import generation, get_batch_invariant, get_compile_mode, num_sms_of, settings

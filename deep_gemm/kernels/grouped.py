@@ -7,7 +7,7 @@ import sys
 import torch
 
 from ..config import GemmConfig
-from ..heuristics import gpu_of
+from ..cost import gpu_of
 from ..heuristics_grouped import select_grouped
 from ..problem import ContiguousProblem, MaskedProblem
 from ..reference import padding_rows

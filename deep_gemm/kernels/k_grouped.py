@@ -7,7 +7,7 @@ import sys
 import torch
 
 from ..config import GemmConfig
-from ..heuristics import gpu_of
+from ..cost import gpu_of
 from ..heuristics_k_grouped import select_k_grouped
 from ..problem import KGroupedProblem
 from ..settings import generation, get_compile_mode, get_num_sms, settings
