@@ -21,8 +21,8 @@ BF16_UNIT = 2.0**-8
 
 
 def random_fp8(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """E4M3 values of all magnitudes, NaN left out."""
-    bits = torch.randint(0, 256, tuple(shape), generator=generator, dtype=torch.int32)
+    """E4M3 values of all magnitudes, NaN left out, where the generator is."""
+    bits = torch.randint(0, 256, tuple(shape), generator=generator, dtype=torch.int32, device=generator.device)
     bits = torch.where(bits & 0x7F == 0x7F, bits & 0x80, bits)
     return bits.to(torch.uint8).view(torch.float8_e4m3fn)
 
@@ -30,9 +30,10 @@ def random_fp8(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 def random_scales(
     shape: Sequence[int], generator: torch.Generator, low_exponent: int = -4, high_exponent: int = 4
 ) -> Tensor:
-    """Positive FP32 scales with random mantissas and exponents."""
-    mantissas = 1 + torch.rand(tuple(shape), generator=generator)
-    exponents = torch.randint(low_exponent, high_exponent + 1, tuple(shape), generator=generator)
+    """Positive FP32 scales with random mantissas and exponents, where the generator is."""
+    device = generator.device
+    mantissas = 1 + torch.rand(tuple(shape), generator=generator, device=device)
+    exponents = torch.randint(low_exponent, high_exponent + 1, tuple(shape), generator=generator, device=device)
     return torch.ldexp(mantissas, exponents)
 
 

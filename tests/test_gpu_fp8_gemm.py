@@ -13,6 +13,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import reference
+from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.config import GemmConfig
 from deep_gemm.heuristics import reachable
 from deep_gemm.jit import driver
@@ -29,10 +30,10 @@ RELATIVE = {torch.bfloat16: 3e-3, torch.float32: 1e-3}
 
 
 def operands(m: int, n: int, k: int, seed: int = 0, *, by_row: bool = False) -> tuple[Operand, Operand]:
-    g = torch.Generator().manual_seed(seed)
-    a = random_fp8((m, k), g).cuda(), random_scales((m, ceil_div(k, 128)), g).cuda()
+    g = torch.Generator("cuda").manual_seed(seed)
+    a = random_fp8((m, k), g), random_scales((m, ceil_div(k, 128)), g)
     rows = n if by_row else ceil_div(n, 128)
-    b = random_fp8((n, k), g).cuda(), random_scales((rows, ceil_div(k, 128)), g).cuda()
+    b = random_fp8((n, k), g), random_scales((rows, ceil_div(k, 128)), g)
     return a, b
 
 
@@ -61,6 +62,12 @@ def assert_right(p: DenseProblem, got: Tensor, right: Tensor, config: GemmConfig
     assert mistakes is None, f"{config.name if config else 'chosen'}: {mistakes}"
     relative = float((got.double() - right.double()).norm() / right.double().norm())
     assert relative < RELATIVE[got.dtype], f"{relative:.1e} of the whole result"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(reachable(), lambda _: None)
 
 
 @pytest.mark.parametrize("index", range(len(reachable())))
@@ -93,11 +100,10 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     config = reachable()[index]
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_rest else 128 * 36 - 16
-    g = torch.Generator().manual_seed(index)
-    a = torch.randint(-2, 3, (m, k), generator=g).to(torch.float8_e4m3fn).cuda()
-    b = torch.randint(-2, 3, (n, k), generator=g).to(torch.float8_e4m3fn).cuda()
-    sfa = random_scales((m, ceil_div(k, 128)), g).cuda()
-    sfb = random_scales((n if config.sfb_is_per_row else ceil_div(n, 128), ceil_div(k, 128)), g).cuda()
+    g = torch.Generator("cuda").manual_seed(index)
+    a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    sfa = random_scales((m, ceil_div(k, 128)), g)
+    sfb = random_scales((n if config.sfb_is_per_row else ceil_div(n, 128), ceil_div(k, 128)), g)
     p = problem_for(config, (a, sfa), (b, sfb), torch.full((m, n), float("nan"), dtype=dtype, device="cuda"))
     right = (
         sum_of_parts(p, config.cluster_k, config.run_k_blocks)

@@ -9,6 +9,7 @@ import torch
 from helpers import framed, random_scales
 from test_gpu_fp8_gemm import assert_right, operands, right_d
 
+from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.heuristics import reachable_decode
 from deep_gemm.kernels import dense
@@ -24,13 +25,18 @@ def dtype_of(config: DecodeConfig) -> torch.dtype:
 
 def small_integers(config: DecodeConfig, m: int, n: int, k: int, seed: int) -> DenseProblem:
     """No sum of a block needs more bits than the tensor cores keep."""
-    g = torch.Generator().manual_seed(seed)
-    a, b = (torch.randint(-2, 3, (rows, k), generator=g).to(torch.float8_e4m3fn).cuda() for rows in (m, n))
-    sfa = random_scales((m, ceil_div(k, 128)), g).cuda()
-    sfb = random_scales((ceil_div(n, 128), ceil_div(k, 128)), g).cuda()
+    g = torch.Generator("cuda").manual_seed(seed)
+    a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    sfa, sfb = random_scales((m, ceil_div(k, 128)), g), random_scales((ceil_div(n, 128), ceil_div(k, 128)), g)
     d = torch.full((m, n), float("nan"), dtype=dtype_of(config), device="cuda")
     c = torch.randn(m, n, device="cuda").to(d.dtype) if config.with_c else None
     return dense_problem((a, sfa), (b, sfb), d, c)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(reachable_decode(), lambda _: None)
 
 
 @pytest.mark.parametrize("index", range(len(reachable_decode())))

@@ -17,6 +17,7 @@ from torch import Tensor
 import deep_gemm
 import deep_gemm.problem
 from deep_gemm import reference
+from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.config import GemmConfig, Groups, Output, tile_config
 from deep_gemm.heuristics_grouped import TILES, reachable_grouped
 from deep_gemm.kernels import grouped
@@ -65,6 +66,12 @@ def layout_of(kind: Groups, sizes: list[int], rng: random.Random) -> list[int]:
 
 def random_sizes(rng: random.Random, groups: int) -> list[int]:
     return [rng.choice([0, 1, 2, 63, 64, 65, 127, 128, 129, rng.randint(0, 600)]) for _ in range(groups)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(reachable_grouped(), lambda _: None)
 
 
 @pytest.mark.parametrize("index", range(len(reachable_grouped())))
