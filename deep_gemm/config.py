@@ -164,6 +164,11 @@ class GemmConfig:
         return self.block_m + (32 if self.groups in (Groups.IDS, Groups.ENDS) else 0)
 
     @property
+    def rows_are_grouped(self) -> bool:
+        """Groups are of rows, which TMA cuts off at a group's end; not of parts of k."""
+        return self.groups not in (Groups.NONE, Groups.DEPTHS)
+
+    @property
     def box_rows_of_a(self) -> int:
         """Rows of A that one TMA load brings at most: those of a tile, or this CTA's part of them.
 
@@ -171,8 +176,7 @@ class GemmConfig:
         boxes of 64 rows, those without any are left out. On an H200 that was worth up to 6% to wide tiles where
         groups are small, and cost nothing where they are large; 128x128 and 128x160 tiles lost 3 and 1% there.
         """
-        rows_are_grouped = self.groups not in (Groups.NONE, Groups.DEPTHS)
-        return WGMMA_ROWS if rows_are_grouped and self.block_n >= WIDE_TILE else self.block_m // self.cluster_n
+        return WGMMA_ROWS if self.rows_are_grouped and self.block_n >= WIDE_TILE else self.block_m // self.cluster_n
 
     @property
     def tile_slots(self) -> int:

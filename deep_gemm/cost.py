@@ -23,7 +23,6 @@ from typing import NamedTuple
 import torch
 
 from .config import BLOCK_K, Output
-from .config_decode import DecodeConfig
 from .layout import ceil_div
 from .tiles import BLOCKS_OF_RUNS, Tile
 
@@ -129,14 +128,13 @@ class Fit(NamedTuple):
         macs = tile.block_m * tile.block_n * BLOCK_K * tile.ctas_per_sm
         tensor_us = 2 * macs / (gpu.fp8_tflops / gpu.num_sms) / 1e6
         block_us = max(tile.block_ns / 1e3, tensor_us)
-        weight_us = n * k / (gpu.dram_tb_per_s * 1e6)
-        config = tile.config(output, k)
-        if isinstance(config, DecodeConfig):
-            ring_kb = config.num_stages * config.block_n * BLOCK_K * config.ctas_per_sm / 1024
+        bytes_per_us = gpu.dram_tb_per_s * 1e6
+        weight_us = n * k / bytes_per_us
+        if tile.is_decode:
+            ring_kb = tile.config(output, k).num_stages * tile.block_n * BLOCK_K * tile.ctas_per_sm / 1024
             weight_us *= 1 + SHALLOW * ((WHOLE_RING_KB - ring_kb) / SHALLOW_BY_KB) ** 2
         rows_loaded = (tile.block_m * tile.cluster_m + tile.block_n * tile.cluster_n) * ceil_div(k, BLOCK_K)
         row_bytes = k + n * (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
-        bytes_per_us = gpu.dram_tb_per_s * 1e6
         ctas = tile.cluster_m * tile.cluster_n * tile.cluster_k
         # Nothing to share, nothing to split, nowhere to run: never.
         never = (

@@ -194,8 +194,7 @@ def explain(
     facts = _gpu_asked_for(gpu)
     found = candidates(m, n, k, output, facts)
     on_menu = [fit.tile for fit in menu(n, k, output, facts)]
-    tuned = tuned_tile(m, n, k, output, facts)
-    choice = tuned or cheapest_tile(m, n, k, output, facts)
+    choice, is_tuned = chosen_tile(m, n, k, output, facts), tuned_tile(m, n, k, output, facts) is not None
     chosen = next(candidate for candidate in found if candidate.tile == choice)
     from rich import box  # here, because importing deep_gemm must stay cheap
     from rich.console import Console
@@ -210,7 +209,7 @@ def explain(
     for candidate in found:
         lost = candidate.cost_us / chosen.cost_us - 1
         if candidate is chosen:
-            verdict = "chosen" if tuned is None else "chosen, tuned"
+            verdict = "chosen, tuned" if is_tuned else "chosen"
         elif candidate.why_not or candidate.tile not in on_menu:
             verdict = candidate.why_not or "not on the menu of this weight"
         else:

@@ -55,10 +55,11 @@ class Table:
 
 
 class Measured:
-    """Ratios of a result file's products of one kind."""
+    """Ratios of a result file's products of one kind, those that DeepGEMM was measured at: so without odd shapes."""
 
     def __init__(self, report: Report, kind: str, mode: str = "cold") -> None:
-        self.compared = [each for each in comparisons(report, mode) if each.row.kind == kind and each.row.us]
+        compared = [each for each in comparisons(report, mode) if each.row.kind == kind and each.row.us]
+        self.compared = [each for each in compared if each.row.deepgemm_ratio_to_fast]
         self.others = {
             (row.contender, row.shape): row.us for row in report.rows if (row.kind, row.mode) == (kind, mode) and row.us
         }
@@ -68,11 +69,7 @@ class Measured:
         return self._ratios(choice, lambda each: each.to_deepgemm)
 
     def to_fast(self, choice: Choice) -> list[tuple[float | None, Shape]]:
-        """Of our time to that of cuBLASLt's fast product, where DeepGEMM was measured too: so without odd shapes."""
-        return self._ratios(choice, lambda each: each.to_fast if each.to_deepgemm else None)
-
-    def to_any_fast(self, choice: Choice) -> list[tuple[float | None, Shape]]:
-        """The same, in any mode."""
+        """Of our time to that of cuBLASLt's fast product."""
         return self._ratios(choice, lambda each: each.to_fast)
 
     def to_blockwise(self, choice: Choice) -> list[tuple[float | None, Shape]]:
@@ -80,7 +77,7 @@ class Measured:
 
         def ratio(each: Comparison) -> float | None:
             other = self.others.get(("cublaslt_blockwise", each.row.shape))
-            return each.row.us / other if each.to_deepgemm and each.row.us and other else None
+            return each.row.us / other if each.row.us and other else None
 
         return self._ratios(choice, ratio)
 
@@ -106,7 +103,7 @@ def dense(table: Table, measured: Measured, sustained: Measured) -> None:
     table.worst("m >= 128, to cuBLASLt blockwise, worst", 1.00, measured.to_blockwise(large))
     for shape in ((4096, 7168, 16384), (4096, 4096, 7168)):
         table.one(f"{_name(shape)}, to cuBLASLt fast", 1.07, measured.to_fast(shape.__eq__))
-    table.one("8192x8192x8192 sustained, to cuBLASLt fast", 1.01, sustained.to_any_fast(lambda s: s[0] == 8192))
+    table.one("8192x8192x8192 sustained, to cuBLASLt fast", 1.01, sustained.to_fast(lambda s: s[0] == 8192))
     shallow: Choice = lambda s: s[2] in (512, 1536) and s[0] >= 1024  # noqa: E731
     table.worst("k = 512 and 1536, m >= 1024, to DeepGEMM, worst", 1.00, measured.to_deepgemm(shallow))
     for shape, aim in (((512, 7168, 16384), 0.78), ((512, 7168, 2048), 0.80), ((1024, 2112, 7168), 0.85)):
@@ -128,15 +125,13 @@ def decode(table: Table, measured: Measured) -> None:
     table.worst("the same, worst", 1.03, measured.to_deepgemm(small))
     table.mean("m <= 128, to cuBLASLt fast, geometric mean", 0.95, measured.to_fast(small))
     table.worst("the same, worst", 1.08, measured.to_fast(small))
-    regular = {shape for ratio, shape in measured.to_deepgemm(small) if ratio}
-    floors = (("m <= 16, n >= 4096", 1.15, 16, 4096, 1 << 30), ("m <= 16, n = 2112", 1.30, 16, 2112, 2112))
-    for words, aim, rows, least_n, most_n in (*floors, ("m = 64, n >= 4096", 1.25, 64, 4096, 1 << 30)):
-        least_m = 64 if rows == 64 else 1
-
-        def inside(s: Shape, rows: int = rows, least_m: int = least_m, n: tuple[int, int] = (least_n, most_n)) -> bool:
-            return s in regular and least_m <= s[0] <= rows and n[0] <= s[1] <= n[1]
-
-        table.worst(f"{words}, to the copy of the bytes, worst", aim, measured.to_floor(inside))
+    floors: tuple[tuple[str, float, Choice], ...] = (
+        ("m <= 16, n >= 4096", 1.15, lambda s: s[0] <= 16 and s[1] >= 4096),
+        ("m <= 16, n = 2112", 1.30, lambda s: s[0] <= 16 and s[1] == 2112),
+        ("m = 64, n >= 4096", 1.25, lambda s: s[0] == 64 and s[1] >= 4096),
+    )
+    for words, aim, choice in floors:
+        table.worst(f"{words}, to the copy of the bytes, worst", aim, measured.to_floor(choice))
 
 
 def grouped(table: Table, report: Report) -> None:

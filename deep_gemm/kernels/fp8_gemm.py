@@ -8,7 +8,7 @@ from functools import cache
 from torch import Tensor
 
 from .. import jit
-from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Groups, Output
+from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Output
 from ..gates import CodePlan
 from ..jit import driver
 from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
@@ -51,8 +51,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_rest
     stores = config.units_per_warpgroup * (config.unit_n or config.block_n) // config.panel_columns
-    cuts_rows_off = config.groups not in (Groups.NONE, Groups.DEPTHS)
-    has_whole_d = cuts_rows_off and not config.sfb_is_per_row  # beside the one that cuts off
+    has_whole_d = config.rows_are_grouped and not config.sfb_is_per_row  # beside the one that cuts off
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
