@@ -31,8 +31,6 @@ TILE_BYTES = 16
 WINDOW_ROWS = 2048
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
-WIDE_TILE = 192
-"""Columns of a tile from which on, where rows are grouped, A is loaded in boxes of 64 rows."""
 
 
 class Groups(IntEnum):
@@ -124,13 +122,9 @@ class GemmConfig:
     def registers(self) -> tuple[int, int]:
         """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
 
-        Where rows are grouped, a warp beside the producer's searches the layout.
+        The producer's warps are two where rows are grouped: one searches the layout.
         """
-        if self.groups == Groups.DEPTHS:
-            return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
-        if self.groups:
-            return {1: (96, 248), 2: (56, 224), 3: (24, 160)}[self.num_math_warpgroups]
-        return {1: (40, 248), 2: (40, 232), 3: (24, 160)}[self.num_math_warpgroups]
+        return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
 
     @property
     def store_buffer_bytes(self) -> int:
@@ -150,7 +144,7 @@ class GemmConfig:
         if self.cluster_k > 1:
             chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
             outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
-        scales = self.num_stages * (self.scale_rows + (self.block_n if self.sfb_is_per_row else 0)) * 4
+        scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
         barriers = (self.num_stages + 1) * 2 * 8
         tiles = self.tile_slots * (TILE_BYTES + 2 * 8) + self.window_rows * 4
         return align(align(align(outputs, 1024) + operands + align(scales, 8) + barriers, 16) + tiles, 1024)
@@ -169,14 +163,24 @@ class GemmConfig:
         return self.groups not in (Groups.NONE, Groups.DEPTHS)
 
     @property
+    def has_short_tiles(self) -> bool:
+        """Whether a group's last tile may be lower than the others, in steps of 64 rows: if warpgroups have two units.
+
+        A group of 129 to 256 rows then is one tile, which reads B once and multiplies few rows in vain: on an H200
+        128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by it:
+        CTAs that share B get out of step, and read it from DRAM twice.
+        """
+        return self.rows_are_grouped and self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
+
+    @property
     def box_rows_of_a(self) -> int:
         """Rows of A that one TMA load brings at most: those of a tile, or this CTA's part of them.
 
         Where rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows: with
-        boxes of 64 rows, those without any are left out. On an H200 that was worth up to 6% to wide tiles where
-        groups are small, and cost nothing where they are large; 128x128 and 128x160 tiles lost 3 and 1% there.
+        boxes of 64 rows, those without any are left out. On an H200 that is worth up to 25% where groups are small, and
+        costs nothing where they are large.
         """
-        return WGMMA_ROWS if self.rows_are_grouped and self.block_n >= WIDE_TILE else self.block_m // self.cluster_n
+        return WGMMA_ROWS if self.rows_are_grouped else self.block_m // self.cluster_n
 
     @property
     def tile_slots(self) -> int:
@@ -202,7 +206,6 @@ class GemmConfig:
         yield self.block_n <= 256, "a TMA box of at most 256 rows of B"
         yield unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"
         yield self.block_n % unit_n == 0, "whole units along n"
-        yield not self.sfb_is_per_row or self.block_n % 32 == 0, "scales of B in whole lines of 128 bytes"
         scale_chunk = gcd(self.block_n, 128)
         yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
         yield self.num_stages >= 2, "at least 2 stages"
@@ -246,7 +249,7 @@ class GemmConfig:
             "kUnitN": self.unit_n or self.block_n,
             "kUnitsAlongN": self.units_along_n,
             "kUnitsPerWarpgroup": self.units_per_warpgroup,
-            "kRowsPerWarpgroup": self.block_m // self.num_math_warpgroups,
+            "kUnitStride": self.num_math_warpgroups * WGMMA_ROWS,
             "kNumPartials": self.num_partials,
             "kRunKBlocks": self.run_k_blocks,
             "kNumStages": self.num_stages,
@@ -273,6 +276,7 @@ class GemmConfig:
             "kSharedBytes": self.shared_bytes,
         }
         switches = {
+            "kHasShortTiles": self.has_short_tiles,
             "kOutputIsFp32": self.output_is_fp32,
             "kWithC": self.with_c,
             "kAddsToD": self.adds_to_d,
@@ -333,13 +337,17 @@ def tile_config(
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
     room = MAX_ACCUMULATORS[num_math_warpgroups]
     unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
-    num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 <= room else 1
-    run_k_blocks, has_rest = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
+    keeps_row_scales = output.sfb_is_per_row and units_along_m > 1
+    kept = unit_n // 4 if keeps_row_scales else 0
+    num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room else 1
+    if keeps_row_scales:
+        run_k_blocks, has_rest = 1, False  # longer lines gain nothing there, and take registers
+    else:
+        run_k_blocks, has_rest = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
     panel_columns = gcd(unit_n, 32 if output.is_fp32 else 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
-    # Where groups are along k a whole 192x128 tile in FP32 is worth 1%, in a dense product it costs 2%.
-    min_stages = 3 if slot_bytes >= (40 if output.groups == Groups.DEPTHS else 44) * 1024 else 4
+    min_stages = 3 if slot_bytes >= 44 * 1024 else 4
     for buffered in range(panels, 0, -1):
         if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit
@@ -397,10 +405,7 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
-        if output.sfb_is_per_row and area > 192 * 128:
-            return 1, False  # for want of registers
-        # Where rows are grouped, it is the plain loop that wants them.
-        return (1, False) if is_odd and not output.groups else (2, is_odd)
+        return (1, False) if is_odd else (2, False)
     gains_by_four = area <= 64 * 128 or output.sfb_is_per_row
     if gains_by_four and k_blocks % 4 == 0:
         return 4, False

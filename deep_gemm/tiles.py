@@ -51,10 +51,10 @@ def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:
 BLOCKS_OF_RUNS = 4
 """All runs of k-blocks that a configuration may have divide this number."""
 TILES = (
-    Tile(64, 32, 112, 0.54),
+    Tile(64, 32, 105, 0.54),
     *_splits(Tile(64, 64, 148, 0.51), 1, 3, 5),
     Tile(64, 96, 180, 0.66),
-    Tile(64, 128, 209, 0.67),
+    Tile(64, 128, 213, 0.67),
     Tile(128, 64, 254, 0.71),
     Tile(128, 96, 301, 0.79),
     Tile(128, 112, 365, 0.71),
@@ -81,7 +81,8 @@ TILES = (
 TILES_1D1D = (
     *_splits(Tile(64, 64, 190, 0.51), 1, 3),
     *_splits(Tile(128, 128, 480, 0.71), 1, 2, 4, 8),
-    Tile(192, 128, 660, 0.69),
+    Tile(256, 96, 660, 0.69),
+    Tile(256, 112, 763, 0.8),
 )
 """Where B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
 

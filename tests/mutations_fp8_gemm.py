@@ -43,6 +43,7 @@ PAIRS = GemmConfig(128, 64, 5, num_partials=2, run_k_blocks=4, has_rest=True)
 SPLITS = GemmConfig(128, 64, 3, cluster_k=3, num_partials=2, run_k_blocks=2, has_rest=True)
 SPLITS_C = GemmConfig(64, 32, 3, 1, cluster_k=2, panel_columns=32, with_c=True)
 BY_ROW = GemmConfig(128, 64, 3, sfb_is_per_row=True, panel_columns=32, output_is_fp32=True)
+KEEPING = GemmConfig(256, 32, 3, sfb_is_per_row=True, panel_columns=32, output_is_fp32=True)
 
 TRIALS = [
     *(Trial(PLAIN, (456, 392, 784), seed) for seed in (1, 2)),
@@ -70,6 +71,7 @@ TRIALS = [
     Trial(SPLITS_C, (264, 72, 128 * 5), 19, "slow_cta"),
     Trial(SPLITS_C, (264, 72, 128 * 70), 19),
     *(Trial(BY_ROW, (264, 136, 400), 20, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
+    *(Trial(KEEPING, (264, 136, 656), 23, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
 ]
 
 _GEMM, _RING, _SCALING, _SCHEDULER, _SPLIT, _STORE = (
@@ -83,9 +85,6 @@ _PROXY_FENCE = "    ptx::fence_proxy_async_shared();  // every writing thread, b
 _BAR = "    ptx::bar_sync(named_barrier, 128);\n"
 _WAIT_READ = "    if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();\n"
 _START = "if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();"
-_PROMOTE = (
-    "        promote(total[unit], partial[done % kNumPartials], sfa[done], block_scales, sfb[k_block], column);\n"
-)
 _AT_NEXT = "        at = at.next();\n"
 _CONSUMED = "  ptx::mbarrier_wait_parity(&shared.consumed, parity ^ 1);\n"
 
@@ -115,8 +114,8 @@ MUTATIONS = [
     Mutation("takes an answer for the wrong parity", _GEMM, "&ring.full[at.stage], at.parity)", "&ring.full[at.stage], at.parity ^ 1)"),
     Mutation("exits while the other CTA still arrives", _GEMM, "for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);", "{}", shows_in=SHARES_A),
     # Loads
-    Mutation("expects bytes without the scales", _GEMM, "kABytes + kBBytes + kScales * 4;", "kABytes + kBBytes;"),
-    Mutation("expects twice the bytes of B", _GEMM, "kABytes + kBBytes + kScales * 4;", "kABytes + 2 * kBBytes + kScales * 4;"),
+    Mutation("expects bytes without the scales", _GEMM, "kABytes + kBBytes + kScalesLoaded * 4;", "kABytes + kBBytes;"),
+    Mutation("expects twice the bytes of B", _GEMM, "kABytes + kBBytes + kScalesLoaded * 4;", "kABytes + 2 * kBBytes + kScalesLoaded * 4;"),
     Mutation("multicasts to itself alone", _GEMM, "kAllCtas);", "1u << ptx::cluster_rank());", everywhere=True, shows_in=SHARES_A),
     Mutation("half of A at the wrong rows", _GEMM, "k, tile.row_m + first, kAllCtas", "k, tile.row_m, kAllCtas", shows_in=SHARES_A),
     Mutation("half of B into the wrong slot rows", _GEMM, "shared.b[at.stage] + first * kBlockK", "shared.b[at.stage]", shows_in=SHARES_B),
@@ -129,15 +128,16 @@ MUTATIONS = [
     Mutation("waits for all products but one group", _GEMM, "ptx::wgmma_wait_group<0>();", "ptx::wgmma_wait_group<1>();"),
     Mutation("k begins 32 bytes into the rows of A", _GEMM, "(partial, a_low, b_low)", "(partial, a_low + 2, b_low)"),
     Mutation("slot released before its products are done", _GEMM, _WAIT_WGMMA, "      if (done % kUnitsPerWarpgroup + 1 == kUnitsPerWarpgroup) { release(ring, slots[done / kUnitsPerWarpgroup], ptx::lane_index(), 0); }\n" + _WAIT_WGMMA),
-    Mutation("slot released after the first unit", _GEMM, "= unit + 1 == kUnitsPerWarpgroup;", "= unit == 0;", shows_in=TWO_UNITS),
-    Mutation("slot released by every unit", _GEMM, "= unit + 1 == kUnitsPerWarpgroup;", "= true;", shows_in=TWO_UNITS),
+    Mutation("slot released after the first unit", _GEMM, "= unit + 1 == kUnits;", "= unit == 0;", shows_in=TWO_UNITS),
+    Mutation("slot released by every unit", _GEMM, "= unit + 1 == kUnits;", "= true;", shows_in=TWO_UNITS),
     Mutation("slot never released", _GEMM, _RELEASE, ""),
-    Mutation("both warpgroups multiply the same rows", _GEMM, "(shared.a[0]) + warpgroup * kRowsPerWarpgroup * kBlockK", "(shared.a[0])"),
+    Mutation("a warpgroup's second unit of rows is the other's first", _GEMM, "row = unit / kUnitsAlongN * kUnitStride, column", "row = unit / kUnitsAlongN * 64, column", shows_in=TWO_UNITS),
+    Mutation("both warpgroups multiply the same rows", _GEMM, "(shared.a[0]) + warpgroup * 64 * kBlockK", "(shared.a[0])"),
     Mutation("units along n multiply the same columns", _GEMM, " + column * (kBlockK / 16));", ");", shows_in=ALONG_N),
     # Scales
     Mutation("second row takes the first row's scale", _GEMM, "stage * kScales + row + 8)", "stage * kScales + row)"),
     Mutation("scales of all units from the first", _GEMM, "stage * kScales + row);", "stage * kScales);", shows_in=TWO_UNITS),
-    Mutation("scales read after the release", _GEMM, _RELEASE + _PROMOTE, _RELEASE + "        sfa[done][0] = ptx::ld_shared_f32(operands.sfa + slots[k_block].stage * kScales + unit / kUnitsAlongN * 64);\n" + _PROMOTE),
+    Mutation("scales read after the release", _GEMM, _RELEASE, _RELEASE + "        sfa[done][0] = ptx::ld_shared_f32(operands.sfa + slots[k_block].stage * kScales + unit / kUnitsAlongN * kUnitStride);\n"),
     Mutation("scale of B from the next block of k", _SCALING, "ptx::shfl_sync(current[i], k_block_of_32)", "ptx::shfl_sync(current[i], k_block_of_32 + 1)"),
     Mutation("scales of B past the 32nd block not renewed", _SCALING, "      current[i] = coming[i];\n", "      if (first_k_block == 0) current[i] = coming[i];\n"),
     Mutation("scales of B read past the last k-block", _SCALING, "(k_block < end_k_block ? k_block : end_k_block - 1)", "(k_block)"),
@@ -145,11 +145,16 @@ MUTATIONS = [
     Mutation("second block of B never used", _SCALING, "first_column + column >= i * 128 ?", "first_column + column >= i * 1024 ?", shows_in=RAGGED),
     Mutation("tile's offset in its block of B forgotten", _SCALING, "first_column(row_n % 128)", "first_column(0)", shows_in=RAGGED),
     Mutation("rows of a pair swapped in the promotion", _SCALING, "scale[i / 2 % 2]", "scale[i % 2]"),
-    Mutation("scales by row of the next columns", _SCALING, "ptx::ld_shared_v2_f32(sfb + column)", "ptx::ld_shared_v2_f32(sfb + (column + 8) % kUnitN)", shows_in=BY_ROW),
+    Mutation("scales by row of the next columns", _SCALING, "scales_of_columns(column);", "scales_of_columns((column + 8) % kUnitN);", shows_in=BY_ROW),
     Mutation("scales by row of the first slot", _GEMM, "operands.sfb + slots[k_block].stage * kScales + column", "operands.sfb + column", shows_in=BY_ROW),
+    Mutation("kept scales by row of the first slot", _GEMM, "operands.sfb + at.stage * kScales + column", "operands.sfb + column", shows_in=KEEPING),
+    Mutation("kept scales by row of the first columns", _GEMM, "return kept[k_block][pair / 8];", "return kept[k_block][0];", shows_in=KEEPING),
+    Mutation("scales of B of the CTA's first tile", _GEMM, "if (is_tile) begin_scales", "if (is_tile && !has_total) begin_scales"),
+    Mutation("a share without k-blocks asks for scales of B", _GEMM, "  if (kClusterK > 1 && k_blocks.first == k_blocks.end) return;  // fewer runs than CTAs\n", "", shows_in=SPLITS),
+    Mutation("totals stored where the next tile is", _GEMM, "store_total(p, shared, done, warpgroup, store_buffer, parity, total);", "store_total(p, shared, tile, warpgroup, store_buffer, parity, total);"),
     Mutation("slot given back before all lanes have read its scales", _GEMM, "          ptx::syncwarp();  // all lanes have read their scales\n", "", shows_in=BY_ROW),
-    Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "(rows - kBlockM) / 4 * 4 : 0"),
-    Mutation("the last tile moved to where TMA cannot load scales", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "rows - kBlockM : 0"),
+    Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - height, 4) * 4 : 0", "(rows - height) / 4 * 4 : 0"),
+    Mutation("the last tile moved to where TMA cannot load scales", _SCHEDULER, "ceil_div(rows - height, 4) * 4 : 0", "rows - height : 0"),
     Mutation("the last tile moved up where C is added", _SCHEDULER, "!kIsKGrouped && !kWithC && !kAddsToD", "!kIsKGrouped"),
     Mutation("scales by row of another tile", _GEMM, "+ kScaleRows, tile.row_n, k_block);", "+ kScaleRows, 0, k_block);", shows_in=BY_ROW),
     # Runs and pairs of partial sums
@@ -164,7 +169,6 @@ MUTATIONS = [
     Mutation("shares of k overlap", _SCHEDULER, "first = runs * rank / kClusterK * kRunKBlocks;", "first = (rank == 0 ? 0 : runs * rank / kClusterK - 1) * kRunKBlocks;", shows_in=SPLITS),
     Mutation("last share of k cut short", _SCHEDULER, "end = end_of_share < end ? end_of_share : end;", "end = end_of_share < end ? end_of_share : end - 1;", shows_in=SPLITS),
     Mutation("share of k past its end", _SCHEDULER, "end = end_of_share < end ? end_of_share : end;", "end = end_of_share;", shows_in=SPLITS),
-    Mutation("scales of an empty share are loaded", _GEMM, "  if (kClusterK > 1 && k_blocks.first == k_blocks.end) return;", "", shows_in=SPLITS),
     Mutation("chunks sent before the last tile's are consumed", _GEMM, _CONSUMED, "", shows_in=SPLITS),
     Mutation("consumed told before all warps have read", _GEMM, "  ptx::bar_sync(1, kNumMathWarps * 32);\n", "", shows_in=SPLITS),
     Mutation("consumed told to this CTA alone", _GEMM, "ptx::mbarrier_arrive_cluster(&shared.consumed, lane);", "ptx::mbarrier_arrive_cluster(&shared.consumed, rank);", shows_in=SPLITS),
@@ -172,7 +176,7 @@ MUTATIONS = [
     Mutation("the exchange's parity never flips", _GEMM, "  parity ^= 1;\n", "", shows_in=SPLITS),
     Mutation("sums read before they came", _GEMM, "  ptx::mbarrier_wait_parity_cluster(&shared.received, parity);\n", "", shows_in=SPLITS),
     Mutation("a CTA ends before the others told it all", _GEMM, "  if constexpr (kClusterK > 1) ptx::cluster_sync();\n}", "}", shows_in=SPLITS),
-    Mutation("sums stored at the sender's rows", _GEMM, "owner / 4 * kRowsPerWarpgroup +", "", shows_in=SPLITS),
+    Mutation("sums stored at the sender's rows", _GEMM, "owner / 4 * 64 +", "", shows_in=SPLITS),
     Mutation("sums of units stored at the first unit's columns", _GEMM, "unit % kUnitsAlongN * kUnitN + quad * 8, p.m", "quad % 4 * 8, p.m", shows_in=SPLITS),
     Mutation("a part counted twice", _SPLIT, "sum.x += addend.x,", "sum.x += 2 * addend.x,", shows_in=SPLITS_C),
     Mutation("promotion replaces the total", _SCALING, "scale[i / 2 % 2], total[i]);", "scale[i / 2 % 2], 0.f);"),
@@ -195,7 +199,7 @@ MUTATIONS = [
     Mutation("swizzle of half the span", _STORE, "(kPanelRowBytes - 16));", "(kPanelRowBytes / 2 - 16));"),
     Mutation("stmatrix lanes of the wrong matrix", _STORE, "column + lane / 16 * 8) * 2", "column + lane / 8 % 2 * 8) * 2"),
     Mutation("store coordinates swapped", _STORE, "ptx::tma_store_2d(map_d, panels + i * kPanelBytes, d_column, d_row);", "ptx::tma_store_2d(map_d, panels + i * kPanelBytes, d_row, d_column);"),
-    Mutation("units of m stored over each other", _STORE, "row_m + unit / kUnitsAlongN * 64;", "row_m;", shows_in=TWO_UNITS),
+    Mutation("units of m stored over each other", _STORE, "row_m + unit / kUnitsAlongN * kUnitStride;", "row_m;", shows_in=TWO_UNITS),
     Mutation("exits while TMA reads its shared memory", _GEMM, "    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();\n", ""),
     Mutation("C of rows outside D is read", _STORE, "if (row_m >= m || columns_left == 0) continue;", "if (columns_left == 0) continue;", shows_in=RAGGED),
     Mutation("C of columns outside D is read", _STORE, "(i * 8 < columns_left ? i * 8 * kOutputBytes : 0)", "(i * 8 * kOutputBytes)", shows_in=RAGGED),

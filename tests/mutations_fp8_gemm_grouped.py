@@ -68,6 +68,10 @@ TRIALS = [
     Trial(ENDS, (3, 3, 129, 384 + 256, 641), 6, "slow_warpgroup", rows=700),
     *(Trial(COUNTS, (0, 3, 70, 0, 129, 256, 1), 7, name, rows=300) for name in (None, "slow_warpgroup", "late_stores")),
     *(Trial(TWO_UNITS, (0, 3, 70, 0, 129, 256, 1), 9, name, rows=300) for name in (None, "slow_math")),
+    *(
+        Trial(TWO_UNITS, (65, 192, 193, 257, 300), 11, name, rows=300)
+        for name in (None, "slow_warpgroup", "slow_warps")
+    ),
     *(Trial(FEW_STAGES, (3, 70, 1), seed, "slow_warps", rows=70, n=72, k=128 * 24) for seed in (14, 16, 17)),
     Trial(COUNTS, (0,) * 40 + (5,), 8, rows=10, k=128, n=72),
     *(Trial(WIDE, (3, 0, 70, 130, 64), 10, name, rows=140, n=72) for name in (None, "slow_warpgroup")),
@@ -109,8 +113,9 @@ MUTATIONS = [
     Mutation("the queue's barriers are not initialized", _GEMM, "    if constexpr (kGroups != kNoGroups || kIsKGrouped) shared.queue.init();\n", ""),
     Mutation("two warps deal", _GEMM, "kGroups != kNoGroups && warp == 1)", "kGroups != kNoGroups && (warp == 1 || warp == 2))"),
     # Tiles
-    Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "(rows - kBlockM) / 4 * 4 : 0"),
-    Mutation("the last tile moved to where TMA cannot load scales", _SCHEDULER, "ceil_div(rows - kBlockM, 4) * 4 : 0", "rows - kBlockM : 0", shows_in=COUNTS),
+    Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - height, 4) * 4 : 0", "(rows - height) / 4 * 4 : 0"),
+    Mutation("the last tile moved to where TMA cannot load scales", _SCHEDULER, "ceil_div(rows - height, 4) * 4 : 0", "rows - height : 0", shows_in=COUNTS),
+    Mutation("a whole tile taken for a low one", _GEMM, "is_short = ends_at(warpgroup * 64 + kUnitStride);", "is_short = true;", shows_in=TWO_UNITS),
     Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += stretch.first, ", ""),
     Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = stretch.end, ", "tile.end_m = stretch.first + tiles_m * kBlockM, "),
     # Operands
@@ -133,7 +138,7 @@ MUTATIONS = [
     Mutation("boxes lose their last row", _GROUPS, "end - row < height ? end - row : height;", "end - row <= height ? end - row - 1 : height;"),
     Mutation("the place is not moved with the cut", _GROUPS, "place = row + rows;", "place = row + height;"),
     Mutation("the second half of the rows is cut off as the first", _STORE, "ClippedBox rows(d_row, tile.end_m, 64);", "ClippedBox rows(row_m, tile.end_m, 64);", shows_in=TWO_UNITS),
-    Mutation("cut boxes stored whole", _STORE, "d_row + 64 <= tile.end_m", "d_row < tile.end_m"),
+    Mutation("cut boxes stored whole", _STORE, "* kUnitStride + 64 <= tile.end_m", "* kUnitStride < tile.end_m"),
     Mutation("whole boxes of the first group", _STORE, "d_column, d_row, plane_of(tile));", "d_column, d_row, 0);", shows_in=COUNTS),
     Mutation("D of the first group", _STORE, "d_column, rows.first, rows.place, plane_of(tile));", "d_column, rows.first, rows.place, 0);", shows_in=COUNTS),
     Mutation("slots of rows outside are not let go", _GEMM, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),

@@ -122,6 +122,6 @@ MUTATIONS = [
     Mutation("the D that is added to is the first group's", _STORE, "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group)", "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, 0)", shows_in=IN_PLACE),
     Mutation("D is overwritten where it is added to", _STORE, "ptx::tma_reduce_add_3d(", "ptx::tma_store_3d(", shows_in=IN_PLACE),
     Mutation("D is added to where it is overwritten", _STORE, "ptx::tma_store_3d(map_d, panels", "ptx::tma_reduce_add_3d(map_d, panels"),
-    Mutation("the place of a tile is that of one before", _GEMM, "      if constexpr (kIsKGrouped) take<true>(shared.queue, tiles, tile);\n", ""),
+    Mutation("the place of a tile is that of one before", _GEMM, "      if (kIsKGrouped && has_total) take<true>(shared.queue, tiles, tile);\n", ""),
 ]
 # fmt: on

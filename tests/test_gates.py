@@ -254,7 +254,7 @@ def test_the_documentation_lists_every_gate_in_order() -> None:
         ),
         (
             tile_config(192, 128, Output(is_fp32=True, adds_to_d=True)),
-            CodePlan(((128, 24), (384, 160)), 0, qgmma=8, tma_loads=3, multicast_loads=0, tma_reduces=4),
+            CodePlan(((128, 32), (384, 160)), 0, qgmma=8, tma_loads=3, multicast_loads=0, tma_reduces=4),
         ),
     ],
     ids=lambda value: value.name if isinstance(value, GemmConfig) else "",

@@ -22,6 +22,11 @@ def test_tiles_are_as_high_as_groups_need() -> None:
     assert heights[-1] == 128
 
 
+def test_masked_groups_of_129_to_256_rows_are_one_tile() -> None:
+    assert select_grouped(32, 192, 4096, 7168, BY_COUNTS, H200).block_m == 256
+    assert select_grouped(32, 192, 4096, 7168, BY_IDS, H200).block_m == 128
+
+
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])
 @pytest.mark.parametrize("output", [BY_IDS, BY_COUNTS, Output(True, sfb_is_per_row=True, groups=Groups.ENDS)])
 def test_what_is_chosen_is_reachable(rows: float, output: Output) -> None:

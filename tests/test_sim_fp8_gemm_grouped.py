@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deep_gemm.config import GemmConfig, Groups, Output, tile_config
-from deep_gemm.heuristics_grouped import TILES, TILES_1D1D
+from deep_gemm.heuristics_grouped import TILES_1D1D, tiles_for
 from deep_gemm.problem import ContiguousProblem, MaskedProblem
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import fp8_gemm_grouped as sim
@@ -72,13 +72,23 @@ def check_layout(config: GemmConfig, layout: list[int], seed: int = 1, **how: ob
 # ---- every tile, output and schedule
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.block_m}x{tile.block_n}")
-def test_every_tile(tile: object, kind: Groups) -> None:
-    block_m, block_n = tile.block_m, tile.block_n  # type: ignore[attr-defined]
-    config = config_for(kind, block_m, block_n)
-    problem = sim.random_problem(config, layout_of(kind, [*SIZES, 2 * block_m + 1]), block_n + 8, K)
+@pytest.mark.parametrize(
+    ("kind", "tile"),
+    [(kind, (tile.block_m, tile.block_n)) for kind in KINDS for tile in tiles_for(Output(groups=kind))],
+    ids=str,
+)
+def test_every_tile(kind: Groups, tile: tuple[int, int]) -> None:
+    config = config_for(kind, *tile)
+    problem = sim.random_problem(config, layout_of(kind, [*SIZES, 2 * tile[0] + 1]), tile[1] + 8, K)
     check(config, problem)
+
+
+@pytest.mark.parametrize("schedule", [None, "slow_warps", "slow_warpgroup", "late_loads", "late_stores"])
+@pytest.mark.parametrize("fp32", [False, True])
+def test_tall_tiles_that_end_at_any_height(fp32: bool, schedule: str | None) -> None:
+    counts = [1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 320, 321, 449, 513]
+    config = config_for(Groups.COUNTS, 256, 64, is_fp32=fp32)
+    check(config, sim.random_problem(config, counts, 72, 272, rows=516), 1, schedule)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -43,8 +43,9 @@ struct Params {
 
 // Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
 constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;
-constexpr uint32_t kScales = kScaleRows + (kSfbIsPerRow ? kBlockN : 0);  // of a slot: those of A's rows, those of B's
-constexpr uint32_t kSlotBytes = kABytes + kBBytes + kScales * 4;
+// Of a slot: those of A's rows, those of B's. TMA writes to whole lines.
+constexpr uint32_t kScalesLoaded = kScaleRows + (kSfbIsPerRow ? kBlockN : 0), kScales = ceil_div(kScalesLoaded, 32) * 32;
+constexpr uint32_t kSlotBytes = kABytes + kBBytes + kScalesLoaded * 4;
 
 constexpr uint32_t kAccumulators = kUnitsPerWarpgroup * kUnitN / 2;
 constexpr uint32_t kOutputRoom = kClusterK > 1 ? exchange_floats(kAccumulators) * 4
@@ -88,8 +89,9 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     uint64_t* full = &shared.ring.full[at.stage];
     ptx::mbarrier_arrive_expect_tx(full, slot_bytes);
     if constexpr (kGroups != kNoGroups) {
-#pragma unroll 1
-      for (uint32_t row = 0; row < rows_loaded(tile); row += kBoxRowsOfA) {
+#pragma unroll
+      for (uint32_t row = 0; row < kBlockM; row += kBoxRowsOfA) {
+        if (row >= rows_loaded(tile)) break;
         const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
         ptx::tma_load_4d(&p.map_a, full, shared.a[at.stage] + row * kBlockK, k, box.first, box.place, plane_of(tile));
       }
@@ -159,73 +161,93 @@ DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_
   ptx::wgmma_commit_group();
 }
 
+// Of a warpgroup's units those in its first row of them: all that it has of a tile that is short.
+constexpr uint32_t kShortUnits = kHasShortTiles ? kUnitsAlongN : kUnitsPerWarpgroup;
+DEVICE float (&first_row_of(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kShortUnits][kUnitN / 2] {
+  return reinterpret_cast<float(&)[kShortUnits][kUnitN / 2]>(total);
+}
+
 // What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
-// warpgroup's rows of A and of all of B, and the scales of its first row and column. The loop adds multiples of a slot.
+// warpgroup's first rows of A and of all of B, and the scales of its first row and column. The loop adds multiples of a
+// slot. A tile's rows go round among the warpgroups, 64 at a time; the next of the same one are kUnitStride further.
 struct Operands {
   uint32_t a, b;
   const float *sfa, *sfb;
 
   DEVICE Operands(const SharedStorage& shared, uint32_t warpgroup)
-      : a(ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warpgroup * kRowsPerWarpgroup * kBlockK)),
+      : a(ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warpgroup * 64 * kBlockK)),
         b(ptx::smem_descriptor_low(ptx::smem_address(shared.b[0]))),
-        sfa(&shared.scales[0][warpgroup * kRowsPerWarpgroup + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]),
+        sfa(&shared.scales[0][warpgroup * 64 + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]),
         sfb(shared.scales[0] + kScaleRows + ptx::lane_index() % 4 * 2) {}
 };
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
+// Scales are loaded ahead of the WGMMAs: if they are loaded behind, ptxas puts the loads, and the products that wait for
+// them, between the first WGMMA and the second (up to 6% of a product's time on an H200).
 // With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
 // only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
-template <uint32_t kCount>
+template <uint32_t kCount, uint32_t kUnits>
 DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockScales& block_scales,
                               uint32_t k_block_of_32, RingPosition& at, bool& is_loaded,
-                              float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
-  constexpr uint32_t kPieces = kCount * kUnitsPerWarpgroup, kLag = kNumPartials - 1;
+                              float (&total)[kUnits][kUnitN / 2]) {
+  constexpr uint32_t kPieces = kCount * kUnits, kLag = kNumPartials - 1;
   RingPosition slots[kCount];
   float sfb[kCount][kScalesPerTile], sfa[kPieces][2], partial[kNumPartials][kUnitN / 2];
+  ptx::Float2 kept[kCount][kKeepsRowScales ? kUnitN / 8 : 1];
 #pragma unroll
   for (uint32_t i = 0; i < kPieces + kLag; ++i) {
     if (i < kPieces) {
-      const uint32_t k_block = i / kUnitsPerWarpgroup, unit = i % kUnitsPerWarpgroup;
-      const uint32_t row = unit / kUnitsAlongN * 64, column = unit % kUnitsAlongN * kUnitN;
+      const uint32_t k_block = i / kUnits, unit = i % kUnits;
+      const uint32_t row = unit / kUnitsAlongN * kUnitStride, column = unit % kUnitsAlongN * kUnitN;
       if (unit == 0) {
         slots[k_block] = at;
         if constexpr (!kSfbIsPerRow) block_scales.of_k_block(k_block_of_32 + k_block, sfb[k_block]);
         if (!is_loaded) wait_until_loaded(ring, at);
+        if constexpr (kKeepsRowScales)
+#pragma unroll
+          for (uint32_t column = 0; column < kUnitN; column += 8)
+            kept[k_block][column / 8] = ptx::ld_shared_v2_f32(operands.sfb + at.stage * kScales + column);
       }
       const uint32_t stage = slots[k_block].stage;
-      issue_unit(partial[i % kNumPartials], operands.a + stage * (kABytes / 16) + row * (kBlockK / 16),
-                 operands.b + stage * (kBBytes / 16) + column * (kBlockK / 16));
       sfa[i][0] = ptx::ld_shared_f32(operands.sfa + stage * kScales + row);
       sfa[i][1] = ptx::ld_shared_f32(operands.sfa + stage * kScales + row + 8);
-      if (unit + 1 == kUnitsPerWarpgroup) {
+      issue_unit(partial[i % kNumPartials], operands.a + stage * (kABytes / 16) + row * (kBlockK / 16),
+                 operands.b + stage * (kBBytes / 16) + column * (kBlockK / 16));
+      if (unit + 1 == kUnits) {
         // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
         at = at.next();
         is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&ring.full[at.stage], at.parity));
       }
     }
     if (i >= kLag) {
-      const uint32_t done = i - kLag, k_block = done / kUnitsPerWarpgroup, unit = done % kUnitsPerWarpgroup;
+      const uint32_t done = i - kLag, k_block = done / kUnits, unit = done % kUnits;
       if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
       const uint32_t column = unit % kUnitsAlongN * kUnitN;
-      const bool is_last_of_slot = unit + 1 == kUnitsPerWarpgroup;
-      if constexpr (kSfbIsPerRow) {
+      const bool is_last_of_slot = unit + 1 == kUnits;
+      if constexpr (kSfbIsPerRow && !kKeepsRowScales) {
+        const float* scales = operands.sfb + slots[k_block].stage * kScales + column;
         const float last = promote_by_row(total[unit], partial[done % kNumPartials], sfa[done],
-                                          operands.sfb + slots[k_block].stage * kScales + column);
+                                          [&](uint32_t pair) { return ptx::ld_shared_v2_f32(scales + pair); });
         if (is_last_of_slot) {
           ptx::syncwarp();  // all lanes have read their scales
           release(ring, slots[k_block], ptx::lane_index(), last);
         }
       } else {
         if (is_last_of_slot) release(ring, slots[k_block], ptx::lane_index(), sfa[done][1]);
-        promote(total[unit], partial[done % kNumPartials], sfa[done], block_scales, sfb[k_block], column);
+        if constexpr (kKeepsRowScales)
+          promote_by_row(total[unit], partial[done % kNumPartials], sfa[done],
+                         [&](uint32_t pair) { return kept[k_block][pair / 8]; });
+        else
+          promote(total[unit], partial[done % kNumPartials], sfa[done], block_scales, sfb[k_block], column);
       }
     }
   }
 }
 
 // Multiplies `count` k-blocks: whole runs, and what they leave.
+template <uint32_t kUnits>
 DEVICE void multiply_runs(Ring& ring, const Operands& operands, const BlockScales& block_scales, uint32_t count,
-                          RingPosition& at, bool& is_loaded, float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
+                          RingPosition& at, bool& is_loaded, float (&total)[kUnits][kUnitN / 2]) {
   // Kept from the compiler, which would compute it anew for each turn of the loop.
   const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
   uint32_t k_block = 0;
@@ -238,21 +260,38 @@ DEVICE void multiply_runs(Ring& ring, const Operands& operands, const BlockScale
       multiply_k_blocks<1>(ring, operands, block_scales, k_block, at, is_loaded, total);
 }
 
+DEVICE BlockScales scales_of_b(const Params& p, const Tile& tile) {
+  const float* sfb = kGroups == kNoGroups ? p.sfb : p.sfb + tile.group * p.groups.sfb_stride;
+  return BlockScales(sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, KBlocks(p.k).end);
+}
+
+// Asks for those that a tile's first k-blocks need.
+DEVICE void begin_scales(const Params& p, const Tile& tile, float (&coming)[kScalesPerTile]) {
+  if constexpr (kSfbIsPerRow) return;
+  const KBlocks k_blocks(p.k);
+  if (kClusterK > 1 && k_blocks.first == k_blocks.end) return;  // fewer runs than CTAs
+  const BlockScales scales = scales_of_b(p, tile);
+#pragma unroll
+  for (uint32_t i = 0; i < kScalesPerTile; ++i) coming[i] = scales.load(i, k_blocks.first);
+}
+
 // Multiplies the k-blocks of one tile.
-DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const Tile& tile, RingPosition& at,
-                          float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
+template <uint32_t kUnits>
+DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const float (&first_scales)[kScalesPerTile],
+                          const Tile& tile, RingPosition& at, float (&total)[kUnits][kUnitN / 2]) {
   const KBlocks k_blocks(kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k);
 #pragma unroll
   for (auto& unit : total)
 #pragma unroll
     for (float& x : unit) x = 0;
-  if (kClusterK > 1 && k_blocks.first == k_blocks.end) return;  // fewer runs than CTAs
 
-  const float* sfb = kGroups == kNoGroups ? p.sfb : p.sfb + tile.group * p.groups.sfb_stride;
-  BlockScales block_scales(sfb, p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks.first, k_blocks.end);
+  BlockScales block_scales = scales_of_b(p, tile);
+  if constexpr (!kSfbIsPerRow)
+#pragma unroll
+    for (uint32_t i = 0; i < kScalesPerTile; ++i) block_scales.coming[i] = first_scales[i];
   operands.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
-  // Where the scales of B do not come in batches there is one loop less: its counters do not fit 192 rows' registers.
+  // Groups along k have scales by row, which need no batches of 32 k-blocks.
   if constexpr (kIsKGrouped) return multiply_runs(ring, operands, block_scales, k_blocks.end, at, is_loaded, total);
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);
@@ -287,13 +326,29 @@ DEVICE void store_sum(const Params& p, SharedStorage& shared, const Tile& tile, 
     if (chunk >= chunks_of_tile(kAccumulators)) break;
     const uint32_t unit = chunk / kNumMathWarps / kQuadsPerUnit, quad = chunk / kNumMathWarps % kQuadsPerUnit;
     const uint32_t owner = chunk % kNumMathWarps;  // whose registers it was in
-    const uint32_t row = owner / 4 * kRowsPerWarpgroup + unit / kUnitsAlongN * 64 + owner % 4 * 16;
+    const uint32_t row = owner / 4 * 64 + unit / kUnitsAlongN * kUnitStride + owner % 4 * 16;
     store_chunk(p.d, p.d_pitch, p.c, p.c_pitch, sum_chunk<kAccumulators>(exchange, chunk_of_cta, lane),
                 tile.row_m + row, tile.row_n + unit % kUnitsAlongN * kUnitN + quad * 8, p.m, p.n, lane);
   }
   // The next tile's chunks may come once all warps of this CTA have read theirs.
   ptx::bar_sync(1, kNumMathWarps * 32);
   if (warp == 0 && lane < kClusterK) ptx::mbarrier_arrive_cluster(&shared.consumed, lane);
+}
+
+// Adds up, if k is split, and stores a warpgroup's part of a tile.
+template <uint32_t kUnits>
+DEVICE void store_total(const Params& p, SharedStorage& shared, const Tile& tile, uint32_t warpgroup, uint32_t& store_buffer,
+                        uint32_t& parity, float (&total)[kUnits][kUnitN / 2]) {
+  if constexpr (kClusterK > 1) return store_sum(p, shared, tile, parity, total);
+  const uint32_t row_m = tile.row_m + warpgroup * 64;
+  const uint8_t* c = kIsKGrouped ? p.c + tile.group * p.groups.c_stride * kOutputBytes : p.c;
+  if constexpr (kWithC)
+#pragma unroll  // `total` stays in registers only while its indices are known at compile time
+    for (uint32_t unit = 0; unit < kUnits; ++unit)
+      add_c(total[unit], c, p.c_pitch, row_m + unit / kUnitsAlongN * kUnitStride + ptx::warp_index() % 4 * 16,
+            tile.row_n + unit % kUnitsAlongN * kUnitN, p.m, p.n, ptx::lane_index());
+  uint8_t* buffers = shared.output + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
+  store_tile(&p.map_d, &p.map_whole_d, buffers, store_buffer, total, tile, row_m, warpgroup);
 }
 
 KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
@@ -349,29 +404,34 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     ptx::setmaxnreg_inc<kMathRegisters>();
     const Operands operands(shared, warpgroup);
     uint32_t store_buffer = 0, parity = 0;
-    while (next_tile<true>(p, shared, scheduler, tiles, tile)) {
-      if constexpr (kGroups != kNoGroups && kNumMathWarpgroups > 1)
-        // One answer for the warp, or ptxas takes `at` for different in its lanes, and moves descriptors one by one.
-        if (ptx::all_sync(tile.row_m + warpgroup * kRowsPerWarpgroup >= tile.end_m)) {
-          skip_tile(p, shared.ring, at);
-          continue;
-        }
-      float total[kUnitsPerWarpgroup][kUnitN / 2];
-      multiply_tile(p, shared.ring, operands, tile, at, total);
-      if constexpr (kClusterK > 1) {
-        store_sum(p, shared, tile, parity, total);
+    float total[kUnitsPerWarpgroup][kUnitN / 2], first_scales[kScalesPerTile];
+    bool has_total = false, is_short = false;
+    while (true) {
+      // The next tile is taken, and its first scales are asked for, before the totals of the last one are stored: the answer
+      // would keep the first product waiting.
+      if (kIsKGrouped && has_total) take<true>(shared.queue, tiles, tile);
+      const Tile done = tile;
+      const bool is_tile = next_tile<true>(p, shared, scheduler, tiles, tile);
+      if (is_tile) begin_scales(p, tile, first_scales);
+      if (has_total) {
+        if (kHasShortTiles && is_short)
+          store_total(p, shared, done, warpgroup, store_buffer, parity, first_row_of(total));
+        else
+          store_total(p, shared, done, warpgroup, store_buffer, parity, total);
+      }
+      if (!is_tile) break;
+      // One answer for the warp, or ptxas takes `at` for different in its lanes, and moves descriptors one by one.
+      const auto ends_at = [&](uint32_t row) { return ptx::all_sync(tile.row_m + row >= tile.end_m); };
+      has_total = !(kGroups != kNoGroups && kNumMathWarpgroups > 1 && ends_at(warpgroup * 64));
+      if (!has_total) {
+        skip_tile(p, shared.ring, at);
         continue;
       }
-      if constexpr (kIsKGrouped) take<true>(shared.queue, tiles, tile);
-      const uint32_t row_m = tile.row_m + warpgroup * kRowsPerWarpgroup;
-      const uint8_t* c = kIsKGrouped ? p.c + tile.group * p.groups.c_stride * kOutputBytes : p.c;
-      if constexpr (kWithC)
-#pragma unroll  // `total` stays in registers only while its indices are known at compile time
-        for (uint32_t unit = 0; unit < kUnitsPerWarpgroup; ++unit)
-          add_c(total[unit], c, p.c_pitch, row_m + unit / kUnitsAlongN * 64 + ptx::warp_index() % 4 * 16,
-                tile.row_n + unit % kUnitsAlongN * kUnitN, p.m, p.n, ptx::lane_index());
-      uint8_t* buffers = shared.output + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
-      store_tile(&p.map_d, &p.map_whole_d, buffers, store_buffer, total, tile, row_m, warpgroup);
+      if constexpr (kHasShortTiles) is_short = ends_at(warpgroup * 64 + kUnitStride);
+      if (kHasShortTiles && is_short)
+        multiply_tile(p, shared.ring, operands, first_scales, tile, at, first_row_of(total));
+      else
+        multiply_tile(p, shared.ring, operands, first_scales, tile, at, total);
     }
     if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
   }

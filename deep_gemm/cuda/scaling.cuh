@@ -23,7 +23,7 @@ struct BlockScales {
   float current[kScalesPerTile], coming[kScalesPerTile];
 
   DEVICE BlockScales(const float* sfb, uint32_t stride_n, uint32_t stride_k_, uint32_t row_n, uint32_t n,
-                     uint32_t first_k_block, uint32_t end_k_block_)
+                     uint32_t end_k_block_)
       : stride_k(stride_k_), end_k_block(end_k_block_), first_column(row_n % 128) {
     const uint32_t last_block = (n - 1) / 128;
 #pragma unroll
@@ -31,7 +31,6 @@ struct BlockScales {
       // A tile's columns past n, and a cluster's tile outside D, take the last scale: never an address outside sfb.
       const uint32_t block = row_n / 128 + i < last_block ? row_n / 128 + i : last_block;
       row[i] = sfb + static_cast<uint64_t>(block) * stride_n;
-      if constexpr (!kSfbIsPerRow) coming[i] = load(i, first_k_block);
     }
   }
 
@@ -78,14 +77,19 @@ DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 
   }
 }
 
-// The same where each row of B, a column of D, has its scale: `sfb` are those from the thread's first column on, in shared
-// memory. The slot may be given back once the value returned is there, the last that was loaded.
+// Where each row of B has its scale and a warpgroup has two units of rows, these share the scales: loaded once into
+// registers, as loads from shared memory limit such products.
+constexpr bool kKeepsRowScales = kSfbIsPerRow && kUnitsAlongN == 1 && kUnitsPerWarpgroup > 1;
+
+// The same where each row of B, a column of D, has its scale: `scales_of_columns` gives those of the thread's two columns in
+// the 8 from a column on. The slot may be given back once the value returned is there, the last that was loaded.
+template <typename Scales>
 DEVICE float promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
-                            const float* sfb) {
+                            const Scales& scales_of_columns) {
   float last = 0;
 #pragma unroll
   for (uint32_t column = 0; column < kUnitN; column += 8) {
-    const ptx::Float2 scale = ptx::ld_shared_v2_f32(sfb + column);
+    const ptx::Float2 scale = scales_of_columns(column);
     const uint32_t i = column / 2;
     total[i] = ptx::fma(partial[i], sfa[0] * scale.x, total[i]);
     total[i + 1] = ptx::fma(partial[i + 1], sfa[0] * scale.y, total[i + 1]);

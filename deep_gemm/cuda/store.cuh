@@ -109,20 +109,23 @@ DEVICE void store_chunk(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t
 }
 
 // All of a warpgroup's rows of a tile, from `row_m` on. `buffer` is the warpgroup's next store buffer and carries over to the next tile.
+template <uint32_t kUnits>
 DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_whole_d, uint8_t* buffers,
-                       uint32_t& buffer, const float (&total)[kUnitsPerWarpgroup][kUnitN / 2], const Tile& tile, uint32_t row_m,
+                       uint32_t& buffer, const float (&total)[kUnits][kUnitN / 2], const Tile& tile, uint32_t row_m,
                        uint32_t warpgroup) {
   const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
   const bool is_storing_thread = warp_of_four == 0 && lane == 0;
   const uint32_t named_barrier = 1 + warpgroup;  // 0 is that of the whole block
+  constexpr uint32_t kPanels = kUnits * kPanelsPerUnit, kAtOnce = kPanels < kPanelsPerStore ? kPanels : kPanelsPerStore;
+  const bool is_whole = kHasWholeD && row_m + (kUnits / kUnitsAlongN - 1) * kUnitStride + 64 <= tile.end_m;
 #pragma unroll
-  for (uint32_t first = 0; first < kPanelsPerWarpgroup; first += kPanelsPerStore) {
+  for (uint32_t first = 0; first < kPanels; first += kAtOnce) {
     uint8_t* panels = buffers + buffer * kStoreBufferBytes;
     // The store that last used this buffer is kNumStoreBuffers ago; TMA must have read what it stores.
     if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();
     ptx::bar_sync(named_barrier, 128);
 #pragma unroll
-    for (uint32_t i = 0; i < kPanelsPerStore; ++i) {
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
       write_panel(panels + i * kPanelBytes, &total[unit][column / 2], warp_of_four, lane);
     }
@@ -130,12 +133,12 @@ DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_wh
     ptx::bar_sync(named_barrier, 128);
     if (is_storing_thread) {
 #pragma unroll
-      for (uint32_t i = 0; i < kPanelsPerStore; ++i) {
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
         const uint32_t d_column = tile.row_n + unit % kUnitsAlongN * kUnitN + column;
-        const uint32_t d_row = row_m + unit / kUnitsAlongN * 64;
+        const uint32_t d_row = row_m + unit / kUnitsAlongN * kUnitStride;
         if constexpr (kGroups != kNoGroups) {
-          if (kHasWholeD && d_row + 64 <= tile.end_m) {
+          if (is_whole) {
             ptx::tma_store_3d(map_whole_d, panels + i * kPanelBytes, d_column, d_row, plane_of(tile));
             continue;
           }
