@@ -147,7 +147,7 @@ class GemmConfig:
         scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
         barriers = (self.num_stages + 1) * 2 * 8
         tiles = self.tile_slots * (TILE_BYTES + 2 * 8) + self.window_rows * 4
-        return align(align(align(outputs, 1024) + operands + align(scales, 8) + barriers, 16) + tiles, 1024)
+        return align(align(align(outputs, 1024) + operands + scales + barriers, 16) + tiles, 1024)
 
     @property
     def scale_rows(self) -> int:
@@ -173,12 +173,17 @@ class GemmConfig:
         return self.rows_are_grouped and self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
 
     @property
+    def keeps_row_scales(self) -> bool:
+        """Scales of B by row stay in registers for a warpgroup's units of rows, which share them."""
+        return self.sfb_is_per_row and self.units_along_n == 1 and self.units_per_warpgroup > 1
+
+    @property
     def box_rows_of_a(self) -> int:
         """Rows of A that one TMA load brings at most: those of a tile, or this CTA's part of them.
 
         Where rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows: with
-        boxes of 64 rows, those without any are left out. On an H200 that is worth up to 25% where groups are small, and
-        costs nothing where they are large.
+        boxes of 64 rows, those without any are left out. On an H200 that is worth 6% to 128x256 tiles where groups are
+        small, and 25% to 128x128 tiles, and costs nothing where they are large.
         """
         return WGMMA_ROWS if self.rows_are_grouped else self.block_m // self.cluster_n
 
@@ -221,6 +226,8 @@ class GemmConfig:
             whole_panels and self.panels_per_store > 0 and panels % self.panels_per_store == 0,
             "panels that fill a tile",
         )
+        half = panels // 2
+        yield not self.has_short_tiles or half % min(half, self.panels_per_store) == 0, "panels that fill a short tile"
         yield self.num_store_buffers >= 1, "at least 1 store buffer"
         yield self.raster_group >= 1, "a raster of at least 1 tile"
         yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
@@ -277,6 +284,7 @@ class GemmConfig:
         }
         switches = {
             "kHasShortTiles": self.has_short_tiles,
+            "kKeepsRowScales": self.keeps_row_scales,
             "kOutputIsFp32": self.output_is_fp32,
             "kWithC": self.with_c,
             "kAddsToD": self.adds_to_d,
@@ -337,7 +345,7 @@ def tile_config(
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
     room = MAX_ACCUMULATORS[num_math_warpgroups]
     unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
-    keeps_row_scales = output.sfb_is_per_row and units_along_m > 1
+    keeps_row_scales = output.sfb_is_per_row and units_along_m > 1 and unit_n == block_n
     kept = unit_n // 4 if keeps_row_scales else 0
     num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room else 1
     if keeps_row_scales:
@@ -347,7 +355,8 @@ def tile_config(
     panel_columns = gcd(unit_n, 32 if output.is_fp32 else 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
-    min_stages = 3 if slot_bytes >= 44 * 1024 else 4
+    # Where groups are along k a whole 192x128 tile in FP32 is worth 1%, in a dense product it costs 2%.
+    min_stages = 3 if slot_bytes >= (40 if output.groups == Groups.DEPTHS else 44) * 1024 else 4
     for buffered in range(panels, 0, -1):
         if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit

@@ -54,9 +54,8 @@ def cost_us(tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Ou
     """About how long the product takes."""
     fit = Fit.of(tile, n, k, output, gpu)
     busy = num_groups * min(rows, 1.0)  # groups that have rows
-    if (
-        output.groups == Groups.COUNTS
-    ):  # what one group has may be far from that; what several have in all is close to it
+    if output.groups == Groups.COUNTS:
+        # One group's rows may be far from `rows`, those of several are close to it in all.
         parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0)) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
         totals = [of_part for of_part, _ in parts] if num_groups == 1 else [busy * tiles]

@@ -135,8 +135,8 @@ MUTATIONS = [
     Mutation("both warpgroups multiply the same rows", _GEMM, "(shared.a[0]) + warpgroup * 64 * kBlockK", "(shared.a[0])"),
     Mutation("units along n multiply the same columns", _GEMM, " + column * (kBlockK / 16));", ");", shows_in=ALONG_N),
     # Scales
-    Mutation("second row takes the first row's scale", _GEMM, "stage * kScales + row + 8)", "stage * kScales + row)"),
-    Mutation("scales of all units from the first", _GEMM, "stage * kScales + row);", "stage * kScales);", shows_in=TWO_UNITS),
+    Mutation("second row takes the first row's scale", _SCALING, "ptx::ld_shared_f32(sfa + 8);", "ptx::ld_shared_f32(sfa);"),
+    Mutation("scales of all units from the first", _GEMM, "operands.sfa + stage * kScales + row;", "operands.sfa + stage * kScales;", shows_in=TWO_UNITS),
     Mutation("scales read after the release", _GEMM, _RELEASE, _RELEASE + "        sfa[done][0] = ptx::ld_shared_f32(operands.sfa + slots[k_block].stage * kScales + unit / kUnitsAlongN * kUnitStride);\n"),
     Mutation("scale of B from the next block of k", _SCALING, "ptx::shfl_sync(current[i], k_block_of_32)", "ptx::shfl_sync(current[i], k_block_of_32 + 1)"),
     Mutation("scales of B past the 32nd block not renewed", _SCALING, "      current[i] = coming[i];\n", "      if (first_k_block == 0) current[i] = coming[i];\n"),

@@ -139,6 +139,7 @@ MUTATIONS = [
     Mutation("the place is not moved with the cut", _GROUPS, "place = row + rows;", "place = row + height;"),
     Mutation("the second half of the rows is cut off as the first", _STORE, "ClippedBox rows(d_row, tile.end_m, 64);", "ClippedBox rows(row_m, tile.end_m, 64);", shows_in=TWO_UNITS),
     Mutation("cut boxes stored whole", _STORE, "* kUnitStride + 64 <= tile.end_m", "* kUnitStride < tile.end_m"),
+    Mutation("a warpgroup's second unit stored whole where the first is", _STORE, "row_m + (kUnits / kUnitsAlongN - 1) * kUnitStride + 64", "row_m + 64", shows_in=TWO_UNITS),
     Mutation("whole boxes of the first group", _STORE, "d_column, d_row, plane_of(tile));", "d_column, d_row, 0);", shows_in=COUNTS),
     Mutation("D of the first group", _STORE, "d_column, rows.first, rows.place, plane_of(tile));", "d_column, rows.first, rows.place, 0);", shows_in=COUNTS),
     Mutation("slots of rows outside are not let go", _GEMM, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),

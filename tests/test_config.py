@@ -62,6 +62,17 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs no addition by TMA where k is split",
         {"cluster_k": 2, "output_is_fp32": True, "panel_columns": 32, "adds_to_d": True},
     ),
+    (
+        "needs panels that fill a short tile",
+        {
+            "groups": Groups.COUNTS,
+            "block_m": 256,
+            "block_n": 96,
+            "panel_columns": 32,
+            "panels_per_store": 2,
+            "num_stages": 3,
+        },
+    ),
     ("needs a TMA box of at most 256 scales", {"groups": Groups.IDS, "block_m": 256}),
     ("needs no clusters where rows are grouped", {"groups": Groups.IDS, "cluster_n": 2}),
     ("needs no C where rows are grouped", {"groups": Groups.IDS, "with_c": True}),

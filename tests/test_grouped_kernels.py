@@ -22,7 +22,7 @@ def test_tiles_are_as_high_as_groups_need() -> None:
     assert heights[-1] == 128
 
 
-def test_masked_groups_of_129_to_256_rows_are_one_tile() -> None:
+def test_masked_groups_of_about_192_rows_are_one_tile() -> None:
     assert select_grouped(32, 192, 4096, 7168, BY_COUNTS, H200).block_m == 256
     assert select_grouped(32, 192, 4096, 7168, BY_IDS, H200).block_m == 128
 

@@ -182,8 +182,9 @@ struct Operands {
 };
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
-// Scales are loaded ahead of the WGMMAs: if they are loaded behind, ptxas puts the loads, and the products that wait for
-// them, between the first WGMMA and the second (up to 6% of a product's time on an H200).
+// Scales are loaded ahead of the WGMMAs: if they are loaded behind, ptxas puts the loads, and the wait for them, between the
+// first WGMMA and the second (up to 6% of a product's time on an H200). Where each unit loads scales of B by row for itself
+// those come behind, and A's with them: A's alone ahead cost 1%.
 // With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
 // only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
 template <uint32_t kCount, uint32_t kUnits>
@@ -209,10 +210,11 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
             kept[k_block][column / 8] = ptx::ld_shared_v2_f32(operands.sfb + at.stage * kScales + column);
       }
       const uint32_t stage = slots[k_block].stage;
-      sfa[i][0] = ptx::ld_shared_f32(operands.sfa + stage * kScales + row);
-      sfa[i][1] = ptx::ld_shared_f32(operands.sfa + stage * kScales + row + 8);
+      const float* scales_of_a = operands.sfa + stage * kScales + row;
+      if constexpr (!kLoadsRowScalesLate) load_scales(scales_of_a, sfa[i]);
       issue_unit(partial[i % kNumPartials], operands.a + stage * (kABytes / 16) + row * (kBlockK / 16),
                  operands.b + stage * (kBBytes / 16) + column * (kBlockK / 16));
+      if constexpr (kLoadsRowScalesLate) load_scales(scales_of_a, sfa[i]);
       if (unit + 1 == kUnits) {
         // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
         at = at.next();
@@ -224,7 +226,7 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
       if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
       const uint32_t column = unit % kUnitsAlongN * kUnitN;
       const bool is_last_of_slot = unit + 1 == kUnits;
-      if constexpr (kSfbIsPerRow && !kKeepsRowScales) {
+      if constexpr (kLoadsRowScalesLate) {
         const float* scales = operands.sfb + slots[k_block].stage * kScales + column;
         const float last = promote_by_row(total[unit], partial[done % kNumPartials], sfa[done],
                                           [&](uint32_t pair) { return ptx::ld_shared_v2_f32(scales + pair); });
@@ -291,7 +293,7 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
     for (uint32_t i = 0; i < kScalesPerTile; ++i) block_scales.coming[i] = first_scales[i];
   operands.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
-  // Groups along k have scales by row, which need no batches of 32 k-blocks.
+  // Scales by row come in no batches, and one loop less spares registers, which 192x128 tiles lack.
   if constexpr (kIsKGrouped) return multiply_runs(ring, operands, block_scales, k_blocks.end, at, is_loaded, total);
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);

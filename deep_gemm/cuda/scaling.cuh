@@ -77,9 +77,15 @@ DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 
   }
 }
 
-// Where each row of B has its scale and a warpgroup has two units of rows, these share the scales: loaded once into
-// registers, as loads from shared memory limit such products.
-constexpr bool kKeepsRowScales = kSfbIsPerRow && kUnitsAlongN == 1 && kUnitsPerWarpgroup > 1;
+// Where each row of B has its scale, loads from shared memory limit the product. With kKeepsRowScales the units of rows of a
+// warpgroup share what is loaded once, ahead; else there are too many for that.
+constexpr bool kLoadsRowScalesLate = kSfbIsPerRow && !kKeepsRowScales;
+
+// Those of the thread's two rows of a unit.
+DEVICE void load_scales(const float* sfa, float (&scales)[2]) {
+  scales[0] = ptx::ld_shared_f32(sfa);
+  scales[1] = ptx::ld_shared_f32(sfa + 8);
+}
 
 // The same where each row of B, a column of D, has its scale: `scales_of_columns` gives those of the thread's two columns in
 // the 8 from a column on. The slot may be given back once the value returned is there, the last that was loaded.

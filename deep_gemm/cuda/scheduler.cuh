@@ -44,8 +44,9 @@ struct Scheduler {
     tile.row_m = (index.m * kClusterM + (kClusterM > 1 ? ptx::cluster_rank() : 0)) * kBlockM;
     tile.row_n = (index.n * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
     if constexpr (kMovesLastTileUp) {
-      const uint32_t whole_units = ceil_div(rows - tile.row_m, 64) * 64;
-      const uint32_t height = kHasShortTiles && whole_units < kBlockM ? whole_units : kBlockM;
+      // Tall tiles end low instead, so as to multiply few rows in vain, and are moved up to whole units of 64 rows.
+      const uint32_t rows_of_units = ceil_div(rows - tile.row_m, 64) * 64;
+      const uint32_t height = kHasShortTiles && rows_of_units < kBlockM ? rows_of_units : kBlockM;
       // TMA loads scales from 16 bytes on, so that up to 3 rows still hang out.
       const uint32_t last_row_m = rows > height ? ceil_div(rows - height, 4) * 4 : 0;
       tile.row_m = tile.row_m < last_row_m ? tile.row_m : last_row_m;

@@ -13,9 +13,8 @@ constexpr uint32_t kOutputBytes = kOutputIsFp32 ? 4 : 2;
 constexpr uint32_t kPanelRowBytes = kPanelColumns * kOutputBytes;  // also the span of the swizzle: 32, 64 or 128
 constexpr uint32_t kPanelBytes = 64 * kPanelRowBytes;
 constexpr uint32_t kPanelsPerUnit = kUnitN / kPanelColumns;
-constexpr uint32_t kPanelsPerWarpgroup = kUnitsPerWarpgroup * kPanelsPerUnit;
 constexpr uint32_t kStoreBufferBytes = kPanelsPerStore * kPanelBytes;
-static_assert(kUnitN % kPanelColumns == 0 && kPanelsPerWarpgroup % kPanelsPerStore == 0, "panels must fill a tile");
+static_assert(kUnitN % kPanelColumns == 0, "panels must fill a unit");
 static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 128, "a swizzle must span a panel row");
 
 // Where TMA expects the 16 bytes at (row, byte) of a panel: their index in the row, XOR the row's number modulo the
@@ -117,6 +116,7 @@ DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_wh
   const bool is_storing_thread = warp_of_four == 0 && lane == 0;
   const uint32_t named_barrier = 1 + warpgroup;  // 0 is that of the whole block
   constexpr uint32_t kPanels = kUnits * kPanelsPerUnit, kAtOnce = kPanels < kPanelsPerStore ? kPanels : kPanelsPerStore;
+  static_assert(kPanels % kAtOnce == 0, "panels must fill a tile");
   const bool is_whole = kHasWholeD && row_m + (kUnits / kUnitsAlongN - 1) * kUnitStride + 64 <= tile.end_m;
 #pragma unroll
   for (uint32_t first = 0; first < kPanels; first += kAtOnce) {
