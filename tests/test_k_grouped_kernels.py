@@ -20,7 +20,7 @@ from deep_gemm.settings import set_compile_mode
 from deep_gemm.sim import fp8_gemm_k_grouped as sim
 from deep_gemm.sim.arguments import encode
 
-FRESH, WITH_C, IN_PLACE = (reachable_k_grouped()[index] for index in (2, 6, 10))
+FRESH, WITH_C, IN_PLACE = (config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128))
 KS = [16, 0, 400]
 MAP_WORDS = driver.TENSOR_MAP_BYTES // 8
 
