@@ -414,7 +414,7 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
-        return (1, False) if is_odd else (2, False)
+        return (1 if is_odd else 2), False
     gains_by_four = area <= 64 * 128 or output.sfb_is_per_row
     if gains_by_four and k_blocks % 4 == 0:
         return 4, False

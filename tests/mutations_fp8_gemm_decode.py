@@ -98,7 +98,6 @@ MUTATIONS = [
     Mutation("a k-block between two CTAs left out", _DECODE, "num_k_blocks * (rank + 1) / kClusterK", "num_k_blocks / kClusterK * (rank + 1)"),
     Mutation("tiles of m rounded down", _DECODE, "tiles_m = ceil_div(p.m, kBlockTokens)", "tiles_m = p.m / kBlockTokens + (p.m < kBlockTokens)"),
     Mutation("the last tile moved up too far", _DECODE, "p.m - kBlockTokens : 0;", "p.m - kBlockTokens - 1 : 0;"),
-    Mutation("a tile moved up where there is one alone", _DECODE, "p.m > kBlockTokens ? p.m - kBlockTokens : 0;", "p.m - kBlockTokens;"),
     Mutation("the last tile moved up where C is added", _DECODE, "kMovesLastTileUp = !kWithC;", "kMovesLastTileUp = true;", shows_in=WITH_C),
     Mutation("clusters count as CTAs", _DECODE, "ptx::block_index() / kClusterK", "ptx::block_index()"),
     # Scales and promotion

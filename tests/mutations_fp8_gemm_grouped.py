@@ -47,6 +47,8 @@ ENDS = tile_config(128, 64, Output(groups=Groups.ENDS), k=128)
 COUNTS_LOW = tile_config(64, 64, Output(groups=Groups.COUNTS), k=128)
 COUNTS = tile_config(128, 64, Output(groups=Groups.COUNTS), k=128)
 TWO_UNITS = tile_config(256, 64, Output(groups=Groups.COUNTS), k=128)
+FOUR_UNITS = GemmConfig(256, 16, 3, 1, panel_columns=16, groups=Groups.COUNTS)
+"""No tile that is chosen: units of rows may lie past a group's end."""
 FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
 WIDE = tile_config(128, 192, Output(groups=Groups.COUNTS), k=128)
 
@@ -72,6 +74,7 @@ TRIALS = [
         Trial(TWO_UNITS, (65, 192, 193, 257, 300), 11, name, rows=300)
         for name in (None, "slow_warpgroup", "slow_warps")
     ),
+    Trial(FOUR_UNITS, (3, 70, 0, 129, 200), 12, rows=260, n=24),
     *(Trial(FEW_STAGES, (3, 70, 1), seed, "slow_warps", rows=70, n=72, k=128 * 24) for seed in (14, 16, 17)),
     Trial(COUNTS, (0,) * 40 + (5,), 8, rows=10, k=128, n=72),
     *(Trial(WIDE, (3, 0, 70, 130, 64), 10, name, rows=140, n=72) for name in (None, "slow_warpgroup")),
@@ -134,7 +137,7 @@ MUTATIONS = [
     Mutation("planes of stacked rows", _GROUPS, "kGroups == kGroupCounts ? tile.group : 0;", "tile.group;"),
     # Rows that are not the group's
     Mutation("boxes are not cut off", _GROUPS, "row >= end ? 0 : end - row < height ? end - row : height;", "height;"),
-    Mutation("boxes outside have a row", _GROUPS, "row >= end ? 0 :", "row >= end ? 1 :", shows_in=TWO_UNITS),
+    Mutation("boxes outside have a row", _GROUPS, "row >= end ? 0 :", "row >= end ? 1 :", shows_in=FOUR_UNITS),
     Mutation("boxes lose their last row", _GROUPS, "end - row < height ? end - row : height;", "end - row <= height ? end - row - 1 : height;"),
     Mutation("the place is not moved with the cut", _GROUPS, "place = row + rows;", "place = row + height;"),
     Mutation("the second half of the rows is cut off as the first", _STORE, "ClippedBox rows(d_row, tile.end_m, 64);", "ClippedBox rows(row_m, tile.end_m, 64);", shows_in=TWO_UNITS),

@@ -168,10 +168,6 @@ def test_a_configuration_has_a_short_name(name: str, config: GemmConfig) -> None
     assert config.name == name
 
 
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))
-
-
 @pytest.mark.parametrize(
     ("tile", "tiles_down_m"),
     [((128, 256), 16), ((64, 128), 16), ((128, 192), 8), ((256, 128), 8), ((128, 256, 2), 8)],
@@ -188,3 +184,7 @@ def test_grouped_rows_are_loaded_64_at_a_time() -> None:
     assert tile_config(192, 128, depths).box_rows_of_a == 192
     assert tile_config(128, 192, Output()).box_rows_of_a == 128
     assert tile_config(256, 128, Output(), cluster_n=2).box_rows_of_a == 128
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

@@ -206,8 +206,8 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
         if (!is_loaded) wait_until_loaded(ring, at);
         if constexpr (kKeepsRowScales)
 #pragma unroll
-          for (uint32_t column = 0; column < kUnitN; column += 8)
-            kept[k_block][column / 8] = ptx::ld_shared_v2_f32(operands.sfb + at.stage * kScales + column);
+          for (uint32_t pair = 0; pair < kUnitN; pair += 8)
+            kept[k_block][pair / 8] = ptx::ld_shared_v2_f32(operands.sfb + at.stage * kScales + pair);
       }
       const uint32_t stage = slots[k_block].stage;
       const float* scales_of_a = operands.sfa + stage * kScales + row;

@@ -179,7 +179,7 @@ struct ClippedBox {
 };
 
 // How many rows of A are loaded for a tile: whole boxes, as far as the group has rows. What lies in the slot behind them is
-// multiplied by none.
+// multiplied by none, or by a warpgroup whose rows there are not stored.
 DEVICE uint32_t rows_loaded(const Tile& tile) {
   const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
   return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;

@@ -63,6 +63,16 @@ struct BlockScales {
   }
 };
 
+// The scales of the thread's two rows of a unit of A.
+DEVICE void load_scales(const float* sfa, float (&scales)[2]) {
+  scales[0] = ptx::ld_shared_f32(sfa);
+  scales[1] = ptx::ld_shared_f32(sfa + 8);
+}
+
+// Where each row of B has its scale, loads from shared memory limit the product. With kKeepsRowScales the units of rows of a
+// warpgroup share what is loaded once, ahead; else there are too many for that.
+constexpr bool kLoadsRowScalesLate = kSfbIsPerRow && !kKeepsRowScales;
+
 // total = fma(partial, round(sfa * sfb), total), for one 64 x kUnitN unit whose columns begin at `unit_column`.
 DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
                     const BlockScales& block_scales, const float (&sfb)[kScalesPerTile], uint32_t unit_column) {
@@ -77,18 +87,8 @@ DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 
   }
 }
 
-// Where each row of B has its scale, loads from shared memory limit the product. With kKeepsRowScales the units of rows of a
-// warpgroup share what is loaded once, ahead; else there are too many for that.
-constexpr bool kLoadsRowScalesLate = kSfbIsPerRow && !kKeepsRowScales;
-
-// Those of the thread's two rows of a unit.
-DEVICE void load_scales(const float* sfa, float (&scales)[2]) {
-  scales[0] = ptx::ld_shared_f32(sfa);
-  scales[1] = ptx::ld_shared_f32(sfa + 8);
-}
-
 // The same where each row of B, a column of D, has its scale: `scales_of_columns` gives those of the thread's two columns in
-// the 8 from a column on. The slot may be given back once the value returned is there, the last that was loaded.
+// the 8 from a column on. Where it loads them the slot may be given back once the value returned is there, the last of them.
 template <typename Scales>
 DEVICE float promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
                             const Scales& scales_of_columns) {
