@@ -122,8 +122,11 @@ class GemmConfig:
     def registers(self) -> tuple[int, int]:
         """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
 
-        The producer's warps are two where rows are grouped: one searches the layout.
+        The producer's warps are two where rows are grouped: one searches the layout. Where scales of B by row are kept,
+        256x128 tiles of 232 registers spill, which cost up to 12% on an H200.
         """
+        if self.keeps_row_scales:
+            return 24, 240
         return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
 
     @property
@@ -355,12 +358,12 @@ def tile_config(
     panel_columns = gcd(unit_n, 32 if output.is_fp32 else 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
-    # Where groups are along k a whole 192x128 tile in FP32 is worth 1%, in a dense product it costs 2%.
-    min_stages = 3 if slot_bytes >= (40 if output.groups == Groups.DEPTHS else 44) * 1024 else 4
+    min_stages = 3 if slot_bytes >= 44 * 1024 else 4
     for buffered in range(panels, 0, -1):
         if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit
         whole = buffered == panels
+        in_pairs = buffered % 4 == 0  # worth 1% to 256x128 tiles of weight gradients
         config = GemmConfig(
             block_m,
             block_n,
@@ -375,8 +378,8 @@ def tile_config(
             cluster_n=cluster_n,
             cluster_k=cluster_k,
             panel_columns=panel_columns,
-            panels_per_store=panels if whole else 1,
-            num_store_buffers=1 if whole else buffered,
+            panels_per_store=panels if whole else 2 if in_pairs else 1,
+            num_store_buffers=1 if whole else buffered // 2 if in_pairs else buffered,
             raster_group=_raster_group(block_m, block_n, cluster_m),
             output_is_fp32=output.is_fp32,
             with_c=output.with_c or (output.adds_to_d and cluster_k > 1),

@@ -14,7 +14,7 @@ from .cost import Fit, Gpu
 from .layout import ceil_div
 from .tiles import TILES_1D1D, Tile, of_sizes
 
-TILES = of_sizes((*TILES_1D1D, *heuristics_grouped.TILES_1D1D), (64, 64), (128, 96), (128, 128), (192, 128), (256, 112))
+TILES = of_sizes((*TILES_1D1D, *heuristics_grouped.TILES_1D1D), (64, 64), (128, 96), (128, 128), (256, 128))
 
 
 @cache

@@ -81,8 +81,8 @@ TILES = (
 TILES_1D1D = (
     *_splits(Tile(64, 64, 190, 0.51), 1, 3),
     *_splits(Tile(128, 128, 480, 0.71), 1, 2, 4, 8),
-    Tile(192, 128, 660, 0.69),
-    Tile(256, 112, 760, 0.94),
+    Tile(192, 128, 680, 1.6),
+    Tile(256, 128, 920, 1.75),
 )
 """Where B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
 

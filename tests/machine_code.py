@@ -38,13 +38,13 @@ DENSE = (
     tile_config(256, 128, BF16, cluster_n=2),
     tile_config(256, 128, Output(is_fp32=True, adds_to_d=True)),
     tile_config(128, 128, BY_ROW),
-    tile_config(256, 112, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True), k=128),
+    tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True), k=128),
 )
 GROUPED = (
     tile_config(128, 128, Output(groups=Groups.IDS)),
     tile_config(64, 128, Output(groups=Groups.ENDS), k=128),
     tile_config(256, 128, Output(groups=Groups.COUNTS)),
-    tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128),
+    tile_config(256, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128),
 )
 DECODE = (
     decode_config(8, 1, 4, 2),

@@ -204,14 +204,17 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
         slots[k_block] = at;
         if constexpr (!kSfbIsPerRow) block_scales.of_k_block(k_block_of_32 + k_block, sfb[k_block]);
         if (!is_loaded) wait_until_loaded(ring, at);
-        if constexpr (kKeepsRowScales)
+        if constexpr (kKeepsRowScales) {
 #pragma unroll
           for (uint32_t pair = 0; pair < kUnitN; pair += 8)
             kept[k_block][pair / 8] = ptx::ld_shared_v2_f32(operands.sfb + at.stage * kScales + pair);
+#pragma unroll
+          for (uint32_t u = 0; u < kUnits; ++u) load_scales(operands.sfa + at.stage * kScales + u * kUnitStride, sfa[i + u]);
+        }
       }
       const uint32_t stage = slots[k_block].stage;
       const float* scales_of_a = operands.sfa + stage * kScales + row;
-      if constexpr (!kLoadsRowScalesLate) load_scales(scales_of_a, sfa[i]);
+      if constexpr (!kLoadsRowScalesLate && !kKeepsRowScales) load_scales(scales_of_a, sfa[i]);
       issue_unit(partial[i % kNumPartials], operands.a + stage * (kABytes / 16) + row * (kBlockK / 16),
                  operands.b + stage * (kBBytes / 16) + column * (kBlockK / 16));
       if constexpr (kLoadsRowScalesLate) load_scales(scales_of_a, sfa[i]);
@@ -293,8 +296,6 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
     for (uint32_t i = 0; i < kScalesPerTile; ++i) block_scales.coming[i] = first_scales[i];
   operands.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
-  // Scales by row come in no batches, and one loop less spares registers, which 192x128 tiles lack.
-  if constexpr (kIsKGrouped) return multiply_runs(ring, operands, block_scales, k_blocks.end, at, is_loaded, total);
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);
     const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
