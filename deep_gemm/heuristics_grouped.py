@@ -41,6 +41,8 @@ SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
 """Rows of a group, as parts of `expected_m`."""
 SHARES = {64: (1.0,), 128: (0.65, 1.0), 256: (0.4, 0.6, 0.87, 1.0)}
 """What a tile of so many rows takes of a whole one where only 1, 2, 3 times 64 of them, or fewer of the last, exist."""
+HALVES = 0.65
+"""What a last wave takes of a whole one where its tiles are cut in halves, for which they must be few."""
 
 
 @cache
@@ -59,12 +61,18 @@ def cost_us(tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Ou
         parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0)) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
         totals = [of_part for of_part, _ in parts] if num_groups == 1 else [busy * tiles]
-        waves = sum(math.ceil(x * fit.clusters_n / fit.clusters_at_once) for x in totals) / len(totals)
+        waves = sum(_waves(x * fit.clusters_n / fit.clusters_at_once, tile) for x in totals) / len(totals)
     else:
         tiles = 1 / -math.expm1(-tile.block_m / max(rows, 1.0))
         work = tiles * (1 + math.expm1(-WGMMA_ROWS / max(rows, 1.0)) * (1 - SHARES[tile.block_m][0]))
         waves = max(busy * tiles * fit.clusters_n / fit.clusters_at_once + 0.5, 1.0)
     return float(fit.launch_us + waves * work / tiles * fit.wave_us)
+
+
+def _waves(full: float, tile: Tile) -> float:
+    """How long CTAs are busy, in whole tiles, with tiles for so many full waves: see `GemmConfig.cuts_last_tiles`."""
+    is_cut = tile.block_n == 2 * 128 and 0 < full % 1 <= 0.5
+    return math.floor(full) + HALVES if is_cut else math.ceil(full)
 
 
 def _tiles_of_group(block_m: int, rows: float) -> tuple[int, float]:

@@ -24,6 +24,7 @@ class Trial:
     alignment: int = 128
     n: int = 136
     k: int = 400
+    num_sms: int = 2
 
     def headers(self) -> dict[str, str]:
         return fp8_gemm.headers(self.config)
@@ -33,7 +34,7 @@ class Trial:
         p = sim.random_problem(
             self.config, self.layout, self.n, self.k, self.seed, rows=self.rows, alignment=self.alignment
         )
-        outcome = sim.run(kernel, self.config, p, seed=self.seed, schedule=self.schedule)
+        outcome = sim.run(kernel, self.config, p, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule)
         if outcome.mistakes is not None:
             raise ValueError(outcome.mistakes)
 
@@ -51,6 +52,7 @@ FOUR_UNITS = GemmConfig(256, 16, 3, 1, panel_columns=16, groups=Groups.COUNTS)
 """No tile that is chosen: units of rows may lie past a group's end."""
 FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
 WIDE = tile_config(128, 192, Output(groups=Groups.COUNTS), k=128)
+CUT = tile_config(128, 256, Output(groups=Groups.COUNTS), k=128)
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
 
@@ -77,6 +79,10 @@ TRIALS = [
     Trial(FOUR_UNITS, (3, 70, 0, 129, 200), 12, rows=260, n=24),
     *(Trial(FEW_STAGES, (3, 70, 1), seed, "slow_warps", rows=70, n=72, k=128 * 24) for seed in (14, 16, 17)),
     Trial(COUNTS, (0,) * 40 + (5,), 8, rows=10, k=128, n=72),
+    *(Trial(CUT, (3, 0, 130), 13, name, rows=140, n=264) for name in (None, "slow_warpgroup")),
+    Trial(CUT, (3, 0, 70), 13, rows=140, n=264, num_sms=3),
+    Trial(CUT, (3, *(0,) * 32, 70), 15, rows=80, n=264, k=128, num_sms=5),
+    Trial(CUT, (3,) * 40, 15, rows=3, n=136, k=128, num_sms=9),
     *(Trial(WIDE, (3, 0, 70, 130, 64), 10, name, rows=140, n=72) for name in (None, "slow_warpgroup")),
 ]
 
@@ -111,27 +117,37 @@ MUTATIONS = [
     Mutation("waits for the other parity of a free slot", _QUEUE, "(number / kTileSlots & 1) ^ 1", "(number / kTileSlots & 1)"),
     Mutation("waits for the other parity of a tile", _QUEUE, "queue.full[slot], number / kTileSlots & 1)", "queue.full[slot], ~number / kTileSlots & 1)"),
     Mutation("all lanes wait for a free slot, and one goes ahead", _QUEUE, "  if (!kIsWarp || ptx::lane_index() == 0) {\n    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", "  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n  if (!kIsWarp || ptx::lane_index() == 0) {\n"),
-    Mutation("tells of a tile before it is there", _QUEUE, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n"),
+    Mutation("tells of a tile before it is there", _QUEUE, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);\n"),
     Mutation("nobody says that no tiles are left", _GEMM, "      deal<true>(shared.queue, tiles, kNoMoreTiles);\n", ""),
     Mutation("the queue's barriers are not initialized", _GEMM, "    if constexpr (kGroups != kNoGroups || kIsKGrouped) shared.queue.init();\n", ""),
     Mutation("two warps deal", _GEMM, "kGroups != kNoGroups && warp == 1)", "kGroups != kNoGroups && (warp == 1 || warp == 2))"),
     # Tiles
     Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - height, 4) * 4 : 0", "(rows - height) / 4 * 4 : 0"),
     Mutation("the last tile moved to where TMA cannot load scales", _SCHEDULER, "ceil_div(rows - height, 4) * 4 : 0", "rows - height : 0", shows_in=COUNTS),
-    Mutation("a whole tile taken for a low one", _GEMM, "is_short = ends_at(warpgroup * 64 + kUnitStride);", "is_short = true;", shows_in=TWO_UNITS),
+    Mutation("a whole tile taken for a low one", _GEMM, "is_small = kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) :", "is_small = kHasShortTiles ? true :", shows_in=TWO_UNITS),
+    Mutation("halves where there are CTAs for whole tiles only", _GROUPS, "(tiles - first_of_wave) * 2 > ptx::grid_size()", "tiles - first_of_wave > ptx::grid_size()", shows_in=CUT),
+    Mutation("both halves the first", _GROUPS, "Part::kFirstHalf : Part::kSecondHalf;", "Part::kFirstHalf : Part::kFirstHalf;", shows_in=CUT),
+    Mutation("the second half where the first is", _SCHEDULER, "tile.row_n += kUnitN;", "tile.row_n += 0;", shows_in=CUT),
+    Mutation("halves though groups are to come", _GROUPS, "at < g.count || ", "", shows_in=CUT),
+    Mutation("every CTA takes a tile's half of its own", _GROUPS, "place = ptx::block_index() / 2;", "place = ptx::block_index();", shows_in=CUT),
+    Mutation("a half taken for a whole tile", _GEMM, ": tile.is_narrow;", ": false;", shows_in=CUT),
+    Mutation("all of B loaded for a half", _GEMM, "        if (row > 0 && tile.is_narrow) break;\n", "", shows_in=CUT),
+    Mutation("bytes of all of B expected for a half", _GEMM, "(tile.is_narrow ? kBlockN - kBoxRowsOfB : 0)", "0", shows_in=CUT),
+    Mutation("all boxes of B from the tile's first column on", _GEMM, "k, tile.row_n + row, tile.group);", "k, tile.row_n, tile.group);", shows_in=CUT),
+    Mutation("all boxes of B into a slot's first rows", _GEMM, "shared.b[at.stage] + row * kBlockK, k", "shared.b[at.stage], k", shows_in=CUT),
     Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += stretch.first, ", ""),
     Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = stretch.end, ", "tile.end_m = stretch.first + tiles_m * kBlockM, "),
     # Operands
     Mutation("A of the first group", _GEMM, "k, box.first, box.place, plane_of(tile));", "k, box.first, box.place, 0);", shows_in=COUNTS),
     Mutation("boxes of A rounded down", _GROUPS, "boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);", "boxes = (tile.end_m - tile.row_m) / kBoxRowsOfA;", shows_in=WIDE),
     Mutation("more boxes of A than a slot has room for", _GROUPS, "(boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA)", "boxes", shows_in=WIDE),
-    Mutation("bytes of all boxes expected", _GEMM, "return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK;", "return kSlotBytes;", shows_in=WIDE),
+    Mutation("bytes of all boxes expected", _GEMM, "return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK - ", "return kSlotBytes - ", shows_in=WIDE),
     Mutation("all boxes of A from the tile's first row on", _GEMM, "box(tile.row_m + row,", "box(tile.row_m,", shows_in=WIDE),
     Mutation("all boxes of A into a slot's first rows", _GEMM, "shared.a[at.stage] + row * kBlockK, k", "shared.a[at.stage], k", shows_in=WIDE),
     Mutation("A's scales of the first group", _GEMM, "skipped_scales(tile), k_block, plane_of(tile));", "skipped_scales(tile), k_block, 0);", shows_in=COUNTS),
     Mutation("scales from the tile's first row on, which TMA cannot load", _GEMM, "tile.row_m - skipped_scales(tile), k_block", "tile.row_m, k_block", shows_in=IDS),
     Mutation("scales of rows before the tile", _GEMM, "  operands.sfa += skipped_scales(tile);\n", "", shows_in=IDS),
-    Mutation("B of the first group", _GEMM, "k, tile.row_n, tile.group);", "k, tile.row_n, 0);"),
+    Mutation("B of the first group", _GEMM, "k, tile.row_n + row, tile.group);", "k, tile.row_n + row, 0);"),
     Mutation("B's scales of the first group", _GEMM, "p.sfb + tile.group * p.groups.sfb_stride;", "p.sfb;"),
     Mutation("B's scales by row of the first group", _GEMM, "tile.row_n, k_block, tile.group);", "tile.row_n, k_block, 0);", shows_in=IDS_BY_ROW),
     Mutation("planes of stacked rows", _GROUPS, "kGroups == kGroupCounts ? tile.group : 0;", "tile.group;"),
@@ -142,7 +158,7 @@ MUTATIONS = [
     Mutation("the place is not moved with the cut", _GROUPS, "place = row + rows;", "place = row + height;"),
     Mutation("the second half of the rows is cut off as the first", _STORE, "ClippedBox rows(d_row, tile.end_m, 64);", "ClippedBox rows(row_m, tile.end_m, 64);", shows_in=TWO_UNITS),
     Mutation("cut boxes stored whole", _STORE, "* kUnitStride + 64 <= tile.end_m", "* kUnitStride < tile.end_m"),
-    Mutation("a warpgroup's second unit stored whole where the first is", _STORE, "row_m + (kUnits / kUnitsAlongN - 1) * kUnitStride + 64", "row_m + 64", shows_in=TWO_UNITS),
+    Mutation("a warpgroup's second unit stored whole where the first is", _STORE, "row_m + (kUnitsAlongM - 1) * kUnitStride + 64", "row_m + 64", shows_in=TWO_UNITS),
     Mutation("whole boxes of the first group", _STORE, "d_column, d_row, plane_of(tile));", "d_column, d_row, 0);", shows_in=COUNTS),
     Mutation("D of the first group", _STORE, "d_column, rows.first, rows.place, plane_of(tile));", "d_column, rows.first, rows.place, 0);", shows_in=COUNTS),
     Mutation("slots of rows outside are not let go", _GEMM, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),

@@ -107,7 +107,7 @@ MUTATIONS = [
     Mutation("the end of tiles looks like a group without depth", _QUEUE, "0xffffffff", "0"),
     Mutation("nobody is told of the end", _GEMM, "  deal<false>(shared.queue, dealt, kNoMoreTiles);\n", ""),
     Mutation("tiles are dealt into one slot", _QUEUE, "  if constexpr (kIsWarp) ptx::syncwarp();\n  ++number;\n", "  if constexpr (kIsWarp) ptx::syncwarp();\n"),
-    Mutation("a tile is told of before it is there", _QUEUE, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);\n"),
+    Mutation("a tile is told of before it is there", _QUEUE, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);\n"),
     Mutation("the next tile is loaded in place of this one", _GEMM, "    tile = coming;\n", ""),
     Mutation("tiles without depth end a product that is not added to D", _GEMM, "kAddsToD && tile.tile.num_k_blocks == 0", "tile.tile.num_k_blocks == 0"),
     Mutation("scales are those of the first group", _GEMM, "scales, tile.row_m, of_group.first_k_block + k_block", "scales, tile.row_m, k_block"),

@@ -63,7 +63,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         {"cluster_k": 2, "output_is_fp32": True, "panel_columns": 32, "adds_to_d": True},
     ),
     (
-        "needs panels that fill a short tile",
+        "needs panels that fill half a tile",
         {
             "groups": Groups.COUNTS,
             "block_m": 256,

@@ -91,6 +91,23 @@ def test_tall_tiles_that_end_at_any_height(fp32: bool, schedule: str | None) -> 
     check(config, sim.random_problem(config, counts, 72, 272, rows=516), 1, schedule)
 
 
+@pytest.mark.parametrize(("fp32", "schedule"), [(False, None), (False, "slow_warpgroup"), (True, "late_stores")])
+@pytest.mark.parametrize("kind", [Groups.ENDS, Groups.COUNTS])
+def test_the_last_tiles_are_cut_in_halves_where_they_are_few(kind: Groups, fp32: bool, schedule: str | None) -> None:
+    config = config_for(kind, 128, 256, is_fp32=fp32)
+    for sizes, n in (([3], 256), ([3], 128), ([200, 0, 70], 264), ([1] * 40, 136)):
+        problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
+        loads, stores, d = {}, {}, None
+        for num_sms in (1, 2, 3, 7):
+            outcome = sim.run(compiled(config), config, problem, num_sms=num_sms, seed=num_sms, schedule=schedule)
+            assert outcome.mistakes is None, outcome.mistakes
+            assert d is None or torch.equal(outcome.d, d)
+            loads[num_sms], stores[num_sms], d = outcome.result.loads, outcome.result.stores, outcome.d.clone()
+        if sizes == [3] and n == 256:
+            assert loads[2] > loads[1]  # A's rows by both halves
+            assert stores[2] == stores[1]  # and each of D's columns by one of them
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fp32", [False, True])
 @pytest.mark.parametrize("tile", TILES_1D1D, ids=lambda tile: f"{tile.block_m}x{tile.block_n}")

@@ -73,7 +73,8 @@ DEVICE bool next_tile(const Params& p, SharedStorage& shared, Scheduler& schedul
 // What one slot receives. Boxes of A and its scales have no more rows than A: to fill one row outside with zeros takes TMA
 // about 2 ns. What lies in the slot behind them is multiplied, and not stored.
 DEVICE uint32_t bytes_of_slot(const Params& p, const Tile& tile) {
-  if constexpr (kGroups != kNoGroups) return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK;
+  if constexpr (kGroups != kNoGroups)
+    return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK - (tile.is_narrow ? kBlockN - kBoxRowsOfB : 0) * kBlockK;
   const uint32_t rows = (p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
   const uint32_t scales = p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
   return kSlotBytes - (kBlockM - rows) * kBlockK - (kBlockM - scales) * 4;
@@ -95,7 +96,11 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
         const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
         ptx::tma_load_4d(&p.map_a, full, shared.a[at.stage] + row * kBlockK, k, box.first, box.place, plane_of(tile));
       }
-      ptx::tma_load_3d(&p.map_b, full, shared.b[at.stage], k, tile.row_n, tile.group);
+#pragma unroll
+      for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB) {
+        if (row > 0 && tile.is_narrow) break;
+        ptx::tma_load_3d(&p.map_b, full, shared.b[at.stage] + row * kBlockK, k, tile.row_n + row, tile.group);
+      }
       ptx::tma_load_3d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m - skipped_scales(tile), k_block, plane_of(tile));
       if constexpr (kSfbIsPerRow)
         ptx::tma_load_3d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block, tile.group);
@@ -118,7 +123,7 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     ptx::tma_load_2d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block);
     if constexpr (kSfbIsPerRow)
       ptx::tma_load_2d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block);
-    if constexpr (kAddsToD) prefetch_panel(&p.map_d, tile, k_block);
+    if constexpr (kAddsToD) prefetch_d(&p.map_d, tile, k_block, k_blocks.end);
   }
 }
 
@@ -134,7 +139,7 @@ DEVICE void load_k_tile(const Params& p, SharedStorage& shared, const KTile& of_
     ptx::tma_load_2d(&of_group.k_group->map_b, full, shared.b[at.stage], k_block * kBlockK, tile.row_n);
     ptx::tma_load_2d(&p.map_sfa, full, scales, tile.row_m, of_group.first_k_block + k_block);
     ptx::tma_load_2d(&p.map_sfb, full, scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block);
-    if constexpr (kAddsToD) prefetch_panel(&p.map_d, tile, k_block);
+    if constexpr (kAddsToD) prefetch_d(&p.map_d, tile, k_block, tile.num_k_blocks);
   }
 }
 
@@ -161,10 +166,11 @@ DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_
   ptx::wgmma_commit_group();
 }
 
-// Of a warpgroup's units those in its first row of them: all that it has of a tile that is short.
-constexpr uint32_t kShortUnits = kHasShortTiles ? kUnitsAlongN : kUnitsPerWarpgroup;
-DEVICE float (&first_row_of(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kShortUnits][kUnitN / 2] {
-  return reinterpret_cast<float(&)[kShortUnits][kUnitN / 2]>(total);
+// Whether a warpgroup may have only the first of its two units: of a tile that is short, or narrow.
+constexpr bool kHasSmallTiles = kHasShortTiles || kCutsLastTiles;
+constexpr uint32_t kSmallUnits = kHasSmallTiles ? 1 : kUnitsPerWarpgroup;
+DEVICE float (&first_unit_of(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kSmallUnits][kUnitN / 2] {
+  return reinterpret_cast<float(&)[kSmallUnits][kUnitN / 2]>(total);
 }
 
 // What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
@@ -296,6 +302,8 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
     for (uint32_t i = 0; i < kScalesPerTile; ++i) block_scales.coming[i] = first_scales[i];
   operands.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
+  // Scales by row come in no batches. One loop less is worth 1.5% to groups along k.
+  if constexpr (kIsKGrouped) return multiply_runs(ring, operands, block_scales, k_blocks.end, at, is_loaded, total);
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);
     const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
@@ -408,7 +416,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     const Operands operands(shared, warpgroup);
     uint32_t store_buffer = 0, parity = 0;
     float total[kUnitsPerWarpgroup][kUnitN / 2], first_scales[kScalesPerTile];
-    bool has_total = false, is_short = false;
+    bool has_total = false, is_small = false;
     while (true) {
       // The next tile is taken, and its first scales are asked for, before the totals of the last one are stored: the answer
       // would keep the first product waiting.
@@ -417,8 +425,8 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
       const bool is_tile = next_tile<true>(p, shared, scheduler, tiles, tile);
       if (is_tile) begin_scales(p, tile, first_scales);
       if (has_total) {
-        if (kHasShortTiles && is_short)
-          store_total(p, shared, done, warpgroup, store_buffer, parity, first_row_of(total));
+        if (kHasSmallTiles && is_small)
+          store_total(p, shared, done, warpgroup, store_buffer, parity, first_unit_of(total));
         else
           store_total(p, shared, done, warpgroup, store_buffer, parity, total);
       }
@@ -430,9 +438,9 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
         skip_tile(p, shared.ring, at);
         continue;
       }
-      if constexpr (kHasShortTiles) is_short = ends_at(warpgroup * 64 + kUnitStride);
-      if (kHasShortTiles && is_short)
-        multiply_tile(p, shared.ring, operands, first_scales, tile, at, first_row_of(total));
+      if constexpr (kHasSmallTiles) is_small = kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) : tile.is_narrow;
+      if (kHasSmallTiles && is_small)
+        multiply_tile(p, shared.ring, operands, first_scales, tile, at, first_unit_of(total));
       else
         multiply_tile(p, shared.ring, operands, first_scales, tile, at, total);
     }

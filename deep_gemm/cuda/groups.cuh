@@ -32,6 +32,9 @@ struct Groups {
   uint32_t zeroes_padding;
 };
 
+// What a CTA takes of a tile: all of it or, where the last ones are few, one half of its columns.
+enum class Part { kWhole, kFirstHalf, kSecondHalf };
+
 // Rows that follow each other and belong to one group. Not necessarily all of them: a search for the end of thousands of
 // rows would keep the first tile waiting.
 struct Stretch {
@@ -71,9 +74,9 @@ struct Stretches {
   DEVICE explicit Stretches(uint32_t* window_) : window(window_) {}
 
   // The stretch of a tile, if there is one. `tile` is counted from the first stretch at hand on, before and after;
-  // `first_tile` is the first of the stretch.
-  DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t& tile, uint32_t& first_tile, Stretch& found) {
-    while (tile >= tiles) {
+  // `first_tile` is the first of the stretch, `part` is what to take of the tile.
+  DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t& tile, uint32_t& first_tile, Stretch& found, Part& part) {
+    while (!takes_half(g, tile, part) && tile >= tiles) {
       tile -= tiles;
       if (!(kGroups == kGroupIds ? read_rows(g) : read_groups(g))) return false;
       tiles_end = stretch.tiles_m() * tiles_n;
@@ -90,6 +93,17 @@ struct Stretches {
       found = {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
       first_tile = ptx::shfl_sync(tiles_end, lane) - found.tiles_m() * tiles_n;
     }
+    return true;
+  }
+
+  // Whether the tile's wave is the last, with no more tiles than half of the CTAs. Then `tile` becomes the one that this CTA
+  // takes a half of, if there is one.
+  DEVICE bool takes_half(const Groups& g, uint32_t& tile, Part& part) const {
+    if (!kCutsLastTiles || at < g.count || tile < ptx::block_index()) return false;
+    const uint32_t first_of_wave = tile - ptx::block_index(), place = ptx::block_index() / 2;
+    if (first_of_wave + place >= tiles || (tiles - first_of_wave) * 2 > ptx::grid_size()) return false;
+    tile = first_of_wave + place;
+    part = ptx::block_index() % 2 == 0 ? Part::kFirstHalf : Part::kSecondHalf;
     return true;
   }
 

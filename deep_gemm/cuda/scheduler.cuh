@@ -33,8 +33,9 @@ struct Scheduler {
   DEVICE bool next(const Groups& groups, Tile& tile) {
     uint32_t first_tile = 0;
     Stretch stretch{};
+    Part part = Part::kWhole;
     if constexpr (kGroups != kNoGroups) {
-      if (!stretches.find(groups, tiles_n, next_tile, first_tile, stretch)) return false;
+      if (!stretches.find(groups, tiles_n, next_tile, first_tile, stretch, part)) return false;
       rows = stretch.end - stretch.first;
       tiles_m = stretch.tiles_m();
     } else {
@@ -53,6 +54,8 @@ struct Scheduler {
     }
     if constexpr (kGroups != kNoGroups) tile.row_m += stretch.first, tile.end_m = stretch.end, tile.group = stretch.group;
     next_tile += ptx::grid_size() / kClusterSize;
+    if (part == Part::kSecondHalf) tile.row_n += kUnitN;  // past the last column of D perhaps, as a cluster's tile
+    tile.is_narrow = part != Part::kWhole;
     return true;
   }
 };

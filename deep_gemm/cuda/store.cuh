@@ -49,16 +49,18 @@ DEVICE void write_panel(uint8_t* panel, const float* values, uint32_t warp_of_fo
   }
 }
 
-// Asks the L2 for one panel of the D to which a tile is going to be added, if it has so many. Asked for with each of the first
-// k-blocks, D comes while the tile is multiplied, and not when all CTAs store at once.
-DEVICE void prefetch_panel(const ptx::TensorMap* map_d, const Tile& tile, uint32_t panel) {
-  constexpr uint32_t kAlongN = kBlockN / kPanelColumns;
-  if (panel >= kBlockM / 64 * kAlongN) return;
-  const uint32_t row = tile.row_m + panel / kAlongN * 64, column = tile.row_n + panel % kAlongN * kPanelColumns;
-  if constexpr (kIsKGrouped)
-    ptx::tma_prefetch_3d(map_d, column, row, tile.group);
-  else
-    ptx::tma_prefetch_2d(map_d, column, row);
+// Asks the L2 for a k-block's share of the D to which a tile is going to be added: a panel, or more where k-blocks are few.
+// So D comes while the tile is multiplied, and not when all CTAs store at once.
+DEVICE void prefetch_d(const ptx::TensorMap* map_d, const Tile& tile, uint32_t k_block, uint32_t num_k_blocks) {
+  constexpr uint32_t kAlongN = kBlockN / kPanelColumns, kPanels = kBlockM / 64 * kAlongN;
+  const uint32_t share = ceil_div(kPanels, num_k_blocks);
+  for (uint32_t panel = k_block * share; panel < (k_block + 1) * share && panel < kPanels; ++panel) {
+    const uint32_t row = tile.row_m + panel / kAlongN * 64, column = tile.row_n + panel % kAlongN * kPanelColumns;
+    if constexpr (kIsKGrouped)
+      ptx::tma_prefetch_3d(map_d, column, row, tile.group);
+    else
+      ptx::tma_prefetch_2d(map_d, column, row);
+  }
 }
 
 // C at the places of one unit's accumulators, added in FP32. Rows of D that do not exist are left alone; accumulators
@@ -117,7 +119,8 @@ DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_wh
   const uint32_t named_barrier = 1 + warpgroup;  // 0 is that of the whole block
   constexpr uint32_t kPanels = kUnits * kPanelsPerUnit, kAtOnce = kPanels < kPanelsPerStore ? kPanels : kPanelsPerStore;
   static_assert(kPanels % kAtOnce == 0, "panels must fill a tile");
-  const bool is_whole = kHasWholeD && row_m + (kUnits / kUnitsAlongN - 1) * kUnitStride + 64 <= tile.end_m;
+  constexpr uint32_t kUnitsAlongM = ceil_div(kUnits, kUnitsAlongN);
+  const bool is_whole = kHasWholeD && row_m + (kUnitsAlongM - 1) * kUnitStride + 64 <= tile.end_m;
 #pragma unroll
   for (uint32_t first = 0; first < kPanels; first += kAtOnce) {
     uint8_t* panels = buffers + buffer * kStoreBufferBytes;

@@ -18,6 +18,7 @@ struct Tile {
     uint32_t num_k_blocks;  // where groups are along k, the group's
   };
   uint32_t group;
+  bool is_narrow = false;  // it is only the first kUnitN columns
 };
 
 // What follows the last tile: a tile ends behind a row; a group along k may have no depth, but none is so deep.
@@ -26,7 +27,7 @@ constexpr Tile kNoMoreTiles = {0, 0, kIsKGrouped ? 0xffffffff : 0, 0};
 constexpr uint32_t kTileTakers = kNumMathWarps + (kIsKGrouped ? 0 : 1);
 
 struct TileQueue {
-  alignas(16) Tile tiles[kTileSlots];
+  alignas(16) ptx::Uint4 tiles[kTileSlots];  // as they come in Tile; the last is the group, its highest bit is_narrow
   alignas(16) uint32_t window[kWindowRows];  // what the dealing warp sees of the layout: see Stretches in groups.cuh
   uint64_t full[kTileSlots], empty[kTileSlots];
 
@@ -44,7 +45,8 @@ DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
   const uint32_t slot = number % kTileSlots;
   if (!kIsWarp || ptx::lane_index() == 0) {
     ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
-    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, tile.group);
+    const uint32_t last_word = tile.group | static_cast<uint32_t>(tile.is_narrow) << 31;
+    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);
     ptx::mbarrier_arrive(&queue.full[slot]);
   }
   if constexpr (kIsWarp) ptx::syncwarp();
@@ -56,11 +58,11 @@ template <bool kIsWarp>
 DEVICE void take(TileQueue& queue, uint32_t& number, Tile& tile) {
   const uint32_t slot = number % kTileSlots;
   const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
-  tile = {dealt.x, dealt.y, dealt.z, dealt.w};
+  ptx::Uint4 words = dealt;
   if constexpr (kIsWarp && kIsKGrouped) ptx::syncwarp();  // all lanes have read
   if constexpr (kIsWarp && !kIsKGrouped)  // this too waits for all lanes, and shows the compiler that they have the same
-    tile = {ptx::shfl_sync(tile.row_m, 0), ptx::shfl_sync(tile.row_n, 0), ptx::shfl_sync(tile.end_m, 0),
-            ptx::shfl_sync(tile.group, 0)};
+    words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
+  tile = {words.x, words.y, words.z, words.w & 0x7fffffff, words.w >> 31 != 0};
   ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
   ++number;
 }
@@ -72,7 +74,7 @@ DEVICE bool next_of_queue(TileQueue& queue, uint32_t& number, Tile& tile) {
   const uint32_t slot = number % kTileSlots;
   ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
   if constexpr (kIsKGrouped) {
-    tile.num_k_blocks = ptx::ld_shared_b32(&queue.tiles[slot].num_k_blocks);
+    tile.num_k_blocks = ptx::ld_shared_b32(&queue.tiles[slot].z);
     // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
     return ptx::all_sync(tile.num_k_blocks != kNoMoreTiles.num_k_blocks);
   }

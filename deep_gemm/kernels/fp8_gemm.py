@@ -45,14 +45,16 @@ def build(config: GemmConfig) -> jit.CompiledKernel:
 def code_plan(config: GemmConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of.
 
-    The k loops, of runs and of the rest, are there once, or once for each height of a tile: `#pragma unroll 1` keeps
-    NVRTC from unrolling them, and neither NVRTC nor ptxas peels them.
+    The k loops, of runs and of the rest, are there once, or once more for tiles of which a warpgroup has one unit only:
+    `#pragma unroll 1` keeps NVRTC from unrolling them, and neither NVRTC nor ptxas peels them.
     """
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_rest
-    units = config.units_per_warpgroup + (config.units_along_n if config.has_short_tiles else 0)
+    units = config.units_per_warpgroup + config.has_small_tiles
     stores = units * (config.unit_n or config.block_n) // config.panel_columns
-    boxes_of_a = config.block_m // config.box_rows_of_a if config.rows_are_grouped else 1
+    boxes = 2  # of A and B
+    if config.rows_are_grouped:
+        boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
     has_whole_d = config.rows_are_grouped and not config.sfb_is_per_row  # beside the one that cuts off
     return CodePlan(
         roles=(
@@ -61,7 +63,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         ),
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
-        tma_loads=boxes_of_a + (3 if config.sfb_is_per_row else 2),  # A; its scales, B, its scales by row
+        tma_loads=boxes + (2 if config.sfb_is_per_row else 1),  # and scales
         multicast_loads=1 if config.cluster_m * config.cluster_n > 1 else 0,
         tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_whole_d),
         tma_reduces=stores if config.adds_to_d else 0,

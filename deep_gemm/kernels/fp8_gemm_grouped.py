@@ -138,7 +138,7 @@ def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
     span = config.panel_columns * config.output_bytes
     maps = {
         "a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
-        "b": plane_map(ElementType.UINT8, p.b, (config.block_n, BLOCK_K), 128),
+        "b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, BLOCK_K), 128),
         "sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (1, config.scale_rows), 0),
         "d": clipped_map(output, p.d, (WGMMA_ROWS, config.panel_columns), span),
     }
