@@ -122,11 +122,14 @@ class GemmConfig:
     def registers(self) -> tuple[int, int]:
         """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
 
-        The producer's warps are two where rows are grouped: one searches the layout. With 232 registers 256x128 tiles
-        that keep B's scales by row spill, which cost up to 12% on an H200.
+        The producer's warps are two where rows are grouped: one searches the layout, and keeps more where it looks for
+        the last tiles too. The other, the loading thread, has enough with 24. Tiles of 256x128 that keep B's scales by
+        row, for which rows are never grouped, spill with 232 registers, which cost up to 12% on an H200.
         """
         if self.keeps_row_scales:
             return 24, 240
+        if self.cuts_last_tiles:
+            return 56, 224
         return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
 
     @property
@@ -181,15 +184,14 @@ class GemmConfig:
 
         A wave of few tiles takes as long as one of many, but only two thirds of it in halves of tiles, for which
         warpgroups of two units have code: 144 tiles for the 132 SMs of an H200 take 70 us instead of 85. Quarters
-        gained 2% more, halves of rows nothing. Where a number for each row says which group it is of, nobody knows
-        which tile is the last.
+        gained 2% more, halves of rows nothing.
         """
-        return self.groups in (Groups.ENDS, Groups.COUNTS) and self.units_along_n == 2
+        return self.rows_are_grouped and self.units_along_n == self.units_per_warpgroup == 2
 
     @property
-    def has_small_tiles(self) -> bool:
-        """Whether a warpgroup may have only the first of its two units of a tile."""
-        return self.has_short_tiles or self.cuts_last_tiles
+    def units_of_part(self) -> int:
+        """Units that a warpgroup has of a tile that is short, or narrow: its first ones. 0 if no tile is."""
+        return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
 
     @property
     def keeps_row_scales(self) -> bool:
@@ -251,7 +253,7 @@ class GemmConfig:
             "panels that fill a tile",
         )
         half = panels // 2
-        yield not self.has_small_tiles or half % min(half, self.panels_per_store) == 0, "panels that fill half a tile"
+        yield not self.units_of_part or half % min(half, self.panels_per_store) == 0, "panels that fill half a tile"
         yield self.num_store_buffers >= 1, "at least 1 store buffer"
         yield self.raster_group >= 1, "a raster of at least 1 tile"
         yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
@@ -280,6 +282,7 @@ class GemmConfig:
             "kUnitN": self.unit_n or self.block_n,
             "kUnitsAlongN": self.units_along_n,
             "kUnitsPerWarpgroup": self.units_per_warpgroup,
+            "kUnitsOfPart": self.units_of_part,
             "kUnitStride": self.num_math_warpgroups * WGMMA_ROWS,
             "kNumPartials": self.num_partials,
             "kRunKBlocks": self.run_k_blocks,
@@ -386,7 +389,7 @@ def tile_config(
         if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit
         whole = buffered == panels
-        in_pairs = buffered % 4 == 0  # worth 1% to 256x128 tiles of weight gradients
+        in_pairs = buffered % 4 == 0  # worth 1% to 256x128 tiles of weight gradients, to others nothing
         config = GemmConfig(
             block_m,
             block_n,

@@ -55,24 +55,30 @@ def select_grouped(num_groups: int, rows: float, n: int, k: int, output: Output,
 def cost_us(tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu) -> float:
     """About how long the product takes."""
     fit = Fit.of(tile, n, k, output, gpu)
+    cuts = _cuts_last_tiles(tile, output)
     busy = num_groups * min(rows, 1.0)  # groups that have rows
     if output.groups == Groups.COUNTS:
         # One group's rows may be far from `rows`, those of several are close to it in all.
         parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0)) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
         totals = [of_part for of_part, _ in parts] if num_groups == 1 else [busy * tiles]
-        waves = sum(_waves(x * fit.clusters_n / fit.clusters_at_once, tile) for x in totals) / len(totals)
+        waves = sum(_waves(x * fit.clusters_n / fit.clusters_at_once, cuts) for x in totals) / len(totals)
     else:
         tiles = 1 / -math.expm1(-tile.block_m / max(rows, 1.0))
         work = tiles * (1 + math.expm1(-WGMMA_ROWS / max(rows, 1.0)) * (1 - SHARES[tile.block_m][0]))
-        waves = max(busy * tiles * fit.clusters_n / fit.clusters_at_once + 0.5, 1.0)
+        lost = 0.5 - (1 - HALVES) / 2 if cuts else 0.5  # by the last wave, on average
+        waves = max(busy * tiles * fit.clusters_n / fit.clusters_at_once + lost, 1.0)
     return float(fit.launch_us + waves * work / tiles * fit.wave_us)
 
 
-def _waves(full: float, tile: Tile) -> float:
-    """How long CTAs are busy, in whole tiles, with tiles for so many full waves: see `GemmConfig.cuts_last_tiles`."""
-    is_cut = tile.block_n == 2 * 128 and 0 < full % 1 <= 0.5
-    return math.floor(full) + HALVES if is_cut else math.ceil(full)
+@cache
+def _cuts_last_tiles(tile: Tile, output: Output) -> bool:
+    return tile_config(tile.block_m, tile.block_n, output).cuts_last_tiles
+
+
+def _waves(full: float, cuts: bool) -> float:
+    """How long CTAs are busy, in whole tiles, with tiles for so many full waves."""
+    return math.floor(full) + HALVES if cuts and 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
 def _tiles_of_group(block_m: int, rows: float) -> tuple[int, float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 
 from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
-from .cost import Fit, Gpu
+from .cost import H200, Fit, Gpu
 from .layout import ceil_div
 from .tiles import Tile
 
@@ -23,7 +23,7 @@ TILES = (
     Tile(256, 128, 895, 1.7),
 )
 LEAST_US = {(64, 64): 1.1, (128, 96): 4.7, (128, 128): 6.3, (256, 128): 14.0}
-"""What a tile takes that is added to D, however small the depth."""
+"""What a tile takes on an H200 that is added to D, however small the depth; half of it where D is only written."""
 
 
 @cache
@@ -37,10 +37,9 @@ def cost_us(tile: Tile, num_groups: int, m: int, n: int, k: int, output: Output,
     """About how long the product takes."""
     fit = Fit.of(tile, n, k, output, gpu)
     tiles = num_groups * ceil_div(m, tile.block_m) * fit.clusters_n
-    accesses_to_d = 2 if output.with_c or output.adds_to_d else 1
-    return ceil_div(tiles, fit.clusters_at_once) * max(
-        fit.wave_us, LEAST_US[tile.block_m, tile.block_n] * accesses_to_d / 2
-    )
+    least_us = LEAST_US[tile.block_m, tile.block_n] * (1.0 if output.with_c or output.adds_to_d else 0.5)
+    least_us *= (gpu.num_sms / H200.num_sms) / (gpu.dram_tb_per_s / H200.dram_tb_per_s)
+    return ceil_div(tiles, fit.clusters_at_once) * max(fit.wave_us, least_us)
 
 
 def k_grouped_config(tile: Tile, output: Output) -> GemmConfig:

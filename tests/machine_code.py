@@ -44,6 +44,7 @@ GROUPED = (
     tile_config(128, 128, Output(groups=Groups.IDS)),
     tile_config(64, 128, Output(groups=Groups.ENDS), k=128),
     tile_config(256, 128, Output(groups=Groups.COUNTS)),
+    tile_config(128, 256, Output(groups=Groups.COUNTS)),
     tile_config(256, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128),
 )
 DECODE = (

@@ -53,6 +53,7 @@ FOUR_UNITS = GemmConfig(256, 16, 3, 1, panel_columns=16, groups=Groups.COUNTS)
 FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
 WIDE = tile_config(128, 192, Output(groups=Groups.COUNTS), k=128)
 CUT = tile_config(128, 256, Output(groups=Groups.COUNTS), k=128)
+IDS_CUT = tile_config(128, 256, Output(groups=Groups.IDS), k=128)
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
 
@@ -83,6 +84,7 @@ TRIALS = [
     Trial(CUT, (3, 0, 70), 13, rows=140, n=264, num_sms=3),
     Trial(CUT, (3, *(0,) * 32, 70), 15, rows=80, n=264, k=128, num_sms=5),
     Trial(CUT, (3,) * 40, 15, rows=3, n=136, k=128, num_sms=9),
+    Trial(IDS_CUT, (0,) * 3 + (1,) * 130 + (-1,) * 5 + (2,) * 40, 16, n=264, num_sms=5),
     *(Trial(WIDE, (3, 0, 70, 130, 64), 10, name, rows=140, n=72) for name in (None, "slow_warpgroup")),
 ]
 
@@ -104,8 +106,8 @@ MUTATIONS = [
     Mutation("a group that ends before it begins has rows", _GROUPS, "start < end ? end : start", "true ? end : start", shows_in=ENDS_LOW),
     Mutation("tiles of 16 groups added up", _GROUPS, "distance < 32;", "distance < 16;", shows_in=COUNTS_LOW),
     Mutation("tiles of groups before count", _GROUPS, "tile < tiles_end ? ptx::lane_index() : 31", "tile <= tiles_end ? ptx::lane_index() : 31", shows_in=COUNTS_LOW),
-    Mutation("tiles of a stretch counted from the first of 32 groups", _GROUPS, " - found.tiles_m() * tiles_n;", ";", shows_in=COUNTS),
-    Mutation("tiles of a stretch counted from the first of all", _GROUPS, "      tile -= tiles;\n", "", shows_in=IDS),
+    Mutation("tiles of a stretch counted from the first of 32 groups", _GROUPS, " - place.stretch.tiles_m() * tiles_n);", ");", shows_in=COUNTS),
+    Mutation("tiles of a stretch counted from the first of all", _GROUPS, "tiles_before += tiles, tiles = 0;", "tiles = 0;", shows_in=IDS),
     Mutation("tiles of a stretch rounded down", _GROUPS, "return ceil_div(end - first, kBlockM);", "return (end - first) / kBlockM;"),
     Mutation("groups begin where those before end", _GROUPS, "group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;", "group == 0 ? 0 : end_before;", shows_in=ENDS),
     # Dealing out
@@ -124,19 +126,19 @@ MUTATIONS = [
     # Tiles
     Mutation("the last tile moved up too far", _SCHEDULER, "ceil_div(rows - height, 4) * 4 : 0", "(rows - height) / 4 * 4 : 0"),
     Mutation("the last tile moved to where TMA cannot load scales", _SCHEDULER, "ceil_div(rows - height, 4) * 4 : 0", "rows - height : 0", shows_in=COUNTS),
-    Mutation("a whole tile taken for a low one", _GEMM, "is_small = kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) :", "is_small = kHasShortTiles ? true :", shows_in=TWO_UNITS),
-    Mutation("halves where there are CTAs for whole tiles only", _GROUPS, "(tiles - first_of_wave) * 2 > ptx::grid_size()", "tiles - first_of_wave > ptx::grid_size()", shows_in=CUT),
-    Mutation("both halves the first", _GROUPS, "Part::kFirstHalf : Part::kSecondHalf;", "Part::kFirstHalf : Part::kFirstHalf;", shows_in=CUT),
+    Mutation("a whole tile taken for a short one", _GEMM, "is_part = kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) :", "is_part = kHasShortTiles ? true :", shows_in=TWO_UNITS),
+    Mutation("halves where there are CTAs for whole tiles only", _SCHEDULER, "middle = wave + ptx::grid_size() / 2;", "middle = wave + ptx::grid_size() - 1;", shows_in=CUT),
+    Mutation("both halves the first", _SCHEDULER, "place.is_second_half = cta % 2 == 1;", "place.is_second_half = false;", shows_in=CUT),
     Mutation("the second half where the first is", _SCHEDULER, "tile.row_n += kUnitN;", "tile.row_n += 0;", shows_in=CUT),
-    Mutation("halves though groups are to come", _GROUPS, "at < g.count || ", "", shows_in=CUT),
-    Mutation("every CTA takes a tile's half of its own", _GROUPS, "place = ptx::block_index() / 2;", "place = ptx::block_index();", shows_in=CUT),
+    Mutation("halves in every wave", _SCHEDULER, "      if (number == middle) is_shared = false;\n", "", shows_in=CUT),
+    Mutation("every CTA takes half of its own tile", _SCHEDULER, "search == 0 ? wave + cta / 2 :", "search == 0 ? wave + cta :", shows_in=CUT),
     Mutation("a half taken for a whole tile", _GEMM, ": tile.is_narrow;", ": false;", shows_in=CUT),
     Mutation("all of B loaded for a half", _GEMM, "        if (row > 0 && tile.is_narrow) break;\n", "", shows_in=CUT),
     Mutation("bytes of all of B expected for a half", _GEMM, "(tile.is_narrow ? kBlockN - kBoxRowsOfB : 0)", "0", shows_in=CUT),
     Mutation("all boxes of B from the tile's first column on", _GEMM, "k, tile.row_n + row, tile.group);", "k, tile.row_n, tile.group);", shows_in=CUT),
     Mutation("all boxes of B into a slot's first rows", _GEMM, "shared.b[at.stage] + row * kBlockK, k", "shared.b[at.stage], k", shows_in=CUT),
-    Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += stretch.first, ", ""),
-    Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = stretch.end, ", "tile.end_m = stretch.first + tiles_m * kBlockM, "),
+    Mutation("tiles counted from the first row of all", _SCHEDULER, "tile.row_m += place.stretch.first, ", ""),
+    Mutation("rows past the stretch belong to it", _SCHEDULER, "tile.end_m = place.stretch.end, ", "tile.end_m = place.stretch.first + tiles_m * kBlockM, "),
     # Operands
     Mutation("A of the first group", _GEMM, "k, box.first, box.place, plane_of(tile));", "k, box.first, box.place, 0);", shows_in=COUNTS),
     Mutation("boxes of A rounded down", _GROUPS, "boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);", "boxes = (tile.end_m - tile.row_m) / kBoxRowsOfA;", shows_in=WIDE),

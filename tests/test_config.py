@@ -186,5 +186,19 @@ def test_grouped_rows_are_loaded_64_at_a_time() -> None:
     assert tile_config(256, 128, Output(), cluster_n=2).box_rows_of_a == 128
 
 
+def test_tiles_whose_halves_are_units_are_cut_where_rows_are_grouped() -> None:
+    for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS):
+        assert tile_config(128, 256, Output(groups=groups)).cuts_last_tiles
+        assert not tile_config(128, 160, Output(groups=groups)).cuts_last_tiles
+    assert not tile_config(128, 256, Output()).cuts_last_tiles
+    assert not tile_config(256, 128, Output(groups=Groups.COUNTS)).cuts_last_tiles
+
+
+def test_registers_move_to_those_who_need_them() -> None:
+    assert tile_config(256, 128, Output()).registers == (40, 232)
+    assert tile_config(256, 128, Output(sfb_is_per_row=True)).registers == (24, 240)
+    assert tile_config(128, 256, Output(groups=Groups.IDS)).registers == (56, 224)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, *sys.argv[1:]]))

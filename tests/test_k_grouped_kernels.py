@@ -152,6 +152,13 @@ def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
     assert select_k_grouped(1, 512, 512, 1024, kind, H200).block_m == 64
 
 
+@pytest.mark.parametrize(("k", "tile"), [(2048, (256, 128)), (1024, (128, 128)), (512, (64, 64))])
+def test_the_smaller_the_depth_the_smaller_the_tile_that_is_added_to_d(k: int, tile: tuple[int, int]) -> None:
+    kind = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    config = select_k_grouped(16, 7168, 2048, k, kind, H200)
+    assert (config.block_m, config.block_n) == tile
+
+
 def test_a_configuration_for_another_product_is_refused(gpu: Gpu) -> None:
     p = sim.random_problem(FRESH, KS, 100, 72)
     for other in (WITH_C, tile_config(64, 64, Output(True, sfb_is_per_row=True))):

@@ -166,11 +166,11 @@ DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_
   ptx::wgmma_commit_group();
 }
 
-// Whether a warpgroup may have only the first of its two units: of a tile that is short, or narrow.
-constexpr bool kHasSmallTiles = kHasShortTiles || kCutsLastTiles;
-constexpr uint32_t kSmallUnits = kHasSmallTiles ? 1 : kUnitsPerWarpgroup;
-DEVICE float (&first_unit_of(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kSmallUnits][kUnitN / 2] {
-  return reinterpret_cast<float(&)[kSmallUnits][kUnitN / 2]>(total);
+// Of a warpgroup's units those that it has of a tile that is short, or narrow: its first ones.
+constexpr bool kHasParts = kUnitsOfPart > 0;
+constexpr uint32_t kFirstUnits = kHasParts ? kUnitsOfPart : kUnitsPerWarpgroup;
+DEVICE float (&first_units_of(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kFirstUnits][kUnitN / 2] {
+  return reinterpret_cast<float(&)[kFirstUnits][kUnitN / 2]>(total);
 }
 
 // What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
@@ -189,8 +189,9 @@ struct Operands {
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
 // Scales are loaded ahead of the WGMMAs: behind them the loads stand in line with the tensor cores' own reads of shared
-// memory, and ptxas lets the next WGMMA wait for what needs them (up to 6% of a product's time on an H200). Where each unit
-// loads scales of B by row for itself those come behind, and A's with them: A's alone ahead cost 1%.
+// memory, and ptxas lets the next WGMMA wait for what needs them (up to 6% of a product's time on an H200). Where units keep
+// scales of B by row, A's of all units come with those (3%); where each unit loads B's for itself they come behind, and
+// A's with them: A's alone ahead cost 1%.
 // With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
 // only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
 template <uint32_t kCount, uint32_t kUnits>
@@ -302,7 +303,7 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
     for (uint32_t i = 0; i < kScalesPerTile; ++i) block_scales.coming[i] = first_scales[i];
   operands.sfa += skipped_scales(tile);
   bool is_loaded = false;  // known already that the slot at hand is
-  // Scales by row come in no batches. One loop less is worth 1.5% to groups along k.
+  // Scales by row come in no batches. One loop less is worth 1% to groups along k.
   if constexpr (kIsKGrouped) return multiply_runs(ring, operands, block_scales, k_blocks.end, at, is_loaded, total);
   for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
     if constexpr (!kSfbIsPerRow) block_scales.advance(first);
@@ -416,7 +417,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     const Operands operands(shared, warpgroup);
     uint32_t store_buffer = 0, parity = 0;
     float total[kUnitsPerWarpgroup][kUnitN / 2], first_scales[kScalesPerTile];
-    bool has_total = false, is_small = false;
+    bool has_total = false, is_part = false;
     while (true) {
       // The next tile is taken, and its first scales are asked for, before the totals of the last one are stored: the answer
       // would keep the first product waiting.
@@ -425,8 +426,8 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
       const bool is_tile = next_tile<true>(p, shared, scheduler, tiles, tile);
       if (is_tile) begin_scales(p, tile, first_scales);
       if (has_total) {
-        if (kHasSmallTiles && is_small)
-          store_total(p, shared, done, warpgroup, store_buffer, parity, first_unit_of(total));
+        if (kHasParts && is_part)
+          store_total(p, shared, done, warpgroup, store_buffer, parity, first_units_of(total));
         else
           store_total(p, shared, done, warpgroup, store_buffer, parity, total);
       }
@@ -438,9 +439,9 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
         skip_tile(p, shared.ring, at);
         continue;
       }
-      if constexpr (kHasSmallTiles) is_small = kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) : tile.is_narrow;
-      if (kHasSmallTiles && is_small)
-        multiply_tile(p, shared.ring, operands, first_scales, tile, at, first_unit_of(total));
+      if constexpr (kHasParts) is_part = kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) : tile.is_narrow;
+      if (kHasParts && is_part)
+        multiply_tile(p, shared.ring, operands, first_scales, tile, at, first_units_of(total));
       else
         multiply_tile(p, shared.ring, operands, first_scales, tile, at, total);
     }

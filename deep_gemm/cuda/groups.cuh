@@ -32,15 +32,19 @@ struct Groups {
   uint32_t zeroes_padding;
 };
 
-// What a CTA takes of a tile: all of it or, where the last ones are few, one half of its columns.
-enum class Part { kWhole, kFirstHalf, kSecondHalf };
-
 // Rows that follow each other and belong to one group. Not necessarily all of them: a search for the end of thousands of
 // rows would keep the first tile waiting.
 struct Stretch {
   uint32_t first, end, group;
 
   DEVICE uint32_t tiles_m() const { return ceil_div(end - first, kBlockM); }
+};
+
+// A tile: that of a number in the raster of a stretch; all of it, or one half of its columns.
+struct Place {
+  Stretch stretch;
+  uint32_t tile;
+  bool is_half = false, is_second_half = false;
 };
 
 // ---- Reading the layout. Nothing that a caller writes there leads outside of the operands.
@@ -67,17 +71,16 @@ struct Stretches {
   uint32_t* window;  // in shared memory, with kGroupIds: the numbers of the rows from window_first up to window_end
   uint32_t window_first = 0, window_end = 0;
   Stretch stretch{};       // with kGroupIds the one at hand, else this lane's of 32 groups
-  uint32_t tiles_end = 0;  // tiles up to its end
-  uint32_t tiles = 0;      // of all at hand
+  uint32_t tiles_end = 0;  // of those at hand, up to its end
+  uint32_t tiles_before = 0, tiles = 0;  // of those before, and of those at hand
   uint32_t at = 0;         // how far the layout has been read: rows or groups
 
   DEVICE explicit Stretches(uint32_t* window_) : window(window_) {}
 
-  // The stretch of a tile, if there is one. `tile` is counted from the first stretch at hand on, before and after;
-  // `first_tile` is the first of the stretch, `part` is what to take of the tile.
-  DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t& tile, uint32_t& first_tile, Stretch& found, Part& part) {
-    while (!takes_half(g, tile, part) && tile >= tiles) {
-      tile -= tiles;
+  // Where the tile of a number is, counted over all stretches, if there is one. Numbers never go back.
+  DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t number, Place& place) {
+    while (number >= tiles_before + tiles) {
+      tiles_before += tiles, tiles = 0;
       if (!(kGroups == kGroupIds ? read_rows(g) : read_groups(g))) return false;
       tiles_end = stretch.tiles_m() * tiles_n;
       if constexpr (kGroups != kGroupIds)
@@ -87,23 +90,13 @@ struct Stretches {
         }
       tiles = kGroups == kGroupIds ? tiles_end : ptx::shfl_sync(tiles_end, 31);
     }
-    first_tile = 0, found = stretch;
+    const uint32_t tile = number - tiles_before;
+    place.stretch = stretch, place.tile = tile;
     if constexpr (kGroups != kGroupIds) {
       const uint32_t lane = ptx::reduce_min_sync(tile < tiles_end ? ptx::lane_index() : 31);
-      found = {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
-      first_tile = ptx::shfl_sync(tiles_end, lane) - found.tiles_m() * tiles_n;
+      place.stretch = {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
+      place.tile = tile - (ptx::shfl_sync(tiles_end, lane) - place.stretch.tiles_m() * tiles_n);
     }
-    return true;
-  }
-
-  // Whether the tile's wave is the last, with no more tiles than half of the CTAs. Then `tile` becomes the one that this CTA
-  // takes a half of, if there is one.
-  DEVICE bool takes_half(const Groups& g, uint32_t& tile, Part& part) const {
-    if (!kCutsLastTiles || at < g.count || tile < ptx::block_index()) return false;
-    const uint32_t first_of_wave = tile - ptx::block_index(), place = ptx::block_index() / 2;
-    if (first_of_wave + place >= tiles || (tiles - first_of_wave) * 2 > ptx::grid_size()) return false;
-    tile = first_of_wave + place;
-    part = ptx::block_index() % 2 == 0 ? Part::kFirstHalf : Part::kSecondHalf;
     return true;
   }
 

@@ -8,7 +8,8 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
-// Columns that certainly share one 128x128 block of B, wherever a tile begins: tiles begin at multiples of kBlockN.
+// Columns that certainly share one 128x128 block of B, wherever a tile begins: at a multiple of kBlockN, or, the second half of
+// one that is cut, of kUnitN, where a unit is 128 columns.
 constexpr uint32_t kScaleChunk = greatest_common_divisor(kBlockN, 128);
 // How many blocks of B a tile touches at most.
 constexpr uint32_t kScalesPerTile =

@@ -13,7 +13,7 @@
 // longer (measured on an H200).
 constexpr bool kMovesLastTileUp = !kIsKGrouped && !kWithC && !kAddsToD;
 
-// Persistent: cluster i takes tiles i, i + clusters, ... of the raster.
+// Persistent: cluster i takes tiles i, i + clusters, ... of the raster; last, where kCutsLastTiles, perhaps half of another one.
 // A cluster takes two neighbouring tiles: along n where it multicasts A, along m where it multicasts B. Where their
 // number is odd the last one lies outside D, unless it is moved up; its loads give zeros and its stores are clipped.
 // CTAs that split k take the same tile.
@@ -31,17 +31,16 @@ struct Scheduler {
 
   // By a whole warp where rows are grouped.
   DEVICE bool next(const Groups& groups, Tile& tile) {
-    uint32_t first_tile = 0;
-    Stretch stretch{};
-    Part part = Part::kWhole;
+    Place place{};
     if constexpr (kGroups != kNoGroups) {
-      if (!stretches.find(groups, tiles_n, next_tile, first_tile, stretch, part)) return false;
-      rows = stretch.end - stretch.first;
-      tiles_m = stretch.tiles_m();
+      if (!find(groups, place)) return false;
+      rows = place.stretch.end - place.stretch.first;
+      tiles_m = place.stretch.tiles_m();
     } else {
+      place.tile = next_tile;
       if (next_tile >= tiles_m * tiles_n) return false;
     }
-    const TileIndex index = place_in_raster(next_tile - first_tile, tiles_m, tiles_n);
+    const TileIndex index = place_in_raster(place.tile, tiles_m, tiles_n);
     tile.row_m = (index.m * kClusterM + (kClusterM > 1 ? ptx::cluster_rank() : 0)) * kBlockM;
     tile.row_n = (index.n * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
     if constexpr (kMovesLastTileUp) {
@@ -52,10 +51,34 @@ struct Scheduler {
       const uint32_t last_row_m = rows > height ? ceil_div(rows - height, 4) * 4 : 0;
       tile.row_m = tile.row_m < last_row_m ? tile.row_m : last_row_m;
     }
-    if constexpr (kGroups != kNoGroups) tile.row_m += stretch.first, tile.end_m = stretch.end, tile.group = stretch.group;
+    if constexpr (kGroups != kNoGroups)
+      tile.row_m += place.stretch.first, tile.end_m = place.stretch.end, tile.group = place.stretch.group;
+    if (place.is_second_half) tile.row_n += kUnitN;  // past the last column of D perhaps, as a cluster's tile
+    tile.is_narrow = place.is_half;
     next_tile += ptx::grid_size() / kClusterSize;
-    if (part == Part::kSecondHalf) tile.row_n += kUnitN;  // past the last column of D perhaps, as a cluster's tile
-    tile.is_narrow = part != Part::kWhole;
+    return true;
+  }
+
+  // Where this CTA's next tile is; or, in a last wave of no more tiles than half of the CTAs, the half of a tile that it takes:
+  // two CTAs share each. Whether the wave has more is seen by its middle. The three are looked for in the order of their numbers.
+  DEVICE bool find(const Groups& groups, Place& place) {
+    const uint32_t cta = ptx::block_index(), wave = next_tile - cta, middle = wave + ptx::grid_size() / 2;
+    // A search through ids would keep the first tile waiting.
+    if (!kCutsLastTiles || (kGroups == kGroupIds && wave == 0)) return stretches.find(groups, tiles_n, next_tile, place);
+    Place shared{};
+    bool is_tile = false, is_shared = false;
+#pragma unroll 1  // one code for all searches
+    for (uint32_t search = 0; search < 3; ++search) {
+      const bool is_low = (search == 1) == (next_tile < middle);
+      const uint32_t number = search == 0 ? wave + cta / 2 : is_low ? next_tile : middle;
+      Place found;
+      if (!stretches.find(groups, tiles_n, number, found)) break;
+      if (search == 0) shared = found, is_shared = true;
+      if (number == next_tile) place = found, is_tile = true;
+      if (number == middle) is_shared = false;
+    }
+    if (!is_shared) return is_tile;
+    place = shared, place.is_half = true, place.is_second_half = cta % 2 == 1;
     return true;
   }
 };

@@ -45,12 +45,12 @@ def build(config: GemmConfig) -> jit.CompiledKernel:
 def code_plan(config: GemmConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of.
 
-    The k loops, of runs and of the rest, are there once, or once more for tiles of which a warpgroup has one unit only:
+    The k loops, of runs and of the rest, are there once, or once more for the units of a tile that is short or narrow:
     `#pragma unroll 1` keeps NVRTC from unrolling them, and neither NVRTC nor ptxas peels them.
     """
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_rest
-    units = config.units_per_warpgroup + config.has_small_tiles
+    units = config.units_per_warpgroup + config.units_of_part
     stores = units * (config.unit_n or config.block_n) // config.panel_columns
     boxes = 2  # of A and B
     if config.rows_are_grouped:

@@ -128,8 +128,8 @@ def prepared(p: GroupedProblem) -> GroupedProblem:
 
 
 def grid(config: GemmConfig, p: GroupedProblem, num_sms: int) -> int:
-    """One CTA for each SM, but no more than there can be tiles: a tile has a row at least."""
-    return min(num_sms, p.planes * p.m * ceil_div(p.n, config.block_n))
+    """One CTA for each SM, but no more than there can be tiles, or halves of them: a tile has a row at least."""
+    return min(num_sms, p.planes * p.m * ceil_div(p.n, config.block_n) * (2 if config.cuts_last_tiles else 1))
 
 
 def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
