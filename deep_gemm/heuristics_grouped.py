@@ -8,7 +8,7 @@ with any tile, and left out. Group sizes are taken to be spread
     where `expected_m` is given, evenly from 0.7 to 1.3 of it
 
 On an H200, over 46 cases of 1 to 256 groups, the tile that this chose took 0.8% longer than the best, on average, and
-at most 6%.
+at most 6%, before last tiles were cut in halves.
 """
 
 from __future__ import annotations

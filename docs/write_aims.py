@@ -1,4 +1,4 @@
-"""What each regime aims at beside what was measured, from result files of one commit.
+"""What each regime aims at beside what was measured, from result files, which are named by their commits.
 
 python docs/write_aims.py dense.json sustained.json grouped.json > docs/aims.md
 """
@@ -165,12 +165,12 @@ def page(files: list[Path]) -> str:
     decode(table, Measured(of_dense, "dense"))
     grouped(table, of_groups)
     header = of_dense.header
-    about = f"{header['machine']['gpu']}, {header['date'][:10]}, commit {header['commit']}"
+    about = f"{header['machine']['gpu']}, {header['date'][:10]}"
     return "\n".join(
         [
             "# What is aimed at, and where it stands",
             "",
-            f"Ratios of times, ours to theirs: {about}, result files",
+            f"Ratios of times, ours to theirs: {about}, result files, of the commits that end their names,",
             f"{', '.join(f'`{file.name}`' for file in files)}.",
             "DeepGEMM's times are estimates ([benchmark.md](benchmark.md)). What was tried for those that are missed:",
             "[performance_log.md](performance_log.md). `docs/write_aims.py` wrote this page.",
