@@ -1,5 +1,6 @@
 # Two commands for a fresh machine with Python 3.10+, pip and make: `make demo`, and `make test`, which needs g++ too.
-# Both make .venv here first. Where the calling Python has a torch that will do, .venv uses it.
+# Both make .venv here first. Where the system has a torch that will do, .venv uses it; what lies in another environment, even
+# one that is active, it cannot see.
 # numpy comes with torch, because torch warns at every start without it.
 
 PYTHON ?= python3
@@ -23,12 +24,10 @@ test: $(TOOLS)
 	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest
 
 $(PACKAGE): pyproject.toml constraints.txt Makefile
-	rm -rf $(VENV)
-	if $(PYTHON) -c '$(TORCH_WILL_DO)' 2>/dev/null; then \
-		$(PYTHON) -m venv --system-site-packages $(VENV); \
-	else \
-		$(PYTHON) -m venv $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0 "numpy>=1.26"; \
-	fi
+	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
+	$(VENV)/bin/python -c '$(TORCH_WILL_DO)' 2>/dev/null || { \
+		$(PYTHON) -m venv --clear $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0 "numpy>=1.26"; \
+	}
 	$(INSTALL) --editable ".[sim,$(EXTRA)]"
 	touch $@
 

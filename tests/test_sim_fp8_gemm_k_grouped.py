@@ -68,6 +68,16 @@ def test_groups_without_depth_and_others(ks: list[int], addition: str) -> None:
         assert outcome.result.loads == 0
 
 
+@pytest.mark.parametrize("k", [16, 384, 2048, 2560])
+@pytest.mark.parametrize("tile", range(len(TILES)), ids=lambda i: f"{TILES[i].block_m}x{TILES[i].block_n}")
+def test_all_of_d_is_asked_for_while_a_tile_is_multiplied(tile: int, k: int) -> None:
+    config = config_for(tile, adds_to_d=True)
+    panels = config.block_m // 64 * config.block_n // config.panel_columns
+    outcome = check(config, [k, 0], config.block_m, config.block_n)
+    assert outcome.result.prefetches == panels
+    assert check(config_for(tile), [k], config.block_m, config.block_n).result.prefetches == 0
+
+
 def test_more_groups_than_one_block_of_threads_makes_maps_for() -> None:
     ks = [16 * (index * 7 % 13) for index in range(70)]
     for on_gpu_alone in (False, True):

@@ -78,6 +78,7 @@ class Stats(ctypes.Structure):
         ("products", ctypes.c_uint64),
         ("loads", ctypes.c_uint64),
         ("stores", ctypes.c_uint64),
+        ("prefetches", ctypes.c_uint64),
     )
 
 

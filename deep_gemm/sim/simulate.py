@@ -49,6 +49,7 @@ class Result:
     products: int
     loads: int
     stores: int
+    prefetches: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def simulate_in_turn(
     stats = Stats()
     for launch in launches:
         stats = _launch(arena, launch, num_sms, seed, schedule, truncate, max_steps)
-    return Result(arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores)
+    return Result(arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores, stats.prefetches)
 
 
 def _launch(

@@ -22,7 +22,7 @@ struct Launch {
 };
 
 struct Stats {
-  uint64_t steps, products, loads, stores;
+  uint64_t steps, products, loads, stores, prefetches;
 };
 
 // How a schedule is unfair. Fair ones find little: a race shows where one side is late.

@@ -201,9 +201,13 @@ void prefetch_tensormap(const TensorMap* map) {
 }
 
 // Nothing that a kernel could see comes of it.
-void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) { make_box(map, {c0, c1}, "tma_prefetch_2d"); }
+void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) {
+  make_box(map, {c0, c1}, "tma_prefetch_2d");
+  ++machine->stats.prefetches;
+}
 void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2) {
   make_box(map, {c0, c1, c2}, "tma_prefetch_3d");
+  ++machine->stats.prefetches;
 }
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
