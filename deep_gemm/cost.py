@@ -10,7 +10,7 @@ It is the larger of two times, and a little more where they are alike:
 `block_us` is what a tile takes for one k-block with all SMs at work, and `tile_us` what it takes besides: filling the
 ring, and the part of its stores that the next tile does not hide. They were fitted to the times of some hundred
 products on an H200, cold, each with up to 40 configurations. In an audit of 136 (`python -m deep_gemm tune --audit`)
-what is chosen took 0.9% longer than the best on average, 14.5% at most. Other GPUs are scaled from these.
+what is chosen took 0.8% longer than the best on average, 13.2% at most. Other GPUs are scaled from these.
 """
 
 from __future__ import annotations
