@@ -47,6 +47,11 @@ class Groups(IntEnum):
     DEPTHS = 4
     """All rows, and a part of k for each group ("k-grouped"): what `kIsKGrouped` says."""
 
+    @property
+    def are_of_rows(self) -> bool:
+        """TMA cuts rows off at a group's end."""
+        return self not in (Groups.NONE, Groups.DEPTHS)
+
 
 @dataclass(frozen=True)
 class GemmConfig:
@@ -73,7 +78,7 @@ class GemmConfig:
     cluster_k: int = 1
     """CTAs that share out a tile's blocks of k among them and add up their totals."""
     panel_columns: int = 64
-    """Columns of D that one TMA store writes."""
+    """Columns of D that one TMA store writes: in rows of up to 128 bytes, or, wide ones, of 256."""
     panels_per_store: int = 1
     num_store_buffers: int = 2
     raster_group: int = RASTER_GROUP
@@ -143,6 +148,11 @@ class GemmConfig:
         return 4 if self.output_is_fp32 else 2
 
     @property
+    def has_wide_panels(self) -> bool:
+        """Rows of a panel are two spans of a swizzle: see cuda/store.cuh."""
+        return self.panel_columns * self.output_bytes == 256
+
+    @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in cuda/fp8_gemm.cuh, which asserts that it is the same."""
         operands = self.num_stages * (self.block_m + self.block_n) * BLOCK_K
@@ -165,8 +175,8 @@ class GemmConfig:
 
     @property
     def rows_are_grouped(self) -> bool:
-        """Groups are of rows, which TMA cuts off at a group's end; not of parts of k."""
-        return self.groups not in (Groups.NONE, Groups.DEPTHS)
+        """Groups are of rows; not of parts of k."""
+        return self.groups.are_of_rows
 
     @property
     def has_short_tiles(self) -> bool:
@@ -245,7 +255,12 @@ class GemmConfig:
         yield 1 <= self.cluster_k <= MAX_CLUSTER, f"1 to {MAX_CLUSTER} CTAs that split k"
         yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "k split, or an operand shared, not both"
         yield self.cluster_k == 1 or not self.adds_to_d, "no addition by TMA where k is split"
-        yield self.panel_columns * self.output_bytes in (32, 64, 128), "panel rows of 32, 64 or 128 bytes"
+        yield self.panel_columns * self.output_bytes in (32, 64, 128, 256), "panel rows of 32, 64, 128 or 256 bytes"
+        may_be_wide = self.output_is_fp32 and not self.rows_are_grouped
+        yield (
+            may_be_wide or not self.has_wide_panels,
+            "panel rows of 256 bytes for FP32 alone, and not for grouped rows",
+        )
         panels = self.units_per_warpgroup * unit_n // self.panel_columns
         whole_panels = unit_n % self.panel_columns == 0
         yield (
@@ -381,7 +396,7 @@ def tile_config(
         run_k_blocks, has_rest = 1, False  # longer lines gain nothing there, and take registers
     else:
         run_k_blocks, has_rest = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
-    panel_columns = gcd(unit_n, 32 if output.is_fp32 else 64)
+    panel_columns = gcd(unit_n, 32 if output.is_fp32 and output.groups.are_of_rows else 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
     min_stages = 3 if slot_bytes >= 44 * 1024 else 4
@@ -389,7 +404,6 @@ def tile_config(
         if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit
         whole = buffered == panels
-        in_pairs = buffered % 4 == 0  # worth 1% to 256x128 tiles of weight gradients, to others nothing
         config = GemmConfig(
             block_m,
             block_n,
@@ -404,8 +418,8 @@ def tile_config(
             cluster_n=cluster_n,
             cluster_k=cluster_k,
             panel_columns=panel_columns,
-            panels_per_store=panels if whole else 2 if in_pairs else 1,
-            num_store_buffers=1 if whole else buffered // 2 if in_pairs else buffered,
+            panels_per_store=panels if whole else 1,
+            num_store_buffers=1 if whole else buffered,
             raster_group=_raster_group(block_m, block_n, cluster_m),
             output_is_fp32=output.is_fp32,
             with_c=output.with_c or (output.adds_to_d and cluster_k > 1),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 ADDRESS_ALIGNMENT = 16
 MAX_BOX = 256
+MAX_SWIZZLE = 128
 
 
 class ElementType(Enum):
@@ -47,7 +48,7 @@ class TensorMap(NamedTuple):
             return f"expected box extents in 1..256, got {self.box}"
         if inner_bytes % ADDRESS_ALIGNMENT:
             return f"expected box rows of a multiple of 16 bytes, got {inner_bytes}"
-        if self.swizzle not in (0, 32, 64, 128):
+        if self.swizzle not in (0, 32, 64, MAX_SWIZZLE):
             return f"expected a swizzle of 0, 32, 64 or 128 bytes, got {self.swizzle}"
         if self.swizzle and inner_bytes > self.swizzle:
             return f"expected box rows within the swizzle's {self.swizzle} bytes, got {inner_bytes}"

@@ -118,10 +118,10 @@ MUTATIONS = [
     Mutation("a block of k less is multiplied", _GEMM, "kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k", "kIsKGrouped ? tile.num_k_blocks / 2 * kBlockK : p.k"),
     Mutation("a rest is forgotten", _GEMM, "for (; k_block < count; ++k_block)", "for (; k_block + 1 < count; ++k_block)"),
     Mutation("C is the first group's", _GEMM, "p.c + tile.group * p.groups.c_stride * kOutputBytes", "p.c", shows_in=WITH_C),
-    Mutation("D is the first group's", _STORE, "ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group)", "ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, 0)"),
-    Mutation("the D that is added to is the first group's", _STORE, "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group)", "ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, 0)", shows_in=IN_PLACE),
-    Mutation("D is overwritten where it is added to", _STORE, "ptx::tma_reduce_add_3d(", "ptx::tma_store_3d(", shows_in=IN_PLACE),
-    Mutation("D is added to where it is overwritten", _STORE, "ptx::tma_store_3d(map_d, panels", "ptx::tma_reduce_add_3d(map_d, panels"),
+    Mutation("D is the first group's", _STORE, "ptx::tma_store_4d(map_d, panel, 0, span_of_d, row, group)", "ptx::tma_store_4d(map_d, panel, 0, span_of_d, row, 0)"),
+    Mutation("the D that is added to is the first group's", _STORE, "ptx::tma_reduce_add_4d(map_d, panel, 0, span_of_d, row, group)", "ptx::tma_reduce_add_4d(map_d, panel, 0, span_of_d, row, 0)", shows_in=IN_PLACE),
+    Mutation("D is overwritten where it is added to", _STORE, "ptx::tma_reduce_add_4d(", "ptx::tma_store_4d(", shows_in=IN_PLACE),
+    Mutation("D is added to where it is overwritten", _STORE, "ptx::tma_store_4d(map_d, panel, 0", "ptx::tma_reduce_add_4d(map_d, panel, 0"),
     Mutation("the place of a tile is that of one before", _GEMM, "      if (kIsKGrouped && has_total) take<true>(shared.queue, tiles, tile);\n", ""),
 ]
 # fmt: on

@@ -82,6 +82,8 @@ def test_every_reachable_configuration(index: int) -> None:
         (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + rest),
         (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + rest),  # fewer rows than a tile has
     ]
+    if config.output_is_fp32:
+        shapes.append((config.block_m + 8, config.block_n * 2 + 4, 400 + rest))
     for m, n, k in shapes:
         a, b = operands(m, n, k, seed=index, by_row=config.sfb_is_per_row)
         frame = framed((m, n), dtype, "cuda")
@@ -267,8 +269,9 @@ def test_fewer_sms_give_the_same_bits_without_compiling() -> None:
     assert fp8_gemm.loaded.cache_info().misses == compiled
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_plan_of_another_m_gives_the_bits_of_one_whose_maps_the_driver_encoded(
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def products() -> list[Tensor]:
         monkeypatch.setattr(dense, "_plans", {})
@@ -277,7 +280,7 @@ def test_a_plan_of_another_m_gives_the_bits_of_one_whose_maps_the_driver_encoded
         found = []
         for m in (200, 129, 300, 1000, 1023, 5, 2049):
             a, b = operands(m, 576, 1152, m)
-            d = torch.full((m, 576), float("nan"), device="cuda", dtype=torch.bfloat16)
+            d = torch.full((m, 576), float("nan"), device="cuda", dtype=dtype)
             deep_gemm.fp8_gemm_nt(a, b, d)
             found.append(d)
         return found

@@ -212,6 +212,15 @@ def test_every_kind_of_output(tile: tuple[int, int], output: Output, seed: int) 
     check(config, *ragged(config), seed)
 
 
+@pytest.mark.parametrize("output", [FP32, Output(True, adds_to_d=True)], ids=lambda output: output.name)
+@pytest.mark.parametrize("n", [4, 60, 72, 80, 96, 128, 132])
+def test_every_span_of_wide_panels(n: int, output: Output) -> None:
+    """n is a multiple of 4, 8, 16 or 32 and of no larger power of two, and D ends inside of a panel or with one."""
+    config = tile_config(64, 64, output, k=144)
+    assert config.has_wide_panels
+    check(config, 72, n, 144, seed=n)
+
+
 @pytest.mark.parametrize("k", [16, 112, 128, 144, 1024, 4224, 8208])
 def test_any_depth(k: int) -> None:
     """Below one block, at its edges, past the 32 blocks whose scales a warp holds, and past 64."""

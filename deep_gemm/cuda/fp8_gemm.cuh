@@ -123,7 +123,7 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
     ptx::tma_load_2d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block);
     if constexpr (kSfbIsPerRow)
       ptx::tma_load_2d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block);
-    if constexpr (kAddsToD) prefetch_d(&p.map_d, tile, k_block, k_blocks.end);
+    if constexpr (kAddsToD) prefetch_d(&p.map_d, Span(p.n), tile, k_block, k_blocks.end);
   }
 }
 
@@ -139,7 +139,7 @@ DEVICE void load_k_tile(const Params& p, SharedStorage& shared, const KTile& of_
     ptx::tma_load_2d(&of_group.k_group->map_b, full, shared.b[at.stage], k_block * kBlockK, tile.row_n);
     ptx::tma_load_2d(&p.map_sfa, full, scales, tile.row_m, of_group.first_k_block + k_block);
     ptx::tma_load_2d(&p.map_sfb, full, scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block);
-    if constexpr (kAddsToD) prefetch_d(&p.map_d, tile, k_block, tile.num_k_blocks);
+    if constexpr (kAddsToD) prefetch_d(&p.map_d, Span(p.n), tile, k_block, tile.num_k_blocks);
   }
 }
 
@@ -360,7 +360,7 @@ DEVICE void store_total(const Params& p, SharedStorage& shared, const Tile& tile
       add_c(total[unit], c, p.c_pitch, row_m + unit / kUnitsAlongN * kUnitStride + ptx::warp_index() % 4 * 16,
             tile.row_n + unit % kUnitsAlongN * kUnitN, p.m, p.n, ptx::lane_index());
   uint8_t* buffers = shared.output + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
-  store_tile(&p.map_d, &p.map_whole_d, buffers, store_buffer, total, tile, row_m, warpgroup);
+  store_tile(&p.map_d, &p.map_whole_d, Span(p.n), buffers, store_buffer, total, tile, row_m, warpgroup);
 }
 
 KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {

@@ -2,6 +2,10 @@
 //
 // A warpgroup stores its rows in panels of 64 rows x kPanelColumns, the box of D's tensor map. Panels rotate through the
 // warpgroup's own buffers, so that no warpgroup waits for another, and a buffer is written again only once TMA has read it.
+//
+// Rows of a panel are as long as TMA's swizzle spans, at most 128 bytes. Four threads write 32 bytes of a row in FP32, and four
+// neighbouring rows at a time: in rows of 128 bytes, whatever the swizzle, two of these meet in the same banks. In rows of
+// 256 bytes, wide ones, none do. D's map then has its columns in two dimensions: spans, and columns of a span.
 #pragma once
 #include "config.cuh"
 #include "groups.cuh"
@@ -10,22 +14,34 @@
 #include "ptx/warp.cuh"
 
 constexpr uint32_t kOutputBytes = kOutputIsFp32 ? 4 : 2;
-constexpr uint32_t kPanelRowBytes = kPanelColumns * kOutputBytes;  // also the span of the swizzle: 32, 64 or 128
+constexpr uint32_t kPanelRowBytes = kPanelColumns * kOutputBytes;
+constexpr bool kPanelIsWide = kPanelRowBytes == 256;
 constexpr uint32_t kPanelBytes = 64 * kPanelRowBytes;
 constexpr uint32_t kPanelsPerUnit = kUnitN / kPanelColumns;
 constexpr uint32_t kStoreBufferBytes = kPanelsPerStore * kPanelBytes;
 static_assert(kUnitN % kPanelColumns == 0, "panels must fill a unit");
-static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 128, "a swizzle must span a panel row");
+static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 128 || kPanelIsWide,
+              "a swizzle must span a panel row, or half of a wide one");
 
-// Where TMA expects the 16 bytes at (row, byte) of a panel: their index in the row, XOR the row's number modulo the
-// row's chunks. (PTX ISA, "Swizzling Modes".)
-DEVICE uint32_t swizzled(uint32_t row, uint32_t byte) {
-  const uint32_t offset = row * kPanelRowBytes + byte;
-  return offset ^ (offset >> 3 & (kPanelRowBytes - 16));
-}
+// The swizzle's span: a panel's row, or, where it is wide, as many columns as are a power of two, at most 32, of which n is a
+// multiple, so that no span is only partly inside of D. (n is a multiple of 4.)
+struct Span {
+  uint32_t log2_columns;  // of wide rows
+
+  DEVICE explicit Span(uint32_t n) : log2_columns(n & 4 ? 2 : n & 8 ? 3 : n & 16 ? 4 : 5) {}
+
+  DEVICE uint32_t bytes() const { return kPanelIsWide ? kOutputBytes << log2_columns : kPanelRowBytes; }
+
+  // Where TMA expects the 16 bytes at (row, byte) of a panel: their index in the span, XOR the index of the 128 bytes that
+  // they are in, modulo the span's chunks. (PTX ISA, "Swizzling Modes".)
+  DEVICE uint32_t swizzled(uint32_t row, uint32_t byte) const {
+    const uint32_t offset = row * kPanelRowBytes + byte;
+    return offset ^ (offset >> 3 & (bytes() - 16));
+  }
+};
 
 // One warp's 16 rows of a panel. `values` are the unit's accumulators from the panel's first column on.
-DEVICE void write_panel(uint8_t* panel, const float* values, uint32_t warp_of_four, uint32_t lane) {
+DEVICE void write_panel(uint8_t* panel, const Span& span, const float* values, uint32_t warp_of_four, uint32_t lane) {
   if constexpr (kOutputIsFp32) {
 #pragma unroll
     for (uint32_t column = 0; column < kPanelColumns; column += 8) {
@@ -33,7 +49,7 @@ DEVICE void write_panel(uint8_t* panel, const float* values, uint32_t warp_of_fo
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t row = warp_of_four * 16 + half * 8 + lane / 4;
         const float* pair = values + column / 2 + half * 2;
-        ptx::st_shared_v2_f32(panel + swizzled(row, (column + lane % 4 * 2) * 4), pair[0], pair[1]);
+        ptx::st_shared_v2_f32(panel + span.swizzled(row, (column + lane % 4 * 2) * 4), pair[0], pair[1]);
       }
     }
   } else {
@@ -43,24 +59,54 @@ DEVICE void write_panel(uint8_t* panel, const float* values, uint32_t warp_of_fo
 #pragma unroll
     for (uint32_t column = 0; column < kPanelColumns; column += 16) {
       const float* v = values + column / 2;
-      ptx::stmatrix_x4(panel + swizzled(row, (column + lane / 16 * 8) * 2), ptx::pack_bf16(v[0], v[1]),
+      ptx::stmatrix_x4(panel + span.swizzled(row, (column + lane / 16 * 8) * 2), ptx::pack_bf16(v[0], v[1]),
                        ptx::pack_bf16(v[2], v[3]), ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
     }
   }
 }
 
 // Asks the L2 for a k-block's share of the D to which a tile is going to be added: a panel, or more where k-blocks are few.
-// So D comes while the tile is multiplied, and not when all CTAs store at once.
-DEVICE void prefetch_d(const ptx::TensorMap* map_d, const Tile& tile, uint32_t k_block, uint32_t num_k_blocks) {
+// So D comes while the tile is multiplied, and not when all CTAs store at once. It is asked for with the last k-blocks: what
+// has come sooner takes the place of operands in the L2 for longer (2% at 16 k-blocks, an H200).
+DEVICE void prefetch_d(const ptx::TensorMap* map_d, const Span& span, const Tile& tile, uint32_t k_block,
+                       uint32_t num_k_blocks) {
   constexpr uint32_t kAlongN = kBlockN / kPanelColumns, kPanels = kBlockM / 64 * kAlongN;
-  const uint32_t share = ceil_div(kPanels, num_k_blocks);
-  for (uint32_t panel = k_block * share; panel < (k_block + 1) * share && panel < kPanels; ++panel) {
+  const uint32_t share = ceil_div(kPanels, num_k_blocks), first_k_block = num_k_blocks - ceil_div(kPanels, share);
+  if (k_block < first_k_block) return;
+  const uint32_t first = (k_block - first_k_block) * share;
+  for (uint32_t panel = first; panel < first + share && panel < kPanels; ++panel) {
     const uint32_t row = tile.row_m + panel / kAlongN * 64, column = tile.row_n + panel % kAlongN * kPanelColumns;
-    if constexpr (kIsKGrouped)
+    if constexpr (kIsKGrouped && kPanelIsWide)
+      ptx::tma_prefetch_4d(map_d, 0, column >> span.log2_columns, row, tile.group);
+    else if constexpr (kIsKGrouped)
       ptx::tma_prefetch_3d(map_d, column, row, tile.group);
+    else if constexpr (kPanelIsWide)
+      ptx::tma_prefetch_3d(map_d, 0, column >> span.log2_columns, row);
     else
       ptx::tma_prefetch_2d(map_d, column, row);
   }
+}
+
+// Stores, or adds to D, a panel whose rows are in no groups.
+DEVICE void store_panel(const ptx::TensorMap* map_d, const Span& span, const uint8_t* panel, uint32_t column, uint32_t row,
+                        uint32_t group) {
+  const uint32_t span_of_d = column >> span.log2_columns;
+  if constexpr (kIsKGrouped && kPanelIsWide && kAddsToD)
+    ptx::tma_reduce_add_4d(map_d, panel, 0, span_of_d, row, group);
+  else if constexpr (kIsKGrouped && kPanelIsWide)
+    ptx::tma_store_4d(map_d, panel, 0, span_of_d, row, group);
+  else if constexpr (kIsKGrouped && kAddsToD)
+    ptx::tma_reduce_add_3d(map_d, panel, column, row, group);
+  else if constexpr (kIsKGrouped)
+    ptx::tma_store_3d(map_d, panel, column, row, group);
+  else if constexpr (kPanelIsWide && kAddsToD)
+    ptx::tma_reduce_add_3d(map_d, panel, 0, span_of_d, row);
+  else if constexpr (kPanelIsWide)
+    ptx::tma_store_3d(map_d, panel, 0, span_of_d, row);
+  else if constexpr (kAddsToD)
+    ptx::tma_reduce_add_2d(map_d, panel, column, row);
+  else
+    ptx::tma_store_2d(map_d, panel, column, row);
 }
 
 // C at the places of one unit's accumulators, added in FP32. Rows of D that do not exist are left alone; accumulators
@@ -111,7 +157,7 @@ DEVICE void store_chunk(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t
 
 // All of a warpgroup's rows of a tile, from `row_m` on. `buffer` is the warpgroup's next store buffer and carries over to the next tile.
 template <uint32_t kUnits>
-DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_whole_d, uint8_t* buffers,
+DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_whole_d, const Span& span, uint8_t* buffers,
                        uint32_t& buffer, const float (&total)[kUnits][kUnitN / 2], const Tile& tile, uint32_t row_m,
                        uint32_t warpgroup) {
   const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
@@ -130,7 +176,7 @@ DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_wh
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
-      write_panel(panels + i * kPanelBytes, &total[unit][column / 2], warp_of_four, lane);
+      write_panel(panels + i * kPanelBytes, span, &total[unit][column / 2], warp_of_four, lane);
     }
     ptx::fence_proxy_async_shared();  // every writing thread, before TMA reads what it wrote
     ptx::bar_sync(named_barrier, 128);
@@ -147,14 +193,8 @@ DEVICE void store_tile(const ptx::TensorMap* map_d, const ptx::TensorMap* map_wh
           }
           const ClippedBox rows(d_row, tile.end_m, 64);
           ptx::tma_store_4d(map_d, panels + i * kPanelBytes, d_column, rows.first, rows.place, plane_of(tile));
-        } else if constexpr (kIsKGrouped && kAddsToD) {
-          ptx::tma_reduce_add_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group);
-        } else if constexpr (kIsKGrouped) {
-          ptx::tma_store_3d(map_d, panels + i * kPanelBytes, d_column, d_row, tile.group);
-        } else if constexpr (kAddsToD) {
-          ptx::tma_reduce_add_2d(map_d, panels + i * kPanelBytes, d_column, d_row);
         } else {
-          ptx::tma_store_2d(map_d, panels + i * kPanelBytes, d_column, d_row);
+          store_panel(map_d, span, panels + i * kPanelBytes, d_column, d_row, tile.group);
         }
       }
       ptx::tma_store_commit();

@@ -8,14 +8,14 @@ from functools import cache
 from torch import Tensor
 
 from .. import jit
-from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, WGMMA_ROWS, GemmConfig, Output
+from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, GemmConfig, Output
 from ..gates import CodePlan
 from ..jit import driver
 from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import DenseProblem
 from ..tensor_map import ElementType, TensorMap
 from . import plan
-from .plan import AddressWords, matrix_map
+from .plan import AddressWords, matrix_map, output_map
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
@@ -117,12 +117,13 @@ class Plan(plan.Plan):
         rows_at, number = driver.size_number(1, p.m)
         scales_at, _ = driver.size_number(0, p.m)
         pitch_at, pitch_number = driver.stride_number(pitch)
+        rows_of_d_at, _ = driver.size_number(2 if self.config.has_wide_panels else 1, p.m)
         a, sfa, d = 8 * self._WORDS.a, 8 * self._WORDS.sfa, 8 * self._WORDS.d
         numbers = {
             a + rows_at: number,
             sfa + scales_at: number,
             sfa + pitch_at: pitch_number,
-            d + rows_at: number,
+            d + rows_of_d_at: number,
             self._M_AT: p.m,
         }
         return self._changed(p, grid(self.config, p, self._num_sms), numbers)
@@ -174,12 +175,11 @@ def tensor_maps(config: GemmConfig, p: DenseProblem) -> dict[str, TensorMap]:
 
     Boxes of A have no rows that are never there, those of its scales at most what fills 16 bytes.
     """
-    output = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
     maps = {
         "a": matrix_map(ElementType.UINT8, p.a, (min(config.box_rows_of_a, p.m), BLOCK_K), 128),
         "b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
         "sfa": scales_map(min(config.block_m, align(p.m, 4)), p.sfa),
-        "d": matrix_map(output, p.d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes),
+        "d": output_map(config, p.d),
     }
     if config.sfb_is_per_row:
         maps["sfb"] = scales_map(config.block_n, p.sfb)

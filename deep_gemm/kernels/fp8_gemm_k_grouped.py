@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from .. import jit
-from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
+from ..config import BLOCK_K, GemmConfig, Groups, Output
 from ..jit import driver
 from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import KGroupedProblem
 from ..settings import get_pdl
 from ..tensor_map import ElementType, TensorMap
 from .fp8_gemm import loaded
-from .fp8_gemm_grouped import plane_map
-from .plan import matrix_map
+from .plan import matrix_map, output_map
 from .sources import cuda_sources
 
 MAPS_SOURCE = '#include "k_group_maps.cuh"\n'
@@ -119,10 +118,9 @@ def grid(config: GemmConfig, p: KGroupedProblem, num_sms: int) -> int:
 
 def tensor_maps(config: GemmConfig, p: KGroupedProblem) -> dict[str, TensorMap]:
     """What TMA is told of the operands that all groups share, scales m-major."""
-    span = config.panel_columns * config.output_bytes
     return {
         "sfa": matrix_map(ElementType.FLOAT32, p.sfa, (1, config.block_m), 0, transposed=True),
-        "d": plane_map(ElementType.FLOAT32, p.d, (WGMMA_ROWS, config.panel_columns), span),
+        "d": output_map(config, p.d),
         "sfb": matrix_map(ElementType.FLOAT32, p.sfb, (1, config.block_n), 0, transposed=True),
     }
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from math import gcd
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..config import WGMMA_ROWS, GemmConfig
 from ..jit import driver
 from ..layout import align, byte_span
 from ..problem import DenseProblem
 from ..settings import get_pdl
-from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
+from ..tensor_map import ADDRESS_ALIGNMENT, MAX_SWIZZLE, ElementType, TensorMap
 
 MAX_PLANS = 4096
 AnyPlan = TypeVar("AnyPlan", bound="Plan")
@@ -179,6 +181,25 @@ def addresses_of(p: Operands) -> AddressWords:
     """Where the operands are."""
     at_c = 0 if p.c is None else p.c.data_ptr()
     return AddressWords(p.a.data_ptr(), p.sfa.data_ptr(), p.b.data_ptr(), p.sfb.data_ptr(), p.d.data_ptr(), at_c)
+
+
+def output_map(config: GemmConfig, d: Tensor) -> TensorMap:
+    """D, a matrix or several one behind another, in boxes of a panel; wide ones by spans of columns: see store.cuh."""
+    *planes, rows, columns = d.shape
+    size = config.output_bytes
+    element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
+    # The stride of what there is only one of is nowhere used, but TMA still demands a multiple of 16 bytes.
+    pitch = d.stride(-2) if rows > 1 else align(columns, ADDRESS_ALIGNMENT)
+    plane_strides = (d.stride(0) if planes[0] > 1 else ADDRESS_ALIGNMENT,) if planes else ()
+    strides = tuple(stride * size for stride in (pitch, *plane_strides))
+    outer, outer_box = (rows, *planes), (WGMMA_ROWS, *(1 for _ in planes))
+    panel_bytes = config.panel_columns * size
+    if panel_bytes <= MAX_SWIZZLE:
+        return TensorMap(element, (columns, *outer), strides, (config.panel_columns, *outer_box), panel_bytes)
+    span = gcd(columns, MAX_SWIZZLE // size)
+    swizzle = span * size if span * size > ADDRESS_ALIGNMENT else 0
+    sizes, box = (span, columns // span, *outer), (span, config.panel_columns // span, *outer_box)
+    return TensorMap(element, sizes, (span * size, *strides), box, swizzle)
 
 
 def matrix_map(

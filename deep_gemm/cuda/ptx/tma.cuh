@@ -87,6 +87,11 @@ DEVICE void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_
                : "memory");
 }
 
+DEVICE void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+
 // L2 policies for all of an access. (PTX ISA, "createpolicy".)
 DEVICE uint64_t createpolicy_evict_first() {
   uint64_t policy;
@@ -129,6 +134,13 @@ DEVICE void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t 
 DEVICE void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2) {
   asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(smem_address(source)), "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
+
+DEVICE void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2,
+                              int32_t c3) {
+  asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(smem_address(source)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
 }
 

@@ -209,6 +209,10 @@ void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2) {
   make_box(map, {c0, c1, c2}, "tma_prefetch_3d");
   ++machine->stats.prefetches;
 }
+void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  make_box(map, {c0, c1, c2, c3}, "tma_prefetch_4d");
+  ++machine->stats.prefetches;
+}
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   load_box(map, barrier, destination, {c0, c1}, 1u << self->cta->rank, "tma_load_2d");
@@ -280,6 +284,9 @@ void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int
 }
 void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2) {
   store_box(map, source, {c0, c1, c2}, true, "tma_reduce_add_3d");
+}
+void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
+  store_box(map, source, {c0, c1, c2, c3}, true, "tma_reduce_add_4d");
 }
 
 void tma_store_commit() {

@@ -30,6 +30,7 @@ void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int
 void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier);
 void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1);
 void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2);
+void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
 uint64_t createpolicy_evict_first();
 uint64_t createpolicy_evict_last();
 
@@ -38,6 +39,7 @@ void tma_store_3d(const TensorMap* map, const void* source, int32_t c0, int32_t 
 void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
 void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1);
 void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2);
+void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
 void tma_store_commit();
 
 template <int kPending>
