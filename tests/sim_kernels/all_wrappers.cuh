@@ -45,6 +45,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::tma_load_4d(&map, barrier, tile, 1, 2, 3, 4);
   ptx::tma_prefetch_2d(&map, 1, 2);
   ptx::tma_prefetch_3d(&map, 1, 2, 3);
+  ptx::tma_prefetch_4d(&map, 1, 2, 3, 4);
   ptx::bulk_load(tile, out, 128, barrier);
   ptx::fence_proxy_async_shared();
   ptx::tma_store_2d(&map, tile, 1, 2);
@@ -52,6 +53,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::tma_store_4d(&map, tile, 1, 2, 3, 4);
   ptx::tma_reduce_add_2d(&map, tile, 1, 2);
   ptx::tma_reduce_add_3d(&map, tile, 1, 2, 3);
+  ptx::tma_reduce_add_4d(&map, tile, 1, 2, 3, 4);
   ptx::tma_store_commit();
   ptx::tma_store_wait_read<1>();
   ptx::tma_store_wait<0>();
