@@ -149,7 +149,7 @@ class GemmConfig:
 
     @property
     def has_wide_panels(self) -> bool:
-        """Rows of a panel are two spans of a swizzle: see cuda/store.cuh."""
+        """Rows of a panel are two or more spans of a swizzle: see cuda/store.cuh."""
         return self.panel_columns * self.output_bytes == 256
 
     @property

@@ -3,9 +3,10 @@
 // A warpgroup stores its rows in panels of 64 rows x kPanelColumns, the box of D's tensor map. Panels rotate through the
 // warpgroup's own buffers, so that no warpgroup waits for another, and a buffer is written again only once TMA has read it.
 //
-// Rows of a panel are as long as TMA's swizzle spans, at most 128 bytes. Four threads write 32 bytes of a row in FP32, and four
-// neighbouring rows at a time: in rows of 128 bytes, whatever the swizzle, two of these meet in the same banks. In rows of
-// 256 bytes, wide ones, none do. D's map then has its columns in two dimensions: spans, and columns of a span.
+// Rows of a panel are what TMA's swizzle spans, at most 128 bytes, but for wide ones. In FP32 four threads write 32 bytes of a
+// row, and four neighbouring rows at a time: in rows of 128 bytes, whatever the swizzle, two of these meet in the same
+// banks. In rows of 256 bytes, wide ones, none do where n is a multiple of 32; where n is a multiple of 8 or 4 alone, four
+// do. D's map then has its columns in two dimensions: spans, and columns of a span.
 #pragma once
 #include "config.cuh"
 #include "groups.cuh"
@@ -21,7 +22,7 @@ constexpr uint32_t kPanelsPerUnit = kUnitN / kPanelColumns;
 constexpr uint32_t kStoreBufferBytes = kPanelsPerStore * kPanelBytes;
 static_assert(kUnitN % kPanelColumns == 0, "panels must fill a unit");
 static_assert(kPanelRowBytes == 32 || kPanelRowBytes == 64 || kPanelRowBytes == 128 || kPanelIsWide,
-              "a swizzle must span a panel row, or half of a wide one");
+              "a swizzle must span a panel row, or a part of a wide one");
 
 // The swizzle's span: a panel's row, or, where it is wide, as many columns as are a power of two, at most 32, of which n is a
 // multiple, so that no span is only partly inside of D. (n is a multiple of 4.)
