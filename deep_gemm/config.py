@@ -47,11 +47,6 @@ class Groups(IntEnum):
     DEPTHS = 4
     """All rows, and a part of k for each group ("k-grouped"): what `kIsKGrouped` says."""
 
-    @property
-    def are_of_rows(self) -> bool:
-        """TMA cuts rows off at a group's end."""
-        return self not in (Groups.NONE, Groups.DEPTHS)
-
 
 @dataclass(frozen=True)
 class GemmConfig:
@@ -175,8 +170,8 @@ class GemmConfig:
 
     @property
     def rows_are_grouped(self) -> bool:
-        """Groups are of rows; not of parts of k."""
-        return self.groups.are_of_rows
+        """Groups are of rows, which TMA cuts off at a group's end; not of parts of k."""
+        return self.groups not in (Groups.NONE, Groups.DEPTHS)
 
     @property
     def has_short_tiles(self) -> bool:
@@ -396,7 +391,7 @@ def tile_config(
         run_k_blocks, has_rest = 1, False  # longer lines gain nothing there, and take registers
     else:
         run_k_blocks, has_rest = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
-    panel_columns = gcd(unit_n, 32 if output.is_fp32 and output.groups.are_of_rows else 64)
+    panel_columns = gcd(unit_n, 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
     min_stages = 3 if slot_bytes >= 44 * 1024 else 4
@@ -428,6 +423,8 @@ def tile_config(
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
             break
+    if config.rows_are_grouped and config.has_wide_panels:  # D's map has no dimension left: as many bytes at a time
+        config = replace(config, panel_columns=panel_columns // 2, panels_per_store=config.panels_per_store * 2)
     while config.num_stages < MAX_STAGES:
         deeper = replace(config, num_stages=config.num_stages + 1)
         if deeper.shared_bytes > SHARED_BYTES_LIMIT:

@@ -161,6 +161,8 @@ def encoder(flaw: str) -> Any:
             encoded[8] = rows[1] > 1 << 20
         elif flaw == "sizes themselves":
             encoded[32:36] = rows[0].to_bytes(4, "little")
+        elif flaw == "three dimensions the other way about" and len(rows) == 3:
+            encoded[32:36], encoded[40:44] = encoded[40:44], encoded[32:36]
         elif flaw == "long strides":
             encoded[12:16] = (int(strides[0]) >> 2 & 0xFFFFFFFF).to_bytes(4, "little")
         made = cu.CUtensorMap()
@@ -172,7 +174,16 @@ def encoder(flaw: str) -> Any:
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
-    "flaw", ["", "address elsewhere", "a flag for many rows", "sizes themselves", "long strides", "a limit on sizes"]
+    "flaw",
+    [
+        "",
+        "address elsewhere",
+        "a flag for many rows",
+        "sizes themselves",
+        "three dimensions the other way about",
+        "long strides",
+        "a limit on sizes",
+    ],
 )
 def test_maps_are_changed_only_where_the_driver_lays_them_out_as_expected(
     monkeypatch: pytest.MonkeyPatch, flaw: str

@@ -221,7 +221,7 @@ def size_number(dimension: int, size: int) -> tuple[int, int]:
 
 
 def stride_number(stride: int) -> tuple[int, int]:
-    """The same for the outer dimension's stride, of two, which is below `STRIDE_LIMIT`."""
+    """The same for the innermost of the strides, which is below `STRIDE_LIMIT`."""
     return _STRIDES_AT, stride // ADDRESS_ALIGNMENT
 
 
@@ -236,6 +236,7 @@ def sizes_are_numbers() -> bool:
         TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (64, 64), 128),
         TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (16, 64), 32),
         TensorMap(ElementType.FLOAT32, (4096, 64), (16384,), (32, 64), 128),
+        TensorMap(ElementType.FLOAT32, (32, 128, 64), (128, 16384), (32, 2, 64), 128),
         TensorMap(ElementType.FLOAT32, (64, 56), (256,), (128, 1)),
     ]
     sizes = (2, 3, 100, 255, 256, 257, 4097, 65536, 1 << 20, (1 << 31) - 1)
@@ -243,11 +244,13 @@ def sizes_are_numbers() -> bool:
         return False
     for kind in kinds:
         is_scales = kind.box[1] == 1  # these have m inside, and a pitch that depends on it
+        dimension = 0 if is_scales else len(kind.sizes) - 1
         first = ParamsBuffer(encode(kind, 1 << 40))
         for m in sizes:
             pitch = (m + 3) // 4 * 16 if is_scales else kind.strides[0]
-            other = kind._replace(sizes=(m, 56) if is_scales else (kind.sizes[0], m), strides=(pitch,))
-            changed = first.changed(dict([size_number(0 if is_scales else 1, m), stride_number(pitch)]))
+            m_sizes = (*kind.sizes[:dimension], m, *kind.sizes[dimension + 1 :])
+            other = kind._replace(sizes=m_sizes, strides=(pitch, *kind.strides[1:]))
+            changed = first.changed(dict([size_number(dimension, m), stride_number(pitch)]))
             try:
                 encoded = encode(other, 1 << 40)
             except (DriverError, ValueError):  # a map so large that no product has it

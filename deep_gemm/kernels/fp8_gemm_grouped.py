@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
-from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
+from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
 from ..problem import ContiguousProblem, MaskedProblem
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
 from . import plan
 from .fp8_gemm import loaded
-from .plan import AddressWords
+from .plan import AddressWords, output_map, plane_stride, row_pitch
 
 
 class GroupedProblem(NamedTuple):
@@ -145,37 +145,28 @@ def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
     if config.sfb_is_per_row:
         maps["sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
     else:
-        maps["whole_d"] = plane_map(output, p.d, (WGMMA_ROWS, config.panel_columns), span)
+        maps["whole_d"] = output_map(config, p.d)
     return maps
 
 
 def bytes_before(config: GemmConfig, p: GroupedProblem) -> tuple[int, int]:
     """How far before A and D their maps begin: the rows of a box. See "Rows that are not the group's" in groups.cuh."""
-    return config.box_rows_of_a * _pitch(p.a) * p.a.element_size(), WGMMA_ROWS * _pitch(p.d) * p.d.element_size()
+    return config.box_rows_of_a * row_pitch(p.a) * p.a.element_size(), WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()
 
 
 def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
     """Row-major matrices, one behind another."""
     planes, rows, columns = x.shape
-    strides = (_pitch(x) * element.value, _plane_stride(x) * element.value)
+    strides = (row_pitch(x) * element.value, plane_stride(x) * element.value)
     return TensorMap(element, (columns, rows, planes), strides, (box[1], box[0], 1), swizzle)
 
 
 def clipped_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
     """Row-major matrices whose boxes can be cut off at any row; the map begins a box before them."""
     planes, rows, columns = x.shape
-    pitch = _pitch(x) * element.value
-    strides = (pitch, pitch, _plane_stride(x) * element.value)
+    pitch = row_pitch(x) * element.value
+    strides = (pitch, pitch, plane_stride(x) * element.value)
     return TensorMap(element, (columns, box[0], rows + 1, planes), strides, (box[1], box[0], 1, 1), swizzle)
-
-
-def _pitch(x: Tensor) -> int:
-    """Elements from row to row. That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
-    return x.stride(1) if x.shape[1] > 1 else align(x.shape[2], ADDRESS_ALIGNMENT)
-
-
-def _plane_stride(x: Tensor) -> int:
-    return x.stride(0) if x.shape[0] > 1 else ADDRESS_ALIGNMENT
 
 
 def scalars(p: GroupedProblem) -> bytes:
@@ -186,7 +177,7 @@ def scalars(p: GroupedProblem) -> bytes:
 
 def pitches(p: GroupedProblem) -> tuple[int, int]:
     """Elements from one row of C, of which there is none, and of D, to the next."""
-    return 0, _pitch(p.d)
+    return 0, row_pitch(p.d)
 
 
 def sizes(p: GroupedProblem) -> tuple[int, ...]:

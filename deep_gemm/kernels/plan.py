@@ -188,10 +188,7 @@ def output_map(config: GemmConfig, d: Tensor) -> TensorMap:
     *planes, rows, columns = d.shape
     size = config.output_bytes
     element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
-    # The stride of what there is only one of is nowhere used, but TMA still demands a multiple of 16 bytes.
-    pitch = d.stride(-2) if rows > 1 else align(columns, ADDRESS_ALIGNMENT)
-    plane_strides = (d.stride(0) if planes[0] > 1 else ADDRESS_ALIGNMENT,) if planes else ()
-    strides = tuple(stride * size for stride in (pitch, *plane_strides))
+    strides = tuple(stride * size for stride in (row_pitch(d), *(plane_stride(d) for _ in planes)))
     outer, outer_box = (rows, *planes), (WGMMA_ROWS, *(1 for _ in planes))
     panel_bytes = config.panel_columns * size
     if panel_bytes <= MAX_SWIZZLE:
@@ -200,6 +197,16 @@ def output_map(config: GemmConfig, d: Tensor) -> TensorMap:
     swizzle = span * size if span * size > ADDRESS_ALIGNMENT else 0
     sizes, box = (span, columns // span, *outer), (span, config.panel_columns // span, *outer_box)
     return TensorMap(element, sizes, (span * size, *strides), box, swizzle)
+
+
+def row_pitch(x: Tensor) -> int:
+    """Elements from row to row. That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
+    return x.stride(-2) if x.shape[-2] > 1 else align(x.shape[-1], ADDRESS_ALIGNMENT)
+
+
+def plane_stride(x: Tensor) -> int:
+    """Elements from matrix to matrix, likewise."""
+    return x.stride(0) if x.shape[0] > 1 else ADDRESS_ALIGNMENT
 
 
 def matrix_map(
