@@ -206,7 +206,7 @@ MUTATIONS = [
     Mutation("C of columns outside D is read", _STORE, "(i * 8 < columns_left ? i * 8 * kOutputBytes : 0)", "(i * 8 * kOutputBytes)", shows_in=RAGGED),
     Mutation("C of the upper rows added twice", _STORE, "const uint32_t row_m = row + half * 8 + lane / 4;\n    if (row_m >= m || columns", "const uint32_t row_m = row + lane / 4;\n    if (row_m >= m || columns", shows_in=RAGGED),
     Mutation("stores where it should add", _STORE, "ptx::tma_reduce_add_3d(map_d, panel, 0, ", "ptx::tma_store_3d(map_d, panel, 0, ", shows_in=ADDING),
-    Mutation("spans of D counted as columns", _STORE, "span_of_d = column >> span.log2_columns;", "span_of_d = column;", shows_in=ADDING),
+    Mutation("spans of D counted as columns", _STORE, "return column >> log2_columns;", "return column;", shows_in=ADDING),
     Mutation("a span wider than n allows", _STORE, "n & 4 ? 2 : n & 8", "n & 8", shows_in=ADDING),
     # Registers
     Mutation("more registers than the launch has", _GEMM, "setmaxnreg_dec<kProducerRegisters>", "setmaxnreg_dec<kProducerRegisters + 64>"),

@@ -33,6 +33,9 @@ struct Span {
 
   DEVICE uint32_t bytes() const { return kPanelIsWide ? kOutputBytes << log2_columns : kPanelRowBytes; }
 
+  // Which span of D, where panels are wide, begins at a column.
+  DEVICE uint32_t at_column(uint32_t column) const { return column >> log2_columns; }
+
   // Where TMA expects the 16 bytes at (row, byte) of a panel: their index in the span, XOR the index of the 128 bytes that
   // they are in, modulo the span's chunks. (PTX ISA, "Swizzling Modes".)
   DEVICE uint32_t swizzled(uint32_t row, uint32_t byte) const {
@@ -78,11 +81,11 @@ DEVICE void prefetch_d(const ptx::TensorMap* map_d, const Span& span, const Tile
   for (uint32_t panel = first; panel < first + share && panel < kPanels; ++panel) {
     const uint32_t row = tile.row_m + panel / kAlongN * 64, column = tile.row_n + panel % kAlongN * kPanelColumns;
     if constexpr (kIsKGrouped && kPanelIsWide)
-      ptx::tma_prefetch_4d(map_d, 0, column >> span.log2_columns, row, tile.group);
+      ptx::tma_prefetch_4d(map_d, 0, span.at_column(column), row, tile.group);
     else if constexpr (kIsKGrouped)
       ptx::tma_prefetch_3d(map_d, column, row, tile.group);
     else if constexpr (kPanelIsWide)
-      ptx::tma_prefetch_3d(map_d, 0, column >> span.log2_columns, row);
+      ptx::tma_prefetch_3d(map_d, 0, span.at_column(column), row);
     else
       ptx::tma_prefetch_2d(map_d, column, row);
   }
@@ -91,7 +94,7 @@ DEVICE void prefetch_d(const ptx::TensorMap* map_d, const Span& span, const Tile
 // Stores, or adds to D, a panel whose rows are in no groups.
 DEVICE void store_panel(const ptx::TensorMap* map_d, const Span& span, const uint8_t* panel, uint32_t column, uint32_t row,
                         uint32_t group) {
-  const uint32_t span_of_d = column >> span.log2_columns;
+  const uint32_t span_of_d = span.at_column(column);
   if constexpr (kIsKGrouped && kPanelIsWide && kAddsToD)
     ptx::tma_reduce_add_4d(map_d, panel, 0, span_of_d, row, group);
   else if constexpr (kIsKGrouped && kPanelIsWide)

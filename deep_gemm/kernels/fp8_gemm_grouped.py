@@ -15,7 +15,7 @@ from ..problem import ContiguousProblem, MaskedProblem
 from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
 from . import plan
 from .fp8_gemm import loaded
-from .plan import AddressWords, output_map, plane_stride, row_pitch
+from .plan import AddressWords, output_map, plane_map, plane_stride, row_pitch
 
 
 class GroupedProblem(NamedTuple):
@@ -152,13 +152,6 @@ def tensor_maps(config: GemmConfig, p: GroupedProblem) -> dict[str, TensorMap]:
 def bytes_before(config: GemmConfig, p: GroupedProblem) -> tuple[int, int]:
     """How far before A and D their maps begin: the rows of a box. See "Rows that are not the group's" in groups.cuh."""
     return config.box_rows_of_a * row_pitch(p.a) * p.a.element_size(), WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()
-
-
-def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
-    """Row-major matrices, one behind another."""
-    planes, rows, columns = x.shape
-    strides = (row_pitch(x) * element.value, plane_stride(x) * element.value)
-    return TensorMap(element, (columns, rows, planes), strides, (box[1], box[0], 1), swizzle)
 
 
 def clipped_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:

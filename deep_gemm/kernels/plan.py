@@ -185,40 +185,51 @@ def addresses_of(p: Operands) -> AddressWords:
 
 def output_map(config: GemmConfig, d: Tensor) -> TensorMap:
     """D, a matrix or several one behind another, in boxes of a panel; wide ones by spans of columns: see store.cuh."""
-    *planes, rows, columns = d.shape
-    size = config.output_bytes
     element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
-    strides = tuple(stride * size for stride in (row_pitch(d), *(plane_stride(d) for _ in planes)))
-    outer, outer_box = (rows, *planes), (WGMMA_ROWS, *(1 for _ in planes))
-    panel_bytes = config.panel_columns * size
-    if panel_bytes <= MAX_SWIZZLE:
-        return TensorMap(element, (columns, *outer), strides, (config.panel_columns, *outer_box), panel_bytes)
-    span = gcd(columns, MAX_SWIZZLE // size)
-    swizzle = span * size if span * size > ADDRESS_ALIGNMENT else 0
-    sizes, box = (span, columns // span, *outer), (span, config.panel_columns // span, *outer_box)
-    return TensorMap(element, sizes, (span * size, *strides), box, swizzle)
-
-
-def row_pitch(x: Tensor) -> int:
-    """Elements from row to row. That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
-    return x.stride(-2) if x.shape[-2] > 1 else align(x.shape[-1], ADDRESS_ALIGNMENT)
-
-
-def plane_stride(x: Tensor) -> int:
-    """Elements from matrix to matrix, likewise."""
-    return x.stride(0) if x.shape[0] > 1 else ADDRESS_ALIGNMENT
+    of_d = matrix_map if d.dim() == 2 else plane_map
+    if not config.has_wide_panels:
+        return of_d(element, d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes)
+    span = gcd(d.shape[-1], MAX_SWIZZLE // config.output_bytes)
+    span_bytes = span * config.output_bytes
+    swizzle = span_bytes if span_bytes > ADDRESS_ALIGNMENT else 0
+    _, sizes, strides, box, _ = of_d(element, d, (WGMMA_ROWS, config.panel_columns), 0)
+    return TensorMap(
+        element,
+        (span, sizes[0] // span, *sizes[1:]),
+        (span_bytes, *strides),
+        (span, box[0] // span, *box[1:]),
+        swizzle,
+    )
 
 
 def matrix_map(
     element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int, *, transposed: bool = False
 ) -> TensorMap:
-    """A row-major matrix, or one that becomes one when `transposed`.
-
-    The stride of a single row is nowhere used, but TMA still demands a multiple of 16 bytes.
-    """
+    """A row-major matrix, or one that becomes one when `transposed`."""
     (rows, columns), (pitch, other) = x.shape, x.stride()
     if transposed:
         rows, columns, pitch = columns, rows, other
-    if rows == 1:
-        pitch = align(columns, ADDRESS_ALIGNMENT)
-    return TensorMap(element, (columns, rows), (pitch * x.element_size(),), (box[1], box[0]), swizzle)
+    strides = (_pitch(rows, columns, pitch) * x.element_size(),)
+    return TensorMap(element, (columns, rows), strides, (box[1], box[0]), swizzle)
+
+
+def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """Row-major matrices, one behind another."""
+    planes, rows, columns = x.shape
+    strides = (row_pitch(x) * element.value, plane_stride(x) * element.value)
+    return TensorMap(element, (columns, rows, planes), strides, (box[1], box[0], 1), swizzle)
+
+
+def row_pitch(x: Tensor) -> int:
+    """Elements from row to row of a matrix, or of each of several."""
+    return _pitch(x.shape[-2], x.shape[-1], x.stride(-2))
+
+
+def plane_stride(x: Tensor) -> int:
+    """Elements from matrix to matrix; for a single one as for a single row."""
+    return x.stride(0) if x.shape[0] > 1 else ADDRESS_ALIGNMENT
+
+
+def _pitch(rows: int, columns: int, stride: int) -> int:
+    """That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
+    return stride if rows > 1 else align(columns, ADDRESS_ALIGNMENT)

@@ -131,6 +131,12 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
   yield();
 }
 
+// Nothing that a kernel could see comes of it.
+inline void prefetch_box(const TensorMap* map, std::initializer_list<int32_t> corner, const char* what) {
+  make_box(map, corner, what);
+  ++machine->stats.prefetches;
+}
+
 inline void add_floats(uint8_t* to, const uint8_t* from, uint32_t bytes) {
   for (uint32_t i = 0; i < bytes; i += 4) {
     float sum, addend;
@@ -200,18 +206,12 @@ void prefetch_tensormap(const TensorMap* map) {
   check_use_of_map(map, "prefetch_tensormap");
 }
 
-// Nothing that a kernel could see comes of it.
-void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) {
-  make_box(map, {c0, c1}, "tma_prefetch_2d");
-  ++machine->stats.prefetches;
-}
+void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) { prefetch_box(map, {c0, c1}, "tma_prefetch_2d"); }
 void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2) {
-  make_box(map, {c0, c1, c2}, "tma_prefetch_3d");
-  ++machine->stats.prefetches;
+  prefetch_box(map, {c0, c1, c2}, "tma_prefetch_3d");
 }
 void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
-  make_box(map, {c0, c1, c2, c3}, "tma_prefetch_4d");
-  ++machine->stats.prefetches;
+  prefetch_box(map, {c0, c1, c2, c3}, "tma_prefetch_4d");
 }
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
