@@ -188,10 +188,10 @@ struct Operands {
 };
 
 // Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
-// Scales are loaded ahead of the WGMMAs: behind them the loads stand in line with the tensor cores' own reads of shared
-// memory, and ptxas lets the next WGMMA wait for what needs them (up to 6% of a product's time on an H200). Where units keep
-// scales of B by row, A's of all units come with those (3%); where each unit loads B's for itself they come behind, and
-// A's with them: A's alone ahead cost 1%.
+// Scales are loaded ahead of the WGMMAs: behind them the loads wait for the warp's own WGMMAs, and ptxas lets the next
+// WGMMA wait for what needs them (up to 6% of a product's time on an H200). Where units keep scales of B by row, A's of all
+// units come with those (3%); where each unit loads B's for itself they come behind, and A's with them: A's alone ahead
+// cost 1%.
 // With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
 // only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
 template <uint32_t kCount, uint32_t kUnits>
