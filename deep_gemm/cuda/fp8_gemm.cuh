@@ -80,6 +80,16 @@ DEVICE uint32_t bytes_of_slot(const Params& p, const Tile& tile) {
   return kSlotBytes - (kBlockM - rows) * kBlockK - (kBlockM - scales) * 4;
 }
 
+// A's rows of one slot. Each CTA of a cluster along n loads its part of them into the same slot of both.
+DEVICE void load_a(const ptx::TensorMap* map, uint64_t* full, uint8_t* slot, uint32_t k, uint32_t row_m) {
+  if constexpr (kClusterN > 1) {
+    const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
+    ptx::tma_load_2d_multicast(map, full, slot + first * kBlockK, k, row_m + first, kAllCtas);
+  } else {
+    ptx::tma_load_2d(map, full, slot, k, row_m);
+  }
+}
+
 // Loads the k-blocks of one tile, each into the next slot of the ring.
 DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, RingPosition& at) {
   const KBlocks k_blocks(p.k);
@@ -106,14 +116,8 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
         ptx::tma_load_3d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block, tile.group);
       continue;
     }
-    // Each CTA of a cluster loads its part of the shared operand into the same slot of both.
-    if constexpr (kClusterN > 1) {
-      const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
-      ptx::tma_load_2d_multicast(&p.map_a, full, shared.a[at.stage] + first * kBlockK, k, tile.row_m + first, kAllCtas);
-    } else {
-      ptx::tma_load_2d(&p.map_a, full, shared.a[at.stage], k, tile.row_m);
-    }
-    if constexpr (kClusterM > 1) {
+    load_a(&p.map_a, full, shared.a[at.stage], k, tile.row_m);
+    if constexpr (kClusterM > 1) {  // the same of B
       constexpr uint32_t kRows = kBlockN / kClusterM;
       const uint32_t first = ptx::cluster_rank() * kRows;
       ptx::tma_load_2d_multicast(&p.map_b, full, shared.b[at.stage] + first * kBlockK, k, tile.row_n + first, kAllCtas);
