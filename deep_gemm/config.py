@@ -269,8 +269,9 @@ class GemmConfig:
         yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
         yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
-        yield not self.groups or self.cluster_size == 1, "no clusters where rows are grouped"
         along_k = self.groups == Groups.DEPTHS
+        yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
+        yield not along_k or self.cluster_size == self.cluster_n, "only A shared where groups are along k"
         yield along_k or not (self.groups and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
         yield not along_k or self.sfb_is_per_row, "scales of B for each row where groups are along k"
         yield not along_k or self.has_rest or self.run_k_blocks == 1, "code for a rest where each group may have one"

@@ -9,6 +9,7 @@ The times were fitted to 12 products on an H200, with depths from 128 to 4096; i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
@@ -24,6 +25,9 @@ LEAST_US = {
 }
 """What a tile takes on an H200 that is added to D, however small the depth; half of it where D is only written."""
 TILES = tuple(LEAST_US)
+LARGEST = TILES[-1]
+SHARING_A = replace(LARGEST, cluster_n=2)
+"""The largest, as pairs of CTAs take it."""
 
 
 @cache
@@ -44,7 +48,7 @@ def cost_us(tile: Tile, num_groups: int, m: int, n: int, k: int, output: Output,
 
 def k_grouped_config(tile: Tile, output: Output) -> GemmConfig:
     """The kernel's configuration for a tile: any group may leave a rest of k-blocks, whatever the others do."""
-    return tile_config(tile.block_m, tile.block_n, output, k=BLOCK_K)
+    return tile_config(tile.block_m, tile.block_n, output, cluster_n=tile.cluster_n, k=BLOCK_K)
 
 
 def reachable_k_grouped() -> list[GemmConfig]:
@@ -52,5 +56,5 @@ def reachable_k_grouped() -> list[GemmConfig]:
     return [
         k_grouped_config(tile, Output(True, with_c, adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS))
         for with_c, adds_to_d in ((False, False), (True, False), (False, True))
-        for tile in TILES
+        for tile in (*TILES, SHARING_A)
     ]

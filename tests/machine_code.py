@@ -24,6 +24,7 @@ from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
 FILE = Path(__file__).with_name("machine_code_digests.json")
 
 BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(is_fp32=True, sfb_is_per_row=True)
+ALONG_K = Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
 DENSE = (
     tile_config(64, 32, BF16),
     tile_config(64, 64, BF16, cluster_k=3, k=128),
@@ -45,7 +46,8 @@ GROUPED = (
     tile_config(64, 128, Output(groups=Groups.ENDS), k=128),
     tile_config(256, 128, Output(groups=Groups.COUNTS)),
     tile_config(128, 256, Output(groups=Groups.COUNTS)),
-    tile_config(256, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128),
+    tile_config(256, 128, ALONG_K, k=128),
+    tile_config(256, 128, ALONG_K, cluster_n=2, k=128),
 )
 DECODE = (
     decode_config(8, 1, 4, 2),

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deep_gemm.config import GemmConfig, Groups, Output
-from deep_gemm.heuristics_k_grouped import TILES, k_grouped_config
+from deep_gemm.heuristics_k_grouped import SHARING_A, TILES, k_grouped_config
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.sim import fp8_gemm_k_grouped as sim
 from deep_gemm.sim.fp8_gemm import compile_config
 from deep_gemm.sim.mutate import Mutation
+from deep_gemm.tiles import Tile
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class Trial:
             raise ValueError(outcome.mistakes)
 
 
-def _config(tile: int, **output: bool) -> GemmConfig:
-    return k_grouped_config(TILES[tile], Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output))
+def _config(tile: Tile, **output: bool) -> GemmConfig:
+    return k_grouped_config(tile, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output))
 
 
-FRESH, IN_PLACE, WITH_C = _config(0), _config(0, adds_to_d=True), _config(0, with_c=True)
-HIGH = _config(2)
+FRESH, IN_PLACE, WITH_C = _config(TILES[0]), _config(TILES[0], adds_to_d=True), _config(TILES[0], with_c=True)
+HIGH = _config(TILES[2])
+PAIRS, PAIRS_IN_PLACE = _config(SHARING_A), _config(SHARING_A, adds_to_d=True)
 KS = (16, 0, 144, 128, 656, 0, 32)
 SHALLOW = (16,) * 24
 
@@ -55,6 +57,9 @@ TRIALS = [
     Trial(FRESH, tuple(16 * (index * 7 % 13) for index in range(70)), 5, m=20, n=24),
     *(Trial(FRESH, SHALLOW, seed, name) for seed, name in ((6, "slow_warps"), (7, "slow_lanes"), (8, "slow_math"))),
     Trial(FRESH, (128, 1024), 9, m=1100, n=64),
+    *(Trial(PAIRS, KS, seed, name, m=300, n=300, num_sms=5) for seed, name in ((10, None), (11, "slow_cta"))),
+    *(Trial(PAIRS, (400, 16), seed, "slow_warpgroup", m=260, n=256) for seed in (1, 2, 3)),
+    Trial(PAIRS_IN_PLACE, KS, 12, "late_loads", m=300, n=300, num_sms=4),
 ]
 
 _GEMM, _K_SCHEDULER, _QUEUE, _MAPS, _STORE = (
@@ -91,8 +96,13 @@ MUTATIONS = [
     Mutation("only the first group's maps are acquired", _K_SCHEDULER, "next.k_group != known", "known == nullptr"),
     Mutation("the last tile is left out", _K_SCHEDULER, "number >= num_tiles", "number + 1 >= num_tiles"),
     Mutation("one tile too many", _K_SCHEDULER, "number >= num_tiles", "number > num_tiles"),
-    Mutation("a round is a tile short", _K_SCHEDULER, "first_of_round += ptx::grid_size();", "first_of_round += ptx::grid_size() - 1;"),
-    Mutation("a round goes back past its first tile", _K_SCHEDULER, "ptx::grid_size() - 1 - ptx::block_index()", "ptx::grid_size() - ptx::block_index()"),
+    Mutation("a round is a tile short", _K_SCHEDULER, "first_of_round += clusters;", "first_of_round += clusters - 1;"),
+    Mutation("a round goes back past its first tile", _K_SCHEDULER, "clusters - 1 - cluster", "clusters - cluster"),
+    Mutation("a round has as many tiles as CTAs", _K_SCHEDULER, "ptx::grid_size() / kClusterSize", "ptx::grid_size()", shows_in=PAIRS),
+    Mutation("a cluster's CTAs take tiles by themselves", _K_SCHEDULER, "ptx::block_index() / kClusterSize", "ptx::block_index()", shows_in=PAIRS),
+    Mutation("a cluster's CTAs take the same tile", _K_SCHEDULER, "(kClusterN > 1 ? ptx::cluster_rank() : 0)", "0", shows_in=PAIRS),
+    Mutation("the next cluster takes the second tile again", _K_SCHEDULER, "index.n * kClusterN +", "index.n +", shows_in=PAIRS_IN_PLACE),
+    Mutation("a tile without a neighbour is left out", _K_SCHEDULER, "ceil_div(n, kBlockN * kClusterN)", "(kClusterN > 1 ? n / (kBlockN * kClusterN) : ceil_div(n, kBlockN))", shows_in=PAIRS),
     Mutation("tiles of a group are counted on", _K_SCHEDULER, "place_in_raster(number % tiles, tiles_m, tiles_n)", "place_in_raster(number, tiles_m, tiles_n)"),
     Mutation("a raster of full height at the end", "raster.cuh", "tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup", "kRasterGroup", shows_in=HIGH),
     Mutation("rasters all begin at the first row", "raster.cuh", "first_m + in_group % height", "in_group % height", shows_in=FRESH),
@@ -113,6 +123,11 @@ MUTATIONS = [
     Mutation("scales are those of the first group", _GEMM, "scales, tile.row_m, of_group.first_k_block + k_block", "scales, tile.row_m, k_block"),
     Mutation("scales of B are those of the first group", _GEMM, "scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block", "scales + kScaleRows, tile.row_n, k_block"),
     Mutation("A is loaded for B", _GEMM, "&of_group.k_group->map_b, full", "&of_group.k_group->map_a, full"),
+    Mutation("half of A at the wrong rows", _GEMM, "k, row_m + first, kAllCtas", "k, row_m, kAllCtas", shows_in=PAIRS),
+    Mutation("half of A into the wrong slot rows", _GEMM, "slot + first * kBlockK", "slot", shows_in=PAIRS),
+    Mutation("each CTA of a cluster loads the first half of A", _GEMM, "ptx::cluster_rank() * kBoxRowsOfA", "0", shows_in=PAIRS),
+    Mutation("A's half goes to its own CTA alone", _GEMM, "k, row_m + first, kAllCtas", "k, row_m + first, 1u << ptx::cluster_rank()", shows_in=PAIRS),
+    Mutation("exits while the other CTA still arrives", _GEMM, "for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);", "{}", shows_in=PAIRS),
     Mutation("the first block of k again and again", _GEMM, "shared.a[at.stage], k_block * kBlockK, tile.row_m", "shared.a[at.stage], 0, tile.row_m"),
     # Multiplying and storing
     Mutation("a block of k less is multiplied", _GEMM, "kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k", "kIsKGrouped ? tile.num_k_blocks / 2 * kBlockK : p.k"),

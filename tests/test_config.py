@@ -80,6 +80,8 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ),
     ("needs a TMA box of at most 256 scales", {"groups": Groups.IDS, "block_m": 256}),
     ("needs no clusters where rows are grouped", {"groups": Groups.IDS, "cluster_n": 2}),
+    ("needs only A shared where groups are along k", {"groups": Groups.DEPTHS, "cluster_m": 2}),
+    ("needs only A shared where groups are along k", {"groups": Groups.DEPTHS, "cluster_k": 2}),
     ("needs no C where rows are grouped", {"groups": Groups.IDS, "with_c": True}),
     ("needs scales of B for each row where groups are along k", {"groups": Groups.DEPTHS}),
     (
@@ -167,6 +169,10 @@ def test_a_width_that_no_kernel_has_is_refused(block_n: int) -> None:
         ("256x128/n2 bf16+c", tile_config(256, 128, Output(with_c=True), cluster_n=2)),
         ("64x48/m2 fp32", tile_config(64, 48, Output(is_fp32=True), cluster_m=2)),
         ("128x112 fp32+d", tile_config(128, 112, Output(is_fp32=True, adds_to_d=True))),
+        (
+            "256x128/n2 1d1d fp32 run 1 by depths",
+            tile_config(256, 128, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), cluster_n=2),
+        ),
     ],
 )
 def test_a_configuration_has_a_short_name(name: str, config: GemmConfig) -> None:
@@ -187,6 +193,7 @@ def test_grouped_rows_are_loaded_64_at_a_time() -> None:
     assert tile_config(128, 192, counts).box_rows_of_a == 64
     assert tile_config(256, 128, counts).box_rows_of_a == 64
     assert tile_config(192, 128, depths).box_rows_of_a == 192
+    assert tile_config(256, 128, depths, cluster_n=2).box_rows_of_a == 128
     assert tile_config(128, 192, Output()).box_rows_of_a == 128
     assert tile_config(256, 128, Output(), cluster_n=2).box_rows_of_a == 128
 

@@ -94,7 +94,11 @@ def test_a_configuration_that_is_not_for_these_is_refused() -> None:
 
 @pytest.mark.parametrize("addition", ADDITIONS)
 def test_groups_of_128_and_256_that_no_cluster_may_straddle(addition: str) -> None:
-    check(problem_of([128, 256], 192, 3072, addition, on_gpu_alone=True))
+    p = problem_of([128, 256], 192, 3072, addition, on_gpu_alone=True)
+    right = check(p)
+    for config in reachable_k_grouped():
+        if addition_of(config) == addition:
+            assert torch.equal(check(p, config), right), config.name
 
 
 @pytest.mark.parametrize("addition", ADDITIONS)

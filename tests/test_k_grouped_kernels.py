@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from deep_gemm.sim import fp8_gemm_k_grouped as sim
 from deep_gemm.sim.arguments import encode
 
 FRESH, WITH_C, IN_PLACE = (config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128))
+PAIRS, *_ = (config for config in reachable_k_grouped() if config.cluster_size == 2)
 KS = [16, 0, 400]
 MAP_WORDS = driver.TENSOR_MAP_BYTES // 8
 
@@ -29,12 +31,12 @@ class Gpu:
     """Takes launches instead of a driver: the words that each kernel's parameters held then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.launches: list[tuple[str, int, bool, list[int]]] = []
+        self.launches: list[tuple[str, int, int, bool, list[int]]] = []
         gpu = self
 
         class Launch:
             def __init__(self, kernel: str, params: Any, grid: int, threads: int, cluster: int, *, is_dependent: bool):
-                self.of, self.params = (kernel, grid, is_dependent), params
+                self.of, self.params = (kernel, grid, cluster, is_dependent), params
 
             def __call__(self, stream: int) -> None:
                 gpu.launches.append((*self.of, list(self.params.words)))
@@ -60,12 +62,13 @@ def ready(p: KGroupedProblem) -> KGroupedProblem:
 
 
 @pytest.mark.parametrize("on_gpu_alone", [False, True])
-@pytest.mark.parametrize("config", [FRESH, WITH_C, IN_PLACE], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [FRESH, WITH_C, IN_PLACE, PAIRS], ids=lambda config: config.name)
 def test_parameters_are_what_the_simulator_gives_the_same_kernels(gpu: Gpu, config: Any, on_gpu_alone: bool) -> None:
     p = ready(sim.random_problem(config, KS, 100, 72, on_gpu_alone=on_gpu_alone))
     k_grouped.run(p, config)
-    (maps, maps_grid, _, map_words), (product, grid, is_dependent, words) = gpu.launches
-    assert (maps, maps_grid, product, grid, is_dependent) == ("maps", 1, "product", 3, True)
+    (*of_maps, _, map_words), (*of_product, words) = gpu.launches
+    assert of_maps == ["maps", 1, 1]
+    assert of_product == ["product", 3 * config.cluster_n, config.cluster_n, True]
     addresses = {name: x.data_ptr() for name, x in p._asdict().items() if isinstance(x, Tensor)}
     addresses |= {"ks": addresses.get("ks_tensor", 0), "k_groups": words[88]}
     inline = kernel_side.depths(p)[1]
@@ -85,7 +88,7 @@ def test_a_plan_serves_other_depths_and_addresses(gpu: Gpu) -> None:
     for ks in (KS, [256, 128, 16], [0, 0, 1024]):
         p = ready(sim.random_problem(FRESH, ks, 100, 72))
         k_grouped.run(p, FRESH)
-        words = gpu.launches[-1][3]
+        *_, words = gpu.launches[-1]
         assert [words[place * MAP_WORDS] for place in (2, 3, 4)] == [x.data_ptr() for x in (p.sfa, p.d, p.sfb)]
     assert len(k_grouped._plans) == 1
 
@@ -102,7 +105,7 @@ def test_maps_are_made_in_memory_of_each_calls_own(gpu: Gpu, monkeypatch: pytest
     p = ready(sim.random_problem(FRESH, KS, 100, 72))
     for _ in range(2):
         k_grouped.run(p, FRESH)
-    rooms = [launch[3][88] for launch in gpu.launches if launch[0] == "product"]
+    rooms = [words[88] for kernel, *_, words in gpu.launches if kernel == "product"]
     assert len(set(rooms)) == 2
     assert all(len(x) == len(KS) * kernel_side.K_GROUP_BYTES for x in kept if x.dtype == torch.uint8)
 
@@ -141,15 +144,40 @@ def test_more_groups_than_parameters_hold_go_through_memory(gpu: Gpu, monkeypatc
 @pytest.mark.parametrize("output", [{}, {"with_c": True}, {"adds_to_d": True}], ids=str)
 def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
     kind = Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output)
-    for num_groups in (1, 128):
-        for k in (0, 16, 8192):
-            assert select_k_grouped(num_groups, m, 2048, k, kind, H200) in reachable_k_grouped()
+    for num_groups, n, k in product((1, 128), (2048, 2176), (0, 16, 8192)):
+        assert select_k_grouped(num_groups, m, n, k, kind, H200) in reachable_k_grouped()
+
+
+@pytest.mark.parametrize(
+    ("n", "num_sms", "ctas"),
+    [
+        (256, 132, 12),
+        (256, 8, 8),
+        (256, 7, 6),
+        (256, 2, 2),
+        (256, 1, 2),
+        (252, 132, 12),
+        (72, 132, 12),
+        (300, 132, 24),
+    ],
+)
+def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
+    """For 3 groups with two rows of tiles each: no more clusters than pairs of tiles, no more CTAs than SMs."""
+    p = sim.random_problem(PAIRS, KS, 300, n)
+    assert kernel_side.grid(PAIRS, p, num_sms) == ctas
+
+
+def test_a_cta_loads_its_half_of_a_that_is_shared() -> None:
+    p = sim.random_problem(PAIRS, KS, 300, 256)
+    assert [map_.box[1] for map_ in kernel_side.templates(PAIRS, p)] == [128, 128]
+    assert kernel_side.tensor_maps(PAIRS, p)["sfa"].box == (256, 1)
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
     kind = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
     assert select_k_grouped(4, 7168, 2048, 8192, kind, H200).block_m >= 128
-    assert select_k_grouped(1, 512, 512, 1024, kind, H200).block_m == 64
+    small = select_k_grouped(1, 512, 512, 1024, kind, H200)
+    assert (small.block_m, small.cluster_size) == (64, 1)
 
 
 @pytest.mark.parametrize(("k", "tile"), [(2048, (256, 128)), (1024, (128, 128)), (512, (64, 64))])

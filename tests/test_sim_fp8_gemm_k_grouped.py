@@ -7,27 +7,30 @@ before griddepcontrol_wait, because the second kernel begins while the first is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
 
 from deep_gemm.config import GemmConfig, Groups, Output
-from deep_gemm.heuristics_k_grouped import TILES, k_grouped_config
+from deep_gemm.heuristics_k_grouped import SHARING_A, TILES, k_grouped_config
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.kernels.fp8_gemm_k_grouped import MAX_INLINE_KS
 from deep_gemm.sim import SimulationError
 from deep_gemm.sim import fp8_gemm_k_grouped as sim
 from deep_gemm.sim.fp8_gemm import Outcome, compile_config
+from deep_gemm.tiles import Tile
 
 pytestmark = pytest.mark.host_compiler
 
 KS = [16, 0, 144, 128, 656, 0, 32]
 M, N = 100, 72
 ADDITIONS = {"fresh": {}, "c": {"with_c": True}, "in place": {"adds_to_d": True}}
+EVERY_TILE = (*TILES, SHARING_A)
 
 
-def config_for(tile: int = 0, **output: bool) -> GemmConfig:
-    return k_grouped_config(TILES[tile], Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output))
+def config_for(tile: Tile = TILES[0], /, **output: bool) -> GemmConfig:
+    return k_grouped_config(tile, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output))
 
 
 def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: int = 1, **how: object) -> Outcome:
@@ -39,11 +42,12 @@ def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: i
 
 
 @pytest.mark.parametrize("addition", ADDITIONS)
-@pytest.mark.parametrize("tile", range(len(TILES)), ids=lambda i: f"{TILES[i].block_m}x{TILES[i].block_n}")
-def test_every_tile_and_every_c(tile: int, addition: str) -> None:
+@pytest.mark.parametrize("tile", EVERY_TILE, ids=lambda tile: tile.name)
+def test_every_tile_and_every_c(tile: Tile, addition: str) -> None:
     config = config_for(tile, **ADDITIONS[addition])
+    m, n, num_sms = config.block_m + 12, config.block_n + 8, 3 * config.cluster_size
     for on_gpu_alone in (False, True):
-        check(config, KS, config.block_m + 12, config.block_n + 8, on_gpu_alone=on_gpu_alone, num_sms=3)
+        check(config, KS, m, n, on_gpu_alone=on_gpu_alone, num_sms=num_sms)
 
 
 @pytest.mark.parametrize("addition", ADDITIONS)
@@ -69,13 +73,13 @@ def test_groups_without_depth_and_others(ks: list[int], addition: str) -> None:
 
 
 @pytest.mark.parametrize("k", [16, 384, 2048, 2560])
-@pytest.mark.parametrize("tile", range(len(TILES)), ids=lambda i: f"{TILES[i].block_m}x{TILES[i].block_n}")
-def test_all_of_d_is_asked_for_while_a_tile_is_multiplied(tile: int, k: int) -> None:
+@pytest.mark.parametrize("tile", EVERY_TILE, ids=lambda tile: tile.name)
+def test_all_of_d_is_asked_for_while_a_tile_is_multiplied(tile: Tile, k: int) -> None:
     config = config_for(tile, adds_to_d=True)
-    panels = config.block_m // 64 * config.block_n // config.panel_columns
-    outcome = check(config, [k, 0], config.block_m, config.block_n)
-    assert outcome.result.prefetches == panels
-    assert check(config_for(tile), [k], config.block_m, config.block_n).result.prefetches == 0
+    m, n = config.block_m, config.block_n * config.cluster_n
+    outcome = check(config, [k, 0], m, n)
+    assert outcome.result.prefetches == m // 64 * n // config.panel_columns
+    assert check(config_for(tile), [k], m, n).result.prefetches == 0
 
 
 def test_more_groups_than_one_block_of_threads_makes_maps_for() -> None:
@@ -112,7 +116,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
 
 
 def test_a_tile_gives_the_same_bits_as_any_other() -> None:
-    results = [check(config_for(tile), [144, 656], 130, 132).d for tile in range(len(TILES))]
+    results = [check(config_for(tile), [144, 656], 130, 132).d for tile in EVERY_TILE]
     assert all(torch.equal(d, results[0]) for d in results)
 
 
@@ -133,8 +137,8 @@ def test_a_c_with_strides_of_its_own() -> None:
 )
 def test_depths_that_no_caller_may_pass_lead_nowhere(wrong: list[int]) -> None:
     """The host cannot check what is on a GPU: D may be anything then, and no other memory is touched."""
-    for addition in ADDITIONS.values():
-        config = config_for(**addition)
+    for tile, addition in product((TILES[0], SHARING_A), ADDITIONS.values()):
+        config = config_for(tile, **addition)
         problem = sim.random_problem(config, [16, 144, 256, 400], M, N, on_gpu_alone=True)
         sim.run(sim.compiled(config), config, problem, ks=torch.tensor(wrong, dtype=torch.int32))
 
@@ -147,6 +151,50 @@ def test_other_depths_in_the_same_memory() -> None:
     right, _ = sim.right_and_allowed(problem._replace(ks_tensor=changed), 1)
     outcome = sim.run(sim.compiled(config), config, problem, ks=changed)
     assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
+
+
+# ---- pairs of CTAs that share A
+
+
+@pytest.mark.parametrize("addition", ADDITIONS)
+@pytest.mark.parametrize("schedule", ["slow_cta", "slow_warps", "slow_producer", "slow_math", "late_loads"])
+def test_pairs_under_biased_schedules(schedule: str, addition: str) -> None:
+    for seed, n in ((1, 252), (2, 300)):
+        config = config_for(SHARING_A, **ADDITIONS[addition])
+        check(config, [272, 0, 16, 1040], 260, n, seed, schedule=schedule, num_sms=4)
+
+
+@pytest.mark.parametrize("addition", ADDITIONS)
+@pytest.mark.parametrize(("m", "n"), [(1, 4), (100, 128), (128, 132), (300, 256), (260, 300), (20, 420), (600, 520)])
+def test_pairs_with_and_without_a_second_tile(m: int, n: int, addition: str) -> None:
+    """With an odd number of columns of tiles the last pair's second tile lies outside D."""
+    check(config_for(SHARING_A, **ADDITIONS[addition]), [48, 256], m, n, num_sms=4)
+
+
+@pytest.mark.parametrize("addition", ADDITIONS)
+def test_one_pair_for_a_tile_and_one_for_all(addition: str) -> None:
+    config = config_for(SHARING_A, **ADDITIONS[addition])
+    results = [check(config, KS, 300, 300, num_sms=num_sms).d for num_sms in (2, 3, 6, 50)]
+    assert all(torch.equal(d, results[0]) for d in results)
+
+
+@pytest.mark.parametrize("addition", ADDITIONS)
+def test_no_cluster_straddles_two_groups(addition: str) -> None:
+    """Where a group has an odd number of tiles, its last one has no neighbour, and takes none of the next group."""
+    config = config_for(SHARING_A, **ADDITIONS[addition])
+    for ks in ([128, 256], [256, 128, 0, 16, 1040]):
+        for n in (72, 300):
+            check(config, ks, 192, n, num_sms=4)
+
+
+@pytest.mark.parametrize("ks", [[0, 0], [0, 128]], ids=str)
+def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
+    for addition in ADDITIONS.values():
+        config = config_for(SHARING_A, **addition)
+        problem = sim.random_problem(config, [128, 0], 300, 256, on_gpu_alone=True)
+        right, _ = sim.right_and_allowed(problem._replace(ks_tensor=torch.tensor(ks, dtype=torch.int32)), 1)
+        outcome = sim.run(sim.compiled(config), config, problem, num_sms=4, ks=torch.tensor(ks, dtype=torch.int32))
+        assert torch.allclose(outcome.d, right, rtol=1e-4, atol=1e-3)
 
 
 # ---- what would go wrong on a GPU

@@ -131,7 +131,7 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
   }
 }
 
-// The same for one tile of a group along k.
+// The same for one tile of a group along k. CTAs of a cluster are in one group, and load equally many k-blocks.
 DEVICE void load_k_tile(const Params& p, SharedStorage& shared, const KTile& of_group, RingPosition& at) {
   const Tile& tile = of_group.tile;
   for (uint32_t k_block = 0; k_block < tile.num_k_blocks; ++k_block, at = at.next()) {
@@ -139,7 +139,7 @@ DEVICE void load_k_tile(const Params& p, SharedStorage& shared, const KTile& of_
     uint64_t* full = &shared.ring.full[at.stage];
     float* scales = shared.scales[at.stage];
     ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
-    ptx::tma_load_2d(&of_group.k_group->map_a, full, shared.a[at.stage], k_block * kBlockK, tile.row_m);
+    load_a(&of_group.k_group->map_a, full, shared.a[at.stage], k_block * kBlockK, tile.row_m);
     ptx::tma_load_2d(&of_group.k_group->map_b, full, shared.b[at.stage], k_block * kBlockK, tile.row_n);
     ptx::tma_load_2d(&p.map_sfa, full, scales, tile.row_m, of_group.first_k_block + k_block);
     ptx::tma_load_2d(&p.map_sfb, full, scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block);

@@ -4,10 +4,15 @@
 // All groups have the same tiles, which are counted through, the deepest group first, and handed out in rounds: a tile for
 // each CTA, every other round the other way about. Groups may be very unequal; but whoever has a longer tile than the
 // others in one round has a shorter one in the next, and the last tiles, which decide who is last, are the shortest.
+//
+// A cluster that multicasts A takes two tiles at a time, neighbours along n; where their number is odd the last one lies
+// outside D, as in scheduler.cuh. Pairs are made within a group, and they are what is counted: a cluster's CTAs are never in
+// two groups, whose depths may differ, and both come to their last tile with the same k-blocks behind them.
 #pragma once
 #include "config.cuh"
 #include "groups.cuh"
 #include "k_groups.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tensormap.cuh"
 #include "ptx/warp.cuh"
@@ -31,21 +36,21 @@ struct KScheduler {
   DEVICE KScheduler(const Groups& groups, uint32_t m, uint32_t n)
       : k_groups(groups.k_groups),
         tiles_m(ceil_div(m, kBlockM)),
-        tiles_n(ceil_div(n, kBlockN)),
+        tiles_n(ceil_div(n, kBlockN * kClusterN)),
         num_tiles(tiles_m * tiles_n * groups.count) {}
 
   // By one thread. The maps of the tile's group are then on their way, and may be used.
   DEVICE bool next(KTile& next) {
-    const uint32_t place = is_backwards ? ptx::grid_size() - 1 - ptx::block_index() : ptx::block_index();
-    const uint32_t number = first_of_round + place;
+    const uint32_t clusters = ptx::grid_size() / kClusterSize, cluster = ptx::block_index() / kClusterSize;
+    const uint32_t number = first_of_round + (is_backwards ? clusters - 1 - cluster : cluster);
     if (number >= num_tiles) return false;
-    first_of_round += ptx::grid_size();
+    first_of_round += clusters;
     is_backwards = !is_backwards;
 
     const uint32_t tiles = tiles_m * tiles_n;
     const TileIndex index = place_in_raster(number % tiles, tiles_m, tiles_n);
     next.tile.row_m = index.m * kBlockM;
-    next.tile.row_n = index.n * kBlockN;
+    next.tile.row_n = (index.n * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
 
     next.k_group = k_groups + number / tiles;
     if (next.k_group != known) {

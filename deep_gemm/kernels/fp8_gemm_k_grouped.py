@@ -54,7 +54,12 @@ class Plan:
         )
         # It waits for the maps itself, and begins while they are made.
         self._multiply = driver.Launch(
-            loaded(config, device), self._params, grid(config, p, num_sms), config.num_threads, 1, is_dependent=True
+            loaded(config, device),
+            self._params,
+            grid(config, p, num_sms),
+            config.num_threads,
+            config.cluster_size,
+            is_dependent=True,
         )
         self._lock = threading.Lock()  # parameters are written and read by the launches in one go
 
@@ -112,8 +117,13 @@ def prepared(p: KGroupedProblem) -> KGroupedProblem:
 
 
 def grid(config: GemmConfig, p: KGroupedProblem, num_sms: int) -> int:
-    """One CTA for each SM, but no more than there are tiles."""
-    return min(num_sms, p.num_groups * ceil_div(p.m, config.block_m) * ceil_div(p.n, config.block_n))
+    """One CTA for each SM, but no more clusters than tiles to share out.
+
+    Of an odd number of SMs, as a caller may set it, clusters leave one idle.
+    """
+    tiles_m, pairs_n = ceil_div(p.m, config.block_m), ceil_div(p.n, config.block_n * config.cluster_n)
+    clusters = min(max(num_sms // config.cluster_size, 1), p.num_groups * tiles_m * pairs_n)
+    return clusters * config.cluster_size
 
 
 def tensor_maps(config: GemmConfig, p: KGroupedProblem) -> dict[str, TensorMap]:
@@ -129,7 +139,7 @@ def templates(config: GemmConfig, p: KGroupedProblem) -> tuple[TensorMap, Tensor
     """Maps of some group's A and B: addresses, sizes and strides along k are replaced by each group's own."""
     a, b = (
         TensorMap(ElementType.UINT8, (BLOCK_K, rows), (BLOCK_K,), (BLOCK_K, block), 128)
-        for rows, block in ((p.m, config.block_m), (p.n, config.block_n))
+        for rows, block in ((p.m, config.box_rows_of_a), (p.n, config.block_n))
     )
     return a, b
 

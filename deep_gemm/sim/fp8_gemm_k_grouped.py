@@ -96,6 +96,7 @@ def run(
         config.num_threads,
         config.shared_bytes,
         kernel_side.grid(config, p, num_sms),
+        config.cluster_size,
         inputs=frozenset({"k_groups"}),
     )
     result = simulate_in_turn(
