@@ -148,6 +148,14 @@ def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
         assert select_k_grouped(num_groups, m, n, k, kind, H200) in reachable_k_grouped()
 
 
+@pytest.mark.parametrize("output", [{}, {"with_c": True}, {"adds_to_d": True}], ids=str)
+@pytest.mark.parametrize(("n", "ctas"), [(2048, 2), (1924, 2), (2052, 1), (2176, 1), (7168, 2)])
+def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, output: dict[str, bool]) -> None:
+    kind = Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output)
+    config = select_k_grouped(16, 7168, n, 4096, kind, H200)
+    assert (config.block_m, config.block_n, config.cluster_n) == (256, 128, ctas)
+
+
 @pytest.mark.parametrize(
     ("n", "num_sms", "ctas"),
     [
