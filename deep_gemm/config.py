@@ -28,6 +28,8 @@ MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 TILE_SLOTS = 4
 """Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/tile_queue.cuh."""
 TILE_BYTES = 16
+MAIL_BYTES = 24
+"""Size of `NumberMail` in cuda/k_scheduler.cuh."""
 WINDOW_ROWS = 2048
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
@@ -158,7 +160,7 @@ class GemmConfig:
         scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
         barriers = (self.num_stages + 1) * 2 * 8
         tiles = self.tile_slots * (TILE_BYTES + 2 * 8) + self.window_rows * 4
-        return align(align(align(outputs, 1024) + operands + scales + barriers, 16) + tiles, 1024)
+        return align(align(align(outputs, 1024) + operands + scales + barriers, 16) + tiles + MAIL_BYTES, 1024)
 
     @property
     def scale_rows(self) -> int:

@@ -16,3 +16,8 @@ struct KGroup {
   uint32_t group;  // which plane of C and D
 };
 static_assert(sizeof(KGroup) == 320, "kernels/fp8_gemm_k_grouped.py makes room for 320 bytes each");
+
+// Behind them lies how many tiles the CTAs have come for, besides their first ones: see k_scheduler.cuh.
+DEVICE uint32_t* tiles_come_for(const KGroup* k_groups, uint32_t count) {
+  return reinterpret_cast<uint32_t*>(const_cast<KGroup*>(k_groups) + count);
+}

@@ -7,10 +7,10 @@ struct TileIndex {
   uint32_t m, n;
 };
 
-DEVICE TileIndex place_in_raster(uint32_t number, uint32_t tiles_m, uint32_t tiles_n) {
-  const uint32_t group_size = kRasterGroup * tiles_n;
-  const uint32_t first_m = number / group_size * kRasterGroup;
-  const uint32_t height = tiles_m - first_m < kRasterGroup ? tiles_m - first_m : kRasterGroup;
+DEVICE TileIndex place_in_raster(uint32_t number, uint32_t tiles_m, uint32_t tiles_n, uint32_t max_height = kRasterGroup) {
+  const uint32_t group_size = max_height * tiles_n;
+  const uint32_t first_m = number / group_size * max_height;
+  const uint32_t height = tiles_m - first_m < max_height ? tiles_m - first_m : max_height;
   const uint32_t in_group = number % group_size;
   return {first_m + in_group % height, in_group / height};
 }

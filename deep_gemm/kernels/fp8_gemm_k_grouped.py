@@ -29,6 +29,8 @@ MAX_INLINE_KS = 896
 """Depths from the host that it takes among its parameters."""
 K_GROUP_BYTES = 320
 """Size of `KGroup` in cuda/k_groups.cuh, of which there is one for each group."""
+COUNTER_BYTES = 4
+"""Of what lies behind them, `tiles_come_for`."""
 
 
 class Plan:
@@ -66,7 +68,7 @@ class Plan:
     def launch(self, p: KGroupedProblem) -> None:
         """Launch for a problem like the plan's, `prepared`, on the current stream."""
         # Memory of this call alone: whatever else is under way, on any stream or in a graph, has its own maps.
-        k_groups = torch.empty(p.num_groups * K_GROUP_BYTES, dtype=torch.uint8, device=p.d.device)
+        k_groups = torch.empty(k_groups_bytes(p), dtype=torch.uint8, device=p.d.device)
         ks, inline_ks = depths(p)
         at_ks = 0 if ks is None else ks.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(p.d.get_device())
@@ -126,10 +128,15 @@ def grid(config: GemmConfig, p: KGroupedProblem, num_sms: int) -> int:
     return clusters * config.cluster_size
 
 
+def k_groups_bytes(p: KGroupedProblem) -> int:
+    """Size of what the first kernel writes for the second."""
+    return p.num_groups * K_GROUP_BYTES + COUNTER_BYTES
+
+
 def tensor_maps(config: GemmConfig, p: KGroupedProblem) -> dict[str, TensorMap]:
     """What TMA is told of the operands that all groups share, scales m-major."""
     return {
-        "sfa": matrix_map(ElementType.FLOAT32, p.sfa, (1, config.block_m), 0, transposed=True),
+        "sfa": matrix_map(ElementType.FLOAT32, p.sfa, (1, config.box_rows_of_a), 0, transposed=True),
         "d": output_map(config, p.d),
         "sfb": matrix_map(ElementType.FLOAT32, p.sfb, (1, config.block_n), 0, transposed=True),
     }

@@ -71,7 +71,7 @@ def run(
         "sfb": Buffer(as_it_lies(p.sfb), is_dependent=is_dependent),
         "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
         "k_groups": Buffer(
-            torch.full((p.num_groups * kernel_side.K_GROUP_BYTES,), 0xFF, dtype=torch.uint8),
+            torch.full((kernel_side.k_groups_bytes(p),), 0xFF, dtype=torch.uint8),
             is_writable=True,
             alignment=64,
             is_dependent=is_dependent,
@@ -97,7 +97,6 @@ def run(
         config.shared_bytes,
         kernel_side.grid(config, p, num_sms),
         config.cluster_size,
-        inputs=frozenset({"k_groups"}),
     )
     result = simulate_in_turn(
         [maps, product], buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate

@@ -76,6 +76,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_shared_cluster_f32(tile, 1, 2.f);
   ptx::st_shared_cluster_v4_f32(tile, 1, 2.f, 3.f, 4.f, 5.f);
   ptx::st_async_v4_f32(tile, barrier, 1, 2.f, 3.f, 4.f, 5.f);
+  ptx::st_async_b32(tile, barrier, 1, 6);
   float sum = ptx::ld_shared_cluster_f32(tile, 1) + ptx::ld_shared_cluster_v4_f32(tile, 1).w;
 
   // Warp and block

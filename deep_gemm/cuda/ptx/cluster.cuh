@@ -50,6 +50,13 @@ DEVICE void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t cta_rank,
                : "memory");
 }
 
+// The same with 4 bytes.
+DEVICE void st_async_b32(void* pointer, uint64_t* barrier, uint32_t cta_rank, uint32_t value) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(mapa(pointer, cta_rank)),
+               "r"(value), "r"(mapa(barrier, cta_rank))
+               : "memory");
+}
+
 DEVICE float ld_shared_cluster_f32(const void* pointer, uint32_t cta_rank) {
   float value;
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(mapa(pointer, cta_rank)) : "memory");

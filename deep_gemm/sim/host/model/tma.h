@@ -236,18 +236,25 @@ uint64_t createpolicy_evict_last() { return 2; }
 
 // What lands is seen, as what TMA brings, by those who have waited for its mbarrier. Until then its place is poison, so
 // that it shows where somebody still reads what was there before.
-void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t rank, float x, float y, float z, float w) {
+template <typename T>
+void send(void* pointer, uint64_t* barrier, uint32_t rank, const T& value, const char* what) {
+  constexpr uint32_t kBytes = sizeof(T);
   yield();
-  const char* what = "st_async_v4_f32";
   Cta* cta = peer(rank, what);
-  const uint32_t offset = shared_offset(pointer, 16, 16, what), barrier_offset = shared_offset(barrier, 8, 8, what);
+  const uint32_t offset = shared_offset(pointer, kBytes, kBytes, what);
+  const uint32_t barrier_offset = shared_offset(barrier, 8, 8, what);
   check_signal(cta, barrier_offset, what);
-  const Float4 value{x, y, z, w};
-  poison(cta, {offset, 16});
+  poison(cta, {offset, kBytes});
   ++cta->loads_in_flight;
   later(machine->bias.store_delay, [=] {
-    land(cta, barrier_offset, {offset, 16}, [&] { std::memcpy(cta->async + offset, &value, 16); }, what);
+    land(cta, barrier_offset, {offset, kBytes}, [&] { std::memcpy(cta->async + offset, &value, kBytes); }, what);
   });
+}
+void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t rank, float x, float y, float z, float w) {
+  send(pointer, barrier, rank, Float4{x, y, z, w}, "st_async_v4_f32");
+}
+void st_async_b32(void* pointer, uint64_t* barrier, uint32_t rank, uint32_t value) {
+  send(pointer, barrier, rank, value, "st_async_b32");
 }
 
 void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier) {
