@@ -117,7 +117,7 @@ MUTATIONS = [
     Mutation("expects bytes without the scales", _GEMM, "kABytes + kBBytes + kScalesLoaded * 4;", "kABytes + kBBytes;"),
     Mutation("expects twice the bytes of B", _GEMM, "kABytes + kBBytes + kScalesLoaded * 4;", "kABytes + 2 * kBBytes + kScalesLoaded * 4;"),
     Mutation("multicasts to itself alone", _GEMM, "kAllCtas);", "1u << ptx::cluster_rank());", everywhere=True, shows_in=SHARES_A),
-    Mutation("half of A at the wrong rows", _GEMM, "k, row_m + first, kAllCtas", "k, row_m, kAllCtas", shows_in=SHARES_A),
+    Mutation("half of A at the wrong rows", _GEMM, "k, tile.row_m + first_row);", "k, tile.row_m);", shows_in=SHARES_A),
     Mutation("half of B into the wrong slot rows", _GEMM, "shared.b[at.stage] + first * kBlockK", "shared.b[at.stage]", shows_in=SHARES_B),
     Mutation("scales of the next k-block", _GEMM, "tile.row_m, k_block);", "tile.row_m, k_block + 1);"),
     Mutation("load coordinates swapped", _GEMM, "shared.b[at.stage], k, tile.row_n);", "shared.b[at.stage], tile.row_n, k);"),

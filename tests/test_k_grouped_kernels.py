@@ -107,7 +107,7 @@ def test_maps_are_made_in_memory_of_each_calls_own(gpu: Gpu, monkeypatch: pytest
         k_grouped.run(p, FRESH)
     rooms = [words[88] for kernel, *_, words in gpu.launches if kernel == "product"]
     assert len(set(rooms)) == 2
-    assert all(len(x) == len(KS) * kernel_side.K_GROUP_BYTES for x in kept if x.dtype == torch.uint8)
+    assert all(len(x) == kernel_side.k_groups_bytes(p) for x in kept if x.dtype == torch.uint8)
 
 
 def test_nothing_is_launched_where_a_side_or_all_depths_are_zero(gpu: Gpu) -> None:
@@ -178,7 +178,7 @@ def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
 def test_a_cta_loads_its_half_of_a_that_is_shared() -> None:
     p = sim.random_problem(PAIRS, KS, 300, 256)
     assert [map_.box[1] for map_ in kernel_side.templates(PAIRS, p)] == [128, 128]
-    assert kernel_side.tensor_maps(PAIRS, p)["sfa"].box == (256, 1)
+    assert kernel_side.tensor_maps(PAIRS, p)["sfa"].box == (128, 1)
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:

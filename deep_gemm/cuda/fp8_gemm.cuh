@@ -81,24 +81,15 @@ DEVICE uint32_t bytes_of_slot(const Params& p, const Tile& tile) {
   return kSlotBytes - (kBlockM - rows) * kBlockK - (kBlockM - scales) * 4;
 }
 
-// A's rows of one slot. Each CTA of a cluster along n loads its part of them into the same slot of both.
-DEVICE void load_a(const ptx::TensorMap* map, uint64_t* full, uint8_t* slot, uint32_t k, uint32_t row_m) {
-  if constexpr (kClusterN > 1) {
-    const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
-    ptx::tma_load_2d_multicast(map, full, slot + first * kBlockK, k, row_m + first, kAllCtas);
-  } else {
-    ptx::tma_load_2d(map, full, slot, k, row_m);
-  }
-}
+// Each CTA of a cluster loads its part of the shared operand into the same slot of both: of A from this row on.
+DEVICE uint32_t first_row_loaded() { return kClusterN > 1 ? ptx::cluster_rank() * kBoxRowsOfA : 0; }
 
-// The same of A's scales, where groups are along k: it takes 0.5% of the cycles off, at depth 2048.
-DEVICE void load_scales_of_a(const ptx::TensorMap* map, uint64_t* full, float* scales, uint32_t row_m, uint32_t k_block) {
-  if constexpr (kClusterN > 1) {
-    const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
-    ptx::tma_load_2d_multicast(map, full, scales + first, row_m + first, k_block, kAllCtas);
-  } else {
-    ptx::tma_load_2d(map, full, scales, row_m, k_block);
-  }
+// A box of A, or of its scales, for all CTAs of a cluster along n.
+DEVICE void load_shared(const ptx::TensorMap* map, uint64_t* full, void* to, uint32_t x, uint32_t y) {
+  if constexpr (kClusterN > 1)
+    ptx::tma_load_2d_multicast(map, full, to, x, y, kAllCtas);
+  else
+    ptx::tma_load_2d(map, full, to, x, y);
 }
 
 // Loads the k-blocks of one tile, each into the next slot of the ring.
@@ -127,8 +118,9 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
         ptx::tma_load_3d(&p.map_sfb, full, shared.scales[at.stage] + kScaleRows, tile.row_n, k_block, tile.group);
       continue;
     }
-    load_a(&p.map_a, full, shared.a[at.stage], k, tile.row_m);
-    if constexpr (kClusterM > 1) {  // the same of B
+    const uint32_t first_row = first_row_loaded();
+    load_shared(&p.map_a, full, shared.a[at.stage] + first_row * kBlockK, k, tile.row_m + first_row);
+    if constexpr (kClusterM > 1) {
       constexpr uint32_t kRows = kBlockN / kClusterM;
       const uint32_t first = ptx::cluster_rank() * kRows;
       ptx::tma_load_2d_multicast(&p.map_b, full, shared.b[at.stage] + first * kBlockK, k, tile.row_n + first, kAllCtas);
@@ -145,14 +137,16 @@ DEVICE void load_tile(const Params& p, SharedStorage& shared, const Tile& tile, 
 // The same for one tile of a group along k. CTAs of a cluster are in one group, and load equally many k-blocks.
 DEVICE void load_k_tile(const Params& p, SharedStorage& shared, const KTile& of_group, RingPosition& at) {
   const Tile& tile = of_group.tile;
+  const uint32_t first_row = first_row_loaded(), row_m = tile.row_m + first_row;
   for (uint32_t k_block = 0; k_block < tile.num_k_blocks; ++k_block, at = at.next()) {
     wait_until_free(shared.ring, at);
     uint64_t* full = &shared.ring.full[at.stage];
     float* scales = shared.scales[at.stage];
     ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
-    load_a(&of_group.k_group->map_a, full, shared.a[at.stage], k_block * kBlockK, tile.row_m);
+    // Scales too are shared: that takes 0.5% of the cycles off at depth 2048.
+    load_shared(&of_group.k_group->map_a, full, shared.a[at.stage] + first_row * kBlockK, k_block * kBlockK, row_m);
+    load_shared(&p.map_sfa, full, scales + first_row, row_m, of_group.first_k_block + k_block);
     ptx::tma_load_2d(&of_group.k_group->map_b, full, shared.b[at.stage], k_block * kBlockK, tile.row_n);
-    load_scales_of_a(&p.map_sfa, full, scales, tile.row_m, of_group.first_k_block + k_block);
     ptx::tma_load_2d(&p.map_sfb, full, scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block);
     if constexpr (kAddsToD) prefetch_d(&p.map_d, Span(p.n), tile, k_block, tile.num_k_blocks);
   }
