@@ -181,6 +181,13 @@ def test_each_call_gets_the_kernels_behind_its_fill() -> None:
     assert found == {"one": [(5, ("a",)), (7, ("a",))], "two": [(5, ("split", "reduce")), (6, ("split", "reduce"))]}
 
 
+def test_time_in_which_kernels_of_a_call_overlap_counts_once() -> None:
+    events = [KernelEvent(FILL, 0, 150), KernelEvent("maps", 151, 2), KernelEvent("product", 152, 10)]
+    assert pair(events, FILL, ["x"]) == {"x": [(11, ("maps", "product"))]}
+    inside = [*events[:2], KernelEvent("short", 151.5, 1)]
+    assert pair(inside, FILL, ["x"]) == {"x": [(2, ("maps", "short"))]}
+
+
 def test_pairing_goes_by_time_not_by_order_of_the_recording() -> None:
     events = recording([("a", 5)], [("b", 6)])
     assert pair(events[::-1], FILL, ["x", "y"]) == {"x": [(5, ("a",))], "y": [(6, ("b",))]}

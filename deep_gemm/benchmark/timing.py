@@ -148,13 +148,27 @@ def pair(
         raise PairingError(f"the profiler saw {len(segments)} fills for {len(order)} calls")
     found: dict[str, list[tuple[float, tuple[str, ...]]]] = {name: [] for name in order}
     for name, kernels in zip(order, segments[len(segments) - len(order) :], strict=True):
-        found[name].append((sum(kernel.us for kernel in kernels), tuple(kernel.name for kernel in kernels)))
+        found[name].append((busy_us(kernels), tuple(kernel.name for kernel in kernels)))
     for name, calls in found.items():
         kinds = Counter(kernels for _, kernels in calls)
         if len(kinds) > 1 or not calls[0][1]:
             seen = "; ".join(f"{count} x {list(kernels) or 'no kernel'}" for kernels, count in kinds.items())
             raise PairingError(f"{name}: every call should launch the same kernels, the profiler saw {seen}")
     return found
+
+
+def busy_us(kernels: Sequence[KernelEvent]) -> float:
+    """How long one kernel of a call was running, in the order of their starts: two at a time do not count twice.
+
+    >>> busy_us([KernelEvent("makes maps", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)])
+    7.0
+    """
+    busy, end = 0.0, float("-inf")
+    for kernel in kernels:
+        kernel_end = kernel.start_us + kernel.us
+        busy += max(0.0, kernel_end - max(kernel.start_us, end))
+        end = max(end, kernel_end)
+    return busy
 
 
 def profiled(work: Callable[[], Any]) -> list[KernelEvent]:
