@@ -64,7 +64,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
         tma_loads=boxes + (2 if config.sfb_is_per_row else 1),  # and scales
-        multicast_loads=1 if config.cluster_m * config.cluster_n > 1 else 0,
+        multicast_loads=0 if config.cluster_m * config.cluster_n == 1 else 2 if config.groups else 1,  # and A's scales
         tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_whole_d),
         tma_reduces=stores if config.adds_to_d else 0,
     )
