@@ -158,7 +158,7 @@ def pair(
 
 
 def busy_us(kernels: Sequence[KernelEvent]) -> float:
-    """How long one kernel of a call was running, in the order of their starts: two at a time do not count twice.
+    """How long at least one of them ran, given in the order of their starts: two at a time do not count twice.
 
     >>> busy_us([KernelEvent("makes maps", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)])
     7.0

@@ -1,5 +1,5 @@
-// The order of tiles: down kRasterGroup tiles of m before it moves on along n, so that the tiles in flight share their rows
-// of A and of B in the L2.
+// The order of tiles: down kRasterGroup tiles of m, or as many as the caller says, before it moves on along n, so that the tiles
+// in flight share their rows of A and of B in the L2.
 #pragma once
 #include "config.cuh"
 
