@@ -146,6 +146,16 @@ FAILURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         r"ld_shared_f32: shared-memory offset 37888 \(4 bytes\) lies outside the block's 37888 bytes",
         {},
     ),
+    "shared_address_out_of_range": (
+        "ptx::ld_shared_v2_f32(ptx::smem_address(shared.tile) + 37888);",
+        r"ld_shared_v2_f32: shared-memory offset 37888 \(8 bytes\) lies outside the block's 37888 bytes",
+        {},
+    ),
+    "shared_address_of_the_system": (
+        "ptx::ld_shared_f32(512u);",
+        r"ld_shared_f32: shared-memory offset -512 \(4 bytes\) lies outside",
+        {},
+    ),
     "shared_before_the_start": ("ptx::st_shared_f32(shared.tile - 4, 1);", r"offset -4 \(4 bytes\) lies outside", {}),
     "shared_misaligned": (
         "ptx::ld_shared_v4_f32(shared.tile + 8);",

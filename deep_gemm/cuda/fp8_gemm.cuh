@@ -221,11 +221,19 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const BlockS
         if constexpr (!kSfbIsPerRow) block_scales.of_k_block(k_block_of_32 + k_block, sfb[k_block]);
         if (!is_loaded) wait_until_loaded(ring, at);
         if constexpr (kKeepsRowScales) {
+          // Along k by address, not by pointer: ptxas needs three instructions less for these loads, with which a k-block
+          // begins, and the product 1 to 1.5% fewer cycles. (Dense FP32 ones take 2% longer so.)
+          const auto of_slot = [&](const float* scales, uint32_t i) {
+            if constexpr (kIsKGrouped)
+              return ptx::smem_address(scales) + (at.stage * kScales + i) * 4;
+            else
+              return scales + at.stage * kScales + i;
+          };
 #pragma unroll
           for (uint32_t pair = 0; pair < kUnitN; pair += 8)
-            kept[k_block][pair / 8] = ptx::ld_shared_v2_f32(operands.sfb + at.stage * kScales + pair);
+            kept[k_block][pair / 8] = ptx::ld_shared_v2_f32(of_slot(operands.sfb, pair));
 #pragma unroll
-          for (uint32_t u = 0; u < kUnits; ++u) load_scales(operands.sfa + at.stage * kScales + u * kUnitStride, sfa[i + u]);
+          for (uint32_t u = 0; u < kUnits; ++u) load_scales(of_slot(operands.sfa, u * kUnitStride), sfa[i + u]);
         }
       }
       const uint32_t stage = slots[k_block].stage;

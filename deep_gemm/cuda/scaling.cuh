@@ -64,10 +64,14 @@ struct BlockScales {
   }
 };
 
-// The scales of the thread's two rows of a unit of A.
+// The scales of the thread's two rows of a unit of A, by a pointer to them or by their address.
 DEVICE void load_scales(const float* sfa, float (&scales)[2]) {
   scales[0] = ptx::ld_shared_f32(sfa);
   scales[1] = ptx::ld_shared_f32(sfa + 8);
+}
+DEVICE void load_scales(uint32_t sfa, float (&scales)[2]) {
+  scales[0] = ptx::ld_shared_f32(sfa);
+  scales[1] = ptx::ld_shared_f32(sfa + 8 * 4);
 }
 
 // Where each row of B has its scale, loading them takes a tenth of the product's time. With kKeepsRowScales the units of rows

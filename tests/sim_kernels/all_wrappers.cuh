@@ -94,6 +94,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
 
   // Memory
   sum += ptx::ld_shared_f32(tile + thread) + ptx::ld_shared_v2_f32(tile).y + ptx::ld_shared_v4_f32(tile).z;
+  sum += ptx::ld_shared_f32(ptx::smem_address(tile)) + ptx::ld_shared_v2_f32(ptx::smem_address(tile) + 8).y;
   ptx::st_shared_f32(tile + thread, sum);
   ptx::st_shared_v2_f32(tile, sum, sum);
   ptx::st_shared_v4_f32(tile, sum, sum, sum, sum);

@@ -16,16 +16,18 @@ DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"
 
 // ---- Shared memory
 
-DEVICE float ld_shared_f32(const void* pointer) {
+DEVICE float ld_shared_f32(uint32_t address) {
   float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem_address(pointer)) : "memory");
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
   return value;
 }
-DEVICE Float2 ld_shared_v2_f32(const void* pointer) {
+DEVICE float ld_shared_f32(const void* pointer) { return ld_shared_f32(smem_address(pointer)); }
+DEVICE Float2 ld_shared_v2_f32(uint32_t address) {
   Float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(smem_address(pointer)) : "memory");
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
   return v;
 }
+DEVICE Float2 ld_shared_v2_f32(const void* pointer) { return ld_shared_v2_f32(smem_address(pointer)); }
 DEVICE Float4 ld_shared_v4_f32(const void* pointer) {
   Float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -20,6 +20,11 @@ inline uint32_t shared_offset(const void* pointer, uint32_t bytes, uint32_t alig
   return static_cast<uint32_t>(offset);
 }
 
+// What lies at an address that smem_address gave; that it is the block's is checked where it is used.
+inline const uint8_t* shared_pointer(uint32_t address) {
+  return self->cta->generic + (static_cast<int64_t>(address) - kSharedBase);
+}
+
 inline void shared_store(uint32_t offset, const void* source, uint32_t bytes) {
   std::memcpy(self->cta->generic + offset, source, bytes);
   std::memset(self->cta->async + offset, kPoison, bytes);  // neither the old bytes nor, before the fence, the new ones
@@ -55,7 +60,9 @@ inline void poison(Cta* cta, Range range) {
 namespace ptx {
 
 float ld_shared_f32(const void* p) { return shared_load<float>(p, "ld_shared_f32"); }
+float ld_shared_f32(uint32_t address) { return ld_shared_f32(shared_pointer(address)); }
 Float2 ld_shared_v2_f32(const void* p) { return shared_load<Float2>(p, "ld_shared_v2_f32"); }
+Float2 ld_shared_v2_f32(uint32_t address) { return ld_shared_v2_f32(shared_pointer(address)); }
 Float4 ld_shared_v4_f32(const void* p) { return shared_load<Float4>(p, "ld_shared_v4_f32"); }
 uint32_t ld_shared_b32(const void* p) { return shared_load<uint32_t>(p, "ld_shared_b32"); }
 Uint4 ld_shared_v4_b32(const void* p) { return shared_load<Uint4>(p, "ld_shared_v4_b32"); }

@@ -6,7 +6,9 @@ namespace ptx {
 void cp_async_16(void* shared, const void* global, uint32_t bytes);
 void cp_async_wait_all();
 
+float ld_shared_f32(uint32_t address);
 float ld_shared_f32(const void* pointer);
+Float2 ld_shared_v2_f32(uint32_t address);
 Float2 ld_shared_v2_f32(const void* pointer);
 Float4 ld_shared_v4_f32(const void* pointer);
 uint32_t ld_shared_b32(const void* pointer);
