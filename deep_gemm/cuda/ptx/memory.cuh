@@ -14,7 +14,7 @@ DEVICE void cp_async_16(void* shared, const void* global, uint32_t bytes) {
 // Until all is there that this thread has copied so; other threads see it once they meet this one at a barrier.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// ---- Shared memory
+// ---- Shared memory: by a pointer, some also by the address that smem_address gives.
 
 DEVICE float ld_shared_f32(uint32_t address) {
   float value;
