@@ -147,7 +147,7 @@ MUTATIONS = [
     Mutation("rows of a pair swapped in the promotion", _SCALING, "scale[i / 2 % 2]", "scale[i % 2]"),
     Mutation("scales by row of the next columns", _SCALING, "scales_of_columns(column);", "scales_of_columns((column + 8) % kUnitN);", shows_in=BY_ROW),
     Mutation("scales by row of the first slot", _GEMM, "operands.sfb + slots[k_block].stage * kScales + column", "operands.sfb + column", shows_in=BY_ROW),
-    Mutation("kept scales by row of the first slot", _GEMM, "return scales + at.stage * kScales + i;", "return scales + i;", shows_in=KEEPING),
+    Mutation("kept scales by row of the first slot", _GEMM, "return scales + at.stage * kScales + index;", "return scales + index;", shows_in=KEEPING),
     Mutation("scales of A of the first unit beside kept ones", _GEMM, "of_slot(operands.sfa, u * kUnitStride)", "of_slot(operands.sfa, 0)", shows_in=KEEPING),
     Mutation("kept scales by row of the first columns", _GEMM, "return kept[k_block][pair / 8];", "return kept[k_block][0];", shows_in=KEEPING),
     Mutation("scales of B of the CTA's first tile", _GEMM, "if (is_tile) begin_scales", "if (is_tile && !has_total) begin_scales"),

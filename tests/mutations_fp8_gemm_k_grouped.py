@@ -142,8 +142,8 @@ MUTATIONS = [
     Mutation("exits while the other CTA still arrives", _GEMM, "for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);", "{}", shows_in=PAIRS),
     Mutation("the first block of k again and again", _GEMM, "first_row * kBlockK, k_block * kBlockK, row_m", "first_row * kBlockK, 0, row_m"),
     # Multiplying and storing
-    Mutation("kept scales of the first slot", _GEMM, "(at.stage * kScales + i) * 4", "i * 4", shows_in=PAIRS),
-    Mutation("kept scales of slots four times as close", _GEMM, "(at.stage * kScales + i) * 4", "at.stage * kScales + i * 4", shows_in=PAIRS),
+    Mutation("kept scales of the first slot", _GEMM, "(at.stage * kScales + index) * 4", "index * 4", shows_in=PAIRS),
+    Mutation("kept scales of slots four times as close", _GEMM, "(at.stage * kScales + index) * 4", "at.stage * kScales + index * 4", shows_in=PAIRS),
     Mutation("second row takes a scale two rows on", _SCALING, "ptx::ld_shared_f32(sfa + 8 * 4);", "ptx::ld_shared_f32(sfa + 8);", shows_in=PAIRS),
     Mutation("a block of k less is multiplied", _GEMM, "kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k", "kIsKGrouped ? tile.num_k_blocks / 2 * kBlockK : p.k"),
     Mutation("a rest is forgotten", _GEMM, "for (; k_block < count; ++k_block)", "for (; k_block + 1 < count; ++k_block)"),
