@@ -186,7 +186,7 @@ MUTATIONS = [
     Mutation("last tile skipped", _SCHEDULER, "next_tile >= tiles_m * tiles_n", "next_tile + 1 >= tiles_m * tiles_n"),
     Mutation("every CTA takes all tiles after its first", _SCHEDULER, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=ADDING),
     Mutation("clusters count as CTAs", _SCHEDULER, "ptx::block_index() / kClusterSize)", "ptx::block_index())", shows_in=SHARES_A),
-    Mutation("both CTAs of a cluster take the same rows", _SCHEDULER, "(kClusterM > 1 ? ptx::cluster_rank() : 0)", "0", shows_in=SHARES_B),
+    Mutation("both CTAs of a cluster take the same rows", _SCHEDULER, "tile_of_cta<kClusterM>(index.m)", "index.m * kClusterM", shows_in=SHARES_B),
     # Stores
     Mutation("no fence before TMA reads", _STORE, _PROXY_FENCE, ""),
     Mutation("the storing thread alone fences", _STORE, _PROXY_FENCE, "    if (is_storing_thread) ptx::fence_proxy_async_shared();\n"),

@@ -92,7 +92,7 @@ struct KScheduler {
     const uint32_t height = tiles_m <= 2 * kRasterGroup ? tiles_m : kRasterGroup;
     const TileIndex index = place_in_raster(number % tiles, tiles_m, tiles_n, height);
     next.tile.row_m = index.m * kBlockM;
-    next.tile.row_n = (index.n * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
+    next.tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
 
     const uint32_t group = number / tiles;
     next.k_group = groups.k_groups + group;

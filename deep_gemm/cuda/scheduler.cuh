@@ -41,8 +41,8 @@ struct Scheduler {
       if (next_tile >= tiles_m * tiles_n) return false;
     }
     const TileIndex index = place_in_raster(place.tile, tiles_m, tiles_n);
-    tile.row_m = (index.m * kClusterM + (kClusterM > 1 ? ptx::cluster_rank() : 0)) * kBlockM;
-    tile.row_n = (index.n * kClusterN + (kClusterN > 1 ? ptx::cluster_rank() : 0)) * kBlockN;
+    tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
+    tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
     if constexpr (kMovesLastTileUp) {
       // Tall tiles end low instead, so as to multiply few rows in vain, and are moved up to whole units of 64 rows.
       const uint32_t rows_of_units = ceil_div(rows - tile.row_m, 64) * 64;
