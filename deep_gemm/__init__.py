@@ -4,7 +4,11 @@ Tensors are torch's. On CUDA tensors the products run kernels compiled at first 
 run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 """
 
+from typing import NoReturn
+
 from . import testing, utils
+from .choose.explain import explain
+from .compat.absent import refuse
 from .dense import (
     cublaslt_gemm_nn,
     cublaslt_gemm_nt,
@@ -34,8 +38,7 @@ from .grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
-from .heuristics import explain
-from .layout import (
+from .problem.layout import (
     align,
     ceil_div,
     cell_div,
@@ -44,12 +47,7 @@ from .layout import (
     get_tma_aligned_size,
     transform_sf_into_required_layout,
 )
-from .quantize import (
-    k_grouped_cast_to_fp8,
-    per_block_cast_to_fp8,
-    per_channel_cast_to_fp8,
-    per_token_cast_to_fp8,
-)
+from .quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from .settings import (
     get_batch_invariant,
     get_compile_mode,
@@ -68,12 +66,10 @@ from .settings import (
     set_tc_util,
 )
 from .testing import bench, bench_kineto, calc_diff
-from .unavailable import *  # noqa: F403
-from .unavailable import UNAVAILABLE as _UNAVAILABLE
 
 __version__ = "0.1.0"
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "align",
     "bench",
     "bench_kineto",
@@ -95,8 +91,8 @@ __all__ = [  # noqa: PLE0604
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",
     "gemm_fp8_fp8_bf16_nt",
-    "get_col_major_tma_aligned_tensor",
     "get_batch_invariant",
+    "get_col_major_tma_aligned_tensor",
     "get_compile_mode",
     "get_k_alignment_for_contiguous_layout",
     "get_m_alignment_for_contiguous_layout",
@@ -131,5 +127,9 @@ __all__ = [  # noqa: PLE0604
     "transform_sf_into_required_layout",
     "utils",
     "wgrad_gemm_fp8_fp8_fp32_nt",
-    *_UNAVAILABLE,
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Say of a name that other libraries of this family have what to use instead."""
+    refuse(__name__, name)

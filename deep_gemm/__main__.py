@@ -20,7 +20,7 @@ def about() -> None:
 @app.command()
 def demo() -> None:
     """Quantize random data, run every kind of product, check each against FP64; on a GPU, show speed too."""
-    from .demo import run
+    from .tools.demo import run
 
     raise typer.Exit(0 if run() else 1)
 
@@ -51,7 +51,7 @@ def sim(
         typer.echo('deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"', err=True)
         raise typer.Exit(2)
 
-    from .config import Output, tile_config
+    from .choose.config import Output, tile_config
     from .sim import HostCompileError
     from .sim.command import run
 
@@ -90,9 +90,9 @@ def inspect(
     """Compile a kernel for sm_90a and show what is in it. Needs no GPU."""
     from rich.console import Console
 
-    from .config import Output, tile_config
-    from .inspect_kernels import inspect, show
+    from .choose.config import Output, tile_config
     from .jit import CompilerMissing
+    from .tools.inspect import inspect, show
 
     if kernel != "fp8_gemm":
         raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
@@ -112,7 +112,7 @@ def explain(m: int, n: int, k: int, fp32: bool = False, gpu: str | None = None) 
     """Show what a dense product of these sizes would run, what else was considered, and why that lost."""
     import torch
 
-    from .heuristics import explain
+    from .choose.explain import explain
 
     try:
         explain(m, n, k, torch.float32 if fp32 else torch.bfloat16, gpu=gpu)
@@ -126,10 +126,10 @@ def configs() -> None:
     """List every configuration of fp8_gemm that the heuristics can choose, for dense products and groups."""
     from rich.console import Console
 
-    from .heuristics import reachable
-    from .heuristics_grouped import reachable_grouped
-    from .heuristics_k_grouped import reachable_k_grouped
-    from .inspect_kernels import show_configs
+    from .choose.dense import reachable
+    from .choose.depths import reachable_k_grouped
+    from .choose.rows import reachable_grouped
+    from .tools.inspect import show_configs
 
     show_configs([*reachable(), *reachable_grouped(), *reachable_k_grouped()], Console(highlight=False))
 

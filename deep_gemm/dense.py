@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .callforms import accepts_every_form
-from .checks import Operand
+from .compat.forms import accepts_every_form
 from .dispatch import keep_for_calls_like_this, run
 from .kernels import dense
 from .kernels.plan import Plan
-from .layout import RECIPE_1D1D, Recipe
 from .problem import Recipes, check_ordinary_matrices, dense_problem
+from .problem.checks import Operand
+from .problem.layout import RECIPE_1D1D, Recipe
 from .signature import signature_of
 
 

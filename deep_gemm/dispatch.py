@@ -7,8 +7,8 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from .checks import Operand
 from .kernels.plan import Plan, keep
+from .problem.checks import Operand
 from .settings import get_compile_mode
 
 

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from . import reference
-from .callforms import accepts_every_form
-from .checks import Operand
+from .compat.forms import accepts_every_form
 from .dispatch import P, keep_for_calls_like_this, run
-from .kernels import grouped, k_grouped
+from .kernels import depths as k_grouped
+from .kernels import rows as grouped
 from .kernels.plan import Plan
-from .layout import Recipe
 from .problem import Recipes, contiguous_problem, k_grouped_problem, masked_problem
+from .problem.checks import Operand
+from .problem.layout import Recipe
+from .settings import get_mk_alignment_for_contiguous_layout
 from .signature import signature_of
 
 
@@ -208,6 +210,7 @@ def _contiguous(
         recipes=recipes,
         use_psum_layout=use_psum_layout,
         ensure_zero_padding=ensure_zero_padding,
+        alignment=get_mk_alignment_for_contiguous_layout(),
     )
     return _run(problem, grouped.run, reference.contiguous, a, b, d, signature)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layout import SCALE_BLOCK, align, ceil_div
+from .problem.layout import SCALE_BLOCK, align, ceil_div
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126

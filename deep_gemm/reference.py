@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layout import SCALE_BLOCK, align, ceil_div
 from .problem import ContiguousProblem, DenseProblem, KGroupedProblem, MaskedProblem
+from .problem.layout import SCALE_BLOCK, align, ceil_div
 
 # One tile of FP64 partial sums stays in a core's cache.
 TILE_M, TILE_N = 256, 1024

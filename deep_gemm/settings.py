@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .integers import integer_in_range
+from .gpus import H200
+from .problem.integers import integer_in_range
 
 DEFAULT_ALIGNMENT = 128
 
@@ -229,7 +230,5 @@ def _device_num_sms() -> int:
     import torch  # here, because the compiler's side of the package reads settings and does without torch
 
     if not torch.cuda.is_available():
-        from .cost import H200  # here, because what chooses a kernel may read settings
-
         return H200.num_sms
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)

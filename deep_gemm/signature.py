@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .checks import Operand
 from .problem import NO_RECIPES, Recipes
+from .problem.checks import Operand
 from .settings import generation
 
 

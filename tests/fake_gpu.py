@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from deep_gemm.cost import H200, Gpu
+from deep_gemm.gpus import H200, Gpu
 from deep_gemm.jit import driver
+from deep_gemm.jit.tensor_map import TensorMap
 from deep_gemm.kernels import dense as kernels_dense
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
-from deep_gemm.tensor_map import TensorMap
 
 MAP_BYTES = driver.TENSOR_MAP_BYTES
 

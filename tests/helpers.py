@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from deep_gemm import reference
-from deep_gemm.config import GemmConfig
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
 from deep_gemm.kernels import fp8_gemm
-from deep_gemm.layout import ceil_div
 from deep_gemm.problem import DenseProblem
+from deep_gemm.problem.layout import ceil_div
 from deep_gemm.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 
 CANARY = 42.0

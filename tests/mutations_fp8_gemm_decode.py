@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.config_decode import DecodeConfig
+from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.kernels import fp8_gemm_decode
 from deep_gemm.sim import fp8_gemm_decode as sim
 from deep_gemm.sim.mutate import Mutation

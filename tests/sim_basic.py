@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from deep_gemm.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.kernels.wgmma_header import wgmma_header
 from deep_gemm.sim import Buffer, HostKernel, Map, Pointer, Result, Struct, compile_kernel, simulate
-from deep_gemm.tensor_map import ElementType, TensorMap
 
 KERNELS = Path(__file__).parent / "sim_kernels"
 SOURCE = '#include "basic.cuh"\n'

@@ -15,21 +15,22 @@ from typer.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm import demo, inspect_kernels
 from deep_gemm.__main__ import app
 from deep_gemm.benchmark.cases import Case
 from deep_gemm.benchmark.contenders import FAST, OURS
 from deep_gemm.benchmark.report import Row
 from deep_gemm.benchmark.timing import Spread
-from deep_gemm.config import GemmConfig
-from deep_gemm.gates import GATES
-from deep_gemm.heuristics import reachable
-from deep_gemm.heuristics_grouped import reachable_grouped
-from deep_gemm.heuristics_k_grouped import reachable_k_grouped
-from deep_gemm.inspect_kernels import FAMILIES, OPCODES
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.dense import reachable
+from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.jit import CompilerMissing
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.sim import library
+from deep_gemm.tools import demo
+from deep_gemm.tools import inspect as inspect_kernels
+from deep_gemm.tools.gates import GATES
+from deep_gemm.tools.inspect import FAMILIES, OPCODES
 
 
 def run(*arguments: str) -> Result:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import reference
-from deep_gemm.kernels import dense, grouped, k_grouped
+from deep_gemm.kernels import dense
+from deep_gemm.kernels import depths as k_grouped
+from deep_gemm.kernels import rows as grouped
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from fake_gpu import encoded_map
 
-from deep_gemm import cost
+from deep_gemm import gpus
 from deep_gemm.jit import driver
 from deep_gemm.jit.compiler import CompiledKernel
-from deep_gemm.tensor_map import ElementType, TensorMap
+from deep_gemm.jit.tensor_map import ElementType, TensorMap
 
 cu = pytest.importorskip("cuda.bindings.driver")
 
@@ -223,10 +223,10 @@ def test_a_gpu_that_is_not_hopper_is_named_with_what_is_needed(
 ) -> None:
     properties = SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=108)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    cost.gpu_of.cache_clear()
+    gpus.gpu_of.cache_clear()
     with pytest.raises(NotImplementedError) as caught:
-        cost.gpu_of(0)
-    cost.gpu_of.cache_clear()
+        gpus.gpu_of(0)
+    gpus.gpu_of.cache_clear()
     told = str(caught.value)
     assert "need a Hopper GPU (compute capability 9.0)" in told
     assert f"cuda:0 is {name}, compute capability {major}.{minor}" in told

@@ -17,12 +17,13 @@ from helpers import compiled_kernels
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.config import GemmConfig, Output, tile_config
-from deep_gemm.gates import GATES, CodePlan, verdicts, violations
-from deep_gemm.heuristics import reachable
+from deep_gemm.choose.config import GemmConfig, Output, tile_config
+from deep_gemm.choose.dense import reachable
 from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.jit.report import KernelReport, report
 from deep_gemm.kernels import fp8_gemm
+from deep_gemm.kernels.code_plan import CodePlan
+from deep_gemm.tools.gates import GATES, verdicts, violations
 
 MAX_CONFIGURATIONS = 300
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from deep_gemm.config_decode import DecodeConfig
-from deep_gemm.gates import violations
-from deep_gemm.heuristics import reachable_decode
+from deep_gemm.choose.config_decode import DecodeConfig
+from deep_gemm.choose.dense import reachable_decode
 from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm_decode
+from deep_gemm.tools.gates import violations
 
 MAX_CONFIGURATIONS = 200
 

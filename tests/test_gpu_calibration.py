@@ -9,10 +9,10 @@ import torch
 from helpers import random_fp8, random_scales
 from torch import Tensor
 
-from deep_gemm.config import Output, tile_config
+from deep_gemm.choose.config import Output, tile_config
 from deep_gemm.kernels import dense
 from deep_gemm.problem import dense_problem
-from deep_gemm.sim import fp8_gemm as sim
+from deep_gemm.sim import dense as sim
 
 pytestmark = [pytest.mark.gpu, pytest.mark.host_compiler]
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import framed, random_scales
-from test_gpu_fp8_gemm import assert_right, operands, right_d
+from test_gpu_dense import assert_right, operands, right_d
 
 from deep_gemm.benchmark.tune import compile_all
-from deep_gemm.config_decode import DecodeConfig, decode_config
-from deep_gemm.heuristics import reachable_decode
+from deep_gemm.choose.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose.dense import reachable_decode
 from deep_gemm.kernels import dense
-from deep_gemm.layout import ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.problem import DenseProblem, dense_problem
+from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
 
 pytestmark = pytest.mark.gpu
 

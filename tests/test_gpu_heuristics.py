@@ -8,10 +8,10 @@ import torch
 from deep_gemm.benchmark import tune
 from deep_gemm.benchmark.cases import Case, random_shapes
 from deep_gemm.benchmark.timing import L2Flush
-from deep_gemm.config import Output
-from deep_gemm.cost import gpu_of
+from deep_gemm.choose.config import Output
+from deep_gemm.choose.tiles import OUTPUTS_BY_NAME
+from deep_gemm.gpus import gpu_of
 from deep_gemm.kernels import dense
-from deep_gemm.tiles import OUTPUTS_BY_NAME
 
 pytestmark = pytest.mark.gpu
 

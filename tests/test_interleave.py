@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep_gemm import jit
-from deep_gemm.config import GemmConfig, Output, tile_config
-from deep_gemm.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose.config import GemmConfig, Output, tile_config
+from deep_gemm.choose.config_decode import DecodeConfig, decode_config
 from deep_gemm.jit.compiler import DEFAULT_OPTIONS, compile_cubin, compiler_version, full_options
 from deep_gemm.jit.cubin import Instruction, read_kernels
 from deep_gemm.jit.interleave import COMPILERS_THAT_INTERLEAVE, VERSION, helps, interleave, pairs

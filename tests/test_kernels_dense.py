@@ -11,15 +11,15 @@ from fake_gpu import FakeGpu, install, on_gpu
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm import heuristics
 from deep_gemm import settings as settings_module
-from deep_gemm.config import GemmConfig, Output, tile_config
-from deep_gemm.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose import dense as heuristics
+from deep_gemm.choose.config import GemmConfig, Output, tile_config
+from deep_gemm.choose.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose.tiles import tiles_by_name
 from deep_gemm.jit import driver
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
-from deep_gemm.layout import RECIPE_1D1D, align, ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.problem import DenseProblem, dense_problem
-from deep_gemm.tiles import tiles_by_name
+from deep_gemm.problem.layout import RECIPE_1D1D, align, ceil_div, get_mn_major_tma_aligned_tensor
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
 BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_kernel")])

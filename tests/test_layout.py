@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm.config import Output, tile_config
+from deep_gemm.choose.config import Output, tile_config
 from deep_gemm.kernels import fp8_gemm
-from deep_gemm.layout import (
+from deep_gemm.problem import dense_problem
+from deep_gemm.problem.layout import (
     align,
     ceil_div,
     get_mn_major_tma_aligned_tensor,
@@ -22,7 +23,6 @@ from deep_gemm.layout import (
     is_mn_major_tma_aligned,
     transform_sf_into_required_layout,
 )
-from deep_gemm.problem import dense_problem
 
 PER_ROW, PER_BLOCK = (1, 128, 128), (128, 128)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm.layout import ceil_div
+from deep_gemm.problem.layout import ceil_div
 from deep_gemm.quantize import (
     ceil_to_ue8m0,
     k_grouped_cast_to_fp8,

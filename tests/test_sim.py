@@ -10,10 +10,10 @@ import torch
 from sim_basic import BasicTrial, Config, check, compile_basic, problem, run_basic
 from sim_cases import cases_file, run_case
 
+from deep_gemm.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.sim import SCHEDULES, Buffer, HostCompileError, Pointer, SimulationError, compile_kernel, simulate
 from deep_gemm.sim.arguments import U64, Argument, Map, Struct, encode
-from deep_gemm.tensor_map import ElementType, TensorMap
 
 pytestmark = pytest.mark.host_compiler
 

@@ -7,8 +7,9 @@ import re
 import conftest
 import pytest
 
-from deep_gemm.config import Output, tile_config
-from deep_gemm.sim import HostCompileError, fp8_gemm, library
+from deep_gemm.choose.config import Output, tile_config
+from deep_gemm.sim import HostCompileError, library
+from deep_gemm.sim import dense as fp8_gemm
 
 
 @pytest.fixture(autouse=True)

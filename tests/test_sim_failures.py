@@ -8,8 +8,8 @@ import pytest
 import torch
 from sim_cases import cases_of, run_case
 
+from deep_gemm.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.sim import SimulationError
-from deep_gemm.tensor_map import ElementType, TensorMap
 
 pytestmark = pytest.mark.host_compiler
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from deep_gemm.config_decode import BLOCK_TOKENS, DecodeConfig, decode_config
+from deep_gemm.choose.config_decode import BLOCK_TOKENS, DecodeConfig, decode_config
 from deep_gemm.problem import dense_problem
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.sim import HostKernel

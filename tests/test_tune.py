@@ -19,14 +19,15 @@ from deep_gemm.benchmark.cases import Case, cases_of
 from deep_gemm.benchmark.contenders import OURS
 from deep_gemm.benchmark.report import Report
 from deep_gemm.benchmark.timing import Spread
-from deep_gemm.config import Output
-from deep_gemm.cost import H200
-from deep_gemm.heuristics import candidates, cheapest_tile, reachable, reachable_decode, tuned_tiles
+from deep_gemm.choose.config import Output
+from deep_gemm.choose.dense import cheapest_tile, reachable, reachable_decode, tuned_tiles
+from deep_gemm.choose.explain import candidates
+from deep_gemm.choose.table import read_table
+from deep_gemm.choose.tiles import OUTPUTS_BY_NAME
+from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
 from deep_gemm.problem import DenseProblem
-from deep_gemm.tiles import OUTPUTS_BY_NAME
-from deep_gemm.tuned import read_table
 
 SHAPE = (200, 576, 1024)
 Times = dict[str, tuple[Spread, tuple[str, ...]]]
@@ -367,7 +368,7 @@ def test_another_gpu_than_a_hopper_is_refused(gpu: FakeGpu, monkeypatch: pytest.
 
 
 def test_a_table_in_force_that_is_none_is_named(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("deep_gemm.heuristics.tables_in_force", lambda: [tmp_path / "none.json"])
+    monkeypatch.setattr("deep_gemm.choose.dense.tables_in_force", lambda: [tmp_path / "none.json"])
     tuned_tiles.cache_clear()
     code, output = invoke("--audit")
     tuned_tiles.cache_clear()

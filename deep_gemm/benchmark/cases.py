@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..config import BLOCK_K
-from ..layout import ceil_div
+from ..choose.config import BLOCK_K
+from ..problem.layout import ceil_div
 
 Shape = tuple[int, ...]
 

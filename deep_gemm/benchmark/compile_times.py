@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..config import GemmConfig
-from ..heuristics import reachable
+from ..choose.config import GemmConfig
+from ..choose.dense import reachable
 from ..jit.compiler import compile_cubin, compiler_version
 from ..kernels import fp8_gemm
 from .products import reason

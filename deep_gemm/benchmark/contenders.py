@@ -14,14 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..checks import Operand
 from ..dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
-from ..grouped import (
-    k_grouped_fp8_gemm_nt_contiguous,
-    m_grouped_fp8_gemm_nt_contiguous,
-    m_grouped_fp8_gemm_nt_masked,
-)
-from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
+from ..grouped import k_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked
+from ..problem.checks import Operand
+from ..problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from .cases import Case
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import dense, grouped
-from ..config import Output
-from ..cost import H200
-from ..heuristics import select
-from ..layout import get_mn_major_tma_aligned_tensor
+from ..choose.config import Output
+from ..choose.dense import select
+from ..gpus import H200
+from ..problem.layout import get_mn_major_tma_aligned_tensor
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from .products import reason
 from .report import Row

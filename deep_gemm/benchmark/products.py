@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from ..config import Output
-from ..cost import GPUS
-from ..heuristics import select
+from ..choose.config import Output
+from ..choose.dense import select
+from ..gpus import GPUS
 from ..settings import get_batch_invariant, get_num_sms
 from .cases import Case
 from .contenders import OURS, Contender, contenders_of

@@ -14,16 +14,17 @@ from functools import partial
 
 import torch
 
-from ..config import GemmConfig, Output
-from ..config_decode import DecodeConfig
-from ..cost import Gpu
-from ..heuristics import Candidate, candidates, cheapest_tile, chosen_tile
+from ..choose.config import GemmConfig, Output
+from ..choose.config_decode import DecodeConfig
+from ..choose.dense import cheapest_tile, chosen_tile
+from ..choose.explain import Candidate, candidates
+from ..choose.tiles import Tile
+from ..gpus import Gpu
 from ..kernels import dense, fp8_gemm, fp8_gemm_decode
-from ..layout import RECIPE_1D1D, get_mn_major_tma_aligned_tensor
 from ..problem import DenseProblem, dense_problem
+from ..problem.layout import RECIPE_1D1D, get_mn_major_tma_aligned_tensor
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..settings import get_batch_invariant
-from ..tiles import Tile
 from .cases import Case, cases_of, random_shapes
 from .contenders import OURS
 from .products import DENSE_OUTPUTS, raise_if_lost, reason

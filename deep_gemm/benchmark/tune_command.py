@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 
 from .. import __version__
-from ..config import Output
-from ..cost import Gpu, gpu_of
+from ..choose.config import Output
+from ..choose.table import Entry, Product, read_table, table_text, updated
+from ..choose.tiles import OUTPUTS_BY_NAME
+from ..gpus import Gpu, gpu_of
 from ..jit import CompilerMissing
 from ..settings import settings
-from ..tiles import OUTPUTS_BY_NAME
-from ..tuned import Entry, Product, read_table, table_text, updated
 from . import machine, table, tune
 from .cases import Case, parse_shapes
 from .command import UsageError, need_gpu, with_progress

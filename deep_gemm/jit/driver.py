@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
+from ..problem.layout import ADDRESS_ALIGNMENT
 from .compiler import CompiledKernel
+from .tensor_map import ElementType, TensorMap
 
 TENSOR_MAP_BYTES = 128
 PARAMS_ALIGNMENT = 64

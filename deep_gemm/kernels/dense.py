@@ -7,14 +7,14 @@ from functools import cache
 
 import torch
 
-from ..config import GemmConfig, Output, tile_config
-from ..config_decode import DecodeConfig
-from ..cost import Gpu, gpu_of
-from ..heuristics import select
+from ..choose.config import GemmConfig, Output, tile_config
+from ..choose.config_decode import DecodeConfig
+from ..choose.dense import select
+from ..gpus import Gpu, gpu_of
 from ..jit import driver
 from ..problem import DenseProblem
+from ..problem.layout import ADDRESS_ALIGNMENT
 from ..settings import generation, get_batch_invariant, get_compile_mode, num_sms_of, settings
-from ..tensor_map import ADDRESS_ALIGNMENT
 from . import fp8_gemm, fp8_gemm_decode
 from .plan import Plan, addresses_of, keep, refuse_if
 

@@ -8,13 +8,13 @@ from functools import cache
 from torch import Tensor
 
 from .. import jit
-from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, GemmConfig, Output
-from ..gates import CodePlan
+from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, GemmConfig, Output
 from ..jit import driver
-from ..layout import align, ceil_div, get_mn_major_tma_aligned_tensor
+from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import DenseProblem
-from ..tensor_map import ElementType, TensorMap
+from ..problem.layout import align, ceil_div, get_mn_major_tma_aligned_tensor
 from . import plan
+from .code_plan import CodePlan
 from .plan import AddressWords, matrix_map, output_map
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header

@@ -6,14 +6,14 @@ import struct
 from functools import cache
 
 from .. import jit
-from ..config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, Output
-from ..config_decode import DecodeConfig
-from ..gates import CodePlan
+from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, Output
+from ..choose.config_decode import DecodeConfig
 from ..jit import driver
-from ..layout import ceil_div
+from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import DenseProblem
-from ..tensor_map import ElementType, TensorMap
+from ..problem.layout import ceil_div
 from . import plan
+from .code_plan import CodePlan
 from .plan import AddressWords, matrix_map
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
-from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
+from ..choose.config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
+from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import ContiguousProblem, MaskedProblem
-from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
+from ..problem.layout import ADDRESS_ALIGNMENT, ceil_div, get_mn_major_tma_aligned_tensor
 from . import plan
 from .fp8_gemm import loaded
 from .plan import AddressWords, output_map, plane_map, plane_stride, row_pitch

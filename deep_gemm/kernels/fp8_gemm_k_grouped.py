@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import jit
-from ..config import BLOCK_K, GemmConfig, Groups, Output
+from ..choose.config import BLOCK_K, GemmConfig, Groups, Output
 from ..jit import driver
-from ..layout import ceil_div, get_mn_major_tma_aligned_tensor
+from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import KGroupedProblem
+from ..problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
 from ..settings import get_pdl
-from ..tensor_map import ElementType, TensorMap
 from .fp8_gemm import loaded
 from .plan import matrix_map, output_map
 from .sources import cuda_sources

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..config import WGMMA_ROWS, GemmConfig
+from ..choose.config import WGMMA_ROWS, GemmConfig
 from ..jit import driver
-from ..layout import align, byte_span
+from ..jit.tensor_map import MAX_SWIZZLE, ElementType, TensorMap
 from ..problem import DenseProblem
+from ..problem.layout import ADDRESS_ALIGNMENT, align, byte_span
 from ..settings import get_pdl
-from ..tensor_map import ADDRESS_ALIGNMENT, MAX_SWIZZLE, ElementType, TensorMap
 
 MAX_PLANS = 4096
 AnyPlan = TypeVar("AnyPlan", bound="Plan")

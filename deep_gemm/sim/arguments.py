@@ -6,7 +6,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..tensor_map import ADDRESS_ALIGNMENT, ElementType, TensorMap
+from ..jit.tensor_map import ElementType, TensorMap
+from ..problem.layout import ADDRESS_ALIGNMENT
 
 _TENSOR_MAP_MAGIC = 0x544D4150
 

@@ -7,8 +7,8 @@ import time
 from rich.console import Console
 from rich.progress import track
 
-from ..config import GemmConfig
-from . import fp8_gemm
+from ..choose.config import GemmConfig
+from . import dense as fp8_gemm
 from .simulate import SimulationError
 
 

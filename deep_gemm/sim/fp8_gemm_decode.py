@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from ..config_decode import DecodeConfig
+from ..choose.config_decode import DecodeConfig
 from ..kernels import fp8_gemm_decode
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .arguments import U64, Map, Pointer, Struct
-from .fp8_gemm import Outcome, as_it_lies, outcome, right_and_allowed
+from .dense import Outcome, as_it_lies, outcome, right_and_allowed
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES
 from .simulate import Buffer, simulate

@@ -109,7 +109,7 @@ def score(outcomes: Sequence[Outcome]) -> float:
 
 def _in_a_process(mutation: Mutation | None, trials: list[tuple[int, Trial]], seconds: float) -> Outcome:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "deep_gemm.sim.fp8_gemm"])  # the slow imports, once
+    context.set_forkserver_preload(["torch", "deep_gemm.sim.dense"])  # the slow imports, once
     start = time.monotonic()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_try_mutation, args=(mutation, trials, sender))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..layout import SCALE_BLOCK, ceil_div
 from ..problem import DenseProblem
+from ..problem.layout import SCALE_BLOCK, ceil_div
 
 FP32_UNIT = 2.0**-24
 

@@ -1,7 +1,9 @@
 """Names of `deep_gemm.layout` and the alignment getters, where programs of this family import them from."""
 
-from .. import unavailable as _unavailable
-from ..layout import (
+from typing import NoReturn
+
+from ..compat.absent import refuse
+from ..problem.layout import (
     get_col_major_tma_aligned_tensor,
     get_mn_major_tma_aligned_tensor,
     get_tma_aligned_size,
@@ -15,13 +17,7 @@ from ..settings import (
     set_mk_alignment_for_contiguous_layout,
 )
 
-_PACKED = (
-    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
-    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
-)
-globals().update({name: getattr(_unavailable, name) for name in _PACKED})
-
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "get_col_major_tma_aligned_tensor",
     "get_k_alignment_for_contiguous_layout",
     "get_m_alignment_for_contiguous_layout",
@@ -31,5 +27,9 @@ __all__ = [  # noqa: PLE0604
     "get_tma_aligned_size",
     "set_mk_alignment_for_contiguous_layout",
     "transform_sf_into_required_layout",
-    *_PACKED,
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Say of a name that other libraries of this family have what to use instead."""
+    refuse(__name__, name)

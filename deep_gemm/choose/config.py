@@ -1,0 +1,464 @@
+"""A kernel's configuration, stated once: its fields become the constants of `config.cuh`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from math import gcd
+
+from ..problem.layout import align, ceil_div
+
+BLOCK_K = 128
+SHARED_BYTES_LIMIT = 232448
+"""Shared memory that one block may use on sm_90."""
+REGISTERS_PER_SM = 65536
+WGMMA_ROWS = 64
+WGMMA_K = 32
+"""Depth of one WGMMA on FP8."""
+WARPGROUP_THREADS = 128
+MAX_STAGES = 16
+MAX_CLUSTER = 8
+CHUNK_ELEMENTS = 16 * 8
+"""What a warp hands to another CTA at a time; see cuda/split.cuh."""
+MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
+"""Registers of a math thread for totals and partial sums, by math warpgroups; the rest is for addresses and scales."""
+MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
+"""By the rows of a tile."""
+TILE_SLOTS = 4
+"""Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/tile_queue.cuh."""
+TILE_BYTES = 16
+MAIL_BYTES = 24
+"""Size of `NumberMail` in cuda/k_scheduler.cuh."""
+WINDOW_ROWS = 2048
+RASTER_GROUP = 8
+"""Tiles along m that are taken before the raster moves on along n, unless more are better."""
+
+
+class Groups(IntEnum):
+    """Which rows of A each group's B multiplies: what `kGroups` of cuda/groups.cuh says."""
+
+    NONE = 0
+    """All rows, one B."""
+    IDS = 1
+    """Rows stacked by group, and a group's number for each row."""
+    ENDS = 2
+    """Rows stacked by group, and where each group's rows end."""
+    COUNTS = 3
+    """The first rows of each group's own A, and how many ("masked")."""
+    DEPTHS = 4
+    """All rows, and a part of k for each group ("k-grouped"): what `kIsKGrouped` says."""
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128."""
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    num_math_warpgroups: int = 2
+    unit_n: int | None = None
+    """Columns of one WGMMA; None takes the whole tile's."""
+    num_partials: int = 1
+    """Sets of partial sums: with 2 one is promoted while the tensor cores fill the other."""
+    run_k_blocks: int = 1
+    """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
+    sfb_is_per_row: bool = False
+    """B has a scale for each row and 128 columns, as A has ("1D1D"), not one for each 128x128 block ("1D2D")."""
+    has_rest: bool = False
+    """Blocks of k may be left over when no whole run remains: code for them too."""
+    cluster_m: int = 1
+    """2: two CTAs with neighbouring rows of tiles share B by multicast."""
+    cluster_n: int = 1
+    """2: two CTAs with neighbouring columns of tiles share A by multicast."""
+    cluster_k: int = 1
+    """CTAs that share out a tile's blocks of k among them and add up their totals."""
+    panel_columns: int = 64
+    """Columns of D that one TMA store writes: in rows of up to 128 bytes, or, wide ones, of 256."""
+    panels_per_store: int = 1
+    num_store_buffers: int = 2
+    raster_group: int = RASTER_GROUP
+    """Tiles along m that are taken before the raster moves on along n."""
+    output_is_fp32: bool = False
+    with_c: bool = False
+    """C is read and added; for an FP32 D that is C itself, `adds_to_d` is faster."""
+    adds_to_d: bool = False
+    """The product is added to D where D lies, by TMA (FP32)."""
+    groups: Groups = Groups.NONE
+    """How rows belong to groups, each with its own B."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people: tile, what a cluster shares, scales, output; such as "256x128/n2 bf16+c"."""
+        sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
+        cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
+        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
+        rest = " rest" if self.has_rest else " run 1" if self.run_k_blocks == 1 else ""
+        scales = " 1d1d" if self.sfb_is_per_row else ""
+        output = "fp32" if self.output_is_fp32 else "bf16"
+        groups = f" by {self.groups.name.lower()}" if self.groups else ""
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{rest}{groups}"
+
+    @property
+    def units_along_n(self) -> int:
+        """Units of `unit_n` columns in a tile."""
+        return self.block_n // (self.unit_n or self.block_n)
+
+    @property
+    def units_per_warpgroup(self) -> int:
+        """Units of 64 x `unit_n` that one warpgroup works through for each block of k."""
+        return self.block_m // self.num_math_warpgroups // WGMMA_ROWS * self.units_along_n
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n * self.cluster_k
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a block: the math warpgroups and the producer's."""
+        return (self.num_math_warpgroups + 1) * WARPGROUP_THREADS
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
+
+        The producer's warps are two where rows are grouped: one searches the layout, and keeps more where it looks for
+        the last tiles too. The other, the loading thread, has enough with 24. Tiles of 256x128 that keep B's scales by
+        row, for which rows are never grouped, spill with 232 registers, which cost up to 12% on an H200.
+        """
+        if self.keeps_row_scales:
+            return 24, 240
+        if self.cuts_last_tiles:
+            return 56, 224
+        return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
+
+    @property
+    def store_buffer_bytes(self) -> int:
+        """One store buffer of one warpgroup."""
+        return self.panels_per_store * WGMMA_ROWS * self.panel_columns * self.output_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one element of D."""
+        return 4 if self.output_is_fp32 else 2
+
+    @property
+    def has_wide_panels(self) -> bool:
+        """Rows of a panel are two or more spans of a swizzle: see cuda/store.cuh."""
+        return self.panel_columns * self.output_bytes == 256
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in cuda/fp8_gemm.cuh, which asserts that it is the same."""
+        operands = self.num_stages * (self.block_m + self.block_n) * BLOCK_K
+        outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
+        if self.cluster_k > 1:
+            chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
+            outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
+        scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
+        barriers = (self.num_stages + 1) * 2 * 8
+        tiles = self.tile_slots * (TILE_BYTES + 2 * 8) + self.window_rows * 4
+        return align(align(align(outputs, 1024) + operands + scales + barriers, 16) + tiles + MAIL_BYTES, 1024)
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of A whose scales a slot of the ring holds, in lines of 128 bytes.
+
+        Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
+        """
+        return self.block_m + (32 if self.groups in (Groups.IDS, Groups.ENDS) else 0)
+
+    @property
+    def rows_are_grouped(self) -> bool:
+        """Groups are of rows, which TMA cuts off at a group's end; not of parts of k."""
+        return self.groups not in (Groups.NONE, Groups.DEPTHS)
+
+    @property
+    def has_short_tiles(self) -> bool:
+        """Whether a group's last tile may be lower than the others, in steps of 64 rows: if warpgroups have two units.
+
+        A group of 129 to 256 rows then is one tile, which reads B once and multiplies few rows in vain: on an H200
+        128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by it:
+        CTAs that share B get out of step, and read it from DRAM twice.
+        """
+        return self.rows_are_grouped and self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
+
+    @property
+    def cuts_last_tiles(self) -> bool:
+        """Whether the last tiles are cut in halves where they are no more than half of the CTAs.
+
+        A wave of few tiles takes as long as one of many, but only two thirds of it in halves of tiles, for which
+        warpgroups of two units have code: 144 tiles for the 132 SMs of an H200 take 70 us instead of 85. Quarters
+        gained 2% more, halves of rows nothing.
+        """
+        return self.rows_are_grouped and self.units_along_n == self.units_per_warpgroup == 2
+
+    @property
+    def units_of_part(self) -> int:
+        """Units that a warpgroup has of a tile that is short, or narrow: its first ones. 0 if no tile is."""
+        return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
+
+    @property
+    def keeps_row_scales(self) -> bool:
+        """Scales of B by row stay in registers for a warpgroup's units of rows, which share them."""
+        return self.sfb_is_per_row and self.units_along_n == 1 and self.units_per_warpgroup > 1
+
+    @property
+    def box_rows_of_a(self) -> int:
+        """Rows of A that one TMA load brings at most: those of a tile, or this CTA's part of them.
+
+        Where rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows: with
+        boxes of 64 rows, those without any are left out. On an H200 that is worth 6% to 128x256 tiles where groups are
+        small, and 25% to 128x128 tiles, and costs nothing where they are large.
+        """
+        return WGMMA_ROWS if self.rows_are_grouped else self.block_m // self.cluster_n
+
+    @property
+    def box_rows_of_b(self) -> int:
+        """Rows of B that one TMA load brings to a grouped product: a tile's, or half of them where it may be cut."""
+        return self.block_n // 2 if self.cuts_last_tiles else self.block_n
+
+    @property
+    def tile_slots(self) -> int:
+        """Slots of `TileQueue` in cuda/tile_queue.cuh; a dense product leaves its one empty."""
+        return TILE_SLOTS if self.groups else 1
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of the layout that `Stretches` in cuda/groups.cuh sees at a time; next to none if it holds no rows."""
+        return WINDOW_ROWS if self.groups == Groups.IDS else 4
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        """What must hold, in an order in which no rule is asked before those that give it a meaning."""
+        unit_n = self.unit_n or self.block_n
+        yield self.num_math_warpgroups in (1, 2, 3), "1, 2 or 3 math warpgroups"
+        whole_units = self.block_m > 0 and self.block_m % (WGMMA_ROWS * self.num_math_warpgroups) == 0
+        yield whole_units, "64 rows for each math warpgroup"
+        yield self.block_m <= 256, "a TMA box of at most 256 rows of A"
+        yield self.block_n <= 256, "a TMA box of at most 256 rows of B"
+        yield unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"
+        yield self.block_n % unit_n == 0, "whole units along n"
+        scale_chunk = gcd(self.block_n, 128)
+        yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
+        yield self.num_stages >= 2, "at least 2 stages"
+        # Either half of an operand that a cluster shares is whole swizzle atoms, 8 rows, by the rules on tiles above.
+        yield (self.cluster_m, self.cluster_n) in ((1, 1), (1, 2), (2, 1)), "1 or 2 CTAs that share an operand"
+        yield 1 <= self.cluster_k <= MAX_CLUSTER, f"1 to {MAX_CLUSTER} CTAs that split k"
+        yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "k split, or an operand shared, not both"
+        yield self.cluster_k == 1 or not self.adds_to_d, "no addition by TMA where k is split"
+        yield self.panel_columns * self.output_bytes in (32, 64, 128, 256), "panel rows of 32, 64, 128 or 256 bytes"
+        may_be_wide = self.output_is_fp32 and not self.rows_are_grouped
+        yield (
+            may_be_wide or not self.has_wide_panels,
+            "panel rows of 256 bytes for FP32 alone, and not for grouped rows",
+        )
+        panels = self.units_per_warpgroup * unit_n // self.panel_columns
+        whole_panels = unit_n % self.panel_columns == 0
+        yield (
+            whole_panels and self.panels_per_store > 0 and panels % self.panels_per_store == 0,
+            "panels that fill a tile",
+        )
+        half = panels // 2
+        yield not self.units_of_part or half % min(half, self.panels_per_store) == 0, "panels that fill half a tile"
+        yield self.num_store_buffers >= 1, "at least 1 store buffer"
+        yield self.raster_group >= 1, "a raster of at least 1 tile"
+        yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
+        yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
+        yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
+        along_k = self.groups == Groups.DEPTHS
+        yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
+        yield not along_k or self.cluster_size == self.cluster_n, "only A shared where groups are along k"
+        yield along_k or not (self.groups and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield not along_k or self.sfb_is_per_row, "scales of B for each row where groups are along k"
+        yield not along_k or self.has_rest or self.run_k_blocks == 1, "code for a rest where each group may have one"
+        yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
+        yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
+        yield self.run_k_blocks > 1 or not self.has_rest, "longer runs, if a rest is left by them"
+        accumulators = (self.units_per_warpgroup + self.num_partials) * unit_n // 2
+        registers = self.registers[1]
+        yield accumulators <= registers - 32, f"{accumulators} accumulators in {registers} registers"
+        yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        producer_registers, math_registers = self.registers
+        constants = {
+            "kBlockM": self.block_m,
+            "kBlockN": self.block_n,
+            "kBlockK": BLOCK_K,
+            "kUnitN": self.unit_n or self.block_n,
+            "kUnitsAlongN": self.units_along_n,
+            "kUnitsPerWarpgroup": self.units_per_warpgroup,
+            "kUnitsOfPart": self.units_of_part,
+            "kUnitStride": self.num_math_warpgroups * WGMMA_ROWS,
+            "kNumPartials": self.num_partials,
+            "kRunKBlocks": self.run_k_blocks,
+            "kNumStages": self.num_stages,
+            "kNumMathWarpgroups": self.num_math_warpgroups,
+            "kNumMathWarps": self.num_math_warpgroups * 4,
+            "kNumThreads": self.num_threads,
+            "kProducerRegisters": producer_registers,
+            "kMathRegisters": math_registers,
+            "kClusterM": self.cluster_m,
+            "kClusterN": self.cluster_n,
+            "kClusterSize": self.cluster_size,
+            "kClusterK": self.cluster_k,
+            "kMulticastCtas": self.cluster_m * self.cluster_n,
+            "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
+            "kPanelColumns": self.panel_columns,
+            "kPanelsPerStore": self.panels_per_store,
+            "kNumStoreBuffers": self.num_store_buffers,
+            "kRasterGroup": self.raster_group,
+            "kGroups": 0 if self.groups == Groups.DEPTHS else int(self.groups),
+            "kBoxRowsOfA": self.box_rows_of_a,
+            "kBoxRowsOfB": self.box_rows_of_b,
+            "kScaleRows": self.scale_rows,
+            "kTileSlots": self.tile_slots,
+            "kWindowRows": self.window_rows,
+            "kSharedBytes": self.shared_bytes,
+        }
+        switches = {
+            "kHasShortTiles": self.has_short_tiles,
+            "kCutsLastTiles": self.cuts_last_tiles,
+            "kKeepsRowScales": self.keeps_row_scales,
+            "kOutputIsFp32": self.output_is_fp32,
+            "kWithC": self.with_c,
+            "kAddsToD": self.adds_to_d,
+            "kHasRest": self.has_rest,
+            "kSfbIsPerRow": self.sfb_is_per_row,
+            "kIsKGrouped": self.groups == Groups.DEPTHS,
+            "kAsyncExchange": True,
+        }
+        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+        lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
+        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of a product: the type of D, and how C takes part."""
+
+    is_fp32: bool = False
+    with_c: bool = False
+    """C is another tensor, or D itself in BF16: read and added."""
+    adds_to_d: bool = False
+    """C is D itself, in FP32: TMA adds where D lies."""
+    sfb_is_per_row: bool = False
+    """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
+    groups: Groups = Groups.NONE
+    """The caller's as well: how rows belong to groups."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
+        scales = "1d1d " if self.sfb_is_per_row else ""
+        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
+        groups = f" by {self.groups.name.lower()}" if self.groups else ""
+        return f"{scales}{'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}"
+
+
+def tile_config(
+    block_m: int,
+    block_n: int,
+    output: Output,
+    cluster_m: int = 1,
+    cluster_n: int = 1,
+    cluster_k: int = 1,
+    k: int = 0,
+) -> GemmConfig:
+    """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile.
+
+    With the whole tile buffered, one tile's stores run under the next one's products: on an H200 that was worth 3-10%
+    at k = 2048 and cost nothing at k = 16384, even where it left 3 stages instead of 4.
+    """
+    if block_m not in MATH_WARPGROUPS:
+        raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
+    if block_n not in range(16, 257, 16):
+        raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
+    num_math_warpgroups = MATH_WARPGROUPS[block_m]
+    rows_per_warpgroup = block_m // num_math_warpgroups
+    # One unit's partial sums, two units' if possible, and all units' totals must fit a thread's registers.
+    units_along_m = rows_per_warpgroup // WGMMA_ROWS
+    room = MAX_ACCUMULATORS[num_math_warpgroups]
+    unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
+    keeps_row_scales = output.sfb_is_per_row and units_along_m > 1 and unit_n == block_n
+    kept = unit_n // 4 if keeps_row_scales else 0
+    num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room else 1
+    if keeps_row_scales:
+        run_k_blocks, has_rest = 1, False  # longer lines gain nothing there, and take registers
+    else:
+        run_k_blocks, has_rest = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
+    panel_columns = gcd(unit_n, 64)
+    panels = units_along_m * block_n // panel_columns
+    slot_bytes = (block_m + block_n) * BLOCK_K
+    min_stages = 3 if slot_bytes >= 44 * 1024 else 4
+    for buffered in range(panels, 0, -1):
+        if panels % buffered and buffered > 3:
+            continue  # rotate through few panels where the whole tile does not fit
+        whole = buffered == panels
+        config = GemmConfig(
+            block_m,
+            block_n,
+            num_stages=min_stages,
+            num_math_warpgroups=num_math_warpgroups,
+            unit_n=unit_n,
+            num_partials=num_partials,
+            run_k_blocks=run_k_blocks,
+            sfb_is_per_row=output.sfb_is_per_row,
+            has_rest=has_rest,
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            cluster_k=cluster_k,
+            panel_columns=panel_columns,
+            panels_per_store=panels if whole else 1,
+            num_store_buffers=1 if whole else buffered,
+            raster_group=_raster_group(block_m, block_n, cluster_m),
+            output_is_fp32=output.is_fp32,
+            with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
+            adds_to_d=output.adds_to_d and cluster_k == 1,
+            groups=output.groups,
+        )
+        if config.shared_bytes <= SHARED_BYTES_LIMIT:
+            break
+    if config.rows_are_grouped and config.has_wide_panels:  # D's map has no dimension left: as many bytes at a time
+        config = replace(config, panel_columns=panel_columns // 2, panels_per_store=config.panels_per_store * 2)
+    while config.num_stages < MAX_STAGES:
+        deeper = replace(config, num_stages=config.num_stages + 1)
+        if deeper.shared_bytes > SHARED_BYTES_LIMIT:
+            break
+        config = deeper
+    return config
+
+
+def _raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
+    """How many tiles along m are taken before the raster moves on along n.
+
+    The tiles in flight on 132 SMs read least from DRAM if together they are about as high as wide: with 8 where one is
+    higher than wide, with 16 where it is twice as wide as high. On an H200 that was worth 2% to 128x256 at k = 512 and
+    1536, 0.5% at 16384, and 1% to 64x128.
+    """
+    return RASTER_GROUP * 2 if block_n >= 2 * block_m * cluster_m else RASTER_GROUP
+
+
+def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[int, bool]:
+    """How many blocks of k are multiplied in a straight line, and whether there is code for a rest of them.
+
+    Each block in the line is more to compile, as a rest is. With one set of partial sums lines of 2 are 0.4% faster
+    than a plain loop, with scales by row 2%. With two sets lines of 4 are 2% faster than of 2 in small tiles and with
+    scales by row, and level in other large ones (an H200).
+    """
+    if output.groups == Groups.DEPTHS:
+        return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
+    is_odd = k_blocks % 2 != 0
+    if num_partials == 1:
+        return (1 if is_odd else 2), False
+    gains_by_four = area <= 64 * 128 or output.sfb_is_per_row
+    if gains_by_four and k_blocks % 4 == 0:
+        return 4, False
+    return 2, is_odd or gains_by_four

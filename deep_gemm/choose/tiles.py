@@ -1,0 +1,130 @@
+"""The tiles that a dense product may be computed in: what the heuristics choose among, and what tables name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ..problem.layout import ceil_div
+from .config import BLOCK_K, GemmConfig, Output, tile_config
+from .config_decode import DecodeConfig, decode_config
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile that a kernel computes, and its times on an H200."""
+
+    block_m: int
+    block_n: int
+    block_ns: float
+    tile_us: float
+    cluster_m: int = 1
+    cluster_n: int = 1
+    cluster_k: int = 1
+    is_decode: bool = False
+    """For the decode kernel, two CTAs on an SM; its tiles have `block_m` tokens."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people and tables, as configurations are called: "128x256/m2", "128x128/k2", "64x8/k3 2/SM"."""
+        sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
+        cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
+        if self.is_decode:  # columns first
+            return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
+        return f"{self.block_m}x{self.block_n}{cluster}"
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """How many CTAs share an SM."""
+        return 2 if self.is_decode else 1
+
+    def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
+        """The kernel's configuration for this tile."""
+        return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS)
+
+
+def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:
+    return tuple(replace(tile, cluster_k=cluster_k) for cluster_k in ctas)
+
+
+BLOCKS_OF_RUNS = 4
+"""All runs of k-blocks that a configuration may have divide this number."""
+TILES = (
+    Tile(64, 32, 105, 0.54),
+    *_splits(Tile(64, 64, 148, 0.51), 1, 3, 5),
+    Tile(64, 96, 180, 0.66),
+    Tile(64, 128, 213, 0.67),
+    Tile(128, 64, 254, 0.71),
+    Tile(128, 96, 301, 0.79),
+    Tile(128, 112, 365, 0.71),
+    *_splits(Tile(128, 128, 393, 0.71), 1, 2, 4, 8),
+    Tile(128, 160, 486, 0.71),
+    Tile(128, 192, 548, 0.86),
+    Tile(128, 256, 740, 0.8),
+    Tile(128, 256, 759, 0.69, cluster_m=2),
+    Tile(192, 96, 427, 0.7),
+    Tile(192, 128, 538, 0.69),
+    Tile(256, 112, 722, 0.86),
+    Tile(256, 128, 761, 0.68),
+    Tile(256, 128, 760, 0.69, cluster_n=2),
+    *_splits(Tile(8, 64, 92, 0.45, is_decode=True), 1, 2, 3, 4, 8),
+    *_splits(Tile(8, 128, 126, 0.45, is_decode=True), 1, 2, 3, 4, 8),
+    *_splits(Tile(16, 64, 97, 0.58, is_decode=True), 1, 2, 3, 4, 8),
+    *_splits(Tile(16, 128, 170, 0.61, is_decode=True), 1, 2, 3, 4, 8),
+    *_splits(Tile(32, 64, 126, 0.63, is_decode=True), 1, 2, 3, 5),
+    *_splits(Tile(32, 128, 204, 0.64, is_decode=True), 1, 2, 3, 5),
+    *_splits(Tile(64, 64, 209, 0.66, is_decode=True), 1, 3, 5),
+)
+
+
+TILES_1D1D = (
+    *_splits(Tile(64, 64, 190, 0.51), 1, 3),
+    Tile(128, 128, 480, 1.5),
+    *_splits(Tile(128, 128, 480, 0.71), 2, 4, 8),
+    Tile(192, 128, 680, 1.6),
+    Tile(256, 128, 920, 1.75),
+)
+"""Where B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
+
+OUTPUTS = (
+    Output(),
+    Output(with_c=True),
+    Output(is_fp32=True),
+    Output(is_fp32=True, with_c=True),
+    Output(is_fp32=True, adds_to_d=True),
+)
+OUTPUTS_1D1D = tuple(replace(output, sfb_is_per_row=True) for output in OUTPUTS)
+OUTPUTS_BY_NAME = {output.name: output for output in (*OUTPUTS, *OUTPUTS_1D1D)}
+
+
+def tiles_for(output: Output) -> tuple[Tile, ...]:
+    """The tiles that there are for a kind of product."""
+    return TILES_1D1D if output.sfb_is_per_row else TILES
+
+
+@cache
+def tiles_by_name(output: Output) -> dict[str, Tile]:
+    """Those tiles by their names."""
+    return {tile.name: tile for tile in tiles_for(output)}
+
+
+def of_sizes(tiles: Iterable[Tile], *sizes: tuple[int, int]) -> tuple[Tile, ...]:
+    """Of these tiles those of some sizes, of rows by columns, that a CTA computes alone with `fp8_gemm`."""
+    clusters = ((tile, tile.cluster_m * tile.cluster_n * tile.cluster_k) for tile in tiles)
+    alone = {(tile.block_m, tile.block_n): tile for tile, ctas in clusters if ctas == 1 and not tile.is_decode}
+    return tuple(alone[size] for size in sizes)
+
+
+@cache
+def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | DecodeConfig:
+    if tile.is_decode:
+        adds = output.with_c or output.adds_to_d
+        config = decode_config(
+            tile.block_m, tile.block_n // 64, tile.cluster_k, tile.ctas_per_sm, fp32=output.is_fp32, c=adds
+        )
+        if config is None:
+            raise ValueError(f"tile: {tile} cannot be built")
+        return config
+    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same rest as the problem's
+    return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)

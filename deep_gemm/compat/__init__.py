@@ -1,0 +1,1 @@
+"""Call forms and names of other programs and earlier years."""

@@ -1,0 +1,282 @@
+"""Checks of a product's arguments, one at a time: types, shapes, layouts, addresses, overlaps.
+
+Sizes are bound by name as shapes are read: `a: expected shape (m, k)`, and from then on m and k mean those numbers.
+What a message needs is put together where it is raised, because a right call is checked within microseconds.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div
+
+K_MULTIPLE = 16
+OUTPUT_TYPES = (torch.bfloat16, torch.float32)
+
+Operand = tuple[Tensor, Tensor]
+"""FP8 values and their FP32 scales."""
+Axes = tuple[str, ...]
+Sizes = dict[str, int]
+
+
+# Tensors and their shapes
+
+
+def tensor(name: str, x: object) -> Tensor:
+    """Get what must be a tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
+    return x
+
+
+def _describe(x: object) -> str:
+    return f"a {type(x).__name__} of {len(x)}" if isinstance(x, tuple | list) else type(x).__name__
+
+
+def bind(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> None:
+    """Bind a tensor's sizes to the names of its axes; those bound before must agree."""
+    before, shape = sizes.copy(), x.shape
+    if len(axes) == len(shape) and tuple(map(sizes.setdefault, axes, shape)) == shape:
+        return
+    names = ", ".join(axes)
+    known = ", ".join(str(before.get(axis, axis)) for axis in axes)
+    expected = f"({names})" if names == known else f"({names}) = ({known})"
+    raise ValueError(f"{name}: expected shape {expected}, got {tuple(shape)}")
+
+
+def has_type(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Check a tensor's type."""
+    if x.dtype not in dtypes:
+        raise ValueError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {x.dtype}")
+
+
+def int32(name: str, x: object, axis: str, size: int) -> Tensor:
+    """Get what must be a contiguous one-dimensional int32 tensor."""
+    x = tensor(name, x)
+    has_type(name, x, (torch.int32,))
+    if x.shape != (size,):
+        raise ValueError(f"{name}: expected shape ({axis},) = ({size},), got {tuple(x.shape)}")
+    if not x.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got stride {x.stride(0)}")
+    return x
+
+
+# Operands
+
+
+def pair(name: str, operand: Operand) -> Operand:
+    """Take an operand apart."""
+    if not isinstance(operand, (tuple, list)) or len(operand) != 2:
+        raise TypeError(f"{name}: expected a pair (values, scales), got {_describe(operand)}")
+    values, scales = operand
+    tensor(name, values)
+    tensor(f"sf{name}", scales)
+    return values, scales
+
+
+def fp8(name: str, values: Tensor) -> None:
+    """Check the type of values."""
+    dtype = values.dtype
+    if dtype == torch.float8_e4m3fn:
+        return
+    if dtype in (torch.int8, getattr(torch, "float4_e2m1fn_x2", None)):
+        raise NotImplementedError(f"{name}: packed FP4 values ({dtype}) are not supported, pass torch.float8_e4m3fn")
+    raise ValueError(f"{name}: expected dtype torch.float8_e4m3fn, got {dtype}")
+
+
+def fp32_scales(name: str, sf: Tensor) -> None:
+    """Check the type of scales."""
+    dtype = sf.dtype
+    if dtype == torch.float32:
+        return
+    if dtype in (torch.int32, getattr(torch, "float8_e8m0fnu", None)):
+        raise NotImplementedError(f"{name}: UE8M0 scales ({dtype}) are not supported, pass torch.float32")
+    raise ValueError(f"{name}: expected dtype torch.float32, got {dtype}")
+
+
+def operand(name: str, given: Operand, axes: Axes, sizes: Sizes) -> Operand:
+    """Take an operand apart and bind its sizes to the names of its axes."""
+    values, scales = pair(name, given)
+    fp8(name, values)
+    bind(name, values, axes, sizes)
+    return values, scales
+
+
+def scales(
+    name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, rows: int, transposed: bool = False
+) -> Tensor:
+    """Check scales, one for `rows` x 128 values of a matrix `[outer, k]`, and turn them if they come transposed."""
+    fp32_scales(name, sf)
+    *groups, mn = outer
+    num_mn_blocks, num_k_blocks = ceil_div(mn, rows), ceil_div(k, SCALE_BLOCK)
+    expected = (*groups, num_k_blocks, num_mn_blocks) if transposed else (*groups, num_mn_blocks, num_k_blocks)
+    if sf.shape != expected:
+        axes = [axis if rows == 1 else f"ceil({axis} / {rows})", "ceil(k / 128)"]
+        axes = [*(["groups"] if groups else []), *(axes[::-1] if transposed else axes)]
+        raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {expected}, got {tuple(sf.shape)}")
+    return sf.mT if transposed else sf
+
+
+def depth(k: int) -> None:
+    """Check the depth of a product."""
+    if k % K_MULTIPLE:
+        raise ValueError(f"k: expected a multiple of {K_MULTIPLE}, got {k}")
+
+
+# Layouts
+
+
+def k_major(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tensor:
+    """Check that values are contiguous along k with rows that TMA can address; copy an operand that was transposed."""
+    if copy_if_transposed and values.shape[-1] > 1 and values.stride(-1) != 1:
+        return values.contiguous()
+    rows(name, values, "k")
+    return values
+
+
+def rows(name: str, x: Tensor, axis: str) -> None:
+    """Check for rows contiguous along `axis`, their pitch and address multiples of 16 bytes."""
+    if not x.is_contiguous() or x.shape[-1] * x.element_size() % ADDRESS_ALIGNMENT:
+        _row_strides(name, x, axis)
+    if x.data_ptr() % ADDRESS_ALIGNMENT:
+        raise ValueError(f"{name}: expected an address that is a multiple of 16 bytes, got {x.data_ptr():#x}")
+
+
+def _row_strides(name: str, x: Tensor, axis: str) -> None:
+    if x.numel() == 0:
+        return
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(f"{name}: expected values contiguous along {axis}, got strides {x.stride()}")
+    apart(name, x)
+    for size, stride in zip(x.shape[:-1], x.stride(), strict=False):
+        if size > 1 and stride * x.element_size() % ADDRESS_ALIGNMENT:
+            raise ValueError(f"{name}: expected rows that start at multiples of 16 bytes, got strides {x.stride()}")
+
+
+def apart(name: str, x: Tensor) -> None:
+    """Check that no two elements share memory: each dimension steps over all that smaller strides reach."""
+    extent = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):  # groups may lie inside rows of a larger matrix
+        if size > 1:
+            if stride < extent:
+                raise ValueError(f"{name}: expected rows that do not overlap, got strides {x.stride()}")
+            extent = (size - 1) * stride + extent
+
+
+# Output
+
+
+def outputs(
+    inputs: dict[str, Tensor],
+    d: Tensor | None,
+    c: Tensor | None,
+    axes: Axes,
+    sizes: Sizes,
+    default_dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, ...] = OUTPUT_TYPES,
+) -> tuple[Tensor, Tensor | None]:
+    """Check D and C against the inputs; make D where it was left out."""
+    a = inputs["a"]
+    if not (a.is_cpu or a.is_cuda):
+        raise ValueError(f"a: expected a CPU or CUDA tensor, got device {a.device}")
+    given = {} if d is None else {"d": d}
+    if c is not None and c is not d:
+        given["c"] = c
+    for name, x in given.items():
+        has_type(name, tensor(name, x), dtypes)
+        bind(name, x, axes, sizes)
+    same_device(inputs, a.device)
+    same_device(given, a.device)
+    dtype = d.dtype if d is not None else c.dtype if c is not None else default_dtype
+    if c is not None and c.dtype != dtype:
+        raise ValueError(f"c: expected dtype {dtype}, which d has, got {c.dtype}")
+    multiple = 8 if dtype == torch.bfloat16 else 4
+    if sizes["n"] % multiple:
+        raise ValueError(f"n: expected a multiple of {multiple} for {dtype} output, got {sizes['n']}")
+    for name, x in given.items():
+        rows(name, x, "n")
+    if d is None:
+        return torch.empty([sizes[axis] for axis in axes], dtype=dtype, device=a.device), c
+    no_overlap(inputs, d, c)
+    return d, c
+
+
+def same_device(given: dict[str, Tensor], device: torch.device) -> None:
+    """Check that all tensors are where A is."""
+    for name, x in given.items():
+        if x.device != device:
+            raise ValueError(f"{name}: expected device {device}, where a is, got {x.device}")
+
+
+def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None) -> None:
+    """Check that D shares no memory with an input; C may be D itself."""
+    d_first, d_end = _byte_range(d)
+    for name, x in inputs.items():
+        first = x.data_ptr()
+        if first < d_end and d_first < first + byte_span(x) and _overlap(d, x):
+            raise ValueError(f"d: expected memory that does not overlap {name}")
+    if c is not None and c is not d and not _same_memory(c, d) and _overlap(c, d):
+        raise ValueError("c: expected d itself or memory that does not overlap it, got a partial overlap")
+
+
+def _same_memory(x: Tensor, y: Tensor) -> bool:
+    """Tell whether two tensors of one shape are the same elements; the stride of a single row says nothing."""
+    strides = zip(x.shape, x.stride(), y.stride(), strict=True)
+    return x.data_ptr() == y.data_ptr() and all(size <= 1 or mine == its for size, mine, its in strides)
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    """Tell whether two tensors may share memory; two column ranges of one matrix do not."""
+    if x.numel() == 0 or y.numel() == 0:
+        return False
+    x_first, x_end = _byte_range(x)
+    y_first, y_end = _byte_range(y)
+    if x_end <= y_first or y_end <= x_first:
+        return False
+    # All rows begin at multiples of the pitch, seen from the first row of their tensor.
+    pitch = gcd(*(t.stride(dim) * t.element_size() for t in (x, y) for dim in range(t.dim() - 1) if t.shape[dim] > 1))
+    if pitch == 0 or x.stride(-1) != 1 or y.stride(-1) != 1:
+        return True
+    gap = (y_first - x_first) % pitch  # where y's columns begin, seen from the beginning of x's
+    return gap < x.shape[-1] * x.element_size() or gap + y.shape[-1] * y.element_size() > pitch
+
+
+def _byte_range(x: Tensor) -> tuple[int, int]:
+    """First byte of the elements, and the one behind the last."""
+    first = x.data_ptr()
+    return first, first + byte_span(x)
+
+
+# Group sizes and layouts, where their values are on the host
+
+
+def in_range(name: str, x: Tensor, low: int, high: int) -> None:
+    """Check the elements of a CPU tensor."""
+    wrong = ((x < low) | (x > high)).nonzero()
+    if len(wrong):
+        index = int(wrong[0])
+        raise ValueError(f"{name}: expected values in {low}..{high}, got {int(x[index])} at index {index}")
+
+
+def ends(layout: Tensor, m: int, alignment: int) -> None:
+    """Check the ends of groups, of which each begins at the aligned end of the one before."""
+    in_range("grouped_layout", layout, 0, m)
+    last = 0
+    for index, end in enumerate(layout.tolist()):
+        # An empty group may repeat the end before it, or name its own, aligned start.
+        if end != last and end < align(last, alignment):
+            raise ValueError(
+                f"grouped_layout: expected an end of {last} or from {align(last, alignment)}, "
+                f"the aligned start of group {index}, got {end}"
+            )
+        last = end
+
+
+def depths(name: str, ks: tuple[int, ...]) -> None:
+    """Check the depths of groups."""
+    for index, k in enumerate(ks):
+        if k < 0 or k % K_MULTIPLE:
+            raise ValueError(f"{name}: expected multiples of {K_MULTIPLE}, got {k} at index {index}")

@@ -1,0 +1,70 @@
+"""Dense products: what is asked, checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .checks import Operand, Sizes
+from .recipes import NO_RECIPES, Recipes, default_dtype, sfb_rows_of
+
+ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+class DenseProblem(NamedTuple):
+    """D = C + A @ B.T, with A `[m, k]`, B `[n, k]` and D `[m, n]`."""
+
+    a: Tensor
+    sfa: Tensor
+    b: Tensor
+    sfb: Tensor
+    d: Tensor
+    c: Tensor | None
+    m: int
+    n: int
+    k: int
+    sfb_rows: int
+    """Rows of B under one scale: 128 (1D2D) or 1 (1D1D)."""
+
+
+def dense_problem(
+    a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, *, major: str = "nt", recipes: Recipes = NO_RECIPES
+) -> DenseProblem:
+    """Check a dense product. `major` says how A (n: `[m, k]`) and B (t: `[n, k]`) are given, else transposed."""
+    sizes: Sizes = {}
+    sfb_rows = sfb_rows_of(recipes)
+    turn_a, turn_b = major[0] == "t", major[1] == "n"
+    av, sfa = checks.operand("a", a, ("k", "m") if turn_a else ("m", "k"), sizes)
+    bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes)
+    av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
+    m, n, k = sizes["m"], sizes["n"], sizes["k"]
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, transposed=turn_a)
+    sfb = checks.scales("sfb", sfb, "n", (n,), k, sfb_rows, transposed=turn_b)
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
+    d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(sfb_rows))
+    checks.depth(k)
+    av = checks.k_major("a", av, copy_if_transposed=turn_a)
+    bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
+    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, k, sfb_rows)
+
+
+def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:
+    """Check a product of ordinary tensors, which torch computes."""
+    sizes: Sizes = {}
+    given = {"a": a, "b": b, "d": d} if c is None else {"a": a, "b": b, "d": d, "c": c}
+    a_axes = ("m", "k") if major[0] == "n" else ("k", "m")
+    b_axes = ("n", "k") if major[1] == "t" else ("k", "n")
+    for (name, x), axes in zip(given.items(), (a_axes, b_axes, ("m", "n"), ("m", "n")), strict=False):
+        checks.bind(name, checks.tensor(name, x), axes, sizes)
+    checks.same_device(given, a.device)
+    checks.has_type("a", a, ORDINARY_TYPES)
+    if b.dtype != a.dtype:
+        raise ValueError(f"b: expected dtype {a.dtype}, which a has, got {b.dtype}")
+    checks.has_type("d", d, (a.dtype, torch.float32) if a.element_size() == 2 else (a.dtype,))
+    if c is not None and c.dtype != d.dtype:
+        raise ValueError(f"c: expected dtype {d.dtype}, which d has, got {c.dtype}")
+    checks.apart("d", d)
+    checks.no_overlap({"a": a, "b": b}, d, c)

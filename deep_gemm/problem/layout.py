@@ -1,0 +1,156 @@
+"""Sizes and memory layouts of scales: what TMA can load, and how to get there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from operator import mul
+
+import torch
+from torch import Tensor
+
+from .integers import integer_in_range
+
+ADDRESS_ALIGNMENT = 16
+"""Of values, of outputs and of rows, in bytes: what TMA can address."""
+SCALE_BLOCK = 128
+Recipe = Sequence[int]
+"""How many (rows of A, rows of B, columns) share a scale; or (rows, columns), for one side."""
+RECIPE_1D2D = (1, SCALE_BLOCK, SCALE_BLOCK)
+RECIPE_1D1D = (1, 1, SCALE_BLOCK)
+PER_ROW, PER_BLOCK = (1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK)
+SCALES_ALIGNMENT = ADDRESS_ALIGNMENT // 4
+"""In FP32 elements, of row pitches and of distances of groups."""
+
+
+def ceil_div(x: int, y: int) -> int:
+    """Quotient of two integers, rounded up."""
+    return -(-x // y)
+
+
+cell_div = ceil_div  # an older name
+
+
+def align(x: int, y: int) -> int:
+    """Smallest multiple of `y` that is not below `x`."""
+    return ceil_div(x, y) * y
+
+
+def get_tma_aligned_size(x: int, element_size: int) -> int:
+    """Get `x` elements rounded up to a row pitch that TMA accepts, a multiple of 16 bytes.
+
+    >>> get_tma_aligned_size(33, 4)
+    36
+    """
+    x, element_size = integer_in_range("x", x, 0), integer_in_range("element_size", element_size, 1)
+    return align(x, ADDRESS_ALIGNMENT // gcd(element_size, ADDRESS_ALIGNMENT))
+
+
+def byte_span(x: Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if x.is_contiguous():
+        return x.numel() * x.element_size()
+    strides = x.stride()
+    last: int = sum(map(mul, x.shape, strides)) - sum(strides)
+    return (last + 1) * x.element_size()
+
+
+def is_mn_major_tma_aligned(sf: Tensor) -> bool:
+    """Tell whether TMA can load these scales as they lie: m-major, with a row pitch of a multiple of 16 bytes.
+
+    Nothing is asked of the strides of single rows, columns and groups.
+    """
+    *groups, mn, num_k_blocks = sf.shape
+    *group_strides, row_stride, pitch = sf.stride()
+    return (
+        (row_stride == 1 or mn <= 1)
+        and (num_k_blocks <= 1 or (pitch >= mn and pitch % SCALES_ALIGNMENT == 0))
+        and (not groups or groups[0] <= 1 or group_strides[0] % SCALES_ALIGNMENT == 0)
+        and sf.data_ptr() % ADDRESS_ALIGNMENT == 0
+    )
+
+
+def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
+    """Get scales in the layout that the kernels load: the same shape and values, m-major in memory.
+
+    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` with any strides. The result has `stride(-2) == 1` and
+    `stride(-1)` a multiple of 4 where there are several rows and several blocks; where `sf` lies like that already, it
+    is returned itself.
+
+    >>> sf = torch.arange(6.0).view(3, 2)
+    >>> out = get_mn_major_tma_aligned_tensor(sf)
+    >>> out.stride(), bool((out == sf).all())
+    ((1, 4), True)
+    """
+    if not isinstance(sf, Tensor):
+        raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
+    if sf.dtype != torch.float32:
+        raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
+    if sf.dim() not in (2, 3):
+        raise ValueError(f"sf: expected shape (mn, k_blocks) or (groups, mn, k_blocks), got {tuple(sf.shape)}")
+    if is_mn_major_tma_aligned(sf):
+        return sf
+    mn, num_k_blocks = sf.shape[-2:]
+    pitch = get_tma_aligned_size(mn, 4)
+    strides = (num_k_blocks * pitch, 1, pitch)[3 - sf.dim() :]
+    out = torch.empty_strided(sf.shape, strides, dtype=sf.dtype, device=sf.device)
+    return out.copy_(sf.detach())
+
+
+get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor  # an older name
+
+
+def transform_sf_into_required_layout(
+    sf: Tensor,
+    mn: int,
+    k: int,
+    recipe: Recipe | None,
+    num_groups: int | None = None,
+    is_sfa: bool | None = None,
+    disable_ue8m0_cast: bool = False,
+    psum_layout: Tensor | None = None,
+) -> Tensor:
+    """Check scales against a recipe and bring them into the layout that the kernels load.
+
+    `recipe` is (rows of A, rows of B, columns) under one scale, with `is_sfa` saying which side `sf` is, or the pair
+    (rows, columns) of that side; None means (1, 128, 128). One row a scale gives the m-major form of
+    `get_mn_major_tma_aligned_tensor`; 128 rows a scale are kept as they are. FP32 scales are never rounded, so
+    `disable_ue8m0_cast` changes nothing.
+
+    >>> sf = torch.ones(5, 2)
+    >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()
+    (1, 8)
+    """
+    rows = _rows_under_a_scale(recipe, is_sfa)
+    if not isinstance(sf, Tensor):
+        raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
+    if sf.dtype == torch.int32:
+        raise NotImplementedError("sf: packed UE8M0 scales (torch.int32) are not supported, pass torch.float32 scales")
+    if sf.dtype != torch.float32:
+        raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
+    groups = () if num_groups is None else (integer_in_range("num_groups", num_groups, 0),)
+    mn, k = integer_in_range("mn", mn, 0), integer_in_range("k", k, 0)
+    expected = (*groups, ceil_div(mn, rows), ceil_div(k, SCALE_BLOCK))
+    if tuple(sf.shape) != expected:
+        raise ValueError(f"sf: expected shape {expected}, got {tuple(sf.shape)}")
+    return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
+
+
+def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
+    """Get a recipe as a tuple; what is in it is for the caller to judge."""
+    if not isinstance(recipe, Sequence):
+        raise ValueError(f"{name}: expected a tuple of integers, got {recipe!r}")
+    return tuple(recipe)
+
+
+def _rows_under_a_scale(recipe: Recipe | None, is_sfa: bool | None) -> int:
+    stated = RECIPE_1D2D if recipe is None else recipe_numbers("recipe", recipe)
+    if stated in (PER_ROW, PER_BLOCK):
+        return int(stated[0])
+    if stated not in (RECIPE_1D2D, RECIPE_1D1D):
+        raise NotImplementedError(
+            f"recipe: expected {RECIPE_1D2D} or {RECIPE_1D1D}, or {PER_ROW} or {PER_BLOCK} for one side, got {stated}"
+        )
+    if is_sfa is None and stated == RECIPE_1D2D:
+        raise ValueError(f"is_sfa: expected True or False with the recipe {stated}, got None")
+    return int(stated[0] if is_sfa else stated[1])

@@ -1,0 +1,149 @@
+"""Products of grouped rows: what is asked, checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .checks import Operand, Sizes
+from .integers import INT32_MAX, as_integer, integer_in_range
+from .recipes import NO_RECIPES, Recipes, default_dtype, sfb_rows_of
+
+ZERO_PADDING_BLOCK = 128
+
+
+class ContiguousProblem(NamedTuple):
+    """Rows of A `[m, k]` stacked by group, each multiplied by its group's B `[groups, n, k]`."""
+
+    a: Tensor
+    sfa: Tensor
+    b: Tensor
+    sfb: Tensor
+    d: Tensor
+    grouped_layout: Tensor
+    """A group id for each row (-1: skip it), or with `layout_is_ends` the end of each group's rows."""
+    num_groups: int
+    m: int
+    n: int
+    k: int
+    sfb_rows: int
+    layout_is_ends: bool
+    alignment: int
+    """Rows that group starts (offsets form) and zero padding are aligned to."""
+    zero_padding: bool
+
+
+class MaskedProblem(NamedTuple):
+    """The first `masked_m[g]` rows of each group of A `[groups, max_m, k]`, times B `[groups, n, k]`."""
+
+    a: Tensor
+    sfa: Tensor
+    b: Tensor
+    sfb: Tensor
+    d: Tensor
+    masked_m: Tensor
+    expected_m: int
+    num_groups: int
+    max_m: int
+    n: int
+    k: int
+    sfb_rows: int
+
+
+def contiguous_problem(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    grouped_layout: Tensor | None,
+    *,
+    num_groups: int | None = None,
+    major: str = "nt",
+    recipes: Recipes = NO_RECIPES,
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    alignment: int = ZERO_PADDING_BLOCK,
+) -> ContiguousProblem:
+    """Check a product grouped along m with the groups' rows stacked.
+
+    `alignment` is that of where groups begin, in the offsets form; the padding of ids is always in blocks of 128 rows.
+    """
+    sizes: Sizes = {}
+    sfb_rows = sfb_rows_of(recipes)
+    turn_b = major[1] == "n"
+    av, sfa = checks.operand("a", a, ("m", "k"), sizes)
+    bv, sfb = checks.operand("b", b, ("groups", "k", "n") if turn_b else ("groups", "n", "k"), sizes)
+    bv = bv.mT if turn_b else bv
+    m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
+    if num_groups is not None and as_integer(num_groups) != groups:
+        raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1)
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, sfb_rows, transposed=turn_b)
+    if grouped_layout is None:  # consecutive groups of equal size; ids, because the ends of a group may not be aligned
+        grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
+    axis = "groups" if use_psum_layout else "m"
+    checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default_dtype(sfb_rows))
+    checks.depth(k)
+    alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
+    if grouped_layout.device.type == "cpu":
+        if use_psum_layout:
+            checks.ends(grouped_layout, m, alignment)
+        else:
+            checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
+    av = checks.k_major("a", av)
+    bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
+    return ContiguousProblem(
+        av,
+        sfa,
+        bv,
+        sfb,
+        d,
+        grouped_layout,
+        groups,
+        m,
+        n,
+        k,
+        sfb_rows,
+        use_psum_layout,
+        alignment,
+        ensure_zero_padding,
+    )
+
+
+def masked_problem(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    masked_m: Tensor | None,
+    expected_m: int | None,
+    *,
+    recipes: Recipes = NO_RECIPES,
+) -> MaskedProblem:
+    """Check a product grouped along m with a row count for each group."""
+    sizes: Sizes = {}
+    sfb_rows = sfb_rows_of(recipes)
+    av, sfa = checks.operand("a", a, ("groups", "max_m", "k"), sizes)
+    bv, sfb = checks.operand("b", b, ("groups", "n", "k"), sizes)
+    groups, max_m, n, k = sizes["groups"], sizes["max_m"], sizes["n"], sizes["k"]
+    sfa = checks.scales("sfa", sfa, "max_m", (groups, max_m), k, 1)
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, sfb_rows)
+    masked_m = checks.int32("masked_m", masked_m, "groups", groups)
+    expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default_dtype(sfb_rows))
+    checks.depth(k)
+    if masked_m.device.type == "cpu":
+        checks.in_range("masked_m", masked_m, 0, max_m)
+    av, bv = checks.k_major("a", av), checks.k_major("b", bv)
+    return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, k, sfb_rows)
+
+
+def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:
+    """Make the ids of consecutive groups of equal size."""
+    if m % max(groups, 1):
+        raise ValueError(f"grouped_layout: left out, so m must be a multiple of the {groups} groups, got m = {m}")
+    return torch.arange(groups, dtype=torch.int32, device=device).repeat_interleave(m // max(groups, 1))

@@ -1,0 +1,159 @@
+"""The `fp8_gemm` kernel in the simulator where rows are grouped: the source, maps and parameters that a GPU gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..choose.config import GemmConfig, Groups
+from ..kernels import fp8_gemm_grouped as kernel_side
+from ..kernels.fp8_gemm_grouped import GroupedProblem, grouped_problem
+from ..problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous_problem, masked_problem
+from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from .arguments import U64, Map, Pointer, Struct
+from .dense import Outcome, as_it_lies, outcome
+from .library import HostKernel
+from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
+from .simulate import Buffer, simulate
+
+CANARY = 42.0
+"""What D holds before: a row that must not be written has it afterwards."""
+Problem = ContiguousProblem | MaskedProblem
+
+
+def random_problem(
+    config: GemmConfig,
+    layout: Sequence[int],
+    n: int,
+    k: int,
+    seed: int = 0,
+    *,
+    rows: int | None = None,
+    num_groups: int | None = None,
+    alignment: int = 128,
+    zero_padding: bool = True,
+) -> Problem:
+    """Make a problem with random data for a configuration.
+
+    `layout` holds what the configuration's kind of groups says: ids, ends, or counts, of which `rows` is the largest
+    that is possible. Rows of A that must not matter are NaN, values and scales.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    numbers = torch.tensor(layout, dtype=torch.int32)
+    groups = num_groups or (int(numbers.max()) + 1 if config.groups == Groups.IDS else len(layout))
+    if config.groups == Groups.IDS:
+        rows = len(layout)
+    elif rows is None:
+        rows = int(numbers.max())
+    planes = [groups] if config.groups == Groups.COUNTS else []
+    a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator))
+    cast_b = per_token_cast_to_fp8 if config.sfb_is_per_row else per_block_cast_to_fp8
+    b = cast_b(torch.randn(groups, n, k, generator=generator))
+    d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
+    recipes = ((1, 1, 128) if config.sfb_is_per_row else None, None, None)
+    problem: Problem
+    if config.groups == Groups.COUNTS:
+        problem = masked_problem((a, sfa), b, d, numbers, None, recipes=recipes)
+    else:
+        problem = contiguous_problem(
+            (a, sfa),
+            b,
+            d,
+            numbers,
+            recipes=recipes,
+            use_psum_layout=config.groups == Groups.ENDS,
+            ensure_zero_padding=zero_padding,
+            alignment=alignment,
+        )
+    unused = ids_of(problem) < 0
+    a.view(torch.uint8)[unused] = 0x7F
+    sfa[unused] = float("nan")
+    return problem
+
+
+def ids_of(p: Problem) -> Tensor:
+    """Group of each row, or -1; for counts `[groups, rows]`."""
+    if isinstance(p, ContiguousProblem):
+        return reference.group_ids(p)
+    device = p.masked_m.device
+    is_row = torch.arange(p.max_m, device=device) < p.masked_m[:, None]
+    return torch.where(is_row, torch.arange(p.num_groups, device=device)[:, None], -1)
+
+
+def run(
+    kernel: HostKernel,
+    config: GemmConfig,
+    problem: Problem,
+    *,
+    num_sms: int = 2,
+    seed: int = 0,
+    schedule: str | None = None,
+    truncate: bool = False,
+    layout: Tensor | None = None,
+) -> Outcome:
+    """Compute a product on simulated SMs, and with the reference.
+
+    `layout` is what the kernel reads, if not the problem's.
+    """
+    p = kernel_side.prepared(grouped_problem(problem))
+    maps = kernel_side.tensor_maps(config, p)
+    before_a, before_d = kernel_side.bytes_before(config, p)
+    offsets = {"a": -before_a, "d": -before_d}
+    # Params of cuda/fp8_gemm.cuh
+    params = Struct(
+        *(Map(name.removeprefix("whole_"), tensor_map, offsets.get(name, 0)) for name, tensor_map in maps.items()),
+        Pointer("sfb"),
+        Pointer(None),
+        Pointer("d"),
+        *map(U64, kernel_side.pitches(p)),
+        *kernel_side.sizes(p),
+        _groups(p),
+    )
+    buffers = {
+        "a": Buffer(as_it_lies(p.a)),
+        "b": Buffer(as_it_lies(p.b)),
+        "sfa": Buffer(as_it_lies(p.sfa)),
+        "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
+        "d": Buffer(problem.d, is_writable=True),
+        "layout": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
+    }
+    result = simulate(
+        kernel,
+        [params],
+        buffers,
+        threads=config.num_threads,
+        shared_bytes=config.shared_bytes,
+        grid=kernel_side.grid(config, p, num_sms),
+        num_sms=num_sms,
+        seed=seed,
+        schedule=schedule,
+        truncate=truncate,
+    )
+    return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
+
+
+def _groups(p: GroupedProblem) -> Struct:
+    sfb_stride, *numbers = kernel_side.groups(p)
+    return Struct(Pointer("layout"), U64(sfb_stride), *numbers)
+
+
+def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
+    """What D must hold afterwards, and how far each element may be from it: not at all where it is not a product."""
+    right = p.d.clone()
+    if isinstance(p, MaskedProblem):
+        reference.masked(p._replace(d=right))
+    else:
+        reference.contiguous(p._replace(d=right))
+    allowed = torch.full_like(right, torch.finfo(torch.float64).tiny, dtype=torch.float64)
+    ids = ids_of(p)
+    for group in range(p.num_groups):
+        rows = ids == group
+        if bool(rows.any()):
+            a, sfa, d = p.a[rows], p.sfa[rows], right[rows]
+            part = DenseProblem(a, sfa, p.b[group], p.sfb[group], d, None, len(a), p.n, p.k, p.sfb_rows)
+            allowed[rows] = allowed_difference(part, d, partial_sums)
+    return right, allowed

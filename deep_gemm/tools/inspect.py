@@ -1,0 +1,211 @@
+"""Compiled kernels for a person to look at: what they need, what their machine code holds, which gates they pass.
+
+Nothing here needs a GPU. Compilation goes past the cache, so that its time is that of a first use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from ..choose.config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig, Output, tile_config
+from ..jit import applied, passes_for
+from ..jit.compiler import compile_cubin, compiler_version
+from ..jit.cubin import NO_DISASSEMBLER, disassemble
+from ..jit.report import KernelReport, report
+from ..kernels import fp8_gemm
+from .gates import Verdict, verdicts
+
+FAMILIES = {
+    "small": tile_config(64, 32, Output()),
+    "middle": tile_config(128, 112, Output()),
+    "large": tile_config(256, 128, Output()),
+    "cluster": tile_config(256, 128, Output(), cluster_n=2),
+    "accumulating": tile_config(256, 128, Output(is_fp32=True, adds_to_d=True)),
+}
+"""A few configurations that differ, for a look at what kernels are made of."""
+
+OPCODES = {
+    "QGMMA": "FP8 tensor core products, 64 x n x 32 each",
+    "FFMA": "promotion: partial sums, scaled, into the totals",
+    "FMUL": "scale of A times scale of B",
+    "SHFL": "scales of B and roles, handed from lane to lane",
+    "WARPGROUP": "fences and waits around the products",
+    "UTMALDG": "TMA loads",
+    "UTMASTG": "TMA stores",
+    "UTMAREDG": "TMA stores that add",
+    "SYNCS": "barriers of the ring (mbarrier)",
+    "BAR": "barriers of a block or a warpgroup",
+    "LDS": "scales of A, from shared memory",
+    "STSM": "D to shared memory, BF16",
+    "STS": "D to shared memory, FP32",
+    "LDG": "scales of B and C, from global memory",
+    "USETMAXREG": "registers moved between warps",
+    "LDL": "local memory read: spills",
+    "STL": "local memory written: spills",
+}
+"""The instructions that tell how a kernel works, in the order of its story."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """One configuration, compiled."""
+
+    config: GemmConfig
+    cubin: bytes
+    report: KernelReport
+    verdicts: tuple[Verdict, ...]
+    milliseconds: float
+    """Of a cold compilation."""
+
+    @property
+    def passed(self) -> int:
+        """How many gates it passes."""
+        return sum(verdict.passed for verdict in self.verdicts)
+
+
+def inspect(config: GemmConfig) -> Inspection:
+    """Compile a configuration and look at it."""
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"{config.name}: {reason}")
+    compiler_version()  # loads the compiler, which is not part of a compilation
+    start = time.perf_counter()
+    kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=f"fp8_gemm {config.name}")
+    kernel = applied(passes_for(config.num_threads), kernel)
+    milliseconds = (time.perf_counter() - start) * 1e3
+    facts = report(kernel.cubin, kernel.log)
+    return Inspection(config, kernel.cubin, facts, tuple(verdicts(facts, fp8_gemm.code_plan(config))), milliseconds)
+
+
+def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
+    """Print all that is known of one kernel."""
+    config, facts = found.config, found.report
+    console.print(f"[bold]fp8_gemm {config.name}[/], sm_90a, NVRTC {compiler_version()}\n")
+    console.print(_pairs(_configuration(found)))
+    opcodes = _table("instructions", ("opcode", "what it does here"), ("count",))
+    for opcode, meaning in OPCODES.items():
+        if facts.counts[opcode]:
+            multicast = f", {facts.multicast_loads} multicast" * (opcode == "UTMALDG" and facts.multicast_loads > 0)
+            opcodes.add_row(opcode, meaning + multicast, str(facts.counts[opcode]))
+    opcodes.add_row("all", "padding included", str(facts.counts.total()), style="dim")
+    console.print(opcodes)
+    gates = _table("gates", ("gate", "", "protects from"))
+    for verdict in found.verdicts:
+        gates.add_row(verdict.gate.name, _mark(verdict.passed), verdict.gate.protects_from)
+    console.print(gates)
+    _show_problems(found, console)
+    if sass:
+        code = disassemble(found.cubin)
+        console.print(f"SASS: {NO_DISASSEMBLER}" if code is None else code, markup=False, soft_wrap=True)
+
+
+def show_configs(configs: Sequence[GemmConfig], console: Console) -> None:
+    """List configurations, without compiling them."""
+    title = f"{len(configs)} configurations that the heuristics can choose"
+    table = _table(title, ("fp8_gemm",), ("stages", "shared bytes", "threads", "registers"))
+    for config in configs:
+        producer, math = config.registers
+        cells = (config.num_stages, config.shared_bytes, config.num_threads, f"{producer} / {math}")
+        table.add_row(config.name, *map(str, cells))
+    console.print(table)
+    console.print("registers: of a producer's and of a math thread, once setmaxnreg has moved them.", style="dim")
+
+
+def show_families(console: Console) -> bool:
+    """Compile one kernel of each kind, print a table, and say whether all pass their gates."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    found = {}
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("compiling", total=len(FAMILIES))
+        for kind, config in FAMILIES.items():
+            progress.update(task, description=f"compiling {config.name}")
+            found[kind] = inspect(config)
+            progress.advance(task)
+    title = "Kernels compiled for Hopper (sm_90a), on this machine"
+    table = _table(title, ("kind", "fp8_gemm"), ("registers", "shared", "code", "ms", "gates"))
+    for kind, one in found.items():
+        cells = (
+            str(one.report.registers),
+            _kib(one.config.shared_bytes),
+            _kib(one.report.code_bytes),
+            f"{one.milliseconds:.0f}",
+            _score(one),
+        )
+        table.add_row(kind, one.config.name, *cells)
+    console.print(table)
+    for one in found.values():
+        _show_problems(one, console)
+    return all(one.passed == len(one.verdicts) for one in found.values())
+
+
+def _show_problems(found: Inspection, console: Console) -> None:
+    for verdict in found.verdicts:
+        for problem in verdict.problems:
+            console.print(f"[red]{found.config.name}, {verdict.gate.name}:[/] {escape(problem)}")
+
+
+def _configuration(found: Inspection) -> dict[str, str]:
+    config, facts = found.config, found.report
+    producer, math = config.registers
+    slot_bytes = (config.block_m + config.block_n) * BLOCK_K + config.block_m * 4
+    buffers = config.num_math_warpgroups * config.num_store_buffers
+    cluster = "none"
+    if config.cluster_size > 1:
+        cluster = "2 CTAs share A along n" if config.cluster_n > 1 else "2 CTAs share B along m"
+    output = "FP32" if config.output_is_fp32 else "BF16"
+    output += ", C is read and added" * config.with_c + ", added to D where it lies" * config.adds_to_d
+    units = f"{config.units_per_warpgroup} of 64 x {config.unit_n or config.block_n} in turn"
+    return {
+        "tile": f"{config.block_m} x {config.block_n} x {BLOCK_K}",
+        "output": output,
+        "cluster": cluster,
+        "threads": f"{config.num_threads}: {config.num_math_warpgroups} math warpgroups and the producer's",
+        "work": f"each math warpgroup: {units}",
+        "registers": f"{facts.registers} a thread at launch, "
+        f"{facts.registers * config.num_threads} of {REGISTERS_PER_SM} in all",
+        "  then": f"{math} for a math thread, {producer} for a producer's",
+        "shared memory": f"{config.shared_bytes} of {SHARED_BYTES_LIMIT} bytes",
+        "  ring": f"{config.num_stages} stages of {slot_bytes} bytes (A, B, scales of A)",
+        "  stores": f"{buffers} buffers of {config.store_buffer_bytes} bytes, "
+        f"{config.panels_per_store} panels of 64 x {config.panel_columns} each",
+        "code": f"{facts.code_bytes} bytes",
+        "compiled in": f"{found.milliseconds:.0f} ms, cold",
+    }
+
+
+def _pairs(pairs: dict[str, str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in pairs.items():
+        table.add_row(key, value)
+    return table
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=f"\n{title}", title_justify="left", pad_edge=False, show_edge=False)
+    for heading in texts:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _mark(passed: bool) -> str:
+    return "[green]passed[/]" if passed else "[red]failed[/]"
+
+
+def _score(found: Inspection) -> str:
+    total = len(found.verdicts)
+    color = "green" if found.passed == total else "red"
+    return f"[{color}]{found.passed} of {total}[/]"
+
+
+def _kib(size: int) -> str:
+    return f"{size / 1024:.0f} KiB"
