@@ -6,14 +6,11 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .compat.forms import accepts_every_form
-from .dispatch import keep_for_calls_like_this, run
+from .compat.forms import Request, accepts_every_form
 from .kernels import dense
-from .kernels.plan import Plan
-from .problem import Recipes, check_ordinary_matrices, dense_problem
-from .problem.checks import Operand
+from .kernels.plan import Product, run
+from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem
 from .problem.layout import RECIPE_1D1D, Recipe
-from .signature import signature_of
 
 
 @accepts_every_form()
@@ -28,7 +25,7 @@ def fp8_gemm_nt(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
-) -> Tensor | None:
+) -> Request:
     """Compute D = C + A @ B.T with FP8 operands and FP32 scales.
 
     - `a`: values `[m, k]` (torch.float8_e4m3fn, contiguous along k) and scales `[m, ceil(k / 128)]` (torch.float32),
@@ -49,7 +46,7 @@ def fp8_gemm_nt(
     >>> y.shape, y.dtype, bool(calc_diff(y, x @ w.t()) < 1e-2)
     (torch.Size([4, 128]), torch.bfloat16, True)
     """
-    return _dense("nt", a, b, d, c, (recipe, recipe_a, recipe_b))
+    return run, NT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
 @accepts_every_form()
@@ -64,7 +61,7 @@ def fp8_gemm_nn(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
-) -> Tensor | None:
+) -> Request:
     """Compute `fp8_gemm_nt` with B given as `[k, n]` and its scales as `[ceil(k / 128), ceil(n / 128)]`.
 
     A view `w.t()` of a row-major `[n, k]` matrix costs nothing; a row-major `[k, n]` matrix is copied.
@@ -73,7 +70,7 @@ def fp8_gemm_nn(
     >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    return _dense("nn", a, b, d, c, (recipe, recipe_a, recipe_b))
+    return run, NN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
 @accepts_every_form()
@@ -88,14 +85,14 @@ def fp8_gemm_tn(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
-) -> Tensor | None:
+) -> Request:
     """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of both transposed likewise.
 
     >>> (x, sx), (w, sw) = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
     >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    return _dense("tn", a, b, d, c, (recipe, recipe_a, recipe_b))
+    return run, TN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
 @accepts_every_form()
@@ -110,18 +107,18 @@ def fp8_gemm_tt(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
-) -> Tensor | None:
+) -> Request:
     """Compute `fp8_gemm_nt` with A given as `[k, m]` and its scales as `[ceil(k / 128), m]`.
 
     >>> (x, sx), b = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(8, 128))
     >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
     128.0
     """
-    return _dense("tt", a, b, d, c, (recipe, recipe_a, recipe_b))
+    return run, TT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
 @accepts_every_form()
-def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) -> Tensor | None:
+def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) -> Request:
     """Accumulate a weight gradient: D += A @ B.T, with one scale for each row and 128 columns on both sides.
 
     `a` is `[m, k]` with scales `[m, ceil(k / 128)]`, `b` `[n, k]` with scales `[n, ceil(k / 128)]`, `d` FP32 `[m, n]`.
@@ -135,7 +132,7 @@ def wgrad_gemm_fp8_fp8_fp32_nt(a: Operand, b: Operand, d: Tensor | None = None) 
     """
     if isinstance(d, Tensor) and d.dtype != torch.float32:
         raise ValueError(f"d: expected dtype torch.float32, got {d.dtype}")
-    return _dense("nt", a, b, d, d, (RECIPE_1D1D, None, None))
+    return run, NT, a, b, d, d, (RECIPE_1D1D, None, None)
 
 
 fp8_fp4_gemm_nt = fp8_gemm_nt
@@ -145,22 +142,17 @@ fp8_fp4_gemm_tt = fp8_gemm_tt
 gemm_fp8_fp8_bf16_nt = fp8_gemm_nt
 
 
-def _dense(major: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
-    signature = signature_of(major, a, b, d, c, recipes)
-    plan = _plans.get(signature)
-    if plan is not None:
-        out = plan.new_output() if d is None else d
-        if plan.run(*a, *b, out, c):
-            return out if d is None else None
-    problem = dense_problem(a, b, d, c, major=major, recipes=recipes)
-    plan = run(problem, dense.run, reference.dense)
-    keep_for_calls_like_this(_plans, signature, plan, problem, a, b)
-    return problem.d if d is None else None
+def _dense_product(major: str) -> Product:
+    """State how a dense product is asked and computed; `major` says how A (n: `[m, k]`) and B (t: `[n, k]`) come."""
+
+    def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> DenseProblem:
+        return dense_problem(a, b, d, c, major=major, recipes=recipes)
+
+    turned = major[0] == "t", major[1] == "n"
+    return Product(ask, reference.dense, dense.run, None if turned[0] else dense.derive, turned)
 
 
-# Plans by all that was checked of a call but its addresses, which the plan looks at. A call that is found here has been
-# checked before: that is what makes it cheap.
-_plans: dict[tuple[object, ...], Plan] = {}
+NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
 
 
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:

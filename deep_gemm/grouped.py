@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from . import reference
-from .compat.forms import accepts_every_form
-from .dispatch import P, keep_for_calls_like_this, run
-from .kernels import depths as k_grouped
-from .kernels import rows as grouped
-from .kernels.plan import Plan
-from .problem import Recipes, contiguous_problem, k_grouped_problem, masked_problem
-from .problem.checks import Operand
+from .compat.forms import Request, accepts_every_form
+from .kernels import depths, rows
+from .kernels.plan import Product, run
+from .problem import ContiguousProblem, MaskedProblem, Operand, Recipes, contiguous_problem, masked_problem
 from .problem.layout import Recipe
 from .settings import get_mk_alignment_for_contiguous_layout
-from .signature import signature_of
 
 
 @accepts_every_form()
@@ -35,7 +31,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     expected_m_for_psum_layout: int | None = None,
     ensure_zero_padding: bool = True,
     num_groups: int | None = None,
-) -> Tensor | None:
+) -> Request:
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
     - `a`: values `[m, k]` and scales `[m, ceil(k / 128)]`; `b`: values `[groups, n, k]` and scales
@@ -54,8 +50,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
     >>> m_grouped_fp8_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
     [128.0, 128.0, 0.0]
     """
-    recipes = (recipe, recipe_a, recipe_b)
-    return _contiguous("nt", a, b, d, grouped_layout, num_groups, recipes, use_psum_layout, ensure_zero_padding)
+    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, ensure_zero_padding
+    return run, CONTIGUOUS_NT, a, b, d, grouped_layout, said
 
 
 @accepts_every_form()
@@ -74,15 +70,15 @@ def m_grouped_fp8_gemm_nn_contiguous(
     expected_m_for_psum_layout: int | None = None,
     ensure_zero_padding: bool = True,
     num_groups: int | None = None,
-) -> Tensor | None:
+) -> Request:
     """Compute `m_grouped_fp8_gemm_nt_contiguous` with B `[groups, k, n]` and its scales transposed likewise.
 
     >>> a, (w, sw) = per_token_cast_to_fp8(torch.ones(2, 128)), per_block_cast_to_fp8(torch.ones(2, 8, 128))
     >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
     [128.0, 128.0]
     """
-    recipes = (recipe, recipe_a, recipe_b)
-    return _contiguous("nn", a, b, d, grouped_layout, num_groups, recipes, use_psum_layout, ensure_zero_padding)
+    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, ensure_zero_padding
+    return run, CONTIGUOUS_NN, a, b, d, grouped_layout, said
 
 
 @accepts_every_form()
@@ -98,7 +94,7 @@ def m_grouped_fp8_gemm_nt_masked(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
-) -> Tensor | None:
+) -> Request:
     """Multiply the first `masked_m[g]` rows of each group: `d[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`.
 
     - `a`: values `[groups, max_m, k]` and scales `[groups, max_m, ceil(k / 128)]`; `b`: as for
@@ -115,14 +111,7 @@ def m_grouped_fp8_gemm_nt_masked(
     >>> d[..., 0].round().tolist()
     [[128.0, 0.0, 0.0, 0.0], [128.0, 128.0, 128.0, 0.0]]
     """
-    recipes = (recipe, recipe_a, recipe_b)
-    kind = ("masked", expected_m if type(expected_m) is int else None)
-    signature = signature_of(kind, a, b, d, masked_m, recipes) if kind[1] == expected_m else ()
-    out = _run_again(signature, a, b, d, masked_m)
-    if out is not None:
-        return out if d is None else None
-    problem = masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
-    return _run(problem, grouped.run, reference.masked, a, b, d, signature)
+    return run, MASKED, a, b, d, masked_m, ((recipe, recipe_a, recipe_b), expected_m, type(expected_m))
 
 
 @accepts_every_form(grouped_layout="ks_tensor")
@@ -137,7 +126,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
     *,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
-) -> Tensor | None:
+) -> Request:
     """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g @ b_g.T`.
 
     - `a`: values `[m * sum(ks)]`, the concatenation of each group's row-major `[m, k_g]`, and scales
@@ -152,14 +141,13 @@ def k_grouped_fp8_gemm_nt_contiguous(
     >>> k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)[:, 0, 0].round().tolist()
     [128.0, 0.0, 16.0]
     """
-    problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe)
-    return _run(problem, k_grouped.run, reference.k_grouped, a, b, d)
+    return depths.run, a, b, d, ks, ks_tensor, c, recipe
 
 
 @accepts_every_form()
 def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
     a: Operand, b: Operand, d: Tensor | None = None, ks: Sequence[int] | None = None
-) -> Tensor | None:
+) -> Request:
     """Accumulate the weight gradients of experts, in the form of 2025: `d[g] += a_g @ b_g.T`.
 
     As `k_grouped_fp8_gemm_nt_contiguous`, with scales `[sum(ceil(k_g / 128)), m]` and `[sum(ceil(k_g / 128)), n]`.
@@ -171,8 +159,7 @@ def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
     >>> grads[:, 0, 0].round().tolist()
     [129.0, 17.0]
     """
-    problem = k_grouped_problem(a, b, d, ks, None, d, k_major_scales=False)
-    return _run(problem, k_grouped.run, reference.k_grouped, a, b, d)
+    return depths.run, a, b, d, ks, None, d, None, False
 
 
 m_grouped_fp8_fp4_gemm_nt_contiguous = m_grouped_fp8_gemm_nt_contiguous
@@ -183,63 +170,39 @@ fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
 m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_gemm_nt_masked
 
 
-def _contiguous(
-    major: str,
-    a: Operand,
-    b: Operand,
-    d: Tensor | None,
-    layout: Tensor | None,
-    num_groups: int | None,
-    recipes: Recipes,
-    use_psum_layout: bool,
-    ensure_zero_padding: bool,
-) -> Tensor | None:
-    signature: tuple[object, ...] = ()
-    if layout is not None and num_groups is None:
-        signature = signature_of((major, bool(use_psum_layout), bool(ensure_zero_padding)), a, b, d, layout, recipes)
-    out = _run_again(signature, a, b, d, layout)
-    if out is not None:
-        return out if d is None else None
-    problem = contiguous_problem(
-        a,
-        b,
-        d,
-        layout,
-        num_groups=num_groups,
-        major=major,
-        recipes=recipes,
-        use_psum_layout=use_psum_layout,
-        ensure_zero_padding=ensure_zero_padding,
-        alignment=get_mk_alignment_for_contiguous_layout(),
-    )
-    return _run(problem, grouped.run, reference.contiguous, a, b, d, signature)
+def _contiguous_product(major: str) -> Product:
+    """State how a product of stacked rows is asked and computed; B is given as `[groups, n, k]` (nt) or turned (nn)."""
+
+    def ask(
+        a: Operand,
+        b: Operand,
+        d: Tensor | None,
+        layout: Tensor | None,
+        said: tuple[Recipes, int | None, bool, bool],
+    ) -> ContiguousProblem:
+        recipes, num_groups, use_psum_layout, ensure_zero_padding = said
+        return contiguous_problem(
+            a,
+            b,
+            d,
+            layout,
+            num_groups=num_groups,
+            major=major,
+            recipes=recipes,
+            use_psum_layout=use_psum_layout,
+            ensure_zero_padding=ensure_zero_padding,
+            alignment=get_mk_alignment_for_contiguous_layout(),
+        )
+
+    return Product(ask, reference.contiguous, rows.run, rows.derive, (False, major[1] == "n"))
 
 
-# Plans of calls that were checked before, as in dense.py.
-_plans: dict[tuple[object, ...], Plan] = {}
+def _ask_masked(
+    a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: tuple[Recipes, int | None, type]
+) -> MaskedProblem:
+    recipes, expected_m, _ = said
+    return masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
 
 
-def _run_again(
-    signature: tuple[object, ...], a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None
-) -> Tensor | None:
-    """Run the plan of a call like one before and give D; None if there is none, or it does not fit these addresses."""
-    plan = _plans.get(signature)
-    if plan is None:
-        return None
-    out = plan.new_output() if d is None else d
-    return out if plan.run(*a, *b, out, layout) else None
-
-
-def _run(
-    problem: P,
-    kernel: Callable[[P], Plan | None],
-    backend: Callable[[P], None],
-    a: Operand,
-    b: Operand,
-    d: Tensor | None,
-    signature: tuple[object, ...] = (),
-) -> Tensor | None:
-    """Compute; what is returned is D where the caller left it out. A plan is kept for calls of this signature."""
-    plan = run(problem, kernel, backend)
-    keep_for_calls_like_this(_plans, signature, plan, problem, a, b)
-    return problem.d if d is None else None
+CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
+MASKED = Product(_ask_masked, reference.masked, rows.run)

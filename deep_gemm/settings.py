@@ -94,8 +94,11 @@ class _Choices:
     mk_alignment: int = DEFAULT_ALIGNMENT
 
 
-class _InForce:
-    """The choices in force, and a number that stands for them."""
+class InForce:
+    """The choices in force, and a number that stands for them: nothing prepared under another number may be used.
+
+    The same choices have the same number, because engines set a number of SMs around a call and then put it back.
+    """
 
     def __init__(self) -> None:
         self.choices, self.generation = _Choices(), 0
@@ -103,21 +106,13 @@ class _InForce:
         self._lock = threading.Lock()
 
     def change(self, **changes: Any) -> None:
-        """Make a choice. Choices that were in force before have the number that they had then."""
+        """Make a choice."""
         with self._lock:
             self.choices = replace(self.choices, **changes)
             self.generation = self._generations.setdefault(self.choices, len(self._generations))
 
 
-_in_force = _InForce()
-
-
-def generation() -> int:
-    """Get the number of the choices in force: what was prepared under another number must not be used.
-
-    The same choices have the same number, because engines set a number of SMs around a call and then put it back.
-    """
-    return _in_force.generation
+in_force = InForce()
 
 
 def set_num_sms(num_sms: int) -> None:
@@ -127,17 +122,17 @@ def set_num_sms(num_sms: int) -> None:
     cannot be held to some of the multiprocessors where it needs more.
     """
     available = _device_num_sms()
-    _in_force.change(num_sms=integer_in_range("num_sms", num_sms, 1, available))
+    in_force.change(num_sms=integer_in_range("num_sms", num_sms, 1, available))
 
 
 def get_num_sms() -> int:
     """Multiprocessors that the products use: what was set, else all of the current GPU (132 without one)."""
-    return _device_num_sms() if _in_force.choices.num_sms is None else _in_force.choices.num_sms
+    return _device_num_sms() if in_force.choices.num_sms is None else in_force.choices.num_sms
 
 
 def num_sms_of(available: int) -> int:
     """Multiprocessors that the products use of a GPU that has this many."""
-    return min(_in_force.choices.num_sms or available, available)
+    return min(in_force.choices.num_sms or available, available)
 
 
 def set_tc_util(tc_util: int) -> None:
@@ -146,12 +141,12 @@ def set_tc_util(tc_util: int) -> None:
     Other libraries slow their kernels down by it to stay below a power limit. The products here never wait: the GPU
     lowers its clock where it must.
     """
-    _in_force.change(tc_util=integer_in_range("tc_util", tc_util, 1, 100))
+    in_force.change(tc_util=integer_in_range("tc_util", tc_util, 1, 100))
 
 
 def get_tc_util() -> int:
     """Get what `set_tc_util` set: 100 unless it was called."""
-    return _in_force.choices.tc_util
+    return in_force.choices.tc_util
 
 
 def set_pdl(enabled: bool) -> None:
@@ -160,12 +155,12 @@ def set_pdl(enabled: bool) -> None:
     What a product does before it reads or writes memory then runs beside the end of the kernel ahead: its launch and
     setup. The reference ignores it.
     """
-    _in_force.change(pdl=_truth_value(enabled))
+    in_force.change(pdl=_truth_value(enabled))
 
 
 def get_pdl() -> bool:
     """Tell whether programmatic dependent launch is on: off unless `set_pdl` turned it on."""
-    return _in_force.choices.pdl
+    return in_force.choices.pdl
 
 
 def set_batch_invariant(enabled: bool) -> None:
@@ -174,33 +169,33 @@ def set_batch_invariant(enabled: bool) -> None:
     Then no product shares out its k among several CTAs, which costs time where a product has few tiles. Without it the
     same call still gives the same bits each time.
     """
-    _in_force.change(batch_invariant=_truth_value(enabled))
+    in_force.change(batch_invariant=_truth_value(enabled))
 
 
 def get_batch_invariant() -> bool:
     """Tell what `set_batch_invariant` set; before it is called, whether `DG_BATCH_INVARIANT` is 1."""
-    chosen = _in_force.choices.batch_invariant
+    chosen = in_force.choices.batch_invariant
     return settings().batch_invariant if chosen is None else chosen
 
 
 def set_compile_mode(mode: int) -> None:
     """Set 1 for calls that compile what they need and compute nothing (warming up a cache), 0 for ordinary calls."""
-    _in_force.change(compile_mode=integer_in_range("mode", mode, 0, 1))
+    in_force.change(compile_mode=integer_in_range("mode", mode, 0, 1))
 
 
 def get_compile_mode() -> int:
     """Get what `set_compile_mode` set: 0 unless it was called."""
-    return _in_force.choices.compile_mode
+    return in_force.choices.compile_mode
 
 
 def set_mk_alignment_for_contiguous_layout(alignment: int) -> None:
     """Set the alignment of group starts in the offsets form of grouped layouts; 1 means no padding at all."""
-    _in_force.change(mk_alignment=integer_in_range("alignment", alignment, 1, 1 << 30))
+    in_force.change(mk_alignment=integer_in_range("alignment", alignment, 1, 1 << 30))
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:
     """Get the alignment of group starts that callers pad to: 128 unless another was set."""
-    return _in_force.choices.mk_alignment
+    return in_force.choices.mk_alignment
 
 
 # Older names of the same function.

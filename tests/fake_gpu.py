@@ -1,10 +1,12 @@
-"""A GPU that launches nothing: dense products of CPU tensors take the path of a GPU's, up to the driver."""
+"""A GPU that launches nothing: products of CPU tensors take the path of a GPU's, up to the driver."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,11 +15,9 @@ from torch import Tensor
 
 from deep_gemm.gpus import H200, Gpu
 from deep_gemm.jit import driver
-from deep_gemm.jit.tensor_map import TensorMap
-from deep_gemm.kernels import dense as kernels_dense
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
-
-MAP_BYTES = driver.TENSOR_MAP_BYTES
+from deep_gemm.jit.tensor_map import MAP_BYTES, TensorMap
+from deep_gemm.kernels import dense, depths, fp8_gemm, fp8_gemm_decode, k_group_maps, rows
+from deep_gemm.kernels.plan import PLANS
 
 
 class OnGpu(Tensor):
@@ -50,7 +50,7 @@ class Launch:
     is_dependent: bool
     words: tuple[int, ...]
     maps: tuple[TensorMap, ...]
-    """Those that were encoded for the plan."""
+    """Those that were encoded since the launch before."""
 
 
 @dataclass
@@ -61,63 +61,86 @@ class FakeGpu:
     launches: list[Launch] = field(default_factory=list)
     compiled: list[Any] = field(default_factory=list)
     """Configurations, as kernels were built for them."""
-    plans: int = 0
-    """Launches prepared."""
     encoded: list[TensorMap] = field(default_factory=list)
 
     @property
     def last(self) -> Launch:
         return self.launches[-1]
 
+    @property
+    def plans(self) -> int:
+        """Plans that are kept."""
+        return PLANS.count
 
-class _FakeLaunch:
-    gpu: FakeGpu
 
-    def __init__(
-        self,
-        kernel: str,
-        params: driver.ParamsBuffer,
-        grid: int,
-        threads: int,
-        cluster: int,
-        *,
-        is_dependent: bool = False,
-    ) -> None:
-        self.of = kernel, grid, cluster, is_dependent
-        self.params, self.maps = params, tuple(self.gpu.encoded)
+class FakeLauncher:
+    """Takes what a launcher of the driver takes, and writes it down."""
+
+    def __init__(self, gpu: FakeGpu, kernel: str, params_bytes: int, cluster: int, is_dependent: bool) -> None:
+        self.gpu, self.of = gpu, (kernel, cluster, is_dependent)
+        self.params = driver.ParamsBuffer(params_bytes)
+        self.lock = threading.Lock()
+        self.plan: object = None
+        self.stream: int | None = None
+        self.grid = 0
+        self.config = self.function = self.pointers = None
+        self.success = 0
+
+    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
+        assert tensor_map.why_illegal() is None
+        assert address % 16 == 0
+        self.gpu.encoded.append(tensor_map)
+        return encoded_map(tensor_map.sizes, tensor_map.strides, tensor_map.box, address)
+
+    def keeps_addresses(self) -> bool:
+        return True
+
+    def hold(self, plan: object, template: bytes, grid: int) -> None:
+        self.params.write(template)
+        self.plan, self.grid = plan, grid
+
+    def set_stream(self, stream: int) -> None:
+        self.stream = stream
+
+    def current_stream(self, device: int) -> int:
+        return 7
+
+    def current_device(self) -> int:
+        return -1  # what CPU tensors say they are on
+
+    def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
+        kernel, cluster, is_dependent = self.of
+        maps = tuple(self.gpu.encoded)
         self.gpu.encoded.clear()
-        self.gpu.plans += 1
-
-    def __call__(self, stream: int) -> None:
-        self.gpu.launches.append(Launch(*self.of, tuple(self.params.words), self.maps))
+        words = tuple(self.params.words)
+        self.gpu.launches.append(Launch(kernel, self.grid, cluster, is_dependent, words, maps))
+        return (0,)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     """Put a GPU without a driver in place of the real one; plans made before are not known to it, nor its own later."""
     fake = FakeGpu(gpu)
-
-    def encode(tensor_map: TensorMap, address: int) -> bytes:
-        assert tensor_map.why_illegal() is None
-        assert address % 16 == 0
-        fake.encoded.append(tensor_map)
-        return encoded_map(tensor_map.sizes, tensor_map.strides, tensor_map.box, address)
-
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 7, raising=False)
-    monkeypatch.setattr(kernels_dense, "gpu_of", lambda _: fake.gpu)
-    monkeypatch.setattr(kernels_dense, "_plans", {})
-    monkeypatch.setattr(kernels_dense, "_elders", {})
-    monkeypatch.setattr("deep_gemm.dense._plans", {})
-    monkeypatch.setattr(driver, "encode", encode)
-    monkeypatch.setattr(driver, "address_is_first_word", lambda: True)
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
-    monkeypatch.setattr(driver, "Launch", type("Launch", (_FakeLaunch,), {"gpu": fake}))
-    for module in (fp8_gemm, fp8_gemm_decode):
+    for kind in (dense, rows, depths):
+        monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
+    PLANS.clear()
+    monkeypatch.setattr(PLANS, "weights", {})
+    monkeypatch.setattr(PLANS, "count", 0)
 
-        def loaded(config: Any, device: int, name: str = module.NAME) -> str:
+    def launcher_of(name: str, params_bytes: int, cluster_of: Callable[[Any], int]) -> Callable[..., FakeLauncher]:
+        @cache
+        def launcher(config: Any, device: int, is_dependent: bool) -> FakeLauncher:
             if config not in fake.compiled:
                 fake.compiled.append(config)
-            return name
+            return FakeLauncher(fake, name, params_bytes, cluster_of(config), is_dependent)
 
-        monkeypatch.setattr(module, "loaded", loaded)
+        return launcher
+
+    size = fp8_gemm.DENSE_PARAMS.size
+    monkeypatch.setattr(fp8_gemm, "launcher", launcher_of(fp8_gemm.NAME, size, lambda config: config.cluster_size))
+    decode = launcher_of(fp8_gemm_decode.NAME, fp8_gemm_decode.PARAMS.size, lambda config: config.cluster_k)
+    monkeypatch.setattr(fp8_gemm_decode, "launcher", decode)
+    of_maps = FakeLauncher(fake, k_group_maps.NAME, k_group_maps.PARAMS.size, 1, is_dependent=False)
+    monkeypatch.setattr(k_group_maps, "launcher", lambda device, is_dependent: of_maps)
     return fake

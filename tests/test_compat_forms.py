@@ -18,14 +18,12 @@ X, Y, SX, SY, OUT, LAYOUT = (torch.full((1,), float(i)) for i in range(6))
 
 
 @accepts_every_form(batch_sizes="ks_tensor", first="a")
-def product(
-    a: Any, b: Any, d: Any = None, ks: Any = None, ks_tensor: Any = None, *, grouped_layout: Any = None
-) -> dict[str, Any]:
+def product(a: Any, b: Any, d: Any = None, ks: Any = None, ks_tensor: Any = None, *, grouped_layout: Any = None) -> Any:
     """Its docstring."""
-    return {key: value for key, value in locals().items() if value is not None}
+    return dict, {key: value for key, value in locals().items() if value is not None}
 
 
-def same(got: dict[str, Any], expected: dict[str, Any]) -> bool:
+def same(got: Any, expected: dict[str, Any]) -> bool:
     """The same tensors under the same names."""
     return got.keys() == expected.keys() and all(
         all(x is y for x, y in zip(got[key], expected[key], strict=True))

@@ -77,11 +77,16 @@ def test_a_launch_has_the_attributes_that_it_needs(
     monkeypatch: pytest.MonkeyPatch, cluster: int, is_dependent: bool
 ) -> None:
     fake = use(monkeypatch, cuLaunchKernelEx=(cu.CUresult.CUDA_SUCCESS,))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", None, raising=False)
     kernel: Any = SimpleNamespace(function="function", shared_bytes=4096)
-    for grid in (132, 264):  # two launches share what is slow to make, and nothing else
-        params = driver.ParamsBuffer(bytes(100))
-        launch = driver.Launch(kernel, params, grid, 384, cluster, is_dependent=is_dependent)
-        launch(stream=7)
+    for grid in (132, 264):  # two launchers share what is slow to make, and nothing else
+        launcher = driver.Launcher(kernel, 100, 384, cluster, is_dependent=is_dependent)
+        launcher.hold("a plan", bytes(range(100)), grid)
+        launcher.set_stream(7)
+        assert bytes(launcher.params.words)[:100] == bytes(range(100))
+        (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+        assert status == launcher.success
         _, (config, function, _, _) = fake.calls[-1]
         assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (grid, 1, 1)
         assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (384, 1, 1)
@@ -98,17 +103,19 @@ def test_a_launch_has_the_attributes_that_it_needs(
 
 
 def test_a_launch_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, cuLaunchKernelEx=(cu.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,))
+    use(monkeypatch)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", None, raising=False)
     kernel: Any = SimpleNamespace(function="function", shared_bytes=4096)
-    launch = driver.Launch(kernel, driver.ParamsBuffer(bytes(8)), 1, 32, 1)
     with pytest.raises(driver.DriverError, match="cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
-        launch(0)
+        driver.Launcher(kernel, 8, 32, 1).fail(cu.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
 
 
 @pytest.mark.parametrize("size", [1, 64, 65, 700])
 def test_parameters_lie_as_tensor_maps_demand_and_keep_their_bytes(size: int) -> None:
     data = bytes(i % 251 for i in range(size))
-    buffer = driver.ParamsBuffer(data)
+    buffer = driver.ParamsBuffer(size)
+    buffer.write(data)
     assert buffer.address % 64 == 0
     assert bytes(buffer.words)[:size] == data
     assert buffer.pointers[0] == buffer.address

@@ -9,7 +9,7 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_k_grouped
+from deep_gemm.kernels import fp8_gemm, k_group_maps
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.tools.gates import violations
 
@@ -34,8 +34,8 @@ def test_a_kernel_for_groups_along_k_is_what_was_planned(
 
 
 def test_the_kernel_that_makes_maps_is_what_was_planned() -> None:
-    name = fp8_gemm_k_grouped.MAPS_NAME
-    kernel = compile_cubin(fp8_gemm_k_grouped.MAPS_SOURCE, fp8_gemm_k_grouped.maps_headers(), name=name)
-    threads = fp8_gemm_k_grouped.MAPS_THREADS
+    name = k_group_maps.NAME
+    kernel = compile_cubin(k_group_maps.SOURCE, k_group_maps.headers(), name=name)
+    threads = k_group_maps.THREADS
     plan = CodePlan(roles=((threads, None),), shared_bytes=0, qgmma=0, tma_loads=0, multicast_loads=0)
     assert violations(report(kernel.cubin, kernel.log), plan) == []

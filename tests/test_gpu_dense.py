@@ -16,8 +16,8 @@ from deep_gemm import reference
 from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.dense import reachable
-from deep_gemm.jit import driver
 from deep_gemm.kernels import dense, fp8_gemm
+from deep_gemm.kernels.plan import PLANS
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.problem.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
@@ -274,9 +274,7 @@ def test_a_plan_of_another_m_gives_the_bits_of_one_whose_maps_the_driver_encoded
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def products() -> list[Tensor]:
-        monkeypatch.setattr(dense, "_plans", {})
-        monkeypatch.setattr(dense, "_elders", {})
-        monkeypatch.setattr("deep_gemm.dense._plans", {})
+        PLANS.clear()
         found = []
         for m in (200, 129, 300, 1000, 1023, 5, 2049):
             a, b = operands(m, 576, 1152, m)
@@ -286,7 +284,7 @@ def test_a_plan_of_another_m_gives_the_bits_of_one_whose_maps_the_driver_encoded
         return found
 
     changed = products()
-    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: False)
+    monkeypatch.setattr(deep_gemm.dense.NT, "derive", None)
     for d, right in zip(changed, products(), strict=True):
         assert torch.equal(d, right)
 

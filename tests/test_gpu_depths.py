@@ -16,8 +16,9 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.depths import reachable_k_grouped
-from deep_gemm.kernels import depths as k_grouped
-from deep_gemm.kernels.fp8_gemm_k_grouped import MAX_INLINE_KS
+from deep_gemm.kernels import depths
+from deep_gemm.kernels.k_group_maps import MAX_INLINE_KS
+from deep_gemm.kernels.plan import PLANS
 from deep_gemm.problem import KGroupedProblem, k_grouped_problem
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.sim import depths as sim
@@ -56,7 +57,7 @@ def assert_right(p: KGroupedProblem, d: Tensor, what: str = "") -> None:
 
 def check(p: KGroupedProblem, config: GemmConfig | None = None) -> Tensor:
     before = p.d.clone()
-    k_grouped.run(p, config)
+    depths.run_on_gpu(p, config)
     after = p.d.clone()
     p.d.copy_(before)
     assert_right(p, after, config.name if config else "chosen")
@@ -86,7 +87,7 @@ def test_random_depths_and_the_chosen_kernel(seed: int) -> None:
 def test_a_configuration_that_is_not_for_these_is_refused() -> None:
     p = problem_of([128], 64, 64, "c", on_gpu_alone=False)
     with pytest.raises(ValueError, match="is for another type of D, another C, or other scales of B"):
-        k_grouped.run(p, reachable_k_grouped()[0])
+        depths.run_on_gpu(p, reachable_k_grouped()[0])
 
 
 # ---- what users met
@@ -108,7 +109,7 @@ def test_short_groups_give_the_same_bits_a_hundred_times(addition: str) -> None:
     before, first = p.d.clone(), check(p)
     for _ in range(100):
         p.d.copy_(before)
-        k_grouped.run(p)
+        depths.run_on_gpu(p)
         assert torch.equal(p.d, first)
 
 
@@ -123,7 +124,7 @@ def test_many_groups_and_empty_ones(m: int, n: int) -> None:
 
 def test_128_groups_of_4096() -> None:
     p = problem_of([4096] * 128, 2048, 768, "fresh", on_gpu_alone=True)
-    k_grouped.run(p)
+    depths.run_on_gpu(p)
     for group in (0, 1, 63, 127):
         part = slice(group * 4096, (group + 1) * 4096)
         blocks = slice(group * 32, (group + 1) * 32)
@@ -213,7 +214,7 @@ def test_two_streams_do_not_share_maps() -> None:
         for index, p in enumerate(problems):
             with torch.cuda.stream(streams[index % 2]):
                 p.d.fill_(float("nan"))
-                k_grouped.run(p)
+                depths.run_on_gpu(p)
     torch.cuda.synchronize()
     for p, right in zip(problems, rights, strict=True):
         assert torch.equal(p.d, right)
@@ -222,7 +223,7 @@ def test_two_streams_do_not_share_maps() -> None:
 @pytest.mark.parametrize("on_gpu_alone", [False, True])
 def test_the_host_never_waits(on_gpu_alone: bool) -> None:
     p = problem_of(RAGGED, 520, 576, "c", on_gpu_alone=on_gpu_alone)
-    k_grouped.run(p)  # loading a kernel may wait
+    depths.run_on_gpu(p)  # loading a kernel may wait
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -261,16 +262,22 @@ def test_the_same_bits_on_any_number_of_sms_with_any_tile() -> None:
 def test_sizes_of_zero(ks: list[int], m: int, n: int, addition: str) -> None:
     p = problem_of(ks, m, n, addition, on_gpu_alone=False)
     right, _ = sim.right_and_allowed(p, TENSOR_CORES)
-    k_grouped.run(p)
+    depths.run_on_gpu(p)
     assert torch.equal(p.d, right)
 
 
-def test_a_plan_serves_other_depths_and_addresses() -> None:
-    k_grouped._plans.clear()
-    for ks in ([128, 256], [144, 16], [400, 0], [640, 640]):
-        for on_gpu_alone in (False, True):
-            check(problem_of(ks, 520, 576, "c", on_gpu_alone=on_gpu_alone), reachable_k_grouped()[6])
-    assert len(k_grouped._plans) == 1
+def test_plans_derived_for_other_depths_and_addresses_are_right() -> None:
+    PLANS.clear()
+    for seed in (0, 1):
+        for ks in ([128, 256], [144, 16], [400, 0], [640, 640], [256, 128]):
+            for on_gpu_alone in (False, True):
+                p: Any = problem_of(ks, 520, 576, "c", on_gpu_alone=on_gpu_alone)
+                right = check(p)
+                d = torch.full_like(p.d, float("nan"))
+                a, b = (p.a.clone(), p.sfa), (p.b, p.sfb)
+                deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, None if on_gpu_alone else ks, p.ks_tensor, p.c)
+                assert torch.equal(d, right), (seed, ks)
+        assert PLANS.count == 8, "four sums, with depths from the host and from the GPU"
 
 
 def test_pdl_changes_nothing() -> None:

@@ -8,12 +8,14 @@ import pytest
 import torch
 from helpers import framed, random_scales
 from test_gpu_dense import assert_right, operands, right_d
+from torch import Tensor
 
 from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
 from deep_gemm.choose.dense import reachable_decode
 from deep_gemm.kernels import dense
-from deep_gemm.problem import DenseProblem, dense_problem
+from deep_gemm.kernels.plan import Plan
+from deep_gemm.problem import DenseProblem, Operand, dense_problem
 from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
 
 pytestmark = pytest.mark.gpu
@@ -120,6 +122,12 @@ def test_scales_are_read_as_they_lie() -> None:
             assert torch.equal(d, right)
 
 
+def launch(plan: Plan, a: Operand, b: Operand, d: Tensor) -> None:
+    at = (*(x.data_ptr() for x in (*a, *b, d)), 0)
+    assert plan.fits(at)
+    plan.launch(at)
+
+
 def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
     problems = []
     for seed in range(4):
@@ -132,7 +140,7 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
     rights = []
     for a, b, d in problems:
         d.fill_(float("nan"))
-        assert plan.run(*a, *b, d, None)
+        launch(plan, a, b, d)
         assert_right(dense_problem(a, b, d, None), d, right_d(dense_problem(a, b, d, None), None))
         rights.append(d.clone())
     streams = [torch.cuda.Stream() for _ in problems]  # type: ignore[no-untyped-call]
@@ -141,14 +149,14 @@ def test_a_plan_serves_other_operands_and_streams_and_graphs() -> None:
         for stream, (a, b, d) in zip(streams, problems, strict=True):
             with torch.cuda.stream(stream):
                 d.fill_(float("nan"))
-                assert plan.run(*a, *b, d, None)
+                launch(plan, a, b, d)
     torch.cuda.synchronize()
     assert all(torch.equal(d, right) for (_, _, d), right in zip(problems, rights, strict=True))
 
     a, b, d = problems[0]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        plan.run(*a, *b, d, None)
+        launch(plan, a, b, d)
     for old, new in zip((*a, *b), (*problems[1][0], *problems[1][1]), strict=True):
         old.copy_(new)
     d.fill_(float("nan"))

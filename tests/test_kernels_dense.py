@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from deep_gemm.choose.config_decode import DecodeConfig, decode_config
 from deep_gemm.choose.tiles import tiles_by_name
 from deep_gemm.jit import driver
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
+from deep_gemm.kernels.fp8_gemm import DENSE_PARAMS
+from deep_gemm.kernels.plan import PLANS, pointer_members
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.problem.layout import RECIPE_1D1D, align, ceil_div, get_mn_major_tma_aligned_tensor
 
@@ -28,7 +31,7 @@ Operand = tuple[Tensor, Tensor]
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(settings_module, "_in_force", settings_module._InForce())
+    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
     monkeypatch.setattr(heuristics, "tuned_tiles", dict)  # no table: choices are those of the cost
     return install(monkeypatch)
 
@@ -36,7 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 def operands(m: int, n: int, k: int, *, by_row: bool = False) -> tuple[Operand, Operand, Tensor]:
     a = torch.zeros(m, k, dtype=torch.float8_e4m3fn), torch.ones(m, ceil_div(k, 128))
     b = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(n if by_row else ceil_div(n, 128), ceil_div(k, 128))
-    return (a[0], get_mn_major_tma_aligned_tensor(a[1])), b, on_gpu(torch.zeros(m, n, dtype=torch.bfloat16))
+    return (on_gpu(a[0]), get_mn_major_tma_aligned_tensor(a[1])), b, on_gpu(torch.zeros(m, n, dtype=torch.bfloat16))
 
 
 def problem(m: int, n: int, k: int) -> DenseProblem:
@@ -99,41 +102,39 @@ def test_a_new_m_compiles_nothing_where_the_configuration_is_known(gpu: FakeGpu)
 # Plans of another m
 
 
-def words_and_grids(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, *, are_copies: bool, **given: Any) -> list[Any]:
-    """What is launched for several m of one weight, and how many of the plans asked the driver for maps."""
-    monkeypatch.setattr(dense, "_plans", {})
-    monkeypatch.setattr(dense, "_elders", {})
-    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: are_copies)
+def words_and_grids(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, *, are_derived: bool, **given: Any) -> list[Any]:
+    """What is launched for several m of one weight, and how many of the launches asked the driver for maps."""
+    PLANS.clear()
     gpu.launches.clear()
-    for p, config in of_several_m(**given):
-        dense.run(p, config)
-    zeros = dict.fromkeys(fp8_gemm.Plan._WORDS, 0)  # addresses differ between the two rounds
-    launched = [
-        (launch.grid, launch.cluster, {**dict(enumerate(launch.words)), **zeros, fp8_gemm.Plan._D_POINTER: 0, 64: 0})
-        for launch in gpu.launches
-    ]
-    return [launched, sum(bool(launch.maps) for launch in gpu.launches)]
+    if not are_derived:
+        monkeypatch.setattr(deep_gemm.dense.NT, "derive", None)
+    tile, output = given["tile"], given["output"]
+    monkeypatch.setattr(dense, "select", lambda m, n, k, *_, **__: tile_config(tile[0], tile[1], output, k=k))
+    for call in of_several_m(**given):
+        call()
+    places = [DENSE_PARAMS.word(name) for name in pointer_members(DENSE_PARAMS)]
+    zeros = dict.fromkeys(places, 0)  # addresses differ between the two rounds
+    launched = [(launch.grid, launch.cluster, {**dict(enumerate(launch.words)), **zeros}) for launch in gpu.launches]
+    return [launched, sum(len(launch.maps) for launch in gpu.launches)]
 
 
-def of_several_m(
-    n: int, k: int, tile: tuple[int, int], output: Output, extra: int = 0, first_scale: int = 0
-) -> Iterator[tuple[DenseProblem, GemmConfig]]:
-    """`extra`: elements between rows beyond the row; `first_scale` 1: scales of A where TMA cannot load them."""
+def of_several_m(n: int, k: int, tile: tuple[int, int], output: Output, extra: int = 0) -> Iterator[Callable[[], Any]]:
+    """Calls of one weight. `extra`: elements between rows beyond the row."""
     by_row, k_blocks = output.sfb_is_per_row, ceil_div(k, 128)
     dtype = torch.float32 if output.is_fp32 else torch.bfloat16
     b = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(n if by_row else ceil_div(n, 128), k_blocks)
+    b = b[0], get_mn_major_tma_aligned_tensor(b[1])
     for m in (300, 2, 303, 256, 1000, 301, 1, 5):
-        a = torch.zeros(m, k + extra, dtype=torch.float8_e4m3fn)[:, :k]
+        a = on_gpu(torch.zeros(m, k + extra, dtype=torch.float8_e4m3fn)[:, :k])
         pitch = align(m, 4) + 4 * extra
-        sfa = torch.ones(pitch * k_blocks + 1).as_strided((m, k_blocks), (1, pitch), first_scale)
+        sfa = torch.ones(pitch * k_blocks).as_strided((m, k_blocks), (1, pitch))
         d = on_gpu(torch.zeros(m, n + extra, dtype=dtype)[:, :n])
         c = d if output.adds_to_d else torch.zeros_like(d) if output.with_c else None
         recipe = RECIPE_1D1D if by_row else None
-        yield dense_problem((a, sfa), b, d, c, recipes=(recipe, None, None)), tile_config(*tile, output, k=k)
+        yield partial(deep_gemm.fp8_gemm_nt, (a, sfa), b, d, c, recipe)
 
 
 @pytest.mark.parametrize("extra", [0, 32])
-@pytest.mark.parametrize("first_scale", [0, 1])
 @pytest.mark.parametrize(
     ("n", "k", "tile", "output"),
     [
@@ -154,17 +155,18 @@ def test_a_plan_of_another_m_is_what_the_driver_would_make_of_it(
     tile: tuple[int, int],
     output: Output,
     extra: int,
-    first_scale: int,
 ) -> None:
-    given = {"n": n, "k": k, "tile": tile, "output": output, "extra": extra, "first_scale": first_scale}
-    made, encoded_for_all = words_and_grids(gpu, monkeypatch, are_copies=False, **given)
-    changed, encoded_for_few = words_and_grids(gpu, monkeypatch, are_copies=True, **given)
+    given = {"n": n, "k": k, "tile": tile, "output": output, "extra": extra}
+    changed, encoded_for_few = words_and_grids(gpu, monkeypatch, are_derived=True, **given)
+    made, encoded_for_all = words_and_grids(gpu, monkeypatch, are_derived=False, **given)
     assert changed == made
-    assert encoded_for_all == 8
-    assert encoded_for_few == 4, "the first, and three that have fewer rows than a tile"
+    maps = encoded_for_all // 8
+    assert encoded_for_all == maps * 8
+    # Two maps for each m with other boxes than the first: those of A and its scales. One row is never derived.
+    assert encoded_for_few == (maps * 2 + 2 * 2 if k > 128 else encoded_for_all)
 
 
-def test_a_plan_of_another_m_keeps_its_elder_as_it_was(gpu: FakeGpu) -> None:
+def test_a_plan_of_another_m_leaves_the_one_it_is_derived_from_as_it_was(gpu: FakeGpu) -> None:
     kept = [operands(m, 4096, 512) for m in (1000, 1001)]
     words = []
     for a, b, d in [*kept, kept[0]]:
@@ -299,17 +301,20 @@ def test_no_more_sms_are_used_than_allowed(gpu: FakeGpu, num_sms: int) -> None:
 
 def test_fewer_sms_leave_the_decode_kernel_to_products_whose_grid_fits(gpu: FakeGpu) -> None:
     p = problem(1, 576, 7168)
-    chosen = dense._choice(p, Output(), gpu.gpu, gpu.gpu.num_sms)
+    chosen = dense.choice(p.m, p.n, p.k, Output(), gpu.gpu)
     assert isinstance(chosen, DecodeConfig)
-    needs = fp8_gemm_decode.grid(chosen, p)
-    assert dense._choice(p, Output(), gpu.gpu, needs) == chosen
-    assert isinstance(dense._choice(p, Output(), gpu.gpu, needs - 1), GemmConfig)
+    needs = fp8_gemm_decode.grid(chosen, p.m, p.n)
+    deep_gemm.set_num_sms(needs)
+    assert dense.choice(p.m, p.n, p.k, Output(), gpu.gpu) == chosen
+    deep_gemm.set_num_sms(needs - 1)
+    assert isinstance(dense.choice(p.m, p.n, p.k, Output(), gpu.gpu), GemmConfig)
 
 
 def test_fewer_sms_than_a_cluster_has_ctas_run_its_tile_without_a_cluster(gpu: FakeGpu) -> None:
     p = problem(512, 7168, 16384)
     for num_sms in (1, 2, 7):
-        config = dense._choice(p, Output(), gpu.gpu, num_sms)
+        deep_gemm.set_num_sms(num_sms)
+        config = dense.choice(p.m, p.n, p.k, Output(), gpu.gpu)
         assert isinstance(config, GemmConfig)
         assert config.cluster_size <= num_sms
         assert config.why_illegal() is None

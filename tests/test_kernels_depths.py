@@ -2,98 +2,107 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from fake_gpu import FakeGpu, install, on_gpu
 from torch import Tensor
 
-from deep_gemm.choose.config import Groups, Output, tile_config
+import deep_gemm
+from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
 from deep_gemm.choose.depths import reachable_k_grouped, select_k_grouped
 from deep_gemm.gpus import H200
-from deep_gemm.jit import driver
-from deep_gemm.kernels import depths as k_grouped
-from deep_gemm.kernels import fp8_gemm_k_grouped as kernel_side
+from deep_gemm.kernels import depths, k_group_maps
+from deep_gemm.kernels.fp8_gemm import DEPTHS_PARAMS
+from deep_gemm.kernels.params import Params
+from deep_gemm.kernels.plan import PLANS, pointer_members
 from deep_gemm.problem import KGroupedProblem
-from deep_gemm.problem.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.settings import set_compile_mode
 from deep_gemm.sim import depths as sim
-from deep_gemm.sim.arguments import encode
 
 FRESH, WITH_C, IN_PLACE = (config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128))
 PAIRS, *_ = (config for config in reachable_k_grouped() if config.cluster_size == 2)
 KS = [16, 0, 400]
-MAP_WORDS = driver.TENSOR_MAP_BYTES // 8
-
-
-class Gpu:
-    """Takes launches instead of a driver: the words that each kernel's parameters held then."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.launches: list[tuple[str, int, int, bool, list[int]]] = []
-        gpu = self
-
-        class Launch:
-            def __init__(self, kernel: str, params: Any, grid: int, threads: int, cluster: int, *, is_dependent: bool):
-                self.of, self.params = (kernel, grid, cluster, is_dependent), params
-
-            def __call__(self, stream: int) -> None:
-                gpu.launches.append((*self.of, list(self.params.words)))
-
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 7, raising=False)
-        monkeypatch.setattr(k_grouped, "gpu_of", lambda _: H200)
-        monkeypatch.setattr(k_grouped, "_plans", {})
-        monkeypatch.setattr(driver, "encode", lambda _, address: address.to_bytes(8, "little") + bytes(120))
-        monkeypatch.setattr(driver, "address_is_first_word", lambda: True)
-        monkeypatch.setattr(driver, "Launch", Launch)
-        monkeypatch.setattr(kernel_side, "loaded", lambda config, _: "product")
-        monkeypatch.setattr(kernel_side, "loaded_maps", lambda _: "maps")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(monkeypatch)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return install(monkeypatch)
 
 
 def ready(p: KGroupedProblem) -> KGroupedProblem:
     return p._replace(sfa=get_mn_major_tma_aligned_tensor(p.sfa), sfb=get_mn_major_tma_aligned_tensor(p.sfb))
 
 
+def call(p: KGroupedProblem, ks: list[int] | None = None) -> None:
+    a, b, d = (on_gpu(p.a), p.sfa), (p.b, p.sfb), on_gpu(p.d)
+    c = d if p.c is p.d else p.c
+    deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks, p.ks_tensor, c)
+
+
+def words_of_members(params: Params, words: tuple[int, ...]) -> dict[str, int]:
+    return {name: words[params.word(name)] for name in pointer_members(params)}
+
+
 @pytest.mark.parametrize("on_gpu_alone", [False, True])
 @pytest.mark.parametrize("config", [FRESH, WITH_C, IN_PLACE, PAIRS], ids=lambda config: config.name)
-def test_parameters_are_what_the_simulator_gives_the_same_kernels(gpu: Gpu, config: Any, on_gpu_alone: bool) -> None:
+def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmConfig, on_gpu_alone: bool) -> None:
     p = ready(sim.random_problem(config, KS, 100, 72, on_gpu_alone=on_gpu_alone))
-    k_grouped.run(p, config)
-    (*of_maps, _, map_words), (*of_product, words) = gpu.launches
-    assert of_maps == ["maps", 1, 1]
-    assert of_product == ["product", 3 * config.cluster_n, config.cluster_n, True]
-    addresses = {name: x.data_ptr() for name, x in p._asdict().items() if isinstance(x, Tensor)}
-    addresses |= {"ks": addresses.get("ks_tensor", 0), "k_groups": words[88]}
-    inline = kernel_side.depths(p)[1]
-    expected = encode(sim._map_params(config, p, inline), addresses)[2 * driver.TENSOR_MAP_BYTES :]
-    assert as_bytes(map_words[2 * MAP_WORDS :])[: len(expected)].rstrip(b"\0") == expected.rstrip(b"\0")
-    expected = encode(sim._params(config, p), addresses)[5 * driver.TENSOR_MAP_BYTES :]
-    assert as_bytes(words[5 * MAP_WORDS :])[: len(expected)] == expected
-    for place, name in ((2, "sfa"), (3, "d"), (4, "sfb")):
-        assert words[place * MAP_WORDS] == addresses[name]
+    depths.run_on_gpu(p, config)
+    maps, product = gpu.launches
+    assert (maps.kernel, maps.grid, maps.cluster) == ("k_group_maps", 1, 1)
+    assert (product.kernel, product.grid) == ("fp8_gemm_kernel", 3 * config.cluster_n)
+    assert (product.cluster, product.is_dependent) == (config.cluster_n, True)
+    found = words_of_members(k_group_maps.PARAMS, maps.words)
+    assert (found["a"], found["b"]) == (p.a.data_ptr(), p.b.data_ptr())
+    assert found["ks"] == (0 if p.ks_tensor is None else p.ks_tensor.data_ptr())
+    room = found["k_groups"]
+    found = words_of_members(DEPTHS_PARAMS, product.words)
+    assert found["groups.k_groups"] == room != 0
+    assert [found[name] for name in ("map_sfa", "map_sfb", "map_d", "d")] == [
+        x.data_ptr() for x in (p.sfa, p.sfb, p.d, p.d)
+    ]
+    assert found["c"] == (0 if p.c is None else p.c.data_ptr())
 
 
-def as_bytes(words: list[int]) -> bytes:
-    return b"".join(word.to_bytes(8, "little") for word in words)
+def test_the_same_sums_of_depths_are_a_call_that_was_seen_and_others_derive_a_plan(gpu: FakeGpu) -> None:
+    members = [DEPTHS_PARAMS.word(name) for name in pointer_members(DEPTHS_PARAMS)]
+    for is_derived in (True, False):
+        words = []
+        for ks in ([16, 0, 400], [400, 16, 0], [256, 128, 32], [1024, 0, 16]):
+            if not is_derived:
+                PLANS.clear()
+            p = ready(sim.random_problem(FRESH, ks, 100, 72))
+            call(p, ks)
+            maps, product = gpu.launches[-2:]
+            data = b"".join(word.to_bytes(8, "little") for word in maps.words)
+            inline = struct.unpack_from("<3I", data, k_group_maps.PARAMS.offset("inline_ks"))
+            assert list(inline) == ks
+            assert product.words[DEPTHS_PARAMS.word("d")] == p.d.data_ptr()
+            sums = struct.unpack_from("<2I", data, k_group_maps.PARAMS.offset("sum_k"))
+            assert sums == (sum(ks), sum(ceil_div(k, 128) for k in ks))
+            words.append({i: word for i, word in enumerate(product.words) if i not in members})
+        if is_derived:
+            assert gpu.plans == 3, "the second is like the first"
+            derived = words
+        else:
+            assert words == derived
 
 
-def test_a_plan_serves_other_depths_and_addresses(gpu: Gpu) -> None:
-    for ks in (KS, [256, 128, 16], [0, 0, 1024]):
-        p = ready(sim.random_problem(FRESH, ks, 100, 72))
-        k_grouped.run(p, FRESH)
-        *_, words = gpu.launches[-1]
-        assert [words[place * MAP_WORDS] for place in (2, 3, 4)] == [x.data_ptr() for x in (p.sfa, p.d, p.sfb)]
-    assert len(k_grouped._plans) == 1
+@pytest.mark.parametrize("ks", [[16, 0, 384], [16, 400], [8, 8, 400], [16, 0, 400.0], [True, 15, 400], [-16, 32, 400]])
+def test_depths_that_are_wrong_are_refused_on_a_call_that_was_seen(gpu: FakeGpu, ks: list[Any]) -> None:
+    p = ready(sim.random_problem(FRESH, KS, 100, 72))
+    call(p, KS)
+    with pytest.raises(ValueError, match=r"ks: expected|a: expected shape|d: expected shape"):
+        call(p, ks)
+    assert len(gpu.launches) == 2
 
 
-def test_maps_are_made_in_memory_of_each_calls_own(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_are_made_in_memory_of_each_calls_own(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Tensor] = []
     empty = torch.empty
 
@@ -104,39 +113,38 @@ def test_maps_are_made_in_memory_of_each_calls_own(gpu: Gpu, monkeypatch: pytest
     monkeypatch.setattr(torch, "empty", kept_empty)
     p = ready(sim.random_problem(FRESH, KS, 100, 72))
     for _ in range(2):
-        k_grouped.run(p, FRESH)
-    rooms = [words[88] for kernel, *_, words in gpu.launches if kernel == "product"]
+        call(p, KS)
+    at = DEPTHS_PARAMS.word("groups.k_groups")
+    rooms = [launch.words[at] for launch in gpu.launches if launch.kernel == "fp8_gemm_kernel"]
     assert len(set(rooms)) == 2
-    assert all(len(x) == kernel_side.k_groups_bytes(p) for x in kept if x.dtype == torch.uint8)
+    assert all(len(x) == k_group_maps.room_bytes(3) for x in kept if x.dtype == torch.uint8)
 
 
-def test_nothing_is_launched_where_a_side_or_all_depths_are_zero(gpu: Gpu) -> None:
+def test_nothing_is_launched_where_a_side_or_all_depths_are_zero(gpu: FakeGpu) -> None:
     for config in (FRESH, WITH_C, IN_PLACE):
         for ks, m, n in (([], 4, 8), ([16], 0, 8), ([16], 4, 0), ([0, 0], 4, 8)):
             p = sim.random_problem(config, ks, m, n)
             right = torch.zeros_like(p.d) if p.c is None else p.c.clone()
-            k_grouped.run(p)
+            depths.run_on_gpu(p)
             assert torch.equal(p.d, right)
     assert gpu.launches == []
 
 
-def test_compile_mode_prepares_and_does_not_launch(gpu: Gpu) -> None:
+def test_compile_mode_prepares_and_does_not_launch(gpu: FakeGpu) -> None:
     set_compile_mode(1)
     try:
-        k_grouped.run(sim.random_problem(FRESH, KS, 100, 72))
+        call(sim.random_problem(FRESH, KS, 100, 72), KS)
     finally:
         set_compile_mode(0)
     assert gpu.launches == []
-    assert len(k_grouped._plans) == 1
+    assert len(gpu.compiled) == 1
 
 
-def test_more_groups_than_parameters_hold_go_through_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
-    ks = [16] * (kernel_side.MAX_INLINE_KS + 1)
-    p = sim.random_problem(FRESH, ks, 4, 8)
-    tensor, inline = kernel_side.depths(p)
-    assert inline == b""
-    assert tensor is not None
+    ks = [16] * (k_group_maps.MAX_INLINE_KS + 1)
+    tensor = depths.depths_of(ks, None, torch.device("cpu"))
+    assert isinstance(tensor, Tensor)
     assert tensor.tolist() == ks
 
 
@@ -172,13 +180,15 @@ def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, 
 def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
     """For 3 groups with two rows of tiles each: no more clusters than pairs of tiles, no more CTAs than SMs."""
     p = sim.random_problem(PAIRS, KS, 300, n)
-    assert kernel_side.grid(PAIRS, p, num_sms) == ctas
+    assert depths.grid(PAIRS, p, num_sms) == ctas
 
 
-def test_a_cta_loads_its_half_of_a_that_is_shared() -> None:
-    p = sim.random_problem(PAIRS, KS, 300, 256)
-    assert [map_.box[1] for map_ in kernel_side.templates(PAIRS, p)] == [128, 128]
-    assert kernel_side.tensor_maps(PAIRS, p)["sfa"].box == (128, 1)
+def test_a_cta_loads_its_half_of_a_that_is_shared(gpu: FakeGpu) -> None:
+    p = ready(sim.random_problem(PAIRS, KS, 300, 256))
+    plan = depths.run_on_gpu(p, PAIRS)
+    assert plan is not None
+    assert [map_.box[1] for map_ in plan.make_maps.maps.values()] == [128, 128]
+    assert plan.maps["map_sfa"].box == (128, 1)
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
@@ -195,8 +205,8 @@ def test_the_smaller_the_depth_the_smaller_the_tile_that_is_added_to_d(k: int, t
     assert (config.block_m, config.block_n) == tile
 
 
-def test_a_configuration_for_another_product_is_refused(gpu: Gpu) -> None:
+def test_a_configuration_for_another_product_is_refused(gpu: FakeGpu) -> None:
     p = sim.random_problem(FRESH, KS, 100, 72)
     for other in (WITH_C, tile_config(64, 64, Output(True, sfb_is_per_row=True))):
         with pytest.raises(ValueError, match="is for"):
-            k_grouped.run(p, other)
+            depths.run_on_gpu(p, other)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_gpu import install
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from deep_gemm.choose.config import Output, tile_config
-from deep_gemm.kernels import fp8_gemm
+from deep_gemm.kernels import dense, fp8_gemm
 from deep_gemm.problem import dense_problem
 from deep_gemm.problem.layout import (
     align,
@@ -104,11 +105,14 @@ def test_one_column_is_never_copied_because_it_has_no_pitch(shape: tuple[int, ..
     assert_loads_directly(sf)
 
 
-def test_tma_takes_one_column_as_it_lies() -> None:
+def test_tma_takes_one_column_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.zeros(5, 128).to(torch.float8_e4m3fn), torch.zeros(256, 128).to(torch.float8_e4m3fn)
     p = dense_problem((a, scales(5, 1)), (b, scales(2, 1)), None, None)
-    config = tile_config(64, 64, Output())
-    assert [tensor_map.why_illegal() for tensor_map in fp8_gemm.tensor_maps(config, p).values()] == [None] * 4
+    config, output = tile_config(64, 64, Output()), Output()
+    install(monkeypatch)
+    launcher = fp8_gemm.launcher(config, -1, False)
+    maps = dense.plan_of(p, output, config, 132, launcher).maps
+    assert [tensor_map.why_illegal() for tensor_map in maps.values()] == [None] * 4
 
 
 def test_columns_of_groups_are_copied_where_the_groups_lie_apart_by_no_multiple_of_16_bytes() -> None:

@@ -35,7 +35,7 @@ REFUSED: list[tuple[str, Any]] = [
 def _no_gpu_and_nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test sets is gone after it, and no GPU of this machine shows."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(module, "_in_force", module._InForce())
+    monkeypatch.setattr(module, "in_force", module.InForce())
 
 
 def accessors(name: str) -> tuple[Callable[[Any], None], Callable[[], Any]]:
@@ -82,17 +82,17 @@ def test_plans_are_made_anew_exactly_under_choices_not_made_before(
 ) -> None:
     set_it, _ = accessors(name)
     set_it(default)
-    first = module.generation()
+    first = module.in_force.generation
     set_it(default)
-    assert module.generation() == first, "nothing changed"
+    assert module.in_force.generation == first, "nothing changed"
     other = next(value for value in values if value != default)
     set_it(other)
-    second = module.generation()
+    second = module.in_force.generation
     assert second != first
     set_it(default)
-    assert module.generation() == first, "what was in force before"
+    assert module.in_force.generation == first, "what was in force before"
     set_it(other)
-    assert module.generation() == second
+    assert module.in_force.generation == second
 
 
 def test_one_setting_does_not_change_another() -> None:

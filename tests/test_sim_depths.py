@@ -16,7 +16,7 @@ from deep_gemm.choose.config import GemmConfig, Groups, Output
 from deep_gemm.choose.depths import SHARING_A, TILES, k_grouped_config
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm
-from deep_gemm.kernels.fp8_gemm_k_grouped import MAX_INLINE_KS
+from deep_gemm.kernels.k_group_maps import MAX_INLINE_KS
 from deep_gemm.sim import SimulationError
 from deep_gemm.sim import depths as sim
 from deep_gemm.sim.dense import Outcome, compile_config

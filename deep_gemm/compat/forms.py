@@ -10,11 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-Result = TypeVar("Result")
+Request = tuple[Any, ...]
+"""Who runs, and its arguments."""
 
 SYNONYMS = {
     "lhs": "a",
@@ -26,21 +27,25 @@ SYNONYMS = {
 }
 
 
-def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Let a product take operands apart and arguments by any era's names; `more_synonyms` maps old names to its own."""
+def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Request]], Callable[..., Tensor | None]]:
+    """Let a product take operands apart and arguments by any era's names; `more_synonyms` maps old names to its own.
+
+    The product gives a request: who runs, and with which arguments.
+    """
     synonyms = {**SYNONYMS, **more_synonyms}
 
-    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+    def decorate(function: Callable[..., Request]) -> Callable[..., Tensor | None]:
         parameters = tuple(inspect.signature(function).parameters)
 
         @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Result:
+        def call(*args: Any, **kwargs: Any) -> Tensor | None:
             if len(args) >= 4 and isinstance(args[0], Tensor):
                 x, y, sx, sy, *rest = args
                 args = ((x, sx), (y, sy), *rest)
             if kwargs and not synonyms.keys().isdisjoint(kwargs):
                 kwargs = _todays_names(function.__name__, parameters[: len(args)], kwargs, synonyms)
-            return function(*args, **kwargs)
+            run, *arguments = function(*args, **kwargs)
+            return run(*arguments)  # type: ignore[no-any-return]
 
         return call
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Mapping
+import struct
+import threading
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 from ..problem.layout import ADDRESS_ALIGNMENT
 from .compiler import CompiledKernel
-from .tensor_map import ElementType, TensorMap
-
-TENSOR_MAP_BYTES = 128
-PARAMS_ALIGNMENT = 64
+from .tensor_map import MAP_ALIGNMENT, MAP_BYTES, ElementType, TensorMap
 
 
 class DriverError(RuntimeError):
@@ -78,59 +78,70 @@ def _words(size: int) -> type[ctypes.Array[ctypes.c_uint64]]:
 
 
 class ParamsBuffer:
-    """The one parameter of a kernel, a struct: 64-bit words at an address aligned as tensor maps demand."""
+    """Memory for the one parameter of a kernel, a struct: 64-bit words at an address aligned as tensor maps demand."""
 
-    def __init__(self, data: bytes) -> None:
-        size = len(data) + -len(data) % PARAMS_ALIGNMENT
-        self._memory = _words(size + PARAMS_ALIGNMENT)()
+    def __init__(self, size: int) -> None:
+        size += -size % MAP_ALIGNMENT
+        self._memory = _words(size + MAP_ALIGNMENT)()
         start = ctypes.addressof(self._memory)
-        self.address = start + -start % PARAMS_ALIGNMENT
+        self.address = start + -start % MAP_ALIGNMENT
         self.words = _words(size).from_address(self.address)
         self.pointers = _OnePointer(self.address)
-        self.write(data)
 
     def write(self, data: bytes, at: int = 0) -> None:
         """Write the struct's bytes from one of them on."""
         ctypes.memmove(self.address + at, data, len(data))
 
-    def changed(self, numbers: Mapping[int, int]) -> ParamsBuffer:
-        """Copy the struct, with other numbers of 32 bits at these bytes."""
-        copy = ParamsBuffer(bytes(self.words))
-        for offset, number in numbers.items():
-            ctypes.c_uint32.from_address(copy.address + offset).value = number
-        return copy
 
-
-class Launch:
-    """A launch prepared once: all but the stream and the parameters' bytes is fixed."""
+class Launcher:
+    """The way one kernel is launched: its parameters' memory and all else of a launch. Plans take turns in using it."""
 
     def __init__(
-        self, kernel: Kernel, params: ParamsBuffer, grid: int, threads: int, cluster: int, *, is_dependent: bool = False
+        self, kernel: Kernel, params_bytes: int, threads: int, cluster: int, *, is_dependent: bool = False
     ) -> None:
         """`is_dependent`: the kernel may start while the one ahead on its stream ends, and waits for it itself."""
         cu = _driver()
-        self._function = kernel.function
-        self._params = params  # kept alive: the launch reads it by address
-        self._pointers = ctypes.addressof(params.pointers)
+        self.params = ParamsBuffer(params_bytes)
+        self.lock = threading.Lock()  # parameters are written and read by the launch in one go
+        self.plan: object = None
+        """Whose parameters are there now."""
+        self.stream: int | None = None
+        """The one that `config` has."""
+        self.function, self.pointers = kernel.function, ctypes.addressof(self.params.pointers)
         config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = kernel.shared_bytes
         attributes = _attributes(cluster, is_dependent)
         config.attrs = attributes
         config.numAttrs = len(attributes)
-        self._config = config
-        self._stream: int | None = None
-        self._launch = cu.cuLaunchKernelEx
-        self._success = cu.CUresult.CUDA_SUCCESS
+        self.config = config
+        self.start, self.success = cu.cuLaunchKernelEx, cu.CUresult.CUDA_SUCCESS
+        """`start` takes `config`, `function`, `pointers` and 0, and gives a tuple with the driver's status."""
+        self.current_stream, self.current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
 
-    def __call__(self, stream: int) -> None:
-        """Launch on a stream, given by its handle."""
-        if stream != self._stream:  # writing it costs as much as a key's look-up
-            self._config.hStream = self._stream = stream
-        (status,) = self._launch(self._config, self._function, self._pointers, 0)
-        if status != self._success:
-            _checked("cuLaunchKernelEx", (status,))
+    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
+        """Encode a map that begins at this address; `tensor`, where its tensor begins, is for the simulator."""
+        return encode(tensor_map, address)
+
+    def keeps_addresses(self) -> bool:
+        """Tell whether a map's address is its first word, where a plan may replace it."""
+        return address_is_first_word()
+
+    def hold(self, plan: object, template: bytes, grid: int) -> None:
+        """Take the parameters and the grid of another plan."""
+        self.params.write(template)
+        self.config.gridDimX = grid
+        self.plan = plan
+
+    def set_stream(self, stream: int) -> None:
+        """Launch on this stream from now on. (Writing it costs as much as a look-up of a key.)"""
+        self.config.hStream = self.stream = stream
+
+    def fail(self, status: Any) -> NoReturn:
+        """Raise what the driver says of a launch that failed."""
+        _checked("cuLaunchKernelEx", (status,))
+        raise DriverError(f"cuLaunchKernelEx: {status}")
 
 
 @cache
@@ -169,7 +180,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
         if reason is not None:
             raise ValueError(f"tensor_map: {reason}")
         _checked("cuTensorMapEncodeTiled", (status,))
-    return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+    return ctypes.string_at(encoded.getPtr(), MAP_BYTES)
 
 
 @cache
@@ -232,30 +243,33 @@ def sizes_are_numbers() -> bool:
 
     Seen by encoding maps of each kind in use for several sizes: changed so, the first must be each of the others.
     """
-    kinds = [
-        TensorMap(ElementType.UINT8, (7168, 64), (7168,), (128, 64), 128),
-        TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (64, 64), 128),
-        TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (16, 64), 32),
-        TensorMap(ElementType.FLOAT32, (4096, 64), (16384,), (32, 64), 128),
-        TensorMap(ElementType.FLOAT32, (32, 128, 64), (128, 16384), (32, 2, 64), 128),
-        TensorMap(ElementType.FLOAT32, (64, 56), (256,), (128, 1)),
+    kinds = [  # and which dimension has the rows
+        (TensorMap(ElementType.UINT8, (7168, 64), (7168,), (128, 64), 128), 1),
+        (TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (64, 64), 128), 1),
+        (TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (16, 64), 32), 1),
+        (TensorMap(ElementType.FLOAT32, (4096, 64), (16384,), (32, 64), 128), 1),
+        (TensorMap(ElementType.FLOAT32, (32, 128, 64), (128, 16384), (32, 2, 64), 128), 2),
+        (TensorMap(ElementType.UINT8, (7168, 64, 64, 1), (7168, 7168, 16), (128, 64, 1, 1), 128), 2),
+        (TensorMap(ElementType.FLOAT32, (64, 56), (256,), (128, 1)), 0),
+        (TensorMap(ElementType.FLOAT32, (64, 56, 1), (256, 64), (128, 1, 1)), 0),
     ]
     sizes = (2, 3, 100, 255, 256, 257, 4097, 65536, 1 << 20, (1 << 31) - 1)
     if not address_is_first_word():
         return False
-    for kind in kinds:
-        is_scales = kind.box[1] == 1  # these have m inside, and a pitch that depends on it
-        dimension = 0 if is_scales else len(kind.sizes) - 1
-        first = ParamsBuffer(encode(kind, 1 << 40))
+    for kind, dimension in kinds:
+        first = encode(kind, 1 << 40)
         for m in sizes:
-            pitch = (m + 3) // 4 * 16 if is_scales else kind.strides[0]
+            # Scales have their rows inside, and a pitch that depends on them.
+            pitch = (m + 3) // 4 * 16 if dimension == 0 else kind.strides[0]
             m_sizes = (*kind.sizes[:dimension], m, *kind.sizes[dimension + 1 :])
             other = kind._replace(sizes=m_sizes, strides=(pitch, *kind.strides[1:]))
-            changed = first.changed(dict([size_number(dimension, m), stride_number(pitch)]))
+            changed = bytearray(first)
+            for at, number in (size_number(dimension, m), stride_number(pitch)):
+                struct.pack_into("<I", changed, at, number)
             try:
                 encoded = encode(other, 1 << 40)
             except (DriverError, ValueError):  # a map so large that no product has it
                 return False
-            if bytes(changed.words)[:TENSOR_MAP_BYTES] != encoded:
+            if changed != encoded:
                 return False
     return True

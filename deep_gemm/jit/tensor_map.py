@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from ..problem.layout import ADDRESS_ALIGNMENT
 
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+"""Size of an encoded map, and the alignment of its address, also inside of a kernel's parameters."""
 MAX_BOX = 256
 MAX_SWIZZLE = 128
 

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
-from ..choose.config import GemmConfig, Output, tile_config
+from ..choose.config import BLOCK_K, GemmConfig, Output, tile_config
 from ..choose.config_decode import DecodeConfig
 from ..choose.dense import select
 from ..gpus import Gpu, gpu_of
 from ..jit import driver
+from ..jit.tensor_map import ElementType
 from ..problem import DenseProblem
-from ..problem.layout import ADDRESS_ALIGNMENT
-from ..settings import generation, get_batch_invariant, get_compile_mode, num_sms_of, settings
+from ..problem.layout import align, ceil_div, get_mn_major_tma_aligned_tensor
+from ..settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_of, settings
 from . import fp8_gemm, fp8_gemm_decode
-from .plan import Plan, addresses_of, keep, refuse_if
+from .fp8_gemm import DENSE_PARAMS
+from .maps import matrix_map, output_map, scales_map
+from .plan import SFA, SFB, A, B, C, D, Place, Plan, addresses_of, other_rows, refuse_if, rows_of
 
-_plans: dict[tuple[object, ...], Plan] = {}
-_elders: dict[tuple[object, ...], fp8_gemm.Plan] = {}
-"""Of plans that differ in m alone the first with as many rows as a tile, from which the others are made."""
+Config = GemmConfig | DecodeConfig
 
 
-def run(p: DenseProblem, config: GemmConfig | DecodeConfig | None = None) -> Plan | None:
-    """Compute a dense product on the GPU that its tensors are on.
+def run(p: DenseProblem, config: Config | None = None) -> Plan | None:
+    """Compute a dense product on the GPU that its tensors are on, and give the plan, which serves other calls.
 
-    The plan serves later products of the same kind; it is not given where scales had to be copied first. `config` None
-    leaves the choice to the heuristics.
+    `config` None leaves the choice to the heuristics.
     """
     if p.m == 0 or p.n == 0:
         return None
@@ -40,19 +42,45 @@ def run(p: DenseProblem, config: GemmConfig | DecodeConfig | None = None) -> Pla
         with torch.cuda.device(device):
             return run(p, config)
     output = output_of(p)
-    # `generation` stands for the number of SMs and the other settings that a plan depends on.
-    family = (p.n, p.k, output, device, generation(), _layout(p))
-    key = (p.m, p.sfa.stride(), config, family)
-    found = _plans.get(key)
-    if found is None:
-        found, ready = _plan(p, output, config, family)
-        keep(_plans, key, found)
+    if config is None:
+        config = choice(p.m, p.n, p.k, output, gpu_of(device))
     else:
-        ready = found.prepared(p)
+        refuse_if(config.name, why_unfit(config, p.k, output))
+    _print_if_asked(p.m, p.n, p.k, config)
+    ready = prepared(config, p)
+    plan = plan_of(ready, output, config, num_sms_of(gpu_of(device).num_sms), launcher_of(config, device))
+    plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     if get_compile_mode() == 1:
         return None
-    found.launch(*addresses_of(ready))
-    return found if ready is p else None
+    plan.launch(addresses_of(ready))
+    return plan
+
+
+def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan | None:
+    """Make a plan for other rows of a weight, of operands that nobody has checked; None if they want the checks."""
+    like = next(iter(templates.values()))
+    of_rows, c = other_rows(like, operands), operands[C]
+    if of_rows is None or (c is not None and c.shape != (*operands[A].shape[:1], like.n)):
+        return None
+    m, pitch = of_rows
+    gpu = gpu_of(like.device)
+    config = choice(m, like.n, like.k, like.output, gpu)
+    template = templates.get(config)
+    if template is None or template.copies_sfa:
+        return None
+    _print_if_asked(m, like.n, like.k, config)
+    rows, maps = rows_of(like, m, pitch, operands), template.maps
+    if isinstance(config, DecodeConfig):
+        return fp8_gemm_decode.derived(template, config, m, pitch, rows)
+    map_d = maps["map_d"]
+    changed = {
+        "map_a": maps["map_a"]._replace(sizes=(like.k, m), box=(BLOCK_K, min(config.box_rows_of_a, m))),
+        "map_sfa": maps["map_sfa"]._replace(
+            sizes=(m, ceil_div(like.k, BLOCK_K)), strides=(pitch * 4,), box=(box_rows_of_sfa(config, m), 1)
+        ),
+        "map_d": map_d._replace(sizes=(*map_d.sizes[:-1], m)),
+    }
+    return template.derived(rows, grid(config, m, like.n, num_sms_of(gpu.num_sms)), {"m": m}, changed)
 
 
 def output_of(p: DenseProblem) -> Output:
@@ -65,55 +93,108 @@ def output_of(p: DenseProblem) -> Output:
 _output = cache(Output)
 
 
-def _plan(
-    p: DenseProblem, output: Output, config: GemmConfig | DecodeConfig | None, family: tuple[object, ...]
-) -> tuple[Plan, DenseProblem]:
-    """Prepare the launch of a kernel, and the problem for it. A configuration that was given must suit the problem."""
-    gpu = gpu_of(p.d.get_device())
-    num_sms = num_sms_of(gpu.num_sms)
-    is_given = config is not None
-    config = config or _choice(p, output, gpu, num_sms)
-    if settings().print_configs:
-        print(f"deep_gemm: {p.m} x {p.n} x {p.k} runs {config.name}", file=sys.stderr)
-    if isinstance(config, DecodeConfig):
-        if is_given:
-            refuse_if(config.name, fp8_gemm_decode.why_unfit(config, output))
-        return fp8_gemm_decode.Plan(p, config), p
-    if is_given:
-        refuse_if(config.name, fp8_gemm.why_unfit(config, p.k, output))
-    ready = fp8_gemm.prepared(config, p)
-    # With fewer rows than a tile has, boxes are lower: such a plan is neither made from another's, nor another from it.
-    if p.m < config.block_m or not driver.sizes_are_numbers():
-        return fp8_gemm.Plan(ready, output, config, num_sms), ready
-    elder = _elders.get((config, family))
-    plan = None if elder is None else elder.for_m(ready)
-    if plan is None:
-        plan = fp8_gemm.Plan(ready, output, config, num_sms)
-        keep(_elders, (config, family), plan)
-    return plan, ready
-
-
-def _choice(p: DenseProblem, output: Output, gpu: Gpu, num_sms: int) -> GemmConfig | DecodeConfig:
+def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
     """Choose for the whole GPU; on fewer SMs the same kernel runs, so that nothing is compiled, unless it needs more.
 
     `fp8_gemm` is persistent: its grid is as small as it is told. The decode kernel's is what its tiles need, and where
     that is more CTAs than SMs, nothing would hold them to these SMs.
     """
-    split_k = not get_batch_invariant()
-    config = select(p.m, p.n, p.k, output, gpu, split_k=split_k)
+    split_k, num_sms = not get_batch_invariant(), num_sms_of(gpu.num_sms)
+    config = select(m, n, k, output, gpu, split_k=split_k)
     if num_sms >= gpu.num_sms:
         return config
     if isinstance(config, DecodeConfig):
-        if fp8_gemm_decode.grid(config, p) <= num_sms:
+        if fp8_gemm_decode.grid(config, m, n) <= num_sms:
             return config
-        config = select(p.m, p.n, p.k, output, gpu, split_k=split_k, whole_gpu=False)
+        config = select(m, n, k, output, gpu, split_k=split_k, whole_gpu=False)
     if isinstance(config, GemmConfig) and config.cluster_size > num_sms:
-        return tile_config(config.block_m, config.block_n, output, k=p.k)
+        return tile_config(config.block_m, config.block_n, output, k=k)
     return config
 
 
-def _layout(p: DenseProblem) -> tuple[object, ...]:
-    """Strides but those of A's scales, and which scales TMA could load where they are: others are copied."""
-    c_stride = None if p.c is None else p.c.stride(0)
-    for_tma = p.sfa.data_ptr() % ADDRESS_ALIGNMENT == 0, p.sfb.data_ptr() % ADDRESS_ALIGNMENT == 0
-    return p.a.stride(0), p.b.stride(0), p.sfb.stride(), p.d.stride(0), c_stride, for_tma
+def why_unfit(config: Config, k: int, output: Output) -> str | None:
+    """Say why a configuration would compute something else than this product; None if it computes it."""
+    if isinstance(config, DecodeConfig):
+        return fp8_gemm_decode.why_unfit(config, output)
+    return fp8_gemm.why_unfit(config, k, output)
+
+
+def launcher_of(config: Config, device: int) -> driver.Launcher:
+    """Get the way a configuration is launched now, compiled and loaded at first need."""
+    if isinstance(config, DecodeConfig):
+        return fp8_gemm_decode.launcher(config, device, get_pdl())
+    return fp8_gemm.launcher(config, device, get_pdl())
+
+
+def prepared(config: Config, p: DenseProblem) -> DenseProblem:
+    """Lay scales that TMA loads out for it: m-major, in rows of a multiple of 16 bytes. Itself, where they lie so."""
+    if isinstance(config, DecodeConfig):
+        return p
+    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
+    sfb = get_mn_major_tma_aligned_tensor(p.sfb) if config.sfb_is_per_row else p.sfb
+    return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
+
+
+def plan_of(p: DenseProblem, output: Output, config: Config, num_sms: int, launcher: driver.Launcher) -> Plan:
+    """Prepare the launch for a problem that is `prepared`."""
+    if isinstance(config, DecodeConfig):
+        plan = fp8_gemm_decode.plan_of(p, config, launcher)
+    else:
+        plan = _plan_of(p, config, num_sms, launcher)
+    plan.config, plan.output, plan.n, plan.k = config, output, p.n, p.k
+    if p.c is not None and not isinstance(config, DecodeConfig):
+        # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
+        plan.c_is_d = True if output.adds_to_d else False if output.is_fp32 else None
+    return plan
+
+
+def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+    maps = {
+        # Boxes of A have no rows that are never there, those of its scales at most what fills 16 bytes.
+        "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.box_rows_of_a, p.m), BLOCK_K), 128),
+        "map_b": matrix_map(ElementType.UINT8, p.b, (config.block_n // config.cluster_m, BLOCK_K), 128),
+        "map_sfa": scales_map(box_rows_of_sfa(config, p.m), p.sfa),
+        "map_d": output_map(config, p.d),
+    }
+    places = [
+        Place("map_a", A),
+        Place("map_b", B),
+        Place("map_sfa", SFA),
+        Place("map_d", D),
+        Place("sfb", SFB),
+        Place("c", C),
+        Place("d", D),
+    ]
+    numbers: dict[str, int | bytes] = {
+        "map_sfb": b"",
+        "c_pitch": 0 if p.c is None else p.c.stride(0),
+        "d_pitch": p.d.stride(0),
+        "sfb_stride_n": p.sfb.stride(0),
+        "sfb_stride_k": p.sfb.stride(1),
+        "m": p.m,
+        "n": p.n,
+        "k": p.k,
+        **fp8_gemm.NO_GROUPS,
+    }
+    if config.sfb_is_per_row:
+        del numbers["map_sfb"]
+        maps["map_sfb"] = scales_map(config.block_n, p.sfb)
+        places.append(Place("map_sfb", SFB))
+    return Plan(p, DENSE_PARAMS, numbers, maps, places, launcher, grid(config, p.m, p.n, num_sms))
+
+
+def box_rows_of_sfa(config: GemmConfig, m: int) -> int:
+    """Scales of A that one TMA load brings: a tile's, but no more than there are in whole 16 bytes."""
+    return min(config.block_m, align(m, 4))
+
+
+def grid(config: GemmConfig, m: int, n: int, num_sms: int) -> int:
+    """One CTA for each SM, but no more clusters than tiles to share out."""
+    tiles_m, tiles_n = ceil_div(m, config.block_m), ceil_div(n, config.block_n)
+    cluster_tiles = ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n)
+    return min(max(num_sms // config.cluster_size, 1), cluster_tiles) * config.cluster_size
+
+
+def _print_if_asked(m: int, n: int, k: int, config: Config) -> None:
+    if settings().print_configs:
+        print(f"deep_gemm: {m} x {n} x {k} runs {config.name}", file=sys.stderr)

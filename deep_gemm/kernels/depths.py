@@ -1,53 +1,335 @@
-"""Products of groups along k on a GPU: which tile they take, and the plan that launches them."""
+"""Products of groups along k on a GPU: two launches, one that makes the groups' tensor maps and one that multiplies."""
 
 from __future__ import annotations
 
 import sys
+from array import array
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from ..choose.config import GemmConfig
+from .. import reference, settings
+from ..choose.config import BLOCK_K, GemmConfig, Groups, Output
 from ..choose.depths import select_k_grouped
 from ..gpus import gpu_of
-from ..problem import KGroupedProblem
-from ..settings import generation, get_compile_mode, get_num_sms, settings
-from .fp8_gemm import why_unfit
-from .fp8_gemm_k_grouped import Plan, output_of, prepared
-from .plan import keep, refuse_if
+from ..jit import driver
+from ..jit.tensor_map import ElementType, TensorMap
+from ..problem import KGroupedProblem, Operand, k_grouped_problem
+from ..problem.checks import K_MULTIPLE
+from ..problem.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div, get_mn_major_tma_aligned_tensor
+from ..settings import get_compile_mode, get_num_sms, get_pdl
+from . import fp8_gemm, k_group_maps
+from .fp8_gemm import DEPTHS_PARAMS
+from .k_group_maps import MAX_INLINE_KS
+from .maps import matrix_map, output_map
+from .plan import PLANS, SFA, SFB, A, Addresses, B, C, D, Key, Place, Plan, addresses_of, refuse_if
 
-_plans: dict[tuple[object, ...], Plan] = {}
+KS, ROOM = 6, 7
+"""Places among the addresses of a call, behind the operands: the depths, and what the first kernel writes."""
 
 
-def run(p: KGroupedProblem, config: GemmConfig | None = None) -> None:
+class DepthsPlan(Plan):
+    """A plan of the kernel that multiplies, and with it that of the kernel that makes the maps."""
+
+    make_maps: Plan
+    num_groups = m = sum_k = num_k_blocks = 0
+
+    def addresses(self, operands: Sequence[Tensor], c: Tensor | None, ks: Depths) -> Addresses | None:
+        """Give the addresses of a call; None if a launch there may be wrong, and the call wants a closer look."""
+        at_c = 0 if c is None else c.data_ptr()
+        at = (*[x.data_ptr() for x in operands], at_c)
+        at_ks = 0 if isinstance(ks, bytes) else ks.data_ptr()
+        if at_ks and at_ks < at[D] + self.rows.span_d and at[D] < at_ks + 4 * self.num_groups:
+            return None
+        return (*at, at_ks) if self.fits(at) else None
+
+    def new_room(self) -> Tensor:
+        """Make memory of one call alone: whatever else is under way, on any stream or in a graph, has its own maps."""
+        return torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
+
+
+def run(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    ks: Sequence[int] | None,
+    ks_tensor: Tensor | None,
+    c: Tensor | None,
+    recipe: Recipe | None = None,
+    k_major_scales: bool = True,
+) -> Tensor | None:
+    """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew."""
+    weight: Key | None = None
+    rows: Key = ()
+    plan: DepthsPlan | None = None
+    try:
+        (x, sx), (y, sy) = a, b
+        if x.is_cuda:
+            if not k_major_scales:
+                sx, sy = sx.t(), sy.t()
+            weight = (
+                run,
+                recipe,
+                settings.in_force.generation,
+                sx.shape[0],
+                sx.stride(),
+                sx.dtype,
+                sx.get_device(),
+                sy.shape[0],
+                sy.stride(),
+                sy.dtype,
+                sy.get_device(),
+                x.dtype,
+                x.get_device(),
+                y.dtype,
+                y.get_device(),
+                None
+                if ks_tensor is None
+                else (ks_tensor.shape, ks_tensor.stride(), ks_tensor.dtype, ks_tensor.get_device()),
+            )
+            rows = (
+                (x.shape, y.shape),
+                (x.stride(), y.stride()),
+                (sx.shape, sy.shape),
+                None if ks is None else len(ks),
+                (sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT),
+                None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
+                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device(), c is d),
+            )
+            plans = PLANS.weights.get(weight)
+            if plans is not None:
+                plan = plans.get(rows)  # type: ignore[assignment]
+                if plan is None:
+                    plan = _derive(plans.like(rows), x, sx, y, sy)
+                    if plan is not None:
+                        PLANS.keep(weight, rows, plan)
+    except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
+        weight = plan = None
+    if plan is not None and (ks is None or _add_up(ks, plan)):
+        if plan.copies_sfa:
+            sx = get_mn_major_tma_aligned_tensor(sx)
+        if plan.copies_sfb:
+            sy = get_mn_major_tma_aligned_tensor(sy)
+        out = plan.new_output() if d is None else d
+        depths = depths_of(ks, ks_tensor, out.device)
+        at = plan.addresses((x, sx, y, sy, out), c, depths)
+        if at is not None:
+            room = plan.new_room()
+            at = (*at, room.data_ptr())
+            plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
+            plan.launch(at)
+            return out if d is None else None
+    problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe, k_major_scales=k_major_scales)
+    if not problem.d.is_cuda:
+        if get_compile_mode() == 0:
+            reference.k_grouped(problem)
+    else:
+        plan = run_on_gpu(problem)
+        if plan is not None and weight is not None:
+            PLANS.keep(weight, rows, plan)
+    return problem.d if d is None else None
+
+
+def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPlan | None:
     """Compute a product of groups along k on the GPU that its tensors are on. The host reads no depth from there.
 
-    `config` None leaves the choice to the heuristics.
+    The plan that is given serves other calls. `config` None leaves the choice to the heuristics.
     """
     if 0 in (p.num_groups, p.m, p.n):
-        return
+        return None
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            run(p, config)
-        return
+            return run_on_gpu(p, config)
     if p.a.numel() == 0:  # no group has any depth
         if get_compile_mode() == 0:
             p.d.zero_() if p.c is None else p.d.copy_(p.c)
-        return
-    output, ready = output_of(p), prepared(p)
+        return None
+    output = output_of(p)
     if config is None:
-        k = p.a.numel() // p.m // p.num_groups
-        config = select_k_grouped(p.num_groups, p.m, p.n, k, output, gpu_of(device))
+        config = select_k_grouped(
+            p.num_groups, p.m, p.n, _mean_k(p.a.numel(), p.m, p.num_groups), output, gpu_of(device)
+        )
     else:
-        refuse_if(config.name, why_unfit(config, 0, output))
-    # `generation` stands for the number of SMs and the other settings that a plan depends on.
-    strides = tuple(None if x is None else x.stride() for x in (ready.sfa, ready.sfb, p.d, p.c))
-    key = (p.num_groups, p.m, p.n, strides, device, generation(), config)
-    found = _plans.get(key)
-    if found is None:
-        if settings().print_configs:
-            print(f"deep_gemm: {p.num_groups} groups of {p.m} x {p.n} run {config.name}", file=sys.stderr)
-        found = Plan(ready, config, get_num_sms())
-        keep(_plans, key, found)
-    if get_compile_mode() == 0:
-        found.launch(ready)
+        refuse_if(config.name, fp8_gemm.why_unfit(config, 0, output))
+    _print_if_asked(p.num_groups, p.m, p.n, config)
+    ready = prepared(p)
+    # The kernel that multiplies waits for the maps itself, and begins while they are made.
+    plan = plan_of(
+        ready,
+        config,
+        get_num_sms(),
+        fp8_gemm.launcher(config, device, True),
+        k_group_maps.launcher(device, get_pdl()),
+    )
+    plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
+    if get_compile_mode() == 1:
+        return None
+    depths, room = depths_of(p.ks, p.ks_tensor, p.d.device), plan.new_room()
+    at = (*addresses_of(ready), 0 if isinstance(depths, bytes) else depths.data_ptr(), room.data_ptr())
+    plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
+    plan.launch(at)
+    return plan
+
+
+Depths = Tensor | bytes
+"""The groups' k: a tensor on the GPU, or as many 32-bit numbers as go among a launch's parameters."""
+INLINE_KS_AT = k_group_maps.PARAMS.offset("inline_ks")
+
+
+def plan_of(
+    p: KGroupedProblem,
+    config: GemmConfig,
+    num_sms: int,
+    launcher: driver.Launcher,
+    launcher_of_maps: driver.Launcher,
+) -> DepthsPlan:
+    """Prepare both launches for a problem that is `prepared`."""
+    maps = {
+        "map_sfa": matrix_map(ElementType.FLOAT32, p.sfa, (1, config.box_rows_of_a), 0, transposed=True),
+        "map_d": output_map(config, p.d),
+        "map_sfb": matrix_map(ElementType.FLOAT32, p.sfb, (1, config.block_n), 0, transposed=True),
+    }
+    places = (
+        Place("map_sfa", SFA),
+        Place("map_sfb", SFB),
+        Place("map_d", D),
+        Place("d", D),
+        Place("c", C),
+        Place("groups.k_groups", ROOM),
+    )
+    numbers: dict[str, int | bytes] = {
+        "map_a": b"",  # each group has its own, in the room that the other kernel fills
+        "map_b": b"",
+        "sfb": 0,
+        "c_pitch": 0 if p.c is None else p.c.stride(1),
+        "d_pitch": p.d.stride(1),
+        "sfb_stride_n": 0,
+        "sfb_stride_k": 0,
+        "m": p.m,
+        "n": p.n,
+        "k": 0,
+        "groups.c_stride": 0 if p.c is None else p.c.stride(0),
+        "groups.count": p.num_groups,
+        "groups.rows": 0,
+        "groups.alignment": 0,
+        "groups.zeroes_padding": 0,
+    }
+    plan = DepthsPlan(p, DEPTHS_PARAMS, numbers, maps, places, launcher, grid(config, p, num_sms))
+    plan.make_maps = _plan_of_maps(p, config, launcher_of_maps)
+    plan.config, plan.output, plan.n, plan.m, plan.num_groups = config, output_of(p), p.n, p.m, p.num_groups
+    plan.sum_k, plan.num_k_blocks = p.a.numel() // p.m, p.sfa.shape[1]
+    plan.c_is_d = plan.output.adds_to_d
+    return plan
+
+
+def _plan_of_maps(p: KGroupedProblem, config: GemmConfig, launcher: driver.Launcher) -> Plan:
+    params = k_group_maps.PARAMS
+    numbers: dict[str, int | bytes] = {
+        "m": p.m,
+        "n": p.n,
+        "count": p.num_groups,
+        "sum_k": p.a.numel() // p.m,
+        "num_k_blocks": p.sfa.shape[1],
+        "inline_ks": b"",
+    }
+    # Maps of some group's A and B: the kernel writes each group's own address, size and stride along k into copies.
+    maps = {
+        member: TensorMap(ElementType.UINT8, (BLOCK_K, rows), (BLOCK_K,), (BLOCK_K, block), 128)
+        for member, rows, block in (("map_a", p.m, config.box_rows_of_a), ("map_b", p.n, config.block_n))
+    }
+    places = [
+        *(Place("map_a", A), Place("map_b", B), Place("a", A), Place("b", B)),
+        *(Place("k_groups", ROOM), Place("ks", KS)),
+    ]
+    maps_grid = ceil_div(p.num_groups, k_group_maps.THREADS)
+    return Plan(p, params, numbers, maps, places, launcher, maps_grid)
+
+
+def _derive(like: DepthsPlan | None, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
+    """Make a plan for other depths, of operands that nobody has checked; None if they want the checks."""
+    if like is None or like.copies_sfa or like.copies_sfb:
+        return None
+    sum_k, num_k_blocks, m, n = x.shape[0] // like.m, sx.shape[1], like.m, like.n
+    if x.shape != (m * sum_k,) or y.shape != (n * sum_k,) or sy.shape[1] != num_k_blocks or num_k_blocks < 2:
+        return None
+    config = select_k_grouped(
+        like.num_groups, m, n, _mean_k(x.shape[0], m, like.num_groups), like.output, gpu_of(like.device)
+    )
+    if config != like.config:
+        return None
+    pitch_a, pitch_b = sx.stride(1), sy.stride(1)
+    rows = like.rows._replace(
+        span_a=m * sum_k,
+        span_sfa=((num_k_blocks - 1) * pitch_a + m) * 4,
+        span_b=n * sum_k,
+        span_sfb=((num_k_blocks - 1) * pitch_b + n) * 4,
+    )
+    maps = {
+        member: like.maps[member]._replace(sizes=(size, num_k_blocks))
+        for member, size in (("map_sfa", m), ("map_sfb", n))
+    }
+    plan = like.derived(rows, like.grid, {}, maps)
+    assert isinstance(plan, DepthsPlan)
+    of_maps = like.make_maps
+    plan.make_maps = of_maps.derived(of_maps.rows, of_maps.grid, {"sum_k": sum_k, "num_k_blocks": num_k_blocks}, {})
+    plan.sum_k, plan.num_k_blocks = sum_k, num_k_blocks
+    _print_if_asked(like.num_groups, m, n, config)
+    return plan
+
+
+def _add_up(ks: Sequence[int], plan: DepthsPlan) -> bool:
+    """Tell whether the depths that a caller states are right for a plan."""
+    if isinstance(ks, Tensor) or len(ks) != plan.num_groups:
+        return False
+    sum_k = num_k_blocks = 0
+    for k in ks:
+        if k.__class__ is not int or k < 0 or k % K_MULTIPLE:
+            return False
+        sum_k += k
+        num_k_blocks += (k + BLOCK_K - 1) // BLOCK_K
+    return sum_k == plan.sum_k and num_k_blocks == plan.num_k_blocks
+
+
+def depths_of(ks: Sequence[int] | None, ks_tensor: Tensor | None, device: torch.device) -> Depths:
+    """The groups' k as a launch takes them. The host waits for neither."""
+    if ks_tensor is not None:
+        return ks_tensor
+    ks = ks or ()
+    if len(ks) <= MAX_INLINE_KS:
+        return array("i", ks).tobytes()
+    # More than fit a kernel's parameters; to capture such a call in a graph, pass `ks_tensor`.
+    return torch.tensor(ks, dtype=torch.int32).pin_memory().to(device, non_blocking=True)
+
+
+def _mean_k(numel: int, m: int, num_groups: int) -> int:
+    return numel // m // num_groups
+
+
+def output_of(p: KGroupedProblem) -> Output:
+    """What decides the kernel's code besides the tile."""
+    adds_to_d = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
+    with_c = p.c is not None and not adds_to_d
+    return Output(True, with_c=with_c, adds_to_d=adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
+
+
+def prepared(p: KGroupedProblem) -> KGroupedProblem:
+    """Lay scales out for TMA; the problem itself where they lie so."""
+    sfa, sfb = get_mn_major_tma_aligned_tensor(p.sfa), get_mn_major_tma_aligned_tensor(p.sfb)
+    return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
+
+
+def grid(config: GemmConfig, p: KGroupedProblem, num_sms: int) -> int:
+    """One CTA for each SM, but no more clusters than tiles to share out.
+
+    Of an odd number of SMs, as a caller may set it, clusters leave one idle.
+    """
+    tiles_m, pairs_n = ceil_div(p.m, config.block_m), ceil_div(p.n, config.block_n * config.cluster_n)
+    clusters = min(max(num_sms // config.cluster_size, 1), p.num_groups * tiles_m * pairs_n)
+    return clusters * config.cluster_size
+
+
+def _print_if_asked(num_groups: int, m: int, n: int, config: GemmConfig) -> None:
+    if settings.settings().print_configs:
+        print(f"deep_gemm: {num_groups} groups of {m} x {n} run {config.name}", file=sys.stderr)

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-import struct
 from functools import cache
 
 from .. import jit
 from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, Output
 from ..choose.config_decode import DecodeConfig
 from ..jit import driver
-from ..jit.tensor_map import ElementType, TensorMap
+from ..jit.tensor_map import ElementType
 from ..problem import DenseProblem
 from ..problem.layout import ceil_div
-from . import plan
 from .code_plan import CodePlan
-from .plan import AddressWords, matrix_map
+from .maps import matrix_map
+from .params import Field, Kind, Params
+from .plan import SFA, SFB, A, B, C, D, Place, Plan, Rows
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm_decode.cuh"\n'
 NAME = "fp8_gemm_decode"
+PARAMS = Params(
+    "Params",
+    Field("map_a", Kind.MAP),
+    Field("map_b", Kind.MAP),
+    Field("sfa", Kind.POINTER),
+    Field("sfb", Kind.POINTER),
+    Field("d", Kind.POINTER),
+    Field("c", Kind.POINTER),
+    Field("d_pitch", Kind.UINT64),
+    Field("c_pitch", Kind.UINT64),
+    Field("sfa_stride_m", Kind.UINT32),
+    Field("sfa_stride_k", Kind.UINT32),
+    Field("sfb_stride_n", Kind.UINT32),
+    Field("sfb_stride_k", Kind.UINT32),
+    Field("m", Kind.UINT32),
+    Field("n", Kind.UINT32),
+    Field("k", Kind.UINT32),
+    Field("slot_bytes", Kind.UINT32),
+)
+"""`Params` of cuda/fp8_gemm_decode.cuh."""
 
 
 def headers(config: DecodeConfig) -> dict[str, str]:
@@ -52,26 +72,6 @@ def code_plan(config: DecodeConfig) -> CodePlan:
     )
 
 
-class Plan(plan.Plan):
-    """A launch of this kernel, prepared."""
-
-    # Words of Params in cuda/fp8_gemm_decode.cuh: two tensor maps, and four pointers.
-    _WORDS = AddressWords(a=0, b=16, sfa=32, sfb=33, d=34, c=35)
-
-    def __init__(self, p: DenseProblem, config: DecodeConfig) -> None:
-        self.config = config
-        super().__init__(
-            p,
-            maps=tensor_maps(config, p),
-            tail=scalars(config, p),
-            words=self._WORDS,
-            kernel=loaded(config, p.d.get_device()),
-            grid=grid(config, p),
-            threads=config.num_threads,
-            cluster=config.cluster_k,
-        )
-
-
 def why_unfit(config: DecodeConfig, output: Output) -> str | None:
     """Say why a configuration would compute something else than a product with this output; None if it computes it."""
     if output.sfb_is_per_row:
@@ -81,9 +81,9 @@ def why_unfit(config: DecodeConfig, output: Output) -> str | None:
     return None
 
 
-def grid(config: DecodeConfig, p: DenseProblem) -> int:
+def grid(config: DecodeConfig, m: int, n: int) -> int:
     """A cluster for each tile of D."""
-    return ceil_div(p.m, config.block_tokens) * ceil_div(p.n, config.block_n) * config.cluster_k
+    return ceil_div(m, config.block_tokens) * ceil_div(n, config.block_n) * config.cluster_k
 
 
 @cache
@@ -92,35 +92,50 @@ def loaded(config: DecodeConfig, device: int) -> driver.Kernel:
     return driver.Kernel(build(config), config.shared_bytes)
 
 
-def tensor_maps(config: DecodeConfig, p: DenseProblem) -> dict[str, TensorMap]:
-    """What TMA is told of A and B. A box has no rows that are never there."""
-    rows_a, rows_b = _box_rows(config, p)
-    return {
-        "a": matrix_map(ElementType.UINT8, p.a, (rows_a, BLOCK_K), 128),
-        "b": matrix_map(ElementType.UINT8, p.b, (rows_b, BLOCK_K), 128),
+@cache
+def launcher(config: DecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
+    """Get the way a configuration is launched on a device."""
+    kernel = loaded(config, device)
+    return driver.Launcher(kernel, PARAMS.size, config.num_threads, config.cluster_k, is_dependent=is_dependent)
+
+
+def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher) -> Plan:
+    """Prepare the launch."""
+    # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
+    maps = {
+        "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
+        "map_b": matrix_map(ElementType.UINT8, p.b, (min(config.block_n, p.n), BLOCK_K), 128),
     }
+    places = [
+        Place("map_a", A),
+        Place("map_b", B),
+        Place("sfa", SFA),
+        Place("sfb", SFB),
+        Place("d", D),
+        Place("c", C),
+    ]
+    numbers = {
+        "d_pitch": p.d.stride(0),
+        "c_pitch": 0 if p.c is None else p.c.stride(0),
+        "sfa_stride_m": p.sfa.stride(0),
+        "sfa_stride_k": p.sfa.stride(1),
+        "sfb_stride_n": p.sfb.stride(0),
+        "sfb_stride_k": p.sfb.stride(1),
+        "m": p.m,
+        "n": p.n,
+        "k": p.k,
+        "slot_bytes": slot_bytes(config, p.m, p.n),
+    }
+    return Plan(p, PARAMS, numbers, maps, places, launcher, grid(config, p.m, p.n))
 
 
-def scalars(config: DecodeConfig, p: DenseProblem) -> bytes:
-    """Pack what follows the tensor maps in `Params` of cuda/fp8_gemm_decode.cuh."""
-    return struct.pack("<6Q8I", *pointers(p), *pitches(p), *numbers(config, p))
+def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:
+    """Prepare the launch for other rows of the same weight, scales of A m-major with this pitch."""
+    numbers = {"sfa_stride_m": 1, "sfa_stride_k": pitch, "m": m, "slot_bytes": slot_bytes(config, m, plan.n)}
+    map_a = plan.maps["map_a"]._replace(sizes=(plan.k, m), box=(BLOCK_K, min(config.block_tokens, m)))
+    return plan.derived(rows, grid(config, m, plan.n), numbers, {"map_a": map_a})
 
 
-def pointers(p: DenseProblem) -> tuple[int, int, int, int]:
-    """Addresses of the scales, D and C."""
-    return p.sfa.data_ptr(), p.sfb.data_ptr(), p.d.data_ptr(), 0 if p.c is None else p.c.data_ptr()
-
-
-def pitches(p: DenseProblem) -> tuple[int, int]:
-    """Elements from one row of D, and of C, to the next."""
-    return p.d.stride(0), 0 if p.c is None else p.c.stride(0)
-
-
-def numbers(config: DecodeConfig, p: DenseProblem) -> tuple[int, ...]:
-    """The 32-bit fields that end `Params`."""
-    slot_bytes = sum(_box_rows(config, p)) * BLOCK_K
-    return (*p.sfa.stride(), *p.sfb.stride(), p.m, p.n, p.k, slot_bytes)
-
-
-def _box_rows(config: DecodeConfig, p: DenseProblem) -> tuple[int, int]:
-    return min(config.block_tokens, p.m), min(config.block_n, p.n)
+def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:
+    """What lands in a slot of the ring: a box of A and one of B."""
+    return (min(config.block_tokens, m) + min(config.block_n, n)) * BLOCK_K

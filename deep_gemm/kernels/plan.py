@@ -1,35 +1,50 @@
-"""A launch prepared once and used again for operands at other addresses: what all kernels' plans have in common."""
+"""A launch prepared once and used again, and the one cache that finds it: how a call that was seen is cheap.
+
+    call --signature--> PlanCache --> Plan.fits(addresses) --> Plan.launch(addresses)
+
+A signature is everything that decides whether a call is right and what it launches, but for addresses: shapes, strides,
+types, devices, what the caller said, the settings in force. So a call with the signature of one that was checked is
+right as well, if only its addresses are: they are aligned, and the output overlaps nothing that it must not.
+
+A signature has two parts. The first is the weight: B and what else stays the same from call to call. The second is the
+rows: shapes and strides that change with the size of a batch. Where the weight is known and the rows are new, a plan is
+derived from another of the same weight, without checks that are already answered.
+"""
 
 from __future__ import annotations
 
+import struct
 import threading
-from collections.abc import Mapping
-from math import gcd
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..choose.config import WGMMA_ROWS, GemmConfig
+from .. import settings
+from ..choose.config import Output
 from ..jit import driver
-from ..jit.tensor_map import MAX_SWIZZLE, ElementType, TensorMap
-from ..problem import DenseProblem
-from ..problem.layout import ADDRESS_ALIGNMENT, align, byte_span
-from ..settings import get_pdl
+from ..jit.tensor_map import MAP_BYTES, TensorMap
+from ..problem import Operand
+from ..problem.layout import (
+    ADDRESS_ALIGNMENT,
+    SCALE_BLOCK,
+    byte_span,
+    ceil_div,
+    get_mn_major_tma_aligned_tensor,
+)
+from ..settings import get_compile_mode
+from .params import Kind, Params
 
 MAX_PLANS = 4096
-AnyPlan = TypeVar("AnyPlan", bound="Plan")
-
-
-class AddressWords(NamedTuple):
-    """Which 64-bit word of a kernel's Params holds the address of each operand: a pointer, or a map's first word."""
-
-    a: int
-    sfa: int
-    b: int
-    sfb: int
-    d: int
-    c: int
+A, SFA, B, SFB, D, C = range(6)
+"""Operands by their place among the addresses of a call. Where there is no C, another input may take its place."""
+SCALE_BYTES = 4
+SOME_ADDRESS = 1 << 40
+"""For maps that are encoded before their address is known."""
+Addresses = tuple[int, ...]
+Key = tuple[object, ...]
 
 
 class Operands(Protocol):
@@ -60,115 +75,358 @@ class Operands(Protocol):
         """C, or another input in its place."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A member of Params that holds an address, or a map that begins at one: `before` bytes ahead of an operand."""
+
+    member: str
+    operand: int
+    before: int = 0
+
+
+class Rows(NamedTuple):
+    """What of a plan depends on the rows besides its parameters: D's shape, and from first to last byte of operands."""
+
+    shape: tuple[int, ...]
+    span_a: int
+    span_sfa: int
+    span_b: int
+    span_sfb: int
+    span_d: int
+    span_c: int
+
+
 class Plan:
-    """A launch prepared for operands of certain shapes, strides, types and device, at any addresses."""
+    """A launch of one kernel for operands of certain shapes, strides, types and device, at any addresses."""
+
+    c_is_d: bool | None = None
+    """C must be D itself (True), must be apart from D (False), or may be either."""
+    alignment_of_c = ADDRESS_ALIGNMENT
+    needs_c = False
+    """What is in the place of C was made for a caller who left it out: such a call is never like another."""
+    copies_sfa = copies_sfb = False
+    """Scales lie as the kernel cannot read them: each call copies them into another layout first."""
+    config: object = None
+    """The kernel's configuration."""
+    n = k = 0
+    output: Output
+    """What becomes of the product: with n and k what the choice of a configuration for other rows depends on."""
 
     def __init__(
         self,
         p: Operands,
-        maps: dict[str, TensorMap],
-        tail: bytes,
-        words: AddressWords,
-        kernel: driver.Kernel,
+        params: Params,
+        numbers: Mapping[str, int | bytes],
+        maps: Mapping[str, TensorMap],
+        places: Sequence[Place],
+        launcher: driver.Launcher,
         grid: int,
-        threads: int,
-        cluster: int,
     ) -> None:
-        """`maps` are the head of Params, by the operand's name; `tail` is what follows them."""
-        self._device = p.d.get_device()
-        self._dtype = p.d.dtype
-        self._maps, self._words_of = maps, words
-        self._spans_of_b = byte_span(p.b), byte_span(p.sfb)
-        self._sfa_alignment = ADDRESS_ALIGNMENT if "sfa" in maps else p.sfa.element_size()
-        self._sfb_alignment = ADDRESS_ALIGNMENT if "sfb" in maps else p.sfb.element_size()
-        self._kernel, self._threads, self._cluster, self._is_dependent = kernel, threads, cluster, get_pdl()
-        self._patches_maps = driver.address_is_first_word()
-        self._serve(p, driver.ParamsBuffer(self._encoded(addresses_of(p)) + tail), grid)
-
-    def _serve(self, p: Operands, params: driver.ParamsBuffer, grid: int) -> None:
-        """Set all that depends on m."""
-        self._shape = tuple(p.d.shape)
-        self._params, self._words = params, params.words
-        self._spans = (byte_span(p.a), byte_span(p.sfa), *self._spans_of_b, byte_span(p.d))
-        self._span_c = 0 if p.c is None else byte_span(p.c)
-        self._launch = driver.Launch(
-            self._kernel, params, grid, self._threads, self._cluster, is_dependent=self._is_dependent
+        """`p` is prepared for the kernel. `numbers` and `maps` are members of `params`; `places` have the addresses."""
+        self.params, self.maps, self.places, self.launcher, self.grid = (
+            params,
+            dict(maps),
+            tuple(places),
+            launcher,
+            grid,
         )
-        self._lock = threading.Lock()  # addresses are written and read by the launch in one go
+        self.place, self.device, self.dtype = p.d.device, p.d.get_device(), p.d.dtype
+        loaded_by_tma = {place.operand for place in places if place.member in maps}
+        self.alignment_of_sfa, self.alignment_of_sfb = (
+            ADDRESS_ALIGNMENT if operand in loaded_by_tma else SCALE_BYTES for operand in (SFA, SFB)
+        )
+        self.words = [(params.word(place.member), place.operand, place.before) for place in places]
+        pointers = {place.member: 0 for place in places if place.member not in maps}
+        self.template = params.pack({**numbers, **pointers, **self._encoded(addresses_of(p))})
+        self.is_patched = launcher.keeps_addresses()
+        self.rows = Rows(
+            tuple(p.d.shape),
+            byte_span(p.a),
+            byte_span(p.sfa),
+            byte_span(p.b),
+            byte_span(p.sfb),
+            byte_span(p.d),
+            0 if p.c is None else byte_span(p.c),
+        )
 
-    def _changed(self: AnyPlan, p: Operands, grid: int, numbers: Mapping[int, int]) -> AnyPlan:
-        """Copy the plan, with other numbers in Params, so that no map is encoded anew."""
+    def derived(self, rows: Rows, grid: int, numbers: Mapping[str, int], maps: Mapping[str, TensorMap]) -> Plan:
+        """Copy the plan for other rows: other members of Params, 32-bit numbers and maps among them."""
         plan = object.__new__(type(self))
         plan.__dict__.update(self.__dict__)
-        plan._serve(p, self._params.changed(numbers), grid)
+        template = bytearray(self.template)
+        for member, number in numbers.items():
+            struct.pack_into("<I", template, self.params.offset(member), number)
+        for member, tensor_map in maps.items():
+            at = self.params.offset(member)
+            changes = _changes(self.maps[member], tensor_map)
+            if changes is None:
+                template[at : at + MAP_BYTES] = self.launcher.encode(tensor_map, SOME_ADDRESS, SOME_ADDRESS)
+            else:
+                for offset, number in changes:
+                    struct.pack_into("<I", template, at + offset, number)
+        plan.maps = {**self.maps, **maps}
+        plan.template, plan.grid, plan.rows = bytes(template), grid, rows
         return plan
 
-    def prepared(self, p: DenseProblem) -> DenseProblem:
-        """The problem with its scales laid out as the kernel reads them; itself where they lie so."""
-        return p
-
-    def run(self, a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, d: Tensor, c: Tensor | None) -> bool:
-        """Compute a product of operands like the plan's. False, and nothing done, if addresses need a closer look."""
-        at_a, at_sfa, at_b, at_sfb, at_d = a.data_ptr(), sfa.data_ptr(), b.data_ptr(), sfb.data_ptr(), d.data_ptr()
-        at_c = 0 if c is None else c.data_ptr()
-        span_a, span_sfa, span_b, span_sfb, span_d = self._spans
+    def fits(self, at: Addresses) -> bool:
+        """Tell whether a launch at these addresses is right. If not, the call wants a closer look."""
+        at_a, at_sfa, at_b, at_sfb, at_d, at_c = at
+        _, span_a, span_sfa, span_b, span_sfb, span_d, span_c = self.rows
         end_d = at_d + span_d
         if (
-            (at_a | at_b | at_d | at_c) % ADDRESS_ALIGNMENT
-            or at_sfa % self._sfa_alignment
-            or at_sfb % self._sfb_alignment
+            (at_a | at_b | at_d) % ADDRESS_ALIGNMENT
+            or at_sfa % self.alignment_of_sfa
+            or at_sfb % self.alignment_of_sfb
+            or at_c % self.alignment_of_c
             or (at_d < at_a + span_a and at_a < end_d)
             or (at_d < at_b + span_b and at_b < end_d)
             or (at_d < at_sfa + span_sfa and at_sfa < end_d)
             or (at_d < at_sfb + span_sfb and at_sfb < end_d)
-            or (c is not None and not self._c_may_be_at(at_c, at_d))
         ):
             return False
-        self.launch(at_a, at_sfa, at_b, at_sfb, at_d, at_c)
-        return True
+        if not at_c:
+            return True
+        if at_c == at_d:
+            return self.c_is_d is not False
+        return not self.c_is_d and (at_c + span_c <= at_d or end_d <= at_c)
+
+    def launch(self, at: Addresses, tail: bytes = b"", tail_at: int = 0) -> None:
+        """Launch at these addresses on the current stream of the plan's device; `tail`: each call's own bytes."""
+        launcher = self.launcher
+        with launcher.lock:
+            if launcher.plan is not self:
+                launcher.hold(self, self.template, self.grid)
+            if not self.is_patched:  # a map's first word means something else to this driver
+                for member, encoded in self._encoded(at).items():
+                    launcher.params.write(encoded, self.params.offset(member))
+            words = launcher.params.words
+            for word, operand, before in self.words:
+                words[word] = at[operand] - before
+            if tail:
+                launcher.params.write(tail, tail_at)
+            stream = launcher.current_stream(self.device)
+            if stream != launcher.stream:
+                launcher.set_stream(stream)
+            if launcher.current_device() == self.device:
+                (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+            else:
+                with torch.cuda.device(self.device):
+                    (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+        if status != launcher.success:
+            launcher.fail(status)
 
     def new_output(self) -> Tensor:
         """Make a D like that of the plan."""
-        return torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        return torch.empty(self.rows.shape, dtype=self.dtype, device=self.place)
 
-    def launch(self, at_a: int, at_sfa: int, at_b: int, at_sfb: int, at_d: int, at_c: int) -> None:
-        """Launch for operands at these addresses, on the current stream of the plan's device."""
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
+    def _encoded(self, at: Addresses) -> dict[str, bytes]:
+        """Encode the plan's maps for these addresses."""
+        encode = self.launcher.encode
+        return {
+            place.member: encode(self.maps[place.member], at[place.operand] - place.before, at[place.operand])
+            for place in self.places
+            if place.member in self.maps
+        }
+
+
+def _changes(before: TensorMap, after: TensorMap) -> list[tuple[int, int]] | None:
+    """Numbers to be written at bytes of an encoded map to make it another; None if it must be encoded anew."""
+    if after.box != before.box or after.strides[1:] != before.strides[1:] or not driver.sizes_are_numbers():
+        return None
+    pairs = enumerate(zip(before.sizes, after.sizes, strict=True))
+    changes = [driver.size_number(dimension, size) for dimension, (old, size) in pairs if size != old]
+    if after.strides[0] != before.strides[0]:
+        if after.strides[0] >= driver.STRIDE_LIMIT:
+            return None
+        changes.append(driver.stride_number(after.strides[0]))
+    return changes
+
+
+class Weight(dict[Key, Plan]):
+    """The plans of one weight, by the rows."""
+
+    def __init__(self) -> None:
+        self.templates: dict[Key, dict[object, Plan]] = {}
+        """By family, and by configuration: plans from which those for other rows are derived."""
+
+    def like(self, rows: Key) -> Any:
+        """Give some plan from which one for these rows may be derived; None if there is none."""
+        templates = self.templates.get(_family(rows))
+        return None if templates is None else next(iter(templates.values()))
+
+
+class PlanCache:
+    """All plans, by signature. Their number is bounded: the weight that was first goes first."""
+
+    def __init__(self) -> None:
+        self.weights: dict[Key, Weight] = {}
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def keep(self, weight: Key, rows: Key, plan: Plan) -> None:
+        """Keep a plan for calls of this signature, and to derive others from."""
         with self._lock:
-            words = self._words
-            word_a, word_sfa, word_b, word_sfb, word_d, word_c = self._words_of
-            words[word_a] = at_a
-            words[word_sfa] = at_sfa
-            words[word_b] = at_b
-            words[word_sfb] = at_sfb
-            words[word_d] = at_d
-            words[word_c] = at_c
-            if not self._patches_maps:  # what was written into the maps means something else
-                self._params.write(self._encoded(AddressWords(at_a, at_sfa, at_b, at_sfb, at_d, at_c)))
-            if torch._C._cuda_getDevice() == self._device:
-                self._launch(stream)
-            else:
-                with torch.cuda.device(self._device):
-                    self._launch(stream)
+            while self.count >= MAX_PLANS:
+                first = next(iter(self.weights))
+                self.count -= len(self.weights.pop(first))
+            plans = self.weights.setdefault(weight, Weight())
+            self.count += rows not in plans
+            plans[rows] = plan
+            if plan.rows.shape[0] > 1:  # the strides of a single row say nothing
+                plans.templates.setdefault(_family(rows), {}).setdefault(plan.config, plan)
 
-    def _encoded(self, addresses: AddressWords) -> bytes:
-        return b"".join([driver.encode(map_, self._address_of(name, addresses)) for name, map_ in self._maps.items()])
-
-    def _address_of(self, name: str, at: AddressWords) -> int:
-        """Where the tensor of a map begins."""
-        address: int = getattr(at, name)
-        return address
-
-    def _c_may_be_at(self, at_c: int, at_d: int) -> bool:
-        """C is D, or apart from it."""
-        return at_c == at_d or at_c + self._span_c <= at_d or at_d + self._spans[-1] <= at_c
+    def clear(self) -> None:
+        """Forget all plans."""
+        with self._lock:
+            self.weights.clear()
+            self.count = 0
 
 
-def keep(plans: dict[tuple[object, ...], Any], key: tuple[object, ...], plan: Any) -> None:
-    """Keep a plan, and plans bounded in number: the oldest goes."""
-    if len(plans) >= MAX_PLANS:
-        del plans[next(iter(plans))]
-    plans[key] = plan
+PLANS = PlanCache()
+
+
+class Problem(Operands, Protocol):
+    """A problem as `problem/` gives it."""
+
+
+@dataclass(eq=False)
+class Product:
+    """A public product: how a call of it is asked, and who computes it."""
+
+    ask: Callable[..., Any]
+    """`(a, b, d, c, said) -> problem`: checks everything, makes D where it was left out."""
+    reference: Callable[[Any], None]
+    """Computes a problem of CPU tensors."""
+    on_gpu: Callable[[Any], Plan | None]
+    """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
+    derive: Callable[[Mapping[Any, Any], Sequence[Any]], Plan | None] | None = None
+    """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
+
+    None if these want a closer look: nobody has checked them.
+    """
+    turned: tuple[bool, bool] = field(default=(False, False))
+    """A and B are given transposed."""
+
+
+def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key = ()) -> Tensor | None:
+    """Compute a product: by the plan of a call like one before; else ask, choose, and keep the plan.
+
+    `said` is what else the caller stated. D is returned where the caller left it out.
+    """
+    weight: Key | None = None
+    rows: Key = ()
+    plans: Weight | None = None
+    plan: Plan | None = None
+    try:
+        (x, sx), (y, sy) = a, b
+        if x.is_cuda:
+            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
+            weight = (
+                product,
+                said,
+                settings.in_force.generation,
+                y.shape,
+                y.stride(),
+                y.dtype,
+                y.get_device(),
+                sy.shape,
+                sy.stride(),
+                sy.dtype,
+                sy.get_device(),
+                at_sfb % ADDRESS_ALIGNMENT,
+                x.dtype,
+                x.get_device(),
+                sx.dtype,
+                sx.get_device(),
+            )
+            rows = (
+                x.shape,
+                x.stride(),
+                sx.shape,
+                sx.stride(),
+                at_sfa % ADDRESS_ALIGNMENT,
+                None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
+                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device(), c is d),
+            )
+            plans = PLANS.weights.get(weight)
+            if plans is not None:
+                plan = plans.get(rows)
+    except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
+        weight = plans = None
+    if plans is not None and plan is None and product.derive is not None:
+        templates = plans.templates.get(_family(rows))
+        plan = None if templates is None else product.derive(templates, (x, sx, y, sy, d, c))
+        if plan is not None and weight is not None:
+            PLANS.keep(weight, rows, plan)
+    if plan is not None:
+        out = plan.new_output() if d is None else d
+        if plan.copies_sfa:
+            sx = get_mn_major_tma_aligned_tensor(sx)
+            at_sfa = sx.data_ptr()
+        if plan.copies_sfb:
+            sy = get_mn_major_tma_aligned_tensor(sy)
+            at_sfb = sy.data_ptr()
+        at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, out.data_ptr(), 0 if c is None else c.data_ptr())
+        if plan.fits(at):
+            plan.launch(at)
+            return out if d is None else None
+    problem = product.ask(a, b, d, c, said)
+    if not problem.d.is_cuda:
+        if get_compile_mode() == 0:
+            product.reference(problem)
+        return problem.d if d is None else None
+    plan = product.on_gpu(problem)
+    if plan is not None and weight is not None and _serves(plan, product, problem, a, b, c):
+        PLANS.keep(weight, rows, plan)
+    return problem.d if d is None else None
+
+
+def _serves(plan: Plan, product: Product, problem: Problem, a: Operand, b: Operand, c: Tensor | None) -> bool:
+    """Tell whether the plan suits calls like this one: their values are not copied, and scales are where calls say."""
+    if problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr():
+        return False
+    if plan.needs_c and c is None:
+        return False
+    return not (plan.copies_sfa and product.turned[0]) and not (plan.copies_sfb and product.turned[1])
+
+
+def _family(rows: Key) -> Key:
+    """What plans have in common that are derived from each other: all of `rows` that does not follow from m."""
+    _, stride_a, _, _, offset_sfa, d, c = rows
+    return (stride_a, offset_sfa, d and d[1:], c and c[1:])  # type: ignore[index]
+
+
+def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:
+    """Give m, and the pitch of A's scales, if a call of a plan's family is right but for C; else None.
+
+    All that a check would ask is asked here, or holds for the plan from which another is derived: strides, types and
+    devices are those of its family. Single rows, whose strides say nothing, and a single column of scales are left out.
+    """
+    a, sfa, _, _, d, _ = operands
+    m, k_blocks = a.shape[0], ceil_div(like.k, SCALE_BLOCK)
+    if m < 2 or k_blocks < 2 or a.shape != (m, like.k) or sfa.shape != (m, k_blocks):
+        return None
+    step, pitch = sfa.stride()
+    if step != 1 or pitch < m or pitch * SCALE_BYTES % ADDRESS_ALIGNMENT:
+        return None
+    return None if d is not None and d.shape != (m, like.n) else (m, pitch)
+
+
+def rows_of(like: Plan, m: int, pitch: int, operands: Sequence[Any]) -> Rows:
+    """What depends on the rows, of operands for which `other_rows` gave these."""
+    a, _, _, _, d, c = operands
+    element = like.dtype.itemsize
+    pitch_d = like.n if d is None else d.stride(0)
+    span_d = ((m - 1) * pitch_d + like.n) * element
+    return Rows(
+        (m, like.n),
+        (m - 1) * a.stride(0) + like.k,
+        ((ceil_div(like.k, SCALE_BLOCK) - 1) * pitch + m) * SCALE_BYTES,
+        like.rows.span_b,
+        like.rows.span_sfb,
+        span_d,
+        0 if c is None else byte_span(c),
+    )
 
 
 def refuse_if(config_name: str, reason: str | None) -> None:
@@ -177,59 +435,12 @@ def refuse_if(config_name: str, reason: str | None) -> None:
         raise ValueError(f"config: {config_name} {reason}")
 
 
-def addresses_of(p: Operands) -> AddressWords:
+def addresses_of(p: Operands) -> Addresses:
     """Where the operands are."""
     at_c = 0 if p.c is None else p.c.data_ptr()
-    return AddressWords(p.a.data_ptr(), p.sfa.data_ptr(), p.b.data_ptr(), p.sfb.data_ptr(), p.d.data_ptr(), at_c)
+    return p.a.data_ptr(), p.sfa.data_ptr(), p.b.data_ptr(), p.sfb.data_ptr(), p.d.data_ptr(), at_c
 
 
-def output_map(config: GemmConfig, d: Tensor) -> TensorMap:
-    """D, a matrix or several one behind another, in boxes of a panel; wide ones by spans of columns: see store.cuh."""
-    element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
-    of_d = matrix_map if d.dim() == 2 else plane_map
-    if not config.has_wide_panels:
-        return of_d(element, d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes)
-    span = gcd(d.shape[-1], MAX_SWIZZLE // config.output_bytes)
-    span_bytes = span * config.output_bytes
-    swizzle = span_bytes if span_bytes > ADDRESS_ALIGNMENT else 0
-    _, sizes, strides, box, _ = of_d(element, d, (WGMMA_ROWS, config.panel_columns), 0)
-    return TensorMap(
-        element,
-        (span, sizes[0] // span, *sizes[1:]),
-        (span_bytes, *strides),
-        (span, box[0] // span, *box[1:]),
-        swizzle,
-    )
-
-
-def matrix_map(
-    element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int, *, transposed: bool = False
-) -> TensorMap:
-    """A row-major matrix, or one that becomes one when `transposed`."""
-    (rows, columns), (pitch, other) = x.shape, x.stride()
-    if transposed:
-        rows, columns, pitch = columns, rows, other
-    strides = (_pitch(rows, columns, pitch) * x.element_size(),)
-    return TensorMap(element, (columns, rows), strides, (box[1], box[0]), swizzle)
-
-
-def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
-    """Row-major matrices, one behind another."""
-    planes, rows, columns = x.shape
-    strides = (row_pitch(x) * element.value, plane_stride(x) * element.value)
-    return TensorMap(element, (columns, rows, planes), strides, (box[1], box[0], 1), swizzle)
-
-
-def row_pitch(x: Tensor) -> int:
-    """Elements from row to row of a matrix, or of each of several."""
-    return _pitch(x.shape[-2], x.shape[-1], x.stride(-2))
-
-
-def plane_stride(x: Tensor) -> int:
-    """Elements from matrix to matrix; for a single one as for a single row."""
-    return x.stride(0) if x.shape[0] > 1 else ADDRESS_ALIGNMENT
-
-
-def _pitch(rows: int, columns: int, stride: int) -> int:
-    """That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
-    return stride if rows > 1 else align(columns, ADDRESS_ALIGNMENT)
+def pointer_members(params: Params) -> list[str]:
+    """Members that hold addresses, for tests: each is a place of a plan, or zero by its `numbers`."""
+    return [name for name, kind, _ in params.fields if kind in (Kind.MAP, Kind.POINTER)]

@@ -3,66 +3,218 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..choose.config import GemmConfig
+from ..choose.config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
 from ..choose.rows import select_grouped
 from ..gpus import gpu_of
+from ..jit import driver
+from ..jit.tensor_map import ElementType
 from ..problem import ContiguousProblem, MaskedProblem
+from ..problem.layout import ADDRESS_ALIGNMENT, ceil_div, get_mn_major_tma_aligned_tensor
 from ..reference import padding_rows
-from ..settings import generation, get_compile_mode, get_num_sms, settings
-from .fp8_gemm import why_unfit
-from .fp8_gemm_grouped import GroupedProblem, Plan, grouped_problem, output_of, prepared
-from .plan import keep, refuse_if
+from ..settings import get_compile_mode, get_num_sms, get_pdl, settings
+from . import fp8_gemm
+from .fp8_gemm import ROWS_PARAMS
+from .maps import clipped_map, output_map, plane_map, row_pitch
+from .plan import SFA, SFB, A, B, C, D, Place, Plan, addresses_of, other_rows, refuse_if, rows_of
 
-_plans: dict[tuple[object, ...], Plan] = {}
+
+class GroupedProblem(NamedTuple):
+    """Both kinds of grouped rows as the kernel sees them: planes of rows. Stacked rows are those of one plane."""
+
+    a: Tensor
+    """`[planes, rows, k]`; so are its scales and D."""
+    sfa: Tensor
+    b: Tensor
+    """`[groups, n, k]`"""
+    sfb: Tensor
+    d: Tensor
+    c: Tensor
+    """Not a C, which no grouped product has: the layout, in its place among the operands."""
+    groups: Groups
+    sfb_rows: int
+    alignment: int
+    zero_padding: bool
+    expected_m: float
+    """Rows of a group, about."""
+
+    @property
+    def planes(self) -> int:
+        """Matrices of rows: one, or one for each group."""
+        return self.a.shape[0]
+
+    @property
+    def m(self) -> int:
+        """Rows of a plane."""
+        return self.a.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups, each with its B."""
+        return self.b.shape[0]
+
+    @property
+    def n(self) -> int:
+        """Columns of D."""
+        return self.b.shape[1]
+
+    @property
+    def k(self) -> int:
+        """Depth of the product."""
+        return self.b.shape[2]
+
+
+def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
+    """Take either kind of problem for what they have in common."""
+    if isinstance(p, MaskedProblem):
+        return GroupedProblem(
+            p.a, p.sfa, p.b, p.sfb, p.d, p.masked_m, Groups.COUNTS, p.sfb_rows, 1, False, p.expected_m
+        )
+    groups = Groups.ENDS if p.layout_is_ends else Groups.IDS
+    a, sfa, d = p.a[None], p.sfa[None], p.d[None]
+    rows_of_a_group = p.m / max(p.num_groups, 1)
+    return GroupedProblem(
+        a, sfa, p.b, p.sfb, d, p.grouped_layout, groups, p.sfb_rows, p.alignment, p.zero_padding, rows_of_a_group
+    )
 
 
 def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = None) -> Plan | None:
-    """Compute a product of grouped rows on the GPU that its tensors are on. The host does not wait for the layout.
+    """Compute a product of grouped rows on the GPU that its tensors are on; give the plan, which serves other calls.
 
-    The plan serves later products of the same kind; it is not given where scales had to be copied first. `config` None
-    leaves the choice to the heuristics.
+    The host does not wait for the layout. `config` None leaves the choice to the heuristics.
     """
     p = grouped_problem(problem)
     if 0 in (p.planes, p.m, p.n, p.num_groups):
         return None
-    device = p.d.device.index
+    device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             return run(problem, config)
     if p.k == 0:
         if get_compile_mode() == 0:
-            _write_zeros(problem)
+            write_zeros(problem)
         return None
+    output = output_of(p)
+    if config is None:
+        config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, output, gpu_of(device))
+    else:
+        refuse_if(config.name, fp8_gemm.why_unfit(config, p.k, output))
+    _print_if_asked(p.num_groups, p.n, p.k, config)
     ready = prepared(p)
-    expected = problem.expected_m if isinstance(problem, MaskedProblem) else p.m / p.num_groups
-    # `generation` stands for the number of SMs and the other settings that a plan depends on.
-    strides = tuple(x.stride() for x in (p.a, ready.sfa, p.b, ready.sfb, p.d))
-    kind = (p.groups, p.d.dtype, p.alignment, p.zero_padding, p.sfb_rows)
-    key = (p.d.shape, p.b.shape, expected, kind, device, generation(), strides, config)
-    found = _plans.get(key)
-    if found is None:
-        found = _plan(ready, expected, config)
-        keep(_plans, key, found)
+    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     if get_compile_mode() == 1:
         return None
-    found.launch(*(x.data_ptr() for x in (p.a, ready.sfa, p.b, ready.sfb, p.d, ready.c)))
-    return found if ready is p else None
+    plan.launch(addresses_of(ready))
+    return plan
 
 
-def _plan(p: GroupedProblem, expected_m: float, config: GemmConfig | None) -> Plan:
-    if config is not None:
-        refuse_if(config.name, why_unfit(config, p.k, output_of(p)))
+def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> Plan | None:
+    """Make a plan for other rows of the same groups, of operands that nobody has checked; None if they want the checks.
+
+    For stacked rows alone: the room for rows that are counted is seldom new.
+    """
+    like = next(iter(templates.values()))
+    of_rows, layout = other_rows(like, operands), operands[C]
+    if of_rows is None:
+        return None
+    m, pitch = of_rows
+    num_groups, groups = operands[B].shape[0], like.output.groups
+    if layout.shape != ((num_groups,) if groups == Groups.ENDS else (m,)):
+        return None
+    config = select_grouped(num_groups, m / num_groups, like.n, like.k, like.output, gpu_of(like.device))
+    template = templates.get(config)
+    if template is None or template.copies_sfa:
+        return None
+    _print_if_asked(num_groups, like.n, like.k, config)
+    sizes = {"map_a": 2, "map_sfa": 0, "map_d": 2, "map_whole_d": -2}  # which dimension has the rows
+    maps = {}
+    for member in sizes.keys() & template.maps.keys():
+        tensor_map, at = template.maps[member], sizes[member] % len(template.maps[member].sizes)
+        rows = m + 1 if member in ("map_a", "map_d") else m  # places where a box may begin, one behind the last
+        maps[member] = tensor_map._replace(sizes=(*tensor_map.sizes[:at], rows, *tensor_map.sizes[at + 1 :]))
+    maps["map_sfa"] = maps["map_sfa"]._replace(strides=(pitch * 4, *maps["map_sfa"].strides[1:]))
+    numbers = {"m": m, "groups.rows": m}
+    return template.derived(rows_of(like, m, pitch, operands), grid(config, 1, m, like.n, get_num_sms()), numbers, maps)
+
+
+def output_of(p: GroupedProblem) -> Output:
+    """What decides the kernel's code besides the tile."""
+    return Output(p.d.dtype == torch.float32, sfb_is_per_row=p.sfb_rows == 1, groups=p.groups)
+
+
+def prepared(p: GroupedProblem) -> GroupedProblem:
+    """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
+    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
+    sfb = get_mn_major_tma_aligned_tensor(p.sfb) if p.sfb_rows == 1 else p.sfb
+    layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
+    if sfa is p.sfa and sfb is p.sfb and layout is p.c:
+        return p
+    return p._replace(sfa=sfa, sfb=sfb, c=layout)
+
+
+def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+    """Prepare the launch for a problem that is `prepared`."""
+    element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
+    swizzle = config.panel_columns * config.output_bytes
+    maps = {
+        "map_a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
+        "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, BLOCK_K), 128),
+        "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (1, config.scale_rows), 0),
+        "map_d": clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle),
+    }
+    places = [
+        # Maps that cut boxes off begin a box before their tensor: see "Rows that are not the group's" in cuda/work/.
+        Place("map_a", A, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()),
+        Place("map_b", B),
+        Place("map_sfa", SFA),
+        Place("map_d", D, WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()),
+        Place("sfb", SFB),
+        Place("d", D),
+        Place("groups.layout", C),
+    ]
+    if config.sfb_is_per_row:
+        maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
+        places.append(Place("map_sfb", SFB))
     else:
-        config = select_grouped(p.num_groups, expected_m, p.n, p.k, output_of(p), gpu_of(p.d.device.index))
-    if settings().print_configs:
-        print(f"deep_gemm: {p.num_groups} groups of {p.n} x {p.k} run {config.name}", file=sys.stderr)
-    return Plan(p, config, get_num_sms())
+        maps["map_whole_d"] = output_map(config, p.d)
+        places.append(Place("map_whole_d", D))
+    numbers = {
+        "c": 0,
+        "c_pitch": 0,
+        "d_pitch": row_pitch(p.d),
+        "sfb_stride_n": p.sfb.stride(1),
+        "sfb_stride_k": p.sfb.stride(2),
+        "m": p.m,
+        "n": p.n,
+        "k": p.k,
+        "groups.sfb_stride": p.sfb.stride(0),
+        "groups.count": p.num_groups,
+        "groups.rows": p.m,
+        "groups.alignment": p.alignment,
+        "groups.zeroes_padding": int(p.zero_padding),
+    }
+    params = ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
+    plan = Plan(p, params, numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
+    plan.config, plan.output, plan.n, plan.k = config, output_of(p), p.n, p.k
+    plan.c_is_d, plan.needs_c = False, True
+    plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4
+    if p.groups != Groups.COUNTS:
+        plan.rows = plan.rows._replace(shape=plan.rows.shape[1:])
+    return plan
 
 
-def _write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
+def grid(config: GemmConfig, planes: int, m: int, n: int, num_sms: int) -> int:
+    """One CTA for each SM, but no more than there can be tiles, or halves of them: a tile has a row at least."""
+    return min(num_sms, planes * m * ceil_div(n, config.block_n) * (2 if config.cuts_last_tiles else 1))
+
+
+def write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
     """What a product of depth 0 is, in the rows that are written."""
     if isinstance(p, MaskedProblem):
         is_written = torch.arange(p.max_m, device=p.d.device) < p.masked_m[:, None]
@@ -78,3 +230,8 @@ def _write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
         if p.zero_padding:
             is_written |= padding_rows(p.grouped_layout, p.alignment)
     p.d.masked_fill_(is_written[..., None], 0)
+
+
+def _print_if_asked(num_groups: int, n: int, k: int, config: GemmConfig) -> None:
+    if settings().print_configs:
+        print(f"deep_gemm: {num_groups} groups of {n} x {k} run {config.name}", file=sys.stderr)

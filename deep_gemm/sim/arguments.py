@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..jit.tensor_map import ElementType, TensorMap
+from ..jit.tensor_map import MAP_ALIGNMENT, ElementType, TensorMap
 from ..problem.layout import ADDRESS_ALIGNMENT
 
 _TENSOR_MAP_MAGIC = 0x544D4150
@@ -43,7 +43,7 @@ class Struct:
         self.fields = fields
 
 
-Argument = int | float | U64 | Pointer | Map | Struct
+Argument = int | float | bytes | U64 | Pointer | Map | Struct
 
 
 def encode(argument: Argument, addresses: Mapping[str, int]) -> bytes:
@@ -53,6 +53,8 @@ def encode(argument: Argument, addresses: Mapping[str, int]) -> bytes:
 
 def _encode(argument: Argument, addresses: Mapping[str, int]) -> tuple[bytes, int]:
     """Bytes and alignment."""
+    if isinstance(argument, bytes):
+        return argument, MAP_ALIGNMENT
     if isinstance(argument, Struct):
         data, widest = b"", 1
         for part in argument.fields:

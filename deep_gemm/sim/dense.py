@@ -10,15 +10,15 @@ from torch import Tensor
 
 from .. import reference
 from ..choose.config import GemmConfig
-from ..jit.driver import TENSOR_MAP_BYTES
+from ..kernels import dense as kernels
 from ..kernels import fp8_gemm
+from ..kernels.plan import addresses_of
 from ..problem import DenseProblem, dense_problem
-from ..problem.layout import get_mn_major_tma_aligned_tensor
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from .arguments import U64, Map, Pointer, Struct
+from .launcher import Launcher, as_it_lies, in_memory
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
-from .simulate import Buffer, Result, simulate
+from .simulate import Buffer, Result, Simulation
 
 
 @dataclass(frozen=True)
@@ -77,51 +77,22 @@ def run(
     is_dependent: bool = False,
 ) -> Outcome:
     """Compute a product on simulated SMs, and with the reference. `is_dependent`: the kernel ahead may be at work."""
-    p = p._replace(sfa=get_mn_major_tma_aligned_tensor(p.sfa))
-    if config.sfb_is_per_row:
-        p = p._replace(sfb=get_mn_major_tma_aligned_tensor(p.sfb))
-    maps = fp8_gemm.tensor_maps(config, p)
-    with_c = p.c is not None and not config.adds_to_d
-    c_is_d = with_c and p.c is p.d
-    # Params of cuda/fp8_gemm.cuh
-    params = Struct(
-        *(Map(name, tensor_map) for name, tensor_map in maps.items()),
-        *([] if config.sfb_is_per_row else [U64(0)] * (TENSOR_MAP_BYTES // 8)),
-        Pointer("sfb"),
-        Pointer(("d" if c_is_d else "c") if with_c else None),
-        Pointer("d"),
-        U64(p.c.stride(0) if p.c is not None else 0),
-        U64(p.d.stride(0)),
-        p.sfb.stride(0),
-        p.sfb.stride(1),
-        p.m,
-        p.n,
-        p.k,
-        Struct(*[U64(0)] * (fp8_gemm.GROUPS_BYTES // 8)),
+    p = kernels.prepared(config, p)
+    simulation = Simulation(
+        buffers_of(p, is_dependent), num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
     )
-    buffers = {
-        "a": Buffer(as_it_lies(p.a), is_dependent=is_dependent),
-        "b": Buffer(as_it_lies(p.b), is_dependent=is_dependent),
-        "sfa": Buffer(as_it_lies(p.sfa), is_dependent=is_dependent),
-        "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4, is_dependent=is_dependent),
-        "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
-    }
-    if with_c and not c_is_d and p.c is not None:
-        buffers["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
-    grid = min(num_sms // config.cluster_size * config.cluster_size, fp8_gemm.grid(config, p, num_sms))
-    result = simulate(
+    there = in_memory(simulation, p)
+    launcher = Launcher(
+        simulation,
         kernel,
-        [params],
-        buffers,
+        fp8_gemm.DENSE_PARAMS,
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
-        grid=grid,
         cluster_size=config.cluster_size,
-        num_sms=num_sms,
-        seed=seed,
-        schedule=schedule,
-        truncate=truncate,
     )
+    plan = kernels.plan_of(there, kernels.output_of(there), config, num_sms, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(there))
+    result = simulation.result()
     tile = config.block_m, config.block_n
     return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)
 
@@ -141,7 +112,14 @@ def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int
     return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed, tile), result)
 
 
-def as_it_lies(x: Tensor) -> Tensor:
-    """The memory from a tensor's first element to its last, padding between rows and all."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.as_strided((extent,), (1,))
+def buffers_of(p: DenseProblem, is_dependent: bool = False) -> dict[str, Buffer]:
+    """A problem's operands as the simulator's buffers, each as little aligned as it may be."""
+    alignments = {"sfb": 16 if p.sfb_rows == 1 else 4}
+    found = {
+        name: Buffer(as_it_lies(x), alignment=alignments.get(name, 16), is_dependent=is_dependent)
+        for name, x in (("a", p.a), ("b", p.b), ("sfa", p.sfa), ("sfb", p.sfb))
+    }
+    found["d"] = Buffer(p.d, is_writable=True, is_dependent=is_dependent)
+    if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
+        found["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
+    return found

@@ -10,22 +10,24 @@ from torch import Tensor
 
 from .. import reference
 from ..choose.config import GemmConfig
-from ..jit.driver import TENSOR_MAP_BYTES
-from ..kernels import fp8_gemm_k_grouped as kernel_side
+from ..kernels import depths as kernels
+from ..kernels import k_group_maps
+from ..kernels.fp8_gemm import DEPTHS_PARAMS
+from ..kernels.plan import addresses_of
 from ..problem import DenseProblem, KGroupedProblem, k_grouped_problem
 from ..problem.layout import SCALE_BLOCK, ceil_div
 from ..quantize import k_grouped_cast_to_fp8
-from .arguments import U64, Map, Pointer, Struct
-from .dense import Outcome, as_it_lies, compile_config, outcome
+from .dense import Outcome, compile_config, outcome
+from .launcher import Launcher, as_it_lies, in_memory
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
-from .simulate import Buffer, KernelLaunch, simulate_in_turn
+from .simulate import Buffer, Simulation
 
 
 def compile_maps(edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that makes the maps; `edits` replaces sources by name."""
-    headers = {**kernel_side.maps_headers(), **(edits or {})}
-    return compile_kernel(kernel_side.MAPS_SOURCE, headers, name=kernel_side.MAPS_NAME)
+    headers = {**k_group_maps.headers(), **(edits or {})}
+    return compile_kernel(k_group_maps.SOURCE, headers, name=k_group_maps.NAME)
 
 
 @cache
@@ -51,7 +53,7 @@ def random_problem(
 
 
 def run(
-    kernels: tuple[HostKernel, HostKernel],
+    compiled: tuple[HostKernel, HostKernel],
     config: GemmConfig,
     problem: KGroupedProblem,
     *,
@@ -63,7 +65,7 @@ def run(
     ks: Tensor | None = None,
 ) -> Outcome:
     """Compute a product on simulated SMs, and with the reference. `ks`: what the kernels read, if not the problem's."""
-    p = kernel_side.prepared(problem)
+    p = kernels.prepared(problem)
     buffers = {
         "a": Buffer(p.a, is_dependent=is_dependent),
         "b": Buffer(p.b, is_dependent=is_dependent),
@@ -71,7 +73,7 @@ def run(
         "sfb": Buffer(as_it_lies(p.sfb), is_dependent=is_dependent),
         "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
         "k_groups": Buffer(
-            torch.full((kernel_side.k_groups_bytes(p),), 0xFF, dtype=torch.uint8),
+            torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8),
             is_writable=True,
             alignment=64,
             is_dependent=is_dependent,
@@ -79,65 +81,38 @@ def run(
     }
     if config.with_c and p.c is not None:
         buffers["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
-    on_gpu, inline = kernel_side.depths(p)
-    if on_gpu is not None:
-        buffers["ks"] = Buffer(on_gpu if ks is None else ks, alignment=4, is_dependent=is_dependent)
-    maps = KernelLaunch(
-        kernels[0],
-        [_map_params(config, p, inline)],
-        kernel_side.MAPS_THREADS,
-        0,
-        ceil_div(p.num_groups, kernel_side.MAPS_THREADS),
-        inputs=frozenset({"d"}),
+    depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
+    if isinstance(depths, Tensor):
+        buffers["ks"] = Buffer(depths if ks is None else ks, alignment=4, is_dependent=is_dependent)
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
+    there = in_memory(simulation, p)
+    plan = kernels.plan_of(
+        there,
+        config,
+        num_sms,
+        Launcher(  # type: ignore[arg-type]
+            simulation,
+            compiled[1],
+            DEPTHS_PARAMS,
+            threads=config.num_threads,
+            shared_bytes=config.shared_bytes,
+            cluster_size=config.cluster_size,
+        ),
+        Launcher(  # type: ignore[arg-type]
+            simulation,
+            compiled[0],
+            k_group_maps.PARAMS,
+            threads=k_group_maps.THREADS,
+            shared_bytes=0,
+            inputs=frozenset({"d"}),
+        ),
     )
-    product = KernelLaunch(
-        kernels[1],
-        [_params(config, p)],
-        config.num_threads,
-        config.shared_bytes,
-        kernel_side.grid(config, p, num_sms),
-        config.cluster_size,
-    )
-    result = simulate_in_turn(
-        [maps, product], buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
-    )
+    at_ks = simulation.address("ks") if isinstance(depths, Tensor) else 0
+    at = (*addresses_of(there), at_ks, simulation.address("k_groups"))
+    plan.make_maps.launch(at, b"" if isinstance(depths, Tensor) else depths, kernels.INLINE_KS_AT)
+    plan.launch(at)
+    result = simulation.result()
     return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
-
-
-def _map_params(config: GemmConfig, p: KGroupedProblem, inline: bytes) -> Struct:
-    """Build `MapParams` of cuda/k_group_maps.cuh."""
-    like_a, like_b = kernel_side.templates(config, p)
-    *_, m, n, count, sum_k, num_k_blocks = kernel_side.MAP_SCALARS.unpack(kernel_side.map_scalars(p, 0, 0))
-    ks = memoryview(inline.ljust(4 * kernel_side.MAX_INLINE_KS, b"\0")).cast("i")
-    return Struct(
-        Map("a", like_a),
-        Map("b", like_b),
-        Pointer("a"),
-        Pointer("b"),
-        Pointer("k_groups"),
-        Pointer(None if inline else "ks"),
-        m,
-        n,
-        count,
-        sum_k,
-        num_k_blocks,
-        *ks,
-    )
-
-
-def _params(config: GemmConfig, p: KGroupedProblem) -> Struct:
-    """Build `Params` of cuda/fp8_gemm.cuh."""
-    maps = kernel_side.tensor_maps(config, p)
-    return Struct(
-        *[U64(0)] * (2 * TENSOR_MAP_BYTES // 8),
-        *(Map(name, tensor_map) for name, tensor_map in maps.items()),
-        Pointer(None),
-        Pointer("c" if config.with_c else "d" if config.adds_to_d else None),
-        Pointer("d"),
-        *map(U64, kernel_side.pitches(p)),
-        *(0, 0, p.m, p.n, 0),
-        Struct(Pointer("k_groups"), U64(kernel_side.c_stride(p)), p.num_groups, 0, 0, 0),
-    )
 
 
 def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, Tensor]:

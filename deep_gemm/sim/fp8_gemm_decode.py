@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from ..choose.config_decode import DecodeConfig
 from ..kernels import fp8_gemm_decode
+from ..kernels.plan import addresses_of
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from .arguments import U64, Map, Pointer, Struct
-from .dense import Outcome, as_it_lies, outcome, right_and_allowed
+from .dense import Outcome, buffers_of, outcome, right_and_allowed
+from .launcher import Launcher, in_memory
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES
-from .simulate import Buffer, simulate
+from .simulate import Simulation
 
 
 def compile_config(config: DecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
@@ -54,40 +56,22 @@ def run(
     is_dependent: bool = False,
 ) -> Outcome:
     """Compute a product on simulated SMs, and with the reference. `is_dependent`: the kernel ahead may be at work."""
-    map_a, map_b = fp8_gemm_decode.tensor_maps(config, p).values()
-    in_place = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
-    # Params of cuda/fp8_gemm_decode.cuh
-    params = Struct(
-        Map("a", map_a),
-        Map("b", map_b),
-        Pointer("sfa"),
-        Pointer("sfb"),
-        Pointer("d"),
-        Pointer(None if p.c is None else "d" if in_place else "c"),
-        *map(U64, fp8_gemm_decode.pitches(p)),
-        *fp8_gemm_decode.numbers(config, p),
+    buffers = buffers_of(p, is_dependent)
+    buffers |= {name: replace(buffers[name], alignment=4) for name in ("sfa", "sfb")}
+    simulation = Simulation(
+        buffers, num_sms=num_sms or 2 * config.cluster_k, seed=seed, schedule=schedule, truncate=truncate
     )
-    buffers = {
-        "a": Buffer(as_it_lies(p.a), is_dependent=is_dependent),
-        "b": Buffer(as_it_lies(p.b), is_dependent=is_dependent and not config.early_stages),
-        "sfa": Buffer(as_it_lies(p.sfa), alignment=4, is_dependent=is_dependent),
-        "sfb": Buffer(as_it_lies(p.sfb), alignment=4, is_dependent=is_dependent),
-        "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
-    }
-    if p.c is not None and not in_place:
-        buffers["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
-    result = simulate(
+    there = in_memory(simulation, p)
+    launcher = Launcher(
+        simulation,
         kernel,
-        [params],
-        buffers,
+        fp8_gemm_decode.PARAMS,
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
-        grid=fp8_gemm_decode.grid(config, p),
         cluster_size=config.cluster_k,
-        num_sms=num_sms or 2 * config.cluster_k,
-        seed=seed,
-        schedule=schedule,
-        truncate=truncate,
     )
+    plan = fp8_gemm_decode.plan_of(there, config, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(there))
+    result = simulation.result()
     tile = config.block_tokens, config.block_n
     return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)

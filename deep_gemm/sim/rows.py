@@ -9,15 +9,17 @@ from torch import Tensor
 
 from .. import reference
 from ..choose.config import GemmConfig, Groups
-from ..kernels import fp8_gemm_grouped as kernel_side
-from ..kernels.fp8_gemm_grouped import GroupedProblem, grouped_problem
+from ..kernels import fp8_gemm
+from ..kernels import rows as kernels
+from ..kernels.plan import addresses_of
+from ..kernels.rows import grouped_problem
 from ..problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous_problem, masked_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from .arguments import U64, Map, Pointer, Struct
-from .dense import Outcome, as_it_lies, outcome
+from .dense import Outcome, outcome
+from .launcher import Launcher, as_it_lies, in_memory
 from .library import HostKernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
-from .simulate import Buffer, simulate
+from .simulate import Buffer, Simulation
 
 CANARY = 42.0
 """What D holds before: a row that must not be written has it afterwards."""
@@ -99,46 +101,31 @@ def run(
 
     `layout` is what the kernel reads, if not the problem's.
     """
-    p = kernel_side.prepared(grouped_problem(problem))
-    maps = kernel_side.tensor_maps(config, p)
-    before_a, before_d = kernel_side.bytes_before(config, p)
-    offsets = {"a": -before_a, "d": -before_d}
-    # Params of cuda/fp8_gemm.cuh
-    params = Struct(
-        *(Map(name.removeprefix("whole_"), tensor_map, offsets.get(name, 0)) for name, tensor_map in maps.items()),
-        Pointer("sfb"),
-        Pointer(None),
-        Pointer("d"),
-        *map(U64, kernel_side.pitches(p)),
-        *kernel_side.sizes(p),
-        _groups(p),
-    )
+    p = kernels.prepared(grouped_problem(problem))
     buffers = {
         "a": Buffer(as_it_lies(p.a)),
         "b": Buffer(as_it_lies(p.b)),
         "sfa": Buffer(as_it_lies(p.sfa)),
         "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
-        "d": Buffer(problem.d, is_writable=True),
-        "layout": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
+        "d": Buffer(p.d, is_writable=True),
+        "c": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
     }
-    result = simulate(
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
+    there = in_memory(simulation, p)
+    launcher = Launcher(
+        simulation,
         kernel,
-        [params],
-        buffers,
+        fp8_gemm.ROWS_PARAMS["by row"],
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
-        grid=kernel_side.grid(config, p, num_sms),
-        num_sms=num_sms,
-        seed=seed,
-        schedule=schedule,
-        truncate=truncate,
     )
+    plan = kernels.plan_of(there, config, num_sms, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(there))
+    result = simulation.result()
+    d = result.buffers["d"]
+    assert isinstance(d, Tensor)
+    result.buffers["d"] = d.view(problem.d.shape)
     return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
-
-
-def _groups(p: GroupedProblem) -> Struct:
-    sfb_stride, *numbers = kernel_side.groups(p)
-    return Struct(Pointer("layout"), U64(sfb_stride), *numbers)
 
 
 def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:

@@ -103,53 +103,77 @@ def simulate_in_turn(
     max_steps: int = 50_000_000,
 ) -> Result:
     """Launch kernels that share buffers, each when the one before has ended. The counters are the last one's."""
-    if schedule is not None and schedule not in SCHEDULES:
-        raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
-    arena = _Arena(buffers)
-    stats = Stats()
-    for launch in launches:
-        stats = _launch(arena, launch, num_sms, seed, schedule, truncate, max_steps)
-    return Result(arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores, stats.prefetches)
-
-
-def _launch(
-    arena: _Arena,
-    launched: KernelLaunch,
-    num_sms: int,
-    seed: int,
-    schedule: str | None,
-    truncate: bool,
-    max_steps: int,
-) -> Stats:
-    kernel = launched.kernel
-    native = arena.native_but_inputs(launched.inputs)
-    encoded = [_Aligned(encode(argument, arena.addresses)) for argument in launched.arguments]
-    sizes = [len(argument.data) for argument in encoded]
-    if sizes != kernel.argument_bytes():
-        raise ValueError(f"arguments: expected parameters of {kernel.argument_bytes()} bytes, got {sizes}")
-    launch = Launch(
-        seed=seed,
-        max_steps=max_steps,
-        grid=num_sms if launched.grid is None else launched.grid,
-        cluster_size=launched.cluster_size,
-        threads=launched.threads,
-        shared_bytes=launched.shared_bytes,
-        num_sms=num_sms,
-        schedule=-1 if schedule is None else SCHEDULES.index(schedule),
-        truncate=truncate,
-        num_buffers=len(native),
-        buffers=native,
-        arguments=(ctypes.c_void_p * max(len(encoded), 1))(*(argument.address for argument in encoded)),
+    simulation = Simulation(
+        buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate, max_steps=max_steps
     )
-    stats = Stats()
-    with kernel.lock:
-        message = kernel.library.sim_run(launch, stats)
-    how = f"seed={seed}, schedule={schedule!r}"
-    if message is not None:
-        raise SimulationError(kernel.name, message.decode(), how)
-    if trampled := arena.trampled():
-        raise SimulationError(kernel.name, f"wrote outside of `{trampled}` by other means than `ptx::`", how)
-    return stats
+    for launch in launches:
+        simulation.launch(launch)
+    return simulation.result()
+
+
+class Simulation:
+    """A GPU with some buffers in its memory, and the kernels that run on it one after another."""
+
+    def __init__(
+        self,
+        buffers: Mapping[str, Buffer],
+        *,
+        num_sms: int = 2,
+        seed: int = 0,
+        schedule: str | None = None,
+        truncate: bool = False,
+        max_steps: int = 50_000_000,
+    ) -> None:
+        if schedule is not None and schedule not in SCHEDULES:
+            raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
+        self.num_sms, self.seed, self.schedule, self.truncate = num_sms, seed, schedule, truncate
+        self._max_steps = max_steps
+        self._arena = _Arena(buffers)
+        self._stats = Stats()
+
+    def address(self, name: str) -> int:
+        """Tell where a buffer begins."""
+        return int(self._arena.addresses[name])
+
+    def tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Give a buffer as a tensor with the shape and strides of the one that it was made from, where it lies now."""
+        data = torch.from_numpy(self._arena.memory[self._arena.spans[name]])
+        return data.view(like.dtype).as_strided(like.shape, like.stride())
+
+    def launch(self, launched: KernelLaunch) -> None:
+        """Run a kernel; a SimulationError says what it did wrong."""
+        kernel, native = launched.kernel, self._arena.native_but_inputs(launched.inputs)
+        encoded = [_Aligned(encode(argument, self._arena.addresses)) for argument in launched.arguments]
+        sizes = [len(argument.data) for argument in encoded]
+        if sizes != kernel.argument_bytes():
+            raise ValueError(f"arguments: expected parameters of {kernel.argument_bytes()} bytes, got {sizes}")
+        launch = Launch(
+            seed=self.seed,
+            max_steps=self._max_steps,
+            grid=self.num_sms if launched.grid is None else launched.grid,
+            cluster_size=launched.cluster_size,
+            threads=launched.threads,
+            shared_bytes=launched.shared_bytes,
+            num_sms=self.num_sms,
+            schedule=-1 if self.schedule is None else SCHEDULES.index(self.schedule),
+            truncate=self.truncate,
+            num_buffers=len(native),
+            buffers=native,
+            arguments=(ctypes.c_void_p * max(len(encoded), 1))(*(argument.address for argument in encoded)),
+        )
+        self._stats = Stats()
+        with kernel.lock:
+            message = kernel.library.sim_run(launch, self._stats)
+        how = f"seed={self.seed}, schedule={self.schedule!r}"
+        if message is not None:
+            raise SimulationError(kernel.name, message.decode(), how)
+        if trampled := self._arena.trampled():
+            raise SimulationError(kernel.name, f"wrote outside of `{trampled}` by other means than `ptx::`", how)
+
+    def result(self) -> Result:
+        """Give the buffers as they are now, and the counters of the last kernel."""
+        stats = self._stats
+        return Result(self._arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores, stats.prefetches)
 
 
 class _Aligned:

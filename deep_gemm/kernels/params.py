@@ -1,0 +1,99 @@
+"""The parameters of each kernel, stated once.
+
+A list here is the struct of the same name in `cuda/`: it gives the bytes that a launch hands over (`pack`), the places
+that a plan writes anew (`word`, `offset`), and the header by which the kernel's source asserts that the compiler lays
+its struct out the same way (`layout_header`). The simulator runs the very bytes that are packed here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from ..jit.tensor_map import MAP_ALIGNMENT, MAP_BYTES
+
+
+class Kind(Enum):
+    """What a field holds: how many bytes, and to what its place is aligned."""
+
+    MAP = (MAP_BYTES, MAP_ALIGNMENT)
+    POINTER = (8, 8)
+    UINT64 = (8, 8)
+    UINT32 = (4, 4)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a field."""
+        return int(self.value[0])
+
+    @property
+    def alignment(self) -> int:
+        """Its place is a multiple of this."""
+        return int(self.value[1])
+
+
+class Field(NamedTuple):
+    """A member of a struct; `length` of them in a row."""
+
+    name: str
+    kind: Kind
+    length: int = 1
+
+
+class Params:
+    """A kernel's one parameter: a struct whose members are these fields, in order."""
+
+    def __init__(self, struct_name: str, *fields: Field) -> None:
+        self.struct_name, self.fields = struct_name, fields
+        self._offsets: dict[str, int] = {}
+        at, alignment = 0, 1
+        for field in fields:
+            at += -at % field.kind.alignment
+            alignment = max(alignment, field.kind.alignment)
+            self._offsets[field.name] = at
+            at += field.kind.size * field.length
+        self.end = at
+        """Where the last member ends."""
+        self.size = at + -at % alignment
+        """What `sizeof` says."""
+
+    def offset(self, name: str) -> int:
+        """Byte of a member."""
+        return self._offsets[name]
+
+    def word(self, name: str) -> int:
+        """Place of a member among 64-bit words: a pointer, or a map's first word, which is its address."""
+        index, rest = divmod(self._offsets[name], 8)
+        if rest:
+            raise ValueError(f"{name}: expected a member at a multiple of 8 bytes, got byte {self._offsets[name]}")
+        return index
+
+    def pack(self, values: Mapping[str, int | bytes]) -> bytes:
+        """Give the struct's bytes. Every member has a value: a number, or bytes for a map or an array."""
+        if values.keys() != self._offsets.keys():
+            raise ValueError(f"{self.struct_name}: expected values of {sorted(self._offsets)}, got {sorted(values)}")
+        data = bytearray(self.size)
+        for name, kind, length in self.fields:
+            at, value = self._offsets[name], values[name]
+            if isinstance(value, bytes):
+                if len(value) > kind.size * length:
+                    raise ValueError(f"{name}: expected at most {kind.size * length} bytes, got {len(value)}")
+                data[at : at + len(value)] = value
+            else:
+                struct.pack_into("<Q" if kind.size == 8 else "<I", data, at, value)
+        return bytes(data)
+
+    def layout_header(self) -> str:
+        """Text by which a source asserts that the compiler lays the struct out as `pack` does."""
+        asserts = [
+            f'static_assert(__builtin_offsetof({self.struct_name}, {name}) == {at}, "{self.struct_name}.{name}: '
+            f'kernels/params.py has it at byte {at}");'
+            for name, at in self._offsets.items()
+        ]
+        size = (
+            f'static_assert(sizeof({self.struct_name}) == {self.size}, "{self.struct_name}: kernels/params.py has '
+            f'{self.size} bytes");'
+        )
+        return "\n".join(["#pragma once", *asserts, size, ""])

@@ -1,0 +1,104 @@
+"""Stands where the driver stands: a plan launches a kernel of the simulator as it launches one of a GPU.
+
+So the simulator runs the very bytes that a GPU would be given, for the grid that it would be given.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NoReturn, TypeVar
+
+from torch import Tensor
+
+from ..jit.driver import ParamsBuffer
+from ..jit.tensor_map import TensorMap
+from ..kernels.params import Params
+from .arguments import encode_tensor_map
+from .library import HostKernel
+from .simulate import KernelLaunch, Simulation
+
+_CPU = -1
+"""What CPU tensors say they are on."""
+Problem = TypeVar("Problem", bound=Any)
+
+
+def as_it_lies(x: Tensor) -> Tensor:
+    """The memory from a tensor's first element to its last, padding between rows and all."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((extent,), (1,))
+
+
+def in_memory(simulation: Simulation, p: Problem) -> Problem:
+    """Give a problem whose operands are where they lie in the simulator's memory, in buffers of their names."""
+    names = [name for name in ("a", "sfa", "b", "sfb", "d") if getattr(p, name) is not None]
+    there: Any = p._replace(**{name: simulation.tensor(name, getattr(p, name)) for name in names})
+    if p.c is None:
+        return there  # type: ignore[no-any-return]
+    c = there.d if p.c.data_ptr() == p.d.data_ptr() else simulation.tensor("c", p.c)
+    return there._replace(c=c)  # type: ignore[no-any-return]
+
+
+class Launcher:
+    """What `jit.driver.Launcher` is for a GPU."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        kernel: HostKernel,
+        params: Params,
+        *,
+        threads: int,
+        shared_bytes: int,
+        cluster_size: int = 1,
+        inputs: frozenset[str] = frozenset(),
+    ) -> None:
+        """`inputs`: writable buffers that this kernel must not write."""
+        self.simulation, self.kernel = simulation, kernel
+        self.params, self._size = ParamsBuffer(params.size), params.size
+        self.lock = threading.Lock()
+        self.plan: object = None
+        self.stream: int | None = None
+        self.config = self.function = self.pointers = None
+        self.success = 0
+        self._fixed: dict[str, Any] = {
+            "threads": threads,
+            "shared_bytes": shared_bytes,
+            "cluster_size": cluster_size,
+            "inputs": inputs,
+        }
+        self._grid = 0
+
+    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
+        """Encode a map as the simulator reads it."""
+        return encode_tensor_map(tensor_map, address, tensor)
+
+    def keeps_addresses(self) -> bool:
+        """Tell that a map's address is its first word."""
+        return True
+
+    def hold(self, plan: object, template: bytes, grid: int) -> None:
+        """Take the parameters and the grid of another plan."""
+        self.params.write(template)
+        self.plan, self._grid = plan, grid
+
+    def set_stream(self, stream: int) -> None:
+        """Do nothing: there is one."""
+        self.stream = stream
+
+    def current_stream(self, device: int) -> int:
+        """Give the only one."""
+        return 0
+
+    def current_device(self) -> int:
+        """Give that of CPU tensors."""
+        return _CPU
+
+    def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
+        """Run the kernel."""
+        params = bytes(self.params.words)[: self._size]
+        self.simulation.launch(KernelLaunch(self.kernel, [params], grid=self._grid, **self._fixed))
+        return (0,)
+
+    def fail(self, status: int) -> NoReturn:
+        """Never called: the simulator raises by itself."""
+        raise AssertionError(status)
