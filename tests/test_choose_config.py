@@ -210,6 +210,8 @@ def test_registers_move_to_those_who_need_them() -> None:
     assert tile_config(256, 128, Output()).registers == (40, 232)
     assert tile_config(256, 128, Output(sfb_is_per_row=True)).registers == (24, 240)
     assert tile_config(128, 256, Output(groups=Groups.IDS)).registers == (56, 224)
+    assert tile_config(128, 96, Output(sfb_is_per_row=True, groups=Groups.IDS)).registers == (56, 224)
+    assert tile_config(128, 96, Output(sfb_is_per_row=True, groups=Groups.ENDS)).registers == (40, 232)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def test_maps_are_changed_only_where_the_driver_lays_them_out_as_expected(
 
 @pytest.mark.parametrize("status", ["NO_BINARY_FOR_GPU", "INVALID_IMAGE", "UNSUPPORTED_PTX_VERSION"])
 def test_a_driver_too_old_for_the_kernel_is_named_with_what_helps(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
-    failure = cu.CUresult[f"CUDA_ERROR_{status}"]
+    failure = getattr(cu.CUresult, f"CUDA_ERROR_{status}")
     use(monkeypatch, cuModuleLoadData=(failure, None), cuDriverGetVersion=(0, 12040))
     with pytest.raises(driver.DriverError) as caught:
         driver.Kernel(COMPILED, 4096)

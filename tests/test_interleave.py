@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import old_nvrtc
+import other_nvrtc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from deep_gemm import jit
 from deep_gemm.choose.config import GemmConfig, Output, tile_config
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
-from deep_gemm.jit.compiler import DEFAULT_OPTIONS, compile_cubin, compiler_version, full_options
+from deep_gemm.jit.compiler import Job, compile_cubin, compiler_version
 from deep_gemm.jit.cubin import Instruction, read_kernels
 from deep_gemm.jit.interleave import COMPILERS_THAT_INTERLEAVE, VERSION, helps, interleave, pairs
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
@@ -204,11 +204,11 @@ has_interleaving_compiler = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def of_nvrtc_12_8() -> dict[str, bytes]:
-    library = old_nvrtc.library()
+    library = other_nvrtc.oldest_library()
     if library is None:
-        pytest.skip(f"NVRTC 12.8 is not installed; {old_nvrtc.HOW_TO_GET}")
-    jobs = [(*parts(config), full_options(DEFAULT_OPTIONS)) for config in CONFIGS.values()]
-    return dict(zip(CONFIGS, old_nvrtc.compile_all(library, jobs), strict=True))
+        pytest.skip(f'NVRTC {other_nvrtc.OLDEST} is not installed: pip install "deep_gemm[old-nvrtc]" (88 MB)')
+    jobs = [Job(name, *parts(config)) for name, config in CONFIGS.items()]
+    return {kernel.name: kernel.cubin for kernel in other_nvrtc.compile_all(library, jobs)}
 
 
 @has_interleaving_compiler

@@ -125,12 +125,14 @@ class GemmConfig:
         """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
 
         The producer's warps are two where rows are grouped: one searches the layout, and keeps more where it looks for
-        the last tiles too. The other, the loading thread, has enough with 24. Tiles of 256x128 that keep B's scales by
-        row, for which rows are never grouped, spill with 232 registers, which cost up to 12% on an H200.
+        the last tiles too, or where it searches ids while the other loads B's scales by row. The other, the loading
+        thread, has enough with 24. Tiles of 256x128 that keep B's scales by row, for which rows are never grouped,
+        spill with 232 registers, which cost up to 12% on an H200.
         """
         if self.keeps_row_scales:
             return 24, 240
-        if self.cuts_last_tiles:
+        searches_ids_with_row_scales = self.groups == Groups.IDS and self.sfb_is_per_row
+        if self.cuts_last_tiles or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
             return 56, 224
         return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
 

@@ -34,22 +34,25 @@ TILES = tuple(LEAST_US)
 LARGEST = TILES[-1]
 SHARING_A = replace(LARGEST, cluster_n=2)
 """The largest, as pairs of CTAs take it."""
+TILES_TO_C = (*TILES[:-1], SHARING_A)
+"""Where C is apart from D, pairs take the largest even if one column is left over, which then counts as two: with NVRTC
+13.1 and later, the loading warp of a CTA alone spills a register there."""
 
 
 @cache
 def select_k_grouped(num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> GemmConfig:
     """The configuration with the lowest cost for groups of depth `k` on average."""
-    best = min(TILES, key=lambda tile: cost_us(tile, num_groups, m, n, k, output, gpu))
-    if best == LARGEST and ceil_div(n, best.block_n) % 2 == 0:
-        best = SHARING_A
-    return k_grouped_config(best, output)
+    has_pairs = ceil_div(n, LARGEST.block_n) % 2 == 0
+    tiles = TILES_TO_C if output.with_c and not has_pairs else TILES
+    best = min(tiles, key=lambda tile: cost_us(tile, num_groups, m, n, k, output, gpu))
+    return k_grouped_config(SHARING_A if best == LARGEST and has_pairs else best, output)
 
 
 def cost_us(tile: Tile, num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> float:
     """About how long the product takes."""
     fit = Fit.of(tile, n, k, output, gpu)
     tiles = num_groups * ceil_div(m, tile.block_m) * fit.clusters_n
-    least_us = LEAST_US[tile] * (1.0 if output.with_c or output.adds_to_d else 0.5)
+    least_us = LEAST_US[replace(tile, cluster_n=1)] * (1.0 if output.with_c or output.adds_to_d else 0.5)
     least_us *= (gpu.num_sms / H200.num_sms) / (gpu.dram_tb_per_s / H200.dram_tb_per_s)
     return ceil_div(tiles, fit.clusters_at_once) * max(fit.wave_us, least_us)
 
@@ -61,8 +64,12 @@ def k_grouped_config(tile: Tile, output: Output) -> GemmConfig:
 
 def reachable_k_grouped() -> list[GemmConfig]:
     """Every configuration that `select_k_grouped` can give."""
-    return [
-        k_grouped_config(tile, Output(True, with_c, adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS))
+    outputs = [
+        Output(True, with_c, adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
         for with_c, adds_to_d in ((False, False), (True, False), (False, True))
-        for tile in (*TILES, SHARING_A)
+    ]
+    return [
+        k_grouped_config(tile, output)
+        for output in outputs
+        for tile in (TILES_TO_C if output.with_c else (*TILES, SHARING_A))
     ]

@@ -1,6 +1,6 @@
 """What ptxas says in the compiler's log: registers, stack, spills, and notes about lost performance.
 
-NVRTC prints all of it as "info", whatever it costs (seen with 12.8 and 13.0):
+NVRTC prints all of it as "info", whatever it costs (seen with 12.8 to 13.5):
 
     ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine ...
     ptxas info    : Function properties for fp8_gemm_kernel
@@ -19,12 +19,14 @@ _MEMORY = re.compile(
 )
 _NOTE = re.compile(r"\((?P<code>C75\d\d)\) (?P<text>.+)")
 
-# Found by their words, because ptxas has given one message several numbers over the years.
+# Found by their words, because ptxas has given one message several numbers over the years. From 13.1 on it says
+# wgmma.wait_group for warpgroup.wait, and adds a missing fence without a note: the same code as with the fence.
+_WAIT_INJECTED = "the compiler added a wait, because registers of a running WGMMA are used before wgmma.wait_group"
 _MEANING = {
     "'setmaxnreg' ignored": "registers are not moved between the warps of a block, so all of them keep the same number",
     "are serialized": "the tensor core's products (WGMMA) wait for each other instead of overlapping",
-    "warpgroup.wait is injected": "the compiler added a wait, because registers of a running WGMMA are used before "
-    "wgmma.wait_group",
+    "warpgroup.wait is injected": _WAIT_INJECTED,
+    "wgmma.wait_group is injected": _WAIT_INJECTED,
     "warpgroup.arrive is injected": "the compiler added a fence, because registers of a WGMMA are written without a "
     "wgmma.fence before it",
 }

@@ -1,0 +1,105 @@
+"""Compile every configuration that can be chosen with several versions of NVRTC, and inspect the machine code.
+
+    python tests/compiler_matrix.py --versions 12.8.93 13.0.88 newest
+
+installs each version into a folder, unless it is there, and prints a line for it. It needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import machine_code
+import other_nvrtc
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
+
+from deep_gemm.gates import CodePlan, violations
+
+from deep_gemm.choose.dense import reachable, reachable_decode
+from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.rows import reachable_grouped
+from deep_gemm.jit.compiler import Job
+from deep_gemm.jit.report import report
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
+
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "nvrtc"
+
+
+class Case(NamedTuple):
+    """A configuration that can be chosen: what to compile, and what must come of it."""
+
+    job: Job
+    plan: CodePlan
+
+
+def cases() -> list[Case]:
+    """All of them, for every kind of product."""
+    found = [
+        Case(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)), fp8_gemm.code_plan(config))
+        for config in (*reachable(), *reachable_grouped(), *reachable_k_grouped())
+    ]
+    found += [
+        Case(
+            Job(f"fp8_gemm_decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)),
+            fp8_gemm_decode.code_plan(config),
+        )
+        for config in reachable_decode()
+    ]
+    return found
+
+
+def installed(version: str, folder: Path) -> tuple[str, Path]:
+    """The library of this version ("newest" too), installed now if need be, and which version it is."""
+    target = folder / version
+    if other_nvrtc.library(target) is None:
+        what = other_nvrtc.package(version) + ("" if version == "newest" else f"=={version}")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), what]
+        subprocess.run(pip, check=True)
+    library = other_nvrtc.library(target)
+    if library is None:
+        raise RuntimeError(f"{target}: no libnvrtc.so in it")
+    (found,) = metadata.distributions(name=other_nvrtc.package(version), path=[str(target)])
+    return found.version, library
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile all configurations with several versions of NVRTC.")
+    parser.add_argument("--versions", nargs="+", default=["newest"], help='such as 12.8.93, or "newest"')
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where versions are installed")
+    parser.add_argument("--only", default="", help="configurations whose names contain this")
+    parser.add_argument("--digests", type=Path, help="write digests of all machine code to this file, to compare trees")
+    options = parser.parse_args()
+    chosen = [case for case in cases() if options.only in case.job.name]
+    digests: dict[str, dict[str, str]] = {}
+    bad = 0
+    print(f"{'NVRTC':10}{'configurations':>15}{'not as planned':>15}{'seconds':>9}", flush=True)
+    for asked in options.versions:
+        version, library = installed(asked, options.folder)
+        start = time.monotonic()
+        kernels = other_nvrtc.compile_all(library, [case.job for case in chosen])
+        seconds = time.monotonic() - start
+        problems = {
+            kernel.name: told
+            for kernel, case in zip(kernels, chosen, strict=True)
+            if (told := violations(report(kernel.cubin, kernel.log), case.plan))
+        }
+        print(f"{version:10}{len(chosen):15}{len(problems):15}{seconds:9.0f}", flush=True)
+        for name, told in problems.items():
+            print(f"    {name}: {'; '.join(told)}", flush=True)
+        bad += len(problems)
+        digests[version] = {kernel.name: machine_code.digest(kernel.cubin) for kernel in kernels}
+    if options.digests:
+        options.digests.write_text(json.dumps(digests, indent=1) + "\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
