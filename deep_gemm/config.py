@@ -333,7 +333,6 @@ class GemmConfig:
             "kHasRest": self.has_rest,
             "kSfbIsPerRow": self.sfb_is_per_row,
             "kIsKGrouped": self.groups == Groups.DEPTHS,
-            "kAsyncExchange": True,
         }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]

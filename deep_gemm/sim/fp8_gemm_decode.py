@@ -69,7 +69,7 @@ def run(
     )
     buffers = {
         "a": Buffer(as_it_lies(p.a), is_dependent=is_dependent),
-        "b": Buffer(as_it_lies(p.b), is_dependent=is_dependent and not config.early_stages),
+        "b": Buffer(as_it_lies(p.b), is_dependent=is_dependent),
         "sfa": Buffer(as_it_lies(p.sfa), alignment=4, is_dependent=is_dependent),
         "sfb": Buffer(as_it_lies(p.sfb), alignment=4, is_dependent=is_dependent),
         "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
