@@ -39,8 +39,8 @@ ALONG_N = GemmConfig(128, 256, 2, unit_n=128, panels_per_store=1, num_store_buff
 ADDING = tile_config(128, 64, Output(is_fp32=True, adds_to_d=True), k=128)
 SHARES_A = GemmConfig(128, 64, 3, cluster_n=2, num_store_buffers=1)
 SHARES_B = GemmConfig(128, 64, 3, cluster_m=2, num_store_buffers=1)
-PAIRS = GemmConfig(128, 64, 5, num_partials=2, run_k_blocks=4, has_rest=True)
-SPLITS = GemmConfig(128, 64, 3, cluster_k=3, num_partials=2, run_k_blocks=2, has_rest=True)
+PAIRS = GemmConfig(128, 64, 5, num_partials=2, run_k_blocks=4, has_tail=True)
+SPLITS = GemmConfig(128, 64, 3, cluster_k=3, num_partials=2, run_k_blocks=2, has_tail=True)
 SPLITS_C = GemmConfig(64, 32, 3, 1, cluster_k=2, panel_columns=32, with_c=True)
 BY_ROW = GemmConfig(128, 64, 3, sfb_is_per_row=True, panel_columns=32, output_is_fp32=True)
 KEEPING = GemmConfig(256, 32, 3, sfb_is_per_row=True, panel_columns=32, output_is_fp32=True)
@@ -164,7 +164,7 @@ MUTATIONS = [
     Mutation("promotes the set that is being filled", _GEMM, "promote(total[unit], partial[done % kNumPartials]", "promote(total[unit], partial[i % kNumPartials]", shows_in=PAIRS),
     Mutation("releases the slot at hand for the one before", _GEMM, "release(ring, slots[k_block], ptx::lane_index(), sfa", "release(ring, at, ptx::lane_index(), sfa", shows_in=PAIRS),
     Mutation("scale of B of the run's first block for all", _GEMM, "of_k_block(k_block_of_32 + k_block,", "of_k_block(k_block_of_32,", shows_in=PAIRS),
-    Mutation("rest of the blocks forgotten", _GEMM, "    for (; k_block < count; ++k_block)\n", "    for (; k_block + 1 < count; ++k_block)\n", shows_in=PAIRS),
+    Mutation("tail of the blocks forgotten", _GEMM, "    for (; k_block < count; ++k_block)\n", "    for (; k_block + 1 < count; ++k_block)\n", shows_in=PAIRS),
     Mutation("last run forgotten", _GEMM, "ptx::opaque(count / kRunKBlocks * kRunKBlocks)", "ptx::opaque((count - 1) / kRunKBlocks * kRunKBlocks)", shows_in=PLAIN),
     # A split of k
     Mutation("shares of k overlap", _SCHEDULER, "first = runs * rank / kClusterK * kRunKBlocks;", "first = (rank == 0 ? 0 : runs * rank / kClusterK - 1) * kRunKBlocks;", shows_in=SPLITS),

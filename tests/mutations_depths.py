@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation("threads past the last group write", _MAPS, "  if (group >= p.count) return;\n", ""),
     Mutation("each block makes the maps of the first groups", _MAPS, "ptx::block_index() * kMapThreads + ptx::thread_index()", "ptx::thread_index()"),
     Mutation("inline depths are taken for those of a tensor", _MAPS, "p.ks == nullptr ? place_of<true>(p, group) : place_of<false>(p, group)", "place_of<false>(p, group)"),
-    Mutation("a group's rest of a block is left out", _MAPS, "ceil_div(place.k, kDepthOfBlock)", "place.k / kDepthOfBlock"),
+    Mutation("a group's last part of a block is left out", _MAPS, "ceil_div(place.k, kDepthOfBlock)", "place.k / kDepthOfBlock"),
     Mutation("planes are places", _MAPS, "st_global_b32(&k_group->group, group)", "st_global_b32(&k_group->group, place.number)"),
     Mutation("the first block of scales is not said", _MAPS, "  ptx::st_global_b32(&k_group->first_k_block, place.first_k_block);\n", ""),
     # The scheduler
@@ -146,7 +146,7 @@ MUTATIONS = [
     Mutation("kept scales of slots four times as close", _GEMM, "(at.stage * kScales + index) * 4", "at.stage * kScales + index * 4", shows_in=PAIRS),
     Mutation("second row takes a scale two rows on", _SCALING, "ptx::ld_shared_f32(sfa + 8 * 4);", "ptx::ld_shared_f32(sfa + 8);", shows_in=PAIRS),
     Mutation("a block of k less is multiplied", _GEMM, "kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k", "kIsKGrouped ? tile.num_k_blocks / 2 * kBlockK : p.k"),
-    Mutation("a rest is forgotten", _GEMM, "for (; k_block < count; ++k_block)", "for (; k_block + 1 < count; ++k_block)"),
+    Mutation("a tail is forgotten", _GEMM, "for (; k_block < count; ++k_block)", "for (; k_block + 1 < count; ++k_block)"),
     Mutation("C is the first group's", _GEMM, "p.c + tile.group * p.groups.c_stride * kOutputBytes", "p.c", shows_in=WITH_C),
     Mutation("D is the first group's", _STORE, "ptx::tma_store_4d(map_d, panel, 0, span_of_d, row, group)", "ptx::tma_store_4d(map_d, panel, 0, span_of_d, row, 0)"),
     Mutation("the D that is added to is the first group's", _STORE, "ptx::tma_reduce_add_4d(map_d, panel, 0, span_of_d, row, group)", "ptx::tma_reduce_add_4d(map_d, panel, 0, span_of_d, row, 0)", shows_in=IN_PLACE),

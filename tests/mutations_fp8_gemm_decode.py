@@ -41,7 +41,6 @@ SPLIT = DecodeConfig(16, 3, 2, 3)
 SPLIT_FP32 = DecodeConfig(24, 2, 1, 5, output_is_fp32=True)
 FEW_CHUNKS = DecodeConfig(8, 3, 1, 8)
 WITH_C = DecodeConfig(16, 3, 1, 2, with_c=True)
-EARLY = DecodeConfig(8, 3, 1, 2, early_stages=2, with_c=True)
 
 TRIALS = [
     *(Trial(ALONE, (13, 200, 1296), seed) for seed in (1, 2)),
@@ -65,7 +64,6 @@ TRIALS = [
     Trial(WITH_C, (13, 72, 528), 16),
     Trial(WITH_C, (19, 72, 528), 16, in_place=True),
     *(Trial(WITH_C, (13, 72, 528), seed, is_dependent=True) for seed in (17, 18)),
-    *(Trial(EARLY, (13, 72, 1296), seed, is_dependent=True) for seed in (19, 20)),
 ]
 
 _DECODE, _SPLIT, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "split", "ring"))
@@ -84,13 +82,11 @@ MUTATIONS = [
     Mutation("empty expects one arrival", _RING, "kEmptyArrivals = kMulticastCtas * kNumMathWarps", "kEmptyArrivals = 1"),
     Mutation("bytes of whole boxes announced", _DECODE, "p.slot_bytes);", "kABytes + kBBytes);"),
     Mutation("A loaded into the wrong slot", _DECODE, "shared.a[at.stage], i * kBlockK", "shared.a[0], i * kBlockK"),
-    Mutation("B of the next k-block", _DECODE, "k_block * kBlockK, work.row_n", "(k_block + 1) * kBlockK, work.row_n"),
+    Mutation("B of the next k-block", _DECODE, "i * kBlockK, work.row_n", "(i + 1) * kBlockK, work.row_n"),
     Mutation("A of the first tile", _DECODE, "i * kBlockK, work.row_m)", "i * kBlockK, 0)"),
     Mutation("no block barrier after the barriers' initialization", _DECODE, "  ptx::syncthreads();\n", ""),
     Mutation("barriers not fenced", _RING, "    ptx::fence_mbarrier_init();\n", ""),
-    Mutation("early stages loaded again", _DECODE, "if (i >= work.k_block + kEarlyStages) load_b", "load_b"),
-    Mutation("early stages forgotten", _DECODE, "      load_b(at, i);\n  // What", "      ;\n  // What"),
-    Mutation("A loaded before the kernel ahead has ended", _DECODE, "  ptx::griddepcontrol_wait();\n  at =", "  at ="),
+    Mutation("A loaded before the kernel ahead has ended", _DECODE, "  ptx::griddepcontrol_wait();\n  RingPosition at", "  RingPosition at"),
     Mutation("scales loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n    float total", "    float total"),
     # Work
     Mutation("k-blocks rounded down", _DECODE, "ceil_div(p.k, kBlockK)", "(p.k / kBlockK)"),
@@ -119,17 +115,17 @@ MUTATIONS = [
     Mutation("no fence before the product", _DECODE, "  ptx::wgmma_fence();\n", ""),
     # The reduction
     Mutation("sums sent before all CTAs run", _DECODE, "      ptx::cluster_wait();\n      send_chunks", "      send_chunks"),
-    Mutation("sums added before they have arrived", _DECODE, "        ptx::mbarrier_wait_parity_cluster(&shared.received, 0);", "        ;"),
+    Mutation("sums added before they have arrived", _DECODE, "      ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n", ""),
     Mutation("half of the bytes expected", _SPLIT, "* kChunkFloats * 4);", "* kChunkFloats * 2);"),
     Mutation("every CTA expects a whole share", _SPLIT, "  if (first >= chunks) return 0;\n  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);", "  return chunks_per_cta(accumulators);"),
-    Mutation("nothing expected", _DECODE, "    if constexpr (kClusterK > 1 && kAsyncExchange) expect_chunks<kAccumulators>(&shared.received, work.rank);\n", ""),
+    Mutation("nothing expected", _DECODE, "    if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);\n", ""),
     Mutation("all send to the same place", _SPLIT, "(rank * kChunks + chunk % kChunks)", "(chunk % kChunks)"),
     Mutation("sent to the place of another chunk", _SPLIT, "rank * kChunks + chunk % kChunks", "rank * kChunks + (chunk + 1) % kChunks"),
     Mutation("sent to the wrong CTA", _SPLIT, "received, chunk / kChunks,", "received, (chunk / kChunks + 1) % kClusterK,"),
     Mutation("chunks counted as if there were one warp", _SPLIT, "i / 4 * kNumMathWarps + warp", "i / 4 + warp"),
     Mutation("the last CTA's sums left out", _SPLIT, "rank < kClusterK; ++rank", "rank + 1 < kClusterK; ++rank"),
     Mutation("the first CTA's sums added twice", _SPLIT, "uint32_t rank = 1;", "uint32_t rank = 0;"),
-    Mutation("two registers of a chunk swapped", _SPLIT, "total[i], total[i + 1], total[i + 2], total[i + 3]);\n    else", "total[i], total[i + 2], total[i + 1], total[i + 3]);\n    else"),
+    Mutation("two registers of a chunk swapped", _SPLIT, "total[i], total[i + 1], total[i + 2], total[i + 3]);", "total[i], total[i + 2], total[i + 1], total[i + 3]);"),
     Mutation("another lane's sums", _SPLIT, "chunk_of_cta * kChunkFloats + lane * 4;", "chunk_of_cta * kChunkFloats + (lane ^ 1) * 4;"),
     Mutation("received is not initialized", _DECODE, "    ptx::mbarrier_init(&shared.received, 1);\n", ""),
     # Storing

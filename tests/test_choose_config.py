@@ -85,12 +85,12 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ("needs no C where rows are grouped", {"groups": Groups.IDS, "with_c": True}),
     ("needs scales of B for each row where groups are along k", {"groups": Groups.DEPTHS}),
     (
-        "needs code for a rest where each group may have one",
+        "needs code for a tail where each group may have one",
         {"groups": Groups.DEPTHS, "sfb_is_per_row": True, "run_k_blocks": 2},
     ),
     ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),
     ("needs runs that fill 32 blocks of k", {"run_k_blocks": 3}),
-    ("needs longer runs, if a rest is left by them", {"has_rest": True}),
+    ("needs longer runs, if a tail is left by them", {"has_tail": True}),
     ("needs 256 accumulators in 232 registers", {"block_n": 256, "num_stages": 3}),
     ("needs 300032 of 232448 bytes shared", {"num_stages": 8}),
 ]

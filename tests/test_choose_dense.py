@@ -64,7 +64,7 @@ def test_the_choice_is_legal_and_reachable(m: int, n: int, k: int, output: Outpu
     assert config.cluster_k == 1 or k > 128 * config.cluster_k, "more CTAs than blocks of k"
     if isinstance(config, GemmConfig):
         assert config.sfb_is_per_row == output.sfb_is_per_row
-        assert config.has_rest or ceil_div(k, 128) % config.run_k_blocks == 0, "blocks of k for which there is no code"
+        assert config.has_tail or ceil_div(k, 128) % config.run_k_blocks == 0, "blocks of k for which there is no code"
         assert config.cluster_size <= gpu.num_sms
         assert m > config.block_m or config.cluster_m == 1, "a cluster along m for a single row of tiles"
         assert n > config.block_n or config.cluster_n == 1, "a cluster along n for a single column of tiles"

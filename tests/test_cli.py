@@ -162,9 +162,9 @@ SMALL = ("--m", "40", "--n", "72", "--k", "272", "--block-m", "64", "--block-n",
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ((), "64x64 bf16 rest"),
-        (("--fp32", "--adds-to-d"), "64x64 fp32+d rest"),
-        (("--with-c", "--cluster-n", "2"), "64x64/n2 bf16+c rest"),
+        ((), "64x64 bf16 tail"),
+        (("--fp32", "--adds-to-d"), "64x64 fp32+d tail"),
+        (("--with-c", "--cluster-n", "2"), "64x64/n2 bf16+c tail"),
     ],
 )
 def test_sim_runs_seeds_and_says_how_far_from_wrong(arguments: tuple[str, ...], name: str) -> None:
@@ -216,8 +216,8 @@ def test_sim_prints_the_command_that_shows_a_failure_again(
         (("--k", "0"), "Invalid value for '--k'"),
         (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
         (("--block-m", "256", "--block-n", "256"), "256x256 bf16 run 1: needs 320 accumulators in 232 registers"),
-        (("--cluster-n", "4"), "128x128/n4 bf16 rest: needs 1 or 2 CTAs that share an operand"),
-        (("--adds-to-d",), "128x128 bf16+d rest: needs FP32 output where it is added to D"),
+        (("--cluster-n", "4"), "128x128/n4 bf16 tail: needs 1 or 2 CTAs that share an operand"),
+        (("--adds-to-d",), "128x128 bf16+d tail: needs FP32 output where it is added to D"),
     ],
 )
 def test_sim_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:

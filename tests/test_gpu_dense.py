@@ -75,15 +75,15 @@ def test_every_reachable_configuration(index: int) -> None:
     config = reachable()[index]
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     # Ragged, and more clusters of tiles than fit at once, so that rings and store buffers carry over.
-    rest = 128 if config.has_rest else 0
+    tail = 128 if config.has_tail else 0
     shapes = [
-        (config.block_m * config.cluster_m + 8, config.block_n * config.cluster_n + 8, 16 if rest else 400),
-        (config.block_m * 13 + 24, config.block_n * 23 + 8, 400 + rest),
-        (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + rest),
-        (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + rest),  # fewer rows than a tile has
+        (config.block_m * config.cluster_m + 8, config.block_n * config.cluster_n + 8, 16 if tail else 400),
+        (config.block_m * 13 + 24, config.block_n * 23 + 8, 400 + tail),
+        (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + tail),
+        (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + tail),  # fewer rows than a tile has
     ]
     if config.output_is_fp32:
-        shapes.append((config.block_m + 8, config.block_n * 2 + 4, 400 + rest))
+        shapes.append((config.block_m + 8, config.block_n * 2 + 4, 400 + tail))
     for m, n, k in shapes:
         a, b = operands(m, n, k, seed=index, by_row=config.sfb_is_per_row)
         frame = framed((m, n), dtype, "cuda")
@@ -101,7 +101,7 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     """Small integers: no sum of a block needs more bits than the tensor cores keep."""
     config = reachable()[index]
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
-    m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_rest else 128 * 36 - 16
+    m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_tail else 128 * 36 - 16
     g = torch.Generator("cuda").manual_seed(index)
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
     sfa = random_scales((m, ceil_div(k, 128)), g)

@@ -77,7 +77,7 @@ def kernels() -> None:
 @pytest.mark.parametrize("index", range(len(reachable_grouped())))
 def test_every_configuration_that_can_be_chosen(index: int) -> None:
     config, rng = reachable_grouped()[index], random.Random(index)
-    for n, k in ((config.block_n * 3 + 8, 128 * 4 + 128 * config.has_rest), (1032, 128 * 12 + 16 * config.has_rest)):
+    for n, k in ((config.block_n * 3 + 8, 128 * 4 + 128 * config.has_tail), (1032, 128 * 12 + 16 * config.has_tail)):
         layout = layout_of(config.groups, random_sizes(rng, 12), rng)
         rows = None if config.groups == Groups.IDS else max([*layout, 1]) + rng.choice([0, 70])
         check(on_gpu(sim.random_problem(config, layout, n, k, index, rows=rows, num_groups=12)), config)

@@ -358,7 +358,7 @@ def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
     [
         (tile_config(64, 64, Output(is_fp32=True)), "is for another type of D, another C, or other scales of B"),
         (tile_config(64, 64, Output(sfb_is_per_row=True)), "is for another type of D, another C, or other scales of B"),
-        (tile_config(64, 64, Output(), k=512), "has no code for the rest of 9 blocks of k in runs of 4"),
+        (tile_config(64, 64, Output(), k=512), "has no code for the tail of 9 blocks of k in runs of 4"),
         (decode_config(8, 1, 1, 1, c=True), "is for another type of D, or another C"),
     ],
 )

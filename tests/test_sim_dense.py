@@ -58,12 +58,12 @@ def test_every_tile_on_a_ragged_problem(choice: tuple[Tile, Output], seed: int) 
 @pytest.mark.parametrize("num_k_blocks", [1, 3, 4, 5, 8, 32, 33, 35])
 @pytest.mark.parametrize("num_partials", [1, 2])
 @pytest.mark.parametrize("run_k_blocks", [2, 4])
-def test_runs_and_rests_of_any_depth(run_k_blocks: int, num_partials: int, num_k_blocks: int) -> None:
-    has_rest = num_k_blocks % run_k_blocks != 0
+def test_runs_and_tails_of_any_depth(run_k_blocks: int, num_partials: int, num_k_blocks: int) -> None:
+    has_tail = num_k_blocks % run_k_blocks != 0
     narrow: dict[str, Any] = {"unit_n": 32, "panel_columns": 32}
     for units in ({}, narrow):
         config = replace(
-            GemmConfig(128, 64, 3), num_partials=num_partials, run_k_blocks=run_k_blocks, has_rest=has_rest, **units
+            GemmConfig(128, 64, 3), num_partials=num_partials, run_k_blocks=run_k_blocks, has_tail=has_tail, **units
         )
         check(config, 264, 72, 128 * num_k_blocks - 16, seed=num_k_blocks)
 
@@ -71,11 +71,11 @@ def test_runs_and_rests_of_any_depth(run_k_blocks: int, num_partials: int, num_k
 @pytest.mark.parametrize("num_partials", [1, 2])
 @pytest.mark.parametrize("run_k_blocks", [1, 8, 16, 32])
 def test_runs_of_any_length(run_k_blocks: int, num_partials: int) -> None:
-    """Below a run, a run, one block more, and past the 32 blocks whose scales a warp holds, with a rest and without."""
+    """Below a run, a run, one block more, and past the 32 blocks whose scales a warp holds, with a tail and without."""
     for num_k_blocks in {1, run_k_blocks - 1, run_k_blocks, run_k_blocks + 1, 64, 67} - {0}:
-        has_rest = num_k_blocks % run_k_blocks != 0
+        has_tail = num_k_blocks % run_k_blocks != 0
         config = GemmConfig(
-            64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, has_rest=has_rest, panel_columns=16
+            64, 16, 3, 1, num_partials=num_partials, run_k_blocks=run_k_blocks, has_tail=has_tail, panel_columns=16
         )
         check(config, 72, 40, 128 * num_k_blocks - 16, seed=num_k_blocks)
 
@@ -95,7 +95,7 @@ UNITS = {
 @pytest.mark.parametrize("units", UNITS)
 def test_units_in_any_order_of_rows_and_columns(units: str, by_row: bool, num_partials: int, schedule: str) -> None:
     """Each with slots that several pieces read, and a slot given back with the last of them."""
-    config = replace(UNITS[units], num_partials=num_partials, run_k_blocks=2, has_rest=True, sfb_is_per_row=by_row)
+    config = replace(UNITS[units], num_partials=num_partials, run_k_blocks=2, has_tail=True, sfb_is_per_row=by_row)
     check(config, config.block_m + 24, config.block_n * 2 + 8, 128 * 5 - 16, seed=num_partials, schedule=schedule)
 
 
@@ -112,7 +112,7 @@ def test_splits_of_k_over_several_tiles(cluster_k: int, schedule: str | None) ->
 def test_shares_of_k_that_are_not_alike(cluster_k: int) -> None:
     """Work for every CTA, a run more for some, the last run cut short, and each share longer than the ring."""
     config = GemmConfig(
-        64, 32, 2, 1, num_partials=2, run_k_blocks=2, has_rest=True, cluster_k=cluster_k, panel_columns=32
+        64, 32, 2, 1, num_partials=2, run_k_blocks=2, has_tail=True, cluster_k=cluster_k, panel_columns=32
     )
     check(config, 136, 72, 128 * (4 * cluster_k + 3) - 16, seed=cluster_k)
 
@@ -148,7 +148,7 @@ SPLITS = {
 @pytest.mark.parametrize("schedule", [None, "slow_warps"])
 @pytest.mark.parametrize("kind", SPLITS)
 def test_splits_of_every_kind_of_tile(kind: str, schedule: str | None) -> None:
-    config = replace(SPLITS[kind], run_k_blocks=2, has_rest=True)
+    config = replace(SPLITS[kind], run_k_blocks=2, has_tail=True)
     check(config, config.block_m + 24, config.block_n * 2 + 8, 128 * (2 * config.cluster_k + 1), 3, schedule)
 
 
@@ -166,7 +166,7 @@ def small_integers(config: GemmConfig, m: int, n: int, k: int) -> DenseProblem:
 
 @pytest.mark.parametrize("kind", SPLITS)
 def test_a_split_gives_the_sums_of_its_parts_in_order_whoever_is_slow(kind: str) -> None:
-    config = replace(SPLITS[kind], run_k_blocks=2, has_rest=True)
+    config = replace(SPLITS[kind], run_k_blocks=2, has_tail=True)
     p = small_integers(config, config.block_m + 8, config.block_n + 8, 128 * (2 * config.cluster_k + 1) - 16)
     right = sum_of_parts(p, config.cluster_k, config.run_k_blocks)
     for seed, schedule in enumerate(("slow_cta", "slow_warps", "late_stores")):

@@ -66,8 +66,8 @@ class GemmConfig:
     """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
     sfb_is_per_row: bool = False
     """B has a scale for each row and 128 columns, as A has ("1D1D"), not one for each 128x128 block ("1D2D")."""
-    has_rest: bool = False
-    """Blocks of k may be left over when no whole run remains: code for them too."""
+    has_tail: bool = False
+    """Code for the tail: blocks of k that are left when no whole run remains."""
     cluster_m: int = 1
     """2: two CTAs with neighbouring rows of tiles share B by multicast."""
     cluster_n: int = 1
@@ -94,11 +94,11 @@ class GemmConfig:
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
-        rest = " rest" if self.has_rest else " run 1" if self.run_k_blocks == 1 else ""
+        tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
         scales = " 1d1d" if self.sfb_is_per_row else ""
         output = "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{rest}{groups}"
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}"
 
     @property
     def units_along_n(self) -> int:
@@ -278,10 +278,10 @@ class GemmConfig:
         yield not along_k or self.cluster_size == self.cluster_n, "only A shared where groups are along k"
         yield along_k or not (self.groups and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
         yield not along_k or self.sfb_is_per_row, "scales of B for each row where groups are along k"
-        yield not along_k or self.has_rest or self.run_k_blocks == 1, "code for a rest where each group may have one"
+        yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
-        yield self.run_k_blocks > 1 or not self.has_rest, "longer runs, if a rest is left by them"
+        yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
         accumulators = (self.units_per_warpgroup + self.num_partials) * unit_n // 2
         registers = self.registers[1]
         yield accumulators <= registers - 32, f"{accumulators} accumulators in {registers} registers"
@@ -332,10 +332,9 @@ class GemmConfig:
             "kOutputIsFp32": self.output_is_fp32,
             "kWithC": self.with_c,
             "kAddsToD": self.adds_to_d,
-            "kHasRest": self.has_rest,
+            "kHasTail": self.has_tail,
             "kSfbIsPerRow": self.sfb_is_per_row,
             "kIsKGrouped": self.groups == Groups.DEPTHS,
-            "kAsyncExchange": True,
         }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
@@ -393,9 +392,9 @@ def tile_config(
     kept = unit_n // 4 if keeps_row_scales else 0
     num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room else 1
     if keeps_row_scales:
-        run_k_blocks, has_rest = 1, False  # longer lines gain nothing there, and take registers
+        run_k_blocks, has_tail = 1, False  # longer lines gain nothing there, and take registers
     else:
-        run_k_blocks, has_rest = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
+        run_k_blocks, has_tail = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
     panel_columns = gcd(unit_n, 64)
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
@@ -413,7 +412,7 @@ def tile_config(
             num_partials=num_partials,
             run_k_blocks=run_k_blocks,
             sfb_is_per_row=output.sfb_is_per_row,
-            has_rest=has_rest,
+            has_tail=has_tail,
             cluster_m=cluster_m,
             cluster_n=cluster_n,
             cluster_k=cluster_k,
@@ -449,9 +448,9 @@ def _raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
 
 
 def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[int, bool]:
-    """How many blocks of k are multiplied in a straight line, and whether there is code for a rest of them.
+    """How many blocks of k are multiplied in a straight line, and whether there is code for a tail that they leave.
 
-    Each block in the line is more to compile, as a rest is. With one set of partial sums lines of 2 are 0.4% faster
+    Each block in the line is more to compile, as a tail is. With one set of partial sums lines of 2 are 0.4% faster
     than a plain loop, with scales by row 2%. With two sets lines of 4 are 2% faster than of 2 in small tiles and with
     scales by row, and level in other large ones (an H200).
     """

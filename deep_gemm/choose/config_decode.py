@@ -35,10 +35,6 @@ class DecodeConfig:
     cluster_k: int = 1
     """CTAs that share out the k of a tile and add their sums."""
     ctas_per_sm: int = 1
-    early_stages: int = 0
-    """Stages of B to load while the kernel ahead may be at work (dependent launches): right if it does not write B."""
-    async_exchange: bool = True
-    """Sums travel by st.async, each CTA waiting for its own alone, instead of across a barrier of the cluster."""
     output_is_fp32: bool = False
     with_c: bool = False
     """C is read and added; it may be D itself."""
@@ -92,7 +88,6 @@ class DecodeConfig:
         yield self.ctas_per_sm in (1, 2), "1 or 2 CTAs an SM"
         yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
         yield self.num_stages >= 2, "at least 2 stages"
-        yield 0 <= self.early_stages <= self.num_stages, "no more early stages than stages"
         tile_bytes = self.block_tokens * self.block_n * 4
         yield (
             self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
@@ -120,10 +115,9 @@ class DecodeConfig:
             "kCtasPerSm": self.ctas_per_sm,
             "kClusterK": self.cluster_k,
             "kMulticastCtas": 1,  # nobody loads into another CTA's slots
-            "kEarlyStages": self.early_stages,
             "kSharedBytes": self.shared_bytes,
         }
-        switches = {"kAsyncExchange": self.async_exchange, "kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c}
+        switches = {"kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c}
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
         return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])

@@ -58,7 +58,7 @@ def cost_us(tile: Tile, num_groups: int, m: int, n: int, k: int, output: Output,
 
 
 def k_grouped_config(tile: Tile, output: Output) -> GemmConfig:
-    """The kernel's configuration for a tile: any group may leave a rest of k-blocks, whatever the others do."""
+    """The kernel's configuration for a tile: any group may leave a tail of k-blocks, whatever the others do."""
     return tile_config(tile.block_m, tile.block_n, output, cluster_n=tile.cluster_n, k=BLOCK_K)
 
 

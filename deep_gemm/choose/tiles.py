@@ -126,5 +126,5 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")
         return config
-    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same rest as the problem's
+    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same tail as the problem's
     return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)

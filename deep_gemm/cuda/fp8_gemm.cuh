@@ -283,7 +283,7 @@ DEVICE void multiply_runs(Ring& ring, const Operands& operands, const BlockScale
 #pragma unroll 1
   for (; k_block != end_of_runs; k_block += kRunKBlocks)
     multiply_k_blocks<kRunKBlocks>(ring, operands, block_scales, k_block, at, is_loaded, total);
-  if constexpr (kHasRest)
+  if constexpr (kHasTail)
 #pragma unroll 1
     for (; k_block < count; ++k_block)
       multiply_k_blocks<1>(ring, operands, block_scales, k_block, at, is_loaded, total);

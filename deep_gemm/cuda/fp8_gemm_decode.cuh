@@ -77,21 +77,15 @@ struct Work {
 
 // Loads this CTA's k-blocks, each into the next slot of the ring.
 DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const Work& work) {
-  const auto load_b = [&](const RingPosition& at, uint32_t k_block) {
-    wait_until_free(shared.ring, at);
-    ptx::mbarrier_arrive_expect_tx(&shared.ring.full[at.stage], p.slot_bytes);
-    ptx::tma_load_2d(&p.map_b, &shared.ring.full[at.stage], shared.b[at.stage], k_block * kBlockK, work.row_n);
-  };
-  RingPosition at;
-  if constexpr (kEarlyStages > 0)
-    for (uint32_t i = work.k_block; i < work.end_k_block && i < work.k_block + kEarlyStages; ++i, at = at.next())
-      load_b(at, i);
-  // What the kernel before wrote can be read from here on. B counts as such unless kEarlyStages says otherwise.
+  // What the kernel before wrote can be read from here on; B counts as such.
   ptx::griddepcontrol_wait();
-  at = RingPosition{};
+  RingPosition at;
   for (uint32_t i = work.k_block; i < work.end_k_block; ++i, at = at.next()) {
-    if (i >= work.k_block + kEarlyStages) load_b(at, i);
-    ptx::tma_load_2d(&p.map_a, &shared.ring.full[at.stage], shared.a[at.stage], i * kBlockK, work.row_m);
+    uint64_t* full = &shared.ring.full[at.stage];
+    wait_until_free(shared.ring, at);
+    ptx::mbarrier_arrive_expect_tx(full, p.slot_bytes);
+    ptx::tma_load_2d(&p.map_b, full, shared.b[at.stage], i * kBlockK, work.row_n);
+    ptx::tma_load_2d(&p.map_a, full, shared.a[at.stage], i * kBlockK, work.row_m);
   }
 }
 
@@ -243,7 +237,7 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
     ptx::prefetch_tensormap(&p.map_a);
     ptx::mbarrier_init(&shared.received, 1);
     shared.ring.init();
-    if constexpr (kClusterK > 1 && kAsyncExchange) expect_chunks<kAccumulators>(&shared.received, work.rank);
+    if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);
   }
   ptx::syncthreads();
   if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, and may be written to
@@ -251,10 +245,7 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
   if (is_producer) {
     if (ptx::elect_sync()) load_k_blocks(p, shared, work);
     ptx::syncwarp();
-    if constexpr (kClusterK > 1) {
-      ptx::cluster_wait();
-      if constexpr (!kAsyncExchange) ptx::cluster_sync();
-    }
+    if constexpr (kClusterK > 1) ptx::cluster_wait();
   } else {
     ptx::griddepcontrol_wait();
     float total[kAccumulators];
@@ -263,10 +254,8 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
     if constexpr (kClusterK > 1) {
       ptx::cluster_wait();
       send_chunks(total, shared.exchange, &shared.received, work.rank, warp, ptx::lane_index());
-      if constexpr (kAsyncExchange)
-        ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
-      else
-        ptx::cluster_sync();  // all has arrived, and nobody writes to this CTA any more: it may end
+      // All that is sent to this CTA has arrived: nobody writes to it any more, and it may end.
+      ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
       store_share(p, shared.exchange, work, total);
     } else {
       ptx::bar_sync(1, kNumMathThreads);  // the ring has been read

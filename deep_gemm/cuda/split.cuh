@@ -48,10 +48,7 @@ DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, ui
   for (uint32_t i = 0; i < kAccumulators; i += 4) {
     const uint32_t chunk = i / 4 * kNumMathWarps + warp;
     float* to = exchange + (rank * kChunks + chunk % kChunks) * kChunkFloats + lane * 4;
-    if constexpr (kAsyncExchange)
-      ptx::st_async_v4_f32(to, received, chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
-    else
-      ptx::st_shared_cluster_v4_f32(to, chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
+    ptx::st_async_v4_f32(to, received, chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
   }
 }
 

@@ -80,11 +80,11 @@ def build(config: GemmConfig) -> jit.CompiledKernel:
 def code_plan(config: GemmConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of.
 
-    The k loops, of runs and of the rest, are there once, or once more for the units of a tile that is short or narrow:
+    The k loops, of runs and of the tail, are there once, or once more for the units of a tile that is short or narrow:
     `#pragma unroll 1` keeps NVRTC from unrolling them, and neither NVRTC nor ptxas peels them.
     """
     producer_registers, math_registers = config.registers
-    k_blocks_in_code = config.run_k_blocks + config.has_rest
+    k_blocks_in_code = config.run_k_blocks + config.has_tail
     units = config.units_per_warpgroup + config.units_of_part
     stores = units * (config.unit_n or config.block_n) // config.panel_columns
     boxes = 2  # of A and B
@@ -115,8 +115,8 @@ def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"
     k_blocks = ceil_div(k, BLOCK_K)
-    if k_blocks % config.run_k_blocks and not config.has_rest:
-        return f"has no code for the rest of {k_blocks} blocks of k in runs of {config.run_k_blocks}"
+    if k_blocks % config.run_k_blocks and not config.has_tail:
+        return f"has no code for the tail of {k_blocks} blocks of k in runs of {config.run_k_blocks}"
     return None
 
 

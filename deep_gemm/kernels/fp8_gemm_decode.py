@@ -66,7 +66,7 @@ def code_plan(config: DecodeConfig) -> CodePlan:
         roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
         shared_bytes=config.shared_bytes,
         qgmma=BLOCK_K // WGMMA_K,
-        tma_loads=3 if config.early_stages else 2,  # A and B
+        tma_loads=2,  # A and B
         multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
     )
