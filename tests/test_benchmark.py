@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import json
 import math
 import re
@@ -501,18 +500,6 @@ def test_plot_of_one_shape_and_of_none(tmp_path: Path) -> None:
     report.header["kind"] = "audit"
     with pytest.raises(command.UsageError, match="a plot needs a run of bench dense or bench grouped, got audit"):
         command.plot_report(report, tmp_path / "none.png")
-
-
-def test_the_page_of_aims_is_what_its_script_writes() -> None:
-    root = Path(__file__).resolve().parents[1]
-    spec = importlib.util.spec_from_file_location("write_aims", root / "docs" / "write_aims.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text = (root / "docs" / "aims.md").read_text()
-    files = [root / "benchmarks" / "results" / name for name in re.findall(r"`(\S+\.json)`", text)]
-    assert script.page(files) == text
 
 
 # Contenders, on the CPU: their errors, and how failures are kept
