@@ -1,6 +1,7 @@
-"""What each regime aims at beside what was measured, from result files, which are named by their commits.
+"""What each kind of product aims at, beside what was measured: python docs/write_aims.py sustained.json > docs/aims.md
 
-python docs/write_aims.py dense.json sustained.json grouped.json > docs/aims.md
+Times of one call are those of the peers' sessions (deep_gemm/benchmark/peers.json), in which DeepGEMM and cuBLASLt
+were measured beside this package. Sustained times are those of a result file of `bench dense --sustained`.
 """
 
 from __future__ import annotations
@@ -10,70 +11,35 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from deep_gemm.benchmark.compare import Comparison, comparisons
+from deep_gemm.benchmark.peers import sessions
 from deep_gemm.benchmark.report import Report, geometric_mean
 
 Shape = tuple[int, ...]
 Choice = Callable[[Shape], bool]
+Ratios = list[tuple[float, Shape]]
+
+H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 
 
-class Table:
-    """Lines of a Markdown table: a figure, its aim, what was measured."""
-
-    def __init__(self) -> None:
-        self.lines = ["| figure | aim | measured | |", "|---|---|---|---|"]
-
-    def at_most(self, what: str, aim: float, measured: float, where: Shape | None = None) -> None:
-        """A ratio that should be no larger than this."""
-        at = f" ({_name(where)})" if where else ""
-        self._add(what, f"at most {aim:.2f}", f"{measured:.3f}{at}", met=measured <= aim)
-
-    def one(self, what: str, aim: float, ratios: Iterable[tuple[float | None, Shape]]) -> None:
-        """The ratio of the one shape that there is."""
-        ((ratio, shape),) = ratios
-        if ratio is None:
-            raise ValueError(f"{what}: expected a time of {_name(shape)} and of the other, got none")
-        self.at_most(what, aim, ratio)
-
-    def at_least(self, what: str, aim: float, measured: float, where: Shape) -> None:
-        """A speed that should be no smaller than this."""
-        self._add(what, f"at least {aim:.0f}", f"{measured:.0f} ({_name(where)})", met=measured >= aim)
-
-    def worst(self, what: str, aim: float, ratios: Iterable[tuple[float | None, Shape]]) -> None:
-        """The largest of some ratios, with its shape."""
-        largest, where = max((ratio, shape) for ratio, shape in ratios if ratio)
-        self.at_most(what, aim, largest, where)
-
-    def mean(self, what: str, aim: float, ratios: Iterable[tuple[float | None, Shape]]) -> None:
-        """The geometric mean of some ratios."""
-        mean = geometric_mean(ratio for ratio, _ in ratios if ratio)
-        if mean is None:
-            raise ValueError(f"{what}: expected some shapes, got none")
-        self.at_most(what, aim, mean)
-
-    def _add(self, what: str, aim: str, measured: str, *, met: bool) -> None:
-        self.lines.append(f"| {what} | {aim} | {measured} | {'' if met else 'missed'} |")
-
-
-class Measured:
-    """Ratios of a result file's products of one kind, those that DeepGEMM was measured at: so without odd shapes."""
+class Products:
+    """The products of one kind in a run, and the ratios of our times to others'."""
 
     def __init__(self, report: Report, kind: str, mode: str = "cold") -> None:
-        compared = [each for each in comparisons(report, mode) if each.row.kind == kind and each.row.us]
-        self.compared = [each for each in compared if each.row.deepgemm_ratio_to_fast]
+        self.compared = [each for each in comparisons(report, mode) if each.row.kind == kind and each.row.us]
         self.others = {
             (row.contender, row.shape): row.us for row in report.rows if (row.kind, row.mode) == (kind, mode) and row.us
         }
 
-    def to_deepgemm(self, choice: Choice) -> list[tuple[float | None, Shape]]:
-        """Of our time to DeepGEMM's, estimated."""
+    def to_deepgemm(self, choice: Choice) -> Ratios:
+        """Our times over DeepGEMM's."""
         return self._ratios(choice, lambda each: each.to_deepgemm)
 
-    def to_fast(self, choice: Choice) -> list[tuple[float | None, Shape]]:
-        """Of our time to that of cuBLASLt's fast product."""
+    def to_fast(self, choice: Choice) -> Ratios:
+        """Our times over those of cuBLASLt's fast product."""
         return self._ratios(choice, lambda each: each.to_fast)
 
-    def to_blockwise(self, choice: Choice) -> list[tuple[float | None, Shape]]:
-        """Of our time to that of cuBLASLt's product with scales by block."""
+    def to_blockwise(self, choice: Choice) -> Ratios:
+        """Our times over those of cuBLASLt's product with scales by block."""
 
         def ratio(each: Comparison) -> float | None:
             other = self.others.get(("cublaslt_blockwise", each.row.shape))
@@ -81,99 +47,137 @@ class Measured:
 
         return self._ratios(choice, ratio)
 
-    def to_floor(self, choice: Choice) -> list[tuple[float | None, Shape]]:
-        """Of our time to the floor."""
+    def to_floor(self, choice: Choice) -> Ratios:
+        """Our times over the floor, which is that of an H200."""
         return self._ratios(choice, lambda each: 1 / each.row.fraction_of_floor if each.row.fraction_of_floor else None)
 
-    def slowest_tflops(self) -> tuple[float, Shape]:
-        """The lowest speed, and its shape."""
-        rows = [each.row for each in self.compared]
-        return min((row.operations / row.us / 1e6, row.shape) for row in rows if row.operations and row.us)
+    def tflops(self) -> Ratios:
+        """Speeds in TFLOPS."""
+        return self._ratios(lambda _: True, lambda each: each.row.tflops)
 
-    def _ratios(self, choice: Choice, ratio: Callable[[Comparison], float | None]) -> list[tuple[float | None, Shape]]:
-        return [(ratio(each), each.row.shape) for each in self.compared if choice(each.row.shape)]
+    def _ratios(self, choice: Choice, ratio: Callable[[Comparison], float | None]) -> Ratios:
+        found = [(ratio(each), each.row.shape) for each in self.compared if choice(each.row.shape)]
+        return [(value, shape) for value, shape in found if value]
 
 
-def dense(table: Table, measured: Measured, sustained: Measured) -> None:
+class Table:
+    """Lines of a Markdown table: a figure, its aim, and what each GPU reached. Aims are set for the H200."""
+
+    def __init__(self) -> None:
+        self.lines = ["| our time over that of | aim | H200 | H100 |", "|---|---|---|---|"]
+
+    def worst(self, what: str, aim: float, h200: Ratios, h100: Ratios | None = None) -> None:
+        """The largest of some ratios, and its shape if there are several."""
+
+        def text(ratios: Ratios) -> str:
+            ratio, shape = max(ratios)
+            return f"{ratio:.3f} ({_name(shape)})" if len(ratios) > 1 else f"{ratio:.3f}"
+
+        self._add(what, f"at most {aim:.2f}", text(h200), met=max(h200)[0] <= aim, h100=text(h100) if h100 else "")
+
+    def mean(self, what: str, aim: float, h200: Ratios, h100: Ratios | None = None) -> None:
+        """The geometric mean of some ratios."""
+        means = [geometric_mean(ratio for ratio, _ in ratios) for ratios in (h200, h100 or ())]
+        if means[0] is None:
+            raise ValueError(f"{what}: expected some shapes, got none")
+        texts = ["" if mean is None else f"{mean:.3f}" for mean in means]
+        self._add(what, f"at most {aim:.2f}", texts[0], met=means[0] <= aim, h100=texts[1])
+
+    def slowest(self, what: str, aim: float, h200: Ratios, h100: Ratios) -> None:
+        """The lowest of some speeds, and its shape."""
+        texts = [f"{speed:.0f} ({_name(shape)})" for speed, shape in (min(h200), min(h100))]
+        self._add(what, f"at least {aim:.0f}", texts[0], met=min(h200)[0] >= aim, h100=texts[1])
+
+    def _add(self, what: str, aim: str, measured: str, *, met: bool, h100: str) -> None:
+        self.lines.append(f"| {what} | {aim} | {measured}{'' if met else ', **missed**'} | {h100} |")
+
+
+def dense(table: Table, h200: Products, h100: Products, sustained: Products) -> None:
     """Prefill and training."""
     large: Choice = lambda s: s[0] >= 128  # noqa: E731
-    table.mean("m >= 128, to DeepGEMM, geometric mean", 0.94, measured.to_deepgemm(large))
-    table.worst("the same, worst", 1.03, measured.to_deepgemm(large))
-    table.mean("m >= 128, to cuBLASLt fast, geometric mean", 1.05, measured.to_fast(large))
-    table.worst("m >= 128, to cuBLASLt blockwise, worst", 1.00, measured.to_blockwise(large))
+    table.mean("DeepGEMM, m >= 128, geometric mean", 0.94, h200.to_deepgemm(large), h100.to_deepgemm(large))
+    table.worst("the same, worst", 1.03, h200.to_deepgemm(large), h100.to_deepgemm(large))
+    table.mean("cuBLASLt fast, m >= 128, geometric mean", 1.05, h200.to_fast(large), h100.to_fast(large))
+    table.worst("cuBLASLt blockwise, m >= 128, worst", 1.00, h200.to_blockwise(large), h100.to_blockwise(large))
     for shape in ((4096, 7168, 16384), (4096, 4096, 7168)):
-        table.one(f"{_name(shape)}, to cuBLASLt fast", 1.07, measured.to_fast(shape.__eq__))
-    table.one("8192x8192x8192 sustained, to cuBLASLt fast", 1.01, sustained.to_fast(lambda s: s[0] == 8192))
+        one: Choice = shape.__eq__
+        table.worst(f"cuBLASLt fast, {_name(shape)}", 1.07, h200.to_fast(one), h100.to_fast(one))
+    table.worst("cuBLASLt fast, 8192x8192x8192 sustained", 1.01, sustained.to_fast(lambda s: s[0] == 8192))
     shallow: Choice = lambda s: s[2] in (512, 1536) and s[0] >= 1024  # noqa: E731
-    table.worst("k = 512 and 1536, m >= 1024, to DeepGEMM, worst", 1.00, measured.to_deepgemm(shallow))
+    table.worst(
+        "DeepGEMM, k = 512 and 1536, m >= 1024, worst", 1.00, h200.to_deepgemm(shallow), h100.to_deepgemm(shallow)
+    )
     for shape, aim in (((512, 7168, 16384), 0.78), ((512, 7168, 2048), 0.80), ((1024, 2112, 7168), 0.85)):
-        table.one(f"{_name(shape)}, to DeepGEMM", aim, measured.to_deepgemm(shape.__eq__))
+        one = shape.__eq__
+        table.worst(f"DeepGEMM, {_name(shape)}", aim, h200.to_deepgemm(one), h100.to_deepgemm(one))
     narrow: Choice = lambda s: s[1] == 576 and s[0] >= 128  # noqa: E731
-    table.mean("n = 576, m >= 128, to DeepGEMM, geometric mean", 0.80, measured.to_deepgemm(narrow))
+    table.mean("DeepGEMM, n = 576, m >= 128, geometric mean", 0.80, h200.to_deepgemm(narrow), h100.to_deepgemm(narrow))
 
 
-def weight_gradients(table: Table, measured: Measured) -> None:
+def weight_gradients(table: Table, h200: Products, h100: Products) -> None:
     """Accumulated in FP32, scales by row on both sides."""
-    for ratio, shape in measured.to_deepgemm(lambda _: True):
-        table.one(f"weight gradient {_name(shape)}, to DeepGEMM", 0.87, [(ratio, shape)])
+    for _, shape in h200.to_deepgemm(lambda _: True):
+        one: Choice = shape.__eq__
+        table.worst(f"DeepGEMM, weight gradient {_name(shape)}", 0.87, h200.to_deepgemm(one), h100.to_deepgemm(one))
 
 
-def decode(table: Table, measured: Measured) -> None:
+def decode(table: Table, h200: Products, h100: Products) -> None:
     """Few rows."""
     small: Choice = lambda s: s[0] <= 128  # noqa: E731
-    table.mean("m <= 128, to DeepGEMM, geometric mean", 0.85, measured.to_deepgemm(small))
-    table.worst("the same, worst", 1.03, measured.to_deepgemm(small))
-    table.mean("m <= 128, to cuBLASLt fast, geometric mean", 0.95, measured.to_fast(small))
-    table.worst("the same, worst", 1.08, measured.to_fast(small))
+    table.mean("DeepGEMM, m <= 128, geometric mean", 0.85, h200.to_deepgemm(small), h100.to_deepgemm(small))
+    table.worst("the same, worst", 1.03, h200.to_deepgemm(small), h100.to_deepgemm(small))
+    table.mean("cuBLASLt fast, m <= 128, geometric mean", 0.95, h200.to_fast(small), h100.to_fast(small))
+    table.worst("the same, worst", 1.08, h200.to_fast(small), h100.to_fast(small))
     floors: tuple[tuple[str, float, Choice], ...] = (
         ("m <= 16, n >= 4096", 1.15, lambda s: s[0] <= 16 and s[1] >= 4096),
         ("m <= 16, n = 2112", 1.30, lambda s: s[0] <= 16 and s[1] == 2112),
         ("m = 64, n >= 4096", 1.25, lambda s: s[0] == 64 and s[1] >= 4096),
     )
     for words, aim, choice in floors:
-        table.worst(f"{words}, to the copy of the bytes, worst", aim, measured.to_floor(choice))
+        table.worst(f"a copy of the bytes, {words}, worst", aim, h200.to_floor(choice))
 
 
-def grouped(table: Table, report: Report) -> None:
+def grouped(table: Table, h200: Report, h100: Report) -> None:
     """Experts."""
     aims = {
         "contiguous": {(4, 8192): 0.95, (8, 4096): 0.95, (32, 256): 0.88},
         "masked": {(1, 1024): 0.90, (2, 512): 0.90, (4, 256): 0.90, (6, 1024): 0.90, (32, 192): 0.85, (32, 20): 1.0},
     }
     for kind, by_groups in aims.items():
-        measured = Measured(report, kind)
+        first, second = Products(h200, kind), Products(h100, kind)
         for (groups, rows), aim in by_groups.items():
-            for ratio, shape in measured.to_deepgemm(lambda s, of=(groups, rows): s[:2] == of):  # type: ignore[misc]
-                of = f"{groups} x {rows} rows, {shape[2]}x{shape[3]}"
-                table.one(f"{kind}, {of}, to DeepGEMM", aim, [(ratio, shape)])
-    uneven = Measured(report, "contiguous_uneven")
-    table.mean("uneven groups, to the floor, geometric mean", 1.20, uneven.to_floor(lambda _: True))
-    table.worst("the same, worst", 1.35, uneven.to_floor(lambda _: True))
-    table.at_least("groups along k, TFLOPS, slowest", 1050, *Measured(report, "k_grouped").slowest_tflops())
+            for _, shape in first.to_deepgemm(lambda s, of=(groups, rows): s[:2] == of):  # type: ignore[misc]
+                one: Choice = shape.__eq__
+                name = f"DeepGEMM, {kind}, {groups} x {rows} rows, {shape[2]}x{shape[3]}"
+                table.worst(name, aim, first.to_deepgemm(one), second.to_deepgemm(one))
+    uneven = Products(h200, "contiguous_uneven").to_floor(lambda _: True)
+    table.mean("the floor, uneven groups, geometric mean", 1.20, uneven)
+    table.worst("the same, worst", 1.35, uneven)
+    along_k = [Products(report, "k_grouped").tflops() for report in (h200, h100)]
+    table.slowest("(TFLOPS) groups along k, slowest", 1050, *along_k)
 
 
-def _name(shape: Shape) -> str:
-    return "x".join(map(str, shape))
-
-
-def page(files: list[Path]) -> str:
+def page(files: Iterable[Path]) -> str:
     """All of it."""
-    of_dense, of_sustained, of_groups = (Report.load(file) for file in files)
+    (file,) = files
+    h200, h100, sustained = sessions()[H200], sessions()[H100], Report.load(file)
     table = Table()
-    dense(table, Measured(of_dense, "dense"), Measured(of_sustained, "dense", "sustained"))
-    weight_gradients(table, Measured(of_dense, "dense_1d1d"))
-    decode(table, Measured(of_dense, "dense"))
-    grouped(table, of_groups)
-    header = of_dense.header
-    about = f"{header['machine']['gpu']}, {header['date'][:10]}"
+    products = Products(h200, "dense"), Products(h100, "dense")
+    dense(table, *products, Products(sustained, "dense", "sustained"))
+    weight_gradients(table, Products(h200, "dense_1d1d"), Products(h100, "dense_1d1d"))
+    decode(table, *products)
+    grouped(table, h200, h100)
     return "\n".join(
         [
-            "# What is aimed at, and where it stands",
+            "# Aims",
             "",
-            f"Ratios of times, ours to theirs: {about}, result files, of the commits that end their names,",
-            f"{', '.join(f'`{file.name}`' for file in files)}.",
-            "DeepGEMM's times are estimates ([benchmark.md](benchmark.md)). What was tried for those that are missed:",
-            "[performance_log.md](performance_log.md). `docs/write_aims.py` wrote this page.",
+            "Is it as fast as it should be? Each line is a ratio of times, ours over another's: below 1 this package",
+            "is faster. The aims are set for the H200; the H100 stands beside it.",
+            "",
+            f"Measured {h200.header['date']} at commit {h200.header['commit']} on an H200 and an H100 (SXM), every",
+            "contender of a shape in one process ([method](benchmark.md#rivals)). The sustained figure is from",
+            f"`{file.name}`. What was tried for the aims that are missed:",
+            "[performance_log.md](performance_log.md). `docs/write_aims.py` writes this page.",
             "",
             *table.lines,
             "",
@@ -181,5 +185,9 @@ def page(files: list[Path]) -> str:
     )
 
 
+def _name(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
 if __name__ == "__main__":
-    print(page([Path(argument) for argument in sys.argv[1:]]), end="")
+    print(page(Path(argument) for argument in sys.argv[1:]), end="")

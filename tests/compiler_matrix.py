@@ -21,14 +21,14 @@ import other_nvrtc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.gates import CodePlan, violations
-
 from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.jit.compiler import Job
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
+from deep_gemm.kernels.code_plan import CodePlan
+from deep_gemm.tools.gates import violations
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "nvrtc"
 

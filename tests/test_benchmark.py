@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import json
 import math
 import re
@@ -21,7 +20,7 @@ from typer.testing import CliRunner
 import deep_gemm
 import deep_gemm.benchmark.report as report_module
 from deep_gemm.__main__ import app
-from deep_gemm.benchmark import cases, command, compile_times, contenders, host, machine, products, table, timing
+from deep_gemm.benchmark import cases, command, compile_times, contenders, host, machine, peers, products, table, timing
 from deep_gemm.benchmark.cases import ANCHOR, ANCHOR_SHORT_K, Case, all_cases, cases_of, cold_copy_us
 from deep_gemm.benchmark.compare import comparisons, summaries
 from deep_gemm.benchmark.contenders import BF16, BLOCKWISE, FAST, OURS, Contender, contenders_of
@@ -58,21 +57,45 @@ def test_cases_are_those_of_the_peers_and_some_more() -> None:
     assert len({(case.kind, case.shape) for case in all_cases()}) == len(all_cases())
 
 
-def test_ratios_are_positive_and_come_from_one_session() -> None:
-    ratios = {(case.kind, case.shape): case.deepgemm_ratio_to_fast for case in all_cases()}
-    assert all(ratio is None or 0.2 < ratio < 30 for ratio in ratios.values())
-    assert all(ratio for (kind, _), ratio in ratios.items() if kind != "dense")
-    assert sum(ratio is not None for (kind, _), ratio in ratios.items() if kind == "dense") == 70
-    assert ratios["dense", (1, 576, 7168)] == pytest.approx(10.2 / 7.39)
-    assert ratios["contiguous", (4, 8192, 4096, 7168)] == pytest.approx(1357.25 / 159.15)
-    assert ratios["contiguous_uneven", (8, 512, 7168, 2048)] == pytest.approx(50.31 / 85.14)
+# What others took
+
+H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 
 
-def test_peers_say_where_their_times_come_from() -> None:
-    peers = json.loads(cases.PEERS_FILE.read_text())
-    assert "H200" in peers["machine"]
-    assert "512 MB fill" in peers["method"]
-    assert all(session["name"].startswith("2026-11-2") for session in peers["sessions"])
+@pytest.mark.parametrize("gpu", [H200, H100])
+def test_peers_were_measured_beside_us_and_say_how(gpu: str) -> None:
+    session = peers.sessions()[gpu]
+    assert session.header["date"].startswith("2026-")
+    assert re.fullmatch(r"[0-9a-f]{7,}", session.header["commit"])
+    assert "torch" in session.header["machine"]["software"]
+    assert "one process" in session.header["method"]
+    assert "512 MB fill" in session.header["method"]
+    for contender in (OURS, peers.DEEPGEMM):
+        measured = {(row.kind, row.shape) for row in session.rows if row.contender == contender}
+        assert measured == {(case.kind, case.shape) for case in all_cases()} - {
+            ("dense", shape) for shape in cases.UNKNOWN_TO_PEERS + cases.ODD_SHAPES
+        }
+    fast = {row.shape for row in session.rows if (row.contender, row.kind) == (FAST, "dense")}
+    assert fast == {row.shape for row in session.rows if row.kind == "dense"}
+    assert peers.host_times(gpu)["dense m=4096"].keys() == {OURS, peers.DEEPGEMM, "torch._scaled_mm"}
+
+
+def test_ratios_of_deepgemm_are_those_of_the_gpu_that_was_measured() -> None:
+    assert peers.deepgemm_ratio_to_fast(H200, "dense", (1, 576, 7168)) == pytest.approx(10.048 / 7.408)
+    assert peers.deepgemm_ratio_to_fast(H100, "dense", (128, 32768, 512)) == pytest.approx(12.528 / 12.641)
+    for gpu, anchor_us, us in ((H200, 86.64, 44.544), (H100, 88.338, 58.77)):
+        found = peers.deepgemm_ratio_to_fast(gpu, "contiguous_uneven", (8, 512, 7168, 2048))
+        assert found == pytest.approx(us / anchor_us)
+    assert peers.deepgemm_ratio_to_fast(H200, "dense", cases.ODD_SHAPES[0]) is None
+    for other in ("NVIDIA H100 PCIe", "NVIDIA H20", None):
+        assert peers.deepgemm_ratio_to_fast(other, "dense", (1, 576, 7168)) is None
+
+
+def test_a_rival_that_was_measured_in_the_run_is_not_estimated() -> None:
+    compared = {(each.row.kind, each.row.shape): each for each in comparisons(peers.sessions()[H200])}
+    assert compared["dense", (512, 2112, 7168)].to_deepgemm == pytest.approx(16.0 / 15.168)
+    assert compared["dense", (512, 2112, 7168)].to_fast == pytest.approx(16.0 / 14.719)
+    assert compared["masked", (2, 512, 4096, 7168)].to_deepgemm == pytest.approx(64.448 / 54.608)
 
 
 def test_sizes_of_groups_fit_their_shape() -> None:
@@ -114,8 +137,9 @@ def test_groups_come_with_the_dense_shapes_that_they_are_compared_to() -> None:
 
 def test_asked_for_shapes_may_be_new_where_they_are_dense() -> None:
     known, new = cases_of("dense", shapes=[(64, 2112, 7168), (5, 8, 16)])
-    assert known.deepgemm_ratio_to_fast is not None
-    assert (new.kind, new.shape, new.deepgemm_ratio_to_fast) == ("dense", (5, 8, 16), None)
+    assert known in all_cases()
+    assert new == Case("dense", (5, 8, 16))
+    assert new not in all_cases()
     with pytest.raises(ValueError, match="none of the grouped cases: contiguous 4,8192,4096,7168"):
         cases_of("grouped", shapes=[(1, 2, 3, 4)])
 
@@ -285,9 +309,12 @@ def test_comparisons_are_of_one_mode_and_estimate_deepgemm() -> None:
     for each in comparisons(report):
         if each.row.kind == "dense":
             assert each.to_fast == pytest.approx(0.9)
-            assert each.to_deepgemm == pytest.approx(0.9 / (each.row.deepgemm_ratio_to_fast or math.nan))
+            ratio = peers.deepgemm_ratio_to_fast(H200, "dense", each.row.shape)
+            assert each.to_deepgemm == pytest.approx(0.9 / (ratio or math.nan))
         else:
             assert each.to_fast is None
+    report.header["machine"]["gpu"] = "NVIDIA H20"
+    assert all(each.to_deepgemm is None for each in comparisons(report))
     for each in comparisons(report, "sustained"):
         assert each.to_fast == pytest.approx(1)
         assert each.to_deepgemm is None
@@ -298,12 +325,13 @@ def test_groups_are_compared_with_deepgemm_by_way_of_an_anchor() -> None:
     for each in comparisons(report):
         if each.row.kind != "dense":
             anchor = Case("dense", each.row.fast_shape or ())
-            deepgemm_us = anchor.floor_us * 1.25 * (each.row.deepgemm_ratio_to_fast or math.nan)
+            ratio = peers.deepgemm_ratio_to_fast(H200, each.row.kind, each.row.shape)
+            deepgemm_us = anchor.floor_us * 1.25 * (ratio or math.nan)
             assert each.to_deepgemm == pytest.approx((each.row.us or math.nan) / deepgemm_us, rel=1e-3)
 
 
 def test_the_yardstick_beside_groups_counts_its_own_operations_and_comes_before_the_anchor() -> None:
-    case = Case("masked", (2, 512, 4096, 7168), (500, 520), deepgemm_ratio_to_fast=0.5)
+    case = Case("masked", (2, 512, 4096, 7168), (500, 520))
     report = made_up("grouped")
     report.rows = [
         Row.of(Case("dense", case.fast_shape), FAST, "cold", Spread(100.0, 99.0, 101.0)),
@@ -313,7 +341,7 @@ def test_the_yardstick_beside_groups_counts_its_own_operations_and_comes_before_
     assert report.rows[1].operations == report.rows[0].operations
     assert report.rows[1].floor_us == report.rows[0].floor_us
     (ours,) = comparisons(report)
-    assert ours.to_deepgemm == pytest.approx(50 / (0.5 * 200))
+    assert ours.to_deepgemm == pytest.approx(50 / (54.608 / 155.936 * 200))
 
 
 def test_means_count_m_128_in_both_regimes_and_leave_failures_out() -> None:
@@ -354,7 +382,6 @@ def test_file_has_the_schema_that_is_documented(tmp_path: Path) -> None:
     first = content["rows"][0]
     assert first["shape"] == [1, 7168, 16384]
     assert {"kind", "contender", "mode", "us", "us_min", "us_max", "error", "config", "floor_us"} <= set(first)
-    assert first["deepgemm_ratio_to_fast"] == pytest.approx(41.4 / 40.65, rel=1e-5)
 
 
 def test_figures_that_json_cannot_hold_become_null(tmp_path: Path) -> None:
@@ -390,6 +417,16 @@ def test_rows_of_another_schema_are_refused(tmp_path: Path, change: dict[str, An
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=complaint):
         Report.load(path)
+
+
+def test_files_of_before_had_ratios_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    made_up().save(path)
+    content = json.loads(path.read_text())
+    compared = comparisons(Report.load(path))
+    content["rows"][0]["deepgemm_ratio_to_fast"] = 7
+    path.write_text(json.dumps(content))
+    assert comparisons(Report.load(path)) == compared
 
 
 def test_default_path_names_kind_date_and_commit() -> None:
@@ -463,18 +500,6 @@ def test_plot_of_one_shape_and_of_none(tmp_path: Path) -> None:
     report.header["kind"] = "audit"
     with pytest.raises(command.UsageError, match="a plot needs a run of bench dense or bench grouped, got audit"):
         command.plot_report(report, tmp_path / "none.png")
-
-
-def test_the_page_of_aims_is_what_its_script_writes() -> None:
-    root = Path(__file__).resolve().parents[1]
-    spec = importlib.util.spec_from_file_location("write_aims", root / "docs" / "write_aims.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text = (root / "docs" / "aims.md").read_text()
-    files = [root / "benchmarks" / "results" / name for name in re.findall(r"`(\S+\.json)`", text)]
-    assert script.page(files) == text
 
 
 # Contenders, on the CPU: their errors, and how failures are kept

@@ -1,10 +1,4 @@
-"""What is measured, as data: shapes, what others took for them, and the floor under each.
-
-`peers.json` holds times that were measured on one H200, with machine and method. Absolute times do not carry over to
-another day or machine, ratios within one session do: a case therefore keeps only how long DeepGEMM took for every
-microsecond of cuBLASLt's tensorwise product with fast accumulation, at the same shape or, for groups, at a dense shape
-of the same session.
-"""
+"""What is measured, as data: shapes, sizes of groups, and the floor under each."""
 
 from __future__ import annotations
 
@@ -15,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ..choose.config import BLOCK_K
 from ..problem.layout import ceil_div
@@ -44,8 +37,16 @@ ODD_SHAPES = (
     (4095, 7184, 2064),
     (4097, 4096, 7168),
 )
-# Of m = 2048 the peers' times are known for three of the seven weights; the rest complete the row.
-UNKNOWN_TO_PEERS = ((2048, 2112, 7168), (2048, 24576, 1536), (2048, 32768, 512), (2048, 576, 7168))
+# No peer was measured at m = 2048.
+UNKNOWN_TO_PEERS = (
+    (2048, 2112, 7168),
+    (2048, 24576, 1536),
+    (2048, 32768, 512),
+    (2048, 7168, 16384),
+    (2048, 4096, 7168),
+    (2048, 7168, 2048),
+    (2048, 576, 7168),
+)
 
 MOST_OPERATIONS = 1e12
 """Of a random product, so that the slowest of some forty candidates takes milliseconds."""
@@ -81,8 +82,6 @@ class Case:
     shape: Shape
     sizes: tuple[int, ...] = ()
     """Rows of each group; for k_grouped the k of each."""
-    deepgemm_ratio_to_fast: float | None = None
-    """DeepGEMM's time over that of cuBLASLt's fast product at `fast_shape`, both from one session."""
 
     @property
     def name(self) -> str:
@@ -158,16 +157,13 @@ def cold_copy_us(num_bytes: float) -> float:
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Every case: those of `peers.json` in its order, then shapes of which only our own times are known."""
-    cases: dict[tuple[str, Shape], Case] = {}
-    for session in json.loads(PEERS_FILE.read_text())["sessions"]:
-        fast_us = {tuple(row["shape"]): row["us"].get("cublaslt_fast") for row in session["rows"]}
-        for row in session["rows"]:
-            case = _peers_case(row, fast_us)
-            cases.setdefault((case.kind, case.shape), case)  # the later sessions repeat dense shapes as anchors
-    for shape in UNKNOWN_TO_PEERS + ODD_SHAPES:
-        cases[("dense", shape)] = Case("dense", shape)
-    return tuple(cases.values())
+    """Every case: those of `peers.json` in its order, then dense shapes at which no peer was measured."""
+    peers = json.loads(PEERS_FILE.read_text())
+    found = dict.fromkeys(
+        (row["kind"], tuple(row["shape"])) for session in peers["sessions"] for row in session["rows"]
+    )
+    known = [Case(kind, shape, _sizes(kind, shape, peers["uneven_groups"])) for kind, shape in found]
+    return (*known, *(Case("dense", shape) for shape in UNKNOWN_TO_PEERS + ODD_SHAPES))
 
 
 def cases_of(command: str, *, quick: bool = False, shapes: Sequence[Shape] = ()) -> list[Case]:
@@ -238,17 +234,12 @@ def _asked_for(shape: Shape, cases: Iterable[Case], command: str) -> list[Case]:
     return found
 
 
-def _peers_case(row: dict[str, Any], fast_us: dict[Shape, float | None]) -> Case:
-    kind, shape = row["kind"], tuple(row["shape"])
-    case = Case(kind, shape, tuple(row.get("sizes", ())) or _sizes(kind, shape))
-    ours, fast = row["us"].get("deepgemm"), fast_us.get(case.fast_shape)
-    return Case(kind, shape, case.sizes, ours / fast if ours and fast else None)
-
-
-def _sizes(kind: str, shape: Shape) -> tuple[int, ...]:
-    """Sizes of the groups where the file states the rule, not the numbers."""
+def _sizes(kind: str, shape: Shape, uneven_groups: dict[str, list[int]]) -> tuple[int, ...]:
+    """Sizes of the groups; the file states the rule, and for uneven groups the numbers."""
     if kind == "contiguous":
         return (shape[1],) * shape[0]
+    if kind == "contiguous_uneven":
+        return tuple(uneven_groups[f"{shape[0]}x{shape[1]}"])
     if kind == "k_grouped":
         return (shape[3],) * shape[0]
     if kind == "masked":

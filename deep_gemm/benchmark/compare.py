@@ -1,4 +1,4 @@
-"""Ratios of times within one run, and to DeepGEMM by way of the peers' data."""
+"""Ratios of times within one run, and to DeepGEMM, which a run does not contain."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .cases import Shape
 from .contenders import FAST, OURS
+from .peers import DEEPGEMM, deepgemm_ratio_to_fast
 from .report import Report, Row, geometric_mean
 
 
@@ -18,30 +19,32 @@ class Comparison:
     to_fast: float | None
     """To cuBLASLt's fast product at the same shape; groups have none."""
     to_deepgemm: float | None
-    """To DeepGEMM, estimated: its ratio to the fast product times what that product takes in this run."""
+    """To DeepGEMM: measured in the same run, or else its ratio to the fast product on this GPU times what that
+    product takes in this run."""
 
 
 def comparisons(report: Report, mode: str = "cold", contender: str = OURS) -> list[Comparison]:
     """Every row of a contender in a mode, beside times of the same mode."""
-    fast_us = {
-        (row.kind, row.shape): row.us
-        for row in report.rows
-        if row.us is not None and (row.contender, row.mode) == (FAST, mode)
-    }
-    return [_compare(row, fast_us) for row in report.rows if row.mode == mode and row.contender == contender]
+    times = {(row.contender, row.kind, row.shape): row.us for row in report.rows if row.us and row.mode == mode}
+    gpu = report.header["machine"].get("gpu")
+    return [_compare(row, times, gpu) for row in report.rows if row.mode == mode and row.contender == contender]
 
 
-def _compare(row: Row, fast_us: dict[tuple[str, Shape], float]) -> Comparison:
-    beside = fast_us.get((row.kind, row.shape))  # for groups and weight gradients at `fast_shape`, in the same rounds
+def _compare(row: Row, times: dict[tuple[str, str, Shape], float], gpu: str | None) -> Comparison:
+    beside = times.get(
+        (FAST, row.kind, row.shape)
+    )  # for groups and weight gradients at `fast_shape`, in the same rounds
     fast = beside if row.kind == "dense" else None
     if beside is None and row.fast_shape:  # files of before had it as a dense row alone
-        beside = fast_us.get(("dense", row.fast_shape))
-    # The peers' ratios are of cold times.
-    deepgemm = beside * row.deepgemm_ratio_to_fast if beside and row.deepgemm_ratio_to_fast else None
+        beside = times.get((FAST, "dense", row.fast_shape))
+    deepgemm = times.get((DEEPGEMM, row.kind, row.shape))
+    if deepgemm is None and row.mode == "cold":  # the peers' ratios are of cold times
+        ratio = deepgemm_ratio_to_fast(gpu, row.kind, row.shape)
+        deepgemm = beside * ratio if beside and ratio else None
     return Comparison(
         row,
         to_fast=row.us / fast if row.us and fast else None,
-        to_deepgemm=row.us / deepgemm if row.us and deepgemm and row.mode == "cold" else None,
+        to_deepgemm=row.us / deepgemm if row.us and deepgemm else None,
     )
 
 

@@ -19,6 +19,7 @@ RESULTS = Path("benchmarks") / "results"
 HEADER_KEYS = frozenset(
     {"kind", "date", "machine", "versions", "commit", "dirty", "source_sha256", "method", "stopped"}
 )
+FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` holds it now
 MODES = ("cold", "sustained", "host", "host_new_m", "compile")
 
 
@@ -38,9 +39,8 @@ class Row:
     floor_us: float | None = None
     operations: int | None = None
     bytes: int | None = None
-    deepgemm_ratio_to_fast: float | None = None
     fast_shape: Shape | None = None
-    """The dense shape whose `cublaslt_fast` the ratio refers to."""
+    """The dense shape whose `cublaslt_fast` is this case's yardstick."""
     kernels: tuple[str, ...] = ()
     """What one call launched."""
     sm_mhz: float | None = None
@@ -66,7 +66,6 @@ class Row:
             floor_us=round(computed.floor_us, 3),
             operations=computed.operations,
             bytes=computed.bytes,
-            deepgemm_ratio_to_fast=case.deepgemm_ratio_to_fast,
             fast_shape=case.fast_shape,
             **more,
         )
@@ -157,6 +156,7 @@ def _plain_number(value: object) -> object:
 def _row(path: Path, content: dict[str, Any]) -> Row:
     names = {each.name for each in fields(Row)}
     needed = {"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"}
+    content = {name: value for name, value in content.items() if name not in FIELDS_OF_OLDER_FILES}
     if not needed <= set(content) <= names:
         odd = (needed - set(content)) | (set(content) - names)
         raise ValueError(f"{path}: a row lacks or has besides what belongs there: {', '.join(sorted(odd))}")

@@ -42,9 +42,9 @@ def print_report(report: Report, console: Console) -> None:
         if means := _summary_table(comparisons(report)):
             console.print(means)
             console.print(
-                "Ratios are of times: below 1.00 deep_gemm is faster. DeepGEMM* is an estimate: its ratio to cuBLASLt "
-                "fast in the\npeers' data times what cuBLASLt fast took here. floor: the larger of operations at 1640 "
-                "TFLOPS and moving the bytes once.",
+                "Ratios are of times: below 1.00 deep_gemm is faster. DeepGEMM* is an estimate: its measured ratio to "
+                "cuBLASLt fast\non this model of GPU times what cuBLASLt fast took here. floor: the larger of "
+                "operations at 1640 TFLOPS and moving\nthe bytes once, on an H200.",
                 style="dim",
             )
     if report.header.get("stopped"):

@@ -1,0 +1,73 @@
+"""What others took, measured beside this package in one process: `peers.json`, a session for each GPU.
+
+Absolute times do not carry over to another day or machine; ratios within one session do. A run on the same GPU
+therefore takes from here how long DeepGEMM needs for every microsecond of cuBLASLt's fast product.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+from .cases import PEERS_FILE, Case, Shape, all_cases
+from .contenders import FAST
+from .report import Report, Row
+from .timing import Spread
+
+DEEPGEMM = "deepgemm"
+HostTimes = dict[str, dict[str, float]]
+"""Microseconds of a call's thread: by what is called, then by who is called."""
+
+
+@cache
+def sessions() -> dict[str, Report]:
+    """Each GPU's session as a report of cold times, by the GPU's whole name."""
+    peers = json.loads(PEERS_FILE.read_text())
+    cases = {(case.kind, case.shape): case for case in all_cases()}
+    reports = {}
+    for session in peers["sessions"]:
+        header = {
+            "kind": "peers",
+            "date": session["date"],
+            "machine": {"gpu": session["gpu"], "software": session["machine"]},
+            "commit": session["commit"],
+            "method": peers["method"],
+        }
+        rows = [
+            _row(cases[row["kind"], tuple(row["shape"])], name, us)
+            for row in session["rows"]
+            for name, us in row["us"].items()
+        ]
+        reports[session["gpu"]] = Report(header, rows)
+    return reports
+
+
+@cache
+def host_times(gpu: str) -> HostTimes:
+    """Host times of a GPU's session."""
+    peers = json.loads(PEERS_FILE.read_text())
+    (times,) = (session["host_us"] for session in peers["sessions"] if session["gpu"] == gpu)
+    return dict(times)
+
+
+def deepgemm_ratio_to_fast(gpu: str | None, kind: str, shape: Shape) -> float | None:
+    """DeepGEMM's time over that of cuBLASLt's fast product in the session of this GPU; None if it has no such time.
+
+    The fast product is the one of the same shape, or for groups and weight gradients that of their dense anchor.
+    """
+    return _ratios(gpu).get((kind, shape)) if gpu in sessions() else None
+
+
+@cache
+def _ratios(gpu: str) -> dict[tuple[str, Shape], float]:
+    us = {(row.contender, row.kind, row.shape): row.us for row in sessions()[gpu].rows if row.us}
+    ratios = {}
+    for (name, kind, shape), time in us.items():
+        fast = us.get((FAST, "dense", Case(kind, shape).fast_shape))
+        if name == DEEPGEMM and fast:
+            ratios[kind, shape] = time / fast
+    return ratios
+
+
+def _row(case: Case, contender: str, us: float) -> Row:
+    return Row.of(case, contender, "cold", Spread(us, us, us))

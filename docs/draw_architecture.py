@@ -1,0 +1,248 @@
+"""Draws architecture.svg from the imports of the package: python docs/draw_architecture.py
+
+A room is a folder or a flat module of the package. An arrow is an import between rooms. A room stands one floor above
+the highest room that it imports, so every arrow runs downward; rooms that import each other have no floor, and the
+script says which they are. The picture carries the list of its arrows, and a test compares the file with today's.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "deep_gemm"
+PICTURE = Path(__file__).with_name("architecture.svg")
+FRONT = "__init__"
+SOURCES_ALONE = "cuda"
+"""A folder without Python: nobody imports it, kernels and the simulator read its files."""
+
+Arrows = dict[str, set[str]]
+"""The rooms that each room imports."""
+
+PARTS = {
+    "ask": ("#cfe3f3", ("dense", "grouped", "problem", "compat", "signature", "dispatch", "quantize", "linear")),
+    "choose": ("#f6e3bf", ("choose", "gpus", "settings")),
+    "run": ("#f3cfcf", ("kernels", "jit", "cuda")),
+    "check and measure": ("#d9ecd0", ("reference", "sim", "testing", "benchmark", "tools")),
+    "ways in": ("#e6e6e6", (FRONT, "__main__", "utils", "jit_kernels")),
+}
+WIDTH, LEFT, TOP = 1000, 40, 56
+BOX_HEIGHT, FLOOR_HEIGHT = 28, 74
+GAP, PASSAGE = 26, 2
+"""Between boxes, and the width of a place where an arrow passes a floor."""
+
+Point = tuple[float, float]
+
+
+def rooms() -> set[str]:
+    """Folders and flat modules."""
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    return folders | set(flat_modules())
+
+
+def flat_modules() -> list[str]:
+    """Modules that lie in no folder."""
+    return sorted(path.stem for path in PACKAGE.glob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    """The room of a source file."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+def imports(path: Path) -> Iterator[tuple[str, ...]]:
+    """What a source file imports, as parts of absolute names, wherever in the file it does so."""
+    package = (PACKAGE.name, *path.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            base += tuple(node.module.split(".")) if node.module else ()
+            yield from ((*base, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("import_module", "__import__"):
+                yield tuple(str(node.args[0].value).split("."))
+
+
+def arrows() -> Arrows:
+    """Imports between rooms. What the package's front defines itself, such as its version, is the front's."""
+    known = rooms()
+    found: Arrows = {room: set() for room in known}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in imports(path):
+            if name[0] == PACKAGE.name:
+                there = name[1] if len(name) > 1 and name[1] in known else FRONT
+                found[room_of(path)].add(there)
+    return {room: there - {room} for room, there in sorted(found.items())}
+
+
+def floors(found: Arrows) -> dict[str, int]:
+    """The floor of each room, the lowest being 0."""
+    placed: dict[str, int] = {}
+    while len(placed) < len(found):
+        ready = [room for room in found if room not in placed and found[room] <= placed.keys()]
+        if not ready:
+            raise ValueError(f"rooms that import each other: {', '.join(sorted(found.keys() - placed.keys()))}")
+        placed.update({room: 1 + max((placed[there] for there in found[room]), default=-1) for room in ready})
+    return placed
+
+
+def direct(found: Arrows) -> set[tuple[str, str]]:
+    """The arrows that no way over other rooms implies."""
+    below: dict[str, set[str]] = {}
+    for room in sorted(found, key=floors(found).__getitem__):
+        below[room] = found[room].union(*(below[there] for there in found[room]))
+    return {
+        (room, there)
+        for room in found
+        for there in found[room]
+        if not any(there in below[between] for between in found[room])
+    }
+
+
+def listed(found: Arrows) -> str:
+    """The arrows, a room a line."""
+    return "\n".join(f"{room} -> {' '.join(sorted(there)) or '(none)'}" for room, there in sorted(found.items()))
+
+
+def svg() -> str:
+    """The picture."""
+    found = arrows()
+    floor = floors(found)
+    highest = max(floor.values())
+    height = TOP + (highest + 1) * FLOOR_HEIGHT + 8
+    strong = direct(found)
+    ways = {(a, b): _way(a, b, floor) for a, b in strong}
+    place = _places(floor, ways, highest)
+    every = sorted((a, b) for a in found for b in found[a])
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
+        f"<desc>\n{listed(found)}\n</desc>",
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0,0 L8,4 L0,8 z" fill="#444444"/></marker></defs>',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        *_legend(len(floor), highest + 1, len(every)),
+    ]
+    for level in range(highest + 1):
+        y = TOP + (highest - level) * FLOOR_HEIGHT
+        shade = "#fafafa" if level % 2 else "#f1f1f1"
+        lines.append(f'<rect x="0" y="{y}" width="{WIDTH}" height="{FLOOR_HEIGHT}" fill="{shade}"/>')
+        lines.append(f'<text x="10" y="{y + 20}" font-size="12" fill="#888888">{level}</text>')
+    lines += [_arrow([place[a], place[b]], False) for a, b in every if (a, b) not in strong]
+    lines += [_arrow([place[node] for node in ways[arrow]], True) for arrow in sorted(strong)]
+    lines += [_box(room, *place[room]) for room in sorted(floor)]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _way(room: str, there: str, floor: dict[str, int]) -> list[str]:
+    """An arrow's nodes: its rooms, and on each floor between them a place to pass through."""
+    return [room, *(f"{room} {there} {level}" for level in range(floor[room] - 1, floor[there], -1)), there]
+
+
+def _places(floor: dict[str, int], ways: dict[tuple[str, str], list[str]], highest: int) -> dict[str, Point]:
+    """Where the middle of each node is. On each floor, nodes are ordered by where their neighbours stand."""
+    levels: list[list[str]] = [sorted(room for room in floor if floor[room] == level) for level in range(highest + 1)]
+    ties: dict[str, set[str]] = {}
+    for way in (ways[arrow] for arrow in sorted(ways)):
+        for node in way[1:-1]:
+            levels[int(node.rpartition(" ")[2])].append(node)
+        for above, below in pairwise(way):
+            ties.setdefault(above, set()).add(below)
+            ties.setdefault(below, set()).add(above)
+    x = {node: at for level in levels for node, at in _spread(level).items()}
+    for turn in range(60):
+        for level in levels if turn % 2 else reversed(levels):
+            wish = {node: _middle([x[other] for other in sorted(ties.get(node, ()))], x[node]) for node in level}
+            x.update(_spread(sorted(level, key=lambda node: (wish[node], node)), wish))
+    leftmost = min(x[node] - _width(node) / 2 for node in x)
+    extent = max(x[node] + _width(node) / 2 for node in x) - leftmost
+    stretch = (WIDTH - LEFT - GAP) / extent
+    return {
+        node: (LEFT + (x[node] - leftmost) * stretch, TOP + (highest - i) * FLOOR_HEIGHT + FLOOR_HEIGHT / 2)
+        for i, level in enumerate(levels)
+        for node in level
+    }
+
+
+def _spread(level: list[str], wish: dict[str, float] | None = None) -> dict[str, float]:
+    """Nodes from left to right, each as near to where it wishes to be as the others allow."""
+    half = [(_width(node) + GAP) / 2 for node in level]
+    wish = wish or {node: 100.0 * i for i, node in enumerate(level)}
+    pushed_right, pushed_left = dict(wish), dict(wish)
+    edge = -inf
+    for node, width in zip(level, half, strict=True):
+        pushed_right[node] = max(wish[node], edge + width)
+        edge = pushed_right[node] + width
+    edge = inf
+    for node, width in reversed([*zip(level, half, strict=True)]):
+        pushed_left[node] = min(wish[node], edge - width)
+        edge = pushed_left[node] - width
+    return {node: (pushed_right[node] + pushed_left[node]) / 2 for node in level}
+
+
+def _middle(others: list[float], alone: float) -> float:
+    return sum(others) / len(others) if others else alone
+
+
+def _label(room: str) -> str:
+    if room == FRONT:
+        return "deep_gemm"
+    return f"{room}/" if (PACKAGE / room).is_dir() else room
+
+
+def _colour(room: str) -> str:
+    return next((colour for colour, members in PARTS.values() if room in members), "white")
+
+
+def _width(node: str) -> float:
+    return PASSAGE if " " in node else 26 + 9 * len(_label(node))
+
+
+def _box(room: str, x: float, y: float) -> str:
+    width = _width(room)
+    shape = f'x="{x - width / 2:.0f}" y="{y - BOX_HEIGHT / 2:.0f}" width="{width:.0f}" height="{BOX_HEIGHT}" rx="5"'
+    dashes = ' stroke-dasharray="5 3"' if room == SOURCES_ALONE else ""
+    return (
+        f'<rect {shape} fill="{_colour(room)}" stroke="#444444"{dashes}/>'
+        f'<text x="{x:.0f}" y="{y + 5:.0f}" font-size="15" text-anchor="middle">{_label(room)}</text>'
+    )
+
+
+def _arrow(points: list[Point], is_strong: bool) -> str:
+    """A curve from the bottom of a box to the top of another, upright where it passes a floor."""
+    (x, y), half = points[0], BOX_HEIGHT / 2
+    y += half
+    path = f"M{x:.0f},{y:.0f}"
+    for i, (to_x, middle_y) in enumerate(points[1:], start=1):
+        is_last = i == len(points) - 1
+        to_y = middle_y - half - is_strong
+        bend = (to_y - y) / 2
+        path += f" C{x:.0f},{y + bend:.0f} {to_x:.0f},{to_y - bend:.0f} {to_x:.0f},{to_y:.0f}"
+        x, y = to_x, to_y
+        if not is_last:
+            y = middle_y + half
+            path += f" L{x:.0f},{y:.0f}"
+    style = 'stroke="#444444" stroke-width="1.4" marker-end="url(#head)"' if is_strong else 'stroke="#dddddd"'
+    return f'<path d="{path}" fill="none" {style}/>'
+
+
+def _legend(num_rooms: int, num_floors: int, num_arrows: int) -> Iterator[str]:
+    yield (
+        f'<text x="{LEFT}" y="20" font-size="14">{num_rooms} rooms, {num_floors} floors, {num_arrows} arrows. '
+        "Light arrows lead where dark ones lead too. Dashed: C++, read as files.</text>"
+    )
+    x = LEFT
+    for name, (colour, _) in PARTS.items():
+        yield f'<rect x="{x}" y="30" width="14" height="14" fill="{colour}" stroke="#444444"/>'
+        yield f'<text x="{x + 20}" y="42" font-size="13">{name}</text>'
+        x += 44 + 8 * len(name)
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(svg())

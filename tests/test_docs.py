@@ -1,0 +1,78 @@
+"""The documents: what they link to and name exists, and what scripts write there is what the scripts write today."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import deep_gemm
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log tells of files of its days
+FOLDERS = ("deep_gemm", "tests", "docs", "benchmarks", "kernels", "cuda", "jit", "choose", "sim", "problem", "tools")
+
+
+def script(name: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("page", ARE_READ_NOW, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:[\w.*-]+/)+[\w.*-]*)`", page.read_text())
+    for name in named:
+        if name.split("/")[0] in FOLDERS and "-date-commit" not in name:
+            found = [*ROOT.glob(name), *(ROOT / "deep_gemm").glob(name)]
+            assert found, name
+    for name in re.findall(r"`([\w.-]+\.(?:py|cuh|h|json|cpp))`", page.read_text()):
+        if name not in ("config.cuh", "wgmma_shapes.cuh", "tuned.json", "serve.py"):  # made, or the reader's own
+            assert [*ROOT.glob(f"[!.]*/**/{name}")], name
+
+
+def test_interface_names_every_public_function() -> None:
+    named = set(re.findall(r"`(\w+)", (DOCS / "interface.md").read_text()))
+    assert set(deep_gemm.__all__) - named == set()
+
+
+def test_readme_lets_its_reader_run_something_soon_and_shows_measured_rivals() -> None:
+    text = (ROOT / "README.md").read_text()
+    lines = text.splitlines()
+    assert any(line.startswith("make demo") for line in lines[:35])
+    assert "deep_gemm.fp8_gemm_nt(a, b)" in "\n".join(lines[:30])
+    assert script("write_results").readme_table() in text
+
+
+def test_the_page_of_results_is_what_its_script_writes() -> None:
+    assert script("write_results").page() == (DOCS / "results.md").read_text()
+
+
+def test_the_page_of_aims_is_what_its_script_writes() -> None:
+    text = (DOCS / "aims.md").read_text()
+    files = [ROOT / "benchmarks" / "results" / name for name in re.findall(r"`([\w.-]+\.json)`", text)]
+    assert script("write_aims").page(files) == text
