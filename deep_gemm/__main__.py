@@ -158,22 +158,33 @@ def bench(
 @app.command()
 def tune(
     audit: Annotated[bool, typer.Option("--audit", help="all shapes of the benchmark and 50 at random")] = False,
+    collect: Annotated[bool, typer.Option("--collect", help="time what a fit of the cost model needs")] = False,
+    minutes: Annotated[float | None, typer.Option(help="with --collect, how long to measure: 4 unless given")] = None,
     shapes: Annotated[str | None, typer.Option(help="these, such as '64,2112,7168;4096,7168,2048'")] = None,
     output: Annotated[
         str | None, typer.Option(help="with --shapes, what D is: bf16, fp32, bf16+c, '1d1d fp32+d'")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="the result file of an audit, or the table to write or extend")
+        Path | None, typer.Option(help="the result file of --audit or --collect, or the table to write or extend")
     ] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record where git cannot tell")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="a line for each shape as it is measured")] = False,
 ) -> None:
-    """Time the tiles that may be best: audit what is chosen, or write a table of what is faster for some shapes."""
+    """Time tiles: audit what is chosen, tabulate what is faster for some shapes, or collect times to fit the model."""
     from .benchmark.command import UsageError
     from .benchmark.tune_command import run
 
     try:
-        right = run(audit=audit, shapes=shapes, output=output, out=out, commit=commit, verbose=verbose)
+        right = run(
+            audit=audit,
+            collect=collect,
+            minutes=minutes,
+            shapes=shapes,
+            output=output,
+            out=out,
+            commit=commit,
+            verbose=verbose,
+        )
     except UsageError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

@@ -70,6 +70,19 @@ def use(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Driver:
 # Launches
 
 
+@pytest.mark.parametrize("cluster", [1, 8])
+def test_the_driver_is_asked_how_many_clusters_run_at_once(monkeypatch: pytest.MonkeyPatch, cluster: int) -> None:
+    fake = use(monkeypatch, cuOccupancyMaxActiveClusters=(cu.CUresult.CUDA_SUCCESS, 15))
+    kernel: Any = SimpleNamespace(function="function", shared_bytes=4096)
+    assert driver.clusters_at_once(kernel, 384, cluster) == 15
+    (_, (function, config)) = fake.calls[-1]
+    assert function == "function"
+    assert (config.gridDimX, config.blockDimX, config.sharedMemBytes, config.numAttrs) == (cluster, 384, 4096, 1)
+    (attribute,) = config.attrs
+    assert attribute.id == cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    assert attribute.value.clusterDim.x == cluster
+
+
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("cluster", [1, 2, 8])
 @pytest.mark.parametrize("is_dependent", [False, True])

@@ -330,10 +330,10 @@ def test_a_table_with_a_mistake_is_not_written_over(clock: Clock, in_a_folder: P
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ((), "tune: expected --audit, or --shapes such as '64,2112,7168;4096,7168,2048', got neither"),
-        (("--audit", "--shapes", "1,8,16"), "'64,2112,7168;4096,7168,2048', got both"),
+        ((), "got none"),
+        (("--audit", "--shapes", "1,8,16"), "got --audit and --shapes"),
         (("--audit", "--output", "bf16"), "--output is for --shapes"),
-        (("--shapes", "1,8,16", "--commit", "abc"), "--commit is for --audit"),
+        (("--shapes", "1,8,16", "--commit", "abc"), "--commit is for --audit and --collect"),
         (("--shapes", "1,8"), "shapes: expected three or four positive integers"),
         (
             ("--shapes", "1,2,8,16"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,14 +18,15 @@ from ..choose.tiles import OUTPUTS_BY_NAME
 from ..gpus import Gpu, gpu_of
 from ..jit import CompilerMissing
 from ..settings import settings
-from . import machine, table, tune
+from . import machine, table, tune, tune_collect, tune_samples
 from .cases import Case, parse_shapes
 from .command import UsageError, need_gpu, with_progress
 from .contenders import OURS
-from .products import GpuLostError
+from .products import GpuLostError, raise_if_lost, reason
 from .report import Report, Row, write_whole
 from .timing import PairingError
 from .tune import Contest, Judgement
+from .tune_collect import Collection
 
 MOST = 1.05
 """What an audit lets pass: the time of the chosen tile over that of the best."""
@@ -33,25 +36,40 @@ WORTH_AN_ENTRY = 1.03
 MADE_BY = f"python -m deep_gemm tune, deep_gemm {__version__}; {tune.METHOD}"
 
 
+DEFAULT_MINUTES = 4.0
+"""Of measuring; a collection's compiling comes on top."""
+
+
 def run(
     *,
     audit: bool = False,
+    collect: bool = False,
+    minutes: float | None = None,
     shapes: str | None = None,
     output: str | None = None,
     out: Path | None = None,
     commit: str | None = None,
     verbose: bool = False,
 ) -> bool:
-    """Audit the choices, or tune these shapes; tell whether all went well."""
-    if audit == (shapes is not None):
-        got = "both" if audit else "neither"
-        raise UsageError(f"tune: expected --audit, or --shapes such as '64,2112,7168;4096,7168,2048', got {got}")
-    if audit and output is not None:
-        raise UsageError("--output is for --shapes; an audit has products of its own")
-    if not audit and commit is not None:
-        raise UsageError("--commit is for --audit; a table records none")
+    """Audit the choices, tune these shapes, or collect what a fit needs; tell whether all went well."""
+    asked_for = [
+        name for name, on in (("--audit", audit), ("--collect", collect), ("--shapes", shapes is not None)) if on
+    ]
+    if len(asked_for) != 1:
+        got = " and ".join(asked_for) or "none"
+        raise UsageError(
+            f"tune: expected one of --audit, --collect and --shapes '64,2112,7168;4096,7168,2048', got {got}"
+        )
+    if output is not None and shapes is None:
+        raise UsageError(f"--output is for --shapes; {asked_for[0]} has products of its own")
+    if commit is not None and shapes is not None:
+        raise UsageError("--commit is for --audit and --collect; a table records none")
+    if minutes is not None and not (collect and minutes > 0):
+        raise UsageError(f"--minutes is for --collect, and above 0, got {minutes}")
     session = _Session(table.make_console(), verbose)
     try:
+        if collect:
+            return session.collect(DEFAULT_MINUTES if minutes is None else minutes, out, commit)
         return session.audit(out, commit) if audit else session.tune(_cases(shapes or ""), _output(output), out)
     except CompilerMissing as error:
         raise UsageError(str(error)) from error
@@ -107,6 +125,52 @@ class _Session:
         count = sum(one.ratio > WORTH_AN_ENTRY for one in self.judgements)
         self.console.print(f"\n{count} of {len(cases)} shapes have an entry in {path}", markup=False)
         return self._is_whole()
+
+    def collect(self, minutes: float, out: Path | None, commit: str | None) -> bool:
+        """Time all that a fit of the cost model needs, and keep it in a file."""
+        gpu = _gpu()
+        header = machine.header("tune", tune_collect.METHOD, commit)
+        found = Collection({**header, "minutes": minutes, "stopped": None})
+        path = out or Report(header).default_path()
+        entries = [tune_collect.entry_of(sample, gpu) for sample in tune_samples.samples(gpu.num_sms)]
+        configs = tune_collect.configurations(entries)
+
+        def failed(what: str, why: str) -> None:
+            self.console.print(f"no time of {what}: {why}", style="red", markup=False)
+
+        def add(row: dict[str, Any]) -> None:
+            found.add(row)
+            found.save(path)
+            if self.verbose and row["us"]:
+                best = min(row["us"], key=lambda name: row["us"][name][0])
+                sizes = f"{row['groups']} x " * bool(row["groups"]) + f"{row['m']}x{row['n']}x{row['k']}"
+                self.console.print(f"{sizes} {row['output']}: {best} {row['us'][best][0]:.2f} us", markup=False)
+
+        def work(announce: Callable[[str], None]) -> None:
+            workers = len(os.sched_getaffinity(0))
+            broken = tune_collect.compile_all(configs, workers, announce, failed)
+            able = [entry.without(broken) for entry in entries]
+            try:
+                found.clusters_at_once = tune_collect.clusters_at_once(torch.cuda.current_device())
+            except Exception as error:
+                raise_if_lost(error)
+                failed("clusters at once", reason(error))
+            seconds = minutes * 60
+            left = tune_collect.measure(able, seconds=seconds, add=add, failed=failed, announce=announce)
+            if left:
+                self.stopped = f"{left} of {len(able)} products left after {minutes:g} minutes"
+
+        try:
+            with_progress(len(configs) + len(entries), self.console, work)
+        except (GpuLostError, PairingError) as error:
+            self.stopped = str(error)
+        found.header["stopped"] = self.stopped
+        found.save(path)
+        if self.stopped is not None:
+            self.console.print(f"stopped: {self.stopped}", markup=False)
+        count = sum(len(row["us"]) for row in found.rows)
+        self.console.print(f"{count} times of {len(found.rows)} products written to {path}", markup=False)
+        return bool(count)
 
     def _measure(self, contests: Sequence[Contest], keep: Callable[[], None]) -> None:
         """Measure, and keep what there is after each shape, so that what stops the run takes little with it."""

@@ -150,11 +150,7 @@ def _attributes(cluster: int, is_dependent: bool) -> list[Any]:
     cu = _driver()
     attributes = []
     if cluster > 1:
-        attribute, value = cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
-        attribute.value = value
-        attributes.append(attribute)
+        attributes.append(_cluster_attribute(cluster))
     if is_dependent:
         attribute, value = cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
         attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -162,6 +158,28 @@ def _attributes(cluster: int, is_dependent: bool) -> list[Any]:
         attribute.value = value
         attributes.append(attribute)
     return attributes
+
+
+def _cluster_attribute(cluster: int) -> Any:
+    cu = _driver()
+    attribute, value = cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+    attribute.value = value
+    return attribute
+
+
+def clusters_at_once(kernel: Kernel, threads: int, cluster: int) -> int:
+    """Ask how many clusters of so many CTAs, each of so many threads, run at a time on the current GPU."""
+    cu = _driver()
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = kernel.shared_bytes
+    config.attrs = [_cluster_attribute(cluster)]
+    config.numAttrs = 1
+    answer = cu.cuOccupancyMaxActiveClusters(kernel.function, config)
+    return int(_checked("cuOccupancyMaxActiveClusters", answer))
 
 
 def encode(tensor_map: TensorMap, address: int) -> bytes:
