@@ -367,7 +367,7 @@ def test_another_gpu_than_a_hopper_is_refused(gpu: FakeGpu, monkeypatch: pytest.
     assert "need a Hopper GPU" in output
 
 
-def test_a_tablein_force_that_is_none_is_named(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_table_in_force_that_is_none_is_named(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("deep_gemm.choose.dense.tablesin_force", lambda: [tmp_path / "none.json"])
     tuned_tiles.cache_clear()
     code, output = invoke("--audit")

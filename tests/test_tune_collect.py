@@ -40,7 +40,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]
     """A GPU on which every call takes 10 us; what was called: kinds of products, and names of configurations."""
     found: list[tuple[str, str]] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(settings_module, "_in_force", settings_module._InForce())
+    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
     fake: FakeGpu = install(monkeypatch)
     problem, caller = tune.random_problem, tune_collect.caller
 
@@ -64,7 +64,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]
     monkeypatch.setattr(tune_collect, "cold", cold)
     monkeypatch.setattr(tune_collect, "clusters_at_once", lambda device: {"1": {"2": 66}, "2": {"2": 132}})
     monkeypatch.setattr(rows, "run", grouped)
-    monkeypatch.setattr(depths, "run", grouped)
+    monkeypatch.setattr(depths, "run_on_gpu", grouped)
     monkeypatch.setattr(command, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(tune_command, "gpu_of", lambda device: fake.gpu)
@@ -192,7 +192,7 @@ def test_a_kernel_that_does_not_run_is_told_and_the_others_are_timed(
         if config.block_n == 96:
             raise RuntimeError("no such box\nand more")
 
-    monkeypatch.setattr(depths, "run", run)
+    monkeypatch.setattr(depths, "run_on_gpu", run)
     code, output = invoke("--out", "f.json")
     assert code == 0
     assert "128x96: RuntimeError: no such box" in " ".join(output.split())
@@ -240,7 +240,7 @@ def test_a_lost_gpu_leaves_what_was_measured(ran: list[tuple[str, str]], monkeyp
         raise RuntimeError("illegal memory access")
 
     monkeypatch.setattr(tune_collect, "raise_if_lost", lost)
-    monkeypatch.setattr(depths, "run", run)
+    monkeypatch.setattr(depths, "run_on_gpu", run)
     assert invoke("--out", "f.json")[0] == 0
     found = read()
     assert len(found["rows"]) == 3

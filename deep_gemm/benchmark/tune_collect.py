@@ -270,4 +270,4 @@ def _depths_caller(sample: Sample) -> Callable[[Any], object]:
     d = torch.zeros(sample.num_groups, sample.m, sample.n)
     c = d if sample.output.adds_to_d else torch.zeros_like(d) if sample.output.with_c else None
     p = k_grouped_problem(a, b, d, ks, torch.tensor(ks, dtype=torch.int32), c)
-    return lambda config: depths.run(p, config)
+    return lambda config: depths.run_on_gpu(p, config)
