@@ -805,7 +805,7 @@ def test_a_transposed_operand_may_be_of_any_layout_and_reaches_the_kernels_k_maj
     product(**call)
     seen: list[Any] = []
     module: Any = dense_products if "contiguous" not in kind else grouped_products
-    made = getattr(module, "CONTIGUOUS_NN" if "contiguous" in kind else kind.split()[0].upper())
+    made = getattr(module, "CONTIGUOUS_NN" if "contiguous" in kind else kind.split(maxsplit=1)[0].upper())
     reference = made.reference
 
     def record(problem: Any) -> None:
