@@ -8,7 +8,7 @@ from torch import Tensor
 from . import reference
 from .compat.forms import Request, accepts_every_form
 from .kernels import dense
-from .kernels.plan import Product, run
+from .kernels.product import Product, run
 from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem
 from .problem.layout import RECIPE_1D1D, Recipe
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from . import reference
 from .compat.forms import Request, accepts_every_form
 from .kernels import depths, rows
-from .kernels.plan import Product, run
+from .kernels.product import Product, run
 from .problem import ContiguousProblem, MaskedProblem, Operand, Recipes, contiguous_problem, masked_problem
 from .problem.layout import Recipe
 from .settings import get_mk_alignment_for_contiguous_layout

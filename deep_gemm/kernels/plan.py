@@ -1,40 +1,25 @@
-"""A launch prepared once and used again, and the one cache that finds it: how a call that was seen is cheap.
-
-    call --signature--> PlanCache --> Plan.fits(addresses) --> Plan.launch(addresses)
-
-A signature is everything that decides whether a call is right and what it launches, but for addresses: shapes, strides,
-types, devices, what the caller said, the settings in force. So a call with the signature of one that was checked is
-right as well, if only its addresses are: they are aligned, and the output overlaps nothing that it must not.
-
-A signature has two parts. The first is the weight: B and what else stays the same from call to call. The second is the
-rows: shapes and strides that change with the size of a batch. Where the weight is known and the rows are new, a plan is
-derived from another of the same weight, without checks that are already answered.
-"""
+"""A launch prepared once and used again at other addresses and for other rows, and the one cache of all launches."""
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .. import settings
 from ..choose.config import Output
 from ..jit import driver
 from ..jit.tensor_map import MAP_BYTES, TensorMap
-from ..problem import Operand
 from ..problem.layout import (
     ADDRESS_ALIGNMENT,
     SCALE_BLOCK,
     byte_span,
     ceil_div,
-    get_mn_major_tma_aligned_tensor,
 )
-from ..settings import get_compile_mode
 from .params import Kind, Params
 
 MAX_PLANS = 4096
@@ -123,13 +108,8 @@ class Plan:
         grid: int,
     ) -> None:
         """`p` is prepared for the kernel. `numbers` and `maps` are members of `params`; `places` have the addresses."""
-        self.params, self.maps, self.places, self.launcher, self.grid = (
-            params,
-            dict(maps),
-            tuple(places),
-            launcher,
-            grid,
-        )
+        self.params, self.maps, self.places = params, dict(maps), tuple(places)
+        self.launcher, self.grid = launcher, grid
         self.place, self.device, self.dtype = p.d.device, p.d.get_device(), p.d.dtype
         loaded_by_tma = {place.operand for place in places if place.member in maps}
         self.alignment_of_sfa, self.alignment_of_sfb = (
@@ -251,7 +231,7 @@ class Weight(dict[Key, Plan]):
 
     def like(self, rows: Key) -> Any:
         """Give some plan from which one for these rows may be derived; None if there is none."""
-        templates = self.templates.get(_family(rows))
+        templates = self.templates.get(family(rows))
         return None if templates is None else next(iter(templates.values()))
 
 
@@ -273,7 +253,7 @@ class PlanCache:
             self.count += rows not in plans
             plans[rows] = plan
             if plan.rows.shape[0] > 1:  # the strides of a single row say nothing
-                plans.templates.setdefault(_family(rows), {}).setdefault(plan.config, plan)
+                plans.templates.setdefault(family(rows), {}).setdefault(plan.config, plan)
 
     def clear(self) -> None:
         """Forget all plans."""
@@ -285,112 +265,7 @@ class PlanCache:
 PLANS = PlanCache()
 
 
-class Problem(Operands, Protocol):
-    """A problem as `problem/` gives it."""
-
-
-@dataclass(eq=False)
-class Product:
-    """A public product: how a call of it is asked, and who computes it."""
-
-    ask: Callable[..., Any]
-    """`(a, b, d, c, said) -> problem`: checks everything, makes D where it was left out."""
-    reference: Callable[[Any], None]
-    """Computes a problem of CPU tensors."""
-    on_gpu: Callable[[Any], Plan | None]
-    """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
-    derive: Callable[[Mapping[Any, Any], Sequence[Any]], Plan | None] | None = None
-    """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
-
-    None if these want a closer look: nobody has checked them.
-    """
-    turned: tuple[bool, bool] = field(default=(False, False))
-    """A and B are given transposed."""
-
-
-def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key = ()) -> Tensor | None:
-    """Compute a product: by the plan of a call like one before; else ask, choose, and keep the plan.
-
-    `said` is what else the caller stated. D is returned where the caller left it out.
-    """
-    weight: Key | None = None
-    rows: Key = ()
-    plans: Weight | None = None
-    plan: Plan | None = None
-    try:
-        (x, sx), (y, sy) = a, b
-        if x.is_cuda:
-            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
-            weight = (
-                product,
-                said,
-                settings.in_force.generation,
-                y.shape,
-                y.stride(),
-                y.dtype,
-                y.get_device(),
-                sy.shape,
-                sy.stride(),
-                sy.dtype,
-                sy.get_device(),
-                at_sfb % ADDRESS_ALIGNMENT,
-                x.dtype,
-                x.get_device(),
-                sx.dtype,
-                sx.get_device(),
-            )
-            rows = (
-                x.shape,
-                x.stride(),
-                sx.shape,
-                sx.stride(),
-                at_sfa % ADDRESS_ALIGNMENT,
-                None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
-                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device(), c is d),
-            )
-            plans = PLANS.weights.get(weight)
-            if plans is not None:
-                plan = plans.get(rows)
-    except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
-        weight = plans = None
-    if plans is not None and plan is None and product.derive is not None:
-        templates = plans.templates.get(_family(rows))
-        plan = None if templates is None else product.derive(templates, (x, sx, y, sy, d, c))
-        if plan is not None and weight is not None:
-            PLANS.keep(weight, rows, plan)
-    if plan is not None:
-        out = plan.new_output() if d is None else d
-        if plan.copies_sfa:
-            sx = get_mn_major_tma_aligned_tensor(sx)
-            at_sfa = sx.data_ptr()
-        if plan.copies_sfb:
-            sy = get_mn_major_tma_aligned_tensor(sy)
-            at_sfb = sy.data_ptr()
-        at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, out.data_ptr(), 0 if c is None else c.data_ptr())
-        if plan.fits(at):
-            plan.launch(at)
-            return out if d is None else None
-    problem = product.ask(a, b, d, c, said)
-    if not problem.d.is_cuda:
-        if get_compile_mode() == 0:
-            product.reference(problem)
-        return problem.d if d is None else None
-    plan = product.on_gpu(problem)
-    if plan is not None and weight is not None and _serves(plan, product, problem, a, b, c):
-        PLANS.keep(weight, rows, plan)
-    return problem.d if d is None else None
-
-
-def _serves(plan: Plan, product: Product, problem: Problem, a: Operand, b: Operand, c: Tensor | None) -> bool:
-    """Tell whether the plan suits calls like this one: their values are not copied, and scales are where calls say."""
-    if problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr():
-        return False
-    if plan.needs_c and c is None:
-        return False
-    return not (plan.copies_sfa and product.turned[0]) and not (plan.copies_sfb and product.turned[1])
-
-
-def _family(rows: Key) -> Key:
+def family(rows: Key) -> Key:
     """What plans have in common that are derived from each other: all of `rows` that does not follow from m."""
     _, stride_a, _, _, offset_sfa, d, c = rows
     return (stride_a, offset_sfa, d and d[1:], c and c[1:])  # type: ignore[index]

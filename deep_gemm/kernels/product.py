@@ -1,0 +1,132 @@
+r"""A public product, and what becomes of a call: the plan of a call like it is launched, or it is asked anew.
+
+    call --signature--> PlanCache --> Plan.fits(addresses) --> Plan.launch(addresses)
+      \--- unknown ---> ask (problem/) --> choose (choose/) --> a plan, kept for calls like this one
+
+A signature is everything that decides whether a call is right and what it launches, but for addresses: shapes, strides,
+types, devices, what the caller said, the settings in force. So a call with the signature of one that was checked is
+right as well, if only its addresses are: they are aligned, and the output overlaps nothing that it must not.
+
+A signature has two parts. The first is the weight: B and what else stays the same from call to call. The second is the
+rows: shapes and strides that change with the size of a batch. If the weight is known and the rows are new, a plan is
+derived from another of the same weight, without checks that are already answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .. import settings
+from ..problem import Operand
+from ..problem.layout import ADDRESS_ALIGNMENT, get_mn_major_tma_aligned_tensor
+from ..settings import get_compile_mode
+from .plan import PLANS, Key, Operands, Plan, Weight, family
+
+
+class Problem(Operands, Protocol):
+    """A problem as `problem/` gives it."""
+
+
+@dataclass(eq=False)
+class Product:
+    """A public product: how a call of it is asked, and who computes it."""
+
+    ask: Callable[..., Any]
+    """`(a, b, d, c, said) -> problem`: checks everything, makes D where it was left out."""
+    reference: Callable[[Any], None]
+    """Computes a problem of CPU tensors."""
+    on_gpu: Callable[[Any], Plan | None]
+    """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
+    derive: Callable[[Mapping[Any, Any], Sequence[Any]], Plan | None] | None = None
+    """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
+
+    None if these want a closer look: nobody has checked them.
+    """
+    turned: tuple[bool, bool] = field(default=(False, False))
+    """A and B are given transposed."""
+
+
+def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key = ()) -> Tensor | None:
+    """Compute a product: by the plan of a call like one before; else ask, choose, and keep the plan.
+
+    `said` is what else the caller stated. D is returned where the caller left it out.
+    """
+    weight: Key | None = None
+    rows: Key = ()
+    plans: Weight | None = None
+    plan: Plan | None = None
+    try:
+        (x, sx), (y, sy) = a, b
+        if x.is_cuda:
+            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
+            weight = (
+                product,
+                said,
+                settings.in_force.generation,
+                y.shape,
+                y.stride(),
+                y.dtype,
+                y.get_device(),
+                sy.shape,
+                sy.stride(),
+                sy.dtype,
+                sy.get_device(),
+                at_sfb % ADDRESS_ALIGNMENT,
+                x.dtype,
+                x.get_device(),
+                sx.dtype,
+                sx.get_device(),
+            )
+            rows = (
+                x.shape,
+                x.stride(),
+                sx.shape,
+                sx.stride(),
+                at_sfa % ADDRESS_ALIGNMENT,
+                None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
+                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device(), c is d),
+            )
+            plans = PLANS.weights.get(weight)
+            if plans is not None:
+                plan = plans.get(rows)
+    except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
+        weight = plans = None
+    if plans is not None and plan is None and product.derive is not None:
+        templates = plans.templates.get(family(rows))
+        plan = None if templates is None else product.derive(templates, (x, sx, y, sy, d, c))
+        if plan is not None and weight is not None:
+            PLANS.keep(weight, rows, plan)
+    if plan is not None:
+        out = plan.new_output() if d is None else d
+        if plan.copies_sfa:
+            sx = get_mn_major_tma_aligned_tensor(sx)
+            at_sfa = sx.data_ptr()
+        if plan.copies_sfb:
+            sy = get_mn_major_tma_aligned_tensor(sy)
+            at_sfb = sy.data_ptr()
+        at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, out.data_ptr(), 0 if c is None else c.data_ptr())
+        if plan.fits(at):
+            plan.launch(at)
+            return out if d is None else None
+    problem = product.ask(a, b, d, c, said)
+    if not problem.d.is_cuda:
+        if get_compile_mode() == 0:
+            product.reference(problem)
+        return problem.d if d is None else None
+    plan = product.on_gpu(problem)
+    if plan is not None and weight is not None and _serves(plan, product, problem, a, b, c):
+        PLANS.keep(weight, rows, plan)
+    return problem.d if d is None else None
+
+
+def _serves(plan: Plan, product: Product, problem: Problem, a: Operand, b: Operand, c: Tensor | None) -> bool:
+    """Tell whether the plan suits calls like this one: their values are not copied, and scales are where calls say."""
+    if problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr():
+        return False
+    if plan.needs_c and c is None:
+        return False
+    return not (plan.copies_sfa and product.turned[0]) and not (plan.copies_sfb and product.turned[1])
