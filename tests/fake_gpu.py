@@ -70,7 +70,7 @@ class FakeGpu:
     @property
     def plans(self) -> int:
         """Plans that are kept."""
-        return PLANS.count
+        return len(PLANS.plans)
 
 
 class FakeLauncher:
@@ -124,9 +124,8 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     for kind in (dense, rows, depths):
         monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
-    PLANS.clear()
-    monkeypatch.setattr(PLANS, "weights", {})
-    monkeypatch.setattr(PLANS, "count", 0)
+    monkeypatch.setattr(PLANS, "plans", {})
+    monkeypatch.setattr(PLANS, "_templates", {})
 
     def launcher_of(name: str, params_bytes: int, cluster_of: Callable[[Any], int]) -> Callable[..., FakeLauncher]:
         @cache

@@ -99,6 +99,45 @@ def test_a_new_m_compiles_nothing_where_the_configuration_is_known(gpu: FakeGpu)
     assert len(gpu.compiled) == 1
 
 
+def shifted(x: Tensor, num_bytes: int) -> Tensor:
+    """The same shape and strides, so many bytes past where a tensor may begin."""
+    room = torch.zeros(x.numel() * x.element_size() + 64, dtype=torch.uint8)
+    return room[num_bytes : num_bytes + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
+
+
+@BOTH
+@pytest.mark.parametrize("which", ["a", "b", "d", "c"])
+def test_a_seen_call_at_addresses_that_are_wrong_is_refused_as_a_new_one_is(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str, which: str
+) -> None:
+    (a, sfa), (b, sfb), d = operands(*shape)
+    c = torch.zeros_like(d)
+    deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb), d, c)
+    moved = {"a": a, "b": b, "d": d, "c": c}
+    moved[which] = on_gpu(shifted(moved[which], 8))
+    with pytest.raises(ValueError, match=f"{which}: expected an address that is a multiple of 16 bytes"):
+        deep_gemm.fp8_gemm_nt((moved["a"], sfa), (moved["b"], sfb), moved["d"], moved["c"])
+    assert len(gpu.launches) == 1
+
+
+@BOTH
+def test_a_seen_call_whose_output_overlaps_an_input_is_refused(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str
+) -> None:
+    a, b, d = operands(*shape)
+    c = torch.zeros_like(d)
+    for each in (None, c):
+        deep_gemm.fp8_gemm_nt(a, b, d, each)
+    over_a = on_gpu(torch.zeros(d.numel() + a[0].numel(), dtype=torch.bfloat16))
+    inside = over_a.view(torch.float8_e4m3fn)[: a[0].numel()].view(a[0].shape)
+    with pytest.raises(ValueError, match="d: expected memory that does not overlap a"):
+        deep_gemm.fp8_gemm_nt((on_gpu(inside), a[1]), b, on_gpu(over_a[: d.numel()].view(d.shape)))
+    room = on_gpu(torch.zeros(d.shape[0] + 1, d.shape[1], dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="c: expected d itself or memory that does not overlap it"):
+        deep_gemm.fp8_gemm_nt(a, b, on_gpu(room[1:]), room[:-1])
+    assert len(gpu.launches) == 2
+
+
 # Plans of another m
 
 

@@ -13,7 +13,11 @@ from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, k_group_maps
 from deep_gemm.kernels.params import Field, Kind, Params
 
 SMALL = Params(
-    "Small", Field("number", Kind.UINT32), Field("map", Kind.MAP), Field("numbers", Kind.UINT32, 3), Field("p", Kind.POINTER)
+    "Small",
+    Field("number", Kind.UINT32),
+    Field("map", Kind.MAP),
+    Field("numbers", Kind.UINT32, 3),
+    Field("p", Kind.POINTER),
 )
 
 

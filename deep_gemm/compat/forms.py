@@ -44,8 +44,8 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Request]
                 args = ((x, sx), (y, sy), *rest)
             if kwargs and not synonyms.keys().isdisjoint(kwargs):
                 kwargs = _todays_names(function.__name__, parameters[: len(args)], kwargs, synonyms)
-            run, *arguments = function(*args, **kwargs)
-            return run(*arguments)  # type: ignore[no-any-return]
+            request = function(*args, **kwargs)
+            return request[0](*request[1:])  # type: ignore[no-any-return]
 
         return call
 

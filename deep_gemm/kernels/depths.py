@@ -23,7 +23,7 @@ from . import fp8_gemm, k_group_maps
 from .fp8_gemm import DEPTHS_PARAMS
 from .k_group_maps import MAX_INLINE_KS
 from .maps import matrix_map, output_map
-from .plan import PLANS, SFA, SFB, A, Addresses, B, C, D, Key, Place, Plan, addresses_of, refuse_if
+from .plan import PLANS, SFA, SFB, WEIGHT, A, B, C, D, Key, Place, Plan, addresses_of, refuse_if
 
 KS, ROOM = 6, 7
 """Places among the addresses of a call, behind the operands: the depths, and what the first kernel writes."""
@@ -34,15 +34,6 @@ class DepthsPlan(Plan):
 
     make_maps: Plan
     num_groups = m = sum_k = num_k_blocks = 0
-
-    def addresses(self, operands: Sequence[Tensor], c: Tensor | None, ks: Depths) -> Addresses | None:
-        """Give the addresses of a call; None if a launch there may be wrong, and the call wants a closer look."""
-        at_c = 0 if c is None else c.data_ptr()
-        at = (*[x.data_ptr() for x in operands], at_c)
-        at_ks = 0 if isinstance(ks, bytes) else ks.data_ptr()
-        if at_ks and at_ks < at[D] + self.rows.span_d and at[D] < at_ks + 4 * self.num_groups:
-            return None
-        return (*at, at_ks) if self.fits(at) else None
 
     def new_room(self) -> Tensor:
         """Make memory of one call alone: whatever else is under way, on any stream or in a graph, has its own maps."""
@@ -60,23 +51,28 @@ def run(
     k_major_scales: bool = True,
 ) -> Tensor | None:
     """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew."""
-    weight: Key | None = None
-    rows: Key = ()
     plan: DepthsPlan | None = None
+    key: Key = ()
     try:
         (x, sx), (y, sy) = a, b
         if x.is_cuda:
             if not k_major_scales:
                 sx, sy = sx.t(), sy.t()
-            weight = (
+            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
+            shape_a, shape_b = sx.shape, sy.shape
+            at_ks, ks_key = 0, None
+            if ks_tensor is not None:
+                at_ks = ks_tensor.data_ptr()
+                ks_key = ks_tensor.shape, ks_tensor.stride(), ks_tensor.dtype, ks_tensor.get_device()
+            key = (
                 run,
                 recipe,
                 settings.in_force.generation,
-                sx.shape[0],
+                shape_a[0],
                 sx.stride(),
                 sx.dtype,
                 sx.get_device(),
-                sy.shape[0],
+                shape_b[0],
                 sy.stride(),
                 sy.dtype,
                 sy.get_device(),
@@ -84,41 +80,44 @@ def run(
                 x.get_device(),
                 y.dtype,
                 y.get_device(),
-                None
-                if ks_tensor is None
-                else (ks_tensor.shape, ks_tensor.stride(), ks_tensor.dtype, ks_tensor.get_device()),
-            )
-            rows = (
+                ks_key,
+                # the weight ends here
                 (x.shape, y.shape),
                 (x.stride(), y.stride()),
-                (sx.shape, sy.shape),
+                (shape_a, shape_b),
                 None if ks is None else len(ks),
-                (sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT),
+                (at_sfa % ADDRESS_ALIGNMENT, at_sfb % ADDRESS_ALIGNMENT),
                 None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
-                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device(), c is d),
+                None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
             )
-            plans = PLANS.weights.get(weight)
-            if plans is not None:
-                plan = plans.get(rows)  # type: ignore[assignment]
-                if plan is None:
-                    plan = _derive(plans.like(rows), x, sx, y, sy)
-                    if plan is not None:
-                        PLANS.keep(weight, rows, plan)
+            plan = PLANS.plans.get(key)  # type: ignore[assignment]
+            if plan is None:
+                plan = _derived(key, x, sx, y, sy)
     except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
-        weight = plan = None
+        key, plan = (), None
     if plan is not None and (ks is None or _add_up(ks, plan)):
         if plan.copies_sfa:
             sx = get_mn_major_tma_aligned_tensor(sx)
+            at_sfa = sx.data_ptr()
         if plan.copies_sfb:
             sy = get_mn_major_tma_aligned_tensor(sy)
+            at_sfb = sy.data_ptr()
         out = plan.new_output() if d is None else d
-        depths = depths_of(ks, ks_tensor, out.device)
-        at = plan.addresses((x, sx, y, sy, out), c, depths)
-        if at is not None:
+        at_d = out.data_ptr()
+        at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, at_d, 0 if c is None else c.data_ptr())
+        is_apart = at_d + plan.rows.span_d <= at_ks or at_ks + 4 * plan.num_groups <= at_d
+        if is_apart and plan.fits(at):
+            inline_ks = b""
+            if ks_tensor is None:
+                depths = depths_of(ks, None, plan.place)
+                if isinstance(depths, bytes):
+                    inline_ks = depths
+                else:
+                    at_ks = depths.data_ptr()
             room = plan.new_room()
-            at = (*at, room.data_ptr())
-            plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
-            plan.launch(at)
+            at_all = (*at, at_ks, room.data_ptr())
+            plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)
+            plan.launch(at_all)
             return out if d is None else None
     problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe, k_major_scales=k_major_scales)
     if not problem.d.is_cuda:
@@ -126,8 +125,8 @@ def run(
             reference.k_grouped(problem)
     else:
         plan = run_on_gpu(problem)
-        if plan is not None and weight is not None:
-            PLANS.keep(weight, rows, plan)
+        if plan is not None and key:
+            PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
     return problem.d if d is None else None
 
 
@@ -247,9 +246,18 @@ def _plan_of_maps(p: KGroupedProblem, config: GemmConfig, launcher: driver.Launc
     return Plan(p, params, numbers, maps, places, launcher, maps_grid)
 
 
-def _derive(like: DepthsPlan | None, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
+def _derived(key: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
+    """Derive a plan for other depths of groups that are known, and keep it; None if nothing like it is known."""
+    templates = PLANS.templates(key[:WEIGHT], key[WEIGHT:])
+    plan = None if templates is None else _derive(next(iter(templates.values())), x, sx, y, sy)
+    if plan is not None:
+        PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
+    return plan
+
+
+def _derive(like: DepthsPlan, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
     """Make a plan for other depths, of operands that nobody has checked; None if they want the checks."""
-    if like is None or like.copies_sfa or like.copies_sfb:
+    if like.copies_sfa or like.copies_sfb:
         return None
     sum_k, num_k_blocks, m, n = x.shape[0] // like.m, sx.shape[1], like.m, like.n
     if x.shape != (m * sum_k,) or y.shape != (n * sum_k,) or sy.shape[1] != num_k_blocks or num_k_blocks < 2:

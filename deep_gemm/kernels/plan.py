@@ -30,6 +30,8 @@ SOME_ADDRESS = 1 << 40
 """For maps that are encoded before their address is known."""
 Addresses = tuple[int, ...]
 Key = tuple[object, ...]
+WEIGHT = 16
+"""How many parts of a signature are the weight's; the others are the rows'."""
 
 
 class Operands(Protocol):
@@ -222,53 +224,50 @@ def _changes(before: TensorMap, after: TensorMap) -> list[tuple[int, int]] | Non
     return changes
 
 
-class Weight(dict[Key, Plan]):
-    """The plans of one weight, by the rows."""
-
-    def __init__(self) -> None:
-        self.templates: dict[Key, dict[object, Plan]] = {}
-        """By family, and by configuration: plans from which those for other rows are derived."""
-
-    def like(self, rows: Key) -> Any:
-        """Give some plan from which one for these rows may be derived; None if there is none."""
-        templates = self.templates.get(family(rows))
-        return None if templates is None else next(iter(templates.values()))
-
-
 class PlanCache:
-    """All plans, by signature. Their number is bounded: the weight that was first goes first."""
+    """All plans by signature, and by weight those from which a plan for other rows is derived. Both are bounded."""
 
     def __init__(self) -> None:
-        self.weights: dict[Key, Weight] = {}
-        self.count = 0
+        self.plans: dict[Key, Plan] = {}
+        self._templates: dict[tuple[Key, Key], dict[object, Any]] = {}
         self._lock = threading.Lock()
 
     def keep(self, weight: Key, rows: Key, plan: Plan) -> None:
         """Keep a plan for calls of this signature, and to derive others from."""
         with self._lock:
-            while self.count >= MAX_PLANS:
-                first = next(iter(self.weights))
-                self.count -= len(self.weights.pop(first))
-            plans = self.weights.setdefault(weight, Weight())
-            self.count += rows not in plans
-            plans[rows] = plan
+            _put(self.plans, (*weight, *rows), plan)
             if plan.rows.shape[0] > 1:  # the strides of a single row say nothing
-                plans.templates.setdefault(family(rows), {}).setdefault(plan.config, plan)
+                family = weight, _family(rows)
+                if family not in self._templates:
+                    _put(self._templates, family, {})
+                self._templates[family].setdefault(plan.config, plan)
+
+    def templates(self, weight: Key, rows: Key) -> Mapping[Any, Any] | None:
+        """Give the plans, by configuration, from which one for these rows may be derived; None if there are none."""
+        return self._templates.get((weight, _family(rows)))
 
     def clear(self) -> None:
         """Forget all plans."""
         with self._lock:
-            self.weights.clear()
-            self.count = 0
+            self.plans.clear()
+            self._templates.clear()
 
 
 PLANS = PlanCache()
 
 
-def family(rows: Key) -> Key:
+def _put(kept: dict[Any, Any], key: object, value: object) -> None:
+    """Keep a value; the oldest goes if there are too many."""
+    if len(kept) >= MAX_PLANS:
+        del kept[next(iter(kept))]
+    kept[key] = value
+
+
+def _family(rows: Key) -> Key:
     """What plans have in common that are derived from each other: all of `rows` that does not follow from m."""
     _, stride_a, _, _, offset_sfa, d, c = rows
-    return (stride_a, offset_sfa, d and d[1:], c and c[1:])  # type: ignore[index]
+    without_shape = [x[1:] if isinstance(x, tuple) else x for x in (d, c)]
+    return (stride_a, offset_sfa, *without_shape)
 
 
 def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:

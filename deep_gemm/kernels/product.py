@@ -24,7 +24,7 @@ from .. import settings
 from ..problem import Operand
 from ..problem.layout import ADDRESS_ALIGNMENT, get_mn_major_tma_aligned_tensor
 from ..settings import get_compile_mode
-from .plan import PLANS, Key, Operands, Plan, Weight, family
+from .plan import PLANS, WEIGHT, Key, Operands, Plan
 
 
 class Problem(Operands, Protocol):
@@ -55,15 +55,13 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
 
     `said` is what else the caller stated. D is returned where the caller left it out.
     """
-    weight: Key | None = None
-    rows: Key = ()
-    plans: Weight | None = None
     plan: Plan | None = None
+    key: Key = ()
     try:
         (x, sx), (y, sy) = a, b
         if x.is_cuda:
             at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
-            weight = (
+            key = (
                 product,
                 said,
                 settings.in_force.generation,
@@ -80,26 +78,20 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
                 x.get_device(),
                 sx.dtype,
                 sx.get_device(),
-            )
-            rows = (
+                # WEIGHT ends here; what follows are the rows
                 x.shape,
                 x.stride(),
                 sx.shape,
                 sx.stride(),
                 at_sfa % ADDRESS_ALIGNMENT,
                 None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
-                None if c is None else (c.shape, c.stride(), c.dtype, c.get_device(), c is d),
+                None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
             )
-            plans = PLANS.weights.get(weight)
-            if plans is not None:
-                plan = plans.get(rows)
+            plan = PLANS.plans.get(key)
+            if plan is None and product.derive is not None:
+                plan = _derived(product, key, (x, sx, y, sy, d, c))
     except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
-        weight = plans = None
-    if plans is not None and plan is None and product.derive is not None:
-        templates = plans.templates.get(family(rows))
-        plan = None if templates is None else product.derive(templates, (x, sx, y, sy, d, c))
-        if plan is not None and weight is not None:
-            PLANS.keep(weight, rows, plan)
+        key = ()
     if plan is not None:
         out = plan.new_output() if d is None else d
         if plan.copies_sfa:
@@ -118,9 +110,19 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
             product.reference(problem)
         return problem.d if d is None else None
     plan = product.on_gpu(problem)
-    if plan is not None and weight is not None and _serves(plan, product, problem, a, b, c):
-        PLANS.keep(weight, rows, plan)
+    if plan is not None and key and _serves(plan, product, problem, a, b, c):
+        PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
     return problem.d if d is None else None
+
+
+def _derived(product: Product, key: Key, operands: Sequence[Any]) -> Plan | None:
+    """Derive a plan for other rows of a known weight, and keep it; None if nothing like it is known."""
+    assert product.derive is not None
+    templates = PLANS.templates(key[:WEIGHT], key[WEIGHT:])
+    plan = None if templates is None else product.derive(templates, operands)
+    if plan is not None:
+        PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
+    return plan
 
 
 def _serves(plan: Plan, product: Product, problem: Problem, a: Operand, b: Operand, c: Tensor | None) -> bool:
