@@ -21,7 +21,7 @@ from deep_gemm.sim import fp8_gemm_k_grouped as sim
 from deep_gemm.sim.fp8_gemm import Outcome, compile_config
 from deep_gemm.tiles import Tile
 
-pytestmark = pytest.mark.host_compiler
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 KS = [16, 0, 144, 128, 656, 0, 32]
 M, N = 100, 72
