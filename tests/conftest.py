@@ -59,6 +59,6 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
             file = nodeid.split("::", maxsplit=1)[0]
             if "gpu" in file or file.endswith("test_benchmark.py"):
                 return "gpu"
-            return nodeid if "mutations" in file or "gates" in file else file
+            return nodeid if any(name in file for name in ("mutations", "gates", "compilers")) else file
 
     return Scheduler(config, log)

@@ -28,9 +28,9 @@ def one_in(number: int, cases: Sequence[T]) -> Sequence[T]:
     return cases if THOROUGH else cases[::number]
 
 
-def configurations(configs: Sequence[T]) -> Sequence[T]:
-    """As many of these dataclasses as show all values of any two fields together."""
-    return configs if THOROUGH else covering(configs, lambda config: combinations(_values(config), 2))
+def configurations(configs: Sequence[T], *, together: int = 2) -> Sequence[T]:
+    """As many of these dataclasses as have every value of every field, or of every two of them together."""
+    return configs if THOROUGH else covering(configs, lambda config: combinations(_values(config), together))
 
 
 def covering(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) -> list[T]:
