@@ -1,7 +1,8 @@
 # Two commands for a fresh machine with Python 3.10+, pip and make: `make demo`, and `make test`, which needs g++ too.
 # Both make .venv here first. Where the system has a torch that will do, .venv uses it; what lies in another environment, even
 # one that is active, it cannot see.
-# numpy comes with torch, because torch warns at every start without it.
+# numpy comes with torch, because torch warns at every start without it. Versions are those of constraints.txt.
+# `make test` takes a part of the tests in which every feature occurs; with CI set, all of them.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,8 +10,8 @@ PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
 TORCH_WILL_DO := import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 CUDA_EXTRA := import torch; print("cu12" if (torch.version.cuda or "").startswith("12.") else "cu13")
-INSTALL := $(VENV)/bin/python -m pip install --quiet $(if $(CI),--constraint constraints.txt)
 EXTRA := $$($(VENV)/bin/python -c '$(CUDA_EXTRA)')
+INSTALL := $(VENV)/bin/python -m pip install --quiet --constraint constraints-$(EXTRA).txt
 
 .PHONY: demo test clean
 
@@ -21,9 +22,9 @@ test: $(TOOLS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest
+	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4
 
-$(PACKAGE): pyproject.toml constraints.txt Makefile
+$(PACKAGE): pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13.txt Makefile
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
 	$(VENV)/bin/python -c '$(TORCH_WILL_DO)' 2>/dev/null || { \
 		$(PYTHON) -m venv --clear $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0 "numpy>=1.26"; \
@@ -31,9 +32,10 @@ $(PACKAGE): pyproject.toml constraints.txt Makefile
 	$(INSTALL) --editable ".[sim,$(EXTRA)]"
 	touch $@
 
-$(TOOLS): $(PACKAGE)
+$(TOOLS): $(PACKAGE) tests/newest_release.py
 	$(INSTALL) --editable ".[dev,$(EXTRA)]"
-	$(if $(CI),test "$(EXTRA)" = cu12 || $(INSTALL) --editable ".[old-nvrtc]")
+	test "$(EXTRA)" = cu12 || $(INSTALL) --editable ".[old-nvrtc]"
+	$(VENV)/bin/python tests/newest_release.py "$(EXTRA)"
 	touch $@
 
 clean:

@@ -1,25 +1,64 @@
-"""What all tests share: where they may run and how hypothesis draws."""
+"""What all tests share: where they may run, how hypothesis draws, which of them run, and how workers share them out."""
 
-import os
+import importlib
 import shutil
+from itertools import groupby
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+from thorough import THOROUGH, covering
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.load_profile("ci" if THOROUGH else "default")
+
+torch.set_num_threads(1)  # tensors are small here, and there are as many workers as cores
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not _has_hopper():
         pytest.skip("needs an NVIDIA Hopper GPU")
     if item.get_closest_marker("host_compiler") and shutil.which("g++") is None:
-        if os.environ.get("CI"):
+        if THOROUGH:
             pytest.fail("CI runs the simulator's tests, and g++ is not in PATH", pytrace=False)
         pytest.skip("the simulator needs g++, which is not in PATH")
 
 
 def _has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of each test marked `combinations`, leave as many as have every value of every parameter."""
+    if THOROUGH:
+        return
+    left_out: set[pytest.Item] = set()
+    for _, group in groupby(items, key=lambda item: item.nodeid.split("[")[0]):
+        cases = list(group)
+        if cases[0].get_closest_marker("combinations") and hasattr(cases[0], "callspec"):
+            kept: list[pytest.Item] = covering(cases, _values)
+            left_out |= set(cases) - set(kept)
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _values(item: pytest.Item) -> list[tuple[str, str]]:
+    return [(name, repr(value)) for name, value in item.callspec.params.items()]  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """Share tests out by files, which compile once; all of a GPU to one worker; those that each compile singly."""
+    scheduler: Any = importlib.import_module("xdist.scheduler")
+
+    class Scheduler(scheduler.LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", maxsplit=1)[0]
+            if "gpu" in file or file.endswith("test_benchmark.py"):
+                return "gpu"
+            return nodeid if any(name in file for name in ("mutations", "gates", "compilers")) else file
+
+    return Scheduler(config, log)

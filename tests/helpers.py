@@ -1,4 +1,5 @@
-"""For tests: random operands, what they must give in FP64, outputs framed by canaries, and compiled kernels."""
+"""For tests: random operands, what they must give in FP64, outputs framed by canaries, what kernels
+are made of, and broken ones."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from deep_gemm import reference
 from deep_gemm.choose.config import GemmConfig
-from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
+from deep_gemm.jit.compiler import compile_cubin
+from deep_gemm.jit.report import KernelReport, report
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.problem import DenseProblem
 from deep_gemm.problem.layout import ceil_div
+from deep_gemm.sim.mutate import CAUGHT, Mutation, Trial, try_mutation
 from deep_gemm.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 
 CANARY = 42.0
@@ -133,7 +136,13 @@ def framed(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> Fra
     return Framed(buffer, inner[..., 1 : rows + 1, 8 : columns + 8])
 
 
-def compiled_kernels(configs: Sequence[GemmConfig]) -> dict[GemmConfig, CompiledKernel]:
-    """Compile the `fp8_gemm` kernel for each of these, without a cache."""
-    jobs = [Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)) for config in configs]
-    return dict(zip(configs, compile_many(jobs, threads=2), strict=True))
+def gemm_report(config: GemmConfig) -> KernelReport:
+    """Compile the `fp8_gemm` kernel, without a cache, and look at its machine code."""
+    kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=fp8_gemm.NAME)
+    return report(kernel.cubin, kernel.log)
+
+
+def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
+    """A broken kernel compiles, and some trial notices it."""
+    outcome = try_mutation(mutation, trials)
+    assert outcome.verdict == CAUGHT, f"{outcome.verdict}: {outcome.reason}"

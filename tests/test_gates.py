@@ -6,31 +6,26 @@ only its machine code tells.
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from helpers import compiled_kernels
+from helpers import gemm_report
+from thorough import configurations
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
 from deep_gemm.choose.config import GemmConfig, Output, tile_config
 from deep_gemm.choose.dense import reachable
-from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
-from deep_gemm.jit.report import KernelReport, report
+from deep_gemm.jit.compiler import compile_cubin
+from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.tools.gates import GATES, verdicts, violations
 
 MAX_CONFIGURATIONS = 300
-
-
-@pytest.fixture(scope="module")
-def compiled() -> dict[GemmConfig, CompiledKernel]:
-    return compiled_kernels(reachable())
 
 
 def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> None:
@@ -39,10 +34,9 @@ def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> N
     assert len({config.name for config in configs}) == len(configs)
 
 
-@pytest.mark.parametrize("config", reachable(), ids=lambda config: config.name)
-def test_a_reachable_kernel_is_what_was_planned(config: GemmConfig, compiled: dict[GemmConfig, CompiledKernel]) -> None:
-    kernel = compiled[config]
-    problems = violations(report(kernel.cubin, kernel.log), fp8_gemm.code_plan(config))
+@pytest.mark.parametrize("config", configurations(reachable()), ids=lambda config: config.name)
+def test_a_reachable_kernel_is_what_was_planned(config: GemmConfig) -> None:
+    problems = violations(gemm_report(config), fp8_gemm.code_plan(config))
     told = "".join(f"\n  - {problem}" for problem in problems)
     assert not problems, (
         f"The kernel for tiles of {config.name} compiles, but its machine code is not as planned:{told}\n"
@@ -195,15 +189,9 @@ BREAKS = {
 }
 
 
-@functools.cache
-def sound(config: GemmConfig) -> KernelReport:
-    kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name="sound")
-    return report(kernel.cubin, kernel.log)
-
-
 @pytest.mark.parametrize("config", [PLAIN, CLUSTER, ADDING], ids=lambda config: config.name)
 def test_the_kernels_that_are_broken_below_are_sound_before(config: GemmConfig) -> None:
-    assert violations(sound(config), fp8_gemm.code_plan(config)) == []
+    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -226,7 +214,7 @@ def test_every_gate_is_shown_to_refuse_something() -> None:
 def test_a_math_warpgroup_that_asks_for_more_than_was_given_would_wait() -> None:
     plan = fp8_gemm.code_plan(PLAIN)
     greedy = replace(plan, roles=((128, 40), (256, 240)))
-    told = violations(replace(sound(PLAIN), setmaxnreg=frozenset({40, 240})), greedy)
+    told = violations(replace(gemm_report(PLAIN), setmaxnreg=frozenset({40, 240})), greedy)
     assert told == [
         "setmaxnreg asks for 128 x 40 + 256 x 240 = 66560 registers where the launch gave 64512: "
         "the last warps to ask would wait for ever"

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from helpers import compiled_kernels
+from helpers import gemm_report
+from thorough import configurations
 
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.depths import reachable_k_grouped
-from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
+from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm, k_group_maps
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.tools.gates import violations
-
-
-@pytest.fixture(scope="module")
-def compiled() -> dict[GemmConfig, CompiledKernel]:
-    return compiled_kernels(reachable_k_grouped())
 
 
 def test_all_have_names_of_their_own() -> None:
@@ -25,12 +21,9 @@ def test_all_have_names_of_their_own() -> None:
     assert [config.why_illegal() for config in configs] == [None] * len(configs)
 
 
-@pytest.mark.parametrize("config", reachable_k_grouped(), ids=lambda config: config.name)
-def test_a_kernel_for_groups_along_k_is_what_was_planned(
-    config: GemmConfig, compiled: dict[GemmConfig, CompiledKernel]
-) -> None:
-    kernel = compiled[config]
-    assert violations(report(kernel.cubin, kernel.log), fp8_gemm.code_plan(config)) == []
+@pytest.mark.parametrize("config", configurations(reachable_k_grouped()), ids=lambda config: config.name)
+def test_a_kernel_for_groups_along_k_is_what_was_planned(config: GemmConfig) -> None:
+    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
 
 
 def test_the_kernel_that_makes_maps_is_what_was_planned() -> None:

@@ -206,7 +206,7 @@ has_interleaving_compiler = pytest.mark.skipif(
 def of_nvrtc_12_8() -> dict[str, bytes]:
     library = other_nvrtc.oldest_library()
     if library is None:
-        pytest.skip(f'NVRTC {other_nvrtc.OLDEST} is not installed: pip install "deep_gemm[old-nvrtc]" (88 MB)')
+        pytest.skip(other_nvrtc.HOW_TO_GET_THE_OLDEST)
     jobs = [Job(name, *parts(config)) for name, config in CONFIGS.items()]
     return {kernel.name: kernel.cubin for kernel in other_nvrtc.compile_all(library, jobs)}
 

@@ -6,12 +6,23 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import mutations_dense
+import mutations_depths
+import mutations_fp8_gemm_decode
+import mutations_rows
 import pytest
+import sim_mutations
+from helpers import assert_caught
+from sim_basic import BasicTrial
 from sim_mutations import MUTATIONS, TRIALS
+from thorough import one_in
 
 from deep_gemm.sim import HostCompileError
-from deep_gemm.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, report, run_mutations, score
+from deep_gemm.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, try_mutation
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -37,54 +48,66 @@ class TextTrial:
             raise ValueError("7 of 9 elements are wrong")
 
 
-def verdicts(*words: str) -> list[tuple[str, str]]:
-    mutations = [Mutation(word, "k.cuh", "fine", word) for word in words]
-    return [(o.verdict, o.reason) for o in run_mutations(mutations, [TextTrial()], seconds_each=20)]
-
-
-def test_every_kind_of_end_has_its_verdict() -> None:
-    assert verdicts("wrong", "nicer", "syntax", "crash") == [
-        (CAUGHT, "7 of 9 elements are wrong"),
-        (MISSED, "every trial passed"),
-        (DOES_NOT_COMPILE, "k.cpp:1: error: no such thing"),
-        (CAUGHT, "the process crashed with exit code -6"),
-    ]
+@pytest.mark.parametrize(
+    ("word", "verdict", "reason"),
+    [
+        ("wrong", CAUGHT, "7 of 9 elements are wrong"),
+        ("nicer", MISSED, "every trial passed"),
+        ("syntax", DOES_NOT_COMPILE, "k.cpp:1: error: no such thing"),
+        ("crash", CAUGHT, "the process crashed with exit code -6"),
+    ],
+)
+def test_every_kind_of_end_has_its_verdict(word: str, verdict: str, reason: str) -> None:
+    outcome = try_mutation(Mutation(word, "k.cuh", "fine", word), [TextTrial()], seconds=20)
+    assert (outcome.verdict, outcome.reason) == (verdict, reason)
 
 
 def test_a_mutation_that_never_ends_is_stopped_and_counts_as_caught() -> None:
-    (outcome,) = run_mutations([Mutation("hang", "k.cuh", "fine", "hang")], [TextTrial()], seconds_each=1)
+    outcome = try_mutation(Mutation("hang", "k.cuh", "fine", "hang"), [TextTrial()], seconds=1)
     assert outcome.verdict == CAUGHT
     assert outcome.reason == "no end after 1 s"
 
 
-def test_a_mutation_meets_first_the_trials_in_which_it_shows_and_then_all_others() -> None:
+@pytest.mark.parametrize(
+    ("new", "shows_in", "verdict", "trial"),
+    [
+        ("small and large", None, CAUGHT, 0),
+        ("small and large", "large", CAUGHT, 1),
+        ("large", "wide", CAUGHT, 1),
+        ("nicer", "wide", MISSED, 3),
+    ],
+)
+def test_a_mutation_meets_first_the_trials_in_which_it_shows_and_then_all_others(
+    new: str, shows_in: str | None, verdict: str, trial: int
+) -> None:
     trials = [TextTrial("small"), TextTrial("large"), TextTrial("wide")]
-    both, large = "small and large", "large"
-    outcomes = run_mutations(
-        [
-            Mutation("all trials in order", "k.cuh", "fine", both),
-            Mutation("large first", "k.cuh", "fine", both, shows_in="large"),
-            Mutation("not where it was thought", "k.cuh", "fine", large, shows_in="wide"),
-            Mutation("nowhere", "k.cuh", "fine", "nicer", shows_in="wide"),
-        ],
-        trials,
-    )
-    assert [(o.verdict, o.trial) for o in outcomes] == [(CAUGHT, 0), (CAUGHT, 1), (CAUGHT, 1), (MISSED, 3)]
-
-
-def test_a_kernel_that_fails_unbroken_is_refused() -> None:
-    with pytest.raises(ValueError, match="the unbroken kernel fails trial 1: wrong in a good kernel"):
-        run_mutations([Mutation("m", "k.cuh", "fine", "x")], [TextTrial(), TextTrial("good")])
+    outcome = try_mutation(Mutation("m", "k.cuh", "fine", new, shows_in=shows_in), trials)
+    assert (outcome.verdict, outcome.trial) == (verdict, trial)
 
 
 @pytest.mark.parametrize("old", ["absent", "good"])
 def test_a_stale_or_ambiguous_mutation_is_refused(old: str) -> None:
     with pytest.raises(ValueError, match=f"expected one '{old}' in k.cuh"):
-        run_mutations([Mutation("m", "k.cuh", old, "x")], [TextTrial()])
+        try_mutation(Mutation("m", "k.cuh", old, "x"), [TextTrial()])
 
 
 @pytest.mark.host_compiler
-def test_nearly_all_mutations_of_the_basic_kernel_are_caught() -> None:
-    outcomes = run_mutations(MUTATIONS, TRIALS)
-    assert not [outcome for outcome in outcomes if outcome.verdict == DOES_NOT_COMPILE], report(outcomes)
-    assert score(outcomes) >= 0.95, report(outcomes)
+@pytest.mark.parametrize("trial", one_in(3, TRIALS))
+def test_the_unbroken_basic_kernel_passes(trial: BasicTrial) -> None:
+    trial.run(trial.headers())
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize("mutation", one_in(3, MUTATIONS), ids=lambda mutation: mutation.name)
+def test_a_broken_basic_kernel_is_noticed(mutation: Mutation) -> None:
+    assert_caught(mutation, TRIALS)
+
+
+def test_the_documentation_counts_the_mutations() -> None:
+    lists = (mutations_dense, mutations_fp8_gemm_decode, mutations_rows, mutations_depths)
+    lines = (ROOT / "docs" / "simulator.md").read_text().splitlines()
+    for module in (*lists, sim_mutations):
+        (line,) = (line for line in lines if f"`tests/{module.__name__}.py`" in line)
+        assert f"| {len(module.MUTATIONS)} |" in line
+    total = sum(len(module.MUTATIONS) for module in lists)
+    assert f"all {total} mutations" in " ".join((ROOT / "README.md").read_text().split())

@@ -34,7 +34,12 @@ def test_a_member_that_is_no_word_is_none() -> None:
 
 
 def test_every_member_is_packed_at_its_place() -> None:
-    values = {"number": 7, "map": b"map", "numbers": struct.pack("<2I", 1, 2), "p": (1 << 40) + 3}
+    values: dict[str, int | bytes] = {
+        "number": 7,
+        "map": b"map",
+        "numbers": struct.pack("<2I", 1, 2),
+        "p": (1 << 40) + 3,
+    }
     data = SMALL.pack(values)
     assert len(data) == SMALL.size
     assert struct.unpack_from("<I", data, 0) == (7,)
@@ -74,7 +79,7 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_compiler_confirms_the_layout_and_notices_another(name: str) -> None:
     kernel, config = KERNELS[name]
-    headers = kernel.headers(config)  # type: ignore[operator]
+    headers = kernel.headers(config)
     compile_cubin(kernel.SOURCE, headers, name="sound")
     text = headers["params_layout.cuh"]
     for old, new in ((" == 8, ", " == 16, ") if name == "none" else (", m) == ", ", n) == "), ("sizeof", "1 + sizeof")):

@@ -26,13 +26,13 @@ def marked(request: pytest.FixtureRequest) -> pytest.Item:
 
 
 def test_a_test_that_needs_it_skips_and_says_why(marked: pytest.Item, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(conftest, "THOROUGH", False)
     with pytest.raises(pytest.skip.Exception, match=re.escape("needs g++, which is not in PATH")):
         conftest.pytest_runtest_setup(marked)
 
 
 def test_in_ci_it_fails(marked: pytest.Item, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(conftest, "THOROUGH", True)
     with pytest.raises(pytest.fail.Exception, match=re.escape("g++ is not in PATH")):
         conftest.pytest_runtest_setup(marked)
 

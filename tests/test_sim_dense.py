@@ -17,7 +17,7 @@ from deep_gemm.problem.layout import RECIPE_1D1D, ceil_div
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import dense as sim
 
-pytestmark = pytest.mark.host_compiler
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(sfb_is_per_row=True)
 

@@ -21,7 +21,7 @@ from deep_gemm.sim import SimulationError
 from deep_gemm.sim import depths as sim
 from deep_gemm.sim.dense import Outcome, compile_config
 
-pytestmark = pytest.mark.host_compiler
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 KS = [16, 0, 144, 128, 656, 0, 32]
 M, N = 100, 72

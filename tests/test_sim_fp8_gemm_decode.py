@@ -13,7 +13,7 @@ from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import fp8_gemm_decode as sim
 
-pytestmark = pytest.mark.host_compiler
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 
 @cache

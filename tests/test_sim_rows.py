@@ -6,12 +6,14 @@ leaves in D is compared whole: products, zeros where the contract wants them, ca
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import up_to
 
 from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
 from deep_gemm.choose.rows import TILES_1D1D, tiles_for
@@ -20,7 +22,7 @@ from deep_gemm.sim import HostKernel
 from deep_gemm.sim import rows as sim
 from deep_gemm.sim.dense import Outcome, compile_config
 
-pytestmark = pytest.mark.host_compiler
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 KINDS = [Groups.IDS, Groups.ENDS, Groups.COUNTS]
 SIZES = [3, 0, 70, 128, 0, 129, 1, 64, 200, 5]
@@ -91,24 +93,38 @@ def test_tall_tiles_that_end_at_any_height(fp32: bool, schedule: str | None) -> 
     check(config, sim.random_problem(config, counts, 72, 272, rows=516), 1, schedule)
 
 
-@pytest.mark.parametrize(("fp32", "schedule"), [(False, None), (False, "slow_warpgroup"), (True, "late_stores")])
+@pytest.mark.parametrize(
+    ("block_n", "num_sms", "fp32", "schedule"),
+    [
+        (256, (4,), False, None),
+        (64, (2, 3, 4, 5, 7), False, None),
+        (64, (2, 3, 4, 5, 7), False, "slow_warpgroup"),
+        (64, (2, 3, 4, 5, 7), True, "late_stores"),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_last_tiles_are_cut_in_halves_where_they_are_few(kind: Groups, fp32: bool, schedule: str | None) -> None:
-    config = config_for(kind, 128, 256, is_fp32=fp32)
-    one_tile, six, forty = ([3], 256), ([200, 0, 70], 264), ([1] * 40, 136)
+def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
+    kind: Groups, block_n: int, num_sms: tuple[int, ...], fp32: bool, schedule: str | None
+) -> None:
+    """The 128x256 tiles that are chosen, once, and narrow ones of two units, which take a fourth of the time."""
+    config = config_for(kind, 128, block_n, is_fp32=fp32)
+    if block_n == 64:
+        config = replace(config, unit_n=32, panel_columns=32)
+    assert config.cuts_last_tiles
+    one_tile, six, forty = ([3], block_n), ([200, 0, 70], block_n + 8), ([1] * 40, block_n // 2 + 8)
     # Of one tile, those that read ids do not know it in time.
     cut_by = ((one_tile, () if kind == Groups.IDS else (2, 3, 4, 5, 7)), (six, (4, 5)), (forty, (3,)))
     for (sizes, n), cut_by_sms in cut_by:
         problem = sim.random_problem(config, layout_of(kind, sizes), n, K)
         whole = sim.run(compiled(config), config, problem, num_sms=1)
         assert whole.mistakes is None, whole.mistakes
-        for num_sms in (2, 3, 4, 5, 7):
-            outcome = sim.run(compiled(config), config, problem, num_sms=num_sms, seed=num_sms, schedule=schedule)
+        for sms in num_sms:
+            outcome = sim.run(compiled(config), config, problem, num_sms=sms, seed=sms, schedule=schedule)
             assert outcome.mistakes is None, outcome.mistakes
             assert torch.equal(outcome.d, whole.d)
             assert outcome.result.stores == whole.result.stores
             has_loaded_twice = outcome.result.loads > whole.result.loads  # A's rows, by both halves
-            assert has_loaded_twice == (num_sms in cut_by_sms)
+            assert has_loaded_twice == (sms in cut_by_sms)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -266,7 +282,7 @@ def test_numbers_that_no_layout_may_hold_lead_nowhere() -> None:
             assert torch.equal(sim.run(kernel, config, p, layout=wrong).d, right)
 
 
-@settings(max_examples=40)
+@settings(max_examples=up_to(40, 10))
 @given(data=st.data())
 def test_any_layout(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))

@@ -39,6 +39,7 @@ _MNEMONICS = {
     0x187: "STL",
     0x188: "STS",
     0x189: "SHFL",
+    0x192: "MEMBAR",
     0x1A7: "SYNCS",
     0x1B4: "UTMALDG",
     0x1B5: "UTMASTG",

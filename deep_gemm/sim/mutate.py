@@ -1,4 +1,4 @@
-"""Does the simulator notice when a kernel is wrong? Breaks its source on purpose, in many ways, and counts.
+"""Does the simulator notice when a kernel is wrong? Breaks its source on purpose, in many ways.
 
 A mutation replaces one text of one header. Every trial runs it on some configuration, problem, seed and schedule, in a
 process of its own, because a broken kernel may crash or never end. A mutation that no trial notices is a hole: in the
@@ -8,9 +8,7 @@ trials, in the simulator, or a line of the kernel that nothing needs.
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -63,62 +61,31 @@ class Trial(Protocol):
 class Outcome:
     """What became of one mutation."""
 
-    name: str
     verdict: str
     """CAUGHT, MISSED or DOES_NOT_COMPILE."""
     reason: str
     trial: int
-    """The trial that noticed, or how many did not."""
-    seconds: float
+    """The number of the trial that noticed, or how many did not."""
 
 
-def run_mutations(
-    mutations: Sequence[Mutation], trials: Sequence[Trial], *, processes: int = 2, seconds_each: float = 120
-) -> list[Outcome]:
-    """Try every mutation until a trial notices it. The unbroken kernel must pass all trials first."""
-    for headers in [trial.headers() for trial in trials]:
-        for mutation in mutations:
-            mutation.apply(headers)
-    numbered = list(enumerate(trials))
-    with ThreadPoolExecutor(processes) as pool:
-        for outcome in pool.map(lambda trial: _in_a_process(None, [trial], seconds_each), numbered):
-            if outcome.verdict != MISSED:
-                raise ValueError(f"the unbroken kernel fails trial {outcome.trial}: {outcome.reason}")
+def try_mutation(mutation: Mutation, trials: Sequence[Trial], *, seconds: float = 120) -> Outcome:
+    """Break the kernel and run trials, in a process of their own, until one notices it.
 
-        def one(mutation: Mutation) -> Outcome:
-            first = sorted(numbered, key=lambda trial: trial[1].config != mutation.shows_in)
-            return _in_a_process(mutation, first, seconds_each)
-
-        return list(pool.map(one, mutations))
-
-
-def report(outcomes: Sequence[Outcome]) -> str:
-    """Give a line for each mutation, and the score."""
-    lines = [
-        f"{outcome.verdict:17}{outcome.name} ({outcome.seconds:.1f} s, trial {outcome.trial}): {outcome.reason}"
-        for outcome in outcomes
-    ]
-    return "\n".join([*lines, f"caught {score(outcomes):.0%} of those that compile"])
-
-
-def score(outcomes: Sequence[Outcome]) -> float:
-    """Give the part that was caught, of those that compile."""
-    compiled = [outcome for outcome in outcomes if outcome.verdict != DOES_NOT_COMPILE]
-    return sum(outcome.verdict == CAUGHT for outcome in compiled) / max(len(compiled), 1)
-
-
-def _in_a_process(mutation: Mutation | None, trials: list[tuple[int, Trial]], seconds: float) -> Outcome:
+    It means something only if the unbroken kernel passes all trials.
+    """
+    for trial in trials:
+        mutation.apply(trial.headers())
+    ordered = sorted(enumerate(trials), key=lambda numbered: numbered[1].config != mutation.shows_in)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "deep_gemm.sim.dense"])  # the slow imports, once
-    start = time.monotonic()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_try_mutation, args=(mutation, trials, sender))
+    process = context.Process(target=_run_trials, args=(mutation, ordered, sender))
     process.start()
     sender.close()
-    verdict, trial = CAUGHT, trials[0][0]
+    verdict, number = CAUGHT, ordered[0][0]
     try:
         if receiver.poll(seconds):
-            verdict, reason, trial = receiver.recv()
+            verdict, reason, number = receiver.recv()
         else:
             reason = f"no end after {seconds} s"
     except EOFError:
@@ -126,14 +93,14 @@ def _in_a_process(mutation: Mutation | None, trials: list[tuple[int, Trial]], se
         reason = f"the process crashed with exit code {process.exitcode}"
     process.kill()
     process.join()
-    return Outcome(mutation.name if mutation else "unbroken", verdict, reason, trial, time.monotonic() - start)
+    return Outcome(verdict, reason, number)
 
 
-def _try_mutation(mutation: Mutation | None, trials: list[tuple[int, Trial]], sender: Connection) -> None:
+def _run_trials(mutation: Mutation, trials: list[tuple[int, Trial]], sender: Connection) -> None:
     torch.set_num_threads(1)  # as many of these run as there are cores
     for index, trial in trials:
         try:
-            trial.run(mutation.apply(trial.headers()) if mutation else trial.headers())
+            trial.run(mutation.apply(trial.headers()))
         except HostCompileError as error:
             sender.send((DOES_NOT_COMPILE, _first_error(str(error)), index))
             return

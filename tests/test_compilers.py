@@ -1,0 +1,97 @@
+"""Compilers beside the one in use: the oldest that is supported, and the newest that there is.
+
+The newest comes with cuda-bindings of its own day, in an environment that tests/newest_release.py makes. Where it is
+newer than the last one tried, what fails is a warning in the summary.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import newest_release
+import other_nvrtc
+import pytest
+from compiler_matrix import cases
+from thorough import configurations
+
+from deep_gemm.jit.report import report
+from deep_gemm.tools.gates import violations
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = 8
+"""In which the configurations are compiled, so that they are shared out among workers."""
+
+
+@contextmanager
+def news_if_newer() -> Iterator[None]:
+    """Let a failure be a warning where the release is newer than any that was tried."""
+    found = newest_release.versions()
+    if found is None:
+        pytest.skip("the newest NVRTC and cuda-bindings are not installed; `make test` does it")
+    try:
+        yield
+    except AssertionError as error:
+        if not newest_release.newer_than_tried(found):
+            raise
+        warnings.warn(f"{found}, newer than any that was tried, fails: {error}", stacklevel=3)
+
+
+def test_the_newest_release_is_one_that_was_tried() -> None:
+    found = newest_release.versions()
+    if found is None:
+        warnings.warn("not tried with the newest NVRTC and cuda-bindings: they are not installed", stacklevel=1)
+    elif newest_release.newer_than_tried(found):
+        warnings.warn(
+            f"{found} is newer than {newest_release.TRIED}: where nothing else is told of it here, it passes, and "
+            f"TRIED in tests/newest_release.py and the table in docs/jit.md can be raised",
+            stacklevel=1,
+        )
+
+
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("test_driver.py", ""),
+        ("test_jit.py", ""),
+        ("test_cubin.py", ""),
+        ("test_ptx.py", ""),
+        ("test_gates.py", "not reachable"),
+    ],
+)
+def test_tests_of_the_compiler_and_the_driver_pass_with_the_newest_release(file: str, tests: str) -> None:
+    with news_if_newer():
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        command = [str(newest_release.PYTHON), "-m", "pytest", "-p", "no:cacheprovider", f"tests/{file}", "-k", tests]
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
+
+
+def assert_as_planned(library: Path | None, part: int) -> None:
+    chosen = cases(lambda configs: configurations(configs, together=1))[part::PARTS]
+    assert library is not None
+    kernels = other_nvrtc.compile_all(library, [case.job for case in chosen], threads=1)
+    problems = {
+        kernel.name: told
+        for kernel, case in zip(kernels, chosen, strict=True)
+        if (told := violations(report(kernel.cubin, kernel.log), case.plan))
+    }
+    assert not problems
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_kernels_of_the_oldest_compiler_are_what_was_planned(part: int) -> None:
+    library = other_nvrtc.oldest_library()
+    if library is None:
+        pytest.skip(other_nvrtc.HOW_TO_GET_THE_OLDEST)
+    assert_as_planned(library, part)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_kernels_of_the_newest_compiler_are_what_was_planned(part: int) -> None:
+    with news_if_newer():
+        assert_as_planned(other_nvrtc.library(newest_release.packages()), part)

@@ -1,0 +1,51 @@
+"""How much the tests try: everything where CI is set, elsewhere a part in which every feature occurs.
+
+This is the only place that asks. Tests say by these functions, or by the marker `combinations` (conftest.py), what a
+smaller run may leave out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import fields
+from itertools import combinations
+from typing import Any, TypeVar
+from zlib import crc32
+
+T = TypeVar("T")
+
+THOROUGH = bool(os.environ.get("CI"))
+
+
+def up_to(most: int, few: int) -> int:
+    """How many of what differs only in its seed."""
+    return most if THOROUGH else few
+
+
+def one_in(number: int, cases: Sequence[T]) -> Sequence[T]:
+    """Every so many of these."""
+    return cases if THOROUGH else cases[::number]
+
+
+def configurations(configs: Sequence[T], *, together: int = 2) -> Sequence[T]:
+    """As many of these dataclasses as have every value of every field, or of every two of them together."""
+    return configs if THOROUGH else covering(configs, lambda config: combinations(_values(config), together))
+
+
+def covering(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) -> list[T]:
+    """Few of the cases, in their order, in which each feature of any of them occurs."""
+    features_of = [frozenset(features(case)) for case in cases]
+    missing = set().union(*features_of)
+    # Among equals the first by a hash: a rule that knows nothing of the order leaves mixed combinations.
+    order = sorted(range(len(cases)), key=lambda index: crc32(b"%d" % index))
+    chosen = []
+    while missing:
+        best = max(order, key=lambda index: len(features_of[index] & missing))
+        chosen.append(best)
+        missing -= features_of[best]
+    return [cases[index] for index in sorted(chosen)]
+
+
+def _values(config: Any) -> list[tuple[str, Hashable]]:
+    return [(field.name, getattr(config, field.name)) for field in fields(config)]
