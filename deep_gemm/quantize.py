@@ -4,7 +4,7 @@ All casts share their rules. A scale is the block's largest finite magnitude ove
 every finite input fits. An infinity saturates to +-448 (as the hardware's saturating conversion does), a NaN stays NaN
 in its own element, and neither influences the scale. A block without a finite non-zero value has scale 1. No scale is
 below 2^-126, the smallest normal FP32 number. With `use_ue8m0` a scale is rounded up to a power of two. FP64 input is
-rounded to FP32 first, so that what lies beyond FP32's range counts as an infinity.
+rounded to FP32 first, so values beyond FP32's range count as infinities.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool) -> Quantized:
     if use_ue8m0:
         scales = ceil_to_ue8m0(scales)
     scales = torch.where(amax == 0, 1.0, scales)
-    # The clamp also catches a quotient that rounds to just above 448, which E4M3 would not round back.
+    # The clamp saturates infinities, and quotients that round to just above 448.
     values = (blocks / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     values = values.view(*batch, align(m, rows), align(k, columns))[..., :m, :k].contiguous()
     return values, scales[..., 0, :, 0].contiguous()

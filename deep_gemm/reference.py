@@ -37,7 +37,7 @@ def dense(p: DenseProblem) -> None:
 def contiguous(p: ContiguousProblem) -> None:
     """Write the rows of each group, and zeros into the padding that shares a block with them.
 
-    How many rows a group has decides the shapes here, so the host waits for a GPU's layout.
+    The sizes of the groups decide shapes here, so the host waits for a layout on a GPU.
     """
     ids = group_ids(p)
     for group in range(p.num_groups):
@@ -52,8 +52,8 @@ def contiguous(p: ContiguousProblem) -> None:
 def masked(p: MaskedProblem) -> None:
     """Write the first `masked_m[g]` rows of each group.
 
-    The counts on a GPU are never read by the host, so that a CUDA graph can be captured: there all rows are computed,
-    and D keeps those from `masked_m[g]` on. The CPU computes no more than it must.
+    The host never reads counts on a GPU, because a CUDA graph must be able to capture the call: all rows are computed
+    there, and D keeps its rows from `masked_m[g]` on. On the CPU only the needed rows are computed.
     """
     counts = p.masked_m.tolist() if p.masked_m.is_cpu else [p.max_m] * p.num_groups
     for group, rows in enumerate(counts):
@@ -67,7 +67,7 @@ def masked(p: MaskedProblem) -> None:
 def k_grouped(p: KGroupedProblem) -> None:
     """Write D[g] = C[g] + A_g @ B_g.T.
 
-    The groups' k decide the shapes here, so the host waits for a GPU's `ks_tensor` where `ks` was not given.
+    The groups' k decide shapes here, so the host waits for a `ks_tensor` on a GPU if `ks` was not given.
     """
     ks = p.ks if p.ks is not None else tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]
     first_k = first_block = 0
@@ -81,7 +81,7 @@ def k_grouped(p: KGroupedProblem) -> None:
 
 
 def group_ids(p: ContiguousProblem) -> Tensor:
-    """Group of each row, -1 where it has none, from either form of the layout. The host reads ends."""
+    """Group of each row, -1 for none, from either form of the layout. The host reads ends."""
     if not p.layout_is_ends:
         return p.grouped_layout
     ids = torch.full((p.m,), -1, dtype=torch.int32, device=p.d.device)
@@ -112,7 +112,7 @@ def block_scaled_product(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_row
         for first_m in range(0, m, TILE_M):
             rows = slice(first_m, min(first_m + TILE_M, m))
             a_tile = a[rows].double()
-            # [rows, columns] is seen as [rows, scales of B, columns under one scale] from here on
+            # [rows, columns] -> [rows, scales of B, columns under one scale]
             acc = torch.zeros(len(a_tile), len(sfb_tile), sfb_rows, dtype=torch.float64, device=a.device)
             for block in range(ceil_div(k, SCALE_BLOCK)):
                 ks = slice(block * SCALE_BLOCK, (block + 1) * SCALE_BLOCK)
@@ -126,14 +126,14 @@ def block_scaled_product(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_row
 def fma_fp32(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Compute x * y + z with one rounding to FP32, as FP64 numbers; x and y are FP32, z FP32 values in FP64.
 
-    x * y is exact in FP64, so the sum is rounded once to FP64 and once to FP32. The second rounding goes wrong only
-    where the first landed exactly between two FP32 numbers; there the sum is first moved towards what was lost.
+    x * y is exact in FP64, so the sum is rounded once to FP64 and once to FP32. The second rounding can go wrong only
+    if the first landed exactly between two FP32 numbers. Such a sum is first moved towards the part that was lost.
     """
     x, y = x.double(), y.double()
     total = torch.addcmul(z, x, y)
-    # Halfway between two normal numbers: the 29 bits that FP32 lacks are 100...0. Below those, look closely.
+    # Halfway between two normal numbers the 29 bits that FP32 lacks are 100...0. All subnormal sums are suspects.
     suspect = ((total.view(torch.int64) & 0x1FFF_FFFF) == 0x1000_0000).logical_or_(total.abs() < FP32_MIN_NORMAL)
-    # On a GPU all sums are moved, and the suspects kept: to pick them the host would have to wait for their number.
+    # On a GPU all sums are moved and the suspects are kept: picking them would make the host wait for their number.
     at = suspect.nonzero(as_tuple=True) if suspect.is_cpu else (...,)
     moved = _towards_exact(total[at], x[at] * y.expand_as(x)[at], z[at])
     total[at] = torch.where(suspect[at], moved, total[at])
@@ -141,10 +141,10 @@ def fma_fp32(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 
 def _towards_exact(total: Tensor, product: Tensor, z: Tensor) -> Tensor:
-    """Move sums that lie halfway between two FP32 numbers to the side on which the exact product + z is."""
+    """Move sums that lie halfway between two FP32 numbers to the side of the exact product + z."""
     virtual_z = total - product
     lost = (product - (total - virtual_z)) + (z - virtual_z)  # exact: Knuth's two-sum
-    units = total * 2.0**149  # of the smallest subnormal number
+    units = total * 2.0**149  # in units of the smallest subnormal number
     halfway_subnormal = units - units.floor() == 0.5
     halfway = torch.where(total.abs() < FP32_MIN_NORMAL, halfway_subnormal, True)
     towards = torch.where(lost > 0, torch.inf, -torch.inf).to(total.dtype)

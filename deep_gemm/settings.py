@@ -39,7 +39,7 @@ class Settings:
     batch_invariant: bool
     """`DG_BATCH_INVARIANT`: what `get_batch_invariant` answers until `set_batch_invariant` is called."""
     tuned_table: Path | None
-    """`DG_TUNED_TABLE`: a table of measured choices beside the package's own (see tuned.py)."""
+    """`DG_TUNED_TABLE`: a table of measured choices beside the package's own (see choose/table.py)."""
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -84,7 +84,7 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Choices:
-    """What the program chose with the setters below; None leaves the choice to the package."""
+    """What the program set with the setters below; None leaves the choice to the package."""
 
     num_sms: int | None = None
     tc_util: int = 100
@@ -95,9 +95,9 @@ class _Choices:
 
 
 class InForce:
-    """The choices in force, and a number that stands for them: nothing prepared under another number may be used.
+    """The current choices, and a number for them. Anything prepared under another number must not be used.
 
-    The same choices have the same number, because engines set a number of SMs around a call and then put it back.
+    The same choices always get the same number, because engines set a number of SMs around a call and then restore it.
     """
 
     def __init__(self) -> None:
@@ -118,28 +118,28 @@ in_force = InForce()
 def set_num_sms(num_sms: int) -> None:
     """Let the products use at most `num_sms` multiprocessors, so that the others are free for other kernels.
 
-    A product of few rows may then run another kernel than on the whole GPU, whose last bits may differ: its usual one
-    cannot be held to some of the multiprocessors where it needs more.
+    A product with few rows may then run another kernel than on the whole GPU, and its last bits may differ: its usual
+    kernel cannot be limited to fewer multiprocessors than it needs.
     """
     available = _device_num_sms()
     in_force.change(num_sms=integer_in_range("num_sms", num_sms, 1, available))
 
 
 def get_num_sms() -> int:
-    """Multiprocessors that the products use: what was set, else all of the current GPU (132 without one)."""
+    """Multiprocessors that the products use: the number set, else all of the current GPU (132 without one)."""
     return _device_num_sms() if in_force.choices.num_sms is None else in_force.choices.num_sms
 
 
 def num_sms_of(available: int) -> int:
-    """Multiprocessors that the products use of a GPU that has this many."""
+    """Multiprocessors that the products use on a GPU with `available` of them."""
     return min(in_force.choices.num_sms or available, available)
 
 
 def set_tc_util(tc_util: int) -> None:
     """Keep a share of the tensor cores' time, in percent, for `get_tc_util`. It changes nothing else.
 
-    Other libraries slow their kernels down by it to stay below a power limit. The products here never wait: the GPU
-    lowers its clock where it must.
+    Other libraries use it to slow their kernels down below a power limit. The products here never wait: the GPU
+    lowers its clock if it must.
     """
     in_force.change(tc_util=integer_in_range("tc_util", tc_util, 1, 100))
 
@@ -152,8 +152,8 @@ def get_tc_util() -> int:
 def set_pdl(enabled: bool) -> None:
     """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch).
 
-    What a product does before it reads or writes memory then runs beside the end of the kernel ahead: its launch and
-    setup. The reference ignores it.
+    The launch and setup of a product, up to its first access to memory, then overlap the end of the kernel ahead. The
+    reference ignores it.
     """
     in_force.change(pdl=_truth_value(enabled))
 
@@ -164,10 +164,10 @@ def get_pdl() -> bool:
 
 
 def set_batch_invariant(enabled: bool) -> None:
-    """Choose whether a row of D may depend on nothing but its row of A, to the bit, whatever m and the other rows are.
+    """Choose whether the bits of a row of D must depend on its row of A alone, whatever m and the other rows are.
 
-    Then no product shares out its k among several CTAs, which costs time where a product has few tiles. Without it the
-    same call still gives the same bits each time.
+    If so, no product splits its k among several CTAs, which costs time if it has few tiles. Without it, the same call
+    still gives the same bits each time.
     """
     in_force.change(batch_invariant=_truth_value(enabled))
 
@@ -179,7 +179,7 @@ def get_batch_invariant() -> bool:
 
 
 def set_compile_mode(mode: int) -> None:
-    """Set 1 for calls that compile what they need and compute nothing (warming up a cache), 0 for ordinary calls."""
+    """Set 1 to make calls compile what they need and compute nothing (to warm up a cache), 0 for ordinary calls."""
     in_force.change(compile_mode=integer_in_range("mode", mode, 0, 1))
 
 
@@ -206,8 +206,8 @@ get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 def get_theoretical_mk_alignment_for_contiguous_layout(expected_m: int | None = None) -> int:
     """Get an alignment of group starts that suits groups of about `expected_m` rows: 16, 32, 64 or 128.
 
-    The least of these that holds a whole group, so that small groups carry little padding; 128 where `expected_m` is
-    larger or left out. It takes effect where it is passed to `set_mk_alignment_for_contiguous_layout`.
+    It is the smallest of these that holds a whole group, so small groups carry little padding; 128 if `expected_m` is
+    larger or left out. It has an effect only if it is passed to `set_mk_alignment_for_contiguous_layout`.
     """
     if expected_m is None:
         return DEFAULT_ALIGNMENT
@@ -222,7 +222,7 @@ def _truth_value(enabled: bool) -> bool:
 
 
 def _device_num_sms() -> int:
-    import torch  # here, because the compiler's side of the package reads settings and does without torch
+    import torch  # here, because the jit room reads settings and must import without torch
 
     if not torch.cuda.is_available():
         return H200.num_sms

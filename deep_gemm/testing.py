@@ -1,4 +1,4 @@
-"""Comparing and timing products: what users of this family of libraries import from `deep_gemm.testing`."""
+"""Comparing and timing products. Programs of this family of libraries import these names from here."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def count_bytes(*tensors: Any) -> int:
 
 
 def get_arch_major() -> int:
-    """Get the major number of the GPU's architecture; without a GPU 9, Hopper, for which kernels are compiled."""
+    """Get the major number of the GPU's architecture; without a GPU 9 (Hopper), for which kernels are compiled."""
     return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else HOPPER
 
 
 def ignore_env(name: str, condition: Callable[[], bool]) -> Callable[[Function], Function]:
-    """Decorate a function to run without an environment variable wherever `condition()` holds."""
+    """Decorate a function to run without an environment variable while `condition()` holds."""
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -71,9 +71,9 @@ def ignore_env(name: str, condition: Callable[[], bool]) -> Callable[[Function],
 
 
 def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:
-    """Get the mean time of a call in seconds, on the GPU with events between which the calls run back to back.
+    """Get the mean GPU time of a call in seconds. The calls run back to back between two events.
 
-    `high_precision` first fills the GPU's queue with work, so that the host's launches do not show.
+    `high_precision` first fills the GPU's queue with work, so that the time does not include waits for the host.
     """
     _need_gpu("bench")
     flush = torch.empty(L2_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
@@ -104,8 +104,8 @@ def bench_kineto(
     """Get the mean GPU time, in seconds, of the kernels whose names contain each of the given texts.
 
     One text gives one time, several give a tuple. The L2 is flushed before every call unless `flush_l2` is false.
-    A call may launch several kernels of a name only `with_multiple_kernels`; their times are then added up.
-    A text that no kernel's name contains gives 0.
+    A call may launch several kernels that match a text only with `with_multiple_kernels`, which adds their times up.
+    A text that matches no kernel gives 0.
     """
     _need_gpu("bench_kineto")
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
@@ -145,7 +145,7 @@ def _need_gpu(name: str) -> None:
 
 @contextlib.contextmanager
 def _stderr_and_stdout_closed() -> Iterator[None]:
-    """Send both streams to /dev/null, also what native code writes to them."""
+    """Send both streams to /dev/null, including what native code writes to them."""
     with Path(os.devnull).open("w") as null, contextlib.ExitStack() as stack:
         for descriptor in (1, 2):
             saved = os.dup(descriptor)

@@ -1,7 +1,7 @@
-"""Names of the wider family of libraries that this package does not have: what to use instead of each.
+"""Names of the wider family of libraries that this package lacks, and what to use instead of each.
 
-Programs choose a fallback by presence, so a name that cannot work is absent: `hasattr` is False, importing it fails.
-Only the error's text knows it.
+Programs choose a fallback by presence, so a name that cannot work must be absent: `hasattr` is False, and importing it
+fails. Only the error's text mentions it.
 """
 
 from __future__ import annotations
@@ -47,6 +47,6 @@ INSTEAD: dict[str, str] = {
 
 
 def refuse(module: str, name: str) -> NoReturn:
-    """Raise what a module raises for a name that it lacks, and say what to use instead where that is known."""
+    """Raise the AttributeError of a missing name, and say what to use instead if that is known."""
     advice = f"; use {INSTEAD[name]} instead" if name in INSTEAD else ""
     raise AttributeError(f"module {module!r} has no attribute {name!r}{advice}")

@@ -1,8 +1,8 @@
-"""The forms in which programs of either era state a product.
+"""The forms in which programs of either era call a product.
 
-Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`; arguments go by today's
-names or by those of 2025 (`lhs`, `rhs`, `out`, ...). A function that states its arguments once, in today's
-form, takes them all through `accepts_every_form`.
+Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have today's
+names or those of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
+take the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 Request = tuple[Any, ...]
-"""Who runs, and its arguments."""
+"""The function that runs a product, and its arguments."""
 
 SYNONYMS = {
     "lhs": "a",
@@ -28,9 +28,9 @@ SYNONYMS = {
 
 
 def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Request]], Callable[..., Tensor | None]]:
-    """Let a product take operands apart and arguments by any era's names; `more_synonyms` maps old names to its own.
+    """Let a product take every form of call. `more_synonyms` maps further old names to the product's own.
 
-    The product gives a request: who runs, and with which arguments.
+    The decorated function returns a request, which is then run.
     """
     synonyms = {**SYNONYMS, **more_synonyms}
 

@@ -1,6 +1,6 @@
 """Run-time compilation: render -> compile -> passes -> store.
 
-Rendering is the caller's. The first three steps depend on nothing but their arguments; the last alone touches the disk.
+The caller renders. The first three steps depend on nothing but their arguments; only the last touches the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["CompileError", "CompiledKernel", "CompilerMissing", "Pass", "applied
 
 
 class Pass(NamedTuple):
-    """A change to compiled machine code. `version` is part of the cache's key: raise it with every edit of `apply`."""
+    """A change to compiled machine code. `version` is part of the cache's key: raise it whenever `apply` changes."""
 
     name: str
     version: int
@@ -41,14 +41,14 @@ class Pass(NamedTuple):
 
 
 def passes_for(threads_per_sm: int) -> tuple[Pass, ...]:
-    """The passes for a kernel of which so many threads run on an SM, by compiler and settings."""
+    """The passes for a kernel with `threads_per_sm` threads on an SM, given the compiler and the settings."""
     if settings().disable_ffma_interleave or not interleave.helps(compiler_version(), threads_per_sm):
         return ()
     return (Pass("interleave", interleave.VERSION, interleave.interleave),)
 
 
 def applied(passes: Iterable[Pass], kernel: CompiledKernel) -> CompiledKernel:
-    """The kernel, after the passes, in their order."""
+    """The kernel after all passes, applied in order."""
     for p in passes:
         kernel = replace(kernel, cubin=p.apply(kernel.cubin))
     return kernel
@@ -65,10 +65,10 @@ def build(
     options: Iterable[str] = DEFAULT_OPTIONS,
     passes: Sequence[Pass] = (),
 ) -> CompiledKernel:
-    """The kernel of `source`, compiled now or taken from the cache of `settings().jit_cache_dir`.
+    """Compile the kernel of `source`, or take it from the cache of `settings().jit_cache_dir`.
 
     `headers` maps include names (`"ptx/mbarrier.cuh"`) to texts. `name` is for people: logs, errors, file names.
-    Threads that build one kernel at the same time each compile it; the results are equal.
+    If threads build the same kernel at the same time, each compiles it; the results are equal.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
         raise ValueError(f"name: expected up to 100 letters, digits, '_', '-' or '.', got {name!r}")
@@ -92,7 +92,7 @@ def build(
             if settings().jit_debug:
                 _print_compiled(kernel, all_options, passes, time.perf_counter() - start)
             kernel_cache.store(key, kernel, options=all_options, passes=[f"{p.name} {p.version}" for p in passes])
-        elif settings().jit_strict:  # who compiled it may not have asked
+        elif settings().jit_strict:  # it may have been compiled without the check
             check_strictly(kernel, all_options, source)
     except CompileError as error:
         kernel_cache.keep_failed_source(error, headers, key)
@@ -112,7 +112,7 @@ def _dump_if_asked(
 
 
 def _print_compiled(kernel: CompiledKernel, options: Sequence[str], passes: Sequence[Pass], seconds: float) -> None:
-    # To stderr: the standard output of an engine may be its protocol.
+    # To stderr, because an engine may use its standard output as a protocol.
     print(
         f"deep_gemm: compiled {kernel.name} in {seconds * 1e3:.0f} ms, {len(kernel.cubin)} bytes, "
         f"NVRTC {kernel.compiler}\n  options: {' '.join(options)}\n  passes: {[p.name for p in passes]}\n{kernel.log}",

@@ -1,7 +1,7 @@
 """Compiled kernels in memory and on disk.
 
 One file holds one kernel, so no partial state can be read: it is written under a temporary name and renamed, and
-its digest is checked on load. A file that is cut, empty, flipped or of another format is a miss, never an error.
+its digest is checked on load. A truncated, empty or damaged file, or one of another format, is a miss, never an error.
 
     line 1  deep_gemm kernel 1 <sha256 of all that follows>
     line 2  {"key": ..., "name": ..., "compiler": ..., "options": ..., "passes": ..., "log": ...}
@@ -36,13 +36,13 @@ def kernel_key(
     compiler: str,
     passes: Iterable[tuple[str, int]],
 ) -> str:
-    """A digest of all that decides the machine code. Two different inputs never have the same text before hashing."""
+    """Digest of everything that decides the machine code. Different inputs are different texts before hashing."""
     inputs = [name, source, sorted(headers.items()), list(options), compiler, list(passes)]
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 class KernelCache:
-    """The kernels of this process, and behind them those of all processes that use the same directory."""
+    """Kernels in this process's memory, backed by a directory that processes share."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -50,11 +50,11 @@ class KernelCache:
         self._has_warned = False
 
     def path(self, name: str, key: str) -> Path:
-        """The file of a kernel. Its name starts with the kernel's, for people."""
+        """The file of a kernel. It starts with the kernel's name, for people."""
         return self.directory / f"{name}-{key}.kernel"
 
     def load(self, name: str, key: str) -> CompiledKernel | None:
-        """The kernel, or None where neither this process nor a sound file has it."""
+        """The kernel, or None if neither this process nor an intact file has it."""
         if (kernel := self._memory.get(key)) is not None:
             return kernel
         try:
@@ -67,11 +67,11 @@ class KernelCache:
         return kernel
 
     def store(self, key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Sequence[str]) -> None:
-        """Keep the kernel; on disk too, where that is possible."""
+        """Keep the kernel in memory, and on disk if possible."""
         self._memory[key] = kernel
         path = self.path(kernel.name, key)
-        # In the same directory, because a rename is atomic only within one file system. Not `tempfile`, whose files
-        # no other user may read: a cache may be shared.
+        # In the same directory, because a rename is atomic only within a file system. Not `tempfile`: other users
+        # could not read its files, and a cache may be shared.
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -93,9 +93,9 @@ class KernelCache:
                 )
 
     def keep_failed_source(self, error: CompileError, headers: Mapping[str, str], key: str) -> None:
-        """Write a refused source, its headers and the log as files, and tell the error where.
+        """Write a refused source, its headers and the log as files, and store the path in the error.
 
-        Headers stay files of their own, so that the log's line numbers are right.
+        Headers stay separate files, so that the log's line numbers are right.
         """
         files = {**headers, f"{error.name}.cu": error.source, "log.txt": str(error)}
         try:
@@ -135,6 +135,6 @@ def _unpack(data: bytes, key: str) -> CompiledKernel | None:
         return None
     line, _, cubin = body.partition(b"\n")
     facts = json.loads(line)
-    if facts["key"] != key:  # a sound file, renamed or copied over another
+    if facts["key"] != key:  # an intact file, renamed or copied over another
         return None
     return CompiledKernel(facts["name"], cubin, facts["log"], facts["compiler"])

@@ -1,7 +1,7 @@
-"""CUDA C++ in memory to a cubin in memory, through NVRTC. No GPU, driver, nvcc or CUDA_HOME takes part.
+"""Compiles CUDA C++ in memory to a cubin in memory, with NVRTC. Needs no GPU, driver, nvcc or CUDA_HOME.
 
-The result depends on nothing but the arguments and the compiler's version. This is the only module that
-knows NVRTC; it is loaded at the first compilation, because importing `deep_gemm` must stay cheap.
+The result depends on nothing but the arguments and the compiler's version. Only this module uses NVRTC. NVRTC is
+loaded at the first compilation, because importing `deep_gemm` must stay cheap.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ARCH = "sm_90a"
 DEFAULT_OPTIONS = ("--std=c++17",)
 
 
-class CompilerMissing(RuntimeError):  # noqa: N818  the name says what is so
-    """NVRTC or its Python bindings are absent, or not of torch's CUDA version."""
+class CompilerMissing(RuntimeError):  # noqa: N818  "CompilerMissingError" would say less
+    """NVRTC or its Python bindings are absent, or do not have torch's CUDA version."""
 
 
 class CompileError(RuntimeError):
-    """A source that the compiler refused, or, under `strict`, a kernel that would be slow."""
+    """The compiler refused a source, or, if `strict`, the kernel would be slow."""
 
     def __init__(self, name: str, reason: str, *, log: str, options: tuple[str, ...], source: str) -> None:
         super().__init__(name, reason)
@@ -38,7 +38,7 @@ class CompileError(RuntimeError):
         self.options = options
         self.source = source
         self.source_path: Path | None = None
-        """Where the source was written for reading; set by who may write files."""
+        """The file to which the cache wrote the source."""
 
     def __str__(self) -> str:
         where = f"\nsource: {self.source_path}" if self.source_path else ""
@@ -65,7 +65,7 @@ class Job(NamedTuple):
 
 
 def full_options(options: Iterable[str], arch: str = ARCH) -> tuple[str, ...]:
-    """The options that reach NVRTC: the caller's, and those that every compilation needs."""
+    """The options given to NVRTC: the caller's, and those that every compilation needs."""
     return (
         f"--gpu-architecture={arch}",
         "--ptxas-options=-v",  # registers, spills and performance notes in the log
@@ -85,8 +85,8 @@ def compile_cubin(
 ) -> CompiledKernel:
     """Compile `source`, whose includes (`"ptx/mbarrier.cuh"`) are keys of `headers`.
 
-    NVRTC releases the GIL, so threads compile at the same time. With `strict`, a kernel that spills, needs a
-    stack frame, or whose WGMMA or setmaxnreg ptxas could not honour, is a CompileError.
+    NVRTC releases the GIL, so threads compile at the same time. With `strict`, a CompileError is raised if the kernel
+    spills, needs a stack frame, or contains a WGMMA or setmaxnreg that ptxas could not honour.
     """
     all_options = full_options(options, arch)
     status, cubin, log = _run(f"{name}.cu", source, headers, all_options, artifact="CUBIN")
@@ -101,7 +101,7 @@ def compile_cubin(
 def compile_ptx(
     source: str, headers: Mapping[str, str], *, name: str, options: Iterable[str] = DEFAULT_OPTIONS
 ) -> bytes:
-    """Compile `source` as `compile_cubin` does, to the PTX that ptxas is given there."""
+    """Compile `source` as `compile_cubin` does, but stop at the PTX."""
     all_options = full_options(options, ARCH.replace("sm", "compute"))
     status, ptx, log = _run(f"{name}.cu", source, headers, all_options, artifact="PTX")
     if ptx is None:
@@ -110,17 +110,17 @@ def compile_ptx(
 
 
 def check_strictly(kernel: CompiledKernel, options: tuple[str, ...], source: str) -> None:
-    """Raise a CompileError where the compiler's log holds a complaint."""
+    """Raise a CompileError if the compiler's log holds a complaint."""
     if complaints := ptxas_log.complaints(kernel.log):
         reason = "compiled, but not as planned:\n  " + "\n  ".join(complaints)
         raise CompileError(kernel.name, reason, log=kernel.log, options=options, source=source)
 
 
-def compile_many(jobs: Iterable[Job], *, threads: int | None = None, strict: bool = False) -> list[CompiledKernel]:
-    """Compile all jobs in threads; results in the order of the jobs, the first failure is raised."""
+def compile_many(jobs: Iterable[Job], *, threads: int | None = None) -> list[CompiledKernel]:
+    """Compile all jobs in threads. Results have the order of the jobs; the first failure is raised."""
 
     def one(job: Job) -> CompiledKernel:
-        return compile_cubin(job.source, job.headers, name=job.name, options=job.options, strict=strict)
+        return compile_cubin(job.source, job.headers, name=job.name, options=job.options)
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(one, jobs))
@@ -130,8 +130,8 @@ def compile_many(jobs: Iterable[Job], *, threads: int | None = None, strict: boo
 def compiler_version() -> str:
     """The exact build of NVRTC, such as "13.0.88 CL-36424714".
 
-    `nvrtcVersion` knows only 13.0, and two builds of one release may give different machine code. The head of
-    any PTX names the build; an empty program takes 25 ms.
+    `nvrtcVersion` knows only 13.0, and two builds of one release may give different machine code. The build is named
+    at the top of any PTX, so an empty program is compiled.
     """
     options = ("--gpu-architecture=compute_90a",)
     status, ptx, log = _run("version.cu", "", {}, options, artifact="PTX")
@@ -144,7 +144,7 @@ def compiler_version() -> str:
 def _run(
     file_name: str, source: str, headers: Mapping[str, str], options: tuple[str, ...], *, artifact: str
 ) -> tuple[str, bytes | None, str]:
-    """NVRTC's status, its artifact ("CUBIN" or "PTX", None where the status is a failure) and its log."""
+    """NVRTC's status, its artifact ("CUBIN" or "PTX", None if it failed) and its log."""
     nvrtc = _nvrtc()
     (program,) = _checked(
         nvrtc.nvrtcCreateProgram(
@@ -167,8 +167,8 @@ def _run(
 
 
 def _read(get_size: Any, get: Any, program: Any) -> bytes:
-    # A bytearray, because NVRTC writes into it. The examples of the bindings pass `b" " * size`, which for
-    # size 1 is an object that the whole interpreter shares.
+    # A bytearray, because NVRTC writes into it. Never `b" " * size`, as the bindings' examples have it: for size 1
+    # the whole interpreter shares that object.
     (size,) = _checked(get_size(program))
     buffer = bytearray(size)
     _checked(get(program, buffer))
@@ -184,7 +184,7 @@ def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @cache
 def _nvrtc() -> Any:
-    """The bindings' module, with a library behind it that has torch's CUDA major version."""
+    """The bindings' module, after a check that it and its library have torch's CUDA major version."""
     wanted = _torch_cuda_major()
     try:
         bindings = importlib.import_module("cuda.bindings")
@@ -197,7 +197,7 @@ def _nvrtc() -> Any:
         major, minor = _checked(nvrtc.nvrtcVersion())
     except (RuntimeError, OSError) as error:
         raise _missing(wanted or bindings_major, f"{found}, but no NVRTC library for it ({error})") from error
-    # Both are asked: bindings 12.9 load an NVRTC 13 where they find one.
+    # Both are compared: bindings 12.9 load an NVRTC 13 if they find one.
     if wanted is not None and (wanted, wanted) != (bindings_major, major):
         raise _missing(wanted, f"{found} with NVRTC {major}.{minor}")
     return nvrtc
@@ -214,9 +214,9 @@ def _missing(wanted: int | None, found: str) -> CompilerMissing:
 
 
 def _torch_cuda_major() -> int | None:
-    """CUDA's major version in torch, or None where torch is absent or has no CUDA: then any NVRTC serves.
+    """CUDA's major version in torch, or None if torch is absent or has no CUDA: then any NVRTC will do.
 
-    Read from torch's version file alone, because importing torch takes seconds.
+    It is read from torch's version file, because importing torch takes seconds.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

@@ -1,8 +1,8 @@
 """A reader of cubins: which kernels are in them, what they need, and their machine code.
 
-A cubin is an ELF64 file. Each kernel has a section `.text.<kernel>` of 128-bit instructions (of the kernel, of the
-functions that it calls without inlining, and padding at the end). `.nv.info` holds records on registers and stack.
-The layout is undocumented; what is read here was found by compiling small kernels with NVRTC 12.8 and 13.0.
+A cubin is an ELF64 file. Each kernel has a section `.text.<kernel>` of 128-bit instructions: the kernel's, those of
+functions that it calls without inlining, and padding at the end. `.nv.info` holds records on registers and stack.
+The layout is undocumented; it was found by compiling small kernels with NVRTC 12.8 and 13.0.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-# By the low 9 bits: the 3 bits above tell where operands come from (FFMA is 0x223 on registers, 0x823 with an
-# immediate). Mnemonics as nvdisasm 12.8 prints them.
+# By the low 9 bits; the 3 bits above say where operands come from (FFMA is 0x223 on registers, 0x823 with an
+# immediate). The mnemonics are those of nvdisasm 12.8.
 _MNEMONICS = {
     0x002: "MOV",
     0x020: "FMUL",
@@ -59,7 +59,7 @@ _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_REGCOUNT = 0x2F
 _OS_ABI_AT = 7
 _FLAGS_AT = 0x30
-# By the ELF header's OS ABI: which byte of its flags names the GPU. CUDA 13 has another ABI than those before.
+# The byte of the ELF header's flags that names the GPU, by the header's OS ABI: before CUDA 13, and from 13 on.
 _ARCHITECTURE_IN_FLAGS = {0x33: 0, 0x41: 1}
 # sm_90 keeps the first 1024 bytes of shared memory for itself, and a kernel's section counts them.
 _RESERVED_SHARED_BYTES = 1024
@@ -71,11 +71,11 @@ class Control(NamedTuple):
     stall: int
     """Cycles until the next instruction may issue."""
     yield_: int
-    """The bit as stored. 0 asks that another warp goes next: no document says so, but compilers use it so."""
+    """The bit as stored. 0 asks that another warp goes next. (Undocumented; compilers use it this way.)"""
     write_barrier: int
     """The scoreboard (0-5, 7: none) that is released when the result is written."""
     read_barrier: int
-    """Likewise, when the operands have been read."""
+    """The scoreboard that is released when the operands have been read."""
     wait_mask: int
     """Scoreboards to wait for before issue."""
     reuse: int
@@ -86,18 +86,18 @@ class Instruction(NamedTuple):
     """128 bits of machine code."""
 
     offset: int
-    """Of its first byte in the cubin."""
+    """Position of its first byte in the cubin."""
     low: int
     high: int
 
     @property
     def opcode(self) -> int:
-        """The low 12 bits, with the operands' form: 0x223 is FFMA on registers."""
+        """The low 12 bits, which include the operands' form: 0x223 is FFMA on registers."""
         return self.low & 0xFFF
 
     @property
     def mnemonic(self) -> str:
-        """The operation's name, or such as "0x119" where it has none here."""
+        """The operation's name, or a number such as "0x119" if the table lacks it."""
         return _MNEMONICS.get(self.low & 0x1FF) or f"0x{self.low & 0x1FF:03x}"
 
     @property
@@ -115,27 +115,27 @@ class Instruction(NamedTuple):
 
     @property
     def destination(self) -> int:
-        """Bits 16 to 23: the register, or the first of those, that it writes."""
+        """Bits 16 to 23: the first register that it writes."""
         return self.low >> 16 & 0xFF
 
     @property
     def first_source(self) -> int:
-        """Bits 24 to 31: the register that is its first operand."""
+        """Bits 24 to 31: the register of its first operand."""
         return self.low >> 24 & 0xFF
 
     @property
     def accumulators(self) -> range:
-        """Of a QGMMA: the registers of a thread that hold its 64 x n sums; bits 53 to 57 are n / 8 - 1."""
+        """For a QGMMA: the registers of a thread that hold the 64 x n sums. Bits 53 to 57 are n / 8 - 1."""
         return range(self.destination, self.destination + 4 * ((self.low >> 53 & 0x1F) + 1))
 
     @property
     def immediate(self) -> int:
-        """Bits 32 to 63, where an immediate operand lies: the register count of a USETMAXREG."""
+        """Bits 32 to 63, the immediate operand: for a USETMAXREG the register count."""
         return self.low >> 32
 
     @property
     def is_multicast(self) -> bool:
-        """Bit 75 of a UTMALDG: the mask of CTAs is an operand."""
+        """Bit 75 of a UTMALDG: a mask of CTAs is one of its operands."""
         return bool(self.high >> 11 & 1)
 
 
@@ -147,9 +147,9 @@ class KernelCode:
     registers: int
     """Per thread, at launch."""
     stack_frame_bytes: int
-    """Local memory per thread, functions that it calls included."""
+    """Local memory per thread, including that of functions it calls."""
     static_shared_bytes: int
-    """As the driver will count it: alignment of a dynamic array included, the system's 1024 bytes not."""
+    """As the driver counts it: with the alignment of a dynamic array, without the system's 1024 bytes."""
     code_bytes: int
     instructions: tuple[Instruction, ...]
 
@@ -159,7 +159,7 @@ class KernelCode:
 
 
 def read_kernels(cubin: bytes) -> tuple[KernelCode, ...]:
-    """All kernels of a cubin, in the order of its symbols. A malformed cubin is a ValueError."""
+    """All kernels of a cubin, in the order of its symbols; a malformed cubin is a ValueError."""
     try:
         return _read_kernels(cubin)
     except (struct.error, KeyError) as error:
@@ -190,7 +190,7 @@ NO_DISASSEMBLER = (
 
 
 def disassemble(cubin: bytes) -> str | None:
-    """What nvdisasm or cuobjdump prints, or None where there is neither. For people: nothing here depends on it."""
+    """The output of nvdisasm or cuobjdump, or None if there is neither. For people only: no code depends on it."""
     command = _disassembler()
     if command is None:
         return None
@@ -204,7 +204,7 @@ def disassemble(cubin: bytes) -> str | None:
 
 
 def _disassembler() -> list[str] | None:
-    """Find the command that disassembles a file: the machine's, the toolkit's, or the one that Triton brings."""
+    """Find a disassembler on PATH, in the CUDA toolkit or in Triton."""
     folders = [os.environ.get("PATH", os.defpath)]
     folders += [str(Path(home) / "bin") for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
     triton = importlib.util.find_spec("triton")
@@ -298,7 +298,7 @@ def _resource_records(info: bytes) -> dict[tuple[int, int], int]:
     while at < len(info):
         form, attribute, value = struct.unpack_from("<BBH", info, at)
         at += 4
-        if form == 4:  # `value` is the size of what follows; in every other form it is the value itself
+        if form == 4:  # `value` is the size of what follows; in all other forms it is the value itself
             if value == 8:
                 symbol, amount = struct.unpack_from("<II", info, at)
                 records[attribute, symbol] = amount

@@ -1,6 +1,6 @@
-"""The CUDA driver: loading machine code, encoding tensor maps, launching. The only module that knows it.
+"""The CUDA driver: loading machine code, encoding tensor maps, launching. Only this module uses it.
 
-Nothing here allocates, synchronizes or reads device memory. Handles are kept by device; a context is torch's.
+Nothing here allocates, synchronizes or reads device memory. The contexts are torch's.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Kernel:
 
 
 def _if_too_old(compiled: CompiledKernel) -> str:
-    """What to do where the driver is of an older CUDA than the compiler; empty where it is not.
+    """Advice if the driver has an older CUDA than the compiler; else an empty text.
 
-    Any driver of one major version loads what any compiler of that version made.
+    A driver loads the code of every compiler of its own major version.
     """
     version = _checked("cuDriverGetVersion", _driver().cuDriverGetVersion())
     has, needs = version // 1000, int(compiled.compiler.split(".")[0])
@@ -78,7 +78,7 @@ def _words(size: int) -> type[ctypes.Array[ctypes.c_uint64]]:
 
 
 class ParamsBuffer:
-    """Memory for the one parameter of a kernel, a struct: 64-bit words at an address aligned as tensor maps demand."""
+    """Memory for a kernel's parameter struct: 64-bit words at an address that is aligned for tensor maps."""
 
     def __init__(self, size: int) -> None:
         size += -size % MAP_ALIGNMENT
@@ -89,24 +89,24 @@ class ParamsBuffer:
         self.pointers = _OnePointer(self.address)
 
     def write(self, data: bytes, at: int = 0) -> None:
-        """Write the struct's bytes from one of them on."""
+        """Write bytes of the struct, beginning with byte `at`."""
         ctypes.memmove(self.address + at, data, len(data))
 
 
 class Launcher:
-    """The way one kernel is launched: its parameters' memory and all else of a launch. Plans take turns in using it."""
+    """Launches one kernel: holds the parameters' memory and everything else of a launch. Plans take turns using it."""
 
     def __init__(
         self, kernel: Kernel, params_bytes: int, threads: int, cluster: int, *, is_dependent: bool = False
     ) -> None:
-        """`is_dependent`: the kernel may start while the one ahead on its stream ends, and waits for it itself."""
+        """`is_dependent`: the kernel may start before the one ahead on its stream ends, and waits for it itself."""
         cu = _driver()
         self.params = ParamsBuffer(params_bytes)
-        self.lock = threading.Lock()  # parameters are written and read by the launch in one go
+        self.lock = threading.Lock()  # held from writing the parameters until the launch has read them
         self.plan: object = None
-        """Whose parameters are there now."""
+        """The plan whose parameters are in `params` now."""
         self.stream: int | None = None
-        """The one that `config` has."""
+        """The stream in `config`."""
         self.function, self.pointers = kernel.function, ctypes.addressof(self.params.pointers)
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
@@ -117,36 +117,36 @@ class Launcher:
         config.numAttrs = len(attributes)
         self.config = config
         self.start, self.success = cu.cuLaunchKernelEx, cu.CUresult.CUDA_SUCCESS
-        """`start` takes `config`, `function`, `pointers` and 0, and gives a tuple with the driver's status."""
+        """`start` takes `config`, `function`, `pointers` and 0, and returns a tuple with the driver's status."""
         self.current_stream, self.current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
 
     def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
-        """Encode a map that begins at this address; `tensor`, where its tensor begins, is for the simulator."""
+        """Encode a map that begins at `address`. Only the simulator needs `tensor`, where the map's tensor begins."""
         return encode(tensor_map, address)
 
     def keeps_addresses(self) -> bool:
-        """Tell whether a map's address is its first word, where a plan may replace it."""
+        """Tell whether a map's first word is its address, so that a plan may replace it."""
         return address_is_first_word()
 
     def hold(self, plan: object, template: bytes, grid: int) -> None:
-        """Take the parameters and the grid of another plan."""
+        """Switch to the parameters and the grid of another plan."""
         self.params.write(template)
         self.config.gridDimX = grid
         self.plan = plan
 
     def set_stream(self, stream: int) -> None:
-        """Launch on this stream from now on. (Writing it costs as much as a look-up of a key.)"""
+        """Launch on this stream from now on."""
         self.config.hStream = self.stream = stream
 
     def fail(self, status: Any) -> NoReturn:
-        """Raise what the driver says of a launch that failed."""
+        """Raise the driver's error after a failed launch."""
         _checked("cuLaunchKernelEx", (status,))
         raise DriverError(f"cuLaunchKernelEx: {status}")
 
 
 @cache
 def _attributes(cluster: int, is_dependent: bool) -> list[Any]:
-    """Attributes of a launch, which copies them. The bindings are slow to make them."""
+    """Attributes of a launch. They are cached, because the bindings make them slowly and a launch copies them."""
     cu = _driver()
     attributes = []
     if cluster > 1:
@@ -170,7 +170,7 @@ def _cluster_attribute(cluster: int) -> Any:
 
 
 def clusters_at_once(kernel: Kernel, threads: int, cluster: int) -> int:
-    """Ask how many clusters of so many CTAs, each of so many threads, run at a time on the current GPU."""
+    """Ask how many clusters of `cluster` CTAs, of `threads` threads each, run at a time on the current GPU."""
     cu = _driver()
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
@@ -183,7 +183,7 @@ def clusters_at_once(kernel: Kernel, threads: int, cluster: int) -> int:
 
 
 def encode(tensor_map: TensorMap, address: int) -> bytes:
-    """Encode a tensor map for a tensor at this address: the 128 bytes that a kernel takes."""
+    """Encode a tensor map that begins at this address: the 128 bytes that a kernel takes."""
     cu = _driver()
     number = cu.cuuint64_t
     sizes, strides = [*map(number, tensor_map.sizes)], [*map(number, tensor_map.strides)]
@@ -194,7 +194,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
         element, len(sizes), address, sizes, strides, box, ones, interleave, swizzle, promotion, fill
     )
     if status != cu.CUresult.CUDA_SUCCESS:
-        reason = tensor_map.why_illegal()  # asked now only, because it takes longer than the driver's own checks
+        reason = tensor_map.why_illegal()  # only now, because it takes longer than the driver's own checks
         if reason is not None:
             raise ValueError(f"tensor_map: {reason}")
         _checked("cuTensorMapEncodeTiled", (status,))
@@ -203,7 +203,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
 
 @cache
 def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -> tuple[Any, ...]:
-    """What of an encoding does not depend on the tensor's sizes, in the bindings' types, which are slow to make."""
+    """Arguments that do not depend on the tensor's sizes. They are cached, because the bindings make them slowly."""
     cu = _driver()
     types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
     return (
@@ -230,7 +230,7 @@ def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -
 def address_is_first_word() -> bool:
     """Tell whether this driver keeps a tensor map's address in its first word, so that a plan may replace it there.
 
-    Seen by encoding one map for two addresses: they must differ in that word alone, and it must be the address.
+    To find out, one map is encoded for two addresses: only that word may differ, and it must be the address.
     """
     tensor_map = TensorMap(ElementType.UINT8, (256, 64), (256,), (128, 64), 128)
     addresses = (0x7000_0000_0000, 0x7111_2222_3340)
@@ -239,19 +239,19 @@ def address_is_first_word() -> bool:
     return words == list(addresses) and first[8:] == second[8:]
 
 
-# Where a tensor map keeps what depends on the size of a batch: as 32-bit numbers, at these bytes. Nothing documents it,
-# so `sizes_are_numbers` asks the driver.
+# Byte positions in a tensor map of the 32-bit numbers that depend on the size of a batch. They are undocumented, so
+# `sizes_are_numbers` checks the driver.
 _STRIDES_AT, _SIZES_AT = 12, 32
 STRIDE_LIMIT = 1 << 36
 
 
 def size_number(dimension: int, size: int) -> tuple[int, int]:
-    """A size's place in a tensor map, and the number that stands for it there."""
+    """Position in a tensor map of a dimension's size, and the number stored there for `size`."""
     return _SIZES_AT + 4 * dimension, size - 1
 
 
 def stride_number(stride: int) -> tuple[int, int]:
-    """The same for the innermost of the strides, which is below `STRIDE_LIMIT`."""
+    """The same for the innermost stride, which must be below `STRIDE_LIMIT`."""
     return _STRIDES_AT, stride // ADDRESS_ALIGNMENT
 
 
@@ -259,9 +259,10 @@ def stride_number(stride: int) -> tuple[int, int]:
 def sizes_are_numbers() -> bool:
     """Tell whether this driver keeps sizes and strides where `size_number` and `stride_number` say, and nowhere else.
 
-    Seen by encoding maps of each kind in use for several sizes: changed so, the first must be each of the others.
+    To find out, maps of each kind in use are encoded for several sizes. Replacing these numbers in the first must give
+    each of the others.
     """
-    kinds = [  # and which dimension has the rows
+    kinds = [  # with the dimension that counts rows
         (TensorMap(ElementType.UINT8, (7168, 64), (7168,), (128, 64), 128), 1),
         (TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (64, 64), 128), 1),
         (TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (16, 64), 32), 1),
@@ -277,7 +278,7 @@ def sizes_are_numbers() -> bool:
     for kind, dimension in kinds:
         first = encode(kind, 1 << 40)
         for m in sizes:
-            # Scales have their rows inside, and a pitch that depends on them.
+            # Rows are the innermost dimension of scales, and decide their pitch.
             pitch = (m + 3) // 4 * 16 if dimension == 0 else kind.strides[0]
             m_sizes = (*kind.sizes[:dimension], m, *kind.sizes[dimension + 1 :])
             other = kind._replace(sizes=m_sizes, strides=(pitch, *kind.strides[1:]))
@@ -286,7 +287,7 @@ def sizes_are_numbers() -> bool:
                 struct.pack_into("<I", changed, at, number)
             try:
                 encoded = encode(other, 1 << 40)
-            except (DriverError, ValueError):  # a map so large that no product has it
+            except (DriverError, ValueError):  # an unknown limit of this driver: do not edit its maps
                 return False
             if changed != encoded:
                 return False

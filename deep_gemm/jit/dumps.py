@@ -1,10 +1,10 @@
-"""What a kernel was compiled to, as files for people: PTX, machine code and its disassembly, beside the cache's file.
+"""Writes PTX, machine code and its disassembly as files for people, beside the kernel's file in the cache.
 
     fp8_gemm_kernel-<key>.ptx     DG_JIT_DUMP_PTX
     fp8_gemm_kernel-<key>.cubin   DG_JIT_DUMP_SASS
-    fp8_gemm_kernel-<key>.sass    the same, where there is a disassembler
+    fp8_gemm_kernel-<key>.sass    the same, if there is a disassembler
 
-Nothing here stops an engine: what cannot be written is a warning.
+A file that cannot be written is a warning, because a dump must not stop an engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def dump(
     ptx: bool,
     sass: bool,
 ) -> None:
-    """Write what is asked for beside `path`, the kernel's file in the cache. PTX is compiled for it, from `source`."""
+    """Write the requested files beside `path`, the kernel's file in the cache. PTX is compiled from `source`."""
     if ptx:
         _write(path.with_suffix(".ptx"), compile_ptx(source, headers, name=kernel.name, options=options))
     if sass:
@@ -48,7 +48,7 @@ _warned: set[str] = set()
 
 
 def _warn(message: str) -> None:
-    """Warn, of the same once in a process."""
+    """Warn, but only once in a process for each message."""
     if message not in _warned:
         _warned.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)

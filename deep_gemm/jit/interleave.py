@@ -1,25 +1,25 @@
-"""A pass over machine code: of the FFMAs that promote partial sums, every other one lets another warp go first.
+"""A pass over machine code: every other FFMA that promotes partial sums lets another warp go first.
 
-Promotion is a run of FFMAs, 64 to 128 for each thread and block of k. As NVRTC before 12.9 schedules it, a warp keeps
-the issue slot for the whole run (yield 1) and keeps the scale, which all FFMAs of a run read, in the operand cache
-(reuse 2, the second operand). From 12.9 on NVRTC gives the slot away at every other FFMA (yield 0), whose operand is
-then not kept (reuse 0), so that the other warps of a scheduler, who wait to issue their products, get in between. The
-pass does the same for code of the older compilers.
+Promotion is a run of FFMAs, 64 to 128 for each thread and block of k. NVRTC before 12.9 lets a warp keep the issue
+slot for the whole run (yield 1) and keeps the scale, which all FFMAs of a run read, in the operand cache (reuse 2, the
+second operand). From 12.9 on NVRTC gives the slot away at every other FFMA (yield 0) and does not keep that one's
+operand (reuse 0). The scheduler's other warps can then issue their products in between. The pass does the same to code
+of the older compilers.
 
-What it may change, and why no result can:
+What it may change, and why no result can change:
 
 - Only the yield and reuse bits of promotion FFMAs: FFMA on registers, without predicate or modifier, whose first
   operand is an accumulator of one of the kernel's QGMMAs. Any other instruction stays as it is, bit for bit.
-- Yield goes from 1 to 0, never back. It is a wish: a warp may lose the slot after any instruction (a miss of the
-  instruction cache is enough), and code must be right with that. An FFMA with another stall count than 1 stays.
-- Reuse bits are cleared, never set. What is not in the operand cache is read from the register file.
-- A kernel of whose promotion FFMAs a third yield has been interleaved, by its compiler or by this pass, and stays.
+- Yield goes from 1 to 0, never back. It is a hint: a warp may lose the slot after any instruction (a miss of the
+  instruction cache is enough), and code must be right even then. FFMAs with a stall count other than 1 stay.
+- Reuse bits are cleared, never set. An operand that is not in the operand cache is read from the register file.
+- A kernel stays if more than a third of its promotion FFMAs yield: its compiler or this pass has interleaved it.
 - A file that is not a cubin for sm_90 is refused with a ValueError.
 
-Where the pass lets a warp yield was found by comparing cubins of both compilers: the turn to yield alternates from
-instruction to instruction, begins anew after one that leaves the math pipes (loads, barriers, products, branches), and
-is used where it falls on a promotion FFMA. Kernels of 256 threads an SM or fewer, with at most one math warp on each
-scheduler, are interleaved by no compiler: see `helps`.
+The rule for where to yield comes from comparing cubins of both compilers. The turn to yield alternates from instruction
+to instruction, starts again after an instruction that leaves the math pipes (loads, barriers, products, branches), and
+is used if it falls on a promotion FFMA. No compiler interleaves kernels with 256 threads an SM or fewer, which have at
+most one math warp on each scheduler: see `helps`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from collections.abc import Iterable, Iterator
 from .cubin import Instruction, KernelCode, architecture, read_kernels
 
 VERSION = 1
-"""Part of the cache's key: to be raised with every edit of what `interleave` does."""
+"""Part of the cache's key: raise it whenever the result of `interleave` changes."""
 COMPILERS_THAT_INTERLEAVE = (12, 9)
-"""From this version on there is nothing to do by default. (0, 0) would turn the pass off for every compiler."""
+"""Compilers from this version on interleave by themselves."""
 THREADS_WITHOUT_OTHERS = 256
-"""Threads of an SM up to which a scheduler has only two warps, one of them the producer's."""
+"""With at most this many threads on an SM, a scheduler has only two warps, and one is the producer's."""
 
 _FFMA_ON_REGISTERS = 0x223
 _ALWAYS = 7 << 12  # the predicate that is always true, in bits 12 to 15
-_YIELD = 1 << 45  # of the upper 64 bits
+_YIELD = 1 << 45  # in the upper 64 bits
 _REUSE = 0xF << 58
 _CONTROL_AND_THIRD_SOURCE = ~((1 << 41) - 1) | 0xFF
 _FIRST_BEYOND_MATH = 0x119
-"""Operations from here on, by their low nine bits, go to memory, barriers, tensor cores or elsewhere in the code."""
+"""Operations from here on, by their low nine bits, are for memory, barriers, tensor cores or branches."""
 
 
 def interleave(cubin: bytes) -> bytes:
-    """The cubin with its promotion FFMAs interleaved; itself where nothing is to be done."""
+    """The cubin with its promotion FFMAs interleaved; unchanged if there is nothing to do."""
     code = bytearray(cubin)
     for kernel in _kernels(cubin):
         promotions = frozenset(_promotions(kernel))
@@ -60,13 +60,13 @@ def interleave(cubin: bytes) -> bytes:
 
 
 def pairs(cubin: bytes) -> Counter[tuple[int, int]]:
-    """How many promotion FFMAs have which (yield, reuse)."""
+    """Count the promotion FFMAs by (yield, reuse)."""
     controls = (ffma.control for kernel in _kernels(cubin) for ffma in _promotions(kernel))
     return Counter((control.yield_, control.reuse) for control in controls)
 
 
 def helps(compiler: str, threads_per_sm: int) -> bool:
-    """Tell whether the pass is for code of this compiler ("13.0.88 CL-..."), of a kernel with so many threads an SM."""
+    """Tell whether the pass helps code of this compiler ("13.0.88 CL-...") with `threads_per_sm` threads on an SM."""
     major, minor = compiler.split(".")[:2]
     return (int(major), int(minor)) < COMPILERS_THAT_INTERLEAVE and threads_per_sm > THREADS_WITHOUT_OTHERS
 

@@ -1,6 +1,6 @@
-"""What ptxas says in the compiler's log: registers, stack, spills, and notes about lost performance.
+"""Reads ptxas's part of the compiler's log: registers, stack, spills, and notes about lost performance.
 
-NVRTC prints all of it as "info", whatever it costs (seen with 12.8 to 13.5):
+NVRTC 12.8 to 13.5 prints all of it as "info", however serious it is:
 
     ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine ...
     ptxas info    : Function properties for fp8_gemm_kernel
@@ -19,8 +19,8 @@ _MEMORY = re.compile(
 )
 _NOTE = re.compile(r"\((?P<code>C75\d\d)\) (?P<text>.+)")
 
-# Found by their words, because ptxas has given one message several numbers over the years. From 13.1 on it says
-# wgmma.wait_group for warpgroup.wait, and adds a missing fence without a note: the same code as with the fence.
+# Notes are recognized by their words, because the numbers of messages change between versions of ptxas. From 13.1 on
+# it writes wgmma.wait_group for warpgroup.wait, and adds a missing fence without a note.
 _WAIT_INJECTED = "the compiler added a wait, because registers of a running WGMMA are used before wgmma.wait_group"
 _MEANING = {
     "'setmaxnreg' ignored": "registers are not moved between the warps of a block, so all of them keep the same number",
@@ -34,7 +34,7 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class LocalMemory:
-    """Bytes of a thread's local memory (it lies in DRAM) that ptxas reports for one function."""
+    """Bytes of a thread's local memory (which is in DRAM) that ptxas reports for one function."""
 
     function: str
     stack_frame_bytes: int
@@ -43,10 +43,7 @@ class LocalMemory:
 
 
 def clean(raw: bytes) -> str:
-    """The log as text that is the same for the same compilation.
-
-    NVRTC puts a NUL after each part, and ptxas the time it took.
-    """
+    """The log as text, without NVRTC's NULs and ptxas's times: equal compilations have equal logs."""
     text = raw.decode(errors="replace").replace("\0", "")
     lines = [line.rstrip() for line in text.splitlines() if not re.match(r"ptxas info\s*: Compile time = ", line)]
     return "\n".join(lines).strip()
@@ -61,7 +58,7 @@ def local_memory(log: str) -> tuple[LocalMemory, ...]:
 
 
 def notes(log: str) -> list[str]:
-    """The notes C7500 to C7599, each with what it means. They are about WGMMA and setmaxnreg, and all cost time."""
+    """The notes C7500 to C7599, each with its meaning. They concern WGMMA and setmaxnreg, and all mean lost time."""
     found = []
     for match in _NOTE.finditer(log):
         meanings = [meaning for words, meaning in _MEANING.items() if words in match["text"]]
@@ -73,7 +70,7 @@ def complaints(log: str) -> list[str]:
     """Everything in the log that a finished kernel must not have, each as a sentence."""
     functions = local_memory(log)
     if not functions:
-        # Silence must not pass for health: another ptxas may word its report differently.
+        # A log without a report must not pass: another ptxas may word it differently.
         return ["the compiler's log does not report registers and spills, so they cannot be checked"]
     found = notes(log)
     for function in functions:

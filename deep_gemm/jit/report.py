@@ -1,4 +1,4 @@
-"""The facts of a compiled kernel: what it needs, and what its machine code consists of."""
+"""Facts of a compiled kernel: what it needs, and which instructions its machine code has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .cubin import read_kernels
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What one kernel needs and consists of."""
+    """Facts of one kernel."""
 
     name: str
     registers: int
@@ -19,17 +19,17 @@ class KernelReport:
     static_shared_bytes: int
     code_bytes: int
     counts: Counter[str]
-    """Instructions by mnemonic, those of the padding included."""
+    """Instructions by mnemonic, including the padding's."""
     multicast_loads: int
-    """Those of the TMA loads that write to every CTA of a cluster."""
+    """TMA loads that write to every CTA of a cluster."""
     setmaxnreg: frozenset[int]
     """The register counts that its setmaxnreg instructions ask for."""
     notes: tuple[str, ...]
-    """What ptxas says about WGMMA and setmaxnreg."""
+    """ptxas's notes about WGMMA and setmaxnreg."""
 
 
 def report(cubin: bytes, log: str, *, kernel: str | None = None) -> KernelReport:
-    """The report on the kernel of that name, which may be left out where the cubin holds only one."""
+    """The report on one kernel. `kernel`, its name, may be left out if the cubin holds only one."""
     kernels = read_kernels(cubin)
     chosen = [code for code in kernels if kernel in (None, code.name)]
     if len(chosen) != 1:

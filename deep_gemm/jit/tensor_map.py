@@ -1,6 +1,6 @@
-"""What TMA is told of a tensor: sizes, strides, the box that one copy moves, and how it is swizzled in shared memory.
+"""What TMA needs to know of a tensor: sizes, strides, the box of one copy, and its swizzle in shared memory.
 
-Pure data, for the driver that encodes it for a GPU and for the simulator that interprets it.
+Pure data. The driver encodes it for a GPU; the simulator interprets it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..problem.layout import ADDRESS_ALIGNMENT
 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
-"""Size of an encoded map, and the alignment of its address, also inside of a kernel's parameters."""
+"""Size of an encoded map, and the alignment of its address, inside a kernel's parameters too."""
 MAX_BOX = 256
 MAX_SWIZZLE = 128
 
@@ -30,7 +30,7 @@ class TensorMap(NamedTuple):
     element: ElementType
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    """In bytes, of all dimensions but the innermost."""
+    """Bytes; the innermost dimension has no stride."""
     box: tuple[int, ...]
     swizzle: int = 0
     """Span of the swizzle in bytes: 0 (none), 32, 64 or 128."""

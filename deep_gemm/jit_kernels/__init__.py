@@ -1,4 +1,4 @@
-"""The place from which programs of 2025 import the products; `deep_gemm` itself has them all."""
+"""Programs of 2025 import the products from here; `deep_gemm` itself has them all."""
 
 from ..dense import gemm_fp8_fp8_bf16_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from ..grouped import (

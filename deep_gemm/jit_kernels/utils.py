@@ -1,4 +1,4 @@
-"""The place from which programs of 2025 import layouts and settings."""
+"""Programs of 2025 import layouts and settings from here."""
 
 from ..problem.layout import ceil_div, get_col_major_tma_aligned_tensor, get_tma_aligned_size
 from ..settings import get_m_alignment_for_contiguous_layout, get_num_sms, set_num_sms

@@ -1,7 +1,7 @@
 """What is asked of a product: its operands and sizes. Every mistake of a caller is raised here, in words.
 
-Each function takes what a caller passed and returns a problem that is right: shapes agree, types and addresses are
-what the kernels need, the output exists and overlaps nothing that it must not. Nothing is written before that.
+Each function takes what a caller passed and returns a checked problem: shapes agree, types and addresses suit the
+kernels, the output exists and overlaps nothing that it must not. Nothing is written before all checks have passed.
 """
 
 from .checks import Operand

@@ -1,7 +1,7 @@
 """Checks of a product's arguments, one at a time: types, shapes, layouts, addresses, overlaps.
 
-Sizes are bound by name as shapes are read: `a: expected shape (m, k)`, and from then on m and k mean those numbers.
-What a message needs is put together where it is raised, because a right call is checked within microseconds.
+Sizes get their names as shapes are read: after `a: expected shape (m, k)`, m and k stand for those numbers.
+Messages are built only when they are raised, because checking a correct call must take microseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sizes = dict[str, int]
 
 
 def tensor(name: str, x: object) -> Tensor:
-    """Get what must be a tensor."""
+    """Check that `x` is a tensor and return it."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
     return x
@@ -37,7 +37,7 @@ def _describe(x: object) -> str:
 
 
 def bind(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> None:
-    """Bind a tensor's sizes to the names of its axes; those bound before must agree."""
+    """Give a tensor's sizes the names of its axes. A name that already has a size must agree."""
     before, shape = sizes.copy(), x.shape
     if len(axes) == len(shape) and tuple(map(sizes.setdefault, axes, shape)) == shape:
         return
@@ -54,7 +54,7 @@ def has_type(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
 
 
 def int32(name: str, x: object, axis: str, size: int) -> Tensor:
-    """Get what must be a contiguous one-dimensional int32 tensor."""
+    """Check that `x` is a contiguous one-dimensional int32 tensor and return it."""
     x = tensor(name, x)
     has_type(name, x, (torch.int32,))
     if x.shape != (size,):
@@ -68,7 +68,7 @@ def int32(name: str, x: object, axis: str, size: int) -> Tensor:
 
 
 def pair(name: str, operand: Operand) -> Operand:
-    """Take an operand apart."""
+    """Check that an operand is a pair of tensors."""
     if not isinstance(operand, (tuple, list)) or len(operand) != 2:
         raise TypeError(f"{name}: expected a pair (values, scales), got {_describe(operand)}")
     values, scales = operand
@@ -98,7 +98,7 @@ def fp32_scales(name: str, sf: Tensor) -> None:
 
 
 def operand(name: str, given: Operand, axes: Axes, sizes: Sizes) -> Operand:
-    """Take an operand apart and bind its sizes to the names of its axes."""
+    """Check an operand's values and give their sizes the names of their axes."""
     values, scales = pair(name, given)
     fp8(name, values)
     bind(name, values, axes, sizes)
@@ -108,7 +108,7 @@ def operand(name: str, given: Operand, axes: Axes, sizes: Sizes) -> Operand:
 def scales(
     name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, rows: int, transposed: bool = False
 ) -> Tensor:
-    """Check scales, one for `rows` x 128 values of a matrix `[outer, k]`, and turn them if they come transposed."""
+    """Check scales, one for `rows` x 128 values of a matrix `[outer, k]`; transpose them back if `transposed`."""
     fp32_scales(name, sf)
     *groups, mn = outer
     num_mn_blocks, num_k_blocks = ceil_div(mn, rows), ceil_div(k, SCALE_BLOCK)
@@ -130,7 +130,7 @@ def depth(k: int) -> None:
 
 
 def k_major(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tensor:
-    """Check that values are contiguous along k with rows that TMA can address; copy an operand that was transposed."""
+    """Check that values are contiguous along k and TMA can address their rows; copy a transposed operand if allowed."""
     if copy_if_transposed and values.shape[-1] > 1 and values.stride(-1) != 1:
         return values.contiguous()
     rows(name, values, "k")
@@ -138,7 +138,7 @@ def k_major(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tens
 
 
 def rows(name: str, x: Tensor, axis: str) -> None:
-    """Check for rows contiguous along `axis`, their pitch and address multiples of 16 bytes."""
+    """Check that rows are contiguous along `axis` and that their pitch and address are multiples of 16 bytes."""
     if not x.is_contiguous() or x.shape[-1] * x.element_size() % ADDRESS_ALIGNMENT:
         _row_strides(name, x, axis)
     if x.data_ptr() % ADDRESS_ALIGNMENT:
@@ -157,7 +157,7 @@ def _row_strides(name: str, x: Tensor, axis: str) -> None:
 
 
 def apart(name: str, x: Tensor) -> None:
-    """Check that no two elements share memory: each dimension steps over all that smaller strides reach."""
+    """Check that no two elements share memory: each stride must reach past everything that smaller strides cover."""
     extent = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):  # groups may lie inside rows of a larger matrix
         if size > 1:
@@ -178,7 +178,7 @@ def outputs(
     default_dtype: torch.dtype,
     dtypes: tuple[torch.dtype, ...] = OUTPUT_TYPES,
 ) -> tuple[Tensor, Tensor | None]:
-    """Check D and C against the inputs; make D where it was left out."""
+    """Check D and C against the inputs; make D if it was left out."""
     a = inputs["a"]
     if not (a.is_cpu or a.is_cuda):
         raise ValueError(f"a: expected a CPU or CUDA tensor, got device {a.device}")
@@ -205,7 +205,7 @@ def outputs(
 
 
 def same_device(given: dict[str, Tensor], device: torch.device) -> None:
-    """Check that all tensors are where A is."""
+    """Check that all tensors are on A's device."""
     for name, x in given.items():
         if x.device != device:
             raise ValueError(f"{name}: expected device {device}, where a is, got {x.device}")
@@ -223,7 +223,7 @@ def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None) -> None:
 
 
 def _same_memory(x: Tensor, y: Tensor) -> bool:
-    """Tell whether two tensors of one shape are the same elements; the stride of a single row says nothing."""
+    """Tell whether two tensors of one shape are the same elements. The stride of a dimension of size 1 does not count."""
     strides = zip(x.shape, x.stride(), y.stride(), strict=True)
     return x.data_ptr() == y.data_ptr() and all(size <= 1 or mine == its for size, mine, its in strides)
 
@@ -236,21 +236,21 @@ def _overlap(x: Tensor, y: Tensor) -> bool:
     y_first, y_end = _byte_range(y)
     if x_end <= y_first or y_end <= x_first:
         return False
-    # All rows begin at multiples of the pitch, seen from the first row of their tensor.
+    # Within each tensor, all rows begin at multiples of the pitch from the first row.
     pitch = gcd(*(t.stride(dim) * t.element_size() for t in (x, y) for dim in range(t.dim() - 1) if t.shape[dim] > 1))
     if pitch == 0 or x.stride(-1) != 1 or y.stride(-1) != 1:
         return True
-    gap = (y_first - x_first) % pitch  # where y's columns begin, seen from the beginning of x's
+    gap = (y_first - x_first) % pitch  # where y's columns begin, relative to x's
     return gap < x.shape[-1] * x.element_size() or gap + y.shape[-1] * y.element_size() > pitch
 
 
 def _byte_range(x: Tensor) -> tuple[int, int]:
-    """First byte of the elements, and the one behind the last."""
+    """Addresses of the first byte and of the end."""
     first = x.data_ptr()
     return first, first + byte_span(x)
 
 
-# Group sizes and layouts, where their values are on the host
+# Group sizes and layouts, if their values are on the host
 
 
 def in_range(name: str, x: Tensor, low: int, high: int) -> None:
@@ -262,11 +262,11 @@ def in_range(name: str, x: Tensor, low: int, high: int) -> None:
 
 
 def ends(layout: Tensor, m: int, alignment: int) -> None:
-    """Check the ends of groups, of which each begins at the aligned end of the one before."""
+    """Check the ends of groups. Each group begins at the aligned end of the one before."""
     in_range("grouped_layout", layout, 0, m)
     last = 0
     for index, end in enumerate(layout.tolist()):
-        # An empty group may repeat the end before it, or name its own, aligned start.
+        # An empty group may repeat the previous end or give its own aligned start.
         if end != last and end < align(last, alignment):
             raise ValueError(
                 f"grouped_layout: expected an end of {last} or from {align(last, alignment)}, "

@@ -33,7 +33,7 @@ class DenseProblem(NamedTuple):
 def dense_problem(
     a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, *, major: str = "nt", recipes: Recipes = NO_RECIPES
 ) -> DenseProblem:
-    """Check a dense product. `major` says how A (n: `[m, k]`) and B (t: `[n, k]`) are given, else transposed."""
+    """Check a dense product. `major` "nt" means A `[m, k]` and B `[n, k]`; "tn" means that both are transposed."""
     sizes: Sizes = {}
     sfb_rows = sfb_rows_of(recipes)
     turn_a, turn_b = major[0] == "t", major[1] == "n"
@@ -52,7 +52,7 @@ def dense_problem(
 
 
 def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:
-    """Check a product of ordinary tensors, which torch computes."""
+    """Check a product of ordinary tensors. Torch computes it."""
     sizes: Sizes = {}
     given = {"a": a, "b": b, "d": d} if c is None else {"a": a, "b": b, "d": d, "c": c}
     a_axes = ("m", "k") if major[0] == "n" else ("k", "m")

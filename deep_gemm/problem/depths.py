@@ -24,7 +24,7 @@ class KGroupedProblem(NamedTuple):
     d: Tensor
     c: Tensor | None
     ks: tuple[int, ...] | None
-    """The groups' k where the caller has them on the host; `ks_tensor` has them otherwise."""
+    """The groups' k, if the caller has them on the host; else `ks_tensor` holds them."""
     ks_tensor: Tensor | None
     num_groups: int
     m: int
@@ -57,7 +57,7 @@ def k_grouped_problem(
     m, n = sfa.shape[0], sfb.shape[0]
     if host_ks is not None:
         sum_k, num_blocks = sum(host_ks), sum(ceil_div(k, SCALE_BLOCK) for k in host_ks)
-    else:  # only the GPU knows the sizes: the host takes their sum from the values
+    else:  # only the GPU knows the sizes: their sum follows from the number of values
         sum_k, num_blocks = (av.numel() // m if m else bv.numel() // n if n else 0), sfa.shape[1]
     for name, values, sf, axis, rows in (("a", av, sfa, "m", m), ("b", bv, sfb, "n", n)):
         checks.fp8(name, values)
@@ -79,7 +79,7 @@ def k_grouped_problem(
 
 
 def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[tuple[int, ...] | None, int]:
-    """Sizes where the host has them, in a list or in a CPU tensor, and how many groups there are."""
+    """The groups' sizes, if the host has them in a list or a CPU tensor, and the number of groups."""
     if ks is None and ks_tensor is None:
         raise ValueError("ks: expected a list, or ks_tensor with the same numbers, got neither")
     from_tensor = None

@@ -1,4 +1,4 @@
-"""Integers that callers pass: Python's, numpy's, any that says it is one."""
+"""Integers that callers pass: Python's, numpy's, anything with `__index__`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ INT32_MAX = (1 << 31) - 1
 
 
 def as_integer(value: object) -> int | None:
-    """Get Python's integer of any library's; None if it is no integer. A truth value is none, a tensor neither.
+    """Convert any library's integer to Python's; None if it is not one. Booleans and tensors do not count.
 
-    (Python would take an integer out of a tensor too, and wait for the GPU to have it.)
+    (Python would convert a tensor too, and wait for the GPU to have its value.)
     """
     if type(value) is int:
         return value
@@ -23,7 +23,7 @@ def as_integer(value: object) -> int | None:
 
 
 def integer_in_range(name: str, value: object, low: int, high: int = INT32_MAX) -> int:
-    """Get a caller's integer, or refuse what is none or out of range."""
+    """Get a caller's integer; refuse one that is out of range, and anything else."""
     number = as_integer(value)
     if number is None or not low <= number <= high:
         raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")

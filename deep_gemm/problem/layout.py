@@ -1,4 +1,4 @@
-"""Sizes and memory layouts of scales: what TMA can load, and how to get there."""
+"""Sizes and memory layouts of scales: what TMA can load, and how to convert to it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from .integers import integer_in_range
 
 ADDRESS_ALIGNMENT = 16
-"""Of values, of outputs and of rows, in bytes: what TMA can address."""
+"""Bytes. TMA needs it for addresses of values and outputs, and for row pitches."""
 SCALE_BLOCK = 128
 Recipe = Sequence[int]
-"""How many (rows of A, rows of B, columns) share a scale; or (rows, columns), for one side."""
+"""How many (rows of A, rows of B, columns) share a scale; (rows, columns) for one side."""
 RECIPE_1D2D = (1, SCALE_BLOCK, SCALE_BLOCK)
 RECIPE_1D1D = (1, 1, SCALE_BLOCK)
 PER_ROW, PER_BLOCK = (1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK)
 SCALES_ALIGNMENT = ADDRESS_ALIGNMENT // 4
-"""In FP32 elements, of row pitches and of distances of groups."""
+"""FP32 elements. Row pitches and group strides of scales are multiples of it."""
 
 
 def ceil_div(x: int, y: int) -> int:
@@ -32,7 +32,7 @@ cell_div = ceil_div  # an older name
 
 
 def align(x: int, y: int) -> int:
-    """Smallest multiple of `y` that is not below `x`."""
+    """Round `x` up to a multiple of `y`."""
     return ceil_div(x, y) * y
 
 
@@ -56,9 +56,9 @@ def byte_span(x: Tensor) -> int:
 
 
 def is_mn_major_tma_aligned(sf: Tensor) -> bool:
-    """Tell whether TMA can load these scales as they lie: m-major, with a row pitch of a multiple of 16 bytes.
+    """Tell whether TMA can load these scales in place: m-major, with a pitch that is a multiple of 16 bytes.
 
-    Nothing is asked of the strides of single rows, columns and groups.
+    The stride of a dimension of size 1 does not matter.
     """
     *groups, mn, num_k_blocks = sf.shape
     *group_strides, row_stride, pitch = sf.stride()
@@ -73,9 +73,9 @@ def is_mn_major_tma_aligned(sf: Tensor) -> bool:
 def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     """Get scales in the layout that the kernels load: the same shape and values, m-major in memory.
 
-    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` with any strides. The result has `stride(-2) == 1` and
-    `stride(-1)` a multiple of 4 where there are several rows and several blocks; where `sf` lies like that already, it
-    is returned itself.
+    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` with any strides. The result has `stride(-2) == 1` if
+    there are several rows, and a `stride(-1)` that is a multiple of 4 if there are several blocks. If `sf` already has
+    this layout, it is returned itself.
 
     >>> sf = torch.arange(6.0).view(3, 2)
     >>> out = get_mn_major_tma_aligned_tensor(sf)
@@ -112,9 +112,9 @@ def transform_sf_into_required_layout(
 ) -> Tensor:
     """Check scales against a recipe and bring them into the layout that the kernels load.
 
-    `recipe` is (rows of A, rows of B, columns) under one scale, with `is_sfa` saying which side `sf` is, or the pair
-    (rows, columns) of that side; None means (1, 128, 128). One row a scale gives the m-major form of
-    `get_mn_major_tma_aligned_tensor`; 128 rows a scale are kept as they are. FP32 scales are never rounded, so
+    `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` says which side `sf` is; or it is the pair
+    (rows, columns) of that side. None means (1, 128, 128). Scales of single rows get the m-major form of
+    `get_mn_major_tma_aligned_tensor`; scales of 128 rows stay as they are. FP32 scales are never rounded, so
     `disable_ue8m0_cast` changes nothing.
 
     >>> sf = torch.ones(5, 2)
@@ -137,7 +137,7 @@ def transform_sf_into_required_layout(
 
 
 def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
-    """Get a recipe as a tuple; what is in it is for the caller to judge."""
+    """Get a recipe as a tuple of integers. The caller checks their values."""
     if not isinstance(recipe, Sequence):
         raise ValueError(f"{name}: expected a tuple of integers, got {recipe!r}")
     return tuple(recipe)

@@ -1,4 +1,4 @@
-"""What callers say of scales: how many rows and columns share one."""
+"""Recipes: how many rows and columns share a scale, as callers state it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 from .layout import PER_BLOCK, PER_ROW, RECIPE_1D1D, RECIPE_1D2D, SCALE_BLOCK, Recipe, recipe_numbers
 
 Recipes = tuple[Recipe | None, Recipe | None, Recipe | None]
-"""What a caller said of scales: of both sides, of A alone, of B alone."""
+"""A caller's recipes: for both sides, for A alone, for B alone."""
 NO_RECIPES: Recipes = (None, None, None)
 
 
 def sfb_rows_of(recipes: Recipes) -> int:
-    """Rows of B under one scale, from the recipe or from one for each side."""
+    """Rows of B under one scale, from the recipe for both sides or the one for B."""
     if recipes == NO_RECIPES:
         return SCALE_BLOCK
     names = ("recipe", "recipe_a", "recipe_b")

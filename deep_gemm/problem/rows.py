@@ -32,7 +32,7 @@ class ContiguousProblem(NamedTuple):
     sfb_rows: int
     layout_is_ends: bool
     alignment: int
-    """Rows that group starts (offsets form) and zero padding are aligned to."""
+    """Alignment, in rows, of group starts (offsets form) and of zero padding."""
     zero_padding: bool
 
 
@@ -66,9 +66,9 @@ def contiguous_problem(
     ensure_zero_padding: bool = True,
     alignment: int = ZERO_PADDING_BLOCK,
 ) -> ContiguousProblem:
-    """Check a product grouped along m with the groups' rows stacked.
+    """Check a product grouped along m whose groups' rows are stacked.
 
-    `alignment` is that of where groups begin, in the offsets form; the padding of ids is always in blocks of 128 rows.
+    `alignment` applies to group starts in the offsets form. With ids, zero padding always fills blocks of 128 rows.
     """
     sizes: Sizes = {}
     sfb_rows = sfb_rows_of(recipes)
@@ -81,7 +81,7 @@ def contiguous_problem(
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
     sfa = checks.scales("sfa", sfa, "m", (m,), k, 1)
     sfb = checks.scales("sfb", sfb, "n", (groups, n), k, sfb_rows, transposed=turn_b)
-    if grouped_layout is None:  # consecutive groups of equal size; ids, because the ends of a group may not be aligned
+    if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
         grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
     axis = "groups" if use_psum_layout else "m"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])

@@ -1,4 +1,4 @@
-"""Where programs of this family import casts, layouts and measurements from; the modules above this hold them."""
+"""Programs of this family import casts, layouts and measurements from here."""
 
 from ..problem.layout import align, ceil_div, get_tma_aligned_size
 from ..quantize import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8

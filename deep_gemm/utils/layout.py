@@ -1,4 +1,4 @@
-"""Names of `deep_gemm.layout` and the alignment getters, where programs of this family import them from."""
+"""Programs of this family import layouts and the alignment getters from here."""
 
 from typing import NoReturn
 
@@ -31,5 +31,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Say of a name that other libraries of this family have what to use instead."""
+    """For names that other libraries of this family have: say what to use instead."""
     refuse(__name__, name)

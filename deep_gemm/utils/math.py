@@ -1,4 +1,4 @@
-"""Casts of `deep_gemm.quantize` and sizes of `deep_gemm.layout`, where programs of this family import them from."""
+"""Programs of this family import casts and sizes from here."""
 
 from ..problem.layout import align, ceil_div
 from ..quantize import ceil_to_ue8m0, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
