@@ -119,6 +119,7 @@ def occupancy_configs() -> dict[tuple[int, int], Config]:
 
 def clusters_at_once(device: int) -> dict[str, dict[str, int]]:
     """Ask the driver how many clusters of each size run at a time."""
+    torch.cuda.synchronize(device)  # makes torch's context, in which kernels are loaded
     found: dict[str, dict[str, int]] = {"1": {}, "2": {}}
     for (ctas, size), config in sorted(occupancy_configs().items()):
         kernel = fp8_gemm_decode if isinstance(config, DecodeConfig) else fp8_gemm
