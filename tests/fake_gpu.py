@@ -18,6 +18,7 @@ from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import MAP_BYTES, TensorMap
 from deep_gemm.kernels import dense, depths, fp8_gemm, fp8_gemm_decode, k_group_maps, rows
 from deep_gemm.kernels.plan import PLANS
+from deep_gemm.kernels.seen import Seen
 
 
 class OnGpu(Tensor):
@@ -62,6 +63,8 @@ class FakeGpu:
     compiled: list[Any] = field(default_factory=list)
     """Configurations, as kernels were built for them."""
     encoded: list[TensorMap] = field(default_factory=list)
+    is_capturing: bool = False
+    stream: int = 7
 
     @property
     def last(self) -> Launch:
@@ -103,7 +106,10 @@ class FakeLauncher:
         self.stream = stream
 
     def current_stream(self, device: int) -> int:
-        return 7
+        return self.gpu.stream
+
+    def is_capturing(self) -> bool:
+        return self.gpu.is_capturing
 
     def current_device(self) -> int:
         return -1  # what CPU tensors say they are on
@@ -126,6 +132,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
         monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "_templates", {})
+    monkeypatch.setattr(PLANS, "seen", Seen())
 
     def launcher_of(name: str, params_bytes: int, cluster_of: Callable[[Any], int]) -> Callable[..., FakeLauncher]:
         @cache

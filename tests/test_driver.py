@@ -92,6 +92,7 @@ def test_a_launch_has_the_attributes_that_it_needs(
     fake = use(monkeypatch, cuLaunchKernelEx=(cu.CUresult.CUDA_SUCCESS,))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", None, raising=False)
     kernel: Any = SimpleNamespace(function="function", shared_bytes=4096)
     for grid in (132, 264):  # two launchers share what is slow to make, and nothing else
         launcher = driver.Launcher(kernel, 100, 384, cluster, is_dependent=is_dependent)
@@ -119,6 +120,7 @@ def test_a_launch_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", None, raising=False)
     kernel: Any = SimpleNamespace(function="function", shared_bytes=4096)
     with pytest.raises(driver.DriverError, match="cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
         driver.Launcher(kernel, 8, 32, 1).fail(cu.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)

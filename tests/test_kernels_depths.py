@@ -102,22 +102,34 @@ def test_depths_that_are_wrong_are_refused_on_a_call_that_was_seen(gpu: FakeGpu,
     assert len(gpu.launches) == 2
 
 
-def test_maps_are_made_in_memory_of_each_calls_own(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Tensor] = []
+def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGpu) -> None:
+    at, held = DEPTHS_PARAMS.word("groups.k_groups"), []
     empty = torch.empty
 
-    def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
-        kept.append(empty(*args, **kwargs))
-        return kept[-1]
+    def rooms(calls: int) -> set[int]:
+        first = len(gpu.launches)
+        for _ in range(calls):
+            p = ready(sim.random_problem(FRESH, KS, 100, 72))
+            call(p, KS)
+        return {launch.words[at] for launch in gpu.launches[first:] if launch.kernel == "fp8_gemm_kernel"}
 
-    monkeypatch.setattr(torch, "empty", kept_empty)
-    p = ready(sim.random_problem(FRESH, KS, 100, 72))
-    for _ in range(2):
-        call(p, KS)
-    at = DEPTHS_PARAMS.word("groups.k_groups")
-    rooms = [launch.words[at] for launch in gpu.launches if launch.kernel == "fp8_gemm_kernel"]
-    assert len(set(rooms)) == 2
-    assert all(len(x) == k_group_maps.room_bytes(3) for x in kept if x.dtype == torch.uint8)
+    def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
+        held.append(empty(*args, **kwargs))
+        return held[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", kept_empty)
+        of_stream = rooms(3)
+        gpu.stream = 8
+        of_another = rooms(2)
+        gpu.is_capturing = True
+        of_graphs = rooms(2)
+        gpu.is_capturing = False
+        of_another_later = rooms(1)
+    assert (len(of_stream), len(of_another), len(of_graphs)) == (1, 1, 2)
+    assert of_another_later == of_another
+    assert not of_graphs & (of_stream | of_another)
+    assert of_stream != of_another
 
 
 def test_nothing_is_launched_where_a_side_or_all_depths_are_zero(gpu: FakeGpu) -> None:

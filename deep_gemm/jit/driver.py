@@ -119,6 +119,7 @@ class Launcher:
         self.start, self.success = cu.cuLaunchKernelEx, cu.CUresult.CUDA_SUCCESS
         """`start` takes `config`, `function`, `pointers` and 0, and returns a tuple with the driver's status."""
         self.current_stream, self.current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+        self.is_capturing = torch._C._cuda_isCurrentStreamCapturing
 
     def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
         """Encode a map that begins at `address`. Only the simulator needs `tensor`, where the map's tensor begins."""

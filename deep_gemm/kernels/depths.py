@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from array import array
 from collections.abc import Sequence
 
@@ -35,9 +36,25 @@ class DepthsPlan(Plan):
     make_maps: Plan
     num_groups = m = sum_k = num_k_blocks = 0
 
-    def new_room(self) -> Tensor:
-        """Make memory of one call alone: whatever else is under way, on any stream or in a graph, has its own maps."""
-        return torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
+    rooms: dict[int, Tensor]
+    lock: threading.Lock
+    """Held for both launches: what the first writes is for the second one behind it."""
+    known_ks: tuple[Sequence[int] | None, bytes]
+    """The last depths from the host that were right for this plan, and how a launch takes them."""
+
+    def room(self) -> Tensor:
+        """Give the memory in which one kernel writes for the other: each stream has its own, and each captured graph.
+
+        On a stream launches follow each other, so that nobody overwrites what is still read.
+        """
+        stream = self.launcher.current_stream(self.device)
+        room = self.rooms.get(stream)
+        if room is not None and not self.launcher.is_capturing():
+            return room
+        room = torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
+        if not self.launcher.is_capturing():
+            self.rooms[stream] = room
+        return room
 
 
 def run(
@@ -56,68 +73,67 @@ def run(
     try:
         (x, sx), (y, sy) = a, b
         if x.is_cuda:
-            if not k_major_scales:
-                sx, sy = sx.t(), sy.t()
             at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
-            shape_a, shape_b = sx.shape, sy.shape
-            at_ks, ks_key = 0, None
+            tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
+            if c is not None and c is not d:
+                tensors = (*tensors, c)
             if ks_tensor is not None:
-                at_ks = ks_tensor.data_ptr()
-                ks_key = ks_tensor.shape, ks_tensor.stride(), ks_tensor.dtype, ks_tensor.get_device()
-            key = (
-                run,
+                tensors = (*tensors, ks_tensor)
+            hint = (
+                k_major_scales,
                 recipe,
                 settings.in_force.generation,
-                shape_a[0],
-                sx.stride(),
-                sx.dtype,
-                sx.get_device(),
-                shape_b[0],
-                sy.stride(),
-                sy.dtype,
-                sy.get_device(),
-                x.dtype,
-                x.get_device(),
-                y.dtype,
-                y.get_device(),
-                ks_key,
-                # the weight ends here
-                (x.shape, y.shape),
-                (x.stride(), y.stride()),
-                (shape_a, shape_b),
+                x.shape,
+                y.shape,
+                at_sfa % ADDRESS_ALIGNMENT,
+                at_sfb % ADDRESS_ALIGNMENT,
+                d is None,
+                c is None,
+                c is d,
+                ks_tensor is None,
                 None if ks is None else len(ks),
-                (at_sfa % ADDRESS_ALIGNMENT, at_sfb % ADDRESS_ALIGNMENT),
-                None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
-                None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
             )
-            plan = PLANS.plans.get(key)  # type: ignore[assignment]
-            if plan is None:
-                plan = _derived(key, x, sx, y, sy)
+            for check, found in PLANS.seen.get(hint, ()):
+                if check(*tensors):
+                    plan = found
+                    break
+            else:
+                turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
+                key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
+                plan = PLANS.plans.get(key)  # type: ignore[assignment]
+                if plan is not None:
+                    PLANS.seen.keep(hint, tensors, plan)
+                else:
+                    plan = _derived(key, x, turned_sfa, y, turned_sfb)
     except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
         key, plan = (), None
-    if plan is not None and (ks is None or _add_up(ks, plan)):
+    if plan is not None and (ks is None or plan.known_ks[0] == ks or _add_up(ks, plan)):
         if plan.copies_sfa:
-            sx = get_mn_major_tma_aligned_tensor(sx)
+            sx = get_mn_major_tma_aligned_tensor(sx if k_major_scales else sx.t())
             at_sfa = sx.data_ptr()
         if plan.copies_sfb:
-            sy = get_mn_major_tma_aligned_tensor(sy)
+            sy = get_mn_major_tma_aligned_tensor(sy if k_major_scales else sy.t())
             at_sfb = sy.data_ptr()
         out = plan.new_output() if d is None else d
-        at_d = out.data_ptr()
+        at_d, at_ks, inline_ks = out.data_ptr(), 0, b""
+        if ks_tensor is not None:
+            at_ks = ks_tensor.data_ptr()
+        elif plan.known_ks[0] == ks:
+            inline_ks = plan.known_ks[1]
+        else:
+            depths = depths_of(ks, None, plan.place)
+            if isinstance(depths, bytes):
+                inline_ks = depths
+                plan.known_ks = (None if ks is None else list(ks)), depths
+            else:
+                at_ks = depths.data_ptr()
         at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, at_d, 0 if c is None else c.data_ptr())
         is_apart = at_d + plan.rows.span_d <= at_ks or at_ks + 4 * plan.num_groups <= at_d
         if is_apart and plan.fits(at):
-            inline_ks = b""
-            if ks_tensor is None:
-                depths = depths_of(ks, None, plan.place)
-                if isinstance(depths, bytes):
-                    inline_ks = depths
-                else:
-                    at_ks = depths.data_ptr()
-            room = plan.new_room()
-            at_all = (*at, at_ks, room.data_ptr())
-            plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)
-            plan.launch(at_all)
+            with plan.lock:
+                at_all = (*at, at_ks, plan.room().data_ptr())
+                plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)
+                plan.launch(at_all)
             return out if d is None else None
     problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe, k_major_scales=k_major_scales)
     if not problem.d.is_cuda:
@@ -165,10 +181,12 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPl
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     if get_compile_mode() == 1:
         return None
-    depths, room = depths_of(p.ks, p.ks_tensor, p.d.device), plan.new_room()
-    at = (*addresses_of(ready), 0 if isinstance(depths, bytes) else depths.data_ptr(), room.data_ptr())
-    plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
-    plan.launch(at)
+    depths = depths_of(p.ks, p.ks_tensor, p.d.device)
+    at_ks = 0 if isinstance(depths, bytes) else depths.data_ptr()
+    with plan.lock:
+        at = (*addresses_of(ready), at_ks, plan.room().data_ptr())
+        plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
+        plan.launch(at)
     return plan
 
 
@@ -220,6 +238,7 @@ def plan_of(
     plan.config, plan.output, plan.n, plan.m, plan.num_groups = config, output_of(p), p.n, p.m, p.num_groups
     plan.sum_k, plan.num_k_blocks = p.a.numel() // p.m, p.sfa.shape[1]
     plan.c_is_d = plan.output.adds_to_d
+    plan.rooms, plan.lock, plan.known_ks = {}, threading.Lock(), (None, b"")
     return plan
 
 
@@ -244,6 +263,46 @@ def _plan_of_maps(p: KGroupedProblem, config: GemmConfig, launcher: driver.Launc
     ]
     maps_grid = ceil_div(p.num_groups, k_group_maps.THREADS)
     return Plan(p, params, numbers, maps, places, launcher, maps_grid)
+
+
+def _signature(
+    hint: Key,
+    x: Tensor,
+    sx: Tensor,
+    y: Tensor,
+    sy: Tensor,
+    d: Tensor | None,
+    c: Tensor | None,
+    ks_tensor: Tensor | None,
+) -> Key:
+    """Everything that decides whether a call is right and what it launches, but for addresses and depths."""
+    k_major_scales, recipe, generation, shape_a, shape_b, offset_sfa, offset_sfb, *_, num_ks = hint
+    return (
+        (run, k_major_scales),
+        recipe,
+        generation,
+        sx.shape[0],
+        sx.stride(),
+        sx.dtype,
+        sx.get_device(),
+        sy.shape[0],
+        sy.stride(),
+        sy.dtype,
+        sy.get_device(),
+        x.dtype,
+        x.get_device(),
+        y.dtype,
+        y.get_device(),
+        None if ks_tensor is None else (ks_tensor.shape, ks_tensor.stride(), ks_tensor.dtype, ks_tensor.get_device()),
+        # What belongs to the groups ends here; what follows are their depths.
+        (shape_a, shape_b),
+        (x.stride(), y.stride()),
+        (sx.shape, sy.shape),
+        num_ks,
+        (offset_sfa, offset_sfb),
+        None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
+        None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
+    )
 
 
 def _derived(key: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
@@ -282,7 +341,7 @@ def _derive(like: DepthsPlan, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> D
     assert isinstance(plan, DepthsPlan)
     of_maps = like.make_maps
     plan.make_maps = of_maps.derived(of_maps.rows, of_maps.grid, {"sum_k": sum_k, "num_k_blocks": num_k_blocks}, {})
-    plan.sum_k, plan.num_k_blocks = sum_k, num_k_blocks
+    plan.sum_k, plan.num_k_blocks, plan.known_ks = sum_k, num_k_blocks, (None, b"")
     _print_if_asked(like.num_groups, m, n, config)
     return plan
 

@@ -21,6 +21,7 @@ from ..problem.layout import (
     ceil_div,
 )
 from .params import Kind, Params
+from .seen import Seen
 
 MAX_PLANS = 4096
 A, SFA, B, SFB, D, C = range(6)
@@ -225,10 +226,11 @@ def _changes(before: TensorMap, after: TensorMap) -> list[tuple[int, int]] | Non
 
 
 class PlanCache:
-    """All plans by signature, and by weight those from which a plan for other rows is derived. Both are bounded."""
+    """All plans: by signature, by what torch recognizes, by weight to derive others. Each is bounded."""
 
     def __init__(self) -> None:
         self.plans: dict[Key, Plan] = {}
+        self.seen = Seen()
         self._templates: dict[tuple[Key, Key], dict[object, Any]] = {}
         self._lock = threading.Lock()
 
@@ -250,6 +252,7 @@ class PlanCache:
         """Forget all plans."""
         with self._lock:
             self.plans.clear()
+            self.seen.clear()
             self._templates.clear()
 
 

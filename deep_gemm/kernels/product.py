@@ -61,35 +61,32 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
         (x, sx), (y, sy) = a, b
         if x.is_cuda:
             at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
-            key = (
+            tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
+            if c is not None and c is not d:
+                tensors = (*tensors, c)
+            hint = (
                 product,
                 said,
                 settings.in_force.generation,
-                y.shape,
-                y.stride(),
-                y.dtype,
-                y.get_device(),
-                sy.shape,
-                sy.stride(),
-                sy.dtype,
-                sy.get_device(),
-                at_sfb % ADDRESS_ALIGNMENT,
-                x.dtype,
-                x.get_device(),
-                sx.dtype,
-                sx.get_device(),
-                # WEIGHT ends here; what follows are the rows
                 x.shape,
-                x.stride(),
-                sx.shape,
-                sx.stride(),
+                y.shape,
                 at_sfa % ADDRESS_ALIGNMENT,
-                None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
-                None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
+                at_sfb % ADDRESS_ALIGNMENT,
+                d is None,
+                c is None,
+                c is d,
             )
-            plan = PLANS.plans.get(key)
-            if plan is None and product.derive is not None:
-                plan = _derived(product, key, (x, sx, y, sy, d, c))
+            for check, found in PLANS.seen.get(hint, ()):
+                if check(*tensors):
+                    plan = found
+                    break
+            else:
+                key = _signature(hint, x, sx, y, sy, d, c)
+                plan = PLANS.plans.get(key)
+                if plan is not None:
+                    PLANS.seen.keep(hint, tensors, plan)
+                elif product.derive is not None:
+                    plan = _derived(product, key, (x, sx, y, sy, d, c))
     except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
         key = ()
     if plan is not None:
@@ -113,6 +110,37 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
     if plan is not None and key and _serves(plan, product, problem, a, b, c):
         PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
     return problem.d if d is None else None
+
+
+def _signature(hint: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor, d: Tensor | None, c: Tensor | None) -> Key:
+    """Everything that decides whether a call is right and what it launches, but for addresses."""
+    product, said, generation, shape_a, shape_b, offset_sfa, offset_sfb, *_ = hint
+    return (
+        product,
+        said,
+        generation,
+        shape_b,
+        y.stride(),
+        y.dtype,
+        y.get_device(),
+        sy.shape,
+        sy.stride(),
+        sy.dtype,
+        sy.get_device(),
+        offset_sfb,
+        x.dtype,
+        x.get_device(),
+        sx.dtype,
+        sx.get_device(),
+        # The weight ends here; what follows are the rows.
+        shape_a,
+        x.stride(),
+        sx.shape,
+        sx.stride(),
+        offset_sfa,
+        None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
+        None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
+    )
 
 
 def _derived(product: Product, key: Key, operands: Sequence[Any]) -> Plan | None:

@@ -89,6 +89,10 @@ class Launcher:
         """Give the only one."""
         return 0
 
+    def is_capturing(self) -> bool:
+        """Tell that there are no graphs."""
+        return False
+
     def current_device(self) -> int:
         """Give that of CPU tensors."""
         return _CPU
