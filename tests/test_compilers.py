@@ -54,19 +54,16 @@ def test_the_newest_release_is_one_that_was_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "tests"),
-    [
-        ("test_driver.py", ""),
-        ("test_jit.py", ""),
-        ("test_cubin.py", ""),
-        ("test_ptx.py", ""),
-        ("test_gates.py", "not reachable"),
-    ],
+    "names",
+    [("driver", "jit", "cubin", "ptx"), ("gates",)],
+    ids=" ".join,
 )
-def test_tests_of_the_compiler_and_the_driver_pass_with_the_newest_release(file: str, tests: str) -> None:
+def test_tests_of_the_compiler_and_the_driver_pass_with_the_newest_release(names: tuple[str, ...]) -> None:
+    """All but those of every configuration, which are below."""
     with news_if_newer():
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        command = [str(newest_release.PYTHON), "-m", "pytest", "-p", "no:cacheprovider", f"tests/{file}", "-k", tests]
+        files = [f"tests/test_{name}.py" for name in names]
+        command = [str(newest_release.PYTHON), "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", "not reachable"]
         run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
 
