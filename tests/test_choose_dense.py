@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plai
 from deep_gemm.choose import dense as heuristics
 from deep_gemm.choose.config import GemmConfig, Output
 from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.choose.dense import menu, reachable, reachable_decode, select
+from deep_gemm.choose.dense import reachable, reachable_decode, select
 from deep_gemm.choose.explain import candidates, explain
 from deep_gemm.choose.tiles import tiles_for
 from deep_gemm.gpus import GPUS, H20, H200, Gpu
@@ -85,24 +87,35 @@ def test_some_of_the_sms_are_given_a_kernel_whose_grid_follows(m: int, n: int, k
         assert config == select(m, n, k, output, H200), "a kernel of its own, to be compiled"
 
 
-@settings(max_examples=50)
-@given(rows, columns, depths, st.sampled_from(OUTPUTS), gpus)
-def test_the_same_question_has_the_same_answer(m: int, n: int, k: int, output: Output, gpu: Gpu) -> None:
-    first = select(m, n, k, output, gpu)
-    assert candidates(m, n, k, output, gpu) == candidates(m, n, k, output, gpu)
-    menu.cache_clear()
-    assert select(m, n, k, output, gpu) == first
+def test_another_process_with_other_hashes_chooses_the_same() -> None:
+    code = (
+        "from deep_gemm.choose.config import Output; from deep_gemm.gpus import H200;"
+        "from deep_gemm.choose.dense import select;"
+        "print(*(select(m, n, k, Output(with_c=with_c), H200).name for with_c in (False, True)"
+        " for n, k in ((2112, 7168), (576, 7168), (7168, 2048)) for m in (1, 17, 64, 200, 777, 4096)), sep=';')"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).resolve().parents[1],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split(";")
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+    assert len(told[0]) == 36
 
 
 @settings(max_examples=100)
 @given(rows, columns, depths, st.sampled_from(OUTPUTS), st.one_of(st.sampled_from(GPUS), gpus))
-def test_candidates_are_all_tiles_sorted_with_reasons_for_those_that_cannot_run(
+def test_candidates_are_all_tiles_with_reasons_for_those_that_cannot_run(
     m: int, n: int, k: int, output: Output, gpu: Gpu
 ) -> None:
     found = candidates(m, n, k, output, gpu)
     assert {candidate.tile for candidate in found} == set(tiles_for(output))
-    costs = [candidate.cost_us for candidate in found]
-    assert costs == sorted(costs)
     assert found[0].why_not is None
     assert found[0].cost_us < float("inf")
     for candidate in found:
@@ -156,13 +169,12 @@ def test_few_kernels_serve_one_weight_whatever_m(n: int, k: int) -> None:
 
 
 def test_explain_names_the_choice_and_why_the_others_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    found = explain(100, 7168, 2048, gpu="H200")
+    explain(100, 7168, 2048, gpu="H200")
     out = capsys.readouterr().out
     assert out.count("chosen") == 1
     chosen = select(100, 7168, 2048, Output(), H200).name
     assert any(chosen in line and "chosen" in line for line in out.splitlines())
     assert "one row of tiles, nothing to share B with" in " ".join(out.split())
-    assert [candidate.cost_us for candidate in found] == sorted(candidate.cost_us for candidate in found)
 
 
 @pytest.mark.parametrize(

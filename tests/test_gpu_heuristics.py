@@ -44,4 +44,3 @@ def test_products_of_every_output_are_tuned(output: Output) -> None:
     assert dense.output_of(tune.random_problem(shape, output)) == output
     judgement = tune.judge(contest, L2Flush())
     assert len(judgement.rivals) == min(tune.FINALISTS, len(contest.entrants) - 1) > 0
-    assert all(0.5 < time.spread.us < 1000 for time in (judgement.chosen, *judgement.rivals))
