@@ -21,7 +21,7 @@ from ..settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_o
 from . import fp8_gemm, fp8_gemm_decode
 from .fp8_gemm import DENSE_PARAMS
 from .maps import matrix_map, output_map, scales_map
-from .plan import SFA, SFB, A, B, C, D, Place, Plan, addresses_of, other_rows, refuse_if, rows_of
+from .plan import SCALE_BYTES, SFA, SFB, A, B, C, D, Place, Plan, Resized, addresses_of, other_rows, refuse_if, rows_of
 
 Config = GemmConfig | DecodeConfig
 
@@ -69,18 +69,15 @@ def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan
     if template is None or template.copies_sfa:
         return None
     _print_if_asked(m, like.n, like.k, config)
-    rows, maps = rows_of(like, m, pitch, operands), template.maps
+    rows = rows_of(like, m, pitch, operands)
     if isinstance(config, DecodeConfig):
         return fp8_gemm_decode.derived(template, config, m, pitch, rows)
-    map_d = maps["map_d"]
-    changed = {
-        "map_a": maps["map_a"]._replace(sizes=(like.k, m), box=(BLOCK_K, min(config.box_rows_of_a, m))),
-        "map_sfa": maps["map_sfa"]._replace(
-            sizes=(m, ceil_div(like.k, BLOCK_K)), strides=(pitch * 4,), box=(box_rows_of_sfa(config, m), 1)
-        ),
-        "map_d": map_d._replace(sizes=(*map_d.sizes[:-1], m)),
-    }
-    return template.derived(rows, grid(config, m, like.n, num_sms_of(gpu.num_sms)), {"m": m}, changed)
+    resized = (
+        Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
+        Resized("map_sfa", 0, m, pitch * SCALE_BYTES, (box_rows_of_sfa(config, m), 1)),
+        Resized("map_d", 2 if config.has_wide_panels else 1, m),
+    )
+    return template.derived(rows, grid(config, m, like.n, num_sms_of(gpu.num_sms)), {"m": m}, resized)
 
 
 def output_of(p: DenseProblem) -> Output:

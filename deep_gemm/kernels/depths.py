@@ -24,7 +24,7 @@ from . import fp8_gemm, k_group_maps
 from .fp8_gemm import DEPTHS_PARAMS
 from .k_group_maps import MAX_INLINE_KS
 from .maps import matrix_map, output_map
-from .plan import PLANS, SFA, SFB, WEIGHT, A, B, C, D, Key, Place, Plan, addresses_of, refuse_if
+from .plan import PLANS, SFA, SFB, A, B, C, D, Key, Place, Plan, Resized, addresses_of, refuse_if
 
 KS, ROOM = 6, 7
 """Places among the addresses of a call, behind the operands: the depths, and what the first kernel writes."""
@@ -142,7 +142,8 @@ def run(
     else:
         plan = run_on_gpu(problem)
         if plan is not None and key:
-            PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
+            PLANS.keep(key, plan)
+            PLANS.keep_to_derive(key, plan)
     return problem.d if d is None else None
 
 
@@ -307,10 +308,10 @@ def _signature(
 
 def _derived(key: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
     """Derive a plan for other depths of groups that are known, and keep it; None if nothing like it is known."""
-    templates = PLANS.templates(key[:WEIGHT], key[WEIGHT:])
+    templates = PLANS.templates(key)
     plan = None if templates is None else _derive(next(iter(templates.values())), x, sx, y, sy)
     if plan is not None:
-        PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
+        PLANS.keep(key, plan)
     return plan
 
 
@@ -333,14 +334,11 @@ def _derive(like: DepthsPlan, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> D
         span_b=n * sum_k,
         span_sfb=((num_k_blocks - 1) * pitch_b + n) * 4,
     )
-    maps = {
-        member: like.maps[member]._replace(sizes=(size, num_k_blocks))
-        for member, size in (("map_sfa", m), ("map_sfb", n))
-    }
-    plan = like.derived(rows, like.grid, {}, maps)
+    resized = Resized("map_sfa", 1, num_k_blocks), Resized("map_sfb", 1, num_k_blocks)
+    plan = like.derived(rows, like.grid, {}, resized)
     assert isinstance(plan, DepthsPlan)
     of_maps = like.make_maps
-    plan.make_maps = of_maps.derived(of_maps.rows, of_maps.grid, {"sum_k": sum_k, "num_k_blocks": num_k_blocks}, {})
+    plan.make_maps = of_maps.derived(of_maps.rows, of_maps.grid, {"sum_k": sum_k, "num_k_blocks": num_k_blocks}, [])
     plan.sum_k, plan.num_k_blocks, plan.known_ks = sum_k, num_k_blocks, (None, b"")
     _print_if_asked(like.num_groups, m, n, config)
     return plan

@@ -14,7 +14,7 @@ from ..problem.layout import ceil_div
 from .code_plan import CodePlan
 from .maps import matrix_map
 from .params import Field, Kind, Params
-from .plan import SFA, SFB, A, B, C, D, Place, Plan, Rows
+from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
@@ -132,8 +132,8 @@ def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher) ->
 def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:
     """Prepare the launch for other rows of the same weight, scales of A m-major with this pitch."""
     numbers = {"sfa_stride_m": 1, "sfa_stride_k": pitch, "m": m, "slot_bytes": slot_bytes(config, m, plan.n)}
-    map_a = plan.maps["map_a"]._replace(sizes=(plan.k, m), box=(BLOCK_K, min(config.block_tokens, m)))
-    return plan.derived(rows, grid(config, m, plan.n), numbers, {"map_a": map_a})
+    map_a = Resized("map_a", 1, m, box=(BLOCK_K, min(config.block_tokens, m)))
+    return plan.derived(rows, grid(config, m, plan.n), numbers, [map_a])
 
 
 def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:

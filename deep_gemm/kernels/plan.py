@@ -27,6 +27,7 @@ MAX_PLANS = 4096
 A, SFA, B, SFB, D, C = range(6)
 """Operands by their place among the addresses of a call. Where there is no C, another input may take its place."""
 SCALE_BYTES = 4
+_UINT32 = struct.Struct("<I")
 SOME_ADDRESS = 1 << 40
 """For maps that are encoded before their address is known."""
 Addresses = tuple[int, ...]
@@ -70,6 +71,19 @@ class Place:
     member: str
     operand: int
     before: int = 0
+
+
+class Resized(NamedTuple):
+    """A tensor map of a plan for other rows, which are this dimension. No `pitch` (0), no `box`: these stay as they are.
+
+    (The sizes that a plan's `maps` state may be those of the plan that it was derived from: nobody reads them.)
+    """
+
+    member: str
+    dimension: int
+    size: int
+    pitch: int = 0
+    box: tuple[int, ...] | None = None
 
 
 class Rows(NamedTuple):
@@ -132,22 +146,29 @@ class Plan:
             0 if p.c is None else byte_span(p.c),
         )
 
-    def derived(self, rows: Rows, grid: int, numbers: Mapping[str, int], maps: Mapping[str, TensorMap]) -> Plan:
-        """Copy the plan for other rows: other members of Params, 32-bit numbers and maps among them."""
+    def derived(self, rows: Rows, grid: int, numbers: Mapping[str, int], resized: Sequence[Resized]) -> Plan:
+        """Copy the plan for other rows: other 32-bit numbers among its parameters, and maps of other sizes."""
         plan = object.__new__(type(self))
         plan.__dict__.update(self.__dict__)
-        template = bytearray(self.template)
+        template, offset_of = bytearray(self.template), self.params.offset
         for member, number in numbers.items():
-            struct.pack_into("<I", template, self.params.offset(member), number)
-        for member, tensor_map in maps.items():
-            at = self.params.offset(member)
-            changes = _changes(self.maps[member], tensor_map)
-            if changes is None:
-                template[at : at + MAP_BYTES] = self.launcher.encode(tensor_map, SOME_ADDRESS, SOME_ADDRESS)
-            else:
-                for offset, number in changes:
-                    struct.pack_into("<I", template, at + offset, number)
-        plan.maps = {**self.maps, **maps}
+            _UINT32.pack_into(template, offset_of(member), number)
+        can_patch = driver.sizes_are_numbers()
+        for member, dimension, size, pitch, box in resized:
+            at, tensor_map = offset_of(member), self.maps[member]
+            if can_patch and pitch < driver.STRIDE_LIMIT and (box is None or box == tensor_map.box):
+                place, number = driver.size_number(dimension, size)
+                _UINT32.pack_into(template, at + place, number)
+                if pitch:
+                    place, number = driver.stride_number(pitch)
+                    _UINT32.pack_into(template, at + place, number)
+                continue
+            sizes, strides = list(tensor_map.sizes), list(tensor_map.strides)
+            sizes[dimension] = size
+            strides[0] = pitch or strides[0]
+            tensor_map = tensor_map._replace(sizes=tuple(sizes), strides=tuple(strides), box=box or tensor_map.box)
+            template[at : at + MAP_BYTES] = self.launcher.encode(tensor_map, SOME_ADDRESS, SOME_ADDRESS)
+            plan.maps = {**plan.maps, member: tensor_map}
         plan.template, plan.grid, plan.rows = bytes(template), grid, rows
         return plan
 
@@ -212,41 +233,31 @@ class Plan:
         }
 
 
-def _changes(before: TensorMap, after: TensorMap) -> list[tuple[int, int]] | None:
-    """Numbers to be written at bytes of an encoded map to make it another; None if it must be encoded anew."""
-    if after.box != before.box or after.strides[1:] != before.strides[1:] or not driver.sizes_are_numbers():
-        return None
-    pairs = enumerate(zip(before.sizes, after.sizes, strict=True))
-    changes = [driver.size_number(dimension, size) for dimension, (old, size) in pairs if size != old]
-    if after.strides[0] != before.strides[0]:
-        if after.strides[0] >= driver.STRIDE_LIMIT:
-            return None
-        changes.append(driver.stride_number(after.strides[0]))
-    return changes
-
-
 class PlanCache:
     """All plans: by signature, by what torch recognizes, by weight to derive others. Each is bounded."""
 
     def __init__(self) -> None:
         self.plans: dict[Key, Plan] = {}
         self.seen = Seen()
-        self._templates: dict[tuple[Key, Key], dict[object, Any]] = {}
+        self._templates: dict[Key, dict[object, Any]] = {}
         self._lock = threading.Lock()
 
-    def keep(self, weight: Key, rows: Key, plan: Plan) -> None:
-        """Keep a plan for calls of this signature, and to derive others from."""
+    def keep(self, key: Key, plan: Plan) -> None:
+        """Keep a plan for calls of this signature."""
         with self._lock:
-            _put(self.plans, (*weight, *rows), plan)
-            if plan.rows.shape[0] > 1:  # the strides of a single row say nothing
-                family = weight, _family(rows)
-                if family not in self._templates:
+            _put(self.plans, key, plan)
+
+    def keep_to_derive(self, key: Key, plan: Plan) -> None:
+        """Keep a plan of this signature to derive others from. (Not of a single row, whose strides say nothing.)"""
+        if plan.rows.shape[0] > 1:
+            with self._lock:
+                if (family := family_of(key)) not in self._templates:
                     _put(self._templates, family, {})
                 self._templates[family].setdefault(plan.config, plan)
 
-    def templates(self, weight: Key, rows: Key) -> Mapping[Any, Any] | None:
-        """Give the plans, by configuration, from which one for these rows may be derived; None if there are none."""
-        return self._templates.get((weight, _family(rows)))
+    def templates(self, key: Key) -> Mapping[Any, Any] | None:
+        """Give the plans, by configuration, from which one of this signature may be derived; None if there are none."""
+        return self._templates.get(family_of(key))
 
     def clear(self) -> None:
         """Forget all plans."""
@@ -266,11 +277,11 @@ def _put(kept: dict[Any, Any], key: object, value: object) -> None:
     kept[key] = value
 
 
-def _family(rows: Key) -> Key:
-    """What plans have in common that are derived from each other: all of `rows` that does not follow from m."""
-    _, stride_a, _, _, offset_sfa, d, c = rows
-    without_shape = [x[1:] if isinstance(x, tuple) else x for x in (d, c)]
-    return (stride_a, offset_sfa, *without_shape)
+def family_of(key: Key) -> Key:
+    """What plans have in common that are derived from each other: all of a signature that does not follow from m."""
+    _, stride_a, _, _, offset_sfa, d, c = key[WEIGHT:]
+    d, c = d and d[1:], c if c is None or c is True else c[1:]  # type: ignore[index]
+    return key[:WEIGHT], stride_a, offset_sfa, d, c
 
 
 def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:

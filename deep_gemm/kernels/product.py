@@ -24,7 +24,7 @@ from .. import settings
 from ..problem import Operand
 from ..problem.layout import ADDRESS_ALIGNMENT, get_mn_major_tma_aligned_tensor
 from ..settings import get_compile_mode
-from .plan import PLANS, WEIGHT, Key, Operands, Plan
+from .plan import PLANS, Key, Operands, Plan
 
 
 class Problem(Operands, Protocol):
@@ -108,7 +108,9 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
         return problem.d if d is None else None
     plan = product.on_gpu(problem)
     if plan is not None and key and _serves(plan, product, problem, a, b, c):
-        PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
+        PLANS.keep(key, plan)
+        if product.derive is not None:
+            PLANS.keep_to_derive(key, plan)
     return problem.d if d is None else None
 
 
@@ -146,10 +148,10 @@ def _signature(hint: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor, d: Tenso
 def _derived(product: Product, key: Key, operands: Sequence[Any]) -> Plan | None:
     """Derive a plan for other rows of a known weight, and keep it; None if nothing like it is known."""
     assert product.derive is not None
-    templates = PLANS.templates(key[:WEIGHT], key[WEIGHT:])
+    templates = PLANS.templates(key)
     plan = None if templates is None else product.derive(templates, operands)
     if plan is not None:
-        PLANS.keep(key[:WEIGHT], key[WEIGHT:], plan)
+        PLANS.keep(key, plan)
     return plan
 
 

@@ -21,7 +21,7 @@ from ..settings import get_compile_mode, get_num_sms, get_pdl, settings
 from . import fp8_gemm
 from .fp8_gemm import ROWS_PARAMS
 from .maps import clipped_map, output_map, plane_map, row_pitch
-from .plan import SFA, SFB, A, B, C, D, Place, Plan, addresses_of, other_rows, refuse_if, rows_of
+from .plan import SCALE_BYTES, SFA, SFB, A, B, C, D, Place, Plan, Resized, addresses_of, other_rows, refuse_if, rows_of
 
 
 class GroupedProblem(NamedTuple):
@@ -120,10 +120,10 @@ def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> 
     For stacked rows alone: the room for rows that are counted is seldom new.
     """
     like = next(iter(templates.values()))
-    of_rows, layout = other_rows(like, operands), operands[C]
-    if of_rows is None:
+    found, layout = other_rows(like, operands), operands[C]
+    if found is None:
         return None
-    m, pitch = of_rows
+    m, pitch = found
     num_groups, groups = operands[B].shape[0], like.output.groups
     if layout.shape != ((num_groups,) if groups == Groups.ENDS else (m,)):
         return None
@@ -132,15 +132,15 @@ def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> 
     if template is None or template.copies_sfa:
         return None
     _print_if_asked(num_groups, like.n, like.k, config)
-    sizes = {"map_a": 2, "map_sfa": 0, "map_d": 2, "map_whole_d": -2}  # which dimension has the rows
-    maps = {}
-    for member in sizes.keys() & template.maps.keys():
-        tensor_map, at = template.maps[member], sizes[member] % len(template.maps[member].sizes)
-        rows = m + 1 if member in ("map_a", "map_d") else m  # places where a box may begin, one behind the last
-        maps[member] = tensor_map._replace(sizes=(*tensor_map.sizes[:at], rows, *tensor_map.sizes[at + 1 :]))
-    maps["map_sfa"] = maps["map_sfa"]._replace(strides=(pitch * 4, *maps["map_sfa"].strides[1:]))
-    numbers = {"m": m, "groups.rows": m}
-    return template.derived(rows_of(like, m, pitch, operands), grid(config, 1, m, like.n, get_num_sms()), numbers, maps)
+    resized = [  # places where a box of rows may begin: one more than there are rows
+        Resized("map_a", 2, m + 1),
+        Resized("map_sfa", 0, m, pitch * SCALE_BYTES),
+        Resized("map_d", 2, m + 1),
+    ]
+    if "map_whole_d" in template.maps:
+        resized.append(Resized("map_whole_d", len(template.maps["map_whole_d"].sizes) - 2, m))
+    numbers, of_rows = {"m": m, "groups.rows": m}, rows_of(like, m, pitch, operands)
+    return template.derived(of_rows, grid(config, 1, m, like.n, get_num_sms()), numbers, resized)
 
 
 def output_of(p: GroupedProblem) -> Output:
