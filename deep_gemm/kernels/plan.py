@@ -74,7 +74,7 @@ class Place:
 
 
 class Resized(NamedTuple):
-    """A tensor map of a plan for other rows, which are this dimension. No `pitch` (0), no `box`: these stay as they are.
+    """A tensor map of a plan for other rows, which are this dimension. Without `pitch` and `box` these stay.
 
     (The sizes that a plan's `maps` state may be those of the plan that it was derived from: nobody reads them.)
     """
