@@ -368,7 +368,7 @@ def test_another_gpu_than_a_hopper_is_refused(gpu: FakeGpu, monkeypatch: pytest.
 
 
 def test_a_table_in_force_that_is_none_is_named(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("deep_gemm.choose.dense.tablesin_force", lambda: [tmp_path / "none.json"])
+    monkeypatch.setattr("deep_gemm.choose.dense.tables_in_force", lambda: [tmp_path / "none.json"])
     tuned_tiles.cache_clear()
     code, output = invoke("--audit")
     tuned_tiles.cache_clear()
