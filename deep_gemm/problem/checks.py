@@ -223,7 +223,7 @@ def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None) -> None:
 
 
 def _same_memory(x: Tensor, y: Tensor) -> bool:
-    """Tell whether two tensors of one shape are the same elements. The stride of a dimension of size 1 does not count."""
+    """Tell whether two tensors of one shape are the same elements. Strides of dimensions of size 1 do not count."""
     strides = zip(x.shape, x.stride(), y.stride(), strict=True)
     return x.data_ptr() == y.data_ptr() and all(size <= 1 or mine == its for size, mine, its in strides)
 
