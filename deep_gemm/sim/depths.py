@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel in the simulator where groups are along k, and `k_group_maps`, which makes its tensor maps."""
+"""The `fp8_gemm` kernel for groups along k in the simulator, and `k_group_maps`, which makes its tensor maps."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def compile_maps(edits: Mapping[str, str] | None = None) -> HostKernel:
 
 @cache
 def compiled(config: GemmConfig) -> tuple[HostKernel, HostKernel]:
-    """Both kernels, as they are."""
+    """Both kernels, without edits."""
     return compile_maps(), compile_config(config)
 
 
 def random_problem(
     config: GemmConfig, ks: Sequence[int], m: int, n: int, seed: int = 0, *, on_gpu_alone: bool = False
 ) -> KGroupedProblem:
-    """Make a problem with random data; D is NaN unless it is C as well. `on_gpu_alone`: depths in a tensor only."""
+    """Make a problem with random data. D is NaN, unless it is also C. `on_gpu_alone`: depths in a tensor only."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (k_grouped_cast_to_fp8(torch.randn(rows, sum(ks), generator=generator), ks) for rows in (m, n))
     d = torch.full((len(ks), m, n), float("nan"))
@@ -64,7 +64,7 @@ def run(
     is_dependent: bool = True,
     ks: Tensor | None = None,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference. `ks`: what the kernels read, if not the problem's."""
+    """Compute a product on simulated SMs and with the reference. `ks` replaces the problem's depths for the kernels."""
     p = kernels.prepared(problem)
     buffers = {
         "a": Buffer(p.a, is_dependent=is_dependent),
@@ -116,7 +116,7 @@ def run(
 
 
 def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """What D must hold afterwards, and how far each element may be from it."""
+    """The right D, and how far each element may be from it."""
     right = torch.empty_like(p.d)
     reference.k_grouped(p._replace(d=right))
     ks = p.ks if p.ks is not None else tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The `fp8_gemm_decode` kernel in the simulator: the same source, tensor maps and parameters as on a GPU."""
+"""The `fp8_gemm_decode` kernel in the simulator, with the source, tensor maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compile_config(config: DecodeConfig, edits: Mapping[str, str] | None = None)
 def random_problem(
     config: DecodeConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
 ) -> DenseProblem:
-    """Make a problem with random data for a configuration; D is NaN unless it is C as well (`in_place`)."""
+    """Make a problem with random data for a configuration. D is NaN, unless it is also C (`in_place`)."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
@@ -55,7 +55,7 @@ def run(
     truncate: bool = False,
     is_dependent: bool = False,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference. `is_dependent`: the kernel ahead may be at work."""
+    """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     buffers = buffers_of(p, is_dependent)
     buffers |= {name: replace(buffers[name], alignment=4) for name in ("sfa", "sfb")}
     simulation = Simulation(

@@ -1,8 +1,8 @@
 """Does the simulator notice when a kernel is wrong? Breaks its source on purpose, in many ways, and counts.
 
-A mutation replaces one text of one header. Every trial runs it on some configuration, problem, seed and schedule, in a
-process of its own, because a broken kernel may crash or never end. A mutation that no trial notices is a hole: in the
-trials, in the simulator, or a line of the kernel that nothing needs.
+A mutation replaces one text in one header. Trials run it with some configuration, problem, seed and schedule, in a
+separate process, because a broken kernel may crash or never end. A mutation that no trial notices shows a gap in the
+trials or in the simulator, or a line that the kernel does not need.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CAUGHT, MISSED, DOES_NOT_COMPILE = "caught", "missed", "does not compile"
 class Mutation:
     """Replace `old` by `new` in `header`: its only occurrence, or all of them with `everywhere`.
 
-    Trials of the configuration `shows_in` are tried first. It saves time where a mutation shows in few kernels, and
-    decides nothing: one that does not show there meets all other trials.
+    Trials of the configuration `shows_in` run first. This saves time if few kernels show the mutation, and changes
+    nothing else: all other trials follow.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Mutation:
     shows_in: object = None
 
     def apply(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Give the headers with the mutation in them. A text that is not there is a ValueError: the list is stale."""
+        """Give the headers with the mutation applied. A ValueError says that `old` is not there: the list is stale."""
         count = headers[self.header].count(self.old)
         if count == 0 or (count > 1 and not self.everywhere):
             raise ValueError(f"mutation {self.name!r}: expected one {self.old!r} in {self.header}, got {count}")
@@ -50,10 +50,10 @@ class Trial(Protocol):
 
     @property
     def config(self) -> Any:
-        """Tell what `Mutation.shows_in` is compared with."""
+        """The configuration, to be compared with `Mutation.shows_in`."""
 
     def headers(self) -> Mapping[str, str]:
-        """Give the kernel's headers for the configuration of this trial."""
+        """Give the kernel's headers for this trial's configuration."""
 
     def run(self, headers: Mapping[str, str]) -> None:
         """Compile and simulate; raise whatever is wrong."""
@@ -61,26 +61,26 @@ class Trial(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutation."""
+    """The result of one mutation."""
 
     name: str
     verdict: str
     """CAUGHT, MISSED or DOES_NOT_COMPILE."""
     reason: str
     trial: int
-    """The trial that noticed, or how many did not."""
+    """Index of the trial that noticed; if none did, how many ran."""
     seconds: float
 
 
 def run_mutations(
-    mutations: Sequence[Mutation], trials: Sequence[Trial], *, processes: int = 2, seconds_each: float = 120
+    mutations: Sequence[Mutation], trials: Sequence[Trial], *, seconds_each: float = 120
 ) -> list[Outcome]:
     """Try every mutation until a trial notices it. The unbroken kernel must pass all trials first."""
     for headers in [trial.headers() for trial in trials]:
         for mutation in mutations:
             mutation.apply(headers)
     numbered = list(enumerate(trials))
-    with ThreadPoolExecutor(processes) as pool:
+    with ThreadPoolExecutor(2) as pool:
         for outcome in pool.map(lambda trial: _in_a_process(None, [trial], seconds_each), numbered):
             if outcome.verdict != MISSED:
                 raise ValueError(f"the unbroken kernel fails trial {outcome.trial}: {outcome.reason}")
@@ -102,7 +102,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 
 def score(outcomes: Sequence[Outcome]) -> float:
-    """Give the part that was caught, of those that compile."""
+    """Give the share of mutations caught among those that compile."""
     compiled = [outcome for outcome in outcomes if outcome.verdict != DOES_NOT_COMPILE]
     return sum(outcome.verdict == CAUGHT for outcome in compiled) / max(len(compiled), 1)
 
@@ -130,14 +130,14 @@ def _in_a_process(mutation: Mutation | None, trials: list[tuple[int, Trial]], se
 
 
 def _try_mutation(mutation: Mutation | None, trials: list[tuple[int, Trial]], sender: Connection) -> None:
-    torch.set_num_threads(1)  # as many of these run as there are cores
+    torch.set_num_threads(1)  # these processes already use the cores
     for index, trial in trials:
         try:
             trial.run(mutation.apply(trial.headers()) if mutation else trial.headers())
         except HostCompileError as error:
             sender.send((DOES_NOT_COMPILE, _first_error(str(error)), index))
             return
-        except Exception as error:  # whatever it is, it was noticed
+        except Exception as error:  # any error means that the mutation was noticed
             sender.send((CAUGHT, " ".join(str(error).split())[:300], index))
             return
     sender.send((MISSED, "every trial passed", len(trials)))

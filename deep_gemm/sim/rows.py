@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel in the simulator where rows are grouped: the source, maps and parameters that a GPU gets."""
+"""The `fp8_gemm` kernel for grouped rows in the simulator, with the source, maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
 from .simulate import Buffer, Simulation
 
 CANARY = 42.0
-"""What D holds before: a row that must not be written has it afterwards."""
+"""D's content before: a row that must not be written still has it afterwards."""
 Problem = ContiguousProblem | MaskedProblem
 
 
@@ -40,8 +40,8 @@ def random_problem(
 ) -> Problem:
     """Make a problem with random data for a configuration.
 
-    `layout` holds what the configuration's kind of groups says: ids, ends, or counts, of which `rows` is the largest
-    that is possible. Rows of A that must not matter are NaN, values and scales.
+    `layout` holds ids, ends or counts, depending on the configuration. `rows` is the number of rows that A has, for
+    counts in each group. Rows of A without a group are NaN, both values and scales.
     """
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
@@ -78,7 +78,7 @@ def random_problem(
 
 
 def ids_of(p: Problem) -> Tensor:
-    """Group of each row, or -1; for counts `[groups, rows]`."""
+    """Group of each row, or -1 for none; with counts the shape is `[groups, rows]`."""
     if isinstance(p, ContiguousProblem):
         return reference.group_ids(p)
     device = p.masked_m.device
@@ -97,10 +97,7 @@ def run(
     truncate: bool = False,
     layout: Tensor | None = None,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference.
-
-    `layout` is what the kernel reads, if not the problem's.
-    """
+    """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
     p = kernels.prepared(grouped_problem(problem))
     buffers = {
         "a": Buffer(as_it_lies(p.a)),
@@ -129,7 +126,7 @@ def run(
 
 
 def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """What D must hold afterwards, and how far each element may be from it: not at all where it is not a product."""
+    """The right D, and how far each element may be from it: not at all if it is not part of a product."""
     right = p.d.clone()
     if isinstance(p, MaskedProblem):
         reference.masked(p._replace(d=right))
