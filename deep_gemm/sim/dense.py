@@ -15,7 +15,7 @@ from ..kernels import fp8_gemm
 from ..kernels.plan import addresses_of
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from .launcher import Launcher, as_it_lies, in_memory
+from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
 from .simulate import Buffer, Result, Simulation
@@ -81,7 +81,7 @@ def run(
     simulation = Simulation(
         buffers_of(p, is_dependent), num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
     )
-    there = in_memory(simulation, p)
+    placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
         kernel,
@@ -90,8 +90,8 @@ def run(
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_size,
     )
-    plan = kernels.plan_of(there, kernels.output_of(there), config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(there))
+    plan = kernels.plan_of(placed, kernels.output_of(placed), config, num_sms, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(placed))
     result = simulation.result()
     tile = config.block_m, config.block_n
     return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)
@@ -116,10 +116,10 @@ def buffers_of(p: DenseProblem, is_dependent: bool = False) -> dict[str, Buffer]
     """A problem's operands as the simulator's buffers, each with the least alignment that is allowed."""
     alignments = {"sfb": 16 if p.sfb_rows == 1 else 4}
     found = {
-        name: Buffer(as_it_lies(x), alignment=alignments.get(name, 16), is_dependent=is_dependent)
+        name: Buffer(flat_memory(x), alignment=alignments.get(name, 16), is_dependent=is_dependent)
         for name, x in (("a", p.a), ("b", p.b), ("sfa", p.sfa), ("sfb", p.sfb))
     }
     found["d"] = Buffer(p.d, is_writable=True, is_dependent=is_dependent)
     if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
-        found["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
+        found["c"] = Buffer(flat_memory(p.c), is_dependent=is_dependent)
     return found

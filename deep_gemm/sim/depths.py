@@ -18,7 +18,7 @@ from ..problem import DenseProblem, KGroupedProblem, k_grouped_problem
 from ..problem.layout import SCALE_BLOCK, ceil_div
 from ..quantize import k_grouped_cast_to_fp8
 from .dense import Outcome, compile_config, outcome
-from .launcher import Launcher, as_it_lies, in_memory
+from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
 from .simulate import Buffer, Simulation
@@ -69,8 +69,8 @@ def run(
     buffers = {
         "a": Buffer(p.a, is_dependent=is_dependent),
         "b": Buffer(p.b, is_dependent=is_dependent),
-        "sfa": Buffer(as_it_lies(p.sfa), is_dependent=is_dependent),
-        "sfb": Buffer(as_it_lies(p.sfb), is_dependent=is_dependent),
+        "sfa": Buffer(flat_memory(p.sfa), is_dependent=is_dependent),
+        "sfb": Buffer(flat_memory(p.sfb), is_dependent=is_dependent),
         "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
         "k_groups": Buffer(
             torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8),
@@ -80,14 +80,14 @@ def run(
         ),
     }
     if config.with_c and p.c is not None:
-        buffers["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
+        buffers["c"] = Buffer(flat_memory(p.c), is_dependent=is_dependent)
     depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
     if isinstance(depths, Tensor):
         buffers["ks"] = Buffer(depths if ks is None else ks, alignment=4, is_dependent=is_dependent)
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    there = in_memory(simulation, p)
+    placed = placed_in(simulation, p)
     plan = kernels.plan_of(
-        there,
+        placed,
         config,
         num_sms,
         Launcher(  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def run(
         ),
     )
     at_ks = simulation.address("ks") if isinstance(depths, Tensor) else 0
-    at = (*addresses_of(there), at_ks, simulation.address("k_groups"))
+    at = (*addresses_of(placed), at_ks, simulation.address("k_groups"))
     plan.make_maps.launch(at, b"" if isinstance(depths, Tensor) else depths, kernels.INLINE_KS_AT)
     plan.launch(at)
     result = simulation.result()

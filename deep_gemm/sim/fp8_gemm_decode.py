@@ -13,7 +13,7 @@ from ..kernels.plan import addresses_of
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .dense import Outcome, buffers_of, outcome, right_and_allowed
-from .launcher import Launcher, in_memory
+from .launcher import Launcher, placed_in
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES
 from .simulate import Simulation
@@ -61,7 +61,7 @@ def run(
     simulation = Simulation(
         buffers, num_sms=num_sms or 2 * config.cluster_k, seed=seed, schedule=schedule, truncate=truncate
     )
-    there = in_memory(simulation, p)
+    placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
         kernel,
@@ -70,8 +70,8 @@ def run(
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_k,
     )
-    plan = fp8_gemm_decode.plan_of(there, config, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(there))
+    plan = fp8_gemm_decode.plan_of(placed, config, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(placed))
     result = simulation.result()
     tile = config.block_tokens, config.block_n
     return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)

@@ -22,20 +22,20 @@ _CPU = -1
 Problem = TypeVar("Problem", bound=Any)
 
 
-def as_it_lies(x: Tensor) -> Tensor:
+def flat_memory(x: Tensor) -> Tensor:
     """The memory from a tensor's first element to its last, including padding between rows."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.as_strided((extent,), (1,))
 
 
-def in_memory(simulation: Simulation, p: Problem) -> Problem:
+def placed_in(simulation: Simulation, p: Problem) -> Problem:
     """Give the problem with its operands in the simulator's memory, in the buffers that have their names."""
     names = [name for name in ("a", "sfa", "b", "sfb", "d") if getattr(p, name) is not None]
-    there: Any = p._replace(**{name: simulation.tensor(name, getattr(p, name)) for name in names})
+    placed: Any = p._replace(**{name: simulation.tensor(name, getattr(p, name)) for name in names})
     if p.c is None:
-        return there  # type: ignore[no-any-return]
-    c = there.d if p.c.data_ptr() == p.d.data_ptr() else simulation.tensor("c", p.c)
-    return there._replace(c=c)  # type: ignore[no-any-return]
+        return placed  # type: ignore[no-any-return]
+    c = placed.d if p.c.data_ptr() == p.d.data_ptr() else simulation.tensor("c", p.c)
+    return placed._replace(c=c)  # type: ignore[no-any-return]
 
 
 class Launcher:

@@ -16,7 +16,7 @@ from ..kernels.rows import grouped_problem
 from ..problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous_problem, masked_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .dense import Outcome, outcome
-from .launcher import Launcher, as_it_lies, in_memory
+from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
 from .simulate import Buffer, Simulation
@@ -100,15 +100,15 @@ def run(
     """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
     p = kernels.prepared(grouped_problem(problem))
     buffers = {
-        "a": Buffer(as_it_lies(p.a)),
-        "b": Buffer(as_it_lies(p.b)),
-        "sfa": Buffer(as_it_lies(p.sfa)),
-        "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
+        "a": Buffer(flat_memory(p.a)),
+        "b": Buffer(flat_memory(p.b)),
+        "sfa": Buffer(flat_memory(p.sfa)),
+        "sfb": Buffer(flat_memory(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
         "d": Buffer(p.d, is_writable=True),
         "c": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
     }
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    there = in_memory(simulation, p)
+    placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
         kernel,
@@ -116,8 +116,8 @@ def run(
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
     )
-    plan = kernels.plan_of(there, config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(there))
+    plan = kernels.plan_of(placed, config, num_sms, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(placed))
     result = simulation.result()
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
