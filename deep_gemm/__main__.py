@@ -19,7 +19,7 @@ def about() -> None:
 
 @app.command()
 def demo() -> None:
-    """Quantize random data, run every kind of product, check each against FP64; on a GPU, show speed too."""
+    """Quantize random data, run every kind of product and check each against FP64. On a GPU, show speed too."""
     from .tools.demo import run
 
     raise typer.Exit(0 if run() else 1)
@@ -28,20 +28,20 @@ def demo() -> None:
 @app.command()
 def sim(
     kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm")] = "fp8_gemm",
-    m: Annotated[int, typer.Option("--m", min=1, help="rows of D")] = 200,
-    n: Annotated[int, typer.Option("--n", min=1, help="columns of D")] = 336,
-    k: Annotated[int, typer.Option("--k", min=1, help="depth")] = 896,
-    seeds: Annotated[int, typer.Option(min=1, help="how many schedules to try")] = 8,
-    first_seed: Annotated[int, typer.Option(min=0, help="the first of them")] = 0,
+    m: Annotated[int, typer.Option("--m", min=1, help="rows of A and D")] = 200,
+    n: Annotated[int, typer.Option("--n", min=1, help="rows of B, columns of D")] = 336,
+    k: Annotated[int, typer.Option("--k", min=1, help="columns of A and B")] = 896,
+    seeds: Annotated[int, typer.Option(min=1, help="number of schedules to try, each drawn from a seed")] = 8,
+    first_seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
     num_sms: Annotated[int, typer.Option(min=1, help="SMs to simulate")] = 2,
     block_m: Annotated[int, typer.Option(help="rows of a tile")] = 128,
     block_n: Annotated[int, typer.Option(help="columns of a tile")] = 128,
     cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
     cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
-    cluster_k: Annotated[int, typer.Option(help="2 to 8: as many CTAs split k")] = 1,
+    cluster_k: Annotated[int, typer.Option(help="2 to 8: this many CTAs split k")] = 1,
     fp32: Annotated[bool, typer.Option("--fp32", help="FP32 output")] = False,
-    with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
-    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
+    with_c: Annotated[bool, typer.Option("--with-c", help="read C and add it")] = False,
+    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="add to D in place (FP32)")] = False,
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
 ) -> None:
     """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
@@ -79,15 +79,15 @@ def inspect(
     block_n: Annotated[int, typer.Option(help="columns of a tile: 16 to 256, a multiple of 16")] = 128,
     cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
     cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
-    cluster_k: Annotated[int, typer.Option(help="2 to 8: as many CTAs split k")] = 1,
+    cluster_k: Annotated[int, typer.Option(help="2 to 8: this many CTAs split k")] = 1,
     output: Annotated[OutputName, typer.Option(help="type of D")] = OutputName.BF16,
-    with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
-    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="added to D where it lies (FP32)")] = False,
+    with_c: Annotated[bool, typer.Option("--with-c", help="read C and add it")] = False,
+    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="add to D in place (FP32)")] = False,
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
-    odd: Annotated[bool, typer.Option("--odd", help="for a k of an odd number of blocks of 128")] = False,
+    odd: Annotated[bool, typer.Option("--odd", help="k is an odd number of blocks of 128")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
 ) -> None:
-    """Compile a kernel for sm_90a and show what is in it. Needs no GPU."""
+    """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
     from rich.console import Console
 
     from .choose.config import Output, tile_config
@@ -137,14 +137,14 @@ def configs() -> None:
 @app.command()
 def bench(
     kind: Annotated[str, typer.Argument(help="dense, grouped, host or compile")],
-    quick: Annotated[bool, typer.Option("--quick", help="a few cases that stand for all")] = False,
-    sustained: Annotated[bool, typer.Option("--sustained", help="also calls back to back, after all others")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
+    sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw the result into this file")] = None,
-    out: Annotated[Path | None, typer.Option(help="result file, else benchmarks/results/kind-date-commit.json")] = None,
-    shapes: Annotated[str | None, typer.Option(help="only these, such as '64,2112,7168;4096,7168,2048'")] = None,
-    commit: Annotated[str | None, typer.Option(help="the commit to record where git cannot tell")] = None,
+    out: Annotated[Path | None, typer.Option(help="result file; else benchmarks/results/kind-date-commit.json")] = None,
+    shapes: Annotated[str | None, typer.Option(help="only these shapes: '64,2112,7168;4096,7168,2048'")] = None,
+    commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
-    """Measure products beside cuBLASLt, host time of calls, or compile times; write a JSON file, print tables."""
+    """Measure products and cuBLASLt's, host time of calls, or compile times. Write a JSON file and print tables."""
     from .benchmark.command import UsageError, run
 
     try:
@@ -193,7 +193,7 @@ def tune(
 
 @app.command()
 def plot(file: Path, out: Path) -> None:
-    """Draw the result FILE of a benchmark into the picture OUT."""
+    """Draw a benchmark's result FILE as a picture, OUT."""
     from .benchmark.command import UsageError, plot_file
 
     try:

@@ -1,4 +1,4 @@
-"""What is measured, as data: shapes, sizes of groups, and the floor under each."""
+"""The products that are measured, as data: shapes, sizes of groups, and the floor of each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PEERS_FILE = Path(__file__).with_name("peers.json")
 
 # Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
 PEAK_TFLOPS = 1640
-# What bulk copies from DRAM into shared memory take with a cold L2: (MiB, us), the same machine.
+# Times of bulk copies from DRAM into shared memory with a cold L2: (MiB, us), the same machine.
 COLD_COPY_US = ((1, 2.4), (4, 3.6), (11, 5.7), (15, 6.9), (30, 12.1), (60, 21.4), (117, 37.0), (500, 124.6))
 
-# Two dense shapes that stand for the speed of the day where a kind has no tensorwise product to be compared with.
+# Dense shapes for comparing kinds without a tensorwise product of their own: they show how fast the GPU is that day.
 ANCHOR, ANCHOR_SHORT_K = (4096, 4096, 7168), (4096, 7168, 2048)
 
-# Ragged m, n not a multiple of 128, k not a multiple of 128: nobody's favourite, everybody's traffic.
+# Sizes that occur in practice and suit no tile: ragged m, n or k that are not multiples of 128.
 ODD_SHAPES = (
     (7, 1040, 528),
     (77, 2128, 7184),
@@ -49,7 +49,7 @@ UNKNOWN_TO_PEERS = (
 )
 
 MOST_OPERATIONS = 1e12
-"""Of a random product, so that the slowest of some forty candidates takes milliseconds."""
+"""Limit for a random product, so that the slowest of its candidates takes only milliseconds."""
 
 QUICK: dict[str, tuple[Shape, ...]] = {
     "dense": (
@@ -76,22 +76,22 @@ QUICK: dict[str, tuple[Shape, ...]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One product to measure. `shape` is as in `peers.json`, which says what its numbers are for each kind."""
+    """One product to measure. `peers.json` says what the numbers of `shape` mean for each kind."""
 
     kind: str
     shape: Shape
     sizes: tuple[int, ...] = ()
-    """Rows of each group; for k_grouped the k of each."""
+    """Rows of each group; for k_grouped, each group's k."""
 
     @property
     def name(self) -> str:
-        """The case in short, for tables."""
+        """A short name for tables."""
         text = "x".join(map(str, self.shape))
         return text if self.kind == "dense" else f"{self.kind} {text}"
 
     @property
     def fast_shape(self) -> Shape:
-        """The dense shape whose fast cuBLASLt product stands beside this case: its own, or an anchor."""
+        """The dense shape whose fast cuBLASLt product this case is compared with: its own, or an anchor."""
         if self.kind == "dense":
             return self.shape
         short_k = self.kind != "k_grouped" and self.shape[-2:] == ANCHOR_SHORT_K[1:]
@@ -99,7 +99,7 @@ class Case:
 
     @property
     def output_is_fp32(self) -> bool:
-        """Weight gradients: one scale for each row and 128 columns on both sides, added to an FP32 D."""
+        """Whether it is a weight gradient: one scale for each row and 128 columns on both sides, added to an FP32 D."""
         return self.kind in ("dense_1d1d", "k_grouped")
 
     @property
@@ -110,7 +110,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move at least once: operands with their scales, and D, read too where it is added to."""
+        """Bytes that must move at least once: operands with their scales, and D (twice if it is added to)."""
         m, n, k = self._mnk
         k_blocks = ceil_div(k, BLOCK_K)
         a = m * (k + 4 * k_blocks)
@@ -122,17 +122,17 @@ class Case:
 
     @property
     def floor_us(self) -> float:
-        """No version runs faster: the larger of the operations at peak rate and the bytes in bulk copies."""
+        """A lower limit of the time: the larger of the operations at peak rate and the bytes in bulk copies."""
         return max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes))
 
     @property
     def max_m(self) -> int:
-        """Rows that each group of a masked product has room for."""
+        """Room for rows in each group of a masked product."""
         return 1024 if self.shape[0] == 1 else 4096
 
     @property
     def _mnk(self) -> tuple[int, int, int]:
-        """The dense product of the same work: rows, or k, of all groups added up."""
+        """Sizes of a dense product with the same work: the groups' rows, or their k, added up."""
         if self.kind in ("dense", "dense_1d1d"):
             m, n, k = self.shape
             return m, n, k
@@ -142,9 +142,9 @@ class Case:
 
 
 def cold_copy_us(num_bytes: float) -> float:
-    """Microseconds of a bulk copy of so many bytes with a cold L2: between the measured sizes on a straight line.
+    """Microseconds of a bulk copy with a cold L2, interpolated between the measured sizes.
 
-    Past the largest size the rate stays what it was there, 4.2 TB/s.
+    Beyond the largest size the rate is that of the largest, 4.2 TB/s.
     """
     mib = num_bytes / (1 << 20)
     largest_mib, largest_us = COLD_COPY_US[-1]
@@ -157,7 +157,7 @@ def cold_copy_us(num_bytes: float) -> float:
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Every case: those of `peers.json` in its order, then dense shapes at which no peer was measured."""
+    """All cases: those of `peers.json` in its order, then dense shapes at which no peer was measured."""
     peers = json.loads(PEERS_FILE.read_text())
     found = dict.fromkeys(
         (row["kind"], tuple(row["shape"])) for session in peers["sessions"] for row in session["rows"]
@@ -169,7 +169,7 @@ def all_cases() -> tuple[Case, ...]:
 def cases_of(command: str, *, quick: bool = False, shapes: Sequence[Shape] = ()) -> list[Case]:
     """The cases of `bench dense` or `bench grouped`.
 
-    `shapes` asks for these alone; dense ones may be new. Groups come with the dense anchors that they are compared to.
+    `shapes` selects cases; dense shapes may be new. Grouped cases include the dense anchors they are compared with.
     """
     kinds = {"dense": KINDS[:2], "grouped": KINDS[2:]}.get(command, ())
     cases = [case for case in all_cases() if case.kind in kinds]
@@ -184,7 +184,7 @@ def cases_of(command: str, *, quick: bool = False, shapes: Sequence[Shape] = ())
 
 
 def random_shapes(count: int) -> list[tuple[int, int, int]]:
-    """Dense sizes at random, as likely between 16 and 32 as between 2048 and 4096; n and k as weights have them.
+    """Random dense sizes, as likely between 16 and 32 as between 2048 and 4096; n and k are typical of weights.
 
     >>> random_shapes(1)
     [(2016, 7104, 2176)]
@@ -235,7 +235,7 @@ def _asked_for(shape: Shape, cases: Iterable[Case], command: str) -> list[Case]:
 
 
 def _sizes(kind: str, shape: Shape, uneven_groups: dict[str, list[int]]) -> tuple[int, ...]:
-    """Sizes of the groups; the file states the rule, and for uneven groups the numbers."""
+    """Sizes of the groups. `peers.json` states the rule, and lists the sizes of uneven groups."""
     if kind == "contiguous":
         return (shape[1],) * shape[0]
     if kind == "contiguous_uneven":

@@ -1,4 +1,4 @@
-"""`python -m deep_gemm bench` and `plot`: choose, measure, keep, show."""
+"""`python -m deep_gemm bench` and `plot`: choose cases, measure, save, show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = ("dense", "grouped", "host", "compile")
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done; the text says why."""
+    """The request cannot be carried out; the text says why."""
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
     shapes: str | None = None,
     commit: str | None = None,
 ) -> bool:
-    """Measure, write the result file, print the tables; tell whether all products of this package were right."""
+    """Measure, write the result file and print the tables. Tell whether all products of this package were right."""
     steps = _steps(kind, quick, with_sustained, plot, shapes)
     console = table.make_console()
     method = {"host": host.METHOD, "compile": compile_times.METHOD}.get(kind, products.METHOD)
@@ -77,17 +77,17 @@ def has_gpu() -> bool:
 
 
 def need_gpu(command: str) -> None:
-    """Refuse a command that measures one where there is none."""
+    """Refuse a command that measures a GPU if there is none."""
     if not has_gpu():
         raise UsageError(f"{command} measures a GPU and found no CUDA GPU; `bench compile` runs anywhere")
 
 
 Steps = tuple[int, Callable[[Callable[[list[Row]], None], Callable[[str], None]], None]]
-"""How many steps a run has, and what takes them, given where rows go and where steps are announced."""
+"""How many steps a run has, and the function that does them; it takes `add` for rows and `announce` for steps."""
 
 
 def _steps(kind: str, quick: bool, with_sustained: bool, plot: Path | None, shapes: str | None) -> Steps:
-    """Check what was asked for, and plan it."""
+    """Check the request and plan it."""
     if kind not in KINDS:
         raise UsageError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
     if plot is not None:
@@ -117,13 +117,13 @@ def _measure_with_progress(report: Report, path: Path, console: Console, steps: 
 
     def add(rows: list[Row]) -> None:
         report.rows += rows
-        report.save(path)  # after each step, so that what stops the run takes little with it
+        report.save(path)  # after each step, so that little is lost if the run stops
 
     with_progress(total, console, lambda announce: measure(add, announce))
 
 
 def with_progress(total: int, console: Console, work: Callable[[Callable[[str], None]], None]) -> None:
-    """Do work of so many steps and show how far it is; it announces each step by name."""
+    """Do work of `total` steps and show its progress. It announces each step by name."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("warming up", total=total)

@@ -1,4 +1,4 @@
-"""Ratios of times within one run, and to DeepGEMM, which a run does not contain."""
+"""Ratios of times: within one run, and to DeepGEMM, which was measured elsewhere."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ from .report import Report, Row, geometric_mean
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row beside the others of its run. Ratios are of times: below 1 the row is faster."""
+    """One row compared with others of its run. Ratios are of times: below 1 the row is faster."""
 
     row: Row
     to_fast: float | None
     """To cuBLASLt's fast product at the same shape; groups have none."""
     to_deepgemm: float | None
-    """To DeepGEMM: measured in the same run, or else its ratio to the fast product on this GPU times what that
-    product takes in this run."""
+    """To DeepGEMM in the same run; else to an estimate, its ratio to the fast product on this GPU times the fast
+    product's time in this run."""
 
 
-def comparisons(report: Report, mode: str = "cold", contender: str = OURS) -> list[Comparison]:
-    """Every row of a contender in a mode, beside times of the same mode."""
+def comparisons(report: Report, mode: str = "cold") -> list[Comparison]:
+    """Our rows in a mode, each compared with times of the same mode."""
     times = {(row.contender, row.kind, row.shape): row.us for row in report.rows if row.us and row.mode == mode}
     gpu = report.header["machine"].get("gpu")
-    return [_compare(row, times, gpu) for row in report.rows if row.mode == mode and row.contender == contender]
+    return [_compare(row, times, gpu) for row in report.rows if row.mode == mode and row.contender == OURS]
 
 
 def _compare(row: Row, times: dict[tuple[str, str, Shape], float], gpu: str | None) -> Comparison:
-    beside = times.get(
-        (FAST, row.kind, row.shape)
-    )  # for groups and weight gradients at `fast_shape`, in the same rounds
-    fast = beside if row.kind == "dense" else None
-    if beside is None and row.fast_shape:  # files of before had it as a dense row alone
-        beside = times.get((FAST, "dense", row.fast_shape))
+    yardstick = times.get((FAST, row.kind, row.shape))  # groups and weight gradients: at `fast_shape`
+    fast = yardstick if row.kind == "dense" else None
+    if yardstick is None and row.fast_shape:  # older files have it only as a dense row
+        yardstick = times.get((FAST, "dense", row.fast_shape))
     deepgemm = times.get((DEEPGEMM, row.kind, row.shape))
     if deepgemm is None and row.mode == "cold":  # the peers' ratios are of cold times
         ratio = deepgemm_ratio_to_fast(gpu, row.kind, row.shape)
-        deepgemm = beside * ratio if beside and ratio else None
+        deepgemm = yardstick * ratio if yardstick and ratio else None
     return Comparison(
         row,
         to_fast=row.us / fast if row.us and fast else None,
@@ -71,7 +69,7 @@ class Summary:
 
 
 def summaries(compared: Sequence[Comparison]) -> list[Summary]:
-    """The regimes that a run has measured."""
+    """Summaries of the regimes that a run has measured."""
     found = []
     for regime, belongs in REGIMES:
         inside = [each for each in compared if belongs(each.row) and each.row.us is not None]

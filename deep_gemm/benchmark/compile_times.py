@@ -1,4 +1,4 @@
-"""How long kernels take to compile when no cache has them. Needs no GPU."""
+"""Times of compiling kernels without a cache. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def configurations(quick: bool) -> list[GemmConfig]:
 
 def measure(configs: list[GemmConfig], *, add: Callable[[list[Row]], None], announce: Callable[[str], None]) -> None:
     """Compile each configuration once."""
-    compiler_version()  # loads NVRTC, which the first kernel would pay for otherwise
+    compiler_version()  # loads NVRTC; otherwise the first kernel's time would include that
     for config in configs:
         announce(config.name)
         add([_row(config)])

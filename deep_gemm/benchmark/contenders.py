@@ -1,8 +1,8 @@
-"""Who takes part: operands of a case on the GPU, a call for each contender, and the error of what it gives.
+"""The contenders of a case: operands on the GPU, a call for each contender, and the error of its result.
 
-Every error is relative, of the whole result, beside FP64 products of the numbers that the contender was given: the same
-FP8 values and scales, the FP8 values alone (the tensorwise product, whose one scale is 1), or the BF16 operands before
-they were quantized (`bf16`).
+Every error is relative and of the whole result, against the FP64 product of the contender's own operands: the same FP8
+values and scales, the FP8 values alone (the tensorwise product, whose one scale is 1), or the BF16 operands before
+quantization (`bf16`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_c
 from .cases import Case
 
 Parts = Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]]
-"""Parts of an output, each beside what it should be. Groups come one by one: FP64 takes eight times the room."""
+"""Parts of an output, each with its right value. Groups come one by one, because FP64 needs eight times the memory."""
 
 OURS, FAST, BLOCKWISE, BF16 = "deep_gemm", "cublaslt_fast", "cublaslt_blockwise", "bf16"
 
@@ -33,10 +33,10 @@ class Contender:
 
     name: str
     call: Callable[[], Tensor]
-    """Computes and gives the output; keeps no state that a next call would see."""
+    """Computes and returns the output. It keeps no state that a later call would see."""
     parts: Parts
     reset: Callable[[], object] = lambda: None
-    """Puts the output, where it is one buffer for all calls, into the state before a checked call."""
+    """Prepares the output for a checked call, if all calls share one buffer."""
 
     def error(self) -> float:
         """Relative error of one call."""
@@ -49,7 +49,7 @@ class Contender:
 
 
 def contenders_of(case: Case, device: str = "cuda") -> list[Contender]:
-    """Make random operands of a case and everyone who takes part in it."""
+    """Make random operands of a case, and all its contenders."""
     torch.manual_seed(0)
     make = {
         "dense": _dense,
@@ -64,7 +64,7 @@ def contenders_of(case: Case, device: str = "cuda") -> list[Contender]:
 
 
 def _yardstick(case: Case) -> Contender:
-    """The dense product that stands for the speed of the moment: in the same rounds, on a GPU as hot."""
+    """The dense product that shows how fast the GPU is at the moment; it runs in the same rounds as the others."""
     m, n, k = case.fast_shape
     x, w, one = _randn(m, k).to(torch.float8_e4m3fn), _randn(n, k).to(torch.float8_e4m3fn), torch.ones(())
     return Contender(
@@ -101,7 +101,7 @@ def _dense(case: Case) -> Iterator[Contender]:
 
 
 def _blockwise_call(a: Operand, b: Operand) -> Callable[[], Tensor]:
-    """The call of cuBLASLt's own 1x128 with 128x128: scales of A m-major, rows of those of B padded to 4."""
+    """A call of cuBLASLt's product with 1x128 and 128x128 scales: A's m-major, B's with rows padded to 4."""
     (x, sa), (w, sb) = a, b
     k_blocks = sb.shape[1]
     padded_m, padded_blocks = ceil_div(x.shape[0], 4) * 4, ceil_div(k_blocks, 4) * 4
@@ -208,7 +208,7 @@ def _k_grouped(case: Case) -> Iterator[Contender]:
     ks = list(case.sizes)
     x, y = _randn(m, sum(ks)), _randn(n, sum(ks))
     a, b = k_grouped_cast_to_fp8(x, ks), k_grouped_cast_to_fp8(y, ks)
-    # The groups' k are multiples of 128, so that the operands cast whole have the same values.
+    # The groups' k are multiples of 128, so casting the operands whole gives the same values.
     a_whole, b_whole = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
     a, b = (a[0], get_mn_major_tma_aligned_tensor(a[1])), (b[0], get_mn_major_tma_aligned_tensor(b[1]))
     ks_tensor = torch.tensor(ks, dtype=torch.int32)
@@ -227,7 +227,7 @@ def _k_grouped(case: Case) -> Iterator[Contender]:
 
 
 def _weights(groups: int, n: int, k: int, *, keep_bf16: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights of all groups: in BF16 (empty unless kept), FP8 values, scales. One group at a time: casts need FP32."""
+    """BF16 weights (empty unless kept), FP8 values and scales of all groups. Cast group by group to save memory."""
     w = _empty(groups if keep_bf16 else 0, n, k)
     b = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn)
     sb = torch.empty(groups, ceil_div(n, 128), ceil_div(k, 128))
@@ -240,7 +240,7 @@ def _weights(groups: int, n: int, k: int, *, keep_bf16: bool) -> tuple[Tensor, T
 
 
 def _slices(sizes: Iterable[int]) -> list[tuple[int, slice]]:
-    """Groups that are not empty, and where each lies among them all."""
+    """The groups that are not empty, each with its rows."""
     found, start = [], 0
     for group, size in enumerate(sizes):
         if size:
@@ -250,7 +250,7 @@ def _slices(sizes: Iterable[int]) -> list[tuple[int, slice]]:
 
 
 def dequantized(operand: Operand, rows: int) -> Tensor:
-    """The FP64 numbers that values `[..., m, k]` with one scale for `rows` x 128 stand for."""
+    """Values `[..., m, k]` with one scale for `rows` x 128, as FP64 numbers."""
     values, scales = operand
     m, k = values.shape[-2:]
     spread = scales.repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(128, -1)[..., :k]

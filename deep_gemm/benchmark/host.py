@@ -1,4 +1,4 @@
-"""Host time of one warm call: how long the caller's thread is busy with it. Problems are tiny, so the GPU keeps up."""
+"""Host time of a call: how long the caller's thread is busy with it. Problems are tiny, so that the GPU keeps up."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ METHOD = (
 BATCHES, CALLS = 20, 200
 NEW_MS = 100
 STEPS = 13
-"""How many steps `measure` announces."""
+"""Number of steps that `measure` announces."""
 GROUPS, M, N, K = 4, 64, 256, 256
 
 Call = Callable[[], Any]
 
 
-def measure(*, add: Callable[[list[Row]], None], announce: Callable[[str], None], device: str = "cuda") -> None:
-    """Measure every product's call, then calls of others, then calls with a new m."""
-    for name, shape, call in public_calls(device):
+def measure(*, add: Callable[[list[Row]], None], announce: Callable[[str], None]) -> None:
+    """Measure every product's call, then torch's, then calls with a new m."""
+    for name, shape, call in public_calls("cuda"):
         announce(name)
         add([_row(name, shape, "host", lambda call=call: warm(call))])  # type: ignore[misc]
     announce("new m")
-    add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", lambda: first_calls(calls_with_new_m(device)))])
+    add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", lambda: first_calls(calls_with_new_m("cuda")))])
 
 
 def warm(call: Call, batches: int = BATCHES, calls: int = CALLS) -> Spread:
-    """Microseconds of one call among many like it."""
+    """Microseconds of one among many equal calls."""
     for _ in range(calls):
         call()
     times = []
@@ -61,7 +61,7 @@ def warm(call: Call, batches: int = BATCHES, calls: int = CALLS) -> Spread:
 
 
 def first_calls(calls: Sequence[Call]) -> Spread:
-    """Microseconds of each of these calls, made once; the first makes sure that the kernel is there."""
+    """Microseconds of these calls, each made once. The first is not timed: it makes sure that the kernel is loaded."""
     calls[0]()
     times = []
     with _no_garbage_collection():
@@ -75,7 +75,7 @@ def first_calls(calls: Sequence[Call]) -> Spread:
 
 
 def public_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
-    """Every public product on a tiny problem, then what else a caller could use: name, shape and call."""
+    """Name, shape and call of every public product on a tiny problem, and then of torch's products."""
     torch.manual_seed(0)
     x, y = (torch.randn(rows, K, device=device, dtype=torch.bfloat16) for rows in (M, N))
     a, b, b_rows = _m_major(per_token_cast_to_fp8(x)), per_block_cast_to_fp8(y), _m_major(per_token_cast_to_fp8(y))
@@ -128,7 +128,7 @@ def _grouped_calls(device: str) -> Iterator[tuple[str, tuple[int, ...], Call]]:
 
 
 def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
-    """Calls that differ in m alone and run one kernel; the first is there to compile it."""
+    """Calls that differ only in m and run the same kernel. The first is for loading the kernel."""
     config = select(M, N, K, Output(), H200)
     ms = [m for m in range(1, 4096) if m != M and select(m, N, K, Output(), H200) == config][: count + 1]
     b = per_block_cast_to_fp8(torch.randn(N, K, device=device))

@@ -21,14 +21,14 @@ _SMI_FIELDS = "clocks.sm,power.draw,driver_version,power.limit,clocks.max.sm"
 
 @dataclass(frozen=True)
 class GpuState:
-    """What the GPU did at one moment; a figure that nobody tells is None."""
+    """Clock and power of the GPU at one moment; None if unknown."""
 
     sm_mhz: float | None = None
     power_w: float | None = None
 
 
 def header(kind: str, method: str, commit: str | None = None) -> dict[str, Any]:
-    """Tell what was measured, where, when and how: the head of a result file."""
+    """The header of a result file: what was measured, where, when and how."""
     found_commit, dirty = git_state()
     return {
         "kind": kind,
@@ -43,10 +43,10 @@ def header(kind: str, method: str, commit: str | None = None) -> dict[str, Any]:
 
 
 def gpu_state() -> GpuState:
-    """Clock and power of the current GPU now; all None where nothing tells."""
+    """Clock and power of the current GPU now."""
     try:
         return _nvml_state()
-    except Exception:  # NVML's bindings are absent, too old or refuse: never a reason to stop measuring
+    except Exception:  # if NVML's bindings are absent, too old or fail, measuring must go on
         figures = (*_smi(), None, None)[:2]
         return GpuState(*(_number(figure) for figure in figures))
 
@@ -54,13 +54,13 @@ def gpu_state() -> GpuState:
 def git_state() -> tuple[str, bool | None]:
     """The commit, and whether the package differs from it; ("unknown", None) outside a checkout."""
     git = ("git", "-C", str(PACKAGE))
-    if not _output(*git, "ls-files", "__init__.py"):  # not even where a virtual environment lies in some checkout
+    if not _output(*git, "ls-files", "__init__.py"):  # an installed package may lie inside some other checkout
         return "unknown", None
     return _output(*git, "rev-parse", "--short=12", "HEAD"), bool(_output(*git, "status", "--porcelain", "--", "."))
 
 
 def source_digest() -> str:
-    """A digest of every source of the package, which names the code where git cannot."""
+    """A digest of the package's sources. It identifies the code if git cannot."""
     digest = hashlib.sha256()
     for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".cuh", ".json")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -117,7 +117,7 @@ def _nvml() -> tuple[Any, Any]:
 
 
 def _smi() -> list[str | None]:
-    """The figures of `_SMI_FIELDS` as nvidia-smi prints them; empty where it cannot be asked."""
+    """The figures of `_SMI_FIELDS` as nvidia-smi prints them; empty if it cannot be run."""
     if not torch.cuda.is_available():
         return []
     query = (f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader,nounits")
@@ -126,7 +126,7 @@ def _smi() -> list[str | None]:
 
 
 def _uuid() -> str:
-    """The GPU's name for NVML, which counts devices without regard to CUDA_VISIBLE_DEVICES."""
+    """The GPU's UUID, because NVML's device numbers ignore CUDA_VISIBLE_DEVICES."""
     uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
 

@@ -1,4 +1,4 @@
-"""A run as a picture for a talk: speedup by shape above, the roofline below. The only module that needs matplotlib."""
+"""Draws a run: speedup by shape above, the roofline below. Only this module needs matplotlib."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NAMES = {
     "deepgemm": "DeepGEMM 2.6.1 (estimate)",
 }
 GAP = 1.5
-"""Between families of shapes, in places of a shape."""
+"""Space between families of shapes; a shape takes 1."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a shape stands in the upper panel."""
+    """Position of a shape in the upper panel."""
 
     x: float
     family: str
@@ -43,7 +43,7 @@ def draw(report: Report, path: Path) -> None:
     compared = [each for each in comparisons(report) if each.row.us is not None]
     if not compared:
         raise ValueError(f"a plot needs cold times of {OURS}, and this run of bench {report.kind} has none")
-    # The dense rows of grouped runs are there to be compared with, and dense_1d1d has no like product to stand beside.
+    # Dense rows of grouped runs serve only as yardsticks, and dense_1d1d has no comparable product.
     shown = [each for each in compared if (each.row.kind == "dense") == (report.kind == "dense")]
     places = arrange(shown or compared)
     figure = Figure(figsize=(16, 10), layout="constrained")
@@ -60,7 +60,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def arrange(compared: Sequence[Comparison]) -> list[Place]:
-    """Put shapes of one family (the same weights) side by side, by growing m; lonely shapes come last."""
+    """Put shapes of one family (the same weights) side by side, by growing m; families of one or two come last."""
     families: dict[str, list[Comparison]] = {}
     for each in compared:
         families.setdefault(_family(each.row), []).append(each)
@@ -77,7 +77,7 @@ def arrange(compared: Sequence[Comparison]) -> list[Place]:
 
 
 def draw_speedup(axes: Axes, places: Sequence[Place], report: Report) -> None:
-    """Draw, for each shape, how many times as fast as the baseline everyone is; higher is better."""
+    """Draw each contender's speedup over the baseline for each shape; higher is better."""
     with_fast = any(place.ours.to_fast for place in places)
     baseline = NAMES[FAST] if with_fast else NAMES["deepgemm"]
     axes.axhline(1, color=COLOURS[FAST if with_fast else "deepgemm"], linewidth=1.5, label=baseline)
@@ -110,7 +110,7 @@ def draw_speedup(axes: Axes, places: Sequence[Place], report: Report) -> None:
 
 
 def draw_roofline(axes: Axes, places: Sequence[Place], report: Report) -> None:
-    """Draw each shape by its operations for each byte, under what memory and tensor cores allow."""
+    """Draw each shape by its operations for each byte, below the limits of memory and tensor cores."""
     mib, us = COLD_COPY_US[-1]
     tb_per_s = mib * (1 << 20) / us / 1e6
     shapes = {(place.ours.row.kind, place.ours.row.shape) for place in places}

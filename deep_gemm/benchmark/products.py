@@ -1,7 +1,7 @@
-"""Measuring cases: every contender checked, then all timed cold; sustained runs only after the last cold one.
+"""Measures cases: checks every contender, then times all cold. Sustained runs come after the last cold one.
 
-A contender that fails on a shape leaves a row that says why, and the run goes on. Only a GPU that no longer answers
-ends it, with the rows so far.
+If a contender fails on a shape, its row says why, and the run goes on. The run ends early only if the GPU no longer
+answers; the rows so far are kept.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ METHOD = (
     "operands quantized 1x128 / 128x128; errors relative, of the whole output, beside FP64 products of the same "
     "operands; floor: larger of operations at 1640 TFLOPS and the cold bulk copy of the bytes"
 )
-# Rounding explains relative errors of 2^-9.2 and 2^-22; the rest is room for what FP8 tensor cores drop.
+# Rounding explains relative errors of 2^-9.2 and 2^-22; the rest allows for bits that FP8 tensor cores drop.
 MAX_ERROR_BF16, MAX_ERROR_FP32 = 4e-3, 1e-3
 # Below this the host's launches, not the kernels, decide how fast calls follow each other.
 SUSTAINED_FROM_US = 50
-# Between the FP64 products of the checks, which draw much power, and the timing of kernels.
+# Pause between the FP64 products of the checks, which draw much power, and the timing of kernels.
 SETTLE_SECONDS = 0.05
 MAX_NAME = 100
-"""Of a kernel's name, so much is kept: templates spell out pages."""
+"""Kernel names are cut to this length, because those of templates fill pages."""
 
 
 class GpuLostError(RuntimeError):
@@ -53,14 +53,13 @@ def measure(
     with_sustained: bool,
     add: Callable[[list[Row]], None],
     announce: Callable[[str], None],
-    repeats: int = REPEATS,
 ) -> None:
-    """Measure all cases; hand rows to `add` as they come, and the name of each step to `announce` ahead of it."""
+    """Measure all cases. Rows go to `add` as they come; `announce` gets the name of each step before it begins."""
     cold_us: dict[tuple[Case, str], float] = {}
     flush = L2Flush()
     for case in cases:
         announce(case.name)
-        rows = cold_rows(case, flush, repeats)
+        rows = cold_rows(case, flush, REPEATS)
         cold_us.update({(case, row.contender): row.us for row in rows if row.us is not None})
         add(rows)
     for turn, case in enumerate(cases if with_sustained else ()):
@@ -72,7 +71,7 @@ def measure(
 
 
 def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
-    """Check and time everyone who takes part in a case."""
+    """Check and time all contenders of a case."""
     try:
         contenders = contenders_of(case)
     except Exception as exception:
@@ -101,7 +100,7 @@ def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
 
 
 def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
-    """Time these contenders, whose cold times are known, back to back."""
+    """Time contenders back to back; `cold_us` has their names and cold times."""
     rows = []
     contenders = {contender.name: contender for contender in contenders_of(case)}
     for name, us in cold_us.items():
@@ -118,7 +117,7 @@ def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
 
 
 def checked(contender: Contender, max_error: float) -> tuple[float | None, str | None]:
-    """The error of one call, and why the contender cannot be timed; None if it can."""
+    """The error of one call, and why the contender cannot be timed, or None if it can."""
     try:
         error = contender.error()
     except Exception as exception:
@@ -130,7 +129,7 @@ def checked(contender: Contender, max_error: float) -> tuple[float | None, str |
 
 
 def config_name(case: Case) -> str | None:
-    """What the heuristics choose for a dense case on this GPU; None where that is not known."""
+    """The configuration chosen for a dense case on this GPU; None if unknown."""
     words = torch.cuda.get_device_name().split() if torch.cuda.is_available() else []
     gpu = next((gpu for gpu in GPUS if gpu.name in words), None)
     if gpu is None or case.kind not in DENSE_OUTPUTS:
@@ -147,7 +146,7 @@ def reason(error: BaseException) -> str:
 
 
 def raise_if_lost(error: BaseException) -> None:
-    """Raise GpuLostError where the GPU answers no more: all that comes later would fail too."""
+    """Raise GpuLostError if the GPU no longer answers, because all later calls would fail too."""
     if isinstance(error, PairingError) or not torch.cuda.is_available():
         return
     try:

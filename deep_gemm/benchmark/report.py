@@ -1,4 +1,4 @@
-"""The result of a run: one JSON file, a header and rows."""
+"""The result of a run: one JSON file with a header and rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ RESULTS = Path("benchmarks") / "results"
 HEADER_KEYS = frozenset(
     {"kind", "date", "machine", "versions", "commit", "dirty", "source_sha256", "method", "stopped"}
 )
+FIELDS_OF_EVERY_ROW = frozenset({"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"})
 FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` holds it now
 MODES = ("cold", "sustained", "host", "host_new_m", "compile")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one contender did on one shape in one mode."""
+    """One contender's result on one shape in one mode."""
 
     kind: str
     shape: Shape
@@ -42,17 +43,17 @@ class Row:
     fast_shape: Shape | None = None
     """The dense shape whose `cublaslt_fast` is this case's yardstick."""
     kernels: tuple[str, ...] = ()
-    """What one call launched."""
+    """Kernels that one call launched."""
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None
-    """Why there is no time, or why it counts for nothing."""
+    """Why there is no time, or why it does not count."""
 
     @classmethod
     def of(
         cls, case: Case, contender: str, mode: str, spread: Spread | None, state: GpuState | None = None, **more: Any
     ) -> Row:
-        """Make the row of a case. Beside groups and weight gradients the fast product is that of `fast_shape`."""
+        """Make the row of a case. For groups and weight gradients the fast product has the shape `fast_shape`."""
         computed = Case("dense", case.fast_shape) if contender == FAST and case.kind != "dense" else case
         if spread is not None:
             more.update(asdict(spread))
@@ -72,25 +73,25 @@ class Row:
 
     @property
     def tflops(self) -> float | None:
-        """Operations in the median time."""
+        """Rate of operations in the median time."""
         return self.operations / self.us / 1e6 if self.us and self.operations else None
 
     @property
     def fraction_of_floor(self) -> float | None:
-        """The floor over the median time: 1 is as fast as the machine can be."""
+        """The floor divided by the median time; 1 is as fast as the machine can be."""
         return self.floor_us / self.us if self.us and self.floor_us else None
 
 
 @dataclass
 class Report:
-    """A run. `path` is where it is kept; `save` may be called as often as rows come in."""
+    """A run. `save` may be called whenever rows have come in."""
 
     header: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
-        """What the run measured: dense, grouped, host or compile; or audit."""
+        """What the run measured: dense, grouped, host, compile or audit."""
         return str(self.header["kind"])
 
     def default_path(self) -> Path:
@@ -99,14 +100,14 @@ class Report:
         return RESULTS / f"{self.kind}-{date}-{self.header['commit']}.json"
 
     def save(self, path: Path) -> None:
-        """Write the file; a run that is stopped in the middle leaves a whole one."""
+        """Write the file. A run that is stopped leaves a complete one."""
         header = json.dumps({**self.header, "stopped": self.header.get("stopped")}, indent=1, allow_nan=False)
         rows = ",\n".join(json.dumps(_plain(row), allow_nan=False) for row in self.rows)
         write_whole(path, f'{{"header": {header},\n"rows": [\n{rows}\n]}}\n')
 
     @classmethod
     def load(cls, path: Path) -> Report:
-        """Read a file that `save` wrote; anything else is a ValueError that says what is wrong with it."""
+        """Read a file that `save` wrote. For any other file a ValueError says what is wrong."""
         try:
             content = json.loads(path.read_text())
         except json.JSONDecodeError as error:
@@ -123,15 +124,15 @@ class Report:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is at no time there in part."""
+    """Write a file so that nobody ever sees part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
-    os.replace(temporary, path)  # noqa: PTH105  replaces; Path.rename's word is only Unix's
+    os.replace(temporary, path)  # noqa: PTH105  Path.rename replaces files on Unix alone
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:
-    """The mean of ratios; None of none.
+    """The geometric mean of ratios; None if there are none.
 
     >>> geometric_mean([0.5, 2.0])
     1.0
@@ -141,10 +142,9 @@ def geometric_mean(ratios: Iterable[float]) -> float | None:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    """The row as JSON has it: NaN and infinity as null, what is not known of its kind left out."""
-    always = {"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"}
+    """The row for JSON: NaN and infinity become null, and unknown optional fields are left out."""
     values = {name: _plain_number(value) for name, value in asdict(row).items()}
-    return {name: value for name, value in values.items() if name in always or value not in (None, ())}
+    return {name: value for name, value in values.items() if name in FIELDS_OF_EVERY_ROW or value not in (None, ())}
 
 
 def _plain_number(value: object) -> object:
@@ -155,11 +155,10 @@ def _plain_number(value: object) -> object:
 
 def _row(path: Path, content: dict[str, Any]) -> Row:
     names = {each.name for each in fields(Row)}
-    needed = {"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"}
     content = {name: value for name, value in content.items() if name not in FIELDS_OF_OLDER_FILES}
-    if not needed <= set(content) <= names:
-        odd = (needed - set(content)) | (set(content) - names)
-        raise ValueError(f"{path}: a row lacks or has besides what belongs there: {', '.join(sorted(odd))}")
+    if not set(content) >= FIELDS_OF_EVERY_ROW or not set(content) <= names:
+        odd = (FIELDS_OF_EVERY_ROW - set(content)) | (set(content) - names)
+        raise ValueError(f"{path}: a row has missing or unknown fields: {', '.join(sorted(odd))}")
     if content["mode"] not in MODES:
         raise ValueError(f"{path}: mode: expected one of {', '.join(MODES)}, got {content['mode']!r}")
     tuples = {

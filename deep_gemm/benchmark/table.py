@@ -1,4 +1,4 @@
-"""A run as tables for a person."""
+"""Prints a run as tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WIDTH_WITHOUT_TERMINAL = 160
 
 
 def make_console() -> Console:
-    """A console that does not fold tables where its output goes to a file."""
+    """A console that does not fold tables if its output goes to a file."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print all of a run that a person wants to see."""
+    """Print a run's tables, failures and notes."""
     machine = report.header["machine"]
     console.print(
         f"\n{report.kind} on {machine.get('gpu') or machine['cpu']}, commit {report.header['commit']}", style="bold"
@@ -52,7 +52,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _print_failures(report: Report, console: Console) -> None:
-    """Print each reason once, with the shapes that it held for; failures of this package in red."""
+    """Print each reason once, with its shapes; failures of this package in red."""
     shapes: dict[tuple[str, str], list[str]] = {}
     for row in report.rows:
         if row.failed:
@@ -60,7 +60,7 @@ def _print_failures(report: Report, console: Console) -> None:
     ours = {row.contender for row in report.failures()}
     for (contender, why), names in shapes.items():
         style = "red" if contender in ours else "dim"
-        console.print(f"no time of {contender} at {' '.join(names)}: {why}", style=style, markup=False)
+        console.print(f"no time for {contender} at {' '.join(names)}: {why}", style=style, markup=False)
 
 
 def _product_table(report: Report, compared: list[Comparison], mode: str) -> Table:
@@ -111,7 +111,7 @@ def _summary_table(compared: list[Comparison]) -> Table | None:
 
 
 def contest_table(rows: Iterable[Sequence[str]]) -> Table:
-    """Chosen tiles beside the best."""
+    """Chosen tiles and the best ones."""
     table = _table("chosen and best")
     for heading in ("m x n x k", "chosen", "us", "best", "us", "behind"):
         table.add_column(heading, justify="right" if heading in ("us", "behind") else "left")

@@ -1,11 +1,11 @@
-"""Times of kernels: cold, one call at a time behind an evicted L2, and sustained, back to back.
+"""Times of kernels: cold, one call at a time after the L2 is evicted, and sustained, back to back.
 
-Cold calls of all contenders lie interleaved in one recording of the profiler:
+Cold calls of all contenders are interleaved in one recording of the profiler:
 
     fill  call of A  fill  call of B  fill  call of C  fill  call of B  fill  call of C  fill  call of A ...
 
 A fill evicts the L2 and marks where a call begins: all kernels between two fills belong to one call. The order of the
-contenders moves on by one from round to round, so that none always runs behind the same other.
+contenders rotates by one in each round.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import torch
 from ..testing import L2_FLUSH_BYTES
 
 WARM_UPS = 3
-# Fills ahead of the first call: what the profiler loses while it starts are these.
+# Fills ahead of the first call. If the profiler loses events while it starts, it loses these.
 LEADING_FILLS = 3
 SUSTAINED_SECONDS = 0.4
 SUSTAINED_CHUNKS = 5
 
 
 class PairingError(RuntimeError):
-    """The profiler's kernels do not add up to the calls that were made."""
+    """The profiler's kernels do not match the calls that were made."""
 
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kernel, copy or fill as the profiler saw it."""
+    """One kernel, copy or fill in the profiler's record."""
 
     name: str
     start_us: float
@@ -51,15 +51,15 @@ class Spread:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Spread:
-        """Summarize times of like calls."""
+        """Summarize times of equal calls."""
         return cls(statistics.median(times), min(times), max(times))
 
 
 class L2Flush:
-    """A fill of 512 MB, and the name under which the profiler sees it."""
+    """A fill of 512 MB, and its name in the profiler's record."""
 
     def __init__(self) -> None:
-        # FP64, because no contender launches a fill of that type itself.
+        # FP64, because no contender launches a fill of that type.
         self._buffer = torch.empty(L2_FLUSH_BYTES // 8, dtype=torch.float64, device="cuda")
         self.name = self._learn_name()
 
@@ -69,7 +69,7 @@ class L2Flush:
 
     def _learn_name(self) -> str:
         names: Counter[str] = Counter()
-        for _ in range(3):  # the profiler's first recording of a process may come out empty
+        for _ in range(3):  # a process's first recording may be empty
             names = Counter(event.name for event in profiled(lambda: [self._buffer.fill_(1.0) for _ in range(4)]))
             if len(names) == 1:
                 return next(iter(names))
@@ -81,7 +81,7 @@ def cold(
 ) -> dict[str, tuple[Spread, tuple[str, ...]]]:
     """Time each contender's calls cold, and name the kernels of one call.
 
-    `while_busy` runs when all work is queued and the GPU still has to do the last of it.
+    `while_busy` runs when all work is queued and the GPU is still busy.
     """
     order = rotated(list(calls), repeats)
     for call in calls.values():
@@ -99,13 +99,13 @@ def cold(
 
     try:
         paired = pair(profiled(work), flush.name, order)
-    except PairingError:  # the profiler may drop events when its buffers change hands: once more, then for good
+    except PairingError:  # the profiler may drop events when it swaps buffers, so try once more
         paired = pair(profiled(work), flush.name, order)
     return {name: (Spread.of([us for us, _ in found]), found[0][1]) for name, found in paired.items()}
 
 
 def sustained(call: Callable[[], Any], cold_us: float, while_busy: Callable[[], None] | None = None) -> Spread:
-    """Time calls back to back for about 0.4 s, in five parts: the GPU settles at the clock that its power allows."""
+    """Time calls back to back for about 0.4 s, in five parts. The GPU settles at the clock that its power allows."""
     repeats = max(1, round(SUSTAINED_SECONDS / SUSTAINED_CHUNKS / (cold_us * 1e-6)))
     events = [torch.cuda.Event(enable_timing=True) for _ in range(SUSTAINED_CHUNKS + 1)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
@@ -122,7 +122,7 @@ def sustained(call: Callable[[], Any], cold_us: float, while_busy: Callable[[], 
 
 
 def rotated(names: Sequence[str], repeats: int) -> list[str]:
-    """Give the order of calls: each round starts with the contender that came second in the round before.
+    """Give the order of calls. Each round starts with the contender that was second in the round before.
 
     >>> rotated("abc", 3)
     ['a', 'b', 'c', 'b', 'c', 'a', 'c', 'a', 'b']
@@ -133,10 +133,10 @@ def rotated(names: Sequence[str], repeats: int) -> list[str]:
 def pair(
     events: Sequence[KernelEvent], fill: str, order: Sequence[str]
 ) -> dict[str, list[tuple[float, tuple[str, ...]]]]:
-    """Give each call its kernels: for each contender the time and the names of kernels of every call.
+    """Assign kernels to calls: for each contender, the time and the kernels' names of every call.
 
-    Calls are counted from the end, where nothing is lost. That the same kernels come with every call of a contender
-    proves that none slipped into a neighbour's place.
+    Calls are counted from the end, where no events are lost. Every call of a contender must have the same kernels,
+    which proves that none was assigned to a neighbouring call.
     """
     segments: list[list[KernelEvent]] = []
     for event in sorted(events, key=lambda event: event.start_us):
@@ -158,7 +158,7 @@ def pair(
 
 
 def busy_us(kernels: Sequence[KernelEvent]) -> float:
-    """How long at least one of them ran, given in the order of their starts: two at a time do not count twice.
+    """How long at least one of the kernels ran. They must be in the order of their starts.
 
     >>> busy_us([KernelEvent("makes maps", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)])
     7.0
@@ -172,7 +172,7 @@ def busy_us(kernels: Sequence[KernelEvent]) -> float:
 
 
 def profiled(work: Callable[[], Any]) -> list[KernelEvent]:
-    """Everything that runs on the GPU for `work`."""
+    """Everything that the GPU does for `work`."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         work()

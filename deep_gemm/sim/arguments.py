@@ -1,4 +1,4 @@
-"""A kernel's arguments as the bytes that it reads: numbers, pointers, tensor maps, and structs of these."""
+"""Encodes a kernel's arguments as the bytes that it reads: numbers, pointers, tensor maps, and structs of these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TENSOR_MAP_MAGIC = 0x544D4150
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of a buffer, or of a byte in it; `buffer=None` is a null pointer."""
+    """The address of a buffer or of a byte in it; a null pointer if `buffer` is None."""
 
     buffer: str | None
     byte_offset: int = 0
@@ -37,7 +37,7 @@ class U64:
 
 
 class Struct:
-    """A struct parameter, its fields in order, laid out as C++ does."""
+    """A struct parameter: its fields in order, with C++'s layout."""
 
     def __init__(self, *fields: Argument) -> None:
         self.fields = fields
@@ -76,7 +76,7 @@ def _encode(argument: Argument, addresses: Mapping[str, int]) -> tuple[bytes, in
 
 
 def encode_tensor_map(spec: TensorMap, address: int, tensor: int) -> bytes:
-    """Give `ptx::TensorMap` as host/ptx/tma.cuh declares it; what it moves must lie in the buffer at `tensor`."""
+    """Give `ptx::TensorMap` as host/ptx/tma.cuh declares it. All it moves must be in the buffer at `tensor`."""
     if reason := spec.why_illegal():
         raise ValueError(f"tensor_map: {reason}")
     if address % ADDRESS_ALIGNMENT:

@@ -13,7 +13,7 @@ from .simulate import SimulationError
 
 
 def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
-    """Simulate under many schedules; say what went wrong and how to see it again, or that nothing did."""
+    """Simulate under many schedules, and print what went wrong and how to repeat it, or that all passed."""
     console = Console(highlight=False)
     num_sms = max(num_sms // config.cluster_size, 1) * config.cluster_size
     with console.status("compiling"):
@@ -40,7 +40,7 @@ def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: i
 
 
 def command(config: GemmConfig, m: int, n: int, k: int, seed: int, num_sms: int) -> str:
-    """Give the command that runs one seed, with every option that it depends on."""
+    """Give the command that repeats one seed, with every option that matters."""
     values = {
         "--m": m,
         "--n": n,

@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel in the simulator: the same source, the same tensor maps and parameters as on a GPU."""
+"""The `fp8_gemm` kernel in the simulator, with the source, tensor maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..kernels import fp8_gemm
 from ..kernels.plan import addresses_of
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from .launcher import Launcher, as_it_lies, in_memory
+from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
 from .simulate import Buffer, Result, Simulation
@@ -23,7 +23,7 @@ from .simulate import Buffer, Result, Simulation
 
 @dataclass(frozen=True)
 class Outcome:
-    """D from the simulator and from the reference, and how far apart rounding may take their elements."""
+    """D from the simulator and from the reference, and how far rounding may take their elements apart."""
 
     d: Tensor
     right: Tensor
@@ -34,7 +34,7 @@ class Outcome:
 
     @property
     def worst(self) -> float:
-        """Largest difference of one element, relative to what is allowed: right up to 1, infinite where NaN is."""
+        """Largest difference of an element, relative to the allowed one: up to 1 is right; NaN counts as infinite."""
         return float(excess(self.d, self.right, self.allowed).amax())
 
 
@@ -49,7 +49,7 @@ def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -
 def random_problem(
     config: GemmConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
 ) -> DenseProblem:
-    """Make a problem with random data; D is NaN unless it is C as well, with `in_place` or `adds_to_d`."""
+    """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`)."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
@@ -76,12 +76,12 @@ def run(
     truncate: bool = False,
     is_dependent: bool = False,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference. `is_dependent`: the kernel ahead may be at work."""
+    """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     p = kernels.prepared(config, p)
     simulation = Simulation(
         buffers_of(p, is_dependent), num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
     )
-    there = in_memory(simulation, p)
+    placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
         kernel,
@@ -90,22 +90,22 @@ def run(
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_size,
     )
-    plan = kernels.plan_of(there, kernels.output_of(there), config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(there))
+    plan = kernels.plan_of(placed, kernels.output_of(placed), config, num_sms, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(placed))
     result = simulation.result()
     tile = config.block_m, config.block_n
     return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)
 
 
 def right_and_allowed(p: DenseProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """What D must hold afterwards, and how far each element may be from it."""
+    """The right D, and how far each element may be from it."""
     right = torch.empty_like(p.d)
     reference.dense(p._replace(d=right))
     return right, allowed_difference(p, right, partial_sums)
 
 
 def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> Outcome:
-    """Judge what a simulation left in D."""
+    """Compare the D of a simulation with the right one."""
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
     flat_d, flat_right, flat_allowed = (x.flatten(0, -2) for x in (d, right, allowed))
@@ -113,13 +113,13 @@ def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int
 
 
 def buffers_of(p: DenseProblem, is_dependent: bool = False) -> dict[str, Buffer]:
-    """A problem's operands as the simulator's buffers, each as little aligned as it may be."""
+    """A problem's operands as the simulator's buffers, each with the least alignment that is allowed."""
     alignments = {"sfb": 16 if p.sfb_rows == 1 else 4}
     found = {
-        name: Buffer(as_it_lies(x), alignment=alignments.get(name, 16), is_dependent=is_dependent)
+        name: Buffer(flat_memory(x), alignment=alignments.get(name, 16), is_dependent=is_dependent)
         for name, x in (("a", p.a), ("b", p.b), ("sfa", p.sfa), ("sfb", p.sfb))
     }
     found["d"] = Buffer(p.d, is_writable=True, is_dependent=is_dependent)
     if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
-        found["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
+        found["c"] = Buffer(flat_memory(p.c), is_dependent=is_dependent)
     return found

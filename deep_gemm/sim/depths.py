@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel in the simulator where groups are along k, and `k_group_maps`, which makes its tensor maps."""
+"""The `fp8_gemm` kernel for groups along k in the simulator, and `k_group_maps`, which makes its tensor maps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..problem import DenseProblem, KGroupedProblem, k_grouped_problem
 from ..problem.layout import SCALE_BLOCK, ceil_div
 from ..quantize import k_grouped_cast_to_fp8
 from .dense import Outcome, compile_config, outcome
-from .launcher import Launcher, as_it_lies, in_memory
+from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
 from .simulate import Buffer, Simulation
@@ -32,14 +32,14 @@ def compile_maps(edits: Mapping[str, str] | None = None) -> HostKernel:
 
 @cache
 def compiled(config: GemmConfig) -> tuple[HostKernel, HostKernel]:
-    """Both kernels, as they are."""
+    """Both kernels, without edits."""
     return compile_maps(), compile_config(config)
 
 
 def random_problem(
     config: GemmConfig, ks: Sequence[int], m: int, n: int, seed: int = 0, *, on_gpu_alone: bool = False
 ) -> KGroupedProblem:
-    """Make a problem with random data; D is NaN unless it is C as well. `on_gpu_alone`: depths in a tensor only."""
+    """Make a problem with random data. D is NaN, unless it is also C. `on_gpu_alone`: depths in a tensor only."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (k_grouped_cast_to_fp8(torch.randn(rows, sum(ks), generator=generator), ks) for rows in (m, n))
     d = torch.full((len(ks), m, n), float("nan"))
@@ -64,13 +64,13 @@ def run(
     is_dependent: bool = True,
     ks: Tensor | None = None,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference. `ks`: what the kernels read, if not the problem's."""
+    """Compute a product on simulated SMs and with the reference. `ks` replaces the problem's depths for the kernels."""
     p = kernels.prepared(problem)
     buffers = {
         "a": Buffer(p.a, is_dependent=is_dependent),
         "b": Buffer(p.b, is_dependent=is_dependent),
-        "sfa": Buffer(as_it_lies(p.sfa), is_dependent=is_dependent),
-        "sfb": Buffer(as_it_lies(p.sfb), is_dependent=is_dependent),
+        "sfa": Buffer(flat_memory(p.sfa), is_dependent=is_dependent),
+        "sfb": Buffer(flat_memory(p.sfb), is_dependent=is_dependent),
         "d": Buffer(p.d, is_writable=True, is_dependent=is_dependent),
         "k_groups": Buffer(
             torch.full((k_group_maps.room_bytes(p.num_groups),), 0xFF, dtype=torch.uint8),
@@ -80,14 +80,14 @@ def run(
         ),
     }
     if config.with_c and p.c is not None:
-        buffers["c"] = Buffer(as_it_lies(p.c), is_dependent=is_dependent)
+        buffers["c"] = Buffer(flat_memory(p.c), is_dependent=is_dependent)
     depths = kernels.depths_of(p.ks, p.ks_tensor, p.d.device)
     if isinstance(depths, Tensor):
         buffers["ks"] = Buffer(depths if ks is None else ks, alignment=4, is_dependent=is_dependent)
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    there = in_memory(simulation, p)
+    placed = placed_in(simulation, p)
     plan = kernels.plan_of(
-        there,
+        placed,
         config,
         num_sms,
         Launcher(  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def run(
         ),
     )
     at_ks = simulation.address("ks") if isinstance(depths, Tensor) else 0
-    at = (*addresses_of(there), at_ks, simulation.address("k_groups"))
+    at = (*addresses_of(placed), at_ks, simulation.address("k_groups"))
     plan.make_maps.launch(at, b"" if isinstance(depths, Tensor) else depths, kernels.INLINE_KS_AT)
     plan.launch(at)
     result = simulation.result()
@@ -116,7 +116,7 @@ def run(
 
 
 def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """What D must hold afterwards, and how far each element may be from it."""
+    """The right D, and how far each element may be from it."""
     right = torch.empty_like(p.d)
     reference.k_grouped(p._replace(d=right))
     ks = p.ks if p.ks is not None else tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The `fp8_gemm_decode` kernel in the simulator: the same source, tensor maps and parameters as on a GPU."""
+"""The `fp8_gemm_decode` kernel in the simulator, with the source, tensor maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..kernels.plan import addresses_of
 from ..problem import DenseProblem, dense_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .dense import Outcome, buffers_of, outcome, right_and_allowed
-from .launcher import Launcher, in_memory
+from .launcher import Launcher, placed_in
 from .library import HostKernel, compile_kernel
 from .rounding import EXACT_STEPS, TENSOR_CORES
 from .simulate import Simulation
@@ -31,7 +31,7 @@ def compile_config(config: DecodeConfig, edits: Mapping[str, str] | None = None)
 def random_problem(
     config: DecodeConfig, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False
 ) -> DenseProblem:
-    """Make a problem with random data for a configuration; D is NaN unless it is C as well (`in_place`)."""
+    """Make a problem with random data for a configuration. D is NaN, unless it is also C (`in_place`)."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
@@ -55,13 +55,13 @@ def run(
     truncate: bool = False,
     is_dependent: bool = False,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference. `is_dependent`: the kernel ahead may be at work."""
+    """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     buffers = buffers_of(p, is_dependent)
     buffers |= {name: replace(buffers[name], alignment=4) for name in ("sfa", "sfb")}
     simulation = Simulation(
         buffers, num_sms=num_sms or 2 * config.cluster_k, seed=seed, schedule=schedule, truncate=truncate
     )
-    there = in_memory(simulation, p)
+    placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
         kernel,
@@ -70,8 +70,8 @@ def run(
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_k,
     )
-    plan = fp8_gemm_decode.plan_of(there, config, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(there))
+    plan = fp8_gemm_decode.plan_of(placed, config, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(placed))
     result = simulation.result()
     tile = config.block_tokens, config.block_n
     return outcome(result, *right_and_allowed(p, TENSOR_CORES if truncate else EXACT_STEPS), tile)

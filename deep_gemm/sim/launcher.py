@@ -1,6 +1,6 @@
-"""Stands where the driver stands: a plan launches a kernel of the simulator as it launches one of a GPU.
+"""Replaces the driver: a plan launches a kernel in the simulator as it would on a GPU.
 
-So the simulator runs the very bytes that a GPU would be given, for the grid that it would be given.
+The simulator therefore gets the same parameter bytes and the same grid as a GPU.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from .library import HostKernel
 from .simulate import KernelLaunch, Simulation
 
 _CPU = -1
-"""What CPU tensors say they are on."""
+"""The device index of CPU tensors."""
 Problem = TypeVar("Problem", bound=Any)
 
 
-def as_it_lies(x: Tensor) -> Tensor:
-    """The memory from a tensor's first element to its last, padding between rows and all."""
+def flat_memory(x: Tensor) -> Tensor:
+    """The memory from a tensor's first element to its last, including padding between rows."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.as_strided((extent,), (1,))
 
 
-def in_memory(simulation: Simulation, p: Problem) -> Problem:
-    """Give a problem whose operands are where they lie in the simulator's memory, in buffers of their names."""
+def placed_in(simulation: Simulation, p: Problem) -> Problem:
+    """Give the problem with its operands in the simulator's memory, in the buffers that have their names."""
     names = [name for name in ("a", "sfa", "b", "sfb", "d") if getattr(p, name) is not None]
-    there: Any = p._replace(**{name: simulation.tensor(name, getattr(p, name)) for name in names})
+    placed: Any = p._replace(**{name: simulation.tensor(name, getattr(p, name)) for name in names})
     if p.c is None:
-        return there  # type: ignore[no-any-return]
-    c = there.d if p.c.data_ptr() == p.d.data_ptr() else simulation.tensor("c", p.c)
-    return there._replace(c=c)  # type: ignore[no-any-return]
+        return placed  # type: ignore[no-any-return]
+    c = placed.d if p.c.data_ptr() == p.d.data_ptr() else simulation.tensor("c", p.c)
+    return placed._replace(c=c)  # type: ignore[no-any-return]
 
 
 class Launcher:
-    """What `jit.driver.Launcher` is for a GPU."""
+    """The simulator's counterpart of `jit.driver.Launcher`."""
 
     def __init__(
         self,
@@ -69,24 +69,24 @@ class Launcher:
         self._grid = 0
 
     def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
-        """Encode a map as the simulator reads it."""
+        """Encode a map in the simulator's format."""
         return encode_tensor_map(tensor_map, address, tensor)
 
     def keeps_addresses(self) -> bool:
-        """Tell that a map's address is its first word."""
+        """Say yes: a map's first word is its address."""
         return True
 
     def hold(self, plan: object, template: bytes, grid: int) -> None:
-        """Take the parameters and the grid of another plan."""
+        """Switch to the parameters and the grid of another plan."""
         self.params.write(template)
         self.plan, self._grid = plan, grid
 
     def set_stream(self, stream: int) -> None:
-        """Do nothing: there is one."""
+        """Note the stream, which is always the same."""
         self.stream = stream
 
     def current_stream(self, device: int) -> int:
-        """Give the only one."""
+        """Give the only stream."""
         return 0
 
     def is_capturing(self) -> bool:
@@ -94,7 +94,7 @@ class Launcher:
         return False
 
     def current_device(self) -> int:
-        """Give that of CPU tensors."""
+        """Give the device of CPU tensors."""
         return _CPU
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
@@ -104,5 +104,5 @@ class Launcher:
         return (0,)
 
     def fail(self, status: int) -> NoReturn:
-        """Never called: the simulator raises by itself."""
+        """Never called, because the simulator raises its errors itself."""
         raise AssertionError(status)

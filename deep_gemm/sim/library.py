@@ -1,4 +1,4 @@
-"""Compiles a kernel's own source with g++, against the simulator's `ptx/`, into a library that Python calls."""
+"""Compiles a kernel's own source with g++ and the simulator's `ptx/` into a library that Python calls."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SCHEDULES = (
     "prompt_loads",
     "late_stores",
 )
-"""Who is slow; in the order of `Schedule` in host/model/launch.h."""
+"""Each names what is slow or prompt. Same order as `Schedule` in host/model/launch.h."""
 
 _FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
-# Else the variables of all loaded kernels would be one.
+# Without these, all loaded kernels would share their variables.
 _PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
 _COMPILE_SECONDS = 300
 
 
 class HostCompileError(RuntimeError):
-    """The kernel's source is not C++ that g++ accepts."""
+    """g++ is missing or refused the kernel's source."""
 
 
 class Buffer(ctypes.Structure):
@@ -84,7 +84,7 @@ class Stats(ctypes.Structure):
 
 @dataclass(frozen=True)
 class HostKernel:
-    """A kernel as a host library. The model keeps its state in globals, so runs of one kernel take turns."""
+    """A kernel as a host library. The model's state is global, so `lock` lets one run of a kernel go at a time."""
 
     name: str
     library: ctypes.CDLL
@@ -102,7 +102,7 @@ class HostKernel:
 def compile_kernel(
     source: str, headers: Mapping[str, str], *, name: str, flags: tuple[str, ...] = (), cache_dir: Path | None = None
 ) -> HostKernel:
-    """Compile with the arguments that `jit.compile_cubin` takes; headers in `ptx/` are replaced by the simulator's."""
+    """Compile for the host; same arguments as `jit.compile_cubin`. The simulator's headers replace those in `ptx/`."""
     directory = cache_dir or default_cache_dir()
     library = directory / f"{_digest(source, headers, name, flags)}.so"
     if not library.exists():
@@ -115,7 +115,7 @@ def compile_kernel(
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text(text)
             unit.write_text(f'#include "ptx/platform.cuh"\n{source}\n#include "model/entry.h"\nSIM_EXPORT({name})\n')
-            # The kernel's own warnings are NVRTC's to give; g++ does not know its pragmas.
+            # No warnings, because g++ does not know the kernel's pragmas; NVRTC warns about kernels.
             arguments = (*_FLAGS, *_PRIVATE, *flags, "-w", "-shared", f"-I{build}", f"-I{HOST_DIRECTORY}")
             _run_compiler((*arguments, str(unit), str(model)), Path(build) / "kernel.so", library)
     loaded = ctypes.CDLL(str(library))
@@ -127,7 +127,7 @@ def compile_kernel(
 
 
 def default_cache_dir() -> Path:
-    """A directory of this user's for compiled models and kernels, below the system's temporary directory."""
+    """This user's directory for compiled models and kernels, below the system's temporary directory."""
     path = Path(tempfile.gettempdir()) / f"deep_gemm_sim_{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid():
@@ -145,7 +145,7 @@ def _compile_model(directory: Path, flags: tuple[str, ...]) -> Path:
 
 
 def _run_compiler(arguments: tuple[str, ...], output: Path, final: Path) -> None:
-    # Into a name of our own and then renamed, because another process may be at the same file.
+    # Write under a private name and rename, because another process may compile the same file.
     result = subprocess.run(
         [_compiler(), *arguments, "-o", str(output)],
         capture_output=True,

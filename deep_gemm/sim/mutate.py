@@ -1,8 +1,8 @@
 """Does the simulator notice when a kernel is wrong? Breaks its source on purpose, in many ways.
 
-A mutation replaces one text of one header. Every trial runs it on some configuration, problem, seed and schedule, in a
-process of its own, because a broken kernel may crash or never end. A mutation that no trial notices is a hole: in the
-trials, in the simulator, or a line of the kernel that nothing needs.
+A mutation replaces one text in one header. Trials run it with some configuration, problem, seed and schedule, in a
+separate process, because a broken kernel may crash or never end. A mutation that no trial notices shows a gap in the
+trials or in the simulator, or a line that the kernel does not need.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CAUGHT, MISSED, DOES_NOT_COMPILE = "caught", "missed", "does not compile"
 class Mutation:
     """Replace `old` by `new` in `header`: its only occurrence, or all of them with `everywhere`.
 
-    Trials of the configuration `shows_in` are tried first. It saves time where a mutation shows in few kernels, and
-    decides nothing: one that does not show there meets all other trials.
+    Trials of the configuration `shows_in` run first. This saves time if few kernels show the mutation, and changes
+    nothing else: all other trials follow.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Mutation:
     shows_in: object = None
 
     def apply(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Give the headers with the mutation in them. A text that is not there is a ValueError: the list is stale."""
+        """Give the headers with the mutation applied. A ValueError says that `old` is not there: the list is stale."""
         count = headers[self.header].count(self.old)
         if count == 0 or (count > 1 and not self.everywhere):
             raise ValueError(f"mutation {self.name!r}: expected one {self.old!r} in {self.header}, got {count}")
@@ -48,10 +48,10 @@ class Trial(Protocol):
 
     @property
     def config(self) -> Any:
-        """Tell what `Mutation.shows_in` is compared with."""
+        """The configuration, to be compared with `Mutation.shows_in`."""
 
     def headers(self) -> Mapping[str, str]:
-        """Give the kernel's headers for the configuration of this trial."""
+        """Give the kernel's headers for this trial's configuration."""
 
     def run(self, headers: Mapping[str, str]) -> None:
         """Compile and simulate; raise whatever is wrong."""
@@ -59,7 +59,7 @@ class Trial(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutation."""
+    """The result of one mutation."""
 
     verdict: str
     """CAUGHT, MISSED or DOES_NOT_COMPILE."""
@@ -104,7 +104,7 @@ def _run_trials(mutation: Mutation, trials: list[tuple[int, Trial]], sender: Con
         except HostCompileError as error:
             sender.send((DOES_NOT_COMPILE, _first_error(str(error)), index))
             return
-        except Exception as error:  # whatever it is, it was noticed
+        except Exception as error:  # any error means that the mutation was noticed
             sender.send((CAUGHT, " ".join(str(error).split())[:300], index))
             return
     sender.send((MISSED, "every trial passed", len(trials)))

@@ -1,9 +1,9 @@
-"""How far a kernel's D may be from the reference's, element by element: what rounding explains, and no more.
+"""How far rounding may take each element of a kernel's D from the reference's.
 
-With u = 2^-24 and S the sum of an element's magnitudes, |sfa * sfb| * sum |a * b| over all blocks of k: each of the
-two sides rounds once for each block that it promotes and once where it adds C, and the reference once more for
-partial sums. A kernel's partial sums are off by a share of S that depends on what multiplies. At the end both sides
-round to D's type, which may take them apart by one unit in the last place. (Where nothing underflows.)
+Let u = 2^-24, and S the sum of an element's magnitudes, |sfa * sfb| * sum |a * b| over all blocks of k. Both sides
+round once for each block that they promote and once when they add C; the reference also rounds its partial sums. A
+kernel's partial sums are off by a share of S that depends on what multiplies. At the end both sides round to D's type,
+which may take them apart by one unit in the last place. (This assumes that nothing underflows.)
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..problem.layout import SCALE_BLOCK, ceil_div
 FP32_UNIT = 2.0**-24
 
 EXACT_STEPS = 4 * FP32_UNIT
-"""Share of S by which the simulator is off: it sums 32 products exactly, and rounds after each of a block's 4 steps."""
+"""Share of S by which the simulator is off: it sums 32 products exactly and rounds after each of a block's 4 steps."""
 
 TENSOR_CORES = 4 * 33 * 2.0**-13
 """Share of S by which Hopper's FP8 tensor cores may be off.
 
 A 32-deep step aligns 32 products and the accumulator to the largest of them and keeps 13 bits below it, so each of the
-33 loses less than 2^-13 of it; four steps make a block, and none of the numbers exceeds the sum of magnitudes.
+33 loses less than 2^-13 of it. Four steps make a block, and no number exceeds the sum of magnitudes.
 """
 
 
@@ -40,27 +40,27 @@ def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: 
 
 
 def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float) -> Tensor:
-    """How far each element of D may be from `right`, the reference's, in FP64.
+    """How far each element of D may be from the reference's, `right`; in FP64.
 
     `partial_sums` is EXACT_STEPS or TENSOR_CORES.
     """
     share = partial_sums + (2 * ceil_div(p.k, SCALE_BLOCK) + 1) * FP32_UNIT
     bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.sfb_rows) * (share / (1 - share))
     bound += 2 * FP32_UNIT * right.double().abs()
-    # A number is mantissa * 2^exponent with a mantissa from 0.5 to 1, which is where eps / 2 comes from.
+    # frexp's mantissa lies between 0.5 and 1, hence eps / 2.
     info = torch.finfo(right.dtype)
     largest = (right.double().abs() + bound).clamp_min(info.tiny)
     return bound + largest / torch.frexp(largest).mantissa * (info.eps / 2)
 
 
 def excess(d: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
-    """Each element's difference, relative to what is allowed: above 1 is wrong, NaN is infinitely so."""
+    """Each element's difference relative to the allowed one: above 1 is wrong; NaN counts as infinite."""
     ratio = (d.double() - right.double()).abs() / allowed
     return torch.where(ratio.isnan(), torch.inf, ratio)
 
 
 def describe_mistakes(d: Tensor, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> str | None:
-    """Count the wrong elements and name the worst, with its tile where `tile` gives its rows and columns."""
+    """Count the wrong elements and name the worst, with its tile if `tile` gives a tile's rows and columns."""
     ratio = excess(d, right, allowed)
     count = int((ratio > 1).sum())
     if count == 0:

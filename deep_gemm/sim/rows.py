@@ -1,4 +1,4 @@
-"""The `fp8_gemm` kernel in the simulator where rows are grouped: the source, maps and parameters that a GPU gets."""
+"""The `fp8_gemm` kernel for grouped rows in the simulator, with the source, maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..kernels.rows import grouped_problem
 from ..problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous_problem, masked_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .dense import Outcome, outcome
-from .launcher import Launcher, as_it_lies, in_memory
+from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference
 from .simulate import Buffer, Simulation
 
 CANARY = 42.0
-"""What D holds before: a row that must not be written has it afterwards."""
+"""D's content before: a row that must not be written still has it afterwards."""
 Problem = ContiguousProblem | MaskedProblem
 
 
@@ -40,8 +40,8 @@ def random_problem(
 ) -> Problem:
     """Make a problem with random data for a configuration.
 
-    `layout` holds what the configuration's kind of groups says: ids, ends, or counts, of which `rows` is the largest
-    that is possible. Rows of A that must not matter are NaN, values and scales.
+    `layout` holds ids, ends or counts, depending on the configuration. `rows` is the number of rows that A has, for
+    counts in each group. Rows of A without a group are NaN, both values and scales.
     """
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
@@ -78,7 +78,7 @@ def random_problem(
 
 
 def ids_of(p: Problem) -> Tensor:
-    """Group of each row, or -1; for counts `[groups, rows]`."""
+    """Group of each row, or -1 for none; with counts the shape is `[groups, rows]`."""
     if isinstance(p, ContiguousProblem):
         return reference.group_ids(p)
     device = p.masked_m.device
@@ -97,21 +97,18 @@ def run(
     truncate: bool = False,
     layout: Tensor | None = None,
 ) -> Outcome:
-    """Compute a product on simulated SMs, and with the reference.
-
-    `layout` is what the kernel reads, if not the problem's.
-    """
+    """Compute a product on simulated SMs and with the reference. `layout` replaces the problem's for the kernel."""
     p = kernels.prepared(grouped_problem(problem))
     buffers = {
-        "a": Buffer(as_it_lies(p.a)),
-        "b": Buffer(as_it_lies(p.b)),
-        "sfa": Buffer(as_it_lies(p.sfa)),
-        "sfb": Buffer(as_it_lies(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
+        "a": Buffer(flat_memory(p.a)),
+        "b": Buffer(flat_memory(p.b)),
+        "sfa": Buffer(flat_memory(p.sfa)),
+        "sfb": Buffer(flat_memory(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
         "d": Buffer(p.d, is_writable=True),
         "c": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
     }
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    there = in_memory(simulation, p)
+    placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
         kernel,
@@ -119,8 +116,8 @@ def run(
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
     )
-    plan = kernels.plan_of(there, config, num_sms, launcher)  # type: ignore[arg-type]
-    plan.launch(addresses_of(there))
+    plan = kernels.plan_of(placed, config, num_sms, launcher)  # type: ignore[arg-type]
+    plan.launch(addresses_of(placed))
     result = simulation.result()
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
@@ -129,7 +126,7 @@ def run(
 
 
 def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """What D must hold afterwards, and how far each element may be from it: not at all where it is not a product."""
+    """The right D, and how far each element may be from it: not at all if it is not part of a product."""
     right = p.d.clone()
     if isinstance(p, MaskedProblem):
         reference.masked(p._replace(d=right))

@@ -1,4 +1,4 @@
-"""Runs a kernel in the simulator: buffers in, buffers out, or a SimulationError that says what went wrong."""
+"""Runs kernels in the simulator: buffers in, buffers out, or a SimulationError that says what went wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CANARY = 0xFF
 
 
 class SimulationError(RuntimeError):
-    """The kernel did something that hardware punishes. The message says what, where, and how to see it again."""
+    """The kernel broke a rule of the hardware. The message says which, where, and how to repeat it."""
 
     def __init__(self, name: str, what: str, how: str) -> None:
         super().__init__(f"{name}: {what}\n(again with {how})")
@@ -30,19 +30,19 @@ class SimulationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in global memory. The kernel works on a copy, which lies between bytes that it must not touch."""
+    """A tensor in global memory. The kernel works on a copy, surrounded by bytes that it must not touch."""
 
     data: Array
     is_writable: bool = False
     alignment: int = 16
-    """The copy begins at a multiple of this that is no multiple of twice as much."""
+    """The copy begins at a multiple of this, but not of twice this."""
     is_dependent: bool = False
-    """The kernel before may still be using it: nothing may touch it before griddepcontrol_wait."""
+    """The kernel before may still use it: nothing may touch it before griddepcontrol_wait."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Buffers after the run, by name (the writable ones alone), and counters."""
+    """The writable buffers after the run, by name, and counters of the last kernel."""
 
     buffers: dict[str, Array]
     steps: int
@@ -54,7 +54,7 @@ class Result:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One kernel of several that run one after another; `grid` None means a CTA on each SM, as persistent ones want."""
+    """One of several kernels that run one after another. `grid` None means a CTA on each SM, for persistent kernels."""
 
     kernel: HostKernel
     arguments: Sequence[Argument]
@@ -63,7 +63,7 @@ class KernelLaunch:
     grid: int | None = None
     cluster_size: int = 1
     inputs: frozenset[str] = frozenset()
-    """Writable buffers that this one must not write."""
+    """Writable buffers that this kernel must not write."""
 
 
 def simulate(
@@ -81,38 +81,20 @@ def simulate(
     truncate: bool = False,
     max_steps: int = 50_000_000,
 ) -> Result:
-    """Launch `kernel` on a GPU of `num_sms` SMs; `grid` None means a CTA on each, as persistent kernels want.
+    """Launch `kernel` on a GPU with `num_sms` SMs. `grid` None means a CTA on each, for persistent kernels.
 
-    Equal arguments give equal runs. `schedule` is one of SCHEDULES; None draws one from the seed. `truncate` lets
+    Equal arguments give equal runs. `schedule` is one of SCHEDULES; None draws one from the seed. `truncate` makes
     WGMMA accumulate with Hopper's few bits instead of exactly.
     """
-    launch = KernelLaunch(kernel, arguments, threads, shared_bytes, grid, cluster_size)
-    return simulate_in_turn(
-        [launch], buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate, max_steps=max_steps
-    )
-
-
-def simulate_in_turn(
-    launches: Sequence[KernelLaunch],
-    buffers: Mapping[str, Buffer],
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
-    max_steps: int = 50_000_000,
-) -> Result:
-    """Launch kernels that share buffers, each when the one before has ended. The counters are the last one's."""
     simulation = Simulation(
         buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate, max_steps=max_steps
     )
-    for launch in launches:
-        simulation.launch(launch)
+    simulation.launch(KernelLaunch(kernel, arguments, threads, shared_bytes, grid, cluster_size))
     return simulation.result()
 
 
 class Simulation:
-    """A GPU with some buffers in its memory, and the kernels that run on it one after another."""
+    """A GPU with some buffers in its memory. Kernels run on it one after another."""
 
     def __init__(
         self,
@@ -132,16 +114,16 @@ class Simulation:
         self._stats = Stats()
 
     def address(self, name: str) -> int:
-        """Tell where a buffer begins."""
+        """Give the address of a buffer."""
         return int(self._arena.addresses[name])
 
     def tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """Give a buffer as a tensor with the shape and strides of the one that it was made from, where it lies now."""
+        """Give a buffer's memory as a tensor with the type, shape and strides of `like`, which it was made from."""
         data = torch.from_numpy(self._arena.memory[self._arena.spans[name]])
         return data.view(like.dtype).as_strided(like.shape, like.stride())
 
     def launch(self, launched: KernelLaunch) -> None:
-        """Run a kernel; a SimulationError says what it did wrong."""
+        """Run a kernel. A SimulationError says what it did wrong."""
         kernel, native = launched.kernel, self._arena.native_but_inputs(launched.inputs)
         encoded = [_Aligned(encode(argument, self._arena.addresses)) for argument in launched.arguments]
         sizes = [len(argument.data) for argument in encoded]
@@ -171,13 +153,13 @@ class Simulation:
             raise SimulationError(kernel.name, f"wrote outside of `{trampled}` by other means than `ptx::`", how)
 
     def result(self) -> Result:
-        """Give the buffers as they are now, and the counters of the last kernel."""
+        """Give the writable buffers as they are now, and the counters of the last kernel."""
         stats = self._stats
         return Result(self._arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores, stats.prefetches)
 
 
 class _Aligned:
-    """Bytes at an address that is a multiple of 64, as structs with tensor maps need."""
+    """Bytes at an address that is a multiple of 64, which structs with tensor maps need."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -188,7 +170,7 @@ class _Aligned:
 
 
 class _Arena:
-    """All buffers in one allocation, far enough apart that a stray access does not hit its neighbour."""
+    """All buffers in one allocation, far enough apart that a stray access does not reach the next one."""
 
     def __init__(self, buffers: Mapping[str, Buffer]) -> None:
         self.buffers = dict(buffers)
@@ -200,7 +182,7 @@ class _Arena:
         for name, data in contents.items():
             alignment = self.buffers[name].alignment
             at += _GUARD_BYTES
-            # The address modulo twice the alignment is the alignment.
+            # A multiple of the alignment, but not of twice the alignment.
             at += (alignment - (self.memory.ctypes.data + at)) % (2 * alignment)
             self.spans[name] = slice(at, at + len(data))
             self.memory[self.spans[name]] = data
@@ -209,7 +191,7 @@ class _Arena:
         self.addresses = {name: base + span.start for name, span in self.spans.items()}
 
     def native_but_inputs(self, inputs: frozenset[str]) -> ctypes.Array[NativeBuffer]:
-        """All buffers for the model, of which `inputs` are not writable."""
+        """All buffers for the model, with `inputs` not writable."""
         return (NativeBuffer * max(len(self.spans), 1))(
             *(
                 NativeBuffer(
@@ -224,7 +206,7 @@ class _Arena:
         )
 
     def trampled(self) -> str | None:
-        """Name a buffer beside which the canary is gone."""
+        """Name a buffer next to which bytes were overwritten."""
         at = 0
         for name, span in self.spans.items():
             if (self.memory[at : span.start] != _CANARY).any():
@@ -233,7 +215,7 @@ class _Arena:
         return next(reversed(self.spans), None) if (self.memory[at:] != _CANARY).any() else None
 
     def outputs(self) -> dict[str, Array]:
-        """Copies of the writable buffers, each of the type that was passed in."""
+        """Copies of the writable buffers, each with the type that was passed in."""
         return {
             name: _from_bytes(self.memory[self.spans[name]].copy(), buffer.data)
             for name, buffer in self.buffers.items()

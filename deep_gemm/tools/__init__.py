@@ -1,1 +1,1 @@
-"""What people run: the demo, a look inside a kernel, the gates of its machine code."""
+"""Tools for people: the demo, a look inside a kernel, and gates for its machine code."""

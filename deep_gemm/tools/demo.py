@@ -1,7 +1,7 @@
-"""The main job, once through: make data, quantize it, run every kind of product, check each against FP64.
+"""The demo: make data, quantize it, run every kind of product, and check each against FP64.
 
-A Hopper GPU then shows the speed of a few dense products beside cuBLASLt's; a machine without one compiles a few of
-the kernels that it would run.
+On a Hopper GPU it then compares the speed of a few dense products with cuBLASLt's. Without one it compiles a few of
+the kernels.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ SPEED_REPEATS = 10
 
 @dataclass(frozen=True)
 class Example:
-    """One product to show: how to call it, and its result from FP64 operands, quantized and not."""
+    """One product to show: its call, and its result from FP64 operands, quantized and not."""
 
     product: str
     m: int
     n: int
     k: int
     call: Callable[[], Tensor]
-    """Gives the part of D that the product computes."""
+    """Returns the part of D that the product computes."""
     from_quantized: Tensor
     from_original: Tensor
 
 
 def run() -> bool:
-    """Run every example, show speed or, where no GPU ran them, a few kernels, and say whether all was right."""
+    """Run every example, then show speed, or a few kernels if there is no GPU. Tell whether all was right."""
     console = Console(highlight=False)
     all_right = _show_products(console)
     console.print()
@@ -92,7 +92,7 @@ def _show_speed(console: Console) -> bool:
     console.print(
         "\ncuBLASLt: torch._scaled_mm with one scale for each tensor, which is less work.\n"
         "us: the kernels' time, median. A ratio below 1 means less time than cuBLASLt's.\n"
-        "error: beside the same FP8 numbers multiplied in FP64.",
+        "error: relative to the FP64 product of the same FP8 numbers.",
         style="dim",
     )
     return not failures
@@ -130,9 +130,9 @@ def _show_products(console: Console) -> bool:
             table.add_row(*cells, verdict)
     console.print(table)
     console.print(
-        "\nerror: of the whole result, beside the same FP8 numbers multiplied in FP64.\n"
+        "\nerror: of the whole result, relative to the FP64 product of the same FP8 numbers.\n"
         "       Rounding D to BF16 alone gives 1.7e-03.\n"
-        f"       Quantizing to FP8 cost up to {max(quantization_errors):.1e} before.",
+        f"       Quantizing to FP8 added up to {max(quantization_errors):.1e}, which is not counted here.",
         style="dim",
     )
     return all_right
@@ -192,7 +192,7 @@ def _examples(device: str) -> Iterator[Example]:
     )
 
     a_k, b_k = k_grouped_cast_to_fp8(dy, KS), k_grouped_cast_to_fp8(x, KS)
-    # KS are multiples of 128, so that blocks of k are the same as in the operands cast whole.
+    # KS are multiples of 128, so the blocks of k are those of the operands cast whole.
     yield Example(
         "groups along k",
         N,
@@ -205,13 +205,13 @@ def _examples(device: str) -> Iterator[Example]:
 
 
 def _products_along_k(a: Tensor, b: Tensor) -> Tensor:
-    """`[groups, m, n]` of FP64 operands, one product for each group of columns."""
+    """`[groups, m, n]`: the product of FP64 operands for each group of columns."""
     pairs = zip(torch.split(a, KS, 1), torch.split(b, KS, 1), strict=True)
     return torch.stack([p @ q.t() for p, q in pairs])
 
 
 def _timed(call: Callable[[], Tensor], device: str) -> tuple[Tensor, float]:
-    """Result and milliseconds of a call that is not the first."""
+    """Result and milliseconds of a second call."""
     call()
     _synchronize(device)
     begin = time.perf_counter()
@@ -226,7 +226,7 @@ def _synchronize(device: str) -> None:
 
 
 def _made(d: Tensor | None) -> Tensor:
-    """D of a call that was not given one."""
+    """The D that a call made."""
     assert d is not None
     return d
 

@@ -1,7 +1,7 @@
-"""Is a kernel's machine code what its configuration planned? A plan, and gates that compare the two.
+"""Gates that check whether a kernel's machine code is what its configuration planned.
 
-A kernel that spills, or whose products wait for each other, gives right results, only slowly, so that no test of
-results sees it. Its machine code shows it, on any machine.
+A kernel that spills, or whose products wait for each other, gives right results slowly, so no test of results notices
+it. Its machine code shows it, without a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..kernels.code_plan import CodePlan
 from ..problem.layout import align
 
 REGISTERS_STEP = 8
-"""The registers of a thread come in multiples of this."""
+"""A thread's registers are allocated in multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Gate:
 
     name: str
     protects_from: str
-    """What a kernel that fails it would do."""
+    """What would be wrong with a kernel that fails it."""
     problems: Callable[[KernelReport, CodePlan], list[str]]
-    """Sentences, each for a person who has never seen the kernel; none where the gate is passed."""
+    """Says what is wrong, in sentences for a person who has never seen the kernel; empty if the gate is passed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one gate says of one kernel."""
+    """The result of one gate for one kernel."""
 
     gate: Gate
     problems: tuple[str, ...]
@@ -43,12 +43,12 @@ class Verdict:
 
 
 def verdicts(report: KernelReport, plan: CodePlan) -> list[Verdict]:
-    """What each gate says."""
+    """The result of each gate."""
     return [Verdict(gate, tuple(gate.problems(report, plan))) for gate in GATES]
 
 
 def violations(report: KernelReport, plan: CodePlan) -> list[str]:
-    """Every way in which a kernel is not as planned, a sentence each; empty for a sound kernel."""
+    """A sentence for each way in which a kernel is not as planned; empty for a good kernel."""
     return [problem for verdict in verdicts(report, plan) for problem in verdict.problems]
 
 

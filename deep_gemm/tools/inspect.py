@@ -1,6 +1,6 @@
-"""Compiled kernels for a person to look at: what they need, what their machine code holds, which gates they pass.
+"""Shows compiled kernels: what they need, which instructions they have, which gates they pass.
 
-Nothing here needs a GPU. Compilation goes past the cache, so that its time is that of a first use.
+Nothing here needs a GPU. Kernels are compiled without the cache, so that the time is that of a first use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAMILIES = {
     "cluster": tile_config(256, 128, Output(), cluster_n=2),
     "accumulating": tile_config(256, 128, Output(is_fp32=True, adds_to_d=True)),
 }
-"""A few configurations that differ, for a look at what kernels are made of."""
+"""A few configurations of different kinds."""
 
 OPCODES = {
     "QGMMA": "FP8 tensor core products, 64 x n x 32 each",
@@ -51,7 +51,7 @@ OPCODES = {
     "LDL": "local memory read: spills",
     "STL": "local memory written: spills",
 }
-"""The instructions that tell how a kernel works, in the order of its story."""
+"""The instructions that show how a kernel works, and what each is for."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Inspection:
     report: KernelReport
     verdicts: tuple[Verdict, ...]
     milliseconds: float
-    """Of a cold compilation."""
+    """Time of compiling without a cache."""
 
     @property
     def passed(self) -> int:
@@ -76,7 +76,7 @@ def inspect(config: GemmConfig) -> Inspection:
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
-    compiler_version()  # loads the compiler, which is not part of a compilation
+    compiler_version()  # loads the compiler, which must not count as compiling
     start = time.perf_counter()
     kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=f"fp8_gemm {config.name}")
     kernel = applied(passes_for(config.num_threads), kernel)
@@ -86,7 +86,7 @@ def inspect(config: GemmConfig) -> Inspection:
 
 
 def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
-    """Print all that is known of one kernel."""
+    """Print what is known about one kernel."""
     config, facts = found.config, found.report
     console.print(f"[bold]fp8_gemm {config.name}[/], sm_90a, NVRTC {compiler_version()}\n")
     console.print(_pairs(_configuration(found)))
@@ -120,7 +120,7 @@ def show_configs(configs: Sequence[GemmConfig], console: Console) -> None:
 
 
 def show_families(console: Console) -> bool:
-    """Compile one kernel of each kind, print a table, and say whether all pass their gates."""
+    """Compile one kernel of each kind and print a table. Tell whether all pass their gates."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     found = {}
     with Progress(*columns, console=console, transient=True) as progress:
@@ -161,7 +161,7 @@ def _configuration(found: Inspection) -> dict[str, str]:
     if config.cluster_size > 1:
         cluster = "2 CTAs share A along n" if config.cluster_n > 1 else "2 CTAs share B along m"
     output = "FP32" if config.output_is_fp32 else "BF16"
-    output += ", C is read and added" * config.with_c + ", added to D where it lies" * config.adds_to_d
+    output += ", plus C" * config.with_c + ", added to D in place" * config.adds_to_d
     units = f"{config.units_per_warpgroup} of 64 x {config.unit_n or config.block_n} in turn"
     return {
         "tile": f"{config.block_m} x {config.block_n} x {BLOCK_K}",

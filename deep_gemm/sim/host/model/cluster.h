@@ -1,5 +1,5 @@
-// Clusters: their barrier, and shared memory of other CTAs. What is stored there lands late, at the latest at the
-// storing thread's next arrival at the cluster's barrier, which releases it.
+// Clusters: their barrier, and shared memory of other CTAs. A store there lands late, at the latest when the storing
+// thread next arrives at the cluster's barrier, which releases it.
 #pragma once
 #include "warps.h"
 
@@ -12,7 +12,7 @@ inline void recheck_cluster_barrier(Cluster* cluster) {
   wake(cluster->waiting);
 }
 
-// The CTA of that rank, which must have been seen to run, and run still.
+// The CTA of that rank. It must be known to have started, and must not have exited.
 inline Cta* peer(uint32_t rank, const char* what) {
   Cluster* cluster = self->cta->cluster;
   if (rank >= cluster->ctas.size())
@@ -98,7 +98,7 @@ void cluster_sync() {
   cluster_wait();
 }
 
-// Good for nothing but to be looked at: the simulator's remote accesses take (pointer, rank).
+// For inspection only: the simulator's remote accesses take (pointer, rank).
 uint32_t mapa(const void* pointer, uint32_t rank) { return rank << 24 | smem_address(pointer); }
 
 void st_shared_cluster_f32(void* p, uint32_t rank, float value) {

@@ -17,7 +17,7 @@ struct Context {
   void* stack_pointer = nullptr;
 };
 
-// Saves what the System V ABI lets a callee change nowhere else, and returns on the other stack.
+// Saves the registers that the System V ABI makes a callee preserve, and returns on the other stack.
 extern "C" void sim_switch(void** save, void* to);
 asm(R"(
 .text
@@ -44,7 +44,7 @@ sim_switch:
 inline void switch_context(Context& from, Context& to) { sim_switch(&from.stack_pointer, to.stack_pointer); }
 
 inline void prepare_context(Context& context, uint8_t* stack, size_t bytes, void (*entry)()) {
-  // As if `entry` had been called: 16-byte alignment minus the return address, below it six registers.
+  // The stack as if `entry` had been called: 16-byte alignment minus the return address, and six registers below it.
   auto** top = reinterpret_cast<void**>(stack + bytes) - 2;
   *top = reinterpret_cast<void*>(entry);
   for (int i = 1; i <= 6; ++i) top[-i] = nullptr;
@@ -69,7 +69,7 @@ inline void prepare_context(Context& context, uint8_t* stack, size_t bytes, void
 
 constexpr size_t kStackBytes = 256 << 10;
 
-// The stacks of a launch's fibers; a page below each faults when one overflows.
+// The stacks of a launch's fibers. Below each is a page that faults on overflow.
 class Stacks {
  public:
   explicit Stacks(size_t count) : bytes_(count * kStackBytes) {

@@ -1,5 +1,5 @@
-// Copies from global to shared memory that no register takes part in. What a thread has asked for is poison until it
-// has waited for it.
+// cp.async: copies from global to shared memory without registers. The destination is poison until the thread has
+// waited for the copy.
 #pragma once
 #include "global_memory.h"
 #include "shared_memory.h"

@@ -1,4 +1,4 @@
-// Beside a kernel: how the model calls it.
+// Compiled with each kernel: how the model calls it.
 #pragma once
 #include <cstddef>
 #include <type_traits>

@@ -1,4 +1,4 @@
-// Global memory: only what the caller registered exists. Every access is checked, whether its value is used or not.
+// Global memory: only registered buffers exist. Every access is checked, even if its value is not used.
 #pragma once
 #include "scheduler.h"
 
@@ -68,10 +68,6 @@ void global_store(void* pointer, const T& value, const char* what) {
   std::memcpy(global_access(pointer, sizeof(T), true, what), &value, sizeof(T));
 }
 
-struct Words {
-  uint32_t w[4];
-};
-
 }  // namespace sim
 
 namespace ptx {
@@ -95,7 +91,7 @@ void st_global_v4_f32(void* p, float x, float y, float z, float w) {
   global_store(p, Float4{x, y, z, w}, "st_global_v4_f32");
 }
 void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  global_store(p, Words{{a, b, c, d}}, "st_global_v4_b32");
+  global_store(p, Uint4{a, b, c, d}, "st_global_v4_b32");
 }
 
 void red_release_add(uint32_t* p, uint32_t value) { atom_add(p, value); }
@@ -119,7 +115,7 @@ uint32_t pack_bf16(float low, float high) {
   const auto round = [](float value) -> uint32_t {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // cvt gives this NaN
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // cvt's NaN
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   };
   return round(low) | round(high) << 16;

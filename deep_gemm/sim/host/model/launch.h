@@ -1,4 +1,4 @@
-// A launch: clusters take the places of those that have ended, as on a GPU with `num_sms` SMs.
+// A launch. As on a GPU with `num_sms` SMs, a new cluster takes the place of one that has ended.
 #pragma once
 #include "cp_async.h"
 #include "tma.h"
@@ -18,7 +18,7 @@ inline std::vector<Bounds>& all_bounds() {
 }
 LaunchBounds::LaunchBounds(uint32_t threads, uint32_t min_blocks) { all_bounds().push_back({threads, min_blocks}); }
 
-// In the order of SCHEDULES in deep_gemm/sim/library.py.
+// Same order as SCHEDULES in deep_gemm/sim/library.py.
 enum Schedule {
   kEven,
   kSlowCta,
@@ -126,7 +126,7 @@ inline void start_cluster(size_t place) {
     const Bounds& bounds = all_bounds().back();
     for (Warp& warp : cta->warps) {
       warp.elected = random_below(kLanes);
-      // What the compiler may give each thread (255 at most); setmaxnreg moves these between warps and finds no more.
+      // The most that the compiler may give each thread. setmaxnreg moves these registers between warps.
       warp.registers = std::min(kRegistersPerSm / (bounds.threads * bounds.min_blocks) / 8 * 8, 248u);
     }
     for (uint32_t thread = 0; thread < launch.threads; ++thread) {
@@ -149,7 +149,7 @@ inline void start_cluster(size_t place) {
 
 inline void choose_bias() {
   const Launch& launch = machine->launch;
-  for (int i = 0; i < 8; ++i) random_below(2);  // small seeds begin alike
+  for (int i = 0; i < 8; ++i) random_below(2);  // because small seeds begin with similar numbers
   const uint32_t drawn = random_below(kNumSchedules);
   places.schedule = static_cast<Schedule>(launch.schedule >= 0 ? launch.schedule : static_cast<int>(drawn));
   places.slow_cta = random_below(launch.num_sms);
@@ -204,7 +204,7 @@ inline void run(const Launch& launch) {
 
 }  // namespace sim
 
-// Null if all went well, else what did not.
+// Returns null if all went well, else an error message.
 extern "C" __attribute__((visibility("default"))) const char* sim_run(const sim::Launch* launch, sim::Stats* stats) {
   static std::string message;
   message.clear();

@@ -1,4 +1,4 @@
-// What the Python side passes in, field by field as deep_gemm/sim/library.py declares it.
+// What Python passes in. The fields must match those in deep_gemm/sim/library.py.
 #pragma once
 #include <cstdint>
 
@@ -8,13 +8,13 @@ struct Buffer {
   uint64_t base, bytes;
   const char* name;
   uint32_t is_writable;
-  uint32_t is_dependent;  // written by the kernel before: not to be touched before griddepcontrol.wait
+  uint32_t is_dependent;  // the kernel before may still use it: not to be touched before griddepcontrol.wait
 };
 
 struct Launch {
   uint64_t seed, max_steps;
   uint32_t grid, cluster_size, threads, shared_bytes, num_sms;
-  int32_t schedule;  // an index into kBiasNames, -1: drawn from the seed
+  int32_t schedule;  // a value of Schedule, or -1 to draw one from the seed
   uint32_t truncate;
   uint32_t num_buffers;
   const Buffer* buffers;
@@ -25,11 +25,11 @@ struct Stats {
   uint64_t steps, products, loads, stores, prefetches;
 };
 
-// How a schedule is unfair. Fair ones find little: a race shows where one side is late.
+// How a schedule is unfair. Fair schedules find little, because a race shows only if one side is late.
 struct Bias {
   bool early_products = false;     // WGMMA runs when it is issued, else when it is waited for
   bool whole_warpgroup = false;    // no warp's product runs before all four warps have issued it
-  bool late_answers = false;       // test_wait and try_wait may say no where they could say yes
+  bool late_answers = false;       // test_wait and try_wait may say no although the phase is over
   uint32_t load_delay = 400, store_delay = 400;
 };
 

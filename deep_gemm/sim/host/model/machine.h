@@ -1,4 +1,4 @@
-// The state of the simulated GPU: everything that a launch changes.
+// The state of the simulated GPU during a launch.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace sim {
 
-// Shared memory begins here in the shared window, as on the GPU; its first KiB is the system's.
+// As on the GPU, a block's shared memory begins here in the shared window. The first KiB belongs to the system.
 constexpr uint32_t kSharedBase = 1024;
 constexpr uint32_t kSharedLimit = 232448;
 constexpr uint32_t kLanes = 32;
@@ -30,7 +30,7 @@ struct Cta;
 struct Cluster;
 using WaitList = std::vector<Fiber*>;
 
-// What a fiber waits for, put into words only when somebody asks.
+// What a fiber waits for. The text is built only if it is needed.
 struct Wait {
   const char* what = nullptr;
   std::function<std::string()> details;
@@ -43,34 +43,34 @@ struct Range {
 struct Mbarrier {
   uint32_t offset;  // in shared memory
   uint32_t expected, pending;
-  int64_t bytes = 0;  // announced and not landed yet
+  int64_t bytes = 0;  // announced but not yet landed
   uint64_t phase = 0;
   bool is_fenced = false;
   WaitList waiting;
-  // Landed by TMA in a phase, not yet shown to ordinary loads: somebody has to wait first.
+  // Landed by TMA in a phase, but not yet visible to ordinary loads, because nobody has waited.
   std::vector<std::pair<uint64_t, Range>> landed;
 };
 
-// What the tensor core holds while the kernel's own registers are poisoned.
+// True values of accumulators while the kernel's own registers are poisoned.
 struct Accumulators {
-  uint32_t count = 0;       // of each lane
-  uint32_t saved = 0;       // lanes whose values are here
+  uint32_t count = 0;       // per lane
+  uint32_t saved = 0;       // mask of the lanes whose values are here
   uint64_t last_product = 0;
   float* registers[kLanes];
   std::vector<float> values;  // lane after lane
 };
 
-// One WGMMA of one warp: its 16 rows.
+// A warp's part of one WGMMA: 16 rows.
 struct Product {
   Accumulators* d;
   uint32_t n;
   uint64_t descriptor_a, descriptor_b;
   bool accumulate;
-  uint64_t number;  // counted by the warp
+  uint64_t number;  // the warp's count of products
 };
 
 struct Warp {
-  // The operation that the lanes gather at. Two generations of values: a slow lane may still read the last ones.
+  // The operation that the lanes gather at. Two generations of values: slow lanes may still read those of the last.
   const char* operation = nullptr;
   uint32_t arrived = 0, exited = 0;
   uint64_t generation = 0;
@@ -81,10 +81,10 @@ struct Warp {
   uint32_t registers = 0;
 
   uint64_t issued = 0;            // products
-  std::deque<Product> products;   // issued and not executed
-  std::deque<uint64_t> groups;    // products issued at each commit that nobody has waited for
+  std::deque<Product> products;   // issued but not executed
+  std::deque<uint64_t> groups;    // `issued` at each commit that nobody has waited for
   std::map<float*, Accumulators> in_flight;   // by lane 0's registers
-  std::map<float*, uint64_t> handed_back;     // by the same: how many fences there had been
+  std::map<float*, uint64_t> handed_back;     // by lane 0's registers: `fences` when they were handed back
   uint64_t fences = 0;
 };
 
@@ -140,7 +140,7 @@ struct RemoteStore {
   uint32_t size;
 };
 
-// What cp.async is to bring into shared memory.
+// A cp.async: bytes for shared memory.
 struct Copy {
   uint32_t offset;
   uint8_t bytes[16];
@@ -152,13 +152,13 @@ struct Fiber {
   uint32_t thread = 0;
   bool is_done = false, is_slow = false, is_polling = false;
   Wait wait;
-  std::vector<Range> unfenced;  // generic writes that the async proxy does not see yet
+  std::vector<Range> unfenced;  // generic writes not yet visible to the async proxy
   std::vector<Mbarrier*> unfenced_barriers;
   std::vector<std::function<void(std::shared_ptr<StoreGroup>)>> uncommitted;
-  std::vector<Copy> copies;  // asked for and not waited for
+  std::vector<Copy> copies;  // issued but not waited for
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::vector<const void*> unreleased_maps;  // tensor maps that this thread has written
-  std::set<const void*> acquired_maps;       // those made by kernels that it may use
+  std::set<const void*> acquired_maps;       // maps made by kernels that this thread may use
   std::shared_ptr<std::deque<RemoteStore>> remote_stores;
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
@@ -168,11 +168,11 @@ struct Fiber {
   Warpgroup& warpgroup() const { return cta->warpgroups[thread / 128]; }
 };
 
-// Something that happens by itself, later.
+// Something that happens later without a thread.
 struct Event {
   uint64_t due, order;
   std::function<void()> run;
-  bool operator<(const Event& other) const {  // std::priority_queue gives the greatest
+  bool operator<(const Event& other) const {  // std::priority_queue pops the greatest, so the earliest must be that
     return due != other.due ? due > other.due : order > other.order;
   }
 };
@@ -190,7 +190,7 @@ struct Machine {
   std::vector<Fiber*> ready;
   uint32_t ready_polling = 0;
   std::priority_queue<Event> events;
-  std::map<const void*, uint32_t> maps_in_use;  // by pieces of loads in flight
+  std::map<const void*, uint32_t> maps_in_use;  // how many pieces of loads in flight use each
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Cta>> ctas;
   Context scheduler;

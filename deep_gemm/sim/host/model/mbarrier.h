@@ -1,5 +1,5 @@
-// mbarriers. The 8 bytes in shared memory hold a mark and an index, so that a barrier that something else overwrites is
-// noticed at its next use.
+// mbarriers. The 8 bytes in shared memory hold a mark and an index, so that overwriting a barrier is noticed at its
+// next use.
 #pragma once
 #include "cluster.h"
 
@@ -56,7 +56,7 @@ inline std::string describe(const Mbarrier& barrier, uint32_t parity) {
 
 inline bool is_over(const Mbarrier& barrier, uint32_t parity) { return (barrier.phase & 1) != parity; }
 
-// Who has seen a phase end may read what landed in it.
+// A thread that has seen a phase end may read what landed in it.
 inline void show_landed(Cta* cta, Mbarrier& barrier) {
   auto& landed = barrier.landed;
   for (size_t i = 0; i < landed.size();) {
@@ -75,7 +75,7 @@ inline bool ask(uint64_t* pointer, uint32_t parity, const char* what) {
   if (parity > 1) fail(std::string(what) + ": parity " + text(parity) + "; it is 0 or 1");
   Mbarrier& barrier = mbarrier_of(pointer, what);
   poll({"asks for the end of", [&barrier, parity] { return describe(barrier, parity); }});
-  // A barrier may answer late. Not in every run: where each lane may miss the answer, a vote of 32 almost never passes.
+  // A barrier may answer late, but not in every run: a vote of 32 lanes that may each miss the answer rarely passes.
   if (!is_over(barrier, parity) || (machine->bias.late_answers && one_in(4))) return false;
   show_landed(self->cta, barrier);
   return true;

@@ -1,4 +1,4 @@
-// Which fiber runs next, what happens meanwhile, and what is said when nothing can run any more.
+// Decides which fiber runs next, runs events in between, and reports when nothing can run any more.
 #pragma once
 #include "machine.h"
 
@@ -21,7 +21,7 @@ inline std::string name_of(const Fiber& fiber) {
   return "CTA " + text(fiber.cta->index) + ", warp " + text(fiber.thread / kLanes) + ", lane " + text(fiber.lane());
 }
 
-// The kernel did what hardware punishes.
+// The kernel broke a rule of the hardware.
 [[noreturn]] inline void fail(const std::string& what) { throw Failure{self ? name_of(*self) + ": " + what : what}; }
 
 inline void to_scheduler() {
@@ -34,7 +34,7 @@ inline void make_ready(Fiber* fiber) {
   machine->ready_polling += fiber->is_polling;
 }
 
-// Somebody else may run here. Every operation that others could notice calls it.
+// Other threads may run here. Every operation that they could notice calls it.
 inline void yield() {
   if (one_in(8)) {
     make_ready(self);
@@ -42,7 +42,7 @@ inline void yield() {
   }
 }
 
-// For loops that ask again and again: lets the others run, and is known not to be progress.
+// For polling loops: lets other threads run, and does not count as progress.
 inline void poll(Wait wait) {
   self->wait = std::move(wait);
   self->is_polling = true;
@@ -68,7 +68,7 @@ inline void later(uint32_t delay, std::function<void()> run) {
   machine->events.push({machine->now + random_below(delay) + 1, machine->events_made++, std::move(run)});
 }
 
-// "0-7,11" for the bits of a mask, with a word before it: "warps 0-7,11", "lane 3".
+// The bits of a mask as a list behind a word: "warps 0-7,11", "lane 3".
 inline std::string list_bits(const char* word, uint32_t mask) {
   std::string list;
   for (uint32_t first = 0; first < 32; ++first) {
@@ -87,15 +87,15 @@ inline std::string state_of(const Fiber& fiber) {
   return fiber.wait.what + (fiber.wait.details ? " " + fiber.wait.details() : "");
 }
 
-// A line for each state, with the warps that have the same lanes in it.
+// One line for each state and set of lanes, with the warps of which these lanes are in that state.
 inline std::string who_waits_for_what() {
   std::string report;
   for (const auto& cta : machine->ctas) {
     if (cta->live_threads == 0) continue;
-    std::map<std::pair<std::string, uint32_t>, uint32_t> lanes;  // of a warp in a state
+    std::map<std::pair<std::string, uint32_t>, uint32_t> lanes;  // (state, warp) -> mask of lanes
     for (const Fiber& fiber : machine->fibers)
       if (fiber.cta == cta.get()) lanes[{state_of(fiber), fiber.thread / kLanes}] |= 1u << fiber.lane();
-    std::map<std::pair<std::string, uint32_t>, uint32_t> warps;  // of some lanes in a state
+    std::map<std::pair<std::string, uint32_t>, uint32_t> warps;  // (state, mask of lanes) -> mask of warps
     for (const auto& [key, mask] : lanes) warps[{key.first, mask}] |= 1u << key.second;
     for (const auto& [key, mask] : warps)
       report += "\n  CTA " + text(cta->index) + ", " + list_bits("warp", mask) +
@@ -122,7 +122,7 @@ inline Fiber* take_ready() {
   return fiber;
 }
 
-// Runs until all fibers have ended. `on_exit` is told of each, and may start new ones in the place of the old.
+// Runs until all fibers have ended. `on_exit` is called for each, and may start new ones in its place.
 inline void run_fibers(const std::function<void(Fiber*)>& on_exit, const std::function<bool()>& all_done) {
   uint64_t idle_polls = 0;
   while (!all_done()) {

@@ -1,7 +1,7 @@
-// Shared memory, seen in two ways. Ordinary loads and stores act on the generic view; TMA and WGMMA act on the async
-// view. A thread's writes reach the async view at its fence.proxy.async; what TMA brings reaches the generic view when
-// somebody has waited for its mbarrier. Memory that nobody has written, or that a load in flight will write, is poison:
-// all bits one, which is a NaN as E4M3, BF16 and FP32.
+// Shared memory in two views. Ordinary loads and stores act on the generic view; TMA and WGMMA act on the async view.
+// A thread's writes reach the async view at its fence.proxy.async. Data from TMA reaches the generic view when a thread
+// has waited for its mbarrier. Memory that nobody has written, or that a load in flight will write, is poison: all bits
+// are one, which is a NaN in E4M3, BF16 and FP32.
 #pragma once
 #include "scheduler.h"
 
@@ -20,14 +20,14 @@ inline uint32_t shared_offset(const void* pointer, uint32_t bytes, uint32_t alig
   return static_cast<uint32_t>(offset);
 }
 
-// What lies at an address that smem_address gave; that it is the block's is checked where it is used.
+// The pointer for an address from smem_address. The access itself checks that it is in the block's memory.
 inline const uint8_t* shared_pointer(uint32_t address) {
   return self->cta->generic + (static_cast<int64_t>(address) - kSharedBase);
 }
 
 inline void shared_store(uint32_t offset, const void* source, uint32_t bytes) {
   std::memcpy(self->cta->generic + offset, source, bytes);
-  std::memset(self->cta->async + offset, kPoison, bytes);  // neither the old bytes nor, before the fence, the new ones
+  std::memset(self->cta->async + offset, kPoison, bytes);  // until the fence, TMA can rely on neither old nor new bytes
   self->unfenced.push_back({offset, bytes});
 }
 
@@ -45,7 +45,7 @@ void shared_store_value(void* pointer, const T& value, const char* what) {
   shared_store(shared_offset(pointer, sizeof(T), sizeof(T), what), &value, sizeof(T));
 }
 
-// (PTX ISA, "Swizzling Modes": bits 4 and up of the address, XOR bits 7 and up, as many as number the span's chunks.)
+// PTX ISA, "Swizzling Modes": address bits 4 and up XOR bits 7 and up, as many as the span's chunks need for an index.
 inline uint32_t swizzle(uint32_t address, uint32_t span_bytes) {
   return span_bytes ? address ^ (address >> 3 & (span_bytes - 16)) : address;
 }

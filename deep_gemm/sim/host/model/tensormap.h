@@ -1,5 +1,5 @@
-// Tensor maps that kernels write. TMA sees what was written once the writer has released it and the user acquired it, and
-// nobody may write a map that a copy is using. A map says itself that it was not released: the user may be a later kernel.
+// Tensor maps that kernels write. TMA sees a change once the writer has released it and the user has acquired it.
+// Nobody may write a map that a copy is using. The map itself notes the release, because a later kernel may use it.
 #pragma once
 #include "global_memory.h"
 
@@ -11,7 +11,7 @@ inline bool is_in_global_memory(const TensorMap* map) {
   return find_buffer(reinterpret_cast<uint64_t>(map), sizeof(TensorMap)) != nullptr;
 }
 
-// A map that is used by this thread: the kernel's parameter, or one that a kernel made.
+// Checks a map that this thread uses: a parameter of the kernel, or one that a kernel made.
 inline void check_use_of_map(const TensorMap* map, const char* what) {
   if (is_in_global_memory(map)) {
     const auto address = reinterpret_cast<uint64_t>(map);

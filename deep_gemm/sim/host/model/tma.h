@@ -1,5 +1,5 @@
-// TMA. A load poisons its box when it is issued and lands in pieces, each late by its own delay. A store reads shared
-// memory late (at the latest when somebody waits for that) and writes global memory later still.
+// TMA. A load poisons its box when it is issued and lands in pieces, each with its own delay. A store reads shared
+// memory late (at the latest when its thread waits for that) and writes global memory even later.
 #pragma once
 #include "global_memory.h"
 #include "mbarrier.h"
@@ -14,7 +14,7 @@ struct Box {
   uint32_t row_bytes, rows;
 };
 
-// A box of global memory alone.
+// A box without a place in shared memory.
 inline Box make_box(const TensorMap* map, std::initializer_list<int32_t> corner, const char* what) {
   check_use_of_map(map, what);
   if (map->rank != corner.size())
@@ -22,7 +22,7 @@ inline Box make_box(const TensorMap* map, std::initializer_list<int32_t> corner,
   Box box{*map, {}, 0, map->box[0] * uint32_t{map->element_bytes}, 1};
   std::copy(corner.begin(), corner.end(), box.corner);
   for (uint32_t i = 1; i < map->rank; ++i) box.rows *= map->box[i];
-  // Found on an H200, which calls it an illegal instruction.
+  // An H200 reports this as an illegal instruction.
   if (box.corner[0] * int64_t{map->element_bytes} % 16)
     fail(std::string(what) + ": the box begins at element " + std::to_string(box.corner[0]) +
          " of a row, which is no multiple of 16 bytes");
@@ -35,8 +35,8 @@ inline Box make_box(const TensorMap* map, const void* shared, std::initializer_l
   return box;
 }
 
-// Calls visit(shared address of the 16-byte chunk, first byte inside, end of inside, global address of the chunk) for
-// the chunks of some rows. Addresses wrap at 2^64, as the hardware's arithmetic does; bounds are checked by dimension.
+// Calls visit(shared address of the chunk, first byte inside the tensor, end of those, global address of the chunk) for
+// the 16-byte chunks of some rows. Addresses wrap at 2^64, as on the hardware; bounds are checked by dimension.
 template <typename Visit>
 void visit_chunks(const Box& box, uint32_t first_row, uint32_t end_row, const Visit& visit) {
   const TensorMap& map = box.map;
@@ -131,7 +131,7 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
   yield();
 }
 
-// Nothing that a kernel could see comes of it.
+// A prefetch has no effect that a kernel could see.
 inline void prefetch_box(const TensorMap* map, std::initializer_list<int32_t> corner, const char* what) {
   make_box(map, corner, what);
   ++machine->stats.prefetches;
@@ -185,7 +185,7 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
 inline void wait_for_stores(uint32_t pending, uint32_t StoreGroup::*unfinished, const char* what) {
   yield();
   auto& groups = self->store_groups;
-  // Groups finish in any order; the oldest are waited for. Written ones are forgotten.
+  // Groups finish in any order; all but the `pending` newest are waited for. Finished ones are dropped.
   for (size_t i = 0; i + pending < groups.size(); ++i) {
     const auto group = groups[i];
     while (group.get()->*unfinished)
@@ -234,8 +234,8 @@ void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int
 uint64_t createpolicy_evict_first() { return 1; }
 uint64_t createpolicy_evict_last() { return 2; }
 
-// What lands is seen, as what TMA brings, by those who have waited for its mbarrier. Until then its place is poison, so
-// that it shows where somebody still reads what was there before.
+// st.async. As with TMA, only threads that have waited for the mbarrier see the data. Until then the destination is
+// poison, so that a late read of the old data is noticed.
 template <typename T>
 void send(void* pointer, uint64_t* barrier, uint32_t rank, const T& value, const char* what) {
   constexpr uint32_t kBytes = sizeof(T);

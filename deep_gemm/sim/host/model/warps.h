@@ -4,8 +4,8 @@
 
 namespace sim {
 
-// All 32 lanes must come to the same operation; returns what each passed. Lanes that are somewhere else together, or
-// gone, are an error at once; lanes that never come show up as a deadlock.
+// All 32 lanes must come to the same operation; returns what each passed. It is an error at once if lanes wait at
+// another operation or have exited; lanes that never come show up as a deadlock.
 inline const uint64_t* gather(const char* operation, uint64_t value) {
   Warp& warp = self->warp();
   if (warp.exited) fail(std::string(operation) + ": needs the whole warp, but some of its lanes have exited");
@@ -35,7 +35,7 @@ inline void complete(NamedBarrier& barrier) {
   wake(barrier.waiting);
 }
 
-// One thread's arrival. `threads` must be the same for all of a generation.
+// One thread's arrival. All arrivals of a generation must pass the same `threads`.
 inline void arrive_at_named(uint32_t id, uint32_t threads, const char* what) {
   if (id >= kNamedBarriers) fail(std::string(what) + ": barrier " + text(id) + " does not exist (0 to 15)");
   if (threads == 0 || threads % kLanes || threads > machine->launch.threads)

@@ -1,5 +1,5 @@
-// WGMMA, executed for a warp at a time (its 16 of the 64 rows). A product runs when it is issued or when it is waited
-// for, as the schedule has it; until the wait the kernel's registers hold poison and the true values are kept here.
+// WGMMA, executed for one warp at a time (its 16 of the 64 rows). The schedule decides whether a product runs when it
+// is issued or when it is waited for. Until the wait the kernel's registers are poison; the true values are kept here.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -23,7 +23,7 @@ struct DecodeTable {
 };
 inline const DecodeTable e4m3;
 
-// Where a K-major operand lies. (PTX ISA, "Matrix Descriptor Format".)
+// The place of a K-major operand. (PTX ISA, "Matrix Descriptor Format".)
 struct Operand {
   uint32_t address, stride_bytes, span_bytes;
 
@@ -59,10 +59,10 @@ inline int exponent_of(double value) {
   return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
 }
 
-// What Hopper's FP8 path does, to the bit (fitted to an H200 and tested there): all addends are aligned to the largest
-// exponent among them, and what lies more than 13 bits below is cut off, as it is once more from the sum. A product's
-// exponent is the sum of its factors' as they are stored: subnormal factors count as 2^-6, and a product of 1.5 * 1.5
-// counts as 2^0. Products of zero do not count.
+// Hopper's FP8 arithmetic, to the bit (found and tested on an H200). All addends are aligned to the largest exponent
+// among them. Bits more than 13 below it are cut off from each addend, and then bits more than 13 below the sum's
+// exponent from the sum. A product's exponent is the sum of its factors' stored exponents: a subnormal factor counts as
+// 2^-6, and 1.5 * 1.5 counts as 2^0. Products that are zero do not count.
 inline int stored_exponent_of(double value) { return std::max(exponent_of(value), -6); }
 
 inline double add_truncated(const double* a, const double* b, uint32_t stride, double sum) {
@@ -83,7 +83,7 @@ inline double add_truncated(const double* a, const double* b, uint32_t stride, d
   return total == 0 ? 0 : std::trunc(total * from_units * scale) / scale;
 }
 
-// The sum over the 32 of k is exact (double holds it), and added to the accumulator with one rounding to FP32.
+// The sum of the 32 products is exact in double, and is added to the accumulator with one rounding to FP32.
 inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
   static double a[kRowsPerWarp][kDepth], b[kDepth][kMaximumN], b_row[kDepth], sums[kMaximumN];
   const uint32_t n = product.n;

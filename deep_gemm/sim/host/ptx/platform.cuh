@@ -1,5 +1,5 @@
-// The simulator's side of cuda/ptx/platform.cuh. Each file of this folder declares what its namesake in cuda/ptx
-// defines with asm; the functions' bodies are in ../model.
+// The simulator's counterpart of cuda/ptx/platform.cuh. Each file here declares the functions that its namesake in
+// cuda/ptx defines with asm; their bodies are in ../model.
 #pragma once
 #include <cstdint>
 
@@ -14,7 +14,7 @@
 
 namespace sim {
 
-// Registers itself, so that a launch can be checked against the kernel's bounds.
+// Records the kernel's bounds, so that a launch can be checked against them.
 struct LaunchBounds {
   LaunchBounds(uint32_t threads, uint32_t min_blocks);
 };

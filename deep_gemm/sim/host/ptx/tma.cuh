@@ -3,16 +3,16 @@
 
 namespace ptx {
 
-// The simulator's own encoding (deep_gemm/sim/arguments.py writes it), of the size of the driver's.
+// The simulator's own encoding, as large as the driver's; deep_gemm/sim/arguments.py writes it.
 struct alignas(64) TensorMap {
-  uint64_t base;        // of element 0, which need not be in memory if no box reaches it
+  uint64_t base;        // address of element 0, which need not exist if no box reaches it
   uint64_t dims[5];     // elements, innermost first
   uint64_t strides[4];  // bytes, of dimensions 1 to 4
   uint16_t box[5];      // elements
   uint8_t rank, element_bytes, swizzle_bytes, is_f32;
   uint32_t magic;
-  uint64_t tensor;      // where the buffer begins in which every element that is touched must be
-  uint32_t is_unreleased;  // written by a kernel, and not shown to TMA yet
+  uint64_t tensor;      // begin of the buffer that must contain every element touched
+  uint32_t is_unreleased;  // written by a kernel and not yet released to TMA
   static constexpr uint32_t kMagic = 0x544d4150;
 };
 static_assert(sizeof(TensorMap) == 128, "as large as the driver's");

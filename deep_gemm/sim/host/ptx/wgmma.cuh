@@ -22,7 +22,6 @@ void wgmma_wait_group() {
   sim::wgmma_wait_group(kPending);
 }
 
-inline void fence_register(float&) {}
 template <uint32_t kCount>
 void fence_registers(float (&)[kCount]) {}
 
