@@ -226,6 +226,7 @@ def test_the_pass_brings_code_of_nvrtc_12_8_within_10_points_of_the_installed_on
         after = interleave(before)
         assert_harmless(before, after)
         assert interleave(after) == after
+    assert pairs(after).total() == pairs(compiled(config)).total()
     got, wanted = (shares(cubin, by_yield_alone=name in KEPT_OTHERWISE) for cubin in (after, compiled(config)))
     for kind in {*got, *wanted}:
         assert got.get(kind, 0) == pytest.approx(wanted.get(kind, 0), abs=0.1), kind
