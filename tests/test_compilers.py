@@ -57,7 +57,7 @@ def test_the_newest_release_is_one_that_was_tried() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("driver", "jit", "cubin", "ptx"), ("gates",)],
+    [("driver", "jit", "cubin", "ptx"), ("interleave", "gates")],
     ids=" ".join,
 )
 def test_tests_of_the_compiler_and_the_driver_pass_with_the_newest_release(names: tuple[str, ...]) -> None:
