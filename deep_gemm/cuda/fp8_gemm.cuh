@@ -40,6 +40,7 @@ struct Params {
   uint32_t m, n, k;
   Groups groups;
 };
+#include "params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
 // Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
 constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;

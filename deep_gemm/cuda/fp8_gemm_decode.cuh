@@ -29,6 +29,7 @@ struct Params {
   uint32_t m, n, k;
   uint32_t slot_bytes;  // of one box of A and one of B
 };
+#include "params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
 // Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
 constexpr uint32_t kABytes = kBlockTokens * kBlockK, kBBytes = kBlockN * kBlockK;

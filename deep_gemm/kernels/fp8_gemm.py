@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from .. import jit
-from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, GemmConfig, Output
+from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, GemmConfig, Groups, Output
 from ..jit import driver
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan
@@ -60,11 +60,21 @@ ROWS_PARAMS = {
 DEPTHS_PARAMS = _params("map_sfb", *_work("k_groups", "c_stride"))
 
 
+def params_of(config: GemmConfig) -> Params:
+    """The list that a configuration's kernel is launched with."""
+    if config.groups == Groups.DEPTHS:
+        return DEPTHS_PARAMS
+    if config.rows_are_grouped:
+        return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
+    return DENSE_PARAMS
+
+
 def headers(config: GemmConfig) -> dict[str, str]:
     """Everything that the kernel's source includes, for one configuration."""
     return {
         **cuda_sources(),
         "config.cuh": config.header(),
+        "params_layout.cuh": params_of(config).layout_header(),
         "wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n]),
     }
 

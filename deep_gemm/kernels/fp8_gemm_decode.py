@@ -47,6 +47,7 @@ def headers(config: DecodeConfig) -> dict[str, str]:
     return {
         **cuda_sources(),
         "config.cuh": config.header(),
+        "params_layout.cuh": PARAMS.layout_header(),
         "wgmma_shapes.cuh": wgmma_header([config.block_tokens]),
     }
 

@@ -88,7 +88,7 @@ class Params:
     def layout_header(self) -> str:
         """Text by which a source asserts that the compiler lays the struct out as `pack` does."""
         asserts = [
-            f'static_assert(__builtin_offsetof({self.struct_name}, {name}) == {at}, "{self.struct_name}.{name}: '
+            f'static_assert(OFFSET_OF({self.struct_name}, {name}) == {at}, "{self.struct_name}.{name}: '
             f'kernels/params.py has it at byte {at}");'
             for name, at in self._offsets.items()
         ]

@@ -19,6 +19,8 @@ static_assert(sizeof(uint32_t) == 4 && sizeof(uint64_t) == 8, "fixed-width types
 #define KERNEL(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
 // A parameter that stays in constant memory, so that its address may be taken (tensor maps need that).
 #define GRID_CONSTANT const __grid_constant__
+// Where a member lies in its struct, in constant expressions too. NVRTC's front end has this for <cstddef>'s `offsetof`.
+#define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
 
 // The swizzled layouts of TMA and WGMMA repeat every 1024 bytes.
 extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];

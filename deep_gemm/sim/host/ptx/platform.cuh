@@ -6,6 +6,7 @@
 #define DEVICE inline
 #define DEVICE_CONSTEXPR constexpr
 #define GRID_CONSTANT const
+#define OFFSET_OF(type, member) __builtin_offsetof(type, member)
 #define SIM_JOIN_(a, b) a##b
 #define SIM_JOIN(a, b) SIM_JOIN_(a, b)
 #define KERNEL(threads, min_blocks)                                                             \
