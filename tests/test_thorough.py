@@ -1,0 +1,26 @@
+"""A smaller run leaves nothing out but combinations."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+from thorough import covering
+
+from deep_gemm.choose.dense import reachable
+
+
+def test_every_feature_of_any_case_occurs_among_the_few() -> None:
+    cases = list(product(range(5), "ab", range(3)))
+    few = covering(cases, enumerate)
+    assert len(few) == 5
+    assert few == [case for case in cases if case in few]
+    assert {pair for case in few for pair in enumerate(case)} == {pair for case in cases for pair in enumerate(case)}
+
+
+def test_a_fourth_of_the_configurations_has_every_two_settings_that_occur_together() -> None:
+    def pairs(config: object) -> set[object]:
+        return set(combinations(vars(config).items(), 2))
+
+    few = covering(reachable(), pairs)
+    assert len(few) < len(reachable()) / 4
+    assert set().union(*map(pairs, few)) == set().union(*map(pairs, reachable()))
