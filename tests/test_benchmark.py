@@ -705,7 +705,7 @@ def test_a_lost_gpu_leaves_the_rows_so_far(tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_public_product_is_called_by_the_host_benchmark() -> None:
     calls = list(host.public_calls("cpu"))
-    assert len(calls) + 1 == host.STEPS
+    assert len(calls) + 3 == host.STEPS
     called = {name.removeprefix("deep_gemm.") for name, _, _ in calls if name.startswith("deep_gemm.")}
     aliases = {getattr(deep_gemm, name) for name in called}
     for name in deep_gemm.__all__:
@@ -732,6 +732,15 @@ def test_new_ms_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     assert len({select(m, host.N, host.K, Output(), gpus.H200) for m in ms}) == 1
 
 
+def test_new_weights_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+    monkeypatch.setattr("deep_gemm.dense.fp8_gemm_nt", lambda a, b, d: sizes.append(tuple(b[0].shape)))
+    for call in host.calls_with_new_weight("cpu", count=4):
+        call()
+    assert len(set(sizes)) == len(sizes) == 5
+    assert len({select(host.M, n, k, Output(), gpus.H200) for n, k in sizes}) == 1
+
+
 def test_the_first_of_some_calls_is_not_timed() -> None:
     calls = [lambda seconds=seconds: time.sleep(seconds) for seconds in (0.2, 0.002, 0.004)]
     spread = host.first_calls(calls)
@@ -739,8 +748,9 @@ def test_the_first_of_some_calls_is_not_timed() -> None:
 
 
 def test_warm_time_is_of_one_call() -> None:
-    spread = host.warm(lambda: time.sleep(0.002), batches=3, calls=50)
-    assert 2e3 < spread.us_min <= spread.us <= spread.us_max < 1e5
+    calls = [lambda seconds=seconds: time.sleep(seconds) for seconds in (0.002, 0.02)]
+    one, other = host.in_turn(calls, rounds=3, in_a_row=5)
+    assert 2e3 < one.us_min <= one.us <= one.us_max < other.us_min < 1e5
 
 
 # On a GPU

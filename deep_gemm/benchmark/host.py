@@ -23,12 +23,13 @@ from .timing import Spread
 
 METHOD = (
     "host: wall time of a thread over 200 calls of a tiny product in a row, nothing synchronized in between, divided "
-    "by 200; 20 such batches, median, least and most; operands, scales and outputs exist before, scales of A m-major. "
-    "host_new_m: each of 100 calls has an m not seen before, of a kernel that is loaded; median, least and most call"
+    "by 200; all products in turn, 20 rounds, median, least and most; operands, scales and outputs exist before, "
+    "scales of A m-major. host_new_m: each of 100 calls has an m not seen before; host_new_weight: each of 30 calls "
+    "has a weight of a shape not seen before; in both the kernel is loaded; median, least and most call"
 )
-BATCHES, CALLS = 20, 200
-NEW_MS = 100
-STEPS = 13
+ROUNDS, CALLS = 20, 200
+NEW_MS, NEW_WEIGHTS = 100, 30
+STEPS = 15
 """Number of steps that `measure` announces."""
 GROUPS, M, N, K = 4, 64, 256, 256
 
@@ -36,28 +37,43 @@ Call = Callable[[], Any]
 
 
 def measure(*, add: Callable[[list[Row]], None], announce: Callable[[str], None]) -> None:
-    """Measure every product's call, then torch's, then calls with a new m."""
+    """Measure every product's call, then torch's, then calls with a new m and with a new weight."""
+    sound = []
     for name, shape, call in public_calls("cuda"):
         announce(name)
-        add([_row(name, shape, "host", lambda call=call: warm(call))])  # type: ignore[misc]
+        failed = _failure_of(call)
+        if failed is None:
+            sound.append((name, shape, call))
+        else:
+            add([Row("host", shape, name, "host", failed=failed)])
+    announce("all in turn")
+    spreads = in_turn([call for _, _, call in sound])
+    add([_row(name, shape, "host", spread) for (name, shape, _), spread in zip(sound, spreads, strict=True)])
     announce("new m")
-    add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", lambda: first_calls(calls_with_new_m("cuda")))])
+    add([_row("deep_gemm.fp8_gemm_nt", (0, N, K), "host_new_m", first_calls(calls_with_new_m("cuda")))])
+    announce("new weight")
+    add([_row("deep_gemm.fp8_gemm_nt", (M, 0, 0), "host_new_weight", first_calls(calls_with_new_weight("cuda")))])
 
 
-def warm(call: Call, batches: int = BATCHES, calls: int = CALLS) -> Spread:
-    """Microseconds of one among many equal calls."""
-    for _ in range(calls):
-        call()
-    times = []
+def in_turn(calls: Sequence[Call], rounds: int = ROUNDS, in_a_row: int = CALLS) -> list[Spread]:
+    """Microseconds of each of these calls, made many times in a row, one after the other in every round.
+
+    What a machine does only in the beginning, or now and then, so falls on all of them.
+    """
+    for call in calls:
+        for _ in range(in_a_row):
+            call()
+    times: list[list[float]] = [[] for _ in calls]
     with _no_garbage_collection():
-        for _ in range(batches):
-            _synchronize()
-            begin = time.perf_counter_ns()
-            for _ in range(calls):
-                call()
-            times.append((time.perf_counter_ns() - begin) / 1e3 / calls)
+        for _ in range(rounds):
+            for call, of_call in zip(calls, times, strict=True):
+                _synchronize()
+                begin = time.perf_counter_ns()
+                for _ in range(in_a_row):
+                    call()
+                of_call.append((time.perf_counter_ns() - begin) / 1e3 / in_a_row)
     _synchronize()
-    return Spread.of(times)
+    return [Spread.of(of_call) for of_call in times]
 
 
 def first_calls(calls: Sequence[Call]) -> Spread:
@@ -139,11 +155,34 @@ def calls_with_new_m(device: str, count: int = NEW_MS) -> list[Call]:
     return [lambda a=a, d=d: dense.fp8_gemm_nt(a, b, d) for a, d in operands]  # type: ignore[misc]
 
 
-def _row(name: str, shape: tuple[int, ...], mode: str, timed: Callable[[], Spread]) -> Row:
+def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:
+    """Calls whose weights differ in n and k and that run the same kernel. The first is for loading the kernel."""
+    sizes = ((n, k) for k in range(4096, 8192, 128) for n in range(512, 4096, 64))
+    first = next(sizes)
+    config = select(M, *first, Output(), H200)
+    new = [first]
+    for n, k in sizes:
+        if len(new) <= count and n != new[-1][0] and k != new[-1][1] and select(M, n, k, Output(), H200) == config:
+            new.append((n, k))
+    calls: list[Call] = []
+    for n, k in new:
+        a = _m_major(per_token_cast_to_fp8(torch.randn(M, k, device=device)))
+        b = per_block_cast_to_fp8(torch.randn(n, k, device=device))
+        d = torch.empty(M, n, device=device, dtype=torch.bfloat16)
+        calls.append(lambda a=a, b=b, d=d: dense.fp8_gemm_nt(a, b, d))  # type: ignore[misc]
+    return calls
+
+
+def _failure_of(call: Call) -> str | None:
     try:
-        spread = timed()
+        call()
+        _synchronize()
     except Exception as error:
-        return Row("host", shape, name, mode, failed=reason(error))
+        return reason(error)
+    return None
+
+
+def _row(name: str, shape: tuple[int, ...], mode: str, spread: Spread) -> Row:
     return Row("host", shape, name, mode, spread.us, spread.us_min, spread.us_max)
 
 

@@ -21,7 +21,7 @@ HEADER_KEYS = frozenset(
 )
 FIELDS_OF_EVERY_ROW = frozenset({"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"})
 FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` holds it now
-MODES = ("cold", "sustained", "host", "host_new_m", "compile")
+MODES = ("cold", "sustained", "host", "host_new_m", "host_new_weight", "compile")
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def _host_table(report: Report) -> Table:
         table.add_column(heading, justify="right")
     for row in report.rows:
         shape = "x".join(str(size) if size else "any" for size in row.shape)
-        which = "with a new m" if row.mode == "host_new_m" else "warm"
+        which = {"host_new_m": "with a new m", "host_new_weight": "with a new weight"}.get(row.mode, "warm")
         us = "failed" if row.failed else _figure(row.us)
         table.add_row(row.contender, shape, which, us, _figure(row.us_min), _figure(row.us_max))
     return table
