@@ -90,6 +90,6 @@ def test_the_compiler_confirms_the_layout_and_notices_another(name: str) -> None
 
 def test_the_kernel_that_makes_maps_confirms_its_layout_too() -> None:
     headers = k_group_maps.headers()
-    broken = headers["params_layout.cuh"].replace(", sum_k) == ", ", num_k_blocks) == ")
+    broken = headers["map_params_layout.cuh"].replace(", sum_k) == ", ", num_k_blocks) == ")
     with pytest.raises(CompileError, match=r"kernels/params\.py has"):
-        compile_cubin(k_group_maps.SOURCE, {**headers, "params_layout.cuh": broken}, name="broken")
+        compile_cubin(k_group_maps.SOURCE, {**headers, "map_params_layout.cuh": broken}, name="broken")

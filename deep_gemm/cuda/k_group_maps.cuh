@@ -23,7 +23,7 @@ struct MapParams {
   uint32_t sum_k, num_k_blocks;  // of all groups: what there is of values and of scales
   int32_t inline_ks[kMaxInlineKs];
 };
-#include "params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
+#include "map_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
 DEVICE uint32_t at_most(uint32_t value, uint32_t limit) { return value < limit ? value : limit; }
 DEVICE uint32_t rest_of(uint32_t all, uint32_t first) { return first < all ? all - first : 0; }

@@ -36,7 +36,7 @@ PARAMS = Params(
 
 def headers() -> dict[str, str]:
     """Everything that the kernel's source includes; it has no configuration."""
-    return {**cuda_sources(), "params_layout.cuh": PARAMS.layout_header()}
+    return {**cuda_sources(), "map_params_layout.cuh": PARAMS.layout_header()}
 
 
 def room_bytes(num_groups: int) -> int:
