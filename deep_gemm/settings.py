@@ -39,7 +39,7 @@ class Settings:
     batch_invariant: bool
     """`DG_BATCH_INVARIANT`: what `get_batch_invariant` answers until `set_batch_invariant` is called."""
     tuned_table: Path | None
-    """`DG_TUNED_TABLE`: a table of measured choices beside the package's own (see tuned.py)."""
+    """`DG_TUNED_TABLE`: a table of measured choices beside the package's own (see choose/table.py)."""
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..choose import depths, rows
 from ..choose.config import Groups, Output
-from ..choose.cost import dense_memory_us, on_weight
+from ..choose.cost import NEVER, dense_memory_us, on_weight
 from ..choose.dense import menu_by
 from ..choose.tiles import OUTPUTS_BY_NAME, Tile, tiles_by_name
 from ..choose.timings import NAMES, OF_A_GPU, Timings
@@ -233,6 +233,8 @@ class _Case:
         lowest = min(costs)
         shares = regret = weights = errors = 0.0
         for cost, us, slower in zip(costs, self.us, self.slower, strict=True):
+            if cost == NEVER:
+                continue
             share = math.exp((1 - cost / lowest) * SHARPNESS)
             shares += share
             regret += share * slower
