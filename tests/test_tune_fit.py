@@ -164,6 +164,7 @@ def test_the_file_of_constants_is_what_the_fit_gives(tmp_path: Path) -> None:
     assert code == 0, output
     content = json.loads((tmp_path / "t.json").read_text())
     assert Timings(**content["all"], **content["gpus"]["H200"]).__dict__ == tune_fit.fit([one])["H200"].__dict__
+    assert content["gpus"]["H100"] == {name: getattr(timings.measured()["H100"], name) for name in OF_A_GPU}, "kept"
     assert content["made_by"] == "python -m deep_gemm tune --fit a.json"
     assert "all, held back" in output
 

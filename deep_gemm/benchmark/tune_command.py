@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..choose import timings
 from ..choose.config import Output
 from ..choose.table import Entry, Product, read_table, table_text, updated
 from ..choose.tiles import OUTPUTS_BY_NAME
+from ..choose.timings import Timings
 from ..gpus import Gpu, gpu_of
 from ..jit import CompilerMissing
 from ..settings import settings
@@ -94,9 +96,19 @@ def _fit(files: Sequence[Path], out: Path, console: Console) -> bool:
         regrets = [tune_fit.regrets(one.products, one.gpu, each[one.gpu.name]) for each in (before, after)]
         console.print(table.regret_table(title, *regrets))
     made_by = f"python -m deep_gemm tune --fit {' '.join(path.name for path in files)}"
-    write_whole(out, timings.text_of(after, made_by))
+    write_whole(out, timings.text_of({**_of_other_gpus(after), **after}, made_by))
     console.print(f"\nwritten to {out}", markup=False)
     return True
+
+
+def _of_other_gpus(fitted: Mapping[str, Timings]) -> dict[str, Timings]:
+    """The GPUs without a file: they keep what is their own, and share the rest."""
+    shared = next(iter(fitted.values()))
+    return {
+        name: replace(shared, **{key: getattr(before, key) for key in timings.OF_A_GPU})
+        for name, before in timings.measured().items()
+        if name not in fitted
+    }
 
 
 class _Session:

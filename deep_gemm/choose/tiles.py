@@ -1,4 +1,4 @@
-"""The tiles that a dense product may be computed in: what the heuristics choose among, and what tables name."""
+"""The tiles that a dense product may be computed in: the choice is among them, and tables name them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ class Tile:
 
     @property
     def name(self) -> str:
-        """Short, for people and tables, as configurations are called: "128x256/m2", "128x128/k2", "64x8/k3 2/SM"."""
+        """Short, for people and tables, as configurations are called: "128x256/m2", "64x64/k5", "64x8/k3 2/SM"."""
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
-        return self._named("".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1))
-
-    @property
-    def size(self) -> str:
-        """The name without the cluster: tiles of one size take the same for a block of k."""
-        return self._named("")
+        cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
+        if self.is_decode:  # columns first
+            return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
+        return f"{self.block_m}x{self.block_n}{cluster}"
 
     @property
     def cluster_size(self) -> int:
@@ -46,11 +44,6 @@ class Tile:
     def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
         """The kernel's configuration for this tile."""
         return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS)
-
-    def _named(self, cluster: str) -> str:
-        if self.is_decode:  # columns first
-            return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
-        return f"{self.block_m}x{self.block_n}{cluster}"
 
 
 def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:

@@ -31,7 +31,7 @@ class Timings:
     launch_us: float
     """A product of next to nothing: launch, first bytes, end."""
     sm_tflops: float
-    """FP8 operations of one SM's tensor cores."""
+    """FP8 operations of one SM's tensor cores, in a burst."""
     block_ns: float
     """What a tile takes for a block of k besides these operations, however small it is."""
     tile_us: float
@@ -45,7 +45,7 @@ class Timings:
     decode_split_ns: float
     """The same in the decode kernel."""
     add_us: float
-    """What adding a tile of 256x128 to D takes along k, where the next tile hides it if it has blocks of k enough."""
+    """What adding a tile of 256x128 to D takes along k. The next tile hides it if it has enough blocks of k."""
     straddling_ps: float
     """What the L2 takes for 128 bytes of a row across two of its lines, as they lie if k is no multiple of 128."""
     by_row: float
@@ -55,9 +55,9 @@ class Timings:
     part_power: float
     """A tile of which only a part is there takes this power of that part."""
     dram_tb_per_s: float
-    """What products read and write, once the L2 holds nothing but what they read."""
+    """What products read and write, once nothing from before is left in the L2."""
     evict_us: float
-    """What it takes until then, because what the L2 holds from before has to go first."""
+    """How much longer it takes until then, as what is there has to go first."""
 
 
 @cache
