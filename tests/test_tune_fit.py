@@ -87,7 +87,7 @@ def test_what_is_held_back_does_not_change_the_fit() -> None:
 def test_gpus_share_all_constants_but_those_of_their_memory() -> None:
     truth = shaken(tune_fit.START, 2)
     slower = replace(truth, dram_tb_per_s=truth.dram_tb_per_s * 0.6, evict_us=truth.evict_us * 2)
-    h200, h100 = collected(truth, 60), replace(collected(slower, 60), gpu=H100)
+    h200, h100 = collected(truth, 40), replace(collected(slower, 40), gpu=H100)
     found = tune_fit.fit([h200, h100])
     assert found["H100"].dram_tb_per_s < 0.75 * found["H200"].dram_tb_per_s
     for name in set(NAMES) - set(OF_A_GPU):
