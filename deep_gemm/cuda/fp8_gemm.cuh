@@ -73,7 +73,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0 && ptx::elect_sync()) {
       if constexpr (kFindsWhileLoading)
-        find_and_load(p, shared.work, [&](const TileToLoad& t) { load_tile(p, shared, t, at); });
+        find_and_load(p, shared, at);
       else
         while (next_tile<false>(shared.work, tiles, tile, number)) load_tile(p, shared, tile, at);
       ptx::griddepcontrol_launch_dependents();

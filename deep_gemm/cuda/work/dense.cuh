@@ -10,6 +10,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
+#include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
 
@@ -57,8 +58,8 @@ struct Tiles {
 };
 
 constexpr bool kFindsWhileLoading = false;
-template <typename Load>
-DEVICE void find_and_load(const Params&, WorkStorage&, const Load&) {}
+template <typename Shared>
+DEVICE void find_and_load(const Params&, Shared&, RingPosition&) {}
 constexpr bool kTakesLate = false;
 DEVICE void take_place(WorkStorage&, Tile&, uint32_t&) {}
 

@@ -11,6 +11,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
+#include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
 #include "work/k_scheduler.cuh"
@@ -38,7 +39,7 @@ DEVICE void prefetch_operand_maps(const Params& p) {
 // ---- Tiles
 
 // What follows the last tile has so many k-blocks: a group may have none, but not so many.
-constexpr uint32_t kNoMoreTiles = 0xffffffff;
+constexpr Tile kNoMoreTiles = {0, 0, 0xffffffff, 0};
 
 // By the loading thread. `number` counts the tiles that were dealt before.
 DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
@@ -65,8 +66,9 @@ struct Tiles {
 
 // The next tile's maps are on their way while this one's operands are loaded.
 constexpr bool kFindsWhileLoading = true;
-template <typename Load>
-DEVICE void find_and_load(const Params& p, WorkStorage& storage, const Load& load) {
+template <typename Shared>
+DEVICE void find_and_load(const Params& p, Shared& shared, RingPosition& at) {
+  WorkStorage& storage = shared.work;
   KScheduler scheduler(p.groups, p.m, p.n, storage.mail);
   TileToLoad tile, coming;
   uint32_t dealt = 0;
@@ -76,9 +78,9 @@ DEVICE void find_and_load(const Params& p, WorkStorage& storage, const Load& loa
     if (kAddsToD && tile.num_k_blocks == 0) break;  // nor has any other tile something to add
     deal(storage.queue, dealt, tile);
     is_coming = scheduler.next(coming);
-    load(tile);
+    load_tile(p, shared, tile, at);
   }
-  deal(storage.queue, dealt, {0, 0, kNoMoreTiles, 0});
+  deal(storage.queue, dealt, kNoMoreTiles);
 }
 
 template <bool kIsWarp>
@@ -87,7 +89,7 @@ DEVICE bool next_tile(WorkStorage& storage, Tiles&, Tile& tile, uint32_t& number
   ptx::mbarrier_wait_parity(&storage.queue.full[slot], number / kTileSlots & 1);
   tile.num_k_blocks = ptx::ld_shared_b32(&storage.queue.tiles[slot].z);
   // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
-  return ptx::all_sync(tile.num_k_blocks != kNoMoreTiles);
+  return ptx::all_sync(tile.num_k_blocks != kNoMoreTiles.num_k_blocks);
 }
 
 // Takes the place of the tile that was multiplied last, which stayed in the queue for want of registers.

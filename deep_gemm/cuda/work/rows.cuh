@@ -11,6 +11,7 @@
 #include "params.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
+#include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
 #include "work/layout.cuh"
@@ -145,8 +146,8 @@ struct Tiles {
 
 // By the loading thread, or a math warp.
 constexpr bool kFindsWhileLoading = false;
-template <typename Load>
-DEVICE void find_and_load(const Params&, WorkStorage&, const Load&) {}
+template <typename Shared>
+DEVICE void find_and_load(const Params&, Shared&, RingPosition&) {}
 constexpr bool kTakesLate = false;
 DEVICE void take_place(WorkStorage&, Tile&, uint32_t&) {}
 
