@@ -1,4 +1,4 @@
-"""The kernel of cuda/work/k_group_maps.cuh, which makes the tensor maps of groups along k on the GPU."""
+"""The kernel of cuda/k_group_maps.cuh, which makes the tensor maps of groups along k on the GPU."""
 
 from __future__ import annotations
 
