@@ -17,8 +17,10 @@ from typing import Any
 import torch
 
 import deep_gemm
-from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.problem import DenseProblem, KGroupedProblem
 
 PACKAGE = Path(deep_gemm.__file__).parent
@@ -209,7 +211,7 @@ MUTATIONS = [
     *_swap("depths", '"num_k_blocks": p.sfa.shape[1]', '"num_k_blocks": p.sfa.shape[1] - 1', *DEPTHS),
     *_swap("depths", 'Place("a", A), Place("b", B)', 'Place("a", B), Place("b", A)', *DEPTHS),
     *_swap("depths", 'Place("ks", KS)', 'Place("ks", A)', *DEPTHS),
-    *_swap("depths", 'Place("groups.k_groups", ROOM)', 'Place("groups.k_groups", A)', *DEPTHS),
+    *_swap("depths", 'Place("groups.by_depth", ROOM)', 'Place("groups.by_depth", A)', *DEPTHS),
     *_swap("depths", 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', *DEPTHS),
     *_swap("depths", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', *DEPTHS),
     *_swap("depths", 'Place("map_d", D)', 'Place("map_d", A)', *DEPTHS),

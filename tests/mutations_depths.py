@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.choose.config import GemmConfig, Groups, Output
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.depths import SHARING_A, TILES, k_grouped_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.sim import depths as sim
@@ -66,9 +67,11 @@ TRIALS = [
     Trial(PAIRS_IN_PLACE, KS, 12, "late_loads", m=300, n=300, num_sms=4),
 ]
 
-_GEMM, _K_SCHEDULER, _QUEUE, _MAPS, _SCALING, _STORE = (
-    f"{name}.cuh" for name in ("fp8_gemm", "k_scheduler", "tile_queue", "k_group_maps", "scaling", "store")
-)
+_GEMM, _MAINLOOP, _MAPS, _TILE = (f"{name}.cuh" for name in ("fp8_gemm", "mainloop", "k_group_maps", "tile"))
+_WORK, _K_SCHEDULER, _QUEUE = (f"work/{name}.cuh" for name in ("depths", "k_scheduler", "tile_queue"))
+_BY_ROW_KEPT, _THREAD, _PANELS = "scales/by_row_kept.cuh", "scales/thread.cuh", "epilogue/panels.cuh"
+_WRITE = "    ptx::st_shared_v4_b32(&tiles[slot], tile.x, tile.y, tile.z, tile.w);\n"
+_TELL = "    ptx::mbarrier_arrive(&full[slot]);\n"
 
 # fmt: off
 MUTATIONS = [
@@ -100,11 +103,11 @@ MUTATIONS = [
     Mutation("only the first group's maps are acquired", _K_SCHEDULER, "group != known", "known == ~0u"),
     Mutation("the last tile is left out", _K_SCHEDULER, "number >= num_tiles", "number + 1 >= num_tiles"),
     Mutation("one tile too many", _K_SCHEDULER, "number >= num_tiles", "number > num_tiles"),
-    Mutation("the count of tiles come for is not zeroed", _MAPS, "  if (group == 0) ptx::st_global_b32(tiles_come_for(p.k_groups, p.count), 0);\n", ""),
-    Mutation("first tiles are come for again", _K_SCHEDULER, "ptx::grid_size() / kClusterSize + come_for_before", "come_for_before", shows_in=IN_PLACE),
-    Mutation("a tile between is left out", _K_SCHEDULER, "ptx::grid_size() / kClusterSize + come_for_before", "ptx::grid_size() / kClusterSize + come_for_before + 1"),
+    Mutation("the count of claimed tiles is not zeroed", _MAPS, "  if (group == 0) ptx::st_global_b32(next_tile_counter(p.k_groups, p.count), 0);\n", ""),
+    Mutation("first tiles are claimed again", _K_SCHEDULER, "ptx::grid_size() / kClusterSize + claimed", "claimed", shows_in=IN_PLACE),
+    Mutation("a tile between is left out", _K_SCHEDULER, "ptx::grid_size() / kClusterSize + claimed", "ptx::grid_size() / kClusterSize + claimed + 1"),
     Mutation("as many tiles are left out as CTAs wait for others", _K_SCHEDULER, "ptx::grid_size() / kClusterSize", "ptx::grid_size()", shows_in=PAIRS),
-    Mutation("each CTA of a cluster comes for tiles", _K_SCHEDULER, "kClusterSize == 1 || ptx::cluster_rank() == 0", "true", shows_in=PAIRS),
+    Mutation("each CTA of a cluster claims tiles", _K_SCHEDULER, "kClusterSize == 1 || ptx::cluster_rank() == 0", "true", shows_in=PAIRS),
     Mutation("the other CTA is told the tile after", _K_SCHEDULER, "mail.send(number, turn - 1)", "mail.send(number + 1, turn - 1)", shows_in=PAIRS),
     Mutation("a number is sent over one that was not read", _K_SCHEDULER, "    ptx::mbarrier_wait_parity(&empty, (turn & 1) ^ 1);\n", "", shows_in=PAIRS),
     Mutation("a number is read before it came", _K_SCHEDULER, "    ptx::mbarrier_wait_parity_cluster(&full, turn & 1);\n", "", shows_in=PAIRS),
@@ -115,43 +118,43 @@ MUTATIONS = [
     Mutation("the next cluster takes the second tile again", _K_SCHEDULER, "tile_of_cta<kClusterN>(index.n)", "(index.n + ptx::cluster_rank())", shows_in=PAIRS_IN_PLACE),
     Mutation("a tile without a neighbour is left out", _K_SCHEDULER, "ceil_div(n, kBlockN * kClusterN)", "(kClusterN > 1 ? n / (kBlockN * kClusterN) : ceil_div(n, kBlockN))", shows_in=PAIRS),
     Mutation("tiles of a group are counted on", _K_SCHEDULER, "place_in_raster(number % tiles,", "place_in_raster(number,"),
-    Mutation("a raster of full height at the end", "raster.cuh", "tiles_m - first_m < max_height ? tiles_m - first_m : max_height", "max_height", shows_in=FRESH),
-    Mutation("rasters all begin at the first row", "raster.cuh", "first_m + in_group % height", "in_group % height", shows_in=FRESH),
-    Mutation("a tile is not given back", _QUEUE, "  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);\n", ""),
-    Mutation("a tile is given back before all lanes have read it", _QUEUE, "  if constexpr (kIsWarp && kIsKGrouped) ptx::syncwarp();  // all lanes have read\n", "", shows_in=FRESH),
-    Mutation("a tile is looked at before it is dealt", _QUEUE, "  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);\n", ""),
-    Mutation("tiles are taken from one slot", _QUEUE, "ptx::lane_index() == 0);\n  ++number;\n", "ptx::lane_index() == 0);\n"),
+    Mutation("a raster of full height at the end", _TILE, "tiles_m - first_m < max_height ? tiles_m - first_m : max_height", "max_height", shows_in=FRESH),
+    Mutation("rasters all begin at the first row", _TILE, "first_m + in_group % height", "in_group % height", shows_in=FRESH),
+    Mutation("a tile is not given back", _WORK, "    storage.queue.give_back(number, dealt.x, ptx::lane_index() == 0);\n", ""),
+    Mutation("a tile is given back before all lanes have read it", _WORK, "    ptx::syncwarp();", "", shows_in=FRESH),
+    Mutation("a tile is looked at before it is dealt", _WORK, "    storage.queue.wait_until_dealt(number);\n", ""),
+    Mutation("tiles are taken from one slot", _WORK, "ptx::lane_index() == 0);\n    ++number;\n", "ptx::lane_index() == 0);\n"),
     # Dealing and loading
-    Mutation("one more taker is awaited", _QUEUE, "(kIsKGrouped ? 0 : 1);", "1;"),
-    Mutation("one taker less is awaited", _QUEUE, "(kIsKGrouped ? 0 : 1);", "-1;"),
-    Mutation("a slot is dealt into that is not free", _QUEUE, "    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
-    Mutation("the end of tiles looks like a group without depth", _QUEUE, "0xffffffff", "0"),
-    Mutation("nobody is told of the end", _GEMM, "  deal<false>(shared.queue, dealt, kNoMoreTiles);\n", ""),
-    Mutation("tiles are dealt into one slot", _QUEUE, "  if constexpr (kIsWarp) ptx::syncwarp();\n  ++number;\n", "  if constexpr (kIsWarp) ptx::syncwarp();\n"),
-    Mutation("a tile is told of before it is there", _QUEUE, "    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);\n    ptx::mbarrier_arrive(&queue.full[slot]);\n", "    ptx::mbarrier_arrive(&queue.full[slot]);\n    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);\n"),
-    Mutation("the next tile is loaded in place of this one", _GEMM, "    tile = coming;\n", ""),
-    Mutation("tiles without depth end a product that is not added to D", _GEMM, "kAddsToD && tile.tile.num_k_blocks == 0", "tile.tile.num_k_blocks == 0"),
-    Mutation("scales are those of the first group", _GEMM, "row_m, of_group.first_k_block + k_block);\n    ptx::tma_load_2d(&of_group", "row_m, k_block);\n    ptx::tma_load_2d(&of_group"),
-    Mutation("scales of B are those of the first group", _GEMM, "scales + kScaleRows, tile.row_n, of_group.first_k_block + k_block", "scales + kScaleRows, tile.row_n, k_block"),
-    Mutation("A is loaded for B", _GEMM, "&of_group.k_group->map_b, full", "&of_group.k_group->map_a, full"),
-    Mutation("half of A at the wrong rows", _GEMM, "row_m = tile.row_m + first_row;", "row_m = tile.row_m;", shows_in=PAIRS),
-    Mutation("half of A into the wrong slot rows", _GEMM, "shared.a[at.stage] + first_row * kBlockK, k_block", "shared.a[at.stage], k_block", shows_in=PAIRS),
-    Mutation("half of A's scales into the wrong place", _GEMM, "scales + first_row, row_m", "scales, row_m", shows_in=PAIRS),
-    Mutation("each CTA of a cluster loads the first half of A", _GEMM, "ptx::cluster_rank() * kBoxRowsOfA", "0", shows_in=PAIRS),
-    Mutation("A's half goes to its own CTA alone", _GEMM, "to, x, y, kAllCtas", "to, x, y, 1u << ptx::cluster_rank()", shows_in=PAIRS),
+    Mutation("one more taker is awaited", _WORK, "queue.init(kNumMathWarps);", "queue.init(kNumMathWarps + 1);"),
+    Mutation("one taker less is awaited", _WORK, "queue.init(kNumMathWarps);", "queue.init(kNumMathWarps - 1);"),
+    Mutation("a slot is dealt into that is not free", _QUEUE, "    ptx::mbarrier_wait_parity(&empty[slot], (number / kTileSlots & 1) ^ 1);\n", ""),
+    Mutation("the end of tiles looks like a group without depth", _WORK, "0xffffffff", "0"),
+    Mutation("nobody is told of the end", _WORK, "    deal(kNoMoreTiles);\n", ""),
+    Mutation("tiles are dealt into one slot", _WORK, "tile.num_k_blocks, tile.group});\n    ++number;\n", "tile.num_k_blocks, tile.group});\n"),
+    Mutation("a tile is told of before it is there", _QUEUE, _WRITE + _TELL, _TELL + _WRITE),
+    Mutation("the next tile is loaded in place of this one", _WORK, "      tile = coming;\n", ""),
+    Mutation("tiles without depth end a product that is not added to D", _WORK, "kAddsToD && tile.num_k_blocks == 0", "tile.num_k_blocks == 0"),
+    Mutation("scales are those of the first group", _WORK, "row_m, tile.first_k_block + k_block);", "row_m, k_block);"),
+    Mutation("scales of B are those of the first group", _WORK, "tile.row_n, tile.first_k_block + k_block);", "tile.row_n, k_block);"),
+    Mutation("A is loaded for B", _WORK, "&tile.k_group->map_b, slot.full", "&tile.k_group->map_a, slot.full"),
+    Mutation("half of A at the wrong rows", _WORK, "row_m(tile.row_m + first_row)", "row_m(tile.row_m)", shows_in=PAIRS),
+    Mutation("half of A into the wrong slot rows", _WORK, "slot.a + first_row * kBlockK, k_block", "slot.a, k_block", shows_in=PAIRS),
+    Mutation("half of A's scales into the wrong place", _WORK, "slot.scales + first_row, row_m", "slot.scales, row_m", shows_in=PAIRS),
+    Mutation("each CTA of a cluster loads the first half of A", _WORK, "ptx::cluster_rank() * kBoxRowsOfA", "0", shows_in=PAIRS),
+    Mutation("A's half goes to its own CTA alone", _WORK, "to, x, y, kAllCtas", "to, x, y, 1u << ptx::cluster_rank()", shows_in=PAIRS),
     Mutation("exits while the other CTA still arrives", _GEMM, "for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);", "{}", shows_in=PAIRS),
-    Mutation("the first block of k again and again", _GEMM, "first_row * kBlockK, k_block * kBlockK, row_m", "first_row * kBlockK, 0, row_m"),
+    Mutation("the first block of k again and again", _WORK, "first_row * kBlockK, k_block * kBlockK, row_m", "first_row * kBlockK, 0, row_m"),
     # Multiplying and storing
-    Mutation("kept scales of the first slot", _GEMM, "(at.stage * kScales + index) * 4", "index * 4", shows_in=PAIRS),
-    Mutation("kept scales of slots four times as close", _GEMM, "(at.stage * kScales + index) * 4", "at.stage * kScales + index * 4", shows_in=PAIRS),
-    Mutation("second row takes a scale two rows on", _SCALING, "ptx::ld_shared_f32(sfa + 8 * 4);", "ptx::ld_shared_f32(sfa + 8);", shows_in=PAIRS),
-    Mutation("a block of k less is multiplied", _GEMM, "kIsKGrouped ? tile.num_k_blocks * kBlockK : p.k", "kIsKGrouped ? tile.num_k_blocks / 2 * kBlockK : p.k"),
-    Mutation("a tail is forgotten", _GEMM, "for (; k_block < count; ++k_block)", "for (; k_block + 1 < count; ++k_block)"),
-    Mutation("C is the first group's", _GEMM, "p.c + tile.group * p.groups.c_stride * kOutputBytes", "p.c", shows_in=WITH_C),
-    Mutation("D is the first group's", _STORE, "ptx::tma_store_4d(map_d, panel, 0, span_of_d, row, group)", "ptx::tma_store_4d(map_d, panel, 0, span_of_d, row, 0)"),
-    Mutation("the D that is added to is the first group's", _STORE, "ptx::tma_reduce_add_4d(map_d, panel, 0, span_of_d, row, group)", "ptx::tma_reduce_add_4d(map_d, panel, 0, span_of_d, row, 0)", shows_in=IN_PLACE),
-    Mutation("D is overwritten where it is added to", _STORE, "ptx::tma_reduce_add_4d(", "ptx::tma_store_4d(", shows_in=IN_PLACE),
-    Mutation("D is added to where it is overwritten", _STORE, "ptx::tma_store_4d(map_d, panel, 0", "ptx::tma_reduce_add_4d(map_d, panel, 0"),
-    Mutation("the place of a tile is that of one before", _GEMM, "      if (kIsKGrouped && has_total) take<true>(shared.queue, tiles, tile);\n", ""),
+    Mutation("kept scales of the first slot", _BY_ROW_KEPT, "(stage * kScales + index) * 4", "index * 4", shows_in=PAIRS),
+    Mutation("kept scales of slots four times as close", _BY_ROW_KEPT, "(stage * kScales + index) * 4", "stage * kScales + index * 4", shows_in=PAIRS),
+    Mutation("second row takes a scale two rows on", _THREAD, "ptx::ld_shared_f32(sfa + 8 * 4);", "ptx::ld_shared_f32(sfa + 8);", shows_in=PAIRS),
+    Mutation("only half of the blocks of k are multiplied", _WORK, "KBlocks(tile.num_k_blocks * kBlockK)", "KBlocks(tile.num_k_blocks / 2 * kBlockK)"),
+    Mutation("a tail is forgotten", _MAINLOOP, "for (; k_block < count; ++k_block)", "for (; k_block + 1 < count; ++k_block)"),
+    Mutation("C is the first group's", _WORK, "p.c + tile.group * p.groups.c_stride * kOutputBytes", "p.c", shows_in=WITH_C),
+    Mutation("D is the first group's", _PANELS, "ptx::tma_store_4d(map_d, panel, c0, c1, c2, c3)", "ptx::tma_store_4d(map_d, panel, c0, c1, c2, 0)"),
+    Mutation("the D that is added to is the first group's", _PANELS, "ptx::tma_reduce_add_4d(map_d, panel, c0, c1, c2, c3)", "ptx::tma_reduce_add_4d(map_d, panel, c0, c1, c2, 0)", shows_in=IN_PLACE),
+    Mutation("D is overwritten where it is added to", _PANELS, "ptx::tma_reduce_add_4d(", "ptx::tma_store_4d(", shows_in=IN_PLACE),
+    Mutation("D is added to where it is overwritten", _PANELS, "ptx::tma_store_4d(", "ptx::tma_reduce_add_4d("),
+    Mutation("the place of a tile is that of one before", _GEMM, "      if (share.is_any) tiles.finish(tile);\n", ""),
 ]
 # fmt: on

@@ -11,7 +11,7 @@ import torch
 from deep_gemm.benchmark import tune
 from deep_gemm.benchmark.cases import Case, random_shapes
 from deep_gemm.benchmark.timing import L2Flush
-from deep_gemm.choose.config import Output
+from deep_gemm.choose.output import Output
 from deep_gemm.choose.tiles import OUTPUTS_BY_NAME
 from deep_gemm.gpus import gpu_of
 from deep_gemm.kernels import dense
@@ -44,7 +44,7 @@ def test_the_chosen_configuration_is_within_15_percent_of_the_best_and_takes_wha
 
 @pytest.mark.parametrize("output", OUTPUTS_BY_NAME.values(), ids=list(OUTPUTS_BY_NAME))
 def test_products_of_every_output_are_tuned(output: Output) -> None:
-    shape, gpu = (200, 512, 1024), gpu_of(torch.cuda.current_device())
+    shape, gpu = (1000, 1024, 4096), gpu_of(torch.cuda.current_device())
     contest = tune.Contest.of(Case("dense", shape), output, gpu)
     assert dense.output_of(tune.random_problem(shape, output)) == output
     judgement = tune.judge(contest, L2Flush())

@@ -12,8 +12,9 @@ from itertools import product
 import pytest
 import torch
 
-from deep_gemm.choose.config import GemmConfig, Groups, Output
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.depths import SHARING_A, TILES, k_grouped_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.kernels.k_group_maps import MAX_INLINE_KS
@@ -205,7 +206,7 @@ def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
     [
         ("k_group_maps.cuh", "  ptx::fence_tensormap_release();\n", "fence_tensormap_release has not shown it to TMA"),
         (
-            "k_scheduler.cuh",
+            "work/k_scheduler.cuh",
             "      ptx::fence_tensormap_acquire(&next.k_group->map_b);\n",
             "prefetch_tensormap uses a tensor map that a kernel made, byte 128 of `k_groups` .*, "
             "without fence_tensormap_acquire",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from dataclasses import dataclass
 from math import gcd
 
 from ..problem.layout import align, ceil_div
+from .output import Groups
 
 BLOCK_K = 128
 SHARED_BYTES_LIMIT = 232448
@@ -17,37 +17,19 @@ WGMMA_ROWS = 64
 WGMMA_K = 32
 """Depth of one WGMMA on FP8."""
 WARPGROUP_THREADS = 128
-MAX_STAGES = 16
 MAX_CLUSTER = 8
 CHUNK_ELEMENTS = 16 * 8
-"""What a warp hands to another CTA at a time; see cuda/split.cuh."""
-MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
-"""Registers of a math thread for totals and partial sums, by math warpgroups; the rest is for addresses and scales."""
-MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
-"""By the rows of a tile."""
+"""What a warp hands to another CTA at a time; see cuda/exchange.cuh."""
 TILE_SLOTS = 4
-"""Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/tile_queue.cuh."""
+"""Tiles of a grouped product that are found ahead of who loads and multiplies them; see cuda/work/tile_queue.cuh."""
 TILE_BYTES = 16
 MAIL_BYTES = 24
-"""Size of `NumberMail` in cuda/k_scheduler.cuh."""
+"""Size of `NumberMail` in cuda/work/k_scheduler.cuh."""
+EMPTY_BYTES = 1
+"""Size of a struct without members, in C++."""
 WINDOW_ROWS = 2048
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
-
-
-class Groups(IntEnum):
-    """Which rows of A each group's B multiplies: what `kGroups` of cuda/groups.cuh says."""
-
-    NONE = 0
-    """All rows, one B."""
-    IDS = 1
-    """Rows stacked by group, and a group's number for each row."""
-    ENDS = 2
-    """Rows stacked by group, and where each group's rows end."""
-    COUNTS = 3
-    """The first rows of each group's own A, and how many ("masked")."""
-    DEPTHS = 4
-    """All rows, and a part of k for each group ("k-grouped"): what `kIsKGrouped` says."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +130,7 @@ class GemmConfig:
 
     @property
     def has_wide_panels(self) -> bool:
-        """Rows of a panel are two or more spans of a swizzle: see cuda/store.cuh."""
+        """Rows of a panel are two or more spans of a swizzle: see cuda/epilogue/panels.cuh."""
         return self.panel_columns * self.output_bytes == 256
 
     @property
@@ -160,9 +142,15 @@ class GemmConfig:
             chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
             outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
         scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
-        barriers = (self.num_stages + 1) * 2 * 8
-        tiles = self.tile_slots * (TILE_BYTES + 2 * 8) + self.window_rows * 4
-        return align(align(align(outputs, 1024) + operands + scales + barriers, 16) + tiles + MAIL_BYTES, 1024)
+        barriers = self.num_stages * 2 * 8 + (2 * 8 if self.cluster_k > 1 else EMPTY_BYTES)
+        before_work = align(outputs, 1024) + operands + scales + barriers
+        return align(align(before_work, 16 if self.groups else 1) + self.work_bytes, 1024)
+
+    @property
+    def work_bytes(self) -> int:
+        """Size of `WorkStorage` in the file of cuda/work that the configuration includes."""
+        queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
+        return {Groups.NONE: EMPTY_BYTES, Groups.DEPTHS: queue + MAIL_BYTES}.get(self.groups, queue)
 
     @property
     def scale_rows(self) -> int:
@@ -223,13 +211,8 @@ class GemmConfig:
         return self.block_n // 2 if self.cuts_last_tiles else self.block_n
 
     @property
-    def tile_slots(self) -> int:
-        """Slots of `TileQueue` in cuda/tile_queue.cuh; a dense product leaves its one empty."""
-        return TILE_SLOTS if self.groups else 1
-
-    @property
     def window_rows(self) -> int:
-        """Rows of the layout that `Stretches` in cuda/groups.cuh sees at a time; next to none if it holds no rows."""
+        """Rows of the layout that `Stretches` in cuda/work/layout.cuh sees at a time; few if it holds no rows."""
         return WINDOW_ROWS if self.groups == Groups.IDS else 4
 
     def why_illegal(self) -> str | None:
@@ -287,6 +270,17 @@ class GemmConfig:
         yield accumulators <= registers - 32, f"{accumulators} accumulators in {registers} registers"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The files that cuda/kinds.cuh includes, one of each kind."""
+        work = {Groups.NONE: "dense", Groups.DEPTHS: "depths"}.get(self.groups, "rows")
+        by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
+        return {
+            "WORK": f"work/{work}.cuh",
+            "SCALES": f"scales/{by_row if self.sfb_is_per_row else 'by_block'}.cuh",
+            "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'store'}.cuh",
+        }
+
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
         producer_registers, math_registers = self.registers
@@ -313,153 +307,31 @@ class GemmConfig:
             "kClusterK": self.cluster_k,
             "kMulticastCtas": self.cluster_m * self.cluster_n,
             "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
+            "kOutputBytes": self.output_bytes,
             "kPanelColumns": self.panel_columns,
             "kPanelsPerStore": self.panels_per_store,
             "kNumStoreBuffers": self.num_store_buffers,
             "kRasterGroup": self.raster_group,
-            "kGroups": 0 if self.groups == Groups.DEPTHS else int(self.groups),
+            "kGroups": int(self.groups),
             "kBoxRowsOfA": self.box_rows_of_a,
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
-            "kTileSlots": self.tile_slots,
+            "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
             "kSharedBytes": self.shared_bytes,
         }
         switches = {
             "kHasShortTiles": self.has_short_tiles,
             "kCutsLastTiles": self.cuts_last_tiles,
-            "kKeepsRowScales": self.keeps_row_scales,
             "kOutputIsFp32": self.output_is_fp32,
             "kWithC": self.with_c,
             "kAddsToD": self.adds_to_d,
             "kHasTail": self.has_tail,
             "kSfbIsPerRow": self.sfb_is_per_row,
-            "kIsKGrouped": self.groups == Groups.DEPTHS,
+            "kLoopsInBatches": self.groups != Groups.DEPTHS,
+            "kLoadsScalesByAddress": self.groups == Groups.DEPTHS,
         }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
+        lines += [f'#define {kind} "{file}"' for kind, file in self.kinds.items()]
         return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
-
-
-@dataclass(frozen=True)
-class Output:
-    """What becomes of a product: the type of D, and how C takes part."""
-
-    is_fp32: bool = False
-    with_c: bool = False
-    """C is another tensor, or D itself in BF16: read and added."""
-    adds_to_d: bool = False
-    """C is D itself, in FP32: TMA adds where D lies."""
-    sfb_is_per_row: bool = False
-    """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
-    groups: Groups = Groups.NONE
-    """The caller's as well: how rows belong to groups."""
-
-    @property
-    def name(self) -> str:
-        """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
-        scales = "1d1d " if self.sfb_is_per_row else ""
-        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
-        groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        return f"{scales}{'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}"
-
-
-def tile_config(
-    block_m: int,
-    block_n: int,
-    output: Output,
-    cluster_m: int = 1,
-    cluster_n: int = 1,
-    cluster_k: int = 1,
-    k: int = 0,
-) -> GemmConfig:
-    """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile.
-
-    With the whole tile buffered, one tile's stores run under the next one's products: on an H200 that was worth 3-10%
-    at k = 2048 and cost nothing at k = 16384, even where it left 3 stages instead of 4.
-    """
-    if block_m not in MATH_WARPGROUPS:
-        raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
-    if block_n not in range(16, 257, 16):
-        raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
-    num_math_warpgroups = MATH_WARPGROUPS[block_m]
-    rows_per_warpgroup = block_m // num_math_warpgroups
-    # One unit's partial sums, two units' if possible, and all units' totals must fit a thread's registers.
-    units_along_m = rows_per_warpgroup // WGMMA_ROWS
-    room = MAX_ACCUMULATORS[num_math_warpgroups]
-    unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
-    keeps_row_scales = output.sfb_is_per_row and units_along_m > 1 and unit_n == block_n
-    kept = unit_n // 4 if keeps_row_scales else 0
-    num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room else 1
-    if keeps_row_scales:
-        run_k_blocks, has_tail = 1, False  # longer lines gain nothing there, and take registers
-    else:
-        run_k_blocks, has_tail = _runs(ceil_div(k, BLOCK_K), block_m * block_n, num_partials, output)
-    panel_columns = gcd(unit_n, 64)
-    panels = units_along_m * block_n // panel_columns
-    slot_bytes = (block_m + block_n) * BLOCK_K
-    min_stages = 3 if slot_bytes >= 44 * 1024 else 4
-    for buffered in range(panels, 0, -1):
-        if panels % buffered and buffered > 3:
-            continue  # rotate through few panels where the whole tile does not fit
-        whole = buffered == panels
-        config = GemmConfig(
-            block_m,
-            block_n,
-            num_stages=min_stages,
-            num_math_warpgroups=num_math_warpgroups,
-            unit_n=unit_n,
-            num_partials=num_partials,
-            run_k_blocks=run_k_blocks,
-            sfb_is_per_row=output.sfb_is_per_row,
-            has_tail=has_tail,
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            cluster_k=cluster_k,
-            panel_columns=panel_columns,
-            panels_per_store=panels if whole else 1,
-            num_store_buffers=1 if whole else buffered,
-            raster_group=_raster_group(block_m, block_n, cluster_m),
-            output_is_fp32=output.is_fp32,
-            with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
-            adds_to_d=output.adds_to_d and cluster_k == 1,
-            groups=output.groups,
-        )
-        if config.shared_bytes <= SHARED_BYTES_LIMIT:
-            break
-    if config.rows_are_grouped and config.has_wide_panels:  # D's map has no dimension left: as many bytes at a time
-        config = replace(config, panel_columns=panel_columns // 2, panels_per_store=config.panels_per_store * 2)
-    while config.num_stages < MAX_STAGES:
-        deeper = replace(config, num_stages=config.num_stages + 1)
-        if deeper.shared_bytes > SHARED_BYTES_LIMIT:
-            break
-        config = deeper
-    return config
-
-
-def _raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
-    """How many tiles along m are taken before the raster moves on along n.
-
-    The tiles in flight on 132 SMs read least from DRAM if together they are about as high as wide: with 8 where one is
-    higher than wide, with 16 where it is twice as wide as high. On an H200 that was worth 2% to 128x256 at k = 512 and
-    1536, 0.5% at 16384, and 1% to 64x128.
-    """
-    return RASTER_GROUP * 2 if block_n >= 2 * block_m * cluster_m else RASTER_GROUP
-
-
-def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[int, bool]:
-    """How many blocks of k are multiplied in a straight line, and whether there is code for a tail that they leave.
-
-    Each block in the line is more to compile, as a tail is. With one set of partial sums lines of 2 are 0.4% faster
-    than a plain loop, with scales by row 2%. With two sets lines of 4 are 2% faster than of 2 in small tiles and with
-    scales by row, and level in other large ones (an H200).
-    """
-    if output.groups == Groups.DEPTHS:
-        return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
-    is_odd = k_blocks % 2 != 0
-    if num_partials == 1:
-        return (1 if is_odd else 2), False
-    gains_by_four = area <= 64 * 128 or output.sfb_is_per_row
-    if gains_by_four and k_blocks % 4 == 0:
-        return 4, False
-    return 2, is_odd or gains_by_four

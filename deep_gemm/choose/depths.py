@@ -1,7 +1,7 @@
 """Which tile multiplies groups along k. All groups have the same tiles, and the host need not know their depths.
 
-Tiles are handed out so that CTAs get about equal depths (see cuda/k_scheduler.cuh), so the cost counts rounds of tiles
-of the average depth.
+Tiles are handed out so that CTAs get about equal depths (see cuda/work/k_scheduler.cuh), so the cost counts rounds of
+tiles of the average depth.
 
 The largest tiles are taken by pairs of CTAs that share A, if columns of tiles come in pairs: that takes up to 1% more
 cycles, but less power, by which such products are limited.
@@ -14,8 +14,10 @@ from functools import lru_cache
 
 from ..gpus import Gpu
 from ..problem.layout import ceil_div
-from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
+from .config import BLOCK_K, GemmConfig
+from .config_of_tile import tile_config
 from .cost import NEVER, Estimate, by_size, memory_us, on_weight, row_bytes, together
+from .output import Groups, Output
 from .tiles import Tile
 from .timings import Timings, timings_of
 

@@ -1,0 +1,153 @@
+// Products of several groups along k (weight gradients of experts): D[g] = C[g] + A_g @ B_g.T, each of a depth of its own.
+//
+// A_g is row-major [m, k_g]: the pitch of its rows is the group's own, and so its tensor map must be, as that of B_g. A
+// kernel of its own, k_group_maps, makes these maps ahead of this one. Scales and D have one map for all.
+//
+// The loading thread finds a CTA's tiles and hands them to the math warps through a queue.
+#pragma once
+#include "config.cuh"
+#include "epilogue/panels.cuh"
+#include "params.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+#include "work/k_scheduler.cuh"
+#include "work/tile_queue.cuh"
+
+struct Params : Product {
+  KGroups groups;
+};
+
+struct WorkStorage {
+  TileQueue queue;
+  NumberMail mail;
+
+  DEVICE void init() {
+    queue.init(kNumMathWarps);  // the math warps take
+    if constexpr (kClusterSize > 1) mail.init();
+  }
+};
+
+DEVICE void prefetch_operand_maps(const Params& p) {
+  ptx::prefetch_tensormap(&p.map_sfa);
+  ptx::prefetch_tensormap(&p.map_sfb);
+}
+
+// ---- Tiles
+
+// What follows the last tile has so many k-blocks: a group may have none, but not so many.
+constexpr Tile kNoMoreTiles = {0, 0, 0xffffffff, 0};
+
+struct Tiles {
+  const Params& p;
+  WorkStorage& storage;
+  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
+
+  DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
+
+  // By the loading thread. The next tile's maps are on their way while this one's operands are loaded.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    KScheduler scheduler(p.groups, p.m, p.n, storage.mail);
+    TileToLoad tile, coming;
+    bool is_coming = scheduler.next(coming);
+    while (is_coming) {
+      tile = coming;
+      if (kAddsToD && tile.num_k_blocks == 0) break;  // nor has any other tile something to add
+      deal(tile);
+      is_coming = scheduler.next(coming);
+      load(tile);
+    }
+    deal(kNoMoreTiles);
+  }
+
+  DEVICE void find_for_others(uint32_t) {}
+
+  DEVICE void deal(const Tile& tile) {
+    storage.queue.deal(number, {tile.row_m, tile.row_n, tile.num_k_blocks, tile.group});
+    ++number;
+  }
+
+  // By a math warp: how deep the next tile is. The rest stays in the queue while it is multiplied, for want of registers.
+  DEVICE bool next(Tile& tile) {
+    storage.queue.wait_until_dealt(number);
+    tile.num_k_blocks = ptx::ld_shared_b32(&storage.queue.tile(number)->z);
+    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+    return ptx::all_sync(tile.num_k_blocks != kNoMoreTiles.num_k_blocks);
+  }
+
+  // Where the tile that was multiplied lies.
+  DEVICE void finish(Tile& tile) {
+    const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
+    ptx::syncwarp();  // all lanes have read
+    tile = {dealt.x, dealt.y, dealt.z, dealt.w & kGroupOfWord};
+    storage.queue.give_back(number, dealt.x, ptx::lane_index() == 0);
+    ++number;
+  }
+};
+
+DEVICE KBlocks k_blocks_of(const Params&, const Tile& tile) { return KBlocks(tile.num_k_blocks * kBlockK); }
+DEVICE KBlocks k_blocks_of(const Params&, const TileToLoad& tile) { return KBlocks(0, tile.num_k_blocks); }
+
+using Share = WholeShare;
+
+// ---- Loads
+
+// A box of A, or of its scales, for both CTAs if they share A.
+DEVICE void load_shared(const ptx::TensorMap* map, uint64_t* full, void* to, uint32_t x, uint32_t y) {
+  if constexpr (kClusterN > 1)
+    ptx::tma_load_2d_multicast(map, full, to, x, y, kAllCtas);
+  else
+    ptx::tma_load_2d(map, full, to, x, y);
+}
+
+struct TileLoad {
+  static constexpr uint32_t slot_bytes = kSlotBytes;
+  const Params& p;
+  const TileToLoad& tile;
+  uint32_t first_row, row_m;  // each CTA of a cluster loads its part of A, and of A's scales, into the same slot of both
+
+  DEVICE TileLoad(const Params& p_, const TileToLoad& tile_)
+      : p(p_), tile(tile_), first_row(kClusterN > 1 ? ptx::cluster_rank() * kBoxRowsOfA : 0), row_m(tile.row_m + first_row) {}
+
+  DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t) const {
+    load_shared(&tile.k_group->map_a, slot.full, slot.a + first_row * kBlockK, k_block * kBlockK, row_m);
+    load_shared(&p.map_sfa, slot.full, slot.scales + first_row, row_m, tile.first_k_block + k_block);
+    ptx::tma_load_2d(&tile.k_group->map_b, slot.full, slot.b, k_block * kBlockK, tile.row_n);
+    ptx::tma_load_2d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, tile.first_k_block + k_block);
+  }
+};
+
+// ---- B's scales, C and D
+
+DEVICE const float* sfb_of(const Params& p, const Tile&) { return p.sfb; }
+DEVICE const uint8_t* c_of(const Params& p, const Tile& tile) {
+  return p.c + tile.group * p.groups.c_stride * kOutputBytes;
+}
+DEVICE uint32_t skipped_scales(const Tile&) { return 0; }
+
+// Where the panels of a tile lie in D.
+struct Destination {
+  const Params& p;
+  uint32_t group;
+  Span span;
+
+  DEVICE Destination(const Params& p_, const Tile& tile, uint32_t) : p(p_), group(tile.group), span(p_.n) {}
+
+  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
+    if constexpr (kPanelIsWide)
+      store_panel(&p.map_d, panel, 0, span.at_column(column), row, group);
+    else
+      store_panel(&p.map_d, panel, column, row, group);
+  }
+
+  DEVICE void prefetch(uint32_t column, uint32_t row) const {
+    if constexpr (kPanelIsWide)
+      ptx::tma_prefetch_4d(&p.map_d, 0, span.at_column(column), row, group);
+    else
+      ptx::tma_prefetch_3d(&p.map_d, column, row, group);
+  }
+};
