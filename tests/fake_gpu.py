@@ -100,7 +100,7 @@ class FakeLauncher:
         return True
 
     def hold(self, plan: object, template: bytes, grid: int) -> None:
-        self.params.write(template)
+        self.params.bytes[: len(template)] = template
         self.plan, self.grid = plan, grid
 
     def set_stream(self, stream: int) -> None:

@@ -157,7 +157,12 @@ MUTATIONS = [
     # What a plan writes
     *_swap("plan", "words[word] = at[operand] - before", "words[word] = at[operand]", *ROWS),
     *_swap("plan", "at[place.operand] - place.before, at[place.operand]", "at[0], at[0]", DENSE, "counts"),
-    *_swap("plan", "launcher.params.write(tail, tail_at)", "launcher.params.write(tail, 0)", DEPTHS[0]),
+    *_swap(
+        "plan",
+        "launcher.params.bytes[tail_at : tail_at + len(tail)] = tail",
+        "launcher.params.bytes[: len(tail)] = tail",
+        DEPTHS[0],
+    ),
     *_swap("plan", "            if launcher.plan is not self:\n", "            if launcher.plan is self:\n", DENSE),
     # Dense
     *_swap("dense", '"sfb_stride_n": p.sfb.stride(0)', '"sfb_stride_n": p.sfb.stride(1)', DENSE),

@@ -156,12 +156,14 @@ def test_a_thread_without_a_context_launches_in_torchs(monkeypatch: pytest.Monke
 def test_parameters_lie_as_tensor_maps_demand_and_keep_their_bytes(size: int) -> None:
     data = bytes(i % 251 for i in range(size))
     buffer = driver.ParamsBuffer(size)
-    buffer.write(data)
+    buffer.bytes[: len(data)] = data
     assert buffer.address % 64 == 0
     assert bytes(buffer.words)[:size] == data
     assert buffer.pointers[0] == buffer.address
     buffer.words[0] = 0x1122334455667788
     assert bytes(buffer.words)[:8] == bytes.fromhex("8877665544332211")
+    with pytest.raises(ValueError):
+        buffer.bytes[len(buffer.bytes) - 1 :] = b"two"  # memory that is not the struct's
 
 
 # Tensor maps

@@ -90,27 +90,19 @@ def _if_too_old(compiled: CompiledKernel) -> str:
 _OnePointer = ctypes.c_void_p * 1
 
 
-@cache
-def _words(size: int) -> type[ctypes.Array[ctypes.c_uint64]]:
-    return ctypes.c_uint64 * (size // 8)
-
-
 class ParamsBuffer:
-    """Memory for a kernel's parameter struct: 64-bit words at an address that is aligned for tensor maps."""
+    """Memory for a kernel's parameter struct, at an address that is aligned for tensor maps."""
 
     def __init__(self, size: int) -> None:
-        self.size = size = size + -size % MAP_ALIGNMENT
-        self._memory = _words(size + MAP_ALIGNMENT)()
-        start = ctypes.addressof(self._memory)
-        self.address = start + -start % MAP_ALIGNMENT
-        self.words = _words(size).from_address(self.address)
+        size += -size % MAP_ALIGNMENT
+        memory = bytearray(size + MAP_ALIGNMENT)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        before = -start % MAP_ALIGNMENT
+        self.address = start + before
+        self.bytes = memoryview(memory)[before : before + size]
+        """Whoever writes past them gets a ValueError."""
+        self.words = self.bytes.cast("Q")
         self.pointers = _OnePointer(self.address)
-
-    def write(self, data: bytes, at: int = 0) -> None:
-        """Write bytes of the struct, beginning with byte `at`."""
-        if at + len(data) > self.size:  # memory that is not ours
-            raise ValueError(f"data: expected at most {self.size - at} bytes at byte {at}, got {len(data)}")
-        ctypes.memmove(self.address + at, data, len(data))
 
 
 class Launcher:
@@ -151,7 +143,7 @@ class Launcher:
 
     def hold(self, plan: object, template: bytes, grid: int) -> None:
         """Switch to the parameters and the grid of another plan."""
-        self.params.write(template)
+        self.params.bytes[: len(template)] = template
         self.config.gridDimX = grid
         self.plan = plan
 

@@ -202,12 +202,13 @@ class Plan:
                 launcher.hold(self, self.template, self.grid)
             if not self.is_patched:  # a map's first word means something else to this driver
                 for member, encoded in self._encoded(at).items():
-                    launcher.params.write(encoded, self.params.offset(member))
+                    place = self.params.offset(member)
+                    launcher.params.bytes[place : place + MAP_BYTES] = encoded
             words = launcher.params.words
             for word, operand, before in self.words:
                 words[word] = at[operand] - before
             if tail:
-                launcher.params.write(tail, tail_at)
+                launcher.params.bytes[tail_at : tail_at + len(tail)] = tail
             stream = launcher.current_stream(self.device)
             if stream != launcher.stream:
                 launcher.set_stream(stream)

@@ -78,7 +78,7 @@ class Launcher:
 
     def hold(self, plan: object, template: bytes, grid: int) -> None:
         """Switch to the parameters and the grid of another plan."""
-        self.params.write(template)
+        self.params.bytes[: len(template)] = template
         self.plan, self._grid = plan, grid
 
     def set_stream(self, stream: int) -> None:
@@ -99,7 +99,7 @@ class Launcher:
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
         """Run the kernel."""
-        params = bytes(self.params.words)[: self._size]
+        params = bytes(self.params.bytes[: self._size])
         self.simulation.launch(KernelLaunch(self.kernel, [params], grid=self._grid, **self._fixed))
         return (0,)
 
