@@ -291,10 +291,10 @@ def test_entries_of_other_outputs_and_gpus_stay(gpu: FakeGpu, clock: Clock, in_a
     clock.us[contest().entrants[1].config.name] = 5
     assert invoke("--shapes", "200,576,1024")[0] == 0
     wgrad = OUTPUTS_BY_NAME["1d1d fp32+d"]
-    clock.us[contest(output=wgrad).entrants[1].config.name] = 5
-    assert invoke("--shapes", "200,576,1024", "--output", "1d1d fp32+d")[0] == 0
+    clock.us[contest((1000, 1024, 4096), wgrad).entrants[1].config.name] = 5
+    assert invoke("--shapes", "1000,1024,4096", "--output", "1d1d fp32+d")[0] == 0
     found = read_table(in_a_folder / "tuned.json")
-    assert [(entry.output.name, entry.m) for entry in found] == [("1d1d fp32+d", 200), ("bf16", 200)]
+    assert [(entry.output.name, entry.m) for entry in found] == [("1d1d fp32+d", 1000), ("bf16", 200)]
 
 
 def test_a_tuned_product_is_measured_beside_the_tile_of_the_lowest_cost(

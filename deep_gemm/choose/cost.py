@@ -1,7 +1,7 @@
 """What a product takes with a tile: a time in microseconds on a named GPU.
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
-    multiply = rounds * (blocks of k * block + tile_us + store + elements * split_ns if k is split)
+    multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
     block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row
     block    = bytes of A and B / load_gb_per_s      of the decode kernel
     store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
@@ -179,7 +179,9 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
     if output.groups != Groups.DEPTHS:  # along k a tile is stored while the next is multiplied
         tile_us += timings.store_us * by_size(tile) * bytes_of_d(output) / 2
     if tile.cluster_k > 1:
-        tile_us += elements * (timings.decode_split_ns if tile.is_decode else timings.split_ns) / 1e3
+        tile_us += elements * timings.decode_split_ns / 1e3 if tile.is_decode else timings.split_us
+        if not tile.is_decode and (output.with_c or output.adds_to_d):  # read when the sums are there
+            tile_us += elements * timings.split_c_ns / 1e3
     alone, crowded = (max(count * gpu.num_sms // NUM_SMS, 1) for count in CLUSTERS_AT_ONCE[tile.cluster_size])
     rows, columns = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
     return rows, columns, tile.cluster_k, crowded if tile.is_decode else alone, alone, block_us, tile_us

@@ -40,10 +40,12 @@ class Timings:
     """What storing a tile of 256x128 in BF16 takes that the next tile does not hide."""
     load_gb_per_s: float
     """What one SM loads of A and B in the decode kernel, which waits for nothing else."""
-    split_ns: float
-    """What adding up takes for an element of a tile if k is split among CTAs, in `fp8_gemm`."""
+    split_us: float
+    """What adding up takes for a tile if k is split among CTAs, in `fp8_gemm`."""
     decode_split_ns: float
     """The same in the decode kernel."""
+    split_c_ns: float
+    """What it takes besides for an element of a tile if C is added: it is read only then."""
     add_us: float
     """What adding a tile of 256x128 to D takes along k. The next tile hides it if it has enough blocks of k."""
     straddling_ps: float
