@@ -107,15 +107,50 @@ def inspect(
     raise typer.Exit(0 if found.passed == len(found.verdicts) else 1)
 
 
+class GroupsName(str, Enum):
+    """Values of --groups."""
+
+    IDS = "ids"
+    ENDS = "ends"
+    COUNTS = "counts"
+    DEPTHS = "depths"
+
+
 @app.command()
-def explain(m: int, n: int, k: int, fp32: bool = False, gpu: str | None = None) -> None:
-    """Show what a dense product of these sizes would run, what else was considered, and why that lost."""
+def explain(
+    m: Annotated[int, typer.Argument(help="rows of D: of all groups by ids or ends, of about each group by counts")],
+    n: Annotated[int, typer.Argument(help="columns of D")],
+    k: Annotated[int, typer.Argument(help="depth; of the average group along k")],
+    output: Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")] = None,
+    fp32: Annotated[bool, typer.Option("--fp32", help="short for --output fp32")] = False,
+    with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
+    accumulate: Annotated[bool, typer.Option("--accumulate", help="C is D itself")] = False,
+    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+    groups: Annotated[
+        GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; or depths along k")
+    ] = None,
+    num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
+    gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else the one that there is")] = None,
+) -> None:
+    """Show what a product of these sizes runs, what else there is for it, and why that lost."""
     import torch
 
     from .choose.explain import explain
 
+    dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
     try:
-        explain(m, n, k, torch.float32 if fp32 else torch.bfloat16, gpu=gpu)
+        explain(
+            m,
+            n,
+            k,
+            dtypes[OutputName.FP32 if fp32 else output],
+            with_c=with_c,
+            accumulate=accumulate,
+            recipe=(1, 1, 128) if by_row else None,
+            groups=None if groups is None else groups.value,
+            num_groups=num_groups,
+            gpu=gpu,
+        )
     except ValueError as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(2) from None
@@ -123,15 +158,17 @@ def explain(m: int, n: int, k: int, fp32: bool = False, gpu: str | None = None) 
 
 @app.command()
 def configs() -> None:
-    """List every configuration of fp8_gemm that the heuristics can choose, for dense products and groups."""
+    """List every configuration that can be chosen, of both kernels, for dense products and groups."""
     from rich.console import Console
 
-    from .choose.dense import reachable
+    from .choose.dense import reachable, reachable_decode
     from .choose.depths import reachable_k_grouped
     from .choose.rows import reachable_grouped
     from .tools.inspect import show_configs
 
-    show_configs([*reachable(), *reachable_grouped(), *reachable_k_grouped()], Console(highlight=False))
+    show_configs(
+        [*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()], Console(highlight=False)
+    )
 
 
 @app.command()
@@ -157,20 +194,23 @@ def bench(
 
 @app.command()
 def tune(
+    files: Annotated[list[Path] | None, typer.Argument(help="with --fit, result files of --collect")] = None,
     audit: Annotated[bool, typer.Option("--audit", help="all shapes of the benchmark and 50 at random")] = False,
     collect: Annotated[bool, typer.Option("--collect", help="time what a fit of the cost model needs")] = False,
     minutes: Annotated[float | None, typer.Option(help="with --collect, how long to measure: 4 unless given")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="make the constants of the cost model from FILES")] = False,
     shapes: Annotated[str | None, typer.Option(help="these, such as '64,2112,7168;4096,7168,2048'")] = None,
     output: Annotated[
         str | None, typer.Option(help="with --shapes, what D is: bf16, fp32, bf16+c, '1d1d fp32+d'")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="the result file of --audit or --collect, or the table to write or extend")
+        Path | None,
+        typer.Option(help="the result file of --audit or --collect, the table to extend, the constants of --fit"),
     ] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record where git cannot tell")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="a line for each shape as it is measured")] = False,
 ) -> None:
-    """Time tiles: audit what is chosen, tabulate what is faster for some shapes, or collect times to fit the model."""
+    """Time tiles: audit what is chosen, tabulate what is faster for some shapes, collect times, or fit the model."""
     from .benchmark.command import UsageError
     from .benchmark.tune_command import run
 
@@ -179,6 +219,8 @@ def tune(
             audit=audit,
             collect=collect,
             minutes=minutes,
+            fit=fit,
+            files=files or (),
             shapes=shapes,
             output=output,
             out=out,

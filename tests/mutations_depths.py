@@ -43,7 +43,7 @@ def _config(tile: Tile, **output: bool) -> GemmConfig:
 
 
 FRESH, IN_PLACE, WITH_C = _config(TILES[0]), _config(TILES[0], adds_to_d=True), _config(TILES[0], with_c=True)
-HIGH = _config(TILES[2])
+HIGH = _config(TILES[1])
 PAIRS, PAIRS_IN_PLACE = _config(SHARING_A), _config(SHARING_A, adds_to_d=True)
 KS = (16, 0, 144, 128, 656, 0, 32)
 SHALLOW = (16,) * 24

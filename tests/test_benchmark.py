@@ -29,7 +29,7 @@ from deep_gemm.benchmark.contenders import BF16, BLOCKWISE, FAST, OURS, Contende
 from deep_gemm.benchmark.report import Report, Row, geometric_mean
 from deep_gemm.benchmark.timing import KernelEvent, PairingError, Spread, pair, rotated
 from deep_gemm.choose.config import Output
-from deep_gemm.choose.dense import menu, select
+from deep_gemm.choose.dense import menu_of, select
 
 FILL = "fill"
 
@@ -736,7 +736,7 @@ def test_new_weights_differ_and_run_one_kernel(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[tuple[int, int]] = []
     monkeypatch.setattr("deep_gemm.dense.fp8_gemm_nt", lambda a, b, d: sizes.append(tuple(b[0].shape)))
     calls = host.calls_with_new_weight("cpu", count=4)
-    assert menu.cache_info().currsize == 0, "choosing is a part of the first call"
+    assert menu_of.cache_info().currsize == 0, "choosing is a part of the first call"
     for call in calls:
         call()
     assert len(set(sizes)) == len(sizes) == 5

@@ -21,7 +21,7 @@ from deep_gemm.benchmark.contenders import FAST, OURS
 from deep_gemm.benchmark.report import Row
 from deep_gemm.benchmark.timing import Spread
 from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.dense import reachable
+from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.jit import CompilerMissing
@@ -257,15 +257,37 @@ def test_sim_without_numpy_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 def test_explain_shows_the_choice_and_what_lost() -> None:
     result = run("explain", "4096", "7168", "2048", "--gpu", "H200")
     assert result.exit_code == 0
-    assert "4096" in result.output
-    assert "H200" in result.output
-    assert any(config.name.split()[0] in result.output for config in reachable())
+    assert words(result).startswith("4096 x 7168 x 2048, BF16 On an H200 with 132 SMs ")
+    assert len([line for line in result.output.splitlines() if line.endswith(" chosen")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        (("--fp32", "--with-c"), "4096 x 7168 x 2048, FP32, C added"),
+        (("--by-row", "--accumulate"), "4096 x 7168 x 2048, FP32, a scale for each row of B, added to D"),
+        (("--by-row", "--output", "bf16"), "4096 x 7168 x 2048, BF16, a scale for each row of B"),
+        (("--groups", "ids", "--num-groups", "8"), "4096 rows in 8 groups, by 7168 x 2048, BF16"),
+        (("--groups", "counts", "--num-groups", "8"), "8 groups of about 4096 rows, by 7168 x 2048, BF16"),
+        (
+            ("--groups", "depths", "--num-groups", "8", "--accumulate"),
+            "8 groups of 4096 x 7168, 2048 deep on average, FP32, a scale for each row of B, added to D",
+        ),
+    ],
+)
+def test_explain_is_for_every_product(options: tuple[str, ...], title: str) -> None:
+    result = run("explain", "4096", "7168", "2048", "--gpu", "H200", *options)
+    assert result.exit_code == 0
+    assert words(result).startswith(f"{title} On an H200 ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("0", "8", "128"), "deep_gemm: m: expected"),
+        (("64", "12", "128"), "deep_gemm: n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
+        (("64", "8", "100"), "deep_gemm: k: expected a multiple of 16, got 100"),
+        (("64", "8", "128", "--groups", "ids", "--with-c"), "deep_gemm: groups: expected no C for rows by ids"),
         (("64", "8", "128", "--gpu", "B200"), "deep_gemm: gpu: expected H200, H100, H20 or None, got 'B200'"),
     ],
 )
@@ -304,7 +326,10 @@ def test_configs_lists_every_reachable_configuration() -> None:
         producer, math = map(str, config.registers)
         sizes = [str(config.num_stages), str(config.shared_bytes), str(config.num_threads)]
         assert [*config.name.split(), *sizes, producer, "/", math] in lines
-    assert f"{len(listed)} configurations" in result.output
+    for decode in reachable_decode():
+        sizes = [str(decode.num_stages), str(decode.shared_bytes), str(decode.num_threads)]
+        assert [*decode.name.split(), *sizes, str(decode.registers_limit)] in lines
+    assert f"{len(listed) + len(reachable_decode())} configurations" in result.output
 
 
 # ---- demo -------------------------------------------------------------------------------------------------------

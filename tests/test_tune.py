@@ -161,7 +161,7 @@ def test_products_are_made_for_every_output(gpu: FakeGpu, name: str) -> None:
 
 
 def test_two_rounds_the_second_of_the_best_four_and_the_chosen(gpu: FakeGpu, clock: Clock) -> None:
-    one = contest()
+    one = contest((300, 4096, 1024))
     names = [entrant.config.name for entrant in one.entrants]
     assert len(names) > tune.FINALISTS + 2
     clock.us = dict(zip(names, [30.0, *(20.0 - i for i in range(len(names) - 1))], strict=True))

@@ -189,16 +189,16 @@ def test_a_kernel_that_does_not_run_is_told_and_the_others_are_timed(
     ran: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(p: KGroupedProblem, config: GemmConfig) -> None:
-        if config.block_n == 96:
+        if config.block_m == 64:
             raise RuntimeError("no such box\nand more")
 
     monkeypatch.setattr(depths, "run_on_gpu", run)
     code, output = invoke("--out", "f.json")
     assert code == 0
-    assert "128x96: RuntimeError: no such box" in " ".join(output.split())
+    assert "64x64: RuntimeError: no such box" in " ".join(output.split())
     row = read()["rows"][3]
-    assert row["failed"] == {"128x96": "RuntimeError: no such box"}
-    assert "128x96" not in row["us"]
+    assert row["failed"] == {"64x64": "RuntimeError: no such box"}
+    assert "64x64" not in row["us"]
     assert "128x128" in row["us"]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import dense, grouped
 from ..choose.config import Output
-from ..choose.dense import menu, select
+from ..choose.dense import menu_of, select
 from ..gpus import H200
 from ..problem.layout import get_mn_major_tma_aligned_tensor
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
@@ -164,7 +164,7 @@ def calls_with_new_weight(device: str, count: int = NEW_WEIGHTS) -> list[Call]:
     for n, k in sizes:
         if len(new) <= count and n != new[-1][0] and k != new[-1][1] and select(M, n, k, Output(), H200) == config:
             new.append((n, k))
-    menu.cache_clear()  # choosing is a part of the first call
+    menu_of.cache_clear()  # choosing is a part of the first call
     calls: list[Call] = []
     for n, k in new:
         a = _m_major(per_token_cast_to_fp8(torch.randn(M, k, device=device)))

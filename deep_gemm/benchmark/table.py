@@ -12,6 +12,7 @@ from rich.table import Table
 from .compare import Comparison, comparisons, summaries
 from .contenders import BF16, BLOCKWISE, FAST
 from .report import Report
+from .tune_fit import Regret
 
 WIDTH_WITHOUT_TERMINAL = 160
 
@@ -117,6 +118,20 @@ def contest_table(rows: Iterable[Sequence[str]]) -> Table:
         table.add_column(heading, justify="right" if heading in ("us", "behind") else "left")
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def regret_table(title: str, before: Sequence[Regret], after: Sequence[Regret]) -> Table:
+    """How far choices are behind the best, by the constants before and after a fit."""
+    table = _table(title)
+    table.add_column("products")
+    for heading in ("count", "mean before", "after", "p95 before", "after", "worst before", "after"):
+        table.add_column(heading, justify="right")
+    table.add_column("worst after")
+    for old, new in zip(before, after, strict=True):
+        pairs = ((old.mean, new.mean), (old.p95, new.p95), (old.worst, new.worst))
+        cells = [f"{value:.{1 + (place == 0)}%}" for place, pair in enumerate(pairs) for value in pair]
+        table.add_row(new.of, str(new.count), *cells, new.worst_product.name)
     return table
 
 

@@ -19,10 +19,10 @@ import torch
 
 from ..choose import depths as choose_depths
 from ..choose import rows as choose_rows
-from ..choose.config import GemmConfig, Groups, Output, tile_config
+from ..choose.config import GemmConfig, Groups, Output
 from ..choose.config_decode import DecodeConfig
-from ..choose.cost import SHARPNESS, Fit
-from ..choose.tiles import TILES, tiles_for
+from ..choose.explain import candidates
+from ..choose.tiles import TILES
 from ..gpus import Gpu
 from ..jit import CompilerMissing, driver
 from ..kernels import dense, depths, fp8_gemm, fp8_gemm_decode, rows
@@ -40,7 +40,6 @@ Config = GemmConfig | DecodeConfig
 REPEATS = 7
 HOPEFUL = 2.0
 """Up to this multiple of the lowest modelled cost a tile of a dense product is timed."""
-MOST_DECODE_ROWS = 128
 PAIRING_ERRORS_TO_STOP = 5
 """So many in a row, and the profiler is no more to be believed."""
 METHOD = (
@@ -93,22 +92,10 @@ def entry_of(sample: Sample, gpu: Gpu) -> Entry:
         return Entry(sample, {tile.name: choose_depths.k_grouped_config(tile, output) for tile in tiles})
     if output.groups:
         chosen = choose_rows.tiles_for(output)
-        return Entry(sample, {tile.name: tile_config(tile.block_m, tile.block_n, output, k=k) for tile in chosen})
-    fits = [Fit.of(tile, n, k, output, gpu) for tile in tiles_for(output)]
-    costs = {fit.tile: _cost_us(fit, sample.m) for fit in fits if _can_run(fit, sample.m)}
-    least = min(costs.values())
-    able = [tile for tile, us in costs.items() if us <= HOPEFUL * least]
-    return Entry(sample, {tile.name: tile.config(output, k) for tile in able})
-
-
-def _can_run(fit: Fit, m: int) -> bool:
-    return fit.most_m > 0 and m >= fit.least_m and (not fit.tile.is_decode or m <= MOST_DECODE_ROWS)
-
-
-def _cost_us(fit: Fit, m: int) -> float:
-    """The cost without the limit that the choice sets to the rows of decode tiles: the fit is to find where it lies."""
-    both = fit.compute_us(m), fit.memory_us(m)
-    return float(sum(us**SHARPNESS for us in both) ** (1 / SHARPNESS))
+        return Entry(sample, {tile.name: choose_rows.grouped_config(tile, output, k) for tile in chosen})
+    able = [one for one in candidates(sample.m, n, k, output, gpu) if one.why_not is None]
+    hopeful = [one for one in able if one.cost_us <= HOPEFUL * able[0].cost_us]
+    return Entry(sample, {one.tile.name: one.config for one in hopeful})
 
 
 def occupancy_configs() -> dict[tuple[int, int], Config]:

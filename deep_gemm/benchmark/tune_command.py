@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import torch
 from rich.console import Console
 
 from .. import __version__
+from ..choose import timings
 from ..choose.config import Output
 from ..choose.table import Entry, Product, read_table, table_text, updated
 from ..choose.tiles import OUTPUTS_BY_NAME
+from ..choose.timings import Timings
 from ..gpus import Gpu, gpu_of
 from ..jit import CompilerMissing
 from ..settings import settings
-from . import machine, table, tune, tune_collect, tune_samples
+from . import machine, table, tune, tune_collect, tune_fit, tune_samples
 from .cases import Case, parse_shapes
 from .command import UsageError, need_gpu, with_progress
 from .contenders import OURS
@@ -34,8 +37,6 @@ TOLD = 1.02
 """What it shows."""
 WORTH_AN_ENTRY = 1.03
 MADE_BY = f"python -m deep_gemm tune, deep_gemm {__version__}; {tune.METHOD}"
-
-
 DEFAULT_MINUTES = 4.0
 """Of measuring; a collection's compiling comes on top."""
 
@@ -45,27 +46,33 @@ def run(
     audit: bool = False,
     collect: bool = False,
     minutes: float | None = None,
+    fit: bool = False,
+    files: Sequence[Path] = (),
     shapes: str | None = None,
     output: str | None = None,
     out: Path | None = None,
     commit: str | None = None,
     verbose: bool = False,
 ) -> bool:
-    """Audit the choices, tune these shapes, or collect what a fit needs; tell whether all went well."""
-    asked_for = [
-        name for name, on in (("--audit", audit), ("--collect", collect), ("--shapes", shapes is not None)) if on
-    ]
+    """Audit the choices, tune these shapes, collect what a fit needs, or fit; tell whether all went well."""
+    given = {"--audit": audit, "--collect": collect, "--fit": fit, "--shapes": shapes is not None}
+    asked_for = [name for name, is_given in given.items() if is_given]
     if len(asked_for) != 1:
         got = " and ".join(asked_for) or "none"
         raise UsageError(
-            f"tune: expected one of --audit, --collect and --shapes '64,2112,7168;4096,7168,2048', got {got}"
+            f"tune: expected one of --audit, --collect, --fit and --shapes '64,2112,7168;4096,7168,2048', got {got}"
         )
+    if fit != bool(files):
+        got = " ".join(map(str, files)) or "none"
+        raise UsageError(f"tune: expected files of --collect with --fit, and with --fit alone, got {got}")
     if output is not None and shapes is None:
         raise UsageError(f"--output is for --shapes; {asked_for[0]} has products of its own")
-    if commit is not None and shapes is not None:
-        raise UsageError("--commit is for --audit and --collect; a table records none")
+    if commit is not None and not (audit or collect):
+        raise UsageError(f"--commit is for --audit and --collect; {asked_for[0]} records none")
     if minutes is not None and not (collect and minutes > 0):
         raise UsageError(f"--minutes is for --collect, and above 0, got {minutes}")
+    if fit:
+        return _fit(files, out or timings.FILE, table.make_console())
     session = _Session(table.make_console(), verbose)
     try:
         if collect:
@@ -73,6 +80,35 @@ def run(
         return session.audit(out, commit) if audit else session.tune(_cases(shapes or ""), _output(output), out)
     except CompilerMissing as error:
         raise UsageError(str(error)) from error
+
+
+def _fit(files: Sequence[Path], out: Path, console: Console) -> bool:
+    """Make the constants of the GPUs that these files are of, and print how well choices by them do."""
+    try:
+        collected = [tune_fit.Collected.load(path) for path in files]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    before = {one.gpu.name: timings.timings_of(one.gpu) for one in collected}
+    with console.status("fitting") as status:
+        after = tune_fit.fit(collected, announce=status.update)
+    for one in collected:
+        title = f"{one.gpu.name}: how much longer the chosen tile takes than the best"
+        regrets = [tune_fit.regrets(one.products, one.gpu, each[one.gpu.name]) for each in (before, after)]
+        console.print(table.regret_table(title, *regrets))
+    made_by = f"python -m deep_gemm tune --fit {' '.join(path.name for path in files)}"
+    write_whole(out, timings.text_of({**_of_other_gpus(after), **after}, made_by))
+    console.print(f"\nwritten to {out}", markup=False)
+    return True
+
+
+def _of_other_gpus(fitted: Mapping[str, Timings]) -> dict[str, Timings]:
+    """The GPUs without a file: they keep what is their own, and share the rest."""
+    shared = next(iter(fitted.values()))
+    return {
+        name: replace(shared, **{key: getattr(before, key) for key in timings.OF_A_GPU})
+        for name, before in timings.measured().items()
+        if name not in fitted
+    }
 
 
 class _Session:

@@ -1,156 +1,184 @@
 """What a product takes with a tile: a time in microseconds on a named GPU.
 
-It is the larger of two times, and a little more where they are alike:
+    time     = launch_us + (multiply^3 + memory^3)^(1/3)
+    multiply = rounds * (blocks of k * block + tile_us + store + elements * split_ns if k is split)
+    block    = block_ns + operations / sm_tflops     of fp8_gemm, and by_row times that if B's scales come by row
+    block    = bytes of A and B / load_gb_per_s      of the decode kernel
+    store    = store_us * (elements of a tile / 32768)^1.5, for BF16; for more bytes as often
+    memory   = bytes / dram_tb_per_s + evict_us * (1 - e^(-bytes / L2))
 
-    computing   launch + waves * (k_blocks of a CTA * block_us + tile_us + what adding up a split k takes); or,
-                where rows lie across lines of the L2, launch + what it takes to load all tiles' rows, if that is more
-    memory      launch + bytes / bandwidth, and that `fp8_gemm` begins later; for the decode kernel also what rings that
-                hold less of B, reading B again, and crowded SMs take
+In a round all SMs take a tile each; two CTAs on an SM take twice as long, so theirs counts as two. Multiplying and
+memory go on at the same time: the longer of the two decides, and where they are alike each is in the other's way, which
+the exponent stands for. Rows across lines of the L2 may take longer to load than to multiply. timings.json has the
+constants, and timings.py says what they are.
 
-`block_us` is what a tile takes for one k-block with all SMs at work, and `tile_us` what it takes besides: filling the
-ring, and the part of its stores that the next tile does not hide. They were fitted to the times of some hundred
-products on an H200, cold, each with up to 40 configurations. In an audit of 136 (`python -m deep_gemm tune --audit`)
-what is chosen took 0.8% longer than the best on average, 13.2% at most. Other GPUs are scaled from these.
+Memory takes the same with any tile, so that the tile of the lowest cost is the one that multiplies fastest.
 """
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from ..gpus import H200, Gpu
+from ..gpus import Gpu
 from ..problem.layout import ceil_div
-from .config import BLOCK_K, Output
+from .config import BLOCK_K, Groups, Output
 from .tiles import BLOCKS_OF_RUNS, Tile
+from .timings import Timings
 
-CLUSTERS_THAT_FIT = {
-    1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 6: (17, 39), 7: (15, 32), 8: (15, 30),
-}  # fmt: skip
-"""By their size: how many run at a time on 132 SMs, with one and with two CTAs on an SM (an H200's driver says so)."""
-SPLIT_US = {False: (2.4, 0.2), True: (0.4, 0.05)}
-"""Adding up a split k: what it takes always and for each CTA, with `fp8_gemm` and with the decode kernel."""
-WHOLE_RING_KB, SHALLOW_BY_KB, SHALLOW = 192, 64, 0.03
-"""How much of B the decode kernel's rings on an SM hold where they hold most; with so much less it takes that part
-longer to read B, and more by the square of what is missing."""
-LATE_US = 0.35
-"""How much later than with the decode kernel memory is busy with `fp8_gemm`."""
-DECODE_REREAD = 0.2
-"""What each row of the decode kernel's tiles after the first adds to the time of reading B, as a part of it."""
-DECODE_CROWDED_US = 0.3
-"""What its memory time grows by where some SMs have two of its CTAs and others one."""
-DECODE_WAVE_US = 1.0
-"""And where its CTAs do not all run at once."""
-STRADDLING_ROW_US = 2.1e-5
-"""What the L2 takes for 128 bytes of a row across two of its lines, as they lie where k is no multiple of 128."""
-SHARPNESS = 8
-"""Of the larger of two times: the exponent of the norm that is taken for it."""
-NARROW = 1536
-MOST_TOKENS = {False: 32, True: 128}
-"""Up to how many the decode kernel multiplies: more by a narrow weight, whose k it splits."""
+L2_MB = 50
+"""Of an H100 and an H200."""
+MOST_DECODE_ROWS = 128
+"""Up to how many rows the decode kernel multiplies: two of its highest tiles."""
+CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 8: (15, 30)}
+"""By their CTAs how many clusters 132 SMs run at a time, with one and with two CTAs on an SM: the driver says so."""
+NUM_SMS = 132
 
 
-class Fit(NamedTuple):
-    """A tile put to one weight: all of its cost that does not depend on m, so that a new m is looked at quickly."""
+class Estimate(NamedTuple):
+    """What a product takes with a tile, and what that consists of."""
+
+    tile: Tile
+    tiles: float
+    """Tiles of D, or clusters of them; of groups the expected number."""
+    rounds: float
+    multiply_us: float
+    memory_us: float
+    cost_us: float
+    """The whole; infinite if it cannot run."""
+    why_not: str | None = None
+    """Why it cannot run; None if it can."""
+
+
+class OnWeight(NamedTuple):
+    """A tile put to one weight: what multiplying takes that does not depend on m."""
 
     tile: Tile
     rows: int
     """Rows of D that a cluster computes."""
     clusters_n: int
-    clusters_at_once: int
-    clusters_uncrowded: int
-    """How many run with a CTA on each SM."""
-    wave_us: float
-    launch_us: float
-    row_us: float
-    """What memory takes for one row of A and of D."""
-    weight_us: float
-    """What memory takes for B."""
+    at_once: int
+    """Clusters that run at a time."""
+    uncrowded: int
+    """How many of them do with a CTA on each SM."""
+    round_us: float
     straddling_us: float
-    """What the L2 takes for a cluster's rows of A and B where they lie across its lines, else 0."""
+    """What the L2 takes for a cluster's rows of A and B that lie across its lines, else 0."""
     least_m: int
     most_m: int
+    never: str | None
+    """Why it cannot run with this weight whatever m is; None if it can."""
 
-    @classmethod
-    def of(cls, tile: Tile, n: int, k: int, output: Output, gpu: Gpu) -> Fit:
-        """Put a tile to a weight."""
-        k_blocks = ceil_div(ceil_div(k, BLOCK_K), tile.cluster_k)
-        split_us = 0.0
-        if tile.cluster_k > 1:
-            once, each = SPLIT_US[tile.is_decode]
-            split_us = once + each * tile.cluster_k
-            if not tile.is_decode:  # shares are whole runs
-                k_blocks = ceil_div(k_blocks, BLOCKS_OF_RUNS) * BLOCKS_OF_RUNS
-        # An FP32 output is twice the bytes to store, a C as many to read.
-        output_factor = (2 if output.is_fp32 else 1) + (1 if output.with_c else 0)
-        macs = tile.block_m * tile.block_n * BLOCK_K * tile.ctas_per_sm
-        tensor_us = 2 * macs / (gpu.fp8_tflops / gpu.num_sms) / 1e6
-        block_us = max(tile.block_ns / 1e3, tensor_us)
-        bytes_per_us = gpu.dram_tb_per_s * 1e6
-        weight_us = n * k / bytes_per_us
-        if tile.is_decode:
-            ring_kb = tile.config(output, k).num_stages * tile.block_n * BLOCK_K * tile.ctas_per_sm / 1024
-            weight_us *= 1 + SHALLOW * ((WHOLE_RING_KB - ring_kb) / SHALLOW_BY_KB) ** 2
-        rows_loaded = (tile.block_m * tile.cluster_m + tile.block_n * tile.cluster_n) * ceil_div(k, BLOCK_K)
-        row_bytes = k + n * (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
-        ctas = tile.cluster_m * tile.cluster_n * tile.cluster_k
-        # Nothing to share, nothing to split, nowhere to run: never.
-        never = (
-            (tile.cluster_n > 1 and n <= tile.block_n)
-            or (tile.cluster_k > 1 and k <= BLOCK_K * tile.cluster_k)
-            or ctas > gpu.num_sms
-        )
-        fit = [max(clusters * gpu.num_sms // H200.num_sms, 1) for clusters in CLUSTERS_THAT_FIT[ctas]]
-        most_m = MOST_TOKENS[n <= NARROW] if tile.is_decode else sys.maxsize
-        return cls(
-            tile,
-            rows=tile.block_m * tile.cluster_m,
-            clusters_n=ceil_div(n, tile.block_n * tile.cluster_n),
-            clusters_at_once=fit[tile.ctas_per_sm - 1],
-            clusters_uncrowded=fit[0],
-            wave_us=k_blocks * block_us + tile.tile_us * output_factor + split_us,
-            launch_us=gpu.launch_us,
-            row_us=row_bytes / bytes_per_us,
-            weight_us=weight_us,
-            straddling_us=rows_loaded * STRADDLING_ROW_US if k % BLOCK_K else 0.0,
-            least_m=tile.block_m + 1 if tile.cluster_m > 1 else 1,
-            most_m=0 if never else most_m,
-        )
-
-    def clusters(self, m: int) -> int:
-        """How many compute all of D."""
-        return ceil_div(m, self.rows) * self.clusters_n
-
-    def waves(self, m: int) -> int:
+    def rounds(self, clusters: int) -> int:
         """How often all SMs take a tile."""
-        return ceil_div(self.clusters(m), self.clusters_at_once)
+        rounds = ceil_div(clusters, self.at_once)
+        return rounds if clusters <= self.uncrowded else rounds * self.tile.ctas_per_sm
 
-    def compute_us(self, m: int) -> float:
-        """What computing takes."""
-        return self.launch_us + max(self.waves(m) * self.wave_us, self.clusters(m) * self.straddling_us)
+    def multiply_us(self, ms: Sequence[int]) -> list[float]:
+        """What multiplying takes for each of these sizes of batch, smaller ones first; infinite if it cannot run."""
+        _, rows, clusters_n, at_once, uncrowded, round_us, straddling_us, low, high, _ = self
+        crowded_us = round_us * self.tile.ctas_per_sm
+        counts = [(m + rows - 1) // rows * clusters_n for m in ms if m <= high]
+        us = [(c + at_once - 1) // at_once * (round_us if c <= uncrowded else crowded_us) for c in counts]
+        if straddling_us:
+            us = [max(own, c * straddling_us) for own, c in zip(us, counts, strict=True)]
+        if low > 1:
+            us = [own if m >= low else NEVER for own, m in zip(us, ms, strict=True)]
+        return us + [NEVER] * (len(ms) - len(us))
 
-    def memory_us(self, m: int) -> float:
-        """What memory takes."""
-        us = self.launch_us + self.weight_us + m * self.row_us
-        if not self.tile.is_decode:
-            return us + LATE_US
-        us += DECODE_REREAD * (ceil_div(m, self.rows) - 1) * self.weight_us + DECODE_WAVE_US * (self.waves(m) - 1)
-        return us + (DECODE_CROWDED_US if self.clusters(m) > self.clusters_uncrowded else 0.0)
-
-    def cost_us(self, m: int) -> float:
-        """The larger of the two, about; infinite for what cannot or shall not run."""
-        if not self.least_m <= m <= self.most_m:
-            return float("inf")
-        compute, memory = self.compute_us(m), self.memory_us(m)
-        return float((compute**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS))
+    def estimate(self, m: int, memory_us: float, launch_us: float) -> Estimate:
+        """What a product of m rows takes, if memory takes so long."""
+        clusters, why_not = ceil_div(m, self.rows) * self.clusters_n, self.why_not(m)
+        (us,) = self._replace(least_m=1, most_m=m).multiply_us((m,))
+        cost_us = NEVER if why_not else launch_us + together(us, memory_us)
+        return Estimate(self.tile, clusters, self.rounds(clusters), us, memory_us, cost_us, why_not)
 
     def why_not(self, m: int) -> str | None:
-        """Say why it cannot or shall not run; None if it can."""
+        """Say why it cannot run; None if it can."""
         if self.least_m <= m <= self.most_m:
             return None
-        if m < self.least_m:
-            return "one row of tiles, nothing to share B with"
-        if self.most_m:
-            return "many tokens" if m > MOST_TOKENS[True] else "many tokens and a wide weight"
-        if self.tile.cluster_n > 1:
-            return "one column of tiles, nothing to share A with"
-        return "fewer blocks of k, or SMs, than CTAs that would split k"
+        if self.never is not None:
+            return self.never
+        return "m is one tile" if m < self.least_m else "too many rows"
+
+
+NEVER = float("inf")
+
+
+def together(multiply_us: float, memory_us: float) -> float:
+    """What two things take that go on at the same time, and are in each other's way."""
+    return float((multiply_us**3 + memory_us**3) ** (1 / 3))
+
+
+def dense_memory_us(m: int, n: int, k: int, output: Output, timings: Timings) -> float:
+    """What memory takes for a dense product."""
+    return memory_us((n * k + m * row_bytes(n, k, output)) / 1e6, timings)
+
+
+def memory_us(megabytes: float, timings: Timings) -> float:
+    """What it takes to move so much between DRAM and the SMs."""
+    return megabytes / timings.dram_tb_per_s + timings.evict_us * (1 - math.exp(megabytes / -L2_MB))
+
+
+def row_bytes(n: int, k: int, output: Output) -> int:
+    """Bytes of a row of A and one of D, as often as it moves."""
+    return k + n * bytes_of_d(output)
+
+
+def by_size(tile: Tile) -> float:
+    """What storing a tile takes beside one of 256x128: more by more than its size, as there is less room for loads."""
+    return float((tile.block_m * tile.block_n / (256 * 128)) ** 1.5)
+
+
+def bytes_of_d(output: Output) -> int:
+    """Bytes that move for one element of D: stored, and read first if something is added to it."""
+    return (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
+
+
+def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Timings) -> OnWeight:
+    """Put a tile to a weight."""
+    rows, columns, split, at_once, uncrowded, block_us, tile_us = _of_tile(tile, output, gpu, timings)
+    blocks = (k + BLOCK_K - 1) // BLOCK_K
+    never = None
+    if split > 1 and blocks <= split:
+        never = "k too short to split"
+    elif tile.cluster_size > gpu.num_sms:
+        never = "too few SMs for a cluster"
+    share = (blocks + split - 1) // split
+    if split > 1 and not tile.is_decode:  # shares are whole runs
+        share = (share + BLOCKS_OF_RUNS - 1) // BLOCKS_OF_RUNS * BLOCKS_OF_RUNS
+    return OnWeight(
+        tile,
+        rows,
+        (n + columns - 1) // columns,
+        at_once,
+        uncrowded,
+        share * block_us + tile_us,
+        (rows + columns) * blocks * timings.straddling_ps / 1e6 if k % BLOCK_K else 0.0,
+        tile.block_m + 1 if tile.cluster_m > 1 else 1,
+        0 if never else MOST_DECODE_ROWS if tile.is_decode else sys.maxsize,
+        never,
+    )
+
+
+@lru_cache(maxsize=2048)
+def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[int, int, int, int, int, float, float]:
+    """What depends on neither weight nor batch, in the order in which `on_weight` takes it."""
+    elements = tile.block_m * tile.block_n
+    if tile.is_decode:
+        block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3
+    else:
+        block_us = timings.block_ns / 1e3 + 2 * elements * BLOCK_K / timings.sm_tflops / 1e6
+    if output.sfb_is_per_row:
+        block_us *= timings.by_row
+    tile_us = timings.tile_us
+    if output.groups != Groups.DEPTHS:  # along k a tile is stored while the next is multiplied
+        tile_us += timings.store_us * by_size(tile) * bytes_of_d(output) / 2
+    if tile.cluster_k > 1:
+        tile_us += elements * (timings.decode_split_ns if tile.is_decode else timings.split_ns) / 1e3
+    alone, crowded = (max(count * gpu.num_sms // NUM_SMS, 1) for count in CLUSTERS_AT_ONCE[tile.cluster_size])
+    rows, columns = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
+    return rows, columns, tile.cluster_k, crowded if tile.is_decode else alone, alone, block_us, tile_us

@@ -1,32 +1,32 @@
-"""Which configuration runs a product: candidates -> legal? -> cost -> best. Deterministic, explainable.
+"""Which configuration runs a dense product: a table of measured choices is asked first, then the cost of cost.py.
 
-A table of measured choices (tuned.py) is asked first; else the cost of cost.py decides, among the few tiles that serve
-a weight.
+A weight is served by few kernels, whatever m is, so that few are compiled and kept. They are picked when the weight is
+first met, together with the rows that each is for; a call then only looks up its m.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from math import log
+from typing import NamedTuple
 
 from ..gpus import GPUS, Gpu, gpu_named
 from .config import BLOCK_K, GemmConfig, Output
 from .config_decode import DecodeConfig
-from .cost import Fit
+from .cost import OnWeight, dense_memory_us, on_weight, together
 from .table import Entry, Product, read_table, tables_in_force
 from .tiles import BLOCKS_OF_RUNS, OUTPUTS, OUTPUTS_1D1D, TILES, Tile, tiles_by_name, tiles_for
+from .timings import Timings, timings_of
 
-LAST_RESORT = 100.0
-"""How much a size of batch loses, as a multiple of its best cost, while no chosen tile can run it."""
 MAX_MENU = 12
-LOSS_TO_AVOID = 0.05
-"""What is lost beyond this part of the best cost counts three times when the few tiles of a weight are picked."""
-MENU_SWEEP = (
-    1, 8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 320, 384, 448,
-    512, 576, 640, 704, 768, 832, 896, 960, 1024, 1152, 1280, 1408, 1536,
-    1664, 1792, 1920, 2048, 2304, 2560, 2816, 3072, 3328, 3584, 3840, 4096, 5120, 6144, 8192,
-)  # fmt: skip
+BANDS = (*range(8, 129, 8), *range(192, 8193, 64))
+"""The largest m of each band. Within a band no tile needs more rounds for one m than for another."""
+BAND_WEIGHTS = tuple(log(end / begin) for begin, end in pairwise((4, *BANDS)))
+"""What a band counts when tiles are picked: each doubling of m has the same say."""
 
 
 def select(
@@ -38,27 +38,105 @@ def select(
     k by one thread, and its bits depend on its row of A and its row of B alone. Without `whole_gpu` none whose grid
     cannot be held to some of the SMs.
     """
-    return chosen_tile(m, n, k, output, gpu, split_k=split_k, whole_gpu=whole_gpu).config(output, k)
+    if tuned_tiles():
+        tile = tuned_tile(m, n, k, output, gpu)
+        if tile is not None and not ((tile.cluster_k > 1 and not split_k) or (tile.is_decode and not whole_gpu)):
+            return tile.config(output, k)
+    menu = menu_of(n, k, output, gpu, split_k, whole_gpu)
+    number = menu.numbers[_band(m)]
+    config = menu.configs[number]
+    if config is None:
+        config = menu.configs[number] = menu.offers[number].tile.config(output, k)
+    return config
 
 
-def chosen_tile(
-    m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
-) -> Tile:
+def chosen_tile(m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> Tile:
     """The tile of `select`."""
     tile = tuned_tile(m, n, k, output, gpu)
-    if tile is None or (tile.cluster_k > 1 and not split_k) or (tile.is_decode and not whole_gpu):
-        return cheapest_tile(m, n, k, output, gpu, split_k=split_k, whole_gpu=whole_gpu)
+    if tile is None or (tile.cluster_k > 1 and not split_k):
+        return cheapest_tile(m, n, k, output, gpu, split_k=split_k)
     return tile
 
 
-def cheapest_tile(
-    m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
-) -> Tile:
-    """The tile with the lowest cost, of the few that serve this weight."""
-    fits = menu(n, k, output, gpu, split_k=split_k)
-    if not whole_gpu:
-        fits = tuple(fit for fit in fits if not fit.tile.is_decode)
-    return min(fits, key=lambda fit: fit.cost_us(m)).tile
+def cheapest_tile(m: int, n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> Tile:
+    """The tile that would be chosen if no table had one."""
+    return menu_of(n, k, output, gpu, split_k, True).tile_for(m)
+
+
+class Menu(NamedTuple):
+    """The few tiles that serve one weight, and which of them serves which rows."""
+
+    offers: tuple[OnWeight, ...]
+    numbers: tuple[int, ...]
+    """For each band the place of its tile among them."""
+    configs: list[GemmConfig | DecodeConfig | None]
+    """Their configurations, made when they are first asked for."""
+
+    def tile_for(self, m: int) -> Tile:
+        """The tile that serves so many rows."""
+        return self.offers[self.numbers[_band(m)]].tile
+
+
+@cache
+def menu_of(n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True, whole_gpu: bool = True) -> Menu:
+    """The menu of a weight.
+
+    If a kernel must keep to some of the SMs, rows that the decode kernel would serve go to others on the menu.
+    """
+    if whole_gpu:
+        return menu_by(timings_of(gpu), n, k, output, gpu, split_k)
+    offers = tuple(offer for offer in menu_of(n, k, output, gpu, split_k).offers if not offer.tile.is_decode)
+    columns = zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True)
+    return Menu(offers, tuple(column.index(min(column)) for column in columns), [None] * len(offers))
+
+
+def menu_by(timings: Timings, n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True) -> Menu:
+    """Pick the tiles for a weight, by given timings.
+
+    Those that are best for some band, and then one fewer at a time, until they are few: the one to go is that which is
+    missed least. What a band loses counts as a part of the least cost that it could have.
+    """
+    tiles = (tile for tile in tiles_for(output) if split_k or tile.cluster_k == 1)
+    offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles]
+    columns = list(zip(*(offer.multiply_us(BANDS) for offer in offers), strict=True))
+    best = [column.index(min(column)) for column in columns]
+    kept = sorted(set(best))
+    if len(kept) > MAX_MENU:
+        _drop_the_least_missed(kept, best, columns, [dense_memory_us(m, n, k, output, timings) for m in BANDS])
+    return Menu(tuple(offers[i] for i in kept), tuple(kept.index(i) for i in best), [None] * len(kept))
+
+
+def _drop_the_least_missed(
+    kept: list[int], best: list[int], columns: Sequence[Sequence[float]], memory: Sequence[float]
+) -> None:
+    """Drop tiles until they are few, and put others in their places as the best of bands."""
+    least = [together(column[first], us) for column, first, us in zip(columns, best, memory, strict=True)]
+    second, losses = best.copy(), [0.0] * len(best)
+
+    def look(band: int) -> None:
+        """See which tile would serve a band without its best, and what would be lost."""
+        column, us = columns[band], memory[band]
+        second[band] = min([i for i in kept if i != best[band]], key=column.__getitem__)
+        loss = together(column[second[band]], us) - together(column[best[band]], us)
+        losses[band] = BAND_WEIGHTS[band] * loss / least[band]
+
+    for band in range(len(best)):
+        look(band)
+    while len(kept) > MAX_MENU:
+        missed = dict.fromkeys(kept, 0.0)
+        for first, loss in zip(best, losses, strict=True):
+            missed[first] += loss
+        gone = min(kept, key=missed.__getitem__)
+        kept.remove(gone)
+        for band in range(len(best)):
+            if gone in (best[band], second[band]):
+                best[band] = second[band] if best[band] == gone else best[band]
+                look(band)
+
+
+def _band(m: int) -> int:
+    """The place in BANDS of a size of batch; what is larger than all goes to the last."""
+    return (m - 1) >> 3 if m <= 128 else min(14 + ((m - 1) >> 6), len(BANDS) - 1)
 
 
 def tuned_tile(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Tile | None:
@@ -92,45 +170,12 @@ def _tile_of(entry: Entry) -> tuple[Tile | None, str | None]:
         return None, f"gpu: expected one of {', '.join(gpu.name for gpu in GPUS)}, got {entry.gpu!r}"
     if tile is None:
         return None, f"tile: expected one of {', '.join(tiles_by_name(entry.output))}, got {entry.tile!r}"
-    reason = Fit.of(tile, entry.n, entry.k, entry.output, replace(gpu, num_sms=entry.num_sms)).why_not(entry.m)
+    reason = on_weight(
+        tile, entry.n, entry.k, entry.output, replace(gpu, num_sms=entry.num_sms), timings_of(gpu)
+    ).why_not(entry.m)
     if reason is not None:
         return None, f"tile: expected one that can run it, got {entry.tile}: {reason}"
     return tile, None
-
-
-@cache
-def menu(n: int, k: int, output: Output, gpu: Gpu, *, split_k: bool = True) -> tuple[Fit, ...]:
-    """The few tiles that serve one weight for every m, so that few kernels are compiled and kept.
-
-    It takes the tile that saves most over a sweep of m, one at a time, and then looks at each choice once more. What is
-    saved counts relative to the best cost at that m, so that every size of batch has the same say; powers of two, which
-    programs choose where they have a choice, have two. Over 67 weights and 74 sizes of batch the best of twelve is 0.2%
-    from the best of all by this cost, at the 99th percentile 5%.
-    """
-    fits = [Fit.of(tile, n, k, output, gpu) for tile in tiles_for(output) if split_k or tile.cluster_k == 1]
-    costs = [[fit.cost_us(m) for fit in fits] for m in MENU_SWEEP]
-    losses = [[_loss(cost / min(row) - 1) for cost in row] for row in costs]
-    weights = [2 if m.bit_count() == 1 else 1 for m in MENU_SWEEP]
-
-    def best_addition(chosen: list[int]) -> int:
-        so_far = [min([LAST_RESORT, *(row[index] for index in chosen)]) for row in losses]
-        return min(
-            range(len(fits)),
-            key=lambda index: sum(
-                weight * min(low, row[index]) for weight, low, row in zip(weights, so_far, losses, strict=True)
-            ),
-        )
-
-    chosen: list[int] = []
-    while len(chosen) < MAX_MENU:
-        chosen.append(best_addition(chosen))
-    for place in range(MAX_MENU):  # the first were taken before it was known what the others would serve
-        chosen[place] = best_addition(chosen[:place] + chosen[place + 1 :])
-    return tuple(fits[index] for index in sorted(set(chosen)))
-
-
-def _loss(part: float) -> float:
-    return part + 2 * max(part - LOSS_TO_AVOID, 0.0)
 
 
 def reachable() -> list[GemmConfig]:

@@ -1,36 +1,25 @@
 """Which tile multiplies groups along k. All groups have the same tiles, and the host need not know their depths.
 
-Tiles are handed out so that CTAs get about equal depths (see cuda/k_scheduler.cuh). So it counts how many waves of
-tiles of the average depth there are. A tile takes as long as it computes, or as long as its part of D takes to be read
-and written where the depth is small: large tiles leave less room in shared memory to do both at a time.
+Tiles are handed out so that CTAs get about equal depths (see cuda/k_scheduler.cuh), so the cost counts rounds of tiles
+of the average depth.
 
-The times were fitted to 12 products on an H200, with depths from 128 to 4096; in each this chooses the fastest tile.
-
-The largest tiles are taken by pairs of CTAs that share A, where columns of tiles come in pairs. That takes up to 1%
-more cycles; but such products are limited by power, the L2 hands out a third less, and the clock rises by 2%. On an
-H200 16 groups of 7168x2048 or 4096x7168 took 1.5 to 2% less time at a depth of 2048, and 4 of 7168x2048 0.5 to 0.8% at
-8192. Sharing B gained nothing.
+The largest tiles are taken by pairs of CTAs that share A, if columns of tiles come in pairs: that takes up to 1% more
+cycles, but less power, by which such products are limited.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
-from ..gpus import H200, Gpu
+from ..gpus import Gpu
 from ..problem.layout import ceil_div
 from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
-from .cost import Fit
+from .cost import NEVER, Estimate, by_size, memory_us, on_weight, row_bytes, together
 from .tiles import Tile
+from .timings import Timings, timings_of
 
-LEAST_US = {
-    Tile(64, 64, 190, 0.35): 1.1,
-    Tile(128, 96, 380, 1.0): 4.7,
-    Tile(128, 128, 480, 1.2): 6.3,
-    Tile(256, 128, 895, 1.7): 14.0,
-}
-"""What a tile takes on an H200 that is added to D, however small the depth; half of it where D is only written."""
-TILES = tuple(LEAST_US)
+TILES = (Tile(64, 64), Tile(128, 128), Tile(256, 128))
 LARGEST = TILES[-1]
 SHARING_A = replace(LARGEST, cluster_n=2)
 """The largest, as pairs of CTAs take it."""
@@ -39,22 +28,37 @@ TILES_TO_C = (*TILES[:-1], SHARING_A)
 13.1 and later, the loading warp of a CTA alone spills a register there."""
 
 
-@cache
+@lru_cache(maxsize=1024)
 def select_k_grouped(num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> GemmConfig:
     """The configuration with the lowest cost for groups of depth `k` on average."""
-    has_pairs = ceil_div(n, LARGEST.block_n) % 2 == 0
-    tiles = TILES_TO_C if output.with_c and not has_pairs else TILES
-    best = min(tiles, key=lambda tile: cost_us(tile, num_groups, m, n, k, output, gpu))
-    return k_grouped_config(SHARING_A if best == LARGEST and has_pairs else best, output)
+    return k_grouped_config(chosen_tile(num_groups, m, n, k, output, gpu, timings_of(gpu)), output)
 
 
-def cost_us(tile: Tile, num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> float:
-    """About how long the product takes."""
-    fit = Fit.of(tile, n, k, output, gpu)
-    tiles = num_groups * ceil_div(m, tile.block_m) * fit.clusters_n
-    least_us = LEAST_US[replace(tile, cluster_n=1)] * (1.0 if output.with_c or output.adds_to_d else 0.5)
-    least_us *= (gpu.num_sms / H200.num_sms) / (gpu.dram_tb_per_s / H200.dram_tb_per_s)
-    return ceil_div(tiles, fit.clusters_at_once) * max(fit.wave_us, least_us)
+def chosen_tile(num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu, timings: Timings) -> Tile:
+    """The tile of `select_k_grouped`, by these timings."""
+    tiles = TILES_TO_C if output.with_c and not _pairs_up(n) else TILES
+    best = min(tiles, key=lambda tile: estimate(tile, num_groups, m, n, k, output, gpu, timings).cost_us)
+    return SHARING_A if best == LARGEST and _pairs_up(n) else best
+
+
+def _pairs_up(n: int) -> bool:
+    """Whether each of the largest tiles has a neighbour to share A with."""
+    return ceil_div(n, LARGEST.block_n) % 2 == 0
+
+
+def estimate(
+    tile: Tile, num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu, timings: Timings
+) -> Estimate:
+    """About how long the product takes: a tile as long as it is multiplied, or as the one before is added to D."""
+    offer = on_weight(tile, n, k, output, gpu, timings)
+    tiles = num_groups * ceil_div(m, offer.rows) * offer.clusters_n
+    rounds = offer.rounds(tiles)
+    add_us = timings.add_us * by_size(tile) if output.with_c or output.adds_to_d else 0.0
+    multiply_us = rounds * max(offer.round_us, add_us)
+    moving_us = memory_us(num_groups * (n * k + m * row_bytes(n, k, output)) / 1e6, timings)
+    why_not = "odd tiles along n" if tile == SHARING_A and not (_pairs_up(n) or output.with_c) else None
+    cost_us = NEVER if why_not else timings.launch_us + together(multiply_us, moving_us)
+    return Estimate(tile, tiles, rounds, multiply_us, moving_us, cost_us, why_not)
 
 
 def k_grouped_config(tile: Tile, output: Output) -> GemmConfig:

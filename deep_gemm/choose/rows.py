@@ -1,75 +1,72 @@
 """Which tile multiplies grouped rows. The host knows how many rows there are in all, or about how many each group has.
 
-The cost is what computing takes by cost.py, with an expected number of tiles. What memory takes is about the same
-with any tile, and left out. Group sizes are taken to be spread
+The cost is that of cost.py with an expected number of tiles. Group sizes are taken to be spread
 
-    where rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
+    if rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
     then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
-    where `expected_m` is given, evenly from 0.7 to 1.3 of it
-
-On an H200, over 46 cases of 1 to 256 groups, the tile that this chose took 0.8% longer than the best, on average, and
-at most 6%, before last tiles were cut in halves.
+    if `expected_m` is given, evenly from 0.7 to 1.3 of it
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 
 from ..gpus import Gpu
 from .config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output, tile_config
-from .cost import Fit
-from .tiles import TILES as DENSE_TILES
-from .tiles import Tile, of_sizes
+from .cost import Estimate, memory_us, on_weight, row_bytes, together
+from .tiles import Tile
+from .timings import Timings, timings_of
 
-TILES = (
-    Tile(64, 128, 224, 0.67),
-    *of_sizes(DENSE_TILES, (128, 128), (128, 160)),
-    Tile(128, 192, 564, 0.86),
-    *of_sizes(DENSE_TILES, (128, 256)),
-)
-"""Two take longer than in a dense product."""
-TILES_COUNTS = (*TILES, Tile(256, 128, 761, 0.8))
+TILES = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256))
+TILES_COUNTS = (*TILES, Tile(256, 128))
 """For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
-TILES_1D1D = (
-    Tile(64, 64, 190, 0.51),
-    Tile(64, 128, 290, 0.67),
-    Tile(128, 96, 380, 0.71),
-)
+TILES_1D1D = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 
 SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
 """Rows of a group, as parts of `expected_m`."""
-SHARES = {64: (1.0,), 128: (0.65, 1.0), 256: (0.4, 0.6, 0.87, 1.0)}
-"""What a tile of so many rows takes of a whole one where only 1, 2, 3 times 64 of them, or fewer of the last, exist."""
-HALVES = 0.65
-"""What a last wave takes of a whole one where its tiles are cut in halves, for which they must be few."""
 
 
-@cache
+@lru_cache(maxsize=4096)
 def select_grouped(num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu) -> GemmConfig:
     """The configuration with the lowest cost for groups of `rows` rows on average."""
-    best = min(tiles_for(output), key=lambda tile: cost_us(tile, num_groups, rows, n, k, output, gpu))
-    return tile_config(best.block_m, best.block_n, output, k=k)
+    return grouped_config(chosen_tile(num_groups, rows, n, k, output, gpu, timings_of(gpu)), output, k)
 
 
-def cost_us(tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu) -> float:
+def grouped_config(tile: Tile, output: Output, k: int) -> GemmConfig:
+    """The kernel's configuration for a tile."""
+    return tile_config(tile.block_m, tile.block_n, output, k=k)
+
+
+def chosen_tile(num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu, timings: Timings) -> Tile:
+    """The tile of `select_grouped`, by these timings."""
+    return min(tiles_for(output), key=lambda tile: estimate(tile, num_groups, rows, n, k, output, gpu, timings).cost_us)
+
+
+def estimate(
+    tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu, timings: Timings
+) -> Estimate:
     """About how long the product takes."""
-    fit = Fit.of(tile, n, k, output, gpu)
-    cuts = _cuts_last_tiles(tile, output)
+    offer = on_weight(tile, n, k, output, gpu, timings)
+    half = 0.5**timings.part_power if _cuts_last_tiles(tile, output) else 1.0  # of a last round of few tiles
     busy = num_groups * min(rows, 1.0)  # groups that have rows
+    per_tile = offer.clusters_n / offer.at_once
     if output.groups == Groups.COUNTS:
         # One group's rows may be far from `rows`, those of several are close to it in all.
-        parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0)) for part in SPREAD]
+        parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), timings) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
         totals = [of_part for of_part, _ in parts] if num_groups == 1 else [busy * tiles]
-        waves = sum(_waves(x * fit.clusters_n / fit.clusters_at_once, cuts) for x in totals) / len(totals)
+        rounds = sum(_rounds(total * per_tile, half) for total in totals) / len(totals)
     else:
         tiles = 1 / -math.expm1(-tile.block_m / max(rows, 1.0))
-        work = tiles * (1 + math.expm1(-WGMMA_ROWS / max(rows, 1.0)) * (1 - SHARES[tile.block_m][0]))
-        lost = 0.5 - (1 - HALVES) / 2 if cuts else 0.5  # by the last wave, on average
-        waves = max(busy * tiles * fit.clusters_n / fit.clusters_at_once + lost, 1.0)
-    return float(fit.launch_us + waves * work / tiles * fit.wave_us)
+        low = math.expm1(-WGMMA_ROWS / max(rows, 1.0))
+        work = tiles * (1 + low * (1 - _share(tile.block_m, WGMMA_ROWS, timings)))
+        rounds = max(busy * tiles * per_tile + half / 2, 1.0)  # a last round is half full on average
+    multiply_us = rounds * work / tiles * offer.round_us
+    moving_us = memory_us((busy * n * k + num_groups * rows * row_bytes(n, k, output)) / 1e6, timings)
+    cost_us = timings.launch_us + timings.find_us + together(multiply_us, moving_us)
+    return Estimate(tile, busy * tiles * offer.clusters_n, rounds, multiply_us, moving_us, cost_us)
 
 
 @cache
@@ -77,19 +74,24 @@ def _cuts_last_tiles(tile: Tile, output: Output) -> bool:
     return tile_config(tile.block_m, tile.block_n, output).cuts_last_tiles
 
 
-def _waves(full: float, cuts: bool) -> float:
-    """How long CTAs are busy, in whole tiles, with tiles for so many full waves."""
-    return math.floor(full) + HALVES if cuts and 0 < full % 1 <= 0.5 else math.ceil(full)
+def _rounds(full: float, half: float) -> float:
+    """How long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
+    return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
 
 
-def _tiles_of_group(block_m: int, rows: float) -> tuple[int, float]:
+def _tiles_of_group(block_m: int, rows: float, timings: Timings) -> tuple[int, float]:
     """How many tiles along m a group has, and what they take, in whole tiles.
 
-    Only tiles of 256 rows end low; lower ones are moved up, where there are several, so as to be whole.
+    Only tiles of 256 rows end low; lower ones are moved up, if there are several, so as to be whole.
     """
     tiles = math.ceil(rows / block_m)
-    last = rows - (tiles - 1) * block_m if tiles == 1 or len(SHARES[block_m]) > 2 else block_m
-    return tiles, tiles - 1 + SHARES[block_m][math.ceil(last / WGMMA_ROWS) - 1]
+    last = rows - (tiles - 1) * block_m if tiles == 1 or block_m == 256 else block_m
+    return tiles, tiles - 1 + _share(block_m, last, timings)
+
+
+def _share(block_m: int, rows: float, timings: Timings) -> float:
+    """What a tile takes of a whole one if it has so many rows, which warpgroups take 64 at a time."""
+    return float((math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m) ** timings.part_power)
 
 
 def tiles_for(output: Output) -> tuple[Tile, ...]:

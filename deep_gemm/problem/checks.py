@@ -126,6 +126,13 @@ def depth(k: int) -> None:
         raise ValueError(f"k: expected a multiple of {K_MULTIPLE}, got {k}")
 
 
+def columns(n: int, dtype: torch.dtype) -> None:
+    """Check the columns of an output of this type."""
+    multiple = 8 if dtype == torch.bfloat16 else 4
+    if n % multiple:
+        raise ValueError(f"n: expected a multiple of {multiple} for {dtype} output, got {n}")
+
+
 # Layouts
 
 
@@ -193,9 +200,7 @@ def outputs(
     dtype = d.dtype if d is not None else c.dtype if c is not None else default_dtype
     if c is not None and c.dtype != dtype:
         raise ValueError(f"c: expected dtype {dtype}, which d has, got {c.dtype}")
-    multiple = 8 if dtype == torch.bfloat16 else 4
-    if sizes["n"] % multiple:
-        raise ValueError(f"n: expected a multiple of {multiple} for {dtype} output, got {sizes['n']}")
+    columns(sizes["n"], dtype)
     for name, x in given.items():
         rows(name, x, "n")
     if d is None:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..choose.config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig, Output, tile_config
+from ..choose.config_decode import DecodeConfig
 from ..jit import applied, passes_for
 from ..jit.compiler import compile_cubin, compiler_version
 from ..jit.cubin import NO_DISASSEMBLER, disassemble
@@ -107,16 +108,23 @@ def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
         console.print(f"SASS: {NO_DISASSEMBLER}" if code is None else code, markup=False, soft_wrap=True)
 
 
-def show_configs(configs: Sequence[GemmConfig], console: Console) -> None:
+def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console) -> None:
     """List configurations, without compiling them."""
-    title = f"{len(configs)} configurations that the heuristics can choose"
-    table = _table(title, ("fp8_gemm",), ("stages", "shared bytes", "threads", "registers"))
+    title = f"{len(configs)} configurations that can be chosen"
+    table = _table(title, ("configuration",), ("stages", "shared bytes", "threads", "registers"))
     for config in configs:
-        producer, math = config.registers
-        cells = (config.num_stages, config.shared_bytes, config.num_threads, f"{producer} / {math}")
+        if isinstance(config, DecodeConfig):
+            registers = str(config.registers_limit)
+        else:
+            registers = " / ".join(map(str, config.registers))
+        cells = (config.num_stages, config.shared_bytes, config.num_threads, registers)
         table.add_row(config.name, *map(str, cells))
     console.print(table)
-    console.print("registers: of a producer's and of a math thread, once setmaxnreg has moved them.", style="dim")
+    console.print(
+        "registers: of a producer's and of a math thread, once setmaxnreg has moved them; of the decode kernel (2/SM) "
+        "as many as a thread may have.",
+        style="dim",
+    )
 
 
 def show_families(console: Console) -> bool:
