@@ -20,23 +20,25 @@ WARPGROUP_THREADS = 128
 MAX_STAGES = 16
 MAX_CLUSTER = 8
 CHUNK_ELEMENTS = 16 * 8
-"""What a warp hands to another CTA at a time; see cuda/split.cuh."""
+"""What a warp hands to another CTA at a time; see cuda/exchange.cuh."""
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for totals and partial sums, by math warpgroups; the rest is for addresses and scales."""
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """By the rows of a tile."""
 TILE_SLOTS = 4
-"""Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/tile_queue.cuh."""
+"""Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/work/tile_queue.cuh."""
 TILE_BYTES = 16
 MAIL_BYTES = 24
-"""Size of `NumberMail` in cuda/k_scheduler.cuh."""
+"""Size of `NumberMail` in cuda/work/k_scheduler.cuh."""
+EMPTY_BYTES = 1
+"""Size of a struct without members, in C++."""
 WINDOW_ROWS = 2048
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
 
 
 class Groups(IntEnum):
-    """Which rows of A each group's B multiplies: what `kGroups` of cuda/groups.cuh says."""
+    """Which rows of A each group's B multiplies: what `kGroups` of cuda/work/layout.cuh says."""
 
     NONE = 0
     """All rows, one B."""
@@ -47,7 +49,7 @@ class Groups(IntEnum):
     COUNTS = 3
     """The first rows of each group's own A, and how many ("masked")."""
     DEPTHS = 4
-    """All rows, and a part of k for each group ("k-grouped"): what `kIsKGrouped` says."""
+    """All rows, and a part of k for each group ("k-grouped")."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class GemmConfig:
 
     @property
     def has_wide_panels(self) -> bool:
-        """Rows of a panel are two or more spans of a swizzle: see cuda/store.cuh."""
+        """Rows of a panel are two or more spans of a swizzle: see cuda/epilogue/panels.cuh."""
         return self.panel_columns * self.output_bytes == 256
 
     @property
@@ -160,9 +162,14 @@ class GemmConfig:
             chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
             outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
         scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
-        barriers = (self.num_stages + 1) * 2 * 8
-        tiles = self.tile_slots * (TILE_BYTES + 2 * 8) + self.window_rows * 4
-        return align(align(align(outputs, 1024) + operands + scales + barriers, 16) + tiles + MAIL_BYTES, 1024)
+        barriers = self.num_stages * 2 * 8 + (2 * 8 if self.cluster_k > 1 else EMPTY_BYTES)
+        return align(align(align(outputs, 1024) + operands + scales + barriers, 16) + self.work_bytes, 1024)
+
+    @property
+    def work_bytes(self) -> int:
+        """Size of `WorkStorage` in the file of cuda/work that the configuration includes."""
+        queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
+        return {Groups.NONE: EMPTY_BYTES, Groups.DEPTHS: queue + MAIL_BYTES}.get(self.groups, queue)
 
     @property
     def scale_rows(self) -> int:
@@ -223,13 +230,8 @@ class GemmConfig:
         return self.block_n // 2 if self.cuts_last_tiles else self.block_n
 
     @property
-    def tile_slots(self) -> int:
-        """Slots of `TileQueue` in cuda/tile_queue.cuh; a dense product leaves its one empty."""
-        return TILE_SLOTS if self.groups else 1
-
-    @property
     def window_rows(self) -> int:
-        """Rows of the layout that `Stretches` in cuda/groups.cuh sees at a time; next to none if it holds no rows."""
+        """Rows of the layout that `Stretches` in cuda/work/layout.cuh sees at a time; next to none if it holds no rows."""
         return WINDOW_ROWS if self.groups == Groups.IDS else 4
 
     def why_illegal(self) -> str | None:
@@ -287,6 +289,17 @@ class GemmConfig:
         yield accumulators <= registers - 32, f"{accumulators} accumulators in {registers} registers"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The files that cuda/kinds.cuh includes, one of each kind."""
+        work = {Groups.NONE: "dense", Groups.DEPTHS: "depths"}.get(self.groups, "rows")
+        by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
+        return {
+            "WORK": f"work/{work}.cuh",
+            "SCALES": f"scales/{by_row if self.sfb_is_per_row else 'by_block'}.cuh",
+            "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'store'}.cuh",
+        }
+
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
         producer_registers, math_registers = self.registers
@@ -313,31 +326,33 @@ class GemmConfig:
             "kClusterK": self.cluster_k,
             "kMulticastCtas": self.cluster_m * self.cluster_n,
             "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
+            "kOutputBytes": self.output_bytes,
             "kPanelColumns": self.panel_columns,
             "kPanelsPerStore": self.panels_per_store,
             "kNumStoreBuffers": self.num_store_buffers,
             "kRasterGroup": self.raster_group,
-            "kGroups": 0 if self.groups == Groups.DEPTHS else int(self.groups),
+            "kGroups": int(self.groups),
             "kBoxRowsOfA": self.box_rows_of_a,
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
-            "kTileSlots": self.tile_slots,
+            "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
             "kSharedBytes": self.shared_bytes,
         }
         switches = {
             "kHasShortTiles": self.has_short_tiles,
             "kCutsLastTiles": self.cuts_last_tiles,
-            "kKeepsRowScales": self.keeps_row_scales,
             "kOutputIsFp32": self.output_is_fp32,
             "kWithC": self.with_c,
             "kAddsToD": self.adds_to_d,
             "kHasTail": self.has_tail,
             "kSfbIsPerRow": self.sfb_is_per_row,
-            "kIsKGrouped": self.groups == Groups.DEPTHS,
+            "kLoopsInBatches": self.groups != Groups.DEPTHS,
+            "kLoadsScalesByAddress": self.groups == Groups.DEPTHS,
         }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
+        lines += [f'#define {kind} "{file}"' for kind, file in self.kinds.items()]
         return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
 

@@ -16,7 +16,7 @@
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
-#include "split.cuh"
+#include "exchange.cuh"
 
 struct Params {
   // Boxes have no more rows than the tensors: the hardware takes about 2 ns for each row that lies outside.
@@ -35,7 +35,6 @@ struct Params {
 constexpr uint32_t kABytes = kBlockTokens * kBlockK, kBBytes = kBlockN * kBlockK;
 constexpr uint32_t kNumMathThreads = kNumMathWarps * 32;
 constexpr uint32_t kAccumulators = kBlockTokens / 2;
-constexpr uint32_t kOutputBytes = kOutputIsFp32 ? 4 : 2;
 // Whether the last tokens' tile ends where the tokens do, instead of hanging out, and so computes some again, to the same
 // bits: TMA would fill what hangs out with zeros. Not where C is added, which must happen once.
 constexpr bool kMovesLastTileUp = !kWithC;

@@ -4,11 +4,11 @@
 // One thread for each group. It reads all depths: their sums say where its operands begin, and how many are greater says
 // which place it has, the deepest group first.
 #pragma once
-#include "k_groups.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tensormap.cuh"
 #include "ptx/warp.cuh"
 #include "types.cuh"
+#include "work/k_groups.cuh"
 
 constexpr uint32_t kMapThreads = 32;
 // As many as fit 4 KB of parameters, about.
@@ -78,7 +78,7 @@ KERNEL(kMapThreads, 1) k_group_maps(GRID_CONSTANT MapParams p) {
   ptx::griddepcontrol_wait();
   const uint32_t group = ptx::block_index() * kMapThreads + ptx::thread_index();
   if (group >= p.count) return;
-  if (group == 0) ptx::st_global_b32(tiles_come_for(p.k_groups, p.count), 0);
+  if (group == 0) ptx::st_global_b32(next_tile_counter(p.k_groups, p.count), 0);
   const Place place = p.ks == nullptr ? place_of<true>(p, group) : place_of<false>(p, group);
   KGroup* k_group = p.k_groups + place.number;
   make_map(&k_group->map_a, p.map_a, p.a + static_cast<uint64_t>(p.m) * place.first_k, place.k);

@@ -1,12 +1,10 @@
-// Scales, and the promotion of a k-block's partial sums into the FP32 accumulators.
-//
-// A thread of a math warpgroup holds of each 64 x n unit: rows lane / 4 and lane / 4 + 8 of its warp's 16, and of each
-// 8 columns the two from lane % 4 * 2 on. Accumulator 4 * g + i is row i / 2, column 8 * g + i % 2 of these.
-// (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".)
+// B has one scale for each 128x128 block: a few numbers for a tile and k-block, kept in registers. A's come through the ring.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "scales/thread.cuh"
 
 // Columns that certainly share one 128x128 block of B, wherever a tile begins: at a multiple of kBlockN, or, the second half of
 // one that is cut, of kUnitN, where a unit is 128 columns.
@@ -15,16 +13,19 @@ constexpr uint32_t kScaleChunk = greatest_common_divisor(kBlockN, 128);
 constexpr uint32_t kScalesPerTile =
     kBlockN % 128 == 0 ? kBlockN / 128 : ceil_div(128 - kScaleChunk + kBlockN, 128);
 
+// Those of a tile's first k-blocks: each lane's of a block of B.
+using FirstScales = float[kScalesPerTile];
+
 // The scales of B under one tile, never loaded inside the k loop: lane l holds those of k-block first + l, the next 32
 // k-blocks are on their way meanwhile, and a shuffle hands the current one to all lanes.
-struct BlockScales {
+struct TileScales {
   const float* row[kScalesPerTile];
   uint32_t stride_k, end_k_block;
   uint32_t first_column;  // of the tile, within its first block of B
   float current[kScalesPerTile], coming[kScalesPerTile];
 
-  DEVICE BlockScales(const float* sfb, uint32_t stride_n, uint32_t stride_k_, uint32_t row_n, uint32_t n,
-                     uint32_t end_k_block_)
+  DEVICE TileScales(const float* sfb, uint32_t stride_n, uint32_t stride_k_, uint32_t row_n, uint32_t n,
+                    uint32_t end_k_block_)
       : stride_k(stride_k_), end_k_block(end_k_block_), first_column(row_n % 128) {
     const uint32_t last_block = (n - 1) / 128;
 #pragma unroll
@@ -38,6 +39,16 @@ struct BlockScales {
   DEVICE float load(uint32_t i, uint32_t first_k_block) const {
     const uint32_t k_block = first_k_block + ptx::lane_index();
     return ptx::ld_global_nc_f32(row[i] + static_cast<uint64_t>(k_block < end_k_block ? k_block : end_k_block - 1) * stride_k);
+  }
+
+  DEVICE void ask(uint32_t first_k_block, FirstScales& first) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kScalesPerTile; ++i) first[i] = load(i, first_k_block);
+  }
+
+  DEVICE void start(const FirstScales& first) {
+#pragma unroll
+    for (uint32_t i = 0; i < kScalesPerTile; ++i) coming[i] = first[i];
   }
 
   // To be called before every 32nd k-block.
@@ -64,27 +75,13 @@ struct BlockScales {
   }
 };
 
-// The scales of the thread's two rows of a unit of A, by a pointer to them or by their address.
-DEVICE void load_scales(const float* sfa, float (&scales)[2]) {
-  scales[0] = ptx::ld_shared_f32(sfa);
-  scales[1] = ptx::ld_shared_f32(sfa + 8);
-}
-DEVICE void load_scales(uint32_t sfa, float (&scales)[2]) {
-  scales[0] = ptx::ld_shared_f32(sfa);
-  scales[1] = ptx::ld_shared_f32(sfa + 8 * 4);
-}
-
-// Where each row of B has its scale, loading them takes a tenth of the product's time. With kKeepsRowScales the units of rows
-// of a warpgroup share what is loaded once, ahead; else there are too many for that.
-constexpr bool kLoadsRowScalesLate = kSfbIsPerRow && !kKeepsRowScales;
-
 // total = fma(partial, round(sfa * sfb), total), for one 64 x kUnitN unit whose columns begin at `unit_column`.
-DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
-                    const BlockScales& block_scales, const float (&sfb)[kScalesPerTile], uint32_t unit_column) {
+DEVICE void promote_unit(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
+                         const TileScales& tile_scales, const float (&sfb)[kScalesPerTile], uint32_t unit_column) {
   constexpr uint32_t kChunk = kScaleChunk < kUnitN ? kScaleChunk : kUnitN;
 #pragma unroll
   for (uint32_t column = 0; column < kUnitN; column += kChunk) {
-    const float scale_of_b = block_scales.at_column(sfb, unit_column + column);
+    const float scale_of_b = tile_scales.at_column(sfb, unit_column + column);
     const float scale[2] = {sfa[0] * scale_of_b, sfa[1] * scale_of_b};
 #pragma unroll
     for (uint32_t i = column / 2; i < (column + kChunk) / 2; ++i)
@@ -92,21 +89,27 @@ DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 
   }
 }
 
-// The same where each row of B, a column of D, has its scale: `scales_of_columns` gives those of the thread's two columns in
-// the 8 from a column on. Where it loads them the slot may be given back once the value returned is there, the last of them.
-template <typename Scales>
-DEVICE float promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
-                            const Scales& scales_of_columns) {
-  float last = 0;
-#pragma unroll
-  for (uint32_t column = 0; column < kUnitN; column += 8) {
-    const ptx::Float2 scale = scales_of_columns(column);
-    const uint32_t i = column / 2;
-    total[i] = ptx::fma(partial[i], sfa[0] * scale.x, total[i]);
-    total[i + 1] = ptx::fma(partial[i + 1], sfa[0] * scale.y, total[i + 1]);
-    total[i + 2] = ptx::fma(partial[i + 2], sfa[1] * scale.x, total[i + 2]);
-    total[i + 3] = ptx::fma(partial[i + 3], sfa[1] * scale.y, total[i + 3]);
-    last = scale.y;
-  }
-  return last;
+// ---- In the main loop
+
+// B's scales of one k-block.
+using Sfb = float[kScalesPerTile];
+
+DEVICE void begin_k_block(const TileScales& of_tile, uint32_t k_block_of_32, Sfb& sfb) {
+  of_tile.of_k_block(k_block_of_32, sfb);
+}
+
+template <uint32_t kUnits, uint32_t kPieces>
+DEVICE void load_ahead(const ThreadScales&, const RingPosition&, uint32_t, const float* sfa_of_unit, Sfb&, float (&sfa)[kPieces][2],
+                       uint32_t piece) {
+  load_scales(sfa_of_unit, sfa[piece]);
+}
+
+DEVICE void load_behind(const float*, float (&)[2]) {}
+
+template <typename Release>
+DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2], const Sfb& sfb,
+                    const TileScales& of_tile, const ThreadScales&, uint32_t, uint32_t unit, bool is_last,
+                    const Release& release_slot) {
+  if (is_last) release_slot(sfa[1]);
+  promote_unit(total, partial, sfa, of_tile, sfb, column_of_unit(unit));
 }

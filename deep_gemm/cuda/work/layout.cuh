@@ -1,34 +1,24 @@
-// Products of several groups of rows, each with its own B. Only the GPU knows which rows belong to which group:
+// The layout: which rows belong to which group. Only the GPU knows it. It is an array in global memory, of one of three kinds:
 //
 //   kGroupIds      rows of A [m, k] and D [m, n]; the layout holds a group's number for each row, -1: no group
 //   kGroupEnds     the same rows; it holds for each group where its rows end; they begin at the aligned end of those before
 //   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; it holds how many
 //
-// One warp of each CTA reads the layout and deals the CTA's tiles out to the thread that loads and to the math warps,
-// through the queue of tile_queue.cuh. It is ahead of them, so that a search through thousands of rows without a group
-// delays nobody. At last it writes the zeros that callers expect in the padding behind a group.
+// Nothing that a caller writes there leads outside of the operands.
 #pragma once
 #include "config.cuh"
-#include "k_groups.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "tile_queue.cuh"
 
-constexpr uint32_t kNoGroups = 0, kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 3;
+constexpr uint32_t kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 3;
 constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
 
 struct Groups {
-  union {
-    const int32_t* layout;
-    const KGroup* k_groups;  // where groups are along k: see k_scheduler.cuh
-  };
-  union {
-    uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
-    uint64_t c_stride;    // where groups are along k, from one group's C to the next
-  };
+  const int32_t* layout;
+  uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
   uint32_t count;       // of groups
-  uint32_t rows;        // of A and D, with kGroupCounts of each group's
-  uint32_t alignment;   // of where rows begin with kGroupEnds, and of blocks whose padding is zeroed
+  uint32_t rows;        // of A and D; with kGroupCounts of each group's
+  uint32_t alignment;   // with kGroupEnds of a group's first row; with any kind of a block of rows whose padding is zeroed
   uint32_t zeroes_padding;
 };
 
@@ -40,14 +30,12 @@ struct Stretch {
   DEVICE uint32_t tiles_m() const { return ceil_div(end - first, kBlockM); }
 };
 
-// A tile: that of a number in the raster of a stretch; all of it, or one half of its columns.
-struct Place {
+// A tile that was found: its number in the raster of a stretch, and whether all of it is meant or one half of its columns.
+struct FoundTile {
   Stretch stretch;
-  uint32_t tile;
+  uint32_t number;
   bool is_half = false, is_second_half = false;
 };
-
-// ---- Reading the layout. Nothing that a caller writes there leads outside of the operands.
 
 DEVICE uint32_t id_of_row(const Groups& g, uint32_t row) {
   return static_cast<uint32_t>(ptx::ld_global_nc_i32(g.layout + row));  // no group, -1, is the largest number
@@ -78,7 +66,7 @@ struct Stretches {
   DEVICE explicit Stretches(uint32_t* window_) : window(window_) {}
 
   // Where the tile of a number is, counted over all stretches, if there is one. Numbers never go back.
-  DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t number, Place& place) {
+  DEVICE bool find(const Groups& g, uint32_t tiles_n, uint32_t number, FoundTile& found) {
     while (number >= tiles_before + tiles) {
       tiles_before += tiles, tiles = 0;
       if (!(kGroups == kGroupIds ? read_rows(g) : read_groups(g))) return false;
@@ -91,11 +79,11 @@ struct Stretches {
       tiles = kGroups == kGroupIds ? tiles_end : ptx::shfl_sync(tiles_end, 31);
     }
     const uint32_t tile = number - tiles_before;
-    place.stretch = stretch, place.tile = tile;
+    found.stretch = stretch, found.number = tile;
     if constexpr (kGroups != kGroupIds) {
       const uint32_t lane = ptx::reduce_min_sync(tile < tiles_end ? ptx::lane_index() : 31);
-      place.stretch = {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
-      place.tile = tile - (ptx::shfl_sync(tiles_end, lane) - place.stretch.tiles_m() * tiles_n);
+      found.stretch = {ptx::shfl_sync(stretch.first, lane), ptx::shfl_sync(stretch.end, lane), ptx::shfl_sync(stretch.group, lane)};
+      found.number = tile - (ptx::shfl_sync(tiles_end, lane) - found.stretch.tiles_m() * tiles_n);
     }
     return true;
   }
@@ -166,71 +154,3 @@ struct Stretches {
     return window_end;
   }
 };
-
-// ---- Rows that are not the group's
-//
-// A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. A and D are
-// described with one dimension more: `height` rows, the box's, and as many places where they may begin, one pitch apart.
-//
-//   address of box row i = base + (i_first + i + place) * pitch      i_first + i < height is the hardware's bound
-//
-// The base lies `height` rows before the tensor. So the box that begins in place row + r, with its first row at height -
-// r, has r rows from `row` on, and the rest of it is out of bounds: it loads as zeros and is not stored.
-struct ClippedBox {
-  uint32_t first, place;
-
-  DEVICE ClippedBox(uint32_t row, uint32_t end, uint32_t height) {
-    const uint32_t rows = row >= end ? 0 : end - row < height ? end - row : height;
-    first = height - rows, place = row + rows;
-  }
-};
-
-// How many rows of A are loaded for a tile: whole boxes, as far as the group has rows. What lies in the slot behind them is
-// multiplied by none, or by a warpgroup whose rows there are not stored.
-DEVICE uint32_t rows_loaded(const Tile& tile) {
-  const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
-  return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
-}
-
-// D has a plain map too, for boxes that are not cut off: with 128x256 tiles that was worth 2% at k = 2048.
-constexpr bool kHasWholeD = kGroups != kNoGroups && !kSfbIsPerRow;
-
-// Which of the row-grouped matrices: with kGroupCounts each group has its own.
-DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? tile.group : 0; }
-
-// Scales that are loaded ahead of a tile's own: TMA loads from a multiple of 16 bytes on, and a group begins at any row.
-DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile.row_m % 4 : 0; }
-
-// ---- Padding
-
-// Writes zeros to a row of D, by all lanes of a warp. Rows are whole 16 bytes, at multiples of 16.
-DEVICE void write_zeros(uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes, uint32_t row) {
-  for (uint32_t byte = ptx::lane_index() * 16; byte < row_bytes; byte += 512)
-    ptx::st_global_v4_b32(d + row * pitch_bytes + byte, 0, 0, 0, 0);
-}
-
-// Zeros for the rows without a group that share an aligned block of rows with one that has a group. This is one warp of
-// each CTA.
-DEVICE void zero_padding(const Groups& g, uint8_t* d, uint64_t pitch_bytes, uint32_t row_bytes) {
-  if constexpr (kGroups == kGroupEnds) {
-    for (uint32_t group = ptx::block_index(); group < g.count; group += ptx::grid_size()) {
-      // A group without rows ends where one before it does, or where none needs padding.
-      const uint32_t end = end_of_group(g, group), padded = ceil_div(end, g.alignment) * g.alignment;
-      for (uint32_t row = end; row < padded && row < g.rows; ++row) write_zeros(d, pitch_bytes, row_bytes, row);
-    }
-  }
-  if constexpr (kGroups == kGroupIds) {
-    for (uint32_t first = ptx::block_index() * g.alignment; first < g.rows; first += ptx::grid_size() * g.alignment) {
-      const uint32_t end = first + g.alignment < g.rows ? first + g.alignment : g.rows;
-      const auto has_group = [&](uint32_t row) { return row < end && id_of_row(g, row) < g.count; };
-      bool is_used = false;
-      for (uint32_t row = first; row < end; row += 32) is_used = has_group(row + ptx::lane_index()) || is_used;
-      if (ptx::all_sync(!is_used)) continue;
-      for (uint32_t row = first; row < end; row += 32) {
-        const uint32_t used = ptx::ballot_sync(has_group(row + ptx::lane_index()));
-        for (uint32_t i = 0; i < 32 && row + i < end; ++i)
-          if (!(used >> i & 1)) write_zeros(d, pitch_bytes, row_bytes, row + i);
-      }
-    }
-  }
-}

@@ -1,0 +1,84 @@
+// CTAs of a cluster split k: each multiplies its share of a tile's k-blocks, and they add up their totals (exchange.cuh). Each
+// CTA writes its share of the sums to D.
+#pragma once
+#include "config.cuh"
+#include "exchange.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "tile.cuh"
+#include WORK
+
+constexpr uint32_t kAccumulators = kUnitsPerWarpgroup * kUnitN / 2;
+
+struct OutputStorage {
+  alignas(1024) float exchange[exchange_floats(kAccumulators)];
+};
+
+struct OutputBarriers {
+  uint64_t received;  // all is here that is sent to this CTA
+  uint64_t consumed;  // all CTAs have read what they were sent of the tile before
+
+  DEVICE void init() {
+    ptx::mbarrier_init(&received, 1);          // one thread, announcing the bytes; then these land
+    ptx::mbarrier_init(&consumed, kClusterK);  // one thread of each CTA
+  }
+};
+
+DEVICE void prefetch_output_map(const Params&) {}
+
+DEVICE void prefetch_d(const Params&, const Tile&, uint32_t, uint32_t) {}
+
+// One 16 x 8 chunk of a tile, summed over the CTAs, from a warp's registers to D, C added.
+DEVICE void store_sum(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t c_pitch, const ptx::Float4& sum,
+                      uint32_t row, uint32_t column, uint32_t m, uint32_t n, uint32_t lane) {
+  const uint32_t first_column = column + lane % 4 * 2;
+  if (first_column >= n) return;  // n is even: a pair is inside or outside
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t row_m = row + half * 8 + lane / 4;
+    if (row_m >= m) continue;
+    ptx::Float2 pair = half == 0 ? ptx::Float2{sum.x, sum.y} : ptx::Float2{sum.z, sum.w};
+    if constexpr (kWithC) {
+      const uint8_t* from = c + (row_m * c_pitch + first_column) * kOutputBytes;
+      const ptx::Float2 addend = kOutputIsFp32 ? ptx::ld_global_v2_f32(from) : ptx::unpack_bf16(ptx::ld_global_b32(from));
+      pair.x += addend.x;
+      pair.y += addend.y;
+    }
+    uint8_t* to = d + (row_m * d_pitch + first_column) * kOutputBytes;
+    if constexpr (kOutputIsFp32)
+      ptx::st_global_v2_f32(to, pair.x, pair.y);
+    else
+      ptx::st_global_b32(to, ptx::pack_bf16(pair.x, pair.y));
+  }
+}
+
+// Adds up what the CTAs have of a tile, and stores this CTA's share of it. `parity` is that of the exchange, which takes a
+// tile at a time.
+DEVICE void store_tile(const Params& p, OutputStorage& storage, OutputBarriers& barriers, const Tile& tile, uint32_t,
+                       uint32_t&, uint32_t& parity, float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
+  float* exchange = storage.exchange;
+  constexpr uint32_t kShare = chunks_per_cta(kAccumulators), kQuadsPerUnit = kUnitN / 8;
+  const uint32_t rank = ptx::cluster_rank(), warp = ptx::warp_index(), lane = ptx::lane_index();
+  if (warp == 0 && lane == 0) expect_chunks<kAccumulators>(&barriers.received, rank);  // some may have come already
+  ptx::mbarrier_wait_parity(&barriers.consumed, parity ^ 1);
+  send_chunks(reinterpret_cast<float(&)[kAccumulators]>(total), exchange, &barriers.received, rank, warp, lane);
+  ptx::mbarrier_wait_parity_cluster(&barriers.received, parity);
+  parity ^= 1;
+  for (uint32_t chunk_of_cta = warp; chunk_of_cta < kShare; chunk_of_cta += kNumMathWarps) {
+    const uint32_t chunk = rank * kShare + chunk_of_cta;
+    if (chunk >= chunks_of_tile(kAccumulators)) break;
+    const uint32_t unit = chunk / kNumMathWarps / kQuadsPerUnit, quad = chunk / kNumMathWarps % kQuadsPerUnit;
+    const uint32_t owner = chunk % kNumMathWarps;  // whose registers it was in
+    const uint32_t row = owner / 4 * 64 + unit / kUnitsAlongN * kUnitStride + owner % 4 * 16;
+    store_sum(p.d, p.d_pitch, p.c, p.c_pitch, sum_chunk<kAccumulators>(exchange, chunk_of_cta, lane), tile.row_m + row,
+              tile.row_n + column_of_unit(unit) + quad * 8, p.m, p.n, lane);
+  }
+  // The next tile's chunks may come once all warps of this CTA have read theirs.
+  ptx::bar_sync(1, kNumMathWarps * 32);
+  if (warp == 0 && lane < kClusterK) ptx::mbarrier_arrive_cluster(&barriers.consumed, lane);
+}
+
+// A CTA whose tiles are done may still be told that another has consumed its chunks.
+DEVICE void leave() { ptx::cluster_sync(); }

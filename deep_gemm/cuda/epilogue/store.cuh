@@ -1,0 +1,112 @@
+// From accumulators to D: registers -> swizzled panels in shared memory -> TMA.
+//
+// Panels rotate through a warpgroup's own buffers, so that no warpgroup waits for another, and a buffer is written again only
+// once TMA has read it.
+#pragma once
+#include "config.cuh"
+#include "epilogue/panels.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "tile.cuh"
+#include WORK
+
+struct OutputStorage {
+  alignas(1024) uint8_t buffers[kNumMathWarpgroups * kNumStoreBuffers * kStoreBufferBytes];
+};
+
+struct OutputBarriers {
+  DEVICE void init() {}
+};
+
+DEVICE void prefetch_output_map(const Params& p) { ptx::prefetch_tensormap(&p.map_d); }
+
+// Asks the L2 for a k-block's share of the D to which a tile is going to be added: a panel, or more if k-blocks are few. So
+// D comes while the tile is multiplied, and not when all CTAs store at once. It is asked for with the last k-blocks: what
+// comes sooner takes the place of operands in the L2 for longer.
+DEVICE void prefetch_d(const Params& p, const Tile& tile, uint32_t k_block, uint32_t num_k_blocks) {
+  if constexpr (!kAddsToD) return;
+  const Span span(p.n);
+  constexpr uint32_t kAlongN = kBlockN / kPanelColumns, kPanels = kBlockM / 64 * kAlongN;
+  const uint32_t share = ceil_div(kPanels, num_k_blocks), first_k_block = num_k_blocks - ceil_div(kPanels, share);
+  if (k_block < first_k_block) return;
+  const uint32_t first = (k_block - first_k_block) * share;
+  for (uint32_t panel = first; panel < first + share && panel < kPanels; ++panel) {
+    const uint32_t row = tile.row_m + panel / kAlongN * 64, column = tile.row_n + panel % kAlongN * kPanelColumns;
+    prefetch_panel_of(p, tile, span, column, row);
+  }
+}
+
+// C at the places of one unit's accumulators, added in FP32. Rows of D that do not exist are left alone; accumulators
+// past its last column get some value of the same row, which is as good as any: TMA does not store them.
+DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, uint32_t row, uint32_t column,
+                  uint32_t m, uint32_t n, uint32_t lane) {
+  const uint32_t first_column = column + lane % 4 * 2;
+  const uint32_t columns_left = first_column < n ? n - first_column : 0;  // n is even: a pair is inside or outside
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t row_m = row + half * 8 + lane / 4;
+    if (row_m >= m || columns_left == 0) continue;
+    const uint8_t* first_pair = c + (row_m * pitch + first_column) * kOutputBytes;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnitN / 8; ++i) {
+      // A choice of address, not a branch around each load: loads stay together, and compile faster.
+      const uint8_t* at = first_pair + (i * 8 < columns_left ? i * 8 * kOutputBytes : 0);
+      const ptx::Float2 pair = kOutputIsFp32 ? ptx::ld_global_v2_f32(at) : ptx::unpack_bf16(ptx::ld_global_b32(at));
+      total[i * 4 + half * 2] += pair.x;
+      total[i * 4 + half * 2 + 1] += pair.y;
+    }
+  }
+}
+
+// All of a warpgroup's rows of a tile.
+template <uint32_t kUnits>
+DEVICE void store_rows(const Params& p, const Tile& tile, const Span& span, uint8_t* buffers, uint32_t& buffer,
+                       const float (&total)[kUnits][kUnitN / 2], uint32_t row_m, uint32_t warpgroup) {
+  const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
+  const bool is_storing_thread = warp_of_four == 0 && lane == 0;
+  const uint32_t named_barrier = 1 + warpgroup;  // 0 is that of the whole block
+  constexpr uint32_t kPanels = kUnits * kPanelsPerUnit, kAtOnce = kPanels < kPanelsPerStore ? kPanels : kPanelsPerStore;
+  static_assert(kPanels % kAtOnce == 0, "panels must fill a tile");
+  const bool is_whole = has_rows(tile, row_m, row_of_unit(kUnits - 1) + 64);
+#pragma unroll
+  for (uint32_t first = 0; first < kPanels; first += kAtOnce) {
+    uint8_t* panels = buffers + buffer * kStoreBufferBytes;
+    // The store that last used this buffer is kNumStoreBuffers ago; TMA must have read what it stores.
+    if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();
+    ptx::bar_sync(named_barrier, 128);
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
+      write_panel(panels + i * kPanelBytes, span, &total[unit][column / 2], warp_of_four, lane);
+    }
+    ptx::fence_proxy_async_shared();  // every writing thread, before TMA reads what it wrote
+    ptx::bar_sync(named_barrier, 128);
+    if (is_storing_thread) {
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
+        const uint32_t d_column = tile.row_n + column_of_unit(unit) + column, d_row = row_m + row_of_unit(unit);
+        store_panel_of(p, tile, span, panels + i * kPanelBytes, d_column, d_row, is_whole);
+      }
+      ptx::tma_store_commit();
+    }
+    buffer = buffer + 1 == kNumStoreBuffers ? 0 : buffer + 1;
+  }
+}
+
+template <uint32_t kUnits>
+DEVICE void store_tile(const Params& p, OutputStorage& storage, OutputBarriers&, const Tile& tile, uint32_t warpgroup,
+                       uint32_t& buffer, uint32_t&, float (&total)[kUnits][kUnitN / 2]) {
+  const uint32_t row_m = tile.row_m + warpgroup * 64;
+  const uint8_t* c = c_of(p, tile);
+  if constexpr (kWithC)
+#pragma unroll  // `total` stays in registers only while its indices are known at compile time
+    for (uint32_t unit = 0; unit < kUnits; ++unit)
+      add_c(total[unit], c, p.c_pitch, row_m + row_of_unit(unit) + ptx::warp_index() % 4 * 16,
+            tile.row_n + column_of_unit(unit), p.m, p.n, ptx::lane_index());
+  uint8_t* buffers = storage.buffers + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
+  store_rows(p, tile, Span(p.n), buffers, buffer, total, row_m, warpgroup);
+}
+
+DEVICE void leave() {}

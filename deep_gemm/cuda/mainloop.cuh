@@ -1,0 +1,133 @@
+// The loop over the k-blocks of a tile, by one math warpgroup: wait for a slot, multiply, promote, give the slot back.
+#pragma once
+#include "config.cuh"
+#include "kinds.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+
+// What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
+// warpgroup's first rows of A and of all of B, and scales. The loop adds multiples of a slot.
+struct Operands {
+  uint32_t a, b;
+  ThreadScales scales;
+
+  DEVICE Operands(const uint8_t* first_a, const uint8_t* first_b, const float* first_scales, uint32_t warpgroup)
+      : a(ptx::smem_descriptor_low(ptx::smem_address(first_a) + warpgroup * 64 * kBlockK)),
+        b(ptx::smem_descriptor_low(ptx::smem_address(first_b))),
+        scales(first_scales, warpgroup) {}
+};
+
+// Multiplies one unit of one slot: 64 rows of A by kUnitN rows of B, 128 deep, from zero.
+DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
+  ptx::wgmma_fence();
+  ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);
+  ptx::wgmma_commit_group();
+}
+
+// Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
+//
+// With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
+// only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
+//
+// Scales are loaded ahead of the WGMMAs if possible: behind them the loads wait for the warp's own WGMMAs, and ptxas lets
+// the next WGMMA wait for what needs them.
+template <uint32_t kCount, uint32_t kUnits>
+DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileScales& tile_scales,
+                              uint32_t k_block_of_32, RingPosition& at, bool& is_loaded,
+                              float (&total)[kUnits][kUnitN / 2]) {
+  constexpr uint32_t kPieces = kCount * kUnits, kLag = kNumPartials - 1;
+  RingPosition slots[kCount];
+  Sfb sfb[kCount];
+  float sfa[kPieces][2], partial[kNumPartials][kUnitN / 2];
+#pragma unroll
+  for (uint32_t i = 0; i < kPieces + kLag; ++i) {
+    if (i < kPieces) {
+      const uint32_t k_block = i / kUnits, unit = i % kUnits;
+      if (unit == 0) {
+        slots[k_block] = at;
+        begin_k_block(tile_scales, k_block_of_32 + k_block, sfb[k_block]);
+        if (!is_loaded) wait_until_loaded(ring, at);
+      }
+      const uint32_t stage = slots[k_block].stage;
+      const float* sfa_of_unit = operands.scales.sfa + stage * kScales + row_of_unit(unit);
+      load_ahead<kUnits>(operands.scales, at, unit, sfa_of_unit, sfb[k_block], sfa, i);
+      issue_unit(partial[i % kNumPartials],
+                 operands.a + stage * (kABytes / 16) + row_of_unit(unit) * (kBlockK / 16),
+                 operands.b + stage * (kBBytes / 16) + column_of_unit(unit) * (kBlockK / 16));
+      load_behind(sfa_of_unit, sfa[i]);
+      if (unit + 1 == kUnits) {
+        // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
+        at = at.next();
+        is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&ring.full[at.stage], at.parity));
+      }
+    }
+    if (i >= kLag) {
+      const uint32_t done = i - kLag, k_block = done / kUnits, unit = done % kUnits;
+      if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
+      promote(total[unit], partial[done % kNumPartials], sfa[done], sfb[k_block], tile_scales, operands.scales,
+              slots[k_block].stage, unit, unit + 1 == kUnits,
+              [&](float loaded) { release(ring, slots[k_block], ptx::lane_index(), loaded); });
+    }
+  }
+}
+
+// Multiplies `count` k-blocks: whole runs, and the tail that they leave.
+template <uint32_t kUnits>
+DEVICE void multiply_runs(Ring& ring, const Operands& operands, const TileScales& tile_scales, uint32_t count,
+                          RingPosition& at, bool& is_loaded, float (&total)[kUnits][kUnitN / 2]) {
+  // Kept from the compiler, which would compute it anew for each turn of the loop.
+  const uint32_t end_of_runs = ptx::opaque(count / kRunKBlocks * kRunKBlocks);
+  uint32_t k_block = 0;
+#pragma unroll 1
+  for (; k_block != end_of_runs; k_block += kRunKBlocks)
+    multiply_k_blocks<kRunKBlocks>(ring, operands, tile_scales, k_block, at, is_loaded, total);
+  if constexpr (kHasTail)
+#pragma unroll 1
+    for (; k_block < count; ++k_block)
+      multiply_k_blocks<1>(ring, operands, tile_scales, k_block, at, is_loaded, total);
+}
+
+DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
+  return TileScales(sfb_of(p, tile), p.sfb_stride_n, p.sfb_stride_k, tile.row_n, p.n, k_blocks_of(p, tile).end);
+}
+
+// Asks for the scales of B that a tile's first k-blocks need.
+DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) {
+  if constexpr (kSfbIsPerRow) return;
+  const KBlocks k_blocks = k_blocks_of(p, tile);
+  if (!k_blocks.are_none()) scales_of_b(p, tile).ask(k_blocks.first, first);
+}
+
+// Multiplies the k-blocks of one tile.
+template <uint32_t kUnits>
+DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const FirstScales& first_scales,
+                          const Tile& tile, RingPosition& at, float (&total)[kUnits][kUnitN / 2]) {
+  const KBlocks k_blocks = k_blocks_of(p, tile);
+#pragma unroll
+  for (auto& unit : total)
+#pragma unroll
+    for (float& x : unit) x = 0;
+
+  TileScales tile_scales = scales_of_b(p, tile);
+  tile_scales.start(first_scales);
+  operands.scales.sfa += skipped_scales(tile);
+  bool is_loaded = false;  // known already that the slot at hand is
+  if constexpr (!kLoopsInBatches) return multiply_runs(ring, operands, tile_scales, k_blocks.end, at, is_loaded, total);
+  for (uint32_t first = k_blocks.first; first < k_blocks.end; first += 32) {
+    tile_scales.advance(first);
+    const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
+    multiply_runs(ring, operands, tile_scales, count, at, is_loaded, total);
+  }
+}
+
+// Gives a tile's slots back, of which this warp needs nothing.
+DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at) {
+  for (uint32_t k_block = 0; k_block < k_blocks_of(p, tile).end; ++k_block, at = at.next()) {
+    wait_until_loaded(ring, at);
+    ptx::syncwarp();
+    release(ring, at, ptx::lane_index());
+  }
+}

@@ -1,0 +1,35 @@
+// B has a scale for each row, a column of D, as A has. They come through the ring beside A's, and nothing is held of a tile.
+// What by_row.cuh and by_row_kept.cuh have in common.
+#pragma once
+#include "config.cuh"
+#include "ptx/memory.cuh"
+#include "ring.cuh"
+#include "scales/thread.cuh"
+
+using FirstScales = float[1];
+
+struct TileScales {
+  DEVICE TileScales(const float*, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) {}
+  DEVICE void ask(uint32_t, FirstScales&) const {}
+  DEVICE void start(const FirstScales&) {}
+  DEVICE void advance(uint32_t) {}
+};
+
+// total = fma(partial, round(sfa * sfb), total), for one 64 x kUnitN unit. `scales_of_columns` gives the scales of the
+// thread's two columns in the 8 from a column on. Returns the last of them.
+template <typename Scales>
+DEVICE float promote_by_row(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
+                            const Scales& scales_of_columns) {
+  float last = 0;
+#pragma unroll
+  for (uint32_t column = 0; column < kUnitN; column += 8) {
+    const ptx::Float2 scale = scales_of_columns(column);
+    const uint32_t i = column / 2;
+    total[i] = ptx::fma(partial[i], sfa[0] * scale.x, total[i]);
+    total[i + 1] = ptx::fma(partial[i + 1], sfa[0] * scale.y, total[i + 1]);
+    total[i + 2] = ptx::fma(partial[i + 2], sfa[1] * scale.x, total[i + 2]);
+    total[i + 3] = ptx::fma(partial[i + 3], sfa[1] * scale.y, total[i + 3]);
+    last = scale.y;
+  }
+  return last;
+}

@@ -1,0 +1,30 @@
+// Which scales a thread of a math warpgroup needs, and where it finds them.
+//
+// A thread holds of each 64 x n unit: rows lane / 4 and lane / 4 + 8 of its warp's 16, and of each 8 columns the two from
+// lane % 4 * 2 on. Accumulator 4 * g + i is row i / 2, column 8 * g + i % 2 of these. (PTX ISA, "Register Fragments for
+// wgmma.mma_async.m64nNk32".)
+#pragma once
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "slot.cuh"
+
+// Scales of the thread's first row of A and of its first row of B, a column of D, in the ring's first slot. The next slot's
+// are kScales further.
+struct ThreadScales {
+  const float *sfa = nullptr, *sfb = nullptr;
+
+  DEVICE ThreadScales() {}
+  DEVICE ThreadScales(const float* first_scales, uint32_t warpgroup)
+      : sfa(&first_scales[warpgroup * 64 + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4]),
+        sfb(first_scales + kScaleRows + ptx::lane_index() % 4 * 2) {}
+};
+
+// The scales of the thread's two rows of a unit of A, by a pointer to them or by their address.
+DEVICE void load_scales(const float* sfa, float (&scales)[2]) {
+  scales[0] = ptx::ld_shared_f32(sfa);
+  scales[1] = ptx::ld_shared_f32(sfa + 8);
+}
+DEVICE void load_scales(uint32_t sfa, float (&scales)[2]) {
+  scales[0] = ptx::ld_shared_f32(sfa);
+  scales[1] = ptx::ld_shared_f32(sfa + 8 * 4);
+}

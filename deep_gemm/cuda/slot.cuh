@@ -1,0 +1,17 @@
+// A slot of the ring: what one k-block of a tile needs of A and B, and their scales.
+#pragma once
+#include "config.cuh"
+#include "types.cuh"
+
+// Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
+constexpr uint32_t kABytes = kBlockM * kBlockK, kBBytes = kBlockN * kBlockK;
+// Scales of A's rows, then those of B's rows if each has one. TMA writes to whole lines of 128 bytes.
+constexpr uint32_t kScalesLoaded = kScaleRows + (kSfbIsPerRow ? kBlockN : 0), kScales = ceil_div(kScalesLoaded, 32) * 32;
+constexpr uint32_t kSlotBytes = kABytes + kBBytes + kScalesLoaded * 4;
+
+// One slot's parts in shared memory, and the barrier that counts the bytes of them which land.
+struct Slot {
+  uint64_t* full;
+  uint8_t *a, *b;
+  float* scales;
+};

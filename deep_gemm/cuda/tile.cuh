@@ -1,0 +1,63 @@
+// Tiles of D: kBlockM x kBlockN elements, each computed by one CTA, or by the CTAs of a cluster that split k.
+//
+// Rows of a tile go to the math warpgroups by turns, 64 at a time; kUnitStride is a whole turn. A warpgroup works through
+// its part in units of 64 x kUnitN, those of the same rows first.
+#pragma once
+#include "config.cuh"
+#include "ptx/cluster.cuh"
+
+// Where a unit lies, from the warpgroup's first row and the tile's first column on.
+DEVICE_CONSTEXPR uint32_t row_of_unit(uint32_t unit) { return unit / kUnitsAlongN * kUnitStride; }
+DEVICE_CONSTEXPR uint32_t column_of_unit(uint32_t unit) { return unit % kUnitsAlongN * kUnitN; }
+
+// ---- The order of tiles
+
+struct TileIndex {
+  uint32_t m, n;
+};
+
+// Tiles go down `max_height` tiles of m before they move on along n. So the tiles in flight together share their rows of A
+// and of B in the L2.
+DEVICE TileIndex place_in_raster(uint32_t number, uint32_t tiles_m, uint32_t tiles_n, uint32_t max_height = kRasterGroup) {
+  const uint32_t group_size = max_height * tiles_n;
+  const uint32_t first_m = number / group_size * max_height;
+  const uint32_t height = tiles_m - first_m < max_height ? tiles_m - first_m : max_height;
+  const uint32_t in_group = number % group_size;
+  return {first_m + in_group % height, in_group / height};
+}
+
+// A cluster takes kCtas neighbours along one side at a time: the tile of this CTA among them.
+template <uint32_t kCtas>
+DEVICE uint32_t tile_of_cta(uint32_t index_of_cluster) {
+  return index_of_cluster * kCtas + (kCtas > 1 ? ptx::cluster_rank() : 0);
+}
+
+// The first row of a tile of `height` rows: the last tile is moved up until it ends where the rows do, and computes some of
+// them again, to the same bits. If it overhung, TMA would fill the rows outside with zeros, which takes longer than to load
+// them. Scales are loaded from 16 bytes on, so up to 3 rows still overhang.
+DEVICE void move_up(uint32_t& row_m, uint32_t rows, uint32_t height) {
+  const uint32_t last_row_m = rows > height ? ceil_div(rows - height, 4) * 4 : 0;
+  row_m = row_m < last_row_m ? row_m : last_row_m;
+}
+
+// ---- The k-blocks of a tile
+
+// All of them, or this CTA's share if a cluster splits k: rank 0 has the first. Shares are whole runs, so that only the last
+// run of all may be cut short.
+struct KBlocks {
+  uint32_t first, end;
+
+  DEVICE KBlocks(uint32_t first_, uint32_t end_) : first(first_), end(end_) {}
+
+  DEVICE explicit KBlocks(uint32_t k) : first(0), end(ceil_div(k, kBlockK)) {
+    if constexpr (kClusterK > 1) {
+      const uint32_t rank = ptx::cluster_rank(), runs = ceil_div(end, kRunKBlocks);
+      const uint32_t end_of_share = runs * (rank + 1) / kClusterK * kRunKBlocks;
+      first = runs * rank / kClusterK * kRunKBlocks;
+      end = end_of_share < end ? end_of_share : end;
+    }
+  }
+
+  // There may be fewer runs than CTAs.
+  DEVICE bool are_none() const { return kClusterK > 1 && first == end; }
+};

@@ -1,0 +1,147 @@
+// One product: cluster i takes tiles i, i + clusters, ... of the raster. All roles of a CTA find its tiles by themselves.
+//
+// A cluster that multicasts takes two neighbouring tiles: along n if it shares A, along m if it shares B. If their number
+// is odd the last one lies outside D, unless it is moved up; its loads give zeros and its stores are clipped. CTAs that
+// split k take the same tile.
+#pragma once
+#include "config.cuh"
+#include "epilogue/panels.cuh"
+#include "params.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+
+struct Params : Product {};
+
+struct WorkStorage {
+  DEVICE void init() {}
+};
+
+DEVICE void prefetch_operand_maps(const Params& p) {
+  ptx::prefetch_tensormap(&p.map_a);
+  ptx::prefetch_tensormap(&p.map_b);
+  ptx::prefetch_tensormap(&p.map_sfa);
+  if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
+}
+
+// ---- Tiles
+
+struct Tile {
+  uint32_t row_m;  // first row of D
+  uint32_t row_n;  // first column of D, a row of B
+};
+
+using TileToLoad = Tile;
+
+struct Tiles {
+  uint32_t rows, tiles_m, tiles_n, next_tile;
+
+  DEVICE Tiles(const Params& p, WorkStorage&)
+      : rows(p.m),
+        tiles_m(ceil_div(ceil_div(p.m, kBlockM), kClusterM)),
+        tiles_n(ceil_div(ceil_div(p.n, kBlockN), kClusterN)),
+        next_tile(ptx::block_index() / kClusterSize) {}
+
+  DEVICE bool next(Tile& tile) {
+    if (next_tile >= tiles_m * tiles_n) return false;
+    const TileIndex index = place_in_raster(next_tile, tiles_m, tiles_n);
+    tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
+    tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
+    // C must be added once, so no row may be computed again.
+    if constexpr (!kWithC && !kAddsToD) move_up(tile.row_m, rows, kBlockM);
+    next_tile += ptx::grid_size() / kClusterSize;
+    return true;
+  }
+};
+
+constexpr bool kFindsWhileLoading = false;
+template <typename Shared>
+DEVICE void find_and_load(const Params&, Shared&, RingPosition&) {}
+constexpr bool kTakesLate = false;
+DEVICE void take_place(WorkStorage&, Tile&, uint32_t&) {}
+
+template <bool kIsWarp>
+DEVICE bool next_tile(WorkStorage&, Tiles& tiles, Tile& tile, uint32_t&) {
+  return tiles.next(tile);
+}
+
+DEVICE void deal_tiles(const Params&, WorkStorage&, Tiles&, Tile&, uint32_t&, uint32_t) {}
+
+DEVICE KBlocks k_blocks_of(const Params& p, const Tile&) { return KBlocks(p.k); }
+
+// A warpgroup computes its rows of every tile, all of them.
+constexpr bool kMayBeLow = false;
+constexpr bool kHasParts = false;
+
+DEVICE bool rows_end_at(const Tile&, uint32_t) { return false; }
+
+template <typename EndsAt>
+DEVICE bool is_part_of(const Tile&, uint32_t, const EndsAt&) {
+  return false;
+}
+DEVICE float (&units_of_part(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kUnitsPerWarpgroup][kUnitN / 2] {
+  return total;
+}
+
+// ---- Loads
+
+// Boxes of A and its scales have no more rows than A: TMA takes longer to fill a row outside with zeros than to load one.
+// What lies in the slot behind them is multiplied, and not stored.
+DEVICE uint32_t bytes_of_slot(const Params& p, const Tile&) {
+  const uint32_t rows = (p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
+  const uint32_t scales = p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
+  return kSlotBytes - (kBlockM - rows) * kBlockK - (kBlockM - scales) * 4;
+}
+
+// CTAs of a cluster that share an operand load a part of it each, into the same slot of both.
+struct TileLoad {
+  const Params& p;
+  const Tile& tile;
+  uint32_t slot_bytes;
+
+  DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(p_), tile(tile_), slot_bytes(bytes_of_slot(p_, tile_)) {}
+
+  DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
+    if constexpr (kClusterN > 1) {
+      const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
+      ptx::tma_load_2d_multicast(&p.map_a, slot.full, slot.a + first * kBlockK, k, tile.row_m + first, kAllCtas);
+    } else {
+      ptx::tma_load_2d(&p.map_a, slot.full, slot.a, k, tile.row_m);
+    }
+    if constexpr (kClusterM > 1) {
+      constexpr uint32_t kRows = kBlockN / kClusterM;
+      const uint32_t first = ptx::cluster_rank() * kRows;
+      ptx::tma_load_2d_multicast(&p.map_b, slot.full, slot.b + first * kBlockK, k, tile.row_n + first, kAllCtas);
+    } else {
+      ptx::tma_load_2d(&p.map_b, slot.full, slot.b, k, tile.row_n);
+    }
+    ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block);
+    if constexpr (kSfbIsPerRow) ptx::tma_load_2d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block);
+  }
+};
+
+// ---- B's scales, C and D
+
+DEVICE const float* sfb_of(const Params& p, const Tile&) { return p.sfb; }
+DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }
+DEVICE uint32_t skipped_scales(const Tile&) { return 0; }
+
+DEVICE bool has_rows(const Tile&, uint32_t, uint32_t) { return true; }
+
+DEVICE void store_panel_of(const Params& p, const Tile&, const Span& span, const uint8_t* panel, uint32_t column,
+                           uint32_t row, bool) {
+  if constexpr (kPanelIsWide)
+    store_panel(&p.map_d, panel, 0, span.at_column(column), row);
+  else
+    store_panel(&p.map_d, panel, column, row);
+}
+
+DEVICE void prefetch_panel_of(const Params& p, const Tile&, const Span& span, uint32_t column, uint32_t row) {
+  if constexpr (kPanelIsWide)
+    ptx::tma_prefetch_3d(&p.map_d, 0, span.at_column(column), row);
+  else
+    ptx::tma_prefetch_2d(&p.map_d, column, row);
+}

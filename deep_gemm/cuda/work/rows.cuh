@@ -1,0 +1,268 @@
+// Products of several groups of rows, each with its own B. One warp of each CTA reads in the layout which tiles there are,
+// and hands the CTA's tiles to the thread that loads and to the math warps. It is ahead of them, so that a search through
+// thousands of rows without a group delays nobody. At last it writes the zeros that callers expect in the padding behind a
+// group.
+//
+// CTA i takes tiles i, i + CTAs, ... Each stretch of a group's rows has a raster of its own, and the count goes on from one
+// stretch to the next. There are no clusters.
+#pragma once
+#include "config.cuh"
+#include "epilogue/panels.cuh"
+#include "params.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+#include "work/layout.cuh"
+#include "work/padding.cuh"
+#include "work/tile_queue.cuh"
+
+struct Params : Product {
+  Groups groups;
+};
+
+struct WorkStorage {
+  TileQueue queue;
+
+  DEVICE void init() { queue.init(kNumMathWarps + 1); }  // the math warps and the loading thread take
+};
+
+// D has a plain map too, for boxes that are not cut off.
+constexpr bool kHasWholeD = !kSfbIsPerRow;
+
+DEVICE void prefetch_operand_maps(const Params& p) {
+  ptx::prefetch_tensormap(&p.map_a);
+  ptx::prefetch_tensormap(&p.map_b);
+  ptx::prefetch_tensormap(&p.map_sfa);
+  if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
+  if constexpr (kHasWholeD) ptx::prefetch_tensormap(&p.map_whole_d);
+}
+
+// ---- Tiles
+
+struct Tile {
+  uint32_t row_m;  // first row of D
+  uint32_t row_n;  // first column of D, a row of B
+  uint32_t end_m;  // where the group's rows end
+  uint32_t group;
+  bool is_narrow = false;  // it is only the first kUnitN columns
+};
+
+// What follows the last tile: any other ends behind a row.
+constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
+
+// By the warp that finds tiles. `number` counts those that were dealt before.
+DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  if (ptx::lane_index() == 0) {
+    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
+    const uint32_t last_word = tile.group | static_cast<uint32_t>(tile.is_narrow) << 31;
+    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);
+    ptx::mbarrier_arrive(&queue.full[slot]);
+  }
+  ptx::syncwarp();
+  ++number;
+}
+
+// By a thread, or a warp: reads a tile that is there, and gives the slot back.
+template <bool kIsWarp>
+DEVICE void take(TileQueue& queue, uint32_t& number, Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
+  ptx::Uint4 words = dealt;
+  if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
+    words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
+  tile = {words.x, words.y, words.z, words.w & kGroupOfWord, words.w >> 31 != 0};
+  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
+  ++number;
+}
+
+template <bool kIsWarp>
+DEVICE bool next_of_queue(TileQueue& queue, uint32_t& number, Tile& tile) {
+  const uint32_t slot = number % kTileSlots;
+  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
+  take<kIsWarp>(queue, number, tile);
+  return tile.end_m != kNoMoreTiles.end_m;
+}
+
+using TileToLoad = Tile;
+
+struct Tiles {
+  uint32_t rows, tiles_m, tiles_n, next_tile;
+  Stretches stretches;
+
+  DEVICE Tiles(const Params& p, WorkStorage& storage)
+      : rows(p.m),
+        tiles_m(ceil_div(p.m, kBlockM)),
+        tiles_n(ceil_div(p.n, kBlockN)),
+        next_tile(ptx::block_index()),
+        stretches(storage.queue.window) {}
+
+  // By a whole warp.
+  DEVICE bool find_next(const Groups& groups, Tile& tile) {
+    FoundTile found{};
+    if (!find(groups, found)) return false;
+    rows = found.stretch.end - found.stretch.first;
+    tiles_m = found.stretch.tiles_m();
+    const TileIndex index = place_in_raster(found.number, tiles_m, tiles_n);
+    tile.row_m = index.m * kBlockM;
+    tile.row_n = index.n * kBlockN;
+    // Tall tiles end low first, so as to multiply few rows in vain, and are moved up to whole units of 64 rows.
+    const uint32_t rows_of_units = ceil_div(rows - tile.row_m, 64) * 64;
+    const uint32_t height = kHasShortTiles && rows_of_units < kBlockM ? rows_of_units : kBlockM;
+    move_up(tile.row_m, rows, height);
+    tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
+    if (found.is_second_half) tile.row_n += kUnitN;  // past the last column of D perhaps
+    tile.is_narrow = found.is_half;
+    next_tile += ptx::grid_size();
+    return true;
+  }
+
+  // Where this CTA's next tile is; or, in a last wave of no more tiles than half of the CTAs, the half of a tile that it
+  // takes: two CTAs share each. Whether the wave has more is seen by its middle. The three are looked for in the order of
+  // their numbers.
+  DEVICE bool find(const Groups& groups, FoundTile& found) {
+    const uint32_t cta = ptx::block_index(), wave = next_tile - cta, middle = wave + ptx::grid_size() / 2;
+    // A search through ids would keep the first tile waiting.
+    if (!kCutsLastTiles || (kGroups == kGroupIds && wave == 0)) return stretches.find(groups, tiles_n, next_tile, found);
+    FoundTile shared{};
+    bool is_tile = false, is_shared = false;
+#pragma unroll 1  // one code for all searches
+    for (uint32_t search = 0; search < 3; ++search) {
+      const bool is_low = (search == 1) == (next_tile < middle);
+      const uint32_t wanted = search == 0 ? wave + cta / 2 : is_low ? next_tile : middle;
+      FoundTile at_hand;
+      if (!stretches.find(groups, tiles_n, wanted, at_hand)) break;
+      if (search == 0) shared = at_hand, is_shared = true;
+      if (wanted == next_tile) found = at_hand, is_tile = true;
+      if (wanted == middle) is_shared = false;
+    }
+    if (!is_shared) return is_tile;
+    found = shared, found.is_half = true, found.is_second_half = cta % 2 == 1;
+    return true;
+  }
+};
+
+// By the loading thread, or a math warp.
+constexpr bool kFindsWhileLoading = false;
+template <typename Shared>
+DEVICE void find_and_load(const Params&, Shared&, RingPosition&) {}
+constexpr bool kTakesLate = false;
+DEVICE void take_place(WorkStorage&, Tile&, uint32_t&) {}
+
+template <bool kIsWarp>
+DEVICE bool next_tile(WorkStorage& storage, Tiles&, Tile& tile, uint32_t& number) {
+  return next_of_queue<kIsWarp>(storage.queue, number, tile);
+}
+
+// By the producer's warps other than the one that loads.
+DEVICE void deal_tiles(const Params& p, WorkStorage& storage, Tiles& tiles, Tile& tile, uint32_t& number, uint32_t warp) {
+  if (warp != 1) return;
+  while (tiles.find_next(p.groups, tile)) deal(storage.queue, number, tile);
+  deal(storage.queue, number, kNoMoreTiles);
+  if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
+}
+
+DEVICE KBlocks k_blocks_of(const Params& p, const Tile&) { return KBlocks(p.k); }
+
+// What a warpgroup computes of a tile: nothing if the group ends before its rows; the first of its units if the tile is short
+// or narrow.
+constexpr bool kMayBeLow = true;
+constexpr bool kHasParts = kUnitsOfPart > 0;
+constexpr uint32_t kFirstUnits = kHasParts ? kUnitsOfPart : kUnitsPerWarpgroup;
+
+// One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+DEVICE bool rows_end_at(const Tile& tile, uint32_t row) { return ptx::all_sync(tile.row_m + row >= tile.end_m); }
+
+template <typename EndsAt>
+DEVICE bool is_part_of(const Tile& tile, uint32_t warpgroup, const EndsAt& ends_at) {
+  return kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) : tile.is_narrow;
+}
+
+DEVICE float (&units_of_part(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kFirstUnits][kUnitN / 2] {
+  return reinterpret_cast<float(&)[kFirstUnits][kUnitN / 2]>(total);
+}
+
+// ---- Rows that are not the group's
+//
+// A box of a tensor map must not reach past the end of its group's rows, neither to write nor to load. A and D are
+// described with one dimension more: `height` rows, the box's, and as many places where they may begin, one pitch apart.
+//
+//   address of box row i = base + (i_first + i + place) * pitch      i_first + i < height is the hardware's bound
+//
+// The base lies `height` rows before the tensor. So the box that begins in place row + r, with its first row at height -
+// r, has r rows from `row` on, and the rest of it is out of bounds: it loads as zeros and is not stored.
+struct ClippedBox {
+  uint32_t first, place;
+
+  DEVICE ClippedBox(uint32_t row, uint32_t end, uint32_t height) {
+    const uint32_t rows = row >= end ? 0 : end - row < height ? end - row : height;
+    first = height - rows, place = row + rows;
+  }
+};
+
+// How many rows of A are loaded for a tile: whole boxes, as far as the group has rows. What lies in the slot behind them is
+// not multiplied, or by a warpgroup whose rows there are not stored.
+DEVICE uint32_t rows_loaded(const Tile& tile) {
+  const uint32_t boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);
+  return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
+}
+
+// Which of the row-grouped matrices: with kGroupCounts each group has its own.
+DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? tile.group : 0; }
+
+// Scales that are loaded ahead of a tile's own: TMA loads from a multiple of 16 bytes on, and a group begins at any row.
+DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile.row_m % 4 : 0; }
+
+// ---- Loads
+
+DEVICE uint32_t bytes_of_slot(const Params&, const Tile& tile) {
+  return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK - (tile.is_narrow ? kBlockN - kBoxRowsOfB : 0) * kBlockK;
+}
+
+struct TileLoad {
+  const Params& p;
+  const Tile& tile;
+  uint32_t slot_bytes;
+
+  DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(p_), tile(tile_), slot_bytes(bytes_of_slot(p_, tile_)) {}
+
+  DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockM; row += kBoxRowsOfA) {
+      if (row >= rows_loaded(tile)) break;
+      const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
+      ptx::tma_load_4d(&p.map_a, slot.full, slot.a + row * kBlockK, k, box.first, box.place, plane_of(tile));
+    }
+#pragma unroll
+    for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB) {
+      if (row > 0 && tile.is_narrow) break;
+      ptx::tma_load_3d(&p.map_b, slot.full, slot.b + row * kBlockK, k, tile.row_n + row, tile.group);
+    }
+    ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales, tile.row_m - skipped_scales(tile), k_block, plane_of(tile));
+    if constexpr (kSfbIsPerRow)
+      ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block, tile.group);
+  }
+};
+
+// ---- B's scales, and D. There is no C, and nothing is added to D.
+
+DEVICE const float* sfb_of(const Params& p, const Tile& tile) { return p.sfb + tile.group * p.groups.sfb_stride; }
+DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }
+
+DEVICE bool has_rows(const Tile& tile, uint32_t row_m, uint32_t rows) {
+  return kHasWholeD && row_m + rows <= tile.end_m;
+}
+
+DEVICE void store_panel_of(const Params& p, const Tile& tile, const Span&, const uint8_t* panel, uint32_t column,
+                           uint32_t row, bool is_whole) {
+  if (kHasWholeD && is_whole) {
+    ptx::tma_store_3d(&p.map_whole_d, panel, column, row, plane_of(tile));
+  } else {
+    const ClippedBox rows(row, tile.end_m, 64);
+    ptx::tma_store_4d(&p.map_d, panel, column, rows.first, rows.place, plane_of(tile));
+  }
+}
+
+DEVICE void prefetch_panel_of(const Params&, const Tile&, const Span&, uint32_t, uint32_t) {}
