@@ -209,7 +209,7 @@ MUTATIONS = [
     *_swap("depths", '"num_k_blocks": p.sfa.shape[1]', '"num_k_blocks": p.sfa.shape[1] - 1', *DEPTHS),
     *_swap("depths", 'Place("a", A), Place("b", B)', 'Place("a", B), Place("b", A)', *DEPTHS),
     *_swap("depths", 'Place("ks", KS)', 'Place("ks", A)', *DEPTHS),
-    *_swap("depths", 'Place("groups.k_groups", ROOM)', 'Place("groups.k_groups", A)', *DEPTHS),
+    *_swap("depths", 'Place("groups.by_depth", ROOM)', 'Place("groups.by_depth", A)', *DEPTHS),
     *_swap("depths", 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', *DEPTHS),
     *_swap("depths", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', *DEPTHS),
     *_swap("depths", 'Place("map_d", D)', 'Place("map_d", A)', *DEPTHS),

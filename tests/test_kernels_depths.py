@@ -62,7 +62,7 @@ def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmCon
     assert found["ks"] == (0 if p.ks_tensor is None else p.ks_tensor.data_ptr())
     room = found["k_groups"]
     found = words_of_members(DEPTHS_PARAMS, product.words)
-    assert found["groups.k_groups"] == room != 0
+    assert found["groups.by_depth"] == room != 0
     assert [found[name] for name in ("map_sfa", "map_sfb", "map_d", "d")] == [
         x.data_ptr() for x in (p.sfa, p.sfb, p.d, p.d)
     ]
@@ -103,7 +103,7 @@ def test_depths_that_are_wrong_are_refused_on_a_call_that_was_seen(gpu: FakeGpu,
 
 
 def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGpu) -> None:
-    at, held = DEPTHS_PARAMS.word("groups.k_groups"), []
+    at, held = DEPTHS_PARAMS.word("groups.by_depth"), []
     empty = torch.empty
 
     def rooms(calls: int) -> set[int]:

@@ -16,6 +16,7 @@
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
+#include "params_layout.cuh"  // asserts that Params lies as kernels/params.py packs it
 
 struct SharedStorage {
   OutputStorage output;

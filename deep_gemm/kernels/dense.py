@@ -171,7 +171,6 @@ def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver
         "m": p.m,
         "n": p.n,
         "k": p.k,
-        **fp8_gemm.NO_GROUPS,
     }
     if config.sfb_is_per_row:
         del numbers["map_sfb"]

@@ -215,7 +215,7 @@ def plan_of(
         Place("map_d", D),
         Place("d", D),
         Place("c", C),
-        Place("groups.k_groups", ROOM),
+        Place("groups.by_depth", ROOM),
     )
     numbers: dict[str, int | bytes] = {
         "map_a": b"",  # each group has its own, in the room that the other kernel fills
@@ -230,9 +230,6 @@ def plan_of(
         "k": 0,
         "groups.c_stride": 0 if p.c is None else p.c.stride(0),
         "groups.count": p.num_groups,
-        "groups.rows": 0,
-        "groups.alignment": 0,
-        "groups.zeroes_padding": 0,
     }
     plan = DepthsPlan(p, DEPTHS_PARAMS, numbers, maps, places, launcher, grid(config, p, num_sms))
     plan.make_maps = _plan_of_maps(p, config, launcher_of_maps)

@@ -18,7 +18,7 @@ NAME = "fp8_gemm_kernel"
 
 
 def _params(last_map: str, *work: Field) -> Params:
-    """`Params` of cuda/fp8_gemm.cuh, which ends with what one kind of work needs."""
+    """`Product` of cuda/params.cuh, and what the `Params` of one kind of work, in cuda/work, add to it."""
     return Params(
         "Params",
         Field("map_a", Kind.MAP),
@@ -40,24 +40,22 @@ def _params(last_map: str, *work: Field) -> Params:
     )
 
 
-def _work(pointer: str, stride: str) -> tuple[Field, ...]:
-    return (
-        Field(f"groups.{pointer}", Kind.POINTER),
-        Field(f"groups.{stride}", Kind.UINT64),
-        Field("groups.count", Kind.UINT32),
-        Field("groups.rows", Kind.UINT32),
-        Field("groups.alignment", Kind.UINT32),
-        Field("groups.zeroes_padding", Kind.UINT32),
-    )
-
-
-NO_GROUPS: dict[str, int] = dict.fromkeys([field.name for field in _work("layout", "sfb_stride")], 0)
-DENSE_PARAMS = _params("map_sfb", *_work("layout", "sfb_stride"))
-ROWS_PARAMS = {
-    "by block": _params("map_whole_d", *_work("layout", "sfb_stride")),
-    "by row": _params("map_sfb", *_work("layout", "sfb_stride")),
-}
-DEPTHS_PARAMS = _params("map_sfb", *_work("k_groups", "c_stride"))
+_ROWS = (
+    Field("groups.layout", Kind.POINTER),
+    Field("groups.sfb_stride", Kind.UINT64),
+    Field("groups.count", Kind.UINT32),
+    Field("groups.rows", Kind.UINT32),
+    Field("groups.alignment", Kind.UINT32),
+    Field("groups.zeroes_padding", Kind.UINT32),
+)
+DENSE_PARAMS = _params("map_sfb")
+ROWS_PARAMS = {"by block": _params("map_whole_d", *_ROWS), "by row": _params("map_sfb", *_ROWS)}
+DEPTHS_PARAMS = _params(
+    "map_sfb",
+    Field("groups.by_depth", Kind.POINTER),
+    Field("groups.c_stride", Kind.UINT64),
+    Field("groups.count", Kind.UINT32),
+)
 
 
 def params_of(config: GemmConfig) -> Params:
@@ -140,6 +138,5 @@ def loaded(config: GemmConfig, device: int) -> driver.Kernel:
 def launcher(config: GemmConfig, device: int, is_dependent: bool) -> driver.Launcher:
     """Get the way a configuration is launched on a device."""
     kernel = loaded(config, device)
-    return driver.Launcher(
-        kernel, DENSE_PARAMS.size, config.num_threads, config.cluster_size, is_dependent=is_dependent
-    )
+    size = params_of(config).size
+    return driver.Launcher(kernel, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
