@@ -65,59 +65,43 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
 
   Tiles tiles(p, shared.work);
   RingPosition at;
-  TileToLoad tile;
-  uint32_t number = 0;
   // Before registers move: ptxas puts shuffles where lanes may have parted into code that both roles share, and that takes
   // registers which the producer's warps no longer have (an illegal instruction on an H200).
   const uint32_t warp = ptx::warp_index() % 4;
   if (is_producer) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0 && ptx::elect_sync()) {
-      if constexpr (kFindsWhileLoading)
-        find_and_load(p, shared, at);
-      else
-        while (next_tile<false>(shared.work, tiles, tile, number)) load_tile(p, shared, tile, at);
+      tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at); });
       ptx::griddepcontrol_launch_dependents();
       // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)
         for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
     }
-    deal_tiles(p, shared.work, tiles, tile, number, warp);
+    tiles.find_for_others(warp);
   } else {
     ptx::setmaxnreg_inc<kMathRegisters>();
     const Operands operands(shared.a[0], shared.b[0], shared.scales[0], warpgroup);
-    uint32_t buffer = 0, parity = 0;
-    float total[kUnitsPerWarpgroup][kUnitN / 2];
+    Output output(shared.output, shared.output_barriers, warpgroup);
+    Totals total;
     FirstScales first_scales;
-    bool has_total = false, is_part = false;
+    Share share;  // of the tile that was multiplied last
+    Tile tile;
     while (true) {
       // The next tile is taken, and its first scales are asked for, before the totals of the last one are stored: the answer
       // would keep the first product waiting.
-      if (kTakesLate && has_total) take_place(shared.work, tile, number);
+      if (share.is_any) tiles.finish(tile);
       const Tile done = tile;
-      const bool is_tile = next_tile<true>(shared.work, tiles, tile, number);
+      const bool is_tile = tiles.next(tile);
       if (is_tile) begin_scales(p, tile, first_scales);
-      if (has_total) {
-        if (is_part)
-          store_tile(p, shared.output, shared.output_barriers, done, warpgroup, buffer, parity, units_of_part(total));
-        else
-          store_tile(p, shared.output, shared.output_barriers, done, warpgroup, buffer, parity, total);
-      }
+      if (share.is_any) share.with(total, [&](auto& units) { output.store_tile(p, done, units); });
       if (!is_tile) break;
-      const auto ends_at = [&](uint32_t row) { return rows_end_at(tile, row); };
-      has_total = !(kMayBeLow && kNumMathWarpgroups > 1 && ends_at(warpgroup * 64));
-      if (!has_total) {
-        skip_tile(p, shared.ring, tile, at);
-        continue;
-      }
-      if constexpr (kHasParts) is_part = is_part_of(tile, warpgroup, ends_at);
-      if (is_part)
-        multiply_tile(p, shared.ring, operands, first_scales, tile, at, units_of_part(total));
+      share.set(tile, warpgroup);
+      if (share.is_any)
+        share.with(total, [&](auto& units) { multiply_tile(p, shared.ring, operands, first_scales, tile, at, units); });
       else
-        multiply_tile(p, shared.ring, operands, first_scales, tile, at, total);
+        skip_tile(p, shared.ring, tile, at);
     }
-    // No warpgroup ends while TMA reads its shared memory.
-    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
+    output.finish();
   }
   leave();
 }

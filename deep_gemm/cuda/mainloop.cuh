@@ -40,24 +40,23 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
                               float (&total)[kUnits][kUnitN / 2]) {
   constexpr uint32_t kPieces = kCount * kUnits, kLag = kNumPartials - 1;
   RingPosition slots[kCount];
-  Sfb sfb[kCount];
-  float sfa[kPieces][2], partial[kNumPartials][kUnitN / 2];
+  RunScales<kCount, kUnits> scales(operands.scales, tile_scales);
+  float partial[kNumPartials][kUnitN / 2];
 #pragma unroll
   for (uint32_t i = 0; i < kPieces + kLag; ++i) {
     if (i < kPieces) {
       const uint32_t k_block = i / kUnits, unit = i % kUnits;
       if (unit == 0) {
         slots[k_block] = at;
-        begin_k_block(tile_scales, k_block_of_32 + k_block, sfb[k_block]);
+        scales.begin_k_block(k_block, k_block_of_32 + k_block);
         if (!is_loaded) wait_until_loaded(ring, at);
       }
       const uint32_t stage = slots[k_block].stage;
-      const float* sfa_of_unit = operands.scales.sfa + stage * kScales + row_of_unit(unit);
-      load_ahead<kUnits>(operands.scales, at, unit, sfa_of_unit, sfb[k_block], sfa, i);
+      scales.load_ahead(stage, k_block, unit);
       issue_unit(partial[i % kNumPartials],
                  operands.a + stage * (kABytes / 16) + row_of_unit(unit) * (kBlockK / 16),
                  operands.b + stage * (kBBytes / 16) + column_of_unit(unit) * (kBlockK / 16));
-      load_behind(sfa_of_unit, sfa[i]);
+      scales.load_behind(stage, k_block, unit);
       if (unit + 1 == kUnits) {
         // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
         at = at.next();
@@ -67,9 +66,8 @@ DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileSc
     if (i >= kLag) {
       const uint32_t done = i - kLag, k_block = done / kUnits, unit = done % kUnits;
       if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
-      promote(total[unit], partial[done % kNumPartials], sfa[done], sfb[k_block], tile_scales, operands.scales,
-              slots[k_block].stage, unit, unit + 1 == kUnits,
-              [&](float loaded) { release(ring, slots[k_block], ptx::lane_index(), loaded); });
+      scales.promote(total[unit], partial[done % kNumPartials], slots[k_block].stage, k_block, unit,
+                     [&](float loaded) { release(ring, slots[k_block], ptx::lane_index(), loaded); });
     }
   }
 }
@@ -96,7 +94,6 @@ DEVICE TileScales scales_of_b(const Params& p, const Tile& tile) {
 
 // Asks for the scales of B that a tile's first k-blocks need.
 DEVICE void begin_scales(const Params& p, const Tile& tile, FirstScales& first) {
-  if constexpr (kSfbIsPerRow) return;
   const KBlocks k_blocks = k_blocks_of(p, tile);
   if (!k_blocks.are_none()) scales_of_b(p, tile).ask(k_blocks.first, first);
 }

@@ -61,3 +61,22 @@ struct KBlocks {
   // There may be fewer runs than CTAs.
   DEVICE bool are_none() const { return kClusterK > 1 && first == end; }
 };
+
+// ---- What a warpgroup computes of a tile: all of its units. work/rows.cuh has another answer.
+
+using Totals = float[kUnitsPerWarpgroup][kUnitN / 2];
+
+struct WholeShare {
+  bool is_any = false;  // not before the first tile
+
+  template <typename Tile>
+  DEVICE void set(const Tile&, uint32_t) {
+    is_any = true;
+  }
+
+  // Calls `use` with the totals of the units that are computed.
+  template <typename Use>
+  DEVICE void with(Totals& total, const Use& use) const {
+    use(total);
+  }
+};

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from . import ptxas_log
 
 ARCH = "sm_90a"
-DEFAULT_OPTIONS = ("--std=c++17",)
+DEFAULT_OPTIONS = ("--std=c++17", "--device-as-default-execution-space",)
 
 
 class CompilerMissing(RuntimeError):  # noqa: N818  "CompilerMissingError" would say less

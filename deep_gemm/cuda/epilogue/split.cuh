@@ -54,31 +54,39 @@ DEVICE void store_sum(uint8_t* d, uint64_t d_pitch, const uint8_t* c, uint64_t c
   }
 }
 
-// Adds up what the CTAs have of a tile, and stores this CTA's share of it. `parity` is that of the exchange, which takes a
-// tile at a time.
-DEVICE void store_tile(const Params& p, OutputStorage& storage, OutputBarriers& barriers, const Tile& tile, uint32_t,
-                       uint32_t&, uint32_t& parity, float (&total)[kUnitsPerWarpgroup][kUnitN / 2]) {
-  float* exchange = storage.exchange;
-  constexpr uint32_t kShare = chunks_per_cta(kAccumulators), kQuadsPerUnit = kUnitN / 8;
-  const uint32_t rank = ptx::cluster_rank(), warp = ptx::warp_index(), lane = ptx::lane_index();
-  if (warp == 0 && lane == 0) expect_chunks<kAccumulators>(&barriers.received, rank);  // some may have come already
-  ptx::mbarrier_wait_parity(&barriers.consumed, parity ^ 1);
-  send_chunks(reinterpret_cast<float(&)[kAccumulators]>(total), exchange, &barriers.received, rank, warp, lane);
-  ptx::mbarrier_wait_parity_cluster(&barriers.received, parity);
-  parity ^= 1;
-  for (uint32_t chunk_of_cta = warp; chunk_of_cta < kShare; chunk_of_cta += kNumMathWarps) {
-    const uint32_t chunk = rank * kShare + chunk_of_cta;
-    if (chunk >= chunks_of_tile(kAccumulators)) break;
-    const uint32_t unit = chunk / kNumMathWarps / kQuadsPerUnit, quad = chunk / kNumMathWarps % kQuadsPerUnit;
-    const uint32_t owner = chunk % kNumMathWarps;  // whose registers it was in
-    const uint32_t row = owner / 4 * 64 + unit / kUnitsAlongN * kUnitStride + owner % 4 * 16;
-    store_sum(p.d, p.d_pitch, p.c, p.c_pitch, sum_chunk<kAccumulators>(exchange, chunk_of_cta, lane), tile.row_m + row,
-              tile.row_n + column_of_unit(unit) + quad * 8, p.m, p.n, lane);
+// Adds up what the CTAs have of a tile, and stores this CTA's share of it.
+struct Output {
+  float* exchange;
+  OutputBarriers& barriers;
+  uint32_t parity = 0;  // of the exchange, which takes a tile at a time
+
+  DEVICE Output(OutputStorage& storage, OutputBarriers& barriers_, uint32_t)
+      : exchange(storage.exchange), barriers(barriers_) {}
+
+  DEVICE void store_tile(const Params& p, const Tile& tile, Totals& total) {
+    constexpr uint32_t kShare = chunks_per_cta(kAccumulators), kQuadsPerUnit = kUnitN / 8;
+    const uint32_t rank = ptx::cluster_rank(), warp = ptx::warp_index(), lane = ptx::lane_index();
+    if (warp == 0 && lane == 0) expect_chunks<kAccumulators>(&barriers.received, rank);  // some may have come already
+    ptx::mbarrier_wait_parity(&barriers.consumed, parity ^ 1);
+    send_chunks(reinterpret_cast<float(&)[kAccumulators]>(total), exchange, &barriers.received, rank, warp, lane);
+    ptx::mbarrier_wait_parity_cluster(&barriers.received, parity);
+    parity ^= 1;
+    for (uint32_t chunk_of_cta = warp; chunk_of_cta < kShare; chunk_of_cta += kNumMathWarps) {
+      const uint32_t chunk = rank * kShare + chunk_of_cta;
+      if (chunk >= chunks_of_tile(kAccumulators)) break;
+      const uint32_t unit = chunk / kNumMathWarps / kQuadsPerUnit, quad = chunk / kNumMathWarps % kQuadsPerUnit;
+      const uint32_t owner = chunk % kNumMathWarps;  // whose registers it was in
+      const uint32_t row = owner / 4 * 64 + unit / kUnitsAlongN * kUnitStride + owner % 4 * 16;
+      store_sum(p.d, p.d_pitch, p.c, p.c_pitch, sum_chunk<kAccumulators>(exchange, chunk_of_cta, lane), tile.row_m + row,
+                tile.row_n + column_of_unit(unit) + quad * 8, p.m, p.n, lane);
+    }
+    // The next tile's chunks may come once all warps of this CTA have read theirs.
+    ptx::bar_sync(1, kNumMathWarps * 32);
+    if (warp == 0 && lane < kClusterK) ptx::mbarrier_arrive_cluster(&barriers.consumed, lane);
   }
-  // The next tile's chunks may come once all warps of this CTA have read theirs.
-  ptx::bar_sync(1, kNumMathWarps * 32);
-  if (warp == 0 && lane < kClusterK) ptx::mbarrier_arrive_cluster(&barriers.consumed, lane);
-}
+
+  DEVICE void finish() {}
+};
 
 // A CTA whose tiles are done may still be told that another has consumed its chunks.
 DEVICE void leave() { ptx::cluster_sync(); }

@@ -26,14 +26,14 @@ DEVICE void prefetch_output_map(const Params& p) { ptx::prefetch_tensormap(&p.ma
 // comes sooner takes the place of operands in the L2 for longer.
 DEVICE void prefetch_d(const Params& p, const Tile& tile, uint32_t k_block, uint32_t num_k_blocks) {
   if constexpr (!kAddsToD) return;
-  const Span span(p.n);
+  const Destination to(p, tile, 0);
   constexpr uint32_t kAlongN = kBlockN / kPanelColumns, kPanels = kBlockM / 64 * kAlongN;
   const uint32_t share = ceil_div(kPanels, num_k_blocks), first_k_block = num_k_blocks - ceil_div(kPanels, share);
   if (k_block < first_k_block) return;
   const uint32_t first = (k_block - first_k_block) * share;
   for (uint32_t panel = first; panel < first + share && panel < kPanels; ++panel) {
     const uint32_t row = tile.row_m + panel / kAlongN * 64, column = tile.row_n + panel % kAlongN * kPanelColumns;
-    prefetch_panel_of(p, tile, span, column, row);
+    to.prefetch(column, row);
   }
 }
 
@@ -59,54 +59,60 @@ DEVICE void add_c(float (&total)[kUnitN / 2], const uint8_t* c, uint64_t pitch, 
   }
 }
 
-// All of a warpgroup's rows of a tile.
-template <uint32_t kUnits>
-DEVICE void store_rows(const Params& p, const Tile& tile, const Span& span, uint8_t* buffers, uint32_t& buffer,
-                       const float (&total)[kUnits][kUnitN / 2], uint32_t row_m, uint32_t warpgroup) {
-  const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
-  const bool is_storing_thread = warp_of_four == 0 && lane == 0;
-  const uint32_t named_barrier = 1 + warpgroup;  // 0 is that of the whole block
-  constexpr uint32_t kPanels = kUnits * kPanelsPerUnit, kAtOnce = kPanels < kPanelsPerStore ? kPanels : kPanelsPerStore;
-  static_assert(kPanels % kAtOnce == 0, "panels must fill a tile");
-  const bool is_whole = has_rows(tile, row_m, row_of_unit(kUnits - 1) + 64);
-#pragma unroll
-  for (uint32_t first = 0; first < kPanels; first += kAtOnce) {
-    uint8_t* panels = buffers + buffer * kStoreBufferBytes;
-    // The store that last used this buffer is kNumStoreBuffers ago; TMA must have read what it stores.
-    if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();
-    ptx::bar_sync(named_barrier, 128);
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
-      write_panel(panels + i * kPanelBytes, span, &total[unit][column / 2], warp_of_four, lane);
+// What a warpgroup stores, tile by tile.
+struct Output {
+  uint8_t* buffers;  // the warpgroup's own
+  uint32_t warpgroup, next_buffer = 0;
+
+  DEVICE Output(OutputStorage& storage, OutputBarriers&, uint32_t warpgroup_)
+      : buffers(storage.buffers + warpgroup_ * kNumStoreBuffers * kStoreBufferBytes), warpgroup(warpgroup_) {}
+
+  template <uint32_t kUnits>
+  DEVICE void store_tile(const Params& p, const Tile& tile, float (&total)[kUnits][kUnitN / 2]) {
+    const uint32_t row_m = tile.row_m + warpgroup * 64;
+    if constexpr (kWithC) {
+      const uint8_t* c = c_of(p, tile);
+#pragma unroll  // `total` stays in registers only while its indices are known at compile time
+      for (uint32_t unit = 0; unit < kUnits; ++unit)
+        add_c(total[unit], c, p.c_pitch, row_m + row_of_unit(unit) + ptx::warp_index() % 4 * 16,
+              tile.row_n + column_of_unit(unit), p.m, p.n, ptx::lane_index());
     }
-    ptx::fence_proxy_async_shared();  // every writing thread, before TMA reads what it wrote
-    ptx::bar_sync(named_barrier, 128);
-    if (is_storing_thread) {
+    const uint32_t warp_of_four = ptx::warp_index() % 4, lane = ptx::lane_index();
+    const bool is_storing_thread = warp_of_four == 0 && lane == 0;
+    const uint32_t named_barrier = 1 + warpgroup;  // 0 is that of the whole block
+    constexpr uint32_t kPanels = kUnits * kPanelsPerUnit, kAtOnce = kPanels < kPanelsPerStore ? kPanels : kPanelsPerStore;
+    static_assert(kPanels % kAtOnce == 0, "panels must fill a tile");
+    const Destination to(p, tile, row_m + row_of_unit(kUnits - 1) + 64);
+#pragma unroll
+    for (uint32_t first = 0; first < kPanels; first += kAtOnce) {
+      uint8_t* panels = buffers + next_buffer * kStoreBufferBytes;
+      // The store that last used this buffer is kNumStoreBuffers ago; TMA must have read what it stores.
+      if (is_storing_thread) ptx::tma_store_wait_read<kNumStoreBuffers - 1>();
+      ptx::bar_sync(named_barrier, 128);
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
-        const uint32_t d_column = tile.row_n + column_of_unit(unit) + column, d_row = row_m + row_of_unit(unit);
-        store_panel_of(p, tile, span, panels + i * kPanelBytes, d_column, d_row, is_whole);
+        write_panel(panels + i * kPanelBytes, to.span, &total[unit][column / 2], warp_of_four, lane);
       }
-      ptx::tma_store_commit();
+      ptx::fence_proxy_async_shared();  // every writing thread, before TMA reads what it wrote
+      ptx::bar_sync(named_barrier, 128);
+      if (is_storing_thread) {
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+          const uint32_t unit = (first + i) / kPanelsPerUnit, column = (first + i) % kPanelsPerUnit * kPanelColumns;
+          const uint32_t d_column = tile.row_n + column_of_unit(unit) + column, d_row = row_m + row_of_unit(unit);
+          to.store(panels + i * kPanelBytes, d_column, d_row);
+        }
+        ptx::tma_store_commit();
+      }
+      next_buffer = next_buffer + 1 == kNumStoreBuffers ? 0 : next_buffer + 1;
     }
-    buffer = buffer + 1 == kNumStoreBuffers ? 0 : buffer + 1;
   }
-}
 
-template <uint32_t kUnits>
-DEVICE void store_tile(const Params& p, OutputStorage& storage, OutputBarriers&, const Tile& tile, uint32_t warpgroup,
-                       uint32_t& buffer, uint32_t&, float (&total)[kUnits][kUnitN / 2]) {
-  const uint32_t row_m = tile.row_m + warpgroup * 64;
-  const uint8_t* c = c_of(p, tile);
-  if constexpr (kWithC)
-#pragma unroll  // `total` stays in registers only while its indices are known at compile time
-    for (uint32_t unit = 0; unit < kUnits; ++unit)
-      add_c(total[unit], c, p.c_pitch, row_m + row_of_unit(unit) + ptx::warp_index() % 4 * 16,
-            tile.row_n + column_of_unit(unit), p.m, p.n, ptx::lane_index());
-  uint8_t* buffers = storage.buffers + warpgroup * kNumStoreBuffers * kStoreBufferBytes;
-  store_rows(p, tile, Span(p.n), buffers, buffer, total, row_m, warpgroup);
-}
+  // No warpgroup ends while TMA reads its shared memory.
+  DEVICE void finish() {
+    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();
+  }
+};
 
 DEVICE void leave() {}

@@ -75,41 +75,38 @@ struct TileScales {
   }
 };
 
-// total = fma(partial, round(sfa * sfb), total), for one 64 x kUnitN unit whose columns begin at `unit_column`.
-DEVICE void promote_unit(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2],
-                         const TileScales& tile_scales, const float (&sfb)[kScalesPerTile], uint32_t unit_column) {
-  constexpr uint32_t kChunk = kScaleChunk < kUnitN ? kScaleChunk : kUnitN;
-#pragma unroll
-  for (uint32_t column = 0; column < kUnitN; column += kChunk) {
-    const float scale_of_b = tile_scales.at_column(sfb, unit_column + column);
-    const float scale[2] = {sfa[0] * scale_of_b, sfa[1] * scale_of_b};
-#pragma unroll
-    for (uint32_t i = column / 2; i < (column + kChunk) / 2; ++i)
-      total[i] = ptx::fma(partial[i], scale[i / 2 % 2], total[i]);
+// The scales of kCount k-blocks in a line, each multiplied in kUnits units.
+template <uint32_t kCount, uint32_t kUnits>
+struct RunScales {
+  const ThreadScales& in_first_slot;
+  const TileScales& of_tile;
+  float sfa[kCount * kUnits][2], sfb[kCount][kScalesPerTile];
+
+  DEVICE RunScales(const ThreadScales& in_first_slot_, const TileScales& of_tile_)
+      : in_first_slot(in_first_slot_), of_tile(of_tile_) {}
+
+  DEVICE void begin_k_block(uint32_t k_block, uint32_t k_block_of_32) { of_tile.of_k_block(k_block_of_32, sfb[k_block]); }
+
+  DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t unit) {
+    load_scales(in_first_slot.sfa + stage * kScales + row_of_unit(unit), sfa[k_block * kUnits + unit]);
   }
-}
 
-// ---- In the main loop
+  DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}
 
-// B's scales of one k-block.
-using Sfb = float[kScalesPerTile];
-
-DEVICE void begin_k_block(const TileScales& of_tile, uint32_t k_block_of_32, Sfb& sfb) {
-  of_tile.of_k_block(k_block_of_32, sfb);
-}
-
-template <uint32_t kUnits, uint32_t kPieces>
-DEVICE void load_ahead(const ThreadScales&, const RingPosition&, uint32_t, const float* sfa_of_unit, Sfb&, float (&sfa)[kPieces][2],
-                       uint32_t piece) {
-  load_scales(sfa_of_unit, sfa[piece]);
-}
-
-DEVICE void load_behind(const float*, float (&)[2]) {}
-
-template <typename Release>
-DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2], const Sfb& sfb,
-                    const TileScales& of_tile, const ThreadScales&, uint32_t, uint32_t unit, bool is_last,
-                    const Release& release_slot) {
-  if (is_last) release_slot(sfa[1]);
-  promote_unit(total, partial, sfa, of_tile, sfb, column_of_unit(unit));
-}
+  // total = fma(partial, round(sfa * sfb), total)
+  template <typename Release>
+  DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], uint32_t, uint32_t k_block,
+                      uint32_t unit, const Release& release_slot) const {
+    const float(&rows)[2] = sfa[k_block * kUnits + unit];
+    if (unit + 1 == kUnits) release_slot(rows[1]);
+    constexpr uint32_t kChunk = kScaleChunk < kUnitN ? kScaleChunk : kUnitN;
+#pragma unroll
+    for (uint32_t column = 0; column < kUnitN; column += kChunk) {
+      const float scale_of_b = of_tile.at_column(sfb[k_block], column_of_unit(unit) + column);
+      const float scale[2] = {rows[0] * scale_of_b, rows[1] * scale_of_b};
+#pragma unroll
+      for (uint32_t i = column / 2; i < (column + kChunk) / 2; ++i)
+        total[i] = ptx::fma(partial[i], scale[i / 2 % 2], total[i]);
+    }
+  }
+};

@@ -2,32 +2,39 @@
 #pragma once
 #include "scales/rows_of_b.cuh"
 
-using Sfb = ptx::Float2[kUnitN / 8];
+template <uint32_t kCount, uint32_t kUnits>
+struct RunScales {
+  const ThreadScales& in_first_slot;
+  float sfa[kCount * kUnits][2];
+  ptx::Float2 sfb[kCount][kUnitN / 8];
 
-DEVICE void begin_k_block(const TileScales&, uint32_t, Sfb&) {}
+  DEVICE RunScales(const ThreadScales& in_first_slot_, const TileScales&) : in_first_slot(in_first_slot_) {}
 
-// Before the first unit's WGMMA: B's, and A's of all units.
-template <uint32_t kUnits, uint32_t kPieces>
-DEVICE void load_ahead(const ThreadScales& from, const RingPosition& at, uint32_t unit, const float*, Sfb& sfb,
-                       float (&sfa)[kPieces][2], uint32_t piece) {
-  if (unit > 0) return;
-  const auto of_slot = [&](const float* scales, uint32_t index) {
-    if constexpr (kLoadsScalesByAddress)
-      return ptx::smem_address(scales) + (at.stage * kScales + index) * 4;
-    else
-      return scales + at.stage * kScales + index;
-  };
+  DEVICE void begin_k_block(uint32_t, uint32_t) {}
+
+  // Before the first unit's WGMMA: B's, and A's of all units.
+  DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t unit) {
+    if (unit > 0) return;
+    const auto of_slot = [&](const float* scales, uint32_t index) {
+      if constexpr (kLoadsScalesByAddress)
+        return ptx::smem_address(scales) + (stage * kScales + index) * 4;
+      else
+        return scales + stage * kScales + index;
+    };
 #pragma unroll
-  for (uint32_t pair = 0; pair < kUnitN; pair += 8) sfb[pair / 8] = ptx::ld_shared_v2_f32(of_slot(from.sfb, pair));
+    for (uint32_t column = 0; column < kUnitN; column += 8)
+      sfb[k_block][column / 8] = ptx::ld_shared_v2_f32(of_slot(in_first_slot.sfb, column));
 #pragma unroll
-  for (uint32_t u = 0; u < kUnits; ++u) load_scales(of_slot(from.sfa, row_of_unit(u)), sfa[piece + u]);
-}
+    for (uint32_t u = 0; u < kUnits; ++u) load_scales(of_slot(in_first_slot.sfa, row_of_unit(u)), sfa[k_block * kUnits + u]);
+  }
 
-DEVICE void load_behind(const float*, float (&)[2]) {}
+  DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}
 
-template <typename Release>
-DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], const float (&sfa)[2], const Sfb& sfb,
-                    const TileScales&, const ThreadScales&, uint32_t, uint32_t, bool is_last, const Release& release_slot) {
-  if (is_last) release_slot(sfa[1]);
-  promote_by_row(total, partial, sfa, [&](uint32_t pair) { return sfb[pair / 8]; });
-}
+  template <typename Release>
+  DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], uint32_t, uint32_t k_block,
+                      uint32_t unit, const Release& release_slot) const {
+    const float(&rows)[2] = sfa[k_block * kUnits + unit];
+    if (unit + 1 == kUnits) release_slot(rows[1]);
+    promote_by_row(total, partial, rows, [&](uint32_t column) { return sfb[k_block][column / 8]; });
+  }
+};

@@ -45,6 +45,7 @@ struct Tiles {
         tiles_n(ceil_div(ceil_div(p.n, kBlockN), kClusterN)),
         next_tile(ptx::block_index() / kClusterSize) {}
 
+  // By the loading thread, or a math warp.
   DEVICE bool next(Tile& tile) {
     if (next_tile >= tiles_m * tiles_n) return false;
     const TileIndex index = place_in_raster(next_tile, tiles_m, tiles_n);
@@ -55,36 +56,21 @@ struct Tiles {
     next_tile += ptx::grid_size() / kClusterSize;
     return true;
   }
+
+  // By the loading thread.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    for (Tile tile; next(tile);) load(tile);
+  }
+
+  DEVICE void find_for_others(uint32_t) {}
+
+  DEVICE void finish(Tile&) {}
 };
-
-constexpr bool kFindsWhileLoading = false;
-template <typename Shared>
-DEVICE void find_and_load(const Params&, Shared&, RingPosition&) {}
-constexpr bool kTakesLate = false;
-DEVICE void take_place(WorkStorage&, Tile&, uint32_t&) {}
-
-template <bool kIsWarp>
-DEVICE bool next_tile(WorkStorage&, Tiles& tiles, Tile& tile, uint32_t&) {
-  return tiles.next(tile);
-}
-
-DEVICE void deal_tiles(const Params&, WorkStorage&, Tiles&, Tile&, uint32_t&, uint32_t) {}
 
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile&) { return KBlocks(p.k); }
 
-// A warpgroup computes its rows of every tile, all of them.
-constexpr bool kMayBeLow = false;
-constexpr bool kHasParts = false;
-
-DEVICE bool rows_end_at(const Tile&, uint32_t) { return false; }
-
-template <typename EndsAt>
-DEVICE bool is_part_of(const Tile&, uint32_t, const EndsAt&) {
-  return false;
-}
-DEVICE float (&units_of_part(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kUnitsPerWarpgroup][kUnitN / 2] {
-  return total;
-}
+using Share = WholeShare;
 
 // ---- Loads
 
@@ -129,19 +115,24 @@ DEVICE const float* sfb_of(const Params& p, const Tile&) { return p.sfb; }
 DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }
 DEVICE uint32_t skipped_scales(const Tile&) { return 0; }
 
-DEVICE bool has_rows(const Tile&, uint32_t, uint32_t) { return true; }
+// Where the panels of a tile lie in D.
+struct Destination {
+  const Params& p;
+  Span span;
 
-DEVICE void store_panel_of(const Params& p, const Tile&, const Span& span, const uint8_t* panel, uint32_t column,
-                           uint32_t row, bool) {
-  if constexpr (kPanelIsWide)
-    store_panel(&p.map_d, panel, 0, span.at_column(column), row);
-  else
-    store_panel(&p.map_d, panel, column, row);
-}
+  DEVICE Destination(const Params& p_, const Tile&, uint32_t) : p(p_), span(p_.n) {}
 
-DEVICE void prefetch_panel_of(const Params& p, const Tile&, const Span& span, uint32_t column, uint32_t row) {
-  if constexpr (kPanelIsWide)
-    ptx::tma_prefetch_3d(&p.map_d, 0, span.at_column(column), row);
-  else
-    ptx::tma_prefetch_2d(&p.map_d, column, row);
-}
+  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
+    if constexpr (kPanelIsWide)
+      store_panel(&p.map_d, panel, 0, span.at_column(column), row);
+    else
+      store_panel(&p.map_d, panel, column, row);
+  }
+
+  DEVICE void prefetch(uint32_t column, uint32_t row) const {
+    if constexpr (kPanelIsWide)
+      ptx::tma_prefetch_3d(&p.map_d, 0, span.at_column(column), row);
+    else
+      ptx::tma_prefetch_2d(&p.map_d, column, row);
+  }
+};

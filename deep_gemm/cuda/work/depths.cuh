@@ -41,79 +41,58 @@ DEVICE void prefetch_operand_maps(const Params& p) {
 // What follows the last tile has so many k-blocks: a group may have none, but not so many.
 constexpr Tile kNoMoreTiles = {0, 0, 0xffffffff, 0};
 
-// By the loading thread. `number` counts the tiles that were dealt before.
-DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
-  ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.num_k_blocks, tile.group);
-  ptx::mbarrier_arrive(&queue.full[slot]);
-  ++number;
-}
-
-// By a warp: reads a tile that is there, and gives the slot back.
-DEVICE void take(TileQueue& queue, uint32_t& number, Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
-  ptx::syncwarp();  // all lanes have read
-  tile = {dealt.x, dealt.y, dealt.z, dealt.w & kGroupOfWord};
-  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, ptx::lane_index() == 0);
-  ++number;
-}
-
 struct Tiles {
-  DEVICE Tiles(const Params&, WorkStorage&) {}
-};
+  const Params& p;
+  WorkStorage& storage;
+  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
 
-// The next tile's maps are on their way while this one's operands are loaded.
-constexpr bool kFindsWhileLoading = true;
-template <typename Shared>
-DEVICE void find_and_load(const Params& p, Shared& shared, RingPosition& at) {
-  WorkStorage& storage = shared.work;
-  KScheduler scheduler(p.groups, p.m, p.n, storage.mail);
-  TileToLoad tile, coming;
-  uint32_t dealt = 0;
-  bool is_coming = scheduler.next(coming);
-  while (is_coming) {
-    tile = coming;
-    if (kAddsToD && tile.num_k_blocks == 0) break;  // nor has any other tile something to add
-    deal(storage.queue, dealt, tile);
-    is_coming = scheduler.next(coming);
-    load_tile(p, shared, tile, at);
+  DEVICE Tiles(const Params& p_, WorkStorage& storage_) : p(p_), storage(storage_) {}
+
+  // By the loading thread. The next tile's maps are on their way while this one's operands are loaded.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    KScheduler scheduler(p.groups, p.m, p.n, storage.mail);
+    TileToLoad tile, coming;
+    bool is_coming = scheduler.next(coming);
+    while (is_coming) {
+      tile = coming;
+      if (kAddsToD && tile.num_k_blocks == 0) break;  // nor has any other tile something to add
+      deal(tile);
+      is_coming = scheduler.next(coming);
+      load(tile);
+    }
+    deal(kNoMoreTiles);
   }
-  deal(storage.queue, dealt, kNoMoreTiles);
-}
 
-template <bool kIsWarp>
-DEVICE bool next_tile(WorkStorage& storage, Tiles&, Tile& tile, uint32_t& number) {
-  const uint32_t slot = number % kTileSlots;
-  ptx::mbarrier_wait_parity(&storage.queue.full[slot], number / kTileSlots & 1);
-  tile.num_k_blocks = ptx::ld_shared_b32(&storage.queue.tiles[slot].z);
-  // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
-  return ptx::all_sync(tile.num_k_blocks != kNoMoreTiles.num_k_blocks);
-}
+  DEVICE void find_for_others(uint32_t) {}
 
-// Takes the place of the tile that was multiplied last, which stayed in the queue for want of registers.
-constexpr bool kTakesLate = true;
-DEVICE void take_place(WorkStorage& storage, Tile& tile, uint32_t& number) { take(storage.queue, number, tile); }
+  DEVICE void deal(const Tile& tile) {
+    storage.queue.deal(number, {tile.row_m, tile.row_n, tile.num_k_blocks, tile.group});
+    ++number;
+  }
 
-DEVICE void deal_tiles(const Params&, WorkStorage&, Tiles&, Tile&, uint32_t&, uint32_t) {}
+  // By a math warp: how deep the next tile is. The rest stays in the queue while it is multiplied, for want of registers.
+  DEVICE bool next(Tile& tile) {
+    storage.queue.wait_until_dealt(number);
+    tile.num_k_blocks = ptx::ld_shared_b32(&storage.queue.tile(number)->z);
+    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+    return ptx::all_sync(tile.num_k_blocks != kNoMoreTiles.num_k_blocks);
+  }
+
+  // Where the tile that was multiplied lies.
+  DEVICE void finish(Tile& tile) {
+    const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
+    ptx::syncwarp();  // all lanes have read
+    tile = {dealt.x, dealt.y, dealt.z, dealt.w & kGroupOfWord};
+    storage.queue.give_back(number, dealt.x, ptx::lane_index() == 0);
+    ++number;
+  }
+};
 
 DEVICE KBlocks k_blocks_of(const Params&, const Tile& tile) { return KBlocks(tile.num_k_blocks * kBlockK); }
 DEVICE KBlocks k_blocks_of(const Params&, const TileToLoad& tile) { return KBlocks(0, tile.num_k_blocks); }
 
-// A warpgroup computes its rows of every tile, all of them.
-constexpr bool kMayBeLow = false;
-constexpr bool kHasParts = false;
-
-DEVICE bool rows_end_at(const Tile&, uint32_t) { return false; }
-
-template <typename EndsAt>
-DEVICE bool is_part_of(const Tile&, uint32_t, const EndsAt&) {
-  return false;
-}
-DEVICE float (&units_of_part(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kUnitsPerWarpgroup][kUnitN / 2] {
-  return total;
-}
+using Share = WholeShare;
 
 // ---- Loads
 
@@ -150,19 +129,25 @@ DEVICE const uint8_t* c_of(const Params& p, const Tile& tile) {
 }
 DEVICE uint32_t skipped_scales(const Tile&) { return 0; }
 
-DEVICE bool has_rows(const Tile&, uint32_t, uint32_t) { return true; }
+// Where the panels of a tile lie in D.
+struct Destination {
+  const Params& p;
+  uint32_t group;
+  Span span;
 
-DEVICE void store_panel_of(const Params& p, const Tile& tile, const Span& span, const uint8_t* panel, uint32_t column,
-                           uint32_t row, bool) {
-  if constexpr (kPanelIsWide)
-    store_panel(&p.map_d, panel, 0, span.at_column(column), row, tile.group);
-  else
-    store_panel(&p.map_d, panel, column, row, tile.group);
-}
+  DEVICE Destination(const Params& p_, const Tile& tile, uint32_t) : p(p_), group(tile.group), span(p_.n) {}
 
-DEVICE void prefetch_panel_of(const Params& p, const Tile& tile, const Span& span, uint32_t column, uint32_t row) {
-  if constexpr (kPanelIsWide)
-    ptx::tma_prefetch_4d(&p.map_d, 0, span.at_column(column), row, tile.group);
-  else
-    ptx::tma_prefetch_3d(&p.map_d, column, row, tile.group);
-}
+  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
+    if constexpr (kPanelIsWide)
+      store_panel(&p.map_d, panel, 0, span.at_column(column), row, group);
+    else
+      store_panel(&p.map_d, panel, column, row, group);
+  }
+
+  DEVICE void prefetch(uint32_t column, uint32_t row) const {
+    if constexpr (kPanelIsWide)
+      ptx::tma_prefetch_4d(&p.map_d, 0, span.at_column(column), row, group);
+    else
+      ptx::tma_prefetch_3d(&p.map_d, column, row, group);
+  }
+};

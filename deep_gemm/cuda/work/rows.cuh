@@ -49,60 +49,73 @@ struct Tile {
   bool is_narrow = false;  // it is only the first kUnitN columns
 };
 
+using TileToLoad = Tile;
+
 // What follows the last tile: any other ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
 
-// By the warp that finds tiles. `number` counts those that were dealt before.
-DEVICE void deal(TileQueue& queue, uint32_t& number, const Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  if (ptx::lane_index() == 0) {
-    ptx::mbarrier_wait_parity(&queue.empty[slot], (number / kTileSlots & 1) ^ 1);
-    const uint32_t last_word = tile.group | static_cast<uint32_t>(tile.is_narrow) << 31;
-    ptx::st_shared_v4_b32(&queue.tiles[slot], tile.row_m, tile.row_n, tile.end_m, last_word);
-    ptx::mbarrier_arrive(&queue.full[slot]);
-  }
-  ptx::syncwarp();
-  ++number;
-}
-
-// By a thread, or a warp: reads a tile that is there, and gives the slot back.
-template <bool kIsWarp>
-DEVICE void take(TileQueue& queue, uint32_t& number, Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(&queue.tiles[slot]);
-  ptx::Uint4 words = dealt;
-  if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
-    words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
-  tile = {words.x, words.y, words.z, words.w & kGroupOfWord, words.w >> 31 != 0};
-  ptx::mbarrier_arrive_after(&queue.empty[slot], dealt.x, !kIsWarp || ptx::lane_index() == 0);
-  ++number;
-}
-
-template <bool kIsWarp>
-DEVICE bool next_of_queue(TileQueue& queue, uint32_t& number, Tile& tile) {
-  const uint32_t slot = number % kTileSlots;
-  ptx::mbarrier_wait_parity(&queue.full[slot], number / kTileSlots & 1);
-  take<kIsWarp>(queue, number, tile);
-  return tile.end_m != kNoMoreTiles.end_m;
-}
-
-using TileToLoad = Tile;
-
 struct Tiles {
+  const Params& p;
+  TileQueue& queue;
+  uint32_t number = 0;  // of the tiles that this thread has dealt or taken
   uint32_t rows, tiles_m, tiles_n, next_tile;
   Stretches stretches;
 
-  DEVICE Tiles(const Params& p, WorkStorage& storage)
-      : rows(p.m),
+  DEVICE Tiles(const Params& p_, WorkStorage& storage)
+      : p(p_),
+        queue(storage.queue),
+        rows(p.m),
         tiles_m(ceil_div(p.m, kBlockM)),
         tiles_n(ceil_div(p.n, kBlockN)),
         next_tile(ptx::block_index()),
-        stretches(storage.queue.window) {}
+        stretches(queue.window) {}
 
-  // By a whole warp.
-  DEVICE bool find_next(const Groups& groups, Tile& tile) {
+  // By the loading thread.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    for (Tile tile; take<false>(tile);) load(tile);
+  }
+
+  // By the producer's other warps: one finds the tiles, and hands them out.
+  DEVICE void find_for_others(uint32_t warp) {
+    if (warp != 1) return;
+    for (Tile tile; find_next(tile);) deal(tile);
+    deal(kNoMoreTiles);
+    if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
+  }
+
+  // By a math warp.
+  DEVICE bool next(Tile& tile) { return take<true>(tile); }
+
+  DEVICE void finish(Tile&) {}
+
+  // ---- Through the queue
+
+  DEVICE void deal(const Tile& tile) {
+    if (ptx::lane_index() == 0)
+      queue.deal(number, {tile.row_m, tile.row_n, tile.end_m, tile.group | static_cast<uint32_t>(tile.is_narrow) << 31});
+    ptx::syncwarp();
+    ++number;
+  }
+
+  template <bool kIsWarp>
+  DEVICE bool take(Tile& tile) {
+    queue.wait_until_dealt(number);
+    const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(queue.tile(number));
+    ptx::Uint4 words = dealt;
+    if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
+      words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
+    tile = {words.x, words.y, words.z, words.w & kGroupOfWord, words.w >> 31 != 0};
+    queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
+    ++number;
+    return tile.end_m != kNoMoreTiles.end_m;
+  }
+
+  // ---- Finding them
+
+  DEVICE bool find_next(Tile& tile) {
     FoundTile found{};
-    if (!find(groups, found)) return false;
+    if (!find(p.groups, found)) return false;
     rows = found.stretch.end - found.stretch.first;
     tiles_m = found.stretch.tiles_m();
     const TileIndex index = place_in_raster(found.number, tiles_m, tiles_n);
@@ -144,45 +157,30 @@ struct Tiles {
   }
 };
 
-// By the loading thread, or a math warp.
-constexpr bool kFindsWhileLoading = false;
-template <typename Shared>
-DEVICE void find_and_load(const Params&, Shared&, RingPosition&) {}
-constexpr bool kTakesLate = false;
-DEVICE void take_place(WorkStorage&, Tile&, uint32_t&) {}
-
-template <bool kIsWarp>
-DEVICE bool next_tile(WorkStorage& storage, Tiles&, Tile& tile, uint32_t& number) {
-  return next_of_queue<kIsWarp>(storage.queue, number, tile);
-}
-
-// By the producer's warps other than the one that loads.
-DEVICE void deal_tiles(const Params& p, WorkStorage& storage, Tiles& tiles, Tile& tile, uint32_t& number, uint32_t warp) {
-  if (warp != 1) return;
-  while (tiles.find_next(p.groups, tile)) deal(storage.queue, number, tile);
-  deal(storage.queue, number, kNoMoreTiles);
-  if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
-}
-
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile&) { return KBlocks(p.k); }
 
 // What a warpgroup computes of a tile: nothing if the group ends before its rows; the first of its units if the tile is short
 // or narrow.
-constexpr bool kMayBeLow = true;
-constexpr bool kHasParts = kUnitsOfPart > 0;
-constexpr uint32_t kFirstUnits = kHasParts ? kUnitsOfPart : kUnitsPerWarpgroup;
+struct Share {
+  bool is_any = false, is_part = false;
 
-// One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
-DEVICE bool rows_end_at(const Tile& tile, uint32_t row) { return ptx::all_sync(tile.row_m + row >= tile.end_m); }
+  DEVICE void set(const Tile& tile, uint32_t warpgroup) {
+    // One answer for the warp, or ptxas takes ring positions for different in its lanes, and moves descriptors one by one.
+    const auto ends_at = [&](uint32_t row) { return ptx::all_sync(tile.row_m + row >= tile.end_m); };
+    is_any = !(kNumMathWarpgroups > 1 && ends_at(warpgroup * 64));
+    if (!is_any) return;
+    if constexpr (kUnitsOfPart > 0) is_part = kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) : tile.is_narrow;
+  }
 
-template <typename EndsAt>
-DEVICE bool is_part_of(const Tile& tile, uint32_t warpgroup, const EndsAt& ends_at) {
-  return kHasShortTiles ? ends_at(warpgroup * 64 + kUnitStride) : tile.is_narrow;
-}
-
-DEVICE float (&units_of_part(float (&total)[kUnitsPerWarpgroup][kUnitN / 2]))[kFirstUnits][kUnitN / 2] {
-  return reinterpret_cast<float(&)[kFirstUnits][kUnitN / 2]>(total);
-}
+  template <typename Use>
+  DEVICE void with(Totals& total, const Use& use) const {
+    constexpr uint32_t kFirstUnits = kUnitsOfPart > 0 ? kUnitsOfPart : kUnitsPerWarpgroup;
+    if (kUnitsOfPart > 0 && is_part)
+      use(reinterpret_cast<float(&)[kFirstUnits][kUnitN / 2]>(total));
+    else
+      use(total);
+  }
+};
 
 // ---- Rows that are not the group's
 //
@@ -251,18 +249,24 @@ struct TileLoad {
 DEVICE const float* sfb_of(const Params& p, const Tile& tile) { return p.sfb + tile.group * p.groups.sfb_stride; }
 DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }
 
-DEVICE bool has_rows(const Tile& tile, uint32_t row_m, uint32_t rows) {
-  return kHasWholeD && row_m + rows <= tile.end_m;
-}
+// Where the panels of a tile lie in D. If the group has all rows that are stored, down to `end_row`, through the plain map.
+struct Destination {
+  const Params& p;
+  const Tile& tile;
+  Span span;
+  bool is_whole;
 
-DEVICE void store_panel_of(const Params& p, const Tile& tile, const Span&, const uint8_t* panel, uint32_t column,
-                           uint32_t row, bool is_whole) {
-  if (kHasWholeD && is_whole) {
-    ptx::tma_store_3d(&p.map_whole_d, panel, column, row, plane_of(tile));
-  } else {
-    const ClippedBox rows(row, tile.end_m, 64);
-    ptx::tma_store_4d(&p.map_d, panel, column, rows.first, rows.place, plane_of(tile));
+  DEVICE Destination(const Params& p_, const Tile& tile_, uint32_t end_row)
+      : p(p_), tile(tile_), span(p_.n), is_whole(kHasWholeD && end_row <= tile_.end_m) {}
+
+  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
+    if (is_whole) {
+      ptx::tma_store_3d(&p.map_whole_d, panel, column, row, plane_of(tile));
+    } else {
+      const ClippedBox rows(row, tile.end_m, 64);
+      ptx::tma_store_4d(&p.map_d, panel, column, rows.first, rows.place, plane_of(tile));
+    }
   }
-}
 
-DEVICE void prefetch_panel_of(const Params&, const Tile&, const Span&, uint32_t, uint32_t) {}
+  DEVICE void prefetch(uint32_t, uint32_t) const {}
+};
