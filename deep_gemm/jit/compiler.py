@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from . import ptxas_log
 
 ARCH = "sm_90a"
-DEFAULT_OPTIONS = ("--std=c++17", "--device-as-default-execution-space",)
+DEFAULT_OPTIONS = ("--std=c++17", "--device-as-default-execution-space")  # for lambdas, which nothing else marks
 
 
 class CompilerMissing(RuntimeError):  # noqa: N818  "CompilerMissingError" would say less
