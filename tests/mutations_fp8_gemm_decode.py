@@ -67,7 +67,7 @@ TRIALS = [
     Trial(WITH_C, (13, 72, 528), 19, "slow_math", is_dependent=True),
 ]
 
-_DECODE, _SPLIT, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "split", "ring"))
+_DECODE, _EXCHANGE, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "exchange", "ring"))
 _BAR = "    ptx::bar_sync(1, kNumMathThreads);\n"
 _WAIT_WGMMA = "      ptx::wgmma_wait_group<0>();\n"
 _RELEASE = "      release(shared.ring, at, lane);\n"
@@ -117,17 +117,17 @@ MUTATIONS = [
     # The reduction
     Mutation("sums sent before all CTAs run", _DECODE, "      ptx::cluster_wait();\n      send_chunks", "      send_chunks"),
     Mutation("sums added before they have arrived", _DECODE, "      ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n", ""),
-    Mutation("half of the bytes expected", _SPLIT, "* kChunkFloats * 4);", "* kChunkFloats * 2);"),
-    Mutation("every CTA expects a whole share", _SPLIT, "  if (first >= chunks) return 0;\n  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);", "  return chunks_per_cta(accumulators);"),
+    Mutation("half of the bytes expected", _EXCHANGE, "* kChunkFloats * 4);", "* kChunkFloats * 2);"),
+    Mutation("every CTA expects a whole share", _EXCHANGE, "  if (first >= chunks) return 0;\n  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);", "  return chunks_per_cta(accumulators);"),
     Mutation("nothing expected", _DECODE, "    if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);\n", ""),
-    Mutation("all send to the same place", _SPLIT, "(rank * kChunks + chunk % kChunks)", "(chunk % kChunks)"),
-    Mutation("sent to the place of another chunk", _SPLIT, "rank * kChunks + chunk % kChunks", "rank * kChunks + (chunk + 1) % kChunks"),
-    Mutation("sent to the wrong CTA", _SPLIT, "received, chunk / kChunks,", "received, (chunk / kChunks + 1) % kClusterK,"),
-    Mutation("chunks counted as if there were one warp", _SPLIT, "i / 4 * kNumMathWarps + warp", "i / 4 + warp"),
-    Mutation("the last CTA's sums left out", _SPLIT, "rank < kClusterK; ++rank", "rank + 1 < kClusterK; ++rank"),
-    Mutation("the first CTA's sums added twice", _SPLIT, "uint32_t rank = 1;", "uint32_t rank = 0;"),
-    Mutation("two registers of a chunk swapped", _SPLIT, "total[i], total[i + 1], total[i + 2], total[i + 3]);", "total[i], total[i + 2], total[i + 1], total[i + 3]);"),
-    Mutation("another lane's sums", _SPLIT, "chunk_of_cta * kChunkFloats + lane * 4;", "chunk_of_cta * kChunkFloats + (lane ^ 1) * 4;"),
+    Mutation("all send to the same place", _EXCHANGE, "(rank * kChunks + chunk % kChunks)", "(chunk % kChunks)"),
+    Mutation("sent to the place of another chunk", _EXCHANGE, "rank * kChunks + chunk % kChunks", "rank * kChunks + (chunk + 1) % kChunks"),
+    Mutation("sent to the wrong CTA", _EXCHANGE, "received, chunk / kChunks,", "received, (chunk / kChunks + 1) % kClusterK,"),
+    Mutation("chunks counted as if there were one warp", _EXCHANGE, "i / 4 * kNumMathWarps + warp", "i / 4 + warp"),
+    Mutation("the last CTA's sums left out", _EXCHANGE, "rank < kClusterK; ++rank", "rank + 1 < kClusterK; ++rank"),
+    Mutation("the first CTA's sums added twice", _EXCHANGE, "uint32_t rank = 1;", "uint32_t rank = 0;"),
+    Mutation("two registers of a chunk swapped", _EXCHANGE, "total[i], total[i + 1], total[i + 2], total[i + 3]);", "total[i], total[i + 2], total[i + 1], total[i + 3]);"),
+    Mutation("another lane's sums", _EXCHANGE, "chunk_of_cta * kChunkFloats + lane * 4;", "chunk_of_cta * kChunkFloats + (lane ^ 1) * 4;"),
     Mutation("received is not initialized", _DECODE, "    ptx::mbarrier_init(&shared.received, 1);\n", ""),
     # Storing
     Mutation("a tile is transposed where others still multiply", _DECODE, "      ptx::bar_sync(1, kNumMathThreads);  // the ring has been read\n", ""),

@@ -81,22 +81,25 @@ BREAKS = {
         "no stack",
         "an array is indexed by what is unknown",
         tile_config(256, 64, Output()),
+        file="mainloop.cuh",
         edits=(("promote(total[unit], partial[", "promote(total[ptx::lane_index() % kUnitsPerWarpgroup], partial["),),
     ),
     "accumulators read before the wait": Break(
         "no C75xx note",
         "registers of a running WGMMA are used before wgmma.wait_group",
+        file="mainloop.cuh",
         edits=(
             ("      if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n", ""),
             (
-                "sfa[done], block_scales, sfb[k_block], column);\n",
-                "sfa[done], block_scales, sfb[k_block], column);\n        ptx::wgmma_wait_group<0>();\n",
+                "ptx::lane_index(), loaded); });\n",
+                "ptx::lane_index(), loaded); });\n      ptx::wgmma_wait_group<0>();\n",
             ),
         ),
     ),
     "accumulators touched between two products": Break(
         "no C75xx note",
         "products (WGMMA) wait for each other",
+        file="mainloop.cuh",
         edits=(
             (
                 "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);",
@@ -107,11 +110,13 @@ BREAKS = {
     "a k loop unrolled twice": Break(
         "QGMMA as planned",
         "the k loop is unrolled or copied",
+        file="mainloop.cuh",
         edits=(("#pragma unroll 1\n  for (; k_block != end", "#pragma unroll 2\n  for (; k_block != end"),),
     ),
     "half of the products left out": Break(
         "QGMMA as planned",
         "8 tensor core instructions (QGMMA) where 16 were planned",
+        file="mainloop.cuh",
         edits=(
             (
                 "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);",
@@ -150,41 +155,46 @@ BREAKS = {
         "bytes of shared memory are static",
         edits=(
             (
-                "  Scheduler scheduler(p.m, p.n, shared.queue.window);\n",
+                "  Tiles tiles(p, shared.work);\n",
                 "  __shared__ uint32_t m[32];\n  m[threadIdx.x % 32] = p.m;\n"
-                "  __syncthreads();\n  Scheduler scheduler(m[threadIdx.x / 32], p.n, shared.queue.window);\n",
+                "  __syncthreads();\n  Tiles tiles(p, shared.work);\n  tiles.rows = m[threadIdx.x / 32];\n",
             ),
         ),
     ),
     "no load of the scales": Break(
         "TMA loads as planned",
         "2 TMA loads (UTMALDG) where 3 were planned",
-        edits=(("    ptx::tma_load_2d(&p.map_sfa, full, shared.scales[at.stage], tile.row_m, k_block);\n", ""),),
+        file="work/dense.cuh",
+        edits=(("    ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block);\n", ""),),
     ),
     "a cluster that does not share": Break(
         "TMA loads as planned",
         "0 TMA loads to all CTAs of a cluster (multicast) where 1 were planned",
         CLUSTER,
+        file="work/dense.cuh",
         edits=(("if constexpr (kClusterN > 1)", "if constexpr (false)"),),
     ),
     "multicast without a cluster": Break(
         "TMA loads as planned",
         "1 TMA loads to all CTAs of a cluster (multicast) where 0 were planned",
+        file="work/dense.cuh",
         edits=(("if constexpr (kClusterN > 1)", "if constexpr (true)"),),
     ),
     "overwriting where it should add": Break(
         "TMA stores as planned",
         "D would be overwritten where it is to be added to",
         ADDING,
-        file="store.cuh",
-        edits=(("else if constexpr (kPanelIsWide && kAddsToD)", "else if constexpr (false)"),),
+        file="epilogue/panels.cuh",
+        edits=(
+            ("if constexpr (kAddsToD)\n    ptx::tma_reduce_add_3d", "if constexpr (false)\n    ptx::tma_reduce_add_3d"),
+        ),
     ),
     "a panel not stored": Break(
         "TMA stores as planned",
         "part of D would not be written",
         tile_config(128, 128, Output()),
-        file="store.cuh",
-        edits=(("        const uint32_t d_row =", "        if (i != 0) continue;\n        const uint32_t d_row ="),),
+        file="epilogue/store.cuh",
+        edits=(("const uint32_t d_column =", "if (i != 0) continue;\n          const uint32_t d_column ="),),
     ),
 }
 

@@ -205,7 +205,7 @@ def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
     [
         ("k_group_maps.cuh", "  ptx::fence_tensormap_release();\n", "fence_tensormap_release has not shown it to TMA"),
         (
-            "k_scheduler.cuh",
+            "work/k_scheduler.cuh",
             "      ptx::fence_tensormap_acquire(&next.k_group->map_b);\n",
             "prefetch_tensormap uses a tensor map that a kernel made, byte 128 of `k_groups` .*, "
             "without fence_tensormap_acquire",
