@@ -78,7 +78,7 @@ struct TileScales {
 // The scales of kCount k-blocks in a line, each multiplied in kUnits units.
 template <uint32_t kCount, uint32_t kUnits>
 struct RunScales {
-  const ThreadScales& in_first_slot;
+  const ThreadScales in_first_slot;
   const TileScales& of_tile;
   float sfa[kCount * kUnits][2], sfb[kCount][kScalesPerTile];
 

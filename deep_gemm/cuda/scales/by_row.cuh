@@ -4,7 +4,7 @@
 
 template <uint32_t kCount, uint32_t kUnits>
 struct RunScales {
-  const ThreadScales& in_first_slot;
+  const ThreadScales in_first_slot;
   float sfa[kCount * kUnits][2];
 
   DEVICE RunScales(const ThreadScales& in_first_slot_, const TileScales&) : in_first_slot(in_first_slot_) {}
