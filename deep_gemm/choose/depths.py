@@ -19,7 +19,7 @@ from .cost import NEVER, Estimate, by_size, memory_us, on_weight, row_bytes, tog
 from .tiles import Tile
 from .timings import Timings, timings_of
 
-TILES = (Tile(64, 64), Tile(128, 128), Tile(256, 128))
+TILES = (Tile(64, 64), Tile(128, 96), Tile(128, 128), Tile(256, 128))
 LARGEST = TILES[-1]
 SHARING_A = replace(LARGEST, cluster_n=2)
 """The largest, as pairs of CTAs take it."""
