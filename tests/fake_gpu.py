@@ -17,6 +17,7 @@ from deep_gemm.gpus import H200, Gpu
 from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import MAP_BYTES, TensorMap
 from deep_gemm.kernels import dense, depths, fp8_gemm, fp8_gemm_decode, k_group_maps, rows
+from deep_gemm.kernels.params import Params
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.kernels.seen import Seen
 
@@ -134,18 +135,20 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     monkeypatch.setattr(PLANS, "_templates", {})
     monkeypatch.setattr(PLANS, "seen", Seen())
 
-    def launcher_of(name: str, params_bytes: int, cluster_of: Callable[[Any], int]) -> Callable[..., FakeLauncher]:
+    def launcher_of(
+        name: str, params_of: Callable[[Any], Params], cluster_of: Callable[[Any], int]
+    ) -> Callable[..., FakeLauncher]:
         @cache
         def launcher(config: Any, device: int, is_dependent: bool) -> FakeLauncher:
             if config not in fake.compiled:
                 fake.compiled.append(config)
-            return FakeLauncher(fake, name, params_bytes, cluster_of(config), is_dependent)
+            return FakeLauncher(fake, name, params_of(config).size, cluster_of(config), is_dependent)
 
         return launcher
 
-    size = fp8_gemm.DENSE_PARAMS.size
-    monkeypatch.setattr(fp8_gemm, "launcher", launcher_of(fp8_gemm.NAME, size, lambda config: config.cluster_size))
-    decode = launcher_of(fp8_gemm_decode.NAME, fp8_gemm_decode.PARAMS.size, lambda config: config.cluster_k)
+    gemm = launcher_of(fp8_gemm.NAME, fp8_gemm.params_of, lambda config: config.cluster_size)
+    monkeypatch.setattr(fp8_gemm, "launcher", gemm)
+    decode = launcher_of(fp8_gemm_decode.NAME, lambda _: fp8_gemm_decode.PARAMS, lambda config: config.cluster_k)
     monkeypatch.setattr(fp8_gemm_decode, "launcher", decode)
     of_maps = FakeLauncher(fake, k_group_maps.NAME, k_group_maps.PARAMS.size, 1, is_dependent=False)
     monkeypatch.setattr(k_group_maps, "launcher", lambda device, is_dependent: of_maps)

@@ -8,7 +8,7 @@
 //
 // Rows of B are on WGMMA's side of 64, tokens on the side that may be as narrow as 8. So the accumulators are a tile of
 // D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The k-blocks of a tile are shared out to the
-// kClusterK CTAs of a cluster, rank 0 the first of them, and their sums are added by split.cuh.
+// kClusterK CTAs of a cluster, rank 0 the first of them, and their sums are added by exchange.cuh.
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"

@@ -81,7 +81,7 @@ class ParamsBuffer:
     """Memory for a kernel's parameter struct: 64-bit words at an address that is aligned for tensor maps."""
 
     def __init__(self, size: int) -> None:
-        size += -size % MAP_ALIGNMENT
+        self.size = size = size + -size % MAP_ALIGNMENT
         self._memory = _words(size + MAP_ALIGNMENT)()
         start = ctypes.addressof(self._memory)
         self.address = start + -start % MAP_ALIGNMENT
@@ -90,6 +90,8 @@ class ParamsBuffer:
 
     def write(self, data: bytes, at: int = 0) -> None:
         """Write bytes of the struct, beginning with byte `at`."""
+        if at + len(data) > self.size:  # memory that is not ours
+            raise ValueError(f"data: expected at most {self.size - at} bytes at byte {at}, got {len(data)}")
         ctypes.memmove(self.address + at, data, len(data))
 
 

@@ -169,7 +169,7 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
         "map_d": clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle),
     }
     places = [
-        # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", cuda/groups.cuh.
+        # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", cuda/work/rows.cuh.
         Place("map_a", A, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()),
         Place("map_b", B),
         Place("map_sfa", SFA),
