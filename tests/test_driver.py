@@ -61,8 +61,9 @@ def use(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Driver:
     errors = {
         "cuGetErrorName": lambda status: (0, cu.CUresult(status).name.encode()),
         "cuGetErrorString": (0, b"some text"),
+        "cuCtxGetCurrent": (0, 1),
     }
-    fake = Driver(**errors, **answers)
+    fake = Driver(**{**errors, **answers})
     monkeypatch.setattr(driver, "_driver", lambda: fake)
     return fake
 
@@ -116,14 +117,39 @@ def test_a_launch_has_the_attributes_that_it_needs(
             assert value.programmaticStreamSerializationAllowed == 1
 
 
-def test_a_launch_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch)
+NO_DEVICE = -1
+"""One that torch need not switch to, on a machine without GPUs."""
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", None, raising=False)
-    kernel: Any = SimpleNamespace(function="function", shared_bytes=4096)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    driver._torchs_context.cache_clear()
+    yield SimpleNamespace(function="function", shared_bytes=4096)
+    driver._torchs_context.cache_clear()
+
+
+def test_a_launch_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+    use(monkeypatch)
     with pytest.raises(driver.DriverError, match="cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
-        driver.Launcher(kernel, 8, 32, 1).fail(cu.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
+        driver.Launcher(kernel, 8, 32, 1).start_again(cu.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, NO_DEVICE)
+
+
+def test_a_thread_without_a_context_launches_in_torchs(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+    fake = use(
+        monkeypatch,
+        cuCtxGetCurrent=(0, 0),
+        cuDeviceGet=lambda index: (0, f"device {index}"),
+        cuDevicePrimaryCtxRetain=lambda device: (0, f"context of {device}"),
+        cuCtxSetCurrent=(0,),
+        cuLaunchKernelEx=(cu.CUresult.CUDA_SUCCESS,),
+    )
+    driver.Launcher(kernel, 8, 32, 1).start_again(cu.CUresult.CUDA_ERROR_INVALID_CONTEXT, NO_DEVICE)
+    assert fake.calls[-2:-1] == [("cuCtxSetCurrent", ("context of device 0",))]
+    assert fake.calls[-1][0] == "cuLaunchKernelEx"
 
 
 @pytest.mark.parametrize("size", [1, 64, 65, 700])

@@ -16,7 +16,7 @@ from deep_gemm import reference
 from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.dense import reachable
-from deep_gemm.kernels import dense, fp8_gemm
+from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.problem.layout import RECIPE_1D1D, ceil_div
@@ -216,6 +216,27 @@ def test_two_streams_at_once() -> None:
     for d, expected in zip(outputs, right, strict=True):
         assert expected is not None
         assert torch.equal(d, expected)
+
+
+def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
+    """It has no context of the driver: neither to load a kernel in, nor to launch one that is loaded."""
+    torch.manual_seed(0)
+    PLANS.clear()
+    for module in (fp8_gemm, fp8_gemm_decode):
+        module.loaded.cache_clear()
+        module.launcher.cache_clear()
+    a, b = (
+        deep_gemm.per_token_cast_to_fp8(torch.randn(40, 400, device="cuda")),
+        deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda")),
+    )
+    found = [torch.full((40, 200), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+    for d in found[:2]:  # the first loads the kernel
+        thread = threading.Thread(target=deep_gemm.fp8_gemm_nt, args=(a, b, d))
+        thread.start()
+        thread.join()
+    deep_gemm.fp8_gemm_nt(a, b, found[2])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
 
 
 def test_threads_that_share_a_plan() -> None:

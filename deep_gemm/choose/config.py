@@ -26,7 +26,7 @@ MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """By the rows of a tile."""
 TILE_SLOTS = 4
-"""Tiles of a grouped product that are found ahead of those that load and multiply them; see cuda/work/tile_queue.cuh."""
+"""Tiles of a grouped product that are found ahead of who loads and multiplies them; see cuda/work/tile_queue.cuh."""
 TILE_BYTES = 16
 MAIL_BYTES = 24
 """Size of `NumberMail` in cuda/work/k_scheduler.cuh."""
@@ -231,7 +231,7 @@ class GemmConfig:
 
     @property
     def window_rows(self) -> int:
-        """Rows of the layout that `Stretches` in cuda/work/layout.cuh sees at a time; next to none if it holds no rows."""
+        """Rows of the layout that `Stretches` in cuda/work/layout.cuh sees at a time; few if it holds no rows."""
         return WINDOW_ROWS if self.groups == Groups.IDS else 4
 
     def why_illegal(self) -> str | None:

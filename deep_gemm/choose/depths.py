@@ -1,7 +1,7 @@
 """Which tile multiplies groups along k. All groups have the same tiles, and the host need not know their depths.
 
-Tiles are handed out so that CTAs get about equal depths (see cuda/work/k_scheduler.cuh), so the cost counts rounds of tiles
-of the average depth.
+Tiles are handed out so that CTAs get about equal depths (see cuda/work/k_scheduler.cuh), so the cost counts rounds of
+tiles of the average depth.
 
 The largest tiles are taken by pairs of CTAs that share A, if columns of tiles come in pairs: that takes up to 1% more
 cycles, but less power, by which such products are limited.

@@ -10,7 +10,7 @@ import importlib
 import struct
 import threading
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -38,12 +38,30 @@ def _checked(call: str, result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def use_torchs_context() -> bool:
+    """Give a thread that has not used CUDA yet torch's context of the current device; tell whether it had none."""
+    cu = _driver()
+    if int(_checked("cuCtxGetCurrent", cu.cuCtxGetCurrent())):
+        return False
+    _checked("cuCtxSetCurrent", cu.cuCtxSetCurrent(_torchs_context(torch.cuda.current_device())))
+    return True
+
+
+@cache
+def _torchs_context(device: int) -> Any:
+    cu = _driver()
+    return _checked(
+        "cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(_checked("cuDeviceGet", cu.cuDeviceGet(device)))
+    )
+
+
 class Kernel:
     """A kernel loaded into the current context, with the shared memory that its launches use."""
 
     def __init__(self, compiled: CompiledKernel, shared_bytes: int) -> None:
         cu = _driver()
         self.shared_bytes = shared_bytes
+        use_torchs_context()
         try:
             self._module = _checked("cuModuleLoadData", cu.cuModuleLoadData(compiled.cubin))
         except DriverError as error:
@@ -141,10 +159,12 @@ class Launcher:
         """Launch on this stream from now on."""
         self.config.hStream = self.stream = stream
 
-    def fail(self, status: Any) -> NoReturn:
-        """Raise the driver's error after a failed launch."""
+    def start_again(self, status: Any, device: int) -> None:
+        """After a failed launch: again, if this thread had no context; else raise the driver's error."""
+        with torch.cuda.device(device):
+            if use_torchs_context():
+                (status,) = self.start(self.config, self.function, self.pointers, 0)
         _checked("cuLaunchKernelEx", (status,))
-        raise DriverError(f"cuLaunchKernelEx: {status}")
 
 
 @cache

@@ -216,8 +216,8 @@ class Plan:
             else:
                 with torch.cuda.device(self.device):
                     (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
-        if status != launcher.success:
-            launcher.fail(status)
+            if status != launcher.success:
+                launcher.start_again(status, self.device)
 
     def new_output(self) -> Tensor:
         """Make a D like that of the plan."""
