@@ -69,10 +69,6 @@ def test_addresses_wrap_at_64_bits_while_bounds_are_checked_by_dimension() -> No
         run("load_3d", in_map=wrapping, x=1)
 
 
-def test_bulk_load_copies_bytes() -> None:
-    assert torch.equal(run("bulk_load")[:256], torch.arange(4.0, 260.0))
-
-
 def test_memory_that_a_load_is_writing_reads_as_poison() -> None:
     assert run("load_without_waiting", schedule="late_loads")[:256].isnan().all()
 
@@ -100,8 +96,9 @@ def test_reducing_stores_of_two_blocks_add_up(seed: int) -> None:
 
 
 def test_having_been_read_is_not_having_been_written() -> None:
-    assert run("store_then_read", x=1, schedule="late_stores")[2047] == 7
-    assert run("store_then_read", x=0, schedule="late_stores")[2047].isnan()
+    out = run("store_then_read", schedule="late_stores")
+    assert out[2047].isnan(), "what the thread found"
+    assert out[0] == 7, "what is there in the end"
 
 
 # ---- WGMMA
@@ -149,7 +146,7 @@ def test_lanes_of_a_warp_agree(seed: int) -> None:
 
 def test_stmatrix_places_the_fragments_of_each_lane() -> None:
     # Row by row of each matrix, four words a row: lane after lane.
-    assert run("matrices")[:192].tolist() == [matrix * 100 + lane for matrix in range(6) for lane in range(32)]
+    assert run("matrices")[:128].tolist() == [matrix * 100 + lane for matrix in range(4) for lane in range(32)]
 
 
 def test_conversions_round_to_nearest_even_and_keep_nan() -> None:
@@ -158,13 +155,6 @@ def test_conversions_round_to_nearest_even_and_keep_nan() -> None:
     assert flags[0] == low | high << 16
     assert flags[1] & 0xFFFF == 0x7FFF
     assert out.reshape(-1)[:3].tolist() == [1, 2, 2.0**-24]
-
-
-def test_remote_stores_are_seen_after_a_cluster_barrier_and_not_before() -> None:
-    right = torch.cat([torch.arange(128.0) + 1000, torch.arange(128.0)])
-    options: dict[str, Any] = {"num_sms": 2, "cluster_size": 2, "schedule": "late_stores"}
-    assert torch.equal(run("exchange", x=1, **options)[:256], right)
-    assert not torch.equal(run("exchange", x=0, **options)[:256], right)
 
 
 @pytest.mark.parametrize("schedule", ["even", "late_stores"])
@@ -187,18 +177,22 @@ def test_a_named_barrier_orders_those_who_arrive_before_those_who_wait(seed: int
 
 def test_a_block_can_wait_for_another_that_runs_at_the_same_time() -> None:
     assert run("flag", num_sms=2)[:2].tolist() == [4, 5]
-    with pytest.raises(SimulationError, match=r"CTA 0, warp 0, lane 0: ld_acquire of byte 0 of `flags`"):
-        run("flag", num_sms=1, grid=2)
+    with pytest.raises(SimulationError, match=r"no end after 20001 steps .*\n  CTA 0, warp 0, lane 0: can run"):
+        run("flag", num_sms=1, grid=2, max_steps=20000)
 
 
 def test_a_grid_larger_than_the_gpu_runs_in_waves_of_clusters() -> None:
     out = run("blocks", num_sms=4, grid=10, cluster_size=2)
-    assert out[:10].tolist() == [i % 2 + 10 * (i % 4) for i in range(10)]
-    assert out[10:].isnan().all()
+    ranks, turns = out[:20].reshape(10, 2).T.tolist()
+    assert ranks == [0, 1] * 5
+    assert sorted(turns) == list(range(10))
+    assert all(turn >= (i // 2 - 1) * 2 for i, turn in enumerate(turns)), "two clusters at a time"
+    assert out[20:].isnan().all()
 
 
 def test_clusters_of_eight() -> None:
-    assert run("blocks", num_sms=8, cluster_size=8)[:8].tolist() == [i + 10.0 * i for i in range(8)]
+    ranks, turns = run("blocks", num_sms=8, cluster_size=8)[:16].reshape(8, 2).T.tolist()
+    assert ranks == sorted(turns) == list(range(8))
 
 
 # ---- Whole kernels

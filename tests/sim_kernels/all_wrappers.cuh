@@ -38,15 +38,12 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   // TMA
   ptx::prefetch_tensormap(&map);
   ptx::tma_load_2d(&map, barrier, tile, 1, 2);
-  ptx::tma_load_2d(&map, barrier, tile, 1, 2, ptx::createpolicy_evict_first());
-  ptx::tma_load_2d(&map, barrier, tile, 1, 2, ptx::createpolicy_evict_last());
   ptx::tma_load_2d_multicast(&map, barrier, tile, 1, 2, 3);
   ptx::tma_load_3d(&map, barrier, tile, 1, 2, 3);
   ptx::tma_load_4d(&map, barrier, tile, 1, 2, 3, 4);
   ptx::tma_prefetch_2d(&map, 1, 2);
   ptx::tma_prefetch_3d(&map, 1, 2, 3);
   ptx::tma_prefetch_4d(&map, 1, 2, 3, 4);
-  ptx::bulk_load(tile, out, 128, barrier);
   ptx::fence_proxy_async_shared();
   ptx::tma_store_2d(&map, tile, 1, 2);
   ptx::tma_store_3d(&map, tile, 1, 2, 3);
@@ -56,7 +53,6 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::tma_reduce_add_4d(&map, tile, 1, 2, 3, 4);
   ptx::tma_store_commit();
   ptx::tma_store_wait_read<1>();
-  ptx::tma_store_wait<0>();
 
   // Tensor maps that a kernel makes
   ptx::TensorMap* made = reinterpret_cast<ptx::TensorMap*>(out);
@@ -73,22 +69,17 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::cluster_wait();
   ptx::cluster_sync();
   flags[2] = ptx::mapa(tile, ptx::cluster_rank() ^ 1);
-  ptx::st_shared_cluster_f32(tile, 1, 2.f);
-  ptx::st_shared_cluster_v4_f32(tile, 1, 2.f, 3.f, 4.f, 5.f);
   ptx::st_async_v4_f32(tile, barrier, 1, 2.f, 3.f, 4.f, 5.f);
   ptx::st_async_b32(tile, barrier, 1, 6);
-  float sum = ptx::ld_shared_cluster_f32(tile, 1) + ptx::ld_shared_cluster_v4_f32(tile, 1).w;
 
   // Warp and block
-  sum += ptx::shfl_sync(sum, warp);
+  float sum = ptx::shfl_sync(out[1], warp);
   if (ptx::all_sync(sum > 0) && ptx::elect_sync()) flags[3] = ptx::shfl_sync(lane, 5);
   flags[4] = ptx::ballot_sync(sum > 1) + ptx::reduce_min_sync(lane);
   ptx::syncwarp();
   ptx::syncthreads();
-  ptx::bar_arrive(1, 256);
   ptx::bar_sync(2, 256);
-  flags[4] = ptx::sm_id() + ptx::grid_size() + ptx::block_index();
-  flags[5] = static_cast<uint32_t>(ptx::clock64() + ptx::globaltimer());
+  flags[4] = ptx::grid_size() + ptx::block_index();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
 
@@ -97,26 +88,19 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   sum += ptx::ld_shared_f32(ptx::smem_address(tile)) + ptx::ld_shared_v2_f32(ptx::smem_address(tile) + 8).y;
   ptx::st_shared_f32(tile + thread, sum);
   ptx::st_shared_v2_f32(tile, sum, sum);
-  ptx::st_shared_v4_f32(tile, sum, sum, sum, sum);
-  ptx::st_shared_b32(tile, ptx::ld_shared_b32(tile + 7));
-  ptx::st_shared_v4_b32(tile, 1, ptx::ld_shared_v4_b32(tile + 4).w, 3, 4);
-  ptx::stmatrix_x2(tile + lane * 4, 1, 2);
+  ptx::st_shared_v4_b32(tile, ptx::ld_shared_b32(tile + 7), ptx::ld_shared_v4_b32(tile + 4).w, 3, 4);
   ptx::stmatrix_x4(tile + lane * 4, 1, 2, 3, 4);
   sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
-  sum += ptx::ld_global_cg_v4_f32(out).w + ptx::ld_global_nc_f32(out + 8) + ptx::ld_global_nc_v4_f32(out + 8).x;
+  sum += ptx::ld_global_nc_f32(out + 8);
   ptx::cp_async_16(tile, out, 16);
   ptx::cp_async_wait_all();
   flags[6] = ptx::ld_global_i32(out + 1) + ptx::ld_global_nc_i32(out + 9) + ptx::ld_global_b32(out + 2);
-  ptx::st_global_b16(out, 7);
   ptx::st_global_b32(out, 7);
   ptx::st_global_v2_b32(out, 7, ptx::ld_global_v2_b32(out + 4).y);
-  ptx::st_global_f32(out, ptx::fma(sum, sum, sum));
-  ptx::st_global_v2_f32(out, sum, sum);
+  ptx::st_global_v2_f32(out, sum, ptx::fma(sum, sum, sum));
   ptx::st_global_v4_f32(out, sum, sum, sum, sum);
   ptx::st_global_v4_b32(out, 1, 2, 3, 4);
-  ptx::red_release_add(flags, 1);
-  flags[7] = ptx::ld_acquire(flags) + ptx::atom_add(flags, 1);
-  ptx::fence_acq_rel_gpu();
+  flags[7] = ptx::atom_add(flags, 1);
   sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x;
 
   // WGMMA and registers: the first warpgroup gives, the second takes and multiplies.
@@ -137,6 +121,6 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (float x : d) sum += x;
-    ptx::st_global_f32(out + thread, sum);
+    ptx::st_global_v2_f32(out + thread * 2, sum, sum);
   }
 }

@@ -2,6 +2,8 @@
 #pragma once
 #include "types.cuh"
 
+#include <cstring>
+
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -25,6 +27,13 @@ struct Case {
   uint32_t* flags;
   uint32_t x;
 };
+
+// No kernel of the package stores a single FP32, so `ptx/` has no wrapper for it.
+DEVICE void write_f32(float* pointer, float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  ptx::st_global_b32(pointer, bits);
+}
 
 #define CASE(name) \
   inline void name(Case& c, Shared& shared, uint64_t* bar, uint32_t thread, uint32_t warp, uint32_t lane)

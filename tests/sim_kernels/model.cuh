@@ -12,7 +12,7 @@ DEVICE void init_barrier(uint64_t* bar, uint32_t thread) {
 
 // Shared memory as it lies, 256 words of it.
 DEVICE void copy_out(Case& c, const uint8_t* tile, uint32_t thread) {
-  for (uint32_t i = thread; i < 256; i += 128) ptx::st_global_f32(c.out + i, ptx::ld_shared_f32(tile + i * 4));
+  for (uint32_t i = thread; i < 256; i += 128) write_f32(c.out + i, ptx::ld_shared_f32(tile + i * 4));
 }
 
 DEVICE void load_at(Case& c, Shared& shared, uint64_t* bar, uint32_t thread, int32_t x, int32_t y) {
@@ -74,16 +74,6 @@ CASE(load_4d) {
   copy_out(c, shared.tile, thread);
 }
 
-CASE(bulk_load) {
-  init_barrier(bar, thread);
-  if (thread == 0) {
-    ptx::mbarrier_arrive_expect_tx(bar, 1024);
-    ptx::bulk_load(shared.tile, c.in + 4, 1024, bar);
-  }
-  ptx::mbarrier_wait_parity(bar, 0);
-  copy_out(c, shared.tile, thread);
-}
-
 CASE(store) {
   for (uint32_t i = thread; i < 256; i += 128) ptx::st_shared_f32(shared.tile + i * 4, i);
   if (c.x) ptx::fence_proxy_async_shared();
@@ -98,13 +88,13 @@ CASE(store) {
 CASE(store_adds) {
   for (uint32_t i = thread; i < 256; i += 128) ptx::st_shared_f32(shared.tile + i * 4, 1);
   if (ptx::block_index() == 0)
-    for (uint32_t i = thread; i < 2048; i += 128) ptx::st_global_f32(c.out + i, 5);
+    for (uint32_t i = thread; i < 2048; i += 128) write_f32(c.out + i, 5);
   ptx::fence_proxy_async_shared();
   ptx::cluster_sync();
   if (thread == 0) {
     for (int i = 0; i < 3; ++i) ptx::tma_reduce_add_2d(&c.map_out, shared.tile, 0, 8);
     ptx::tma_store_commit();
-    ptx::tma_store_wait<0>();
+    ptx::tma_store_wait_read<0>();
   }
 }
 
@@ -115,20 +105,17 @@ CASE(store_then_read) {
   if (thread == 0) {
     ptx::tma_store_2d(&c.map_out, shared.tile, 0, 0);
     ptx::tma_store_commit();
-    if (c.x)
-      ptx::tma_store_wait<0>();
-    else
-      ptx::tma_store_wait_read<0>();
-    ptx::st_global_f32(c.out + 2047, ptx::ld_global_f32(c.out));
+    ptx::tma_store_wait_read<0>();
+    write_f32(c.out + 2047, ptx::ld_global_f32(c.out));
   }
 }
 
 CASE(accumulators) {
   float d[8];
   for (float& x : d) x = 1;
-  for (uint32_t i = thread; i < 4096; i += 128) {  // all ones
-    ptx::st_shared_b32(shared.tile + i * 4, 0x38383838);
-    ptx::st_shared_b32(shared.other + i * 4, 0x38383838);
+  for (uint32_t i = thread; i < 1024; i += 128) {  // all ones
+    ptx::st_shared_v4_b32(shared.tile + i * 16, 0x38383838, 0x38383838, 0x38383838, 0x38383838);
+    ptx::st_shared_v4_b32(shared.other + i * 16, 0x38383838, 0x38383838, 0x38383838, 0x38383838);
   }
   ptx::fence_proxy_async_shared();
   ptx::syncthreads();
@@ -136,17 +123,17 @@ CASE(accumulators) {
   ptx::wgmma_m64k32_e4m3<16>(d, ptx::smem_descriptor(ptx::smem_address(shared.tile)),
                              ptx::smem_descriptor(ptx::smem_address(shared.other)), true);
   ptx::wgmma_commit_group();
-  ptx::st_global_f32(c.out + thread, d[3]);
+  write_f32(c.out + thread, d[3]);
   ptx::wgmma_wait_group<0>();
-  ptx::st_global_f32(c.out + 128 + thread, d[3]);
+  write_f32(c.out + 128 + thread, d[3]);
 }
 
 // 4096 deep. Once: all in the tensor core. Else: 128 deep, 32 times, added up here.
 CASE(accumulate) {
   const bool once = c.x;
   for (uint32_t i = thread; i < 4096; i += 128) {
-    ptx::st_shared_b32(shared.tile + i * 4, ptx::ld_global_b32(c.in + i % 2048));
-    ptx::st_shared_b32(shared.other + i * 4, ptx::ld_global_b32(c.in + (i * 7 + 3) % 2048));
+    ptx::st_shared_f32(shared.tile + i * 4, ptx::ld_global_f32(c.in + i % 2048));
+    ptx::st_shared_f32(shared.other + i * 4, ptx::ld_global_f32(c.in + (i * 7 + 3) % 2048));
   }
   ptx::fence_proxy_async_shared();
   ptx::syncthreads();
@@ -161,14 +148,14 @@ CASE(accumulate) {
     for (int i = 0; i < 4; ++i) total[i] = once ? d[i] : total[i] + d[i];
   }
   for (uint32_t i = 0; i < 4; ++i)
-    ptx::st_global_f32(c.out + (warp * 16 + lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2, total[i]);
+    write_f32(c.out + (warp * 16 + lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2, total[i]);
 }
 
 CASE(lanes) {
   const bool is_elected = ptx::elect_sync(), again = ptx::elect_sync();
   if (is_elected) ptx::atom_add(c.flags, 1);
   if (is_elected && again) ptx::atom_add(c.flags + 1, 1);
-  ptx::st_global_f32(c.out + thread, ptx::shfl_sync(static_cast<float>(thread), 37));
+  write_f32(c.out + thread, ptx::shfl_sync(static_cast<float>(thread), 37));
   if (ptx::all_sync(lane < 32)) ptx::atom_add(c.flags + 2, 1);
   if (ptx::all_sync(lane < 31)) ptx::atom_add(c.flags + 3, 1);
   if (ptx::warp_index() == 2) ptx::atom_add(c.flags + 4, 1);
@@ -176,23 +163,19 @@ CASE(lanes) {
 
 CASE(matrices) {
   ptx::stmatrix_x4(shared.tile + lane * 16, lane, 100 + lane, 200 + lane, 300 + lane);
-  ptx::stmatrix_x2(shared.other + lane % 16 * 16, 400 + lane, 500 + lane);
   ptx::syncwarp();
   if (warp != 0) return;
-  for (uint32_t i = lane; i < 128; i += 32) {
-    ptx::st_global_f32(c.out + i, ptx::ld_shared_b32(shared.tile + i * 4));
-    if (i < 64) ptx::st_global_f32(c.out + 128 + i, ptx::ld_shared_b32(shared.other + i * 4));
-  }
+  for (uint32_t i = lane; i < 128; i += 32) write_f32(c.out + i, ptx::ld_shared_b32(shared.tile + i * 4));
 }
 
 CASE(named_barriers) {
   if (warp == 0) {
     ptx::st_shared_f32(&shared.floats[lane], 3);
-    ptx::bar_arrive(1, 64);
+    ptx::bar_sync(1, 64);
   }
   if (warp == 1) {
     ptx::bar_sync(1, 64);
-    ptx::st_global_f32(c.out + lane, ptx::ld_shared_f32(&shared.floats[lane]));
+    write_f32(c.out + lane, ptx::ld_shared_f32(&shared.floats[lane]));
   }
 }
 
@@ -201,7 +184,7 @@ CASE(async_exchange) {
   if (thread == 0) {
     ptx::mbarrier_init(bar, 1);
     ptx::fence_mbarrier_init();
-    ptx::st_shared_v4_f32(shared.floats, 7, 7, 7, 7);
+    ptx::st_shared_v4_b32(shared.floats, 7, 7, 7, 7);
   }
   ptx::cluster_sync();
   if (thread == 0 && ptx::cluster_rank() == 0) ptx::st_async_v4_f32(shared.floats, bar, 1, 1, 2, 3, 4);
@@ -216,18 +199,6 @@ CASE(async_exchange) {
   }
 }
 
-CASE(exchange) {
-  const uint32_t rank = ptx::cluster_rank(), peer = 1 - rank;
-  ptx::cluster_sync();
-  ptx::st_shared_cluster_f32(&shared.floats[thread], peer, thread + 1000 * rank);
-  if (c.x)
-    ptx::cluster_sync();
-  else
-    ptx::syncthreads();
-  ptx::st_global_f32(c.out + 128 * rank + thread, ptx::ld_shared_f32(&shared.floats[thread]));
-  ptx::cluster_sync();
-}
-
 CASE(multicast) {
   const uint32_t rank = ptx::cluster_rank();
   init_barrier(bar, thread);
@@ -238,7 +209,7 @@ CASE(multicast) {
   }
   ptx::mbarrier_wait_parity(bar, 0);
   for (uint32_t i = thread; i < 512; i += 128)
-    ptx::st_global_f32(c.out + 512 * rank + i, ptx::ld_shared_f32(shared.tile + i * 4));
+    write_f32(c.out + 512 * rank + i, ptx::ld_shared_f32(shared.tile + i * 4));
   ptx::cluster_sync();
 }
 
@@ -246,17 +217,20 @@ CASE(multicast) {
 CASE(flag) {
   if (thread != 0) return;
   if (ptx::block_index() == 1) {
-    ptx::st_global_f32(c.out, 4);
-    ptx::red_release_add(c.flags, 1);
+    write_f32(c.out, 4);
+    ptx::atom_add(c.flags, 1);
   } else {
-    while (ptx::ld_acquire(c.flags) == 0) {
+    while (ptx::atom_add(c.flags, 0) == 0) {
     }
-    ptx::st_global_f32(c.out + 1, 1 + ptx::ld_global_f32(c.out));
+    write_f32(c.out + 1, 1 + ptx::ld_global_f32(c.out));
   }
 }
 
+// Of each block its rank, and how many blocks came before it.
 CASE(blocks) {
-  if (thread == 0) ptx::st_global_f32(c.out + ptx::block_index(), ptx::cluster_rank() + 10 * ptx::sm_id());
+  if (thread != 0) return;
+  const uint32_t turn = ptx::atom_add(c.flags, 1);
+  ptx::st_global_v2_f32(c.out + 2 * ptx::block_index(), ptx::cluster_rank(), turn);
 }
 
 CASE(address) {
@@ -269,5 +243,5 @@ CASE(numbers) {
   ptx::st_global_b32(c.flags + 1, ptx::pack_bf16(ptx::ld_shared_f32(shared.tile), -3.4e38f));
   const ptx::Float2 pair = ptx::unpack_bf16(0x40003f80);
   ptx::st_global_v2_f32(c.out, pair.x, pair.y);
-  ptx::st_global_f32(c.out + 2, ptx::fma(1 + 0x1p-12f, 1 + 0x1p-12f, -1 - 0x1p-11f));
+  write_f32(c.out + 2, ptx::fma(1 + 0x1p-12f, 1 + 0x1p-12f, -1 - 0x1p-11f));
 }

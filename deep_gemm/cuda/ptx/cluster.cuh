@@ -31,18 +31,8 @@ DEVICE uint32_t mapa(const void* pointer, uint32_t cta_rank) {
   return remote;
 }
 
-DEVICE void st_shared_cluster_f32(void* pointer, uint32_t cta_rank, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(mapa(pointer, cta_rank)), "f"(value) : "memory");
-}
-
-DEVICE void st_shared_cluster_v4_f32(void* pointer, uint32_t cta_rank, float x, float y, float z, float w) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mapa(pointer, cta_rank)), "f"(x), "f"(y),
-               "f"(z), "f"(w)
-               : "memory");
-}
-
-// The same without waiting for it to land: 16 bytes that the mbarrier of that CTA, which expects them, counts. Who waits
-// there by mbarrier_wait_parity_cluster may read them. (PTX ISA, "st.async".)
+// Stores 16 bytes in that CTA and does not wait for them to land. Its mbarrier expects and counts them; who waits there
+// by mbarrier_wait_parity_cluster may read them. (PTX ISA, "st.async".)
 DEVICE void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t cta_rank, float x, float y, float z, float w) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                    mapa(pointer, cta_rank)),
@@ -55,21 +45,6 @@ DEVICE void st_async_b32(void* pointer, uint64_t* barrier, uint32_t cta_rank, ui
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(mapa(pointer, cta_rank)),
                "r"(value), "r"(mapa(barrier, cta_rank))
                : "memory");
-}
-
-DEVICE float ld_shared_cluster_f32(const void* pointer, uint32_t cta_rank) {
-  float value;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(mapa(pointer, cta_rank)) : "memory");
-  return value;
-}
-
-DEVICE Float4 ld_shared_cluster_v4_f32(const void* pointer, uint32_t cta_rank) {
-  Float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(mapa(pointer, cta_rank))
-               : "memory");
-  return v;
 }
 
 }  // namespace ptx

@@ -55,31 +55,20 @@ DEVICE void st_shared_f32(void* pointer, float value) {
 DEVICE void st_shared_v2_f32(void* pointer, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address(pointer)), "f"(x), "f"(y) : "memory");
 }
-DEVICE void st_shared_v4_f32(void* pointer, float x, float y, float z, float w) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(pointer)), "f"(x), "f"(y), "f"(z), "f"(w)
-               : "memory");
-}
-DEVICE void st_shared_b32(void* pointer, uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
-}
 DEVICE void st_shared_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(pointer)), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 
-// Stores 8x8 matrices of 16-bit elements: lane i gives the address of row i (16 bytes) of all matrices in turn, and
+// Stores four 8x8 matrices of 16-bit elements: lane i gives the address of row i (16 bytes) of all in turn, and
 // holds of each matrix the elements 2 * (i % 4) and the next of row i / 4. (PTX ISA, "stmatrix".)
-DEVICE void stmatrix_x2(void* row, uint32_t a, uint32_t b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(smem_address(row)), "r"(a), "r"(b)
-               : "memory");
-}
 DEVICE void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(row)), "r"(a),
                "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 
-// ---- Global memory. ".nc": nobody writes it while the kernel runs. ".cg": past the L1, which is not coherent.
+// ---- Global memory. ".nc": nobody writes it while the kernel runs.
 
 DEVICE float ld_global_f32(const void* pointer) {
   float value;
@@ -94,14 +83,6 @@ DEVICE Float2 ld_global_v2_f32(const void* pointer) {
 DEVICE Float4 ld_global_v4_f32(const void* pointer) {
   Float4 v;
   asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(pointer)
-               : "memory");
-  return v;
-}
-DEVICE Float4 ld_global_cg_v4_f32(const void* pointer) {
-  Float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                : "l"(pointer)
                : "memory");
@@ -125,30 +106,17 @@ DEVICE float ld_global_nc_f32(const void* pointer) {
   asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(pointer));
   return value;
 }
-DEVICE Float4 ld_global_nc_v4_f32(const void* pointer) {
-  Float4 v;
-  asm("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "l"(pointer));
-  return v;
-}
 DEVICE int32_t ld_global_nc_i32(const void* pointer) {
   int32_t value;
   asm("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(pointer));
   return value;
 }
 
-DEVICE void st_global_b16(void* pointer, uint16_t value) {
-  asm volatile("st.global.b16 [%0], %1;" ::"l"(pointer), "h"(value) : "memory");
-}
 DEVICE void st_global_b32(void* pointer, uint32_t value) {
   asm volatile("st.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }
 DEVICE void st_global_v2_b32(void* pointer, uint32_t a, uint32_t b) {
   asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(pointer), "r"(a), "r"(b) : "memory");
-}
-DEVICE void st_global_f32(void* pointer, float value) {
-  asm volatile("st.global.f32 [%0], %1;" ::"l"(pointer), "f"(value) : "memory");
 }
 DEVICE void st_global_v2_f32(void* pointer, float x, float y) {
   asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(pointer), "f"(x), "f"(y) : "memory");
@@ -160,25 +128,12 @@ DEVICE void st_global_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, 
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// ---- Between CTAs through global memory: write, [fence], red_release_add; ld_acquire until it is there, read.
-// A release covers the writes of its own thread, and those of others that a barrier ordered before it.
-// (PTX ISA, "Memory Consistency Model".)
-
-DEVICE void red_release_add(uint32_t* pointer, uint32_t value) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
-}
-DEVICE uint32_t ld_acquire(const uint32_t* pointer) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
-  return value;
-}
-// Returns what was there before.
+// Returns what was there before. Relaxed: it orders no other access.
 DEVICE uint32_t atom_add(uint32_t* pointer, uint32_t value) {
   uint32_t before;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
   return before;
 }
-DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // ---- Arithmetic
 

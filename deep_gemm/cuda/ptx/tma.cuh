@@ -31,16 +31,6 @@ DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
-// The same with an L2 policy, made by `createpolicy_...`.
-DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
-                        uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(destination)),
-      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "l"(policy)
-      : "memory");
-}
-
 // Loads one box into every CTA whose bit of `cta_mask` is set, at the same offsets of data and barrier as here.
 // Each of these CTAs expects the bytes on its own barrier.
 DEVICE void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
@@ -70,14 +60,6 @@ DEVICE void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
-// A plain run of bytes, without a map: both addresses and `bytes` are multiples of 16.
-DEVICE void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   smem_address(destination)),
-               "l"(source), "r"(bytes), "r"(smem_address(barrier))
-               : "memory");
-}
-
 // Only into the L2.
 DEVICE void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1) : "memory");
@@ -90,18 +72,6 @@ DEVICE void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_
 DEVICE void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
-}
-
-// L2 policies for all of an access. (PTX ISA, "createpolicy".)
-DEVICE uint64_t createpolicy_evict_first() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-DEVICE uint64_t createpolicy_evict_last() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
 }
 
 // ---- Stores: gathered into a group by `tma_store_commit`, waited for by the thread that issued them.
@@ -150,12 +120,6 @@ DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: 
 template <int kPending>
 DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
-
-// Until at most kPending of this thread's groups are unfinished: the others can be seen in global memory.
-template <int kPending>
-DEVICE void tma_store_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace ptx

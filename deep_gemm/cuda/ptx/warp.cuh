@@ -12,21 +12,6 @@ DEVICE uint32_t thread_index() { return threadIdx.x; }
 DEVICE uint32_t lane_index() { return threadIdx.x % 32; }
 DEVICE uint32_t block_index() { return blockIdx.x; }
 DEVICE uint32_t grid_size() { return gridDim.x; }
-DEVICE uint32_t sm_id() {
-  uint32_t id;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
-  return id;
-}
-DEVICE uint64_t clock64() {
-  uint64_t cycles;
-  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
-  return cycles;
-}
-DEVICE uint64_t globaltimer() {
-  uint64_t nanoseconds;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds)::"memory");
-  return nanoseconds;
-}
 
 // ---- Warp: all 32 threads take part.
 
@@ -62,9 +47,6 @@ DEVICE void syncthreads() { __syncthreads(); }
 // (PTX ISA, "bar, barrier".)
 DEVICE void bar_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-DEVICE void bar_arrive(uint32_t id, uint32_t threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ---- Grid: a kernel may start while the one before it ends. (PTX ISA, "griddepcontrol".)

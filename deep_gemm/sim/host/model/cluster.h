@@ -1,5 +1,4 @@
-// Clusters: their barrier, and shared memory of other CTAs. A store there lands late, at the latest when the storing
-// thread next arrives at the cluster's barrier, which releases it.
+// Clusters: their barrier, and who may reach into shared memory of other CTAs.
 #pragma once
 #include "warps.h"
 
@@ -26,49 +25,13 @@ inline Cta* peer(uint32_t rank, const char* what) {
   return cta;
 }
 
-inline void drain(const std::shared_ptr<std::deque<RemoteStore>>& stores, size_t keep) {
-  while (stores->size() > keep) {
-    if (stores->front().cta->live_threads == 0)
-      throw Failure{"a store to shared memory of CTA " + text(stores->front().cta->index) +
-                    " lands when that CTA has exited: no cluster barrier stands between"};
-    std::memcpy(stores->front().target, stores->front().bytes, stores->front().size);
-    stores->pop_front();
-  }
-}
-
-template <typename T>
-void remote_store(void* pointer, uint32_t rank, const T& value, const char* what) {
-  yield();
-  Cta* cta = peer(rank, what);
-  RemoteStore store{cta, cta->generic + shared_offset(pointer, sizeof(T), sizeof(T), what), {}, sizeof(T)};
-  std::memcpy(store.bytes, &value, sizeof(T));
-  if (!self->remote_stores) self->remote_stores = std::make_shared<std::deque<RemoteStore>>();
-  self->remote_stores->push_back(store);
-  later(machine->bias.store_delay, [stores = self->remote_stores] {
-    if (!stores->empty()) drain(stores, stores->size() - 1);
-  });
-}
-
-template <typename T>
-T remote_load(const void* pointer, uint32_t rank, const char* what) {
-  yield();
-  const Cta* cta = peer(rank, what);
-  if (self->remote_stores) drain(self->remote_stores, 0);  // a thread sees its own stores
-  T value;
-  std::memcpy(&value, cta->generic + shared_offset(pointer, sizeof(T), sizeof(T), what), sizeof(T));
-  return value;
-}
-
 }  // namespace sim
 
 namespace ptx {
 
 uint32_t cluster_rank() { return self->cta->rank; }
 
-void cluster_arrive() {
-  if (self->remote_stores) drain(self->remote_stores, 0);
-  cluster_arrive_relaxed();
-}
+void cluster_arrive() { cluster_arrive_relaxed(); }
 void cluster_arrive_relaxed() {
   yield();
   gather("cluster_arrive", 0);
@@ -100,18 +63,5 @@ void cluster_sync() {
 
 // For inspection only: the simulator's remote accesses take (pointer, rank).
 uint32_t mapa(const void* pointer, uint32_t rank) { return rank << 24 | smem_address(pointer); }
-
-void st_shared_cluster_f32(void* p, uint32_t rank, float value) {
-  remote_store(p, rank, value, "st_shared_cluster_f32");
-}
-void st_shared_cluster_v4_f32(void* p, uint32_t rank, float x, float y, float z, float w) {
-  remote_store(p, rank, Float4{x, y, z, w}, "st_shared_cluster_v4_f32");
-}
-float ld_shared_cluster_f32(const void* p, uint32_t rank) {
-  return remote_load<float>(p, rank, "ld_shared_cluster_f32");
-}
-Float4 ld_shared_cluster_v4_f32(const void* p, uint32_t rank) {
-  return remote_load<Float4>(p, rank, "ld_shared_cluster_v4_f32");
-}
 
 }  // namespace ptx

@@ -76,15 +76,11 @@ float ld_global_f32(const void* p) { return global_load<float>(p, "ld_global_f32
 Uint2 ld_global_v2_b32(const void* p) { return global_load<Uint2>(p, "ld_global_v2_b32"); }
 Float2 ld_global_v2_f32(const void* p) { return global_load<Float2>(p, "ld_global_v2_f32"); }
 Float4 ld_global_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_v4_f32"); }
-Float4 ld_global_cg_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_cg_v4_f32"); }
 uint32_t ld_global_b32(const void* p) { return global_load<uint32_t>(p, "ld_global_b32"); }
 int32_t ld_global_i32(const void* p) { return global_load<int32_t>(p, "ld_global_i32"); }
 float ld_global_nc_f32(const void* p) { return global_load<float>(p, "ld_global_nc_f32", true); }
-Float4 ld_global_nc_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_nc_v4_f32", true); }
 int32_t ld_global_nc_i32(const void* p) { return global_load<int32_t>(p, "ld_global_nc_i32", true); }
-void st_global_b16(void* p, uint16_t value) { global_store(p, value, "st_global_b16"); }
 void st_global_b32(void* p, uint32_t value) { global_store(p, value, "st_global_b32"); }
-void st_global_f32(void* p, float value) { global_store(p, value, "st_global_f32"); }
 void st_global_v2_b32(void* p, uint32_t a, uint32_t b) { global_store(p, Uint2{a, b}, "st_global_v2_b32"); }
 void st_global_v2_f32(void* p, float x, float y) { global_store(p, Float2{x, y}, "st_global_v2_f32"); }
 void st_global_v4_f32(void* p, float x, float y, float z, float w) {
@@ -94,7 +90,6 @@ void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   global_store(p, Uint4{a, b, c, d}, "st_global_v4_b32");
 }
 
-void red_release_add(uint32_t* p, uint32_t value) { atom_add(p, value); }
 uint32_t atom_add(uint32_t* p, uint32_t value) {
   yield();
   auto* word = reinterpret_cast<uint32_t*>(global_access(p, 4, true, "atomic add"));
@@ -103,12 +98,6 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
   yield();
   return before;
 }
-uint32_t ld_acquire(const uint32_t* p) {
-  const void* word = global_access(p, 4, false, "ld_acquire");
-  poll({"ld_acquire", [word] { return "of " + describe_address(reinterpret_cast<uint64_t>(word)); }});
-  return *static_cast<const uint32_t*>(word);
-}
-void fence_acq_rel_gpu() { yield(); }
 
 float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 uint32_t pack_bf16(float low, float high) {

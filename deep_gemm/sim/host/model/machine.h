@@ -129,15 +129,8 @@ struct Cluster {
 
 // TMA stores of one commit.
 struct StoreGroup {
-  uint32_t unread = 0, unwritten = 0;
+  uint32_t unread = 0;
   WaitList waiting;
-};
-
-struct RemoteStore {
-  Cta* cta;
-  uint8_t* target;
-  uint8_t bytes[16];
-  uint32_t size;
 };
 
 // A cp.async: bytes for shared memory.
@@ -159,7 +152,6 @@ struct Fiber {
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::vector<const void*> unreleased_maps;  // tensor maps that this thread has written
   std::set<const void*> acquired_maps;       // maps made by kernels that this thread may use
-  std::shared_ptr<std::deque<RemoteStore>> remote_stores;
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
 

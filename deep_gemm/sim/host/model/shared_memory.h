@@ -68,10 +68,6 @@ uint32_t ld_shared_b32(const void* p) { return shared_load<uint32_t>(p, "ld_shar
 Uint4 ld_shared_v4_b32(const void* p) { return shared_load<Uint4>(p, "ld_shared_v4_b32"); }
 void st_shared_f32(void* p, float value) { shared_store_value(p, value, "st_shared_f32"); }
 void st_shared_v2_f32(void* p, float x, float y) { shared_store_value(p, Float2{x, y}, "st_shared_v2_f32"); }
-void st_shared_v4_f32(void* p, float x, float y, float z, float w) {
-  shared_store_value(p, Float4{x, y, z, w}, "st_shared_v4_f32");
-}
-void st_shared_b32(void* p, uint32_t value) { shared_store_value(p, value, "st_shared_b32"); }
 void st_shared_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   shared_store_value(p, Uint4{a, b, c, d}, "st_shared_v4_b32");
 }

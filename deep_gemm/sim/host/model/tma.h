@@ -157,7 +157,6 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
   Cta* cta = self->cta;
   self->uncommitted.push_back([=](const std::shared_ptr<StoreGroup>& group) {
     ++group->unread;
-    ++group->unwritten;
     later(machine->bias.store_delay, [=] {
       auto bytes = std::make_shared<std::vector<uint8_t>>();
       bytes->reserve(box.rows * box.row_bytes);
@@ -174,7 +173,6 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
             std::memcpy(reinterpret_cast<void*>(address + from), chunk + from, to - from);
           chunk += 16;
         });
-        if (--group->unwritten == 0) wake(group->waiting);
       });
     });
   });
@@ -182,21 +180,19 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
   yield();
 }
 
-inline void wait_for_stores(uint32_t pending, uint32_t StoreGroup::*unfinished, const char* what) {
+void tma_store_wait_read(uint32_t pending) {
   yield();
   auto& groups = self->store_groups;
-  // Groups finish in any order; all but the `pending` newest are waited for. Finished ones are dropped.
+  // Groups are read in any order; all but the `pending` newest are waited for. Those that were read are dropped.
   for (size_t i = 0; i + pending < groups.size(); ++i) {
     const auto group = groups[i];
-    while (group.get()->*unfinished)
-      block(group->waiting, {what, [] { return std::string("for a store of its own that TMA has not finished"); }});
+    while (group->unread)
+      block(group->waiting,
+            {"tma_store_wait_read", [] { return std::string("for a store of its own that TMA has not read"); }});
   }
-  while (!groups.empty() && groups.front()->unwritten == 0 && groups.front()->unread == 0) groups.pop_front();
+  while (!groups.empty() && groups.front()->unread == 0) groups.pop_front();
   yield();
 }
-
-void tma_store_wait_read(uint32_t pending) { wait_for_stores(pending, &StoreGroup::unread, "tma_store_wait_read"); }
-void tma_store_wait(uint32_t pending) { wait_for_stores(pending, &StoreGroup::unwritten, "tma_store_wait"); }
 
 }  // namespace sim
 
@@ -217,9 +213,6 @@ void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, i
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   load_box(map, barrier, destination, {c0, c1}, 1u << self->cta->rank, "tma_load_2d");
 }
-void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, uint64_t) {
-  tma_load_2d(map, barrier, destination, c0, c1);
-}
 void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
                            uint32_t cta_mask) {
   load_box(map, barrier, destination, {c0, c1}, cta_mask, "tma_load_2d_multicast");
@@ -231,8 +224,6 @@ void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int
                  int32_t c3) {
   load_box(map, barrier, destination, {c0, c1, c2, c3}, 1u << self->cta->rank, "tma_load_4d");
 }
-uint64_t createpolicy_evict_first() { return 1; }
-uint64_t createpolicy_evict_last() { return 2; }
 
 // st.async. As with TMA, only threads that have waited for the mbarrier see the data. Until then the destination is
 // poison, so that a late read of the old data is noticed.
@@ -255,26 +246,6 @@ void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t rank, float x, f
 }
 void st_async_b32(void* pointer, uint64_t* barrier, uint32_t rank, uint32_t value) {
   send(pointer, barrier, rank, value, "st_async_b32");
-}
-
-void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier) {
-  yield();
-  const char* what = "bulk_load";
-  Cta* cta = self->cta;
-  const uint32_t offset = shared_offset(destination, bytes, 16, what);
-  const uint32_t barrier_offset = shared_offset(barrier, 8, 8, what);
-  const auto address = reinterpret_cast<uint64_t>(source);
-  if (bytes == 0 || bytes % 16 || address % 16)
-    fail("bulk_load: " + text(bytes) + " bytes from " + describe_address(address) + "; both must be multiples of 16");
-  check_global(address, bytes, false, cta, what);
-  check_signal(cta, barrier_offset, what);
-  poison(cta, {offset, bytes});
-  ++cta->loads_in_flight;
-  later(machine->bias.load_delay, [=] {
-    land(cta, barrier_offset, {offset, bytes}, [&] { std::memcpy(cta->async + offset, source, bytes); });
-  });
-  ++machine->stats.loads;
-  yield();
 }
 
 void tma_store_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1) {

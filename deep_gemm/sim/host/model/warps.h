@@ -36,14 +36,14 @@ inline void complete(NamedBarrier& barrier) {
 }
 
 // One thread's arrival. All arrivals of a generation must pass the same `threads`.
-inline void arrive_at_named(uint32_t id, uint32_t threads, const char* what) {
-  if (id >= kNamedBarriers) fail(std::string(what) + ": barrier " + text(id) + " does not exist (0 to 15)");
+inline void arrive_at_named(uint32_t id, uint32_t threads) {
+  if (id >= kNamedBarriers) fail("bar_sync: barrier " + text(id) + " does not exist (0 to 15)");
   if (threads == 0 || threads % kLanes || threads > machine->launch.threads)
-    fail(std::string(what) + ": barrier " + text(id) + " for " + text(threads) +
+    fail("bar_sync: barrier " + text(id) + " for " + text(threads) +
          " threads; that is no multiple of 32, or more than the block has");
   NamedBarrier& barrier = self->cta->named[id];
   if (barrier.arrived && barrier.threads != threads)
-    fail(std::string(what) + ": barrier " + text(id) + " for " + text(threads) + " threads, but others arrived at it" +
+    fail("bar_sync: barrier " + text(id) + " for " + text(threads) + " threads, but others arrived at it" +
          " for " + text(barrier.threads));
   barrier.threads = threads;
   if (++barrier.arrived == threads) complete(barrier);
@@ -92,16 +92,6 @@ inline void change_registers(uint32_t registers, bool increase, const char* what
 void setmaxnreg_inc(uint32_t registers) { change_registers(registers, true, "setmaxnreg_inc"); }
 void setmaxnreg_dec(uint32_t registers) { change_registers(registers, false, "setmaxnreg_dec"); }
 
-inline void store_matrices(void* row, const uint32_t* fragments, uint32_t count, const char* what) {
-  yield();
-  // Only the first 8 * count lanes' addresses are used.
-  const bool is_used = self->lane() < 8 * count;
-  const uint64_t* rows = gather(what, is_used ? shared_offset(row, 16, 16, what) : 0);
-  for (uint32_t i = 0; i < count; ++i)
-    shared_store(static_cast<uint32_t>(rows[i * 8 + self->lane() / 4]) + self->lane() % 4 * 4, &fragments[i], 4);
-  yield();
-}
-
 }  // namespace sim
 
 namespace ptx {
@@ -111,9 +101,6 @@ uint32_t warp_index() { return shfl_sync(self->thread / kLanes, 0u); }
 uint32_t lane_index() { return self->lane(); }
 uint32_t block_index() { return self->cta->index; }
 uint32_t grid_size() { return machine->launch.grid; }
-uint32_t sm_id() { return self->cta->index % machine->launch.num_sms; }
-uint64_t clock64() { return machine->now; }
-uint64_t globaltimer() { return machine->now; }
 
 bool elect_sync() {
   gather("elect_sync", 0);
@@ -163,24 +150,18 @@ void bar_sync(uint32_t id, uint32_t threads) {
   yield();
   gather("bar_sync", id);
   const uint64_t generation = id < kNamedBarriers ? self->cta->named[id].generation : 0;
-  arrive_at_named(id, threads, "bar_sync");
+  arrive_at_named(id, threads);
   wait_at_named(id, generation, "waits in bar_sync at barrier");
   yield();
 }
-void bar_arrive(uint32_t id, uint32_t threads) {
-  yield();
-  gather("bar_arrive", id);
-  arrive_at_named(id, threads, "bar_arrive");
-  yield();
-}
 
-void stmatrix_x2(void* row, uint32_t a, uint32_t b) {
-  const uint32_t fragments[] = {a, b};
-  store_matrices(row, fragments, 2, "stmatrix_x2");
-}
 void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   const uint32_t fragments[] = {a, b, c, d};
-  store_matrices(row, fragments, 4, "stmatrix_x4");
+  yield();
+  const uint64_t* rows = gather("stmatrix_x4", shared_offset(row, 16, 16, "stmatrix_x4"));
+  for (uint32_t i = 0; i < 4; ++i)
+    shared_store(static_cast<uint32_t>(rows[i * 8 + self->lane() / 4]) + self->lane() % 4 * 4, &fragments[i], 4);
+  yield();
 }
 
 void griddepcontrol_wait() {

@@ -9,11 +9,7 @@ void cluster_arrive_relaxed();
 void cluster_wait();
 void cluster_sync();
 uint32_t mapa(const void* pointer, uint32_t cta_rank);
-void st_shared_cluster_f32(void* pointer, uint32_t cta_rank, float value);
-void st_shared_cluster_v4_f32(void* pointer, uint32_t cta_rank, float x, float y, float z, float w);
 void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t cta_rank, float x, float y, float z, float w);
 void st_async_b32(void* pointer, uint64_t* barrier, uint32_t cta_rank, uint32_t value);
-float ld_shared_cluster_f32(const void* pointer, uint32_t cta_rank);
-Float4 ld_shared_cluster_v4_f32(const void* pointer, uint32_t cta_rank);
 
 }  // namespace ptx

@@ -15,34 +15,23 @@ uint32_t ld_shared_b32(const void* pointer);
 Uint4 ld_shared_v4_b32(const void* pointer);
 void st_shared_f32(void* pointer, float value);
 void st_shared_v2_f32(void* pointer, float x, float y);
-void st_shared_v4_f32(void* pointer, float x, float y, float z, float w);
-void st_shared_b32(void* pointer, uint32_t value);
 void st_shared_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
-void stmatrix_x2(void* row, uint32_t a, uint32_t b);
 void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 
 float ld_global_f32(const void* pointer);
 Float2 ld_global_v2_f32(const void* pointer);
 Float4 ld_global_v4_f32(const void* pointer);
-Float4 ld_global_cg_v4_f32(const void* pointer);
 uint32_t ld_global_b32(const void* pointer);
 Uint2 ld_global_v2_b32(const void* pointer);
 int32_t ld_global_i32(const void* pointer);
 float ld_global_nc_f32(const void* pointer);
-Float4 ld_global_nc_v4_f32(const void* pointer);
 int32_t ld_global_nc_i32(const void* pointer);
-void st_global_b16(void* pointer, uint16_t value);
 void st_global_b32(void* pointer, uint32_t value);
 void st_global_v2_b32(void* pointer, uint32_t a, uint32_t b);
-void st_global_f32(void* pointer, float value);
 void st_global_v2_f32(void* pointer, float x, float y);
 void st_global_v4_f32(void* pointer, float x, float y, float z, float w);
 void st_global_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
-
-void red_release_add(uint32_t* pointer, uint32_t value);
-uint32_t ld_acquire(const uint32_t* pointer);
 uint32_t atom_add(uint32_t* pointer, uint32_t value);
-void fence_acq_rel_gpu();
 
 float fma(float a, float b, float c);
 uint32_t pack_bf16(float low, float high);

@@ -21,18 +21,14 @@ void prefetch_tensormap(const TensorMap* map);
 void fence_proxy_async_shared();
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1);
-void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, uint64_t policy);
 void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
                            uint32_t cta_mask);
 void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2);
 void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
                  int32_t c3);
-void bulk_load(void* destination, const void* source, uint32_t bytes, uint64_t* barrier);
 void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1);
 void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2);
 void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
-uint64_t createpolicy_evict_first();
-uint64_t createpolicy_evict_last();
 
 void tma_store_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1);
 void tma_store_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2);
@@ -44,21 +40,14 @@ void tma_store_commit();
 
 template <int kPending>
 void tma_store_wait_read();
-template <int kPending>
-void tma_store_wait();
 
 }  // namespace ptx
 
 namespace sim {
 void tma_store_wait_read(uint32_t pending);
-void tma_store_wait(uint32_t pending);
 }  // namespace sim
 
 template <int kPending>
 void ptx::tma_store_wait_read() {
   sim::tma_store_wait_read(kPending);
-}
-template <int kPending>
-void ptx::tma_store_wait() {
-  sim::tma_store_wait(kPending);
 }

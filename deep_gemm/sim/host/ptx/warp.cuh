@@ -8,9 +8,6 @@ uint32_t warp_index();
 uint32_t lane_index();
 uint32_t block_index();
 uint32_t grid_size();
-uint32_t sm_id();
-uint64_t clock64();
-uint64_t globaltimer();
 
 bool elect_sync();
 uint32_t shfl_sync(uint32_t value, uint32_t source);
@@ -22,7 +19,6 @@ void syncwarp();
 
 void syncthreads();
 void bar_sync(uint32_t id, uint32_t threads);
-void bar_arrive(uint32_t id, uint32_t threads);
 
 void griddepcontrol_wait();
 void griddepcontrol_launch_dependents();
