@@ -163,7 +163,8 @@ class GemmConfig:
             outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
         scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
         barriers = self.num_stages * 2 * 8 + (2 * 8 if self.cluster_k > 1 else EMPTY_BYTES)
-        return align(align(align(outputs, 1024) + operands + scales + barriers, 16) + self.work_bytes, 1024)
+        before_work = align(outputs, 1024) + operands + scales + barriers
+        return align(align(before_work, 16 if self.groups else 1) + self.work_bytes, 1024)
 
     @property
     def work_bytes(self) -> int:
