@@ -51,7 +51,8 @@ def sim(
         typer.echo('deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"', err=True)
         raise typer.Exit(2)
 
-    from .choose.config import Output, tile_config
+    from .choose.config_of_tile import tile_config
+    from .choose.output import Output
     from .sim import HostCompileError
     from .sim.command import run
 
@@ -90,7 +91,8 @@ def inspect(
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
     from rich.console import Console
 
-    from .choose.config import Output, tile_config
+    from .choose.config_of_tile import tile_config
+    from .choose.output import Output
     from .jit import CompilerMissing
     from .tools.inspect import inspect, show
 

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 
 import deep_gemm
-from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.problem import DenseProblem, KGroupedProblem
 
 PACKAGE = Path(deep_gemm.__file__).parent

@@ -15,8 +15,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.jit.cubin import text_sections
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode

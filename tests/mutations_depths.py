@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.choose.config import GemmConfig, Groups, Output
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.depths import SHARING_A, TILES, k_grouped_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.sim import depths as sim

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.sim import rows as sim
 from deep_gemm.sim.dense import compile_config

@@ -28,8 +28,8 @@ from deep_gemm.benchmark.compare import comparisons, summaries
 from deep_gemm.benchmark.contenders import BF16, BLOCKWISE, FAST, OURS, Contender, contenders_of
 from deep_gemm.benchmark.report import Report, Row, geometric_mean
 from deep_gemm.benchmark.timing import KernelEvent, PairingError, Spread, pair, rotated
-from deep_gemm.choose.config import Output
 from deep_gemm.choose.dense import menu_of, select
+from deep_gemm.choose.output import Output
 
 FILL = "fill"
 

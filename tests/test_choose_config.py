@@ -12,15 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.choose.config import (
-    MATH_WARPGROUPS,
-    REGISTERS_PER_SM,
-    SHARED_BYTES_LIMIT,
-    GemmConfig,
-    Groups,
-    Output,
-    tile_config,
-)
+from deep_gemm.choose.config import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig
+from deep_gemm.choose.config_of_tile import MATH_WARPGROUPS, tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.kernels import fp8_gemm
 
 LEGAL = GemmConfig(128, 128, num_stages=4)

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
 from deep_gemm.choose import dense as heuristics
-from deep_gemm.choose.config import GemmConfig, Output
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.cost import on_weight
 from deep_gemm.choose.dense import BANDS, cheapest_tile, menu_of, reachable, reachable_decode, select
 from deep_gemm.choose.explain import candidates
+from deep_gemm.choose.output import Output
 from deep_gemm.choose.tiles import tiles_for
 from deep_gemm.choose.timings import timings_of
 from deep_gemm.gpus import GPUS, H20, H200, Gpu
@@ -90,7 +91,7 @@ def test_some_of_the_sms_are_given_a_kernel_whose_grid_follows(m: int, n: int, k
 
 def test_another_process_with_other_hashes_chooses_the_same() -> None:
     code = (
-        "from deep_gemm.choose.config import Output; from deep_gemm.gpus import H200;"
+        "from deep_gemm.choose.output import Output; from deep_gemm.gpus import H200;"
         "from deep_gemm.choose.dense import select;"
         "print(*(select(m, n, k, Output(with_c=with_c), H200).name for with_c in (False, True)"
         " for n, k in ((2112, 7168), (576, 7168), (7168, 2048)) for m in (1, 17, 64, 200, 777, 4096)), sep=';')"

@@ -10,9 +10,9 @@ import torch
 
 from deep_gemm import explain, fp8_gemm_nt, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.choose import dense as heuristics
-from deep_gemm.choose.config import Groups, Output
 from deep_gemm.choose.dense import reachable, reachable_decode, select
 from deep_gemm.choose.depths import reachable_k_grouped, select_k_grouped
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped, select_grouped
 from deep_gemm.gpus import H200
 

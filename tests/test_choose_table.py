@@ -13,10 +13,11 @@ import pytest
 
 from deep_gemm import settings as settings_module
 from deep_gemm.choose import dense as heuristics
-from deep_gemm.choose.config import GemmConfig, Output
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.dense import cheapest_tile, reachable, reachable_decode, select, tuned_tiles
 from deep_gemm.choose.explain import explain
+from deep_gemm.choose.output import Output
 from deep_gemm.choose.table import PACKAGE_TABLE, Entry, parse_table, read_table, table_text, updated
 from deep_gemm.choose.tiles import tiles_by_name
 from deep_gemm.gpus import H20, H200

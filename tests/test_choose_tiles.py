@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deep_gemm.choose.config import Groups, Output
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import (
     OUTPUTS,
     OUTPUTS_1D1D,

@@ -17,8 +17,10 @@ from thorough import configurations
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.choose.config import GemmConfig, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.dense import reachable
+from deep_gemm.choose.output import Output
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm

@@ -9,7 +9,8 @@ import torch
 from helpers import random_fp8, random_scales
 from torch import Tensor
 
-from deep_gemm.choose.config import Output, tile_config
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Output
 from deep_gemm.kernels import dense
 from deep_gemm.problem import dense_problem
 from deep_gemm.sim import dense as sim

@@ -18,7 +18,9 @@ import deep_gemm
 import deep_gemm.problem
 from deep_gemm import reference
 from deep_gemm.benchmark.tune import compile_all
-from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped, tiles_for
 from deep_gemm.kernels import rows as grouped
 from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor

@@ -18,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep_gemm import jit
-from deep_gemm.choose.config import GemmConfig, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Output
 from deep_gemm.jit.compiler import Job, compile_cubin, compiler_version
 from deep_gemm.jit.cubin import Instruction, read_kernels
 from deep_gemm.jit.interleave import COMPILERS_THAT_INTERLEAVE, VERSION, helps, interleave, pairs

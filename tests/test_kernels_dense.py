@@ -14,8 +14,10 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import settings as settings_module
 from deep_gemm.choose import dense as heuristics
-from deep_gemm.choose.config import GemmConfig, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Output
 from deep_gemm.choose.tiles import tiles_by_name
 from deep_gemm.jit import driver
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode

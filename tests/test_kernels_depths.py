@@ -12,8 +12,10 @@ from fake_gpu import FakeGpu, install, on_gpu
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.depths import reachable_k_grouped, select_k_grouped
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.gpus import H200
 from deep_gemm.kernels import depths, k_group_maps
 from deep_gemm.kernels.fp8_gemm import DEPTHS_PARAMS

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import reference
-from deep_gemm.choose.config import Groups, Output, tile_config
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped, select_grouped
 from deep_gemm.gpus import H200
 from deep_gemm.kernels import rows as kernels

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm.choose.config import Output, tile_config
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Output
 from deep_gemm.kernels import dense, fp8_gemm
 from deep_gemm.problem import dense_problem
 from deep_gemm.problem.layout import (

@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
-from deep_gemm.choose.config import Groups, Output, tile_config
 from deep_gemm.choose.config_decode import decode_config
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.jit.compiler import CompileError, compile_cubin
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, k_group_maps
 from deep_gemm.kernels.params import Field, Kind, Params

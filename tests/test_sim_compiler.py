@@ -7,7 +7,8 @@ import re
 import conftest
 import pytest
 
-from deep_gemm.choose.config import Output, tile_config
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Output
 from deep_gemm.sim import HostCompileError, library
 from deep_gemm.sim import dense as fp8_gemm
 

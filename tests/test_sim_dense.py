@@ -10,7 +10,9 @@ import pytest
 import torch
 from helpers import random_scales, sum_of_parts
 
-from deep_gemm.choose.config import GemmConfig, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Output
 from deep_gemm.choose.tiles import TILES, TILES_1D1D, Tile
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.problem.layout import RECIPE_1D1D, ceil_div

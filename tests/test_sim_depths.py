@@ -12,8 +12,9 @@ from itertools import product
 import pytest
 import torch
 
-from deep_gemm.choose.config import GemmConfig, Groups, Output
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.depths import SHARING_A, TILES, k_grouped_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.kernels.k_group_maps import MAX_INLINE_KS

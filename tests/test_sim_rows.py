@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import up_to
 
-from deep_gemm.choose.config import GemmConfig, Groups, Output, tile_config
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_of_tile import tile_config
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import TILES_1D1D, tiles_for
 from deep_gemm.problem import ContiguousProblem, MaskedProblem
 from deep_gemm.sim import HostKernel

@@ -19,9 +19,9 @@ from deep_gemm.benchmark.cases import Case, cases_of
 from deep_gemm.benchmark.contenders import OURS
 from deep_gemm.benchmark.report import Report
 from deep_gemm.benchmark.timing import Spread
-from deep_gemm.choose.config import Output
 from deep_gemm.choose.dense import cheapest_tile, reachable, reachable_decode, tuned_tiles
 from deep_gemm.choose.explain import candidates
+from deep_gemm.choose.output import Output
 from deep_gemm.choose.table import read_table
 from deep_gemm.choose.tiles import OUTPUTS_BY_NAME
 from deep_gemm.gpus import H200

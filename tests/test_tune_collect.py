@@ -17,9 +17,10 @@ from deep_gemm.__main__ import app
 from deep_gemm.benchmark import command, products, tune, tune_collect, tune_command, tune_samples
 from deep_gemm.benchmark.timing import PairingError, Spread
 from deep_gemm.benchmark.tune_samples import Sample
-from deep_gemm.choose.config import GemmConfig, Groups, Output
+from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing

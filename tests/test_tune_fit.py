@@ -17,7 +17,7 @@ from deep_gemm.benchmark.tune_collect import Collection
 from deep_gemm.benchmark.tune_fit import Collected, Product
 from deep_gemm.benchmark.tune_samples import Sample
 from deep_gemm.choose import timings
-from deep_gemm.choose.config import Output
+from deep_gemm.choose.output import Output
 from deep_gemm.choose.timings import NAMES, OF_A_GPU, Timings
 from deep_gemm.gpus import H100, H200
 

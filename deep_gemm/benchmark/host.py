@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import dense, grouped
-from ..choose.config import Output
 from ..choose.dense import menu_of, select
+from ..choose.output import Output
 from ..gpus import H200
 from ..problem.layout import get_mn_major_tma_aligned_tensor
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8

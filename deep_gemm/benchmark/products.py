@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from ..choose.config import Output
 from ..choose.dense import select
+from ..choose.output import Output
 from ..gpus import GPUS
 from ..settings import get_batch_invariant, get_num_sms
 from .cases import Case

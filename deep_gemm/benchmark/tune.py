@@ -14,10 +14,11 @@ from functools import partial
 
 import torch
 
-from ..choose.config import GemmConfig, Output
+from ..choose.config import GemmConfig
 from ..choose.config_decode import DecodeConfig
 from ..choose.dense import cheapest_tile, chosen_tile
 from ..choose.explain import Candidate, candidates
+from ..choose.output import Output
 from ..choose.tiles import Tile
 from ..gpus import Gpu
 from ..kernels import dense, fp8_gemm, fp8_gemm_decode

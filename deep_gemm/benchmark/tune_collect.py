@@ -19,9 +19,10 @@ import torch
 
 from ..choose import depths as choose_depths
 from ..choose import rows as choose_rows
-from ..choose.config import GemmConfig, Groups, Output
+from ..choose.config import GemmConfig
 from ..choose.config_decode import DecodeConfig
 from ..choose.explain import candidates
+from ..choose.output import Groups, Output
 from ..choose.tiles import TILES
 from ..gpus import Gpu
 from ..jit import CompilerMissing, driver

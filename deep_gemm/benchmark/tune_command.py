@@ -14,7 +14,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..choose import timings
-from ..choose.config import Output
+from ..choose.output import Output
 from ..choose.table import Entry, Product, read_table, table_text, updated
 from ..choose.tiles import OUTPUTS_BY_NAME
 from ..choose.timings import Timings

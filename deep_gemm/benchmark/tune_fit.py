@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..choose import depths, rows
-from ..choose.config import Groups, Output
 from ..choose.cost import NEVER, dense_memory_us, on_weight
 from ..choose.dense import menu_by
+from ..choose.output import Groups, Output
 from ..choose.tiles import OUTPUTS_BY_NAME, Tile, tiles_by_name
 from ..choose.timings import NAMES, OF_A_GPU, Timings
 from ..gpus import GPUS, Gpu

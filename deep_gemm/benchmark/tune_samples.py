@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..choose.config import BLOCK_K, Groups, Output
+from ..choose.config import BLOCK_K
+from ..choose.output import Groups, Output
 from ..choose.tiles import OUTPUTS_BY_NAME
 from ..problem.layout import align
 

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from ..gpus import Gpu
 from ..problem.layout import ceil_div
-from .config import BLOCK_K, Groups, Output
+from .config import BLOCK_K
+from .output import Groups, Output
 from .tiles import BLOCKS_OF_RUNS, Tile
 from .timings import Timings
 

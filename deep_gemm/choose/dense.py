@@ -15,9 +15,10 @@ from math import log
 from typing import NamedTuple
 
 from ..gpus import GPUS, Gpu, gpu_named
-from .config import BLOCK_K, GemmConfig, Output
+from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig
 from .cost import OnWeight, dense_memory_us, on_weight, together
+from .output import Output
 from .table import Entry, Product, read_table, tables_in_force
 from .tiles import BLOCKS_OF_RUNS, OUTPUTS, OUTPUTS_1D1D, TILES, Tile, tiles_by_name, tiles_for
 from .timings import Timings, timings_of

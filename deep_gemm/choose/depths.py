@@ -14,8 +14,10 @@ from functools import lru_cache
 
 from ..gpus import Gpu
 from ..problem.layout import ceil_div
-from .config import BLOCK_K, GemmConfig, Groups, Output, tile_config
+from .config import BLOCK_K, GemmConfig
+from .config_of_tile import tile_config
 from .cost import NEVER, Estimate, by_size, memory_us, on_weight, row_bytes, together
+from .output import Groups, Output
 from .tiles import Tile
 from .timings import Timings, timings_of
 

@@ -14,10 +14,11 @@ from ..problem import checks
 from ..problem.layout import Recipe
 from ..problem.recipes import default_dtype, sfb_rows_of
 from . import depths, rows
-from .config import GemmConfig, Groups, Output
+from .config import GemmConfig
 from .config_decode import DecodeConfig
 from .cost import Estimate, dense_memory_us, on_weight, row_bytes
 from .dense import chosen_tile, menu_of, tuned_tile
+from .output import Groups, Output
 from .tiles import Tile, tiles_for
 from .timings import Timings, timings_of
 

@@ -13,8 +13,10 @@ import math
 from functools import cache, lru_cache
 
 from ..gpus import Gpu
-from .config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output, tile_config
+from .config import BLOCK_K, WGMMA_ROWS, GemmConfig
+from .config_of_tile import tile_config
 from .cost import Estimate, memory_us, on_weight, row_bytes, together
+from .output import Groups, Output
 from .tiles import Tile
 from .timings import Timings, timings_of
 

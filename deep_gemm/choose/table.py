@@ -15,7 +15,7 @@ from typing import Any
 
 from ..problem.integers import integer_in_range
 from ..settings import settings
-from .config import Output
+from .output import Output
 from .tiles import OUTPUTS_BY_NAME
 
 FORMAT = 1

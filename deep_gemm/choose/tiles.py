@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..problem.layout import ceil_div
-from .config import BLOCK_K, GemmConfig, Output, tile_config
+from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
+from .config_of_tile import tile_config
+from .output import Output
 
 
 @dataclass(frozen=True)

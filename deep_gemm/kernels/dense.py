@@ -9,9 +9,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..choose.config import BLOCK_K, GemmConfig, Output, tile_config
+from ..choose.config import BLOCK_K, GemmConfig
 from ..choose.config_decode import DecodeConfig
+from ..choose.config_of_tile import tile_config
 from ..choose.dense import select
+from ..choose.output import Output
 from ..gpus import Gpu, gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType

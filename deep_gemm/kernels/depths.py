@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import reference, settings
-from ..choose.config import BLOCK_K, GemmConfig, Groups, Output
+from ..choose.config import BLOCK_K, GemmConfig
 from ..choose.depths import select_k_grouped
+from ..choose.output import Groups, Output
 from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from .. import jit
-from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, GemmConfig, Groups, Output
+from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, GemmConfig
+from ..choose.output import Groups, Output
 from ..jit import driver
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan

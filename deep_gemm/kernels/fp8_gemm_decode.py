@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from .. import jit
-from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, Output
+from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
 from ..choose.config_decode import DecodeConfig
+from ..choose.output import Output
 from ..jit import driver
 from ..jit.tensor_map import ElementType
 from ..problem import DenseProblem

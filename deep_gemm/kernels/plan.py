@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..choose.config import Output
+from ..choose.output import Output
 from ..jit import driver
 from ..jit.tensor_map import MAP_BYTES, TensorMap
 from ..problem.layout import (

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..choose.config import BLOCK_K, WGMMA_ROWS, GemmConfig, Groups, Output
+from ..choose.config import BLOCK_K, WGMMA_ROWS, GemmConfig
+from ..choose.output import Groups, Output
 from ..choose.rows import select_grouped
 from ..gpus import gpu_of
 from ..jit import driver

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from ..choose.config import GemmConfig, Groups
+from ..choose.config import GemmConfig
+from ..choose.output import Groups
 from ..kernels import fp8_gemm
 from ..kernels import rows as kernels
 from ..kernels.plan import addresses_of

@@ -15,8 +15,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from ..choose.config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig, Output, tile_config
+from ..choose.config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig
 from ..choose.config_decode import DecodeConfig
+from ..choose.config_of_tile import tile_config
+from ..choose.output import Output
 from ..jit import applied, passes_for
 from ..jit.compiler import compile_cubin, compiler_version
 from ..jit.cubin import NO_DISASSEMBLER, disassemble

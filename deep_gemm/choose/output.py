@@ -1,0 +1,44 @@
+"""What decides a kernel's code besides its tile: the output, how B is scaled, how rows or k are grouped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Groups(IntEnum):
+    """Which rows of A each group's B multiplies: what `kGroups` of cuda/work/layout.cuh says."""
+
+    NONE = 0
+    """All rows, one B."""
+    IDS = 1
+    """Rows stacked by group, and a group's number for each row."""
+    ENDS = 2
+    """Rows stacked by group, and where each group's rows end."""
+    COUNTS = 3
+    """The first rows of each group's own A, and how many ("masked")."""
+    DEPTHS = 4
+    """All rows, and a part of k for each group ("k-grouped")."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of a product: the type of D, and how C takes part."""
+
+    is_fp32: bool = False
+    with_c: bool = False
+    """C is another tensor, or D itself in BF16: read and added."""
+    adds_to_d: bool = False
+    """C is D itself, in FP32: TMA adds where D lies."""
+    sfb_is_per_row: bool = False
+    """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
+    groups: Groups = Groups.NONE
+    """The caller's as well: how rows belong to groups."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
+        scales = "1d1d " if self.sfb_is_per_row else ""
+        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
+        groups = f" by {self.groups.name.lower()}" if self.groups else ""
+        return f"{scales}{'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}"
