@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import itertools
 import os
 import pstats
 import subprocess
@@ -201,7 +202,8 @@ def test_multiplying_takes_the_same_for_each_m_of_a_band(output: Output) -> None
 @given(columns, depths, st.sampled_from(OUTPUTS))
 def test_the_tile_that_multiplies_fastest_costs_least(n: int, k: int, output: Output) -> None:
     found = [one for one in candidates(1000, n, k, output, H200) if one.why_not is None]
-    assert found == sorted(found, key=lambda one: one.estimate.multiply_us)
+    costs = [one.cost_us for one in sorted(found, key=lambda one: one.estimate.multiply_us)]
+    assert all(later > 0.999999 * before for before, later in itertools.pairwise(costs)), "but for rounding"
 
 
 def test_a_menu_costs_little_more_than_all_tiles() -> None:
