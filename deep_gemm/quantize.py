@@ -4,7 +4,8 @@ All casts share their rules. A scale is the block's largest finite magnitude ove
 every finite input fits. An infinity saturates to +-448 (as the hardware's saturating conversion does), a NaN stays NaN
 in its own element, and neither influences the scale. A block without a finite non-zero value has scale 1. No scale is
 below 2^-126, the smallest normal FP32 number. With `use_ue8m0` a scale is rounded up to a power of two. FP64 input is
-rounded to FP32 first, so values beyond FP32's range count as infinities.
+rounded to FP32 first, so values beyond FP32's range count as infinities. With `min_amax` the largest magnitude of
+every block counts as at least this. A NaN is 0x7F, whatever its sign.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .problem.layout import SCALE_BLOCK, align, ceil_div
+from .choose.config_cast import INPUTS
+from .gpus import is_hopper
+from .kernels import cast_rows
+from .problem.layout import SCALE_BLOCK, align, ceil_div, get_mn_major_tma_aligned_tensor, get_tma_aligned_size
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
@@ -23,17 +27,25 @@ MIN_SCALE = 2.0**-126
 Quantized = tuple[Tensor, Tensor]
 
 
-def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK) -> Quantized:
+def per_token_cast_to_fp8(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0, mn_major: bool = False
+) -> Quantized:
     """Cast with one scale for each row and each `gran_k` columns: activations.
 
     `x` is `[..., m, k]` of any floating type; the result is values `[..., m, k]` (torch.float8_e4m3fn) and scales
-    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major.
+    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. With `mn_major`, for a matrix, scales lie as
+    `get_mn_major_tma_aligned_tensor` would lay them: products then load them as they are.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, -224.0, 0.0]], [[2.0]])
     """
-    return _cast(x, 1, gran_k, use_ue8m0)
+    if mn_major and isinstance(x, Tensor) and x.dim() != 2:
+        raise ValueError(f"x: expected shape (m, k) with mn_major, got {tuple(x.shape)}")
+    if gran_k == SCALE_BLOCK and _has_kernels(x):
+        return _cast_rows(x, use_ue8m0, _checked_amax(min_amax), mn_major)
+    values, scales = _cast(x, 1, gran_k, use_ue8m0, min_amax)
+    return values, get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
 
 
 def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK) -> Quantized:
@@ -94,10 +106,38 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
 
 
+def _has_kernels(x: Tensor) -> bool:
+    """Tell whether a tensor's casts have kernels: on a Hopper GPU, of every type but FP64."""
+    return isinstance(x, Tensor) and x.is_cuda and x.dtype in INPUTS and x.dim() >= 2 and is_hopper(x.get_device())
+
+
 @torch.no_grad()
-def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool) -> Quantized:
+def _cast_rows(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Cast on a GPU, each row's 128 columns with a scale."""
+    *batch, k = x.shape
+    rows = x.reshape(-1, k) if x.stride(-1) == 1 or k <= 1 else x.contiguous().view(-1, k)
+    m, blocks = rows.shape[0], ceil_div(k, SCALE_BLOCK)
+    values = torch.empty((m, k), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = (
+        torch.empty_strided((m, blocks), (1, get_tma_aligned_size(m, 4)), dtype=torch.float32, device=x.device)
+        if mn_major
+        else torch.empty((m, blocks), dtype=torch.float32, device=x.device)
+    )
+    cast_rows.run(rows, values, scales, min_amax, rounds_up=use_ue8m0)
+    return values.view(x.shape), scales if mn_major else scales.view(*batch, blocks)
+
+
+def _checked_amax(min_amax: float) -> float:
+    if not 0 <= min_amax < float("inf"):
+        raise ValueError(f"min_amax: expected a finite number of at least 0, got {min_amax}")
+    return float(min_amax)
+
+
+@torch.no_grad()
+def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float = 0.0) -> Quantized:
     """Cast with one scale for each `rows` x `columns` block of the last two dimensions."""
     _check_castable(x)
+    min_amax = _checked_amax(min_amax)
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
     if rows < 1 or columns < 1:
@@ -108,13 +148,14 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool) -> Quantized:
     # [..., m, k] -> [..., row blocks, rows, column blocks, columns]
     blocks = F.pad(x.float(), padding).view(*batch, ceil_div(m, rows), rows, ceil_div(k, columns), columns)
     finite = torch.where(blocks.isfinite(), blocks.abs(), 0.0)
-    amax = finite.amax(dim=(-3, -1), keepdim=True)
+    amax = finite.amax(dim=(-3, -1), keepdim=True).clamp_min(min_amax)
     scales = (amax / FP8_MAX).clamp_min(MIN_SCALE)
     if use_ue8m0:
         scales = ceil_to_ue8m0(scales)
     scales = torch.where(amax == 0, 1.0, scales)
     # The clamp saturates infinities, and quotients that round to just above 448.
-    values = (blocks / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    quotients = (blocks / scales).clamp(-FP8_MAX, FP8_MAX)
+    values = torch.where(quotients.isnan(), torch.nan, quotients).to(torch.float8_e4m3fn)  # NaN without a sign
     values = values.view(*batch, align(m, rows), align(k, columns))[..., :m, :k].contiguous()
     return values, scales[..., 0, :, 0].contiguous()
 
