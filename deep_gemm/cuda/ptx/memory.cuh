@@ -49,6 +49,13 @@ DEVICE Uint4 ld_shared_v4_b32(const void* pointer) {
                : "memory");
   return v;
 }
+DEVICE void st_shared_b32(void* pointer, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
+}
+// Adds to a number that other threads of the block add to as well.
+DEVICE void red_shared_add(uint32_t* pointer, uint32_t value) {
+  asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
+}
 DEVICE void st_shared_f32(void* pointer, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem_address(pointer)), "f"(value) : "memory");
 }
