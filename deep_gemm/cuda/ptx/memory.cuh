@@ -105,6 +105,19 @@ DEVICE Uint2 ld_global_v2_b32(const void* pointer) {
   asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(pointer) : "memory");
   return v;
 }
+DEVICE uint32_t ld_global_b16(const void* pointer) {
+  uint16_t value;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(value) : "l"(pointer) : "memory");
+  return value;
+}
+DEVICE Uint4 ld_global_v4_b32(const void* pointer) {
+  Uint4 v;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
 DEVICE int32_t ld_global_i32(const void* pointer) { return static_cast<int32_t>(ld_global_b32(pointer)); }
 
 // Not volatile: what cannot change may be loaded early, late, or not at all.
@@ -170,6 +183,17 @@ DEVICE float fma(float a, float b, float c) {
   float d;
   asm volatile("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
+}
+// Each rounded by itself: the compiler makes no fma of them.
+DEVICE float mul_rn(float a, float b) {
+  float product;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+  return product;
+}
+DEVICE float add_rn(float a, float b) {
+  float sum;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+  return sum;
 }
 // Rounded to nearest even, whatever the compiler was told of divisions.
 DEVICE float div_rn(float a, float b) {

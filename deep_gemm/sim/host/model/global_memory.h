@@ -77,6 +77,8 @@ Uint2 ld_global_v2_b32(const void* p) { return global_load<Uint2>(p, "ld_global_
 Float2 ld_global_v2_f32(const void* p) { return global_load<Float2>(p, "ld_global_v2_f32"); }
 Float4 ld_global_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_v4_f32"); }
 uint32_t ld_global_b32(const void* p) { return global_load<uint32_t>(p, "ld_global_b32"); }
+uint32_t ld_global_b16(const void* p) { return global_load<uint16_t>(p, "ld_global_b16"); }
+Uint4 ld_global_v4_b32(const void* p) { return global_load<Uint4>(p, "ld_global_v4_b32"); }
 int32_t ld_global_i32(const void* p) { return global_load<int32_t>(p, "ld_global_i32"); }
 float ld_global_nc_f32(const void* p) { return global_load<float>(p, "ld_global_nc_f32", true); }
 int32_t ld_global_nc_i32(const void* p) { return global_load<int32_t>(p, "ld_global_nc_i32", true); }
@@ -105,6 +107,8 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
 }
 
 float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+float mul_rn(float a, float b) { return a * b; }
+float add_rn(float a, float b) { return a + b; }
 float div_rn(float a, float b) { return a / b; }
 uint32_t bits_of(float value) {
   uint32_t bits;

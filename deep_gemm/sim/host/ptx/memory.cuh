@@ -25,6 +25,8 @@ Float2 ld_global_v2_f32(const void* pointer);
 Float4 ld_global_v4_f32(const void* pointer);
 uint32_t ld_global_b32(const void* pointer);
 Uint2 ld_global_v2_b32(const void* pointer);
+uint32_t ld_global_b16(const void* pointer);
+Uint4 ld_global_v4_b32(const void* pointer);
 int32_t ld_global_i32(const void* pointer);
 float ld_global_nc_f32(const void* pointer);
 int32_t ld_global_nc_i32(const void* pointer);
@@ -41,6 +43,8 @@ void st_global_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_
 uint32_t atom_add(uint32_t* pointer, uint32_t value);
 
 float fma(float a, float b, float c);
+float mul_rn(float a, float b);
+float add_rn(float a, float b);
 float div_rn(float a, float b);
 uint32_t pack_e4m3(float low, float high);
 uint32_t pack_bf16(float low, float high);
