@@ -14,6 +14,8 @@ Float4 ld_shared_v4_f32(const void* pointer);
 uint32_t ld_shared_b32(const void* pointer);
 Uint4 ld_shared_v4_b32(const void* pointer);
 void st_shared_f32(void* pointer, float value);
+void st_shared_b32(void* pointer, uint32_t value);
+void st_shared_v2_b32(void* pointer, uint32_t a, uint32_t b);
 void st_shared_v2_f32(void* pointer, float x, float y);
 void st_shared_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
@@ -40,6 +42,8 @@ uint32_t atom_add(uint32_t* pointer, uint32_t value);
 
 float fma(float a, float b, float c);
 float div_rn(float a, float b);
+float min_magnitude(float x, float most);
+uint32_t max_s16x2(uint32_t a, uint32_t b);
 uint32_t pack_e4m3(float low, float high);
 uint32_t pack_bf16(float low, float high);
 Float2 unpack_bf16(uint32_t packed);
