@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from casts import assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.choose.config_cast import CastConfig, cast_config, reachable_cast
@@ -36,7 +37,7 @@ def check(
     min_amax: float = 0.0,
     rounds_up: bool = False,
 ) -> None:
-    values, scales = sim.run(
+    found = sim.run(
         compiled(config),
         config,
         x,
@@ -45,24 +46,7 @@ def check(
         rounds_up=rounds_up,
         seed=seed,
     )
-    right_values, right_scales = per_token_cast_to_fp8(x, rounds_up, min_amax=min_amax)
-    assert torch.equal(scales, right_scales)
-    assert torch.equal(values.view(torch.uint8), right_values.view(torch.uint8))
-
-
-def wild(m: int, k: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Magnitudes from the smallest to the largest, and everything that is no ordinary number."""
-    generator = torch.Generator().manual_seed(seed)
-    exponents = torch.randint(-150, 128, (m, ceil_div(k, 128)), generator=generator).repeat_interleave(128, dim=1)[
-        :, :k
-    ]
-    x = torch.randn(m, k, generator=generator, dtype=torch.float64) * 2.0 ** exponents.double()
-    x = x.to(dtype)
-    strange = torch.tensor([float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 448.0, 1e-45])
-    where = torch.randint(0, m * k, (max(m * k // 50, 1),), generator=generator)
-    x.view(-1)[where] = strange[torch.randint(0, len(strange), where.shape, generator=generator)].to(dtype)
-    x[:: max(m // 3, 1), : min(k, 128)] = 0
-    return x
+    assert_same_bits(found, per_token_cast_to_fp8(x, rounds_up, min_amax=min_amax))
 
 
 @pytest.mark.parametrize("rounds_up", [False, True])
@@ -92,3 +76,7 @@ def test_the_largest_magnitude_has_a_floor(min_amax: float) -> None:
 def test_many_schedules(seed: int) -> None:
     config = cast_config(torch.float32, is_aligned=True, is_few=False)
     check(config, wild(70, 700, torch.float32, seed), seed)
+
+
+def test_quotients_beside_where_fp8_rounds_the_other_way() -> None:
+    check(cast_config(torch.float32, is_aligned=True, is_few=False), hard_quotients())

@@ -59,6 +59,12 @@ DEVICE void red_shared_add(uint32_t* pointer, uint32_t value) {
 DEVICE void st_shared_f32(void* pointer, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem_address(pointer)), "f"(value) : "memory");
 }
+DEVICE void st_shared_b32(void* pointer, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
+}
+DEVICE void st_shared_v2_b32(void* pointer, uint32_t a, uint32_t b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(smem_address(pointer)), "r"(a), "r"(b) : "memory");
+}
 DEVICE void st_shared_v2_f32(void* pointer, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address(pointer)), "f"(x), "f"(y) : "memory");
 }
@@ -200,6 +206,18 @@ DEVICE float div_rn(float a, float b) {
   float quotient;
   asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
   return quotient;
+}
+// The smaller of two magnitudes, with the sign of `x`; a NaN stays NaN. `most` is positive.
+DEVICE float min_magnitude(float x, float most) {
+  float y;
+  asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
+  return y;
+}
+// The larger of each half, as signed integers.
+DEVICE uint32_t max_s16x2(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.s16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
 }
 // Two FP32 to two E4M3, rounded to nearest even; `low` goes to the lower byte. What is greater than 448, infinities too,
 // becomes 448 of its sign; a NaN becomes 0x7f.

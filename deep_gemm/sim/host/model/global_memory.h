@@ -120,6 +120,16 @@ float float_of(uint32_t bits) {
   std::memcpy(&value, &bits, 4);
   return value;
 }
+float min_magnitude(float x, float most) {
+  const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
+  return magnitude > 0x7f800000 || magnitude < bits_of(most) ? x : float_of(bits_of(most) | (bits & 0x80000000));
+}
+uint32_t max_s16x2(uint32_t a, uint32_t b) {
+  const auto larger = [](uint32_t x, uint32_t y) -> uint32_t {
+    return static_cast<uint16_t>(std::max(static_cast<int16_t>(x), static_cast<int16_t>(y)));
+  };
+  return larger(a >> 16, b >> 16) << 16 | larger(a & 0xffff, b & 0xffff);
+}
 // E4M3 has a sign, 4 bits of exponent with a bias of 7, and 3 of mantissa; 0x7f is its NaN, 0x7e is 448.
 uint32_t pack_e4m3(float low, float high) {
   const auto round = [](float value) -> uint32_t {
