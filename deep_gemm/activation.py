@@ -63,7 +63,8 @@ def cast_activated(p: ActivationProblem, use_ue8m0: bool = False, min_amax: floa
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
     """FP32 silu(gate) * up of rows that hold gate and up side by side.
 
-    FP64 gives the FP32 number nearest to sigmoid. The bits of torch's FP32 sigmoid depend on where an element lies in its tensor.
+    FP64 gives the FP32 number nearest to sigmoid. The bits of torch's FP32 sigmoid depend on where an element lies in
+    its tensor.
     """
     gate, up = (half.float() for half in x.chunk(2, dim=-1))
     if limit is not None:

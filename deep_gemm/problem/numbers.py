@@ -9,7 +9,7 @@ FP32_MAX = 3.4028234663852886e38
 
 def magnitude(name: str, value: object) -> float:
     """Get a caller's number from 0 to the largest of FP32; refuse any other, a boolean and a tensor."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= FP32_MAX:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= FP32_MAX:
         raise ValueError(f"{name}: expected a finite FP32 number that is not negative, got {value!r}")
     return float(value)
 
