@@ -47,6 +47,7 @@ def linear_problem(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | Non
     checks.same_device(inputs, x.device, "x")
     checks.depth(k)
     checks.columns(n, torch.bfloat16)
+    checks.k_major("w", values)
     if out is None:
         out = torch.empty((*leading, n), dtype=torch.bfloat16, device=x.device)
     else:
@@ -64,7 +65,6 @@ def weight(name: str, given: Operand, axes: tuple[str, ...], sizes: Sizes) -> Op
     values, scales = checks.operand(name, given, axes, sizes)
     *outer, k = values.shape
     checks.scales(f"sf{name}", scales, axes[-2], tuple(outer), k, SCALE_BLOCK)
-    checks.k_major(name, values)
     return values, scales
 
 
