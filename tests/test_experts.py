@@ -249,7 +249,7 @@ def test_sizes_of_a_workspace_are_integers(name: str, size: Any) -> None:
 
 
 def test_the_host_reads_no_value_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = {name: given.to("meta") for name, given in call().items() if isinstance(given, Tensor)}
+    arguments: dict[str, Any] = {name: given.to("meta") for name, given in call().items() if isinstance(given, Tensor)}
     w1, w2 = weights_without_values(NUM, 2 * INTER, HIDDEN), weights_without_values(NUM, HIDDEN, INTER)
     with without_values(monkeypatch):
         out = called({**arguments, "w1": w1, "w2": w2, "limit": 7.0})
@@ -260,7 +260,7 @@ def test_the_host_reads_no_value_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.gpu
 def test_a_gpu_computes_it_and_a_graph_captures_it() -> None:
     arguments = call(100)
-    on_gpu = {
+    on_gpu: dict[str, Any] = {
         name: tuple(x.cuda() for x in given) if isinstance(given, tuple) else given.cuda()
         for name, given in arguments.items()
     }
