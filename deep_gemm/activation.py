@@ -53,11 +53,11 @@ def cast_activated(p: ActivationProblem, use_ue8m0: bool = False, min_amax: floa
     y = silu_mul(p.x, p.limit)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
-    counts = rows_that_count(p)
-    if counts is None:
+    is_defined = defined_rows(p)
+    if is_defined is None:
         return per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax)
-    values, scales = per_token_cast_to_fp8(y.masked_fill_(~counts[..., None], 0), use_ue8m0, min_amax=min_amax)
-    return values, scales.masked_fill_(~counts[..., None], 1)
+    values, scales = per_token_cast_to_fp8(y.masked_fill_(~is_defined[..., None], 0), use_ue8m0, min_amax=min_amax)
+    return values, scales.masked_fill_(~is_defined[..., None], 1)
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
@@ -72,7 +72,7 @@ def silu_mul(x: Tensor, limit: float | None) -> Tensor:
     return gate * gate.double().sigmoid().float() * up
 
 
-def rows_that_count(p: ActivationProblem) -> Tensor | None:
+def defined_rows(p: ActivationProblem) -> Tensor | None:
     """Tell of each row whether its result is defined; None if every row's is."""
     if p.masked_m is not None:
         return torch.arange(p.x.shape[1], dtype=torch.int32, device=p.x.device) < p.masked_m[:, None]

@@ -31,7 +31,8 @@ def per_token_cast_to_fp8(
     """Cast with one scale for each row and each `gran_k` columns: activations.
 
     `x` is `[..., m, k]` of any floating type; the result is values `[..., m, k]` (torch.float8_e4m3fn) and scales
-    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major.
+    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. As in every cast, `use_ue8m0` rounds scales up to
+    powers of two, and `min_amax` is the least that a block's largest magnitude counts as.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
