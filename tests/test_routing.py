@@ -184,19 +184,25 @@ def test_sums_are_those_of_plain_loops_to_the_bit(dtype: torch.dtype, weight_dty
     assert same_bits(out, sum_one_by_one(y, rows, weights))
 
 
-def test_products_and_sums_are_rounded_one_by_one() -> None:
-    """A fused multiply-add would leave 2^-24 of the square, and another order a 1."""
-    rows = expert_rows(torch.tensor([[0, 1, 2]]), 3)
+def test_products_are_rounded_before_they_are_added() -> None:
+    rows = expert_rows(torch.tensor([[0, 1]]), 2)
     almost = 1 + 2.0**-12
-    square = almost**2 - 2.0**-24  # rounded to FP32
-    y = torch.tensor([-square, almost, 0.0])[:, None].repeat(1, 8)
-    out = gather_weighted(y, rows, torch.tensor([[1.0, almost, 1.0]]))
+    square = almost**2 - 2.0**-24  # rounded to FP32; a fused multiply-add would leave 2^-24
+    y = torch.tensor([-square, almost])[:, None].repeat(1, 8)
+    out = gather_weighted(y, rows, torch.tensor([[1.0, almost]]))
     assert out is not None
     assert not out.any()
-    y = torch.tensor([2.0**30, 1.0, -(2.0**30)])[:, None].repeat(1, 8)
-    out = gather_weighted(y, rows, torch.ones(1, 3))
-    assert out is not None
-    assert not out.any()
+
+
+@pytest.mark.parametrize(("terms", "total"), [((2.0**30, -(2.0**30), 1.0), 1), ((1.0, 2.0**30, -(2.0**30)), 0)])
+def test_sums_are_taken_in_order_of_columns(terms: tuple[float, ...], total: float) -> None:
+    for ids in ([0, 1, 2], [2, 0, 1]):
+        rows = expert_rows(torch.tensor([ids]), 3)
+        y = torch.empty(3, 8)
+        y[rows.row_of[0].long()] = torch.tensor(terms)[:, None]
+        out = gather_weighted(y, rows, torch.ones(1, 3))
+        assert out is not None
+        assert bool((out == total).all())
 
 
 def test_rows_and_weights_without_a_route_may_hold_anything() -> None:
