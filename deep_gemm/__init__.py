@@ -26,7 +26,6 @@ from .dense import (
     gemm_fp8_fp8_bf16_nt,
     wgrad_gemm_fp8_fp8_fp32_nt,
 )
-from .experts import experts, experts_workspace_bytes
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
     k_grouped_fp8_gemm_nt_contiguous,
@@ -40,7 +39,7 @@ from .grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
-from .linear import linear
+from .layers import experts, experts_workspace_bytes, linear
 from .problem.layout import (
     align,
     ceil_div,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from layers import FP8_NAN, assert_mistake, same_bits, same_pairs, without_values
+from layer_cases import FP8_NAN, assert_mistake, same_bits, same_pairs, without_values
 from torch import Tensor
 
 import deep_gemm

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import CANARY, dequantize
-from layers import (
-    EXPERTS,
+from layer_cases import (
     assert_mistake,
     random_routes,
     same_bits,
@@ -26,6 +25,7 @@ from deep_gemm import (
     per_token_cast_to_fp8,
     silu_mul_cast_to_fp8,
 )
+from deep_gemm import layers as parts
 
 TOKENS, TOPK, NUM, HIDDEN, INTER = 12, 3, 5, 144, 80
 
@@ -219,14 +219,14 @@ def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monk
     between: list[Tensor] = []
 
     def seen(name: str) -> None:
-        part = getattr(EXPERTS, name)
+        part = getattr(parts, name)
 
         def watched(*args: Any) -> Any:
             result = part(*args)
             between.extend([result] if isinstance(result, Tensor) else result)
             return result
 
-        monkeypatch.setattr(EXPERTS, name, watched)
+        monkeypatch.setattr(parts, name, watched)
 
     for name in ("expert_rows", "gather_cast_to_fp8", "product_of_rows", "activate_rows"):
         seen(name)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import BF16_UNIT, CANARY, dequantize
-from layers import assert_mistake, same_bits, weights_without_values, without_values
+from layer_cases import assert_mistake, same_bits, weights_without_values, without_values
 from torch import Tensor
 
 import deep_gemm

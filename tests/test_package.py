@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import os
 import re
 import subprocess
@@ -16,15 +15,13 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import activation, dense, grouped, quantize, routing, testing
+from deep_gemm import activation, dense, grouped, layers, quantize, routing, testing
 from deep_gemm.problem import layout
 from deep_gemm.settings import read_settings
 from deep_gemm.tools import demo
 
 ROOT = Path(__file__).resolve().parents[1]
-# The package's attributes of these names are the functions.
-EXPERTS, LINEAR = (importlib.import_module(f"deep_gemm.{name}") for name in ("experts", "linear"))
-OF_LAYERS = [activation, EXPERTS, LINEAR, routing]
+OF_LAYERS = [activation, layers, routing]
 EXAMPLES = {"torch": torch, **{name: getattr(deep_gemm, name) for name in deep_gemm.__all__}}
 
 

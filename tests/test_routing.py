@@ -9,7 +9,7 @@ import torch
 from helpers import CANARY, framed
 from hypothesis import given
 from hypothesis import strategies as st
-from layers import assert_mistake, random_routes, same_bits, same_pairs, without_values
+from layer_cases import assert_mistake, random_routes, same_bits, same_pairs, without_values
 from torch import Tensor
 
 import deep_gemm

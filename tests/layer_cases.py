@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from deep_gemm import layers
 from deep_gemm.problem import checks
 from deep_gemm.problem.layout import ceil_div
 
 Quantized = tuple[Tensor, Tensor]
 FP8_NAN = 0x7F
-
-# The package's attributes of these names are the functions.
-EXPERTS: ModuleType = importlib.import_module("deep_gemm.experts")
-LINEAR: ModuleType = importlib.import_module("deep_gemm.linear")
 
 
 def same_bits(got: Tensor, expected: Tensor) -> bool:
@@ -61,8 +56,8 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     They go the way of CUDA tensors, but for the products, which do nothing.
     """
     with monkeypatch.context() as patch:
-        patch.setattr(EXPERTS, "m_grouped_fp8_gemm_nt_contiguous", product_of_shapes)
-        patch.setattr(LINEAR, "fp8_gemm_nt", product_of_shapes)
+        patch.setattr(layers, "m_grouped_fp8_gemm_nt_contiguous", product_of_shapes)
+        patch.setattr(layers, "fp8_gemm_nt", product_of_shapes)
         patch.setattr(checks, "supported_device", lambda *_: None)
         patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0
         yield
