@@ -7,6 +7,7 @@ run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 from typing import NoReturn
 
 from . import testing, utils
+from .activation import silu_mul_cast_to_fp8
 from .choose.explain import explain
 from .compat.absent import refuse
 from .dense import (
@@ -38,6 +39,7 @@ from .grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
+from .layers import experts, experts_workspace_bytes, linear
 from .problem.layout import (
     align,
     ceil_div,
@@ -48,6 +50,7 @@ from .problem.layout import (
     transform_sf_into_required_layout,
 )
 from .quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
+from .routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
 from .settings import (
     get_batch_invariant,
     get_compile_mode,
@@ -70,6 +73,7 @@ from .testing import bench, bench_kineto, calc_diff
 __version__ = "0.1.0"
 
 __all__ = [
+    "ExpertRows",
     "align",
     "bench",
     "bench_kineto",
@@ -80,6 +84,9 @@ __all__ = [
     "cublaslt_gemm_nt",
     "cublaslt_gemm_tn",
     "cublaslt_gemm_tt",
+    "expert_rows",
+    "experts",
+    "experts_workspace_bytes",
     "explain",
     "fp8_fp4_gemm_nn",
     "fp8_fp4_gemm_nt",
@@ -90,6 +97,8 @@ __all__ = [
     "fp8_gemm_tn",
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",
+    "gather_cast_to_fp8",
+    "gather_weighted",
     "gemm_fp8_fp8_bf16_nt",
     "get_batch_invariant",
     "get_col_major_tma_aligned_tensor",
@@ -106,6 +115,7 @@ __all__ = [
     "k_grouped_cast_to_fp8",
     "k_grouped_fp8_gemm_nt_contiguous",
     "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",
+    "linear",
     "m_grouped_fp8_fp4_gemm_nn_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_masked",
@@ -123,6 +133,7 @@ __all__ = [
     "set_num_sms",
     "set_pdl",
     "set_tc_util",
+    "silu_mul_cast_to_fp8",
     "testing",
     "transform_sf_into_required_layout",
     "utils",

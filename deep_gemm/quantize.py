@@ -1,11 +1,11 @@
 """Casts of ordinary tensors to FP8 values with FP32 scales, for one row, one column or one block at a time.
 
 All casts share their rules. A scale is the block's largest finite magnitude over 448, the largest E4M3 value, so that
-every finite input fits. An infinity saturates to +-448 (as the hardware's saturating conversion does), a NaN stays NaN
-in its own element, and neither influences the scale. A block without a finite non-zero value has scale 1. No scale is
-below 2^-126, the smallest normal FP32 number. With `use_ue8m0` a scale is rounded up to a power of two. FP64 input is
-rounded to FP32 first, so values beyond FP32's range count as infinities. With `min_amax` the largest magnitude of
-every block counts as at least this. A NaN is 0x7F, whatever its sign.
+every finite input fits. An infinity saturates to +-448 (as the hardware's saturating conversion does). A NaN of either
+sign becomes the byte 0x7F in its own element. Neither influences the scale. A block without a finite non-zero value has
+scale 1. No scale is below 2^-126, the smallest normal FP32 number. With `use_ue8m0` a scale is rounded up to a power of
+two. With `min_amax`, rounded to FP32, the block's largest magnitude counts as at least this, in blocks of zeros too.
+FP64 input is rounded to FP32 first, so values beyond FP32's range count as infinities.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .choose.config_cast import INPUTS
-from .gpus import is_hopper
-from .kernels import cast_rows
-from .problem.layout import SCALE_BLOCK, align, ceil_div, get_mn_major_tma_aligned_tensor, get_tma_aligned_size
+from .problem.layout import SCALE_BLOCK, align, ceil_div
+from .problem.numbers import magnitude
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
@@ -28,27 +26,24 @@ Quantized = tuple[Tensor, Tensor]
 
 
 def per_token_cast_to_fp8(
-    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0, mn_major: bool = False
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0
 ) -> Quantized:
     """Cast with one scale for each row and each `gran_k` columns: activations.
 
     `x` is `[..., m, k]` of any floating type; the result is values `[..., m, k]` (torch.float8_e4m3fn) and scales
-    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. With `mn_major`, for a matrix, scales lie as
-    `get_mn_major_tma_aligned_tensor` would lay them: products then load them as they are.
+    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. As in every cast, `use_ue8m0` rounds scales up to
+    powers of two, and `min_amax` is the least that a block's largest magnitude counts as.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, -224.0, 0.0]], [[2.0]])
     """
-    if mn_major and isinstance(x, Tensor) and x.dim() != 2:
-        raise ValueError(f"x: expected shape (m, k) with mn_major, got {tuple(x.shape)}")
-    if gran_k == SCALE_BLOCK and _has_kernels(x):
-        return _cast_rows(x, use_ue8m0, _checked_amax(min_amax), mn_major)
-    values, scales = _cast(x, 1, gran_k, use_ue8m0, min_amax)
-    return values, get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
+    return _cast(x, 1, gran_k, use_ue8m0, min_amax)
 
 
-def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK) -> Quantized:
+def per_channel_cast_to_fp8(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0
+) -> Quantized:
     """Cast with one scale for each column and each `gran_k` rows: operands that are transposed afterwards.
 
     `x` is `[..., k, n]` of any floating type; the result is values `[..., k, n]` and scales
@@ -58,10 +53,12 @@ def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, gran_k: int = SC
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, 448.0], [224.0, 0.0]], [[2.0, 1.0]])
     """
-    return _cast(x, gran_k, 1, use_ue8m0)
+    return _cast(x, gran_k, 1, use_ue8m0, min_amax)
 
 
-def per_block_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK) -> Quantized:
+def per_block_cast_to_fp8(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0
+) -> Quantized:
     """Cast with one scale for each block of `gran_k` rows and columns: weights.
 
     `x` is `[..., n, k]` of any floating type; the result is values `[..., n, k]` and scales
@@ -71,10 +68,10 @@ def per_block_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, gran_k: int = SCAL
     >>> values.shape, scales.shape
     (torch.Size([130, 256]), torch.Size([2, 2]))
     """
-    return _cast(x, gran_k, gran_k, use_ue8m0)
+    return _cast(x, gran_k, gran_k, use_ue8m0, min_amax)
 
 
-def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False) -> Quantized:
+def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False, *, min_amax: float = 0.0) -> Quantized:
     """Cast operands of a k-grouped product: `x` is `[m, sum(ks)]`, the groups' columns side by side.
 
     The result is what `k_grouped_fp8_gemm_nt_contiguous` takes: the one-dimensional concatenation of each group's
@@ -85,11 +82,12 @@ def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False)
     (torch.Size([640]), torch.Size([4, 2]))
     """
     _check_castable(x)
+    min_amax = magnitude("min_amax", min_amax)
     if any(k < 0 for k in ks):
         raise ValueError(f"ks: expected no negative size, got {list(ks)}")
     if x.dim() != 2 or x.shape[1] != sum(ks):
         raise ValueError(f"x: expected shape (m, sum(ks)) = (m, {sum(ks)}), got {tuple(x.shape)}")
-    groups = [per_token_cast_to_fp8(part, use_ue8m0) for part in torch.split(x, list(ks), dim=1)]
+    groups = [per_token_cast_to_fp8(part, use_ue8m0, min_amax=min_amax) for part in torch.split(x, list(ks), dim=1)]
     if not groups:
         empty = x.new_empty(0).to(torch.float8_e4m3fn)
         return empty, x.new_empty((x.shape[0], 0), dtype=torch.float32)
@@ -106,42 +104,15 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
 
 
-def _has_kernels(x: Tensor) -> bool:
-    """Tell whether a tensor's casts have kernels: on a Hopper GPU, of every type but FP64."""
-    return isinstance(x, Tensor) and x.is_cuda and x.dtype in INPUTS and x.dim() >= 2 and is_hopper(x.get_device())
-
-
 @torch.no_grad()
-def _cast_rows(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
-    """Cast on a GPU, each row's 128 columns with a scale."""
-    *batch, k = x.shape
-    rows = x.reshape(-1, k) if x.stride(-1) == 1 or k <= 1 else x.contiguous().view(-1, k)
-    m, blocks = rows.shape[0], ceil_div(k, SCALE_BLOCK)
-    values = torch.empty((m, k), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = (
-        torch.empty_strided((m, blocks), (1, get_tma_aligned_size(m, 4)), dtype=torch.float32, device=x.device)
-        if mn_major
-        else torch.empty((m, blocks), dtype=torch.float32, device=x.device)
-    )
-    cast_rows.run(rows, values, scales, min_amax, rounds_up=use_ue8m0)
-    return values.view(x.shape), scales if mn_major else scales.view(*batch, blocks)
-
-
-def _checked_amax(min_amax: float) -> float:
-    if not 0 <= min_amax < float("inf"):
-        raise ValueError(f"min_amax: expected a finite number of at least 0, got {min_amax}")
-    return float(min_amax)
-
-
-@torch.no_grad()
-def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float = 0.0) -> Quantized:
+def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) -> Quantized:
     """Cast with one scale for each `rows` x `columns` block of the last two dimensions."""
     _check_castable(x)
-    min_amax = _checked_amax(min_amax)
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
     if rows < 1 or columns < 1:
         raise ValueError(f"gran_k: expected a positive integer, got {min(rows, columns)}")
+    min_amax = magnitude("min_amax", min_amax)
 
     *batch, m, k = x.shape
     padding = (0, align(k, columns) - k, 0, align(m, rows) - m)
@@ -153,9 +124,9 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float =
     if use_ue8m0:
         scales = ceil_to_ue8m0(scales)
     scales = torch.where(amax == 0, 1.0, scales)
-    # The clamp saturates infinities, and quotients that round to just above 448.
+    # The clamp saturates infinities, and quotients that round to just above 448. The conversion keeps a NaN's sign.
     quotients = (blocks / scales).clamp(-FP8_MAX, FP8_MAX)
-    values = torch.where(quotients.isnan(), torch.nan, quotients).to(torch.float8_e4m3fn)  # NaN without a sign
+    values = quotients.masked_fill(quotients.isnan(), torch.nan).to(torch.float8_e4m3fn)
     values = values.view(*batch, align(m, rows), align(k, columns))[..., :m, :k].contiguous()
     return values, scales[..., 0, :, 0].contiguous()
 

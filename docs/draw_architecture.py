@@ -22,8 +22,9 @@ SOURCES_ALONE = "cuda"
 Arrows = dict[str, set[str]]
 """The rooms that each room imports."""
 
+LAYERS = ("linear", "experts", "activation", "routing")
 PARTS = {
-    "ask": ("#cfe3f3", ("dense", "grouped", "problem", "compat", "signature", "dispatch", "quantize", "linear")),
+    "ask": ("#cfe3f3", ("dense", "grouped", "problem", "compat", "quantize", *LAYERS)),
     "choose": ("#f6e3bf", ("choose", "gpus", "settings")),
     "run": ("#f3cfcf", ("kernels", "jit", "cuda")),
     "check and measure": ("#d9ecd0", ("reference", "sim", "testing", "benchmark", "tools")),

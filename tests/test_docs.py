@@ -60,6 +60,14 @@ def test_interface_names_every_public_function() -> None:
     assert set(deep_gemm.__all__) - named == set()
 
 
+def test_code_on_the_page_of_layers_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "layers.md").read_text(), re.DOTALL)
+    exec(compile("\n".join(blocks), "layers.md", "exec"), {})
+    of_linear, *are_equal = capsys.readouterr().out.splitlines()
+    assert 0 < float(of_linear.removeprefix("tensor(").split(",")[0].rstrip(")")) < 1e-3
+    assert are_equal == ["True", "True"]
+
+
 def test_readme_lets_its_reader_run_something_soon_and_shows_measured_rivals() -> None:
     text = (ROOT / "README.md").read_text()
     lines = text.splitlines()

@@ -15,16 +15,17 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import dense, grouped, quantize, testing
+from deep_gemm import activation, dense, grouped, layers, quantize, routing, testing
 from deep_gemm.problem import layout
 from deep_gemm.settings import read_settings
 from deep_gemm.tools import demo
 
 ROOT = Path(__file__).resolve().parents[1]
+OF_LAYERS = [activation, layers, routing]
 EXAMPLES = {"torch": torch, **{name: getattr(deep_gemm, name) for name in deep_gemm.__all__}}
 
 
-@pytest.mark.parametrize("module", [dense, grouped, layout, quantize, testing])
+@pytest.mark.parametrize("module", [dense, grouped, layout, quantize, testing, *OF_LAYERS])
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
     names = {**EXAMPLES, **vars(module)}
     failed, attempted = doctest.testmod(module, extraglobs=names)
@@ -32,8 +33,8 @@ def test_examples_in_docstrings_run(module: ModuleType) -> None:
     assert failed == 0
 
 
-@pytest.mark.parametrize("module", [dense, grouped, quantize])
-def test_every_public_product_and_cast_has_an_example(module: ModuleType) -> None:
+@pytest.mark.parametrize("module", [dense, grouped, quantize, *OF_LAYERS])
+def test_every_public_product_cast_and_layer_has_an_example(module: ModuleType) -> None:
     for name in deep_gemm.__all__:
         function = vars(module).get(name)
         if getattr(function, "__module__", None) == module.__name__ and not name.startswith("cublaslt"):

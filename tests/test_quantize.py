@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -180,6 +180,53 @@ def test_nan_stays_in_its_own_element(cast: Cast, use_ue8m0: bool) -> None:
 
 
 @every_cast
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_nan_of_either_sign_becomes_one_byte(cast: Cast, dtype: torch.dtype) -> None:
+    x = torch.full((3, 130), torch.nan, dtype=dtype)
+    x[1], x[2, :5] = torch.copysign(x[1], torch.tensor(-1.0, dtype=dtype)), 1.0
+    assert bool(x[1].signbit().all())
+    values, _ = cast.function(x)
+    assert torch.equal(values.view(torch.uint8) == 0x7F, x.isnan())
+
+
+# The least that a block counts as
+
+
+@every_cast
+@fp32_or_ue8m0
+@pytest.mark.parametrize("min_amax", [2.0**-140, 1e-10, 0.25, 448.0, FLT_MAX])
+def test_each_block_counts_as_at_least_min_amax(cast: Cast, use_ue8m0: bool, min_amax: float) -> None:
+    x = numbers((130, 260))
+    x[:, :128] = 0.0
+    x[5, 200] = torch.nan
+    values, scales = cast.function(x, use_ue8m0, min_amax=min_amax)
+    amax = block_maxima(x.nan_to_num(0.0), cast.block()).clamp_min(min_amax)
+    # A block of one number of this magnitude has the scale that is wanted.
+    _, wanted = per_block_cast_to_fp8(amax.flatten()[:, None], use_ue8m0, 1)
+    assert torch.equal(scales, wanted.view(scales.shape))
+    quotients = (x.double() / spread(scales, cast.block(), x.shape)).float()
+    near = (values.float() - quotients).abs() <= half_unit(quotients.abs()) + quotients.abs() * 2.0**-23
+    assert bool((near | x.isnan()).all())
+
+
+@every_cast
+@fp32_or_ue8m0
+def test_a_min_amax_of_zero_changes_nothing(cast: Cast, use_ue8m0: bool) -> None:
+    x = numbers((130, 260))
+    x[:, :128], x[3, 200], x[4, 201] = 0.0, torch.nan, torch.inf
+    for zero in (0.0, 0, 1e-60):  # the last is 0 in FP32
+        results = zip(cast.function(x, use_ue8m0, min_amax=zero), cast.function(x, use_ue8m0), strict=True)
+        assert all(torch.equal(got.view(torch.uint8), same.view(torch.uint8)) for got, same in results)
+
+
+def test_groups_along_k_count_as_at_least_min_amax() -> None:
+    x = numbers((3, 192))
+    values, scales = k_grouped_cast_to_fp8(x, [64, 128], min_amax=1e4)
+    assert torch.equal(scales, torch.full((3, 2), 1e4) / 448)
+    assert torch.equal(values[3 * 64 :].float(), per_token_cast_to_fp8(x[:, 64:], min_amax=1e4)[0].float().flatten())
+
+
+@every_cast
 @fp32_or_ue8m0
 @pytest.mark.parametrize(("filler", "value"), [(0.0, 0.0), (-0.0, 0.0), (torch.inf, 448.0), (-torch.inf, -448.0)])
 def test_a_block_without_a_finite_non_zero_value_has_scale_1(
@@ -339,6 +386,17 @@ def test_what_cannot_be_cast_is_refused(cast: Cast, x: Tensor, error: type[Excep
     with pytest.raises(error) as caught:
         cast.function(x)
     assert str(caught.value).startswith(message)
+
+
+@every_cast
+@pytest.mark.parametrize("min_amax", [-1.0, torch.nan, torch.inf, 1e39, True, "1", None, torch.ones(())])
+def test_min_amax_is_a_magnitude(cast: Cast, min_amax: Any) -> None:
+    message = "min_amax: expected a finite FP32 number that is not negative, got "
+    with pytest.raises(ValueError, match=message):
+        cast.function(torch.ones(2, 2), min_amax=min_amax)
+    for ks in ([], [2]):
+        with pytest.raises(ValueError, match=message):
+            k_grouped_cast_to_fp8(torch.ones(2, sum(ks)), ks, min_amax=min_amax)
 
 
 @every_cast

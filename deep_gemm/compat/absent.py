@@ -13,7 +13,7 @@ _LOOP = "torch.matmul for each group"
 _FP8 = "per_token_cast_to_fp8 and the FP8 products"
 _FP32_SCALES = "FP32 scales with get_mn_major_tma_aligned_tensor"
 _DEQUANTIZED = "torch.matmul on dequantized tensors"
-_MOE = "m_grouped_fp8_gemm_nt_masked or m_grouped_fp8_gemm_nt_contiguous"
+_MOE = "experts, m_grouped_fp8_gemm_nt_masked or m_grouped_fp8_gemm_nt_contiguous"
 
 INSTEAD: dict[str, str] = {
     "bf16_gemm_nt": _TORCH,

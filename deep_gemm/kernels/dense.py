@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -23,7 +23,23 @@ from ..settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_o
 from . import fp8_gemm, fp8_gemm_decode
 from .fp8_gemm import DENSE_PARAMS
 from .maps import matrix_map, output_map, scales_map
-from .plan import SCALE_BYTES, SFA, SFB, A, B, C, D, Place, Plan, Resized, addresses_of, other_rows, refuse_if, rows_of
+from .plan import (
+    SCALE_BYTES,
+    SFA,
+    SFB,
+    A,
+    B,
+    C,
+    D,
+    Place,
+    Plan,
+    Resized,
+    Resizing,
+    addresses_of,
+    other_rows,
+    refuse_if,
+    rows_of,
+)
 
 Config = GemmConfig | DecodeConfig
 
@@ -58,7 +74,7 @@ def run(p: DenseProblem, config: Config | None = None) -> Plan | None:
     return plan
 
 
-def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan | None:
+def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | None:
     """Make a plan for other rows of a weight, of operands that nobody has checked; None if they want the checks."""
     like = next(iter(templates.values()))
     of_rows, c = other_rows(like, operands), operands[C]
@@ -74,12 +90,19 @@ def derive(templates: Mapping[Config, Plan], operands: Sequence[Tensor]) -> Plan
     rows = rows_of(like, m, pitch, operands)
     if isinstance(config, DecodeConfig):
         return fp8_gemm_decode.derived(template, config, m, pitch, rows)
+    ctas = grid(config, m, like.n, num_sms_of(gpu.num_sms))
+    if template.resizing is not None and m >= config.block_m and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
+        return template.with_rows(m, pitch * SCALE_BYTES, rows, ctas)
     resized = (
         Resized("map_a", 1, m, box=(BLOCK_K, min(config.box_rows_of_a, m))),
         Resized("map_sfa", 0, m, pitch * SCALE_BYTES, (box_rows_of_sfa(config, m), 1)),
         Resized("map_d", 2 if config.has_wide_panels else 1, m),
     )
-    return template.derived(rows, grid(config, m, like.n, num_sms_of(gpu.num_sms)), {"m": m}, resized)
+    plan = template.derived(rows, ctas, {"m": m}, resized)
+    if m >= config.block_m and driver.sizes_are_numbers():  # whole boxes: a better template for others
+        plan.resizing = Resizing.of(plan.params, ("m",), resized, m)
+        templates[config] = plan
+    return plan
 
 
 def output_of(p: DenseProblem) -> Output:

@@ -28,6 +28,7 @@ A, SFA, B, SFB, D, C = range(6)
 """Operands by their place among the addresses of a call. Where there is no C, another input may take its place."""
 SCALE_BYTES = 4
 _UINT32 = struct.Struct("<I")
+_PACK_UINT32 = _UINT32.pack_into
 SOME_ADDRESS = 1 << 40
 """For maps that are encoded before their address is known."""
 Addresses = tuple[int, ...]
@@ -86,6 +87,31 @@ class Resized(NamedTuple):
     box: tuple[int, ...] | None = None
 
 
+class Resizing(NamedTuple):
+    """Where parameters of a plan depend on the rows alone, as 32-bit numbers: for rows that have the same boxes."""
+
+    at_m: tuple[int, ...]
+    """Bytes at which m stands."""
+    at_last: tuple[int, ...]
+    """Bytes at which m - 1 stands: in maps, which count so."""
+    at_pitch: int
+    """Byte at which the pitch of A's scales stands."""
+
+    @classmethod
+    def of(cls, params: Params, numbers: Sequence[str], resized: Sequence[Resized], m: int) -> Resizing:
+        """Find the places of these members, whose sizes for `m` rows are m or m + 1."""
+        places = [
+            (params.offset(each.member) + driver.size_number(each.dimension, each.size)[0], each.size - m)
+            for each in resized
+        ]
+        pitched = next(params.offset(each.member) for each in resized if each.pitch)
+        return cls(
+            (*map(params.offset, numbers), *(at for at, more in places if more == 1)),
+            tuple(at for at, more in places if more == 0),
+            pitched + driver.stride_number(0)[0],
+        )
+
+
 class Rows(NamedTuple):
     """What of a plan depends on the rows besides its parameters: D's shape, and from first to last byte of operands."""
 
@@ -113,6 +139,8 @@ class Plan:
     n = k = 0
     output: Output
     """What becomes of the product: with n and k what the choice of a configuration for other rows depends on."""
+    resizing: Resizing | None = None
+    """How a plan for other rows is made of this one if its boxes are whole; None if they are not, or nobody asked."""
 
     def __init__(
         self,
@@ -145,6 +173,20 @@ class Plan:
             byte_span(p.d),
             0 if p.c is None else byte_span(p.c),
         )
+
+    def with_rows(self, m: int, pitch: int, rows: Rows, grid: int) -> Plan:
+        """Copy the plan for other rows quickly: by `resizing`."""
+        plan = object.__new__(type(self))
+        plan.__dict__.update(self.__dict__)
+        template = bytearray(self.template)
+        at_m, at_last, at_pitch = self.resizing  # type: ignore[misc]
+        for at in at_m:
+            _PACK_UINT32(template, at, m)
+        for at in at_last:
+            _PACK_UINT32(template, at, m - 1)
+        _PACK_UINT32(template, at_pitch, driver.stride_number(pitch)[1])
+        plan.template, plan.grid, plan.rows = bytes(template), grid, rows
+        return plan
 
     def derived(self, rows: Rows, grid: int, numbers: Mapping[str, int], resized: Sequence[Resized]) -> Plan:
         """Copy the plan for other rows: other 32-bit numbers among its parameters, and maps of other sizes."""
@@ -256,7 +298,7 @@ class PlanCache:
                     _put(self._templates, family, {})
                 self._templates[family].setdefault(plan.config, plan)
 
-    def templates(self, key: Key) -> Mapping[Any, Any] | None:
+    def templates(self, key: Key) -> dict[Any, Any] | None:
         """Give the plans, by configuration, from which one of this signature may be derived; None if there are none."""
         return self._templates.get(family_of(key))
 

@@ -14,7 +14,7 @@ derived from another of the same weight, without checks that are already answere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,7 +41,7 @@ class Product:
     """Computes a problem of CPU tensors."""
     on_gpu: Callable[[Any], Plan | None]
     """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
-    derive: Callable[[Mapping[Any, Any], Sequence[Any]], Plan | None] | None = None
+    derive: Callable[[dict[Any, Any], Sequence[Any]], Plan | None] | None = None
     """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
 
     None if these want a closer look: nobody has checked them.

@@ -22,7 +22,23 @@ from ..settings import get_compile_mode, get_num_sms, get_pdl, settings
 from . import fp8_gemm
 from .fp8_gemm import ROWS_PARAMS
 from .maps import clipped_map, output_map, plane_map, row_pitch
-from .plan import SCALE_BYTES, SFA, SFB, A, B, C, D, Place, Plan, Resized, addresses_of, other_rows, refuse_if, rows_of
+from .plan import (
+    SCALE_BYTES,
+    SFA,
+    SFB,
+    A,
+    B,
+    C,
+    D,
+    Place,
+    Plan,
+    Resized,
+    Resizing,
+    addresses_of,
+    other_rows,
+    refuse_if,
+    rows_of,
+)
 
 
 class GroupedProblem(NamedTuple):
@@ -133,6 +149,9 @@ def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> 
     if template is None or template.copies_sfa:
         return None
     _print_if_asked(num_groups, like.n, like.k, config)
+    of_rows, ctas = rows_of(like, m, pitch, operands), grid(config, 1, m, like.n, get_num_sms())
+    if template.resizing is not None and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
+        return template.with_rows(m, pitch * SCALE_BYTES, of_rows, ctas)
     resized = [  # places where a box of rows may begin: one more than there are rows
         Resized("map_a", 2, m + 1),
         Resized("map_sfa", 0, m, pitch * SCALE_BYTES),
@@ -140,8 +159,10 @@ def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> 
     ]
     if "map_whole_d" in template.maps:
         resized.append(Resized("map_whole_d", len(template.maps["map_whole_d"].sizes) - 2, m))
-    numbers, of_rows = {"m": m, "groups.rows": m}, rows_of(like, m, pitch, operands)
-    return template.derived(of_rows, grid(config, 1, m, like.n, get_num_sms()), numbers, resized)
+    plan = template.derived(of_rows, ctas, {"m": m, "groups.rows": m}, resized)
+    if driver.sizes_are_numbers():
+        template.resizing = plan.resizing = Resizing.of(plan.params, ("m", "groups.rows"), resized, m)
+    return plan
 
 
 def output_of(p: GroupedProblem) -> Output:

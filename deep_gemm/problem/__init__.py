@@ -4,23 +4,37 @@ Each function takes what a caller passed and returns a checked problem: shapes a
 kernels, the output exists and overlaps nothing that it must not. Nothing is written before all checks have passed.
 """
 
+from .activation import ActivationProblem, activation_problem
 from .checks import Operand
 from .dense import DenseProblem, check_ordinary_matrices, dense_problem
 from .depths import KGroupedProblem, k_grouped_problem
+from .experts import ExpertsProblem, experts_problem
+from .linear import LinearProblem, linear_problem
 from .recipes import NO_RECIPES, Recipes
+from .routing import ExpertRows, check_gather, check_routes, check_weighted
 from .rows import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
 
 __all__ = [
     "NO_RECIPES",
+    "ActivationProblem",
     "ContiguousProblem",
     "DenseProblem",
+    "ExpertRows",
+    "ExpertsProblem",
     "KGroupedProblem",
+    "LinearProblem",
     "MaskedProblem",
     "Operand",
     "Recipes",
+    "activation_problem",
+    "check_gather",
     "check_ordinary_matrices",
+    "check_routes",
+    "check_weighted",
     "contiguous_problem",
     "dense_problem",
+    "experts_problem",
     "k_grouped_problem",
+    "linear_problem",
     "masked_problem",
 ]

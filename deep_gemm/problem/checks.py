@@ -187,8 +187,7 @@ def outputs(
 ) -> tuple[Tensor, Tensor | None]:
     """Check D and C against the inputs; make D if it was left out."""
     a = inputs["a"]
-    if not (a.is_cpu or a.is_cuda):
-        raise ValueError(f"a: expected a CPU or CUDA tensor, got device {a.device}")
+    supported_device("a", a)
     given = {} if d is None else {"d": d}
     if c is not None and c is not d:
         given["c"] = c
@@ -209,20 +208,26 @@ def outputs(
     return d, c
 
 
-def same_device(given: dict[str, Tensor], device: torch.device) -> None:
-    """Check that all tensors are on A's device."""
+def supported_device(name: str, x: Tensor) -> None:
+    """Check that a tensor is on the CPU or on a GPU."""
+    if not (x.is_cpu or x.is_cuda):
+        raise ValueError(f"{name}: expected a CPU or CUDA tensor, got device {x.device}")
+
+
+def same_device(given: dict[str, Tensor], device: torch.device, first: str = "a") -> None:
+    """Check that all tensors are on the device of the one called `first`."""
     for name, x in given.items():
         if x.device != device:
-            raise ValueError(f"{name}: expected device {device}, where a is, got {x.device}")
+            raise ValueError(f"{name}: expected device {device}, where {first} is, got {x.device}")
 
 
-def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None) -> None:
+def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None, d_name: str = "d") -> None:
     """Check that D shares no memory with an input; C may be D itself."""
     d_first, d_end = _byte_range(d)
     for name, x in inputs.items():
         first = x.data_ptr()
         if first < d_end and d_first < first + byte_span(x) and _overlap(d, x):
-            raise ValueError(f"d: expected memory that does not overlap {name}")
+            raise ValueError(f"{d_name}: expected memory that does not overlap {name}")
     if c is not None and c is not d and not _same_memory(c, d) and _overlap(c, d):
         raise ValueError("c: expected d itself or memory that does not overlap it, got a partial overlap")
 
@@ -262,19 +267,20 @@ def in_range(name: str, x: Tensor, low: int, high: int) -> None:
     """Check the elements of a CPU tensor."""
     wrong = ((x < low) | (x > high)).nonzero()
     if len(wrong):
-        index = int(wrong[0])
-        raise ValueError(f"{name}: expected values in {low}..{high}, got {int(x[index])} at index {index}")
+        index = tuple(wrong[0].tolist())
+        at = index[0] if len(index) == 1 else index
+        raise ValueError(f"{name}: expected values in {low}..{high}, got {int(x[index])} at index {at}")
 
 
-def ends(layout: Tensor, m: int, alignment: int) -> None:
+def ends(layout: Tensor, m: int, alignment: int, name: str = "grouped_layout") -> None:
     """Check the ends of groups. Each group begins at the aligned end of the one before."""
-    in_range("grouped_layout", layout, 0, m)
+    in_range(name, layout, 0, m)
     last = 0
     for index, end in enumerate(layout.tolist()):
         # An empty group may repeat the previous end or give its own aligned start.
         if end != last and end < align(last, alignment):
             raise ValueError(
-                f"grouped_layout: expected an end of {last} or from {align(last, alignment)}, "
+                f"{name}: expected an end of {last} or from {align(last, alignment)}, "
                 f"the aligned start of group {index}, got {end}"
             )
         last = end

@@ -55,6 +55,23 @@ def byte_span(x: Tensor) -> int:
     return (last + 1) * x.element_size()
 
 
+def rows_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
+    """Tell of each of m stacked rows whether a group owns it, given where groups end. The host reads nothing.
+
+    Group g owns the rows from `ends[g - 1]`, aligned, to `ends[g]`. Ends never decrease; an empty group may repeat one.
+
+    >>> rows_of_groups(torch.tensor([1, 1, 6], dtype=torch.int32), 8, 4).int().tolist()
+    [1, 0, 0, 0, 1, 1, 0, 0]
+    """
+    rows = torch.arange(m, dtype=torch.int32, device=ends.device)
+    if ends.numel() == 0:
+        return torch.zeros_like(rows, dtype=torch.bool)
+    aligned = (ends + (alignment - 1)) // alignment * alignment
+    starts = torch.cat([torch.zeros_like(ends[:1]), aligned[:-1]])
+    group = torch.searchsorted(ends, rows, right=True)  # the first whose end lies behind the row
+    return (rows < ends[-1]) & (rows >= starts[group.clamp_max(ends.numel() - 1)])
+
+
 def is_mn_major_tma_aligned(sf: Tensor) -> bool:
     """Tell whether TMA can load these scales in place: m-major, with a pitch that is a multiple of 16 bytes.
 

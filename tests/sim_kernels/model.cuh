@@ -226,7 +226,7 @@ CASE(flag) {
   }
 }
 
-// Of each block its rank, and how many blocks came before it.
+// Each block writes its rank, and how many blocks came before it.
 CASE(blocks) {
   if (thread != 0) return;
   const uint32_t turn = ptx::atom_add(c.flags, 1);

@@ -1,0 +1,79 @@
+"""The activation between the two products of a gated layer: silu(gate) * up, cast to FP8 at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .problem import ActivationProblem, activation_problem
+from .problem.layout import rows_of_groups
+from .quantize import Quantized, per_token_cast_to_fp8
+from .settings import get_mk_alignment_for_contiguous_layout
+
+
+def silu_mul_cast_to_fp8(
+    x: Tensor,
+    row_weights: Tensor | None = None,
+    *,
+    masked_m: Tensor | None = None,
+    ends: Tensor | None = None,
+    limit: float | None = None,
+    use_ue8m0: bool = False,
+    min_amax: float = 0.0,
+) -> Quantized:
+    """Compute silu(gate) * up of each row, and cast it with one scale for each row and 128 columns.
+
+    - `x`: `[..., m, 2 i]`, BF16, FP16 or FP32: gate in the first i columns, up in the others.
+    - `row_weights`: FP32 `[..., m]`, factors of whole rows.
+    - `masked_m`: int32 `[groups]` where x is `[groups, max_m, 2 i]`: only the first `masked_m[g]` rows of each group
+      count.
+    - `ends`: int32 `[groups]` where x is `[m, 2 i]`: only rows of groups count. Group g owns the rows from
+      `ends[g - 1]`, aligned to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`.
+    - `limit`: gate counts as at most this, up as within +-this. A NaN stays NaN.
+    - `use_ue8m0`, `min_amax`: as for `per_token_cast_to_fp8`, which casts the result.
+
+    The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / 128)]` (torch.float32), both
+    row-major. A row that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros with
+    scale 1). Every step is rounded to FP32: sigmoid(gate), then its product with gate, with up and with the row's
+    weight, in this order.
+
+    >>> x = torch.tensor([[0.0, 100.0, 3.0, 4.48]])
+    >>> values, scales = silu_mul_cast_to_fp8(x)
+    >>> values.float().tolist(), round(scales.item(), 4)
+    ([[0.0, 448.0]], 1.0)
+    """
+    alignment = get_mk_alignment_for_contiguous_layout()
+    problem = activation_problem(x, row_weights, masked_m, ends, limit, alignment)
+    return cast_activated(problem, use_ue8m0, min_amax)
+
+
+@torch.no_grad()
+def cast_activated(p: ActivationProblem, use_ue8m0: bool = False, min_amax: float = 0.0) -> Quantized:
+    """Compute an activation that was checked. The host reads no value."""
+    y = silu_mul(p.x, p.limit)
+    if p.row_weights is not None:
+        y *= p.row_weights[..., None]
+    is_defined = defined_rows(p)
+    if is_defined is None:
+        return per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax)
+    values, scales = per_token_cast_to_fp8(y.masked_fill_(~is_defined[..., None], 0), use_ue8m0, min_amax=min_amax)
+    return values, scales.masked_fill_(~is_defined[..., None], 1)
+
+
+def silu_mul(x: Tensor, limit: float | None) -> Tensor:
+    """FP32 silu(gate) * up of rows that hold gate and up side by side.
+
+    FP64 gives the FP32 number nearest to sigmoid. The bits of torch's FP32 sigmoid depend on where an element lies in
+    its tensor.
+    """
+    gate, up = (half.float() for half in x.chunk(2, dim=-1))
+    if limit is not None:
+        gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
+    return gate * gate.double().sigmoid().float() * up
+
+
+def defined_rows(p: ActivationProblem) -> Tensor | None:
+    """Tell of each row whether its result is defined; None if every row's is."""
+    if p.masked_m is not None:
+        return torch.arange(p.x.shape[1], dtype=torch.int32, device=p.x.device) < p.masked_m[:, None]
+    return None if p.ends is None else rows_of_groups(p.ends, p.x.shape[0], p.alignment)

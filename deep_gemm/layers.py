@@ -1,0 +1,126 @@
+"""Layers with FP8 weights, for activations as models have them: a linear one, and a gated mixture of experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .activation import cast_activated
+from .dense import fp8_gemm_nt
+from .grouped import m_grouped_fp8_gemm_nt_contiguous
+from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
+from .problem.integers import integer_in_range
+from .problem.layout import SCALE_BLOCK, ceil_div
+from .quantize import Quantized, per_token_cast_to_fp8
+from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
+
+__all__ = ["experts", "experts_workspace_bytes", "linear"]
+
+
+@torch.no_grad()
+def linear(x: Tensor, w: Operand, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor | None:
+    """Compute x @ w.T + bias: cast x to FP8 as `per_token_cast_to_fp8` does, and multiply as `fp8_gemm_nt` does.
+
+    - `x`: `[..., k]`, BF16, FP16 or FP32, with any leading dimensions and strides.
+    - `w`: values `[n, k]` (torch.float8_e4m3fn) and scales `[ceil(n / 128), ceil(k / 128)]`, as `per_block_cast_to_fp8`
+      gives them. k is a multiple of 16 and n of 8.
+    - `out`: BF16 `[..., n]`, its rows at equal distances. Where it is given the function returns None; where it is left
+      out the function makes it and returns it.
+    - `bias`: `[n]`, BF16, FP16 or FP32, added in FP32 before the one rounding to BF16.
+
+    >>> w = per_block_cast_to_fp8(torch.ones(8, 128))
+    >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
+    torch.Size([2, 3, 8])
+    """
+    problem = linear_problem(x, w, out, bias)
+    a = per_token_cast_to_fp8(problem.x)
+    if problem.bias is None:
+        fp8_gemm_nt(a, problem.w, problem.out)
+    elif problem.bias.dtype == problem.out.dtype:
+        add_product(a, problem.w, problem.out, problem.bias)
+    else:  # C has the type of D
+        exact = torch.empty_like(problem.out, dtype=torch.float32, memory_format=torch.contiguous_format)
+        add_product(a, problem.w, exact, problem.bias)
+        problem.out.copy_(exact)
+    return problem.whole_out if out is None else None
+
+
+def add_product(a: Operand, w: Operand, d: Tensor, bias: Tensor) -> None:
+    """Write a @ w.T + bias; D holds the bias in each row first."""
+    d.copy_(bias.expand_as(d))
+    fp8_gemm_nt(a, w, d, d)
+
+
+@torch.no_grad()
+def experts(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Operand,
+    w2: Operand,
+    out: Tensor | None = None,
+    limit: float | None = None,
+) -> Tensor | None:
+    """Compute a gated mixture of experts: the weighted sum of `w2[e] @ (silu(gate) * up)` over each token's experts e.
+
+    - `x`: `[tokens, hidden]`, BF16, FP16 or FP32.
+    - `topk_ids`: int32 or int64 `[tokens, topk]`, -1 for no expert; `topk_weights`: `[tokens, topk]`, FP32, BF16 or
+      FP16.
+    - `w1`: values `[experts, 2 intermediate, hidden]`, the gate's rows first, and scales
+      `[experts, ceil(2 intermediate / 128), ceil(hidden / 128)]`; `w2`: values `[experts, hidden, intermediate]`, and
+      scales likewise. `per_block_cast_to_fp8` gives them. hidden and intermediate are multiples of 16.
+    - `out`: BF16 `[tokens, hidden]`. Where it is given the function returns None; where it is left out the function
+      makes it and returns it.
+    - `limit`: as for `silu_mul_cast_to_fp8`.
+
+    It is `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`, a grouped
+    product with `w2` in BF16, and `gather_weighted`, to the bit. The host reads no value of a GPU.
+
+    >>> w1, w2 = per_block_cast_to_fp8(torch.ones(2, 32, 16)), per_block_cast_to_fp8(torch.ones(2, 16, 16))
+    >>> topk_ids, topk_weights = torch.tensor([[0, 1], [1, -1], [-1, -1]]), torch.full((3, 2), 0.5)
+    >>> experts(torch.ones(3, 16), topk_ids, topk_weights, w1, w2)[:, 0].tolist()
+    [4096.0, 2048.0, 0.0]
+    """
+    p = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)
+    rows = expert_rows(p.topk_ids, p.num_experts)
+    h = product_of_rows(gather_cast_to_fp8(p.x, rows), p.w1, rows)
+    y = product_of_rows(activate_rows(h, rows, p.limit), p.w2, rows)
+    gather_weighted(y, rows, p.topk_weights, p.out)
+    return p.out if out is None else None
+
+
+def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows) -> Tensor:
+    """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are."""
+    d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
+    m_grouped_fp8_gemm_nt_contiguous(a, w, d, rows.ids, ensure_zero_padding=False)
+    return d
+
+
+def activate_rows(h: Tensor, rows: ExpertRows, limit: float | None) -> Quantized:
+    """Compute `silu_mul_cast_to_fp8` of rows that are stacked without gaps, whatever alignment is set."""
+    return cast_activated(ActivationProblem(h, None, None, rows.ends, 1, limit))
+
+
+def experts_workspace_bytes(tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int) -> int:
+    """Bytes of what `experts` holds between its parts, all of it at once: rows, FP8 operands, and both products.
+
+    >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
+    1052
+    """
+    tokens, topk, num_experts, hidden, intermediate = (
+        integer_in_range(name, size, 0)
+        for name, size in (
+            ("tokens", tokens),
+            ("topk", topk),
+            ("num_experts", num_experts),
+            ("hidden", hidden),
+            ("intermediate", intermediate),
+        )
+    )
+    int32_bytes, fp32_bytes, bf16_bytes = 4, 4, 2
+    rows = tokens * topk
+    of_experts = 2 * int32_bytes  # counts, ends
+    of_routes = 3 * int32_bytes  # row_of, token_of, ids
+    of_operands = sum(k + fp32_bytes * ceil_div(k, SCALE_BLOCK) for k in (hidden, intermediate))
+    of_products = bf16_bytes * (2 * intermediate + hidden)
+    return num_experts * of_experts + rows * (of_routes + of_operands + of_products)

@@ -1,0 +1,102 @@
+"""Rows of experts: stacking the routes of tokens by expert, gathering tokens into them, and summing them up again.
+
+The host reads no value of a GPU, so a CUDA graph is captured once and replayed with other routes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .problem import ExpertRows, check_gather, check_routes, check_weighted
+from .quantize import Quantized, per_token_cast_to_fp8
+
+__all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
+
+
+@torch.no_grad()
+def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
+    """Give each route of a token a row, the rows being stacked by expert without gaps.
+
+    `topk_ids` is int32 or int64 `[tokens, topk]`: the experts of each token, -1 for none. An expert may occur several
+    times in a token's row. Rows are ordered by expert, then by token, then by column, so the result is the same each
+    time. On a GPU an id that no expert has counts as -1; on the CPU it is a mistake.
+
+    >>> rows = expert_rows(torch.tensor([[2, 0], [-1, 2]]), 3)
+    >>> rows.ends.tolist(), rows.row_of.tolist()
+    ([1, 1, 3], [[1, 0], [-1, 2]])
+    >>> rows.ids.tolist(), rows.token_of.tolist()
+    ([0, 2, 2, -1], [0, 0, 1, -1])
+    """
+    num_experts = check_routes(topk_ids, num_experts)
+    expert = topk_ids.flatten()
+    has_expert = (expert >= 0) & (expert < num_experts)
+    # Routes without an expert are sorted behind all others.
+    sorted_expert, route = expert.masked_fill(~has_expert, num_experts).sort(stable=True)
+    device = topk_ids.device
+    experts = torch.arange(num_experts, dtype=sorted_expert.dtype, device=device)
+    ends = torch.searchsorted(sorted_expert, experts, right=True, out_int32=True)
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    rows = torch.arange(expert.numel(), dtype=torch.int32, device=device)
+    row_of = torch.empty_like(rows).scatter_(0, route, rows).masked_fill_(~has_expert, -1)
+    is_behind = sorted_expert == num_experts
+    token_of = route.div(max(topk_ids.shape[1], 1), rounding_mode="floor").to(torch.int32).masked_fill_(is_behind, -1)
+    ids = sorted_expert.to(torch.int32).masked_fill(is_behind, -1)
+    return ExpertRows(counts, ends, row_of.view(topk_ids.shape), token_of, ids)
+
+
+@torch.no_grad()
+def gather_cast_to_fp8(x: Tensor, rows: ExpertRows, *, use_ue8m0: bool = False, min_amax: float = 0.0) -> Quantized:
+    """Cast tokens to FP8 and copy each into its rows.
+
+    `x` is `[tokens, k]`, BF16, FP16 or FP32; `rows` is what `expert_rows` gives. The result is that of
+    `per_token_cast_to_fp8(x[rows.token_of])`: values `[rows, k]` and scales `[rows, ceil(k / 128)]`. Rows without a
+    token are undefined (on the CPU zeros with scale 1).
+
+    >>> rows = expert_rows(torch.tensor([[1], [0]]), 2)
+    >>> values, scales = gather_cast_to_fp8(torch.tensor([[448.0], [896.0]]), rows)
+    >>> values.float().tolist(), scales.tolist()
+    ([[448.0], [448.0]], [[2.0], [1.0]])
+    """
+    check_gather(x, rows)
+    values, scales = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax)
+    token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
+    gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
+    return gathered.view(values.dtype), scales.index_select(0, token).masked_fill_(has_none, 1)
+
+
+@torch.no_grad()
+def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
+    """Sum up the rows of each token, each times the weight of its route.
+
+    - `y`: `[rows, n]`, BF16, FP16 or FP32, n a multiple of 8; `rows`: what `expert_rows` gives.
+    - `topk_weights`: `[tokens, topk]`, FP32, BF16 or FP16.
+    - `out`: BF16 `[tokens, n]`. Where it is given the function returns None; where it is left out the function makes it
+      and returns it.
+
+    A sum starts from 0 and takes the routes in order of their columns. Each product and each addition is rounded to
+    FP32 by itself (no fused multiply-add), and the sum is rounded once to BF16, so the bits are the same each time.
+    A route without a row adds nothing, whatever its weight is, and a row that no route has may hold anything.
+
+    >>> rows = expert_rows(torch.tensor([[1, 0], [0, -1]]), 2)
+    >>> y = torch.tensor([[1.0], [2.0], [4.0], [torch.nan]]).repeat(1, 8)
+    >>> gather_weighted(y, rows, torch.tensor([[0.5, 3.0], [1.0, torch.nan]]))[:, 0].tolist()
+    [5.0, 2.0]
+    """
+    check_weighted(y, rows, topk_weights, out)
+    total = weighted_sum(y, rows.row_of, topk_weights)
+    if out is None:
+        return total.to(torch.bfloat16)
+    out.copy_(total)
+    return None
+
+
+def weighted_sum(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
+    """FP32 `[tokens, n]`: for each token the sum of its rows times their weights, in order of columns."""
+    tokens, topk = row_of.shape
+    total = torch.zeros(tokens, y.shape[1], dtype=torch.float32, device=y.device)
+    for column in range(topk):
+        row = row_of[:, column]
+        term = y.index_select(0, row.clamp_min(0)).float() * weights[:, column, None].float()
+        total = torch.where(row[:, None] < 0, total, total + term)
+    return total

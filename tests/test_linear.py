@@ -1,0 +1,201 @@
+"""A linear layer: the bits of cast and product, for rows of any shape, and a bias that is rounded with the sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import BF16_UNIT, CANARY, dequantize
+from layer_cases import assert_mistake, same_bits, weights_without_values, without_values
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm import fp8_gemm_nt, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
+
+N, K = 136, 272
+TYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def random_x(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def weight(n: int = N, k: int = K) -> tuple[Tensor, Tensor]:
+    return per_block_cast_to_fp8(random_x(n, k, seed=7))
+
+
+def by_parts(x: Tensor, w: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
+    """The cast and the product, with a C of as many rows, in FP32 and then rounded."""
+    rows = x.reshape(x[..., 0].numel(), x.shape[-1])
+    c = None if bias is None else bias.float().repeat(len(rows), 1)
+    d = torch.empty(len(rows), len(w[0]))
+    fp8_gemm_nt(per_token_cast_to_fp8(rows), w, d, c)
+    return d.to(torch.bfloat16).view(*x.shape[:-1], len(w[0]))
+
+
+def called(x: Tensor, w: tuple[Tensor, Tensor], **arguments: Any) -> Tensor:
+    out = linear(x, w, **arguments)
+    assert out is not None
+    assert out.dtype == torch.bfloat16
+    return out
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (2, 1, 4), (0,), (2, 0, 3)])
+def test_it_is_cast_and_product_to_the_bit(leading: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, w = random_x(*leading, K, dtype=dtype), weight()
+    out = called(x, w)
+    assert out.shape == (*leading, N)
+    assert same_bits(out, by_parts(x, w))
+    d = fp8_gemm_nt(per_token_cast_to_fp8(x.reshape(-1, K)), w)
+    assert d is not None
+    assert same_bits(out.view(-1, N), d)
+
+
+def test_it_is_near_the_product_in_fp64() -> None:
+    x, w = random_x(64, K), weight()
+    assert deep_gemm.calc_diff(called(x, w), x.double() @ dequantize(*w, rows=128).t()) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_bias_is_added_in_fp32_and_the_sum_is_rounded_once(dtype: torch.dtype) -> None:
+    x, w, bias = random_x(2, 3, K), weight(), (random_x(N, seed=3) * 1.001).to(dtype)
+    out = called(x, w, bias=bias)
+    assert same_bits(out, by_parts(x, w, bias))
+    values, scales = per_token_cast_to_fp8(x)
+    exact = dequantize(values, scales) @ dequantize(*w, rows=128).t() + bias.double()
+    assert bool(((out.double() - exact).abs() <= exact.abs() * BF16_UNIT + 1e-4).all())
+    assert not same_bits(out, called(x, w) + bias.to(torch.bfloat16)), "not rounded before the bias is added"
+
+
+@pytest.mark.parametrize("with_bias", [None, torch.bfloat16, torch.float32])
+def test_out_is_written_and_nothing_around_it(with_bias: torch.dtype | None) -> None:
+    x, w = random_x(2, 3, K), weight()
+    bias = None if with_bias is None else random_x(N, dtype=with_bias)
+    buffer = torch.full((2, 3, N + 24), CANARY, dtype=torch.bfloat16)
+    out = buffer[..., 8 : N + 8]
+    assert linear(x, w, out, bias) is None
+    assert same_bits(out, by_parts(x, w, bias))
+    out.fill_(CANARY)
+    assert bool((buffer == CANARY).all())
+
+
+def test_strides_of_x_change_nothing() -> None:
+    x, w = random_x(4, 6, K), weight()
+    expected = called(x, w)
+    wide = torch.cat([x, x], dim=2)
+    assert same_bits(called(wide[..., :K], w), expected)
+    assert same_bits(called(wide[..., 1 : K + 1], w), called(wide[..., 1 : K + 1].contiguous(), w))
+    assert same_bits(called(x.transpose(0, 1), w), expected.transpose(0, 1))
+    assert same_bits(called(x.repeat_interleave(2, 2)[..., ::2], w), expected)
+    assert same_bits(called(x[::2], w), expected[::2])
+    assert same_bits(called(x[0, 0].expand(3, K), w), expected[0, 0].expand(3, N))
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, K), (N, 0), (0, 0), (8, 16)])
+@pytest.mark.parametrize("leading", [(3,), (2, 2), (0,)])
+def test_sizes_of_zero_give_an_empty_result_or_the_bias(n: int, k: int, leading: tuple[int, ...]) -> None:
+    x, w, bias = random_x(*leading, k), weight(n, k), random_x(n)
+    out = called(x, w, bias=bias)
+    assert out.shape == (*leading, n)
+    if k == 0:
+        assert same_bits(out, bias.expand(*leading, n))
+        assert not called(x, w).any()
+
+
+def test_special_values_are_those_of_the_cast() -> None:
+    x, w = random_x(4, K), weight()
+    x[0, 3], x[1, 200], x[2] = torch.nan, torch.inf, 0.0
+    out = called(x, w)
+    assert out[0].isnan().all()
+    assert out[1:].isfinite().all()
+    assert not out[2].any()
+    assert same_bits(out[3], called(x[3], w))
+
+
+def test_no_gradient_is_carried() -> None:
+    x, bias = random_x(2, K).requires_grad_(), random_x(N).requires_grad_()
+    assert not called(x, weight(), bias=bias).requires_grad
+
+
+# On a GPU
+
+
+def test_the_host_reads_no_value_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.empty(2, 3, K, device="meta"), weights_without_values(N, K)
+    with without_values(monkeypatch):
+        for bias in (None, *(torch.empty(N, dtype=dtype, device="meta") for dtype in TYPES)):
+            out = called(x, w, bias=bias)
+            assert out.device.type == "meta"
+            linear(x, w, out, bias)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_bias", [None, torch.bfloat16, torch.float32])
+def test_a_gpu_gives_cast_and_product_and_a_graph_captures_it(with_bias: torch.dtype | None) -> None:
+    x, (values, scales) = random_x(2, 33, K).cuda(), weight()
+    w = values.cuda(), scales.cuda()
+    bias = None if with_bias is None else random_x(N, dtype=with_bias).cuda()
+    expected = by_parts(x, w, bias) if bias is None else None
+    called(x, w, bias=bias)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = called(x, w, bias=bias)
+    graph.replay()
+    assert expected is None or same_bits(out, expected)
+    on_cpu = called(x.cpu(), weight(), bias=None if bias is None else bias.cpu())
+    assert deep_gemm.calc_diff(out.cpu(), on_cpu) < 1e-5
+
+
+# Mistakes
+
+OUT = torch.zeros(6, N, dtype=torch.bfloat16)
+W = weight()
+
+
+MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": [1.0]}, TypeError, "x: expected a tensor, got a list of 1"),
+    ({"x": torch.ones(())}, ValueError, "x: expected shape (..., k), got ()"),
+    ({"x": torch.ones(6, K, dtype=torch.float64)}, ValueError, "x: expected dtype torch.bfloat16 or torch.float16 or"),
+    ({"x": torch.ones(6, K, device="meta")}, ValueError, "x: expected a CPU or CUDA tensor, got device meta"),
+    ({"x": torch.ones(6, K + 16)}, ValueError, f"w: expected shape (n, k) = (n, {K + 16}), got ({N}, {K})"),
+    ({"x": torch.ones(6, 8), "w": weight(N, 8)}, ValueError, "k: expected a multiple of 16, got 8"),
+    ({"w": weight(12)}, ValueError, "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
+    ({"w": W[0]}, TypeError, "w: expected a pair (values, scales), got Tensor"),
+    ({"w": (W[0], 1.0)}, TypeError, "sfw: expected a tensor, got float"),
+    ({"w": (W[0].float(), W[1])}, ValueError, "w: expected dtype torch.float8_e4m3fn, got torch.float32"),
+    ({"w": (W[0], W[1].half())}, ValueError, "sfw: expected dtype torch.float32, got torch.float16"),
+    ({"w": (W[0], W[1][:1])}, ValueError, "sfw: expected shape (ceil(n / 128), ceil(k / 128)) = (2, 3), got (1, 3)"),
+    ({"w": (W[0].to("meta"), W[1])}, ValueError, "w: expected device cpu, where x is, got meta"),
+    ({"w": (W[0], W[1].to("meta"))}, ValueError, "sfw: expected device cpu, where x is, got meta"),
+    (
+        {"w": (W[0].t().contiguous().t(), W[1])},
+        ValueError,
+        "w: expected values contiguous along k, got strides (1, 136)",
+    ),
+    ({"bias": 1.0}, TypeError, "bias: expected a tensor, got float"),
+    ({"bias": torch.ones(1, N)}, ValueError, f"bias: expected shape (n) = ({N}), got (1, {N})"),
+    (
+        {"bias": torch.ones(N).double()},
+        ValueError,
+        "bias: expected dtype torch.bfloat16 or torch.float16 or torch.float32",
+    ),
+    ({"bias": torch.ones(N, device="meta")}, ValueError, "bias: expected device cpu, where x is, got meta"),
+    ({"out": 1}, TypeError, "out: expected a tensor, got int"),
+    ({"out": OUT.float()}, ValueError, "out: expected dtype torch.bfloat16, got torch.float32"),
+    ({"out": OUT[None]}, ValueError, f"out: expected shape (..., n) = (6, {N}), got (1, 6, {N})"),
+    ({"out": OUT.to("meta")}, ValueError, "out: expected device cpu, where x is, got meta"),
+    ({"out": OUT[:1].expand(6, N)}, ValueError, "out: expected rows that do not overlap, got strides (0, 1)"),
+    ({"out": OUT, "bias": OUT[0]}, ValueError, "out: expected memory that does not overlap bias"),
+    (
+        {"x": torch.ones(2, 3, K), "out": torch.zeros(3, 2, N, dtype=torch.bfloat16).transpose(0, 1)},
+        ValueError,
+        "out: expected rows at equal distances, got strides (136, 272, 1)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES)
+def test_a_mistake_is_refused_in_words(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    assert_mistake(linear, {"x": torch.ones(6, K), "w": W, **changes}, error, message)
