@@ -59,9 +59,6 @@ DEVICE void red_shared_add(uint32_t* pointer, uint32_t value) {
 DEVICE void st_shared_f32(void* pointer, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem_address(pointer)), "f"(value) : "memory");
 }
-DEVICE void st_shared_b32(void* pointer, uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
-}
 DEVICE void st_shared_v2_b32(void* pointer, uint32_t a, uint32_t b) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(smem_address(pointer)), "r"(a), "r"(b) : "memory");
 }

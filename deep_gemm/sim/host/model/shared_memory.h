@@ -77,7 +77,6 @@ void red_shared_add(uint32_t* p, uint32_t value) {
   yield();
 }
 void st_shared_f32(void* p, float value) { shared_store_value(p, value, "st_shared_f32"); }
-void st_shared_b32(void* p, uint32_t value) { shared_store_value(p, value, "st_shared_b32"); }
 void st_shared_v2_b32(void* p, uint32_t a, uint32_t b) { shared_store_value(p, Uint2{a, b}, "st_shared_v2_b32"); }
 void st_shared_v2_f32(void* p, float x, float y) { shared_store_value(p, Float2{x, y}, "st_shared_v2_f32"); }
 void st_shared_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
