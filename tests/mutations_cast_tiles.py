@@ -84,6 +84,7 @@ TRIALS = [
     *(Trial(CHANNELS, (203, 136), seed, "slow_warps", is_m_major=False) for seed in (12, 13)),
     Trial(CHANNELS_SINGLE, (131, 133), 14, padding=5),
     Trial(BLOCKS, (331, 264), 15, padding=8),
+    Trial(BLOCKS, (512, 520), 18),
     *(Trial(BLOCKS, (203, 136), seed, "slow_warps", is_m_major=False) for seed in (16, 17)),
 ]
 
@@ -102,7 +103,7 @@ MUTATIONS = [
     Mutation("single columns past the last count", _VALUES, "if (!is_there || column >= end) continue;", "if (!is_there) continue;", shows_in=BOTH_SINGLE),
     # Scales
     Mutation("a column's keys of one team's first row", _TILES, "for (const Piece& piece : tile.pieces) keys[word] = larger_key(keys[word], key_of(piece.words[word]));", "for (const Piece& piece : tile.pieces) keys[word] = larger_key(kKeyOfZero, key_of(piece.words[word]));"),
-    Mutation("an infinity in the first row is a column's largest", _TILES, "    keys[word] = kKeyOfZero;\n", "    keys[word] = 0x80008000;\n"),
+    Mutation("a column's keys of the last team", _TILES, "key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys", "key = larger_key(kKeyOfZero, ptx::ld_shared_b32(&shared.column_keys"),
     Mutation("all keys of a lane at the same place", _TILES, "kVector == 1 ? word * kLanes + lane", "kVector == 1 ? lane", shows_in=BOTH_SINGLE),
     Mutation("keys of a lane at the next lane's places", _TILES, ": lane * kWords + word;", ": lane * kWords + word + 1;"),
     Mutation("a column's keys among the lane's of another", _TILES, "kVector == 1 ? column % kLanes : column / kVector;", "kVector == 1 ? column / kWords : column / kVector;", shows_in=BOTH_SINGLE),
