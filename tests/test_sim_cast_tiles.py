@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -10,13 +11,13 @@ from casts import assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.choose.config_cast import Grain, TileCastConfig, reachable_tile_casts, tile_cast_config
-from deep_gemm.quantize import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.quantize import Quantized, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import cast_tiles as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 CONFIGS = reachable_tile_casts()
-RIGHT = {
+RIGHT: dict[Grain, Callable[[Tensor, bool, float], Quantized]] = {
     Grain.ROWS: lambda x, rounds_up, min_amax: per_token_cast_to_fp8(x, rounds_up, min_amax=min_amax),
     Grain.CHANNELS: lambda x, rounds_up, _: per_channel_cast_to_fp8(x, rounds_up),
     Grain.BLOCKS: lambda x, rounds_up, _: per_block_cast_to_fp8(x, rounds_up),

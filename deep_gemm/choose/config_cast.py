@@ -195,9 +195,10 @@ def tile_cast_config(
     """
     column_bytes = (VECTOR_BYTES if has_aligned_columns else 1) if with_columns else 0
     vector = _vector(dtype, is_aligned=is_aligned)
-    # The places of single elements of FP32 take registers, too many for two CTAs of an SM to have two outputs.
-    is_large = vector == 1 and dtype == torch.float32 and with_columns and grain is not None
-    return TileCastConfig(dtype, vector, grain, column_bytes, ctas_per_sm=1 if is_large else 2)
+    # A tile in FP32 fills half of the registers; the addresses of single elements that go to two places take more.
+    has_two_places = vector == 1 and with_columns and grain is not None
+    ctas_per_sm = 3 if dtype != torch.float32 else 1 if has_two_places else 2
+    return TileCastConfig(dtype, vector, grain, column_bytes, ctas_per_sm)
 
 
 def num_tiles(m: int, k: int) -> int:
