@@ -29,6 +29,12 @@ def gpu_named(name: str) -> Gpu | None:
 
 
 @cache
+def is_hopper(device: int) -> bool:
+    """Tell whether a CUDA device is a GPU that the kernels are for."""
+    return torch.cuda.get_device_properties(device).major == HOPPER
+
+
+@cache
 def gpu_of(device: int) -> Gpu:
     """The GPU that a CUDA device is; an unknown Hopper GPU is taken for an H100 with its own number of SMs."""
     properties = torch.cuda.get_device_properties(device)

@@ -22,12 +22,13 @@ import other_nvrtc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
+from deep_gemm.choose.config_cast import reachable_cast, reachable_tile_casts
 from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.jit.compiler import Job
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
+from deep_gemm.kernels import cast_rows, cast_tiles, fp8_gemm, fp8_gemm_decode
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.tools.gates import violations
 
@@ -54,6 +55,17 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
             fp8_gemm_decode.code_plan(config),
         )
         for config in choose(reachable_decode())
+    ]
+    found += [
+        Case(Job(f"cast_rows {config.name}", cast_rows.SOURCE, cast_rows.headers(config)), cast_rows.code_plan(config))
+        for config in choose(reachable_cast())
+    ]
+    found += [
+        Case(
+            Job(f"cast_tiles {config.name}", cast_tiles.SOURCE, cast_tiles.headers(config)),
+            cast_tiles.code_plan(config),
+        )
+        for config in choose(reachable_tile_casts())
     ]
     return found
 

@@ -28,6 +28,7 @@ _MNEMONICS = {
     0x024: "IMAD",
     0x044: "STSM",
     0x0CA: "R2UR",
+    0x108: "MUFU",
     0x118: "NOP",
     0x11D: "BAR",
     0x147: "BRA",

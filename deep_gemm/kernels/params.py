@@ -16,12 +16,13 @@ from ..jit.tensor_map import MAP_ALIGNMENT, MAP_BYTES
 
 
 class Kind(Enum):
-    """What a field holds: how many bytes, and to what its place is aligned."""
+    """What a field holds: how many bytes, to what its place is aligned, and how `struct` packs it."""
 
-    MAP = (MAP_BYTES, MAP_ALIGNMENT)
-    POINTER = (8, 8)
-    UINT64 = (8, 8)
-    UINT32 = (4, 4)
+    MAP = (MAP_BYTES, MAP_ALIGNMENT, "")
+    POINTER = (8, 8, "Q")
+    UINT64 = (8, 8, "Q")
+    UINT32 = (4, 4, "I")
+    FLOAT32 = (4, 4, "f")
 
     @property
     def size(self) -> int:
@@ -32,6 +33,11 @@ class Kind(Enum):
     def alignment(self) -> int:
         """Its place is a multiple of this."""
         return int(self.value[1])
+
+    @property
+    def format(self) -> str:
+        """`struct`'s letter."""
+        return str(self.value[2])
 
 
 class Field(NamedTuple):
@@ -70,7 +76,7 @@ class Params:
             raise ValueError(f"{name}: expected a member at a multiple of 8 bytes, got byte {self._offsets[name]}")
         return index
 
-    def pack(self, values: Mapping[str, int | bytes]) -> bytes:
+    def pack(self, values: Mapping[str, float | bytes]) -> bytes:
         """Give the struct's bytes. Every member has a value: a number, or bytes for a map or an array."""
         if values.keys() != self._offsets.keys():
             raise ValueError(f"{self.struct_name}: expected values of {sorted(self._offsets)}, got {sorted(values)}")
@@ -82,7 +88,7 @@ class Params:
                     raise ValueError(f"{name}: expected at most {kind.size * length} bytes, got {len(value)}")
                 data[at : at + len(value)] = value
             else:
-                struct.pack_into("<Q" if kind.size == 8 else "<I", data, at, value)
+                struct.pack_into(f"<{kind.format}", data, at, value)
         return bytes(data)
 
     def layout_header(self) -> str:

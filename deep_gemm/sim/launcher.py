@@ -103,6 +103,6 @@ class Launcher:
         self.simulation.launch(KernelLaunch(self.kernel, [params], grid=self._grid, **self._fixed))
         return (0,)
 
-    def fail(self, status: int) -> NoReturn:
+    def start_again(self, status: int, device: int) -> NoReturn:
         """Never called, because the simulator raises its errors itself."""
         raise AssertionError(status)

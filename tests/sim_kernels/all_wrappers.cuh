@@ -89,6 +89,9 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_shared_f32(tile + thread, sum);
   ptx::st_shared_v2_f32(tile, sum, sum);
   ptx::st_shared_v4_b32(tile, ptx::ld_shared_b32(tile + 7), ptx::ld_shared_v4_b32(tile + 4).w, 3, 4);
+  ptx::st_shared_b32(tile + 3, lane);
+  ptx::st_shared_v2_b32(tile + 6, lane, warp);
+  ptx::red_shared_add(reinterpret_cast<uint32_t*>(tile + 3), ptx::popc(ptx::match_any_sync(warp)));
   ptx::stmatrix_x4(tile + lane * 4, 1, 2, 3, 4);
   sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
   sum += ptx::ld_global_nc_f32(out + 8);
@@ -100,8 +103,12 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_global_v2_f32(out, sum, ptx::fma(sum, sum, sum));
   ptx::st_global_v4_f32(out, sum, sum, sum, sum);
   ptx::st_global_v4_b32(out, 1, 2, 3, 4);
+  ptx::st_global_b8(out, ptx::ld_global_nc_b16(out + 10) + ptx::ld_global_nc_b32(out + 11));
+  ptx::st_global_f32(out + 3, ptx::float_of(ptx::bits_of(sum) + ptx::ld_global_nc_v4_b32(out + 12).z));
+  sum += ptx::add_rn(ptx::mul_rn(sum, 3.f), ptx::float_of(ptx::ld_global_b16(out) + ptx::ld_global_v4_b32(out).z));
   flags[7] = ptx::atom_add(flags, 1);
-  sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x;
+  sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x + ptx::unpack_f16(ptx::pack_e4m3(sum, ptx::div_rn(1.f, sum))).y;
+  sum += ptx::min_magnitude(sum, 2.f) + ptx::float_of(ptx::max_s16x2(lane, flags[3]));
 
   // WGMMA and registers: the first warpgroup gives, the second takes and multiplies.
   if (thread < 128) {

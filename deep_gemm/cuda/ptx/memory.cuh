@@ -49,8 +49,18 @@ DEVICE Uint4 ld_shared_v4_b32(const void* pointer) {
                : "memory");
   return v;
 }
+DEVICE void st_shared_b32(void* pointer, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
+}
+// Adds to a number that other threads of the block add to as well.
+DEVICE void red_shared_add(uint32_t* pointer, uint32_t value) {
+  asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
+}
 DEVICE void st_shared_f32(void* pointer, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem_address(pointer)), "f"(value) : "memory");
+}
+DEVICE void st_shared_v2_b32(void* pointer, uint32_t a, uint32_t b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(smem_address(pointer)), "r"(a), "r"(b) : "memory");
 }
 DEVICE void st_shared_v2_f32(void* pointer, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address(pointer)), "f"(x), "f"(y) : "memory");
@@ -98,6 +108,19 @@ DEVICE Uint2 ld_global_v2_b32(const void* pointer) {
   asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(pointer) : "memory");
   return v;
 }
+DEVICE uint32_t ld_global_b16(const void* pointer) {
+  uint16_t value;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(value) : "l"(pointer) : "memory");
+  return value;
+}
+DEVICE Uint4 ld_global_v4_b32(const void* pointer) {
+  Uint4 v;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
 DEVICE int32_t ld_global_i32(const void* pointer) { return static_cast<int32_t>(ld_global_b32(pointer)); }
 
 // Not volatile: what cannot change may be loaded early, late, or not at all.
@@ -111,7 +134,28 @@ DEVICE int32_t ld_global_nc_i32(const void* pointer) {
   asm("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(pointer));
   return value;
 }
+DEVICE uint32_t ld_global_nc_b16(const void* pointer) {
+  uint16_t value;
+  asm("ld.global.nc.b16 %0, [%1];" : "=h"(value) : "l"(pointer));
+  return value;
+}
+DEVICE uint32_t ld_global_nc_b32(const void* pointer) {
+  uint32_t value;
+  asm("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(pointer));
+  return value;
+}
+DEVICE Uint4 ld_global_nc_v4_b32(const void* pointer) {
+  Uint4 v;
+  asm("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(pointer));
+  return v;
+}
 
+DEVICE void st_global_b8(void* pointer, uint32_t value) {
+  asm volatile("st.global.b8 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+DEVICE void st_global_f32(void* pointer, float value) {
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(pointer), "f"(value) : "memory");
+}
 DEVICE void st_global_b32(void* pointer, uint32_t value) {
   asm volatile("st.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }
@@ -143,6 +187,42 @@ DEVICE float fma(float a, float b, float c) {
   asm volatile("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
+// Each rounded by itself: the compiler makes no fma of them.
+DEVICE float mul_rn(float a, float b) {
+  float product;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+  return product;
+}
+DEVICE float add_rn(float a, float b) {
+  float sum;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+  return sum;
+}
+// Rounded to nearest even, whatever the compiler was told of divisions.
+DEVICE float div_rn(float a, float b) {
+  float quotient;
+  asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+  return quotient;
+}
+// The smaller of two magnitudes, with the sign of `x`; a NaN stays NaN. `most` is positive.
+DEVICE float min_magnitude(float x, float most) {
+  float y;
+  asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
+  return y;
+}
+// The larger of each half, as signed integers.
+DEVICE uint32_t max_s16x2(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.s16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+// Two FP32 to two E4M3, rounded to nearest even; `low` goes to the lower byte. What is greater than 448, infinities too,
+// becomes 448 of its sign; a NaN becomes 0x7f.
+DEVICE uint32_t pack_e4m3(float low, float high) {
+  uint16_t packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+}
 // Two FP32 to two BF16, rounded to nearest even; `low` goes to the lower half.
 DEVICE uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
@@ -156,5 +236,21 @@ DEVICE Float2 unpack_bf16(uint32_t packed) {
   asm("and.b32 %0, %1, 0xffff0000;" : "=f"(v.y) : "r"(packed));
   return v;
 }
+// Two FP16 to FP32, exactly.
+DEVICE Float2 unpack_f16(uint32_t packed) {
+  Float2 v;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}"
+      : "=f"(v.x), "=f"(v.y)
+      : "r"(packed));
+  return v;
+}
+// The 32 bits of an FP32 number.
+DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
+DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 
 }  // namespace ptx

@@ -37,7 +37,12 @@ DEVICE bool all_sync(bool value) { return __all_sync(0xffffffffu, value); }
 // Bit i is what lane i passes.
 DEVICE uint32_t ballot_sync(bool value) { return __ballot_sync(0xffffffffu, value); }
 DEVICE uint32_t reduce_min_sync(uint32_t value) { return __reduce_min_sync(0xffffffffu, value); }
+// Bit i is set if lane i passes the same value as this one.
+DEVICE uint32_t match_any_sync(uint32_t value) { return __match_any_sync(0xffffffffu, value); }
 DEVICE void syncwarp() { __syncwarp(); }
+
+// How many bits are set.
+DEVICE uint32_t popc(uint32_t bits) { return __popc(bits); }
 
 // ---- Block
 

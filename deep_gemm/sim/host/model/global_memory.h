@@ -77,9 +77,16 @@ Uint2 ld_global_v2_b32(const void* p) { return global_load<Uint2>(p, "ld_global_
 Float2 ld_global_v2_f32(const void* p) { return global_load<Float2>(p, "ld_global_v2_f32"); }
 Float4 ld_global_v4_f32(const void* p) { return global_load<Float4>(p, "ld_global_v4_f32"); }
 uint32_t ld_global_b32(const void* p) { return global_load<uint32_t>(p, "ld_global_b32"); }
+uint32_t ld_global_b16(const void* p) { return global_load<uint16_t>(p, "ld_global_b16"); }
+Uint4 ld_global_v4_b32(const void* p) { return global_load<Uint4>(p, "ld_global_v4_b32"); }
 int32_t ld_global_i32(const void* p) { return global_load<int32_t>(p, "ld_global_i32"); }
 float ld_global_nc_f32(const void* p) { return global_load<float>(p, "ld_global_nc_f32", true); }
 int32_t ld_global_nc_i32(const void* p) { return global_load<int32_t>(p, "ld_global_nc_i32", true); }
+uint32_t ld_global_nc_b16(const void* p) { return global_load<uint16_t>(p, "ld_global_nc_b16", true); }
+uint32_t ld_global_nc_b32(const void* p) { return global_load<uint32_t>(p, "ld_global_nc_b32", true); }
+Uint4 ld_global_nc_v4_b32(const void* p) { return global_load<Uint4>(p, "ld_global_nc_v4_b32", true); }
+void st_global_b8(void* p, uint32_t value) { global_store(p, static_cast<uint8_t>(value), "st_global_b8"); }
+void st_global_f32(void* p, float value) { global_store(p, value, "st_global_f32"); }
 void st_global_b32(void* p, uint32_t value) { global_store(p, value, "st_global_b32"); }
 void st_global_v2_b32(void* p, uint32_t a, uint32_t b) { global_store(p, Uint2{a, b}, "st_global_v2_b32"); }
 void st_global_v2_f32(void* p, float x, float y) { global_store(p, Float2{x, y}, "st_global_v2_f32"); }
@@ -100,6 +107,45 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
 }
 
 float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+float mul_rn(float a, float b) { return a * b; }
+float add_rn(float a, float b) { return a + b; }
+float div_rn(float a, float b) { return a / b; }
+uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+float min_magnitude(float x, float most) {
+  const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
+  return magnitude > 0x7f800000 || magnitude < bits_of(most) ? x : float_of(bits_of(most) | (bits & 0x80000000));
+}
+uint32_t max_s16x2(uint32_t a, uint32_t b) {
+  const auto larger = [](uint32_t x, uint32_t y) -> uint32_t {
+    return static_cast<uint16_t>(std::max(static_cast<int16_t>(x), static_cast<int16_t>(y)));
+  };
+  return larger(a >> 16, b >> 16) << 16 | larger(a & 0xffff, b & 0xffff);
+}
+// E4M3 has a sign, 4 bits of exponent with a bias of 7, and 3 of mantissa; 0x7f is its NaN, 0x7e is 448.
+uint32_t pack_e4m3(float low, float high) {
+  const auto round = [](float value) -> uint32_t {
+    const uint32_t bits = bits_of(value), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return 0x7f;
+    if (magnitude >= bits_of(448.f)) return sign | 0x7e;
+    if (magnitude < bits_of(0.015625f)) {  // below 2^-6: multiples of 2^-9
+      const float shifted = float_of(magnitude) + 16384.f;  // whose last bit is 2^-9, to which the addition rounds
+      return sign | (bits_of(shifted) - bits_of(16384.f));
+    }
+    const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);
+    const uint32_t code = (rounded >> 20) - (120 << 3);
+    return sign | (code < 0x7e ? code : 0x7e);
+  };
+  return round(low) | round(high) << 8;
+}
 uint32_t pack_bf16(float low, float high) {
   const auto round = [](float value) -> uint32_t {
     uint32_t bits;
@@ -114,6 +160,15 @@ Float2 unpack_bf16(uint32_t packed) {
   Float2 v;
   std::memcpy(&v, halves, 8);
   return v;
+}
+Float2 unpack_f16(uint32_t packed) {
+  const auto widen = [](uint32_t half) -> float {
+    const uint32_t sign = (half & 0x8000) << 16, magnitude = half & 0x7fff;
+    if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+    const float value = float_of(magnitude << 13) * 0x1p112f;  // the exponents' biases differ by 112
+    return float_of(sign | bits_of(value));
+  };
+  return {widen(packed & 0xffff), widen(packed >> 16)};
 }
 
 }  // namespace ptx

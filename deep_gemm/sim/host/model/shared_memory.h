@@ -66,7 +66,18 @@ Float2 ld_shared_v2_f32(uint32_t address) { return ld_shared_v2_f32(shared_point
 Float4 ld_shared_v4_f32(const void* p) { return shared_load<Float4>(p, "ld_shared_v4_f32"); }
 uint32_t ld_shared_b32(const void* p) { return shared_load<uint32_t>(p, "ld_shared_b32"); }
 Uint4 ld_shared_v4_b32(const void* p) { return shared_load<Uint4>(p, "ld_shared_v4_b32"); }
+void st_shared_b32(void* p, uint32_t value) { shared_store_value(p, value, "st_shared_b32"); }
+void red_shared_add(uint32_t* p, uint32_t value) {
+  yield();
+  const uint32_t offset = shared_offset(p, 4, 4, "red_shared_add");
+  uint32_t sum;
+  std::memcpy(&sum, self->cta->generic + offset, 4);
+  sum += value;
+  shared_store(offset, &sum, 4);
+  yield();
+}
 void st_shared_f32(void* p, float value) { shared_store_value(p, value, "st_shared_f32"); }
+void st_shared_v2_b32(void* p, uint32_t a, uint32_t b) { shared_store_value(p, Uint2{a, b}, "st_shared_v2_b32"); }
 void st_shared_v2_f32(void* p, float x, float y) { shared_store_value(p, Float2{x, y}, "st_shared_v2_f32"); }
 void st_shared_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   shared_store_value(p, Uint4{a, b, c, d}, "st_shared_v4_b32");

@@ -133,6 +133,13 @@ uint32_t reduce_min_sync(uint32_t value) {
   const uint64_t* values = gather("reduce_min_sync", value);
   return static_cast<uint32_t>(*std::min_element(values, values + kLanes));
 }
+uint32_t match_any_sync(uint32_t value) {
+  const uint64_t* values = gather("match_any_sync", value);
+  uint32_t bits = 0;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) bits |= static_cast<uint32_t>(values[lane] == value) << lane;
+  return bits;
+}
+uint32_t popc(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
 void syncwarp() { gather("syncwarp", 0); }
 
 void syncthreads() {

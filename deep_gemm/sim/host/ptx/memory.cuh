@@ -13,7 +13,10 @@ Float2 ld_shared_v2_f32(const void* pointer);
 Float4 ld_shared_v4_f32(const void* pointer);
 uint32_t ld_shared_b32(const void* pointer);
 Uint4 ld_shared_v4_b32(const void* pointer);
+void st_shared_b32(void* pointer, uint32_t value);
+void red_shared_add(uint32_t* pointer, uint32_t value);
 void st_shared_f32(void* pointer, float value);
+void st_shared_v2_b32(void* pointer, uint32_t a, uint32_t b);
 void st_shared_v2_f32(void* pointer, float x, float y);
 void st_shared_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
@@ -23,9 +26,16 @@ Float2 ld_global_v2_f32(const void* pointer);
 Float4 ld_global_v4_f32(const void* pointer);
 uint32_t ld_global_b32(const void* pointer);
 Uint2 ld_global_v2_b32(const void* pointer);
+uint32_t ld_global_b16(const void* pointer);
+Uint4 ld_global_v4_b32(const void* pointer);
 int32_t ld_global_i32(const void* pointer);
 float ld_global_nc_f32(const void* pointer);
 int32_t ld_global_nc_i32(const void* pointer);
+uint32_t ld_global_nc_b16(const void* pointer);
+uint32_t ld_global_nc_b32(const void* pointer);
+Uint4 ld_global_nc_v4_b32(const void* pointer);
+void st_global_b8(void* pointer, uint32_t value);
+void st_global_f32(void* pointer, float value);
 void st_global_b32(void* pointer, uint32_t value);
 void st_global_v2_b32(void* pointer, uint32_t a, uint32_t b);
 void st_global_v2_f32(void* pointer, float x, float y);
@@ -34,7 +44,16 @@ void st_global_v4_b32(void* pointer, uint32_t a, uint32_t b, uint32_t c, uint32_
 uint32_t atom_add(uint32_t* pointer, uint32_t value);
 
 float fma(float a, float b, float c);
+float mul_rn(float a, float b);
+float add_rn(float a, float b);
+float div_rn(float a, float b);
+float min_magnitude(float x, float most);
+uint32_t max_s16x2(uint32_t a, uint32_t b);
+uint32_t pack_e4m3(float low, float high);
 uint32_t pack_bf16(float low, float high);
 Float2 unpack_bf16(uint32_t packed);
+Float2 unpack_f16(uint32_t packed);
+uint32_t bits_of(float value);
+float float_of(uint32_t bits);
 
 }  // namespace ptx

@@ -15,6 +15,8 @@ float shfl_sync(float value, uint32_t source);
 bool all_sync(bool value);
 uint32_t ballot_sync(bool value);
 uint32_t reduce_min_sync(uint32_t value);
+uint32_t match_any_sync(uint32_t value);
+uint32_t popc(uint32_t bits);
 void syncwarp();
 
 void syncthreads();

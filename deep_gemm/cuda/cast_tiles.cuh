@@ -1,0 +1,240 @@
+// FP8 values whose scales cover rows and columns of 128x128 tiles of x [m, k]: what needs a whole tile at once.
+//
+//   kCastsRows      values [m, k], a scale for each row and 128 columns
+//   kCastsColumns   the transposed values [k, m], a scale for each column and 128 rows: alone, or beside those of rows
+//   kCastsChannels  values [m, k], a scale for each column and 128 rows
+//   kCastsBlocks    values [m, k], a scale for each 128x128 block
+//
+// A CTA takes a tile, and all of its loads are under way before it looks at the first. A team of lanes holds kTeamRows rows
+// that follow each other, so that a thread has as many bytes of each of its columns that lie beside each other in the
+// transposed output. Those go through shared memory, and from there 128 at once to each column's place.
+#pragma once
+#include "cast/values.cuh"
+
+struct TileCastParams {
+  const uint8_t* x;
+  uint8_t *values, *columns;
+  float *scales, *column_scales;
+  uint64_t x_pitch, values_pitch, columns_pitch;  // from a row to the next, in elements; a row of `columns` is a column of x
+  // From a row or column under a scale of its own to the next, and from a block of 128 to the next.
+  uint64_t scales_stride_m, scales_stride_k, column_scales_stride_m, column_scales_stride_k;
+  uint32_t m, k;
+  float min_amax;       // the largest magnitude under a scale counts as at least this
+  uint32_t rounds_up;  // scales are powers of two
+};
+#include "tile_cast_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
+
+constexpr bool kCastsColumns = kColumnBytes != 0;
+constexpr bool kNeedsColumns = kCastsColumns || kCastsChannels;
+constexpr uint32_t kTeamRows = kBlock / kTeams;
+constexpr uint32_t kNumWarps = kNumThreads / 32;
+static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");
+static_assert(kNumThreads == 2 * kBlock, "half of the threads take a column each, the other half a row");
+
+struct SharedStorage {
+  // Bytes of columns: chunks of kTeamRows, whose places are exchanged so that a warp's accesses meet different banks.
+  alignas(16) uint8_t columns[kCastsColumns ? kBlock : 1][kBlock];
+  uint32_t column_keys[kNeedsColumns ? kTeams : 1][kWords * kLanes];
+  Divisor of_rows[kBlock], of_columns[kBlock];
+  uint32_t warp_keys[kNumWarps];
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "TileCastConfig.shared_bytes and SharedStorage differ");
+
+// The tile of a CTA, and what a thread has of it.
+struct Tile {
+  uint32_t row, column;  // the first
+  uint32_t team, lane;
+  Piece pieces[kTeamRows];
+
+  DEVICE Tile(const TileCastParams& p)
+      : row(ptx::block_index() / ceil_div(p.k, kBlock) * kBlock),
+        column(ptx::block_index() % ceil_div(p.k, kBlock) * kBlock),
+        team(ptx::thread_index() / kLanes),
+        lane(ptx::thread_index() % kLanes) {}
+
+  DEVICE uint32_t row_of(uint32_t i) const { return team * kTeamRows + i; }  // counted from the tile's first
+
+  DEVICE void load(const TileCastParams& p) {
+#pragma unroll
+    for (uint32_t i = 0; i < kTeamRows; ++i) {
+      const uint32_t x_row = row + row_of(i);
+      pieces[i] = load_piece(p.x + x_row * p.x_pitch * kInputBytes, x_row < p.m, column, p.k, lane);
+    }
+  }
+};
+
+// ---- Scales
+
+// Where the key of a lane's word is among those of its team.
+DEVICE uint32_t place_of_key(uint32_t lane, uint32_t word) {
+  return kVector == 1 ? word * kLanes + lane : lane * kWords + word;
+}
+
+// The largest of each column among a team's rows.
+DEVICE void store_column_keys(SharedStorage& shared, const Tile& tile) {
+  uint32_t keys[kWords];
+#pragma unroll
+  for (uint32_t word = 0; word < kWords; ++word) {
+    keys[word] = kKeyOfZero;
+#pragma unroll
+    for (const Piece& piece : tile.pieces) keys[word] = larger_key(keys[word], key_of(piece.words[word]));
+    if constexpr (kVector == 1)
+      ptx::st_shared_b32(&shared.column_keys[tile.team][place_of_key(tile.lane, word)], keys[word]);
+  }
+  if constexpr (kVector > 1)
+    ptx::st_shared_v4_b32(&shared.column_keys[tile.team][place_of_key(tile.lane, 0)], keys[0], keys[1], keys[2], keys[3]);
+}
+
+// A column's, of all teams' keys.
+DEVICE float amax_of_column(const SharedStorage& shared, uint32_t column) {
+  const uint32_t lane = kVector == 1 ? column % kLanes : column / kVector;
+  const uint32_t element = kVector == 1 ? column / kLanes : column % kVector;
+  const uint32_t place = place_of_key(lane, element / kElementsOfWord);
+  uint32_t key = kKeyOfZero;
+#pragma unroll
+  for (uint32_t team = 0; team < kTeams; ++team) key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys[team][place]));
+  const ptx::Float2 amaxes = amaxes_of(key);
+  return element % kElementsOfWord == 0 ? amaxes.x : amaxes.y;
+}
+
+// A lane has the scale of one of its team's rows.
+DEVICE void store_row_divisors(SharedStorage& shared, const TileCastParams& p, const Tile& tile) {
+  uint32_t keys[kTeamRows];
+#pragma unroll
+  for (uint32_t i = 0; i < kTeamRows; ++i) keys[i] = key_of(tile.pieces[i]);
+  const float amax = amax_of(largest_of_team(keys, tile.lane));
+  if (tile.lane < kTeamRows)
+    store_divisor(&shared.of_rows[tile.row_of(tile.lane)], divisor_of(amax, p.min_amax, p.rounds_up));
+}
+
+// The largest of a warp's elements.
+DEVICE void store_warp_key(SharedStorage& shared, const Tile& tile) {
+  uint32_t key = kKeyOfZero;
+#pragma unroll
+  for (const Piece& piece : tile.pieces) key = larger_key(key, key_of(piece));
+#pragma unroll
+  for (uint32_t distance = 1; distance < 32; distance *= 2)
+    key = larger_key(key, ptx::shfl_sync(key, ptx::lane_index() ^ distance));
+  if (ptx::lane_index() == 0) ptx::st_shared_b32(&shared.warp_keys[ptx::thread_index() / 32], key);
+}
+
+DEVICE float amax_of_tile(const SharedStorage& shared) {
+  uint32_t key = kKeyOfZero;
+#pragma unroll
+  for (uint32_t warp = 0; warp < kNumWarps; ++warp) key = larger_key(key, ptx::ld_shared_b32(&shared.warp_keys[warp]));
+  return amax_of(key);
+}
+
+// ---- Values
+
+// `divisor(i, element)` is that of a thread's row and element.
+template <typename DivisorOf>
+DEVICE void store_values(const TileCastParams& p, const Tile& tile, DivisorOf divisor) {
+#pragma unroll
+  for (uint32_t i = 0; i < kTeamRows; ++i) {
+    const uint32_t row = tile.row + tile.row_of(i);
+    float quotients[kElements];
+#pragma unroll
+    for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of(element_of(tile.pieces[i], e), divisor(i, e));
+    if (row < p.m) store_piece(p.values + row * p.values_pitch, tile.column, p.k, tile.lane, quotients);
+  }
+}
+
+// Where a column's bytes of a team's rows are. The lanes of a team, whose columns are kVector apart, have different places.
+DEVICE uint32_t swizzle_of(uint32_t column) { return column / kVector % kTeams; }
+
+DEVICE void transpose(SharedStorage& shared, const Tile& tile) {
+#pragma unroll
+  for (uint32_t e = 0; e < kElements; ++e) {
+    const uint32_t column = column_of(tile.lane, e);
+    const Divisor divisor = load_divisor(&shared.of_columns[column]);
+    uint32_t words[kTeamRows / 4];
+#pragma unroll
+    for (uint32_t i = 0; i < kTeamRows; i += 4) {
+      float quotients[4];
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) quotients[j] = quotient_of(element_of(tile.pieces[i + j], e), divisor);
+      words[i / 4] = pack_quotients(quotients[0], quotients[1], quotients[2], quotients[3]);
+    }
+    uint8_t* chunk = &shared.columns[column][(tile.team ^ swizzle_of(column)) * kTeamRows];
+    if constexpr (kTeamRows == 8)
+      ptx::st_shared_v2_b32(chunk, words[0], words[1]);
+    else
+      ptx::st_shared_v4_b32(chunk, words[0], words[1], words[2], words[3]);
+  }
+}
+
+// 16 bytes of a column, from row 16 * i of the tile on. Two chunks of 8 lie beside each other, and may be exchanged.
+DEVICE ptx::Uint4 load_16_of_column(const SharedStorage& shared, uint32_t column, uint32_t i) {
+  const uint32_t swizzle = swizzle_of(column);
+  if constexpr (kTeamRows == 16) return ptx::ld_shared_v4_b32(&shared.columns[column][(i ^ swizzle) * 16]);
+  const ptx::Uint4 v = ptx::ld_shared_v4_b32(&shared.columns[column][(i ^ swizzle / 2) * 16]);
+  return swizzle % 2 == 0 ? v : ptx::Uint4{v.z, v.w, v.x, v.y};
+}
+
+DEVICE uint32_t load_byte_of_column(const SharedStorage& shared, uint32_t column, uint32_t row) {
+  const uint8_t* chunk = &shared.columns[column][(row / kTeamRows ^ swizzle_of(column)) * kTeamRows];
+  return ptx::ld_shared_b32(chunk + row % kTeamRows / 4 * 4) >> row % 4 * 8;
+}
+
+DEVICE void store_columns(const SharedStorage& shared, const TileCastParams& p, const Tile& tile) {
+  constexpr uint32_t kChunks = kBlock / (kCastsColumns ? kColumnBytes : 1);
+#pragma unroll 1
+  for (uint32_t i = ptx::thread_index(); i < kBlock * kChunks; i += kNumThreads) {
+    const uint32_t column = i / kChunks, row = i % kChunks * kColumnBytes;
+    if (tile.column + column >= p.k || tile.row + row >= p.m) continue;
+    uint8_t* to = p.columns + (tile.column + column) * p.columns_pitch + tile.row + row;
+    if constexpr (kColumnBytes == 16) {
+      const ptx::Uint4 v = load_16_of_column(shared, column, row / 16);
+      ptx::st_global_v4_b32(to, v.x, v.y, v.z, v.w);
+    } else {
+      ptx::st_global_b8(to, load_byte_of_column(shared, column, row));
+    }
+  }
+}
+
+KERNEL(kNumThreads, kCtasPerSm) cast_tiles(GRID_CONSTANT TileCastParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const uint32_t thread = ptx::thread_index();
+  Tile tile(p);
+  const uint32_t block_m = tile.row / kBlock, block_k = tile.column / kBlock;
+
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+
+  tile.load(p);
+  if constexpr (kNeedsColumns) store_column_keys(shared, tile);
+  if constexpr (kCastsRows) store_row_divisors(shared, p, tile);
+  if constexpr (kCastsBlocks) store_warp_key(shared, tile);
+  ptx::syncthreads();
+
+  if constexpr (kCastsBlocks) {
+    const Divisor divisor = divisor_of(amax_of_tile(shared), p.min_amax, p.rounds_up);
+    if (thread == 0) ptx::st_global_f32(p.scales + block_m * p.scales_stride_m + block_k * p.scales_stride_k, divisor.scale);
+    store_values(p, tile, [&](uint32_t, uint32_t) { return divisor; });
+  }
+  if (kNeedsColumns && thread < kBlock) {
+    const Divisor divisor = divisor_of(amax_of_column(shared, thread), p.min_amax, p.rounds_up);
+    store_divisor(&shared.of_columns[thread], divisor);
+    float* scale = kCastsChannels ? p.scales + block_m * p.scales_stride_m + (tile.column + thread) * p.scales_stride_k
+                             : p.column_scales + block_m * p.column_scales_stride_m +
+                                   (tile.column + thread) * p.column_scales_stride_k;
+    if (tile.column + thread < p.k) ptx::st_global_f32(scale, divisor.scale);
+  }
+  if (kCastsRows && thread >= kBlock) {
+    const uint32_t row = thread - kBlock;
+    if (tile.row + row < p.m)
+      ptx::st_global_f32(p.scales + (tile.row + row) * p.scales_stride_m + block_k * p.scales_stride_k,
+                         load_divisor(&shared.of_rows[row]).scale);
+  }
+  if constexpr (kCastsRows)
+    store_values(p, tile, [&](uint32_t i, uint32_t) { return load_divisor(&shared.of_rows[tile.row_of(i)]); });
+  if constexpr (kNeedsColumns) ptx::syncthreads();
+  if constexpr (kCastsChannels)
+    store_values(p, tile, [&](uint32_t, uint32_t e) { return load_divisor(&shared.of_columns[column_of(tile.lane, e)]); });
+  if constexpr (kCastsColumns) {
+    transpose(shared, tile);
+    ptx::syncthreads();
+    store_columns(shared, p, tile);
+  }
+}

@@ -1,0 +1,146 @@
+"""The kernel of cuda/cast_tiles.cuh: how it is compiled for a configuration, and launched for a matrix."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import jit
+from ..choose.config_cast import Grain, TileCastConfig, num_tiles, tile_cast_config
+from ..jit import driver
+from ..problem.layout import ADDRESS_ALIGNMENT
+from ..settings import get_compile_mode, get_pdl
+from .cast_rows import is_aligned
+from .code_plan import CodePlan
+from .launch import launch
+from .params import Field, Kind, Params
+from .sources import cuda_sources
+
+SOURCE = '#include "cast_tiles.cuh"\n'
+NAME = "cast_tiles"
+PARAMS = Params(
+    "TileCastParams",
+    Field("x", Kind.POINTER),
+    Field("values", Kind.POINTER),
+    Field("columns", Kind.POINTER),
+    Field("scales", Kind.POINTER),
+    Field("column_scales", Kind.POINTER),
+    Field("x_pitch", Kind.UINT64),
+    Field("values_pitch", Kind.UINT64),
+    Field("columns_pitch", Kind.UINT64),
+    Field("scales_stride_m", Kind.UINT64),
+    Field("scales_stride_k", Kind.UINT64),
+    Field("column_scales_stride_m", Kind.UINT64),
+    Field("column_scales_stride_k", Kind.UINT64),
+    Field("m", Kind.UINT32),
+    Field("k", Kind.UINT32),
+    Field("min_amax", Kind.FLOAT32),
+    Field("rounds_up", Kind.UINT32),
+)
+"""`TileCastParams` of cuda/cast_tiles.cuh."""
+
+
+class TileCast(NamedTuple):
+    """What is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
+
+    x: Tensor
+    """`[m, k]`."""
+    grain: Grain | None
+    """What has a scale in `values`."""
+    values: Tensor | None
+    """`[m, k]`, if there is a grain."""
+    scales: Tensor | None
+    """Those of `values`: as many rows and columns as there are, 128 of them together where a scale is theirs."""
+    columns: Tensor | None = None
+    """`[k, m]`: the transposed values."""
+    column_scales: Tensor | None = None
+    """`[k, ceil(m / 128)]`, if there are columns."""
+    min_amax: float = 0.0
+    rounds_up: bool = False
+
+
+def run(p: TileCast) -> None:
+    """Cast on the GPU on which x is."""
+    if p.x.numel() == 0:
+        return
+    device = p.x.get_device()
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            run(p)
+        return
+    launcher = launcher_of(config_of(p), device, get_pdl())
+    if get_compile_mode() == 0:
+        launch(launcher, params_of(p), num_tiles(*p.x.shape), device)
+
+
+def config_of(p: TileCast) -> TileCastConfig:
+    """Choose the configuration: lanes load and store 16 bytes at once where everything lies so that they may."""
+    columns = p.columns
+    return tile_cast_config(
+        p.x.dtype,
+        p.grain,
+        with_columns=columns is not None,
+        is_aligned=is_aligned(p.x, p.x if p.values is None else p.values),
+        has_aligned_columns=columns is None
+        or all(n % ADDRESS_ALIGNMENT == 0 for n in (columns.data_ptr(), columns.stride(0), p.x.shape[0])),
+    )
+
+
+def params_of(p: TileCast) -> bytes:
+    """Give the kernel's parameters."""
+    (m, k), values, scales, columns, of_columns = p.x.shape, p.values, p.scales, p.columns, p.column_scales
+    return PARAMS.pack(
+        {
+            "x": p.x.data_ptr(),
+            "values": 0 if values is None else values.data_ptr(),
+            "columns": 0 if columns is None else columns.data_ptr(),
+            "scales": 0 if scales is None else scales.data_ptr(),
+            "column_scales": 0 if of_columns is None else of_columns.data_ptr(),
+            "x_pitch": p.x.stride(0),
+            "values_pitch": 0 if values is None else values.stride(0),
+            "columns_pitch": 0 if columns is None else columns.stride(0),
+            "scales_stride_m": 0 if scales is None else scales.stride(0),
+            "scales_stride_k": 0 if scales is None else scales.stride(1),
+            "column_scales_stride_m": 0 if of_columns is None else of_columns.stride(1),
+            "column_scales_stride_k": 0 if of_columns is None else of_columns.stride(0),
+            "m": m,
+            "k": k,
+            "min_amax": p.min_amax,
+            "rounds_up": int(p.rounds_up),
+        }
+    )
+
+
+def headers(config: TileCastConfig) -> dict[str, str]:
+    """Everything that the kernel's source includes, for one configuration."""
+    return {**cuda_sources(), "config.cuh": config.header(), "tile_cast_params_layout.cuh": PARAMS.layout_header()}
+
+
+def build(config: TileCastConfig) -> jit.CompiledKernel:
+    """Compile the kernel, or take it from the cache."""
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"config: {reason}, got {config}")
+    return jit.build(SOURCE, headers(config), name=NAME)
+
+
+def code_plan(config: TileCastConfig) -> CodePlan:
+    """Derive what the kernel's machine code must consist of: ordinary loads and stores alone."""
+    return CodePlan(
+        roles=((config.num_threads, None),),
+        shared_bytes=config.shared_bytes,
+        qgmma=0,
+        tma_loads=0,
+        multicast_loads=0,
+        ctas_per_sm=config.ctas_per_sm,
+    )
+
+
+@cache
+def launcher_of(config: TileCastConfig, device: int, is_dependent: bool) -> driver.Launcher:
+    """Get the way a configuration is launched on a device, compiled and loaded at first need."""
+    kernel = driver.Kernel(build(config), config.shared_bytes)
+    return driver.Launcher(kernel, PARAMS.size, config.num_threads, 1, is_dependent=is_dependent)

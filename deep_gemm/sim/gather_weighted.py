@@ -1,0 +1,50 @@
+"""The `gather_weighted` kernel in the simulator, with the source and parameters that a GPU gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..kernels import gather_weighted
+from ..kernels.gather_weighted import GatherConfig
+from ..kernels.launch import launch
+from .launcher import Launcher
+from .library import HostKernel, compile_kernel
+from .simulate import Buffer, Simulation
+
+
+def compile_config(config: GatherConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
+    headers = {**gather_weighted.headers(config), **(edits or {})}
+    return compile_kernel(gather_weighted.SOURCE, headers, name=gather_weighted.NAME)
+
+
+def run(
+    kernel: HostKernel,
+    config: GatherConfig,
+    y: Tensor,
+    row_of: Tensor,
+    weights: Tensor,
+    *,
+    num_sms: int = 2,
+    seed: int = 0,
+    schedule: str | None = None,
+) -> Tensor:
+    """Sum up each token's rows on simulated SMs. What the kernel leaves unwritten is NaN."""
+    out = torch.full((row_of.shape[0], y.shape[1]), float("nan"), dtype=torch.bfloat16)
+    buffers = {
+        "y": Buffer(y, is_dependent=True),
+        "row_of": Buffer(row_of, alignment=4, is_dependent=True),
+        "weights": Buffer(weights, alignment=weights.element_size(), is_dependent=True),
+        "out": Buffer(out, is_writable=True, is_dependent=True),
+    }
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
+    launcher = Launcher(simulation, kernel, gather_weighted.PARAMS, threads=config.num_threads, shared_bytes=0)
+    operands = [
+        simulation.tensor(name, x) for name, x in (("y", y), ("row_of", row_of), ("weights", weights), ("out", out))
+    ]
+    grid = gather_weighted.grid(config, *out.shape)
+    launch(launcher, gather_weighted.params_of(*operands), grid, -1)  # type: ignore[arg-type]
+    return torch.as_tensor(simulation.result().buffers["out"])

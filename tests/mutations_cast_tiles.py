@@ -1,0 +1,151 @@
+"""Ways to break the cast_tiles kernel, and the trials they meet. What it shares is in the list of cast_rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from casts import assert_same_bits, wild
+from torch import Tensor
+
+from deep_gemm.choose.config_cast import Grain, TileCastConfig, tile_cast_config
+from deep_gemm.kernels import cast_tiles
+from deep_gemm.quantize import Quantized, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.sim import cast_tiles as sim
+from deep_gemm.sim.mutate import Mutation
+
+RIGHT: dict[Grain, Callable[[Tensor, bool], Quantized]] = {
+    Grain.ROWS: per_token_cast_to_fp8,
+    Grain.CHANNELS: per_channel_cast_to_fp8,
+    Grain.BLOCKS: per_block_cast_to_fp8,
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, matrix, seed and schedule."""
+
+    config: TileCastConfig
+    shape: tuple[int, int]
+    seed: int
+    schedule: str | None = None
+    is_m_major: bool = True
+    padding: int = 0
+    rounds_up: bool = False
+
+    def headers(self) -> dict[str, str]:
+        return cast_tiles.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernel = sim.compile_config(self.config, headers)
+        x = wild(*self.shape, self.config.dtype, self.seed, block_rows=32)
+        # Rows of a wider matrix: a pitch of its own.
+        x = torch.cat([x, torch.full((len(x), 32), 3.0, dtype=x.dtype)], dim=1)[:, : x.shape[1]]
+        found = sim.run(
+            kernel,
+            self.config,
+            x,
+            is_m_major=self.is_m_major,
+            padding=self.padding,
+            rounds_up=self.rounds_up,
+            seed=self.seed,
+            schedule=self.schedule,
+        )
+        if found.values is not None and self.config.grain is not None:
+            assert_same_bits(found.values, RIGHT[self.config.grain](x, self.rounds_up))
+        if found.columns is not None:
+            assert_same_bits(found.columns, per_token_cast_to_fp8(x.t(), self.rounds_up))
+
+
+BOTH, BOTH_FP32 = (
+    tile_cast_config(dtype, Grain.ROWS, with_columns=True, is_aligned=True) for dtype in (torch.bfloat16, torch.float32)
+)
+BOTH_SINGLE = tile_cast_config(
+    torch.bfloat16, Grain.ROWS, with_columns=True, is_aligned=False, has_aligned_columns=False
+)
+COLUMNS = tile_cast_config(torch.float16, None, with_columns=True, is_aligned=True, has_aligned_columns=False)
+COLUMNS_SINGLE_FP32 = tile_cast_config(torch.float32, None, with_columns=True, is_aligned=False)
+CHANNELS = tile_cast_config(torch.bfloat16, Grain.CHANNELS, with_columns=False, is_aligned=True)
+CHANNELS_SINGLE = tile_cast_config(torch.bfloat16, Grain.CHANNELS, with_columns=False, is_aligned=False)
+BLOCKS = tile_cast_config(torch.bfloat16, Grain.BLOCKS, with_columns=False, is_aligned=True)
+
+TRIALS = [
+    Trial(BOTH, (176, 264), 1),
+    Trial(BOTH, (144, 136), 2, "slow_warps", padding=16),
+    Trial(BOTH, (144, 136), 3, "slow_lanes", is_m_major=False, rounds_up=True),
+    Trial(BOTH_FP32, (272, 140), 4, padding=16),
+    *(Trial(BOTH_FP32, (144, 132), seed, "slow_warps") for seed in (5, 6)),
+    Trial(BOTH_SINGLE, (131, 133), 7),
+    Trial(COLUMNS, (203, 136), 8, padding=3),
+    Trial(COLUMNS, (203, 136), 9, "slow_warps"),
+    Trial(COLUMNS_SINGLE_FP32, (144, 131), 10, padding=16),
+    Trial(CHANNELS, (203, 264), 11),
+    *(Trial(CHANNELS, (203, 136), seed, "slow_warps", is_m_major=False) for seed in (12, 13)),
+    Trial(CHANNELS_SINGLE, (131, 133), 14, padding=5),
+    Trial(BLOCKS, (331, 264), 15, padding=8),
+    Trial(BLOCKS, (512, 520), 18),
+    *(Trial(BLOCKS, (203, 136), seed, "slow_warps", is_m_major=False) for seed in (16, 17)),
+]
+
+_TILES, _VALUES = "cast_tiles.cuh", "cast/values.cuh"
+_OF_COLUMNS = "p.column_scales + block_m * p.column_scales_stride_m +\n                                   (tile.column + thread) * p.column_scales_stride_k"
+_FIRST_BARRIER = "store_warp_key(shared, tile);\n  ptx::syncthreads();\n"
+
+MUTATIONS = [
+    # The tile
+    Mutation("tiles of a row rounded down", _TILES, "row(ptx::block_index() / ceil_div(p.k, kBlock) * kBlock)", "row(ptx::block_index() / (p.k / kBlock) * kBlock)"),
+    Mutation("columns of tiles rounded down", _TILES, "column(ptx::block_index() % ceil_div(p.k, kBlock) * kBlock)", "column(ptx::block_index() % (p.k / kBlock) * kBlock)"),
+    Mutation("rows and columns of tiles exchanged", _TILES, "column(ptx::block_index() % ceil_div(p.k, kBlock) * kBlock)", "column(ptx::block_index() / ceil_div(p.k, kBlock) * kBlock)"),
+    Mutation("teams take rows in turns", _TILES, "return team * kTeamRows + i;", "return i * kTeams + team;"),
+    Mutation("rows of x lie as far apart as they are long", _TILES, "x_row * p.x_pitch * kInputBytes", "uint64_t{x_row} * p.k * kInputBytes"),
+    Mutation("rows past the last count", _TILES, "x_row < p.m, column", "true, column"),
+    Mutation("single columns past the last count", _VALUES, "if (!is_there || column >= end) continue;", "if (!is_there) continue;", shows_in=BOTH_SINGLE),
+    # Scales
+    Mutation("a column's keys of one team's first row", _TILES, "for (const Piece& piece : tile.pieces) keys[word] = larger_key(keys[word], key_of(piece.words[word]));", "for (const Piece& piece : tile.pieces) keys[word] = larger_key(kKeyOfZero, key_of(piece.words[word]));"),
+    Mutation("a column's keys of the last team", _TILES, "key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys", "key = larger_key(kKeyOfZero, ptx::ld_shared_b32(&shared.column_keys"),
+    Mutation("all keys of a lane at the same place", _TILES, "kVector == 1 ? word * kLanes + lane", "kVector == 1 ? lane", shows_in=BOTH_SINGLE),
+    Mutation("keys of a lane at the next lane's places", _TILES, ": lane * kWords + word;", ": lane * kWords + word + 1;"),
+    Mutation("a column's keys among the lane's of another", _TILES, "kVector == 1 ? column % kLanes : column / kVector;", "kVector == 1 ? column / kWords : column / kVector;", shows_in=BOTH_SINGLE),
+    Mutation("a column's element of another", _TILES, "kVector == 1 ? column / kLanes : column % kVector;", "kVector == 1 ? column % kWords : column % kVector;", shows_in=BOTH_SINGLE),
+    Mutation("the last team's keys left out", _TILES, "for (uint32_t team = 0; team < kTeams; ++team)", "for (uint32_t team = 0; team + 1 < kTeams; ++team)"),
+    Mutation("both columns of a word have the first's scale", _TILES, "element % kElementsOfWord == 0 ? amaxes.x : amaxes.y;", "amaxes.x;"),
+    Mutation("rows' scales at the first team's places", _TILES, "&shared.of_rows[tile.row_of(tile.lane)]", "&shared.of_rows[tile.lane]"),
+    Mutation("half of a team's rows have scales", _TILES, "if (tile.lane < kTeamRows)", "if (tile.lane < kTeamRows / 2)"),
+    Mutation("half of a warp counts for a block", _TILES, "distance < 32; distance *= 2", "distance < 16; distance *= 2", shows_in=BLOCKS),
+    Mutation("a team counts for a block", _TILES, "for (const Piece& piece : tile.pieces) key = larger_key(key, key_of(piece));", "key = key_of(tile.pieces[0]);", shows_in=BLOCKS),
+    Mutation("the last warp does not count for a block", _TILES, "warp < kNumWarps; ++warp", "warp + 1 < kNumWarps; ++warp", shows_in=BLOCKS),
+    Mutation("all warps at the first one's place", _TILES, "shared.warp_keys[ptx::thread_index() / 32]", "shared.warp_keys[0]", shows_in=BLOCKS),
+    Mutation("the strides of the blocks' scales exchanged", _TILES, "block_m * p.scales_stride_m + block_k * p.scales_stride_k, divisor.scale", "block_m * p.scales_stride_k + block_k * p.scales_stride_m, divisor.scale", shows_in=BLOCKS),
+    Mutation("the strides of the rows' scales exchanged", _TILES, "(tile.row + row) * p.scales_stride_m + block_k * p.scales_stride_k", "(tile.row + row) * p.scales_stride_k + block_k * p.scales_stride_m"),
+    Mutation("the strides of the columns' scales exchanged", _TILES, _OF_COLUMNS, _OF_COLUMNS.replace("_m +", "_k +").replace(")\n", ")\n").replace("thread) * p.column_scales_stride_k", "thread) * p.column_scales_stride_m")),
+    Mutation("the strides of the channels' scales exchanged", _TILES, "p.scales + block_m * p.scales_stride_m + (tile.column + thread) * p.scales_stride_k", "p.scales + block_m * p.scales_stride_k + (tile.column + thread) * p.scales_stride_m", shows_in=CHANNELS),
+    Mutation("scales of columns past the last are stored", _TILES, "if (tile.column + thread < p.k) ", ""),
+    Mutation("scales of rows past the last are stored", _TILES, "    if (tile.row + row < p.m)\n      ptx::st_global_f32", "      ptx::st_global_f32"),
+    Mutation("the first half of the rows' scales", _TILES, "const uint32_t row = thread - kBlock;", "const uint32_t row = (thread - kBlock) / 2;"),
+    # Order
+    Mutation("x is loaded before the kernel ahead has ended", _TILES, "  ptx::griddepcontrol_wait();\n", ""),
+    Mutation("keys are read before all are there", _TILES, _FIRST_BARRIER, _FIRST_BARRIER.replace("  ptx::syncthreads();\n", "")),
+    Mutation("columns' scales are read before all are there", _TILES, "if constexpr (kNeedsColumns) ptx::syncthreads();", ""),
+    Mutation("columns are stored before all are there", _TILES, "    transpose(shared, tile);\n    ptx::syncthreads();\n", "    transpose(shared, tile);\n"),
+    # Values
+    Mutation("values past the last row are stored", _TILES, "if (row < p.m) store_piece", "store_piece"),
+    Mutation("values lie as far apart as x", _TILES, "row * p.values_pitch, tile.column", "row * p.x_pitch, tile.column"),
+    Mutation("all rows of a team by the first one's scale", _TILES, "&shared.of_rows[tile.row_of(i)]", "&shared.of_rows[tile.row_of(0)]"),
+    Mutation("all channels of a lane by the first one's scale", _TILES, "&shared.of_columns[column_of(tile.lane, e)]", "&shared.of_columns[column_of(tile.lane, 0)]", shows_in=CHANNELS),
+    # Transposed values
+    Mutation("columns by the next one's scale", _TILES, "load_divisor(&shared.of_columns[column]);", "load_divisor(&shared.of_columns[column ^ 1]);"),
+    Mutation("rows of a column exchanged", _TILES, "element_of(tile.pieces[i + j], e)", "element_of(tile.pieces[i + (j ^ 1)], e)"),
+    Mutation("bytes written without a swizzle", _TILES, "(tile.team ^ swizzle_of(column)) * kTeamRows", "tile.team * kTeamRows"),
+    Mutation("16 bytes read without a swizzle", _TILES, "(i ^ swizzle / 2) * 16", "i * 16"),
+    Mutation("16 bytes in FP32 read without a swizzle", _TILES, "(i ^ swizzle) * 16", "i * 16", shows_in=BOTH_FP32),
+    Mutation("chunks of 8 are not exchanged", _TILES, "swizzle % 2 == 0 ? v : ptx::Uint4{v.z, v.w, v.x, v.y}", "v"),
+    Mutation("a single byte read without a swizzle", _TILES, "(row / kTeamRows ^ swizzle_of(column)) * kTeamRows", "row / kTeamRows * kTeamRows", shows_in=COLUMNS),
+    Mutation("a single byte of another row", _TILES, ">> row % 4 * 8", ">> 0", shows_in=COLUMNS),
+    Mutation("a single byte of the chunk's first word", _TILES, "chunk + row % kTeamRows / 4 * 4", "chunk", shows_in=COLUMNS),
+    Mutation("half of the columns", _TILES, "i < kBlock * kChunks; i += kNumThreads", "i < kBlock * kChunks / 2; i += kNumThreads"),
+    Mutation("columns past the last are stored", _TILES, "tile.column + column >= p.k || ", ""),
+    Mutation("rows of columns past the last are stored", _TILES, " || tile.row + row >= p.m", ""),
+    Mutation("columns lie as far apart as they are long", _TILES, "(tile.column + column) * p.columns_pitch", "uint64_t{tile.column + column} * p.m"),
+    Mutation("columns of the first tile of rows", _TILES, "p.columns_pitch + tile.row + row;", "p.columns_pitch + row;"),
+]  # fmt: skip

@@ -1,0 +1,144 @@
+"""Ways to break the kernels of rows of experts, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from deep_gemm.kernels import gather_weighted, route_rows
+from deep_gemm.kernels.gather_weighted import GatherConfig
+from deep_gemm.kernels.route_rows import RouteConfig
+from deep_gemm.routing import expert_rows, weighted_sum
+from deep_gemm.sim import gather_weighted as sim_gather
+from deep_gemm.sim import route_rows as sim_route
+from deep_gemm.sim.mutate import Mutation
+
+
+@dataclass(frozen=True)
+class RouteTrial:
+    """Routes of random tokens, some to no expert."""
+
+    config: RouteConfig
+    tokens: int
+    topk: int
+    num_experts: int
+    seed: int
+    schedule: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        return route_rows.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernel = sim_route.compile_config(self.config, headers)
+        generator = torch.Generator().manual_seed(self.seed)
+        dtype = torch.int64 if self.config.id_bytes == 8 else torch.int32
+        shape = (self.tokens, self.topk)
+        ids = torch.randint(-1, self.num_experts, shape, generator=generator).to(dtype)
+        given = ids.clone()
+        if self.config.id_bytes == 8:  # an id whose lower half alone is an expert's
+            given[0, 0], ids[0, 0] = (1 << 32) + 1, -1
+        found = sim_route.run(kernel, self.config, given, self.num_experts, seed=self.seed, schedule=self.schedule)
+        for name, right in expert_rows(ids, self.num_experts)._asdict().items():
+            if not torch.equal(found[name], right):
+                raise ValueError(f"{name}: expected {right.flatten()[:8]}, got {found[name].flatten()[:8]}")
+
+
+@dataclass(frozen=True)
+class GatherTrial:
+    """Sums of random rows, some routes without one."""
+
+    config: GatherConfig
+    tokens: int
+    topk: int
+    n: int
+    seed: int
+    schedule: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        return gather_weighted.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernel = sim_gather.compile_config(self.config, headers)
+        generator = torch.Generator().manual_seed(self.seed)
+        # Terms of all magnitudes that cancel each other: what is left shows how each step was rounded.
+        magnitudes = 2.0 ** torch.randint(0, 24, (self.tokens * self.topk, 1), generator=generator)
+        y = (torch.randn(self.tokens * self.topk, self.n, generator=generator) * magnitudes).bfloat16()
+        y[1::2] = -y[: len(y) // 2 * 2 : 2]
+        row_of = torch.arange(y.shape[0], dtype=torch.int32).view(self.tokens, self.topk).roll(1, 1)
+        row_of[torch.rand(row_of.shape, generator=generator) < 0.2] = -1
+        weights = torch.rand(row_of.shape, generator=generator).to(self.config.weights)
+        weights[: self.tokens // 2] = 0.7
+        weights[row_of < 0] = float("nan")
+        found = sim_gather.run(kernel, self.config, y, row_of, weights, seed=self.seed, schedule=self.schedule)
+        right = weighted_sum(y, row_of, weights).bfloat16()
+        if not torch.equal(found, right):
+            raise ValueError(f"expected {right.flatten()[:4]}, got {found.flatten()[:4]}")
+
+
+INT32, INT64 = RouteConfig(4, 64), RouteConfig(8, 64)
+ROUTE_TRIALS = [
+    *(RouteTrial(INT32, 150, 8, 40, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"))),
+    *(RouteTrial(INT64, 130, 8, 33, seed, name) for seed, name in ((4, None), (5, "slow_lanes"))),
+    RouteTrial(INT32, 7, 3, 64, 6),
+    RouteTrial(INT32, 1100, 8, 5, 7),
+]
+FP32, BF16, FP16 = (GatherConfig(dtype) for dtype in gather_weighted.WEIGHTS)
+GATHER_TRIALS = [
+    GatherTrial(FP32, 5, 9, 2056, 1),
+    GatherTrial(BF16, 3, 8, 40, 2),
+    GatherTrial(FP16, 3, 17, 40, 3),
+    GatherTrial(FP32, 2, 3, 4104, 4, "slow_warps"),
+]
+
+_ROUTE, _GATHER = "route_rows.cuh", "gather_weighted.cuh"
+ROUTE_MUTATIONS = [
+    Mutation("an id that no expert has is the last one", _ROUTE, "return id < p.num_experts ? id : kNoExpert;", "return id < p.num_experts ? id : p.num_experts - 1;"),
+    Mutation("the upper half of an id is not looked at", _ROUTE, "words.y == 0 ? words.x : kNoExpert", "words.x", shows_in=INT64),
+    Mutation("ids of 8 bytes read as if of 4", _ROUTE, "static_cast<uint64_t>(route) * 8", "static_cast<uint64_t>(route) * 4", shows_in=INT64),
+    Mutation("routes behind the last are counted", _ROUTE, "experts[i] = route < p.num_routes ? expert_of(p, route) : kNoExpert;", "experts[i] = expert_of(p, route);"),
+    Mutation("the first routes alone are counted", _ROUTE, "first < p.num_routes; first += kNumThreads * kAtOnce", "first < 1; first += kNumThreads * kAtOnce * 8"),
+    Mutation("routes of this CTA count as before it", _ROUTE, "ptx::thread_index() < first_of_cta)", "ptx::thread_index() < first_of_cta + kNumThreads)"),
+    Mutation("routes before this CTA are forgotten", _ROUTE, "ptx::red_shared_add(&shared.before[experts[i]], 1);", ";"),
+    Mutation("counters begin as they are", _ROUTE, "    ptx::st_shared_b32(&shared.total[expert], 0);\n", ""),
+    Mutation("counters of the CTAs before begin as they are", _ROUTE, "    ptx::st_shared_b32(&shared.before[expert], 0);\n", ""),
+    Mutation("counters of warps begin as they are", _ROUTE, "ptx::st_shared_b32(&shared.next[w][expert], 0);", ";"),
+    Mutation("counting begins before the counters are zero", _ROUTE, "  }\n  ptx::syncthreads();\n\n  ptx::griddepcontrol_wait();", "  }\n\n  ptx::griddepcontrol_wait();"),
+    Mutation("ids are read before the kernel ahead has ended", _ROUTE, "  ptx::griddepcontrol_wait();\n", ""),
+    Mutation("lanes above count as before", _ROUTE, "ptx::popc(same & ((1u << lane) - 1))", "ptx::popc(same >> lane >> 1)"),
+    Mutation("all lanes of an expert have one row", _ROUTE, "[warp][expert]) + rank;", "[warp][expert]);"),
+    Mutation("a warp has one route of each expert", _ROUTE, "ptx::st_shared_b32(&shared.next[warp][expert], ptx::popc(same));", "ptx::st_shared_b32(&shared.next[warp][expert], 1);"),
+    Mutation("starts are summed before all have counted", _ROUTE, "  ptx::syncthreads();\n\n  if (warp == 0) find_starts", "  if (warp == 0) find_starts"),
+    Mutation("rows begin where the starts are not there yet", _ROUTE, "find_starts(p, shared);\n  ptx::syncthreads();\n", "find_starts(p, shared);\n"),
+    Mutation("an expert starts where it ends", _ROUTE, "used + sum - own", "used + sum"),
+    Mutation("sums of 16 experts", _ROUTE, "distance < 32; distance *= 2) {\n      const uint32_t below", "distance < 16; distance *= 2) {\n      const uint32_t below"),
+    Mutation("the first 32 experts are forgotten", _ROUTE, "used += ptx::shfl_sync(sum, 31);", "used = ptx::shfl_sync(sum, 31);"),
+    Mutation("warps of a CTA begin at one row", _ROUTE, "      row += routes;\n", ""),
+    Mutation("an expert's rows begin at the first of all", _ROUTE, "uint32_t row = start + ptx::ld_shared_b32", "uint32_t row = ptx::ld_shared_b32"),
+    Mutation("an expert ends where it starts", _ROUTE, "p.ends + of, start + total", "p.ends + of, start"),
+    Mutation("rows are given before warps know where", _ROUTE, "  ptx::syncthreads();\n\n  if (route >= p.num_routes) return;", "  if (route >= p.num_routes) return;"),
+    Mutation("the token of a row is its route", _ROUTE, "route / p.topk", "route"),
+    Mutation("a route without an expert keeps its row", _ROUTE, "    ptx::st_global_b32(p.row_of + route, ~0u);\n", ""),
+    Mutation("rows behind the last keep their token", _ROUTE, "    ptx::st_global_b32(p.token_of + route, ~0u);\n", ""),
+    Mutation("rows behind the last keep their expert", _ROUTE, "    ptx::st_global_b32(p.ids + route, ~0u);\n", ""),
+    Mutation("the last row has no token", _ROUTE, "route >= ptx::ld_shared_b32(&shared.used)", "route + 1 >= ptx::ld_shared_b32(&shared.used)"),
+]  # fmt: skip
+GATHER_MUTATIONS = [
+    Mutation("the sum is rounded once for a product and an addition", _GATHER, "ptx::add_rn(total[pair * 2], ptx::mul_rn(values.x, weight))", "ptx::fma(values.x, weight, total[pair * 2])"),
+    Mutation("columns of a pair swapped", _GATHER, "ptx::mul_rn(values.x, weight)", "ptx::mul_rn(values.y, weight)"),
+    Mutation("weights of the first routes", _GATHER, "weight_of(p, first_route + first + i)", "weight_of(p, first_route + i)"),
+    Mutation("rows of the first routes", _GATHER, "p.row_of + first_route + first + i", "p.row_of + first_route + i"),
+    Mutation("weights of the token before", _GATHER, "static_cast<uint64_t>(token) * p.topk", "static_cast<uint64_t>(token > 0 ? token - 1 : 0) * p.topk"),
+    Mutation("routes past the last are read", _GATHER, "first + i < p.topk ? ptx::ld_global_i32", "true ? ptx::ld_global_i32"),
+    Mutation("a route without a row adds the first one", _GATHER, "if (rows[i] < 0) continue;", "if (first + i >= p.topk) continue;"),
+    Mutation("eight routes at most", _GATHER, "first < p.topk; first += kAtOnce", "first < 1; first += kAtOnce"),
+    Mutation("the order of routes is turned around", _GATHER, "      if (rows[i] < 0) continue;\n      const float weight = weight_of(p, first_route + first + i);\n      const uint32_t words[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};", "      const uint32_t j = kAtOnce - 1 - i;\n      if (rows[j] < 0) continue;\n      const float weight = weight_of(p, first_route + first + j);\n      const uint32_t words[4] = {loaded[j].x, loaded[j].y, loaded[j].z, loaded[j].w};"),
+    Mutation("columns past the last are written", _GATHER, "  if (piece >= pieces) return;\n", ""),
+    Mutation("a token's columns end with the first CTA", _GATHER, "ptx::block_index() % per_token * kNumThreads + ", ""),
+    Mutation("the CTAs of a token count as tokens", _GATHER, "token = ptx::block_index() / per_token", "token = ptx::block_index()"),
+    Mutation("operands are read before the kernel ahead has ended", _GATHER, "  ptx::griddepcontrol_wait();\n", ""),
+    Mutation("BF16 weights taken for FP16", _GATHER, "kWeightIsFp16 ? ptx::unpack_f16", "true ? ptx::unpack_f16", shows_in=BF16),
+    Mutation("FP16 weights taken for BF16", _GATHER, "kWeightIsFp16 ? ptx::unpack_f16", "false ? ptx::unpack_f16", shows_in=FP16),
+    Mutation("pairs of a store swapped", _GATHER, "ptx::pack_bf16(total[0], total[1]), ptx::pack_bf16(total[2], total[3])", "ptx::pack_bf16(total[2], total[3]), ptx::pack_bf16(total[0], total[1])"),
+]  # fmt: skip

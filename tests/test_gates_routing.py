@@ -1,0 +1,26 @@
+"""Every kernel of rows of experts is compiled, and its machine code is what was planned."""
+
+from __future__ import annotations
+
+import pytest
+
+from deep_gemm.jit.compiler import compile_cubin
+from deep_gemm.jit.report import report
+from deep_gemm.kernels import gather_weighted, route_rows
+from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
+from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
+from deep_gemm.tools.gates import violations
+
+
+@pytest.mark.parametrize("config", reachable_route(), ids=lambda config: config.name)
+def test_routing_is_what_was_planned(config: RouteConfig) -> None:
+    kernel = compile_cubin(route_rows.SOURCE, route_rows.headers(config), name=route_rows.NAME)
+    assert violations(report(kernel.cubin, kernel.log), route_rows.code_plan(config)) == []
+
+
+@pytest.mark.parametrize("config", reachable_gather(), ids=lambda config: config.name)
+def test_gathering_is_what_was_planned_and_fuses_no_addition(config: GatherConfig) -> None:
+    kernel = compile_cubin(gather_weighted.SOURCE, gather_weighted.headers(config), name=gather_weighted.NAME)
+    found = report(kernel.cubin, kernel.log)
+    assert violations(found, gather_weighted.code_plan(config)) == []
+    assert found.counts["FFMA"] == 0

@@ -1,0 +1,54 @@
+"""The gather_weighted kernel's own source in the simulator, bit for bit as a loop over columns."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
+from deep_gemm.sim import HostKernel
+from deep_gemm.sim import gather_weighted as sim
+
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
+CONFIGS = reachable_gather()
+
+
+@cache
+def compiled(config: GatherConfig) -> HostKernel:
+    return sim.compile_config(config)
+
+
+def right(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
+    total = torch.zeros(row_of.shape[0], y.shape[1])
+    for token, rows in enumerate(row_of.tolist()):
+        for column, row in enumerate(rows):
+            if row >= 0:
+                total[token] = total[token] + y[row].float() * weights[token, column].float()
+    return total.bfloat16()
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 8), (5, 8, 24), (3, 9, 2056), (7, 2, 4096), (2, 17, 16)])
+@pytest.mark.parametrize("config", CONFIGS, ids=[config.name for config in CONFIGS])
+def test_sums_have_the_bits_of_a_plain_loop(config: GatherConfig, sizes: tuple[int, int, int]) -> None:
+    tokens, topk, n = sizes
+    generator = torch.Generator().manual_seed(n)
+    rows = tokens * topk
+    y = torch.randn(rows + 1, n, generator=generator).bfloat16()
+    row_of = torch.randperm(rows, generator=generator).int().view(tokens, topk)
+    row_of[torch.rand(tokens, topk, generator=generator) < 0.2] = -1
+    y[rows] = float("nan")  # no route has it
+    y[(~torch.isin(torch.arange(rows + 1), row_of)).nonzero().flatten()] = float("nan")
+    weights = torch.rand(tokens, topk, generator=generator).to(config.weights)
+    weights[row_of < 0] = float("nan")
+    found = sim.run(compiled(config), config, y, row_of, weights, seed=topk)
+    assert torch.equal(found, right(y, row_of, weights))
+
+
+def test_a_token_without_rows_is_zero() -> None:
+    config = CONFIGS[0]
+    y, row_of = torch.full((2, 16), float("nan")).bfloat16(), torch.full((2, 3), -1, dtype=torch.int32)
+    found = sim.run(compiled(config), config, y, row_of, torch.full((2, 3), float("inf")))
+    assert torch.equal(found, torch.zeros(2, 16).bfloat16())
