@@ -1,4 +1,4 @@
-"""What the casts ask of their kernels on a GPU, with the simulator in its place: bit for bit the reference's results."""
+"""What the casts ask of their kernels on a GPU, with the simulator in its place: the reference's results, to the bit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from deep_gemm.choose.config_cast import CastConfig, TileCastConfig, select_cast
 from deep_gemm.kernels import cast_rows, cast_tiles
 from deep_gemm.kernels.cast_tiles import TileCast
 from deep_gemm.problem.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import Quantized
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import cast_rows as sim_rows
 from deep_gemm.sim import cast_tiles as sim_tiles
@@ -57,11 +58,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def reference(cast: Callable[..., quantize.Quantized], x: Tensor, *args: object, **options: object) -> Tensor:
+def reference(cast: Callable[..., Quantized], x: Tensor, *args: object, **options: object) -> Quantized:
     """The same cast without kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quantize, "_has_kernels", lambda _: False)
-        return cast(x, *args, **options)  # type: ignore[return-value]
+        return cast(x, *args, **options)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +75,13 @@ def test_batches_are_one_matrix_where_they_can_be(
     launched: list[str], name: str, shape: tuple[int, ...], launches: int, use_ue8m0: bool
 ) -> None:
     cast = getattr(quantize, name)
-    x = wild(max(x := torch.Size(shape).numel() // shape[-1], 1), shape[-1], torch.bfloat16, 1)[:x].view(shape)
+    rows = torch.Size(shape).numel() // shape[-1]
+    x = wild(max(rows, 1), shape[-1], torch.bfloat16, 1)[:rows].view(shape)
     found = cast(x, use_ue8m0)
     assert len(launched) == launches
     assert found[0].is_contiguous()
     assert found[1].is_contiguous()
-    assert_same_bits(found, reference(cast, x, use_ue8m0))  # type: ignore[arg-type]
+    assert_same_bits(found, reference(cast, x, use_ue8m0))
 
 
 @pytest.mark.parametrize("name", ["per_channel_cast_to_fp8", "per_block_cast_to_fp8", "per_token_cast_to_fp8"])
@@ -89,9 +91,9 @@ def test_any_strides(launched: list[str], name: str) -> None:
     right = reference(cast, x)
     wider = torch.cat([x, x], 1)
     for same in (x.t().contiguous().t(), x.repeat_interleave(2, 1)[:, ::2], wider[:, :152], wider[:, 152:]):
-        assert_same_bits(cast(same), right)  # type: ignore[arg-type]
+        assert_same_bits(cast(same), right)
     batch = torch.stack([x, x], 1).transpose(0, 1)
-    assert_same_bits(cast(batch[1:])[0:2], tuple(part[None] for part in right))  # type: ignore[arg-type]
+    assert_same_bits(cast(batch[1:]), (right[0][None], right[1][None]))
     assert launched
 
 
@@ -101,7 +103,7 @@ def test_the_transpose_of_rows_is_cast_as_columns(launched: list[str], mn_major:
     found = quantize.per_token_cast_to_fp8(x, min_amax=1e-3, mn_major=mn_major)
     assert launched == ["columns by 16, bfloat16 by 8"]
     right = reference(quantize.per_token_cast_to_fp8, x, min_amax=1e-3, mn_major=mn_major)
-    assert_same_bits(found, right)  # type: ignore[arg-type]
+    assert_same_bits(found, right)
     assert found[1].stride() == right[1].stride()
 
 
@@ -115,7 +117,7 @@ def test_both_from_one_read(launched: list[str], shape: tuple[int, int], dtype: 
         assert len(launched) == 1
         for found, of in zip(both, (x, x.t()), strict=True):
             right = reference(quantize.per_token_cast_to_fp8, of, True, min_amax=1e-3)
-            assert_same_bits(found, right)  # type: ignore[arg-type]
+            assert_same_bits(found, right)
             assert found[0].is_contiguous()
             assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
 

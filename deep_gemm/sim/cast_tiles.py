@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,7 +110,7 @@ def run_cast(
     launcher = Launcher(
         simulation, kernel, cast_tiles.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
     )
-    placed = {name: simulation.tensor(name, tensor) for name, tensor in outputs.items()}
+    placed: Any = {name: simulation.tensor(name, tensor) for name, tensor in outputs.items()}
     params = cast_tiles.params_of(p._replace(x=simulation.tensor("x", p.x), **placed))
     launch(launcher, params, num_tiles(*p.x.shape), -1)  # type: ignore[arg-type]
     found = simulation.result().buffers
