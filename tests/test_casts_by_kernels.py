@@ -1,4 +1,4 @@
-"""What the casts ask of their kernels on a GPU, with the simulator in its place: the reference's results, to the bit."""
+"""What the casts ask of their kernels on a GPU, with the simulator in its place: the reference's bits."""
 
 from __future__ import annotations
 

@@ -76,16 +76,8 @@ def test_quotients_beside_where_fp8_rounds_the_other_way(cast: Callable[..., Qua
 @every_type
 def test_batches_and_strides(cast: Callable[..., Quantized], dtype: torch.dtype) -> None:
     x = torch.stack([wild(256, 400, dtype, seed) for seed in range(3)]).cuda()
-    views = [
-        x,
-        x[:, :130],
-        x[:, 1:130, 3:],
-        x.transpose(1, 2),
-        x.transpose(0, 1),
-        x[:, ::2, ::2],
-        x[1].t(),
-        x[2, :, 8:72],
-    ]
+    parts = [x[:, :130], x[:, 1:130, 3:], x[:, ::2, ::2], x[2, :, 8:72]]
+    views = [x, *parts, x.transpose(1, 2), x.transpose(0, 1), x[1].t()]
     for view in views:
         assert_same_bits(cast(view), cast(view.cpu()))
     for empty in (x[:0], x[:, :0], x[:, :, :0]):
@@ -133,12 +125,12 @@ def test_nothing_is_written_around_the_outputs(dtype: torch.dtype, offset: int) 
 def test_casts_follow_their_stream() -> None:
     right = deep_gemm.cast_both_to_fp8(torch.full((2048, 2048), 3.0))
     x = torch.zeros(2048, 2048, device="cuda")
-    stream = torch.cuda.Stream()
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(20):
             x.fill_(1.0)
-            torch.cuda._sleep(100_000)
+            torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]
             x.fill_(3.0)
             both, blocks = deep_gemm.cast_both_to_fp8(x), deep_gemm.per_block_cast_to_fp8(x)
             x.fill_(2.0)
