@@ -133,6 +133,11 @@ def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False,
     return torch.cat([values.flatten() for values, _ in groups]), torch.cat([scales for _, scales in groups], dim=1)
 
 
+def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
+    """Cast with one scale for each `rows` x `columns` block by torch's operations, on a GPU too: a yardstick."""
+    return _cast(x, rows, columns, use_ue8m0=False, min_amax=0.0)
+
+
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
     """Round positive FP32 numbers up to powers of two, exactly.
 
