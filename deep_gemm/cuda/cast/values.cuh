@@ -75,7 +75,7 @@ constexpr uint32_t kKeyOfZero = kInputIsFp32 ? 0x00800000 : kInputIsFp16 ? 0x040
 
 DEVICE uint32_t key_of(uint32_t word) { return (word & kMagnitudes) + kKeyOfZero; }
 
-// Of both magnitudes of a word by itself.
+// A word of two magnitudes gives the larger one of each.
 DEVICE uint32_t larger_key(uint32_t a, uint32_t b) {
   if constexpr (kInputIsFp32)
     return static_cast<int32_t>(a) > static_cast<int32_t>(b) ? a : b;
@@ -128,7 +128,7 @@ struct Divisor {
 
 DEVICE float significand_of(float scale) { return ptx::float_of((ptx::bits_of(scale) & 0x7fffff) | 0x3f800000); }
 
-// Of elements whose largest magnitude is `amax`, which counts as at least `min_amax`.
+// The divisor of elements whose largest magnitude is `amax`; it counts as at least `min_amax`.
 DEVICE Divisor divisor_of(float amax, float min_amax, bool rounds_up) {
   amax = amax < min_amax ? min_amax : amax;
   const float quotient = ptx::div_rn(amax, kLargest), least = quotient < kLeastScale ? kLeastScale : quotient;
