@@ -49,7 +49,13 @@ from .problem.layout import (
     get_tma_aligned_size,
     transform_sf_into_required_layout,
 )
-from .quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
+from .quantize import (
+    cast_both_to_fp8,
+    k_grouped_cast_to_fp8,
+    per_block_cast_to_fp8,
+    per_channel_cast_to_fp8,
+    per_token_cast_to_fp8,
+)
 from .routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
 from .settings import (
     get_batch_invariant,
@@ -78,6 +84,7 @@ __all__ = [
     "bench",
     "bench_kineto",
     "calc_diff",
+    "cast_both_to_fp8",
     "ceil_div",
     "cell_div",
     "cublaslt_gemm_nn",

@@ -16,7 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .problem.layout import SCALE_BLOCK, align, ceil_div
+from .choose.config_cast import INPUTS, Grain
+from .gpus import is_hopper
+from .kernels import cast_rows, cast_tiles
+from .kernels.cast_tiles import TileCast
+from .problem.layout import SCALE_BLOCK, align, ceil_div, get_mn_major_tma_aligned_tensor, get_tma_aligned_size
 from .problem.numbers import magnitude
 
 FP8_MAX = 448.0
@@ -26,19 +30,28 @@ Quantized = tuple[Tensor, Tensor]
 
 
 def per_token_cast_to_fp8(
-    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0, mn_major: bool = False
 ) -> Quantized:
     """Cast with one scale for each row and each `gran_k` columns: activations.
 
     `x` is `[..., m, k]` of any floating type; the result is values `[..., m, k]` (torch.float8_e4m3fn) and scales
-    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. As in every cast, `use_ue8m0` rounds scales up to
-    powers of two, and `min_amax` is the least that a block's largest magnitude counts as.
+    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. With `mn_major`, for a matrix, scales lie as
+    `get_mn_major_tma_aligned_tensor` would lay them: products then load them as they are. As in every cast, `use_ue8m0`
+    rounds scales up to powers of two, and `min_amax` is the least that a block's largest magnitude counts as.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, -224.0, 0.0]], [[2.0]])
     """
-    return _cast(x, 1, gran_k, use_ue8m0, min_amax)
+    if mn_major and isinstance(x, Tensor) and x.dim() != 2:
+        raise ValueError(f"x: expected shape (m, k) with mn_major, got {tuple(x.shape)}")
+    if gran_k == SCALE_BLOCK and _has_kernels(x):
+        min_amax = magnitude("min_amax", min_amax)
+        if x.dim() == 2 and _is_transposed(x):
+            return _cast_columns(x.t(), use_ue8m0, min_amax, mn_major)
+        return _cast_rows(x, use_ue8m0, min_amax, mn_major)
+    values, scales = _cast(x, 1, gran_k, use_ue8m0, min_amax)
+    return values, get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
 
 
 def per_channel_cast_to_fp8(
@@ -53,6 +66,8 @@ def per_channel_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, 448.0], [224.0, 0.0]], [[2.0, 1.0]])
     """
+    if gran_k == SCALE_BLOCK and _has_kernels(x):
+        return _cast_tiles(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, 1, use_ue8m0, min_amax)
 
 
@@ -68,7 +83,31 @@ def per_block_cast_to_fp8(
     >>> values.shape, scales.shape
     (torch.Size([130, 256]), torch.Size([2, 2]))
     """
+    if gran_k == SCALE_BLOCK and _has_kernels(x):
+        return _cast_tiles(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, gran_k, use_ue8m0, min_amax)
+
+
+def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.0) -> tuple[Quantized, Quantized]:
+    """Cast a matrix and its transpose, each with one scale for each row and 128 columns, as training needs both.
+
+    `x` is `[m, k]` of any floating type. The result is `per_token_cast_to_fp8(x, mn_major=True)` and
+    `per_token_cast_to_fp8(x.T, mn_major=True)`: values `[m, k]` with scales `[m, ceil(k / 128)]`, and values `[k, m]`
+    with scales `[k, ceil(m / 128)]`. Products load these scales as they are. A GPU reads `x` once.
+
+    >>> (values, scales), (values_t, scales_t) = cast_both_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
+    >>> values.float().tolist(), scales.tolist()
+    ([[448.0, -224.0, 0.0]], [[2.0]])
+    >>> values_t.float().tolist(), scales_t.tolist()
+    ([[448.0], [-448.0], [0.0]], [[2.0], [1.0], [1.0]])
+    """
+    _check_castable(x)
+    if x.dim() != 2:
+        raise ValueError(f"x: expected shape (m, k), got {tuple(x.shape)}")
+    if _has_kernels(x):
+        return _cast_both(x, use_ue8m0, magnitude("min_amax", min_amax))
+    rows = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax, mn_major=True)
+    return rows, per_token_cast_to_fp8(x.t(), use_ue8m0, min_amax=min_amax, mn_major=True)
 
 
 def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False, *, min_amax: float = 0.0) -> Quantized:
@@ -94,6 +133,11 @@ def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False,
     return torch.cat([values.flatten() for values, _ in groups]), torch.cat([scales for _, scales in groups], dim=1)
 
 
+def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
+    """Cast with one scale for each `rows` x `columns` block by torch's operations, on a GPU too: a yardstick."""
+    return _cast(x, rows, columns, use_ue8m0=False, min_amax=0.0)
+
+
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
     """Round positive FP32 numbers up to powers of two, exactly.
 
@@ -102,6 +146,83 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     """
     mantissa, exponent = torch.frexp(x)  # x = mantissa * 2^exponent with the mantissa in [0.5, 1)
     return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
+
+
+def _has_kernels(x: Tensor) -> bool:
+    """Tell whether a tensor's casts have kernels: on a Hopper GPU, of every type but FP64."""
+    return (
+        isinstance(x, Tensor)
+        and x.is_cuda
+        and x.dtype in INPUTS
+        and x.dim() >= 2
+        and x.numel() > 0
+        and is_hopper(x.get_device())
+    )
+
+
+def _is_transposed(x: Tensor) -> bool:
+    """Tell whether a matrix's columns lie as kernels need rows, and its rows do not."""
+    return x.shape[1] > 1 and x.stride(1) != 1 and x.stride(0) == 1
+
+
+def _empty_values(shape: Sequence[int], x: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=torch.float8_e4m3fn, device=x.device)
+
+
+def _empty_scales(m: int, blocks: int, x: Tensor, *, mn_major: bool) -> Tensor:
+    """Make room for the scales of rows; with `mn_major` they lie as products load them."""
+    strides = (1, get_tma_aligned_size(m, 4)) if mn_major else (blocks, 1)
+    return torch.empty_strided((m, blocks), strides, dtype=torch.float32, device=x.device)
+
+
+@torch.no_grad()
+def _cast_rows(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Cast on a GPU, each row's 128 columns with a scale."""
+    *batch, k = x.shape
+    rows = x.reshape(-1, k) if x.stride(-1) == 1 or k <= 1 else x.contiguous().view(-1, k)
+    m, blocks = rows.shape[0], ceil_div(k, SCALE_BLOCK)
+    values, scales = _empty_values((m, k), x), _empty_scales(m, blocks, x, mn_major=mn_major)
+    cast_rows.run(rows, values, scales, min_amax, rounds_up=use_ue8m0)
+    return values.view(x.shape), scales if mn_major else scales.view(*batch, blocks)
+
+
+@torch.no_grad()
+def _cast_columns(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Cast the transpose of `x` `[m, k]` on a GPU, each column's 128 rows with a scale."""
+    m, k = x.shape
+    values, scales = _empty_values((k, m), x), _empty_scales(k, ceil_div(m, SCALE_BLOCK), x, mn_major=mn_major)
+    cast_tiles.run(TileCast(x, None, None, None, values, scales, min_amax, use_ue8m0))
+    return values, scales
+
+
+@torch.no_grad()
+def _cast_both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Quantized, Quantized]:
+    """Cast a matrix and its transpose on a GPU."""
+    if _is_transposed(x):
+        columns, rows = _cast_both(x.t(), use_ue8m0, min_amax)
+        return rows, columns
+    x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+    m, k = x.shape
+    values, scales = _empty_values((m, k), x), _empty_scales(m, ceil_div(k, SCALE_BLOCK), x, mn_major=True)
+    of_columns = _empty_values((k, m), x), _empty_scales(k, ceil_div(m, SCALE_BLOCK), x, mn_major=True)
+    cast_tiles.run(TileCast(x, Grain.ROWS, values, scales, *of_columns, min_amax, use_ue8m0))
+    return (values, scales), of_columns
+
+
+@torch.no_grad()
+def _cast_tiles(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float) -> Quantized:
+    """Cast on a GPU, each tile's 128 rows with a scale, or with one for each column."""
+    *batch, m, k = x.shape
+    x = x if x.stride(-1) == 1 or k == 1 else x.contiguous()
+    columns = k if grain == Grain.CHANNELS else ceil_div(k, SCALE_BLOCK)
+    values = _empty_values(x.shape, x)
+    scales = torch.empty((*batch, ceil_div(m, SCALE_BLOCK), columns), dtype=torch.float32, device=x.device)
+    # Matrices whose tiles are all whole are one matrix.
+    rows = x.numel() // k if m % SCALE_BLOCK == 0 else m
+    parts = x.reshape(-1, rows, k), values.view(-1, rows, k), scales.view(-1, ceil_div(rows, SCALE_BLOCK), columns)
+    for one, its_values, its_scales in zip(*parts, strict=True):
+        cast_tiles.run(TileCast(one, grain, its_values, its_scales, min_amax=min_amax, rounds_up=use_ue8m0))
+    return values, scales
 
 
 @torch.no_grad()
@@ -120,7 +241,8 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) 
     blocks = F.pad(x.float(), padding).view(*batch, ceil_div(m, rows), rows, ceil_div(k, columns), columns)
     finite = torch.where(blocks.isfinite(), blocks.abs(), 0.0)
     amax = finite.amax(dim=(-3, -1), keepdim=True).clamp_min(min_amax)
-    scales = (amax / FP8_MAX).clamp_min(MIN_SCALE)
+    # By a tensor: a GPU divides by a number inexactly, by its reciprocal.
+    scales = (amax / amax.new_full((), FP8_MAX)).clamp_min(MIN_SCALE)
     if use_ue8m0:
         scales = ceil_to_ue8m0(scales)
     scales = torch.where(amax == 0, 1.0, scales)

@@ -8,7 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .gpus import is_hopper
+from .kernels import gather_weighted as gather_weighted_kernel
+from .kernels import route_rows
 from .problem import ExpertRows, check_gather, check_routes, check_weighted
+from .problem.layout import ADDRESS_ALIGNMENT
 from .quantize import Quantized, per_token_cast_to_fp8
 
 __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
@@ -29,6 +33,10 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     ([0, 2, 2, -1], [0, 0, 1, -1])
     """
     num_experts = check_routes(topk_ids, num_experts)
+    if _has_kernel(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]:
+        p = route_rows.RouteProblem(topk_ids.contiguous(), num_experts)
+        route_rows.run(p)
+        return ExpertRows(p.counts, p.ends, p.row_of, p.token_of, p.ids)
     expert = topk_ids.flatten()
     has_expert = (expert >= 0) & (expert < num_experts)
     # Routes without an expert are sorted behind all others.
@@ -84,11 +92,24 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tens
     [5.0, 2.0]
     """
     check_weighted(y, rows, topk_weights, out)
+    if _has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y):
+        made = torch.empty(rows.row_of.shape[0], y.shape[1], dtype=y.dtype, device=y.device) if out is None else out
+        gather_weighted_kernel.run(y, rows.row_of.contiguous(), topk_weights.contiguous(), made)
+        return made if out is None else None
     total = weighted_sum(y, rows.row_of, topk_weights)
     if out is None:
         return total.to(torch.bfloat16)
     out.copy_(total)
     return None
+
+
+def _has_kernel(x: Tensor) -> bool:
+    return x.is_cuda and is_hopper(x.get_device())
+
+
+def _begins_at_16_bytes(y: Tensor) -> bool:
+    """Tell whether each row begins where a thread may load 16 bytes."""
+    return y.stride(1) == 1 and y.stride(0) % 8 == 0 and y.data_ptr() % ADDRESS_ALIGNMENT == 0
 
 
 def weighted_sum(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:

@@ -303,7 +303,7 @@ def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("int8",), "kind: expected one of dense, grouped, host, compile, got 'int8'"),
+        (("int8",), "kind: expected one of dense, grouped, casts, host, compile, got 'int8'"),
         (("compile", "--plot", "x.png"), "--plot draws products, bench compile has none"),
         (("host", "--shapes", "1,8,16"), "--shapes chooses products, bench host has its own"),
     ],

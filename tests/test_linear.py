@@ -29,7 +29,7 @@ def by_parts(x: Tensor, w: tuple[Tensor, Tensor], bias: Tensor | None = None) ->
     """The cast and the product, with a C of as many rows, in FP32 and then rounded."""
     rows = x.reshape(x[..., 0].numel(), x.shape[-1])
     c = None if bias is None else bias.float().repeat(len(rows), 1)
-    d = torch.empty(len(rows), len(w[0]))
+    d = torch.empty(len(rows), len(w[0]), device=x.device)
     fp8_gemm_nt(per_token_cast_to_fp8(rows), w, d, c)
     return d.to(torch.bfloat16).view(*x.shape[:-1], len(w[0]))
 

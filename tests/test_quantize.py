@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.quantize import (
+    cast_both_to_fp8,
     ceil_to_ue8m0,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,
@@ -312,6 +313,37 @@ def test_per_channel_is_per_token_of_the_transposed() -> None:
     other_values, other_scales = per_token_cast_to_fp8(x.t())
     assert torch.equal(values.float(), other_values.float().t())
     assert torch.equal(scales, other_scales.t())
+
+
+@fp32_or_ue8m0
+@pytest.mark.parametrize("shape", [(1, 1), (130, 257), (5, 300), (0, 5), (5, 0)])
+@pytest.mark.parametrize("min_amax", [0.0, 1e-3])
+def test_both_are_the_casts_of_rows_and_of_the_transpose(
+    use_ue8m0: bool, shape: tuple[int, int], min_amax: float
+) -> None:
+    x = numbers(shape)
+    both = cast_both_to_fp8(x, use_ue8m0, min_amax=min_amax)
+    for (values, scales), of in zip(both, (x, x.t()), strict=True):
+        right_values, right_scales = per_token_cast_to_fp8(of, use_ue8m0, min_amax=min_amax)
+        assert torch.equal(values.view(torch.uint8), right_values.view(torch.uint8))
+        assert torch.equal(scales, right_scales)
+        assert values.is_contiguous()
+        assert get_mn_major_tma_aligned_tensor(scales) is scales
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        ([[1.0]], TypeError, "x: expected a tensor, got list"),
+        (torch.ones(2, 2, dtype=torch.int32), ValueError, "x: expected dtype"),
+        (torch.ones(2), ValueError, "x: expected shape (m, k), got (2,)"),
+        (torch.ones(2, 2, 2), ValueError, "x: expected shape (m, k), got (2, 2, 2)"),
+    ],
+)
+def test_what_is_no_matrix_has_not_both_casts(x: Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        cast_both_to_fp8(x)
+    assert str(caught.value).startswith(message)
 
 
 @every_cast

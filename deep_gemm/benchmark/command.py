@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import cases, compile_times, host, machine, products, table
+from . import cases, casts, compile_times, host, machine, products, table
 from .report import Report, Row
 from .timing import PairingError
 
-KINDS = ("dense", "grouped", "host", "compile")
+KINDS = ("dense", "grouped", "casts", "host", "compile")
 
 
 class UsageError(Exception):
@@ -35,7 +35,7 @@ def run(
     """Measure, write the result file and print the tables. Tell whether all products of this package were right."""
     steps = _steps(kind, quick, with_sustained, plot, shapes)
     console = table.make_console()
-    method = {"host": host.METHOD, "compile": compile_times.METHOD}.get(kind, products.METHOD)
+    method = {"host": host.METHOD, "compile": compile_times.METHOD, "casts": casts.METHOD}.get(kind, products.METHOD)
     report = Report(machine.header(kind, method, commit))
     path = out or report.default_path()
     try:
@@ -105,6 +105,8 @@ def _steps(kind: str, quick: bool, with_sustained: bool, plot: Path | None, shap
     except ValueError as error:
         raise UsageError(str(error)) from error
     need_gpu(f"bench {kind}")
+    if kind == "casts":
+        return len(casts.kinds_and_shapes()), lambda add, announce: casts.measure(add=add, announce=announce)
     if kind == "host":
         return host.STEPS, lambda add, announce: host.measure(add=add, announce=announce)
     return len(chosen) * (2 if with_sustained else 1), lambda add, announce: products.measure(

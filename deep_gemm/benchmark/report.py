@@ -91,7 +91,7 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """What the run measured: dense, grouped, host, compile or audit."""
+        """What the run measured: dense, grouped, casts, host, compile or audit."""
         return str(self.header["kind"])
 
     def default_path(self) -> Path:

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from .casts import COMPILED, COPY, EAGER, OURS
 from .compare import Comparison, comparisons, summaries
 from .contenders import BF16, BLOCKWISE, FAST
 from .report import Report
@@ -31,6 +32,9 @@ def print_report(report: Report, console: Console) -> None:
     )
     if report.kind == "host":
         console.print(_host_table(report))
+        _print_failures(report, console)
+    elif report.kind == "casts":
+        console.print(_casts_table(report))
         _print_failures(report, console)
     elif report.kind == "compile":
         console.print(_compile_line(report))
@@ -62,6 +66,28 @@ def _print_failures(report: Report, console: Console) -> None:
     for (contender, why), names in shapes.items():
         style = "red" if contender in ours else "dim"
         console.print(f"no time for {contender} at {' '.join(names)}: {why}", style=style, markup=False)
+
+
+def _casts_table(report: Report) -> Table:
+    table = _table("casts")
+    for heading in ("kind", "m x k"):
+        table.add_column(heading)
+    for heading in ("us", "of copy", "copy us", "compiled us", "torch us", "TB/s"):
+        table.add_column(heading, justify="right")
+    times = {(row.kind, row.shape, row.contender): row.us for row in report.rows}
+    for row in report.rows:
+        if row.contender != OURS:
+            continue
+        copy, compiled, eager = (times.get((row.kind, row.shape, other)) for other in (COPY, COMPILED, EAGER))
+        table.add_row(
+            row.kind,
+            "x".join(map(str, row.shape)),
+            "failed" if row.failed else _figure(row.us),
+            _percent(copy / row.us) if copy and row.us else "",
+            *(_figure(us) for us in (copy, compiled, eager)),
+            f"{row.bytes / row.us / 1e6:.2f}" if row.bytes and row.us else "",
+        )
+    return table
 
 
 def _product_table(report: Report, compared: list[Comparison], mode: str) -> Table:

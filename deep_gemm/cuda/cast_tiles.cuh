@@ -35,7 +35,8 @@ struct SharedStorage {
   // Bytes of columns: chunks of kTeamRows, whose places are exchanged so that a warp's accesses meet different banks.
   alignas(16) uint8_t columns[kCastsColumns ? kBlock : 1][kBlock];
   uint32_t column_keys[kNeedsColumns ? kTeams : 1][kWords * kLanes];
-  Divisor of_rows[kBlock], of_columns[kBlock];
+  Divisor of_rows[kBlock];
+  Divisor of_columns[kElements][kLanes];  // those that a team reads at once lie beside each other
   uint32_t warp_keys[kNumWarps];
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "TileCastConfig.shared_bytes and SharedStorage differ");
@@ -65,6 +66,10 @@ struct Tile {
 
 // ---- Scales
 
+// The lane of a team that has a column, and as which of its elements.
+DEVICE uint32_t lane_of(uint32_t column) { return kVector == 1 ? column % kLanes : column / kVector; }
+DEVICE uint32_t index_of(uint32_t column) { return kVector == 1 ? column / kLanes : column % kVector; }
+
 // Where the key of a lane's word is among those of its team.
 DEVICE uint32_t place_of_key(uint32_t lane, uint32_t word) {
   return kVector == 1 ? word * kLanes + lane : lane * kWords + word;
@@ -87,9 +92,7 @@ DEVICE void store_column_keys(SharedStorage& shared, const Tile& tile) {
 
 // A column's, of all teams' keys.
 DEVICE float amax_of_column(const SharedStorage& shared, uint32_t column) {
-  const uint32_t lane = kVector == 1 ? column % kLanes : column / kVector;
-  const uint32_t element = kVector == 1 ? column / kLanes : column % kVector;
-  const uint32_t place = place_of_key(lane, element / kElementsOfWord);
+  const uint32_t element = index_of(column), place = place_of_key(lane_of(column), element / kElementsOfWord);
   uint32_t key = kKeyOfZero;
 #pragma unroll
   for (uint32_t team = 0; team < kTeams; ++team) key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys[team][place]));
@@ -147,7 +150,7 @@ DEVICE void transpose(SharedStorage& shared, const Tile& tile) {
 #pragma unroll
   for (uint32_t e = 0; e < kElements; ++e) {
     const uint32_t column = column_of(tile.lane, e);
-    const Divisor divisor = load_divisor(&shared.of_columns[column]);
+    const Divisor divisor = load_divisor(&shared.of_columns[e][tile.lane]);
     uint32_t words[kTeamRows / 4];
 #pragma unroll
     for (uint32_t i = 0; i < kTeamRows; i += 4) {
@@ -215,7 +218,7 @@ KERNEL(kNumThreads, kCtasPerSm) cast_tiles(GRID_CONSTANT TileCastParams p) {
   }
   if (kNeedsColumns && thread < kBlock) {
     const Divisor divisor = divisor_of(amax_of_column(shared, thread), p.min_amax, p.rounds_up);
-    store_divisor(&shared.of_columns[thread], divisor);
+    store_divisor(&shared.of_columns[index_of(thread)][lane_of(thread)], divisor);
     float* scale = kCastsChannels ? p.scales + block_m * p.scales_stride_m + (tile.column + thread) * p.scales_stride_k
                              : p.column_scales + block_m * p.column_scales_stride_m +
                                    (tile.column + thread) * p.column_scales_stride_k;
@@ -230,8 +233,12 @@ KERNEL(kNumThreads, kCtasPerSm) cast_tiles(GRID_CONSTANT TileCastParams p) {
   if constexpr (kCastsRows)
     store_values(p, tile, [&](uint32_t i, uint32_t) { return load_divisor(&shared.of_rows[tile.row_of(i)]); });
   if constexpr (kNeedsColumns) ptx::syncthreads();
-  if constexpr (kCastsChannels)
-    store_values(p, tile, [&](uint32_t, uint32_t e) { return load_divisor(&shared.of_columns[column_of(tile.lane, e)]); });
+  if constexpr (kCastsChannels) {
+    Divisor divisors[kElements];
+#pragma unroll
+    for (uint32_t e = 0; e < kElements; ++e) divisors[e] = load_divisor(&shared.of_columns[e][tile.lane]);
+    store_values(p, tile, [&](uint32_t, uint32_t e) { return divisors[e]; });
+  }
   if constexpr (kCastsColumns) {
     transpose(shared, tile);
     ptx::syncthreads();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from .library import HostKernel, compile_kernel
 from .simulate import Buffer, Simulation
 
 POISON = 0xA5
+OUTPUTS = ("values", "scales", "columns", "column_scales")
 
 
 class Casts(NamedTuple):
@@ -59,59 +60,75 @@ def run(
 ) -> Casts:
     """Cast `x` `[m, k]` on simulated SMs. What the kernel leaves unwritten is poison.
 
-    Rows of the values, transposed ones too, lie `padding` elements apart, which a ValueError says were written.
+    Rows of the values, transposed ones too, lie `padding` elements apart; a ValueError says that those were written.
     `is_m_major`: scales lie as products load them.
     """
     m, k = x.shape
-    vector_bytes = 16 if config.vector > 1 else 1
-    memory = {"x": Buffer(flat_memory(x), alignment=16 if config.vector > 1 else x.element_size(), is_dependent=True)}
-    outputs: dict[str, Tensor] = {}
-
-    def add(values: str, scales: str, rows: int, columns: int, shape: tuple[int, int], alignment: int) -> None:
-        strides = (1, align(shape[0], 4)) if is_m_major else (shape[1], 1)
-        extent = (shape[0] - 1) * strides[0] + (shape[1] - 1) * strides[1] + 1
-        flat_values = torch.full(((rows - 1) * (columns + padding) + columns,), POISON, dtype=torch.uint8)
-        flat_scales = torch.full((extent,), float("nan"))
-        memory[values] = Buffer(flat_values, is_writable=True, alignment=alignment, is_dependent=True)
-        memory[scales] = Buffer(flat_scales, is_writable=True, alignment=4, is_dependent=True)
-        outputs[values] = flat_values.as_strided((rows, columns), (columns + padding, 1))
-        outputs[scales] = flat_scales.as_strided(shape, strides)
-
+    values = scales = columns = column_scales = None
     if config.grain is not None:
-        add("values", "scales", m, k, scales_shape(config.grain, m, k), vector_bytes)
+        values = _poisoned(m, k, padding)
+        scales = _empty_scales(*scales_shape(config.grain, m, k), is_m_major=is_m_major)
     if config.column_bytes:
-        add("columns", "column_scales", k, m, (k, ceil_div(m, 128)), config.column_bytes)
+        columns = _poisoned(k, m, padding)
+        column_scales = _empty_scales(k, ceil_div(m, 128), is_m_major=is_m_major)
+    p = TileCast(x, config.grain, values, scales, columns, column_scales, min_amax, rounds_up)
+    run_cast(kernel, config, p, num_sms=num_sms, seed=seed, schedule=schedule)
+    for name, written in (("values", values), ("columns", columns)):
+        if written is not None and padding:
+            rows, pitch = written.shape[0] - 1, written.stride(0)
+            beyond = written.view(torch.uint8).as_strided((rows, padding), (pitch, 1), pitch - padding)
+            if not bool((beyond == POISON).all()):
+                raise ValueError(f"{name}: written beyond a row's end")
+    return Casts(
+        None if values is None or scales is None else (values.contiguous(), scales),
+        None if columns is None or column_scales is None else (columns.contiguous(), column_scales),
+    )
 
-    simulation = Simulation(memory, num_sms=num_sms, seed=seed, schedule=schedule)
+
+def run_cast(
+    kernel: HostKernel,
+    config: TileCastConfig,
+    p: TileCast,
+    *,
+    num_sms: int = 2,
+    seed: int = 0,
+    schedule: str | None = None,
+) -> None:
+    """Cast as `kernels.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
+    outputs = {name: getattr(p, name) for name in OUTPUTS if getattr(p, name) is not None}
+    alignments = {
+        "values": 16 if config.vector > 1 else 1,
+        "columns": config.column_bytes,
+        "scales": 4,
+        "column_scales": 4,
+    }
+    x_alignment = 16 if config.vector > 1 else p.x.element_size()
+    buffers = {"x": Buffer(flat_memory(p.x), alignment=x_alignment, is_dependent=True)}
+    for name, tensor in outputs.items():
+        buffers[name] = Buffer(flat_memory(tensor), is_writable=True, alignment=alignments[name], is_dependent=True)
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
     launcher = Launcher(
         simulation, kernel, cast_tiles.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
     )
-    placed = {name: simulation.tensor(name, tensor) for name, tensor in outputs.items()}
-    p = TileCast(
-        simulation.tensor("x", x),
-        config.grain,
-        placed.get("values"),
-        placed.get("scales"),
-        placed.get("columns"),
-        placed.get("column_scales"),
-        min_amax,
-        rounds_up,
-    )
-    launch(launcher, cast_tiles.params_of(p), num_tiles(m, k), -1)  # type: ignore[arg-type]
+    placed: Any = {name: simulation.tensor(name, tensor) for name, tensor in outputs.items()}
+    params = cast_tiles.params_of(p._replace(x=simulation.tensor("x", p.x), **placed))
+    launch(launcher, params, num_tiles(*p.x.shape), -1)  # type: ignore[arg-type]
     found = simulation.result().buffers
+    for name, tensor in outputs.items():
+        written = found[name]
+        assert isinstance(written, Tensor)
+        flat_memory(tensor).view(torch.uint8).copy_(written.view(torch.uint8))
 
-    def result(values: str, scales: str) -> Quantized | None:
-        if values not in outputs:
-            return None
-        of_values, of_scales = found[values], found[scales]
-        assert isinstance(of_values, Tensor)
-        assert isinstance(of_scales, Tensor)
-        rows, columns = outputs[values].shape
-        whole = torch.cat([of_values, torch.full((padding,), POISON, dtype=torch.uint8)]).view(rows, -1)
-        if not bool((whole[:, columns:] == POISON).all()):
-            raise ValueError(f"{values}: written beyond a row's end")
-        return whole[:, :columns].contiguous().view(torch.float8_e4m3fn), of_scales.as_strided(
-            outputs[scales].shape, outputs[scales].stride()
-        )
 
-    return Casts(result("values", "scales"), result("columns", "column_scales"))
+def _poisoned(rows: int, columns: int, padding: int) -> Tensor:
+    """Make room for FP8 values in rows that lie `padding` elements apart."""
+    pitch = columns + padding
+    memory = torch.full(((rows - 1) * pitch + columns,), POISON, dtype=torch.uint8)
+    return memory.view(torch.float8_e4m3fn).as_strided((rows, columns), (pitch, 1))
+
+
+def _empty_scales(rows: int, columns: int, *, is_m_major: bool) -> Tensor:
+    strides = (1, align(rows, 4)) if is_m_major else (columns, 1)
+    return torch.full(((rows - 1) * strides[0] + (columns - 1) * strides[1] + 1,), float("nan")).as_strided(
+        (rows, columns), strides
+    )

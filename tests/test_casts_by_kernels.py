@@ -1,0 +1,138 @@
+"""What the casts ask of their kernels on a GPU, with the simulator in its place: the reference's bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from casts import assert_same_bits, wild
+from torch import Tensor
+
+from deep_gemm import quantize
+from deep_gemm.choose.config_cast import CastConfig, TileCastConfig, select_cast
+from deep_gemm.kernels import cast_rows, cast_tiles
+from deep_gemm.kernels.cast_tiles import TileCast
+from deep_gemm.problem.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import Quantized
+from deep_gemm.sim import HostKernel
+from deep_gemm.sim import cast_rows as sim_rows
+from deep_gemm.sim import cast_tiles as sim_tiles
+
+pytestmark = pytest.mark.host_compiler
+
+
+@cache
+def compiled_rows(config: CastConfig) -> HostKernel:
+    return sim_rows.compile_config(config)
+
+
+@cache
+def compiled_tiles(config: TileCastConfig) -> HostKernel:
+    return sim_tiles.compile_config(config)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kernels take the place of the reference; the names of those that ran."""
+    names: list[str] = []
+
+    def run_rows(x: Tensor, values: Tensor, scales: Tensor, min_amax: float, *, rounds_up: bool) -> None:
+        names.append("rows")
+        aligned = cast_rows.is_aligned(x, values)
+        config = select_cast(x.dtype, *x.shape, is_aligned=aligned, num_sms=2)
+        strides = (scales.stride(0), scales.stride(1))
+        found = sim_rows.run(compiled_rows(config), config, x, strides, min_amax=min_amax, rounds_up=rounds_up)
+        values.copy_(found[0])
+        scales.copy_(found[1])
+
+    def run_tiles(p: TileCast) -> None:
+        config = cast_tiles.config_of(p)
+        names.append(config.name)
+        sim_tiles.run_cast(compiled_tiles(config), config, p)
+
+    monkeypatch.setattr(quantize, "_has_kernels", lambda x: isinstance(x, Tensor) and x.numel() > 0)
+    monkeypatch.setattr(cast_rows, "run", run_rows)
+    monkeypatch.setattr(cast_tiles, "run", run_tiles)
+    return names
+
+
+def reference(cast: Callable[..., Quantized], x: Tensor, *args: object, **options: object) -> Quantized:
+    """The same cast without kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, "_has_kernels", lambda _: False)
+        return cast(x, *args, **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "launches"),
+    [((130, 264), 1), ((3, 128, 136), 1), ((3, 130, 40), 3), ((2, 2, 5, 3), 4), ((1, 1), 1), ((3, 0, 128), 0)],
+)
+@pytest.mark.parametrize("name", ["per_channel_cast_to_fp8", "per_block_cast_to_fp8"])
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+def test_batches_are_one_matrix_where_they_can_be(
+    launched: list[str], name: str, shape: tuple[int, ...], launches: int, use_ue8m0: bool
+) -> None:
+    cast = getattr(quantize, name)
+    rows = torch.Size(shape).numel() // shape[-1]
+    x = wild(max(rows, 1), shape[-1], torch.bfloat16, 1)[:rows].view(shape)
+    found = cast(x, use_ue8m0)
+    assert len(launched) == launches
+    assert found[0].is_contiguous()
+    assert found[1].is_contiguous()
+    assert_same_bits(found, reference(cast, x, use_ue8m0))
+
+
+@pytest.mark.parametrize("name", ["per_channel_cast_to_fp8", "per_block_cast_to_fp8", "per_token_cast_to_fp8"])
+def test_any_strides(launched: list[str], name: str) -> None:
+    cast = getattr(quantize, name)
+    x = wild(140, 152, torch.float16, 2)
+    right = reference(cast, x)
+    wider = torch.cat([x, x], 1)
+    for same in (x.t().contiguous().t(), x.repeat_interleave(2, 1)[:, ::2], wider[:, :152], wider[:, 152:]):
+        assert_same_bits(cast(same), right)
+    batch = torch.stack([x, x], 1).transpose(0, 1)
+    assert_same_bits(cast(batch[1:]), (right[0][None], right[1][None]))
+    assert launched
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_the_transpose_of_rows_is_cast_as_columns(launched: list[str], mn_major: bool) -> None:
+    x = wild(144, 264, torch.bfloat16, 3).t()
+    found = quantize.per_token_cast_to_fp8(x, min_amax=1e-3, mn_major=mn_major)
+    assert launched == ["columns by 16, bfloat16 by 8"]
+    right = reference(quantize.per_token_cast_to_fp8, x, min_amax=1e-3, mn_major=mn_major)
+    assert_same_bits(found, right)
+    assert found[1].stride() == right[1].stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(144, 264), (130, 133), (1, 7), (7, 1), (131, 136), (256, 5)])
+def test_both_from_one_read(launched: list[str], shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = wild(*shape, dtype, 4)
+    for same in (x, x.t().contiguous().t(), x.repeat_interleave(2, 1)[:, ::2]):
+        launched.clear()
+        both = quantize.cast_both_to_fp8(same, True, min_amax=1e-3)
+        assert len(launched) == 1
+        for found, of in zip(both, (x, x.t()), strict=True):
+            right = reference(quantize.per_token_cast_to_fp8, of, True, min_amax=1e-3)
+            assert_same_bits(found, right)
+            assert found[0].is_contiguous()
+            assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
+
+
+def test_other_blocks_are_the_references(launched: list[str]) -> None:
+    x = wild(70, 100, torch.bfloat16, 5)
+    quantize.per_channel_cast_to_fp8(x, gran_k=32)
+    quantize.per_block_cast_to_fp8(x, gran_k=64)
+    quantize.per_token_cast_to_fp8(x, gran_k=64)
+    assert launched == []
+
+
+def test_inputs_that_require_a_gradient_give_no_graph(launched: list[str]) -> None:
+    x = wild(4, 136, torch.float32, 6).requires_grad_()
+    results = [*quantize.per_block_cast_to_fp8(x), *quantize.per_channel_cast_to_fp8(x)]
+    results += [tensor for one in quantize.cast_both_to_fp8(x) for tensor in one]
+    assert launched
+    assert not any(result.requires_grad for result in results)
