@@ -20,8 +20,9 @@ from .choose.config_cast import INPUTS, Grain
 from .gpus import is_hopper
 from .kernels import cast_rows, cast_tiles
 from .kernels.cast_tiles import TileCast
-from .problem.layout import SCALE_BLOCK, align, ceil_div, get_mn_major_tma_aligned_tensor, get_tma_aligned_size
+from .problem.layout import SCALE_BLOCK, align, ceil_div, get_tma_aligned_size
 from .problem.numbers import magnitude
+from .scales import get_mn_major_tma_aligned_tensor
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126

@@ -14,8 +14,8 @@ from deep_gemm import quantize
 from deep_gemm.choose.config_cast import CastConfig, TileCastConfig, select_cast
 from deep_gemm.kernels import cast_rows, cast_tiles
 from deep_gemm.kernels.cast_tiles import TileCast
-from deep_gemm.problem.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.quantize import Quantized
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import cast_rows as sim_rows
 from deep_gemm.sim import cast_tiles as sim_tiles

@@ -14,8 +14,9 @@ import deep_gemm
 from deep_gemm.choose.config_cast import INPUTS, Grain
 from deep_gemm.kernels import cast_rows, cast_tiles
 from deep_gemm.kernels.cast_tiles import TileCast
-from deep_gemm.problem.layout import align, ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import align, ceil_div
 from deep_gemm.quantize import Quantized
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 pytestmark = pytest.mark.gpu
 

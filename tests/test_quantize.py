@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import ceil_div
 from deep_gemm.quantize import (
     cast_both_to_fp8,
     ceil_to_ue8m0,
@@ -21,6 +21,7 @@ from deep_gemm.quantize import (
     per_channel_cast_to_fp8,
     per_token_cast_to_fp8,
 )
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
