@@ -375,6 +375,15 @@ def test_groups_along_k_are_cast_one_by_one(ks: list[int], use_ue8m0: bool) -> N
         first_k, first_block = first_k + k, first_block + one_scales.shape[1]
 
 
+@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0], [300]])
+def test_scales_of_groups_along_k_lie_as_products_load_them(ks: list[int]) -> None:
+    x = numbers((5, sum(ks)))
+    (values, scales), right = k_grouped_cast_to_fp8(x, ks, mn_major=True), k_grouped_cast_to_fp8(x, ks)
+    assert get_mn_major_tma_aligned_tensor(scales) is scales
+    assert torch.equal(scales, right[1])
+    assert torch.equal(values.view(torch.uint8), right[0].view(torch.uint8))
+
+
 def test_no_scale_spans_two_groups() -> None:
     x = numbers((3, 192))
     values, scales = k_grouped_cast_to_fp8(x, [64, 128])
