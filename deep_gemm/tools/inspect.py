@@ -176,16 +176,11 @@ def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console)
 def show_ordinary_configs(kernels: Sequence[Reachable], console: Console) -> None:
     """List configurations of kernels of ordinary loads and stores, without compiling them."""
     title = f"{sum(len(configs) for _, configs in kernels)} configurations of casts, of routes and of scales"
-    table = _table(title, ("kernel", "configuration"), ("shared bytes", "threads", "registers"))
+    table = _table(title, ("configuration",), ("shared bytes", "threads", "registers"))
     for kernel, configs in kernels:
         for config in configs:
-            table.add_row(
-                kernel.name,
-                config.name,
-                str(config.shared_bytes),
-                str(config.num_threads),
-                str(_registers_limit(config)),
-            )
+            numbers = (config.shared_bytes, config.num_threads, _registers_limit(config))
+            table.add_row(f"{kernel.name} {config.name}", *map(str, numbers))
     console.print(table)
     console.print("registers: as many as a thread may have.", style="dim")
 
