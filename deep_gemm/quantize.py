@@ -118,8 +118,8 @@ def k_grouped_cast_to_fp8(
 
     The result is what `k_grouped_fp8_gemm_nt_contiguous` takes: the one-dimensional concatenation of each group's
     row-major `[m, k_g]` values, and scales `[m, sum(ceil(k_g / 128))]`. No scale spans two groups. With `mn_major`,
-    scales lie as `get_mn_major_tma_aligned_tensor` would lay them: the product then loads them as they are. A GPU reads
-    the transpose of a row-major matrix, `x.t()`, as fast as the matrix.
+    scales lie as `get_mn_major_tma_aligned_tensor` would lay them: the product then loads them as they are. On a GPU
+    nothing copies `x`, be it row-major or, as `x.t()` is, the transpose of a row-major matrix.
 
     >>> values, scales = k_grouped_cast_to_fp8(torch.ones(4, 160), [128, 32])
     >>> values.shape, scales.shape
