@@ -40,15 +40,7 @@ from .grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
 from .layers import experts, experts_workspace_bytes, linear
-from .problem.layout import (
-    align,
-    ceil_div,
-    cell_div,
-    get_col_major_tma_aligned_tensor,
-    get_mn_major_tma_aligned_tensor,
-    get_tma_aligned_size,
-    transform_sf_into_required_layout,
-)
+from .problem.layout import align, ceil_div, cell_div, get_tma_aligned_size
 from .quantize import (
     cast_both_to_fp8,
     k_grouped_cast_to_fp8,
@@ -57,6 +49,7 @@ from .quantize import (
     per_token_cast_to_fp8,
 )
 from .routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
+from .scales import get_col_major_tma_aligned_tensor, get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout
 from .settings import (
     get_batch_invariant,
     get_compile_mode,

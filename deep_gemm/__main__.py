@@ -75,7 +75,10 @@ class OutputName(str, Enum):
 
 @app.command()
 def inspect(
-    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm")] = "fp8_gemm",
+    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm, or one of casts, routes or scales")] = "fp8_gemm",
+    config: Annotated[
+        str | None, typer.Option(help="of another kernel than fp8_gemm, a configuration as `configs` names it")
+    ] = None,
     block_m: Annotated[int, typer.Option(help="rows of a tile: 64, 128, 192 or 256")] = 256,
     block_n: Annotated[int, typer.Option(help="columns of a tile: 16 to 256, a multiple of 16")] = 128,
     cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
@@ -94,14 +97,17 @@ def inspect(
     from .choose.config_of_tile import tile_config
     from .choose.output import Output
     from .jit import CompilerMissing
-    from .tools.inspect import inspect, show
+    from .kernels.ordinary import named
+    from .tools.inspect import inspect, inspect_ordinary, show
 
-    if kernel != "fp8_gemm":
-        raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
     try:
-        form = Output(output is OutputName.FP32, with_c, adds_to_d, by_row)
-        config = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0)
-        found = inspect(config)
+        if kernel == "fp8_gemm":
+            if config is not None:
+                raise ValueError(f"config: expected none for fp8_gemm, whose tile is stated, got {config!r}")
+            form = Output(output is OutputName.FP32, with_c, adds_to_d, by_row)
+            found = inspect(tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0))
+        else:
+            found = inspect_ordinary(*named(kernel, config))
     except (ValueError, CompilerMissing) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(2) from None
@@ -160,17 +166,18 @@ def explain(
 
 @app.command()
 def configs() -> None:
-    """List every configuration that can be chosen, of both kernels, for dense products and groups."""
+    """List every configuration that can be chosen: of products, dense and grouped, and of all other kernels."""
     from rich.console import Console
 
     from .choose.dense import reachable, reachable_decode
     from .choose.depths import reachable_k_grouped
     from .choose.rows import reachable_grouped
-    from .tools.inspect import show_configs
+    from .kernels.ordinary import reachable_ordinary
+    from .tools.inspect import show_configs, show_ordinary_configs
 
-    show_configs(
-        [*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()], Console(highlight=False)
-    )
+    console = Console(highlight=False)
+    show_configs([*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()], console)
+    show_ordinary_configs(reachable_ordinary(), console)
 
 
 @app.command()

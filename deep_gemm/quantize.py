@@ -22,15 +22,9 @@ from .kernels import cast_rows, cast_tiles
 from .kernels.cast_rows import RowCast
 from .kernels.cast_tiles import TileCast
 from .problem import check_counts
-from .problem.layout import (
-    SCALE_BLOCK,
-    align,
-    ceil_div,
-    get_mn_major_tma_aligned_tensor,
-    get_tma_aligned_size,
-    rows_of_counts,
-)
+from .problem.layout import SCALE_BLOCK, align, ceil_div, get_tma_aligned_size, rows_of_counts
 from .problem.numbers import magnitude
+from .scales import get_mn_major_tma_aligned_tensor
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
@@ -137,11 +131,15 @@ def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.
     return rows, per_token_cast_to_fp8(x.t(), use_ue8m0, min_amax=min_amax, mn_major=True)
 
 
-def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False, *, min_amax: float = 0.0) -> Quantized:
+def k_grouped_cast_to_fp8(
+    x: Tensor, ks: Sequence[int], use_ue8m0: bool = False, *, min_amax: float = 0.0, mn_major: bool = False
+) -> Quantized:
     """Cast operands of a k-grouped product: `x` is `[m, sum(ks)]`, the groups' columns side by side.
 
     The result is what `k_grouped_fp8_gemm_nt_contiguous` takes: the one-dimensional concatenation of each group's
-    row-major `[m, k_g]` values, and scales `[m, sum(ceil(k_g / 128))]`. No scale spans two groups.
+    row-major `[m, k_g]` values, and scales `[m, sum(ceil(k_g / 128))]`. No scale spans two groups. With `mn_major`,
+    scales lie as `get_mn_major_tma_aligned_tensor` would lay them: the product then loads them as they are. On a GPU
+    nothing copies `x`, be it row-major or, as `x.t()` is, the transpose of a row-major matrix.
 
     >>> values, scales = k_grouped_cast_to_fp8(torch.ones(4, 160), [128, 32])
     >>> values.shape, scales.shape
@@ -153,11 +151,15 @@ def k_grouped_cast_to_fp8(x: Tensor, ks: Sequence[int], use_ue8m0: bool = False,
         raise ValueError(f"ks: expected no negative size, got {list(ks)}")
     if x.dim() != 2 or x.shape[1] != sum(ks):
         raise ValueError(f"x: expected shape (m, sum(ks)) = (m, {sum(ks)}), got {tuple(x.shape)}")
+    if has_kernels(x):
+        return _cast_groups(x, ks, use_ue8m0, min_amax, mn_major)
     groups = [per_token_cast_to_fp8(part, use_ue8m0, min_amax=min_amax) for part in torch.split(x, list(ks), dim=1)]
     if not groups:
         empty = x.new_empty(0).to(torch.float8_e4m3fn)
         return empty, x.new_empty((x.shape[0], 0), dtype=torch.float32)
-    return torch.cat([values.flatten() for values, _ in groups]), torch.cat([scales for _, scales in groups], dim=1)
+    scales = torch.cat([scales for _, scales in groups], dim=1)
+    values = torch.cat([values.flatten() for values, _ in groups])
+    return values, get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
 
 
 def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
@@ -236,6 +238,25 @@ def _cast_columns(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -
     m, k = x.shape
     values, scales = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=mn_major)
     cast_tiles.run(TileCast(x, None, None, None, values, scales, min_amax, use_ue8m0))
+    return values, scales
+
+
+@torch.no_grad()
+def _cast_groups(x: Tensor, ks: Sequence[int], use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Cast groups of columns on a GPU, each to its part of what all have."""
+    m, is_transposed = x.shape[0], _is_transposed(x)
+    x = x if is_transposed or x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+    values = empty_values((x.numel(),), x)
+    scales = empty_scales((m,), SCALE_BLOCK * sum(ceil_div(k, SCALE_BLOCK) for k in ks), x, mn_major=mn_major)
+    column = block = 0
+    for k in ks:
+        part, its_values = x[:, column : column + k], values[m * column : m * (column + k)].view(m, k)
+        its_scales = scales[:, block : block + ceil_div(k, SCALE_BLOCK)]
+        if is_transposed:
+            cast_tiles.run(TileCast(part.t(), None, None, None, its_values, its_scales, min_amax, use_ue8m0))
+        else:
+            cast_rows.run(RowCast(as_rows(part), its_values, its_scales, min_amax, use_ue8m0))
+        column, block = column + k, block + ceil_div(k, SCALE_BLOCK)
     return values, scales
 
 

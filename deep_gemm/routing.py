@@ -13,9 +13,10 @@ from .kernels import cast_rows, route_rows
 from .kernels import gather_weighted as gather_weighted_kernel
 from .kernels.cast_rows import RowCast
 from .problem import ExpertRows, check_gather, check_routes, check_weighted
-from .problem.layout import ADDRESS_ALIGNMENT, get_mn_major_tma_aligned_tensor
+from .problem.layout import ADDRESS_ALIGNMENT
 from .problem.numbers import magnitude
 from .quantize import Quantized, as_rows, empty_scales, empty_values, has_kernels, per_token_cast_to_fp8
+from .scales import get_mn_major_tma_aligned_tensor
 
 __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
 

@@ -22,14 +22,14 @@ import other_nvrtc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.choose.config_cast import reachable_cast, reachable_tile_casts
 from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.jit.compiler import Job
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import cast_rows, cast_tiles, fp8_gemm, fp8_gemm_decode
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
 from deep_gemm.kernels.code_plan import CodePlan
+from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.tools.gates import violations
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "nvrtc"
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
-    """All of them, or those that are chosen of each kind of product."""
+    """All of them, or those that are chosen of each kind of product and of each other kernel."""
     found = [
         Case(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)), fp8_gemm.code_plan(config))
         for kind in (reachable(), reachable_grouped(), reachable_k_grouped())
@@ -57,15 +57,9 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         for config in choose(reachable_decode())
     ]
     found += [
-        Case(Job(f"cast_rows {config.name}", cast_rows.SOURCE, cast_rows.headers(config)), cast_rows.code_plan(config))
-        for config in choose(reachable_cast())
-    ]
-    found += [
-        Case(
-            Job(f"cast_tiles {config.name}", cast_tiles.SOURCE, cast_tiles.headers(config)),
-            cast_tiles.code_plan(config),
-        )
-        for config in choose(reachable_tile_casts())
+        Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
+        for kernel, configs in reachable_ordinary()
+        for config in choose(configs)
     ]
     return found
 

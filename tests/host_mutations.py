@@ -15,20 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from casts import assert_same_bits, wild
 
 import deep_gemm
 from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_cast import Grain, select_cast
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.problem import DenseProblem, KGroupedProblem
+from deep_gemm.problem.layout import ceil_div, empty_mn_major
+from deep_gemm.routing import weighted_sum
 
 PACKAGE = Path(deep_gemm.__file__).parent
 # In the order of their imports: what follows a broken module takes its names anew.
 MODULES = (
     *(f"kernels.{name}" for name in ("params", "maps", "plan", "fp8_gemm", "fp8_gemm_decode", "k_group_maps")),
+    *(
+        f"kernels.{name}"
+        for name in ("launch", "cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")
+    ),
     *(f"kernels.{name}" for name in ("dense", "rows", "depths")),
     *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths")),
+    *(f"sim.{name}" for name in ("cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")),
 )
 SECONDS = 120
 
@@ -89,6 +98,74 @@ def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
         raise ValueError(outcome.mistakes)
 
 
+def cast_rows_trial(x: torch.Tensor) -> None:
+    from deep_gemm.kernels import cast_rows
+    from deep_gemm.sim import cast_rows as sim
+
+    (m, k), values = x.shape, torch.empty(x.shape, dtype=torch.float8_e4m3fn)
+    config = select_cast(x.dtype, m, k, is_aligned=cast_rows.is_aligned(x, values), num_sms=2)
+    strides = (ceil_div(k, 128) + 1, 1)
+    found = sim.run(sim.compile_config(config), config, x, strides, min_amax=0.25, rounds_up=True)
+    assert_same_bits(found, deep_gemm.per_token_cast_to_fp8(x, True, min_amax=0.25))
+
+
+def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
+    from deep_gemm.kernels import cast_tiles
+    from deep_gemm.sim import cast_tiles as sim
+
+    m, k = x.shape
+    values, columns = (
+        wider(torch.zeros(shape, dtype=torch.uint8), extra).view(torch.float8_e4m3fn)
+        for shape, extra in (((m, k), 16), ((k, m), 192 - m))
+    )
+    scales = wider(torch.zeros(m, ceil_div(k, 128)), 3)
+    of_columns = wider(torch.zeros(ceil_div(m, 128), k), 4).t()
+    p = cast_tiles.TileCast(x, Grain.ROWS, values, scales, columns, of_columns, 0.25, True)
+    p = p._replace(grain=None, values=None, scales=None) if alone else p
+    config = cast_tiles.config_of(p)
+    sim.run_cast(sim.compile_config(config), config, p)
+    for found, of in (((columns, of_columns), x.t()), ((values, scales), x))[: 1 if alone else 2]:
+        assert_same_bits(found, deep_gemm.per_token_cast_to_fp8(of, True, min_amax=0.25))
+
+
+def route_trial(dtype: torch.dtype) -> None:
+    from deep_gemm.kernels import route_rows
+    from deep_gemm.sim import route_rows as sim
+
+    ids = torch.randint(-1, 65, (300, 4), generator=torch.Generator().manual_seed(0)).to(dtype)
+    config = route_rows.config_of(ids.element_size(), 65)
+    found = sim.run(sim.compile_config(config), config, ids, 65)
+    for name, right in deep_gemm.expert_rows(ids, 65)._asdict().items():
+        if not torch.equal(found[name], right):
+            raise ValueError(name)
+
+
+def gather_trial() -> None:
+    from deep_gemm.kernels import gather_weighted
+    from deep_gemm.sim import gather_weighted as sim
+
+    config = gather_weighted.GatherConfig(torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    y = wider(torch.randn(15, 4104, generator=generator).bfloat16(), 8)
+    row_of = torch.randperm(15, generator=generator).int().view(5, 3)
+    weights = torch.rand(5, 3, generator=generator)
+    found = sim.run(sim.compile_config(config), config, y, row_of, weights)
+    if not torch.equal(found, weighted_sum(y, row_of, weights).bfloat16()):
+        raise ValueError("other sums")
+
+
+def scales_trial(is_m_major: bool) -> None:
+    from deep_gemm.kernels import lay_scales
+    from deep_gemm.sim import lay_scales as sim
+
+    sf = wider(torch.arange(3.0 * 70 * 40).view(3, 70, 40), 5)
+    sf = sf.mT if is_m_major else sf
+    out = empty_mn_major(sf).fill_(-1)
+    sim.run(sim.compile_config(lay_scales.CONFIG), lay_scales.CONFIG, sf, out)
+    if not torch.equal(out, sf):
+        raise ValueError("other scales")
+
+
 WITH_C, IN_PLACE = (
     tile_config(64, 64, Output(True, with_c, not with_c, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128)
     for with_c in (True, False)
@@ -106,6 +183,15 @@ TRIALS: dict[str, Callable[[], None]] = {
     ),
     "along k": lambda: depths_trial(WITH_C, False),
     "along k, on the GPU": lambda: depths_trial(IN_PLACE, True),
+    "cast of rows": lambda: cast_rows_trial(wider(wild(37, 1288, torch.bfloat16, 0), 24)),
+    "cast of odd rows": lambda: cast_rows_trial(wider(wild(5, 264, torch.bfloat16, 0), 3)),
+    "cast of odd columns": lambda: cast_rows_trial(wild(1, 261, torch.bfloat16, 0)),
+    "cast of both": lambda: cast_tiles_trial(wider(wild(144, 264, torch.bfloat16, 0), 24)),
+    "cast of columns": lambda: cast_tiles_trial(wider(wild(136, 264, torch.bfloat16, 0), 24), alone=True),
+    "routes": lambda: route_trial(torch.int32),
+    "weighted sums": gather_trial,
+    "scales": lambda: scales_trial(False),
+    "m-major scales": lambda: scales_trial(True),
 }
 
 
@@ -136,6 +222,7 @@ def _swap(module: str, one: str, other: str, *trials: str) -> list[Mutation]:
 
 DENSE, SPLIT, BY_ROW, DECODE = "dense", "split", "by row", "decode"
 ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
+CAST, BOTH, ROUTES, SUMS, SCALES = "cast of rows", "cast of both", "routes", "weighted sums", "scales"
 MUTATIONS = [
     # The list of members
     Mutation(
@@ -222,6 +309,69 @@ MUTATIONS = [
     *_swap("depths", 'Place("map_d", D)', 'Place("map_d", A)', *DEPTHS),
     *_swap("depths", 'Place("c", C)', 'Place("c", D)', DEPTHS[0]),
     *_swap("depths", '("map_a", p.m, config', '("map_a", p.n, config', *DEPTHS),
+    # Launches without a plan
+    *_swap("launch", "launcher.hold(None, params, grid)", "launcher.hold(None, params, 1)", CAST),
+    # Casts of rows
+    *_swap("cast_rows", '"x": x.data_ptr()', '"x": values.data_ptr()', CAST),
+    *_swap("cast_rows", '"values": values.data_ptr()', '"values": scales.data_ptr()', CAST),
+    *_swap("cast_rows", '"scales": scales.data_ptr()', '"scales": values.data_ptr()', CAST),
+    *_swap("cast_rows", '"x_pitch": x.stride(0)', '"x_pitch": x.shape[1]', CAST),
+    *_swap("cast_rows", '"values_pitch": values.stride(0)', '"values_pitch": x.stride(0)', CAST),
+    *_swap("cast_rows", '"scales_stride_m": scales.stride(0)', '"scales_stride_m": scales.stride(1)', CAST),
+    *_swap("cast_rows", '"scales_stride_k": scales.stride(1)', '"scales_stride_k": scales.stride(0)', CAST),
+    *_swap("cast_rows", '"m": x.shape[0]', '"m": x.shape[0] - 1', CAST),
+    *_swap("cast_rows", '"k": x.shape[1]', '"k": x.shape[1] - 8', CAST),
+    *_swap("cast_rows", '"min_amax": min_amax', '"min_amax": 0', CAST),
+    *_swap("cast_rows", '"rounds_up": int(rounds_up)', '"rounds_up": 0', CAST),
+    *_swap("cast_rows", "x.stride(0) % elements == 0", "True", "cast of odd rows"),
+    *_swap("cast_rows", "x.shape[1] % elements == 0", "True", "cast of odd columns"),
+    # Casts of tiles
+    *_swap("cast_tiles", '"values": 0 if values is None else values.data_ptr()', '"values": p.x.data_ptr()', BOTH),
+    *_swap("cast_tiles", '"columns": 0 if columns is None else columns.data_ptr()', '"columns": p.x.data_ptr()', BOTH),
+    *_swap("cast_tiles", '"scales": 0 if scales is None else scales.data_ptr()', '"scales": p.x.data_ptr()', BOTH),
+    *_swap("cast_tiles", "0 if of_columns is None else of_columns.data_ptr()", "0", "cast of columns"),
+    *_swap("cast_tiles", '"x_pitch": p.x.stride(0)', '"x_pitch": k', BOTH),
+    *_swap("cast_tiles", "0 if values is None else values.stride(0)", "k", BOTH),
+    *_swap("cast_tiles", "0 if columns is None else columns.stride(0)", "m", BOTH),
+    *_swap("cast_tiles", "0 if scales is None else scales.stride(0)", "scales.stride(1)", BOTH),
+    *_swap("cast_tiles", "0 if scales is None else scales.stride(1)", "scales.stride(0)", BOTH),
+    *_swap("cast_tiles", "0 if of_columns is None else of_columns.stride(1)", "of_columns.stride(0)", BOTH),
+    *_swap("cast_tiles", "0 if of_columns is None else of_columns.stride(0)", "of_columns.stride(1)", BOTH),
+    *_swap("cast_tiles", '"m": m', '"m": m - 16', BOTH),
+    *_swap("cast_tiles", '"k": k', '"k": k - 8', BOTH),
+    *_swap("cast_tiles", '"min_amax": p.min_amax', '"min_amax": 0', BOTH),
+    *_swap("cast_tiles", '"rounds_up": int(p.rounds_up)', '"rounds_up": 0', BOTH),
+    *_swap("cast_tiles", "columns.stride(0), p.x.shape[0])", "columns.stride(0))", "cast of columns"),
+    # Rows of experts
+    *_swap("route_rows", '"counts": p.counts.data_ptr()', '"counts": p.ends.data_ptr()', ROUTES),
+    *_swap("route_rows", '"ends": p.ends.data_ptr()', '"ends": p.counts.data_ptr()', ROUTES),
+    *_swap("route_rows", '"row_of": p.row_of.data_ptr()', '"row_of": p.ids.data_ptr()', ROUTES),
+    *_swap("route_rows", '"token_of": p.token_of.data_ptr()', '"token_of": p.ids.data_ptr()', ROUTES),
+    *_swap("route_rows", '"ids": p.ids.data_ptr()', '"ids": p.token_of.data_ptr()', ROUTES),
+    *_swap("route_rows", '"num_routes": p.topk_ids.numel()', '"num_routes": p.topk_ids.numel() - 1', ROUTES),
+    *_swap("route_rows", '"topk": p.topk_ids.shape[1]', '"topk": p.topk_ids.shape[0]', ROUTES),
+    *_swap("route_rows", '"num_experts": p.num_experts', '"num_experts": p.num_experts - 1', ROUTES),
+    *_swap("route_rows", "ceil_div(num_routes, config.num_threads)", "num_routes // config.num_threads", ROUTES),
+    *_swap("route_rows", "if num_experts <= most", "if num_experts <= 2 * most", ROUTES),
+    *_swap("gather_weighted", '"y": y.data_ptr()', '"y": out.data_ptr()', SUMS),
+    *_swap("gather_weighted", '"row_of": row_of.data_ptr()', '"row_of": weights.data_ptr()', SUMS),
+    *_swap("gather_weighted", '"weights": weights.data_ptr()', '"weights": row_of.data_ptr()', SUMS),
+    *_swap("gather_weighted", '"y_pitch": y.stride(0)', '"y_pitch": out.stride(0)', SUMS),
+    *_swap("gather_weighted", '"out_pitch": out.stride(0)', '"out_pitch": y.stride(0)', SUMS),
+    *_swap("gather_weighted", '"topk": row_of.shape[1]', '"topk": row_of.shape[1] - 1', SUMS),
+    *_swap("gather_weighted", '"n": out.shape[1]', '"n": out.shape[1] - 8', SUMS),
+    *_swap("gather_weighted", "ceil_div(n // COLUMNS, config.num_threads)", "n // COLUMNS // config.num_threads", SUMS),
+    # Scales
+    *_swap("lay_scales", '"sf": sf.data_ptr()', '"sf": out.data_ptr()', SCALES),
+    *_swap("lay_scales", '"out": out.data_ptr()', '"out": sf.data_ptr()', SCALES),
+    *_swap("lay_scales", "group_strides[0] if group_strides else 0", "0", SCALES),
+    *_swap("lay_scales", '"stride_m": stride_m', '"stride_m": stride_k', SCALES),
+    *_swap("lay_scales", '"stride_k": stride_k', '"stride_k": stride_m', SCALES, "m-major scales"),
+    *_swap("lay_scales", '"pitch": out.stride(-1)', '"pitch": sf.shape[-2]', SCALES),
+    *_swap("lay_scales", '"m": sf.shape[-2]', '"m": sf.shape[-2] - 1', SCALES),
+    *_swap("lay_scales", '"k_blocks": sf.shape[-1]', '"k_blocks": sf.shape[-1] - 1', SCALES),
+    *_swap("lay_scales", "(groups[0] if groups else 1) *", "1 *", SCALES),
+    *_swap("lay_scales", "ceil_div(m, config.rows)", "m // config.rows", SCALES),
 ]
 
 

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from thorough import covering, values
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
 from deep_gemm.choose.config import GemmConfig
@@ -22,6 +24,7 @@ from deep_gemm.choose.output import Groups, Output
 from deep_gemm.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.jit.cubin import text_sections
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
+from deep_gemm.kernels.ordinary import reachable_ordinary
 
 FILE = Path(__file__).with_name("machine_code_digests.json")
 
@@ -60,13 +63,18 @@ DECODE = (
 
 
 def jobs() -> list[Job]:
-    """What is compiled, by name; both kernels are launched with these configurations."""
+    """What is compiled, by name: products as above, and of each other kernel as many as have every value of a field."""
     found = []
     for config in (*DENSE, *GROUPED, *DECODE):
         if isinstance(config, GemmConfig):
             found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
         elif isinstance(config, DecodeConfig):
             found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
+    found += [
+        Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config))
+        for kernel, configs in reachable_ordinary()
+        for config in covering(configs, values)
+    ]
     return found
 
 

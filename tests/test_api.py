@@ -22,7 +22,8 @@ from helpers import (
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import ceil_div
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 M, N, K, GROUPS = 40, 208, 336, 3
 FP8_NAN = 0x7F

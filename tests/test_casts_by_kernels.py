@@ -11,11 +11,12 @@ from casts import assert_same_bits, wild
 from torch import Tensor
 
 from deep_gemm import quantize
-from deep_gemm.choose.config_cast import CastConfig, TileCastConfig, select_cast
+from deep_gemm.choose.config_cast import CastConfig, TileCastConfig
 from deep_gemm.kernels import cast_rows, cast_tiles
+from deep_gemm.kernels.cast_rows import RowCast
 from deep_gemm.kernels.cast_tiles import TileCast
-from deep_gemm.problem.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.quantize import Quantized
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import cast_rows as sim_rows
 from deep_gemm.sim import cast_tiles as sim_tiles
@@ -38,21 +39,21 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Kernels take the place of the reference; the names of those that ran."""
     names: list[str] = []
 
-    def run_rows(x: Tensor, values: Tensor, scales: Tensor, min_amax: float, *, rounds_up: bool) -> None:
+    def run_rows(p: RowCast) -> None:
+        if p.values.numel() == 0:
+            return
         names.append("rows")
-        aligned = cast_rows.is_aligned(x, values)
-        config = select_cast(x.dtype, *x.shape, is_aligned=aligned, num_sms=2)
-        strides = (scales.stride(0), scales.stride(1))
-        found = sim_rows.run(compiled_rows(config), config, x, strides, min_amax=min_amax, rounds_up=rounds_up)
-        values.copy_(found[0])
-        scales.copy_(found[1])
+        config = cast_rows.config_of(p, 2)
+        sim_rows.run_cast(compiled_rows(config), config, p)
 
     def run_tiles(p: TileCast) -> None:
+        if p.x.numel() == 0:
+            return
         config = cast_tiles.config_of(p)
         names.append(config.name)
         sim_tiles.run_cast(compiled_tiles(config), config, p)
 
-    monkeypatch.setattr(quantize, "_has_kernels", lambda x: isinstance(x, Tensor) and x.numel() > 0)
+    monkeypatch.setattr(quantize, "has_kernels", lambda x: isinstance(x, Tensor) and x.numel() > 0)
     monkeypatch.setattr(cast_rows, "run", run_rows)
     monkeypatch.setattr(cast_tiles, "run", run_tiles)
     return names
@@ -61,7 +62,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def reference(cast: Callable[..., Quantized], x: Tensor, *args: object, **options: object) -> Quantized:
     """The same cast without kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantize, "_has_kernels", lambda _: False)
+        patch.setattr(quantize, "has_kernels", lambda _: False)
         return cast(x, *args, **options)
 
 
@@ -122,6 +123,31 @@ def test_both_from_one_read(launched: list[str], shape: tuple[int, int], dtype: 
             assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
 
 
+@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0, 16], [300], [5, 130]], ids=str)
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_groups_along_k_are_cast_to_their_places(launched: list[str], ks: list[int], mn_major: bool) -> None:
+    m, with_depth = 70, sum(k > 0 for k in ks)
+    x = wild(m, sum(ks), torch.bfloat16, 7)
+    right = reference(quantize.k_grouped_cast_to_fp8, x, ks, True, min_amax=1e-3, mn_major=mn_major)
+    wider = torch.cat([x, x], 1)
+    for same in (x, x.t().contiguous().t(), wider[:, sum(ks) :], wider.t().contiguous().t()[:, : sum(ks)]):
+        launched.clear()
+        found = quantize.k_grouped_cast_to_fp8(same, ks, True, min_amax=1e-3, mn_major=mn_major)
+        kinds = {name.split(" ")[0] for name in launched}
+        assert (len(launched), kinds) == (with_depth, {"rows" if same.stride(1) == 1 else "columns"})
+        assert_same_bits(found, right)
+        assert get_mn_major_tma_aligned_tensor(found[1]) is found[1] if mn_major else found[1].is_contiguous()
+
+
+def test_groups_of_columns_that_lie_apart_are_copied_first(launched: list[str]) -> None:
+    x = wild(3, 40, torch.float32, 8)
+    apart = x.repeat_interleave(2, 1)[:, ::2]
+    assert_same_bits(
+        quantize.k_grouped_cast_to_fp8(apart, [16, 24]), reference(quantize.k_grouped_cast_to_fp8, x, [16, 24])
+    )
+    assert launched == ["rows", "rows"]
+
+
 def test_other_blocks_are_the_references(launched: list[str]) -> None:
     x = wild(70, 100, torch.bfloat16, 5)
     quantize.per_channel_cast_to_fp8(x, gran_k=32)
@@ -134,5 +160,6 @@ def test_inputs_that_require_a_gradient_give_no_graph(launched: list[str]) -> No
     x = wild(4, 136, torch.float32, 6).requires_grad_()
     results = [*quantize.per_block_cast_to_fp8(x), *quantize.per_channel_cast_to_fp8(x)]
     results += [tensor for one in quantize.cast_both_to_fp8(x) for tensor in one]
+    results += quantize.k_grouped_cast_to_fp8(x, [128, 8])
     assert launched
     assert not any(result.requires_grad for result in results)

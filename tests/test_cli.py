@@ -26,6 +26,7 @@ from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.jit import CompilerMissing
 from deep_gemm.kernels import fp8_gemm
+from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.sim import library
 from deep_gemm.tools import demo
 from deep_gemm.tools import inspect as inspect_kernels
@@ -88,6 +89,25 @@ def test_inspect_takes_every_part_of_a_configuration() -> None:
     assert "UTMASTG" not in adding
 
 
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (("cast_rows",), ("cast_rows ", "LDG loads from global memory ", "MUFU reciprocals")),
+        (("cast_tiles",), ("cast_tiles ", "STS stores to shared memory ")),
+        (("route_rows",), ("route_rows int32 64 experts, sm_90a", "threads 1024, in 1 blocks an SM")),
+        (("gather_weighted", "--config", "weights in bfloat16"), ("gather_weighted weights in bfloat16, sm_90a",)),
+        (("lay_scales",), ("lay_scales 64x32, sm_90a", "LDG loads from global memory 8", "shared memory 8320 bytes")),
+    ],
+)
+def test_inspect_shows_every_other_kernel_too(arguments: tuple[str, ...], facts: tuple[str, ...]) -> None:
+    result = run("inspect", *arguments)
+    assert result.exit_code == 0
+    shown = words(result)
+    assert [fact for fact in facts if fact not in shown] == []
+    assert shown.count("passed") == len(GATES)
+    assert "spills" not in shown
+
+
 def test_inspect_says_where_sass_comes_from_if_it_cannot_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect_kernels, "disassemble", lambda cubin: None)
     result = run("inspect", "--block-m", "64", "--block-n", "16", "--sass")
@@ -122,7 +142,9 @@ def test_inspect_fails_and_tells_why_where_a_gate_fails(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("int8_gemm",), "expected fp8_gemm, got int8_gemm"),
+        (("int8_gemm",), "kernel: expected one of fp8_gemm, cast_rows, cast_tiles, route_rows, "),
+        (("lay_scales", "--config", "1x1"), "config: expected one of ['64x32'], got '1x1'"),
+        (("--config", "256x128"), "config: expected none for fp8_gemm, whose tile is stated, got '256x128'"),
         (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
         (("--block-n", "100"), "block_n: expected a multiple of 16 from 16 to 256, got 100"),
         (("--block-n", "wide"), "Invalid value for '--block-n'"),
@@ -330,6 +352,11 @@ def test_configs_lists_every_reachable_configuration() -> None:
         sizes = [str(decode.num_stages), str(decode.shared_bytes), str(decode.num_threads)]
         assert [*decode.name.split(), *sizes, str(decode.registers_limit)] in lines
     assert f"{len(listed) + len(reachable_decode())} configurations" in result.output
+    ordinary = [(kernel.name, config) for kernel, configs in reachable_ordinary() for config in configs]
+    for kernel, of_kernel in ordinary:
+        (line,) = [line for line in lines if line[:-3] == [kernel, *of_kernel.name.split()]]
+        assert line[-3:-1] == [str(of_kernel.shared_bytes), str(of_kernel.num_threads)]
+    assert f"{len(ordinary)} configurations of casts" in result.output
 
 
 # ---- demo -------------------------------------------------------------------------------------------------------

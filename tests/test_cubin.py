@@ -115,6 +115,7 @@ def test_instructions_know_their_place_in_the_file() -> None:
         ("STG", 2, "p[threadIdx.x] = 1; p[threadIdx.x + 128] = 2;"),
         ("SHFL", 1, "q[threadIdx.x] = __shfl_sync(-1, q[threadIdx.x], n);"),
         ("SHFL", 1, "q[threadIdx.x] = __shfl_xor_sync(-1, q[threadIdx.x], 3);"),
+        ("ACQBULK", 1, 'asm volatile("griddepcontrol.wait;" ::: "memory"); q[threadIdx.x] = 1;'),
         ("MEMBAR", 1, "__threadfence(); q[threadIdx.x] = 1;"),
         ("BAR", 1, "__syncthreads(); q[threadIdx.x] = 1;"),
         ("STS", 1, "__shared__ float z[128]; z[threadIdx.x] = p[1]; __syncthreads(); p[threadIdx.x] = z[n];"),

@@ -27,7 +27,7 @@ def test_a_reachable_cast_of_rows_is_what_was_planned(config: CastConfig) -> Non
     kernel = compile_cubin(cast_rows.SOURCE, cast_rows.headers(config), name=cast_rows.NAME)
     found = report(kernel.cubin, kernel.log)
     assert violations(found, cast_rows.code_plan(config)) == []
-    assert found.counts["LDG"] == config.rows * config.blocks // config.teams * (4 if config.vector == 1 else 1)
+    assert found.counts["LDG"] >= config.rows * (4 if config.vector == 1 else 1) * (2 if config.activates else 1)
     assert found.counts["MUFU"] <= MOST_DIVISIONS
 
 

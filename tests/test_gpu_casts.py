@@ -15,8 +15,9 @@ from deep_gemm.choose.config_cast import INPUTS, Grain
 from deep_gemm.kernels import cast_rows, cast_tiles
 from deep_gemm.kernels.cast_rows import RowCast
 from deep_gemm.kernels.cast_tiles import TileCast
-from deep_gemm.problem.layout import align, ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import align, ceil_div
 from deep_gemm.quantize import Quantized
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 pytestmark = pytest.mark.gpu
 
@@ -56,6 +57,30 @@ def test_both_are_the_references(dtype: torch.dtype, min_amax: float) -> None:
                 assert_same_bits(found, expected)
                 assert found[0].is_contiguous()
                 assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
+
+
+@every_type
+@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0, 16], [300], [5, 130], [4096, 0, 1040]], ids=str)
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_groups_along_k_are_the_references(dtype: torch.dtype, ks: list[int], mn_major: bool) -> None:
+    for seed, m in enumerate((1, 5, 130, 768)):
+        x = wild(m, sum(ks), dtype, seed)
+        right = deep_gemm.k_grouped_cast_to_fp8(x, ks, min_amax=1e-3, mn_major=mn_major)
+        wider = torch.cat([x, x], 1).cuda()
+        for same in (
+            x.cuda(),
+            x.cuda().t().contiguous().t(),
+            wider[:, sum(ks) :],
+            wider.t().contiguous().t()[:, : sum(ks)],
+        ):
+            found = deep_gemm.k_grouped_cast_to_fp8(same, ks, min_amax=1e-3, mn_major=mn_major)
+            assert_same_bits(found, right)
+            assert get_mn_major_tma_aligned_tensor(found[1]) is found[1] if mn_major else found[1].is_contiguous()
+    for empty in (x[:, :0].cuda(), x[:0].cuda()):
+        none = [0] if empty.shape[1] == 0 else ks
+        assert_same_bits(
+            deep_gemm.k_grouped_cast_to_fp8(empty, none), deep_gemm.k_grouped_cast_to_fp8(empty.cpu(), none)
+        )
 
 
 def test_every_number_of_16_bits() -> None:
@@ -145,7 +170,8 @@ def test_a_captured_graph_replays_with_changed_inputs() -> None:
     x = wild(272, 528, torch.bfloat16, 0).cuda()
 
     def all_casts(x: Tensor) -> list[Quantized]:
-        return [*deep_gemm.cast_both_to_fp8(x), *(cast(x) for cast in CASTS.values())]
+        along_k = [deep_gemm.k_grouped_cast_to_fp8(same, [16, 0, 256, 256]) for same in (x, x.t().contiguous().t())]
+        return [*deep_gemm.cast_both_to_fp8(x), *(cast(x) for cast in CASTS.values()), *along_k]
 
     all_casts(x)
     graph = torch.cuda.CUDAGraph()

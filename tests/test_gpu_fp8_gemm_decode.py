@@ -16,7 +16,8 @@ from deep_gemm.choose.dense import reachable_decode
 from deep_gemm.kernels import dense
 from deep_gemm.kernels.plan import Plan
 from deep_gemm.problem import DenseProblem, Operand, dense_problem
-from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import ceil_div
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 pytestmark = pytest.mark.gpu
 

@@ -23,7 +23,8 @@ from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped, tiles_for
 from deep_gemm.kernels import rows as grouped
-from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import ceil_div
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.sim import rows as sim
 from deep_gemm.sim.rounding import TENSOR_CORES, describe_mistakes
 

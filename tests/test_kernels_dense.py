@@ -24,7 +24,8 @@ from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
 from deep_gemm.kernels.fp8_gemm import DENSE_PARAMS
 from deep_gemm.kernels.plan import PLANS, pointer_members
 from deep_gemm.problem import DenseProblem, dense_problem
-from deep_gemm.problem.layout import RECIPE_1D1D, align, ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import RECIPE_1D1D, align, ceil_div
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
 BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_kernel")])

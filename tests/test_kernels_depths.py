@@ -22,7 +22,8 @@ from deep_gemm.kernels.fp8_gemm import DEPTHS_PARAMS
 from deep_gemm.kernels.params import Params
 from deep_gemm.kernels.plan import PLANS, pointer_members
 from deep_gemm.problem import KGroupedProblem
-from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import ceil_div
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.settings import set_compile_mode
 from deep_gemm.sim import depths as sim
 

@@ -11,7 +11,7 @@ from fake_gpu import install, on_gpu
 import deep_gemm
 from deep_gemm.kernels import seen
 from deep_gemm.kernels.plan import PLANS
-from deep_gemm.problem.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 
 @pytest.fixture(autouse=True)

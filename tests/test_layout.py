@@ -17,14 +17,8 @@ from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Output
 from deep_gemm.kernels import dense, fp8_gemm
 from deep_gemm.problem import dense_problem
-from deep_gemm.problem.layout import (
-    align,
-    ceil_div,
-    get_mn_major_tma_aligned_tensor,
-    get_tma_aligned_size,
-    is_mn_major_tma_aligned,
-    transform_sf_into_required_layout,
-)
+from deep_gemm.problem.layout import align, ceil_div, get_tma_aligned_size, is_mn_major_tma_aligned
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout
 
 PER_ROW, PER_BLOCK = (1, 128, 128), (128, 128)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm.problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
+from deep_gemm.problem.layout import ceil_div
 from deep_gemm.quantize import (
     cast_both_to_fp8,
     ceil_to_ue8m0,
@@ -21,6 +21,7 @@ from deep_gemm.quantize import (
     per_channel_cast_to_fp8,
     per_token_cast_to_fp8,
 )
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
@@ -372,6 +373,15 @@ def test_groups_along_k_are_cast_one_by_one(ks: list[int], use_ue8m0: bool) -> N
         assert torch.equal(values[5 * first_k : 5 * (first_k + k)].float().view(5, k), one_values.float())
         assert torch.equal(scales[:, first_block : first_block + one_scales.shape[1]], one_scales)
         first_k, first_block = first_k + k, first_block + one_scales.shape[1]
+
+
+@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0], [300]])
+def test_scales_of_groups_along_k_lie_as_products_load_them(ks: list[int]) -> None:
+    x = numbers((5, sum(ks)))
+    (values, scales), right = k_grouped_cast_to_fp8(x, ks, mn_major=True), k_grouped_cast_to_fp8(x, ks)
+    assert get_mn_major_tma_aligned_tensor(scales) is scales
+    assert torch.equal(scales, right[1])
+    assert torch.equal(values.view(torch.uint8), right[0].view(torch.uint8))
 
 
 def test_no_scale_spans_two_groups() -> None:

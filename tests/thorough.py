@@ -30,7 +30,7 @@ def one_in(number: int, cases: Sequence[T]) -> Sequence[T]:
 
 def configurations(configs: Sequence[T], *, together: int = 2) -> Sequence[T]:
     """As many of these dataclasses as have every value of every field, or of every two of them together."""
-    return configs if THOROUGH else covering(configs, lambda config: combinations(_values(config), together))
+    return configs if THOROUGH else covering(configs, lambda config: combinations(values(config), together))
 
 
 def covering(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) -> list[T]:
@@ -47,5 +47,6 @@ def covering(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) ->
     return [cases[index] for index in sorted(chosen)]
 
 
-def _values(config: Any) -> list[tuple[str, Hashable]]:
+def values(config: Any) -> list[tuple[str, Hashable]]:
+    """A dataclass's fields, as features."""
     return [(field.name, getattr(config, field.name)) for field in fields(config)]

@@ -17,8 +17,9 @@ from torch import Tensor
 from ..dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from ..grouped import k_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked
 from ..problem.checks import Operand
-from ..problem.layout import ceil_div, get_mn_major_tma_aligned_tensor
+from ..problem.layout import ceil_div
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..scales import get_mn_major_tma_aligned_tensor
 from .cases import Case
 
 Parts = Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]]

@@ -15,8 +15,8 @@ from .. import dense, grouped
 from ..choose.dense import menu_of, select
 from ..choose.output import Output
 from ..gpus import H200
-from ..problem.layout import get_mn_major_tma_aligned_tensor
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..scales import get_mn_major_tma_aligned_tensor
 from .products import reason
 from .report import Row
 from .timing import Spread

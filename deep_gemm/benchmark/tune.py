@@ -23,8 +23,9 @@ from ..choose.tiles import Tile
 from ..gpus import Gpu
 from ..kernels import dense, fp8_gemm, fp8_gemm_decode
 from ..problem import DenseProblem, dense_problem
-from ..problem.layout import RECIPE_1D1D, get_mn_major_tma_aligned_tensor
+from ..problem.layout import RECIPE_1D1D
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..scales import get_mn_major_tma_aligned_tensor
 from ..settings import get_batch_invariant
 from .cases import Case, cases_of, random_shapes
 from .contenders import OURS

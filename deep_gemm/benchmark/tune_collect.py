@@ -28,9 +28,10 @@ from ..gpus import Gpu
 from ..jit import CompilerMissing, driver
 from ..kernels import dense, depths, fp8_gemm, fp8_gemm_decode, rows
 from ..problem import contiguous_problem, k_grouped_problem, masked_problem
-from ..problem.layout import RECIPE_1D1D, align, get_mn_major_tma_aligned_tensor
+from ..problem.layout import RECIPE_1D1D, align
 from ..problem.recipes import NO_RECIPES
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..scales import get_mn_major_tma_aligned_tensor
 from . import tune
 from .products import GpuLostError, raise_if_lost, reason
 from .report import write_whole

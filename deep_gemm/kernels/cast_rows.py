@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from .. import jit
 from ..choose.config_cast import CastConfig, Groups, num_ctas, select_cast
-from ..jit import driver
+from ..gpus import gpu_of
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
-from ..settings import get_compile_mode, get_num_sms, get_pdl
-from .code_plan import CodePlan
-from .launch import launch
+from ..settings import num_sms_of
+from .launch import OrdinaryKernel
 from .params import Field, Kind, Params
-from .sources import cuda_sources
 
-SOURCE = '#include "cast_rows.cuh"\n'
-NAME = "cast_rows"
 SCALE_BYTES = 4
 PARAMS = Params(
     "CastParams",
@@ -47,6 +40,8 @@ PARAMS = Params(
     Field("rounds_up", Kind.UINT32),
 )
 """`CastParams` of cuda/cast_rows.cuh."""
+KERNEL: OrdinaryKernel[CastConfig] = OrdinaryKernel("cast_rows", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 
 class RowCast(NamedTuple):
@@ -80,15 +75,9 @@ def run(p: RowCast) -> None:
     if p.x.numel() == 0 or p.values.numel() == 0:
         return
     device = p.x.get_device()
-    if torch._C._cuda_getDevice() != device:
-        with torch.cuda.device(device):
-            run(p)
-        return
-    num_sms = get_num_sms()
+    num_sms = num_sms_of(gpu_of(device).num_sms)
     config = config_of(p, num_sms)
-    launcher = launcher_of(config, device, get_pdl())
-    if get_compile_mode() == 0:
-        launch(launcher, params_of(p), num_ctas(config, p.x.shape[0], p.values.shape[1], num_sms), device)
+    KERNEL.run(config, params_of(p), num_ctas(config, p.x.shape[0], p.values.shape[1], num_sms), device)
 
 
 def config_of(p: RowCast, num_sms: int) -> CastConfig:
@@ -148,35 +137,3 @@ def params_of(p: RowCast) -> bytes:
             "rounds_up": int(p.rounds_up),
         }
     )
-
-
-def headers(config: CastConfig) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {**cuda_sources(), "config.cuh": config.header(), "cast_params_layout.cuh": PARAMS.layout_header()}
-
-
-def build(config: CastConfig) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    return jit.build(SOURCE, headers(config), name=NAME)
-
-
-def code_plan(config: CastConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of: ordinary loads and stores alone."""
-    return CodePlan(
-        roles=((config.num_threads, None),),
-        shared_bytes=config.shared_bytes,
-        qgmma=0,
-        tma_loads=0,
-        multicast_loads=0,
-        ctas_per_sm=config.ctas_per_sm,
-    )
-
-
-@cache
-def launcher_of(config: CastConfig, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device, compiled and loaded at first need."""
-    kernel = driver.Kernel(build(config), config.shared_bytes)
-    return driver.Launcher(kernel, PARAMS.size, config.num_threads, 1, is_dependent=is_dependent)

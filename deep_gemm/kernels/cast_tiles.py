@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from .. import jit
 from ..choose.config_cast import Grain, TileCastConfig, num_tiles, tile_cast_config
-from ..jit import driver
 from ..problem.layout import ADDRESS_ALIGNMENT
-from ..settings import get_compile_mode, get_pdl
 from .cast_rows import is_aligned
-from .code_plan import CodePlan
-from .launch import launch
+from .launch import OrdinaryKernel
 from .params import Field, Kind, Params
-from .sources import cuda_sources
 
-SOURCE = '#include "cast_tiles.cuh"\n'
-NAME = "cast_tiles"
 PARAMS = Params(
     "TileCastParams",
     Field("x", Kind.POINTER),
@@ -41,6 +32,8 @@ PARAMS = Params(
     Field("rounds_up", Kind.UINT32),
 )
 """`TileCastParams` of cuda/cast_tiles.cuh."""
+KERNEL: OrdinaryKernel[TileCastConfig] = OrdinaryKernel("cast_tiles", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 
 class TileCast(NamedTuple):
@@ -64,16 +57,8 @@ class TileCast(NamedTuple):
 
 def run(p: TileCast) -> None:
     """Cast on the GPU on which x is."""
-    if p.x.numel() == 0:
-        return
-    device = p.x.get_device()
-    if torch._C._cuda_getDevice() != device:
-        with torch.cuda.device(device):
-            run(p)
-        return
-    launcher = launcher_of(config_of(p), device, get_pdl())
-    if get_compile_mode() == 0:
-        launch(launcher, params_of(p), num_tiles(*p.x.shape), device)
+    if p.x.numel() > 0:
+        KERNEL.run(config_of(p), params_of(p), num_tiles(*p.x.shape), p.x.get_device())
 
 
 def config_of(p: TileCast) -> TileCastConfig:
@@ -112,35 +97,3 @@ def params_of(p: TileCast) -> bytes:
             "rounds_up": int(p.rounds_up),
         }
     )
-
-
-def headers(config: TileCastConfig) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {**cuda_sources(), "config.cuh": config.header(), "tile_cast_params_layout.cuh": PARAMS.layout_header()}
-
-
-def build(config: TileCastConfig) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    return jit.build(SOURCE, headers(config), name=NAME)
-
-
-def code_plan(config: TileCastConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of: ordinary loads and stores alone."""
-    return CodePlan(
-        roles=((config.num_threads, None),),
-        shared_bytes=config.shared_bytes,
-        qgmma=0,
-        tma_loads=0,
-        multicast_loads=0,
-        ctas_per_sm=config.ctas_per_sm,
-    )
-
-
-@cache
-def launcher_of(config: TileCastConfig, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device, compiled and loaded at first need."""
-    kernel = driver.Kernel(build(config), config.shared_bytes)
-    return driver.Launcher(kernel, PARAMS.size, config.num_threads, 1, is_dependent=is_dependent)

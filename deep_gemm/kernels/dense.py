@@ -18,10 +18,11 @@ from ..gpus import Gpu, gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType
 from ..problem import DenseProblem
-from ..problem.layout import align, ceil_div, get_mn_major_tma_aligned_tensor
+from ..problem.layout import align, ceil_div
 from ..settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_of, settings
 from . import fp8_gemm, fp8_gemm_decode
 from .fp8_gemm import DENSE_PARAMS
+from .lay_scales import mn_major
 from .maps import matrix_map, output_map, scales_map
 from .plan import (
     SCALE_BYTES,
@@ -152,8 +153,8 @@ def prepared(config: Config, p: DenseProblem) -> DenseProblem:
     """Lay scales that TMA loads out for it: m-major, in rows of a multiple of 16 bytes. Itself, where they lie so."""
     if isinstance(config, DecodeConfig):
         return p
-    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
-    sfb = get_mn_major_tma_aligned_tensor(p.sfb) if config.sfb_is_per_row else p.sfb
+    sfa = mn_major(p.sfa)
+    sfb = mn_major(p.sfb) if config.sfb_is_per_row else p.sfb
     return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
 
 

@@ -19,11 +19,12 @@ from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import KGroupedProblem, Operand, k_grouped_problem
 from ..problem.checks import K_MULTIPLE
-from ..problem.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div, get_mn_major_tma_aligned_tensor
+from ..problem.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div
 from ..settings import get_compile_mode, get_num_sms, get_pdl
 from . import fp8_gemm, k_group_maps
 from .fp8_gemm import DEPTHS_PARAMS
 from .k_group_maps import MAX_INLINE_KS
+from .lay_scales import mn_major
 from .maps import matrix_map, output_map
 from .plan import PLANS, SFA, SFB, A, B, C, D, Key, Place, Plan, Resized, addresses_of, refuse_if
 
@@ -110,10 +111,10 @@ def run(
         key, plan = (), None
     if plan is not None and (ks is None or plan.known_ks[0] == ks or _add_up(ks, plan)):
         if plan.copies_sfa:
-            sx = get_mn_major_tma_aligned_tensor(sx if k_major_scales else sx.t())
+            sx = mn_major(sx if k_major_scales else sx.t())
             at_sfa = sx.data_ptr()
         if plan.copies_sfb:
-            sy = get_mn_major_tma_aligned_tensor(sy if k_major_scales else sy.t())
+            sy = mn_major(sy if k_major_scales else sy.t())
             at_sfb = sy.data_ptr()
         out = plan.new_output() if d is None else d
         at_d, at_ks, inline_ks = out.data_ptr(), 0, b""
@@ -379,7 +380,7 @@ def output_of(p: KGroupedProblem) -> Output:
 
 def prepared(p: KGroupedProblem) -> KGroupedProblem:
     """Lay scales out for TMA; the problem itself where they lie so."""
-    sfa, sfb = get_mn_major_tma_aligned_tensor(p.sfa), get_mn_major_tma_aligned_tensor(p.sfb)
+    sfa, sfb = mn_major(p.sfa), mn_major(p.sfb)
     return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
 
 

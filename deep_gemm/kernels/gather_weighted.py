@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .. import jit
-from ..jit import driver
 from ..problem.layout import ceil_div
-from ..settings import get_compile_mode, get_pdl
-from .code_plan import CodePlan
-from .launch import launch
+from .launch import OrdinaryKernel
 from .params import Field, Kind, Params
-from .sources import cuda_sources
 
-SOURCE = '#include "gather_weighted.cuh"\n'
-NAME = "gather_weighted"
 PARAMS = Params(
     "GatherParams",
     Field("y", Kind.POINTER),
@@ -43,11 +36,17 @@ class GatherConfig:
 
     weights: torch.dtype
     num_threads: int = 256
+    shared_bytes: ClassVar[int] = 0
+    ctas_per_sm: ClassVar[int] = 2
 
     @property
     def name(self) -> str:
         """Short, for people."""
         return f"weights in {str(self.weights).removeprefix('torch.')}"
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return None if self.weights in WEIGHTS else "needs weights in FP32, BF16 or FP16"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
@@ -63,19 +62,15 @@ class GatherConfig:
         )
 
 
+KERNEL: OrdinaryKernel[GatherConfig] = OrdinaryKernel("gather_weighted", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+
+
 def run(y: Tensor, row_of: Tensor, weights: Tensor, out: Tensor) -> None:
     """Sum up each token's rows on the GPU that they are on. `row_of` and `weights` are contiguous."""
-    if out.numel() == 0:
-        return
-    device = y.get_device()
-    if torch._C._cuda_getDevice() != device:
-        with torch.cuda.device(device):
-            run(y, row_of, weights, out)
-        return
-    config = GatherConfig(weights.dtype)
-    launcher = launcher_of(config, device, get_pdl())
-    if get_compile_mode() == 0:
-        launch(launcher, params_of(y, row_of, weights, out), grid(config, *out.shape), device)
+    if out.numel() > 0:
+        config = GatherConfig(weights.dtype)
+        KERNEL.run(config, params_of(y, row_of, weights, out), grid(config, *out.shape), y.get_device())
 
 
 def reachable_gather() -> list[GatherConfig]:
@@ -102,29 +97,4 @@ def params_of(y: Tensor, row_of: Tensor, weights: Tensor, out: Tensor) -> bytes:
             "topk": row_of.shape[1],
             "n": out.shape[1],
         }
-    )
-
-
-def headers(config: GatherConfig) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {**cuda_sources(), "config.cuh": config.header(), "gather_params_layout.cuh": PARAMS.layout_header()}
-
-
-def build(config: GatherConfig) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    return jit.build(SOURCE, headers(config), name=NAME)
-
-
-def code_plan(config: GatherConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of: ordinary loads and stores alone."""
-    return CodePlan(
-        roles=((config.num_threads, None),), shared_bytes=0, qgmma=0, tma_loads=0, multicast_loads=0, ctas_per_sm=2
-    )
-
-
-@cache
-def launcher_of(config: GatherConfig, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device, compiled and loaded at first need."""
-    return driver.Launcher(
-        driver.Kernel(build(config), 0), PARAMS.size, config.num_threads, 1, is_dependent=is_dependent
     )

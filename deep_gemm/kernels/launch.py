@@ -1,8 +1,107 @@
-"""A launch without a plan: of kernels whose parameters are quickly packed."""
+"""Launches without a plan: of kernels whose parameters are quickly packed, ordinary loads and stores in their code."""
 
 from __future__ import annotations
 
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from .. import jit
 from ..jit import driver
+from ..settings import get_compile_mode, get_pdl
+from .code_plan import CodePlan
+from .params import Params
+from .sources import cuda_sources
+
+
+class Config(Protocol):
+    """A configuration: what its kernel's source is compiled for. Equal ones have equal hashes."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        ...
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a CTA."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        ...
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs that are to share an SM; the launch bounds say so too."""
+        ...
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        ...
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        ...
+
+
+C = TypeVar("C", bound=Config)
+
+
+class OrdinaryKernel(Generic[C]):
+    """The kernel of cuda/<name>.cuh, without tensor maps, products or clusters: how it is compiled and launched.
+
+    A kernel of this sort states its parameters, chooses a configuration of type `C`, and says how many CTAs it needs.
+    """
+
+    def __init__(self, name: str, params: Params) -> None:
+        self.name, self.params = name, params
+        self.source = f'#include "{name}.cuh"\n'
+        self._launchers: dict[tuple[C, int, bool], driver.Launcher] = {}
+
+    def headers(self, config: C) -> dict[str, str]:
+        """Everything that the kernel's source includes, for one configuration."""
+        layout = {self.params.header_name: self.params.layout_header()}
+        return {**cuda_sources(), "config.cuh": config.header(), **layout}
+
+    def build(self, config: C) -> jit.CompiledKernel:
+        """Compile the kernel, or take it from the cache."""
+        reason = config.why_illegal()
+        if reason is not None:
+            raise ValueError(f"config: {reason}, got {config}")
+        return jit.build(self.source, self.headers(config), name=self.name)
+
+    def code_plan(self, config: C) -> CodePlan:
+        """Derive what the kernel's machine code must consist of: ordinary loads and stores alone."""
+        return CodePlan(
+            roles=((config.num_threads, None),),
+            shared_bytes=config.shared_bytes,
+            qgmma=0,
+            tma_loads=0,
+            multicast_loads=0,
+            ctas_per_sm=config.ctas_per_sm,
+        )
+
+    def launcher(self, config: C, device: int, is_dependent: bool) -> driver.Launcher:
+        """Get the way a configuration is launched on a device, compiled and loaded at first need."""
+        key = config, device, is_dependent
+        found = self._launchers.get(key)
+        if found is None:
+            kernel = driver.Kernel(self.build(config), config.shared_bytes)
+            made = driver.Launcher(kernel, self.params.size, config.num_threads, 1, is_dependent=is_dependent)
+            found = self._launchers.setdefault(key, made)
+        return found
+
+    def run(self, config: C, params: bytes, grid: int, device: int) -> None:
+        """Launch for a configuration on the current stream of this device."""
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
+                self.run(config, params, grid, device)
+            return
+        launcher = self.launcher(config, device, get_pdl())
+        if get_compile_mode() == 0:
+            launch(launcher, params, grid, device)
 
 
 def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> None:

@@ -7,6 +7,7 @@ its struct out the same way (`layout_header`). The simulator runs the very bytes
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from enum import Enum
@@ -64,6 +65,11 @@ class Params:
         """Where the last member ends."""
         self.size = at + -at % alignment
         """What `sizeof` says."""
+
+    @property
+    def header_name(self) -> str:
+        """Name by which a source includes `layout_header`: "cast_params_layout.cuh" for `CastParams`."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.struct_name).lower() + "_layout.cuh"
 
     def offset(self, name: str) -> int:
         """Byte of a member."""

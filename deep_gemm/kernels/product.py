@@ -22,8 +22,9 @@ from torch import Tensor
 
 from .. import settings
 from ..problem import Operand
-from ..problem.layout import ADDRESS_ALIGNMENT, get_mn_major_tma_aligned_tensor
+from ..problem.layout import ADDRESS_ALIGNMENT
 from ..settings import get_compile_mode
+from .lay_scales import mn_major
 from .plan import PLANS, Key, Operands, Plan
 
 
@@ -92,10 +93,10 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
     if plan is not None:
         out = plan.new_output() if d is None else d
         if plan.copies_sfa:
-            sx = get_mn_major_tma_aligned_tensor(sx)
+            sx = mn_major(sx)
             at_sfa = sx.data_ptr()
         if plan.copies_sfb:
-            sy = get_mn_major_tma_aligned_tensor(sy)
+            sy = mn_major(sy)
             at_sfb = sy.data_ptr()
         at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, out.data_ptr(), 0 if c is None else c.data_ptr())
         if plan.fits(at):

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .. import jit
-from ..jit import driver
 from ..problem.layout import ceil_div
-from ..settings import get_compile_mode, get_pdl
-from .code_plan import CodePlan
-from .launch import launch
+from .launch import OrdinaryKernel
 from .params import Field, Kind, Params
-from .sources import cuda_sources
 
-SOURCE = '#include "route_rows.cuh"\n'
-NAME = "route_rows"
 PARAMS = Params(
     "RouteParams",
     Field("topk_ids", Kind.POINTER),
@@ -43,6 +36,7 @@ class RouteConfig:
     id_bytes: int
     max_experts: int
     num_threads: int = 1024
+    ctas_per_sm: ClassVar[int] = 1
 
     @property
     def name(self) -> str:
@@ -54,6 +48,12 @@ class RouteConfig:
         """Size of `SharedStorage` in cuda/route_rows.cuh, which asserts that it is the same."""
         return (3 + self.num_threads // 32) * self.max_experts * 4 + 4
 
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        if self.id_bytes not in (4, 8):
+            return "needs ids of 4 or 8 bytes"
+        return None if self.max_experts in MAX_EXPERTS else f"needs a number of experts among {MAX_EXPERTS}"
+
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
         constants = {
@@ -64,6 +64,10 @@ class RouteConfig:
         }
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+
+KERNEL: OrdinaryKernel[RouteConfig] = OrdinaryKernel("route_rows", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 
 class RouteProblem:
@@ -79,19 +83,12 @@ class RouteProblem:
 
 def run(p: RouteProblem) -> None:
     """Give each route a row, on the GPU that the ids are on."""
-    device = p.topk_ids.get_device()
-    if torch._C._cuda_getDevice() != device:
-        with torch.cuda.device(device):
-            run(p)
-        return
     if p.topk_ids.numel() == 0:
         p.counts.zero_()
         p.ends.zero_()
         return
     config = config_of(p.topk_ids.element_size(), p.num_experts)
-    launcher = launcher_of(config, device, get_pdl())
-    if get_compile_mode() == 0:
-        launch(launcher, params_of(p), grid(config, p.topk_ids.numel()), device)
+    KERNEL.run(config, params_of(p), grid(config, p.topk_ids.numel()), p.topk_ids.get_device())
 
 
 def config_of(id_bytes: int, num_experts: int) -> RouteConfig:
@@ -127,31 +124,3 @@ def params_of(p: RouteProblem) -> bytes:
             "num_experts": p.num_experts,
         }
     )
-
-
-def headers(config: RouteConfig) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {**cuda_sources(), "config.cuh": config.header(), "route_params_layout.cuh": PARAMS.layout_header()}
-
-
-def build(config: RouteConfig) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    return jit.build(SOURCE, headers(config), name=NAME)
-
-
-def code_plan(config: RouteConfig) -> CodePlan:
-    """Derive what the kernel's machine code must consist of: ordinary loads and stores alone."""
-    return CodePlan(
-        roles=((config.num_threads, None),),
-        shared_bytes=config.shared_bytes,
-        qgmma=0,
-        tma_loads=0,
-        multicast_loads=0,
-    )
-
-
-@cache
-def launcher_of(config: RouteConfig, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device, compiled and loaded at first need."""
-    kernel = driver.Kernel(build(config), config.shared_bytes)
-    return driver.Launcher(kernel, PARAMS.size, config.num_threads, 1, is_dependent=is_dependent)

@@ -16,11 +16,12 @@ from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType
 from ..problem import ContiguousProblem, MaskedProblem
-from ..problem.layout import ADDRESS_ALIGNMENT, ceil_div, get_mn_major_tma_aligned_tensor
+from ..problem.layout import ADDRESS_ALIGNMENT, ceil_div
 from ..reference import padding_rows
 from ..settings import get_compile_mode, get_num_sms, get_pdl, settings
 from . import fp8_gemm
 from .fp8_gemm import ROWS_PARAMS
+from .lay_scales import mn_major
 from .maps import clipped_map, output_map, plane_map, row_pitch
 from .plan import (
     SCALE_BYTES,
@@ -172,8 +173,8 @@ def output_of(p: GroupedProblem) -> Output:
 
 def prepared(p: GroupedProblem) -> GroupedProblem:
     """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
-    sfa = get_mn_major_tma_aligned_tensor(p.sfa)
-    sfb = get_mn_major_tma_aligned_tensor(p.sfb) if p.sfb_rows == 1 else p.sfb
+    sfa = mn_major(p.sfa)
+    sfb = mn_major(p.sfb) if p.sfb_rows == 1 else p.sfb
     layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
     if sfa is p.sfa and sfb is p.sfb and layout is p.c:
         return p

@@ -1,4 +1,4 @@
-"""Sizes and memory layouts of scales: what TMA can load, and how to convert to it."""
+"""Sizes and memory layouts of scales: what TMA can load, and which scales a recipe asks for."""
 
 from __future__ import annotations
 
@@ -96,58 +96,29 @@ def is_mn_major_tma_aligned(sf: Tensor) -> bool:
     )
 
 
-def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
-    """Get scales in the layout that the kernels load: the same shape and values, m-major in memory.
+def empty_mn_major(sf: Tensor) -> Tensor:
+    """Make room for the same scales in the layout that TMA loads: m-major, in rows of a multiple of 16 bytes."""
+    mn, num_k_blocks = sf.shape[-2:]
+    pitch = get_tma_aligned_size(mn, 4)
+    strides = (num_k_blocks * pitch, 1, pitch)[3 - sf.dim() :]
+    return torch.empty_strided(sf.shape, strides, dtype=sf.dtype, device=sf.device)
 
-    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` with any strides. The result has `stride(-2) == 1` if
-    there are several rows, and a `stride(-1)` that is a multiple of 4 if there are several blocks. If `sf` already has
-    this layout, it is returned itself.
 
-    >>> sf = torch.arange(6.0).view(3, 2)
-    >>> out = get_mn_major_tma_aligned_tensor(sf)
-    >>> out.stride(), bool((out == sf).all())
-    ((1, 4), True)
-    """
+def check_scales(sf: Tensor) -> None:
+    """Check that these are FP32 scales of a matrix or of several."""
     if not isinstance(sf, Tensor):
         raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
     if sf.dtype != torch.float32:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
     if sf.dim() not in (2, 3):
         raise ValueError(f"sf: expected shape (mn, k_blocks) or (groups, mn, k_blocks), got {tuple(sf.shape)}")
-    if is_mn_major_tma_aligned(sf):
-        return sf
-    mn, num_k_blocks = sf.shape[-2:]
-    pitch = get_tma_aligned_size(mn, 4)
-    strides = (num_k_blocks * pitch, 1, pitch)[3 - sf.dim() :]
-    out = torch.empty_strided(sf.shape, strides, dtype=sf.dtype, device=sf.device)
-    return out.copy_(sf.detach())
 
 
-get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor  # an older name
-
-
-def transform_sf_into_required_layout(
-    sf: Tensor,
-    mn: int,
-    k: int,
-    recipe: Recipe | None,
-    num_groups: int | None = None,
-    is_sfa: bool | None = None,
-    disable_ue8m0_cast: bool = False,
-    psum_layout: Tensor | None = None,
-) -> Tensor:
-    """Check scales against a recipe and bring them into the layout that the kernels load.
-
-    `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` says which side `sf` is; or it is the pair
-    (rows, columns) of that side. None means (1, 128, 128). Scales of single rows get the m-major form of
-    `get_mn_major_tma_aligned_tensor`; scales of 128 rows stay as they are. FP32 scales are never rounded, so
-    `disable_ue8m0_cast` changes nothing.
-
-    >>> sf = torch.ones(5, 2)
-    >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()
-    (1, 8)
-    """
-    rows = _rows_under_a_scale(recipe, is_sfa)
+def rows_under_a_scale(
+    sf: Tensor, mn: int, k: int, recipe: Recipe | None, num_groups: int | None, is_sfa: bool | None
+) -> int:
+    """Check scales against a recipe, and tell how many rows share one: 1 or 128."""
+    rows = _stated_rows(recipe, is_sfa)
     if not isinstance(sf, Tensor):
         raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
     if sf.dtype == torch.int32:
@@ -159,7 +130,7 @@ def transform_sf_into_required_layout(
     expected = (*groups, ceil_div(mn, rows), ceil_div(k, SCALE_BLOCK))
     if tuple(sf.shape) != expected:
         raise ValueError(f"sf: expected shape {expected}, got {tuple(sf.shape)}")
-    return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
+    return rows
 
 
 def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
@@ -169,7 +140,7 @@ def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
     return tuple(recipe)
 
 
-def _rows_under_a_scale(recipe: Recipe | None, is_sfa: bool | None) -> int:
+def _stated_rows(recipe: Recipe | None, is_sfa: bool | None) -> int:
     stated = RECIPE_1D2D if recipe is None else recipe_numbers("recipe", recipe)
     if stated in (PER_ROW, PER_BLOCK):
         return int(stated[0])

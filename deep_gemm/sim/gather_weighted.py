@@ -10,7 +10,7 @@ from torch import Tensor
 from ..kernels import gather_weighted
 from ..kernels.gather_weighted import GatherConfig
 from ..kernels.launch import launch
-from .launcher import Launcher
+from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel
 from .simulate import Buffer, Simulation
 
@@ -35,7 +35,7 @@ def run(
     """Sum up each token's rows on simulated SMs. What the kernel leaves unwritten is NaN."""
     out = torch.full((row_of.shape[0], y.shape[1]), float("nan"), dtype=torch.bfloat16)
     buffers = {
-        "y": Buffer(y, is_dependent=True),
+        "y": Buffer(flat_memory(y), is_dependent=True),
         "row_of": Buffer(row_of, alignment=4, is_dependent=True),
         "weights": Buffer(weights, alignment=weights.element_size(), is_dependent=True),
         "out": Buffer(out, is_writable=True, is_dependent=True),

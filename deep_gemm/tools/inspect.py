@@ -6,8 +6,9 @@ Nothing here needs a GPU. Kernels are compiled without the cache, so that the ti
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -24,7 +25,9 @@ from ..jit.compiler import compile_cubin, compiler_version
 from ..jit.cubin import NO_DISASSEMBLER, disassemble
 from ..jit.report import KernelReport, report
 from ..kernels import fp8_gemm
-from .gates import Verdict, verdicts
+from ..kernels.launch import Config, OrdinaryKernel
+from ..kernels.ordinary import Reachable
+from .gates import REGISTERS_STEP, Verdict, verdicts
 
 FAMILIES = {
     "small": tile_config(64, 32, Output()),
@@ -56,12 +59,33 @@ OPCODES = {
 }
 """The instructions that show how a kernel works, and what each is for."""
 
+ORDINARY_OPCODES = {
+    "LDG": "loads from global memory",
+    "STG": "stores to global memory",
+    "LDS": "loads from shared memory",
+    "STS": "stores to shared memory",
+    "SHFL": "values handed from lane to lane",
+    "BAR": "barriers of a block",
+    "FADD": "additions in FP32",
+    "FMUL": "products in FP32",
+    "FFMA": "products and sums in FP32, rounded once",
+    "MUFU": "reciprocals, where something is divided",
+    "LDL": "local memory read: spills",
+    "STL": "local memory written: spills",
+}
+"""The same of kernels of ordinary loads and stores."""
+
 
 @dataclass(frozen=True)
 class Inspection:
     """One configuration, compiled."""
 
-    config: GemmConfig
+    kernel: str
+    config: GemmConfig | Config
+    facts: Mapping[str, str]
+    """What there is to say of the configuration."""
+    opcodes: Mapping[str, str]
+    """The instructions to count, and what each is for."""
     cubin: bytes
     report: KernelReport
     verdicts: tuple[Verdict, ...]
@@ -84,17 +108,37 @@ def inspect(config: GemmConfig) -> Inspection:
     kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=f"fp8_gemm {config.name}")
     kernel = applied(passes_for(config.num_threads), kernel)
     milliseconds = (time.perf_counter() - start) * 1e3
-    facts = report(kernel.cubin, kernel.log)
-    return Inspection(config, kernel.cubin, facts, tuple(verdicts(facts, fp8_gemm.code_plan(config))), milliseconds)
+    found = report(kernel.cubin, kernel.log)
+    results = tuple(verdicts(found, fp8_gemm.code_plan(config)))
+    facts = _facts(config, found, milliseconds)
+    return Inspection("fp8_gemm", config, facts, OPCODES, kernel.cubin, found, results, milliseconds)
+
+
+def inspect_ordinary(kernel: OrdinaryKernel[Any], config: Config) -> Inspection:
+    """Compile a configuration of another kernel, one of ordinary loads and stores, and look at it."""
+    compiler_version()
+    start = time.perf_counter()
+    compiled = compile_cubin(kernel.source, kernel.headers(config), name=f"{kernel.name} {config.name}")
+    milliseconds = (time.perf_counter() - start) * 1e3
+    found = report(compiled.cubin, compiled.log)
+    results = tuple(verdicts(found, kernel.code_plan(config)))
+    facts = {
+        "threads": f"{config.num_threads}, in {config.ctas_per_sm} blocks an SM",
+        "registers": f"{found.registers} a thread, of {_registers_limit(config)}",
+        "shared memory": f"{config.shared_bytes} bytes",
+        "code": f"{found.code_bytes} bytes",
+        "compiled in": f"{milliseconds:.0f} ms, cold",
+    }
+    return Inspection(kernel.name, config, facts, ORDINARY_OPCODES, compiled.cubin, found, results, milliseconds)
 
 
 def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
     """Print what is known about one kernel."""
-    config, facts = found.config, found.report
-    console.print(f"[bold]fp8_gemm {config.name}[/], sm_90a, NVRTC {compiler_version()}\n")
-    console.print(_pairs(_configuration(found)))
+    facts = found.report
+    console.print(f"[bold]{found.kernel} {found.config.name}[/], sm_90a, NVRTC {compiler_version()}\n")
+    console.print(_pairs(found.facts))
     opcodes = _table("instructions", ("opcode", "what it does here"), ("count",))
-    for opcode, meaning in OPCODES.items():
+    for opcode, meaning in found.opcodes.items():
         if facts.counts[opcode]:
             multicast = f", {facts.multicast_loads} multicast" * (opcode == "UTMALDG" and facts.multicast_loads > 0)
             opcodes.add_row(opcode, meaning + multicast, str(facts.counts[opcode]))
@@ -127,6 +171,23 @@ def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console)
         "as many as a thread may have.",
         style="dim",
     )
+
+
+def show_ordinary_configs(kernels: Sequence[Reachable], console: Console) -> None:
+    """List configurations of kernels of ordinary loads and stores, without compiling them."""
+    title = f"{sum(len(configs) for _, configs in kernels)} configurations of casts, of routes and of scales"
+    table = _table(title, ("configuration",), ("shared bytes", "threads", "registers"))
+    for kernel, configs in kernels:
+        for config in configs:
+            numbers = (config.shared_bytes, config.num_threads, _registers_limit(config))
+            table.add_row(f"{kernel.name} {config.name}", *map(str, numbers))
+    console.print(table)
+    console.print("registers: as many as a thread may have.", style="dim")
+
+
+def _registers_limit(config: Config) -> int:
+    """Registers that a thread may have, if as many blocks as are planned share an SM: a multiple of 8, 255 at most."""
+    return min(REGISTERS_PER_SM // (config.num_threads * config.ctas_per_sm) // REGISTERS_STEP * REGISTERS_STEP, 255)
 
 
 def show_families(console: Console) -> bool:
@@ -162,8 +223,7 @@ def _show_problems(found: Inspection, console: Console) -> None:
             console.print(f"[red]{found.config.name}, {verdict.gate.name}:[/] {escape(problem)}")
 
 
-def _configuration(found: Inspection) -> dict[str, str]:
-    config, facts = found.config, found.report
+def _facts(config: GemmConfig, found: KernelReport, milliseconds: float) -> dict[str, str]:
     producer, math = config.registers
     slot_bytes = (config.block_m + config.block_n) * BLOCK_K + config.block_m * 4
     buffers = config.num_math_warpgroups * config.num_store_buffers
@@ -179,19 +239,19 @@ def _configuration(found: Inspection) -> dict[str, str]:
         "cluster": cluster,
         "threads": f"{config.num_threads}: {config.num_math_warpgroups} math warpgroups and the producer's",
         "work": f"each math warpgroup: {units}",
-        "registers": f"{facts.registers} a thread at launch, "
-        f"{facts.registers * config.num_threads} of {REGISTERS_PER_SM} in all",
+        "registers": f"{found.registers} a thread at launch, "
+        f"{found.registers * config.num_threads} of {REGISTERS_PER_SM} in all",
         "  then": f"{math} for a math thread, {producer} for a producer's",
         "shared memory": f"{config.shared_bytes} of {SHARED_BYTES_LIMIT} bytes",
         "  ring": f"{config.num_stages} stages of {slot_bytes} bytes (A, B, scales of A)",
         "  stores": f"{buffers} buffers of {config.store_buffer_bytes} bytes, "
         f"{config.panels_per_store} panels of 64 x {config.panel_columns} each",
-        "code": f"{facts.code_bytes} bytes",
-        "compiled in": f"{found.milliseconds:.0f} ms, cold",
+        "code": f"{found.code_bytes} bytes",
+        "compiled in": f"{milliseconds:.0f} ms, cold",
     }
 
 
-def _pairs(pairs: dict[str, str]) -> Table:
+def _pairs(pairs: Mapping[str, str]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     for key, value in pairs.items():
         table.add_row(key, value)

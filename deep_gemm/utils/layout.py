@@ -3,10 +3,10 @@
 from typing import NoReturn
 
 from ..compat.absent import refuse
-from ..problem.layout import (
+from ..problem.layout import get_tma_aligned_size
+from ..scales import (
     get_col_major_tma_aligned_tensor,
     get_mn_major_tma_aligned_tensor,
-    get_tma_aligned_size,
     transform_sf_into_required_layout,
 )
 from ..settings import (

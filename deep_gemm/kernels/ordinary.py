@@ -1,0 +1,36 @@
+"""All kernels of ordinary loads and stores, for those who look at every kernel: tools, and tests of machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..choose.config_cast import reachable_cast, reachable_tile_casts
+from . import cast_rows, cast_tiles, gather_weighted, lay_scales, route_rows
+from .launch import Config, OrdinaryKernel
+
+Reachable = tuple[OrdinaryKernel[Any], Sequence[Config]]
+"""A kernel, and every configuration that it can be launched with."""
+
+
+def reachable_ordinary() -> list[Reachable]:
+    """Each kernel with its configurations. One that is not listed here no gate looks at; a test finds it."""
+    return [
+        (cast_rows.KERNEL, reachable_cast()),
+        (cast_tiles.KERNEL, reachable_tile_casts()),
+        (route_rows.KERNEL, route_rows.reachable_route()),
+        (gather_weighted.KERNEL, gather_weighted.reachable_gather()),
+        (lay_scales.KERNEL, [lay_scales.CONFIG]),
+    ]
+
+
+def named(kernel: str, config: str | None) -> tuple[OrdinaryKernel[Any], Config]:
+    """Find a kernel and one of its configurations by their names; None: the first."""
+    kernels = {each.name: (each, configs) for each, configs in reachable_ordinary()}
+    if kernel not in kernels:
+        raise ValueError(f"kernel: expected one of fp8_gemm, {', '.join(kernels)}, got {kernel}")
+    found, configs = kernels[kernel]
+    names = {each.name: each for each in configs}
+    if config is not None and config not in names:
+        raise ValueError(f"config: expected one of {list(names)}, got {config!r}")
+    return found, configs[0] if config is None else names[config]
