@@ -153,7 +153,9 @@ def difference(cast: Cast) -> str | None:
     for number, (ours, right) in enumerate(zip(_flat(cast.ours()), _flat(cast.in_torch()), strict=True)):
         if cast.in_use is not None:
             ours, right = (x[cast.in_use] for x in (ours.float(), right.float()))  # noqa: PLW2901
-        parts = [(x.float(), y.float()) for x, y in zip(*(x.split(COMPARED_ROWS) for x in (ours, right)), strict=True)]
+        parts = [
+            (x.float(), y.float()) for x, y in zip(*(torch.split(x, COMPARED_ROWS) for x in (ours, right)), strict=True)
+        ]
         if cast.is_exact and (count := sum(int((x != y).sum()) for x, y in parts)):
             return f"output {number} differs in {count} elements"
         if not cast.is_exact and not all(torch.allclose(x, y, rtol=0.13, atol=2.0**-9) for x, y in parts):

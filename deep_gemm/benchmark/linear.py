@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from .. import layers as public
 from ..dense import fp8_gemm_nt
@@ -17,16 +17,16 @@ from . import layers
 from .cases import Case, all_cases
 from .casts import copy_of
 from .contenders import BF16, OURS
-from .layers import ALONE, CAST, COPY, EAGER, PRODUCT, Layer, Work
+from .layers import ALONE, CAST, COPY, EAGER, PRODUCT, Layer, Steps, Work
 from .report import Row
 from .timing import L2Flush
 
 METHOD = (
     f"linear: {layers.METHOD}; BF16 activations and weights of random normal numbers, the weight quantized 128x128; "
-    "deep_gemm: deep_gemm.linear; product_alone: fp8_gemm_nt, A cast before, its scales m-major; bf16: "
-    "torch.nn.functional.linear; copy: of as many bytes as the cast reads and writes, half of them read; torch: the "
-    "cast in torch operations, then fp8_gemm_nt; our result is that of the cast and the product bit for bit; error: "
-    "relative, beside bf16"
+    "deep_gemm: deep_gemm.linear; product_alone: fp8_gemm_nt, A cast before, its scales m-major; bf16: x @ w.T by "
+    "cuBLAS and by cuBLASLt, the faster one, named by config; copy: of as many bytes as the cast reads and writes, "
+    "half of them read; torch: the cast in torch operations, then fp8_gemm_nt; our result is that of the cast and the "
+    "product bit for bit; error: relative, beside BF16"
 )
 MS, QUICK_MS = (1, 16, 64, 4096), (1, 4096)
 CONTENDERS = (OURS, ALONE, BF16, COPY, EAGER)
@@ -79,12 +79,23 @@ class Linear:
             values, scales = cast_by_torch(x, 1, SCALE_BLOCK)
             cast[:] = [(values, get_mn_major_tma_aligned_tensor(scales))]
 
-        steps = ((CAST, cast_in_torch), (PRODUCT, lambda: fp8_gemm_nt(cast[0], w, d)))
+        steps: Steps = ((CAST, cast_in_torch), (PRODUCT, lambda: fp8_gemm_nt(cast[0], w, d)))
         yield Layer(OURS, lambda: public.linear(x, w, out=self.out), parts=layers.parts_of_linear)
         yield Layer(ALONE, lambda: fp8_gemm_nt(a, w, d), parts=layers.parts_of_linear)
-        yield Layer(BF16, lambda: functional.linear(x, self.plain))
+        for library in ("cublas", "cublaslt"):
+            yield Layer(BF16, partial(self._in_bf16, library), chain=library)
         yield Layer(COPY, copy_of(self.cast_bytes, x.device.type))
         yield Layer(EAGER, lambda: [call() for _, call in steps], steps=steps)
+
+    def _in_bf16(self, library: str) -> Tensor:
+        """The layer as torch has it, by one of its two libraries."""
+        if not self.x.is_cuda:
+            return self.x @ self.plain.t()
+        torch.backends.cuda.preferred_blas_library(library)
+        try:
+            return self.x @ self.plain.t()
+        finally:
+            torch.backends.cuda.preferred_blas_library("default")
 
     def check(self, call: Callable[[], object]) -> tuple[float, str | None]:
         """Let a call write to `out`, and judge that."""
@@ -96,7 +107,7 @@ class Linear:
         """Error of a result, and what is wrong with it."""
         right = torch.empty_like(out)
         fp8_gemm_nt(per_token_cast_to_fp8(self.x), self.w, right)
-        error = relative_error(out, functional.linear(self.x, self.plain))
+        error = relative_error(out, self.x @ self.plain.t())
         if not torch.equal(out, right):
             return error, f"wrong: {int((out != right).sum())} elements differ from the cast and the product"
         return error, None if error <= MOST_ERROR else f"wrong: relative error {error:.2g}, expected {MOST_ERROR}"

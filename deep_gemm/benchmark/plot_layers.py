@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..problem.layout import ceil_div
 from .contenders import OURS
 from .layers import ACTIVATION, CAST, EAGER, FIRST, GATHER, PRODUCT, ROUTING, SECOND
 from .report import Report, Row
@@ -23,7 +24,6 @@ COLOURS = {
     GATHER: "#55a868",
 }
 BEFORE_AND_AFTER = ((EAGER, "before"), (OURS, "after"))
-COLUMNS = 4
 WIDTH = 0.38
 
 
@@ -44,8 +44,8 @@ def draw(report: Report, path: Path) -> None:
     panels = panels_of(report)
     if not panels:
         raise ValueError(f"a plot needs times of parts, and this run of bench {report.kind} has none")
-    lines = -(-len(panels) // COLUMNS)
-    columns = min(len(panels), COLUMNS)
+    columns = min(len(panels), 4 if len(panels) > 6 else 3)
+    lines = ceil_div(len(panels), columns)
     figure = Figure(figsize=(4.2 * columns + 1, 3.6 * lines + 1.2), layout="constrained")
     for ax, (title, pairs) in zip(figure.subplots(lines, columns, squeeze=False).flat, panels.items(), strict=False):
         draw_panel(ax, title, pairs)
@@ -70,7 +70,7 @@ def panels_of(report: Report) -> dict[str, list[Pair]]:
     """One panel for each weight: its layers by growing number of tokens, if times of their parts are known."""
     known = {(row.shape, row.contender): row for row in report.rows if row.parts and row.us and not row.failed}
     panels: dict[str, list[Pair]] = {}
-    for shape in sorted({shape for shape, _ in known}, key=tokens_of):
+    for shape in sorted({shape for shape, _ in known}, key=lambda shape: (weight_of(shape), tokens_of(shape))):
         rows = tuple(known.get((shape, contender)) for contender, _ in BEFORE_AND_AFTER)
         if any(rows):
             panels.setdefault(title_of(shape), []).append(Pair(rows))
@@ -82,8 +82,13 @@ def tokens_of(shape: Sequence[int]) -> int:
     return shape[0] if len(shape) == 3 else shape[2]
 
 
+def weight_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of the weights that all layers of a panel share."""
+    return tuple(shape[1:]) if len(shape) == 3 else (*shape[3:], shape[0])
+
+
 def title_of(shape: Sequence[int]) -> str:
-    """What all layers of a panel share.
+    """Name of a panel.
 
     >>> title_of((64, 2112, 7168)), title_of((32, 8, 64, 7168, 2048))
     ('n x k = 2112 x 7168', '32 experts, top 8, 7168 x 2048')

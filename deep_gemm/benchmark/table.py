@@ -74,7 +74,7 @@ def _print_failures(report: Report, console: Console) -> None:
 
 
 def _casts_table(report: Report) -> Table:
-    table = _table("casts")
+    table = _table("casts", gap=2)
     for heading in ("kind", "m x k"):
         table.add_column(heading)
     for heading in ("us", "of copy", "copy us", "compiled us", "torch us", "TB/s"):
@@ -96,7 +96,7 @@ def _casts_table(report: Report) -> Table:
 
 
 def _linear_tables(report: Report) -> list[Table]:
-    table = _table("linear")
+    table = _table("linear", gap=2)
     table.add_column("m x n x k")
     for heading in ("us", "product", "ratio", "+ copy", "ratio", "bf16", "ratio", "torch"):
         table.add_column(heading, justify="right")
@@ -125,9 +125,9 @@ def _linear_tables(report: Report) -> list[Table]:
 
 
 def _experts_tables(report: Report) -> list[Table]:
-    table = _table("experts")
-    for heading in ("experts", "tokens", "hidden x inter", "us", "bf16", "ratio", "products", "share", "torch"):
-        table.add_column(heading, justify="left" if heading == "hidden x inter" else "right")
+    table = _table("experts", gap=2)
+    for heading in ("experts", "tokens", "h x inter", "us", "bf16", "ratio", "products", "share", "torch"):
+        table.add_column(heading, justify="left" if heading == "h x inter" else "right")
     ratios: dict[tuple[int, ...], list[tuple[float | None, ...]]] = {}
     for row, others in _beside(report):
         num_experts, _, tokens, *sizes = row.shape
@@ -146,7 +146,7 @@ def _experts_tables(report: Report) -> list[Table]:
             _figure(eager),
         )
     means = _table("geometric means of ratios")
-    for heading in ("experts", "hidden x inter", "shapes", "/ bf16"):
+    for heading in ("experts", "h x inter", "shapes", "/ bf16"):
         means.add_column(heading, justify="right")
     for (num_experts, *sizes), of_weights in ratios.items():
         means.add_row(str(num_experts), "x".join(map(str, sizes)), str(len(of_weights)), *_means(of_weights))
@@ -267,8 +267,12 @@ def _compile_line(report: Report) -> str:
     )
 
 
-def _table(title: str) -> Table:
-    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
+def _table(title: str, gap: int = 3) -> Table:
+    """A table with so many spaces between columns."""
+    padding = (0, gap - 1, 0, 0)
+    return Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=padding
+    )
 
 
 def _figure(us: float | None) -> str:
