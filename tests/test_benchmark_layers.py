@@ -197,7 +197,7 @@ def test_all_ways_through_a_linear_layer_run() -> None:
     for way in ways:
         way.call()
     assert torch.equal(layer.out, layer.d)
-    assert layer.cast_bytes == 4 * 256 * 3 + 4 * 2 * 4
+    assert layer.work.cast_bytes == 4 * 256 * 3 + 4 * 2 * 4
 
 
 # Rows
@@ -294,7 +294,7 @@ def test_a_run_measures_keeps_and_shows(kind: str, contenders: tuple[str, ...], 
     assert {row.contender for row in report.rows} == set(contenders)
     assert len(report.rows) == 2 * len(contenders)
     assert all(row.us and row.kernels and not row.failed for row in report.rows)
-    assert all(row.bytes for row in report.rows if kind == "casts" or row.contender != COPY)
+    assert all(row.bytes for row in report.rows)
     assert f"{kind}: " in report.header["method"]
     assert f"{kind} on " in output
     assert " 2/2  " in output  # a line for each step where there is no terminal
@@ -456,8 +456,7 @@ def test_plots_do_without_what_failed_and_say_if_there_is_nothing(tmp_path: Path
 def test_layers_on_the_gpu_are_right_and_have_parts() -> None:
     flush = timing.L2Flush()
     of_linear = linear.Linear(64, 512, 1024, "cuda")
-    work = Work("linear", (64, 512, 1024), 2 * 64 * 512 * 1024, of_linear.bytes)
-    for row in layers.rows_of(work, of_linear.contenders(), of_linear.check, flush):
+    for row in layers.rows_of(of_linear.work, of_linear.contenders(), of_linear.check, flush):
         assert row.failed is None, row
         assert row.parts or row.contender not in (OURS, EAGER)
     layer = experts.Experts((8, 2, 100, 512, 256), experts.weights_of(8, 512, 256, "cuda"))

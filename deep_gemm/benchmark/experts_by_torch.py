@@ -61,33 +61,29 @@ def summed_by_product(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
     return torch.bmm(weights.to(y.dtype)[:, None], rows)[:, 0]
 
 
-def summed_by_adding(y: Tensor, token_of: Tensor, weights: Tensor) -> Tensor:
-    """Do the same by atomic additions in FP32; `weights` are those of rows."""
-    total = torch.zeros(token_of.shape[0], y.shape[1], dtype=torch.float32, device=y.device)
-    return total.index_add_(0, token_of, y.float() * weights[:, None])
+def summed_by_adding(y: Tensor, routes: Routes, weights: Tensor) -> Tensor:
+    """Do the same by atomic additions in FP32."""
+    of_rows = torch.empty_like(weights).view(-1).scatter_(0, routes.row_of, weights.flatten())
+    total = torch.zeros(weights.shape[0], y.shape[1], dtype=torch.float32, device=y.device)
+    return total.index_add_(0, routes.token_of, y.float() * of_rows[:, None]).to(y.dtype)
 
 
 def chains_in_bf16(
     x: Tensor, topk_ids: Tensor, weights: Tensor, w1: Tensor, w2: Tensor, *, with_compiled: bool = True
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Ways to compute the layer in BF16, by name."""
-    tokens, num_experts = x.shape[0], w1.shape[0]
+    num_experts = w1.shape[0]
 
     def rows(act: Callable[[Tensor], Tensor]) -> tuple[Tensor, Routes]:
         routes = routes_of(topk_ids, num_experts)
         h = functional.grouped_mm(x.index_select(0, routes.token_of), w1.mT, offs=routes.ends)
         return functional.grouped_mm(act(h), w2.mT, offs=routes.ends), routes
 
-    def adding() -> Tensor:
-        y, routes = rows(activated)
-        of_rows = torch.empty_like(weights).view(-1).scatter_(0, routes.row_of, weights.flatten())
-        return summed_by_adding(y, routes.token_of, of_rows)[:tokens].to(x.dtype)
-
     def gathering(act: Callable[[Tensor], Tensor], add: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         y, routes = rows(act)
         return add(y, routes.row_of, weights)
 
-    yield "index_add", adding
+    yield "index_add", lambda: summed_by_adding(*rows(activated), weights)
     yield "bmm", lambda: gathering(activated, summed_by_product)
     if with_compiled:
         yield "compiled", lambda: gathering(compiled(activated), compiled(summed))

@@ -60,11 +60,13 @@ class Work:
     shape: Shape
     operations: int
     bytes: int
+    cast_bytes: int = 0
+    """What a copy moves."""
 
     def row(self, contender: str, **more: Any) -> Row:
-        """A contender's row. A copy moves the bytes of a cast and multiplies nothing."""
+        """A contender's row. A copy multiplies nothing."""
         if contender == COPY:
-            return Row(self.kind, self.shape, contender, "cold", **more)
+            return Row(self.kind, self.shape, contender, "cold", bytes=self.cast_bytes, **more)
         floor_us = round(max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes)), 3)
         more = {"operations": self.operations, "bytes": self.bytes, "floor_us": floor_us, **more}
         return Row(self.kind, self.shape, contender, "cold", **more)

@@ -14,7 +14,7 @@ from ..dense import fp8_gemm_nt
 from ..problem.layout import SCALE_BLOCK, ceil_div, get_mn_major_tma_aligned_tensor
 from ..quantize import Quantized, cast_by_torch, per_block_cast_to_fp8, per_token_cast_to_fp8
 from . import layers
-from .cases import Case, all_cases
+from .cases import all_cases
 from .casts import copy_of
 from .contenders import BF16, OURS
 from .layers import ALONE, CAST, COPY, EAGER, PRODUCT, Layer, Steps, Work
@@ -53,8 +53,7 @@ def measure(
         announce(f"linear {m}x{n}x{k}")
         torch.manual_seed(0)
         linear = Linear(m, n, k, "cuda")
-        work = Work("linear", (m, n, k), Case("dense", (m, n, k)).operations, linear.bytes)
-        add(layers.rows_of(work, layers.only_asked_for(linear.contenders(), only), linear.check, flush))
+        add(layers.rows_of(linear.work, layers.only_asked_for(linear.contenders(), only), linear.check, flush))
 
 
 class Linear:
@@ -65,8 +64,9 @@ class Linear:
         self.plain = torch.randn(n, k, device=device, dtype=torch.bfloat16)
         self.w = per_block_cast_to_fp8(self.plain)
         self.out, self.d = (torch.empty(m, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-        self.cast_bytes = m * k * 3 + m * ceil_div(k, SCALE_BLOCK) * 4
-        self.bytes = (m * k + m * n) * 2 + n * k + ceil_div(n, SCALE_BLOCK) * ceil_div(k, SCALE_BLOCK) * 4
+        blocks = ceil_div(k, SCALE_BLOCK)
+        count = (m * k + m * n) * 2 + n * k + ceil_div(n, SCALE_BLOCK) * blocks * 4
+        self.work = Work("linear", (m, n, k), 2 * m * n * k, count, cast_bytes=m * k * 3 + m * blocks * 4)
 
     def contenders(self) -> Iterator[Layer]:
         """All ways. Each writes to memory of its own."""
@@ -84,7 +84,7 @@ class Linear:
         yield Layer(ALONE, lambda: fp8_gemm_nt(a, w, d), parts=layers.parts_of_linear)
         for library in ("cublas", "cublaslt"):
             yield Layer(BF16, partial(self._in_bf16, library), chain=library)
-        yield Layer(COPY, copy_of(self.cast_bytes, x.device.type))
+        yield Layer(COPY, copy_of(self.work.cast_bytes, x.device.type))
         yield Layer(EAGER, lambda: [call() for _, call in steps], steps=steps)
 
     def _in_bf16(self, library: str) -> Tensor:
