@@ -19,7 +19,7 @@ def about() -> None:
 
 @app.command()
 def demo() -> None:
-    """Quantize random data, run every kind of product and check each against FP64. On a GPU, show speed too."""
+    """Quantize random data, run every product and layer, and check each against FP64. On a GPU, show speed too."""
     from .tools.demo import run
 
     raise typer.Exit(0 if run() else 1)

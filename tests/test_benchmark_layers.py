@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,9 +22,10 @@ from deep_gemm.benchmark.contenders import BF16, OURS
 from deep_gemm.benchmark.layers import ALONE, COPY, EAGER, Layer, Work
 from deep_gemm.benchmark.report import Report, Row
 from deep_gemm.benchmark.timing import KernelEvent, Kernels, Spread
+from deep_gemm.kernels.sources import cuda_sources
 
 SMALL_EXPERTS = (4, 2, 6, 256, 128)
-OURS_OF_EXPERTS = ("route_rows_kernel", "cast_rows_kernel", "fp8_gemm_kernel", "silu", "fp8_gemm_kernel", "gather")
+OURS_OF_EXPERTS = ("route_rows", "cast_rows", "fp8_gemm_kernel", "silu_cast", "fp8_gemm_kernel", "gather_weighted")
 
 
 @pytest.mark.parametrize("module", [layers, plot_layers, timing])
@@ -84,6 +86,13 @@ def test_parts_add_up_to_the_span() -> None:
 )
 def test_parts_of_experts_are_told_by_products(names: list[str], parts: list[str] | None) -> None:
     assert layers.parts_of_experts(names) == parts
+
+
+def test_names_of_kernels_tell_products_and_routing() -> None:
+    kernels = cuda_sources()
+    names = {found for text in kernels.values() for found in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
+    assert {name for name in names if layers.is_product(name)} == {"fp8_gemm_kernel", "fp8_gemm_decode"}
+    assert {"route_rows", "cast_rows", "gather_weighted"} <= names
 
 
 def test_a_call_without_a_product_has_no_parts() -> None:
