@@ -15,7 +15,7 @@ from .. import activation, quantize, routing
 from ..problem.layout import SCALE_BLOCK, ceil_div
 from .products import MAX_NAME, raise_if_lost, reason
 from .report import Row
-from .timing import L2Flush, PairingError, cold
+from .timing import L2Flush, cold
 
 METHOD = (
     "casts: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
@@ -82,8 +82,6 @@ def measure(
         try:
             add(rows_of(kind, shape, flush, compiler, only))
         except Exception as exception:
-            if isinstance(exception, PairingError):
-                raise
             raise_if_lost(exception)
             add([Row(kind, shape, OURS, "cold", failed=reason(exception))])
 

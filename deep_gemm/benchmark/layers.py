@@ -7,8 +7,9 @@ contender waits for the host.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 
 from .cases import PEAK_TFLOPS, Shape, cold_copy_us
 from .contenders import OURS
-from .products import MAX_NAME, raise_if_lost, reason
+from .machine import GpuState, gpu_state
+from .products import MAX_NAME, SETTLE_SECONDS, raise_if_lost, reason
 from .report import Row
 from .timing import Kernels, L2Flush, PairingError, Spread, names_of, recorded, span_us
 
@@ -92,8 +94,14 @@ def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -
     if wrong is not None:
         del replays[OURS]
         rows.append(work.row(OURS, error=error, failed=wrong))
-    counted = {key: counted_parts(by_key[key].steps, flush) for key in replays if by_key[key].steps}
-    found = recorded(replays, flush, REPEATS) if replays else {}
+    states: list[GpuState] = []
+    time.sleep(SETTLE_SECONDS)
+    try:
+        counted = {key: counted_parts(by_key[key].steps, flush) for key in replays if by_key[key].steps}
+        found = recorded(replays, flush, REPEATS, lambda: states.append(gpu_state())) if replays else {}
+    except Exception as exception:
+        raise_if_lost(exception)
+        return rows + [work.row(by_key[key].name, failed=reason(exception)) for key in replays]
     timed: dict[str, Row] = {}
     for key, calls in found.items():
         layer, spread = by_key[key], Spread.of([span_us(kernels) for kernels in calls])
@@ -108,6 +116,7 @@ def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -
             config=layer.chain,
             kernels=tuple(name[:MAX_NAME] for name in names_of(calls[0])),
             parts=part_times(calls, counted.get(key, layer.parts)),
+            **asdict(states[-1]),
         )
     kept = [row for row in rows if row.contender == OURS or row.contender not in timed]
     return [*timed.values(), *kept]
@@ -118,9 +127,12 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
     for _ in range(WARM_UPS):
         call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    finally:
+        torch.cuda.set_stream(stream)  # a capture that fails may leave its own stream current
     return graph.replay
 
 
