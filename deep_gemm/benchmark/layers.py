@@ -45,7 +45,7 @@ class Layer:
     """One way to compute a layer."""
 
     name: str
-    """The contender. Of several with one name the fastest counts."""
+    """The contender. The fastest of several with one name counts."""
     call: Callable[[], Any]
     chain: str | None = None
     """Which of the ways that share a name."""
