@@ -578,7 +578,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
             "kind: expected one of dense, grouped, casts, linear, experts, host, compile, got 'sparse'",
         ),
         (("bench", "dense", "--shapes", "1,2"), "shapes: expected three or four positive integers"),
-        (("bench", "compile", "--shapes", "1,8,16"), "--shapes chooses products"),
+        (("bench", "compile", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers"),
         (("bench", "host", "--plot", "x.png"), "--plot draws products and layers"),
         (("plot", "/nowhere.json", "x.png"), "/nowhere.json"),
     ],

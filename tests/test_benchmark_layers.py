@@ -344,6 +344,25 @@ def test_rivals_may_be_left_out(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("casts", (4, 256)), ("linear", (3, 136, 256)), ("experts", (4, 3, 5, 256, 128))]
+)
+def test_shapes_may_be_chosen(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    code, output = invoke("bench", kind, "--out", str(out), "--shapes", ",".join(map(str, shape)))
+    assert code == 0, output
+    assert {row.shape for row in Report.load(out).rows} == {shape}
+
+
+@pytest.mark.parametrize("kind", ["casts", "linear", "experts"])
+def test_without_a_gpu_the_command_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "has_gpu", lambda: False)
+    code, output = invoke("bench", kind)
+    assert code == 2
+    assert "found no CUDA GPU" in output
+
+
+@pytest.mark.usefixtures("small")
 def test_a_run_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(0, 1000, 70))
     monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
@@ -352,6 +371,17 @@ def test_a_run_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.Monk
     assert code == 1
     assert "stopped: 1 of 2 steps were left when 2 minutes were over" in output
     assert len(Report.load(out).rows) == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_a_layer_that_cannot_be_made_leaves_a_row(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    shapes = "4,5,1,256,128;4,2,1,256,128"  # five of four experts
+    code, _ = invoke("bench", "experts", "--out", str(out), "--shapes", shapes)
+    assert code == 1
+    rows = Report.load(out).rows
+    assert [(row.contender, row.us) for row in rows if row.shape[1] == 5] == [(OURS, None)]
+    assert len(rows) == 1 + len(experts.CONTENDERS)
 
 
 @pytest.mark.usefixtures("small")
@@ -374,6 +404,10 @@ def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypat
         (("casts", "--only", "cublas"), "only: expected some of deep_gemm, copy, compiled, torch, got 'cublas'"),
         (("linear", "--only", ","), "only: expected some of deep_gemm, product_alone, bf16, copy, torch, got ','"),
         (("dense", "--only", "deep_gemm"), "--only chooses contenders of casts, linear, experts, not of bench dense"),
+        (("casts", "--shapes", "1,2"), "shapes: expected some that casts are measured at, got '1,2'"),
+        (("casts", "--shapes", "1"), "shapes: expected two positive integers like 8192,7168, got '1'"),
+        (("linear", "--shapes", "1,2"), "shapes: expected three positive integers like 64,2112,7168, got '1,2'"),
+        (("experts", "--shapes", "1,2"), "shapes: expected five positive integers like 32,8,64,7168,2048, got '1,2'"),
         (("casts", "--plot", "x.png"), "--plot draws products and layers, bench casts has none"),
     ],
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -112,34 +114,48 @@ def _steps(
         if kind not in PLOTTED:
             raise UsageError(f"--plot draws products and layers, bench {kind} has none")
         _need_matplotlib()
-    if shapes is not None and kind not in ("dense", "grouped"):
-        raise UsageError(f"--shapes chooses products, bench {kind} has its own")
+    if shapes is not None and kind not in ("dense", "grouped", *CONTENDERS):
+        raise UsageError(f"--shapes chooses products, casts and layers, bench {kind} has its own")
     names = _contenders(kind, only)
     if kind == "compile":
         configs = compile_times.configurations(quick)
         return len(configs), lambda add, announce: compile_times.measure(configs, add=add, announce=announce)
     try:
+        if kind in CONTENDERS:
+            total, measure = _casts_or_layers(kind, quick, shapes)
+            need_gpu(f"bench {kind}")
+            return total, lambda add, announce: measure(only=names, add=add, announce=announce)
         asked_for = cases.parse_shapes(shapes) if shapes is not None else ()
         chosen = cases.cases_of(kind, quick=quick, shapes=asked_for)
     except ValueError as error:
         raise UsageError(str(error)) from error
     need_gpu(f"bench {kind}")
-    if kind == "casts":
-        kinds = casts.kinds_and_shapes(quick=quick)
-        return len(kinds), lambda add, announce: casts.measure(kinds, only=names, add=add, announce=announce)
-    if kind == "linear":
-        of_linear = linear.shapes_of(quick=quick)
-        return len(of_linear), lambda add, announce: linear.measure(of_linear, only=names, add=add, announce=announce)
-    if kind == "experts":
-        of_experts = experts.shapes_of(quick=quick)
-        return len(of_experts), lambda add, announce: experts.measure(
-            of_experts, only=names, add=add, announce=announce
-        )
     if kind == "host":
         return host.STEPS, lambda add, announce: host.measure(add=add, announce=announce)
     return len(chosen) * (2 if with_sustained else 1), lambda add, announce: products.measure(
         chosen, with_sustained=with_sustained, add=add, announce=announce
     )
+
+
+def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, Callable[..., None]]:
+    """How many steps there are, and what does them."""
+    if kind == "linear":
+        of_linear: Sequence[Any] = linear.shapes_of(quick=quick)
+        if shapes is not None:
+            of_linear = cases.parse_shapes(shapes, (3,))
+        return len(of_linear), partial(linear.measure, of_linear)
+    if kind == "experts":
+        of_experts: Sequence[Any] = experts.shapes_of(quick=quick)
+        if shapes is not None:
+            of_experts = cases.parse_shapes(shapes, (5,), "32,8,64,7168,2048")
+        return len(of_experts), partial(experts.measure, of_experts)
+    kinds = casts.kinds_and_shapes(quick=quick)
+    if shapes is not None:
+        asked_for = cases.parse_shapes(shapes, (2,), "8192,7168")
+        kinds = [(kind, shape) for kind, shape in casts.kinds_and_shapes() if shape in asked_for]
+        if not kinds:
+            raise ValueError(f"shapes: expected some that casts are measured at, got {shapes!r}")
+    return len(kinds), partial(casts.measure, kinds)
 
 
 def _contenders(kind: str, only: str | None) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from .contenders import BF16, OURS
 from .experts_by_torch import chains_in_bf16, steps_with_casts
 from .layers import ALONE, EAGER, FIRST, SECOND, Layer, Work
 from .linear import relative_error
+from .products import raise_if_lost, reason
 from .report import Row
 from .timing import L2Flush
 
@@ -73,12 +74,16 @@ def measure(
         weights: Weights | None = None
         for shape in alike:
             announce(f"experts {'x'.join(map(str, shape))}")
-            if weights is None:
-                weights = weights_of(num_experts, hidden, intermediate, "cuda")
-            experts = Experts(shape, weights)
-            rows = layers.rows_of(experts.work, layers.only_asked_for(experts.contenders(), only), experts.check, flush)
-            add(rows)
-            del experts
+            try:
+                weights = weights or weights_of(num_experts, hidden, intermediate, "cuda")
+                add(_rows(Experts(shape, weights), only, flush))
+            except Exception as exception:
+                raise_if_lost(exception)
+                add([Row("experts", shape, OURS, "cold", failed=reason(exception))])
+
+
+def _rows(experts: Experts, only: Sequence[str], flush: L2Flush) -> list[Row]:
+    return layers.rows_of(experts.work, layers.only_asked_for(experts.contenders(), only), experts.check, flush)
 
 
 def weights_of(num_experts: int, hidden: int, intermediate: int, device: str) -> Weights:

@@ -18,6 +18,7 @@ from .cases import all_cases
 from .casts import copy_of
 from .contenders import BF16, OURS
 from .layers import ALONE, CAST, COPY, EAGER, PRODUCT, Layer, Steps, Work
+from .products import raise_if_lost, reason
 from .report import Row
 from .timing import L2Flush
 
@@ -52,8 +53,12 @@ def measure(
     for m, n, k in shapes:
         announce(f"linear {m}x{n}x{k}")
         torch.manual_seed(0)
-        linear = Linear(m, n, k, "cuda")
-        add(layers.rows_of(linear.work, layers.only_asked_for(linear.contenders(), only), linear.check, flush))
+        try:
+            linear = Linear(m, n, k, "cuda")
+            add(layers.rows_of(linear.work, layers.only_asked_for(linear.contenders(), only), linear.check, flush))
+        except Exception as exception:
+            raise_if_lost(exception)
+            add([Row("linear", (m, n, k), OURS, "cold", failed=reason(exception))])
 
 
 class Linear:
