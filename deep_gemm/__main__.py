@@ -19,7 +19,7 @@ def about() -> None:
 
 @app.command()
 def demo() -> None:
-    """Quantize random data, run every kind of product and check each against FP64. On a GPU, show speed too."""
+    """Quantize random data, run every product and layer, and check each against FP64. On a GPU, show speed too."""
     from .tools.demo import run
 
     raise typer.Exit(0 if run() else 1)
@@ -182,19 +182,31 @@ def configs() -> None:
 
 @app.command()
 def bench(
-    kind: Annotated[str, typer.Argument(help="dense, grouped, host or compile")],
+    kind: Annotated[str, typer.Argument(help="dense, grouped, casts, linear, experts, host or compile")],
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
     sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw the result into this file")] = None,
     out: Annotated[Path | None, typer.Option(help="result file; else benchmarks/results/kind-date-commit.json")] = None,
     shapes: Annotated[str | None, typer.Option(help="only these shapes: '64,2112,7168;4096,7168,2048'")] = None,
+    only: Annotated[str | None, typer.Option(help="casts and layers: only these, as 'deep_gemm,copy'")] = None,
+    minutes: Annotated[float | None, typer.Option(help="begin nothing new after this time")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
-    """Measure products and cuBLASLt's, host time of calls, or compile times. Write a JSON file and print tables."""
+    """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables."""
     from .benchmark.command import UsageError, run
 
     try:
-        right = run(kind, quick=quick, with_sustained=sustained, plot=plot, out=out, shapes=shapes, commit=commit)
+        right = run(
+            kind,
+            quick=quick,
+            with_sustained=sustained,
+            plot=plot,
+            out=out,
+            shapes=shapes,
+            only=only,
+            minutes=minutes,
+            commit=commit,
+        )
     except UsageError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

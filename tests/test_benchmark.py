@@ -573,10 +573,13 @@ def invoke(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("bench", "sparse"), "kind: expected one of dense, grouped, casts, host, compile, got 'sparse'"),
+        (
+            ("bench", "sparse"),
+            "kind: expected one of dense, grouped, casts, linear, experts, host, compile, got 'sparse'",
+        ),
         (("bench", "dense", "--shapes", "1,2"), "shapes: expected three or four positive integers"),
-        (("bench", "compile", "--shapes", "1,8,16"), "--shapes chooses products"),
-        (("bench", "host", "--plot", "x.png"), "--plot draws products"),
+        (("bench", "compile", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers"),
+        (("bench", "host", "--plot", "x.png"), "--plot draws products and layers"),
         (("plot", "/nowhere.json", "x.png"), "/nowhere.json"),
     ],
 )

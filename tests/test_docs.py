@@ -68,6 +68,20 @@ def test_code_on_the_page_of_layers_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert are_equal == ["True", "True"]
 
 
+def test_the_picture_of_layers_is_what_its_script_draws() -> None:
+    drawing = script("draw_layers")
+    assert drawing.PICTURE.read_text() == drawing.svg(), "run: python docs/draw_layers.py"
+
+
+def test_layers_take_twenty_lines_each() -> None:
+    linear, mixture, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "layers.md").read_text(), re.DOTALL)
+    assert "class Linear" in linear
+    assert "def mixture" in mixture
+    for block in (linear, mixture):
+        definition = block[block.index("class " if "class " in block else "def ") :].split("\n\n\n")[0]
+        assert len([line for line in definition.splitlines() if line.strip()]) <= 20
+
+
 def test_readme_lets_its_reader_run_something_soon_and_shows_measured_rivals() -> None:
     text = (ROOT / "README.md").read_text()
     lines = text.splitlines()

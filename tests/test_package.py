@@ -67,7 +67,7 @@ def test_modules_of_the_package_import_each_other_relatively() -> None:
 def test_demo_finds_every_product_right(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.run()
     out = capsys.readouterr().out
-    assert out.count("right") == 5
+    assert out.count("right") == 7
     assert "wrong" not in out
 
 

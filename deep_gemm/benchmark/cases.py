@@ -74,6 +74,9 @@ QUICK: dict[str, tuple[Shape, ...]] = {
 }
 
 
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
+
+
 @dataclass(frozen=True)
 class Case:
     """One product to measure. `peers.json` says what the numbers of `shape` mean for each kind."""
@@ -202,23 +205,24 @@ def random_shapes(count: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def parse_shapes(text: str) -> list[Shape]:
-    """Read `m,n,k;m,n,k`.
+def parse_shapes(text: str, lengths: Sequence[int] = (3, 4), example: str = "64,2112,7168") -> list[Shape]:
+    """Read `m,n,k;m,n,k`, or shapes of as many numbers as `lengths` allow.
 
     >>> parse_shapes("64,2112,7168; 4096,7168,2048")
     [(64, 2112, 7168), (4096, 7168, 2048)]
     """
+    count = " or ".join(NUMBERS[length] for length in lengths)
     shapes = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         try:
             shape = tuple(int(number) for number in part.split(","))
         except ValueError:
             shape = ()
-        if len(shape) not in (3, 4) or min(shape) < 1:
-            raise ValueError(f"shapes: expected three or four positive integers like 64,2112,7168, got {part!r}")
+        if len(shape) not in lengths or min(shape) < 1:
+            raise ValueError(f"shapes: expected {count} positive integers like {example}, got {part!r}")
         shapes.append(shape)
     if not shapes:
-        raise ValueError("shapes: expected at least one shape like 64,2112,7168, got none")
+        raise ValueError(f"shapes: expected at least one shape like {example}, got none")
     return shapes
 
 

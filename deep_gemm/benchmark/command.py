@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import cases, casts, compile_times, host, machine, products, table
+from . import cases, casts, compile_times, experts, host, linear, machine, products, table
 from .report import Report, Row
 from .timing import PairingError
 
-KINDS = ("dense", "grouped", "casts", "host", "compile")
+KINDS = ("dense", "grouped", "casts", "linear", "experts", "host", "compile")
+PLOTTED = ("dense", "grouped", "linear", "experts")
+METHODS = {
+    "casts": casts.METHOD,
+    "linear": linear.METHOD,
+    "experts": experts.METHOD,
+    "host": host.METHOD,
+    "compile": compile_times.METHOD,
+}
+CONTENDERS = {"casts": casts.CONTENDERS, "linear": linear.CONTENDERS, "experts": experts.CONTENDERS}
+"""What --only may name."""
 
 
 class UsageError(Exception):
     """The request cannot be carried out; the text says why."""
+
+
+class TimeUpError(Exception):
+    """The time that a run may take is over."""
 
 
 def run(
@@ -30,17 +47,18 @@ def run(
     plot: Path | None = None,
     out: Path | None = None,
     shapes: str | None = None,
+    only: str | None = None,
+    minutes: float | None = None,
     commit: str | None = None,
 ) -> bool:
     """Measure, write the result file and print the tables. Tell whether all products of this package were right."""
-    steps = _steps(kind, quick, with_sustained, plot, shapes)
+    steps = _steps(kind, quick, with_sustained, plot, shapes, only)
     console = table.make_console()
-    method = {"host": host.METHOD, "compile": compile_times.METHOD, "casts": casts.METHOD}.get(kind, products.METHOD)
-    report = Report(machine.header(kind, method, commit))
+    report = Report(machine.header(kind, METHODS.get(kind, products.METHOD), commit))
     path = out or report.default_path()
     try:
-        _measure_with_progress(report, path, console, steps)
-    except (products.GpuLostError, PairingError) as error:
+        _measure_with_progress(report, path, console, steps, minutes)
+    except (products.GpuLostError, PairingError, TimeUpError) as error:
         report.header["stopped"] = str(error)
     report.save(path)
     table.print_report(report, console)
@@ -63,10 +81,10 @@ def plot_file(file: Path, out: Path) -> None:
 def plot_report(report: Report, out: Path) -> None:
     """Plot a run."""
     _need_matplotlib()
-    from .plot import draw
+    from . import plot, plot_layers
 
     try:
-        draw(report, out)
+        (plot_layers if report.kind in ("linear", "experts") else plot).draw(report, out)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -86,27 +104,32 @@ Steps = tuple[int, Callable[[Callable[[list[Row]], None], Callable[[str], None]]
 """How many steps a run has, and the function that does them; it takes `add` for rows and `announce` for steps."""
 
 
-def _steps(kind: str, quick: bool, with_sustained: bool, plot: Path | None, shapes: str | None) -> Steps:
+def _steps(
+    kind: str, quick: bool, with_sustained: bool, plot: Path | None, shapes: str | None, only: str | None
+) -> Steps:
     """Check the request and plan it."""
     if kind not in KINDS:
         raise UsageError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
     if plot is not None:
-        if kind not in ("dense", "grouped"):
-            raise UsageError(f"--plot draws products, bench {kind} has none")
+        if kind not in PLOTTED:
+            raise UsageError(f"--plot draws products and layers, bench {kind} has none")
         _need_matplotlib()
-    if shapes is not None and kind not in ("dense", "grouped"):
-        raise UsageError(f"--shapes chooses products, bench {kind} has its own")
+    if shapes is not None and kind not in ("dense", "grouped", *CONTENDERS):
+        raise UsageError(f"--shapes chooses products, casts and layers, bench {kind} has its own")
+    names = _contenders(kind, only)
     if kind == "compile":
         configs = compile_times.configurations(quick)
         return len(configs), lambda add, announce: compile_times.measure(configs, add=add, announce=announce)
     try:
+        if kind in CONTENDERS:
+            total, measure = _casts_or_layers(kind, quick, shapes)
+            need_gpu(f"bench {kind}")
+            return total, lambda add, announce: measure(only=names, add=add, announce=announce)
         asked_for = cases.parse_shapes(shapes) if shapes is not None else ()
         chosen = cases.cases_of(kind, quick=quick, shapes=asked_for)
     except ValueError as error:
         raise UsageError(str(error)) from error
     need_gpu(f"bench {kind}")
-    if kind == "casts":
-        return len(casts.kinds_and_shapes()), lambda add, announce: casts.measure(add=add, announce=announce)
     if kind == "host":
         return host.STEPS, lambda add, announce: host.measure(add=add, announce=announce)
     return len(chosen) * (2 if with_sustained else 1), lambda add, announce: products.measure(
@@ -114,14 +137,59 @@ def _steps(kind: str, quick: bool, with_sustained: bool, plot: Path | None, shap
     )
 
 
-def _measure_with_progress(report: Report, path: Path, console: Console, steps: Steps) -> None:
+def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, Callable[..., None]]:
+    """How many steps there are, and what does them."""
+    if kind == "linear":
+        of_linear: Sequence[Any] = linear.shapes_of(quick=quick)
+        if shapes is not None:
+            of_linear = cases.parse_shapes(shapes, (3,))
+        return len(of_linear), partial(linear.measure, of_linear)
+    if kind == "experts":
+        of_experts: Sequence[Any] = experts.shapes_of(quick=quick)
+        if shapes is not None:
+            of_experts = cases.parse_shapes(shapes, (5,), "32,8,64,7168,2048")
+        return len(of_experts), partial(experts.measure, of_experts)
+    kinds = casts.kinds_and_shapes(quick=quick)
+    if shapes is not None:
+        asked_for = cases.parse_shapes(shapes, (2,), "8192,7168")
+        kinds = [(kind, shape) for kind, shape in casts.kinds_and_shapes() if shape in asked_for]
+        if not kinds:
+            raise ValueError(f"shapes: expected some that casts are measured at, got {shapes!r}")
+    return len(kinds), partial(casts.measure, kinds)
+
+
+def _contenders(kind: str, only: str | None) -> tuple[str, ...]:
+    """The contenders that are asked for; none means all."""
+    if only is None:
+        return ()
+    if kind not in CONTENDERS:
+        raise UsageError(f"--only chooses contenders of {', '.join(CONTENDERS)}, not of bench {kind}")
+    names = tuple(filter(None, (name.strip() for name in only.split(","))))
+    if not names or not set(names) <= set(CONTENDERS[kind]):
+        raise UsageError(f"only: expected some of {', '.join(CONTENDERS[kind])}, got {only!r}")
+    return names
+
+
+def _measure_with_progress(report: Report, path: Path, console: Console, steps: Steps, minutes: float | None) -> None:
     total, measure = steps
+    begin, done = time.monotonic(), itertools.count()
 
     def add(rows: list[Row]) -> None:
         report.rows += rows
         report.save(path)  # after each step, so that little is lost if the run stops
 
-    with_progress(total, console, lambda announce: measure(add, announce))
+    def work(announce: Callable[[str], None]) -> None:
+        def announce_in_time(step: str) -> None:
+            seconds, place = time.monotonic() - begin, next(done)
+            if minutes is not None and seconds > minutes * 60:
+                raise TimeUpError(f"{total - place} of {total} steps were left when {minutes:g} minutes were over")
+            announce(step)
+            if not console.is_terminal:  # nobody sees the bar there
+                console.print(f"{seconds:6.1f} s  {place + 1:3}/{total}  {step}", markup=False)
+
+        measure(add, announce_in_time)
+
+    with_progress(total, console, work)
 
 
 def with_progress(total: int, console: Console, work: Callable[[Callable[[str], None]], None]) -> None:

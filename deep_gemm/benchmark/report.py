@@ -44,6 +44,8 @@ class Row:
     """The dense shape whose `cublaslt_fast` is this case's yardstick."""
     kernels: tuple[str, ...] = ()
     """Kernels that one call launched."""
+    parts: dict[str, float] | None = field(default=None, hash=False)
+    """Microseconds of each part of a layer, in the order in which they run."""
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None
@@ -91,7 +93,7 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """What the run measured: dense, grouped, casts, host, compile or audit."""
+        """What the run measured: dense, grouped, casts, linear, experts, host, compile or audit."""
         return str(self.header["kind"])
 
     def default_path(self) -> Path:
@@ -148,6 +150,8 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _plain_number(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain_number(part) for name, part in value.items()}
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -9,10 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .casts import COMPILED, COPY, EAGER, OURS
+from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
-from .contenders import BF16, BLOCKWISE, FAST
-from .report import Report
+from .contenders import BF16, BLOCKWISE, FAST, OURS
+from .layers import ALONE
+from .report import Report, Row, geometric_mean
 from .tune_fit import Regret
 
 WIDTH_WITHOUT_TERMINAL = 160
@@ -35,6 +36,10 @@ def print_report(report: Report, console: Console) -> None:
         _print_failures(report, console)
     elif report.kind == "casts":
         console.print(_casts_table(report))
+        _print_failures(report, console)
+    elif report.kind in ("linear", "experts"):
+        for part in _linear_tables(report) if report.kind == "linear" else _experts_tables(report):
+            console.print(part)
         _print_failures(report, console)
     elif report.kind == "compile":
         console.print(_compile_line(report))
@@ -69,7 +74,7 @@ def _print_failures(report: Report, console: Console) -> None:
 
 
 def _casts_table(report: Report) -> Table:
-    table = _table("casts")
+    table = _table("casts", gap=2)
     for heading in ("kind", "m x k"):
         table.add_column(heading)
     for heading in ("us", "of copy", "copy us", "compiled us", "torch us", "TB/s"):
@@ -88,6 +93,82 @@ def _casts_table(report: Report) -> Table:
             f"{row.bytes / row.us / 1e6:.2f}" if row.bytes and row.us else "",
         )
     return table
+
+
+def _linear_tables(report: Report) -> list[Table]:
+    table = _table("linear", gap=2)
+    table.add_column("m x n x k")
+    for heading in ("us", "product", "ratio", "+ copy", "ratio", "bf16", "ratio", "torch"):
+        table.add_column(heading, justify="right")
+    ratios: dict[int, list[tuple[float | None, ...]]] = {}
+    for row, others in _beside(report):
+        alone, copy, plain, eager = (others.get(name) for name in (ALONE, COPY, BF16, EAGER))
+        both = alone + copy if alone and copy else None
+        found = tuple(_over(row.us, other) for other in (alone, both, plain))
+        ratios.setdefault(row.shape[0], []).append(found)
+        table.add_row(
+            "x".join(map(str, row.shape)),
+            "failed" if row.failed else _figure(row.us),
+            *(
+                cell
+                for us, ratio in zip((alone, both, plain), found, strict=True)
+                for cell in (_figure(us), _ratio(ratio))
+            ),
+            _figure(eager),
+        )
+    means = _table("geometric means of ratios")
+    for heading in ("m", "shapes", "/ product", "/ product + copy", "/ bf16"):
+        means.add_column(heading, justify="right")
+    for m, of_m in ratios.items():
+        means.add_row(str(m), str(len(of_m)), *_means(of_m))
+    return [table, means]
+
+
+def _experts_tables(report: Report) -> list[Table]:
+    table = _table("experts", gap=2)
+    for heading in ("experts", "tokens", "h x inter", "us", "bf16", "ratio", "products", "share", "torch"):
+        table.add_column(heading, justify="left" if heading == "h x inter" else "right")
+    ratios: dict[tuple[int, ...], list[tuple[float | None, ...]]] = {}
+    for row, others in _beside(report):
+        num_experts, _, tokens, *sizes = row.shape
+        plain, alone, eager = (others.get(name) for name in (BF16, ALONE, EAGER))
+        ratio, share = _over(row.us, plain), _over(alone, row.us)
+        ratios.setdefault((num_experts, *sizes), []).append((ratio,))
+        table.add_row(
+            str(num_experts),
+            str(tokens),
+            "x".join(map(str, sizes)),
+            "failed" if row.failed else _figure(row.us),
+            _figure(plain),
+            _ratio(ratio),
+            _figure(alone),
+            _percent(share),
+            _figure(eager),
+        )
+    means = _table("geometric means of ratios")
+    for heading in ("experts", "h x inter", "shapes", "/ bf16"):
+        means.add_column(heading, justify="right")
+    for (num_experts, *sizes), of_weights in ratios.items():
+        means.add_row(str(num_experts), "x".join(map(str, sizes)), str(len(of_weights)), *_means(of_weights))
+    return [table, means]
+
+
+def _beside(report: Report) -> list[tuple[Row, dict[str, float]]]:
+    """Our rows, each with the times of all contenders of its shape."""
+    times: dict[tuple[int, ...], dict[str, float]] = {}
+    for row in report.rows:
+        if row.us:
+            times.setdefault(row.shape, {})[row.contender] = row.us
+    return [(row, times.get(row.shape, {})) for row in report.rows if row.contender == OURS]
+
+
+def _over(us: float | None, other: float | None) -> float | None:
+    return us / other if us and other else None
+
+
+def _means(ratios: Iterable[tuple[float | None, ...]]) -> list[str]:
+    """A mean for each place."""
+    return [_ratio(geometric_mean(each for each in column if each)) for column in zip(*ratios, strict=True)]
 
 
 def _product_table(report: Report, compared: list[Comparison], mode: str) -> Table:
@@ -186,8 +267,12 @@ def _compile_line(report: Report) -> str:
     )
 
 
-def _table(title: str) -> Table:
-    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
+def _table(title: str, gap: int = 3) -> Table:
+    """A table with so many spaces between columns."""
+    padding = (0, gap - 1, 0, 0)
+    return Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, padding=padding
+    )
 
 
 def _figure(us: float | None) -> str:

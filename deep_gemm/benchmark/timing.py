@@ -41,6 +41,9 @@ class KernelEvent:
     us: float
 
 
+Kernels = tuple[KernelEvent, ...]
+
+
 @dataclass(frozen=True)
 class Spread:
     """A measured time: median, least and most, in microseconds."""
@@ -83,6 +86,17 @@ def cold(
 
     `while_busy` runs when all work is queued and the GPU is still busy.
     """
+    found = recorded(calls, flush, repeats, while_busy)
+    return {
+        name: (Spread.of([busy_us(each) for each in of_calls]), names_of(of_calls[0]))
+        for name, of_calls in found.items()
+    }
+
+
+def recorded(
+    calls: Mapping[str, Callable[[], Any]], flush: L2Flush, repeats: int, while_busy: Callable[[], None] | None = None
+) -> dict[str, list[Kernels]]:
+    """Make each contender's calls cold, and give the kernels of every call in the order of their starts."""
     order = rotated(list(calls), repeats)
     for call in calls.values():
         for _ in range(WARM_UPS):
@@ -98,10 +112,9 @@ def cold(
             while_busy()
 
     try:
-        paired = pair(profiled(work), flush.name, order)
+        return kernels_of_calls(profiled(work), flush.name, order)
     except PairingError:  # the profiler may drop events when it swaps buffers, so try once more
-        paired = pair(profiled(work), flush.name, order)
-    return {name: (Spread.of([us for us, _ in found]), found[0][1]) for name, found in paired.items()}
+        return kernels_of_calls(profiled(work), flush.name, order)
 
 
 def sustained(call: Callable[[], Any], cold_us: float, while_busy: Callable[[], None] | None = None) -> Spread:
@@ -133,10 +146,16 @@ def rotated(names: Sequence[str], repeats: int) -> list[str]:
 def pair(
     events: Sequence[KernelEvent], fill: str, order: Sequence[str]
 ) -> dict[str, list[tuple[float, tuple[str, ...]]]]:
-    """Assign kernels to calls: for each contender, the time and the kernels' names of every call.
+    """Assign kernels to calls: for each contender, the time and the kernels' names of every call."""
+    found = kernels_of_calls(events, fill, order)
+    return {name: [(busy_us(each), names_of(each)) for each in of_calls] for name, of_calls in found.items()}
+
+
+def kernels_of_calls(events: Sequence[KernelEvent], fill: str, order: Sequence[str]) -> dict[str, list[Kernels]]:
+    """Assign kernels to calls: for each contender, the kernels of every call in the order of their starts.
 
     Calls are counted from the end, where no events are lost. Every call of a contender must have the same kernels,
-    which proves that none was assigned to a neighbouring call.
+    which proves that none was assigned to a neighbouring call. Their order may differ: dependent launches overlap.
     """
     segments: list[list[KernelEvent]] = []
     for event in sorted(events, key=lambda event: event.start_us):
@@ -146,15 +165,29 @@ def pair(
             segments[-1].append(event)
     if not len(order) <= len(segments) <= len(order) + LEADING_FILLS:
         raise PairingError(f"the profiler saw {len(segments)} fills for {len(order)} calls")
-    found: dict[str, list[tuple[float, tuple[str, ...]]]] = {name: [] for name in order}
+    found: dict[str, list[Kernels]] = {name: [] for name in order}
     for name, kernels in zip(order, segments[len(segments) - len(order) :], strict=True):
-        found[name].append((busy_us(kernels), tuple(kernel.name for kernel in kernels)))
+        found[name].append(tuple(kernels))
     for name, calls in found.items():
-        kinds = Counter(kernels for _, kernels in calls)
-        if len(kinds) > 1 or not calls[0][1]:
+        kinds = Counter(tuple(sorted(names_of(kernels))) for kernels in calls)
+        if len(kinds) > 1 or not calls[0]:
             seen = "; ".join(f"{count} x {list(kernels) or 'no kernel'}" for kernels, count in kinds.items())
             raise PairingError(f"{name}: every call should launch the same kernels, the profiler saw {seen}")
     return found
+
+
+def names_of(kernels: Kernels) -> tuple[str, ...]:
+    """Names of a call's kernels."""
+    return tuple(kernel.name for kernel in kernels)
+
+
+def span_us(kernels: Kernels) -> float:
+    """How long a call took on the GPU: from the start of its first kernel to the end of its last.
+
+    >>> span_us((KernelEvent("cast", 10, 2), KernelEvent("begins meanwhile", 11, 5), KernelEvent("last", 20, 1)))
+    11
+    """
+    return max(kernel.start_us + kernel.us for kernel in kernels) - min(kernel.start_us for kernel in kernels)
 
 
 def busy_us(kernels: Sequence[KernelEvent]) -> float:

@@ -19,7 +19,7 @@ struct CastParams {
   // would begin if groups lay as rows do, to where they begin. 32 bits, so that an address is one instruction.
   uint32_t x_pitch, values_pitch, scales_stride_m, scales_stride_k, scales_stride_g;
   uint32_t m, k;  // rows of x, and columns of what is cast
-  uint32_t block_reciprocal;  // 2^32 / ceil(k / 128), rounded down; 2^32 - 1 if that is 1
+  uint32_t block_reciprocal;  // of ceil(k / 128): see BlockOfRows
   uint32_t num_groups, alignment, topk;
   float min_amax;       // the largest magnitude of a block counts as at least this
   float limit;          // gate counts as at most this, up as within +-this
@@ -82,9 +82,8 @@ KERNEL(kNumThreads, kCtasPerSm) cast_rows(GRID_CONSTANT CastParams p) {
   const Rows rows(p);
   uint32_t first = ptx::block_index() * kTeams;
   do {
-    uint32_t unit = static_cast<uint64_t>(first + team) * p.block_reciprocal >> 32, block = first + team - unit * blocks;
-    if (block >= blocks) ++unit, block -= blocks;  // the quotient is one too small at most
-    cast_block(p, rows.unit(unit), block, lane);
+    const BlockOfRows at(first + team, blocks, p.block_reciprocal);
+    cast_block(p, rows.unit(at.row), at.block, lane);
     first += ptx::grid_size() * kTeams;
   } while (Rows::kIsShared && first < rows.num_units * blocks);
 }

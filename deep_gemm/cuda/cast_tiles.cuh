@@ -14,11 +14,13 @@
 struct TileCastParams {
   const uint8_t* x;
   uint8_t *values, *columns;
-  float *scales, *column_scales;
-  uint64_t x_pitch, values_pitch, columns_pitch;  // from a row to the next, in elements; a row of `columns` is a column of x
-  // From a row or column under a scale of its own to the next, and from a block of 128 to the next.
-  uint64_t scales_stride_m, scales_stride_k, column_scales_stride_m, column_scales_stride_k;
+  uint8_t *scales, *column_scales;
+  // From a row to the next, in bytes; a row of `columns` is a column of x. In scales from a row or column under a scale of
+  // its own to the next, and from a block of 128 to the next. 32 bits, so that an address is one instruction.
+  uint32_t x_pitch, values_pitch, columns_pitch;
+  uint32_t scales_stride_m, scales_stride_k, column_scales_stride_m, column_scales_stride_k;
   uint32_t m, k;
+  uint32_t block_reciprocal;  // of ceil(k / 128): see BlockOfRows
   float min_amax;       // the largest magnitude under a scale counts as at least this
   uint32_t rounds_up;  // scales are powers of two
 };
@@ -47,11 +49,10 @@ struct Tile {
   uint32_t team, lane;
   Piece pieces[kTeamRows];
 
-  DEVICE Tile(const TileCastParams& p)
-      : row(ptx::block_index() / ceil_div(p.k, kBlock) * kBlock),
-        column(ptx::block_index() % ceil_div(p.k, kBlock) * kBlock),
-        team(ptx::thread_index() / kLanes),
-        lane(ptx::thread_index() % kLanes) {}
+  DEVICE Tile(const TileCastParams& p) : team(ptx::thread_index() / kLanes), lane(ptx::thread_index() % kLanes) {
+    const BlockOfRows tile(ptx::block_index(), ceil_div(p.k, kBlock), p.block_reciprocal);
+    row = tile.row * kBlock, column = tile.block * kBlock;
+  }
 
   DEVICE uint32_t row_of(uint32_t i) const { return team * kTeamRows + i; }  // counted from the tile's first
 
@@ -59,7 +60,7 @@ struct Tile {
 #pragma unroll
     for (uint32_t i = 0; i < kTeamRows; ++i) {
       const uint32_t x_row = row + row_of(i);
-      pieces[i] = load_piece(p.x + x_row * p.x_pitch * kInputBytes, x_row < p.m, column, p.k, lane);
+      pieces[i] = load_piece(p.x + uint64_t{x_row} * p.x_pitch, x_row < p.m, column, p.k, lane);
     }
   }
 };
@@ -144,7 +145,7 @@ DEVICE void store_tile(const TileCastParams& p, const Tile& tile, DivisorOf divi
 #pragma unroll
     for (uint32_t e = 0; e < kElements; ++e)
       quotients[e] = quotient_of<kIsOrdinary>(element_of(tile.pieces[i], e), divisor(i, e));
-    if (row < p.m) store_values(p.values + row * p.values_pitch, tile.column, p.k, tile.lane, pack_values(quotients));
+    if (row < p.m) store_values(p.values + uint64_t{row} * p.values_pitch, tile.column, p.k, tile.lane, pack_values(quotients));
   }
 }
 
@@ -188,11 +189,11 @@ DEVICE uint32_t load_byte_of_column(const SharedStorage& shared, uint32_t column
 
 DEVICE void store_columns(const SharedStorage& shared, const TileCastParams& p, const Tile& tile) {
   constexpr uint32_t kChunks = kBlock / (kCastsColumns ? kColumnBytes : 1);
-#pragma unroll 1
-  for (uint32_t i = ptx::thread_index(); i < kBlock * kChunks; i += kNumThreads) {
-    const uint32_t column = i / kChunks, row = i % kChunks * kColumnBytes;
+#pragma unroll (kColumnBytes == 16 ? 4 : 1)
+  for (uint32_t round = 0; round < kBlock * kChunks / kNumThreads; ++round) {
+    const uint32_t i = round * kNumThreads + ptx::thread_index(), column = i / kChunks, row = i % kChunks * kColumnBytes;
     if (tile.column + column >= p.k || tile.row + row >= p.m) continue;
-    uint8_t* to = p.columns + (tile.column + column) * p.columns_pitch + tile.row + row;
+    uint8_t* to = p.columns + uint64_t{tile.column + column} * p.columns_pitch + tile.row + row;
     if constexpr (kColumnBytes == 16) {
       const ptx::Uint4 v = load_16_of_column(shared, column, row / 16);
       ptx::st_global_v4_b32(to, v.x, v.y, v.z, v.w);
@@ -215,27 +216,28 @@ DEVICE bool cast_tile(SharedStorage& shared, const TileCastParams& p, const Tile
   if constexpr (kCastsBlocks) {
     const Divisor divisor = divisor_of<kIsOrdinary>(amax_of_tile(shared), p.min_amax, p.rounds_up);
     if (kIsOrdinary && !is_ordinary(divisor)) return false;
-    if (thread == 0) ptx::st_global_f32(p.scales + block_m * p.scales_stride_m + block_k * p.scales_stride_k, divisor.scale);
+    if (thread == 0) ptx::st_global_f32(scale_at(p.scales, block_m, p.scales_stride_m, block_k, p.scales_stride_k), divisor.scale);
     store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t) { return divisor; });
   }
-  if constexpr (kNeedsColumns) {
-    Divisor of_column;
-    if (thread < kBlock) {
-      of_column = divisor_of<kIsOrdinary>(amax_of_column(shared, thread), p.min_amax, p.rounds_up);
-      store_divisor(&shared.of_columns[index_of(thread)][lane_of(thread)], of_column);
-      all_ordinary = all_ordinary && is_ordinary(of_column);
-    }
-    if (!ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;
+  Divisor of_column = {};
+  if (kNeedsColumns && thread < kBlock) {
+    of_column = divisor_of<kIsOrdinary>(amax_of_column(shared, thread), p.min_amax, p.rounds_up);
+    store_divisor(&shared.of_columns[index_of(thread)][lane_of(thread)], of_column);
+    all_ordinary = all_ordinary && is_ordinary(of_column);
+  }
+  if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;
 
-    float* scale = kCastsChannels ? p.scales + block_m * p.scales_stride_m + (tile.column + thread) * p.scales_stride_k
-                                  : p.column_scales + block_m * p.column_scales_stride_m +
-                                        (tile.column + thread) * p.column_scales_stride_k;
-    if (thread < kBlock && tile.column + thread < p.k) ptx::st_global_f32(scale, of_column.scale);
+  if constexpr (kNeedsColumns) {
+    const uint32_t column = tile.column + thread;
+    uint8_t* scale = kCastsChannels
+                         ? scale_at(p.scales, block_m, p.scales_stride_m, column, p.scales_stride_k)
+                         : scale_at(p.column_scales, block_m, p.column_scales_stride_m, column, p.column_scales_stride_k);
+    if (thread < kBlock && column < p.k) ptx::st_global_f32(scale, of_column.scale);
   }
   if constexpr (kCastsRows) {
     const uint32_t row = thread - kBlock;
     if (thread >= kBlock && tile.row + row < p.m)
-      ptx::st_global_f32(p.scales + (tile.row + row) * p.scales_stride_m + block_k * p.scales_stride_k,
+      ptx::st_global_f32(scale_at(p.scales, tile.row + row, p.scales_stride_m, block_k, p.scales_stride_k),
                          load_divisor(&shared.of_rows[row]).scale);
     store_tile<kIsOrdinary>(p, tile, [&](uint32_t i, uint32_t) { return load_divisor(&shared.of_rows[tile.row_of(i)]); });
   }

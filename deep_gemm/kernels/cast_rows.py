@@ -106,6 +106,11 @@ def is_aligned(x: Tensor, values: Tensor) -> bool:
     )
 
 
+def block_reciprocal(k: int) -> int:
+    """What `BlockOfRows` of cuda/cast/values.cuh divides by the blocks of a row with."""
+    return min((1 << 32) // ceil_div(k, SCALE_BLOCK), (1 << 32) - 1)
+
+
 def params_of(p: RowCast) -> bytes:
     """Give the kernel's parameters."""
     (m, _), k, scales = p.x.shape, p.values.shape[1], p.scales
@@ -127,7 +132,7 @@ def params_of(p: RowCast) -> bytes:
             "scales_stride_g": further * SCALE_BYTES,
             "m": m,
             "k": k,
-            "block_reciprocal": min((1 << 32) // ceil_div(k, SCALE_BLOCK), (1 << 32) - 1),
+            "block_reciprocal": block_reciprocal(k),
             "num_groups": 0 if sizes is None else sizes.numel(),
             "alignment": p.alignment,
             "topk": 0 if p.row_of is None else p.row_of.shape[1],

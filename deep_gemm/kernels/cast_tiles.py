@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..choose.config_cast import Grain, TileCastConfig, num_tiles, tile_cast_config
 from ..problem.layout import ADDRESS_ALIGNMENT
-from .cast_rows import is_aligned
+from .cast_rows import SCALE_BYTES, block_reciprocal, is_aligned
 from .launch import OrdinaryKernel
 from .params import Field, Kind, Params
 
@@ -19,15 +19,16 @@ PARAMS = Params(
     Field("columns", Kind.POINTER),
     Field("scales", Kind.POINTER),
     Field("column_scales", Kind.POINTER),
-    Field("x_pitch", Kind.UINT64),
-    Field("values_pitch", Kind.UINT64),
-    Field("columns_pitch", Kind.UINT64),
-    Field("scales_stride_m", Kind.UINT64),
-    Field("scales_stride_k", Kind.UINT64),
-    Field("column_scales_stride_m", Kind.UINT64),
-    Field("column_scales_stride_k", Kind.UINT64),
+    Field("x_pitch", Kind.UINT32),
+    Field("values_pitch", Kind.UINT32),
+    Field("columns_pitch", Kind.UINT32),
+    Field("scales_stride_m", Kind.UINT32),
+    Field("scales_stride_k", Kind.UINT32),
+    Field("column_scales_stride_m", Kind.UINT32),
+    Field("column_scales_stride_k", Kind.UINT32),
     Field("m", Kind.UINT32),
     Field("k", Kind.UINT32),
+    Field("block_reciprocal", Kind.UINT32),
     Field("min_amax", Kind.FLOAT32),
     Field("rounds_up", Kind.UINT32),
 )
@@ -84,15 +85,16 @@ def params_of(p: TileCast) -> bytes:
             "columns": 0 if columns is None else columns.data_ptr(),
             "scales": 0 if scales is None else scales.data_ptr(),
             "column_scales": 0 if of_columns is None else of_columns.data_ptr(),
-            "x_pitch": p.x.stride(0),
+            "x_pitch": p.x.stride(0) * p.x.element_size(),
             "values_pitch": 0 if values is None else values.stride(0),
             "columns_pitch": 0 if columns is None else columns.stride(0),
-            "scales_stride_m": 0 if scales is None else scales.stride(0),
-            "scales_stride_k": 0 if scales is None else scales.stride(1),
-            "column_scales_stride_m": 0 if of_columns is None else of_columns.stride(1),
-            "column_scales_stride_k": 0 if of_columns is None else of_columns.stride(0),
+            "scales_stride_m": 0 if scales is None else scales.stride(0) * SCALE_BYTES,
+            "scales_stride_k": 0 if scales is None else scales.stride(1) * SCALE_BYTES,
+            "column_scales_stride_m": 0 if of_columns is None else of_columns.stride(1) * SCALE_BYTES,
+            "column_scales_stride_k": 0 if of_columns is None else of_columns.stride(0) * SCALE_BYTES,
             "m": m,
             "k": k,
+            "block_reciprocal": block_reciprocal(k),
             "min_amax": p.min_amax,
             "rounds_up": int(p.rounds_up),
         }

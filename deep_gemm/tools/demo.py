@@ -1,4 +1,4 @@
-"""The demo: make data, quantize it, run every kind of product, and check each against FP64.
+"""The demo: make data, quantize it, run every kind of product and both layers, and check each against FP64.
 
 On a Hopper GPU it then compares the speed of a few dense products with cuBLASLt's. Without one it compiles a few of
 the kernels.
@@ -26,30 +26,39 @@ from ..dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from ..gpus import HOPPER
 from ..grouped import k_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked
 from ..jit import CompilerMissing
+from ..layers import experts, linear
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from .inspect import show_families
 
+MAX_ERROR_EXPERTS = 1e-2
+"""Where sums of the first product round to BF16 differently, some activations become another FP8 number."""
 MAX_ERROR = {torch.bfloat16: MAX_ERROR_BF16, torch.float32: MAX_ERROR_FP32}
 DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "FP32"}
 ROWS, N, K = 256, 512, 1024
 GROUP_ROWS = (100, 0, 37, 119)
 KS = [512, 0, 128, 384]
+TOKENS, TOPK, HIDDEN, INTERMEDIATE = 64, 2, 512, 256
 SPEED_SHAPES = ((64, 2112, 7168), (4096, 7168, 2048), (4096, 7168, 16384))
 SPEED_REPEATS = 10
 
 
+Rounding = Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Example:
-    """One product to show: its call, and its result from FP64 operands, quantized and not."""
+    """One product or layer to show: its call, and its result from FP64 operands, quantized and not."""
 
     product: str
     m: int
     n: int
     k: int
     call: Callable[[], Tensor]
-    """Returns the part of D that the product computes."""
+    """Returns the part of D that it computes."""
     from_quantized: Tensor
     from_original: Tensor
+    max_error: float | None = None
+    """None: what a single product may have."""
 
 
 def run() -> bool:
@@ -108,7 +117,7 @@ def _has_hopper() -> bool:
 
 def _show_products(console: Console) -> bool:
     device, backend = ("cuda", "kernel") if _has_hopper() else ("cpu", "reference")
-    title = f"FP8 products on {_device_name(device)}"
+    title = f"FP8 products and layers on {_device_name(device)}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
     for heading in ("product", "m x n x k", "D", "backend"):
         table.add_column(heading)
@@ -121,7 +130,7 @@ def _show_products(console: Console) -> bool:
             status.update(example.product)
             d, milliseconds = _timed(example.call, device)
             error = _relative_error(d, example.from_quantized)
-            right = error < MAX_ERROR[d.dtype]
+            right = error < (example.max_error or MAX_ERROR[d.dtype])
             all_right &= right
             quantization_errors.append(_relative_error(d, example.from_original))
             verdict = "[green]right[/]" if right else "[red]wrong[/]"
@@ -132,7 +141,8 @@ def _show_products(console: Console) -> bool:
     console.print(
         "\nerror: of the whole result, relative to the FP64 product of the same FP8 numbers.\n"
         "       Rounding D to BF16 alone gives 1.7e-03.\n"
-        f"       Quantizing to FP8 added up to {max(quantization_errors):.1e}, which is not counted here.",
+        f"       Quantizing to FP8 added up to {max(quantization_errors):.1e}, which is not counted here.\n"
+        "mixture of experts: tokens x intermediate x hidden.",
         style="dim",
     )
     return all_right
@@ -141,8 +151,8 @@ def _show_products(console: Console) -> bool:
 def _examples(device: str) -> Iterator[Example]:
     torch.manual_seed(0)
     x, w = torch.randn(ROWS, K, device=device), torch.randn(N, K, device=device)
-    experts = torch.randn(len(GROUP_ROWS), N, K, device=device)
-    a, b, b_experts = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w), per_block_cast_to_fp8(experts)
+    of_groups = torch.randn(len(GROUP_ROWS), N, K, device=device)
+    a, b, b_experts = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w), per_block_cast_to_fp8(of_groups)
     xq, wq, experts_q = dequantized(a, 1), dequantized(b, 128), dequantized(b_experts, 128)
 
     yield Example("dense", ROWS, N, K, lambda: _made(fp8_gemm_nt(a, b)), xq @ wq.t(), x.double() @ w.double().t())
@@ -155,7 +165,7 @@ def _examples(device: str) -> Iterator[Example]:
         K,
         lambda: _made(m_grouped_fp8_gemm_nt_contiguous(a, b_experts, grouped_layout=ids)),
         torch.einsum("mk,mnk->mn", xq, experts_q[ids.long()]),
-        torch.einsum("mk,mnk->mn", x.double(), experts.double()[ids.long()]),
+        torch.einsum("mk,mnk->mn", x.double(), of_groups.double()[ids.long()]),
     )
 
     max_m = 128
@@ -169,7 +179,7 @@ def _examples(device: str) -> Iterator[Example]:
         K,
         lambda: _made(m_grouped_fp8_gemm_nt_masked(a_masked, b_experts, masked_m=counts, expected_m=64))[valid],
         (dequantized(a_masked, 1) @ experts_q.mT)[valid],
-        (xs.double() @ experts.double().mT)[valid],
+        (xs.double() @ of_groups.double().mT)[valid],
     )
 
     dy = torch.randn(N, K, device=device)
@@ -201,6 +211,51 @@ def _examples(device: str) -> Iterator[Example]:
         lambda: _made(k_grouped_fp8_gemm_nt_contiguous(a_k, b_k, ks=KS)),
         _products_along_k(dequantized(a_grad, 1), dequantized(b_grad, 1)),
         _products_along_k(dy.double(), x.double()),
+    )
+
+    bias = torch.randn(N, device=device)
+    yield Example(
+        "linear layer",
+        ROWS,
+        N,
+        K,
+        lambda: _made(linear(x, b, bias=bias)),
+        xq @ wq.t() + bias,
+        x.double() @ w.double().t() + bias,
+    )
+    yield _mixture_of_experts(device)
+
+
+def _mixture_of_experts(device: str) -> Example:
+    x = torch.randn(TOKENS, HIDDEN, device=device)
+    weights = torch.randn(len(GROUP_ROWS), 2 * INTERMEDIATE, HIDDEN, device=device) / HIDDEN**0.5
+    weights_back = torch.randn(len(GROUP_ROWS), HIDDEN, INTERMEDIATE, device=device)
+    w1, w2 = per_block_cast_to_fp8(weights), per_block_cast_to_fp8(weights_back)
+    topk_weights, topk_ids = torch.randn(TOKENS, len(GROUP_ROWS), device=device).softmax(dim=-1).topk(TOPK)
+
+    def computed(x: Tensor, w1: Tensor, w2: Tensor, of_product: Rounding, of_activation: Rounding) -> Tensor:
+        """In FP64, with the first product and the activation rounded as they are told to be."""
+        h = of_product(torch.einsum("tk,tenk->ten", x, w1[topk_ids]))
+        gate, up = h.chunk(2, dim=-1)
+        a = of_activation(torch.nn.functional.silu(gate) * up)
+        return torch.einsum("tei,tehi,te->th", a, w2[topk_ids], topk_weights.double())
+
+    def to_fp8(a: Tensor) -> Tensor:
+        return dequantized(per_token_cast_to_fp8(a.float()), 1)
+
+    from_quantized = computed(
+        to_fp8(x), dequantized(w1, 128), dequantized(w2, 128), lambda h: h.bfloat16().double(), to_fp8
+    )
+    from_original = computed(x.double(), weights.double(), weights_back.double(), lambda h: h, lambda a: a)
+    return Example(
+        "mixture of experts",
+        TOKENS,
+        INTERMEDIATE,
+        HIDDEN,
+        lambda: _made(experts(x, topk_ids, topk_weights, w1, w2)),
+        from_quantized,
+        from_original,
+        MAX_ERROR_EXPERTS,
     )
 
 

@@ -20,6 +20,17 @@ constexpr uint32_t kElements = kBlock / kLanes;
 constexpr uint32_t kElementsOfWord = 4 / kInputBytes;
 constexpr uint32_t kWords = kElements / kElementsOfWord;
 
+// Number i of blocks that lie in rows of `blocks`.
+struct BlockOfRows {
+  uint32_t row, block;
+
+  // `reciprocal` is 2^32 / blocks, rounded down, or 2^32 - 1 if there is one. So the quotient is one too small at most.
+  DEVICE BlockOfRows(uint32_t i, uint32_t blocks, uint32_t reciprocal)
+      : row(static_cast<uint64_t>(i) * reciprocal >> 32), block(i - row * blocks) {
+    if (block >= blocks) ++row, block -= blocks;
+  }
+};
+
 struct Piece {
   uint32_t words[kWords];
 };
@@ -191,6 +202,10 @@ DEVICE float quotient_of(float x, Divisor d) {
   const float guess = x * -d.reciprocal;
   const float excess = ptx::fma_rn(guess, d.scale, -x);
   return ptx::fma_rn(excess, d.reciprocal, guess);
+}
+
+DEVICE uint8_t* scale_at(uint8_t* scales, uint32_t row, uint32_t stride_m, uint32_t block, uint32_t stride_k) {
+  return scales + uint64_t{row} * stride_m + uint64_t{block} * stride_k;
 }
 
 // ---- FP8 values

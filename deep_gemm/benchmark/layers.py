@@ -1,0 +1,222 @@
+"""Layers as replayed CUDA graphs: time from the first kernel's start to the last one's end, and of each part.
+
+Kernels of a layer overlap as dependent launches, and what lies between two of them counts too. In a replayed graph no
+contender waits for the host.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from .cases import PEAK_TFLOPS, Shape, cold_copy_us
+from .contenders import OURS
+from .machine import GpuState, gpu_state
+from .products import MAX_NAME, SETTLE_SECONDS, raise_if_lost, reason
+from .report import Row
+from .timing import Kernels, L2Flush, PairingError, Spread, names_of, recorded, span_us
+
+COPY, EAGER, ALONE = "copy", "torch", "product_alone"
+METHOD = (
+    "every contender a CUDA graph that is replayed; GPU time of a call from the start of its first kernel to the end "
+    "of its last, from torch.profiler, a 512 MB fill before each call to evict the L2, contenders of a shape "
+    "interleaved in one process in rotating order, 20 calls each, median, least and most; a part's time ends where "
+    "its last kernel ends and begins where the part before it ended"
+)
+REPEATS = 20
+WARM_UPS = 2
+ROUTING, CAST, PRODUCT, ACTIVATION, GATHER = "routing", "cast", "product", "activation", "weighted gather"
+FIRST, SECOND = "product 1", "product 2"
+
+Parts = Callable[[Sequence[str]], Sequence[str] | None]
+"""From the names of a call's kernels to the part that each belongs to; None if nobody can tell."""
+Steps = Sequence[tuple[str, Callable[[], Any]]]
+"""Parts of a chain, and what runs each."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One way to compute a layer."""
+
+    name: str
+    """The contender. The fastest of several with one name counts."""
+    call: Callable[[], Any]
+    chain: str | None = None
+    """Which of the ways that share a name."""
+    parts: Parts = lambda names: None
+    steps: Steps = ()
+    """What `call` runs one after the other, where kernels' names do not tell the parts."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a layer of one shape must do."""
+
+    kind: str
+    shape: Shape
+    operations: int
+    bytes: int
+    cast_bytes: int = 0
+    """What a copy moves."""
+
+    def row(self, contender: str, **more: Any) -> Row:
+        """A contender's row. A copy multiplies nothing."""
+        if contender == COPY:
+            return Row(self.kind, self.shape, contender, "cold", bytes=self.cast_bytes, **more)
+        floor_us = round(max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes)), 3)
+        more = {"operations": self.operations, "bytes": self.bytes, "floor_us": floor_us, **more}
+        return Row(self.kind, self.shape, contender, "cold", **more)
+
+
+Check = Callable[[Callable[[], Any]], tuple[float, str | None]]
+"""Makes the call it is given, ours, and gives its error and why it is wrong, or None if it is right."""
+
+
+def rows_of(work: Work, layers: Iterable[Layer], check: Check, flush: L2Flush) -> list[Row]:
+    """Check ours, time all, and keep the fastest layer of each name."""
+    rows: list[Row] = []
+    replays: dict[str, Callable[[], Any]] = {}
+    by_key: dict[str, Layer] = {}
+    for layer in layers:
+        key = layer.name if layer.chain is None else f"{layer.name} {layer.chain}"
+        try:
+            replays[key], by_key[key] = captured(layer.call), layer
+        except Exception as exception:
+            raise_if_lost(exception)
+            rows.append(work.row(layer.name, config=layer.chain, failed=reason(exception)))
+    error, wrong = _checked(check, replays[OURS]) if OURS in replays else (None, None)
+    if wrong is not None:
+        del replays[OURS]
+        rows.append(work.row(OURS, error=error, failed=wrong))
+    states: list[GpuState] = []
+    time.sleep(SETTLE_SECONDS)
+    try:
+        counted = {key: counted_parts(by_key[key].steps, flush) for key in replays if by_key[key].steps}
+        found = recorded(replays, flush, REPEATS, lambda: states.append(gpu_state())) if replays else {}
+    except Exception as exception:
+        raise_if_lost(exception)
+        return rows + [work.row(by_key[key].name, failed=reason(exception)) for key in replays]
+    timed: dict[str, Row] = {}
+    for key, calls in found.items():
+        layer, spread = by_key[key], Spread.of([span_us(kernels) for kernels in calls])
+        if layer.name in timed and (timed[layer.name].us or 0) <= spread.us:
+            continue
+        timed[layer.name] = work.row(
+            layer.name,
+            us=spread.us,
+            us_min=spread.us_min,
+            us_max=spread.us_max,
+            error=error if layer.name == OURS else None,
+            config=layer.chain,
+            kernels=tuple(name[:MAX_NAME] for name in names_of(calls[0])),
+            parts=part_times(calls, counted.get(key, layer.parts)),
+            **asdict(states[-1]),
+        )
+    kept = [row for row in rows if row.contender == OURS or row.contender not in timed]
+    return [*timed.values(), *kept]
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Capture a call in a CUDA graph, and give what replays it."""
+    for _ in range(WARM_UPS):
+        call()
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    finally:
+        torch.cuda.set_stream(stream)  # a capture that fails may leave its own stream current
+    return graph.replay
+
+
+def _checked(check: Check, call: Callable[[], Any]) -> tuple[float | None, str | None]:
+    try:
+        return check(call)
+    except Exception as exception:
+        raise_if_lost(exception)
+        return None, reason(exception)
+
+
+# Parts
+
+
+def part_times(calls: Sequence[Kernels], parts: Parts) -> dict[str, float] | None:
+    """Microseconds of each part, medians over the calls; None if the parts of a call are unknown.
+
+    >>> calls = [(KernelEvent("cast", 0, 3), KernelEvent("gemm", 2, 8)), (KernelEvent("cast", 0, 5),)]
+    >>> part_times(calls[:1], parts_of_linear)
+    {'cast': 3.0, 'product': 7.0}
+    >>> part_times(calls, parts_of_linear)
+    """
+    sums = []
+    for kernels in calls:
+        of_kernels = parts(names_of(kernels))
+        if of_kernels is None:
+            return None
+        end, times = kernels[0].start_us, dict.fromkeys(of_kernels, 0.0)
+        for kernel, part in zip(kernels, of_kernels, strict=True):
+            kernel_end = kernel.start_us + kernel.us
+            times[part] += max(0.0, kernel_end - end)
+            end = max(end, kernel_end)
+        sums.append(times)
+    return {part: statistics.median(times.get(part, 0.0) for times in sums) for part in sums[0]}
+
+
+def parts_of_linear(names: Sequence[str]) -> Sequence[str] | None:
+    """Parts of a linear layer's kernels: the product's names say so, and all others cast.
+
+    >>> parts_of_linear(["cast_rows_kernel", "fp8_gemm_kernel"])
+    ['cast', 'product']
+    """
+    return [PRODUCT if is_product(name) else CAST for name in names] if any(map(is_product, names)) else None
+
+
+def parts_of_experts(names: Sequence[str]) -> Sequence[str] | None:
+    """Parts of a layer of experts: products are known by name, all others by where they stand.
+
+    If nothing lies between the two products, the last one is the second.
+
+    >>> parts_of_experts(["route_rows_kernel", "cast_rows_kernel", "fp8_gemm", "silu", "fp8_gemm", "gather_weighted"])
+    ['routing', 'cast', 'product 1', 'activation', 'product 2', 'weighted gather']
+    """
+    products = [place for place, name in enumerate(names) if is_product(name)]
+    if len(products) < 2:
+        return None
+    runs = [list(places) for _, places in groupby(products, key=lambda place: place - products.index(place))]
+    first, last = (runs[0], runs[-1]) if len(runs) > 1 else (products[:-1], products[-1:])
+
+    def part(place: int) -> str:
+        if place < first[0]:
+            return ROUTING if "route" in names[place] else CAST
+        if place > last[-1]:
+            return GATHER
+        return FIRST if place <= first[-1] else SECOND if place >= last[0] else ACTIVATION
+
+    return [part(place) for place in range(len(names))]
+
+
+def is_product(name: str) -> bool:
+    """Tell whether a kernel of this package is a product, alone or fused with what is around it."""
+    return "gemm" in name
+
+
+def counted_parts(steps: Steps, flush: L2Flush) -> Parts:
+    """Tell parts by the number of kernels that each step of a chain launches."""
+    try:
+        found = recorded({str(place): call for place, (_, call) in enumerate(steps)}, flush, 1)
+    except PairingError:
+        return lambda names: None
+    parts = [part for place, (part, _) in enumerate(steps) for _ in found[str(place)][0]]
+    return lambda names: parts if len(parts) == len(names) else None
+
+
+def only_asked_for(layers: Iterable[Layer], only: Sequence[str]) -> list[Layer]:
+    """The contenders to measure: all of them if `only` is empty."""
+    return [layer for layer in layers if not only or layer.name in only]
