@@ -13,9 +13,10 @@ from .. import layers as public
 from ..activation import silu_mul_cast_to_fp8
 from ..grouped import m_grouped_fp8_gemm_nt_contiguous
 from ..problem.checks import Operand
-from ..problem.layout import SCALE_BLOCK, ceil_div, get_mn_major_tma_aligned_tensor
+from ..problem.layout import SCALE_BLOCK, ceil_div
 from ..quantize import FP8_MAX, Quantized
 from ..routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
+from ..scales import get_mn_major_tma_aligned_tensor
 from . import layers
 from .contenders import BF16, OURS
 from .experts_by_torch import chains_in_bf16, steps_with_casts

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from .. import layers as public
 from ..dense import fp8_gemm_nt
-from ..problem.layout import SCALE_BLOCK, ceil_div, get_mn_major_tma_aligned_tensor
+from ..problem.layout import SCALE_BLOCK, ceil_div
 from ..quantize import Quantized, cast_by_torch, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..scales import get_mn_major_tma_aligned_tensor
 from . import layers
 from .cases import all_cases
 from .casts import copy_of

@@ -189,7 +189,7 @@ DEVICE uint32_t load_byte_of_column(const SharedStorage& shared, uint32_t column
 
 DEVICE void store_columns(const SharedStorage& shared, const TileCastParams& p, const Tile& tile) {
   constexpr uint32_t kChunks = kBlock / (kCastsColumns ? kColumnBytes : 1);
-#pragma unroll (kColumnBytes == 16 ? 4 : 1)
+#pragma unroll (kVector == 1 ? 1 : 4)  // single elements leave no registers for more
   for (uint32_t round = 0; round < kBlock * kChunks / kNumThreads; ++round) {
     const uint32_t i = round * kNumThreads + ptx::thread_index(), column = i / kChunks, row = i % kChunks * kColumnBytes;
     if (tile.column + column >= p.k || tile.row + row >= p.m) continue;
