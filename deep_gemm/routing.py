@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .gpus import is_hopper
-from .kernels import cast_rows, route_rows
+from .kernels import cast_rows, lay_scales, route_rows
 from .kernels import gather_weighted as gather_weighted_kernel
 from .kernels.cast_rows import RowCast
 from .problem import ExpertRows, check_gather, check_routes, check_weighted
@@ -19,6 +19,8 @@ from .quantize import Quantized, as_rows, empty_scales, empty_values, has_kernel
 from .scales import get_mn_major_tma_aligned_tensor
 
 __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
+
+MANY_ROWS = 4096
 
 
 @torch.no_grad()
@@ -73,11 +75,13 @@ def gather_cast_to_fp8(
     """
     check_gather(x, rows)
     if has_kernels(x):
+        # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
+        is_few = rows.token_of.shape[0] <= MANY_ROWS
         num_rows, k = rows.token_of.shape[0], x.shape[1]
-        values, scales = empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=mn_major)
+        values, scales = empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=is_few and mn_major)
         least = magnitude("min_amax", min_amax)
         cast_rows.run(RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=rows.row_of.contiguous()))
-        return values, scales
+        return values, lay_scales.mn_major(scales) if mn_major else scales
     values, scales = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax)
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
     gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)

@@ -51,6 +51,8 @@ class Groups(Enum):
     """All."""
     COUNTS = "rows_counted"
     """The first rows of each group, as many as its count says."""
+    UNTIL = "rows_until"
+    """All rows up to where the last group ends."""
     ENDS = "rows_ended"
     """Those from where the group before ended, aligned, to where each ends."""
 
@@ -90,7 +92,7 @@ class CastConfig:
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in cuda/cast/rows_of_groups.cuh, which asserts that it is the same."""
-        return 0 if self.groups == Groups.NONE else (3 * MAX_GROUPS + 1 + self.num_threads // 32) * 4
+        return 0 if self.groups in (Groups.NONE, Groups.UNTIL) else (3 * MAX_GROUPS + 1 + self.num_threads // 32) * 4
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
@@ -170,7 +172,10 @@ class TileCastConfig:
         yield self.column_bytes in (0, 1, VECTOR_BYTES), "16 bytes, or one, of columns at once"
         yield self.grain is not None or self.column_bytes > 0, "an output"
         yield self.grain in (None, Grain.ROWS) or self.column_bytes == 0, "columns alone or beside rows"
-        yield self.num_threads == 2 * BLOCK_K, "a thread for each row and each column of a tile"
+        yield (
+            self.num_threads in (BLOCK_K, 2 * BLOCK_K),
+            "a thread for each row, or for each row and each column, of a tile",
+        )
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
@@ -194,9 +199,11 @@ def cast_config(
     to_routes: bool = False,
 ) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
-    rows = 1 if is_few else 2 if activates else 8 if groups == Groups.NONE and not to_routes else 4
+    # Teams that look for their rows among groups first take more of them at a time.
+    rows = 1 if is_few else 4 if groups in (Groups.COUNTS, Groups.ENDS) else 2 if activates or to_routes else 8
     vector = _vector(dtype, is_aligned=is_aligned)
-    return CastConfig(dtype, vector, rows, activates, groups, to_routes, ctas_per_sm=6 if rows == 8 else 8)
+    ctas_per_sm = {8: 6, 4: 5}.get(rows, 8)
+    return CastConfig(dtype, vector, rows, activates, groups, to_routes, ctas_per_sm=ctas_per_sm)
 
 
 def select_cast(
@@ -233,7 +240,7 @@ def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
 
 def reachable_cast() -> list[CastConfig]:
     """Every configuration of `cast_rows` that casts can ask for."""
-    plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)
+    plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)  # casts of plain rows know no ends
     kinds = [(activates, groups, False) for activates, some in ((False, plain), (True, silu)) for groups in some]
     return [
         cast_config(

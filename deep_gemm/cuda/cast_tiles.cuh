@@ -31,7 +31,8 @@ constexpr bool kNeedsColumns = kCastsColumns || kCastsChannels;
 constexpr uint32_t kTeamRows = kBlock / kTeams;
 constexpr uint32_t kNumWarps = kNumThreads / 32;
 static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");
-static_assert(kNumThreads == 2 * kBlock, "half of the threads take a column each, the other half a row");
+static_assert(kNumThreads == kBlock || kNumThreads == 2 * kBlock, "the first threads take a column each, the last a row");
+constexpr uint32_t kFirstOfRows = kNumThreads - kBlock;
 
 struct SharedStorage {
   // Bytes of columns: chunks of kTeamRows, whose places are exchanged so that a warp's accesses meet different banks.
@@ -235,8 +236,8 @@ DEVICE bool cast_tile(SharedStorage& shared, const TileCastParams& p, const Tile
     if (thread < kBlock && column < p.k) ptx::st_global_f32(scale, of_column.scale);
   }
   if constexpr (kCastsRows) {
-    const uint32_t row = thread - kBlock;
-    if (thread >= kBlock && tile.row + row < p.m)
+    const uint32_t row = thread - kFirstOfRows;
+    if (thread >= kFirstOfRows && tile.row + row < p.m)
       ptx::st_global_f32(scale_at(p.scales, tile.row + row, p.scales_stride_m, block_k, p.scales_stride_k),
                          load_divisor(&shared.of_rows[row]).scale);
     store_tile<kIsOrdinary>(p, tile, [&](uint32_t i, uint32_t) { return load_divisor(&shared.of_rows[tile.row_of(i)]); });

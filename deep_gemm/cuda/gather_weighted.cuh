@@ -29,7 +29,7 @@ DEVICE float weight_of(const GatherParams& p, uint64_t route) {
     return kWeightIsFp16 ? ptx::unpack_f16(ptx::ld_global_b16(at)).x : ptx::unpack_bf16(ptx::ld_global_b16(at)).x;
 }
 
-KERNEL(kNumThreads, 2) gather_weighted(GRID_CONSTANT GatherParams p) {
+KERNEL(kNumThreads, 8) gather_weighted(GRID_CONSTANT GatherParams p) {
   const uint32_t pieces = p.n / kColumns, per_token = ceil_div(pieces, kNumThreads);
   const uint32_t token = ptx::block_index() / per_token;
   const uint32_t piece = ptx::block_index() % per_token * kNumThreads + ptx::thread_index();

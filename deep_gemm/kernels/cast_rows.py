@@ -89,9 +89,17 @@ def config_of(p: RowCast, num_sms: int) -> CastConfig:
         num_sms,
         is_aligned=is_aligned(p.x, p.values),
         activates=p.activates,
-        groups=Groups.COUNTS if p.counts is not None else Groups.ENDS if p.ends is not None else Groups.NONE,
+        groups=_groups_of(p),
         to_routes=p.row_of is not None,
     )
+
+
+def _groups_of(p: RowCast) -> Groups:
+    if p.counts is not None:
+        return Groups.COUNTS
+    if p.ends is not None:
+        return Groups.ENDS if p.alignment > 1 else Groups.UNTIL  # without gaps there is one group, all in all
+    return Groups.NONE
 
 
 def is_aligned(x: Tensor, values: Tensor) -> bool:

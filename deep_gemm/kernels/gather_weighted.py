@@ -35,9 +35,9 @@ class GatherConfig:
     """One configuration."""
 
     weights: torch.dtype
-    num_threads: int = 256
+    num_threads: int = 64
     shared_bytes: ClassVar[int] = 0
-    ctas_per_sm: ClassVar[int] = 2
+    ctas_per_sm: ClassVar[int] = 8
 
     @property
     def name(self) -> str:
