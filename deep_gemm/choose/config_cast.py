@@ -200,10 +200,11 @@ def cast_config(
 ) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
     # Teams that look for their rows among groups first take more of them at a time.
-    rows = 1 if is_few else 4 if groups in (Groups.COUNTS, Groups.ENDS) else 2 if activates or to_routes else 8
+    rows = 1 if is_few or to_routes else 4 if groups in (Groups.COUNTS, Groups.ENDS) else 2 if activates else 8
     vector = _vector(dtype, is_aligned=is_aligned)
-    ctas_per_sm = {8: 6, 4: 5}.get(rows, 8)
-    return CastConfig(dtype, vector, rows, activates, groups, to_routes, ctas_per_sm=ctas_per_sm)
+    num_threads = 256 if to_routes or rows == 2 else 128
+    ctas_per_sm = {8: 6, 4: 5}.get(rows, 1024 // num_threads)
+    return CastConfig(dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm)
 
 
 def select_cast(
@@ -250,6 +251,7 @@ def reachable_cast() -> list[CastConfig]:
         for is_aligned in (True, False)
         for is_few in (True, False)
         for activates, groups, to_routes in [*kinds, (False, Groups.NONE, True)]
+        if is_few or not to_routes
     ]
 
 
