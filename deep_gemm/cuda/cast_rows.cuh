@@ -68,6 +68,7 @@ DEVICE void cast_block(const CastParams& p, const Unit& unit, uint32_t block, ui
   Loaded loaded[kRows];
 #pragma unroll
   for (uint32_t i = 0; i < kRows; ++i) loaded[i] = load(p, unit.row + i, unit.row + i < unit.end, block, lane);
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
   Held held[kRows];
 #pragma unroll
   for (uint32_t i = 0; i < kRows; ++i) held[i] = held_of(p, loaded[i]);
@@ -78,7 +79,6 @@ DEVICE void cast_block(const CastParams& p, const Unit& unit, uint32_t block, ui
 KERNEL(kNumThreads, kCtasPerSm) cast_rows(GRID_CONSTANT CastParams p) {
   const uint32_t blocks = ceil_div(p.k, kBlock), team = ptx::thread_index() / kLanes, lane = ptx::thread_index() % kLanes;
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
   const Rows rows(p);
   uint32_t first = ptx::block_index() * kTeams;
   do {
