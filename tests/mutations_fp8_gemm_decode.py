@@ -21,6 +21,7 @@ class Trial:
     schedule: str | None = None
     is_dependent: bool = False
     in_place: bool = False
+    weight_is_ready: bool = False
 
     def headers(self) -> dict[str, str]:
         return fp8_gemm_decode.headers(self.config)
@@ -29,7 +30,13 @@ class Trial:
         kernel = sim.compile_config(self.config, headers)
         problem = sim.random_problem(self.config, *self.mnk, seed=self.seed, in_place=self.in_place)
         outcome = sim.run(
-            kernel, self.config, problem, seed=self.seed, schedule=self.schedule, is_dependent=self.is_dependent
+            kernel,
+            self.config,
+            problem,
+            seed=self.seed,
+            schedule=self.schedule,
+            is_dependent=self.is_dependent,
+            weight_is_ready=self.weight_is_ready,
         )
         if outcome.mistakes is not None:
             raise ValueError(outcome.mistakes)
@@ -65,6 +72,11 @@ TRIALS = [
     Trial(WITH_C, (19, 72, 528), 16, in_place=True),
     *(Trial(WITH_C, (13, 72, 528), seed, is_dependent=True) for seed in (17, 18)),
     Trial(WITH_C, (13, 72, 528), 19, "slow_math", is_dependent=True),
+    *(
+        Trial(WITH_C, (13, 72, k), 20, name, is_dependent=True, weight_is_ready=True)
+        for k in (128, 528, 1296)
+        for name in ("slow_math", "late_loads")
+    ),
 ]
 
 _DECODE, _EXCHANGE, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "exchange", "ring"))
@@ -82,7 +94,7 @@ MUTATIONS = [
     Mutation("the product is not waited for", _DECODE, _WAIT_WGMMA, ""),
     Mutation("empty expects one arrival", _RING, "kEmptyArrivals = kMulticastCtas * kNumMathWarps", "kEmptyArrivals = 1"),
     Mutation("bytes of whole boxes announced", _DECODE, "p.slot_bytes);", "kABytes + kBBytes);"),
-    Mutation("A loaded into the wrong slot", _DECODE, "shared.a[at.stage], i * kBlockK", "shared.a[0], i * kBlockK"),
+    Mutation("A loaded into the wrong slot", _DECODE, "shared.a[stage], i * kBlockK", "shared.a[0], i * kBlockK"),
     Mutation("B of the next k-block", _DECODE, "i * kBlockK, work.row_n", "(i + 1) * kBlockK, work.row_n"),
     Mutation("A of the first tile", _DECODE, "i * kBlockK, work.row_m)", "i * kBlockK, 0)"),
     Mutation("no block barrier after the barriers' initialization", _DECODE, "  ptx::syncthreads();\n", ""),
@@ -97,6 +109,14 @@ MUTATIONS = [
     Mutation("the last tile moved up too far", _DECODE, "p.m - kBlockTokens : 0;", "p.m - kBlockTokens - 1 : 0;"),
     Mutation("the last tile moved up where C is added", _DECODE, "kMovesLastTileUp = !kWithC;", "kMovesLastTileUp = true;", shows_in=WITH_C),
     Mutation("clusters count as CTAs", _DECODE, "ptx::block_index() / kClusterK", "ptx::block_index()"),
+    # The weight ahead of A
+    Mutation("loads the weight ahead though it is not ready", _DECODE, "  if (p.weight_is_ready) {", "  {"),
+    Mutation("loads A ahead with the weight", _DECODE, "++stage) load_b(work.k_block + stage, stage);", "++stage) load_b(work.k_block + stage, stage), load_a(work.k_block + stage, stage);"),
+    Mutation("loads B again behind the wait", _DECODE, "i < end_ahead; ++i, at = at.next()) load_a(i, at.stage);", "i < end_ahead; ++i, at = at.next()) load_b(i, at.stage), load_a(i, at.stage);"),
+    Mutation("no A for what was loaded ahead", _DECODE, "i < end_ahead; ++i, at = at.next()) load_a(i, at.stage);", "i < end_ahead; ++i, at = at.next()) {}"),
+    Mutation("all of B loaded ahead, whatever the ring holds", _DECODE, "end_ahead += count < kNumStages ? count : kNumStages;", "end_ahead += count;"),
+    Mutation("the ring filled ahead, whatever k is", _DECODE, "end_ahead += count < kNumStages ? count : kNumStages;", "end_ahead += kNumStages;"),
+    Mutation("B of the next k-block loaded ahead", _DECODE, "++stage) load_b(work.k_block + stage, stage);", "++stage) load_b(work.k_block + stage + 1, stage);"),
     # Scales and promotion
     Mutation("scales of tokens outside are read", _DECODE, "(token < p.m ? token : p.m - 1)", "(token)"),
     Mutation("scales past the last k-block are read", _DECODE, "first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1", "first_k_block + i"),

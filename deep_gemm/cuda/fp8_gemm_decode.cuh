@@ -28,6 +28,9 @@ struct Params {
   uint32_t sfa_stride_m, sfa_stride_k, sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
   uint32_t slot_bytes;  // of one box of A and one of B
+  // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B
+  // may be loaded before griddepcontrol_wait.
+  uint32_t weight_is_ready;
 };
 #include "params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
@@ -77,15 +80,29 @@ struct Work {
 
 // Loads this CTA's k-blocks, each into the next slot of the ring.
 DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const Work& work) {
-  // What the kernel before wrote can be read from here on; B counts as such.
+  const auto load_b = [&](uint32_t i, uint32_t stage) {
+    ptx::mbarrier_arrive_expect_tx(&shared.ring.full[stage], p.slot_bytes);
+    ptx::tma_load_2d(&p.map_b, &shared.ring.full[stage], shared.b[stage], i * kBlockK, work.row_n);
+  };
+  const auto load_a = [&](uint32_t i, uint32_t stage) {
+    ptx::tma_load_2d(&p.map_a, &shared.ring.full[stage], shared.a[stage], i * kBlockK, work.row_m);
+  };
+  uint32_t i = work.k_block, end_ahead = work.k_block;
+  if (p.weight_is_ready) {
+    const uint32_t count = work.end_k_block - work.k_block;
+    end_ahead += count < kNumStages ? count : kNumStages;
+#pragma unroll 1
+    for (uint32_t stage = 0; stage < end_ahead - work.k_block; ++stage) load_b(work.k_block + stage, stage);
+  }
+  // What the kernel before wrote can be read from here on; B counts as such, unless it is ready.
   ptx::griddepcontrol_wait();
   RingPosition at;
-  for (uint32_t i = work.k_block; i < work.end_k_block; ++i, at = at.next()) {
-    uint64_t* full = &shared.ring.full[at.stage];
+#pragma unroll 1
+  for (; i < end_ahead; ++i, at = at.next()) load_a(i, at.stage);
+  for (; i < work.end_k_block; ++i, at = at.next()) {
     wait_until_free(shared.ring, at);
-    ptx::mbarrier_arrive_expect_tx(full, p.slot_bytes);
-    ptx::tma_load_2d(&p.map_b, full, shared.b[at.stage], i * kBlockK, work.row_n);
-    ptx::tma_load_2d(&p.map_a, full, shared.a[at.stage], i * kBlockK, work.row_m);
+    load_b(i, at.stage);
+    load_a(i, at.stage);
   }
 }
 
