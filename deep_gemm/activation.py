@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .choose.config_cast import MAX_GROUPS
+from .kernels import cast_rows
+from .kernels.cast_rows import RowCast
 from .problem import ActivationProblem, activation_problem
-from .problem.layout import rows_of_groups
-from .quantize import Quantized, per_token_cast_to_fp8
+from .problem.layout import rows_of_counts, rows_of_groups
+from .problem.numbers import magnitude
+from .quantize import Quantized, as_rows, empty_scales, empty_values, has_kernels, per_token_cast_to_fp8
 from .settings import get_mk_alignment_for_contiguous_layout
 
 
@@ -20,6 +24,7 @@ def silu_mul_cast_to_fp8(
     limit: float | None = None,
     use_ue8m0: bool = False,
     min_amax: float = 0.0,
+    mn_major: bool = False,
 ) -> Quantized:
     """Compute silu(gate) * up of each row, and cast it with one scale for each row and 128 columns.
 
@@ -30,12 +35,13 @@ def silu_mul_cast_to_fp8(
     - `ends`: int32 `[groups]` where x is `[m, 2 i]`: only rows of groups count. Group g owns the rows from
       `ends[g - 1]`, aligned to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`.
     - `limit`: gate counts as at most this, up as within +-this. A NaN stays NaN.
-    - `use_ue8m0`, `min_amax`: as for `per_token_cast_to_fp8`, which casts the result.
+    - `use_ue8m0`, `min_amax`, `mn_major`: as for `per_token_cast_to_fp8`, which casts the result.
 
-    The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / 128)]` (torch.float32), both
-    row-major. A row that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros with
-    scale 1). Every step is rounded to FP32: sigmoid(gate), then its product with gate, with up and with the row's
-    weight, in this order.
+    The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / 128)]` (torch.float32). A row
+    that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros with scale 1). Every
+    step is rounded to FP32: sigmoid(gate), which is zero below 2^-126, then its product with gate, with up and with the
+    row's weight, in this order. A GPU's sigmoid may be up to 2^-20 of itself away, so an element may become the FP8
+    number beside the CPU's.
 
     >>> x = torch.tensor([[0.0, 100.0, 3.0, 4.48]])
     >>> values, scales = silu_mul_cast_to_fp8(x)
@@ -44,20 +50,51 @@ def silu_mul_cast_to_fp8(
     """
     alignment = get_mk_alignment_for_contiguous_layout()
     problem = activation_problem(x, row_weights, masked_m, ends, limit, alignment)
-    return cast_activated(problem, use_ue8m0, min_amax)
+    return cast_activated(problem, use_ue8m0, min_amax, mn_major=mn_major)
 
 
 @torch.no_grad()
-def cast_activated(p: ActivationProblem, use_ue8m0: bool = False, min_amax: float = 0.0) -> Quantized:
+def cast_activated(
+    p: ActivationProblem, use_ue8m0: bool = False, min_amax: float = 0.0, *, mn_major: bool = False
+) -> Quantized:
     """Compute an activation that was checked. The host reads no value."""
+    groups = p.masked_m if p.ends is None else p.ends
+    if (
+        has_kernels(p.x)
+        and (groups is None or len(groups) <= MAX_GROUPS)
+        and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
+    ):
+        return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
     y = silu_mul(p.x, p.limit)
     if p.row_weights is not None:
         y *= p.row_weights[..., None]
     is_defined = defined_rows(p)
     if is_defined is None:
-        return per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax)
-    values, scales = per_token_cast_to_fp8(y.masked_fill_(~is_defined[..., None], 0), use_ue8m0, min_amax=min_amax)
+        return per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax, mn_major=mn_major)
+    y.masked_fill_(~is_defined[..., None], 0)
+    values, scales = per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax, mn_major=mn_major)
     return values, scales.masked_fill_(~is_defined[..., None], 1)
+
+
+def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Activate and cast on a GPU."""
+    *rows, columns = p.x.shape
+    values, scales = empty_values((*rows, columns // 2), p.x), empty_scales(rows, columns // 2, p.x, mn_major=mn_major)
+    cast = RowCast(
+        as_rows(p.x),
+        as_rows(values),
+        scales if p.masked_m is not None or mn_major else as_rows(scales),
+        min_amax,
+        use_ue8m0,
+        activates=True,
+        limit=p.limit,
+        row_weights=None if p.row_weights is None else p.row_weights.reshape(-1),
+        counts=p.masked_m,
+        ends=p.ends,
+        alignment=p.alignment,
+    )
+    cast_rows.run(cast)
+    return values, scales
 
 
 def silu_mul(x: Tensor, limit: float | None) -> Tensor:
@@ -69,11 +106,12 @@ def silu_mul(x: Tensor, limit: float | None) -> Tensor:
     gate, up = (half.float() for half in x.chunk(2, dim=-1))
     if limit is not None:
         gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
-    return gate * gate.double().sigmoid().float() * up
+    sigmoid = gate.double().sigmoid().float()
+    return gate * sigmoid.masked_fill(sigmoid < 2.0**-126, 0) * up
 
 
 def defined_rows(p: ActivationProblem) -> Tensor | None:
     """Tell of each row whether its result is defined; None if every row's is."""
     if p.masked_m is not None:
-        return torch.arange(p.x.shape[1], dtype=torch.int32, device=p.x.device) < p.masked_m[:, None]
+        return rows_of_counts(p.masked_m, p.x.shape[1])
     return None if p.ends is None else rows_of_groups(p.ends, p.x.shape[0], p.alignment)

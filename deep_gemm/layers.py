@@ -84,7 +84,7 @@ def experts(
     """
     p = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)
     rows = expert_rows(p.topk_ids, p.num_experts)
-    h = product_of_rows(gather_cast_to_fp8(p.x, rows), p.w1, rows)
+    h = product_of_rows(gather_cast_to_fp8(p.x, rows, mn_major=True), p.w1, rows)
     y = product_of_rows(activate_rows(h, rows, p.limit), p.w2, rows)
     gather_weighted(y, rows, p.topk_weights, p.out)
     return p.out if out is None else None
@@ -99,7 +99,7 @@ def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows) -> Tensor:
 
 def activate_rows(h: Tensor, rows: ExpertRows, limit: float | None) -> Quantized:
     """Compute `silu_mul_cast_to_fp8` of rows that are stacked without gaps, whatever alignment is set."""
-    return cast_activated(ActivationProblem(h, None, None, rows.ends, 1, limit))
+    return cast_activated(ActivationProblem(h, None, None, rows.ends, 1, limit), mn_major=True)
 
 
 def experts_workspace_bytes(tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int) -> int:

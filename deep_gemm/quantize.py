@@ -16,41 +16,68 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .choose.config_cast import INPUTS, Grain
+from .choose.config_cast import INPUTS, MAX_GROUPS, Grain
 from .gpus import is_hopper
 from .kernels import cast_rows, cast_tiles
+from .kernels.cast_rows import RowCast
 from .kernels.cast_tiles import TileCast
-from .problem.layout import SCALE_BLOCK, align, ceil_div, get_mn_major_tma_aligned_tensor, get_tma_aligned_size
+from .problem import check_counts
+from .problem.layout import (
+    SCALE_BLOCK,
+    align,
+    ceil_div,
+    get_mn_major_tma_aligned_tensor,
+    get_tma_aligned_size,
+    rows_of_counts,
+)
 from .problem.numbers import magnitude
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
+PITCH_LIMIT = 1 << 32
+"""Bytes from a row to the next for which kernels that cast rows have room."""
 
 Quantized = tuple[Tensor, Tensor]
 
 
 def per_token_cast_to_fp8(
-    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0, mn_major: bool = False
+    x: Tensor,
+    use_ue8m0: bool = False,
+    gran_k: int = SCALE_BLOCK,
+    *,
+    min_amax: float = 0.0,
+    mn_major: bool = False,
+    masked_m: Tensor | None = None,
 ) -> Quantized:
     """Cast with one scale for each row and each `gran_k` columns: activations.
 
     `x` is `[..., m, k]` of any floating type; the result is values `[..., m, k]` (torch.float8_e4m3fn) and scales
-    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. With `mn_major`, for a matrix, scales lie as
-    `get_mn_major_tma_aligned_tensor` would lay them: products then load them as they are. As in every cast, `use_ue8m0`
-    rounds scales up to powers of two, and `min_amax` is the least that a block's largest magnitude counts as.
+    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. With `mn_major`, for `[m, k]` and `[groups, m, k]`,
+    scales lie as `get_mn_major_tma_aligned_tensor` would lay them: products then load them as they are. With
+    `masked_m`, int32 `[groups]` for x `[groups, m, k]`, only the first `masked_m[g]` rows of each group count: the
+    others may hold anything, and their result is undefined (on the CPU zeros with scale 1). As in every cast,
+    `use_ue8m0` rounds scales up to powers of two, and `min_amax` is the least that a block's largest magnitude counts
+    as.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, -224.0, 0.0]], [[2.0]])
     """
-    if mn_major and isinstance(x, Tensor) and x.dim() != 2:
-        raise ValueError(f"x: expected shape (m, k) with mn_major, got {tuple(x.shape)}")
-    if gran_k == SCALE_BLOCK and _has_kernels(x):
+    if mn_major and isinstance(x, Tensor) and x.dim() not in (2, 3):
+        raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
+    if masked_m is not None:
+        check_counts(x, masked_m)
+    if gran_k == SCALE_BLOCK and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
         min_amax = magnitude("min_amax", min_amax)
         if x.dim() == 2 and _is_transposed(x):
             return _cast_columns(x.t(), use_ue8m0, min_amax, mn_major)
-        return _cast_rows(x, use_ue8m0, min_amax, mn_major)
+        return _cast_rows(x, use_ue8m0, min_amax, mn_major, masked_m)
+    if masked_m is not None:
+        has_no_row = ~rows_of_counts(masked_m, x.shape[1])[..., None]
+        x = x.masked_fill(has_no_row, 0)
     values, scales = _cast(x, 1, gran_k, use_ue8m0, min_amax)
+    if masked_m is not None:
+        scales.masked_fill_(has_no_row, 1)
     return values, get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
 
 
@@ -66,7 +93,7 @@ def per_channel_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, 448.0], [224.0, 0.0]], [[2.0, 1.0]])
     """
-    if gran_k == SCALE_BLOCK and _has_kernels(x):
+    if gran_k == SCALE_BLOCK and has_kernels(x):
         return _cast_tiles(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, 1, use_ue8m0, min_amax)
 
@@ -83,7 +110,7 @@ def per_block_cast_to_fp8(
     >>> values.shape, scales.shape
     (torch.Size([130, 256]), torch.Size([2, 2]))
     """
-    if gran_k == SCALE_BLOCK and _has_kernels(x):
+    if gran_k == SCALE_BLOCK and has_kernels(x):
         return _cast_tiles(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, gran_k, use_ue8m0, min_amax)
 
@@ -104,7 +131,7 @@ def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.
     _check_castable(x)
     if x.dim() != 2:
         raise ValueError(f"x: expected shape (m, k), got {tuple(x.shape)}")
-    if _has_kernels(x):
+    if has_kernels(x):
         return _cast_both(x, use_ue8m0, magnitude("min_amax", min_amax))
     rows = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax, mn_major=True)
     return rows, per_token_cast_to_fp8(x.t(), use_ue8m0, min_amax=min_amax, mn_major=True)
@@ -148,7 +175,7 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
 
 
-def _has_kernels(x: Tensor) -> bool:
+def has_kernels(x: Tensor) -> bool:
     """Tell whether a tensor's casts have kernels: on a Hopper GPU, of every type but FP64."""
     return (
         isinstance(x, Tensor)
@@ -165,32 +192,49 @@ def _is_transposed(x: Tensor) -> bool:
     return x.shape[1] > 1 and x.stride(1) != 1 and x.stride(0) == 1
 
 
-def _empty_values(shape: Sequence[int], x: Tensor) -> Tensor:
+def empty_values(shape: Sequence[int], x: Tensor) -> Tensor:
+    """Make room for FP8 values on the device of `x`."""
     return torch.empty(shape, dtype=torch.float8_e4m3fn, device=x.device)
 
 
-def _empty_scales(m: int, blocks: int, x: Tensor, *, mn_major: bool) -> Tensor:
-    """Make room for the scales of rows; with `mn_major` they lie as products load them."""
-    strides = (1, get_tma_aligned_size(m, 4)) if mn_major else (blocks, 1)
-    return torch.empty_strided((m, blocks), strides, dtype=torch.float32, device=x.device)
+def empty_scales(rows: Sequence[int], k: int, x: Tensor, *, mn_major: bool) -> Tensor:
+    """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them."""
+    *batch, m = rows
+    blocks = ceil_div(k, SCALE_BLOCK)
+    if not mn_major:
+        return torch.empty((*rows, blocks), dtype=torch.float32, device=x.device)
+    pitch = get_tma_aligned_size(m, 4)
+    strides = (blocks * pitch,) * len(batch) + (1, pitch)
+    return torch.empty_strided((*rows, blocks), strides, dtype=torch.float32, device=x.device)
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """See a tensor as a matrix of all its rows, each contiguous; a copy if that is not possible."""
+    k = x.shape[-1]
+    rows = x.reshape(-1, k) if x.stride(-1) == 1 or k <= 1 else x.contiguous().view(-1, k)
+    return rows if rows.stride(0) * rows.element_size() < PITCH_LIMIT else rows.contiguous()
 
 
 @torch.no_grad()
-def _cast_rows(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+def _cast_rows(
+    x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool, masked_m: Tensor | None = None
+) -> Quantized:
     """Cast on a GPU, each row's 128 columns with a scale."""
-    *batch, k = x.shape
-    rows = x.reshape(-1, k) if x.stride(-1) == 1 or k <= 1 else x.contiguous().view(-1, k)
-    m, blocks = rows.shape[0], ceil_div(k, SCALE_BLOCK)
-    values, scales = _empty_values((m, k), x), _empty_scales(m, blocks, x, mn_major=mn_major)
-    cast_rows.run(rows, values, scales, min_amax, rounds_up=use_ue8m0)
-    return values.view(x.shape), scales if mn_major else scales.view(*batch, blocks)
+    values, scales = empty_values(x.shape, x), empty_scales(x.shape[:-1], x.shape[-1], x, mn_major=mn_major)
+    if x.dim() == 3 and mn_major and masked_m is None:
+        for part in zip(x, values, scales, strict=True):
+            cast_rows.run(RowCast(as_rows(part[0]), *part[1:], min_amax, use_ue8m0))
+        return values, scales
+    of_rows = scales if scales.dim() == 3 and masked_m is not None else scales if mn_major else as_rows(scales)
+    cast_rows.run(RowCast(as_rows(x), as_rows(values), of_rows, min_amax, use_ue8m0, counts=masked_m))
+    return values, scales
 
 
 @torch.no_grad()
 def _cast_columns(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
     """Cast the transpose of `x` `[m, k]` on a GPU, each column's 128 rows with a scale."""
     m, k = x.shape
-    values, scales = _empty_values((k, m), x), _empty_scales(k, ceil_div(m, SCALE_BLOCK), x, mn_major=mn_major)
+    values, scales = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=mn_major)
     cast_tiles.run(TileCast(x, None, None, None, values, scales, min_amax, use_ue8m0))
     return values, scales
 
@@ -203,8 +247,8 @@ def _cast_both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Quantized, 
         return rows, columns
     x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
     m, k = x.shape
-    values, scales = _empty_values((m, k), x), _empty_scales(m, ceil_div(k, SCALE_BLOCK), x, mn_major=True)
-    of_columns = _empty_values((k, m), x), _empty_scales(k, ceil_div(m, SCALE_BLOCK), x, mn_major=True)
+    values, scales = empty_values((m, k), x), empty_scales((m,), k, x, mn_major=True)
+    of_columns = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=True)
     cast_tiles.run(TileCast(x, Grain.ROWS, values, scales, *of_columns, min_amax, use_ue8m0))
     return (values, scales), of_columns
 
@@ -215,7 +259,7 @@ def _cast_tiles(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float) -> Qu
     *batch, m, k = x.shape
     x = x if x.stride(-1) == 1 or k == 1 else x.contiguous()
     columns = k if grain == Grain.CHANNELS else ceil_div(k, SCALE_BLOCK)
-    values = _empty_values(x.shape, x)
+    values = empty_values(x.shape, x)
     scales = torch.empty((*batch, ceil_div(m, SCALE_BLOCK), columns), dtype=torch.float32, device=x.device)
     # Matrices whose tiles are all whole are one matrix.
     rows = x.numel() // k if m % SCALE_BLOCK == 0 else m

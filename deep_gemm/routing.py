@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from .gpus import is_hopper
+from .kernels import cast_rows, route_rows
 from .kernels import gather_weighted as gather_weighted_kernel
-from .kernels import route_rows
+from .kernels.cast_rows import RowCast
 from .problem import ExpertRows, check_gather, check_routes, check_weighted
-from .problem.layout import ADDRESS_ALIGNMENT
-from .quantize import Quantized, per_token_cast_to_fp8
+from .problem.layout import ADDRESS_ALIGNMENT, get_mn_major_tma_aligned_tensor
+from .problem.numbers import magnitude
+from .quantize import Quantized, as_rows, empty_scales, empty_values, has_kernels, per_token_cast_to_fp8
 
 __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
 
@@ -54,12 +56,14 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
 
 
 @torch.no_grad()
-def gather_cast_to_fp8(x: Tensor, rows: ExpertRows, *, use_ue8m0: bool = False, min_amax: float = 0.0) -> Quantized:
+def gather_cast_to_fp8(
+    x: Tensor, rows: ExpertRows, *, use_ue8m0: bool = False, min_amax: float = 0.0, mn_major: bool = False
+) -> Quantized:
     """Cast tokens to FP8 and copy each into its rows.
 
     `x` is `[tokens, k]`, BF16, FP16 or FP32; `rows` is what `expert_rows` gives. The result is that of
     `per_token_cast_to_fp8(x[rows.token_of])`: values `[rows, k]` and scales `[rows, ceil(k / 128)]`. Rows without a
-    token are undefined (on the CPU zeros with scale 1).
+    token are undefined (on the CPU zeros with scale 1). A GPU reads and casts each token once.
 
     >>> rows = expert_rows(torch.tensor([[1], [0]]), 2)
     >>> values, scales = gather_cast_to_fp8(torch.tensor([[448.0], [896.0]]), rows)
@@ -67,10 +71,17 @@ def gather_cast_to_fp8(x: Tensor, rows: ExpertRows, *, use_ue8m0: bool = False, 
     ([[448.0], [448.0]], [[2.0], [1.0]])
     """
     check_gather(x, rows)
+    if has_kernels(x):
+        num_rows, k = rows.token_of.shape[0], x.shape[1]
+        values, scales = empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=mn_major)
+        least = magnitude("min_amax", min_amax)
+        cast_rows.run(RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=rows.row_of.contiguous()))
+        return values, scales
     values, scales = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax)
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
     gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
-    return gathered.view(values.dtype), scales.index_select(0, token).masked_fill_(has_none, 1)
+    scales = scales.index_select(0, token).masked_fill_(has_none, 1)
+    return gathered.view(values.dtype), get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
 
 
 @torch.no_grad()

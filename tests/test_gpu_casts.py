@@ -13,6 +13,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.choose.config_cast import INPUTS, Grain
 from deep_gemm.kernels import cast_rows, cast_tiles
+from deep_gemm.kernels.cast_rows import RowCast
 from deep_gemm.kernels.cast_tiles import TileCast
 from deep_gemm.problem.layout import align, ceil_div, get_mn_major_tma_aligned_tensor
 from deep_gemm.quantize import Quantized
@@ -113,7 +114,7 @@ def test_nothing_is_written_around_the_outputs(dtype: torch.dtype, offset: int) 
         assert_same_bits((columns.contiguous(), scales_t.contiguous()), right[1])
         values.view(torch.uint8).fill_(POISON)
         scales.fill_(0)
-        cast_rows.run(x.cuda(), values, scales, 0.0, rounds_up=False)
+        cast_rows.run(RowCast(x.cuda(), values, scales))
         assert_same_bits((values.contiguous(), scales.contiguous()), right[0])
         assert_poison_around(memory, values)
         assert_poison_around(memory_t, columns)

@@ -18,13 +18,20 @@ INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _header(
-    dtype: torch.dtype, constants: Mapping[str, int], switches: Mapping[str, bool], *, vector: int, num_threads: int
+    dtype: torch.dtype,
+    constants: Mapping[str, int],
+    switches: Mapping[str, bool],
+    *,
+    vector: int,
+    num_threads: int,
+    files: Mapping[str, str],
 ) -> str:
     """Give `config.cuh`; cuda/cast/values.cuh asks for the constants that are made here."""
     constants = {"kInputBytes": dtype.itemsize, "kVector": vector, "kNumThreads": num_threads, **constants}
     switches = {"kInputIsFp32": dtype == torch.float32, "kInputIsFp16": dtype == torch.float16, **switches}
     lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
     lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
+    lines += [f'#define {kind} "{file}"' for kind, file in files.items()]
     return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
 
@@ -37,32 +44,53 @@ def _vector(dtype: torch.dtype, *, is_aligned: bool) -> int:
     return VECTOR_BYTES // dtype.itemsize if is_aligned else 1
 
 
+class Groups(Enum):
+    """Which rows of x a cast takes. The values are files of cuda/cast."""
+
+    NONE = "rows_all"
+    """All."""
+    COUNTS = "rows_counted"
+    """The first rows of each group, as many as its count says."""
+    ENDS = "rows_ended"
+    """Those from where the group before ended, aligned, to where each ends."""
+
+
+MAX_GROUPS = 1024
+
+
 @dataclass(frozen=True)
 class CastConfig:
-    """One configuration. A CTA casts `rows` rows of `blocks` blocks of 128 columns."""
+    """One configuration of `cast_rows`. A team of lanes casts `rows` rows of 128 columns at a time."""
 
     dtype: torch.dtype
     vector: int
     """Elements that a lane loads at once: 16 bytes of them, or 1 where rows lie otherwise."""
     rows: int
-    blocks: int = 4
-    num_threads: int = 256
-    ctas_per_sm: int = 2
+    activates: bool = False
+    """silu(gate) * up is cast, instead of x as it is."""
+    groups: Groups = Groups.NONE
+    to_routes: bool = False
+    """A row goes to the rows of its routes."""
+    num_threads: int = 128
+    ctas_per_sm: int = 8
 
     @property
     def name(self) -> str:
-        """Short, for people: rows x columns, and what a lane loads; such as "32x512 bfloat16 by 8"."""
-        return f"{self.rows}x{self.blocks * BLOCK_K} {str(self.dtype).removeprefix('torch.')} by {self.vector}"
+        """Short, for people: rows of a team, and what a lane loads; such as "silu 4 rows of ends bfloat16 by 8"."""
+        what = "silu " * self.activates + f"{self.rows} rows"
+        of_groups = "" if self.groups == Groups.NONE else f" of {self.groups.name.lower()}"
+        to = " to routes" * self.to_routes
+        return f"{what}{of_groups}{to} {str(self.dtype).removeprefix('torch.')} by {self.vector}"
 
     @property
     def teams(self) -> int:
-        """Groups of lanes that each cast a block at a time."""
+        """Groups of lanes that each cast a unit, some rows of a block, at a time."""
         return self.num_threads // _lanes(self.vector)
 
     @property
     def shared_bytes(self) -> int:
-        """Size of `SharedStorage` in cuda/cast_rows.cuh, which asserts that it is the same."""
-        return self.rows * self.blocks * 8
+        """Size of `SharedStorage` in cuda/cast/rows_of_groups.cuh, which asserts that it is the same."""
+        return 0 if self.groups == Groups.NONE else (3 * MAX_GROUPS + 1 + self.num_threads // 32) * 4
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
@@ -71,17 +99,24 @@ class CastConfig:
     def _rules(self) -> Iterator[tuple[bool, str]]:
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
-        yield self.rows * self.blocks % self.teams == 0, "as many blocks for each team"
+        yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
+        yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
         constants = {
             "kRows": self.rows,
-            "kBlocks": self.blocks,
             "kCtasPerSm": self.ctas_per_sm,
+            "kMaxGroups": MAX_GROUPS,
             "kSharedBytes": self.shared_bytes,
         }
-        return _header(self.dtype, constants, {}, vector=self.vector, num_threads=self.num_threads)
+        switches = {"kActivates": self.activates}
+        files = {
+            "ROWS": f"cast/{self.groups.value}.cuh",
+            "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
+            "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
+        }
+        return _header(self.dtype, constants, switches, vector=self.vector, num_threads=self.num_threads, files=files)
 
 
 class Grain(Enum):
@@ -144,38 +179,70 @@ class TileCastConfig:
             "kCtasPerSm": self.ctas_per_sm,
             "kSharedBytes": self.shared_bytes,
         }
-        switches = {grain.value: grain == self.grain for grain in Grain}
-        return _header(self.dtype, constants, switches, vector=self.vector, num_threads=self.num_threads)
-
-
-MANY_ROWS, FEW_ROWS = 32, 4
-"""Rows of a CTA: so many that scales fill lines of memory, and so few that all SMs have work."""
+        switches = {grain.value: grain == self.grain for grain in Grain} | {"kActivates": False}
+        return _header(self.dtype, constants, switches, vector=self.vector, num_threads=self.num_threads, files={})
 
 
 @cache
-def cast_config(dtype: torch.dtype, *, is_aligned: bool, is_few: bool) -> CastConfig:
+def cast_config(
+    dtype: torch.dtype,
+    *,
+    is_aligned: bool,
+    is_few: bool,
+    activates: bool = False,
+    groups: Groups = Groups.NONE,
+    to_routes: bool = False,
+) -> CastConfig:
     """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
-    return CastConfig(dtype, _vector(dtype, is_aligned=is_aligned), FEW_ROWS if is_few else MANY_ROWS)
+    rows = 1 if is_few else 2 if activates else 8 if groups == Groups.NONE and not to_routes else 4
+    vector = _vector(dtype, is_aligned=is_aligned)
+    return CastConfig(dtype, vector, rows, activates, groups, to_routes, ctas_per_sm=6 if rows == 8 else 8)
 
 
-def select_cast(dtype: torch.dtype, m: int, k: int, *, is_aligned: bool, num_sms: int) -> CastConfig:
-    """The configuration for a matrix: CTAs of many rows if there are two for each SM."""
-    config = cast_config(dtype, is_aligned=is_aligned, is_few=False)
-    return config if num_ctas(config, m, k) >= 2 * num_sms else cast_config(dtype, is_aligned=is_aligned, is_few=True)
+def select_cast(
+    dtype: torch.dtype,
+    m: int,
+    k: int,
+    num_sms: int,
+    *,
+    is_aligned: bool,
+    activates: bool = False,
+    groups: Groups = Groups.NONE,
+    to_routes: bool = False,
+) -> CastConfig:
+    """The configuration for a matrix: teams take several rows if there are enough for all SMs."""
+    many, few = (
+        cast_config(
+            dtype, is_aligned=is_aligned, is_few=is_few, activates=activates, groups=groups, to_routes=to_routes
+        )
+        for is_few in (False, True)
+    )
+    return many if num_units(many, m, k) >= num_sms * many.ctas_per_sm * many.teams else few
 
 
-def num_ctas(config: CastConfig, m: int, k: int) -> int:
-    """A CTA for each tile of rows and blocks."""
-    return ceil_div(m, config.rows) * ceil_div(ceil_div(k, BLOCK_K), config.blocks)
+def num_units(config: CastConfig, m: int, k: int) -> int:
+    """What teams of lanes take: some rows of 128 columns."""
+    return ceil_div(m, config.rows) * ceil_div(k, BLOCK_K)
+
+
+def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
+    """A team for each unit; if only the GPU knows how many there are, no more than run at a time."""
+    ctas = ceil_div(num_units(config, m, k), config.teams)
+    return ctas if config.groups == Groups.NONE else min(ctas, num_sms * config.ctas_per_sm)
 
 
 def reachable_cast() -> list[CastConfig]:
-    """Every configuration that `select_cast` can give."""
+    """Every configuration of `cast_rows` that casts can ask for."""
+    plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)
+    kinds = [(activates, groups, False) for activates, some in ((False, plain), (True, silu)) for groups in some]
     return [
-        cast_config(dtype, is_aligned=is_aligned, is_few=is_few)
+        cast_config(
+            dtype, is_aligned=is_aligned, is_few=is_few, activates=activates, groups=groups, to_routes=to_routes
+        )
         for dtype in INPUTS
         for is_aligned in (True, False)
         for is_few in (True, False)
+        for activates, groups, to_routes in [*kinds, (False, Groups.NONE, True)]
     ]
 
 
@@ -195,9 +262,10 @@ def tile_cast_config(
     """
     column_bytes = (VECTOR_BYTES if has_aligned_columns else 1) if with_columns else 0
     vector = _vector(dtype, is_aligned=is_aligned)
-    # A tile in FP32 fills half of the registers; the addresses of single elements that go to two places take more.
-    has_two_places = vector == 1 and with_columns and grain is not None
-    ctas_per_sm = 3 if dtype != torch.float32 else 1 if has_two_places else 2
+    # A tile in FP32 fills half of the registers, and addresses of single elements take more than those of vectors.
+    ctas_per_sm = (4 if grain is None else 3) if dtype != torch.float32 else 2
+    if vector == 1:
+        ctas_per_sm = ctas_per_sm // 2
     return TileCastConfig(dtype, vector, grain, column_bytes, ctas_per_sm)
 
 

@@ -1,89 +1,90 @@
 // FP8 values and their scales, one for each row and 128 columns ("1x128"): activations, as the products take them.
 //
-//   rows of x [m, k]   -> registers -> largest magnitude of 128 columns -> scale      -> shared memory -> scales
-//                         the same registers, divided by the scale      -> FP8 values
+//   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of 128 columns -> scale      -> scales
+//                                                  the same registers, divided by the scale  -> FP8 values
 //
-// A team of lanes takes 128 columns of a row, a block, at a time. A CTA takes kRows rows of kBlocks blocks, and all of its
-// loads are under way before it looks at the first: only so does memory run at its full rate. Scales go through shared memory,
-// because those of one block lie beside each other in memory for successive rows, which different teams cast.
+// A team of lanes takes 128 columns of kRows rows, a unit, and all of its loads are under way before it looks at the first:
+// only so does memory run at its full rate. Which rows there are, what is cast, and to where it goes are files of their own.
 #pragma once
 #include "cast/values.cuh"
 
 struct CastParams {
   const uint8_t* x;
   uint8_t* values;
-  float* scales;
-  uint64_t x_pitch, values_pitch;              // from a row to the next, in elements
-  uint64_t scales_stride_m, scales_stride_k;  // the same for scales, and from a block to the next
-  uint32_t m, k;
+  uint8_t* scales;
+  const int32_t* sizes;      // of groups: how many rows each has, or where they end
+  const float* row_weights;  // factors of rows; null: none
+  const int32_t* row_of;     // [m, topk]: the rows to which a row goes, -1: to none
+  // From a row to the next, in bytes; in scales the same, from a block to the next, and from where the rows of a group
+  // would begin if groups lay as rows do, to where they begin. 32 bits, so that an address is one instruction.
+  uint32_t x_pitch, values_pitch, scales_stride_m, scales_stride_k, scales_stride_g;
+  uint32_t m, k;  // rows of x, and columns of what is cast
+  uint32_t block_reciprocal;  // 2^32 / ceil(k / 128), rounded down; 2^32 - 1 if that is 1
+  uint32_t num_groups, alignment, topk;
   float min_amax;       // the largest magnitude of a block counts as at least this
+  float limit;          // gate counts as at most this, up as within +-this
+  uint32_t is_plain;    // no limit, no row_weights
   uint32_t rounds_up;  // scales are powers of two
 };
 #include "cast_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
-constexpr uint32_t kPasses = kRows * kBlocks / kTeams;
-static_assert(kPasses * kTeams == kRows * kBlocks, "each team has as many blocks as the others");
-
-struct SharedStorage {
-  Divisor divisors[kBlocks][kRows];
+// Some rows of a group, kRows at most.
+struct Unit {
+  uint32_t row, end, group;
 };
-static_assert(sizeof(SharedStorage) == kSharedBytes, "CastConfig.shared_bytes and SharedStorage differ");
+#include ROWS     // Rows: which units there are
+#include SOURCE   // Loaded, load, Held, held_of: what is cast
+#include TARGETS  // Targets: to where it goes
 
-// One block of one row.
-struct Place {
-  uint32_t row, block;  // counted from the first of the CTA
-
-  DEVICE Place(uint32_t pass, uint32_t team)
-      : row((pass * kTeams + team) / kBlocks), block((pass * kTeams + team) % kBlocks) {}
-};
-
-KERNEL(kNumThreads, kCtasPerSm) cast_rows(GRID_CONSTANT CastParams p) {
-  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
-  const uint32_t tiles_k = ceil_div(ceil_div(p.k, kBlock), kBlocks);
-  const uint32_t first_row = ptx::block_index() / tiles_k * kRows, first_block = ptx::block_index() % tiles_k * kBlocks;
-  const uint32_t team = ptx::thread_index() / kLanes, lane = ptx::thread_index() % kLanes;
-
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
-
-  Piece pieces[kPasses];
+// Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary of which one is not.
+template <bool kIsOrdinary>
+DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
+                      const Held (&held)[kRows]) {
+  // A lane has the scale of one row.
+  uint32_t keys[kRows];
 #pragma unroll
-  for (uint32_t pass = 0; pass < kPasses; ++pass) {
-    const Place at(pass, team);
-    const uint32_t row = first_row + at.row;
-    pieces[pass] = load_piece(p.x + row * p.x_pitch * kInputBytes, row < p.m, (first_block + at.block) * kBlock, p.k, lane);
-  }
-
-  // A lane has the scale of one pass.
-  uint32_t keys[kPasses];
-#pragma unroll
-  for (uint32_t pass = 0; pass < kPasses; ++pass) keys[pass] = key_of(pieces[pass]);
+  for (uint32_t i = 0; i < kRows; ++i) keys[i] = key_of<kIsOrdinary>(held[i]);
   const float amax = amax_of(largest_of_team(keys, lane));
-  if (lane < kPasses) {
-    const Place at(lane, team);
-    store_divisor(&shared.divisors[at.block][at.row], divisor_of(amax, p.min_amax, p.rounds_up));
-  }
-  ptx::syncwarp();
+  const Divisor of_lane = divisor_of<kIsOrdinary>(amax, p.min_amax, p.rounds_up);
+  if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;
 
+  const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;
 #pragma unroll
-  for (uint32_t pass = 0; pass < kPasses; ++pass) {
-    const Place at(pass, team);
-    const uint32_t row = first_row + at.row;
-    const Divisor divisor = load_divisor(&shared.divisors[at.block][at.row]);
+  for (uint32_t i = 0; i < kRows; ++i) {
+    Divisor divisor = of_lane;
+    if constexpr (kRows > 1)
+      divisor = {ptx::shfl_sync(of_lane.scale, first_of_team + i), ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)};
     float quotients[kElements];
 #pragma unroll
-    for (uint32_t i = 0; i < kElements; ++i) quotients[i] = quotient_of(element_of(pieces[pass], i), divisor);
-    if (row < p.m)
-      store_piece(p.values + row * p.values_pitch, (first_block + at.block) * kBlock, p.k, lane, quotients);
+    for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(held[i], e), divisor);
+    targets.store(p, unit, i, block, lane, pack_values(quotients));
   }
-  ptx::syncthreads();
+  targets.store_scales(p, unit, block, lane, of_lane.scale);
+  return true;
+}
 
-  // Successive threads store to places beside each other, whichever way the scales lie.
-  const bool is_m_major = p.scales_stride_m == 1;
-  for (uint32_t i = ptx::thread_index(); i < kRows * kBlocks; i += kNumThreads) {
-    const uint32_t row = is_m_major ? i % kRows : i / kBlocks, block = is_m_major ? i / kRows : i % kBlocks;
-    if (first_row + row < p.m && (first_block + block) * kBlock < p.k)
-      ptx::st_global_f32(p.scales + (first_row + row) * p.scales_stride_m + (first_block + block) * p.scales_stride_k,
-                         load_divisor(&shared.divisors[block][row]).scale);
-  }
+DEVICE void cast_block(const CastParams& p, const Unit& unit, uint32_t block, uint32_t lane) {
+  const Targets targets(p, unit, lane);
+  Loaded loaded[kRows];
+#pragma unroll
+  for (uint32_t i = 0; i < kRows; ++i) loaded[i] = load(p, unit.row + i, unit.row + i < unit.end, block, lane);
+  Held held[kRows];
+#pragma unroll
+  for (uint32_t i = 0; i < kRows; ++i) held[i] = held_of(p, loaded[i]);
+  if (__builtin_expect(!cast_unit<true>(p, unit, targets, block, lane, held), 0))
+    cast_unit<false>(p, unit, targets, block, lane, held);
+}
+
+KERNEL(kNumThreads, kCtasPerSm) cast_rows(GRID_CONSTANT CastParams p) {
+  const uint32_t blocks = ceil_div(p.k, kBlock), team = ptx::thread_index() / kLanes, lane = ptx::thread_index() % kLanes;
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  const Rows rows(p);
+  uint32_t first = ptx::block_index() * kTeams;
+  do {
+    uint32_t unit = static_cast<uint64_t>(first + team) * p.block_reciprocal >> 32, block = first + team - unit * blocks;
+    if (block >= blocks) ++unit, block -= blocks;  // the quotient is one too small at most
+    cast_block(p, rows.unit(unit), block, lane);
+    first += ptx::grid_size() * kTeams;
+  } while (Rows::kIsShared && first < rows.num_units * blocks);
 }

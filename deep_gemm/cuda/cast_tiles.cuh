@@ -76,13 +76,14 @@ DEVICE uint32_t place_of_key(uint32_t lane, uint32_t word) {
 }
 
 // The largest of each column among a team's rows.
+template <bool kIsOrdinary>
 DEVICE void store_column_keys(SharedStorage& shared, const Tile& tile) {
   uint32_t keys[kWords];
 #pragma unroll
   for (uint32_t word = 0; word < kWords; ++word) {
-    keys[word] = kKeyOfZero;
+    keys[word] = 0;
 #pragma unroll
-    for (const Piece& piece : tile.pieces) keys[word] = larger_key(keys[word], key_of(piece.words[word]));
+    for (const Piece& piece : tile.pieces) keys[word] = larger_key(keys[word], key_of<kIsOrdinary>(piece.words[word]));
     if constexpr (kVector == 1)
       ptx::st_shared_b32(&shared.column_keys[tile.team][place_of_key(tile.lane, word)], keys[word]);
   }
@@ -93,28 +94,31 @@ DEVICE void store_column_keys(SharedStorage& shared, const Tile& tile) {
 // A column's, of all teams' keys.
 DEVICE float amax_of_column(const SharedStorage& shared, uint32_t column) {
   const uint32_t element = index_of(column), place = place_of_key(lane_of(column), element / kElementsOfWord);
-  uint32_t key = kKeyOfZero;
+  uint32_t key = 0;
 #pragma unroll
   for (uint32_t team = 0; team < kTeams; ++team) key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys[team][place]));
   const ptx::Float2 amaxes = amaxes_of(key);
   return element % kElementsOfWord == 0 ? amaxes.x : amaxes.y;
 }
 
-// A lane has the scale of one of its team's rows.
-DEVICE void store_row_divisors(SharedStorage& shared, const TileCastParams& p, const Tile& tile) {
+// A lane has the scale of one of its team's rows. Tells whether it is ordinary.
+template <bool kIsOrdinary>
+DEVICE bool store_row_divisors(SharedStorage& shared, const TileCastParams& p, const Tile& tile) {
   uint32_t keys[kTeamRows];
 #pragma unroll
-  for (uint32_t i = 0; i < kTeamRows; ++i) keys[i] = key_of(tile.pieces[i]);
+  for (uint32_t i = 0; i < kTeamRows; ++i) keys[i] = key_of<kIsOrdinary>(tile.pieces[i]);
   const float amax = amax_of(largest_of_team(keys, tile.lane));
-  if (tile.lane < kTeamRows)
-    store_divisor(&shared.of_rows[tile.row_of(tile.lane)], divisor_of(amax, p.min_amax, p.rounds_up));
+  const Divisor divisor = divisor_of<kIsOrdinary>(amax, p.min_amax, p.rounds_up);
+  if (tile.lane < kTeamRows) store_divisor(&shared.of_rows[tile.row_of(tile.lane)], divisor);
+  return is_ordinary(divisor);
 }
 
 // The largest of a warp's elements.
+template <bool kIsOrdinary>
 DEVICE void store_warp_key(SharedStorage& shared, const Tile& tile) {
-  uint32_t key = kKeyOfZero;
+  uint32_t key = 0;
 #pragma unroll
-  for (const Piece& piece : tile.pieces) key = larger_key(key, key_of(piece));
+  for (const Piece& piece : tile.pieces) key = larger_key(key, key_of<kIsOrdinary>(piece));
 #pragma unroll
   for (uint32_t distance = 1; distance < 32; distance *= 2)
     key = larger_key(key, ptx::shfl_sync(key, ptx::lane_index() ^ distance));
@@ -122,7 +126,7 @@ DEVICE void store_warp_key(SharedStorage& shared, const Tile& tile) {
 }
 
 DEVICE float amax_of_tile(const SharedStorage& shared) {
-  uint32_t key = kKeyOfZero;
+  uint32_t key = 0;
 #pragma unroll
   for (uint32_t warp = 0; warp < kNumWarps; ++warp) key = larger_key(key, ptx::ld_shared_b32(&shared.warp_keys[warp]));
   return amax_of(key);
@@ -131,21 +135,23 @@ DEVICE float amax_of_tile(const SharedStorage& shared) {
 // ---- Values
 
 // `divisor(i, element)` is that of a thread's row and element.
-template <typename DivisorOf>
-DEVICE void store_values(const TileCastParams& p, const Tile& tile, DivisorOf divisor) {
+template <bool kIsOrdinary, typename DivisorOf>
+DEVICE void store_tile(const TileCastParams& p, const Tile& tile, DivisorOf divisor) {
 #pragma unroll
   for (uint32_t i = 0; i < kTeamRows; ++i) {
     const uint32_t row = tile.row + tile.row_of(i);
     float quotients[kElements];
 #pragma unroll
-    for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of(element_of(tile.pieces[i], e), divisor(i, e));
-    if (row < p.m) store_piece(p.values + row * p.values_pitch, tile.column, p.k, tile.lane, quotients);
+    for (uint32_t e = 0; e < kElements; ++e)
+      quotients[e] = quotient_of<kIsOrdinary>(element_of(tile.pieces[i], e), divisor(i, e));
+    if (row < p.m) store_values(p.values + row * p.values_pitch, tile.column, p.k, tile.lane, pack_values(quotients));
   }
 }
 
 // Where a column's bytes of a team's rows are. The lanes of a team, whose columns are kVector apart, have different places.
 DEVICE uint32_t swizzle_of(uint32_t column) { return column / kVector % kTeams; }
 
+template <bool kIsOrdinary>
 DEVICE void transpose(SharedStorage& shared, const Tile& tile) {
 #pragma unroll
   for (uint32_t e = 0; e < kElements; ++e) {
@@ -156,7 +162,7 @@ DEVICE void transpose(SharedStorage& shared, const Tile& tile) {
     for (uint32_t i = 0; i < kTeamRows; i += 4) {
       float quotients[4];
 #pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) quotients[j] = quotient_of(element_of(tile.pieces[i + j], e), divisor);
+      for (uint32_t j = 0; j < 4; ++j) quotients[j] = quotient_of<kIsOrdinary>(element_of(tile.pieces[i + j], e), divisor);
       words[i / 4] = pack_quotients(quotients[0], quotients[1], quotients[2], quotients[3]);
     }
     uint8_t* chunk = &shared.columns[column][(tile.team ^ swizzle_of(column)) * kTeamRows];
@@ -196,52 +202,65 @@ DEVICE void store_columns(const SharedStorage& shared, const TileCastParams& p, 
   }
 }
 
-KERNEL(kNumThreads, kCtasPerSm) cast_tiles(GRID_CONSTANT TileCastParams p) {
-  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
-  const uint32_t thread = ptx::thread_index();
-  Tile tile(p);
-  const uint32_t block_m = tile.row / kBlock, block_k = tile.column / kBlock;
-
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
-
-  tile.load(p);
-  if constexpr (kNeedsColumns) store_column_keys(shared, tile);
-  if constexpr (kCastsRows) store_row_divisors(shared, p, tile);
-  if constexpr (kCastsBlocks) store_warp_key(shared, tile);
+// Tells whether it has cast the tile. It writes nothing if it takes the tile for ordinary, which it is not.
+template <bool kIsOrdinary>
+DEVICE bool cast_tile(SharedStorage& shared, const TileCastParams& p, const Tile& tile) {
+  const uint32_t thread = ptx::thread_index(), block_m = tile.row / kBlock, block_k = tile.column / kBlock;
+  bool all_ordinary = true;  // this thread's scales
+  if constexpr (kNeedsColumns) store_column_keys<kIsOrdinary>(shared, tile);
+  if constexpr (kCastsRows) all_ordinary = store_row_divisors<kIsOrdinary>(shared, p, tile);
+  if constexpr (kCastsBlocks) store_warp_key<kIsOrdinary>(shared, tile);
   ptx::syncthreads();
 
   if constexpr (kCastsBlocks) {
-    const Divisor divisor = divisor_of(amax_of_tile(shared), p.min_amax, p.rounds_up);
+    const Divisor divisor = divisor_of<kIsOrdinary>(amax_of_tile(shared), p.min_amax, p.rounds_up);
+    if (kIsOrdinary && !is_ordinary(divisor)) return false;
     if (thread == 0) ptx::st_global_f32(p.scales + block_m * p.scales_stride_m + block_k * p.scales_stride_k, divisor.scale);
-    store_values(p, tile, [&](uint32_t, uint32_t) { return divisor; });
+    store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t) { return divisor; });
   }
-  if (kNeedsColumns && thread < kBlock) {
-    const Divisor divisor = divisor_of(amax_of_column(shared, thread), p.min_amax, p.rounds_up);
-    store_divisor(&shared.of_columns[index_of(thread)][lane_of(thread)], divisor);
+  if constexpr (kNeedsColumns) {
+    Divisor of_column;
+    if (thread < kBlock) {
+      of_column = divisor_of<kIsOrdinary>(amax_of_column(shared, thread), p.min_amax, p.rounds_up);
+      store_divisor(&shared.of_columns[index_of(thread)][lane_of(thread)], of_column);
+      all_ordinary = all_ordinary && is_ordinary(of_column);
+    }
+    if (!ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;
+
     float* scale = kCastsChannels ? p.scales + block_m * p.scales_stride_m + (tile.column + thread) * p.scales_stride_k
-                             : p.column_scales + block_m * p.column_scales_stride_m +
-                                   (tile.column + thread) * p.column_scales_stride_k;
-    if (tile.column + thread < p.k) ptx::st_global_f32(scale, divisor.scale);
+                                  : p.column_scales + block_m * p.column_scales_stride_m +
+                                        (tile.column + thread) * p.column_scales_stride_k;
+    if (thread < kBlock && tile.column + thread < p.k) ptx::st_global_f32(scale, of_column.scale);
   }
-  if (kCastsRows && thread >= kBlock) {
+  if constexpr (kCastsRows) {
     const uint32_t row = thread - kBlock;
-    if (tile.row + row < p.m)
+    if (thread >= kBlock && tile.row + row < p.m)
       ptx::st_global_f32(p.scales + (tile.row + row) * p.scales_stride_m + block_k * p.scales_stride_k,
                          load_divisor(&shared.of_rows[row]).scale);
+    store_tile<kIsOrdinary>(p, tile, [&](uint32_t i, uint32_t) { return load_divisor(&shared.of_rows[tile.row_of(i)]); });
   }
-  if constexpr (kCastsRows)
-    store_values(p, tile, [&](uint32_t i, uint32_t) { return load_divisor(&shared.of_rows[tile.row_of(i)]); });
-  if constexpr (kNeedsColumns) ptx::syncthreads();
   if constexpr (kCastsChannels) {
     Divisor divisors[kElements];
 #pragma unroll
     for (uint32_t e = 0; e < kElements; ++e) divisors[e] = load_divisor(&shared.of_columns[e][tile.lane]);
-    store_values(p, tile, [&](uint32_t, uint32_t e) { return divisors[e]; });
+    store_tile<kIsOrdinary>(p, tile, [&](uint32_t, uint32_t e) { return divisors[e]; });
   }
   if constexpr (kCastsColumns) {
-    transpose(shared, tile);
+    transpose<kIsOrdinary>(shared, tile);
     ptx::syncthreads();
     store_columns(shared, p, tile);
+  }
+  return true;
+}
+
+KERNEL(kNumThreads, kCtasPerSm) cast_tiles(GRID_CONSTANT TileCastParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  Tile tile(p);
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  tile.load(p);
+  if (__builtin_expect(!cast_tile<true>(shared, p, tile), 0)) {
+    ptx::syncthreads();  // the keys have been read
+    cast_tile<false>(shared, p, tile);
   }
 }

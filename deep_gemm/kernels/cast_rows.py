@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import jit
-from ..choose.config_cast import CastConfig, num_ctas, select_cast
+from ..choose.config_cast import CastConfig, Groups, num_ctas, select_cast
 from ..jit import driver
-from ..problem.layout import ADDRESS_ALIGNMENT
+from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..settings import get_compile_mode, get_num_sms, get_pdl
 from .code_plan import CodePlan
 from .launch import launch
@@ -19,36 +21,88 @@ from .sources import cuda_sources
 
 SOURCE = '#include "cast_rows.cuh"\n'
 NAME = "cast_rows"
+SCALE_BYTES = 4
 PARAMS = Params(
     "CastParams",
     Field("x", Kind.POINTER),
     Field("values", Kind.POINTER),
     Field("scales", Kind.POINTER),
-    Field("x_pitch", Kind.UINT64),
-    Field("values_pitch", Kind.UINT64),
-    Field("scales_stride_m", Kind.UINT64),
-    Field("scales_stride_k", Kind.UINT64),
+    Field("sizes", Kind.POINTER),
+    Field("row_weights", Kind.POINTER),
+    Field("row_of", Kind.POINTER),
+    Field("x_pitch", Kind.UINT32),
+    Field("values_pitch", Kind.UINT32),
+    Field("scales_stride_m", Kind.UINT32),
+    Field("scales_stride_k", Kind.UINT32),
+    Field("scales_stride_g", Kind.UINT32),
     Field("m", Kind.UINT32),
     Field("k", Kind.UINT32),
+    Field("block_reciprocal", Kind.UINT32),
+    Field("num_groups", Kind.UINT32),
+    Field("alignment", Kind.UINT32),
+    Field("topk", Kind.UINT32),
     Field("min_amax", Kind.FLOAT32),
+    Field("limit", Kind.FLOAT32),
+    Field("is_plain", Kind.UINT32),
     Field("rounds_up", Kind.UINT32),
 )
 """`CastParams` of cuda/cast_rows.cuh."""
 
 
-def run(x: Tensor, values: Tensor, scales: Tensor, min_amax: float, *, rounds_up: bool) -> None:
-    """Cast the rows of `x` `[m, k]` on the GPU that it is on. All three lie on one device; `k` is contiguous."""
-    if values.numel() == 0:
+class RowCast(NamedTuple):
+    """What is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
+
+    x: Tensor
+    """`[m, k]`; `[m, 2 k]`, gate and up, if it is activated."""
+    values: Tensor
+    """`[m, k]`; `[rows of routes, k]` with `row_of`."""
+    scales: Tensor
+    """One for each row of values and 128 columns, by any strides; `[groups, rows, blocks]` with `counts`."""
+    min_amax: float = 0.0
+    rounds_up: bool = False
+    activates: bool = False
+    """silu(gate) * up is cast."""
+    limit: float | None = None
+    """gate counts as at most this, up as within +-this."""
+    row_weights: Tensor | None = None
+    """FP32 `[m]`: factors of activated rows."""
+    counts: Tensor | None = None
+    """int32 `[groups]`: the first rows of each m / groups that are cast."""
+    ends: Tensor | None = None
+    """int32 `[groups]`: groups follow each other, each from the end of the one before, aligned."""
+    alignment: int = 1
+    row_of: Tensor | None = None
+    """int32 `[m, topk]`: the rows of values to which each row goes, -1 for none."""
+
+
+def run(p: RowCast) -> None:
+    """Cast on the GPU on which x is."""
+    if p.x.numel() == 0 or p.values.numel() == 0:
         return
-    device, (m, k) = x.get_device(), x.shape
+    device = p.x.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            run(x, values, scales, min_amax, rounds_up=rounds_up)
+            run(p)
         return
-    config = select_cast(x.dtype, m, k, is_aligned=is_aligned(x, values), num_sms=get_num_sms())
+    num_sms = get_num_sms()
+    config = config_of(p, num_sms)
     launcher = launcher_of(config, device, get_pdl())
     if get_compile_mode() == 0:
-        launch(launcher, params_of(x, values, scales, min_amax, rounds_up=rounds_up), num_ctas(config, m, k), device)
+        launch(launcher, params_of(p), num_ctas(config, p.x.shape[0], p.values.shape[1], num_sms), device)
+
+
+def config_of(p: RowCast, num_sms: int) -> CastConfig:
+    """Choose the configuration: lanes load 16 bytes at once where everything lies so that they may."""
+    return select_cast(
+        p.x.dtype,
+        p.x.shape[0],
+        p.values.shape[1],
+        num_sms,
+        is_aligned=is_aligned(p.x, p.values),
+        activates=p.activates,
+        groups=Groups.COUNTS if p.counts is not None else Groups.ENDS if p.ends is not None else Groups.NONE,
+        to_routes=p.row_of is not None,
+    )
 
 
 def is_aligned(x: Tensor, values: Tensor) -> bool:
@@ -57,26 +111,41 @@ def is_aligned(x: Tensor, values: Tensor) -> bool:
     return (
         x.data_ptr() % ADDRESS_ALIGNMENT == 0
         and values.data_ptr() % ADDRESS_ALIGNMENT == 0
-        and x.shape[1] % elements == 0
-        and (x.shape[0] == 1 or (x.stride(0) % elements == 0 and values.stride(0) % elements == 0))
+        and values.shape[1] % elements == 0
+        and (x.shape[0] == 1 or x.stride(0) % elements == 0)
+        and (values.shape[0] == 1 or values.stride(0) % elements == 0)
     )
 
 
-def params_of(x: Tensor, values: Tensor, scales: Tensor, min_amax: float, *, rounds_up: bool) -> bytes:
+def params_of(p: RowCast) -> bytes:
     """Give the kernel's parameters."""
+    (m, _), k, scales = p.x.shape, p.values.shape[1], p.scales
+    sizes = p.ends if p.counts is None else p.counts
+    # Of groups that do not lie as if all rows were those of one matrix.
+    further = scales.stride(0) - scales.shape[1] * scales.stride(1) if scales.dim() == 3 else 0
     return PARAMS.pack(
         {
-            "x": x.data_ptr(),
-            "values": values.data_ptr(),
+            "x": p.x.data_ptr(),
+            "values": p.values.data_ptr(),
             "scales": scales.data_ptr(),
-            "x_pitch": x.stride(0),
-            "values_pitch": values.stride(0),
-            "scales_stride_m": scales.stride(0),
-            "scales_stride_k": scales.stride(1),
-            "m": x.shape[0],
-            "k": x.shape[1],
-            "min_amax": min_amax,
-            "rounds_up": int(rounds_up),
+            "sizes": 0 if sizes is None else sizes.data_ptr(),
+            "row_weights": 0 if p.row_weights is None else p.row_weights.data_ptr(),
+            "row_of": 0 if p.row_of is None else p.row_of.data_ptr(),
+            "x_pitch": p.x.stride(0) * p.x.element_size() if m > 1 else 0,
+            "values_pitch": p.values.stride(0) if p.values.shape[0] > 1 else 0,
+            "scales_stride_m": scales.stride(-2) * SCALE_BYTES,
+            "scales_stride_k": scales.stride(-1) * SCALE_BYTES,
+            "scales_stride_g": further * SCALE_BYTES,
+            "m": m,
+            "k": k,
+            "block_reciprocal": min((1 << 32) // ceil_div(k, SCALE_BLOCK), (1 << 32) - 1),
+            "num_groups": 0 if sizes is None else sizes.numel(),
+            "alignment": p.alignment,
+            "topk": 0 if p.row_of is None else p.row_of.shape[1],
+            "min_amax": p.min_amax,
+            "limit": math.inf if p.limit is None else p.limit,
+            "is_plain": int(p.limit is None and p.row_weights is None),
+            "rounds_up": int(p.rounds_up),
         }
     )
 

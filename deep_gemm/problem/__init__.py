@@ -4,7 +4,7 @@ Each function takes what a caller passed and returns a checked problem: shapes a
 kernels, the output exists and overlaps nothing that it must not. Nothing is written before all checks have passed.
 """
 
-from .activation import ActivationProblem, activation_problem
+from .activation import ActivationProblem, activation_problem, check_counts
 from .checks import Operand
 from .dense import DenseProblem, check_ordinary_matrices, dense_problem
 from .depths import KGroupedProblem, k_grouped_problem
@@ -27,6 +27,7 @@ __all__ = [
     "Operand",
     "Recipes",
     "activation_problem",
+    "check_counts",
     "check_gather",
     "check_ordinary_matrices",
     "check_routes",

@@ -15,6 +15,16 @@ LAYER_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of activations that layers take."""
 
 
+def check_counts(x: Tensor, masked_m: Tensor) -> None:
+    """Check how many of its rows each group of x uses. The host reads no count of a GPU."""
+    sizes: Sizes = {}
+    checks.bind("x", checks.tensor("x", x), ("groups", "max_m", "k"), sizes)
+    checks.int32("masked_m", masked_m, "groups", sizes["groups"])
+    checks.same_device({"masked_m": masked_m}, x.device, "x")
+    if masked_m.is_cpu:
+        checks.in_range("masked_m", masked_m, 0, sizes["max_m"])
+
+
 class ActivationProblem(NamedTuple):
     """FP8 values of silu(gate) * up, from rows that hold the gate first and then up."""
 
@@ -60,13 +70,11 @@ def activation_problem(
             raise ValueError(f"row_weights: expected shape (..., m) = {expected}, got {got}")
         given["row_weights"] = row_weights
     if masked_m is not None:
-        given["masked_m"] = checks.int32("masked_m", masked_m, "groups", sizes["groups"])
+        check_counts(x, masked_m)
     if ends is not None:
         groups = checks.tensor("ends", ends).numel()
         given["ends"] = checks.int32("ends", ends, "groups", groups)
     checks.same_device(given, x.device, "x")
-    if masked_m is not None and masked_m.is_cpu:
-        checks.in_range("masked_m", masked_m, 0, sizes["max_m"])
     if ends is not None and ends.is_cpu:
         checks.ends(ends, sizes["m"], alignment, "ends")
     limit = None if limit is None else positive("limit", limit)

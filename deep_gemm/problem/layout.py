@@ -72,6 +72,15 @@ def rows_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:
     return (rows < ends[-1]) & (rows >= starts[group.clamp_max(ends.numel() - 1)])
 
 
+def rows_of_counts(counts: Tensor, max_m: int) -> Tensor:
+    """Tell of each of max_m rows of each group whether the group uses it. The host reads nothing.
+
+    >>> rows_of_counts(torch.tensor([1, 0], dtype=torch.int32), 2).int().tolist()
+    [[1, 0], [0, 0]]
+    """
+    return torch.arange(max_m, dtype=torch.int32, device=counts.device) < counts[:, None]
+
+
 def is_mn_major_tma_aligned(sf: Tensor) -> bool:
     """Tell whether TMA can load these scales in place: m-major, with a pitch that is a multiple of 16 bytes.
 

@@ -78,7 +78,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   flags[4] = ptx::ballot_sync(sum > 1) + ptx::reduce_min_sync(lane);
   ptx::syncwarp();
   ptx::syncthreads();
-  ptx::bar_sync(2, 256);
+  if (ptx::syncthreads_and(sum > 2)) ptx::bar_sync(2, 256);
   flags[4] = ptx::grid_size() + ptx::block_index();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
@@ -108,7 +108,8 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   sum += ptx::add_rn(ptx::mul_rn(sum, 3.f), ptx::float_of(ptx::ld_global_b16(out) + ptx::ld_global_v4_b32(out).z));
   flags[7] = ptx::atom_add(flags, 1);
   sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x + ptx::unpack_f16(ptx::pack_e4m3(sum, ptx::div_rn(1.f, sum))).y;
-  sum += ptx::min_magnitude(sum, 2.f) + ptx::float_of(ptx::max_s16x2(lane, flags[3]));
+  sum += ptx::ex2_approx(ptx::rcp_approx(ptx::fma_rn(sum, 2.f, 1.f)));
+  sum += ptx::min_magnitude(ptx::min_nan(ptx::abs_f32(sum), 3.f), 2.f) + ptx::max_f32(ptx::float_of(ptx::max_bf16x2(lane, flags[3])), ptx::float_of(ptx::max_f16x2(lane, 3)));
 
   // WGMMA and registers: the first warpgroup gives, the second takes and multiplies.
   if (thread < 128) {

@@ -24,6 +24,12 @@ struct Piece {
   uint32_t words[kWords];
 };
 
+// FP32 numbers that were computed from what a lane loaded.
+struct Computed {
+  uint32_t words[kElements];
+};
+constexpr bool kCastsFp32 = kInputIsFp32 || kActivates;
+
 // The column of a lane's element, counted from the first of the 128.
 DEVICE uint32_t column_of(uint32_t lane, uint32_t element) {
   return kVector == 1 ? element * kLanes + lane : lane * kVector + element;
@@ -40,6 +46,8 @@ DEVICE float element_of(const Piece& piece, uint32_t element) {
   const ptx::Float2 elements = unpack(piece.words[element / kElementsOfWord]);
   return element % kElementsOfWord == 0 ? elements.x : elements.y;
 }
+
+DEVICE float element_of(const Computed& computed, uint32_t element) { return ptx::float_of(computed.words[element]); }
 
 // Columns from `end` on, and rows that are not there, count as zeros. `row` is the address of the row's first column.
 DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column, uint32_t end, uint32_t lane) {
@@ -65,37 +73,43 @@ DEVICE Piece load_piece(const uint8_t* row, bool is_there, uint32_t first_column
   return piece;
 }
 
+// ---- Ordinary and any
+//
+// Nearly all blocks are ordinary: without infinities, and not of the very smallest numbers. What casts them
+// fast (kIsOrdinary) finds out if they are not. Then the same values are cast again, in a way that is right for any.
+
 // ---- Largest magnitudes
 //
-// A key is a word's magnitudes as signed integers, in the order of the magnitudes: the sum carries infinities and NaNs into
-// the sign, so that they are below all others. The two of a word do not reach into each other.
+// A key is a word's magnitudes. None of a NaN is larger than another; infinities do not count in blocks of any kind.
 
-constexpr uint32_t kMagnitudes = kInputIsFp32 ? 0x7fffffff : 0x7fff7fff;
-constexpr uint32_t kKeyOfZero = kInputIsFp32 ? 0x00800000 : kInputIsFp16 ? 0x04000400 : 0x00800080;
-
-DEVICE uint32_t key_of(uint32_t word) { return (word & kMagnitudes) + kKeyOfZero; }
+template <bool kIsOrdinary>
+DEVICE uint32_t key_of(uint32_t word) {
+  const uint32_t key = kCastsFp32 ? ptx::bits_of(ptx::abs_f32(ptx::float_of(word))) : word & 0x7fff7fff;
+  if constexpr (kIsOrdinary) return key;
+  if constexpr (kCastsFp32) return key >= 0x7f800000 ? 0 : key;
+  // The sum carries what is not finite into the sign. The two of a word do not reach into each other.
+  const uint32_t is_not_finite = (key + (kInputIsFp16 ? 0x04000400 : 0x00800080)) >> 15 & 0x00010001;
+  return key & ~(is_not_finite * 0xffff);
+}
 
 // A word of two magnitudes gives the larger one of each.
 DEVICE uint32_t larger_key(uint32_t a, uint32_t b) {
-  if constexpr (kInputIsFp32)
-    return static_cast<int32_t>(a) > static_cast<int32_t>(b) ? a : b;
+  if constexpr (kCastsFp32)
+    return ptx::bits_of(ptx::max_f32(ptx::float_of(a), ptx::float_of(b)));
   else
-    return ptx::max_s16x2(a, b);
+    return kInputIsFp16 ? ptx::max_f16x2(a, b) : ptx::max_bf16x2(a, b);
 }
 
-DEVICE uint32_t key_of(const Piece& piece) {
-  uint32_t key = kKeyOfZero;
+template <bool kIsOrdinary, typename Held>
+DEVICE uint32_t key_of(const Held& held) {
+  uint32_t key = 0;
 #pragma unroll
-  for (uint32_t word : piece.words) key = larger_key(key, key_of(word));
+  for (uint32_t word : held.words) key = larger_key(key, key_of<kIsOrdinary>(word));
   return key;
 }
 
-// The magnitudes of a key that is not below zero's.
-DEVICE ptx::Float2 amaxes_of(uint32_t key) { return unpack(key - kKeyOfZero); }
-DEVICE float amax_of(uint32_t key) {
-  const ptx::Float2 both = amaxes_of(key);
-  return both.x > both.y ? both.x : both.y;
-}
+DEVICE ptx::Float2 amaxes_of(uint32_t key) { return kCastsFp32 ? ptx::Float2{ptx::float_of(key), 0.f} : unpack(key); }
+DEVICE float amax_of(uint32_t key) { return amaxes_of(kCastsFp32 ? key : larger_key(key, key >> 16)).x; }
 
 // The largest keys of a team, of kCount keys that each lane has: lane i gets that of keys[i % kCount]. Each lane hands half of
 // what it has to another lane, until one key is left.
@@ -109,8 +123,9 @@ DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
       const bool is_odd = (lane & distance) != 0;
 #pragma unroll
       for (uint32_t i = 0; i < kCount / 2 / distance; ++i) {
-        const uint32_t kept = keys[is_odd ? 2 * i + 1 : 2 * i], given = keys[is_odd ? 2 * i : 2 * i + 1];
-        keys[i] = larger_key(kept, ptx::shfl_sync(given, other));
+        // Values are chosen, not places: an index that only a lane knows costs a comparison for each key.
+        const uint32_t even = keys[2 * i], odd = keys[2 * i + 1];
+        keys[i] = larger_key(is_odd ? odd : even, ptx::shfl_sync(is_odd ? even : odd, other));
       }
     } else {
       keys[0] = larger_key(keys[0], ptx::shfl_sync(keys[0], other));
@@ -121,22 +136,39 @@ DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
 
 // ---- Scales, and division by them
 
-// A scale, and -1 over its significand, which lies in [1, 2).
+// A scale, and -1 over it; over its significand, which lies in [1, 2), if blocks are not ordinary.
 struct Divisor {
   float scale, reciprocal;
 };
 
 DEVICE float significand_of(float scale) { return ptx::float_of((ptx::bits_of(scale) & 0x7fffff) | 0x3f800000); }
 
-// The divisor of elements whose largest magnitude is `amax`; it counts as at least `min_amax`.
-DEVICE Divisor divisor_of(float amax, float min_amax, bool rounds_up) {
+// The scale of elements whose largest magnitude is `amax`; it counts as at least `min_amax`.
+DEVICE float scale_of(float amax, float min_amax, bool rounds_up) {
   amax = amax < min_amax ? min_amax : amax;
-  const float quotient = ptx::div_rn(amax, kLargest), least = quotient < kLeastScale ? kLeastScale : quotient;
+  // amax / kLargest as a division rounds it, whatever amax is, but for numbers below kLeastScale.
+  const float guess = amax * (1.f / kLargest);
+  const float quotient = ptx::fma_rn(ptx::fma_rn(guess, -kLargest, amax), 1.f / kLargest, guess);
+  const float least = quotient < kLeastScale ? kLeastScale : quotient;
   // Up to a power of two: a carry out of the mantissa is the next one.
   const float power = ptx::float_of((ptx::bits_of(least) + 0x7fffff) & 0x7f800000);
-  const float scale = amax == 0.f ? 1.f : rounds_up ? power : least;
-  return {scale, ptx::div_rn(-1.f, significand_of(scale))};
+  return amax == 0.f ? 1.f : rounds_up ? power : least;
 }
+
+// 1 / scale as a division rounds it, where neither is so small or large that a step underflows.
+DEVICE float reciprocal_of(float scale) {
+  const float guess = ptx::rcp_approx(scale);
+  return ptx::fma_rn(ptx::fma_rn(guess, -scale, 1.f), guess, guess);
+}
+
+template <bool kIsOrdinary>
+DEVICE Divisor divisor_of(float amax, float min_amax, bool rounds_up) {
+  const float scale = scale_of(amax, min_amax, rounds_up);
+  return {scale, -reciprocal_of(kIsOrdinary ? scale : significand_of(scale))};
+}
+
+// Whether ordinary quotients by this scale are right. The scale of an infinity is none of these numbers.
+DEVICE bool is_ordinary(Divisor d) { return d.scale >= 0x1p-90f && d.scale <= 0x1p120f; }
 
 DEVICE Divisor load_divisor(const Divisor* from) {
   const ptx::Float2 loaded = ptx::ld_shared_v2_f32(from);
@@ -145,36 +177,54 @@ DEVICE Divisor load_divisor(const Divisor* from) {
 DEVICE void store_divisor(Divisor* to, Divisor d) { ptx::st_shared_v2_f32(to, d.scale, d.reciprocal); }
 
 // x / scale as a division rounds it, for |x| <= 448 * scale, zeros with their signs, and NaN. An infinity becomes a number
-// above 448. Numbers by a power of two that make the scale a significand: so nothing below underflows that FP8 can tell
-// from zero. `guess` is off by two units in the last place at most, and `excess` is exact; one step from there gives the
+// above 448. `guess` is off by two units in the last place at most, and `excess` is exact; one step from there gives the
 // rounded quotient wherever FP8 rounds differently on its two sides. (The test of hard quotients has all that are near.)
+// `excess` may underflow if the scale is tiny, and an infinity has none: so in general numbers are multiplied by a power of
+// two that makes the scale a significand. Then nothing underflows that FP8 can tell from zero.
+template <bool kIsOrdinary>
 DEVICE float quotient_of(float x, Divisor d) {
-  const float power = ptx::float_of(0x7f000000 - (ptx::bits_of(d.scale) & 0x7f800000));
-  const float reduced = ptx::min_magnitude(x * power, 1024.f);
-  const float guess = reduced * -d.reciprocal;
-  const float excess = ptx::fma(guess, significand_of(d.scale), -reduced);
-  return ptx::fma(excess, d.reciprocal, guess);
+  if constexpr (!kIsOrdinary) {
+    const float power = ptx::float_of(0x7f000000 - (ptx::bits_of(d.scale) & 0x7f800000));
+    x = ptx::min_magnitude(x * power, 1024.f);
+    d.scale = significand_of(d.scale);
+  }
+  const float guess = x * -d.reciprocal;
+  const float excess = ptx::fma_rn(guess, d.scale, -x);
+  return ptx::fma_rn(excess, d.reciprocal, guess);
 }
+
+// ---- FP8 values
 
 DEVICE uint32_t pack_quotients(float a, float b, float c, float d) {
   return ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16;
 }
 
-// What became of a piece, to where the piece was: `row` is the address of the first column's FP8 value.
-DEVICE void store_piece(uint8_t* row, uint32_t first_column, uint32_t end, uint32_t lane, const float (&v)[kElements]) {
+// What became of a piece: four values in a word.
+struct Values {
+  uint32_t words[kElements / 4];
+};
+
+DEVICE Values pack_values(const float (&v)[kElements]) {
+  Values values;
+#pragma unroll
+  for (uint32_t i = 0; i < kElements; i += 4) values.words[i / 4] = pack_quotients(v[i], v[i + 1], v[i + 2], v[i + 3]);
+  return values;
+}
+
+// To where the piece was: `row` is the address of the first column's FP8 value.
+DEVICE void store_values(uint8_t* row, uint32_t first_column, uint32_t end, uint32_t lane, const Values& values) {
   if constexpr (kVector == 1) {
 #pragma unroll
     for (uint32_t i = 0; i < kElements; ++i) {
       const uint32_t column = first_column + column_of(lane, i);
-      if (column < end) ptx::st_global_b8(row + column, ptx::pack_e4m3(v[i], 0.f));
+      if (column < end) ptx::st_global_b8(row + column, values.words[0] >> i * 8);
     }
   } else {
     const uint32_t column = first_column + column_of(lane, 0);
     if (column >= end) return;
-    const uint32_t low = pack_quotients(v[0], v[1], v[2], v[3]);
     if constexpr (kVector == 8)
-      ptx::st_global_v2_b32(row + column, low, pack_quotients(v[4], v[5], v[6], v[7]));
+      ptx::st_global_v2_b32(row + column, values.words[0], values.words[1]);
     else
-      ptx::st_global_b32(row + column, low);
+      ptx::st_global_b32(row + column, values.words[0]);
   }
 }

@@ -198,11 +198,33 @@ DEVICE float add_rn(float a, float b) {
   asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
   return sum;
 }
+DEVICE float fma_rn(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
 // Rounded to nearest even, whatever the compiler was told of divisions.
 DEVICE float div_rn(float a, float b) {
   float quotient;
   asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
   return quotient;
+}
+// 2^x and 1 / x, within 2^-22 and 2^-23 of them. Results below the smallest normal number become zero.
+DEVICE float ex2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE float rcp_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// The smaller of both; a NaN stays NaN.
+DEVICE float min_nan(float a, float b) {
+  float smaller;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(a), "f"(b));
+  return smaller;
 }
 // The smaller of two magnitudes, with the sign of `x`; a NaN stays NaN. `most` is positive.
 DEVICE float min_magnitude(float x, float most) {
@@ -210,10 +232,25 @@ DEVICE float min_magnitude(float x, float most) {
   asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
   return y;
 }
-// The larger of each half, as signed integers.
-DEVICE uint32_t max_s16x2(uint32_t a, uint32_t b) {
+DEVICE float abs_f32(float x) {
+  float magnitude;
+  asm("abs.f32 %0, %1;" : "=f"(magnitude) : "f"(x));
+  return magnitude;
+}
+// The larger of both, of each half. A NaN is less than any number.
+DEVICE float max_f32(float a, float b) {
+  float larger;
+  asm("max.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+DEVICE uint32_t max_bf16x2(uint32_t a, uint32_t b) {
   uint32_t larger;
-  asm("max.s16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+DEVICE uint32_t max_f16x2(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
   return larger;
 }
 // Two FP32 to two E4M3, rounded to nearest even; `low` goes to the lower byte. What is greater than 448, infinities too,

@@ -47,6 +47,8 @@ DEVICE uint32_t popc(uint32_t bits) { return __popc(bits); }
 // ---- Block
 
 DEVICE void syncthreads() { __syncthreads(); }
+// Tells whether all threads of the block pass true.
+DEVICE bool syncthreads_and(bool value) { return __syncthreads_and(value); }
 
 // Named barriers 1 to 15 (0 is that of syncthreads), for a number of threads that is a multiple of 32.
 // (PTX ISA, "bar, barrier".)

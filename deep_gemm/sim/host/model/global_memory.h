@@ -1,5 +1,7 @@
 // Global memory: only registered buffers exist. Every access is checked, even if its value is not used.
 #pragma once
+#include <cmath>
+
 #include "scheduler.h"
 
 namespace sim {
@@ -107,9 +109,14 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
 }
 
 float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float mul_rn(float a, float b) { return a * b; }
 float add_rn(float a, float b) { return a + b; }
 float div_rn(float a, float b) { return a / b; }
+// The hardware's results may be a unit or two in the last place away.
+float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
+float ex2_approx(float x) { return flush_to_zero(std::exp2(x)); }
+float rcp_approx(float x) { return flush_to_zero(1.f / flush_to_zero(x)); }
 uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
@@ -120,16 +127,13 @@ float float_of(uint32_t bits) {
   std::memcpy(&value, &bits, 4);
   return value;
 }
+float min_nan(float a, float b) { return std::isnan(a) || a < b ? a : b; }
 float min_magnitude(float x, float most) {
   const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
   return magnitude > 0x7f800000 || magnitude < bits_of(most) ? x : float_of(bits_of(most) | (bits & 0x80000000));
 }
-uint32_t max_s16x2(uint32_t a, uint32_t b) {
-  const auto larger = [](uint32_t x, uint32_t y) -> uint32_t {
-    return static_cast<uint16_t>(std::max(static_cast<int16_t>(x), static_cast<int16_t>(y)));
-  };
-  return larger(a >> 16, b >> 16) << 16 | larger(a & 0xffff, b & 0xffff);
-}
+float abs_f32(float x) { return std::fabs(x); }
+float max_f32(float a, float b) { return std::fmax(a, b); }
 // E4M3 has a sign, 4 bits of exponent with a bias of 7, and 3 of mantissa; 0x7f is its NaN, 0x7e is 448.
 uint32_t pack_e4m3(float low, float high) {
   const auto round = [](float value) -> uint32_t {
@@ -170,5 +174,14 @@ Float2 unpack_f16(uint32_t packed) {
   };
   return {widen(packed & 0xffff), widen(packed >> 16)};
 }
+
+template <typename Unpack>
+uint32_t max_of_halves(uint32_t a, uint32_t b, Unpack unpack) {
+  const auto is_larger = [](float x, float y) { return std::isnan(y) || x > y; };
+  const Float2 u = unpack(a), v = unpack(b);
+  return ((is_larger(u.x, v.x) ? a : b) & 0xffff) | ((is_larger(u.y, v.y) ? a : b) & 0xffff0000);
+}
+uint32_t max_bf16x2(uint32_t a, uint32_t b) { return max_of_halves(a, b, unpack_bf16); }
+uint32_t max_f16x2(uint32_t a, uint32_t b) { return max_of_halves(a, b, unpack_f16); }
 
 }  // namespace ptx

@@ -117,6 +117,7 @@ struct Cta {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   NamedBarrier named[kNamedBarriers];
+  bool agreed[2] = {};  // whether all of a generation passed true to syncthreads_and; the next has the other place
   WaitList waiting_for_registers;
 };
 

@@ -142,16 +142,20 @@ uint32_t match_any_sync(uint32_t value) {
 uint32_t popc(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
 void syncwarp() { gather("syncwarp", 0); }
 
-void syncthreads() {
+void syncthreads() { syncthreads_and(true); }
+bool syncthreads_and(bool value) {
   yield();
   gather("syncthreads", 0);
   Cta* cta = self->cta;
   const uint64_t generation = cta->named[0].generation;
+  bool& agreed = cta->agreed[generation % 2];
+  agreed = value && (agreed || cta->named[0].arrived == 0);
   cta->named[0].threads = cta->live_threads;
   ++cta->named[0].arrived;
   recheck_syncthreads(cta);
   wait_at_named(0, generation, "waits at syncthreads, barrier");
   yield();
+  return agreed;
 }
 void bar_sync(uint32_t id, uint32_t threads) {
   yield();

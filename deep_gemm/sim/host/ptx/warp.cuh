@@ -20,6 +20,7 @@ uint32_t popc(uint32_t bits);
 void syncwarp();
 
 void syncthreads();
+bool syncthreads_and(bool value);
 void bar_sync(uint32_t id, uint32_t threads);
 
 void griddepcontrol_wait();

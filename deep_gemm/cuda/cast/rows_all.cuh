@@ -1,0 +1,11 @@
+// All rows of a matrix. There are as many CTAs as they need.
+#pragma once
+
+struct Rows {
+  static constexpr bool kIsShared = false;  // whether CTAs share out units that only the GPU can count
+  uint32_t m, num_units;
+
+  DEVICE explicit Rows(const CastParams& p) : m(p.m), num_units(ceil_div(p.m, kRows)) {}
+
+  DEVICE Unit unit(uint32_t i) const { return i < num_units ? Unit{i * kRows, m, 0} : Unit{0, 0, 0}; }
+};

@@ -1,0 +1,73 @@
+// Rows of groups whose sizes only the GPU knows. CTAs share out the units of rows that there are.
+#pragma once
+
+constexpr uint32_t kGroupsPerThread = kMaxGroups / kNumThreads;
+constexpr uint32_t kWarps = kNumThreads / 32;
+
+struct SharedStorage {
+  uint32_t first_unit[kMaxGroups + 1];  // of each group, and of none: as many as there are
+  uint32_t row[kMaxGroups], end[kMaxGroups];
+  uint32_t units_of_warp[kWarps];
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "CastConfig.shared_bytes and SharedStorage differ");
+
+struct Rows {
+  static constexpr bool kIsShared = true;
+  const SharedStorage& shared;
+  uint32_t num_units, num_groups;
+
+  DEVICE explicit Rows(const CastParams& p) : shared(ptx::dynamic_shared<SharedStorage>()), num_groups(p.num_groups) {
+    SharedStorage& made = ptx::dynamic_shared<SharedStorage>();
+    const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index(), first = thread * kGroupsPerThread;
+    uint32_t units[kGroupsPerThread], of_thread = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kGroupsPerThread; ++i) {
+      const uint32_t group = first + i;
+      units[i] = 0;
+      if (group < p.num_groups) {
+        const Unit rows = rows_of_group(p, group);
+        units[i] = ceil_div(rows.end - rows.row, kRows);
+        ptx::st_shared_b32(&made.row[group], rows.row);
+        ptx::st_shared_b32(&made.end[group], rows.end);
+      }
+      of_thread += units[i];
+    }
+    uint32_t sum = of_thread;  // of this lane's units and of those below
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+      const uint32_t below = ptx::shfl_sync(sum, lane - distance);
+      sum += lane >= distance ? below : 0;
+    }
+    if (lane == 31) ptx::st_shared_b32(&made.units_of_warp[thread / 32], sum);
+    ptx::syncthreads();
+    uint32_t before = sum - of_thread;
+    num_units = 0;
+#pragma unroll
+    for (uint32_t warp = 0; warp < kWarps; ++warp) {
+      const uint32_t of_warp = ptx::ld_shared_b32(&made.units_of_warp[warp]);
+      before += warp < thread / 32 ? of_warp : 0;
+      num_units += of_warp;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kGroupsPerThread; ++i) {
+      if (first + i <= p.num_groups) ptx::st_shared_b32(&made.first_unit[first + i], before);
+      before += units[i];
+    }
+    if (thread == 0) ptx::st_shared_b32(&made.first_unit[p.num_groups], num_units);
+    ptx::syncthreads();
+  }
+
+  DEVICE Unit unit(uint32_t i) const {
+    if (i >= num_units) return {0, 0, 0};
+    uint32_t group = 0, above = num_groups;  // the last group that begins with unit i or before, below `above`
+    while (above - group > 1) {
+      const uint32_t middle = (group + above) / 2;
+      if (ptx::ld_shared_b32(&shared.first_unit[middle]) <= i)
+        group = middle;
+      else
+        above = middle;
+    }
+    const uint32_t row = ptx::ld_shared_b32(&shared.row[group]) + (i - ptx::ld_shared_b32(&shared.first_unit[group])) * kRows;
+    return {row, ptx::ld_shared_b32(&shared.end[group]), kScalesOfGroups ? group : 0};
+  }
+};

@@ -1,0 +1,52 @@
+// Each row's values and scales go to the rows of its routes: a token is read and cast once, however many experts it has.
+#pragma once
+
+struct Targets {
+  int32_t routes[kRows];  // of lane j: where route j of each row goes
+
+  DEVICE Targets(const CastParams& p, const Unit& unit, uint32_t lane) {
+#pragma unroll
+    for (uint32_t i = 0; i < kRows; ++i) routes[i] = route_of(p, unit, i, lane);
+  }
+
+  DEVICE static int32_t route_of(const CastParams& p, const Unit& unit, uint32_t i, uint32_t j) {
+    const uint32_t row = unit.row + i;
+    return row < unit.end && j < p.topk ? ptx::ld_global_i32(p.row_of + uint64_t{row} * p.topk + j) : -1;
+  }
+
+  // The first routes are at hand; others, where a row has more of them than a team has lanes, are loaded.
+  DEVICE int32_t route(const CastParams& p, const Unit& unit, uint32_t i, uint32_t first, uint32_t lane) const {
+    return first == 0 ? routes[i] : route_of(p, unit, i, first + lane);
+  }
+
+  DEVICE void store(const CastParams& p, const Unit& unit, uint32_t i, uint32_t block, uint32_t lane,
+                    const Values& values) const {
+    const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;
+#pragma unroll 1
+    for (uint32_t first = 0; first < p.topk; first += kLanes) {
+      const int32_t of_lane = route(p, unit, i, first, lane);
+      const uint32_t count = p.topk - first < kLanes ? p.topk - first : kLanes;
+#pragma unroll 4
+      for (uint32_t j = 0; j < count; ++j) {
+        const int32_t to = ptx::shfl_sync(static_cast<uint32_t>(of_lane), first_of_team + j);
+        if (to >= 0) store_values(p.values + static_cast<uint64_t>(to) * p.values_pitch, block * kBlock, p.k, lane, values);
+      }
+    }
+  }
+
+  // Lane i has the scale of row i.
+  DEVICE void store_scales(const CastParams& p, const Unit& unit, uint32_t block, uint32_t lane, float of_lane) const {
+    const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;
+#pragma unroll
+    for (uint32_t i = 0; i < kRows; ++i) {
+      const float scale = ptx::shfl_sync(of_lane, first_of_team + i);
+#pragma unroll 1
+      for (uint32_t first = 0; first < p.topk; first += kLanes) {
+        const int32_t to = route(p, unit, i, first, lane);
+        if (to >= 0) 
+          ptx::st_global_f32(p.scales + static_cast<uint64_t>(to) * p.scales_stride_m + uint64_t{block} * p.scales_stride_k,
+                             scale);
+      }
+    }
+  }
+};
