@@ -8,6 +8,7 @@ from torch import Tensor
 from .activation import cast_activated
 from .dense import product_behind_cast
 from .grouped import m_grouped_fp8_gemm_nt_contiguous
+from .kernels import linear_decode
 from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
 from .problem.integers import integer_in_range
 from .problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
@@ -34,9 +35,10 @@ def linear(x: Tensor, w: Operand, out: Tensor | None = None, bias: Tensor | None
     """
     problem = linear_problem(x, w, out, bias)
     d, c = output_and_c(problem.out, problem.bias)
-    # Nothing may come between these two: the product reads the weight beside the cast.
-    a = per_token_cast_to_fp8(problem.x, mn_major=True)
-    product_behind_cast(a, problem.w, d, c)
+    if not linear_decode.run(problem.x, problem.w, d, c):
+        # Nothing may come between these two: the product reads the weight beside the cast.
+        a = per_token_cast_to_fp8(problem.x, mn_major=True)
+        product_behind_cast(a, problem.w, d, c)
     if d is not problem.out:
         problem.out.copy_(d)
     return problem.whole_out if out is None else None
