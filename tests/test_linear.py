@@ -256,9 +256,10 @@ def test_layers_behind_each_other_on_several_streams(m: int, pdl: bool) -> None:
     found = []
     for stream, x in zip(streams, xs, strict=True):
         with torch.cuda.stream(stream):
+            y = x
             for _ in range(5):
-                x = called(x, w)
-            found.append(x)
+                y = called(y, w)
+            found.append(y)
     torch.cuda.synchronize()
     assert all(same_bits(x, right) for x, right in zip(found, expected, strict=True))
 
