@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from .. import jit
+from .. import jit, settings
 from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
 from ..choose.config_decode import DecodeConfig
 from ..choose.config_linear_decode import MAX_ROWS, LinearDecodeConfig, linear_decode_config
@@ -17,7 +17,7 @@ from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import Operand
 from ..problem.layout import ADDRESS_ALIGNMENT
-from ..settings import get_compile_mode, get_pdl, in_force
+from ..settings import get_compile_mode, get_pdl
 from . import dense, fp8_gemm_decode
 from .code_plan import CodePlan
 from .launch import launch
@@ -60,7 +60,7 @@ def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> bool:
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             return run(x, w, d, c)
-    config = config_of(*d.shape, x.shape[1], c is not None, device, in_force.generation)
+    config = config_of(*d.shape, x.shape[1], c is not None, device, settings.in_force.generation)
     if config is None:
         return False
     launcher = launcher_of(config, device, get_pdl())
