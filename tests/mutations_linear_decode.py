@@ -102,8 +102,8 @@ MUTATIONS = [
     Mutation("a group of a k-block too many", _KERNEL, "count(work.end_k_block - first < kGroupKBlocks ? work.end_k_block - first : kGroupKBlocks)", "count(kGroupKBlocks)"),
     Mutation("quotients rounded down", _KERNEL, "((1 << 20) + count - 1) / count", "(1 << 20) / count"),
     Mutation("k-blocks counted from the first of all", _KERNEL, "(group.k_block + at.k_block) * kBlockK + lane", "at.k_block * kBlockK + lane"),
-    Mutation("tokens counted from the first of all", _KERNEL, "(work.row_m + at.token) * p.x_pitch", "at.token * p.x_pitch"),
-    Mutation("rows of x lie without gaps", _KERNEL, "(work.row_m + at.token) * p.x_pitch", "(work.row_m + at.token) * p.k"),
+    Mutation("tokens counted from the first of all", _KERNEL, "static_cast<uint64_t>(work.row_m + at.token) * p.x_pitch", "static_cast<uint64_t>(at.token) * p.x_pitch"),
+    Mutation("rows of x lie without gaps", _KERNEL, "(work.row_m + at.token) * p.x_pitch", "(work.row_m + at.token) * p.k * 2"),
     # The cast
     Mutation("a lane's neighbours left out of the largest", _KERNEL, "amax_of(largest_of_team(keys, lane))", "amax_of(keys[lane % kBlocksOfTeam])"),
     Mutation("all blocks count as ordinary", _KERNEL, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;", ""),

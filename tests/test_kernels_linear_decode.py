@@ -66,7 +66,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: i
     assert [word(gpu, name) for name in ("map_b", "x", "sfb", "d")] == [t.data_ptr() for t in (w[0], x, w[1], out)]
     assert word(gpu, "c") == (0 if bias is None else bias.data_ptr())
     if m > 1:
-        assert [word(gpu, name) for name in ("x_pitch", "d_pitch", "c_pitch")] == [K, N + 8, 0]
+        assert [word(gpu, name) for name in ("d_pitch", "c_pitch")] == [N + 8, 0]
 
 
 @pytest.mark.parametrize("is_enabled", [False, True])

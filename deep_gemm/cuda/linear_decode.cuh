@@ -24,7 +24,8 @@ struct LinearParams {
   const float* sfb;
   uint8_t* d;
   const uint8_t* c;
-  uint64_t x_pitch, d_pitch, c_pitch;  // in elements; c_pitch is 0 for a bias
+  uint64_t d_pitch, c_pitch;  // in elements; c_pitch is 0 for a bias
+  uint32_t x_pitch;           // in bytes; 32 bits, so that an address is one instruction
   uint32_t sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;
   uint32_t slot_bytes;  // of one box of B
@@ -105,7 +106,8 @@ struct Pieces {
       const uint32_t column = (group.k_block + at.k_block) * kBlockK + lane * kElements;
       held[i] = {};
       if (!at.is_there(group) || column >= p.k) continue;
-      const ptx::Uint4 loaded = ptx::ld_global_v4_b32(p.x + ((work.row_m + at.token) * p.x_pitch + column) * kInputBytes);
+      const uint8_t* row = p.x + static_cast<uint64_t>(work.row_m + at.token) * p.x_pitch;
+      const ptx::Uint4 loaded = ptx::ld_global_v4_b32(row + column * kInputBytes);
       held[i] = {loaded.x, loaded.y, loaded.z, loaded.w};
     }
     const Place at(group, lane % kBlocksOfTeam);

@@ -35,9 +35,9 @@ PARAMS = Params(
     Field("sfb", Kind.POINTER),
     Field("d", Kind.POINTER),
     Field("c", Kind.POINTER),
-    Field("x_pitch", Kind.UINT64),
     Field("d_pitch", Kind.UINT64),
     Field("c_pitch", Kind.UINT64),
+    Field("x_pitch", Kind.UINT32),
     Field("sfb_stride_n", Kind.UINT32),
     Field("sfb_stride_k", Kind.UINT32),
     Field("m", Kind.UINT32),
@@ -47,6 +47,8 @@ PARAMS = Params(
 )
 """`LinearParams` of cuda/linear_decode.cuh."""
 MAX_CHOICES = 4096
+PITCH_LIMIT = 1 << 32
+"""Bytes between rows of x are a number of 32 bits."""
 
 
 def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> bool:
@@ -82,7 +84,7 @@ def serves(x: Tensor, d: Tensor) -> bool:
         and is_hopper(x.get_device())
         and x.data_ptr() % ADDRESS_ALIGNMENT == 0
         and x.stride(1) == 1
-        and (m == 1 or x.stride(0) * x.element_size() % ADDRESS_ALIGNMENT == 0)
+        and (m == 1 or x.stride(0) * x.element_size() in range(0, PITCH_LIMIT, ADDRESS_ALIGNMENT))
     )
 
 
@@ -115,7 +117,7 @@ def params_of(
             "sfb": scales.data_ptr(),
             "d": d.data_ptr(),
             "c": 0 if c is None else c.data_ptr(),
-            "x_pitch": x.stride(0),
+            "x_pitch": x.stride(0) * x.element_size() if m > 1 else 0,
             "d_pitch": d.stride(0),
             "c_pitch": 0 if c is None else c.stride(0),
             "sfb_stride_n": scales.stride(0),
