@@ -8,9 +8,10 @@ from torch import Tensor
 from . import reference
 from .compat.forms import Request, accepts_every_form
 from .kernels import dense
+from .kernels.plan import Key
 from .kernels.product import Product, run
 from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem
-from .problem.layout import RECIPE_1D1D, Recipe
+from .problem.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe
 
 
 @accepts_every_form()
@@ -153,6 +154,24 @@ def _dense_product(major: str) -> Product:
 
 
 NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
+
+
+def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, _: Key) -> DenseProblem:
+    (x, sfa), (y, sfb) = a, b
+    (m, n), k = d.shape, x.shape[1]
+    return DenseProblem(x, sfa, y, sfb, d, c, m, n, k, SCALE_BLOCK)
+
+
+BEHIND_CAST = Product(_unchecked, reference.dense, dense.run_behind_cast, dense.derive)
+"""`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream.
+
+The caller has checked the others. D is given. C may be one row for all, with a stride of zero.
+"""
+
+
+def product_behind_cast(a: Operand, b: Operand, d: Tensor, c: Tensor | None) -> None:
+    """Compute `BEHIND_CAST`."""
+    run(BEHIND_CAST, a, b, d, c)
 
 
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from .activation import cast_activated
-from .dense import fp8_gemm_nt
+from .dense import product_behind_cast
 from .grouped import m_grouped_fp8_gemm_nt_contiguous
+from .kernels import linear_decode
 from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
 from .problem.integers import integer_in_range
-from .problem.layout import SCALE_BLOCK, ceil_div
+from .problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from .quantize import Quantized, per_token_cast_to_fp8
 from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
 
@@ -33,22 +34,24 @@ def linear(x: Tensor, w: Operand, out: Tensor | None = None, bias: Tensor | None
     torch.Size([2, 3, 8])
     """
     problem = linear_problem(x, w, out, bias)
-    a = per_token_cast_to_fp8(problem.x, mn_major=True)
-    if problem.bias is None:
-        fp8_gemm_nt(a, problem.w, problem.out)
-    elif problem.bias.dtype == problem.out.dtype:
-        add_product(a, problem.w, problem.out, problem.bias)
-    else:  # C has the type of D
-        exact = torch.empty_like(problem.out, dtype=torch.float32, memory_format=torch.contiguous_format)
-        add_product(a, problem.w, exact, problem.bias)
-        problem.out.copy_(exact)
+    d, c = output_and_c(problem.out, problem.bias)
+    if not linear_decode.run(problem.x, problem.w, d, c):
+        # Nothing may come between these two: the product reads the weight beside the cast.
+        a = per_token_cast_to_fp8(problem.x, mn_major=True)
+        product_behind_cast(a, problem.w, d, c)
+    if d is not problem.out:
+        problem.out.copy_(d)
     return problem.whole_out if out is None else None
 
 
-def add_product(a: Operand, w: Operand, d: Tensor, bias: Tensor) -> None:
-    """Write a @ w.T + bias; D holds the bias in each row first."""
-    d.copy_(bias.expand_as(d))
-    fp8_gemm_nt(a, w, d, d)
+def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Give the D and the C of a product that adds a bias: C has D's type, and is read in rows of whole 16 bytes."""
+    if bias is None:
+        return out, None
+    if bias.dtype == out.dtype and bias.is_contiguous() and bias.data_ptr() % ADDRESS_ALIGNMENT == 0:
+        return out, bias.expand_as(out)
+    d = out if bias.dtype == out.dtype else torch.empty(out.shape, device=out.device)
+    return d, d.copy_(bias.expand_as(d))
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     with monkeypatch.context() as patch:
         patch.setattr(layers, "m_grouped_fp8_gemm_nt_contiguous", product_of_shapes)
-        patch.setattr(layers, "fp8_gemm_nt", product_of_shapes)
+        patch.setattr(layers, "product_behind_cast", product_of_shapes)
         patch.setattr(checks, "supported_device", lambda *_: None)
         patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0
         yield

@@ -21,6 +21,7 @@ class Trial:
     schedule: str | None = None
     is_dependent: bool = False
     in_place: bool = False
+    weight_is_ready: bool = False
 
     def headers(self) -> dict[str, str]:
         return fp8_gemm_decode.headers(self.config)
@@ -29,7 +30,13 @@ class Trial:
         kernel = sim.compile_config(self.config, headers)
         problem = sim.random_problem(self.config, *self.mnk, seed=self.seed, in_place=self.in_place)
         outcome = sim.run(
-            kernel, self.config, problem, seed=self.seed, schedule=self.schedule, is_dependent=self.is_dependent
+            kernel,
+            self.config,
+            problem,
+            seed=self.seed,
+            schedule=self.schedule,
+            is_dependent=self.is_dependent,
+            weight_is_ready=self.weight_is_ready,
         )
         if outcome.mistakes is not None:
             raise ValueError(outcome.mistakes)
@@ -65,24 +72,33 @@ TRIALS = [
     Trial(WITH_C, (19, 72, 528), 16, in_place=True),
     *(Trial(WITH_C, (13, 72, 528), seed, is_dependent=True) for seed in (17, 18)),
     Trial(WITH_C, (13, 72, 528), 19, "slow_math", is_dependent=True),
+    *(
+        Trial(WITH_C, (13, 72, k), 20, name, is_dependent=True, weight_is_ready=True)
+        for k in (128, 528, 1296)
+        for name in ("slow_math", "late_loads")
+    ),
+    *(
+        Trial(WITH_C, (13, 72, 128), seed, "late_loads", is_dependent=True, weight_is_ready=True)
+        for seed in range(1, 5)
+    ),
 ]
 
-_DECODE, _EXCHANGE, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "exchange", "ring"))
+_DECODE, _TILE, _EXCHANGE, _RING = (f"{name}.cuh" for name in ("fp8_gemm_decode", "decode/tile", "exchange", "ring"))
 _BAR = "    ptx::bar_sync(1, kNumMathThreads);\n"
-_WAIT_WGMMA = "      ptx::wgmma_wait_group<0>();\n"
-_RELEASE = "      release(shared.ring, at, lane);\n"
+_WAIT_WGMMA = "    ptx::wgmma_wait_group<0>();\n"
+_RELEASE = "    release(ring, at, lane);\n"
 _SYNCWARP = "  ptx::syncwarp();\n"
 
 MUTATIONS = [
     # The ring
-    Mutation("full is not waited for", _DECODE, "      wait_until_loaded(shared.ring, at);\n", ""),
+    Mutation("full is not waited for", _TILE, "    wait_until_loaded(ring, at);\n", ""),
     Mutation("empty is not waited for", _DECODE, "    wait_until_free(shared.ring, at);\n", ""),
-    Mutation("slots are never given back", _DECODE, _RELEASE, ""),
-    Mutation("slots are given back before the product is done", _DECODE, _WAIT_WGMMA + _RELEASE, _RELEASE + _WAIT_WGMMA),
-    Mutation("the product is not waited for", _DECODE, _WAIT_WGMMA, ""),
+    Mutation("slots are never given back", _TILE, _RELEASE, ""),
+    Mutation("slots are given back before the product is done", _TILE, _WAIT_WGMMA + _RELEASE, _RELEASE + _WAIT_WGMMA),
+    Mutation("the product is not waited for", _TILE, _WAIT_WGMMA, ""),
     Mutation("empty expects one arrival", _RING, "kEmptyArrivals = kMulticastCtas * kNumMathWarps", "kEmptyArrivals = 1"),
     Mutation("bytes of whole boxes announced", _DECODE, "p.slot_bytes);", "kABytes + kBBytes);"),
-    Mutation("A loaded into the wrong slot", _DECODE, "shared.a[at.stage], i * kBlockK", "shared.a[0], i * kBlockK"),
+    Mutation("A loaded into the wrong slot", _DECODE, "shared.a[stage], i * kBlockK", "shared.a[0], i * kBlockK"),
     Mutation("B of the next k-block", _DECODE, "i * kBlockK, work.row_n", "(i + 1) * kBlockK, work.row_n"),
     Mutation("A of the first tile", _DECODE, "i * kBlockK, work.row_m)", "i * kBlockK, 0)"),
     Mutation("no block barrier after the barriers' initialization", _DECODE, "  ptx::syncthreads();\n", ""),
@@ -90,13 +106,21 @@ MUTATIONS = [
     Mutation("A loaded before the kernel ahead has ended", _DECODE, "  ptx::griddepcontrol_wait();\n  RingPosition at", "  RingPosition at"),
     Mutation("scales loaded before the kernel ahead has ended", _DECODE, "    ptx::griddepcontrol_wait();\n    float total", "    float total"),
     # Work
-    Mutation("k-blocks rounded down", _DECODE, "ceil_div(p.k, kBlockK)", "(p.k / kBlockK)"),
-    Mutation("every CTA takes all of k", _DECODE, "end_k_block = num_k_blocks * (rank + 1) / kClusterK", "end_k_block = num_k_blocks"),
-    Mutation("a k-block between two CTAs left out", _DECODE, "num_k_blocks * (rank + 1) / kClusterK", "num_k_blocks / kClusterK * (rank + 1)"),
-    Mutation("tiles of m rounded down", _DECODE, "tiles_m = ceil_div(p.m, kBlockTokens)", "tiles_m = p.m / kBlockTokens + (p.m < kBlockTokens)"),
-    Mutation("the last tile moved up too far", _DECODE, "p.m - kBlockTokens : 0;", "p.m - kBlockTokens - 1 : 0;"),
-    Mutation("the last tile moved up where C is added", _DECODE, "kMovesLastTileUp = !kWithC;", "kMovesLastTileUp = true;", shows_in=WITH_C),
-    Mutation("clusters count as CTAs", _DECODE, "ptx::block_index() / kClusterK", "ptx::block_index()"),
+    Mutation("k-blocks rounded down", _TILE, "ceil_div(p.k, kBlockK)", "(p.k / kBlockK)"),
+    Mutation("every CTA takes all of k", _TILE, "end_k_block = num_k_blocks * (rank + 1) / kClusterK", "end_k_block = num_k_blocks"),
+    Mutation("a k-block between two CTAs left out", _TILE, "num_k_blocks * (rank + 1) / kClusterK", "num_k_blocks / kClusterK * (rank + 1)"),
+    Mutation("tiles of m rounded down", _TILE, "tiles_m = ceil_div(p.m, kBlockTokens)", "tiles_m = p.m / kBlockTokens + (p.m < kBlockTokens)"),
+    Mutation("the last tile moved up too far", _TILE, "p.m - kBlockTokens : 0;", "p.m - kBlockTokens - 1 : 0;"),
+    Mutation("the last tile moved up where C is added", _TILE, "kMovesLastTileUp = !kWithC;", "kMovesLastTileUp = true;", shows_in=WITH_C),
+    Mutation("clusters count as CTAs", _TILE, "ptx::block_index() / kClusterK", "ptx::block_index()"),
+    # The weight ahead of A
+    Mutation("loads the weight ahead though it is not ready", _DECODE, "  if (p.weight_is_ready) {", "  {"),
+    Mutation("loads A ahead with the weight", _DECODE, "++stage) load_b(work.k_block + stage, stage);", "++stage) load_b(work.k_block + stage, stage), load_a(work.k_block + stage, stage);"),
+    Mutation("loads B again behind the wait", _DECODE, "i < end_ahead; ++i, at = at.next()) load_a(i, at.stage);", "i < end_ahead; ++i, at = at.next()) load_b(i, at.stage), load_a(i, at.stage);"),
+    Mutation("no A for what was loaded ahead", _DECODE, "i < end_ahead; ++i, at = at.next()) load_a(i, at.stage);", "i < end_ahead; ++i, at = at.next()) {}"),
+    Mutation("all of B loaded ahead, whatever the ring holds", _DECODE, "end_ahead += count < kNumStages ? count : kNumStages;", "end_ahead += count;"),
+    Mutation("the ring filled ahead, whatever k is", _DECODE, "end_ahead += count < kNumStages ? count : kNumStages;", "end_ahead += kNumStages;"),
+    Mutation("B of the next k-block loaded ahead", _DECODE, "++stage) load_b(work.k_block + stage, stage);", "++stage) load_b(work.k_block + stage + 1, stage);"),
     # Scales and promotion
     Mutation("scales of tokens outside are read", _DECODE, "(token < p.m ? token : p.m - 1)", "(token)"),
     Mutation("scales past the last k-block are read", _DECODE, "first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1", "first_k_block + i"),
@@ -107,19 +131,19 @@ MUTATIONS = [
     Mutation("scales read before all are there", _DECODE, "    scales.store(shared.scales);\n" + _BAR, "    scales.store(shared.scales);\n"),
     Mutation("the next scales are not loaded", _DECODE, "    if (first + kScaleBlocks < work.end_k_block) scales.load(p, work, first + kScaleBlocks);\n", ""),
     Mutation("the next scales are loaded one too far", _DECODE, "scales.load(p, work, first + kScaleBlocks)", "scales.load(p, work, first + kScaleBlocks + 1)"),
-    Mutation("tokens of a pair swapped in the promotion", _DECODE, "j % 2 ? scale[j / 4].y : scale[j / 4].x", "j % 2 ? scale[j / 4].x : scale[j / 4].y"),
-    Mutation("scales of the rows' neighbours", _DECODE, "j % 2 ? scale[j / 4].y", "j / 2 % 2 ? scale[j / 4].y"),
-    Mutation("promotion replaces the total", _DECODE, "scale[j / 4].x, total[j]);", "scale[j / 4].x, 0.f);"),
+    Mutation("tokens of a pair swapped in the promotion", _TILE, "j % 2 ? scale[j / 4].y : scale[j / 4].x", "j % 2 ? scale[j / 4].x : scale[j / 4].y"),
+    Mutation("scales of the rows' neighbours", _TILE, "j % 2 ? scale[j / 4].y", "j / 2 % 2 ? scale[j / 4].y"),
+    Mutation("promotion replaces the total", _TILE, "scale[j / 4].x, total[j]);", "scale[j / 4].x, 0.f);"),
     Mutation("totals start as they are", _DECODE, "  for (float& x : total) x = 0;", "  for (float& x : total) x = x;"),
-    Mutation("half of a block's depth", _DECODE, "k < kBlockK; k += 32)", "k < kBlockK / 2; k += 32)"),
+    Mutation("half of a block's depth", _TILE, "k < kBlockK; k += 32)", "k < kBlockK / 2; k += 32)"),
     Mutation("both warpgroups multiply the same rows", _DECODE, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
-    Mutation("no fence before the product", _DECODE, "  ptx::wgmma_fence();\n", ""),
+    Mutation("no fence before the product", _TILE, "  ptx::wgmma_fence();\n", ""),
     # The reduction
-    Mutation("sums sent before all CTAs run", _DECODE, "      ptx::cluster_wait();\n      send_chunks", "      send_chunks"),
-    Mutation("sums added before they have arrived", _DECODE, "      ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n", ""),
+    Mutation("sums sent before all CTAs run", _TILE, "    ptx::cluster_wait();\n    send_chunks", "    send_chunks"),
+    Mutation("sums added before they have arrived", _TILE, "    ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n", ""),
     Mutation("half of the bytes expected", _EXCHANGE, "* kChunkFloats * 4);", "* kChunkFloats * 2);"),
     Mutation("every CTA expects a whole share", _EXCHANGE, "  if (first >= chunks) return 0;\n  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);", "  return chunks_per_cta(accumulators);"),
-    Mutation("nothing expected", _DECODE, "    if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);\n", ""),
+    Mutation("nothing expected", _TILE, "  if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);\n", ""),
     Mutation("all send to the same place", _EXCHANGE, "(rank * kChunks + chunk % kChunks)", "(chunk % kChunks)"),
     Mutation("sent to the place of another chunk", _EXCHANGE, "rank * kChunks + chunk % kChunks", "rank * kChunks + (chunk + 1) % kChunks"),
     Mutation("sent to the wrong CTA", _EXCHANGE, "received, chunk / kChunks,", "received, (chunk / kChunks + 1) % kClusterK,"),
@@ -128,20 +152,20 @@ MUTATIONS = [
     Mutation("the first CTA's sums added twice", _EXCHANGE, "uint32_t rank = 1;", "uint32_t rank = 0;"),
     Mutation("two registers of a chunk swapped", _EXCHANGE, "total[i], total[i + 1], total[i + 2], total[i + 3]);", "total[i], total[i + 2], total[i + 1], total[i + 3]);"),
     Mutation("another lane's sums", _EXCHANGE, "chunk_of_cta * kChunkFloats + lane * 4;", "chunk_of_cta * kChunkFloats + (lane ^ 1) * 4;"),
-    Mutation("received is not initialized", _DECODE, "    ptx::mbarrier_init(&shared.received, 1);\n", ""),
+    Mutation("received is not initialized", _TILE, "  ptx::mbarrier_init(&shared.received, 1);\n", ""),
     # Storing
-    Mutation("a tile is transposed where others still multiply", _DECODE, "      ptx::bar_sync(1, kNumMathThreads);  // the ring has been read\n", ""),
-    Mutation("transposed before all lanes have written", _DECODE, _SYNCWARP + "  ptx::Float4 d", "  ptx::Float4 d"),
-    Mutation("rows 8 to 15 over rows 0 to 7", _DECODE, "room + transposed(token, column + 8), v.z", "room + transposed(token, column), v.z"),
-    Mutation("tokens of a pair swapped", _DECODE, "transposed(token + 1, column), v.y", "transposed(token + 1, column), v.x"),
-    Mutation("rows outside D written", _DECODE, "if (d_row >= p.m || d_column >= p.n) return;", "if (d_column >= p.n) return;"),
-    Mutation("columns outside D written", _DECODE, "if (d_row >= p.m || d_column >= p.n) return;", "if (d_row >= p.m) return;"),
-    Mutation("C left out", _DECODE, "d.x += c.x, d.y += c.y, d.z += c.z, d.w += c.w;", ""),
-    Mutation("C's pairs swapped", _DECODE, "ptx::unpack_bf16(c.x), high = ptx::unpack_bf16(c.y)", "ptx::unpack_bf16(c.y), high = ptx::unpack_bf16(c.x)"),
-    Mutation("C read with D's pitch in bytes", _DECODE, "p.c + (d_row * p.c_pitch + d_column) * kOutputBytes", "p.c + d_row * p.c_pitch + d_column * kOutputBytes"),
-    Mutation("D written with pairs swapped", _DECODE, "ptx::pack_bf16(d.x, d.y), ptx::pack_bf16(d.z, d.w)", "ptx::pack_bf16(d.z, d.w), ptx::pack_bf16(d.x, d.y)"),
-    Mutation("all chunks to the rows of the first", _DECODE, "work.row_m + chunk / kNumMathWarps * 8", "work.row_m"),
-    Mutation("all warps to the same columns", _DECODE, "work.row_n + chunk % kNumMathWarps * 16", "work.row_n"),
-    Mutation("the last chunks of the last CTA written though there are none", _DECODE, "chunk_of_cta >= kShare || chunk >= chunks_of_tile(kAccumulators)", "chunk_of_cta >= kShare"),
-    Mutation("shares written twice", _DECODE, "if (chunk_of_cta >= kShare || chunk", "if (chunk"),
+    Mutation("a tile is transposed where others still multiply", _TILE, "    ptx::bar_sync(1, kNumMathThreads);  // the ring has been read\n", ""),
+    Mutation("transposed before all lanes have written", _TILE, _SYNCWARP + "  ptx::Float4 d", "  ptx::Float4 d"),
+    Mutation("rows 8 to 15 over rows 0 to 7", _TILE, "room + transposed(token, column + 8), v.z", "room + transposed(token, column), v.z"),
+    Mutation("tokens of a pair swapped", _TILE, "transposed(token + 1, column), v.y", "transposed(token + 1, column), v.x"),
+    Mutation("rows outside D written", _TILE, "if (d_row >= p.m || d_column >= p.n) return;", "if (d_column >= p.n) return;"),
+    Mutation("columns outside D written", _TILE, "if (d_row >= p.m || d_column >= p.n) return;", "if (d_row >= p.m) return;"),
+    Mutation("C left out", _TILE, "d.x += c.x, d.y += c.y, d.z += c.z, d.w += c.w;", ""),
+    Mutation("C's pairs swapped", _TILE, "ptx::unpack_bf16(c.x), high = ptx::unpack_bf16(c.y)", "ptx::unpack_bf16(c.y), high = ptx::unpack_bf16(c.x)"),
+    Mutation("C read with D's pitch in bytes", _TILE, "p.c + (d_row * p.c_pitch + d_column) * kOutputBytes", "p.c + d_row * p.c_pitch + d_column * kOutputBytes"),
+    Mutation("D written with pairs swapped", _TILE, "ptx::pack_bf16(d.x, d.y), ptx::pack_bf16(d.z, d.w)", "ptx::pack_bf16(d.z, d.w), ptx::pack_bf16(d.x, d.y)"),
+    Mutation("all chunks to the rows of the first", _TILE, "work.row_m + chunk / kNumMathWarps * 8", "work.row_m"),
+    Mutation("all warps to the same columns", _TILE, "work.row_n + chunk % kNumMathWarps * 16", "work.row_n"),
+    Mutation("the last chunks of the last CTA written though there are none", _TILE, "chunk_of_cta >= kShare || chunk >= chunks_of_tile(kAccumulators)", "chunk_of_cta >= kShare"),
+    Mutation("shares written twice", _TILE, "if (chunk_of_cta >= kShare || chunk", "if (chunk"),
 ]  # fmt: skip

@@ -19,9 +19,11 @@ from deep_gemm.choose.config_decode import DecodeConfig, decode_config
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Output
 from deep_gemm.choose.tiles import tiles_by_name
+from deep_gemm.dense import product_behind_cast
 from deep_gemm.jit import driver
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
 from deep_gemm.kernels.fp8_gemm import DENSE_PARAMS
+from deep_gemm.kernels.params import Params
 from deep_gemm.kernels.plan import PLANS, pointer_members
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.problem.layout import RECIPE_1D1D, align, ceil_div
@@ -329,6 +331,26 @@ def test_a_dependent_launch_is_what_set_pdl_says(
     deep_gemm.set_pdl(enabled)
     deep_gemm.fp8_gemm_nt(*operands(*shape))
     assert gpu.last.is_dependent is enabled
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+@pytest.mark.parametrize(("m", "params"), [(8, fp8_gemm_decode.PARAMS), (512, DENSE_PARAMS)])
+def test_the_weight_is_ready_behind_a_cast_if_launches_are_dependent(
+    gpu: FakeGpu, m: int, params: Params, is_enabled: bool
+) -> None:
+    """Also in a plan for other rows that is derived, and never in a public product of the same operands."""
+    deep_gemm.set_pdl(is_enabled)
+
+    def weight_is_ready() -> int:
+        word, half = divmod(params.offset("weight_is_ready"), 8)
+        return gpu.last.words[word] >> 8 * half & 0xFFFFFFFF
+
+    for rows in (m, m - 4, m):
+        a, b, d = operands(rows, 4096, 7168)
+        product_behind_cast(a, b, d, None)
+        assert weight_is_ready() == is_enabled
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        assert weight_is_ready() == 0
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 7, 33, 66, 112, 131])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -146,6 +147,121 @@ def test_a_gpu_gives_cast_and_product_and_a_graph_captures_it(with_bias: torch.d
     assert expected is None or same_bits(out, expected)
     on_cpu = called(x.cpu(), weight(), bias=None if bias is None else bias.cpu())
     assert deep_gemm.calc_diff(out.cpu(), on_cpu) < 1e-5
+
+
+SHAPES = [(576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (136, 272), (24576, 1536), (1160, 2832)]
+
+
+def on_gpu(n: int, k: int, seed: int = 7) -> tuple[Tensor, Tensor]:
+    g = torch.Generator("cuda").manual_seed(seed)
+    return per_block_cast_to_fp8(torch.randn(n, k, generator=g, device="cuda", dtype=torch.bfloat16))
+
+
+def by_two_calls(x: Tensor, w: tuple[Tensor, Tensor], bias: Tensor | None) -> Tensor:
+    """The public cast and the public product, with a C that has the bias in each row."""
+    c = None if bias is None else bias.repeat(len(x), 1)
+    d = fp8_gemm_nt(per_token_cast_to_fp8(x), w, c=c)
+    assert d is not None
+    return d
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "dependent"])
+def pdl(request: pytest.FixtureRequest) -> Iterator[bool]:
+    before = deep_gemm.get_pdl()
+    deep_gemm.set_pdl(request.param)
+    yield request.param
+    deep_gemm.set_pdl(before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_any_number_of_rows_has_the_bits_of_the_two_calls(n: int, k: int, with_bias: bool, pdl: bool) -> None:
+    """By one launch or two, whatever kernel multiplies; what lies around D is left alone."""
+    w, bias = on_gpu(n, k), torch.randn(n, device="cuda").to(torch.bfloat16) if with_bias else None
+    for m in (*range(1, 71), 128, 300, 4096):
+        x = random_x(m, k, seed=m).cuda()
+        room = torch.full((m + 2, n + 16), CANARY, dtype=torch.bfloat16, device="cuda")
+        out = room[1 : m + 1, 8 : n + 8]
+        linear(x, w, out, bias)
+        assert same_bits(out, by_two_calls(x, w, bias)), m
+        out.fill_(CANARY)
+        assert bool((room == CANARY).all()), m
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 5, 16, 40])
+def test_strides_and_special_values_have_the_bits_of_the_two_calls(m: int, pdl: bool) -> None:
+    """Rows that lie apart, that begin at any element, and that are columns; NaN in what must not be read."""
+    n, k = 2112, 7168
+    w, bias = on_gpu(n, k), torch.randn(n + 1, device="cuda").to(torch.bfloat16)
+    x = random_x(m, k, seed=m).cuda()
+    for row, number in enumerate((torch.nan, -torch.inf, 3.3895e38, 9.2e-41, 0.0)):
+        x[row % m, row * 300 : row * 300 + 1 + row * 40] = number
+    room = torch.full((m + 1, k + 24), torch.nan, dtype=torch.bfloat16, device="cuda")
+    for first in (8, 3):
+        room[:m, first : first + k] = x
+        assert same_bits(called(room[:m, first : first + k], w), by_two_calls(x, w, None))
+        room.fill_(torch.nan)
+    assert same_bits(called(x.t().contiguous().t(), w), by_two_calls(x, w, None))
+    for first in (0, 1):  # a bias that begins where C may, and one that does not
+        assert same_bits(called(x, w, bias=bias[first:][:n]), by_two_calls(x, w, bias[first:][:n]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 8, 16, 33, 64, 300])
+@pytest.mark.parametrize(("n", "k"), [(2112, 7168), (7168, 2048)])
+def test_a_graph_with_new_inputs_and_a_weight_written_just_ahead(m: int, n: int, k: int, pdl: bool) -> None:
+    """The kernel ahead of the layer writes the weight that the layer reads: it must be over by then."""
+    weights = [on_gpu(n, k, seed) for seed in range(3)]
+    xs = [random_x(m, k, seed=seed).cuda() for seed in range(3)]
+    x, w = xs[0].clone(), (weights[0][0].clone(), weights[0][1].clone())
+    source = weights[0][0].clone(), weights[0][1].clone()
+    expected = [by_two_calls(x_, w_, None) for x_, w_ in zip(xs, weights, strict=True)]
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        called(x, w)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            outs = []
+            for _ in range(4):  # the layer ahead reads the weight, then it is written, then read
+                outs.append(called(x, w))
+                w[1].copy_(source[1])
+                w[0].view(torch.uint8).copy_(source[0].view(torch.uint8))
+                outs.append(called(x, w))
+        for turn in (1, 2, 0, 2, 1):
+            x.copy_(xs[turn])
+            for old, new in zip(source, weights[turn], strict=True):
+                old.copy_(new)
+            for out in outs:
+                out.fill_(torch.nan)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert all(same_bits(out, expected[turn]) for out in outs[1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [4, 64])
+def test_layers_behind_each_other_on_several_streams(m: int, pdl: bool) -> None:
+    """Each layer's x is the output of the one ahead."""
+    w = on_gpu(2048, 2048)
+    streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
+    xs = [random_x(m, 2048, seed=seed).cuda() / 64 for seed in range(3)]
+    expected = list(xs)
+    for _ in range(5):
+        expected = [by_two_calls(x, w, None) for x in expected]
+    torch.cuda.synchronize()
+    found = []
+    for stream, x in zip(streams, xs, strict=True):
+        with torch.cuda.stream(stream):
+            y = x
+            for _ in range(5):
+                y = called(y, w)
+            found.append(y)
+    torch.cuda.synchronize()
+    assert all(same_bits(x, right) for x, right in zip(found, expected, strict=True))
 
 
 # Mistakes

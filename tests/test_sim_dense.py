@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -204,6 +205,35 @@ def test_c_may_be_d(kind: str, schedule: str | None) -> None:
 )
 def test_the_kernel_ahead_may_still_be_at_work(config: GemmConfig) -> None:
     check(config, config.block_m + 8, config.block_n * 2 + 8, 400, seed=1, is_dependent=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tile_config(128, 64, Output(with_c=True), k=128),
+        tile_config(128, 64, BF16, cluster_m=2, k=128),
+        tile_config(128, 64, BF16, cluster_n=2, k=128),
+        tile_config(256, 128, Output(is_fp32=True, adds_to_d=True), k=128),
+        *SPLITS.values(),
+    ],
+    ids=lambda config: config.name,
+)
+def test_the_weight_may_be_loaded_while_the_kernel_ahead_is_at_work(config: GemmConfig) -> None:
+    """Fewer k-blocks than slots, as many, and more; several tiles for each CTA."""
+    k_blocks = (1, config.num_stages, config.num_stages + 2)
+    for num_k_blocks, schedule in itertools.product(k_blocks, (None, "slow_math", "slow_producer", "slow_cta")):
+        mnk = config.block_m + 8, config.block_n * 3 + 8, num_k_blocks * 128 - 16
+        check(config, *mnk, seed=num_k_blocks, schedule=schedule, is_dependent=True, weight_is_ready=True)
+
+
+def test_c_may_be_one_row_for_all() -> None:
+    """A bias."""
+    for config in (tile_config(64, 64, Output(with_c=True)), tile_config(64, 64, Output(with_c=True), cluster_k=3)):
+        p = sim.random_problem(config, 70, 200, 912, seed=4)
+        assert p.c is not None
+        p = p._replace(c=p.c[0].clone().expand_as(p.d))
+        outcome = sim.run(compiled(config), config, p, num_sms=2 * config.cluster_size, seed=4)
+        assert outcome.mistakes is None, outcome.mistakes
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import pytest
@@ -90,6 +91,29 @@ def test_the_kernel_ahead_may_still_be_at_work() -> None:
     config = DecodeConfig(8, 4, 1, 2, with_c=True)
     p = sim.random_problem(config, 5, 72, 1296, seed=1)
     assert sim.run(compiled(config), config, p, seed=1, is_dependent=True).mistakes is None
+
+
+def test_the_weight_may_be_loaded_while_the_kernel_ahead_is_at_work() -> None:
+    """Fewer k-blocks than slots, as many, and more; CTAs without any."""
+    for cluster_k, num_k_blocks, schedule in itertools.product(
+        (1, 3), (1, 4, 13), (None, "slow_math", "slow_producer")
+    ):
+        config = DecodeConfig(8, 4, 1, cluster_k, with_c=True)
+        p = sim.random_problem(config, 5, 136, 128 * num_k_blocks - 16, seed=1)
+        outcome = sim.run(
+            compiled(config), config, p, seed=1, schedule=schedule, is_dependent=True, weight_is_ready=True
+        )
+        assert outcome.mistakes is None, outcome.mistakes
+
+
+def test_c_may_be_one_row_for_all() -> None:
+    """A bias."""
+    for cluster_k in (1, 2):
+        config = DecodeConfig(16, 4, 1, cluster_k, with_c=True)
+        p = sim.random_problem(config, 19, 136, 400, seed=2)
+        assert p.c is not None
+        p = p._replace(c=p.c[0].clone().expand_as(p.d))
+        assert sim.run(compiled(config), config, p, seed=2).mistakes is None
 
 
 def test_scales_may_have_any_strides() -> None:

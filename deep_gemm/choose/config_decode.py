@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -105,7 +105,11 @@ class DecodeConfig:
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+        return header_of(self.constants(), self.switches())
+
+    def constants(self) -> dict[str, int]:
+        """The numbers of `config.cuh`."""
+        return {
             "kBlockTokens": self.block_tokens,
             "kBlockN": self.block_n,
             "kBlockK": BLOCK_K,
@@ -118,10 +122,17 @@ class DecodeConfig:
             "kMulticastCtas": 1,  # nobody loads into another CTA's slots
             "kSharedBytes": self.shared_bytes,
         }
-        switches = {"kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c}
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-        lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+    def switches(self) -> dict[str, bool]:
+        """The truth values of `config.cuh`."""
+        return {"kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c}
+
+
+def header_of(constants: Mapping[str, int], switches: Mapping[str, bool]) -> str:
+    """Give `config.cuh`."""
+    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+    lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
+    return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
 
 def deepest(config: DecodeConfig) -> DecodeConfig:

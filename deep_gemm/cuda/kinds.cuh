@@ -13,6 +13,9 @@
 //   Share                            the units of a tile that a warpgroup computes: set(tile, warpgroup), is_any, with(total, use)
 //   k_blocks_of(p, tile)             the k-blocks that this CTA multiplies
 //   TileLoad(p, tile)                load_slot(slot, k_block, k) asks TMA for what one slot needs, in all slot_bytes
+//   WeightAhead                      B of some slots, ahead of the rest, before the kernel ahead has ended: kIsLoaded, or none
+//     load(p, shared)                  by the loading thread; load_all then gives `load` a number of slots beside a tile
+//     load_rest(load, slot, k_block)   behind griddepcontrol_wait, for each of these slots
 //   prefetch_operand_maps(p)
 //   sfb_of(p, tile), c_of(p, tile)   B's scales, and C, of the tile's group
 //   skipped_scales(tile)             how many of A's scales are loaded ahead of the tile's own

@@ -45,10 +45,11 @@ from .plan import (
 Config = GemmConfig | DecodeConfig
 
 
-def run(p: DenseProblem, config: Config | None = None) -> Plan | None:
+def run(p: DenseProblem, config: Config | None = None, *, is_behind_cast: bool = False) -> Plan | None:
     """Compute a dense product on the GPU that its tensors are on, and give the plan, which serves other calls.
 
-    `config` None leaves the choice to the heuristics.
+    `config` None leaves the choice to the heuristics. `is_behind_cast`: the kernel ahead on this stream writes A and
+    its scales alone, and lets this one start only when all that ran before it is over.
     """
     if p.m == 0 or p.n == 0:
         return None
@@ -59,7 +60,7 @@ def run(p: DenseProblem, config: Config | None = None) -> Plan | None:
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            return run(p, config)
+            return run(p, config, is_behind_cast=is_behind_cast)
     output = output_of(p)
     if config is None:
         config = choice(p.m, p.n, p.k, output, gpu_of(device))
@@ -67,7 +68,8 @@ def run(p: DenseProblem, config: Config | None = None) -> Plan | None:
         refuse_if(config.name, why_unfit(config, p.k, output))
     _print_if_asked(p.m, p.n, p.k, config)
     ready = prepared(config, p)
-    plan = plan_of(ready, output, config, num_sms_of(gpu_of(device).num_sms), launcher_of(config, device))
+    num_sms, launcher = num_sms_of(gpu_of(device).num_sms), launcher_of(config, device)
+    plan = plan_of(ready, output, config, num_sms, launcher, weight_is_ready=is_behind_cast and get_pdl())
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     if get_compile_mode() == 1:
         return None
@@ -158,12 +160,25 @@ def prepared(config: Config, p: DenseProblem) -> DenseProblem:
     return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
 
 
-def plan_of(p: DenseProblem, output: Output, config: Config, num_sms: int, launcher: driver.Launcher) -> Plan:
-    """Prepare the launch for a problem that is `prepared`."""
+def run_behind_cast(p: DenseProblem) -> Plan | None:
+    """Compute a dense product whose A and scales the kernel ahead on this stream writes."""
+    return run(p, is_behind_cast=True)
+
+
+def plan_of(
+    p: DenseProblem,
+    output: Output,
+    config: Config,
+    num_sms: int,
+    launcher: driver.Launcher,
+    *,
+    weight_is_ready: bool = False,
+) -> Plan:
+    """Prepare the launch for a problem that is `prepared`. `weight_is_ready`: as in the kernels' `Params`."""
     if isinstance(config, DecodeConfig):
-        plan = fp8_gemm_decode.plan_of(p, config, launcher)
+        plan = fp8_gemm_decode.plan_of(p, config, launcher, weight_is_ready=weight_is_ready)
     else:
-        plan = _plan_of(p, config, num_sms, launcher)
+        plan = _plan_of(p, config, num_sms, launcher, weight_is_ready=weight_is_ready)
     plan.config, plan.output, plan.n, plan.k = config, output, p.n, p.k
     if p.c is not None and not isinstance(config, DecodeConfig):
         # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
@@ -171,7 +186,9 @@ def plan_of(p: DenseProblem, output: Output, config: Config, num_sms: int, launc
     return plan
 
 
-def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+def _plan_of(
+    p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher, *, weight_is_ready: bool
+) -> Plan:
     maps = {
         # Boxes of A have no rows that are never there, those of its scales at most what fills 16 bytes.
         "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.box_rows_of_a, p.m), BLOCK_K), 128),
@@ -197,6 +214,7 @@ def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver
         "m": p.m,
         "n": p.n,
         "k": p.k,
+        "weight_is_ready": int(weight_is_ready),
     }
     if config.sfb_is_per_row:
         del numbers["map_sfb"]

@@ -39,6 +39,7 @@ PARAMS = Params(
     Field("n", Kind.UINT32),
     Field("k", Kind.UINT32),
     Field("slot_bytes", Kind.UINT32),
+    Field("weight_is_ready", Kind.UINT32),
 )
 """`Params` of cuda/fp8_gemm_decode.cuh."""
 
@@ -68,7 +69,7 @@ def code_plan(config: DecodeConfig) -> CodePlan:
         roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
         shared_bytes=config.shared_bytes,
         qgmma=BLOCK_K // WGMMA_K,
-        tma_loads=2,  # A and B
+        tma_loads=4,  # A and B, and B ahead of A
         multicast_loads=0,
         ctas_per_sm=config.ctas_per_sm,
     )
@@ -101,8 +102,8 @@ def launcher(config: DecodeConfig, device: int, is_dependent: bool) -> driver.La
     return driver.Launcher(kernel, PARAMS.size, config.num_threads, config.cluster_k, is_dependent=is_dependent)
 
 
-def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher) -> Plan:
-    """Prepare the launch."""
+def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher, *, weight_is_ready: bool = False) -> Plan:
+    """Prepare the launch. `weight_is_ready`: as in `Params`."""
     # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
     maps = {
         "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
@@ -127,6 +128,7 @@ def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher) ->
         "n": p.n,
         "k": p.k,
         "slot_bytes": slot_bytes(config, p.m, p.n),
+        "weight_is_ready": int(weight_is_ready),
     }
     return Plan(p, PARAMS, numbers, maps, places, launcher, grid(config, p.m, p.n))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,12 +76,15 @@ def run(
     schedule: str | None = None,
     truncate: bool = False,
     is_dependent: bool = False,
+    weight_is_ready: bool = False,
 ) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
+    """Compute a product on simulated SMs and with the reference.
+
+    `is_dependent`: the kernel ahead may still run. `weight_is_ready`: B is not what it writes, and the kernel may know.
+    """
     p = kernels.prepared(config, p)
-    simulation = Simulation(
-        buffers_of(p, is_dependent), num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
-    )
+    buffers = buffers_of(p, is_dependent, weight_is_ready)
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
     placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
@@ -90,7 +94,9 @@ def run(
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_size,
     )
-    plan = kernels.plan_of(placed, kernels.output_of(placed), config, num_sms, launcher)  # type: ignore[arg-type]
+    of_driver: Any = launcher
+    output = kernels.output_of(placed)
+    plan = kernels.plan_of(placed, output, config, num_sms, of_driver, weight_is_ready=weight_is_ready)
     plan.launch(addresses_of(placed))
     result = simulation.result()
     tile = config.block_m, config.block_n
@@ -112,11 +118,15 @@ def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int
     return Outcome(d, right, allowed, describe_mistakes(flat_d, flat_right, flat_allowed, tile), result)
 
 
-def buffers_of(p: DenseProblem, is_dependent: bool = False) -> dict[str, Buffer]:
+def buffers_of(p: DenseProblem, is_dependent: bool = False, weight_is_ready: bool = False) -> dict[str, Buffer]:
     """A problem's operands as the simulator's buffers, each with the least alignment that is allowed."""
     alignments = {"sfb": 16 if p.sfb_rows == 1 else 4}
     found = {
-        name: Buffer(flat_memory(x), alignment=alignments.get(name, 16), is_dependent=is_dependent)
+        name: Buffer(
+            flat_memory(x),
+            alignment=alignments.get(name, 16),
+            is_dependent=is_dependent and not (weight_is_ready and name == "b"),
+        )
         for name, x in (("a", p.a), ("b", p.b), ("sfa", p.sfa), ("sfb", p.sfb))
     }
     found["d"] = Buffer(p.d, is_writable=True, is_dependent=is_dependent)

@@ -54,9 +54,13 @@ def run(
     schedule: str | None = None,
     truncate: bool = False,
     is_dependent: bool = False,
+    weight_is_ready: bool = False,
 ) -> Outcome:
-    """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
-    buffers = buffers_of(p, is_dependent)
+    """Compute a product on simulated SMs and with the reference.
+
+    `is_dependent`: the kernel ahead may still run. `weight_is_ready`: B is not what it writes, and the kernel may know.
+    """
+    buffers = buffers_of(p, is_dependent, weight_is_ready)
     buffers |= {name: replace(buffers[name], alignment=4) for name in ("sfa", "sfb")}
     simulation = Simulation(
         buffers, num_sms=num_sms or 2 * config.cluster_k, seed=seed, schedule=schedule, truncate=truncate
@@ -70,7 +74,7 @@ def run(
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_k,
     )
-    plan = fp8_gemm_decode.plan_of(placed, config, launcher)  # type: ignore[arg-type]
+    plan = fp8_gemm_decode.plan_of(placed, config, launcher, weight_is_ready=weight_is_ready)  # type: ignore[arg-type]
     plan.launch(addresses_of(placed))
     result = simulation.result()
     tile = config.block_tokens, config.block_n

@@ -121,6 +121,8 @@ struct TileLoad {
   }
 };
 
+using WeightAhead = NoWeightAhead;
+
 // ---- B's scales, C and D
 
 DEVICE const float* sfb_of(const Params& p, const Tile&) { return p.sfb; }

@@ -183,6 +183,8 @@ struct Machine {
   std::vector<Fiber*> ready;
   uint32_t ready_polling = 0;
   std::priority_queue<Event> events;
+  bool is_ahead_over = false, is_end_of_ahead_due = false;  // the kernel ahead, if this one is launched as its dependent
+  WaitList waiting_for_ahead;
   std::map<const void*, uint32_t> maps_in_use;  // how many pieces of loads in flight use each
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Cta>> ctas;

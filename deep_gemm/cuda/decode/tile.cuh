@@ -1,0 +1,164 @@
+// What the kernels for few rows of A share: which tile of D a CTA computes over which k-blocks, the loop over its k-blocks,
+// and the way of sums to D.
+//
+// Rows of B are on WGMMA's side of 64, tokens on the side that may be as narrow as 8. So the accumulators are a tile of
+// D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The k-blocks of a tile are shared out to the
+// kClusterK CTAs of a cluster, rank 0 the first of them, and their sums are added by exchange.cuh.
+#pragma once
+#include "config.cuh"
+#include "exchange.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "ring.cuh"
+
+// Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
+constexpr uint32_t kABytes = kBlockTokens * kBlockK, kBBytes = kBlockN * kBlockK;
+constexpr uint32_t kNumMathThreads = kNumMathWarps * 32;
+constexpr uint32_t kAccumulators = kBlockTokens / 2;
+// Whether the last tokens' tile ends where the tokens do, instead of hanging out, and so computes some again, to the same
+// bits: TMA would fill what hangs out with zeros. Not where C is added, which must happen once.
+constexpr bool kMovesLastTileUp = !kWithC;
+// Whether a k-block's scales find registers beside partial sums and totals.
+constexpr bool kScalesFit = kBlockTokens <= 64;
+
+// What this CTA computes: a tile of D, over some of its k-blocks. There may be fewer of them than CTAs.
+struct Work {
+  uint32_t rank, row_m, row_n, k_block, end_k_block;
+
+  template <typename Params>
+  DEVICE explicit Work(const Params& p) {
+    rank = kClusterK > 1 ? ptx::cluster_rank() : 0;
+    // Tiles that share rows of B follow each other.
+    const uint32_t tile = ptx::block_index() / kClusterK, tiles_m = ceil_div(p.m, kBlockTokens);
+    row_m = tile % tiles_m * kBlockTokens;
+    if constexpr (kMovesLastTileUp) {
+      const uint32_t last_row_m = p.m > kBlockTokens ? p.m - kBlockTokens : 0;
+      row_m = row_m < last_row_m ? row_m : last_row_m;
+    }
+    row_n = tile / tiles_m * kBlockN;
+    const uint32_t num_k_blocks = ceil_div(p.k, kBlockK);
+    k_block = num_k_blocks * rank / kClusterK;
+    end_k_block = num_k_blocks * (rank + 1) / kClusterK;
+  }
+};
+
+// Multiplies one slot: this warpgroup's 64 rows of B by the tokens, 128 deep, from zero.
+DEVICE void issue_k_block(float (&partial)[kAccumulators], uint32_t b_address, uint32_t a_address) {
+  ptx::fence_registers(partial);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (uint32_t k = 0; k < kBlockK; k += 32)  // 32 values of k are 32 bytes into the swizzled rows
+    ptx::wgmma_m64k32_e4m3<kBlockTokens>(partial, ptx::smem_descriptor(b_address + k),
+                                         ptx::smem_descriptor(a_address + k), k != 0);
+  ptx::wgmma_commit_group();
+}
+
+// Multiplies k-blocks, of which the ring has B, and promotes them. `scales` begin with the first; `a_address` says where A is of
+// the i-th, whose B is in this slot. Accumulator 4 * g + i of a thread: token 8 * g + lane % 4 * 2 + i % 2, column
+// lane / 4 + i / 2 * 8 of its warp's 16. (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32".)
+template <typename AddressOfA>
+DEVICE void multiply_k_blocks(Ring& ring, uint32_t b_address, const AddressOfA& a_address, const float* scales,
+                              uint32_t count, RingPosition& at, float (&total)[kAccumulators]) {
+  const uint32_t lane = ptx::lane_index();
+#pragma unroll 1
+  for (uint32_t i = 0; i < count; ++i, at = at.next()) {
+    float partial[kAccumulators];
+    ptx::Float2 scale[kBlockTokens / 8];
+    wait_until_loaded(ring, at);
+    issue_k_block(partial, b_address + at.stage * kBBytes, a_address(i, at.stage));
+    const auto load_scales = [&] {
+#pragma unroll
+      for (uint32_t g = 0; g < kBlockTokens / 8; ++g)
+        scale[g] = ptx::ld_shared_v2_f32(scales + i * kBlockTokens + g * 8 + lane % 4 * 2);
+    };
+    if constexpr (kScalesFit) load_scales();  // while the tensor cores work
+    ptx::fence_registers(partial);
+    ptx::wgmma_wait_group<0>();
+    release(ring, at, lane);
+    if constexpr (!kScalesFit) load_scales();
+#pragma unroll
+    for (uint32_t j = 0; j < kAccumulators; ++j)
+      total[j] = ptx::fma(partial[j], j % 2 ? scale[j / 4].y : scale[j / 4].x, total[j]);
+  }
+}
+
+// Where (token, column) of a chunk of 8 x 16 lies in 512 bytes of shared memory: [token][column], in an order of rows and
+// of their quarters in which lanes that hold a column each, and lanes that hold a quarter each, meet no bank conflict.
+DEVICE uint32_t transposed(uint32_t token, uint32_t column) {
+  return (token ^ (token >> 1 & 1)) * 16 + (column ^ token / 4 * 8);
+}
+
+// Writes a chunk to D, added to C, by way of shared memory of the warp: 4 columns of a token for each lane.
+template <typename Params>
+DEVICE void store_chunk(const Params& p, float* room, const ptx::Float4& v, uint32_t row_m, uint32_t row_n) {
+  const uint32_t lane = ptx::lane_index(), token = lane % 4 * 2, column = lane / 4;
+  ptx::syncwarp();  // all lanes have read what was here
+  ptx::st_shared_f32(room + transposed(token, column), v.x);
+  ptx::st_shared_f32(room + transposed(token + 1, column), v.y);
+  ptx::st_shared_f32(room + transposed(token, column + 8), v.z);
+  ptx::st_shared_f32(room + transposed(token + 1, column + 8), v.w);
+  ptx::syncwarp();
+  ptx::Float4 d = ptx::ld_shared_v4_f32(room + transposed(lane / 4, lane % 4 * 4));
+  const uint32_t d_row = row_m + lane / 4, d_column = row_n + lane % 4 * 4;
+  if (d_row >= p.m || d_column >= p.n) return;  // n is a multiple of 4
+  if constexpr (kWithC) {
+    const uint8_t* from = p.c + (d_row * p.c_pitch + d_column) * kOutputBytes;
+    if constexpr (kOutputIsFp32) {
+      const ptx::Float4 c = ptx::ld_global_v4_f32(from);
+      d.x += c.x, d.y += c.y, d.z += c.z, d.w += c.w;
+    } else {
+      const ptx::Uint2 c = ptx::ld_global_v2_b32(from);
+      const ptx::Float2 low = ptx::unpack_bf16(c.x), high = ptx::unpack_bf16(c.y);
+      d.x += low.x, d.y += low.y, d.z += high.x, d.w += high.y;
+    }
+  }
+  uint8_t* to = p.d + (d_row * p.d_pitch + d_column) * kOutputBytes;
+  if constexpr (kOutputIsFp32)
+    ptx::st_global_v4_f32(to, d.x, d.y, d.z, d.w);
+  else
+    ptx::st_global_v2_b32(to, ptx::pack_bf16(d.x, d.y), ptx::pack_bf16(d.z, d.w));
+}
+
+// Writes this CTA's share of the tile. Alone, it has all of it in its own registers.
+template <typename Params>
+DEVICE void store_share(const Params& p, float* exchange, const Work& work, const float (&total)[kAccumulators]) {
+  constexpr uint32_t kShare = chunks_per_cta(kAccumulators);
+  const uint32_t warp = ptx::warp_index();
+#pragma unroll
+  for (uint32_t i = 0; i < ceil_div(kShare, kNumMathWarps); ++i) {
+    const uint32_t chunk_of_cta = i * kNumMathWarps + warp, chunk = work.rank * kShare + chunk_of_cta;
+    if (chunk_of_cta >= kShare || chunk >= chunks_of_tile(kAccumulators)) break;
+    ptx::Float4 sum;
+    if constexpr (kClusterK > 1)
+      sum = sum_chunk<kAccumulators>(exchange, chunk_of_cta, ptx::lane_index());
+    else
+      sum = {total[i * 4], total[i * 4 + 1], total[i * 4 + 2], total[i * 4 + 3]};
+    store_chunk(p, exchange + chunk_of_cta * kChunkFloats, sum, work.row_m + chunk / kNumMathWarps * 8,
+                work.row_n + chunk % kNumMathWarps * 16);
+  }
+}
+
+// By one thread.
+template <typename Storage>
+DEVICE void init_barriers(Storage& shared, const Work& work) {
+  ptx::mbarrier_init(&shared.received, 1);
+  shared.ring.init();
+  if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);
+}
+
+// From the math warps' totals to D.
+template <typename Params, typename Storage>
+DEVICE void add_up_and_store(const Params& p, Storage& shared, const Work& work, const float (&total)[kAccumulators]) {
+  if constexpr (kClusterK > 1) {
+    ptx::cluster_wait();
+    send_chunks(total, shared.exchange, &shared.received, work.rank, ptx::warp_index(), ptx::lane_index());
+    // All that is sent to this CTA has arrived: nobody writes to it any more, and it may end.
+    ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
+    store_share(p, shared.exchange, work, total);
+  } else {
+    ptx::bar_sync(1, kNumMathThreads);  // the ring has been read
+    store_share(p, reinterpret_cast<float*>(shared.b), work, total);
+  }
+}

@@ -1,0 +1,175 @@
+"""The kernel of cuda/linear_decode.cuh: how it is compiled for a configuration, and launched for a layer's few rows."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from .. import jit, settings
+from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
+from ..choose.config_decode import DecodeConfig
+from ..choose.config_linear_decode import MAX_ROWS, LinearDecodeConfig, linear_decode_config
+from ..choose.output import Output
+from ..gpus import gpu_of, is_hopper
+from ..jit import driver
+from ..jit.tensor_map import ElementType, TensorMap
+from ..problem import Operand
+from ..problem.layout import ADDRESS_ALIGNMENT
+from ..settings import get_compile_mode, get_pdl
+from . import dense, fp8_gemm_decode
+from .code_plan import CodePlan
+from .launch import launch
+from .maps import matrix_map
+from .params import Field, Kind, Params
+from .sources import cuda_sources
+from .wgmma_header import wgmma_header
+
+SOURCE = '#include "linear_decode.cuh"\n'
+NAME = "linear_decode"
+PARAMS = Params(
+    "LinearParams",
+    Field("map_b", Kind.MAP),
+    Field("x", Kind.POINTER),
+    Field("sfb", Kind.POINTER),
+    Field("d", Kind.POINTER),
+    Field("c", Kind.POINTER),
+    Field("d_pitch", Kind.UINT64),
+    Field("c_pitch", Kind.UINT64),
+    Field("x_pitch", Kind.UINT32),
+    Field("sfb_stride_n", Kind.UINT32),
+    Field("sfb_stride_k", Kind.UINT32),
+    Field("m", Kind.UINT32),
+    Field("n", Kind.UINT32),
+    Field("k", Kind.UINT32),
+    Field("slot_bytes", Kind.UINT32),
+)
+"""`LinearParams` of cuda/linear_decode.cuh."""
+MAX_CHOICES = 4096
+PITCH_LIMIT = 1 << 32
+"""Bytes between rows of x are a number of 32 bits."""
+
+
+def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> bool:
+    """Compute D = C + cast(x) @ w.T in one launch, if rows are few; else tell that nothing was done.
+
+    All of it was checked. C is BF16, D itself or apart from it, and may be one row for all, with a stride of zero.
+    """
+    if not serves(x, d):
+        return False
+    device, (values, scales) = x.get_device(), w
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return run(x, w, d, c)
+    config = config_of(*d.shape, x.shape[1], c is not None, device, settings.in_force.generation)
+    if config is None:
+        return False
+    launcher = launcher_of(config, device, get_pdl())
+    if get_compile_mode() == 0:
+        ctas = fp8_gemm_decode.grid(config.tile, *d.shape)
+        launch(launcher, params_of(config, launcher, x, values, scales, d, c), ctas, device)
+    return True
+
+
+def serves(x: Tensor, d: Tensor) -> bool:
+    """Tell whether the kernel may cast these rows: a few in BF16, that begin where 16 bytes may."""
+    m, k = x.shape
+    return (
+        0 < m <= MAX_ROWS
+        and k > 0
+        and x.dtype == d.dtype == torch.bfloat16
+        and d.shape[1] > 0
+        and x.is_cuda
+        and is_hopper(x.get_device())
+        and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+        and x.stride(1) == 1
+        and (m == 1 or x.stride(0) * x.element_size() in range(0, PITCH_LIMIT, ADDRESS_ALIGNMENT))
+    )
+
+
+@lru_cache(MAX_CHOICES)
+def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int) -> LinearDecodeConfig | None:
+    """The tile that the product would have, so that sums have the same order; None if it is not the decode kernel's.
+
+    `generation` says which settings are in force.
+    """
+    config = dense.choice(m, n, k, Output(with_c=with_c), gpu_of(device))
+    return linear_decode_config(config) if isinstance(config, DecodeConfig) else None
+
+
+def params_of(
+    config: LinearDecodeConfig,
+    launcher: driver.Launcher,
+    x: Tensor,
+    values: Tensor,
+    scales: Tensor,
+    d: Tensor,
+    c: Tensor | None,
+) -> bytes:
+    """Give the kernel's parameters."""
+    (m, n), k = d.shape, x.shape[1]
+    rows = min(config.tile.block_n, n)
+    return PARAMS.pack(
+        {
+            "map_b": _encoded(launcher, matrix_map(ElementType.UINT8, values, (rows, BLOCK_K), 128), values.data_ptr()),
+            "x": x.data_ptr(),
+            "sfb": scales.data_ptr(),
+            "d": d.data_ptr(),
+            "c": 0 if c is None else c.data_ptr(),
+            "x_pitch": x.stride(0) * x.element_size() if m > 1 else 0,
+            "d_pitch": d.stride(0),
+            "c_pitch": 0 if c is None else c.stride(0),
+            "sfb_stride_n": scales.stride(0),
+            "sfb_stride_k": scales.stride(1),
+            "m": m,
+            "n": n,
+            "k": k,
+            "slot_bytes": rows * BLOCK_K,
+        }
+    )
+
+
+@lru_cache(MAX_CHOICES)
+def _encoded(launcher: driver.Launcher, tensor_map: TensorMap, address: int) -> bytes:
+    """Encode the map of a weight, which stays where it is from call to call."""
+    return launcher.encode(tensor_map, address, address)
+
+
+def headers(config: LinearDecodeConfig) -> dict[str, str]:
+    """Everything that the kernel's source includes, for one configuration."""
+    return {
+        **cuda_sources(),
+        "config.cuh": config.header(),
+        "linear_params_layout.cuh": PARAMS.layout_header(),
+        "wgmma_shapes.cuh": wgmma_header([config.tile.block_tokens]),
+    }
+
+
+def build(config: LinearDecodeConfig) -> jit.CompiledKernel:
+    """Compile the kernel, or take it from the cache."""
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"config: {reason}, got {config}")
+    passes = jit.passes_for(config.tile.num_threads * config.tile.ctas_per_sm)
+    return jit.build(SOURCE, headers(config), name=NAME, passes=passes)
+
+
+def code_plan(config: LinearDecodeConfig) -> CodePlan:
+    """Derive what the kernel's machine code must consist of. It writes D by ordinary stores."""
+    tile = config.tile
+    return CodePlan(
+        roles=((32, None), (WARPGROUP_THREADS * tile.num_math_warpgroups, None)),
+        shared_bytes=config.shared_bytes,
+        qgmma=BLOCK_K // WGMMA_K,
+        tma_loads=1,  # B
+        multicast_loads=0,
+        ctas_per_sm=tile.ctas_per_sm,
+    )
+
+
+@cache
+def launcher_of(config: LinearDecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
+    """Get the way a configuration is launched on a device, compiled and loaded at first need."""
+    kernel, tile = driver.Kernel(build(config), config.shared_bytes), config.tile
+    return driver.Launcher(kernel, PARAMS.size, tile.num_threads, tile.cluster_k, is_dependent=is_dependent)
