@@ -68,8 +68,9 @@ def run(p: DenseProblem, config: Config | None = None, *, is_behind_cast: bool =
         refuse_if(config.name, why_unfit(config, p.k, output))
     _print_if_asked(p.m, p.n, p.k, config)
     ready = prepared(config, p)
-    num_sms, launcher = num_sms_of(gpu_of(device).num_sms), launcher_of(config, device)
-    plan = plan_of(ready, output, config, num_sms, launcher, weight_is_ready=is_behind_cast and get_pdl())
+    num_sms = num_sms_of(gpu_of(device).num_sms)
+    launcher = launcher_of(config, device, is_dependent=is_behind_cast or get_pdl())
+    plan = plan_of(ready, output, config, num_sms, launcher, weight_is_ready=is_behind_cast)
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     if get_compile_mode() == 1:
         return None
@@ -144,11 +145,11 @@ def why_unfit(config: Config, k: int, output: Output) -> str | None:
     return fp8_gemm.why_unfit(config, k, output)
 
 
-def launcher_of(config: Config, device: int) -> driver.Launcher:
-    """Get the way a configuration is launched now, compiled and loaded at first need."""
+def launcher_of(config: Config, device: int, *, is_dependent: bool) -> driver.Launcher:
+    """Get the way a configuration is launched, compiled and loaded at first need."""
     if isinstance(config, DecodeConfig):
-        return fp8_gemm_decode.launcher(config, device, get_pdl())
-    return fp8_gemm.launcher(config, device, get_pdl())
+        return fp8_gemm_decode.launcher(config, device, is_dependent)
+    return fp8_gemm.launcher(config, device, is_dependent)
 
 
 def prepared(config: Config, p: DenseProblem) -> DenseProblem:
