@@ -40,7 +40,8 @@ class Case:
     seed: int = 0
     schedule: str | None = None
     data: str = "wild"
-    """`wild`: of everything there is; `ordinary`: of one size; `mixed`: blocks of both; `hard`: `hard_quotients`."""
+    """`wild`: of everything there is; `ordinary`: of one size; `mixed`: blocks of both; `hard`: `hard_quotients`;
+    `largest`: the largest numbers, infinities among them; `far`: gates far below zero, and the largest for up."""
     is_m_major: bool = True
     min_amax: float = 0.0
     rounds_up: bool = False
@@ -154,6 +155,11 @@ def data(case: Case) -> Tensor:
         is_wild = torch.rand(case.m, ceil_div(columns, 128), generator=generator) < 0.1
         is_wild = is_wild.repeat_interleave(128, 1)[:, :columns]
         x = torch.where(is_wild, wild(case.m, columns, dtype, case.seed), ordinary)
+    elif case.data == "largest":
+        x = ordinary.sign() * torch.finfo(dtype).max
+        x[ordinary < -6] = torch.inf
+    elif case.data == "far":
+        x = torch.cat([ordinary[:, : case.k] - 60, ordinary[:, case.k :] * 2.0**124], dim=1)
     else:
         x = ordinary
     if case.config.groups != Groups.NONE:

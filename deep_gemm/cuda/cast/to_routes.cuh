@@ -43,7 +43,7 @@ struct Targets {
 #pragma unroll 1
       for (uint32_t first = 0; first < p.topk; first += kLanes) {
         const int32_t to = route(p, unit, i, first, lane);
-        if (to >= 0) 
+        if (to >= 0)
           ptx::st_global_f32(p.scales + static_cast<uint64_t>(to) * p.scales_stride_m + uint64_t{block} * p.scales_stride_k,
                              scale);
       }
