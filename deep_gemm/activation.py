@@ -88,7 +88,7 @@ def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_m
         use_ue8m0,
         activates=True,
         limit=p.limit,
-        row_weights=None if p.row_weights is None else p.row_weights.reshape(-1),
+        row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
         counts=p.masked_m,
         ends=p.ends,
         alignment=p.alignment,
