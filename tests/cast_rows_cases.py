@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from casts import hard_quotients, wild
+from casts import assert_near, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.activation import silu_mul
@@ -64,6 +64,30 @@ class Case:
     def run(self, headers: Mapping[str, str]) -> None:
         """Compile with these headers, and check."""
         check(self, sim.compile_config(self.config, headers))
+
+
+def ragged(which: CastConfig) -> list[Case]:
+    """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
+    step = which.vector
+    padding = 16 if step > 1 else 3
+    if which.groups == Groups.COUNTS:
+        sizes: tuple[int, ...] = (0, 12, 5, 1, 11)
+        return [
+            Case(which, 60, 264 + step, 1, sizes=sizes, padding=padding),
+            Case(which, 3, step, 2, sizes=(1, 0, 1), padding=padding),
+        ]
+    if which.groups == Groups.ENDS:
+        return [
+            Case(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 33, 50), alignment=8, padding=padding),
+            Case(which, 11, 128, 2, sizes=(3, 3, 9), padding=padding),
+            Case(which, 1, step, 3, sizes=(1,), alignment=128, padding=padding),
+        ]
+    return [
+        Case(which, 2 * which.rows + 3, 5 * 128 + 3 * step, 1, padding=padding),
+        Case(which, 1, step, 2, padding=0, topk=1),
+        Case(which, 2, 128, 3, padding=padding),
+        Case(which, 5, 129 * step, 4, padding=padding),
+    ]
 
 
 def check(case: Case, kernel: HostKernel) -> float:
@@ -226,17 +250,3 @@ def assert_same(found: Quantized, right: Quantized) -> None:
     """Values and scales are those of the reference, to the bit."""
     assert torch.equal(found[1].contiguous().view(torch.int32), right[1].contiguous().view(torch.int32)), "other scales"
     assert torch.equal(found[0].view(torch.uint8), right[0].view(torch.uint8)), "other values"
-
-
-def assert_near(found: Quantized, right: Quantized) -> float:
-    """Scales are within 2^-16 of the reference's, and values within one step of FP8. Give the share of other values."""
-    scales, right_scales = (scales.reshape(-1, scales.shape[-1]) for scales in (found[1], right[1]))
-    assert torch.equal(scales.isnan(), right_scales.isnan()), "other scales are written"
-    assert torch.allclose(scales, right_scales, rtol=2.0**-16, atol=0, equal_nan=True), "other scales"
-    values, right_values = (values.view(torch.uint8).int() for values in (found[0], right[0]))
-    is_nan = right_values & 0x7F == 0x7F
-    assert torch.equal(values[is_nan], right_values[is_nan]), "other NaN"
-    # Bytes of one sign are ordered as their numbers are; where signs differ, both are zeros.
-    steps = (values - right_values)[~is_nan].abs()
-    assert bool((steps <= 1).all()), f"values {int(steps.max())} steps of FP8 away"
-    return float((steps > 0).double().mean()) if steps.numel() else 0.0

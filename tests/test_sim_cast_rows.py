@@ -11,7 +11,8 @@ from functools import cache
 
 import pytest
 import torch
-from cast_rows_cases import HARD_SHAPE, Case, check, is_cast
+from cast_rows_cases import HARD_SHAPE, Case, check, is_cast, ragged
+from casts import MOST_OTHERS
 from thorough import up_to
 
 from deep_gemm.choose.config_cast import CastConfig, Groups, cast_config, reachable_cast
@@ -20,8 +21,6 @@ from deep_gemm.sim import HostKernel
 from deep_gemm.sim import cast_rows as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
-MOST_OTHERS = 2e-3
-"""Of activated values this share at most are not the reference's, but beside them."""
 
 
 @cache
@@ -45,30 +44,6 @@ def config(
     return cast_config(
         dtype, is_aligned=is_aligned, is_few=is_few, activates=activates, groups=groups, to_routes=to_routes
     )
-
-
-def ragged(which: CastConfig) -> list[Case]:
-    """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
-    step = which.vector
-    padding = 16 if step > 1 else 3
-    if which.groups == Groups.COUNTS:
-        sizes: tuple[int, ...] = (0, 12, 5, 1, 11)
-        return [
-            Case(which, 60, 264 + step, 1, sizes=sizes, padding=padding),
-            Case(which, 3, step, 2, sizes=(1, 0, 1), padding=padding),
-        ]
-    if which.groups == Groups.ENDS:
-        return [
-            Case(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 33, 50), alignment=8, padding=padding),
-            Case(which, 11, 128, 2, sizes=(3, 3, 9), padding=padding),
-            Case(which, 1, step, 3, sizes=(1,), alignment=128, padding=padding),
-        ]
-    return [
-        Case(which, 2 * which.rows + 3, 5 * 128 + 3 * step, 1, padding=padding),
-        Case(which, 1, step, 2, padding=0, topk=1),
-        Case(which, 2, 128, 3, padding=padding),
-        Case(which, 5, 129 * step, 4, padding=padding),
-    ]
 
 
 CONFIGS = reachable_cast()
