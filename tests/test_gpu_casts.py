@@ -228,8 +228,8 @@ def test_sizes_out_of_range_reach_nothing_outside() -> None:
     for sizes in ((), (-3, 20, 100), (30, 5, 40), (2**31 - 1, -(2**31))):
         passes(Case(kind(Groups.ENDS, activates=True), 48, 136, data="ordinary", sizes=sizes, alignment=8))
     for groups in (Groups.COUNTS, Groups.ENDS):
-        sizes = tuple(range(1, 1025)) if groups == Groups.ENDS else (1, 0) * 512
-        passes(Case(kind(groups, activates=True), 2048, 136, data="ordinary", sizes=sizes))
+        many = tuple(range(1, 1025)) if groups == Groups.ENDS else (1, 0) * 512
+        passes(Case(kind(groups, activates=True), 2048, 136, data="ordinary", sizes=many))
 
 
 @every_type
