@@ -35,7 +35,9 @@ MUTATIONS = [
     Mutation("no more routes than a team has lanes", _TO, _LOOP, _LOOP.replace("first < p.topk", "first < kLanes"), everywhere=True),
     # Values
     Mutation("routes of lanes that a team does not have", _TO, "p.topk - first < kLanes ? p.topk - first : kLanes", "p.topk - first"),
-    Mutation("one route too few", _TO, "j < count; ++j", "j + 1 < count; ++j"),
+    Mutation("four routes at most", _TO, "four < count; four += 4", "four < 1; four += 4"),
+    Mutation("the same four routes again", _TO, "uint32_t j = four; j < four + 4; ++j", "uint32_t j = 0; j < 4; ++j"),
+    Mutation("three of four routes", _TO, "j < four + 4; ++j", "j < four + 3; ++j"),
     Mutation("all teams' values go where the first one's go", _TO, "first_of_team + j)", "j)"),
     Mutation("all values go to the first route", _TO, "first_of_team + j)", "first_of_team)"),
     Mutation("values go to rows that are none", _TO, "if (to >= 0) store_values", "store_values"),
