@@ -40,8 +40,8 @@ def silu_mul_cast_to_fp8(
     The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / 128)]` (torch.float32). A row
     that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros with scale 1). Every
     step is rounded to FP32: sigmoid(gate), which is zero below 2^-126, then its product with gate, with up and with the
-    row's weight, in this order. A GPU's sigmoid may be up to 2^-20 of itself away, so an element may become the FP8
-    number beside the CPU's.
+    row's weight, in this order. A GPU's sigmoid may be up to 2^-17 of itself away (2^-20 for gates from -10 on), so an
+    element may become the FP8 number beside the CPU's.
 
     >>> x = torch.tensor([[0.0, 100.0, 3.0, 4.48]])
     >>> values, scales = silu_mul_cast_to_fp8(x)
@@ -88,7 +88,7 @@ def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_m
         use_ue8m0,
         activates=True,
         limit=p.limit,
-        row_weights=None if p.row_weights is None else p.row_weights.reshape(-1),
+        row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
         counts=p.masked_m,
         ends=p.ends,
         alignment=p.alignment,

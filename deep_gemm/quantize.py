@@ -11,7 +11,6 @@ FP64 input is rounded to FP32 first, so values beyond FP32's range count as infi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -213,10 +212,8 @@ def empty_scales(rows: Sequence[int], k: int, x: Tensor, *, mn_major: bool) -> T
 
 def as_rows(x: Tensor) -> Tensor:
     """See a tensor as a matrix of all its rows, each contiguous; a copy if that is not possible."""
-    k = x.shape[-1]
-    if x.numel() == 0:
-        return x.reshape(prod(x.shape[:-1]), k)
-    rows = x.reshape(-1, k) if x.stride(-1) == 1 or k <= 1 else x.contiguous().view(-1, k)
+    m, k = x.shape[:-1].numel(), x.shape[-1]
+    rows = x.reshape(m, k) if x.stride(-1) == 1 or k <= 1 else x.contiguous().view(m, k)
     return rows if rows.stride(0) * rows.element_size() < PITCH_LIMIT else rows.contiguous()
 
 

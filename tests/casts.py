@@ -8,6 +8,9 @@ from torch import Tensor
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.quantize import Quantized
 
+MOST_OTHERS = 2e-3
+"""Of activated values this share at most are not the reference's, but beside them."""
+
 
 def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) -> Tensor:
     """Magnitudes from the smallest to the largest, and everything that is no ordinary number.
@@ -56,3 +59,21 @@ def assert_same_bits(found: Quantized, right: Quantized) -> None:
     assert scales.shape == right_scales.shape
     assert torch.equal(scales.cpu().view(torch.int32), right_scales.contiguous().view(torch.int32))
     assert torch.equal(values.cpu().view(torch.uint8), right_values.view(torch.uint8))
+
+
+def assert_near(found: Quantized, right: Quantized) -> float:
+    """Scales are within 2^-16 of the reference's, and values within one step of FP8.
+
+    Give the share of other values, but for a single one.
+    """
+    scales, right_scales = (scales.reshape(-1, scales.shape[-1]) for scales in (found[1], right[1]))
+    assert torch.equal(scales.isnan(), right_scales.isnan()), "other scales are written"
+    assert torch.allclose(scales, right_scales, rtol=2.0**-16, atol=0, equal_nan=True), "other scales"
+    values, right_values = (values.view(torch.uint8).int() for values in (found[0], right[0]))
+    is_nan = right_values & 0x7F == 0x7F
+    assert torch.equal(values[is_nan], right_values[is_nan]), "other NaN"
+    # Bytes of one sign are ordered as their numbers are; where signs differ, both are zeros.
+    steps = (values - right_values)[~is_nan].abs()
+    assert bool((steps <= 1).all()), f"values {int(steps.max())} steps of FP8 away"
+    others = int((steps > 0).sum())
+    return others / steps.numel() if others > 1 else 0.0

@@ -19,7 +19,8 @@ from casts import assert_same_bits, wild
 
 import deep_gemm
 from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.config_cast import Grain, select_cast
+from deep_gemm.choose.config_cast import Grain, cast_config, select_cast
+from deep_gemm.choose.config_cast import Groups as CastGroups
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
@@ -109,6 +110,24 @@ def cast_rows_trial(x: torch.Tensor) -> None:
     assert_same_bits(found, deep_gemm.per_token_cast_to_fp8(x, True, min_amax=0.25))
 
 
+def row_cast_trial(
+    m: int, k: int, groups: CastGroups = CastGroups.NONE, activates: bool = False, to_routes: bool = False, **case: Any
+) -> None:
+    from cast_rows_cases import Case, problem, verdict
+
+    from deep_gemm.kernels import cast_rows
+    from deep_gemm.sim import cast_rows as sim
+
+    which = cast_config(
+        torch.bfloat16, is_aligned=True, is_few=False, activates=activates, groups=groups, to_routes=to_routes
+    )
+    asked = Case(which, m, k, data="ordinary", **case)
+    p = problem(asked)
+    config = cast_rows.config_of(p, 2)
+    sim.run_cast(sim.compile_config(config), config, p)
+    verdict(asked, p)
+
+
 def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
     from deep_gemm.kernels import cast_tiles
     from deep_gemm.sim import cast_tiles as sim
@@ -186,6 +205,13 @@ TRIALS: dict[str, Callable[[], None]] = {
     "cast of rows": lambda: cast_rows_trial(wider(wild(37, 1288, torch.bfloat16, 0), 24)),
     "cast of odd rows": lambda: cast_rows_trial(wider(wild(5, 264, torch.bfloat16, 0), 3)),
     "cast of odd columns": lambda: cast_rows_trial(wild(1, 261, torch.bfloat16, 0)),
+    "cast of counted rows": lambda: row_cast_trial(60, 264, CastGroups.COUNTS, sizes=(0, 12, 5, 1, 11)),
+    "activation with weights": lambda: row_cast_trial(21, 264, activates=True, has_weights=True),
+    "activation with a limit": lambda: row_cast_trial(21, 264, activates=True, limit=1.0),
+    "activation of groups": lambda: row_cast_trial(
+        60, 128, CastGroups.ENDS, True, sizes=(5, 5, 17, 50), alignment=8, has_weights=True, limit=1.0
+    ),
+    "cast to routes": lambda: row_cast_trial(23, 264, to_routes=True),
     "cast of both": lambda: cast_tiles_trial(wider(wild(144, 264, torch.bfloat16, 0), 24)),
     "cast of columns": lambda: cast_tiles_trial(wider(wild(136, 264, torch.bfloat16, 0), 24), alone=True),
     "routes": lambda: route_trial(torch.int32),
@@ -222,7 +248,8 @@ def _swap(module: str, one: str, other: str, *trials: str) -> list[Mutation]:
 
 DENSE, SPLIT, BY_ROW, DECODE = "dense", "split", "by row", "decode"
 ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
-CAST, BOTH, ROUTES, SUMS, SCALES = "cast of rows", "cast of both", "routes", "weighted sums", "scales"
+CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
+BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
 MUTATIONS = [
     # The list of members
     Mutation(
@@ -312,19 +339,49 @@ MUTATIONS = [
     # Launches without a plan
     *_swap("launch", "launcher.hold(None, params, grid)", "launcher.hold(None, params, 1)", CAST),
     # Casts of rows
-    *_swap("cast_rows", '"x": x.data_ptr()', '"x": values.data_ptr()', CAST),
-    *_swap("cast_rows", '"values": values.data_ptr()', '"values": scales.data_ptr()', CAST),
-    *_swap("cast_rows", '"scales": scales.data_ptr()', '"scales": values.data_ptr()', CAST),
-    *_swap("cast_rows", '"x_pitch": x.stride(0)', '"x_pitch": x.shape[1]', CAST),
-    *_swap("cast_rows", '"values_pitch": values.stride(0)', '"values_pitch": x.stride(0)', CAST),
-    *_swap("cast_rows", '"scales_stride_m": scales.stride(0)', '"scales_stride_m": scales.stride(1)', CAST),
-    *_swap("cast_rows", '"scales_stride_k": scales.stride(1)', '"scales_stride_k": scales.stride(0)', CAST),
-    *_swap("cast_rows", '"m": x.shape[0]', '"m": x.shape[0] - 1', CAST),
-    *_swap("cast_rows", '"k": x.shape[1]', '"k": x.shape[1] - 8', CAST),
-    *_swap("cast_rows", '"min_amax": min_amax', '"min_amax": 0', CAST),
-    *_swap("cast_rows", '"rounds_up": int(rounds_up)', '"rounds_up": 0', CAST),
+    *_swap("cast_rows", '"x": p.x.data_ptr()', '"x": p.values.data_ptr()', CAST),
+    *_swap("cast_rows", '"values": p.values.data_ptr()', '"values": scales.data_ptr()', CAST),
+    *_swap("cast_rows", '"scales": scales.data_ptr()', '"scales": p.values.data_ptr()', CAST),
+    *_swap("cast_rows", "sizes = p.ends if p.counts is None else p.counts", "sizes = p.ends", "cast of counted rows"),
+    *_swap("cast_rows", "sizes = p.ends if p.counts is None else p.counts", "sizes = p.counts", ACTIVATED),
+    *_swap("cast_rows", "0 if sizes is None else sizes.data_ptr()", "0", ACTIVATED),
+    *_swap("cast_rows", "0 if p.row_weights is None else p.row_weights.data_ptr()", "0", ACTIVATED),
+    *_swap("cast_rows", "0 if p.row_of is None else p.row_of.data_ptr()", "0", TO_ROUTES),
+    *_swap("cast_rows", "p.x.stride(0) * p.x.element_size() if", "p.x.shape[1] * p.x.element_size() if", CAST),
+    *_swap("cast_rows", "p.x.stride(0) * p.x.element_size() if", "p.x.stride(0) if", CAST),
+    *_swap("cast_rows", '"values_pitch": p.values.stride(0)', '"values_pitch": p.x.stride(0)', CAST),
+    *_swap("cast_rows", "scales.stride(-2) * SCALE_BYTES", "scales.stride(-1) * SCALE_BYTES", CAST),
+    *_swap("cast_rows", "scales.stride(-1) * SCALE_BYTES", "scales.stride(-2) * SCALE_BYTES", CAST),
+    *_swap("cast_rows", "scales.stride(-1) * SCALE_BYTES", "scales.stride(-1)", CAST),
+    *_swap("cast_rows", "scales.stride(0) - scales.shape[1]", "scales.stride(0) - 0", "cast of counted rows"),
+    *_swap("cast_rows", "further * SCALE_BYTES", "0", "cast of counted rows"),
+    *_swap("cast_rows", '"m": m', '"m": m - 1', CAST),
+    *_swap("cast_rows", '"k": k', '"k": k - 8', CAST),
+    *_swap("cast_rows", "(1 << 32) // ceil_div(k, SCALE_BLOCK)", "(1 << 32) // (k // SCALE_BLOCK)", CAST),
+    *_swap("cast_rows", "SCALE_BLOCK), (1 << 32) - 1)", "SCALE_BLOCK), 1 << 32)", ACTIVATED),
+    *_swap(
+        "cast_rows", "0 if sizes is None else sizes.numel()", "0 if sizes is None else sizes.numel() - 1", ACTIVATED
+    ),
+    *_swap("cast_rows", '"alignment": p.alignment', '"alignment": 1', ACTIVATED),
+    *_swap("cast_rows", "p.row_of.shape[1]", "p.row_of.shape[0]", TO_ROUTES),
+    *_swap("cast_rows", '"min_amax": p.min_amax', '"min_amax": 0', CAST),
+    *_swap("cast_rows", "math.inf if p.limit is None else p.limit", "math.inf", ACTIVATED),
+    *_swap("cast_rows", "p.limit is None and p.row_weights is None", "p.limit is None", "activation with weights"),
+    *_swap(
+        "cast_rows", "p.limit is None and p.row_weights is None", "p.row_weights is None", "activation with a limit"
+    ),
+    *_swap("cast_rows", '"rounds_up": int(p.rounds_up)', '"rounds_up": 0', CAST),
+    *_swap("cast_rows", "activates=p.activates", "activates=False", "activation with weights"),
+    *_swap(
+        "cast_rows",
+        "Groups.COUNTS if p.counts is not None",
+        "Groups.NONE if p.counts is not None",
+        "cast of counted rows",
+    ),
+    *_swap("cast_rows", "Groups.ENDS if p.ends is not None", "Groups.NONE if p.ends is not None", ACTIVATED),
+    *_swap("cast_rows", "to_routes=p.row_of is not None", "to_routes=False", TO_ROUTES),
     *_swap("cast_rows", "x.stride(0) % elements == 0", "True", "cast of odd rows"),
-    *_swap("cast_rows", "x.shape[1] % elements == 0", "True", "cast of odd columns"),
+    *_swap("cast_rows", "values.shape[1] % elements == 0", "True", "cast of odd columns"),
     # Casts of tiles
     *_swap("cast_tiles", '"values": 0 if values is None else values.data_ptr()', '"values": p.x.data_ptr()', BOTH),
     *_swap("cast_tiles", '"columns": 0 if columns is None else columns.data_ptr()', '"columns": p.x.data_ptr()', BOTH),

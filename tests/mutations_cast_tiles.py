@@ -1,4 +1,7 @@
-"""Ways to break the cast_tiles kernel, and the trials they meet. What it shares is in the list of cast_rows."""
+"""Ways to break the cast_tiles kernel, and the trials they meet. What it shares is in the list of cast_rows.
+
+Matrices have tiles of ordinary blocks alone, tiles of others, and tiles of both.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from casts import assert_same_bits, wild
+from casts import assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.choose.config_cast import Grain, TileCastConfig, tile_cast_config
@@ -39,7 +42,7 @@ class Trial:
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim.compile_config(self.config, headers)
-        x = wild(*self.shape, self.config.dtype, self.seed, block_rows=32)
+        x = matrix(self)
         # Rows of a wider matrix: a pitch of its own.
         x = torch.cat([x, torch.full((len(x), 32), 3.0, dtype=x.dtype)], dim=1)[:, : x.shape[1]]
         found = sim.run(
@@ -56,6 +59,20 @@ class Trial:
             assert_same_bits(found.values, RIGHT[self.config.grain](x, self.rounds_up))
         if found.columns is not None:
             assert_same_bits(found.columns, per_token_cast_to_fp8(x.t(), self.rounds_up))
+
+
+def matrix(trial: Trial) -> Tensor:
+    """Columns of the first block are ordinary, those of the third tiny, those of others of any size."""
+    (m, k), dtype = trial.shape, trial.config.dtype
+    x = wild(m, k, dtype, trial.seed, block_rows=32)
+    ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed)) * 3
+    x[:, :128] = ordinary.to(dtype)
+    x[:, 256:384] = ordinary[:, : max(min(k - 256, 128), 0)] * 2.0**-115
+    if dtype == torch.float32 and k > 128:  # quotients that only the last step gets right, by tiny scales too
+        hard = hard_quotients()
+        rows = torch.arange(m) % len(hard)
+        x[:, 128:] = hard[rows][:, : k - 128] * 2.0 ** torch.tensor([0, -117])[torch.arange(m) // 32 % 2][:, None]
+    return x
 
 
 BOTH, BOTH_FP32 = (
@@ -89,8 +106,8 @@ TRIALS = [
 ]
 
 _TILES, _VALUES = "cast_tiles.cuh", "cast/values.cuh"
-_OF_COLUMNS = "p.column_scales + block_m * p.column_scales_stride_m +\n                                   (tile.column + thread) * p.column_scales_stride_k"
-_FIRST_BARRIER = "store_warp_key(shared, tile);\n  ptx::syncthreads();\n"
+_OF_COLUMNS = "p.column_scales + block_m * p.column_scales_stride_m +\n                                        (tile.column + thread) * p.column_scales_stride_k"
+_FIRST_BARRIER = "store_warp_key<kIsOrdinary>(shared, tile);\n  ptx::syncthreads();\n"
 
 MUTATIONS = [
     # The tile
@@ -102,8 +119,8 @@ MUTATIONS = [
     Mutation("rows past the last count", _TILES, "x_row < p.m, column", "true, column"),
     Mutation("single columns past the last count", _VALUES, "if (!is_there || column >= end) continue;", "if (!is_there) continue;", shows_in=BOTH_SINGLE),
     # Scales
-    Mutation("a column's keys of one team's first row", _TILES, "for (const Piece& piece : tile.pieces) keys[word] = larger_key(keys[word], key_of(piece.words[word]));", "for (const Piece& piece : tile.pieces) keys[word] = larger_key(kKeyOfZero, key_of(piece.words[word]));"),
-    Mutation("a column's keys of the last team", _TILES, "key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys", "key = larger_key(kKeyOfZero, ptx::ld_shared_b32(&shared.column_keys"),
+    Mutation("a column's keys of a team's last row", _TILES, "for (const Piece& piece : tile.pieces) keys[word] = larger_key(keys[word], key_of<kIsOrdinary>(piece.words[word]));", "for (const Piece& piece : tile.pieces) keys[word] = key_of<kIsOrdinary>(piece.words[word]);"),
+    Mutation("a column's keys of the last team", _TILES, "key = larger_key(key, ptx::ld_shared_b32(&shared.column_keys", "key = larger_key(0, ptx::ld_shared_b32(&shared.column_keys"),
     Mutation("all keys of a lane at the same place", _TILES, "kVector == 1 ? word * kLanes + lane", "kVector == 1 ? lane", shows_in=BOTH_SINGLE),
     Mutation("keys of a lane at the next lane's places", _TILES, ": lane * kWords + word;", ": lane * kWords + word + 1;"),
     Mutation("a column's keys among the lane's of another", _TILES, "kVector == 1 ? column % kLanes : column / kVector;", "kVector == 1 ? column / kWords : column / kVector;", shows_in=BOTH_SINGLE),
@@ -114,23 +131,33 @@ MUTATIONS = [
     Mutation("rows' scales at the first team's places", _TILES, "&shared.of_rows[tile.row_of(tile.lane)]", "&shared.of_rows[tile.lane]"),
     Mutation("half of a team's rows have scales", _TILES, "if (tile.lane < kTeamRows)", "if (tile.lane < kTeamRows / 2)"),
     Mutation("half of a warp counts for a block", _TILES, "distance < 32; distance *= 2", "distance < 16; distance *= 2", shows_in=BLOCKS),
-    Mutation("a team counts for a block", _TILES, "for (const Piece& piece : tile.pieces) key = larger_key(key, key_of(piece));", "key = key_of(tile.pieces[0]);", shows_in=BLOCKS),
+    Mutation("a team counts for a block", _TILES, "for (const Piece& piece : tile.pieces) key = larger_key(key, key_of<kIsOrdinary>(piece));", "key = key_of<kIsOrdinary>(tile.pieces[0]);", shows_in=BLOCKS),
     Mutation("the last warp does not count for a block", _TILES, "warp < kNumWarps; ++warp", "warp + 1 < kNumWarps; ++warp", shows_in=BLOCKS),
     Mutation("all warps at the first one's place", _TILES, "shared.warp_keys[ptx::thread_index() / 32]", "shared.warp_keys[0]", shows_in=BLOCKS),
     Mutation("the strides of the blocks' scales exchanged", _TILES, "block_m * p.scales_stride_m + block_k * p.scales_stride_k, divisor.scale", "block_m * p.scales_stride_k + block_k * p.scales_stride_m, divisor.scale", shows_in=BLOCKS),
     Mutation("the strides of the rows' scales exchanged", _TILES, "(tile.row + row) * p.scales_stride_m + block_k * p.scales_stride_k", "(tile.row + row) * p.scales_stride_k + block_k * p.scales_stride_m"),
     Mutation("the strides of the columns' scales exchanged", _TILES, _OF_COLUMNS, _OF_COLUMNS.replace("_m +", "_k +").replace(")\n", ")\n").replace("thread) * p.column_scales_stride_k", "thread) * p.column_scales_stride_m")),
     Mutation("the strides of the channels' scales exchanged", _TILES, "p.scales + block_m * p.scales_stride_m + (tile.column + thread) * p.scales_stride_k", "p.scales + block_m * p.scales_stride_k + (tile.column + thread) * p.scales_stride_m", shows_in=CHANNELS),
-    Mutation("scales of columns past the last are stored", _TILES, "if (tile.column + thread < p.k) ", ""),
-    Mutation("scales of rows past the last are stored", _TILES, "    if (tile.row + row < p.m)\n      ptx::st_global_f32", "      ptx::st_global_f32"),
+    Mutation("scales of columns past the last are stored", _TILES, "if (thread < kBlock && tile.column + thread < p.k)", "if (thread < kBlock)"),
+    Mutation("scales of rows past the last are stored", _TILES, "if (thread >= kBlock && tile.row + row < p.m)", "if (thread >= kBlock)"),
     Mutation("the first half of the rows' scales", _TILES, "const uint32_t row = thread - kBlock;", "const uint32_t row = (thread - kBlock) / 2;"),
     # Order
     Mutation("x is loaded before the kernel ahead has ended", _TILES, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("keys are read before all are there", _TILES, _FIRST_BARRIER, _FIRST_BARRIER.replace("  ptx::syncthreads();\n", "")),
-    Mutation("columns' scales are read before all are there", _TILES, "if constexpr (kNeedsColumns) ptx::syncthreads();", ""),
-    Mutation("columns are stored before all are there", _TILES, "    transpose(shared, tile);\n    ptx::syncthreads();\n", "    transpose(shared, tile);\n"),
+    Mutation("columns' scales are read before all are there", _TILES, "if (!ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", "if (!all_ordinary && kIsOrdinary) return false;"),
+    Mutation("columns' scales are read before all are there, and all are ordinary", _TILES, "if (!ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", ""),
+    Mutation("columns are stored before all are there", _TILES, "    transpose<kIsOrdinary>(shared, tile);\n    ptx::syncthreads();\n", "    transpose<kIsOrdinary>(shared, tile);\n"),
+    Mutation("keys are written anew before all are read", _TILES, "    ptx::syncthreads();  // the keys have been read\n", ""),
+    # Ordinary and any
+    Mutation("other tiles are left out", _TILES, "    cast_tile<false>(shared, p, tile);", "    ;"),
+    Mutation("other tiles are tried as ordinary ones again", _TILES, "    cast_tile<false>(shared", "    cast_tile<true>(shared"),
+    Mutation("every tile under one scale counts as ordinary", _TILES, "if (kIsOrdinary && !is_ordinary(divisor)) return false;", "", shows_in=BLOCKS),
+    Mutation("other tiles' blocks are not cast", _TILES, "if (kIsOrdinary && !is_ordinary(divisor)) return false;", "if (!is_ordinary(divisor)) return false;", shows_in=BLOCKS),
+    Mutation("other tiles' columns are not cast", _TILES, "ptx::syncthreads_and(all_ordinary) && kIsOrdinary", "ptx::syncthreads_and(all_ordinary)"),
+    Mutation("rows need not be ordinary", _TILES, "if constexpr (kCastsRows) all_ordinary = store_row_divisors", "if constexpr (kCastsRows) store_row_divisors"),
+    Mutation("columns need not be ordinary", _TILES, "      all_ordinary = all_ordinary && is_ordinary(of_column);\n", ""),
     # Values
-    Mutation("values past the last row are stored", _TILES, "if (row < p.m) store_piece", "store_piece"),
+    Mutation("values past the last row are stored", _TILES, "if (row < p.m) store_values", "store_values"),
     Mutation("values lie as far apart as x", _TILES, "row * p.values_pitch, tile.column", "row * p.x_pitch, tile.column"),
     Mutation("all rows of a team by the first one's scale", _TILES, "&shared.of_rows[tile.row_of(i)]", "&shared.of_rows[tile.row_of(0)]"),
     Mutation("all channels of a lane by the first one's scale", _TILES, "return divisors[e];", "return divisors[0];", shows_in=CHANNELS),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from casts import MOST_OTHERS, assert_near
 from layer_cases import FP8_NAN, assert_mistake, same_bits, same_pairs, without_values
 from torch import Tensor
 
@@ -242,7 +243,7 @@ def test_a_read_by_the_host_would_be_noticed(read: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["all", "masked", "ends"])
-def test_a_gpu_gives_the_bits_of_the_cpu_and_a_graph_captures_it(kind: str) -> None:
+def test_a_gpu_is_within_a_step_of_the_cpu_and_a_graph_captures_it(kind: str) -> None:
     x, weights = random_x(3, 9, 2 * 200), random_x(3, 9, dtype=torch.float32, seed=1)
     arguments: dict[str, Any] = {}
     counts = torch.ones(3, 9, dtype=torch.bool)
@@ -260,8 +261,10 @@ def test_a_gpu_gives_the_bits_of_the_cpu_and_a_graph_captures_it(kind: str) -> N
     with torch.cuda.graph(graph):
         values, scales = silu_mul_cast_to_fp8(gpu_x, gpu_weights, **on_gpu)
     graph.replay()
-    assert same_bits(values.cpu()[counts], want[0][counts])
-    assert same_bits(scales.cpu()[counts], want[1][counts])
+    found = values.cpu()[counts], scales.cpu()[counts]
+    assert assert_near(found, (want[0][counts], want[1][counts])) <= MOST_OTHERS
+    again = silu_mul_cast_to_fp8(gpu_x, gpu_weights, **on_gpu)
+    assert same_pairs(found, (again[0].cpu()[counts], again[1].cpu()[counts]))
 
 
 # Mistakes

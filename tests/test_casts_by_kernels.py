@@ -1,20 +1,26 @@
-"""What the casts ask of their kernels on a GPU, with the simulator in its place: the reference's bits."""
+"""What the casts ask of their kernels on a GPU, with the simulator in its place: the reference's bits.
+
+Activations are within a step of FP8.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from casts import assert_same_bits, wild
+from casts import MOST_OTHERS, assert_near, assert_same_bits, wild
 from torch import Tensor
 
-from deep_gemm import quantize
+from deep_gemm import activation, quantize, routing
 from deep_gemm.choose.config_cast import CastConfig, TileCastConfig
 from deep_gemm.kernels import cast_rows, cast_tiles
 from deep_gemm.kernels.cast_rows import RowCast
 from deep_gemm.kernels.cast_tiles import TileCast
+from deep_gemm.problem import activation_problem
+from deep_gemm.problem.layout import rows_of_counts, rows_of_groups
 from deep_gemm.quantize import Quantized
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.sim import HostKernel
@@ -34,13 +40,17 @@ def compiled_tiles(config: TileCastConfig) -> HostKernel:
     return sim_tiles.compile_config(config)
 
 
+CASTING: tuple[Any, ...] = (quantize, activation, routing)
+"""Modules that ask whether there are kernels."""
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Kernels take the place of the reference; the names of those that ran."""
     names: list[str] = []
 
     def run_rows(p: RowCast) -> None:
-        if p.values.numel() == 0:
+        if p.x.numel() == 0 or p.values.numel() == 0:
             return
         names.append("rows")
         config = cast_rows.config_of(p, 2)
@@ -53,16 +63,18 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(config.name)
         sim_tiles.run_cast(compiled_tiles(config), config, p)
 
-    monkeypatch.setattr(quantize, "has_kernels", lambda x: isinstance(x, Tensor) and x.numel() > 0)
+    for module in CASTING:
+        monkeypatch.setattr(module, "has_kernels", lambda x: isinstance(x, Tensor) and x.numel() > 0)
     monkeypatch.setattr(cast_rows, "run", run_rows)
     monkeypatch.setattr(cast_tiles, "run", run_tiles)
     return names
 
 
-def reference(cast: Callable[..., Quantized], x: Tensor, *args: object, **options: object) -> Quantized:
+def reference(cast: Callable[..., Quantized], x: Any, *args: object, **options: object) -> Quantized:
     """The same cast without kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantize, "has_kernels", lambda _: False)
+        for module in CASTING:
+            patch.setattr(module, "has_kernels", lambda _: False)
         return cast(x, *args, **options)
 
 
@@ -154,6 +166,131 @@ def test_other_blocks_are_the_references(launched: list[str]) -> None:
     quantize.per_block_cast_to_fp8(x, gran_k=64)
     quantize.per_token_cast_to_fp8(x, gran_k=64)
     assert launched == []
+
+
+# Groups of rows
+
+
+COUNTS = torch.tensor([0, 9, 4, 1], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_first_rows_of_groups(launched: list[str], dtype: torch.dtype, mn_major: bool) -> None:
+    x, is_there = wild(36, 264, dtype, 9).view(4, 9, 264), rows_of_counts(COUNTS, 9)
+    right = reference(quantize.per_token_cast_to_fp8, x, min_amax=1e-3, mn_major=mn_major)
+    x = x.masked_fill(~is_there[..., None], torch.nan)
+    for same in (x, torch.cat([x, x], 2)[..., :264], x.mT.contiguous().mT):
+        launched.clear()
+        found = quantize.per_token_cast_to_fp8(same, min_amax=1e-3, mn_major=mn_major, masked_m=COUNTS)
+        assert launched == ["rows"]
+        assert found[1].stride() == right[1].stride()
+        assert_same_bits((found[0][is_there], found[1][is_there]), (right[0][is_there], right[1][is_there]))
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 264), (1, 5, 16), (2, 4, 128)])
+def test_batches_whose_scales_lie_as_products_load_them(launched: list[str], shape: tuple[int, int, int]) -> None:
+    x = wild(shape[0] * shape[1], shape[2], torch.bfloat16, 10).view(shape)
+    found = quantize.per_token_cast_to_fp8(x, mn_major=True)
+    right = reference(quantize.per_token_cast_to_fp8, x, mn_major=True)
+    assert set(launched) == {"rows"}
+    assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
+    assert_same_bits(found, right)
+
+
+# Activations
+
+
+def near(found: Quantized, right: Quantized, is_there: Tensor) -> None:
+    assert found[0].shape == right[0].shape
+    assert found[1].shape == right[1].shape
+    assert found[1].stride() == right[1].stride()
+    share = assert_near((found[0][is_there], found[1][is_there]), (right[0][is_there], right[1][is_there]))
+    assert share <= MOST_OTHERS
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_activations_of_any_strides(launched: list[str], dtype: torch.dtype, mn_major: bool) -> None:
+    x, weights = wild(21, 2 * 136, dtype, 11), torch.randn(21, generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"limit": 2.0, "use_ue8m0": True, "min_amax": 1e-3, "mn_major": mn_major}
+    right = reference(activation.silu_mul_cast_to_fp8, x, weights, **options)
+    for same in (x, torch.cat([x, x], 1)[:, 272:], x.t().contiguous().t(), x.repeat_interleave(2, 1)[:, ::2]):
+        for same_weights in (weights, weights.repeat_interleave(3)[::3]):
+            launched.clear()
+            found = activation.silu_mul_cast_to_fp8(same, same_weights, **options)
+            assert launched == ["rows"]
+            near(found, right, torch.ones(21, dtype=torch.bool))
+
+
+def test_batches_are_activated_at_once(launched: list[str]) -> None:
+    x, weights = wild(24, 2 * 72, torch.bfloat16, 12).view(2, 3, 4, 144), torch.rand(2, 3, 4)
+    near(
+        activation.silu_mul_cast_to_fp8(x, weights),
+        reference(activation.silu_mul_cast_to_fp8, x, weights),
+        torch.ones(2, 3, 4, dtype=torch.bool),
+    )
+    assert launched == ["rows"]
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_the_first_rows_of_groups_are_activated(launched: list[str], has_weights: bool, mn_major: bool) -> None:
+    x, is_there = wild(36, 2 * 136, torch.bfloat16, 13).view(4, 9, 272), rows_of_counts(COUNTS, 9)
+    weights = torch.rand(4, 9) if has_weights else None
+    right = reference(activation.silu_mul_cast_to_fp8, x, weights, masked_m=COUNTS, mn_major=mn_major)
+    x = x.masked_fill(~is_there[..., None], torch.nan)
+    weights = None if weights is None else weights.masked_fill(~is_there, torch.nan)
+    found = activation.silu_mul_cast_to_fp8(x, weights, masked_m=COUNTS, mn_major=mn_major)
+    assert launched == ["rows"]
+    near(found, right, is_there)
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize(("ends", "alignment"), [((3, 3, 20), 8), ((5, 12, 24), 1), ((0, 0), 8), ((), 8)])
+def test_groups_that_follow_each_other_are_activated(
+    launched: list[str], ends: tuple[int, ...], alignment: int, mn_major: bool
+) -> None:
+    x, of_groups = wild(24, 2 * 136, torch.bfloat16, 14), torch.tensor(ends, dtype=torch.int32)
+    is_there = rows_of_groups(of_groups, 24, alignment)
+    p = activation_problem(x, None, None, of_groups, None, alignment)
+    right = reference(activation.cast_activated, p, mn_major=mn_major)
+    p = p._replace(x=x.masked_fill(~is_there[:, None], torch.nan))
+    found = activation.cast_activated(p, mn_major=mn_major)
+    assert launched == ["rows"]
+    near(found, right, is_there)
+
+
+# Routes
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize(("tokens", "topk"), [(23, 3), (1, 1), (9, 20)])
+def test_tokens_are_cast_to_the_rows_of_their_routes(
+    launched: list[str], tokens: int, topk: int, mn_major: bool
+) -> None:
+    ids = torch.randint(-1, 7, (tokens, topk), generator=torch.Generator().manual_seed(15))
+    rows, x = routing.expert_rows(ids, 7), wild(tokens, 264, torch.bfloat16, 15)
+    options: dict[str, Any] = {"use_ue8m0": True, "min_amax": 1e-3, "mn_major": mn_major}
+    right, used = reference(routing.gather_cast_to_fp8, x, rows, **options), rows.token_of >= 0
+    apart = rows._replace(row_of=rows.row_of.t().contiguous().t())
+    for same, its_rows in ((x, rows), (x.t().contiguous().t(), apart)):
+        launched.clear()
+        found = routing.gather_cast_to_fp8(same, its_rows, **options)
+        assert launched == ["rows"]
+        assert found[1].stride() == right[1].stride()
+        assert_same_bits((found[0][used], found[1][used]), (right[0][used], right[1][used]))
+
+
+def test_more_groups_than_a_kernel_counts_are_the_references(launched: list[str]) -> None:
+    counts = torch.ones(1025, dtype=torch.int32)
+    x = wild(1025, 16, torch.bfloat16, 16).view(1025, 1, 16)
+    assert_same_bits(
+        quantize.per_token_cast_to_fp8(x, masked_m=counts),
+        reference(quantize.per_token_cast_to_fp8, x, masked_m=counts),
+    )
+    assert activation.silu_mul_cast_to_fp8(x, masked_m=counts)[0].shape == (1025, 1, 8)
+    assert set(launched) <= {"rows"}
 
 
 def test_inputs_that_require_a_gradient_give_no_graph(launched: list[str]) -> None:

@@ -221,8 +221,8 @@ def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monk
     def seen(name: str) -> None:
         part = getattr(parts, name)
 
-        def watched(*args: Any) -> Any:
-            result = part(*args)
+        def watched(*args: Any, **options: Any) -> Any:
+            result = part(*args, **options)
             between.extend([result] if isinstance(result, Tensor) else result)
             return result
 

@@ -5,15 +5,43 @@ from __future__ import annotations
 import pytest
 from thorough import configurations
 
-from deep_gemm.choose.config_cast import CastConfig, TileCastConfig, reachable_cast, reachable_tile_casts
+from deep_gemm.choose.config_cast import (
+    MAX_GROUPS,
+    CastConfig,
+    Groups,
+    TileCastConfig,
+    reachable_cast,
+    reachable_tile_casts,
+)
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import cast_rows, cast_tiles
 from deep_gemm.tools.gates import violations
 
 MOST_DIVISIONS = 8
-"""Reciprocals in a kernel: two for a scale, of which a thread computes one for its row and one for its column. None is
-of an element, of which a thread has up to 64."""
+"""Reciprocals in a cast of tiles: one for a scale, of which a thread computes one for its row and one for its column,
+for ordinary tiles and for any. None is of an element, of which a thread has up to 64."""
+WAYS = 2
+"""In which a unit of rows is cast: as an ordinary one and as any."""
+
+
+def planned_loads(config: CastConfig) -> int:
+    """Loads from global memory in the code of `cast_rows`."""
+    of_row = 4 if config.vector == 1 else 1
+    if config.activates:
+        of_row = 2 * of_row + 1  # gate, up, and the row's weight
+    if config.to_routes:
+        of_row += 1 + 2 * WAYS  # first routes, and further ones for values and for scales
+    sizes_of_group = {Groups.NONE: 0, Groups.COUNTS: 1, Groups.ENDS: 2}[config.groups]
+    return config.rows * of_row + sizes_of_group * MAX_GROUPS // config.num_threads
+
+
+def planned_mufu(config: CastConfig) -> int:
+    """Reciprocals and powers of two: a scale's, two for an activated element, one where groups divide an integer."""
+    elements = config.rows * max(config.vector, 4) if config.activates else 0
+    kinds = 2  # with a limit and weights, and without
+    of_groups = 0 if config.groups == Groups.NONE else MAX_GROUPS // config.num_threads
+    return WAYS + 2 * kinds * elements + of_groups
 
 
 @pytest.mark.parametrize("configs", [reachable_cast(), reachable_tile_casts()], ids=["cast_rows", "cast_tiles"])
@@ -27,8 +55,8 @@ def test_a_reachable_cast_of_rows_is_what_was_planned(config: CastConfig) -> Non
     kernel = compile_cubin(cast_rows.SOURCE, cast_rows.headers(config), name=cast_rows.NAME)
     found = report(kernel.cubin, kernel.log)
     assert violations(found, cast_rows.code_plan(config)) == []
-    assert found.counts["LDG"] >= config.rows * (4 if config.vector == 1 else 1) * (2 if config.activates else 1)
-    assert found.counts["MUFU"] <= MOST_DIVISIONS
+    assert found.counts["LDG"] == planned_loads(config), "each element is loaded once"
+    assert found.counts["MUFU"] == planned_mufu(config), "no element is divided"
 
 
 @pytest.mark.parametrize("config", configurations(reachable_tile_casts()), ids=lambda config: config.name)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from casts import assert_same_bits, hard_quotients, wild
+from cast_rows_cases import Case, problem, ragged, verdict
+from casts import MOST_OTHERS, assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.choose.config_cast import INPUTS, Grain
+from deep_gemm.choose.config_cast import INPUTS, CastConfig, Grain, Groups, cast_config, num_ctas, reachable_cast
 from deep_gemm.kernels import cast_rows, cast_tiles
 from deep_gemm.kernels.cast_rows import RowCast
 from deep_gemm.kernels.cast_tiles import TileCast
 from deep_gemm.problem.layout import align, ceil_div
-from deep_gemm.quantize import Quantized
+from deep_gemm.quantize import Quantized, cast_by_torch
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.settings import get_num_sms
+from deep_gemm.sim.launcher import flat_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -146,6 +150,160 @@ def test_nothing_is_written_around_the_outputs(dtype: torch.dtype, offset: int) 
         for outside in (room, room_t):
             outside[1:-1, 1:-1] = 42.0
             assert bool((outside == 42.0).all()), "a write outside of the scales"
+
+
+# All kinds of casts of rows
+
+
+AROUND = 256  # bytes
+
+
+def on_gpu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same memory on the GPU, with poison around it; and all of that, in bytes."""
+    inside = flat_memory(x).view(torch.uint8)
+    room = torch.full((inside.numel() + 2 * AROUND,), POISON, dtype=torch.uint8, device="cuda")
+    room[AROUND : AROUND + inside.numel()] = inside.cuda()
+    return room[AROUND : AROUND + inside.numel()].view(x.dtype).as_strided(x.shape, x.stride()), room
+
+
+def passes(case: Case, config: CastConfig | None = None) -> None:
+    """A case on the GPU, twice: its configuration, or the one that is chosen. Outputs are those expected, and equal."""
+    first: list[Tensor] = []
+    for _ in range(2):
+        p = problem(case)
+        pairs = {name: on_gpu(x) for name, x in p._asdict().items() if isinstance(x, Tensor)}
+        placed = p._replace(**{name: pair[0] for name, pair in pairs.items()})  # type: ignore[arg-type]
+        if config is None:
+            cast_rows.run(placed)
+        else:
+            ctas = num_ctas(config, case.m, case.k, get_num_sms())
+            cast_rows.KERNEL.run(config, cast_rows.params_of(placed), ctas, 0)
+        for name in ("values", "scales"):
+            room, its = pairs[name][1].cpu(), flat_memory(getattr(p, name)).view(torch.uint8)
+            assert bool((room[:AROUND] == POISON).all()), f"a write before the {name}"
+            assert bool((room[AROUND + its.numel() :] == POISON).all()), f"a write behind the {name}"
+            its.copy_(room[AROUND : AROUND + its.numel()])
+        outputs = [p.values.clone().view(torch.uint8), p.scales.clone().view(torch.int32)]
+        first = first or outputs
+        assert all(torch.equal(one, other) for one, other in zip(first, outputs, strict=True)), (
+            "other bits the second time"
+        )
+        assert verdict(case, p) <= MOST_OTHERS
+
+
+@pytest.mark.parametrize("config", reachable_cast(), ids=lambda config: config.name)
+def test_every_configuration_of_casts_of_rows(config: CastConfig) -> None:
+    for case in ragged(config):
+        for data in ("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"):
+            passes(replace(case, data=data), config)
+            if config.activates:
+                passes(replace(case, data=data, has_weights=True, limit=1.5), config)
+
+
+def kind(groups: Groups = Groups.NONE, *, activates: bool = False, to_routes: bool = False) -> CastConfig:
+    return cast_config(
+        torch.bfloat16, is_aligned=True, is_few=False, activates=activates, groups=groups, to_routes=to_routes
+    )
+
+
+def test_large_casts_of_rows_of_all_kinds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = tuple(torch.randint(0, 33, (64,), generator=generator).tolist())
+    ends = tuple(torch.randint(0, 120, (64,), generator=generator).cumsum(0).tolist())
+    for case in (
+        Case(kind(), 4100, 4104, 1, data="mixed"),
+        Case(kind(activates=True), 2050, 2056, 2, data="ordinary"),
+        Case(kind(Groups.COUNTS), 64 * 32, 7168, 3, data="mixed", sizes=counts),
+        Case(kind(Groups.COUNTS, activates=True), 64 * 32, 2048, 4, data="ordinary", sizes=counts),
+        Case(kind(Groups.ENDS, activates=True), 8192, 2048, 5, data="ordinary", sizes=ends),
+        Case(kind(to_routes=True), 520, 7168, 6, data="mixed", topk=8),
+        Case(kind(to_routes=True), 70, 520, 7, data="mixed", topk=40),
+    ):
+        passes(case)
+
+
+def test_sizes_out_of_range_reach_nothing_outside() -> None:
+    for activates in (False, True):
+        passes(Case(kind(Groups.COUNTS, activates=activates), 64, 136, data="ordinary", sizes=(-5, 17, 2**31 - 1, 3)))
+    for sizes in ((), (-3, 20, 100), (30, 5, 40), (2**31 - 1, -(2**31))):
+        passes(Case(kind(Groups.ENDS, activates=True), 48, 136, data="ordinary", sizes=sizes, alignment=8))
+    for groups in (Groups.COUNTS, Groups.ENDS):
+        many = tuple(range(1, 1025)) if groups == Groups.ENDS else (1, 0) * 512
+        passes(Case(kind(groups, activates=True), 2048, 136, data="ordinary", sizes=many))
+
+
+@every_type
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_masked_rows_are_those_of_a_cast_of_all(dtype: torch.dtype, mn_major: bool) -> None:
+    x, counts = wild(36, 264, dtype, 9).view(4, 9, 264).cuda(), torch.tensor([0, 9, 4, 1], dtype=torch.int32).cuda()
+    is_there = torch.arange(9, device="cuda") < counts[:, None]
+    found = deep_gemm.per_token_cast_to_fp8(x, masked_m=counts, mn_major=mn_major)
+    right = deep_gemm.per_token_cast_to_fp8(x.cpu(), mn_major=mn_major)
+    is_there_too = is_there.cpu()
+    assert_same_bits((found[0][is_there], found[1][is_there]), (right[0][is_there_too], right[1][is_there_too]))
+    assert found[1].stride() == right[1].stride()
+
+
+@every_type
+def test_gathered_casts_are_casts_that_are_gathered(dtype: torch.dtype) -> None:
+    for seed, (tokens, topk, k) in enumerate([(1, 1, 16), (57, 8, 264), (300, 3, 4104), (1000, 8, 7168), (9, 40, 133)]):
+        ids = torch.randint(-1, 64, (tokens, topk), generator=torch.Generator().manual_seed(seed)).cuda()
+        x, rows = wild(tokens, k, dtype, seed).cuda(), deep_gemm.expert_rows(ids, 64)
+        used = rows.token_of >= 0
+        token = rows.token_of[used].long()
+        values, scales = deep_gemm.per_token_cast_to_fp8(x)
+        for mn_major in (False, True):
+            found = deep_gemm.gather_cast_to_fp8(x, rows, mn_major=mn_major)
+            right = values.view(torch.uint8)[token].view(values.dtype).cpu(), scales[token].cpu()
+            assert_same_bits((found[0][used].contiguous(), found[1][used].contiguous()), right)
+
+
+# Whether reciprocals and quotients are exact, the hardware's approximation at their beginning
+
+
+@pytest.mark.parametrize("exponent", [1, 20, 36, 37, 38, 40, 60, 127, 140, 200, 254])
+def test_scales_of_every_mantissa(exponent: int) -> None:
+    """A row for each FP32 number with this biased exponent. Its quotient is 448, or just beside it."""
+    bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
+    x = bits.view(torch.float32).view(-1, 1)
+    for same in (x, -x):
+        values, scales = deep_gemm.per_token_cast_to_fp8(same)
+        right_values, right_scales = cast_by_torch(same, 1, 1)
+        assert torch.equal(scales.view(torch.int32), right_scales.view(torch.int32))
+        assert torch.equal(values.view(torch.uint8), right_values.view(torch.uint8))
+
+
+@pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
+def test_quotients_of_every_mantissa(exponent: int) -> None:
+    """65536 rows of 128 elements that follow each other, then multiplied so that other scales divide them."""
+    bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
+    x = bits.view(torch.float32).view(-1, 128)
+    for factor in (1.0, 1 / 3, 0.7):
+        part = x * factor
+        part[:, 0] = part[:, 0] * torch.linspace(0.5, 1.0, len(part), device="cuda") * (1.9 if exponent < 254 else 1.0)
+        values, scales = deep_gemm.per_token_cast_to_fp8(part)
+        right_values, right_scales = cast_by_torch(part, 1, 128)
+        assert torch.equal(scales.view(torch.int32), right_scales.view(torch.int32))
+        assert torch.equal(values.view(torch.uint8), right_values.view(torch.uint8))
+
+
+def test_activations_follow_their_stream() -> None:
+    x = torch.zeros(2048, 2048, device="cuda")
+    right = deep_gemm.silu_mul_cast_to_fp8(torch.full_like(x, 3.0))
+    rows = deep_gemm.expert_rows(torch.arange(2048, device="cuda")[:, None] % 7, 7)
+    right_rows = deep_gemm.gather_cast_to_fp8(torch.full_like(x, 3.0), rows)
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            x.fill_(1.0)
+            torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]
+            x.fill_(3.0)
+            found, found_rows = deep_gemm.silu_mul_cast_to_fp8(x), deep_gemm.gather_cast_to_fp8(x, rows)
+            x.fill_(2.0)
+    stream.synchronize()
+    for one, its in ((found, right), (found_rows, right_rows)):
+        assert_same_bits(one, (its[0].cpu(), its[1].cpu()))
 
 
 def test_casts_follow_their_stream() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mutations_cast_groups
+import mutations_cast_routes
 import mutations_cast_rows
+import mutations_cast_silu
 import mutations_cast_tiles
 import pytest
+from cast_rows_cases import Case
 from helpers import assert_caught
 from thorough import one_in
 
@@ -13,14 +17,19 @@ from deep_gemm.sim.mutate import Mutation
 pytestmark = pytest.mark.host_compiler
 
 
-@pytest.mark.parametrize("trial", one_in(3, mutations_cast_rows.TRIALS))
-def test_the_unbroken_cast_of_rows_passes(trial: mutations_cast_rows.Trial) -> None:
+OF_ROWS = (mutations_cast_rows, mutations_cast_silu, mutations_cast_groups, mutations_cast_routes)
+TRIALS = [trial for each in OF_ROWS for trial in each.TRIALS]
+MUTATIONS = [(mutation, each.TRIALS) for each in OF_ROWS for mutation in each.MUTATIONS]
+
+
+@pytest.mark.parametrize("trial", one_in(3, TRIALS))
+def test_the_unbroken_cast_of_rows_passes(trial: Case) -> None:
     trial.run(trial.headers())
 
 
-@pytest.mark.parametrize("mutation", one_in(3, mutations_cast_rows.MUTATIONS), ids=lambda mutation: mutation.name)
-def test_a_broken_cast_of_rows_is_noticed(mutation: Mutation) -> None:
-    assert_caught(mutation, mutations_cast_rows.TRIALS)
+@pytest.mark.parametrize(("mutation", "trials"), one_in(3, MUTATIONS), ids=lambda given: getattr(given, "name", ""))
+def test_a_broken_cast_of_rows_is_noticed(mutation: Mutation, trials: list[Case]) -> None:
+    assert_caught(mutation, trials)
 
 
 @pytest.mark.parametrize("trial", one_in(3, mutations_cast_tiles.TRIALS))

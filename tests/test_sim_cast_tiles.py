@@ -11,6 +11,7 @@ from casts import assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.choose.config_cast import Grain, TileCastConfig, reachable_tile_casts, tile_cast_config
+from deep_gemm.problem.layout import ceil_div
 from deep_gemm.quantize import Quantized, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import cast_tiles as sim
@@ -28,6 +29,15 @@ every_configuration = pytest.mark.parametrize("config", CONFIGS, ids=[config.nam
 @cache
 def compiled(config: TileCastConfig) -> HostKernel:
     return sim.compile_config(config)
+
+
+def mixed(m: int, k: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Ordinary numbers, but for one in 10 blocks of 32x128, which are of any size."""
+    generator = torch.Generator().manual_seed(seed)
+    is_wild = torch.rand(ceil_div(m, 32), ceil_div(k, 128), generator=generator) < 0.1
+    is_wild = is_wild.repeat_interleave(32, 0)[:m].repeat_interleave(128, 1)[:, :k]
+    ordinary = (torch.randn(m, k, generator=generator) * 3).to(dtype)
+    return torch.where(is_wild, wild(m, k, dtype, seed, block_rows=32), ordinary)
 
 
 def check(
@@ -73,6 +83,13 @@ def test_every_configuration_on_ragged_matrices(config: TileCastConfig, is_m_maj
 
 
 @every_configuration
+def test_tiles_of_ordinary_numbers_beside_others(config: TileCastConfig) -> None:
+    for seed in range(3):
+        check(config, mixed(272, 264, config.dtype, seed), seed)
+    check(config, (torch.randn(144, 136) * 3).to(config.dtype))
+
+
+@every_configuration
 def test_rows_that_lie_further_apart(config: TileCastConfig) -> None:
     rows, offset = (48, 0) if config.column_bytes == 16 else (37, 0 if config.vector > 1 else 3)
     wide = wild(rows, 640, config.dtype, 1)
@@ -86,14 +103,13 @@ def test_the_largest_magnitude_has_a_floor(min_amax: float) -> None:
     check(config, torch.zeros(16, 256, dtype=torch.bfloat16), min_amax=min_amax)
 
 
-def test_rows_alone() -> None:
-    check(TileCastConfig(torch.bfloat16, 8, Grain.ROWS, 0), wild(130, 136, torch.bfloat16, 3))
-
-
 @pytest.mark.parametrize("grain", list(Grain), ids=lambda grain: grain.name)
 def test_quotients_beside_where_fp8_rounds_the_other_way(grain: Grain) -> None:
     x = hard_quotients()
-    config = tile_cast_config(torch.float32, grain, with_columns=False, is_aligned=True)
+    with_columns = grain == Grain.ROWS
+    config = tile_cast_config(
+        torch.float32, grain, with_columns=with_columns, is_aligned=True, has_aligned_columns=False
+    )
     if grain == Grain.BLOCKS:
         for row in x[::5]:
             check(config, row.view(1, 128))
@@ -116,6 +132,7 @@ def test_many_schedules(seed: int) -> None:
         (TileCastConfig(torch.bfloat16, 8, Grain.ROWS, 8), "needs 16 bytes, or one, of columns at once"),
         (TileCastConfig(torch.bfloat16, 8, None, 0), "needs an output"),
         (TileCastConfig(torch.bfloat16, 8, Grain.BLOCKS, 16), "needs columns alone or beside rows"),
+        (TileCastConfig(torch.bfloat16, 8, Grain.ROWS, 0), "needs columns beside rows"),
         (TileCastConfig(torch.bfloat16, 8, None, 16, num_threads=128), "needs a thread for each row"),
     ],
 )

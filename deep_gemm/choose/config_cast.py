@@ -172,10 +172,8 @@ class TileCastConfig:
         yield self.column_bytes in (0, 1, VECTOR_BYTES), "16 bytes, or one, of columns at once"
         yield self.grain is not None or self.column_bytes > 0, "an output"
         yield self.grain in (None, Grain.ROWS) or self.column_bytes == 0, "columns alone or beside rows"
-        yield (
-            self.num_threads in (BLOCK_K, 2 * BLOCK_K),
-            "a thread for each row, or for each row and each column, of a tile",
-        )
+        yield self.grain != Grain.ROWS or self.column_bytes > 0, "columns beside rows, which cast_rows casts alone"
+        yield self.num_threads == 2 * BLOCK_K, "a thread for each row and each column of a tile"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""

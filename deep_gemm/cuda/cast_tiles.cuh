@@ -31,8 +31,7 @@ constexpr bool kNeedsColumns = kCastsColumns || kCastsChannels;
 constexpr uint32_t kTeamRows = kBlock / kTeams;
 constexpr uint32_t kNumWarps = kNumThreads / 32;
 static_assert(kTeamRows == 8 || kTeamRows == 16, "a thread's bytes of a column are one or two chunks of 8");
-static_assert(kNumThreads == kBlock || kNumThreads == 2 * kBlock, "the first threads take a column each, the last a row");
-constexpr uint32_t kFirstOfRows = kNumThreads - kBlock;
+static_assert(kNumThreads == 2 * kBlock, "half of the threads take a column each, the other half a row");
 
 struct SharedStorage {
   // Bytes of columns: chunks of kTeamRows, whose places are exchanged so that a warp's accesses meet different banks.
@@ -190,9 +189,9 @@ DEVICE uint32_t load_byte_of_column(const SharedStorage& shared, uint32_t column
 
 DEVICE void store_columns(const SharedStorage& shared, const TileCastParams& p, const Tile& tile) {
   constexpr uint32_t kChunks = kBlock / (kCastsColumns ? kColumnBytes : 1);
-#pragma unroll (kVector == 1 ? 1 : 4)  // single elements leave no registers for more
-  for (uint32_t round = 0; round < kBlock * kChunks / kNumThreads; ++round) {
-    const uint32_t i = round * kNumThreads + ptx::thread_index(), column = i / kChunks, row = i % kChunks * kColumnBytes;
+#pragma unroll 1
+  for (uint32_t i = ptx::thread_index(); i < kBlock * kChunks; i += kNumThreads) {
+    const uint32_t column = i / kChunks, row = i % kChunks * kColumnBytes;
     if (tile.column + column >= p.k || tile.row + row >= p.m) continue;
     uint8_t* to = p.columns + uint64_t{tile.column + column} * p.columns_pitch + tile.row + row;
     if constexpr (kColumnBytes == 16) {
@@ -236,8 +235,8 @@ DEVICE bool cast_tile(SharedStorage& shared, const TileCastParams& p, const Tile
     if (thread < kBlock && column < p.k) ptx::st_global_f32(scale, of_column.scale);
   }
   if constexpr (kCastsRows) {
-    const uint32_t row = thread - kFirstOfRows;
-    if (thread >= kFirstOfRows && tile.row + row < p.m)
+    const uint32_t row = thread - kBlock;
+    if (thread >= kBlock && tile.row + row < p.m)
       ptx::st_global_f32(scale_at(p.scales, tile.row + row, p.scales_stride_m, block_k, p.scales_stride_k),
                          load_divisor(&shared.of_rows[row]).scale);
     store_tile<kIsOrdinary>(p, tile, [&](uint32_t i, uint32_t) { return load_divisor(&shared.of_rows[tile.row_of(i)]); });

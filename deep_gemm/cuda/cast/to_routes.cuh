@@ -26,10 +26,13 @@ struct Targets {
     for (uint32_t first = 0; first < p.topk; first += kLanes) {
       const int32_t of_lane = route(p, unit, i, first, lane);
       const uint32_t count = p.topk - first < kLanes ? p.topk - first : kLanes;
-#pragma unroll 4
-      for (uint32_t j = 0; j < count; ++j) {
-        const int32_t to = ptx::shfl_sync(static_cast<uint32_t>(of_lane), first_of_team + j);
-        if (to >= 0) store_values(p.values + static_cast<uint64_t>(to) * p.values_pitch, block * kBlock, p.k, lane, values);
+#pragma unroll 1
+      for (uint32_t four = 0; four < count; four += 4) {
+#pragma unroll
+        for (uint32_t j = four; j < four + 4; ++j) {  // lanes behind the last route have none
+          const int32_t to = ptx::shfl_sync(static_cast<uint32_t>(of_lane), first_of_team + j);
+          if (to >= 0) store_values(p.values + static_cast<uint64_t>(to) * p.values_pitch, block * kBlock, p.k, lane, values);
+        }
       }
     }
   }
