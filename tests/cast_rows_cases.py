@@ -82,6 +82,11 @@ def ragged(which: CastConfig) -> list[Case]:
             Case(which, 11, 128, 2, sizes=(3, 3, 9), padding=padding),
             Case(which, 1, step, 3, sizes=(1,), alignment=128, padding=padding),
         ]
+    if which.groups == Groups.UNTIL:
+        return [
+            Case(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 50), padding=padding),
+            Case(which, 3, step, 2, sizes=(3,), padding=padding),
+        ]
     return [
         Case(which, 2 * which.rows + 3, 5 * 128 + 3 * step, 1, padding=padding),
         Case(which, 1, step, 2, padding=0, topk=1),
@@ -139,7 +144,7 @@ def problem(case: Case) -> RowCast:
         limit=case.limit,
         row_weights=weights(case),
         counts=sizes if case.config.groups == Groups.COUNTS else None,
-        ends=sizes if case.config.groups == Groups.ENDS else None,
+        ends=sizes if case.config.groups in (Groups.ENDS, Groups.UNTIL) else None,
         alignment=case.alignment,
         row_of=row_of(case) if case.config.to_routes else None,
     )
@@ -225,6 +230,9 @@ def is_cast(case: Case) -> Tensor:
         most = case.m // len(case.sizes)
         for group, count in enumerate(case.sizes):
             found[group * most : group * most + min(max(count, 0), most)] = True
+        return found
+    if case.config.groups == Groups.UNTIL:
+        found[: max(case.sizes[-1], 0)] = True
         return found
     before = 0
     for end in case.sizes:

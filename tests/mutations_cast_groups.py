@@ -14,6 +14,7 @@ ENDS, ENDS_FEW = (
     cast_config(torch.bfloat16, is_aligned=True, is_few=is_few, activates=True, groups=Groups.ENDS)
     for is_few in (False, True)
 )
+UNTIL = cast_config(torch.bfloat16, is_aligned=True, is_few=False, activates=True, groups=Groups.UNTIL)
 MANY = tuple(i * 7 % 5 for i in range(700))  # more groups than a warp's threads count
 
 TRIALS = [
@@ -27,11 +28,15 @@ TRIALS = [
     Case(ENDS, 48, 136, 10, data="ordinary", sizes=(30, -5, 5, 200, 200, 40), alignment=8),
     Case(ENDS, 48, 136, 11, data="ordinary", sizes=()),
     Case(ENDS_FEW, 200, 520, 12, data="ordinary", sizes=(70, 70, 190), num_sms=1),
+    Case(UNTIL, 90, 136, 13, data="ordinary", sizes=(7, 7, 41)),
+    Case(UNTIL, 40, 136, 14, data="ordinary", sizes=(7, 200)),
+    Case(UNTIL, 40, 136, 15, data="ordinary", sizes=(7, -1)),
 ]
 
 _KERNEL, _ROWS = "cast_rows.cuh", "cast/rows_of_groups.cuh"
+_UNTIL = "cast/rows_until.cuh"
 _COUNTED, _ENDED, _TO_ROWS = "cast/rows_counted.cuh", "cast/rows_ended.cuh", "cast/to_rows.cuh"
-_WAIT = "  ptx::griddepcontrol_wait();\n  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait\n"
+_WAIT = "  ptx::griddepcontrol_wait();\n"
 _MADE = "  const Rows rows(p);\n"
 
 MUTATIONS = [
@@ -52,6 +57,12 @@ MUTATIONS = [
     Mutation("groups begin where they end", _ENDED, "p.sizes + group - 1", "p.sizes + group", shows_in=ENDS),
     Mutation("ends reach behind the last row", _ENDED, "some < p.m ? some : p.m", "some", shows_in=ENDS),
     Mutation("groups that end before they begin", _ENDED, "row < end ? end : row", "end", shows_in=ENDS),
+    # The last end
+    Mutation("the first group's end", _UNTIL, "p.sizes + p.num_groups - 1", "p.sizes", shows_in=UNTIL),
+    Mutation("an end below zero is behind all rows", _UNTIL, "some = last < 0 ? 0 : last", "some = last", shows_in=UNTIL),
+    Mutation("an end reaches behind the last row", _UNTIL, "end = some < p.m ? some : p.m;", "end = some;", shows_in=UNTIL),
+    Mutation("the last rows are no unit", _UNTIL, "num_units = ceil_div(end, kRows)", "num_units = end / kRows", shows_in=UNTIL),
+    Mutation("the last unit is whole", _UNTIL, "Unit{i * kRows, end, 0}", "Unit{i * kRows, i * kRows + kRows, 0}", shows_in=UNTIL),
     # Counting units
     Mutation("threads count the same groups", _ROWS, "first = thread * kGroupsPerThread;", "first = thread;"),
     Mutation("a group too many", _ROWS, "if (group < p.num_groups)", "if (group <= p.num_groups)"),

@@ -106,16 +106,15 @@ TRIALS = [
 ]
 
 _TILES, _VALUES = "cast_tiles.cuh", "cast/values.cuh"
-_OF_COLUMNS = "p.column_scales + block_m * p.column_scales_stride_m +\n                                        (tile.column + thread) * p.column_scales_stride_k"
 _FIRST_BARRIER = "store_warp_key<kIsOrdinary>(shared, tile);\n  ptx::syncthreads();\n"
 
 MUTATIONS = [
     # The tile
-    Mutation("tiles of a row rounded down", _TILES, "row(ptx::block_index() / ceil_div(p.k, kBlock) * kBlock)", "row(ptx::block_index() / (p.k / kBlock) * kBlock)"),
-    Mutation("columns of tiles rounded down", _TILES, "column(ptx::block_index() % ceil_div(p.k, kBlock) * kBlock)", "column(ptx::block_index() % (p.k / kBlock) * kBlock)"),
-    Mutation("rows and columns of tiles exchanged", _TILES, "column(ptx::block_index() % ceil_div(p.k, kBlock) * kBlock)", "column(ptx::block_index() / ceil_div(p.k, kBlock) * kBlock)"),
+    Mutation("tiles of a row rounded down", _TILES, "ptx::block_index(), ceil_div(p.k, kBlock), p.block_reciprocal", "ptx::block_index(), p.k / kBlock, p.block_reciprocal"),
+    Mutation("columns of tiles rounded down", _TILES, "column = tile.block * kBlock;", "column = tile.block * (kBlock / 2);"),
+    Mutation("rows and columns of tiles exchanged", _TILES, "row = tile.row * kBlock, column = tile.block * kBlock;", "row = tile.block * kBlock, column = tile.row * kBlock;"),
     Mutation("teams take rows in turns", _TILES, "return team * kTeamRows + i;", "return i * kTeams + team;"),
-    Mutation("rows of x lie as far apart as they are long", _TILES, "x_row * p.x_pitch * kInputBytes", "uint64_t{x_row} * p.k * kInputBytes"),
+    Mutation("rows of x lie as far apart as they are long", _TILES, "uint64_t{x_row} * p.x_pitch", "uint64_t{x_row} * p.k * kInputBytes"),
     Mutation("rows past the last count", _TILES, "x_row < p.m, column", "true, column"),
     Mutation("single columns past the last count", _VALUES, "if (!is_there || column >= end) continue;", "if (!is_there) continue;", shows_in=BOTH_SINGLE),
     # Scales
@@ -134,18 +133,18 @@ MUTATIONS = [
     Mutation("a team counts for a block", _TILES, "for (const Piece& piece : tile.pieces) key = larger_key(key, key_of<kIsOrdinary>(piece));", "key = key_of<kIsOrdinary>(tile.pieces[0]);", shows_in=BLOCKS),
     Mutation("the last warp does not count for a block", _TILES, "warp < kNumWarps; ++warp", "warp + 1 < kNumWarps; ++warp", shows_in=BLOCKS),
     Mutation("all warps at the first one's place", _TILES, "shared.warp_keys[ptx::thread_index() / 32]", "shared.warp_keys[0]", shows_in=BLOCKS),
-    Mutation("the strides of the blocks' scales exchanged", _TILES, "block_m * p.scales_stride_m + block_k * p.scales_stride_k, divisor.scale", "block_m * p.scales_stride_k + block_k * p.scales_stride_m, divisor.scale", shows_in=BLOCKS),
-    Mutation("the strides of the rows' scales exchanged", _TILES, "(tile.row + row) * p.scales_stride_m + block_k * p.scales_stride_k", "(tile.row + row) * p.scales_stride_k + block_k * p.scales_stride_m"),
-    Mutation("the strides of the columns' scales exchanged", _TILES, _OF_COLUMNS, _OF_COLUMNS.replace("_m +", "_k +").replace(")\n", ")\n").replace("thread) * p.column_scales_stride_k", "thread) * p.column_scales_stride_m")),
-    Mutation("the strides of the channels' scales exchanged", _TILES, "p.scales + block_m * p.scales_stride_m + (tile.column + thread) * p.scales_stride_k", "p.scales + block_m * p.scales_stride_k + (tile.column + thread) * p.scales_stride_m", shows_in=CHANNELS),
-    Mutation("scales of columns past the last are stored", _TILES, "if (thread < kBlock && tile.column + thread < p.k)", "if (thread < kBlock)"),
+    Mutation("the strides of the blocks' scales exchanged", _TILES, "scale_at(p.scales, block_m, p.scales_stride_m, block_k, p.scales_stride_k)", "scale_at(p.scales, block_m, p.scales_stride_k, block_k, p.scales_stride_m)", shows_in=BLOCKS),
+    Mutation("the strides of the rows' scales exchanged", _TILES, "scale_at(p.scales, tile.row + row, p.scales_stride_m, block_k, p.scales_stride_k)", "scale_at(p.scales, tile.row + row, p.scales_stride_k, block_k, p.scales_stride_m)"),
+    Mutation("the strides of the columns' scales exchanged", _TILES, "scale_at(p.column_scales, block_m, p.column_scales_stride_m, column, p.column_scales_stride_k)", "scale_at(p.column_scales, block_m, p.column_scales_stride_k, column, p.column_scales_stride_m)"),
+    Mutation("the strides of the channels' scales exchanged", _TILES, "scale_at(p.scales, block_m, p.scales_stride_m, column, p.scales_stride_k)", "scale_at(p.scales, block_m, p.scales_stride_k, column, p.scales_stride_m)", shows_in=CHANNELS),
+    Mutation("scales of columns past the last are stored", _TILES, "if (thread < kBlock && column < p.k)", "if (thread < kBlock)"),
     Mutation("scales of rows past the last are stored", _TILES, "if (thread >= kBlock && tile.row + row < p.m)", "if (thread >= kBlock)"),
     Mutation("the first half of the rows' scales", _TILES, "const uint32_t row = thread - kBlock;", "const uint32_t row = (thread - kBlock) / 2;"),
     # Order
     Mutation("x is loaded before the kernel ahead has ended", _TILES, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("keys are read before all are there", _TILES, _FIRST_BARRIER, _FIRST_BARRIER.replace("  ptx::syncthreads();\n", "")),
-    Mutation("columns' scales are read before all are there", _TILES, "if (!ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", "if (!all_ordinary && kIsOrdinary) return false;"),
-    Mutation("columns' scales are read before all are there, and all are ordinary", _TILES, "if (!ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", ""),
+    Mutation("columns' scales are read before all are there", _TILES, "if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", "if (!all_ordinary && kIsOrdinary) return false;"),
+    Mutation("columns' scales are read before all are there, and all are ordinary", _TILES, "if (!kCastsBlocks && !ptx::syncthreads_and(all_ordinary) && kIsOrdinary) return false;", ""),
     Mutation("columns are stored before all are there", _TILES, "    transpose<kIsOrdinary>(shared, tile);\n    ptx::syncthreads();\n", "    transpose<kIsOrdinary>(shared, tile);\n"),
     Mutation("keys are written anew before all are read", _TILES, "    ptx::syncthreads();  // the keys have been read\n", ""),
     # Ordinary and any
@@ -155,10 +154,10 @@ MUTATIONS = [
     Mutation("other tiles' blocks are not cast", _TILES, "if (kIsOrdinary && !is_ordinary(divisor)) return false;", "if (!is_ordinary(divisor)) return false;", shows_in=BLOCKS),
     Mutation("other tiles' columns are not cast", _TILES, "ptx::syncthreads_and(all_ordinary) && kIsOrdinary", "ptx::syncthreads_and(all_ordinary)"),
     Mutation("rows need not be ordinary", _TILES, "if constexpr (kCastsRows) all_ordinary = store_row_divisors", "if constexpr (kCastsRows) store_row_divisors"),
-    Mutation("columns need not be ordinary", _TILES, "      all_ordinary = all_ordinary && is_ordinary(of_column);\n", ""),
+    Mutation("columns need not be ordinary", _TILES, "    all_ordinary = all_ordinary && is_ordinary(of_column);\n", ""),
     # Values
     Mutation("values past the last row are stored", _TILES, "if (row < p.m) store_values", "store_values"),
-    Mutation("values lie as far apart as x", _TILES, "row * p.values_pitch, tile.column", "row * p.x_pitch, tile.column"),
+    Mutation("values lie as far apart as x", _TILES, "uint64_t{row} * p.values_pitch, tile.column", "uint64_t{row} * p.x_pitch, tile.column"),
     Mutation("all rows of a team by the first one's scale", _TILES, "&shared.of_rows[tile.row_of(i)]", "&shared.of_rows[tile.row_of(0)]"),
     Mutation("all channels of a lane by the first one's scale", _TILES, "return divisors[e];", "return divisors[0];", shows_in=CHANNELS),
     # Transposed values
@@ -174,6 +173,6 @@ MUTATIONS = [
     Mutation("half of the columns", _TILES, "i < kBlock * kChunks; i += kNumThreads", "i < kBlock * kChunks / 2; i += kNumThreads"),
     Mutation("columns past the last are stored", _TILES, "tile.column + column >= p.k || ", ""),
     Mutation("rows of columns past the last are stored", _TILES, " || tile.row + row >= p.m", ""),
-    Mutation("columns lie as far apart as they are long", _TILES, "(tile.column + column) * p.columns_pitch", "uint64_t{tile.column + column} * p.m"),
+    Mutation("columns lie as far apart as they are long", _TILES, "uint64_t{tile.column + column} * p.columns_pitch", "uint64_t{tile.column + column} * p.m"),
     Mutation("columns of the first tile of rows", _TILES, "p.columns_pitch + tile.row + row;", "p.columns_pitch + row;"),
 ]  # fmt: skip

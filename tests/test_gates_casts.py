@@ -32,15 +32,16 @@ def planned_loads(config: CastConfig) -> int:
         of_row = 2 * of_row + 1  # gate, up, and the row's weight
     if config.to_routes:
         of_row += 1 + 2 * WAYS  # first routes, and further ones for values and for scales
-    sizes_of_group = {Groups.NONE: 0, Groups.COUNTS: 1, Groups.ENDS: 2}[config.groups]
-    return config.rows * of_row + sizes_of_group * MAX_GROUPS // config.num_threads
+    groups_of_thread = MAX_GROUPS // config.num_threads
+    of_sizes = {Groups.NONE: 0, Groups.UNTIL: 1, Groups.COUNTS: groups_of_thread, Groups.ENDS: 2 * groups_of_thread}
+    return config.rows * of_row + of_sizes[config.groups]
 
 
 def planned_mufu(config: CastConfig) -> int:
     """Reciprocals and powers of two: a scale's, two for an activated element, one where groups divide an integer."""
     elements = config.rows * max(config.vector, 4) if config.activates else 0
     kinds = 2  # with a limit and weights, and without
-    of_groups = 0 if config.groups == Groups.NONE else MAX_GROUPS // config.num_threads
+    of_groups = 0 if config.groups in (Groups.NONE, Groups.UNTIL) else MAX_GROUPS // config.num_threads
     return WAYS + 2 * kinds * elements + of_groups
 
 

@@ -335,7 +335,7 @@ def test_a_dependent_launch_is_what_set_pdl_says(
 
 @pytest.mark.parametrize("is_enabled", [False, True])
 @pytest.mark.parametrize(("m", "params"), [(8, fp8_gemm_decode.PARAMS), (512, DENSE_PARAMS)])
-def test_the_weight_is_ready_behind_a_cast_if_launches_are_dependent(
+def test_the_weight_is_ready_behind_a_cast_whatever_set_pdl_says(
     gpu: FakeGpu, m: int, params: Params, is_enabled: bool
 ) -> None:
     """Also in a plan for other rows that is derived, and never in a public product of the same operands."""
@@ -348,9 +348,11 @@ def test_the_weight_is_ready_behind_a_cast_if_launches_are_dependent(
     for rows in (m, m - 4, m):
         a, b, d = operands(rows, 4096, 7168)
         product_behind_cast(a, b, d, None)
-        assert weight_is_ready() == is_enabled
+        assert weight_is_ready() == 1
+        assert gpu.last.is_dependent
         deep_gemm.fp8_gemm_nt(a, b, d)
         assert weight_is_ready() == 0
+        assert gpu.last.is_dependent is is_enabled
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 7, 33, 66, 112, 131])

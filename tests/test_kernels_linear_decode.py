@@ -15,7 +15,7 @@ from deep_gemm import linear
 from deep_gemm import settings as settings_module
 from deep_gemm.choose import dense as heuristics
 from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.choose.config_linear_decode import MAX_ROWS, LinearDecodeConfig
+from deep_gemm.choose.config_linear_decode import MAX_BLOCKS, MAX_ROWS, LinearDecodeConfig
 from deep_gemm.choose.output import Output
 from deep_gemm.gpus import H200
 from deep_gemm.kernels import dense, fp8_gemm_decode, linear_decode
@@ -52,7 +52,7 @@ def word(gpu: FakeGpu, member: str) -> int:
     return gpu.last.words[linear_decode.PARAMS.word(member)]
 
 
-@pytest.mark.parametrize("m", [1, 8, 9, MAX_ROWS])
+@pytest.mark.parametrize("m", [1, 3, MAX_ROWS])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: int, with_bias: bool) -> None:
     x, w = layer(m)
@@ -77,11 +77,19 @@ def test_a_dependent_launch_is_what_set_pdl_says(gpu: FakeGpu, is_enabled: bool)
 
 
 def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
-    linear(*layer(3))
+    linear(*layer(2))
     assert gpu.last.cluster > 1
     deep_gemm.set_batch_invariant(True)
-    linear(*layer(3))
-    assert gpu.last.cluster == 1
+    linear(*layer(2))
+    assert (gpu.last.kernel, gpu.last.cluster) == (linear_decode.NAME, 1)
+
+
+def test_ctas_with_more_to_cast_than_the_wait_hides_leave_it_to_a_cast(gpu: FakeGpu) -> None:
+    deep_gemm.set_batch_invariant(True)  # all k-blocks are one CTA's
+    x, w = layer(4)
+    assert 4 * K // 128 > MAX_BLOCKS
+    assert not linear_decode.run(x, w, torch.empty(4, N, dtype=torch.bfloat16), None)
+    assert gpu.launches == []
 
 
 def test_compiling_alone_launches_nothing(gpu: FakeGpu) -> None:

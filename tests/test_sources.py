@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, k_group_maps
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, k_group_maps, linear_decode
 from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.kernels.sources import cuda_sources
 
@@ -24,8 +24,8 @@ def test_loops_are_unrolled_fully_or_not_at_all(name: str) -> None:
 
 def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
     found = {name for text in SOURCES.values() for name in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
-    with_plans = {fp8_gemm.NAME, fp8_gemm_decode.NAME, k_group_maps.NAME}
-    assert found == with_plans | {kernel.name for kernel, _ in reachable_ordinary()}
+    with_gates = {fp8_gemm.NAME, fp8_gemm_decode.NAME, k_group_maps.NAME, linear_decode.NAME}
+    assert found == with_gates | {kernel.name for kernel, _ in reachable_ordinary()}
 
 
 @pytest.mark.parametrize("name", SOURCES)

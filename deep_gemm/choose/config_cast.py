@@ -52,7 +52,7 @@ class Groups(Enum):
     COUNTS = "rows_counted"
     """The first rows of each group, as many as its count says."""
     UNTIL = "rows_until"
-    """All rows up to where the last group ends."""
+    """All rows up to where the last group ends: groups without gaps between them."""
     ENDS = "rows_ended"
     """Those from where the group before ended, aligned, to where each ends."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..problem.layout import align
+from ..problem.layout import align, ceil_div
 from .config import BLOCK_K, SHARED_BYTES_LIMIT, WARPGROUP_THREADS
 from .config_decode import (
     MAX_STAGES,
@@ -24,8 +24,11 @@ each launch, and more registers; with fewer, threads wait for each other more of
 CASTING_REGISTERS = 40
 """A thread's registers for addresses, counters, keys and quotients, besides those that grow with the tile."""
 MIN_STAGES = 2
-MAX_ROWS = 16
-"""Rows up to which a layer casts them in each CTA anew. More rows take more instructions than the wait for B hides."""
+MAX_ROWS, MAX_BLOCKS = 8, 160
+"""Rows, and rows times k-blocks of a CTA, up to which a layer casts them in each CTA anew.
+
+More of them take more instructions, and more bytes that each CTA loads, than the wait for B hides.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class LinearDecodeConfig:
         }
         inputs = {"kInputIsFp32": False, "kInputIsFp16": False, "kActivates": False}
         return header_of({**self.tile.constants(), **casting}, {**self.tile.switches(), **inputs})
+
+
+def is_worth_casting(m: int, k: int, product: DecodeConfig) -> bool:
+    """Tell whether CTAs of a product's tile cast so little that it costs less than a launch."""
+    return m <= MAX_ROWS and m * ceil_div(ceil_div(k, BLOCK_K), product.cluster_k) <= MAX_BLOCKS
 
 
 @cache

@@ -98,7 +98,8 @@ def _groups_of(p: RowCast) -> Groups:
     if p.counts is not None:
         return Groups.COUNTS
     if p.ends is not None:
-        return Groups.ENDS if p.alignment > 1 else Groups.UNTIL  # without gaps there is one group, all in all
+        has_gaps = p.alignment > 1 or p.ends.numel() == 0
+        return Groups.ENDS if has_gaps else Groups.UNTIL
     return Groups.NONE
 
 

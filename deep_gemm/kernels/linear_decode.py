@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import jit, settings
 from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
 from ..choose.config_decode import DecodeConfig
-from ..choose.config_linear_decode import MAX_ROWS, LinearDecodeConfig, linear_decode_config
+from ..choose.config_linear_decode import MAX_ROWS, LinearDecodeConfig, is_worth_casting, linear_decode_config
 from ..choose.output import Output
 from ..gpus import gpu_of, is_hopper
 from ..jit import driver
@@ -95,7 +95,9 @@ def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int
     `generation` says which settings are in force.
     """
     config = dense.choice(m, n, k, Output(with_c=with_c), gpu_of(device))
-    return linear_decode_config(config) if isinstance(config, DecodeConfig) else None
+    if not isinstance(config, DecodeConfig) or not is_worth_casting(m, k, config):
+        return None
+    return linear_decode_config(config)
 
 
 def params_of(
