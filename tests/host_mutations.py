@@ -378,7 +378,7 @@ MUTATIONS = [
         "Groups.NONE if p.counts is not None",
         "cast of counted rows",
     ),
-    *_swap("cast_rows", "Groups.ENDS if p.ends is not None", "Groups.NONE if p.ends is not None", ACTIVATED),
+    *_swap("cast_rows", "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
     *_swap("cast_rows", "to_routes=p.row_of is not None", "to_routes=False", TO_ROUTES),
     *_swap("cast_rows", "x.stride(0) % elements == 0", "True", "cast of odd rows"),
     *_swap("cast_rows", "values.shape[1] % elements == 0", "True", "cast of odd columns"),

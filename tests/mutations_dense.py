@@ -21,8 +21,6 @@ class Trial:
     mnk: tuple[int, int, int]
     seed: int
     schedule: str | None = None
-    is_behind_cast: bool | None = None
-    """The kernel ahead still writes A, and B (False) or not (True); None: it is over."""
 
     def headers(self) -> dict[str, str]:
         return fp8_gemm.headers(self.config)
@@ -31,16 +29,7 @@ class Trial:
         kernel = sim.compile_config(self.config, headers)
         problem = sim.random_problem(self.config, *self.mnk, seed=self.seed)
         num_sms = 2 * self.config.cluster_size
-        outcome = sim.run(
-            kernel,
-            self.config,
-            problem,
-            num_sms=num_sms,
-            seed=self.seed,
-            schedule=self.schedule,
-            is_dependent=self.is_behind_cast is not None,
-            weight_is_ready=bool(self.is_behind_cast),
-        )
+        outcome = sim.run(kernel, self.config, problem, num_sms=num_sms, seed=self.seed, schedule=self.schedule)
         if outcome.mistakes is not None:
             raise ValueError(outcome.mistakes)
 
@@ -85,12 +74,6 @@ TRIALS = [
     Trial(SPLITS_C, (264, 72, 128 * 70), 19),
     *(Trial(BY_ROW, (264, 136, 400), 20, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
     *(Trial(KEEPING, (264, 136, 656), 23, name) for name in (None, "slow_lanes", "late_loads", "slow_warps")),
-    *(
-        Trial(PLAIN, (136, 392, k), 24, "slow_math", is_behind_cast)
-        for k in (144, 784)
-        for is_behind_cast in (True, False)
-    ),
-    *(Trial(config, (264, 264, 784), 25, "slow_math", True) for config in (SHARES_A, SHARES_B)),
 ]
 
 _GEMM, _MAINLOOP, _RING, _SLOT, _TILE = (f"{name}.cuh" for name in ("fp8_gemm", "mainloop", "ring", "slot", "tile"))
@@ -145,17 +128,6 @@ MUTATIONS = [
     Mutation("half of B into the wrong slot rows", _WORK, "slot.b + first * kBlockK", "slot.b", shows_in=SHARES_B),
     Mutation("scales of the next k-block", _WORK, "tile.row_m, k_block);", "tile.row_m, k_block + 1);"),
     Mutation("load coordinates swapped", _WORK, "slot.b, k, tile.row_n);", "slot.b, tile.row_n, k);"),
-    # The weight ahead of the rest
-    Mutation("loads the weight ahead though it is not ready", _WORK, "p.weight_is_ready ? kNumStages : 0", "kNumStages"),
-    Mutation("loads A ahead with the weight", _WORK, "      load.load_b(slot, (k_blocks.first + stage) * kBlockK);", "      load.load_slot(slot, k_blocks.first + stage, (k_blocks.first + stage) * kBlockK);"),
-    Mutation("loads B again behind the wait", _WORK, "    load.load_a(slot, k_block * kBlockK);\n", "    load.load_a(slot, k_block * kBlockK);\n    load.load_b(slot, k_block * kBlockK);\n"),
-    Mutation("announces B again", _WORK, "    load.load_a(slot, k_block * kBlockK);\n", "    load.load_a(slot, k_block * kBlockK);\n    ptx::mbarrier_arrive_expect_tx(slot.full, load.slot_bytes);\n"),
-    Mutation("no scales for what was loaded ahead", _WORK, "    load.load_a(slot, k_block * kBlockK);\n    load.load_scales(slot, k_block);\n", "    load.load_a(slot, k_block * kBlockK);\n"),
-    Mutation("the first tile's B loaded ahead of each tile", _WORK, "next(tile); slots_ahead = 0)", "next(tile);)"),
-    Mutation("more slots loaded ahead than there are k-blocks", _WORK, "stage < tiles.slots_ahead && k_blocks.first + stage < k_blocks.end", "stage < tiles.slots_ahead"),
-    Mutation("a slot too many loaded ahead", _WORK, "stage < tiles.slots_ahead &&", "stage <= tiles.slots_ahead &&"),
-    Mutation("B of the next k-block loaded ahead", _WORK, "load.load_b(slot, (k_blocks.first + stage) * kBlockK);", "load.load_b(slot, (k_blocks.first + stage + 1) * kBlockK);"),
-    Mutation("does not wait for the kernel ahead", _GEMM, "  ptx::griddepcontrol_wait();\n", ""),
     # Products
     Mutation("no WGMMA fence", _MAINLOOP, "  ptx::wgmma_fence();\n", ""),
     Mutation("no commit", _MAINLOOP, "  ptx::wgmma_commit_group();\n", ""),

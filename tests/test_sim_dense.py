@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -192,38 +191,6 @@ def test_c_may_be_d(kind: str, schedule: str | None) -> None:
     assert config.with_c
     assert not config.adds_to_d
     check(config, config.block_m * 2 + 8, config.block_n * 2 + 8, 400, 1, schedule, in_place=True)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        tile_config(128, 64, Output(with_c=True), k=128),
-        tile_config(128, 64, BF16, cluster_n=2),
-        SPLITS["pairs, by row"],
-    ],
-    ids=lambda config: config.name,
-)
-def test_the_kernel_ahead_may_still_be_at_work(config: GemmConfig) -> None:
-    check(config, config.block_m + 8, config.block_n * 2 + 8, 400, seed=1, is_dependent=True)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        tile_config(128, 64, Output(with_c=True), k=128),
-        tile_config(128, 64, BF16, cluster_m=2, k=128),
-        tile_config(128, 64, BF16, cluster_n=2, k=128),
-        tile_config(256, 128, Output(is_fp32=True, adds_to_d=True), k=128),
-        *SPLITS.values(),
-    ],
-    ids=lambda config: config.name,
-)
-def test_the_weight_may_be_loaded_while_the_kernel_ahead_is_at_work(config: GemmConfig) -> None:
-    """Fewer k-blocks than slots, as many, and more; several tiles for each CTA."""
-    k_blocks = (1, config.num_stages, config.num_stages + 2)
-    for num_k_blocks, schedule in itertools.product(k_blocks, (None, "slow_math", "slow_producer", "slow_cta")):
-        mnk = config.block_m + 8, config.block_n * 3 + 8, num_k_blocks * 128 - 16
-        check(config, *mnk, seed=num_k_blocks, schedule=schedule, is_dependent=True, weight_is_ready=True)
 
 
 def test_c_may_be_one_row_for_all() -> None:

@@ -32,16 +32,10 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes and SharedStorage differ");
 
 // Producer, one thread: loads the k-blocks of one tile, each into the next slot of the ring.
-DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& tile, RingPosition& at,
-                      uint32_t slots_ahead = 0) {
+DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& tile, RingPosition& at) {
   const KBlocks k_blocks = k_blocks_of(p, tile);
   const TileLoad load(p, tile);
-  uint32_t k_block = k_blocks.first;
-  if constexpr (WeightAhead::kIsLoaded)
-#pragma unroll 1
-    for (; slots_ahead > 0 && k_block < k_blocks.end; --slots_ahead, ++k_block, at = at.next())
-      WeightAhead::load_rest(load, shared.slot(at.stage), k_block);
-  for (; k_block < k_blocks.end; ++k_block, at = at.next()) {
+  for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
     const uint32_t k = k_block * kBlockK;
     wait_until_free(shared.ring, at);
     const Slot slot = shared.slot(at.stage);
@@ -66,9 +60,6 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
   if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
-  if constexpr (WeightAhead::kIsLoaded)
-    if (is_producer && ptx::warp_index() % 4 == 0 && ptx::elect_sync()) WeightAhead::load(p, shared);
-
   // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
   ptx::griddepcontrol_wait();
 
@@ -80,7 +71,7 @@ KERNEL(kNumThreads, 1) fp8_gemm_kernel(GRID_CONSTANT Params p) {
   if (is_producer) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0 && ptx::elect_sync()) {
-      tiles.load_all([&](const TileToLoad& tile, auto... ahead) { load_tile(p, shared, tile, at, ahead...); });
+      tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at); });
       ptx::griddepcontrol_launch_dependents();
       // The other CTA still arrives at this one's barriers until its last slots are free.
       if constexpr (kMulticastCtas > 1)

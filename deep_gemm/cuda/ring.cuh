@@ -45,17 +45,6 @@ DEVICE void wait_until_loaded(Ring& ring, const RingPosition& at) {
   ptx::mbarrier_wait_parity(&ring.full[at.stage], at.parity);
 }
 
-// Other kinds of work than dense products load nothing before the kernel ahead has ended.
-struct NoWeightAhead {
-  static constexpr bool kIsLoaded = false;
-
-  template <typename Params, typename Storage>
-  DEVICE static void load(const Params&, Storage&) {}
-
-  template <typename Load, typename Slot>
-  DEVICE static void load_rest(const Load&, const Slot&, uint32_t) {}
-};
-
 // One lane of the warp for each CTA that shares operands, once `loaded` is there, the last that the warp loaded of the slot.
 DEVICE void release(Ring& ring, const RingPosition& at, uint32_t lane, float loaded) {
   if constexpr (kMulticastCtas == 1)

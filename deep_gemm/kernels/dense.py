@@ -175,11 +175,11 @@ def plan_of(
     *,
     weight_is_ready: bool = False,
 ) -> Plan:
-    """Prepare the launch for a problem that is `prepared`. `weight_is_ready`: as in the kernels' `Params`."""
+    """Prepare the launch for a problem that is `prepared`. `weight_is_ready`: as in `Params` of fp8_gemm_decode.cuh."""
     if isinstance(config, DecodeConfig):
         plan = fp8_gemm_decode.plan_of(p, config, launcher, weight_is_ready=weight_is_ready)
     else:
-        plan = _plan_of(p, config, num_sms, launcher, weight_is_ready=weight_is_ready)
+        plan = _plan_of(p, config, num_sms, launcher)
     plan.config, plan.output, plan.n, plan.k = config, output, p.n, p.k
     if p.c is not None and not isinstance(config, DecodeConfig):
         # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
@@ -187,9 +187,7 @@ def plan_of(
     return plan
 
 
-def _plan_of(
-    p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher, *, weight_is_ready: bool
-) -> Plan:
+def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
     maps = {
         # Boxes of A have no rows that are never there, those of its scales at most what fills 16 bytes.
         "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.box_rows_of_a, p.m), BLOCK_K), 128),
@@ -215,7 +213,6 @@ def _plan_of(
         "m": p.m,
         "n": p.n,
         "k": p.k,
-        "weight_is_ready": int(weight_is_ready),
     }
     if config.sfb_is_per_row:
         del numbers["map_sfb"]

@@ -20,8 +20,8 @@ NAME = "fp8_gemm_kernel"
 
 def _params(last_map: str, *work: Field) -> Params:
     """`Product` of cuda/params.cuh, and what the `Params` of one kind of work, in cuda/work, add to it."""
-    product = Params(
-        "Product",
+    return Params(
+        "Params",
         Field("map_a", Kind.MAP),
         Field("map_b", Kind.MAP),
         Field("map_sfa", Kind.MAP),
@@ -37,8 +37,8 @@ def _params(last_map: str, *work: Field) -> Params:
         Field("m", Kind.UINT32),
         Field("n", Kind.UINT32),
         Field("k", Kind.UINT32),
+        *work,
     )
-    return Params("Params", *work, base=product)
 
 
 _ROWS = (
@@ -49,7 +49,7 @@ _ROWS = (
     Field("groups.alignment", Kind.UINT32),
     Field("groups.zeroes_padding", Kind.UINT32),
 )
-DENSE_PARAMS = _params("map_sfb", Field("weight_is_ready", Kind.UINT32))
+DENSE_PARAMS = _params("map_sfb")
 ROWS_PARAMS = {"by block": _params("map_whole_d", *_ROWS), "by row": _params("map_sfb", *_ROWS)}
 DEPTHS_PARAMS = _params(
     "map_sfb",
@@ -99,8 +99,6 @@ def code_plan(config: GemmConfig) -> CodePlan:
     boxes = 2  # of A and B
     if config.rows_are_grouped:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
-    # A dense product has two places for each: B ahead of A and scales of the first slots, and all of the others.
-    places = 1 if config.groups else 2
     has_whole_d = config.rows_are_grouped and not config.sfb_is_per_row  # beside the one that cuts off
     return CodePlan(
         roles=(
@@ -109,8 +107,8 @@ def code_plan(config: GemmConfig) -> CodePlan:
         ),
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
-        tma_loads=places * (boxes + (2 if config.sfb_is_per_row else 1)),  # and scales
-        multicast_loads=0 if config.cluster_m * config.cluster_n == 1 else 2,  # groups: and A's scales
+        tma_loads=boxes + (2 if config.sfb_is_per_row else 1),  # and scales
+        multicast_loads=0 if config.cluster_m * config.cluster_n == 1 else 2 if config.groups else 1,  # and A's scales
         tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_whole_d),
         tma_reduces=stores if config.adds_to_d else 0,
     )

@@ -11,6 +11,7 @@ from .. import jit, settings
 from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
 from ..choose.config_decode import DecodeConfig
 from ..choose.config_linear_decode import MAX_ROWS, LinearDecodeConfig, is_worth_casting, linear_decode_config
+from ..choose.dense import reachable_decode
 from ..choose.output import Output
 from ..gpus import gpu_of, is_hopper
 from ..jit import driver
@@ -98,6 +99,12 @@ def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int
     if not isinstance(config, DecodeConfig) or not is_worth_casting(m, k, config):
         return None
     return linear_decode_config(config)
+
+
+def reachable_linear() -> list[LinearDecodeConfig]:
+    """Every configuration that `config_of` can give, and some for more rows."""
+    found = [linear_decode_config(tile) for tile in reachable_decode() if not tile.output_is_fp32]
+    return [config for config in found if config is not None]
 
 
 def params_of(

@@ -50,15 +50,12 @@ class Field(NamedTuple):
 
 
 class Params:
-    """A kernel's one parameter: a struct whose members are these fields, in order, behind those of its `base`."""
+    """A kernel's one parameter: a struct whose members are these fields, in order."""
 
-    def __init__(self, struct_name: str, *fields: Field, base: Params | None = None) -> None:
-        self.struct_name = struct_name
-        self.fields: tuple[Field, ...] = fields if base is None else (*base.fields, *fields)
-        self._offsets: dict[str, int] = {} if base is None else dict(base._offsets)
-        # In C++ a member does not lie in the padding of a base.
-        at: int = 0 if base is None else base.size
-        alignment: int = 1 if base is None else base.alignment
+    def __init__(self, struct_name: str, *fields: Field) -> None:
+        self.struct_name, self.fields = struct_name, fields
+        self._offsets: dict[str, int] = {}
+        at, alignment = 0, 1
         for field in fields:
             at += -at % field.kind.alignment
             alignment = max(alignment, field.kind.alignment)
@@ -66,8 +63,7 @@ class Params:
             at += field.kind.size * field.length
         self.end = at
         """Where the last member ends."""
-        self.alignment: int = alignment
-        self.size: int = at + -at % alignment
+        self.size = at + -at % alignment
         """What `sizeof` says."""
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,15 +75,12 @@ def run(
     schedule: str | None = None,
     truncate: bool = False,
     is_dependent: bool = False,
-    weight_is_ready: bool = False,
 ) -> Outcome:
-    """Compute a product on simulated SMs and with the reference.
-
-    `is_dependent`: the kernel ahead may still run. `weight_is_ready`: B is not what it writes, and the kernel may know.
-    """
+    """Compute a product on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
     p = kernels.prepared(config, p)
-    buffers = buffers_of(p, is_dependent, weight_is_ready)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
+    simulation = Simulation(
+        buffers_of(p, is_dependent), num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
+    )
     placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
@@ -94,9 +90,7 @@ def run(
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_size,
     )
-    of_driver: Any = launcher
-    output = kernels.output_of(placed)
-    plan = kernels.plan_of(placed, output, config, num_sms, of_driver, weight_is_ready=weight_is_ready)
+    plan = kernels.plan_of(placed, kernels.output_of(placed), config, num_sms, launcher)  # type: ignore[arg-type]
     plan.launch(addresses_of(placed))
     result = simulation.result()
     tile = config.block_m, config.block_n
@@ -119,7 +113,10 @@ def outcome(result: Result, right: Tensor, allowed: Tensor, tile: tuple[int, int
 
 
 def buffers_of(p: DenseProblem, is_dependent: bool = False, weight_is_ready: bool = False) -> dict[str, Buffer]:
-    """A problem's operands as the simulator's buffers, each with the least alignment that is allowed."""
+    """A problem's operands as the simulator's buffers, each with the least alignment that is allowed.
+
+    `is_dependent`: the kernel ahead may still write them, all but B if `weight_is_ready`.
+    """
     alignments = {"sfb": 16 if p.sfb_rows == 1 else 4}
     found = {
         name: Buffer(

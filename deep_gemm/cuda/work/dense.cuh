@@ -14,11 +14,7 @@
 #include "slot.cuh"
 #include "tile.cuh"
 
-struct Params : Product {
-  // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B
-  // may be loaded before griddepcontrol_wait.
-  uint32_t weight_is_ready;
-};
+struct Params : Product {};
 
 struct WorkStorage {
   DEVICE void init() {}
@@ -42,14 +38,12 @@ using TileToLoad = Tile;
 
 struct Tiles {
   uint32_t rows, tiles_m, tiles_n, next_tile;
-  uint32_t slots_ahead;  // whose B is loaded before griddepcontrol_wait
 
   DEVICE Tiles(const Params& p, WorkStorage&)
       : rows(p.m),
         tiles_m(ceil_div(ceil_div(p.m, kBlockM), kClusterM)),
         tiles_n(ceil_div(ceil_div(p.n, kBlockN), kClusterN)),
-        next_tile(ptx::block_index() / kClusterSize),
-        slots_ahead(p.weight_is_ready ? kNumStages : 0) {}
+        next_tile(ptx::block_index() / kClusterSize) {}
 
   // By the loading thread, or a math warp.
   DEVICE bool next(Tile& tile) {
@@ -63,10 +57,10 @@ struct Tiles {
     return true;
   }
 
-  // By the loading thread. Slots are free of B only behind those of the first tile that were loaded ahead.
+  // By the loading thread.
   template <typename Load>
   DEVICE void load_all(const Load& load) {
-    for (Tile tile; next(tile); slots_ahead = 0) load(tile, slots_ahead);
+    for (Tile tile; next(tile);) load(tile);
   }
 
   DEVICE void find_for_others(uint32_t) {}
@@ -97,21 +91,12 @@ struct TileLoad {
   DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(p_), tile(tile_), slot_bytes(bytes_of_slot(p_, tile_)) {}
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
-    load_a(slot, k);
-    load_b(slot, k);
-    load_scales(slot, k_block);
-  }
-
-  DEVICE void load_a(const Slot& slot, uint32_t k) const {
     if constexpr (kClusterN > 1) {
       const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
       ptx::tma_load_2d_multicast(&p.map_a, slot.full, slot.a + first * kBlockK, k, tile.row_m + first, kAllCtas);
     } else {
       ptx::tma_load_2d(&p.map_a, slot.full, slot.a, k, tile.row_m);
     }
-  }
-
-  DEVICE void load_b(const Slot& slot, uint32_t k) const {
     if constexpr (kClusterM > 1) {
       constexpr uint32_t kRows = kBlockN / kClusterM;
       const uint32_t first = ptx::cluster_rank() * kRows;
@@ -119,36 +104,8 @@ struct TileLoad {
     } else {
       ptx::tma_load_2d(&p.map_b, slot.full, slot.b, k, tile.row_n);
     }
-  }
-
-  DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
     ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block);
     if constexpr (kSfbIsPerRow) ptx::tma_load_2d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block);
-  }
-};
-
-// B of the first tile's first k-blocks, a slot each, if the weight is ready. By the loading thread.
-struct WeightAhead {
-  static constexpr bool kIsLoaded = true;
-
-  template <typename Storage>
-  DEVICE static void load(const Params& p, Storage& shared) {
-    Tiles tiles(p, shared.work);
-    Tile tile;
-    if (tiles.slots_ahead == 0 || !tiles.next(tile)) return;
-    const KBlocks k_blocks = k_blocks_of(p, tile);
-    const TileLoad load(p, tile);
-#pragma unroll 1
-    for (uint32_t stage = 0; stage < tiles.slots_ahead && k_blocks.first + stage < k_blocks.end; ++stage) {
-      const Slot slot = shared.slot(stage);
-      ptx::mbarrier_arrive_expect_tx(slot.full, load.slot_bytes);  // of load_rest too
-      load.load_b(slot, (k_blocks.first + stage) * kBlockK);
-    }
-  }
-
-  DEVICE static void load_rest(const TileLoad& load, const Slot& slot, uint32_t k_block) {
-    load.load_a(slot, k_block * kBlockK);
-    load.load_scales(slot, k_block);
   }
 };
 

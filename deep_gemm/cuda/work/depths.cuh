@@ -121,8 +121,6 @@ struct TileLoad {
   }
 };
 
-using WeightAhead = NoWeightAhead;
-
 // ---- B's scales, C and D
 
 DEVICE const float* sfb_of(const Params& p, const Tile&) { return p.sfb; }

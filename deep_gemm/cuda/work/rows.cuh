@@ -244,8 +244,6 @@ struct TileLoad {
   }
 };
 
-using WeightAhead = NoWeightAhead;
-
 // ---- B's scales, and D. There is no C, and nothing is added to D.
 
 DEVICE const float* sfb_of(const Params& p, const Tile& tile) { return p.sfb + tile.group * p.groups.sfb_stride; }
