@@ -11,7 +11,7 @@ from .grouped import m_grouped_fp8_gemm_nt_contiguous
 from .kernels import linear_decode
 from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
 from .problem.integers import integer_in_range
-from .problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
+from .problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, get_tma_aligned_size
 from .quantize import Quantized, per_token_cast_to_fp8
 from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
 
@@ -108,7 +108,7 @@ def experts_workspace_bytes(tokens: int, topk: int, num_experts: int, hidden: in
     """Bytes of what `experts` holds between its parts, all of it at once: rows, FP8 operands, and both products.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
-    1052
+    1076
     """
     tokens, topk, num_experts, hidden, intermediate = (
         integer_in_range(name, size, 0)
@@ -124,6 +124,7 @@ def experts_workspace_bytes(tokens: int, topk: int, num_experts: int, hidden: in
     rows = tokens * topk
     of_experts = 2 * int32_bytes  # counts, ends
     of_routes = 3 * int32_bytes  # row_of, token_of, ids
-    of_operands = sum(k + fp32_bytes * ceil_div(k, SCALE_BLOCK) for k in (hidden, intermediate))
     of_products = bf16_bytes * (2 * intermediate + hidden)
-    return num_experts * of_experts + rows * (of_routes + of_operands + of_products)
+    # Scales of 128 columns lie beside each other, as products load them.
+    of_scales = sum(get_tma_aligned_size(rows, fp32_bytes) * ceil_div(k, SCALE_BLOCK) for k in (hidden, intermediate))
+    return num_experts * of_experts + rows * (of_routes + hidden + intermediate + of_products) + fp32_bytes * of_scales
