@@ -79,7 +79,7 @@ MUTATIONS = [
     Mutation("no warp lies before another", _ROWS, "before += warp < thread / 32 ? of_warp : 0;", ""),
     Mutation("units of the last warp", _ROWS, "num_units += of_warp;", "num_units = of_warp;"),
     Mutation("a thread's groups begin with the same unit", _ROWS, "      before += units[i];\n", ""),
-    Mutation("units are looked up before all are there", _ROWS, "num_units);\n    ptx::syncthreads();\n", "num_units);\n"),
+    Mutation("units are looked up before all are there", _ROWS, "      before += units[i];\n    }\n    ptx::syncthreads();\n", "      before += units[i];\n    }\n"),
     # Finding a unit
     Mutation("units past the last are looked up", _ROWS, "    if (i >= num_units) return {0, 0, 0};\n", ""),
     Mutation("a group's first unit is the group's before", _ROWS, "first_unit[middle]) <= i", "first_unit[middle]) < i"),

@@ -92,7 +92,7 @@ class CastConfig:
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in cuda/cast/rows_of_groups.cuh, which asserts that it is the same."""
-        return 0 if self.groups in (Groups.NONE, Groups.UNTIL) else (3 * MAX_GROUPS + 1 + self.num_threads // 32) * 4
+        return 0 if self.groups in (Groups.NONE, Groups.UNTIL) else (3 * MAX_GROUPS + self.num_threads // 32) * 4
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""

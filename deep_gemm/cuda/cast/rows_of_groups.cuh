@@ -5,7 +5,7 @@ constexpr uint32_t kGroupsPerThread = kMaxGroups / kNumThreads;
 constexpr uint32_t kWarps = kNumThreads / 32;
 
 struct SharedStorage {
-  uint32_t first_unit[kMaxGroups + 1];  // of each group, and of none: as many as there are
+  uint32_t first_unit[kMaxGroups];
   uint32_t row[kMaxGroups], end[kMaxGroups];
   uint32_t units_of_warp[kWarps];
 };
@@ -50,10 +50,9 @@ struct Rows {
     }
 #pragma unroll
     for (uint32_t i = 0; i < kGroupsPerThread; ++i) {
-      if (first + i <= p.num_groups) ptx::st_shared_b32(&made.first_unit[first + i], before);
+      if (first + i < p.num_groups) ptx::st_shared_b32(&made.first_unit[first + i], before);
       before += units[i];
     }
-    if (thread == 0) ptx::st_shared_b32(&made.first_unit[p.num_groups], num_units);
     ptx::syncthreads();
   }
 

@@ -1,7 +1,7 @@
 // What is cast is silu(gate) * up, times the row's weight: gate is the first half of a row of x, up the other one.
 //
-// Each product is rounded to FP32, in this order. Two instructions give sigmoid(gate) within 2^-21 of it for gates that
-// matter; below 2^-126 it is zero.
+// Each product is rounded to FP32, in this order. Two instructions give sigmoid(gate) within 2^-20 of it for gates from -10
+// on; below 2^-126 it is zero.
 #pragma once
 
 struct Loaded {

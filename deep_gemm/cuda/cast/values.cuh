@@ -178,8 +178,8 @@ DEVICE Divisor divisor_of(float amax, float min_amax, bool rounds_up) {
   return {scale, -reciprocal_of(kIsOrdinary ? scale : significand_of(scale))};
 }
 
-// Whether ordinary quotients by this scale are right. The scale of an infinity is none of these numbers.
-DEVICE bool is_ordinary(Divisor d) { return d.scale >= 0x1p-90f && d.scale <= 0x1p120f; }
+// Whether ordinary quotients by this scale are right. That of an infinity is NaN, or zero as a power of two.
+DEVICE bool is_ordinary(Divisor d) { return d.scale >= 0x1p-90f; }
 
 DEVICE Divisor load_divisor(const Divisor* from) {
   const ptx::Float2 loaded = ptx::ld_shared_v2_f32(from);
