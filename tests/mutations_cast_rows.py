@@ -75,7 +75,7 @@ MUTATIONS = [
     Mutation("other blocks are tried as ordinary ones again", _KERNEL, "    cast_unit<false>(p", "    cast_unit<true>(p"),
     Mutation("every block counts as ordinary", _KERNEL, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;", ""),
     Mutation("each lane decides for itself", _KERNEL, "!ptx::all_sync(is_ordinary(of_lane))", "!is_ordinary(of_lane)"),
-    Mutation("tiny scales count as ordinary", _VALUES, "d.scale >= 0x1p-90f && ", "d.scale >= 0x1p-126f && ", shows_in=FP32),
+    Mutation("tiny scales count as ordinary", _VALUES, "return d.scale >= 0x1p-90f;", "return d.scale >= 0x1p-126f;", shows_in=FP32),
     Mutation("the scale of an infinity counts as ordinary", _VALUES, "return d.scale >= 0x1p-90f;", "return !(d.scale < 0x1p-90f);"),
     Mutation("infinities never count", _VALUES, "  if constexpr (kIsOrdinary) return key;\n", ""),
     # Largest magnitudes
