@@ -374,8 +374,8 @@ MUTATIONS = [
     *_swap("cast_rows", "activates=p.activates", "activates=False", "activation with weights"),
     *_swap(
         "cast_rows",
-        "Groups.COUNTS if p.counts is not None",
-        "Groups.NONE if p.counts is not None",
+        "return Groups.COUNTS",
+        "return Groups.NONE",
         "cast of counted rows",
     ),
     *_swap("cast_rows", "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
