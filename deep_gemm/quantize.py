@@ -213,8 +213,13 @@ def empty_scales(rows: Sequence[int], k: int, x: Tensor, *, mn_major: bool) -> T
 def as_rows(x: Tensor) -> Tensor:
     """See a tensor as a matrix of all its rows, each contiguous; a copy if that is not possible."""
     m, k = x.shape[:-1].numel(), x.shape[-1]
-    rows = x.reshape(m, k) if x.stride(-1) == 1 or k <= 1 else x.contiguous().view(m, k)
-    return rows if rows.stride(0) * rows.element_size() < PITCH_LIMIT else rows.contiguous()
+    return with_rows(with_rows(x).reshape(m, k))
+
+
+def with_rows(x: Tensor) -> Tensor:
+    """Give `[..., m, k]`, or a copy if kernels cannot read its rows: contiguous, within 4 GiB of each other."""
+    is_readable = x.stride(-1) == 1 or x.shape[-1] <= 1
+    return x if is_readable and x.stride(-2) * x.element_size() < PITCH_LIMIT else x.contiguous()
 
 
 @torch.no_grad()
@@ -235,6 +240,7 @@ def _cast_rows(
 @torch.no_grad()
 def _cast_columns(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
     """Cast the transpose of `x` `[m, k]` on a GPU, each column's 128 rows with a scale."""
+    x = with_rows(x)
     m, k = x.shape
     values, scales = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=mn_major)
     cast_tiles.run(TileCast(x, None, None, None, values, scales, min_amax, use_ue8m0))
@@ -245,7 +251,7 @@ def _cast_columns(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -
 def _cast_groups(x: Tensor, ks: Sequence[int], use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
     """Cast groups of columns on a GPU, each to its part of what all have."""
     m, is_transposed = x.shape[0], _is_transposed(x)
-    x = x if is_transposed or x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+    x = with_rows(x.t()).t() if is_transposed else with_rows(x)
     values = empty_values((x.numel(),), x)
     scales = empty_scales((m,), SCALE_BLOCK * sum(ceil_div(k, SCALE_BLOCK) for k in ks), x, mn_major=mn_major)
     column = block = 0
@@ -255,7 +261,7 @@ def _cast_groups(x: Tensor, ks: Sequence[int], use_ue8m0: bool, min_amax: float,
         if is_transposed:
             cast_tiles.run(TileCast(part.t(), None, None, None, its_values, its_scales, min_amax, use_ue8m0))
         else:
-            cast_rows.run(RowCast(as_rows(part), its_values, its_scales, min_amax, use_ue8m0))
+            cast_rows.run(RowCast(part, its_values, its_scales, min_amax, use_ue8m0))
         column, block = column + k, block + ceil_div(k, SCALE_BLOCK)
     return values, scales
 
@@ -266,7 +272,7 @@ def _cast_both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Quantized, 
     if _is_transposed(x):
         columns, rows = _cast_both(x.t(), use_ue8m0, min_amax)
         return rows, columns
-    x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+    x = with_rows(x)
     m, k = x.shape
     values, scales = empty_values((m, k), x), empty_scales((m,), k, x, mn_major=True)
     of_columns = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=True)
@@ -278,7 +284,7 @@ def _cast_both(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Quantized, 
 def _cast_tiles(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float) -> Quantized:
     """Cast on a GPU, each tile's 128 rows with a scale, or with one for each column."""
     *batch, m, k = x.shape
-    x = x if x.stride(-1) == 1 or k == 1 else x.contiguous()
+    x = with_rows(x)
     columns = k if grain == Grain.CHANNELS else ceil_div(k, SCALE_BLOCK)
     values = empty_values(x.shape, x)
     scales = torch.empty((*batch, ceil_div(m, SCALE_BLOCK), columns), dtype=torch.float32, device=x.device)
