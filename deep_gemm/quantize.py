@@ -232,7 +232,7 @@ def _cast_rows(
         for part in zip(x, values, scales, strict=True):
             cast_rows.run(RowCast(as_rows(part[0]), *part[1:], min_amax, use_ue8m0))
         return values, scales
-    of_rows = scales if scales.dim() == 3 and masked_m is not None else scales if mn_major else as_rows(scales)
+    of_rows = scales if masked_m is not None or mn_major else as_rows(scales)
     cast_rows.run(RowCast(as_rows(x), as_rows(values), of_rows, min_amax, use_ue8m0, counts=masked_m))
     return values, scales
 

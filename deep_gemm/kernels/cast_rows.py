@@ -124,7 +124,7 @@ def params_of(p: RowCast) -> bytes:
     """Give the kernel's parameters."""
     (m, _), k, scales = p.x.shape, p.values.shape[1], p.scales
     sizes = p.ends if p.counts is None else p.counts
-    # Of groups that do not lie as if all rows were those of one matrix.
+    # How much further away a group lies than if all rows were those of one matrix.
     further = scales.stride(0) - scales.shape[1] * scales.stride(1) if scales.dim() == 3 else 0
     return PARAMS.pack(
         {

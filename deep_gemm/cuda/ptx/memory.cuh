@@ -203,12 +203,6 @@ DEVICE float fma_rn(float a, float b, float c) {
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
-// Rounded to nearest even, whatever the compiler was told of divisions.
-DEVICE float div_rn(float a, float b) {
-  float quotient;
-  asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
-  return quotient;
-}
 // 2^x and 1 / x, within 2^-22 and 2^-23 of them. Results below the smallest normal number become zero.
 DEVICE float ex2_approx(float x) {
   float y;

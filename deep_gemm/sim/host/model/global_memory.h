@@ -112,7 +112,6 @@ float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float mul_rn(float a, float b) { return a * b; }
 float add_rn(float a, float b) { return a + b; }
-float div_rn(float a, float b) { return a / b; }
 // The hardware's results may be a unit or two in the last place away.
 float flush_to_zero(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
 float ex2_approx(float x) { return flush_to_zero(std::exp2(x)); }

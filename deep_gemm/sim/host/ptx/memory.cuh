@@ -47,7 +47,6 @@ float fma(float a, float b, float c);
 float mul_rn(float a, float b);
 float add_rn(float a, float b);
 float fma_rn(float a, float b, float c);
-float div_rn(float a, float b);
 float ex2_approx(float x);
 float rcp_approx(float x);
 float min_nan(float a, float b);
