@@ -146,7 +146,7 @@ MUTATIONS = [
     Mutation("nothing expected", _TILE, "  if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);\n", ""),
     Mutation("all send to the same place", _EXCHANGE, "(rank * kChunks + chunk % kChunks)", "(chunk % kChunks)"),
     Mutation("sent to the place of another chunk", _EXCHANGE, "rank * kChunks + chunk % kChunks", "rank * kChunks + (chunk + 1) % kChunks"),
-    Mutation("sent to the wrong CTA", _EXCHANGE, "received, chunk / kChunks,", "received, (chunk / kChunks + 1) % kClusterK,"),
+    Mutation("sent to the wrong CTA", _EXCHANGE, "received, first + chunk / kChunks,", "received, first + (chunk / kChunks + 1) % kClusterK,"),
     Mutation("chunks counted as if there were one warp", _EXCHANGE, "i / 4 * kNumMathWarps + warp", "i / 4 + warp"),
     Mutation("the last CTA's sums left out", _EXCHANGE, "rank < kClusterK; ++rank", "rank + 1 < kClusterK; ++rank"),
     Mutation("the first CTA's sums added twice", _EXCHANGE, "uint32_t rank = 1;", "uint32_t rank = 0;"),

@@ -15,10 +15,10 @@ from deep_gemm import linear
 from deep_gemm import settings as settings_module
 from deep_gemm.choose import dense as heuristics
 from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.choose.config_linear_decode import MAX_BLOCKS, MAX_ROWS, LinearDecodeConfig
+from deep_gemm.choose.config_linear_decode import MAX_ROWS, LinearDecodeConfig, serving
 from deep_gemm.choose.output import Output
 from deep_gemm.gpus import H200
-from deep_gemm.kernels import dense, fp8_gemm_decode, linear_decode
+from deep_gemm.kernels import dense, linear_decode
 from deep_gemm.problem import Operand
 from deep_gemm.problem.layout import ceil_div
 
@@ -35,7 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
 
     def launcher_of(config: LinearDecodeConfig, device: int, is_dependent: bool) -> FakeLauncher:
         params = linear_decode.PARAMS.size
-        return FakeLauncher(fake, linear_decode.NAME, params, config.tile.cluster_k, is_dependent)
+        return FakeLauncher(fake, linear_decode.NAME, params, config.cluster, is_dependent)
 
     monkeypatch.setattr(linear_decode, "launcher_of", launcher_of)
     linear_decode.config_of.cache_clear()
@@ -62,7 +62,10 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: i
     tile = dense.choice(m, N, K, Output(with_c=with_bias), H200)
     assert isinstance(tile, DecodeConfig)
     assert [launch.kernel for launch in gpu.launches] == [linear_decode.NAME]
-    assert (gpu.last.grid, gpu.last.cluster) == (fp8_gemm_decode.grid(tile, m, N), tile.cluster_k)
+    config = serving(m, K, tile)
+    assert config is not None
+    assert (config.tile.cluster_k, config.tile.block_n) == (tile.cluster_k, tile.block_n)
+    assert (gpu.last.grid, gpu.last.cluster) == (linear_decode.grid(config, m, N), config.cluster)
     assert [word(gpu, name) for name in ("map_b", "x", "sfb", "d")] == [t.data_ptr() for t in (w[0], x, w[1], out)]
     assert word(gpu, "c") == (0 if bias is None else bias.data_ptr())
     if m > 1:
@@ -78,18 +81,40 @@ def test_a_dependent_launch_is_what_set_pdl_says(gpu: FakeGpu, is_enabled: bool)
 
 def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
     linear(*layer(2))
-    assert gpu.last.cluster > 1
+    split = gpu.last.grid
     deep_gemm.set_batch_invariant(True)
     linear(*layer(2))
-    assert (gpu.last.kernel, gpu.last.cluster) == (linear_decode.NAME, 1)
+    assert gpu.last.kernel == linear_decode.NAME
+    assert gpu.last.grid < split
 
 
-def test_ctas_with_more_to_cast_than_the_wait_hides_leave_it_to_a_cast(gpu: FakeGpu) -> None:
-    deep_gemm.set_batch_invariant(True)  # all k-blocks are one CTA's
-    x, w = layer(4)
-    assert 4 * K // 128 > MAX_BLOCKS
-    assert not linear_decode.run(x, w, torch.empty(4, N, dtype=torch.bfloat16), None)
-    assert gpu.launches == []
+def test_a_cluster_is_of_tiles_and_of_parts_of_k(gpu: FakeGpu) -> None:
+    """Rows of all k-blocks are shared out as far as clusters go; a few are not."""
+    for m, k, cluster_k, cluster_n in (
+        (1, 128, 1, 2),
+        (16, 512, 1, 2),
+        (16, 2048, 1, 4),
+        (1, 7168, 3, 1),
+        (16, 7168, 3, 2),
+        (16, 7168, 8, 1),
+    ):
+        config = serving(m, k, DecodeConfig(16, 4, 1, cluster_k, 2))
+        assert config is not None
+        assert (config.cluster_n, config.tile.block_tokens) == (cluster_n, 8 if m <= 8 else 16)
+
+
+def test_ctas_with_more_to_cast_than_the_wait_hides_leave_it_to_a_cast() -> None:
+    tile = DecodeConfig(16, 4, 1, 8, 2)
+    assert serving(16, 8192, tile) is not None
+    assert serving(16, 8192 + 128, tile) is None
+    assert serving(8, 65536, tile) is not None
+    assert serving(MAX_ROWS + 1, 512, tile) is None
+
+
+def test_the_grid_is_whole_clusters() -> None:
+    config = serving(16, 2048, DecodeConfig(16, 4, 1, 1, 2))
+    assert config is not None
+    assert [linear_decode.grid(config, 16, n) for n in (8, 256, 264)] == [4, 4, 8]
 
 
 def test_compiling_alone_launches_nothing(gpu: FakeGpu) -> None:

@@ -164,6 +164,17 @@ def test_what_is_sent_by_st_async_is_poison_until_its_mbarrier_was_waited_for(sc
     assert out[4:8].tolist() == [1, 2, 3, 4]
 
 
+def test_tma_does_not_see_what_was_sent_by_st_async_before_a_proxy_fence() -> None:
+    def stored(x: int) -> list[int]:
+        return (
+            run("store_of_what_was_sent", out_map=PLAIN, num_sms=2, cluster_size=2, x=x)[:3].view(torch.int32).tolist()
+        )
+
+    seven = torch.tensor([7.0]).view(torch.int32).item()
+    assert stored(1) == [1, 2, seven]
+    assert stored(0) == [-1, -1, seven]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_multicast_brings_each_half_to_both(seed: int) -> None:
     out = run("multicast", in_map=PLAIN, num_sms=2, cluster_size=2, seed=seed)

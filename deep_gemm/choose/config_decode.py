@@ -118,6 +118,7 @@ class DecodeConfig:
             "kNumThreads": self.num_threads,
             "kCtasPerSm": self.ctas_per_sm,
             "kClusterK": self.cluster_k,
+            "kClusterN": 1,
             "kOutputBytes": 4 if self.output_is_fp32 else 2,
             "kMulticastCtas": 1,  # nobody loads into another CTA's slots
             "kSharedBytes": self.shared_bytes,

@@ -39,16 +39,17 @@ DEVICE void expect_chunks(uint64_t* received, uint32_t rank) {
   ptx::mbarrier_arrive_expect_tx(received, kClusterK * chunks_of_rank(kAccumulators, rank) * kChunkFloats * 4);
 }
 
-// This CTA's own share goes the same way, so that the additions need no exception.
+// This CTA's own share goes the same way, so that the additions need no exception. `first` is the cluster's rank of the CTA that
+// counts as 0.
 template <uint32_t kAccumulators>
 DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, uint64_t* received, uint32_t rank,
-                        uint32_t warp, uint32_t lane) {
+                        uint32_t first, uint32_t warp, uint32_t lane) {
   constexpr uint32_t kChunks = chunks_per_cta(kAccumulators);
 #pragma unroll
   for (uint32_t i = 0; i < kAccumulators; i += 4) {
     const uint32_t chunk = i / 4 * kNumMathWarps + warp;
     float* to = exchange + (rank * kChunks + chunk % kChunks) * kChunkFloats + lane * 4;
-    ptx::st_async_v4_f32(to, received, chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
+    ptx::st_async_v4_f32(to, received, first + chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
   }
 }
 

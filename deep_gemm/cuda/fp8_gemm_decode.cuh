@@ -147,6 +147,7 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
     float total[kAccumulators];
     multiply(p, shared, work, total);
     ptx::griddepcontrol_launch_dependents();
+    if constexpr (kClusterK > 1) ptx::cluster_wait();
     add_up_and_store(p, shared, work, total);
   }
 }

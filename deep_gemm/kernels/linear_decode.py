@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
@@ -9,15 +10,22 @@ from torch import Tensor
 
 from .. import jit, settings
 from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
-from ..choose.config_decode import DecodeConfig
-from ..choose.config_linear_decode import MAX_ROWS, LinearDecodeConfig, is_worth_casting, linear_decode_config
+from ..choose.config_decode import BLOCK_TOKENS, DecodeConfig
+from ..choose.config_linear_decode import (
+    CASTERS,
+    MAX_CLUSTER_N,
+    MAX_ROWS,
+    LinearDecodeConfig,
+    linear_decode_config,
+    serving,
+)
 from ..choose.dense import reachable_decode
 from ..choose.output import Output
 from ..gpus import gpu_of, is_hopper
 from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import Operand
-from ..problem.layout import ADDRESS_ALIGNMENT
+from ..problem.layout import ADDRESS_ALIGNMENT, align
 from ..settings import get_compile_mode, get_pdl
 from . import dense, fp8_gemm_decode
 from .code_plan import CodePlan
@@ -68,7 +76,7 @@ def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> bool:
         return False
     launcher = launcher_of(config, device, get_pdl())
     if get_compile_mode() == 0:
-        ctas = fp8_gemm_decode.grid(config.tile, *d.shape)
+        ctas = grid(config, *d.shape)
         launch(launcher, params_of(config, launcher, x, values, scales, d, c), ctas, device)
     return True
 
@@ -91,20 +99,29 @@ def serves(x: Tensor, d: Tensor) -> bool:
 
 @lru_cache(MAX_CHOICES)
 def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int) -> LinearDecodeConfig | None:
-    """The tile that the product would have, so that sums have the same order; None if it is not the decode kernel's.
+    """What cuts k as the product does, so that sums have the same order; None if that is not the decode kernel's.
 
     `generation` says which settings are in force.
     """
     config = dense.choice(m, n, k, Output(with_c=with_c), gpu_of(device))
-    if not isinstance(config, DecodeConfig) or not is_worth_casting(m, k, config):
-        return None
-    return linear_decode_config(config)
+    return serving(m, k, config) if isinstance(config, DecodeConfig) else None
 
 
 def reachable_linear() -> list[LinearDecodeConfig]:
-    """Every configuration that `config_of` can give, and some for more rows."""
-    found = [linear_decode_config(tile) for tile in reachable_decode() if not tile.output_is_fp32]
-    return [config for config in found if config is not None]
+    """Every configuration that `config_of` can give."""
+    tiles = [
+        replace(tile, block_tokens=tokens)
+        for tile in reachable_decode()
+        for tokens in BLOCK_TOKENS
+        if tokens <= MAX_ROWS and not tile.output_is_fp32
+    ]
+    found = [linear_decode_config(tile, cluster_n) for tile in tiles for cluster_n in (1, 2, MAX_CLUSTER_N)]
+    return list(dict.fromkeys(config for config in found if config is not None))
+
+
+def grid(config: LinearDecodeConfig, m: int, n: int) -> int:
+    """A cluster for each tile of D, or for as many beside each other as share out the cast."""
+    return align(fp8_gemm_decode.grid(config.tile, m, n), config.cluster)
 
 
 def params_of(
@@ -160,7 +177,7 @@ def build(config: LinearDecodeConfig) -> jit.CompiledKernel:
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    passes = jit.passes_for(config.tile.num_threads * config.tile.ctas_per_sm)
+    passes = jit.passes_for(config.num_threads * config.tile.ctas_per_sm)
     return jit.build(SOURCE, headers(config), name=NAME, passes=passes)
 
 
@@ -168,7 +185,7 @@ def code_plan(config: LinearDecodeConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of. It writes D by ordinary stores."""
     tile = config.tile
     return CodePlan(
-        roles=((32, None), (WARPGROUP_THREADS * tile.num_math_warpgroups, None)),
+        roles=((32, None), (WARPGROUP_THREADS * tile.num_math_warpgroups, None), (CASTERS, None)),
         shared_bytes=config.shared_bytes,
         qgmma=BLOCK_K // WGMMA_K,
         tma_loads=1,  # B
@@ -180,5 +197,5 @@ def code_plan(config: LinearDecodeConfig) -> CodePlan:
 @cache
 def launcher_of(config: LinearDecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
     """Get the way a configuration is launched on a device, compiled and loaded at first need."""
-    kernel, tile = driver.Kernel(build(config), config.shared_bytes), config.tile
-    return driver.Launcher(kernel, PARAMS.size, tile.num_threads, tile.cluster_k, is_dependent=is_dependent)
+    kernel = driver.Kernel(build(config), config.shared_bytes)
+    return driver.Launcher(kernel, PARAMS.size, config.num_threads, config.cluster, is_dependent=is_dependent)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..choose.config_linear_decode import LinearDecodeConfig
-from ..kernels import fp8_gemm_decode, linear_decode
+from ..kernels import linear_decode
 from ..kernels.launch import launch
 from ..problem import Operand
 from .launcher import Launcher, flat_memory
@@ -37,32 +37,36 @@ def run(
     seed: int = 0,
     schedule: str | None = None,
     truncate: bool = False,
+    is_dependent: bool = True,
 ) -> Tensor:
-    """Compute C + cast(x) @ w.T on simulated SMs, while the kernel ahead is still at work. C may have a stride of 0."""
+    """Compute C + cast(x) @ w.T on simulated SMs. C may have a stride of 0.
+
+    `is_dependent`: the kernel ahead may still run.
+    """
     values, scales = w
     d = torch.full((len(x), len(values)), float("nan"), dtype=torch.bfloat16)
     given = {"x": x, "values": values, "scales": scales} | ({} if c is None else {"c": c})
     buffers = {
-        name: Buffer(flat_memory(tensor), alignment=4 if name == "scales" else 16, is_dependent=True)
+        name: Buffer(flat_memory(tensor), alignment=4 if name == "scales" else 16, is_dependent=is_dependent)
         for name, tensor in given.items()
     }
-    buffers["d"] = Buffer(d, is_writable=True, is_dependent=True)
-    num_sms = num_sms or 2 * config.tile.cluster_k
+    buffers["d"] = Buffer(d, is_writable=True, is_dependent=is_dependent)
+    num_sms = num_sms or 2 * config.cluster
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
     launcher: Any = Launcher(
         simulation,
         kernel,
         linear_decode.PARAMS,
-        threads=config.tile.num_threads,
+        threads=config.num_threads,
         shared_bytes=config.shared_bytes,
-        cluster_size=config.tile.cluster_k,
+        cluster_size=config.cluster,
     )
     placed = {name: simulation.tensor(name, tensor) for name, tensor in given.items()}
     of_d = simulation.tensor("d", d)
     params = linear_decode.params_of(
         config, launcher, placed["x"], placed["values"], placed["scales"], of_d, placed.get("c")
     )
-    launch(launcher, params, fp8_gemm_decode.grid(config.tile, *d.shape), -1)
+    launch(launcher, params, linear_decode.grid(config, *d.shape), -1)
     found = simulation.result().buffers["d"]
     assert isinstance(found, Tensor)
     return found

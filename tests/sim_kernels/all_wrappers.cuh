@@ -70,6 +70,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::cluster_sync();
   flags[2] = ptx::mapa(tile, ptx::cluster_rank() ^ 1);
   ptx::st_async_v4_f32(tile, barrier, 1, 2.f, 3.f, 4.f, 5.f);
+  ptx::st_async_v2_b32(tile, barrier, 1, 7, 8);
   ptx::st_async_b32(tile, barrier, 1, 6);
 
   // Warp and block

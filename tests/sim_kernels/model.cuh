@@ -199,6 +199,23 @@ CASE(async_exchange) {
   }
 }
 
+// Words sent by st.async, stored by TMA: with and without a fence of the thread that has waited for them.
+CASE(store_of_what_was_sent) {
+  for (uint32_t i = thread; i < 256; i += 128) ptx::st_shared_f32(shared.tile + i * 4, 7);
+  ptx::fence_proxy_async_shared();
+  init_barrier(bar, thread);
+  ptx::cluster_sync();
+  if (thread == 0 && ptx::cluster_rank() == 0) ptx::st_async_v2_b32(shared.tile, bar, 1, 1, 2);
+  if (thread == 0 && ptx::cluster_rank() == 1) {
+    ptx::mbarrier_arrive_expect_tx(bar, 8);
+    ptx::mbarrier_wait_parity_cluster(bar, 0);
+    if (c.x) ptx::fence_proxy_async_shared();
+    ptx::tma_store_2d(&c.map_out, shared.tile, 0, 0);
+    ptx::tma_store_commit();
+    ptx::tma_store_wait_read<0>();
+  }
+}
+
 CASE(multicast) {
   const uint32_t rank = ptx::cluster_rank();
   init_barrier(bar, thread);

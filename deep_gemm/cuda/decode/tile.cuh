@@ -2,8 +2,9 @@
 // and the way of sums to D.
 //
 // Rows of B are on WGMMA's side of 64, tokens on the side that may be as narrow as 8. So the accumulators are a tile of
-// D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The k-blocks of a tile are shared out to the
-// kClusterK CTAs of a cluster, rank 0 the first of them, and their sums are added by exchange.cuh.
+// D transposed: 64 columns of D for each warpgroup, times kBlockTokens rows. The k-blocks of a tile are shared out to
+// kClusterK CTAs of a cluster, rank 0 the first of them, and their sums are added by exchange.cuh. A cluster may have kClusterN
+// tiles beside each other.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
@@ -26,10 +27,13 @@ constexpr bool kScalesFit = kBlockTokens <= 64;
 // What this CTA computes: a tile of D, over some of its k-blocks. There may be fewer of them than CTAs.
 struct Work {
   uint32_t rank, row_m, row_n, k_block, end_k_block;
+  uint32_t place;  // of the tile among those of its cluster
 
   template <typename Params>
   DEVICE explicit Work(const Params& p) {
-    rank = kClusterK > 1 ? ptx::cluster_rank() : 0;
+    rank = kClusterK * kClusterN > 1 ? ptx::cluster_rank() : 0;
+    place = kClusterN > 1 ? rank / kClusterK : 0;
+    if constexpr (kClusterN > 1) rank %= kClusterK;
     // Tiles that share rows of B follow each other.
     const uint32_t tile = ptx::block_index() / kClusterK, tiles_m = ceil_div(p.m, kBlockTokens);
     row_m = tile % tiles_m * kBlockTokens;
@@ -148,12 +152,12 @@ DEVICE void init_barriers(Storage& shared, const Work& work) {
   if constexpr (kClusterK > 1) expect_chunks<kAccumulators>(&shared.received, work.rank);
 }
 
-// From the math warps' totals to D.
+// From the math warps' totals to D. A CTA of a cluster has waited for the others to run.
 template <typename Params, typename Storage>
 DEVICE void add_up_and_store(const Params& p, Storage& shared, const Work& work, const float (&total)[kAccumulators]) {
   if constexpr (kClusterK > 1) {
-    ptx::cluster_wait();
-    send_chunks(total, shared.exchange, &shared.received, work.rank, ptx::warp_index(), ptx::lane_index());
+    send_chunks(total, shared.exchange, &shared.received, work.rank, work.place * kClusterK, ptx::warp_index(),
+                ptx::lane_index());
     // All that is sent to this CTA has arrived: nobody writes to it any more, and it may end.
     ptx::mbarrier_wait_parity_cluster(&shared.received, 0);
     store_share(p, shared.exchange, work, total);

@@ -68,7 +68,7 @@ struct Output {
     const uint32_t rank = ptx::cluster_rank(), warp = ptx::warp_index(), lane = ptx::lane_index();
     if (warp == 0 && lane == 0) expect_chunks<kAccumulators>(&barriers.received, rank);  // some may have come already
     ptx::mbarrier_wait_parity(&barriers.consumed, parity ^ 1);
-    send_chunks(reinterpret_cast<float(&)[kAccumulators]>(total), exchange, &barriers.received, rank, warp, lane);
+    send_chunks(reinterpret_cast<float(&)[kAccumulators]>(total), exchange, &barriers.received, rank, 0, warp, lane);
     ptx::mbarrier_wait_parity_cluster(&barriers.received, parity);
     parity ^= 1;
     for (uint32_t chunk_of_cta = warp; chunk_of_cta < kShare; chunk_of_cta += kNumMathWarps) {

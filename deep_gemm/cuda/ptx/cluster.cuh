@@ -40,7 +40,13 @@ DEVICE void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t cta_rank,
                : "memory");
 }
 
-// The same with 4 bytes.
+// The same with 8 bytes, and with 4.
+DEVICE void st_async_v2_b32(void* pointer, uint64_t* barrier, uint32_t cta_rank, uint32_t a, uint32_t b) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+                   mapa(pointer, cta_rank)),
+               "r"(a), "r"(b), "r"(mapa(barrier, cta_rank))
+               : "memory");
+}
 DEVICE void st_async_b32(void* pointer, uint64_t* barrier, uint32_t cta_rank, uint32_t value) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(mapa(pointer, cta_rank)),
                "r"(value), "r"(mapa(barrier, cta_rank))

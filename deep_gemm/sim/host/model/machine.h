@@ -40,6 +40,15 @@ struct Range {
   uint32_t offset, bytes;
 };
 
+// What st.async has written in a phase of an mbarrier, by the generic proxy: ordinary loads see it behind a wait, TMA and WGMMA
+// behind a fence too, of a thread that has waited.
+struct Sent {
+  uint64_t phase;
+  Range range;
+  uint8_t bytes[16];
+  bool is_shown;
+};
+
 struct Mbarrier {
   uint32_t offset;  // in shared memory
   uint32_t expected, pending;
@@ -49,6 +58,7 @@ struct Mbarrier {
   WaitList waiting;
   // Landed by TMA in a phase, but not yet visible to ordinary loads, because nobody has waited.
   std::vector<std::pair<uint64_t, Range>> landed;
+  std::vector<Sent> sent;
 };
 
 // True values of accumulators while the kernel's own registers are poisoned.

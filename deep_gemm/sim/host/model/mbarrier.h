@@ -69,6 +69,20 @@ inline void show_landed(Cta* cta, Mbarrier& barrier) {
     landed[i] = landed.back();
     landed.pop_back();
   }
+  auto& sent = barrier.sent;
+  for (size_t i = 0; i < sent.size();) {
+    Sent& each = sent[i];
+    if (each.phase + 1 < barrier.phase) {
+      each = sent.back();
+      sent.pop_back();
+      continue;
+    }
+    ++i;
+    if (each.phase >= barrier.phase) continue;
+    if (!each.is_shown) std::memcpy(cta->generic + each.range.offset, each.bytes, each.range.bytes);
+    each.is_shown = true;
+    self->unfenced.push_back(each.range);
+  }
 }
 
 inline bool ask(uint64_t* pointer, uint32_t parity, const char* what) {

@@ -75,13 +75,12 @@ inline void check_rows(const Box& box, bool writes, const Cta* cta, const char* 
   });
 }
 
-inline void land(Cta* cta, uint32_t barrier_offset, Range range, const std::function<void()>& copy,
+inline void land(Cta* cta, uint32_t barrier_offset, Range range, const std::function<void(Mbarrier&)>& copy,
                  const std::string& what = "a TMA load") {
   if (cta->live_threads == 0)
     throw Failure{what + (" lands in CTA " + text(cta->index)) + ", which has exited"};
-  copy();
   Mbarrier& barrier = mbarrier_at(cta, barrier_offset, (what + ", landing").c_str());
-  barrier.landed.push_back({barrier.phase, range});
+  copy(barrier);
   barrier.bytes -= range.bytes;
   --cta->loads_in_flight;
   check_bytes(barrier, (what + ", landing").c_str());
@@ -117,12 +116,13 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
       later(machine->bias.load_delay, [=] {
         --machine->maps_in_use[map];
         const Range range{box.offset + first * box.row_bytes, (end - first) * box.row_bytes};
-        land(cta, barrier_offset, range, [&] {
+        land(cta, barrier_offset, range, [&](Mbarrier& barrier_there) {
           visit_chunks(box, first, end, [cta](uint32_t shared, uint32_t from, uint32_t to, uint64_t address) {
             std::memset(cta->async + shared, 0, 16);
             if (from < to)
               std::memcpy(cta->async + shared + from, reinterpret_cast<const void*>(address + from), to - from);
           });
+          barrier_there.landed.push_back({barrier_there.phase, range});
         });
       });
     }
@@ -225,8 +225,8 @@ void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int
   load_box(map, barrier, destination, {c0, c1, c2, c3}, 1u << self->cta->rank, "tma_load_4d");
 }
 
-// st.async. As with TMA, only threads that have waited for the mbarrier see the data. Until then the destination is
-// poison, so that a late read of the old data is noticed.
+// st.async. As with TMA, only threads that have waited for the mbarrier see the data, and TMA and WGMMA only behind a fence of
+// theirs. Until then the destination is poison, so that a late read of the old data is noticed.
 template <typename T>
 void send(void* pointer, uint64_t* barrier, uint32_t rank, const T& value, const char* what) {
   constexpr uint32_t kBytes = sizeof(T);
@@ -238,11 +238,19 @@ void send(void* pointer, uint64_t* barrier, uint32_t rank, const T& value, const
   poison(cta, {offset, kBytes});
   ++cta->loads_in_flight;
   later(machine->bias.store_delay, [=] {
-    land(cta, barrier_offset, {offset, kBytes}, [&] { std::memcpy(cta->async + offset, &value, kBytes); }, what);
+    const auto keep = [&](Mbarrier& barrier_there) {
+      Sent sent = {barrier_there.phase, {offset, kBytes}, {}, false};
+      std::memcpy(sent.bytes, &value, kBytes);
+      barrier_there.sent.push_back(sent);
+    };
+    land(cta, barrier_offset, {offset, kBytes}, keep, what);
   });
 }
 void st_async_v4_f32(void* pointer, uint64_t* barrier, uint32_t rank, float x, float y, float z, float w) {
   send(pointer, barrier, rank, Float4{x, y, z, w}, "st_async_v4_f32");
+}
+void st_async_v2_b32(void* pointer, uint64_t* barrier, uint32_t rank, uint32_t a, uint32_t b) {
+  send(pointer, barrier, rank, Uint2{a, b}, "st_async_v2_b32");
 }
 void st_async_b32(void* pointer, uint64_t* barrier, uint32_t rank, uint32_t value) {
   send(pointer, barrier, rank, value, "st_async_b32");
