@@ -139,7 +139,7 @@ MUTATIONS = [
     Mutation("both warpgroups multiply the same rows", _DECODE, "ptx::warp_index() / 4 * 64 * kBlockK", "0"),
     Mutation("no fence before the product", _TILE, "  ptx::wgmma_fence();\n", ""),
     # The reduction
-    Mutation("sums sent before all CTAs run", _KERNEL, "    if constexpr (kClusterK > 1) ptx::cluster_wait();\n    add_up", "    add_up"),
+    Mutation("sums sent before all CTAs run", _DECODE, "    if constexpr (kClusterK > 1) ptx::cluster_wait();\n    add_up", "    add_up"),
     Mutation("sums added before they have arrived", _TILE, "    ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n", ""),
     Mutation("half of the bytes expected", _EXCHANGE, "* kChunkFloats * 4);", "* kChunkFloats * 2);"),
     Mutation("every CTA expects a whole share", _EXCHANGE, "  if (first >= chunks) return 0;\n  return chunks - first < chunks_per_cta(accumulators) ? chunks - first : chunks_per_cta(accumulators);", "  return chunks_per_cta(accumulators);"),

@@ -94,6 +94,10 @@ def test_the_page_of_results_is_what_its_script_writes() -> None:
     assert script("write_results").page() == (DOCS / "results.md").read_text()
 
 
+def test_the_page_of_results_of_layers_is_what_its_script_writes() -> None:
+    assert script("write_layer_results").page() == (DOCS / "layer_results.md").read_text()
+
+
 def test_the_page_of_aims_is_what_its_script_writes() -> None:
     text = (DOCS / "aims.md").read_text()
     files = [ROOT / "benchmarks" / "results" / name for name in re.findall(r"`([\w.-]+\.json)`", text)]
