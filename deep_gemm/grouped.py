@@ -35,7 +35,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
     - `a`: values `[m, k]` and scales `[m, ceil(k / 128)]`; `b`: values `[groups, n, k]` and scales
-      `[groups, ceil(n / 128), ceil(k / 128)]`; `d`: `[m, n]`, BF16 or FP32, made and returned where it is left out.
+      `[groups, ceil(n / 128), ceil(k / 128)]`, of which groups may share one by a stride of 0 (`w.expand(...)`);
+      `d`: `[m, n]`, BF16 or FP32, made and returned where it is left out.
     - `grouped_layout`: int32 `[m]`, the group of each row. Rows of a group form runs of any length, in any order; -1
       skips a row. With `use_psum_layout=True` it is int32 `[groups]`: group g owns the rows from `ends[g - 1]`, aligned
       to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`. Left out, it means `num_groups` groups of equal size.

@@ -22,6 +22,8 @@ from .kernels import cast_rows, cast_tiles
 from .kernels.cast_rows import RowCast
 from .kernels.cast_tiles import TileCast
 from .problem import check_counts
+from .problem.checks import integers
+from .problem.integers import as_integer
 from .problem.layout import SCALE_BLOCK, align, ceil_div, get_tma_aligned_size, rows_of_counts
 from .problem.numbers import magnitude
 from .scales import get_mn_major_tma_aligned_tensor
@@ -61,6 +63,7 @@ def per_token_cast_to_fp8(
         raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
     if masked_m is not None:
         check_counts(x, masked_m)
+    gran_k = _granularity(gran_k)
     if gran_k == SCALE_BLOCK and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
         min_amax = magnitude("min_amax", min_amax)
         if x.dim() == 2 and _is_transposed(x):
@@ -87,6 +90,7 @@ def per_channel_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, 448.0], [224.0, 0.0]], [[2.0, 1.0]])
     """
+    gran_k = _granularity(gran_k)
     if gran_k == SCALE_BLOCK and has_kernels(x):
         return _cast_tiles(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, 1, use_ue8m0, min_amax)
@@ -104,6 +108,7 @@ def per_block_cast_to_fp8(
     >>> values.shape, scales.shape
     (torch.Size([130, 256]), torch.Size([2, 2]))
     """
+    gran_k = _granularity(gran_k)
     if gran_k == SCALE_BLOCK and has_kernels(x):
         return _cast_tiles(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, gran_k, use_ue8m0, min_amax)
@@ -147,6 +152,7 @@ def k_grouped_cast_to_fp8(
     """
     _check_castable(x)
     min_amax = magnitude("min_amax", min_amax)
+    ks = integers("ks", ks)
     if any(k < 0 for k in ks):
         raise ValueError(f"ks: expected no negative size, got {list(ks)}")
     if x.dim() != 2 or x.shape[1] != sum(ks):
@@ -182,6 +188,7 @@ def has_kernels(x: Tensor) -> bool:
     return (
         isinstance(x, Tensor)
         and x.is_cuda
+        and x.layout is torch.strided
         and x.dtype in INPUTS
         and x.dim() >= 2
         and x.numel() > 0
@@ -302,8 +309,6 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) 
     _check_castable(x)
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
-    if rows < 1 or columns < 1:
-        raise ValueError(f"gran_k: expected a positive integer, got {min(rows, columns)}")
     min_amax = magnitude("min_amax", min_amax)
 
     *batch, m, k = x.shape
@@ -324,8 +329,17 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) 
     return values, scales[..., 0, :, 0].contiguous()
 
 
+def _granularity(gran_k: object) -> int:
+    number = as_integer(gran_k)
+    if number is None or number < 1:
+        raise ValueError(f"gran_k: expected a positive integer, got {gran_k!r}")
+    return number
+
+
 def _check_castable(x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided:
+        raise ValueError(f"x: expected a dense tensor, got layout {x.layout}")
     if not x.is_floating_point() or x.element_size() == 1:
         raise ValueError(f"x: expected dtype float32, bfloat16, float16 or float64, got {x.dtype}")

@@ -48,7 +48,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     tuned_table = environment.get("DG_TUNED_TABLE")
     dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
     return Settings(
-        jit_cache_dir=Path(cache_dir) if cache_dir else _default_cache_dir(),
+        jit_cache_dir=_path("DG_JIT_CACHE_DIR", cache_dir) if cache_dir else _default_cache_dir(),
         jit_debug=_flag(environment, "DG_JIT_DEBUG"),
         jit_strict=_flag(environment, "DG_JIT_STRICT"),
         jit_dump_ptx=_flag(environment, "DG_JIT_DUMP_PTX") or dump_both,
@@ -57,7 +57,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         print_reg_reuse=_flag(environment, "DG_PRINT_REG_REUSE"),
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
         batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
-        tuned_table=Path(tuned_table) if tuned_table else None,
+        tuned_table=_path("DG_TUNED_TABLE", tuned_table) if tuned_table else None,
     )
 
 
@@ -73,6 +73,14 @@ def _default_cache_dir() -> Path:
     except RuntimeError:  # a container may run under a user id that has neither HOME nor a passwd entry
         # No directory: kernels stay in memory. A fixed name in /tmp would let other users supply machine code.
         return Path(os.devnull) / "deep_gemm"
+
+
+def _path(name: str, value: str) -> Path:
+    """Path that a variable holds. A `~` is a home: a shell leaves it to us in `docker run -e`, and inside quotes."""
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{name}: expected a path, got {value!r}, whose home directory is not known") from None
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:

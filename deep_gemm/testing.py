@@ -27,6 +27,8 @@ def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     >>> calc_diff(torch.ones(4), torch.ones(4)).item()
     0.0
     """
+    if x.shape != y.shape:  # broadcasting would compare an output of a wrong shape, and might find it right
+        raise ValueError(f"y: expected shape {tuple(x.shape)}, which x has, got {tuple(y.shape)}")
     x, y = x.double(), y.double()
     denominator = (x * x + y * y).sum()
     return torch.where(denominator == 0, 0.0, 1 - 2 * (x * y).sum() / denominator)

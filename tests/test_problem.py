@@ -16,6 +16,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import dense as dense_products
 from deep_gemm import grouped as grouped_products
+from deep_gemm.problem import contiguous_problem
 
 M, N, K, GROUPS = 5, 256, 272, 2
 N_BLOCKS, K_BLOCKS = 2, 3
@@ -135,7 +136,7 @@ def storage_bytes(x: Tensor) -> Tensor:
 
 
 def assert_refused(product: Callable[..., Any], call: Arguments, error: type[Exception], message: str) -> None:
-    memory = [storage_bytes(x) for x in tensors(call) if x.device.type == "cpu"]
+    memory = [storage_bytes(x) for x in tensors(call) if x.device.type == "cpu" and x.layout is torch.strided]
     before = [x.clone() for x in memory]
     with pytest.raises(error) as caught:
         product(**call)
@@ -211,6 +212,13 @@ def every_second(x: Tensor) -> Tensor:
 
 def expanded(x: Tensor) -> Tensor:
     return x[..., :1, :].expand(x.shape)
+
+
+def inside_of_an_element(x: Tensor) -> Tensor:
+    """The same tensor from a buffer of bytes, two bytes behind where an element may begin."""
+    memory = bytearray(x.nbytes + 2)
+    memory[2:] = x.contiguous().numpy().tobytes()
+    return torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=2).view(x.shape)
 
 
 def longer(dim: int) -> Callable[[Tensor], Tensor]:
@@ -321,6 +329,13 @@ RECIPES: list[Mistake] = [
         "recipe_b: expected what recipe (1, 1, 128) says, got (128, 128)",
     ),
     ("nt", to(recipe=128), "recipe: expected "),
+    ("nt", to(recipe="111"), "recipe: expected a tuple of integers, got '111'"),
+    *[
+        (kind, to(recipe=recipe), f"recipe: expected a tuple of integers, got {recipe!r}")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+        for recipe in (np.array([1, 1, 128]), torch.tensor([1, 1, 128]), (*torch.tensor([1, 1, 128]),))
+    ],
+    ("tn", to(recipe_b=np.array([128, 128])), "recipe_b: expected a tuple of integers, got array([128, 128])"),
     ("masked", to(recipe_b=128), "recipe_b: expected "),
     # The recipe says what the scales must be.
     ("nt", to(recipe=(1, 1, 128)), "sfb: expected shape (n, ceil(k / 128)) = (256, 3), got (2, 3)"),
@@ -558,6 +573,34 @@ LAYOUTS: list[Mistake] = [
     ("nt", to(c=misaligned(output(M, N))), "c: expected an address that is a multiple of 16 bytes, got 0x"),
 ]
 
+CUT_ELEMENTS: list[Mistake] = [
+    *[
+        (
+            kind,
+            scales(side, inside_of_an_element),
+            f"sf{side}: expected an address that is a multiple of 4 bytes, got 0x",
+        )
+        for kind in CALLS
+        for side in ("a", "b")
+    ],
+    ("contiguous", argument("grouped_layout", inside_of_an_element), "grouped_layout: expected an address that is a "),
+    ("masked", argument("masked_m", inside_of_an_element), "masked_m: expected an address that is a multiple of 4 byt"),
+    ("k-grouped", argument("ks_tensor", inside_of_an_element), "ks_tensor: expected an address that is a multiple of "),
+]
+
+SPARSE: list[Mistake] = [
+    ("nt", values("a", lambda x: x.float().to_sparse()), "a: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", scales("b", Tensor.to_sparse), "sfb: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", argument("d", Tensor.to_sparse), "d: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", to(c=output(M, N).to_sparse()), "c: expected a dense tensor, got layout torch.sparse_coo"),
+    ("k-grouped", scales("a", Tensor.to_sparse), "sfa: expected a dense tensor, got layout torch.sparse_coo"),
+    (
+        "masked",
+        argument("masked_m", Tensor.to_sparse),
+        "masked_m: expected a dense tensor, got layout torch.sparse_coo",
+    ),
+]
+
 DEVICES: list[Mistake] = [
     *[
         (kind, values("a", meta), "a: expected a CPU or CUDA tensor, got device meta")
@@ -590,7 +633,16 @@ def test_the_calls_that_mistakes_are_made_from_are_right() -> None:
 MISTAKES = {
     TypeError: NOT_TENSORS,
     NotImplementedError: NOT_YET,
-    ValueError: DTYPES + RECIPES + SHAPES + SCALE_SHAPES + SIZES + GROUP_VALUES + LAYOUTS + DEVICES,
+    ValueError: DTYPES
+    + RECIPES
+    + SHAPES
+    + SCALE_SHAPES
+    + SIZES
+    + GROUP_VALUES
+    + LAYOUTS
+    + CUT_ELEMENTS
+    + SPARSE
+    + DEVICES,
 }
 
 
@@ -875,6 +927,25 @@ def test_ends_of_empty_groups_are_no_mistake(numbers: tuple[int, int]) -> None:
     expected = deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a[valid], sfa[valid]), call["b"], grouped_layout=ids[valid])
     assert expected is not None
     assert torch.equal(call["d"][valid], expected)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "contiguous nn", "ends", "masked"])
+def test_groups_may_share_one_weight_without_a_copy(kind: str) -> None:
+    product, call = make(kind)
+    (b, sfb), d = call["b"], call["d"]
+    copies = (b[:1].repeat(GROUPS, 1, 1), sfb[:1].repeat(GROUPS, 1, 1))
+    product(**{**call, "b": (copies[0].mT.contiguous().mT if kind == "contiguous nn" else copies[0], copies[1])})
+    shared = torch.full_like(d, CANARY)
+    product(**{**call, "d": shared, "b": (b[:1].expand(b.shape), sfb[:1].expand(sfb.shape))})
+    assert torch.equal(shared, d)
+
+
+def test_a_shared_weight_that_has_to_be_copied_is_copied_once() -> None:
+    call = contiguous("nn")
+    row_major = call["b"][0][:1].contiguous().expand(call["b"][0].shape)
+    (a, b), layout = (call["a"], (row_major, call["b"][1])), call["grouped_layout"]
+    found = contiguous_problem(a, b, None, layout, major="nn")
+    assert found.b.stride() == (0, K, 1)
 
 
 # Products of ordinary tensors, through torch

@@ -422,6 +422,7 @@ def test_no_groups_give_no_values_and_no_scales() -> None:
         ),
         (torch.ones(2, 2).to(torch.float8_e4m3fn), ValueError, "x: expected dtype float32, bfloat16, float16 or float"),
         (torch.ones(2), ValueError, "x: expected at least 2 dimensions, got shape (2,)"),
+        (torch.ones(2, 2).to_sparse(), ValueError, "x: expected a dense tensor, got layout torch.sparse_coo"),
     ],
 )
 def test_what_cannot_be_cast_is_refused(cast: Cast, x: Tensor, error: type[Exception], message: str) -> None:
@@ -442,9 +443,9 @@ def test_min_amax_is_a_magnitude(cast: Cast, min_amax: Any) -> None:
 
 
 @every_cast
-@pytest.mark.parametrize("gran_k", [0, -128])
-def test_blocks_have_a_positive_size(cast: Cast, gran_k: int) -> None:
-    with pytest.raises(ValueError, match=f"gran_k: expected a positive integer, got {gran_k}"):
+@pytest.mark.parametrize("gran_k", [0, -128, 128.0, "x", None, True])
+def test_blocks_have_a_positive_size(cast: Cast, gran_k: Any) -> None:
+    with pytest.raises(ValueError, match=f"gran_k: expected a positive integer, got {gran_k!r}"):
         cast.function(torch.ones(2, 2), gran_k=gran_k)
 
 
@@ -454,13 +455,14 @@ def test_blocks_have_a_positive_size(cast: Cast, gran_k: int) -> None:
         (torch.ones(2, 32), [16], ValueError, "x: expected shape (m, sum(ks)) = (m, 16), got (2, 32)"),
         (torch.ones(32), [32], ValueError, "x: expected shape (m, sum(ks)) = (m, 32), got (32,)"),
         (torch.ones(2, 128), [256, -128], ValueError, "ks: expected "),
+        (torch.ones(2, 5), 5, ValueError, "ks: expected a list of integers, got 5"),
+        (torch.ones(2, 16), [16.0], ValueError, "ks: expected a list of integers, got [16.0]"),
+        (torch.ones(2, 16), "16", ValueError, "ks: expected a list of integers, got '16'"),
         ([[1.0]], [1], TypeError, "x: expected a tensor, got list"),
         (torch.empty(2, 0, dtype=torch.int32), [], ValueError, "x: expected dtype"),
     ],
 )
-def test_group_sizes_that_do_not_fit_are_refused(
-    x: Tensor, ks: list[int], error: type[Exception], message: str
-) -> None:
+def test_group_sizes_that_do_not_fit_are_refused(x: Tensor, ks: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         k_grouped_cast_to_fp8(x, ks)
     assert str(caught.value).startswith(message)

@@ -199,6 +199,21 @@ def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field_and_b
     assert [name for name in read if f"`{name}" not in told.read_text()] == []
 
 
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [("DG_JIT_CACHE_DIR", "jit_cache_dir"), ("DG_CACHE_DIR", "jit_cache_dir"), ("DG_TUNED_TABLE", "tuned_table")],
+)
+def test_a_path_may_begin_at_home(variable: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert getattr(read_settings({variable: "~/x"}), field) == Path("/home/somebody/x")
+    assert getattr(read_settings({variable: "x~/~y"}), field) == Path("x~/~y")
+
+
+def test_a_home_that_is_not_known_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^DG_TUNED_TABLE: expected a path, got '~no such user/x', whose home"):
+        read_settings({"DG_TUNED_TABLE": "~no such user/x"})
+
+
 def test_settings_cannot_be_changed_and_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         read_settings({}).jit_debug = True  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,12 @@ def test_diff_is_one_minus_twice_the_product_over_the_sum_of_squares(pairs: list
 def test_diff_does_not_hide_what_is_not_a_number() -> None:
     assert calc_diff(torch.tensor([1.0, torch.nan]), torch.ones(2)).isnan()
     assert not calc_diff(torch.tensor([1.0, torch.inf]), torch.ones(2)) < 1e-3
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (4, 1), (4, 8, 1), (1,), ()])
+def test_diff_of_other_shapes_is_a_mistake(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"^y: expected shape \(4, 8\), which x has, got {re.escape(str(shape))}$"):
+        calc_diff(torch.zeros(4, 8), torch.zeros(shape))
 
 
 def test_diff_of_large_low_precision_tensors_does_not_overflow() -> None:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +59,7 @@ class KernelCache:
         if (kernel := self._memory.get(key)) is not None:
             return kernel
         try:
-            data = self.path(name, key).read_bytes()
+            data = _read(self.path(name, key))
         except OSError:
             return None
         kernel = _unpack(data, key)
@@ -108,6 +109,13 @@ class KernelCache:
         error.source_path = folder / f"{error.name}.cu"
 
 
+def _read(path: Path) -> bytes:
+    """Bytes of a regular file. Another kind is empty: to open a pipe, for one, would wait for somebody to write."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123  Path.open takes no descriptor
+        return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+
+
 def _write_all(folder: Path, files: Mapping[str, str]) -> Path:
     for name, text in files.items():
         file = folder / name
@@ -134,7 +142,13 @@ def _unpack(data: bytes, key: str) -> CompiledKernel | None:
     if head != _MAGIC + hashlib.sha256(body).hexdigest().encode():
         return None
     line, _, cubin = body.partition(b"\n")
-    facts = json.loads(line)
-    if facts["key"] != key:  # an intact file, renamed or copied over another
+    try:
+        facts = json.loads(line)
+        found, kernel_name, log, compiler = (facts[name] for name in ("key", "name", "log", "compiler"))
+    except (ValueError, LookupError, TypeError, RecursionError):  # intact, but not written by `_pack`
         return None
-    return CompiledKernel(facts["name"], cubin, facts["log"], facts["compiler"])
+    if found != key:  # an intact file, renamed or copied over another
+        return None
+    if not all(isinstance(text, str) for text in (kernel_name, log, compiler)):
+        return None
+    return CompiledKernel(kernel_name, cubin, log, compiler)

@@ -107,7 +107,7 @@ def run(
                     PLANS.seen.keep(hint, tensors, plan)
                 else:
                     plan = _derived(key, x, turned_sfa, y, turned_sfb)
-    except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
         key, plan = (), None
     if plan is not None and (ks is None or plan.known_ks[0] == ks or _add_up(ks, plan)):
         if plan.copies_sfa:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from . import checks
 from .checks import Operand
-from .integers import as_integer
 from .layout import RECIPE_1D1D, SCALE_BLOCK, Recipe, ceil_div, recipe_numbers
 
 
@@ -43,8 +42,7 @@ def k_grouped_problem(
     k_major_scales: bool = True,
 ) -> KGroupedProblem:
     """Check a product grouped along k. Scales are `[m, blocks of k]`, or `[blocks of k, m]` if not `k_major_scales`."""
-    if recipe is not None and recipe_numbers("recipe", recipe) != RECIPE_1D1D:
-        raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for a k-grouped product, got {tuple(recipe)}")
+    check_depths_recipe(recipe)
     host_ks, num_groups = _group_sizes(ks, ks_tensor)
     av, sfa = checks.pair("a", a)
     bv, sfb = checks.pair("b", b)
@@ -78,6 +76,13 @@ def k_grouped_problem(
     return KGroupedProblem(av, sfa, bv, sfb, d, c, host_ks, ks_tensor, num_groups, m, n)
 
 
+def check_depths_recipe(recipe: Recipe | None) -> None:
+    """Check the recipe of a k-grouped product, which has no choice."""
+    numbers = RECIPE_1D1D if recipe is None else recipe_numbers("recipe", recipe)
+    if numbers != RECIPE_1D1D:
+        raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for a k-grouped product, got {numbers}")
+
+
 def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[tuple[int, ...] | None, int]:
     """The groups' sizes, if the host has them in a list or a CPU tensor, and the number of groups."""
     if ks is None and ks_tensor is None:
@@ -91,18 +96,8 @@ def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[tu
         if from_tensor is not None:
             checks.depths("ks_tensor", from_tensor)
         return from_tensor, groups
-    sizes = _integers("ks", ks)
+    sizes = checks.integers("ks", ks)
     checks.depths("ks", sizes)
     if from_tensor is not None and from_tensor != sizes:
         raise ValueError(f"ks_tensor: expected the numbers of ks, {sizes}, got {from_tensor}")
     return sizes, len(sizes)
-
-
-def _integers(name: str, given: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(given, Tensor):
-        given = given.tolist()
-    numbers = [as_integer(x) for x in given] if isinstance(given, Sequence) else [None]
-    sizes = tuple(x for x in numbers if x is not None)
-    if len(sizes) != len(numbers):
-        raise ValueError(f"{name}: expected a list of integers, got {given!r}")
-    return sizes

@@ -9,7 +9,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from .integers import integer_in_range
+from .integers import as_integer, integer_in_range
 
 ADDRESS_ALIGNMENT = 16
 """Bytes. TMA needs it for addresses of values and outputs, and for row pitches."""
@@ -104,6 +104,14 @@ def empty_mn_major(sf: Tensor) -> Tensor:
     return torch.empty_strided(sf.shape, strides, dtype=sf.dtype, device=sf.device)
 
 
+def whole_elements(name: str, x: Tensor) -> None:
+    """Check that a tensor begins at a multiple of its element's size: one made from a buffer may begin at any byte."""
+    if x.data_ptr() % x.element_size():
+        raise ValueError(
+            f"{name}: expected an address that is a multiple of {x.element_size()} bytes, got {x.data_ptr():#x}"
+        )
+
+
 def check_scales(sf: Tensor) -> None:
     """Check that these are FP32 scales of a matrix or of several."""
     if not isinstance(sf, Tensor):
@@ -112,6 +120,9 @@ def check_scales(sf: Tensor) -> None:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
     if sf.dim() not in (2, 3):
         raise ValueError(f"sf: expected shape (mn, k_blocks) or (groups, mn, k_blocks), got {tuple(sf.shape)}")
+    if sf.layout is not torch.strided:
+        raise ValueError(f"sf: expected a dense tensor, got layout {sf.layout}")
+    whole_elements("sf", sf)
 
 
 def rows_under_a_scale(
@@ -135,19 +146,21 @@ def rows_under_a_scale(
 
 def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
     """Get a recipe as a tuple of integers. The caller checks their values."""
-    if not isinstance(recipe, Sequence):
+    # A tensor has no place in it: to compare one waits for the GPU, and gives no truth value where it has several.
+    is_sequence = isinstance(recipe, Sequence) and not isinstance(recipe, str)
+    if not is_sequence or any(as_integer(x) is None and hasattr(x, "shape") for x in recipe):
         raise ValueError(f"{name}: expected a tuple of integers, got {recipe!r}")
-    return tuple(recipe)
+    return tuple(x if (number := as_integer(x)) is None else number for x in recipe)
 
 
 def _stated_rows(recipe: Recipe | None, is_sfa: bool | None) -> int:
     stated = RECIPE_1D2D if recipe is None else recipe_numbers("recipe", recipe)
     if stated in (PER_ROW, PER_BLOCK):
-        return int(stated[0])
+        return stated[0]
     if stated not in (RECIPE_1D2D, RECIPE_1D1D):
         raise NotImplementedError(
             f"recipe: expected {RECIPE_1D2D} or {RECIPE_1D1D}, or {PER_ROW} or {PER_BLOCK} for one side, got {stated}"
         )
     if is_sfa is None and stated == RECIPE_1D2D:
         raise ValueError(f"is_sfa: expected True or False with the recipe {stated}, got None")
-    return int(stated[0] if is_sfa else stated[1])
+    return stated[0] if is_sfa else stated[1]
