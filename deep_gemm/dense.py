@@ -11,7 +11,8 @@ from .kernels import dense
 from .kernels.plan import Key
 from .kernels.product import Product, run
 from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem
-from .problem.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe
+from .problem.checks import K_MULTIPLE
+from .problem.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, SCALE_BLOCK, Recipe
 
 
 @accepts_every_form()
@@ -177,8 +178,9 @@ def product_behind_cast(a: Operand, b: Operand, d: Tensor, c: Tensor | None) -> 
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute D = C + A @ B.T of ordinary tensors through torch: A `[m, k]`, B `[n, k]`.
 
-    A and B are of one type, BF16, FP16, FP32 or FP64; D is of that type, or FP32 where theirs has 16 bits. C is of D's
-    type, and D itself or disjoint from it.
+    A and B are of one type, BF16, FP16, FP32 or FP64; D is of that type, or FP32 where theirs has 16 bits. Or they are
+    FP8 values without scales, torch.float8_e4m3fn, and D is BF16 or FP32. C is of D's type, and D itself or disjoint
+    from it.
 
     >>> d = torch.empty(2, 3)
     >>> cublaslt_gemm_nt(torch.ones(2, 4), torch.ones(3, 4), d)
@@ -210,10 +212,26 @@ def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -
         a = a.t()
     if major[1] == "t":
         b = b.t()
-    if d.dtype == a.dtype:
+    if a.dtype == torch.float8_e4m3fn:
+        product = _fp8_product(a, b, d.dtype)
+    elif d.dtype == a.dtype:
         product = a @ b
     elif a.is_cuda:
         product = torch.mm(a, b, out_dtype=d.dtype)
     else:
         product = a.to(d.dtype) @ b.to(d.dtype)
     d.copy_(product if c is None else product + c)
+
+
+def _fp8_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A @ B of FP8 values with scale 1, in the type that is asked for, where torch has such a product, else in FP32."""
+    m, k = a.shape
+    n = b.shape[1]
+    if a.is_cuda and m and n and k and k % K_MULTIPLE == 0 and n % K_MULTIPLE == 0:
+        a, b = a.contiguous(), b.t().contiguous().t()  # as cuBLASLt takes FP8: both along k
+        if (a.data_ptr() | b.data_ptr()) % ADDRESS_ALIGNMENT == 0:
+            one = torch.ones((), device=a.device)
+            return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=False)
+    if a.is_cuda:  # FP8 values are FP16 numbers, and sums are in FP32 as well
+        return torch.mm(a.half(), b.half(), out_dtype=torch.float32)
+    return a.float() @ b.float()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from .kernels.lay_scales import mn_major
-from .problem.layout import Recipe, check_scales, rows_under_a_scale
+from .problem.layout import Recipe, check_scales, rows_under_a_scale, with_usual_strides
 
 
 def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     """Get scales in the layout that the kernels load: the same shape and values, m-major in memory.
 
-    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` with any strides. The result has `stride(-2) == 1` if
-    there are several rows, and a `stride(-1)` that is a multiple of 4 if there are several blocks. If `sf` already has
-    this layout, it is returned itself.
+    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` with any strides. The result has `stride(-2) == 1` and a
+    `stride(-1)` that is a multiple of 4, for a single row or block too. If `sf` already has this layout, it is returned
+    itself.
 
     >>> sf = torch.arange(6.0).view(3, 2)
     >>> out = get_mn_major_tma_aligned_tensor(sf)
@@ -21,7 +21,7 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     ((1, 4), True)
     """
     check_scales(sf)
-    return mn_major(sf)
+    return with_usual_strides(mn_major(sf))
 
 
 get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor  # an older name

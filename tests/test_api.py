@@ -22,6 +22,7 @@ from helpers import (
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm import grouped
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
@@ -96,7 +97,8 @@ def contiguous_case(layout: str, major: str = "nt", zero_padding: bool = True) -
         padding = torch.zeros(m, dtype=torch.bool)
         extra = {"num_groups": GROUPS}
     if not zero_padding:
-        padding = torch.zeros(m, dtype=torch.bool)
+        if layout == "ends":  # with ids it changes nothing
+            padding = torch.zeros(m, dtype=torch.bool)
         extra["ensure_zero_padding"] = False
     a, sfa = random_fp8((m, K), g), random_scales((m, ceil_div(K, 128)), g)
     a.view(torch.uint8)[ids < 0], sfa[ids < 0] = FP8_NAN, float("nan")
@@ -305,6 +307,22 @@ def test_group_sizes_known_to_the_device_alone() -> None:
         check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"])
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("host_knows", [False, True])
+def test_groups_along_k_may_be_given_by_where_they_end(host_knows: bool, device: str) -> None:
+    case, ends = k_grouped_case(), torch.tensor([144, 144, 400], dtype=torch.int32)
+    ks = case.extra.pop("ks")
+    deep_gemm.set_mk_alignment_for_contiguous_layout(16)
+    try:
+        for keyword in ("ks_tensor", "grouped_layout"):
+            case.extra = {"ks": ks if host_knows else None, keyword: ends, "use_psum_layout": True}
+            check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"], device)
+    finally:
+        deep_gemm.set_mk_alignment_for_contiguous_layout(128)
+    case.extra = {"ks": ks, "use_psum_layout": False}
+    check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"], device)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("d_is_made", [True, False])
@@ -373,6 +391,23 @@ def test_no_groups_and_no_rows_are_no_work() -> None:
     d = deep_gemm.k_grouped_fp8_gemm_nt_contiguous((flat, EMPTY(4, 0)), (flat, EMPTY(8, 0)), ks=[])
     assert d is not None
     assert d.shape == (0, 4, 8)
+
+
+def test_rows_without_a_group_are_zeros_by_ids_whatever_a_caller_says_of_padding() -> None:
+    case = contiguous_case("ids")
+    for said in (True, False):
+        d = torch.full((600, N), CANARY, dtype=torch.bfloat16)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(case.a, case.b, d, **case.extra, ensure_zero_padding=said)
+        assert not d[37:40].any()
+        assert not d[210:256].any()
+        assert bool((d[256:] == CANARY).all()), "an over-allocated tail is left as it is"
+
+
+def test_products_of_layers_write_no_row_without_a_group() -> None:
+    case = contiguous_case("ids")
+    d = torch.full((600, N), CANARY, dtype=torch.bfloat16)
+    grouped.product_of_stacked_rows(case.a, case.b, d, case.extra["grouped_layout"])
+    assert bool((d[case.extra["grouped_layout"] < 0] == CANARY).all())
 
 
 def test_compile_mode_computes_nothing() -> None:

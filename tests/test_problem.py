@@ -490,6 +490,18 @@ SIZES: list[Mistake] = [
         to(ks=None, ks_tensor=int32(144, 112)),
         "a: expected shape (m * sum(ks),) = (1280,), got (1360,)",
     ),
+    *[
+        ("k-grouped", both(to(ks=None, use_psum_layout=True), to(ks_tensor=ends)), f"ks_tensor: expected {message}")
+        for ends, message in (
+            (None, "the ends of groups with use_psum_layout, got None"),
+            (int32(144, 272), "ends that are multiples of 128, the alignment of groups, got 144 for group 0"),
+            (int32(256, 128), "ends that do not decrease, got 128 behind 256"),
+            (int32(-128, 128), "ends that do not decrease, got -128 behind 0"),
+            (int32(128, 270), "multiples of 16, got 142 at index 1"),
+            (int32(128, 272)[None], "shape (groups,) = (2,), got (1, 2)"),
+            (int32(128, 272).long(), "dtype torch.int32, got torch.int64"),
+        )
+    ],
     ("contiguous", to(num_groups=3), "num_groups: expected the 2 groups of b, got 3"),
     ("contiguous", to(num_groups="2"), "num_groups: expected the 2 groups of b, got '2'"),
     (

@@ -76,6 +76,28 @@ def k_grouped_problem(
     return KGroupedProblem(av, sfa, bv, sfb, d, c, host_ks, ks_tensor, num_groups, m, n)
 
 
+def depths_of_ends(ends: Tensor | None, alignment: int) -> Tensor:
+    """Depths of groups from where they end along k. The host reads nothing of a GPU.
+
+    A group begins at the aligned end of the one before, and there is no room between groups, so the ends are aligned.
+    """
+    if ends is None:
+        raise ValueError("ks_tensor: expected the ends of groups with use_psum_layout, got None")
+    checks.int32("ks_tensor", ends, "groups", checks.tensor("ks_tensor", ends).numel())
+    if ends.is_cpu:
+        last = 0
+        for group, end in enumerate(ends.tolist()):
+            if last % alignment:
+                raise ValueError(
+                    f"ks_tensor: expected ends that are multiples of {alignment}, the alignment of groups, got {last} "
+                    f"for group {group - 1}"
+                )
+            if end < last:
+                raise ValueError(f"ks_tensor: expected ends that do not decrease, got {end} behind {last}")
+            last = end
+    return torch.diff(ends, prepend=ends.new_zeros(1))
+
+
 def check_depths_recipe(recipe: Recipe | None) -> None:
     """Check the recipe of a k-grouped product, which has no choice."""
     numbers = RECIPE_1D1D if recipe is None else recipe_numbers("recipe", recipe)

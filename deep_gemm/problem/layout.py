@@ -96,6 +96,20 @@ def is_mn_major_tma_aligned(sf: Tensor) -> bool:
     )
 
 
+def with_usual_strides(sf: Tensor) -> Tensor:
+    """Give m-major scales the strides of `empty_mn_major` in dimensions of size 1, where they move nothing.
+
+    Programs compare strides, or build descriptors from them, whatever the size.
+    """
+    *groups, mn, num_k_blocks = sf.shape
+    *group_strides, _, pitch = sf.stride()
+    pitch = pitch if num_k_blocks > 1 else get_tma_aligned_size(mn, 4)
+    if groups and groups[0] <= 1:
+        group_strides = [num_k_blocks * pitch]
+    strides = (*group_strides, 1, pitch)
+    return sf if sf.stride() == strides else sf.detach().as_strided(sf.shape, strides)
+
+
 def empty_mn_major(sf: Tensor) -> Tensor:
     """Make room for the same scales in the layout that TMA loads: m-major, in rows of a multiple of 16 bytes."""
     mn, num_k_blocks = sf.shape[-2:]
