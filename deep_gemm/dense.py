@@ -11,7 +11,6 @@ from .kernels import dense
 from .kernels.plan import Key
 from .kernels.product import Product, run
 from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem
-from .problem.checks import K_MULTIPLE
 from .problem.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, SCALE_BLOCK, Recipe
 
 
@@ -213,7 +212,7 @@ def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -
     if major[1] == "t":
         b = b.t()
     if a.dtype == torch.float8_e4m3fn:
-        product = _fp8_product(a, b, d.dtype)
+        product = _fp8_product(a, b, torch.float32 if c is not None else d.dtype)
     elif d.dtype == a.dtype:
         product = a @ b
     elif a.is_cuda:
@@ -225,13 +224,11 @@ def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -
 
 def _fp8_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """A @ B of FP8 values with scale 1, in the type that is asked for, where torch has such a product, else in FP32."""
-    m, k = a.shape
-    n = b.shape[1]
-    if a.is_cuda and m and n and k and k % K_MULTIPLE == 0 and n % K_MULTIPLE == 0:
-        a, b = a.contiguous(), b.t().contiguous().t()  # as cuBLASLt takes FP8: both along k
-        if (a.data_ptr() | b.data_ptr()) % ADDRESS_ALIGNMENT == 0:
-            one = torch.ones((), device=a.device)
-            return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=False)
-    if a.is_cuda:  # FP8 values are FP16 numbers, and sums are in FP32 as well
-        return torch.mm(a.half(), b.half(), out_dtype=torch.float32)
-    return a.float() @ b.float()
+    if not a.is_cuda or a.numel() == 0 or b.numel() == 0:
+        return a.float() @ b.float()
+    k, n = b.shape
+    a, b = a.contiguous(), b.t().contiguous().t()  # as cuBLASLt takes FP8: both along k
+    if (k | n | a.data_ptr() | b.data_ptr()) % ADDRESS_ALIGNMENT == 0:
+        one = torch.ones((), device=a.device)
+        return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=False)
+    return torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)  # every FP8 value is a BF16 number

@@ -430,3 +430,27 @@ def test_cublaslt_products_go_through_torch(major: str) -> None:
         d = torch.empty(8, 24, dtype=dtype)
         getattr(deep_gemm, f"cublaslt_gemm_{major}")(a, b, d, c)
         assert deep_gemm.calc_diff(d, x.double() @ w.double().t() + 1) < 1e-4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [32, 24])  # torch's FP8 product takes multiples of 16
+@pytest.mark.parametrize("major", ["nt", "nn", "tn", "tt"])
+def test_cublaslt_products_take_fp8_values_without_scales(major: str, n: int, device: str) -> None:
+    g = torch.Generator().manual_seed(6)
+    x, w = (torch.randn(shape, generator=g).to(torch.float8_e4m3fn) for shape in ((8, 64), (n, 64)))
+    exact = x.double() @ w.double().t()
+    a, b = (x if major[0] == "n" else x.t()), (w if major[1] == "t" else w.t())
+    for lay in (torch.clone, Tensor.contiguous):  # as views of operands along k, and the other way round
+        for dtype, of_c in ((torch.bfloat16, None), (torch.float32, None), (torch.bfloat16, 1.0), (torch.float32, 1.0)):
+            d = torch.empty(8, n, dtype=dtype, device=device)
+            c = None if of_c is None else torch.full_like(d, of_c)
+            getattr(deep_gemm, f"cublaslt_gemm_{major}")(lay(a).to(device), lay(b).to(device), d, c)
+            assert deep_gemm.calc_diff(d.cpu(), exact + (of_c or 0)) < (1e-5 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_cublaslt_products_of_fp8_values_may_be_empty() -> None:
+    for m, n, k in ((0, 16, 16), (16, 0, 16), (16, 16, 0)):
+        a, b = torch.empty(m, k).to(torch.float8_e4m3fn), torch.empty(n, k).to(torch.float8_e4m3fn)
+        d = torch.ones(m, n)
+        deep_gemm.cublaslt_gemm_nt(a, b, d)
+        assert not d.any()

@@ -979,7 +979,19 @@ CUBLASLT_MISTAKES: list[tuple[str, Arguments, type[Exception], str]] = [
     ("nt", {"d": None}, TypeError, "d: expected a tensor, got NoneType"),
     ("nt", {"c": 1.0}, TypeError, "c: expected a tensor, got float"),
     ("nt", {"b": torch.ones(3, 4, dtype=torch.bfloat16)}, ValueError, "b: expected dtype torch.float32, which a has"),
-    ("nt", {"a": FP8_MATRIX}, ValueError, "a: expected dtype torch.bfloat16 or torch.float16 or torch.float32 or "),
+    ("nt", {"a": FP8_MATRIX}, ValueError, "b: expected dtype torch.float8_e4m3fn, which a has, got torch.float32"),
+    (
+        "nt",
+        {"a": FP8_MATRIX, "b": torch.ones(3, 4).to(torch.float8_e4m3fn), "d": torch.ones(2, 3, dtype=torch.float16)},
+        ValueError,
+        "d: expected dtype torch.bfloat16 or torch.float32, got torch.float16",
+    ),
+    (
+        "nt",
+        {"a": FP8_MATRIX.view(torch.int8)},
+        ValueError,
+        "a: expected dtype torch.bfloat16 or torch.float16 or torch.",
+    ),
     ("nt", {"a": torch.ones(2, 4, dtype=torch.int32)}, ValueError, "a: expected dtype torch.bfloat16 or "),
     *[
         ("nt", {"d": torch.ones(2, 3).to(dtype)}, ValueError, f"d: expected dtype torch.float32, got {dtype}")

@@ -65,7 +65,8 @@ def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, m
         checks.has_type("a", a, ORDINARY_TYPES)
     if b.dtype != a.dtype:
         raise ValueError(f"b: expected dtype {a.dtype}, which a has, got {b.dtype}")
-    checks.has_type("d", d, checks.OUTPUT_TYPES if is_fp8 else (a.dtype, torch.float32) if a.element_size() == 2 else (a.dtype,))
+    types_of_d = checks.OUTPUT_TYPES if is_fp8 else (a.dtype, torch.float32) if a.element_size() == 2 else (a.dtype,)
+    checks.has_type("d", d, types_of_d)
     if c is not None and c.dtype != d.dtype:
         raise ValueError(f"c: expected dtype {d.dtype}, which d has, got {c.dtype}")
     checks.apart("d", d)
