@@ -10,7 +10,7 @@ from .compat.forms import Request, accepts_every_form
 from .kernels import dense
 from .kernels.plan import Key
 from .kernels.product import Product, run
-from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem
+from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem, no_alpha
 from .problem.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, SCALE_BLOCK, Recipe
 
 
@@ -26,6 +26,7 @@ def fp8_gemm_nt(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    alpha: None = None,
 ) -> Request:
     """Compute D = C + A @ B.T with FP8 operands and FP32 scales.
 
@@ -39,7 +40,8 @@ def fp8_gemm_nt(
 
     k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
     `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:
-    FP32 scales are never rounded. The result carries no gradient.
+    FP32 scales are never rounded. `alpha` is accepted as None: scales hold any factor already. The result carries no
+    gradient.
 
     >>> x, w = torch.randn(4, 256), torch.randn(128, 256)
     >>> a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
@@ -47,6 +49,7 @@ def fp8_gemm_nt(
     >>> y.shape, y.dtype, bool(calc_diff(y, x @ w.t()) < 1e-2)
     (torch.Size([4, 128]), torch.bfloat16, True)
     """
+    no_alpha(alpha)
     return run, NT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -62,6 +65,7 @@ def fp8_gemm_nn(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    alpha: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with B given as `[k, n]` and its scales as `[ceil(k / 128), ceil(n / 128)]`.
 
@@ -71,6 +75,7 @@ def fp8_gemm_nn(
     >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
     128.0
     """
+    no_alpha(alpha)
     return run, NN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -86,6 +91,7 @@ def fp8_gemm_tn(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
+    alpha: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of both transposed likewise.
 
@@ -93,6 +99,7 @@ def fp8_gemm_tn(
     >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
     128.0
     """
+    no_alpha(alpha)
     return run, TN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -108,6 +115,7 @@ def fp8_gemm_tt(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
+    alpha: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with A given as `[k, m]` and its scales as `[ceil(k / 128), m]`.
 
@@ -115,6 +123,7 @@ def fp8_gemm_tt(
     >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
     128.0
     """
+    no_alpha(alpha)
     return run, TT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 

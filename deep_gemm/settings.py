@@ -157,6 +157,19 @@ def get_tc_util() -> int:
     return in_force.choices.tc_util
 
 
+def set_ignore_compile_dims(ignore: bool) -> None:
+    """Accept whether `compiled_dims` is to be ignored, which it always is: no result depends on it."""
+    _truth_value(ignore, "ignore")
+
+
+def set_block_size_multiple_of(multiple: int | tuple[int, int]) -> None:
+    """Accept a number, or two, that sizes of tiles are to be multiples of. Which tiles run changes no shape or layout
+    that a caller sees, so it changes nothing.
+    """
+    for number in multiple if isinstance(multiple, tuple | list) else (multiple,):
+        integer_in_range("multiple", number, 1)
+
+
 def set_pdl(enabled: bool) -> None:
     """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch).
 
@@ -211,21 +224,26 @@ get_m_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 
 
-def get_theoretical_mk_alignment_for_contiguous_layout(expected_m: int | None = None) -> int:
+def get_theoretical_mk_alignment_for_contiguous_layout(
+    expected_m: int | None = None, num_groups: int | None = None
+) -> int:
     """Get an alignment of group starts that suits groups of about `expected_m` rows: 16, 32, 64 or 128.
 
     It is the smallest of these that holds a whole group, so small groups carry little padding; 128 if `expected_m` is
-    larger or left out. It has an effect only if it is passed to `set_mk_alignment_for_contiguous_layout`.
+    larger or left out. How many groups there are does not matter. It has an effect only if it is passed to
+    `set_mk_alignment_for_contiguous_layout`.
     """
+    if num_groups is not None:
+        integer_in_range("num_groups", num_groups, 0)
     if expected_m is None:
         return DEFAULT_ALIGNMENT
     expected_m = integer_in_range("expected_m", expected_m, 0)
     return next((rows for rows in (16, 32, 64) if expected_m <= rows), DEFAULT_ALIGNMENT)
 
 
-def _truth_value(enabled: bool) -> bool:
+def _truth_value(enabled: bool, name: str = "enabled") -> bool:
     if not isinstance(enabled, bool):
-        raise ValueError(f"enabled: expected True or False, got {enabled!r}")
+        raise ValueError(f"{name}: expected True or False, got {enabled!r}")
     return enabled
 
 

@@ -72,6 +72,43 @@ def ignore_env(name: str, condition: Callable[[], bool]) -> Callable[[Function],
     return decorate
 
 
+def test_filter(condition: Callable[[], bool]) -> Callable[[Function], Function]:
+    """Decorate a test to run only while `condition()` holds; otherwise it says that it is left out."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if condition():
+                return function(*args, **kwargs)
+            print(f"{function.__name__}: left out, its condition does not hold")
+            return None
+
+        return cast(Function, call)
+
+    return decorate
+
+
+test_filter.__test__ = False  # type: ignore[attr-defined]  # no test itself, to pytest
+
+
+def assert_bitwise_equal(x: Tensor, y: Tensor) -> None:
+    """Raise an AssertionError unless two tensors have one type, one shape and the same bytes; a NaN equals its like."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        raise AssertionError(f"{x.dtype} {tuple(x.shape)} is not {y.dtype} {tuple(y.shape)}")
+    if x.numel() == 0:
+        return
+    bytes_of_x, bytes_of_y = (each.detach().contiguous().flatten().view(torch.uint8) for each in (x, y))
+    if torch.equal(bytes_of_x, bytes_of_y):
+        return
+    differs = (bytes_of_x != bytes_of_y).view(x.numel(), -1).any(dim=1)
+    flat = int(differs.nonzero()[0])
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), x.shape))
+    raise AssertionError(
+        f"{int(differs.sum())} of {x.numel()} elements differ, the first at {index}: {x[index].item()!r} and "
+        f"{y[index].item()!r}"
+    )
+
+
 def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:
     """Get the mean GPU time of a call in seconds. The calls run back to back between two events.
 

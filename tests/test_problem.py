@@ -309,6 +309,10 @@ NOT_YET: list[Mistake] = [
         for recipe in ((), (128,), (128, 128), (1, 128, 128, 1), ([1], 128, 128), (None, 128, 128), ("1", 1, 128))
     ],
     ("k-grouped", to(recipe=([1], 1, 128)), "recipe: expected (1, 1, 128) for a k-grouped product, got ([1], 1, 128)"),
+    *[
+        (kind, to(alpha=2.0), "alpha: expected None, got 2.0; multiply the scales of a or b with it instead")
+        for kind in ("nt", "nn", "tn", "tt")
+    ],
     ("nt", to(recipe_a=([1], 128)), "recipe_a: expected (1, 128), got ([1], 128)"),
     ("nt", to(recipe_b=(128,)), "recipe_b: expected (1, 128) or (128, 128), got (128,)"),
     ("nt", to(recipe_a=(128, 128)), "recipe_a: expected (1, 128), got (128, 128)"),

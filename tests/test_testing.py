@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deep_gemm import testing
-from deep_gemm.testing import bench, bench_kineto, calc_diff, count_bytes, get_arch_major, ignore_env
+from deep_gemm.testing import (
+    assert_bitwise_equal,
+    bench,
+    bench_kineto,
+    calc_diff,
+    count_bytes,
+    get_arch_major,
+    ignore_env,
+)
 
 VARIABLE = "DEEP_GEMM_TEST_OF_IGNORE_ENV"
 
@@ -203,3 +211,39 @@ def test_what_native_code_prints_is_silenced_and_then_heard_again(capfd: pytest.
     os.write(1, b"out")
     os.write(2, b"err")
     assert capfd.readouterr() == ("out", "err")
+
+
+# Tests of other programs
+
+
+def test_a_filtered_test_runs_only_while_its_condition_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    holds = [False, True]
+
+    @testing.test_filter(holds.pop)
+    def checks(x: int) -> int:
+        """Its docstring."""
+        return x + 1
+
+    assert checks(1) == 2
+    assert checks(1) is None
+    assert capsys.readouterr().out == "checks: left out, its condition does not hold\n"
+    assert (checks.__name__, checks.__doc__) == ("checks", "Its docstring.")
+
+
+def test_bitwise_equal_is_of_bytes() -> None:
+    nan = torch.tensor([torch.nan, 1.0])
+    assert_bitwise_equal(nan, nan.clone())
+    assert_bitwise_equal(torch.ones(2, 3).t(), torch.ones(3, 2))
+    assert_bitwise_equal(torch.empty(0, 2), torch.empty(0, 2))
+    for x, y, message in (
+        (
+            torch.tensor([[0.0, 1.0]]),
+            torch.tensor([[-0.0, 1.0]]),
+            r"1 of 2 elements differ, the first at \(0, 0\): 0.0 and -0",
+        ),
+        (torch.ones(2), torch.ones(2).bfloat16(), r"torch.float32 \(2,\) is not torch.bfloat16 \(2,\)"),
+        (torch.ones(2), torch.ones(1, 2), r"torch.float32 \(2,\) is not torch.float32 \(1, 2\)"),
+        (torch.tensor([1, 2, 3]), torch.tensor([1, 5, 6]), r"2 of 3 elements differ, the first at \(1,\): 2 and 5"),
+    ):
+        with pytest.raises(AssertionError, match=f"^{message}"):
+            assert_bitwise_equal(x, y)

@@ -51,6 +51,12 @@ def dense_problem(
     return DenseProblem(av, sfa, bv, sfb, d, c, m, n, k, sfb_rows)
 
 
+def no_alpha(alpha: object) -> None:
+    """Refuse a factor of the whole product, which no kernel for Hopper has."""
+    if alpha is not None:
+        raise NotImplementedError(f"alpha: expected None, got {alpha!r}; multiply the scales of a or b with it instead")
+
+
 def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:
     """Check a product of ordinary tensors, or of FP8 values without scales. Torch computes it."""
     sizes: Sizes = {}

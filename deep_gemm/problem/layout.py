@@ -19,6 +19,10 @@ Recipe = Sequence[int]
 RECIPE_1D2D = (1, SCALE_BLOCK, SCALE_BLOCK)
 RECIPE_1D1D = (1, 1, SCALE_BLOCK)
 PER_ROW, PER_BLOCK = (1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK)
+UE8M0_PER_WORD = 4
+"""Exponents in an int32."""
+FP32_NOT_EXPONENT = -(1 << 31) | ((1 << 23) - 1)
+"""Sign and mantissa."""
 SCALES_ALIGNMENT = ADDRESS_ALIGNMENT // 4
 """FP32 elements. Row pitches and group strides of scales are multiples of it."""
 
@@ -137,6 +141,30 @@ def check_scales(sf: Tensor) -> None:
     if sf.layout is not torch.strided:
         raise ValueError(f"sf: expected a dense tensor, got layout {sf.layout}")
     whole_elements("sf", sf)
+
+
+def check_powers_of_two(name: str, x: Tensor) -> None:
+    """Check FP32 numbers that only an exponent is to be left of; their values on the CPU alone."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype != torch.float32:
+        raise ValueError(f"{name}: expected dtype torch.float32, got {x.dtype}")
+    if not x.is_cpu:
+        return
+    wrong = (x.detach().view(torch.int32) & FP32_NOT_EXPONENT) != 0
+    if bool(wrong.any()):
+        index = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(f"{name}: expected powers of two, got {x[index].item()} at {index}")
+
+
+def check_words(name: str, x: Tensor) -> None:
+    """Check packed UE8M0 scales."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype != torch.int32:
+        raise ValueError(f"{name}: expected dtype torch.int32, got {x.dtype}")
+    if x.dim() < 1:
+        raise ValueError(f"{name}: expected at least 1 dimension, got shape {tuple(x.shape)}")
 
 
 def rows_under_a_scale(
