@@ -56,7 +56,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class _Question:
+class Question:
     """A product, as the choice sees it."""
 
     m: int
@@ -166,7 +166,7 @@ def explain(
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
     '256x128 bf16'
     """
-    question = _question(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu)
+    question = asked(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu)
     found = question.candidates()
     choice = question.choice()
     chosen = next(candidate for candidate in found if candidate.tile == choice)
@@ -174,7 +174,7 @@ def explain(
     return found
 
 
-def _question(
+def asked(
     m: int,
     n: int,
     k: int,
@@ -185,7 +185,7 @@ def _question(
     groups: str | None,
     num_groups: int,
     gpu: str | None,
-) -> _Question:
+) -> Question:
     """Check what is asked, in the words of the products."""
     kinds = {each.name.lower(): each for each in Groups if each}
     if groups is not None and (not isinstance(groups, str) or groups not in kinds):
@@ -210,10 +210,10 @@ def _question(
     checks.depth(k)
     is_fp32 = dtype == torch.float32
     output = Output(is_fp32, with_c or (accumulate and not is_fp32), accumulate and is_fp32, is_by_row, kind)
-    return _Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
+    return Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
 
 
-def _page(question: _Question, found: Sequence[Candidate], chosen: Candidate) -> list[str]:
+def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> list[str]:
     """What is printed: no line is wider than 80 columns."""
     best, gpu = chosen.estimate, question.gpu
     rounds = "1 round" if best.rounds == 1 else f"{_number(best.rounds)} rounds"
@@ -236,14 +236,14 @@ def _page(question: _Question, found: Sequence[Candidate], chosen: Candidate) ->
     ]
 
 
-def _line(question: _Question, candidate: Candidate, chosen: Candidate) -> str:
+def _line(question: Question, candidate: Candidate, chosen: Candidate) -> str:
     one = candidate.estimate
     counts = f"{candidate.tile.name:13} {_number(one.tiles):>8} {_number(one.rounds):>6}"
     times = f" {one.multiply_us:>11.1f} {one.memory_us:>9.1f} {one.cost_us:>8.1f}"
     return f"{counts}{times}  {_verdict(question, candidate, chosen)}"
 
 
-def _verdict(question: _Question, candidate: Candidate, chosen: Candidate) -> str:
+def _verdict(question: Question, candidate: Candidate, chosen: Candidate) -> str:
     m, n, k, output, gpu = question.m, question.n, question.k, question.output, question.gpu
     is_dense = output.groups == Groups.NONE
     if candidate is chosen:
