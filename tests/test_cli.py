@@ -254,7 +254,7 @@ def test_compile_says_which_kernel_failed(cache: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(fp8_gemm, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
     result = run("compile", "4096,512,7168", "--gpu", "H200")
     assert result.exit_code == 1
-    assert "fp8_gemm_kernel: NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
+    assert "fp8_gemm_dense: NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
     assert "0 of 1 kernels are ready, 0 of them new" in words(result)
 
 

@@ -18,7 +18,7 @@ from deep_gemm.jit.tensor_map import ElementType, TensorMap
 
 cu = pytest.importorskip("cuda.bindings.driver")
 
-COMPILED = CompiledKernel("fp8_gemm_kernel", b"cubin", "", "13.0.88 CL-36424714")
+COMPILED = CompiledKernel("fp8_gemm_dense", b"cubin", "", "13.0.88 CL-36424714")
 MAP = TensorMap(ElementType.UINT8, (256, 64), (256,), (128, 64), 128)
 
 
@@ -253,7 +253,7 @@ def test_a_driver_too_old_for_the_kernel_is_named_with_what_helps(monkeypatch: p
     with pytest.raises(driver.DriverError) as caught:
         driver.Kernel(COMPILED, 4096)
     told = str(caught.value)
-    assert told.startswith(f"fp8_gemm_kernel: cuModuleLoadData failed: CUDA_ERROR_{status}")
+    assert told.startswith(f"fp8_gemm_dense: cuModuleLoadData failed: CUDA_ERROR_{status}")
     assert "This driver is of CUDA 12.4" in told
     assert "NVRTC 13.0.88 CL-36424714 compiled the kernel" in told
     assert "needs a driver of CUDA 13, or torch and NVRTC of CUDA 12" in told

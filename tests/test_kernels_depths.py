@@ -58,7 +58,7 @@ def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmCon
     depths.run_on_gpu(p, config)
     maps, product = gpu.launches
     assert (maps.kernel, maps.grid, maps.cluster) == ("k_group_maps", 1, 1)
-    assert (product.kernel, product.grid) == ("fp8_gemm_kernel", 3 * config.cluster_n)
+    assert (product.kernel, product.grid) == ("fp8_wgrad_gemm_k_grouped", 3 * config.cluster_n)
     assert (product.cluster, product.is_dependent) == (config.cluster_n, True)
     found = words_of_members(k_group_maps.PARAMS, maps.words)
     assert (found["a"], found["b"]) == (p.a.data_ptr(), p.b.data_ptr())
@@ -114,7 +114,7 @@ def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGp
         for _ in range(calls):
             p = ready(sim.random_problem(FRESH, KS, 100, 72))
             call(p, KS)
-        return {launch.words[at] for launch in gpu.launches[first:] if launch.kernel == "fp8_gemm_kernel"}
+        return {launch.words[at] for launch in gpu.launches[first:] if launch.kernel == "fp8_wgrad_gemm_k_grouped"}
 
     def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
         held.append(empty(*args, **kwargs))

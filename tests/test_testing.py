@@ -173,7 +173,7 @@ def test_timing_takes_the_arguments_that_callers_pass() -> None:
 
 # The mean time of kernels, from events (name, launches, microseconds in all)
 
-GEMM, DECODE, OTHER = ("fp8_gemm_kernel", 30, 600.0), ("void fp8_gemm_decode<1>()", 30, 300.0), ("fill", 60, 90.0)
+GEMM, DECODE, OTHER = ("fp8_gemm_dense", 30, 600.0), ("void fp8_gemm_decode<1>()", 30, 300.0), ("fill", 60, 90.0)
 
 
 def test_time_is_that_of_the_kernels_whose_names_contain_the_text() -> None:
@@ -186,7 +186,7 @@ def test_several_kernels_a_call_need_permission_and_add_up() -> None:
     events = [GEMM, DECODE, OTHER]
     with pytest.raises(ValueError, match="kernel_names: 'gemm_' matches more than one kernel a call") as caught:
         testing._mean_time("gemm_", events, 30, False)
-    assert "fp8_gemm_kernel x 30, void fp8_gemm_decode<1>() x 30" in str(caught.value)
+    assert "fp8_gemm_dense x 30, void fp8_gemm_decode<1>() x 30" in str(caught.value)
     assert "fill" not in str(caught.value)
     assert testing._mean_time("gemm_", events, 30, True) == pytest.approx(30e-6)
     with pytest.raises(ValueError, match="fill x 60"):
@@ -195,7 +195,7 @@ def test_several_kernels_a_call_need_permission_and_add_up() -> None:
 
 
 def test_calls_that_take_either_of_two_kernels_are_one_kernel_a_call() -> None:
-    events = [("fp8_gemm_kernel", 10, 100.0), ("fp8_gemm_decode", 20, 100.0)]
+    events = [("fp8_gemm_dense", 10, 100.0), ("fp8_gemm_decode", 20, 100.0)]
     assert testing._mean_time("fp8_gemm", events, 30, False) == pytest.approx(200e-6 / 30)
 
 

@@ -62,7 +62,7 @@ def jobs_of(asked: Question, *, any_m: bool, with_layers: bool) -> Iterator[Job]
             if casting is not None:
                 yield Job(linear_decode.NAME, casting.tile, partial(linear_decode.build, casting))
         else:
-            yield Job(fp8_gemm.NAME, config, partial(fp8_gemm.build, config))
+            yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
     if asked.output.groups == Groups.DEPTHS:
         yield Job(k_group_maps.NAME, None, k_group_maps.build)
 
