@@ -267,6 +267,22 @@ def test_a_kernel_that_a_new_driver_refuses_is_not_blamed_on_its_age(monkeypatch
         driver.Kernel(COMPILED, 4096)
 
 
+def test_the_drivers_version_is_that_of_the_newest_cuda_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, cuDriverGetVersion=(0, 12040))
+    assert driver.driver_version() == (12, 4)
+    use(monkeypatch, cuDriverGetVersion=(cu.CUresult.CUDA_ERROR_NOT_INITIALIZED, 0))
+    assert driver.driver_version() is None
+
+
+@pytest.mark.parametrize("error", [ImportError("no bindings"), RuntimeError("no libcuda.so.1"), OSError("no file")])
+def test_no_driver_has_no_version(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def missing() -> Any:
+        raise error
+
+    monkeypatch.setattr(driver, "_driver", missing)
+    assert driver.driver_version() is None
+
+
 @pytest.mark.parametrize(("name", "major", "minor"), [("NVIDIA A100-SXM4-80GB", 8, 0), ("NVIDIA B200", 10, 0)])
 def test_a_gpu_that_is_not_hopper_is_named_with_what_is_needed(
     monkeypatch: pytest.MonkeyPatch, name: str, major: int, minor: int

@@ -105,6 +105,18 @@ def test_depths_that_are_wrong_are_refused_on_a_call_that_was_seen(gpu: FakeGpu,
     assert len(gpu.launches) == 2
 
 
+def test_depths_that_lie_across_words_are_refused_on_a_call_that_was_seen(gpu: FakeGpu) -> None:
+    p = ready(sim.random_problem(FRESH, KS, 100, 72))
+    sizes, memory = torch.tensor(KS, dtype=torch.int32), bytearray(4 * len(KS) + 2)
+    memory[2:] = sizes.numpy().tobytes()
+    for _ in range(2):
+        call(p._replace(ks_tensor=sizes))
+    across = torch.frombuffer(memory, dtype=torch.int32, offset=2)
+    with pytest.raises(ValueError, match=r"^ks_tensor: expected an address that is a multiple of 4 bytes"):
+        call(p._replace(ks_tensor=across))
+    assert len(gpu.launches) == 4
+
+
 def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGpu) -> None:
     at, held = DEPTHS_PARAMS.word("groups.by_depth"), []
     empty = torch.empty
