@@ -49,7 +49,8 @@ def fp8_gemm_nt(
     >>> y.shape, y.dtype, bool(calc_diff(y, x @ w.t()) < 1e-2)
     (torch.Size([4, 128]), torch.bfloat16, True)
     """
-    no_alpha(alpha)
+    if alpha is not None:
+        no_alpha(alpha)
     return run, NT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -75,7 +76,8 @@ def fp8_gemm_nn(
     >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    no_alpha(alpha)
+    if alpha is not None:
+        no_alpha(alpha)
     return run, NN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -99,7 +101,8 @@ def fp8_gemm_tn(
     >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
     128.0
     """
-    no_alpha(alpha)
+    if alpha is not None:
+        no_alpha(alpha)
     return run, TN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -123,7 +126,8 @@ def fp8_gemm_tt(
     >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
     128.0
     """
-    no_alpha(alpha)
+    if alpha is not None:
+        no_alpha(alpha)
     return run, TT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -51,10 +51,9 @@ def dense_problem(
     return DenseProblem(av, sfa, bv, sfb, d, c, m, n, k, sfb_rows)
 
 
-def no_alpha(alpha: object) -> None:
+def no_alpha(alpha: object) -> NoReturn:
     """Refuse a factor of the whole product, which no kernel for Hopper has."""
-    if alpha is not None:
-        raise NotImplementedError(f"alpha: expected None, got {alpha!r}; multiply the scales of a or b with it instead")
+    raise NotImplementedError(f"alpha: expected None, got {alpha!r}; multiply the scales of a or b with it instead")
 
 
 def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:

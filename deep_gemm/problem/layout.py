@@ -105,6 +105,8 @@ def with_usual_strides(sf: Tensor) -> Tensor:
 
     Programs compare strides, or build descriptors from them, whatever the size.
     """
+    if 1 not in sf.shape:
+        return sf
     *groups, mn, num_k_blocks = sf.shape
     *group_strides, _, pitch = sf.stride()
     pitch = pitch if num_k_blocks > 1 else get_tma_aligned_size(mn, 4)
