@@ -13,7 +13,7 @@ CUDA_EXTRA := import torch; print("cu12" if (torch.version.cuda or "").startswit
 EXTRA := $$($(VENV)/bin/python -c '$(CUDA_EXTRA)')
 INSTALL := $(VENV)/bin/python -m pip install --quiet --constraint constraints-$(EXTRA).txt
 
-.PHONY: demo test clean
+.PHONY: demo test clean help
 
 demo: $(PACKAGE)
 	$(VENV)/bin/python -m deep_gemm demo
@@ -37,6 +37,12 @@ $(TOOLS): $(PACKAGE) tests/newest_release.py
 	test "$(EXTRA)" = cu12 || $(INSTALL) --editable ".[old-nvrtc]"
 	$(VENV)/bin/python tests/newest_release.py "$(EXTRA)"
 	touch $@
+
+help:
+	@echo "make demo   set up .venv, run every product and layer, and check each; on a Hopper GPU show speed too"
+	@echo "make test   set up .venv with the tools, then ruff, mypy and the tests (needs g++; all of them with CI=1)"
+	@echo "make clean  remove .venv and what the tools left"
+	@echo "PYTHON=...  the interpreter that .venv is made of (python3)"
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

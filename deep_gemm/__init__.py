@@ -26,6 +26,7 @@ from .dense import (
     gemm_fp8_fp8_bf16_nt,
     wgrad_gemm_fp8_fp8_fp32_nt,
 )
+from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
     k_grouped_fp8_gemm_nt_contiguous,
@@ -42,14 +43,24 @@ from .grouped import (
 from .layers import experts, experts_workspace_bytes, linear
 from .problem.layout import align, ceil_div, cell_div, get_tma_aligned_size
 from .quantize import (
+    cast_back_from_fp8,
     cast_both_to_fp8,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
+    per_custom_dims_cast_to_fp8,
     per_token_cast_to_fp8,
 )
 from .routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
-from .scales import get_col_major_tma_aligned_tensor, get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout
+from .scales import (
+    get_col_major_tma_aligned_tensor,
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_tensor,
+    pack_ue8m0_to_int,
+    transform_sf_into_required_layout,
+    unpack_ue8m0_from_int,
+)
 from .settings import (
     get_batch_invariant,
     get_compile_mode,
@@ -61,7 +72,9 @@ from .settings import (
     get_tc_util,
     get_theoretical_mk_alignment_for_contiguous_layout,
     set_batch_invariant,
+    set_block_size_multiple_of,
     set_compile_mode,
+    set_ignore_compile_dims,
     set_mk_alignment_for_contiguous_layout,
     set_num_sms,
     set_pdl,
@@ -77,6 +90,8 @@ __all__ = [
     "bench",
     "bench_kineto",
     "calc_diff",
+    "cast_back_from_fp4",
+    "cast_back_from_fp8",
     "cast_both_to_fp8",
     "ceil_div",
     "cell_div",
@@ -104,8 +119,10 @@ __all__ = [
     "get_col_major_tma_aligned_tensor",
     "get_compile_mode",
     "get_k_alignment_for_contiguous_layout",
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_m_alignment_for_contiguous_layout",
     "get_mk_alignment_for_contiguous_layout",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_mn_major_tma_aligned_tensor",
     "get_num_sms",
     "get_pdl",
@@ -124,11 +141,16 @@ __all__ = [
     "m_grouped_fp8_gemm_nt_masked",
     "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous",
     "m_grouped_gemm_fp8_fp8_bf16_nt_masked",
+    "pack_ue8m0_to_int",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
+    "per_custom_dims_cast_to_fp8",
+    "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
     "set_batch_invariant",
+    "set_block_size_multiple_of",
     "set_compile_mode",
+    "set_ignore_compile_dims",
     "set_mk_alignment_for_contiguous_layout",
     "set_num_sms",
     "set_pdl",
@@ -136,6 +158,8 @@ __all__ = [
     "silu_mul_cast_to_fp8",
     "testing",
     "transform_sf_into_required_layout",
+    "transpose_packed_fp4",
+    "unpack_ue8m0_from_int",
     "utils",
     "wgrad_gemm_fp8_fp8_fp32_nt",
 ]

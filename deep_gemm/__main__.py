@@ -9,23 +9,62 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+WRONG, MISUSED = 1, 2
+"""Exit codes: something was found wrong, or failed; a request that cannot be carried out. 0 is all else."""
 
 
-@app.callback()
-def about() -> None:
+def examples(*lines: str) -> str:
+    """Give the end of a command's help. Blank lines keep Typer from joining the others."""
+    return "\n\n".join(["Examples:", *(f"  python -m deep_gemm {line}" for line in lines)])
+
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+cache_app = typer.Typer(no_args_is_help=True, help="List, check or clear the directory of compiled kernels.")
+app.add_typer(cache_app, name="cache", epilog=examples("cache list", "cache verify", "cache clear --yes"))
+
+
+def _show_version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        from . import __version__
+
+        typer.echo(f"deep_gemm {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=examples(
+        "doctor", "demo", "explain 4096 7168 2048", "compile 2112,7168", "bench dense --quick", "sim --seeds 4"
+    )
+    + "\n\nExit codes: 0 all right; 1 something failed or was found wrong; 2 the request cannot be carried out."
+)
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version and exit")
+    ] = False,
+) -> None:
     """FP8 matrix products with fine-grained scaling for NVIDIA Hopper."""
 
 
-@app.command()
+@app.command(epilog=examples("doctor"))
+def doctor() -> None:
+    """Say in ten lines what this machine can run, what was found for it, and what to do for more."""
+    from .tools.doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        typer.echo(str(finding))
+    raise typer.Exit(WRONG if findings[-1].is_wrong else 0)
+
+
+@app.command(epilog=examples("demo"))
 def demo() -> None:
     """Quantize random data, run every product and layer, and check each against FP64. On a GPU, show speed too."""
     from .tools.demo import run
 
-    raise typer.Exit(0 if run() else 1)
+    raise typer.Exit(0 if run() else WRONG)
 
 
-@app.command()
+@app.command(epilog=examples("sim --seeds 4", "sim --m 40 --n 72 --k 272 --block-m 64 --block-n 64 --fp32 --adds-to-d"))
 def sim(
     kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm")] = "fp8_gemm",
     m: Annotated[int, typer.Option("--m", min=1, help="rows of A and D")] = 200,
@@ -49,7 +88,7 @@ def sim(
         raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
     if importlib.util.find_spec("numpy") is None:
         typer.echo('deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"', err=True)
-        raise typer.Exit(2)
+        raise typer.Exit(MISUSED)
 
     from .choose.config_of_tile import tile_config
     from .choose.output import Output
@@ -62,8 +101,8 @@ def sim(
         passed = run(config, m, n, k, seeds=seeds, first_seed=first_seed, num_sms=num_sms)
     except (ValueError, HostCompileError) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(0 if passed else 1)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if passed else WRONG)
 
 
 class OutputName(str, Enum):
@@ -73,7 +112,9 @@ class OutputName(str, Enum):
     FP32 = "fp32"
 
 
-@app.command()
+@app.command(
+    epilog=examples("inspect --block-m 256 --block-n 128", 'inspect gather_weighted --config "weights in bfloat16"')
+)
 def inspect(
     kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm, or one of casts, routes or scales")] = "fp8_gemm",
     config: Annotated[
@@ -92,11 +133,10 @@ def inspect(
     sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
-    from rich.console import Console
-
+    from .benchmark.table import make_console
     from .choose.config_of_tile import tile_config
     from .choose.output import Output
-    from .jit import CompilerMissing
+    from .jit import CompileError, CompilerMissing
     from .kernels.ordinary import named
     from .tools.inspect import inspect, inspect_ordinary, show
 
@@ -110,9 +150,12 @@ def inspect(
             found = inspect_ordinary(*named(kernel, config))
     except (ValueError, CompilerMissing) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(2) from None
-    show(found, Console(highlight=False), sass=sass)
-    raise typer.Exit(0 if found.passed == len(found.verdicts) else 1)
+        raise typer.Exit(MISUSED) from None
+    except CompileError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(WRONG) from None
+    show(found, make_console(), sass=sass)
+    raise typer.Exit(0 if found.passed == len(found.verdicts) else WRONG)
 
 
 class GroupsName(str, Enum):
@@ -124,7 +167,9 @@ class GroupsName(str, Enum):
     DEPTHS = "depths"
 
 
-@app.command()
+@app.command(
+    epilog=examples("explain 4096 7168 2048", "explain 2048 4096 7168 --groups ids --num-groups 32 --gpu H100")
+)
 def explain(
     m: Annotated[int, typer.Argument(help="rows of D: of all groups by ids or ends, of about each group by counts")],
     n: Annotated[int, typer.Argument(help="columns of D")],
@@ -161,26 +206,120 @@ def explain(
         )
     except ValueError as error:
         typer.echo(f"deep_gemm: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(MISUSED) from None
 
 
-@app.command()
+@app.command(
+    "compile",
+    epilog=examples(
+        "compile 2112,7168 7168,2048 --layers",
+        "compile 64,2112,7168 --fp32 --gpu H100",
+        "compile 4096,7168 --groups ids --num-groups 32",
+    )
+    + "\n\nA GPU's machine finds these kernels if it reads the same directory (DG_JIT_CACHE_DIR), and has the same "
+    "version of this package and the same build of NVRTC.",
+)
+def compile_shapes(
+    shapes: Annotated[
+        list[str] | None, typer.Argument(help="products as m,n,k, or weights as n,k for any m; as `explain` takes them")
+    ] = None,
+    output: Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")] = None,
+    fp32: Annotated[bool, typer.Option("--fp32", help="short for --output fp32")] = False,
+    with_c: Annotated[bool, typer.Option("--with-c", help="C is read and added")] = False,
+    accumulate: Annotated[bool, typer.Option("--accumulate", help="C is D itself")] = False,
+    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+    groups: Annotated[
+        GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; or depths along k")
+    ] = None,
+    num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
+    gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else the one that there is")] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="casts, routes and scales too, and what `linear` runs for few rows")
+    ] = False,
+) -> None:
+    """Compile the kernels of these shapes into the cache, before a program needs them. Needs no GPU."""
+    import torch
+
+    from .benchmark.table import make_console
+    from .choose.explain import asked
+    from .jit import CompilerMissing
+    from .tools import precompile
+
+    dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
+    dtype, recipe = dtypes[OutputName.FP32 if fp32 else output], (1, 1, 128) if by_row else None
+    try:
+        if not shapes and not layers:
+            raise ValueError("shapes: expected some, or --layers, got none")
+        jobs = list(precompile.jobs_of_layers()) if layers else []
+        for shape in shapes or ():
+            m, n, k = precompile.parsed(shape)
+            kind = None if groups is None else groups.value
+            question = asked(m or num_groups, n, k, dtype, with_c, accumulate, recipe, kind, num_groups, gpu)
+            jobs += precompile.jobs_of(question, any_m=m is None, with_layers=layers)
+        is_ready = precompile.run(jobs, make_console())
+    except (ValueError, CompilerMissing) as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if is_ready else WRONG)
+
+
+@cache_app.command("list", epilog=examples("cache list"))
+def list_cache() -> None:
+    """List the compiled kernels that are kept, the newest first."""
+    from .benchmark.table import make_console
+    from .settings import settings
+    from .tools.cache import show
+
+    show(settings().jit_cache_dir, make_console())
+
+
+@cache_app.command("verify", epilog=examples("cache verify", "cache verify --remove"))
+def verify_cache(
+    remove: Annotated[bool, typer.Option("--remove", help="remove those that are not sound")] = False,
+) -> None:
+    """Check the digest and the name of every kernel that is kept. One that is not sound is only compiled anew."""
+    from .benchmark.table import make_console
+    from .settings import settings
+    from .tools.cache import verify
+
+    is_sound = verify(settings().jit_cache_dir, make_console(), remove=remove)
+    raise typer.Exit(0 if is_sound else WRONG)
+
+
+@cache_app.command("clear", epilog=examples("cache clear", "cache clear --yes"))
+def clear_cache(
+    yes: Annotated[bool, typer.Option("--yes", help="without asking")] = False,
+) -> None:
+    """Remove every kernel that is kept, dumps and failed sources too. Other files stay."""
+    from .settings import settings
+    from .tools.cache import clear
+
+    directory = settings().jit_cache_dir
+    if not yes and not typer.confirm(f"Remove all kernels from {directory}?"):
+        raise typer.Exit(WRONG)
+    typer.echo(f"{clear(directory)} kernels removed from {directory}")
+
+
+@app.command(epilog=examples("configs"))
 def configs() -> None:
     """List every configuration that can be chosen: of products, dense and grouped, and of all other kernels."""
-    from rich.console import Console
-
+    from .benchmark.table import make_console
     from .choose.dense import reachable, reachable_decode
     from .choose.depths import reachable_k_grouped
     from .choose.rows import reachable_grouped
     from .kernels.ordinary import reachable_ordinary
     from .tools.inspect import show_configs, show_ordinary_configs
 
-    console = Console(highlight=False)
+    console = make_console()
     show_configs([*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()], console)
     show_ordinary_configs(reachable_ordinary(), console)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "bench dense --quick", 'bench linear --shapes "1,2112,7168;64,2112,7168" --out result.json', "bench compile"
+    )
+)
 def bench(
     kind: Annotated[str, typer.Argument(help="dense, grouped, casts, linear, experts, host or compile")],
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
@@ -209,11 +348,11 @@ def bench(
         )
     except UsageError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(0 if right else 1)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if right else WRONG)
 
 
-@app.command()
+@app.command(epilog=examples('tune --shapes "64,2112,7168;4096,7168,2048" --out tuned.json', "tune --audit"))
 def tune(
     files: Annotated[list[Path] | None, typer.Argument(help="with --fit, result files of --collect")] = None,
     audit: Annotated[bool, typer.Option("--audit", help="all shapes of the benchmark and 50 at random")] = False,
@@ -250,12 +389,15 @@ def tune(
         )
     except UsageError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(0 if right else 1)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if right else WRONG)
 
 
-@app.command()
-def plot(file: Path, out: Path) -> None:
+@app.command(epilog=examples("plot result.json result.png"))
+def plot(
+    file: Annotated[Path, typer.Argument(help="a result file of bench")],
+    out: Annotated[Path, typer.Argument(help="the picture to write: .png, .svg or .pdf")],
+) -> None:
     """Draw a benchmark's result FILE as a picture, OUT."""
     from .benchmark.command import UsageError, plot_file
 
@@ -263,7 +405,7 @@ def plot(file: Path, out: Path) -> None:
         plot_file(file, out)
     except UsageError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(MISUSED) from None
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from .compat.forms import Request, accepts_every_form
 from .kernels import dense
 from .kernels.plan import Key
 from .kernels.product import Product, run
-from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem
-from .problem.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe
+from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem, no_alpha
+from .problem.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, SCALE_BLOCK, Recipe
 
 
 @accepts_every_form()
@@ -26,6 +26,7 @@ def fp8_gemm_nt(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    alpha: None = None,
 ) -> Request:
     """Compute D = C + A @ B.T with FP8 operands and FP32 scales.
 
@@ -39,7 +40,8 @@ def fp8_gemm_nt(
 
     k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
     `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:
-    FP32 scales are never rounded. The result carries no gradient.
+    FP32 scales are never rounded. `alpha` is accepted as None: scales hold any factor already. The result carries no
+    gradient.
 
     >>> x, w = torch.randn(4, 256), torch.randn(128, 256)
     >>> a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
@@ -47,6 +49,8 @@ def fp8_gemm_nt(
     >>> y.shape, y.dtype, bool(calc_diff(y, x @ w.t()) < 1e-2)
     (torch.Size([4, 128]), torch.bfloat16, True)
     """
+    if alpha is not None:
+        no_alpha(alpha)
     return run, NT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -62,6 +66,7 @@ def fp8_gemm_nn(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,
+    alpha: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with B given as `[k, n]` and its scales as `[ceil(k / 128), ceil(n / 128)]`.
 
@@ -71,6 +76,8 @@ def fp8_gemm_nn(
     >>> fp8_gemm_nn(a, (w.t(), sw.t()))[0, 0].item()
     128.0
     """
+    if alpha is not None:
+        no_alpha(alpha)
     return run, NN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -86,6 +93,7 @@ def fp8_gemm_tn(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
+    alpha: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with A given as `[k, m]`, B as `[k, n]`, and the scales of both transposed likewise.
 
@@ -93,6 +101,8 @@ def fp8_gemm_tn(
     >>> fp8_gemm_tn((x.t(), sx.t()), (w.t(), sw.t()))[0, 0].item()
     128.0
     """
+    if alpha is not None:
+        no_alpha(alpha)
     return run, TN, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -108,6 +118,7 @@ def fp8_gemm_tt(
     recipe_b: Recipe | None = None,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
+    alpha: None = None,
 ) -> Request:
     """Compute `fp8_gemm_nt` with A given as `[k, m]` and its scales as `[ceil(k / 128), m]`.
 
@@ -115,6 +126,8 @@ def fp8_gemm_tt(
     >>> fp8_gemm_tt((x.t(), sx.t()), b)[0, 0].item()
     128.0
     """
+    if alpha is not None:
+        no_alpha(alpha)
     return run, TT, a, b, d, c, (recipe, recipe_a, recipe_b)
 
 
@@ -177,8 +190,9 @@ def product_behind_cast(a: Operand, b: Operand, d: Tensor, c: Tensor | None) -> 
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute D = C + A @ B.T of ordinary tensors through torch: A `[m, k]`, B `[n, k]`.
 
-    A and B are of one type, BF16, FP16, FP32 or FP64; D is of that type, or FP32 where theirs has 16 bits. C is of D's
-    type, and D itself or disjoint from it.
+    A and B are of one type, BF16, FP16, FP32 or FP64; D is of that type, or FP32 where theirs has 16 bits. Or they are
+    FP8 values without scales, torch.float8_e4m3fn, and D is BF16 or FP32. C is of D's type, and D itself or disjoint
+    from it.
 
     >>> d = torch.empty(2, 3)
     >>> cublaslt_gemm_nt(torch.ones(2, 4), torch.ones(3, 4), d)
@@ -210,10 +224,24 @@ def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -
         a = a.t()
     if major[1] == "t":
         b = b.t()
-    if d.dtype == a.dtype:
+    if a.dtype == torch.float8_e4m3fn:
+        product = _fp8_product(a, b, torch.float32 if c is not None else d.dtype)
+    elif d.dtype == a.dtype:
         product = a @ b
     elif a.is_cuda:
         product = torch.mm(a, b, out_dtype=d.dtype)
     else:
         product = a.to(d.dtype) @ b.to(d.dtype)
     d.copy_(product if c is None else product + c)
+
+
+def _fp8_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A @ B of FP8 values with scale 1, in the type that is asked for, where torch has such a product, else in FP32."""
+    if not a.is_cuda or a.numel() == 0 or b.numel() == 0:
+        return a.float() @ b.float()
+    k, n = b.shape
+    a, b = a.contiguous(), b.t().contiguous().t()  # as cuBLASLt takes FP8: both along k
+    if (k | n | a.data_ptr() | b.data_ptr()) % ADDRESS_ALIGNMENT == 0:
+        one = torch.ones((), device=a.device)
+        return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=False)
+    return torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)  # every FP8 value is a BF16 number

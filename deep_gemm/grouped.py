@@ -10,7 +10,8 @@ from . import reference
 from .compat.forms import Request, accepts_every_form
 from .kernels import depths, rows
 from .kernels.product import Product, run
-from .problem import ContiguousProblem, MaskedProblem, Operand, Recipes, contiguous_problem, masked_problem
+from .problem import NO_RECIPES, ContiguousProblem, MaskedProblem, Operand, Recipes, contiguous_problem, masked_problem
+from .problem.depths import depths_of_ends
 from .problem.layout import Recipe
 from .settings import get_mk_alignment_for_contiguous_layout
 
@@ -35,13 +36,14 @@ def m_grouped_fp8_gemm_nt_contiguous(
     """Multiply stacked rows of tokens, each by its group's weights: `d[i] = a[i] @ b[group of i].T`.
 
     - `a`: values `[m, k]` and scales `[m, ceil(k / 128)]`; `b`: values `[groups, n, k]` and scales
-      `[groups, ceil(n / 128), ceil(k / 128)]`; `d`: `[m, n]`, BF16 or FP32, made and returned where it is left out.
+      `[groups, ceil(n / 128), ceil(k / 128)]`, of which groups may share one by a stride of 0 (`w.expand(...)`);
+      `d`: `[m, n]`, BF16 or FP32, made and returned where it is left out.
     - `grouped_layout`: int32 `[m]`, the group of each row. Rows of a group form runs of any length, in any order; -1
       skips a row. With `use_psum_layout=True` it is int32 `[groups]`: group g owns the rows from `ends[g - 1]`, aligned
       to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`. Left out, it means `num_groups` groups of equal size.
-    - `ensure_zero_padding`: write zeros to rows without a group that share a 128-aligned block of rows with one that
-      has a group (in the offsets form: up to the next group's aligned start). Any other row without a group is neither
-      read nor written.
+    - Rows without a group that share a 128-aligned block of rows with one that has a group are written as zeros. Any
+      other row without a group is neither read nor written. With offsets, zeros are written up to the next group's
+      aligned start, unless `ensure_zero_padding` is False; with ids it changes nothing, as callers expect.
 
     The other keywords are as for `fp8_gemm_nt`; `expected_m_for_psum_layout` is accepted as a hint.
 
@@ -50,7 +52,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
     >>> m_grouped_fp8_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
     [128.0, 128.0, 0.0]
     """
-    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, ensure_zero_padding
+    zero_padding = ensure_zero_padding or not use_psum_layout
+    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
     return run, CONTIGUOUS_NT, a, b, d, grouped_layout, said
 
 
@@ -77,7 +80,8 @@ def m_grouped_fp8_gemm_nn_contiguous(
     >>> m_grouped_fp8_gemm_nn_contiguous(a, (w.mT, sw.mT), num_groups=2)[:, 0].tolist()
     [128.0, 128.0]
     """
-    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, ensure_zero_padding
+    zero_padding = ensure_zero_padding or not use_psum_layout
+    said = (recipe, recipe_a, recipe_b), num_groups, use_psum_layout, zero_padding
     return run, CONTIGUOUS_NN, a, b, d, grouped_layout, said
 
 
@@ -126,13 +130,15 @@ def k_grouped_fp8_gemm_nt_contiguous(
     *,
     compiled_dims: str = "mn",
     disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
 ) -> Request:
     """Multiply groups along k, the weight gradients of experts: `d[g] = c[g] + a_g @ b_g.T`.
 
     - `a`: values `[m * sum(ks)]`, the concatenation of each group's row-major `[m, k_g]`, and scales
       `[m, sum(ceil(k_g / 128))]`; `b`: the same with n. `k_grouped_cast_to_fp8` makes them.
     - `ks`: the groups' k, multiples of 16, on the host; None where only the GPU knows them. `ks_tensor`: the same as an
-      int32 tensor on the operands' device.
+      int32 tensor on the operands' device. With `use_psum_layout=True` the tensor holds where each group ends along k
+      instead. All ends but the last must be multiples of `get_mk_alignment_for_contiguous_layout()`.
     - `d`: FP32 `[groups, m, n]`, made and returned where it is left out; `c`: added, D itself or disjoint from it. An
       empty group gives C, or zero.
 
@@ -141,6 +147,8 @@ def k_grouped_fp8_gemm_nt_contiguous(
     >>> k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)[:, 0, 0].round().tolist()
     [128.0, 0.0, 16.0]
     """
+    if use_psum_layout:
+        ks_tensor = depths_of_ends(ks_tensor, get_mk_alignment_for_contiguous_layout())
     return depths.run, a, b, d, ks, ks_tensor, c, recipe
 
 
@@ -202,6 +210,11 @@ def _ask_masked(
 ) -> MaskedProblem:
     recipes, expected_m, _ = said
     return masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
+
+
+def product_of_stacked_rows(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
+    """Compute `m_grouped_fp8_gemm_nt_contiguous` by ids of rows that nobody padded: those of -1 keep what D has."""
+    run(CONTIGUOUS_NT, a, b, d, ids, (NO_RECIPES, None, False, False))
 
 
 CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))

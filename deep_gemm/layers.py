@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .activation import cast_activated
 from .dense import product_behind_cast
-from .grouped import m_grouped_fp8_gemm_nt_contiguous
+from .grouped import product_of_stacked_rows
 from .kernels import linear_decode
 from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
 from .problem.integers import integer_in_range
@@ -95,7 +95,7 @@ def experts(
 def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows) -> Tensor:
     """BF16 product of each row with its expert's weight. Rows behind the last of an expert are left as they are."""
     d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
-    m_grouped_fp8_gemm_nt_contiguous(a, w, d, rows.ids, ensure_zero_padding=False)
+    product_of_stacked_rows(a, w, d, rows.ids)
     return d
 
 

@@ -11,6 +11,7 @@ FP64 input is rounded to FP32 first, so values beyond FP32's range count as infi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,11 @@ from .kernels import cast_rows, cast_tiles
 from .kernels.cast_rows import RowCast
 from .kernels.cast_tiles import TileCast
 from .problem import check_counts
+from .problem.checks import integers
+from .problem.integers import as_integer
 from .problem.layout import SCALE_BLOCK, align, ceil_div, get_tma_aligned_size, rows_of_counts
 from .problem.numbers import magnitude
-from .scales import get_mn_major_tma_aligned_tensor
+from .scales import get_mn_major_tma_aligned_tensor, packed_rows, unpack_ue8m0_from_int
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
@@ -42,6 +45,7 @@ def per_token_cast_to_fp8(
     min_amax: float = 0.0,
     mn_major: bool = False,
     masked_m: Tensor | None = None,
+    use_packed_ue8m0: bool = False,
 ) -> Quantized:
     """Cast with one scale for each row and each `gran_k` columns: activations.
 
@@ -51,16 +55,23 @@ def per_token_cast_to_fp8(
     `masked_m`, int32 `[groups]` for x `[groups, m, k]`, only the first `masked_m[g]` rows of each group count: the
     others may hold anything, and their result is undefined (on the CPU zeros with scale 1). As in every cast,
     `use_ue8m0` rounds scales up to powers of two, and `min_amax` is the least that a block's largest magnitude counts
-    as.
+    as. With `use_packed_ue8m0` too, scales are int32 `[..., m, ceil(k / gran_k / 4)]`, four exponents in each
+    (`pack_ue8m0_to_int`), which no product here takes.
 
     >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, -224.0, 0.0]], [[2.0]])
     """
+    if use_packed_ue8m0:
+        if not use_ue8m0 or mn_major or masked_m is not None:
+            raise ValueError("use_packed_ue8m0: expected use_ue8m0, and neither mn_major nor masked_m, with it")
+        values, scales = per_token_cast_to_fp8(x, use_ue8m0, gran_k, min_amax=min_amax)
+        return values, packed_rows(scales)
     if mn_major and isinstance(x, Tensor) and x.dim() not in (2, 3):
         raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
     if masked_m is not None:
         check_counts(x, masked_m)
+    gran_k = granularity(gran_k)
     if gran_k == SCALE_BLOCK and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
         min_amax = magnitude("min_amax", min_amax)
         if x.dim() == 2 and _is_transposed(x):
@@ -87,6 +98,7 @@ def per_channel_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0, 448.0], [224.0, 0.0]], [[2.0, 1.0]])
     """
+    gran_k = granularity(gran_k)
     if gran_k == SCALE_BLOCK and has_kernels(x):
         return _cast_tiles(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, 1, use_ue8m0, min_amax)
@@ -104,6 +116,7 @@ def per_block_cast_to_fp8(
     >>> values.shape, scales.shape
     (torch.Size([130, 256]), torch.Size([2, 2]))
     """
+    gran_k = granularity(gran_k)
     if gran_k == SCALE_BLOCK and has_kernels(x):
         return _cast_tiles(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, gran_k, use_ue8m0, min_amax)
@@ -122,7 +135,7 @@ def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.
     >>> values_t.float().tolist(), scales_t.tolist()
     ([[448.0], [-448.0], [0.0]], [[2.0], [1.0], [1.0]])
     """
-    _check_castable(x)
+    check_castable(x)
     if x.dim() != 2:
         raise ValueError(f"x: expected shape (m, k), got {tuple(x.shape)}")
     if has_kernels(x):
@@ -145,8 +158,9 @@ def k_grouped_cast_to_fp8(
     >>> values.shape, scales.shape
     (torch.Size([640]), torch.Size([4, 2]))
     """
-    _check_castable(x)
+    check_castable(x)
     min_amax = magnitude("min_amax", min_amax)
+    ks = integers("ks", ks)
     if any(k < 0 for k in ks):
         raise ValueError(f"ks: expected no negative size, got {list(ks)}")
     if x.dim() != 2 or x.shape[1] != sum(ks):
@@ -160,6 +174,70 @@ def k_grouped_cast_to_fp8(
     scales = torch.cat([scales for _, scales in groups], dim=1)
     values = torch.cat([values.flatten() for values, _ in groups])
     return values, get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
+
+
+def per_custom_dims_cast_to_fp8(
+    x: Tensor, dims: Sequence[int], use_ue8m0: bool = False, *, min_amax: float = 0.0
+) -> Quantized:
+    """Cast with one scale for each index of the dimensions `dims`: one for all the others of a slice.
+
+    The result is values of x's shape, and scales of the sizes of `dims`, in the order of x's dimensions.
+
+    >>> values, scales = per_custom_dims_cast_to_fp8(torch.tensor([[896.0, -448.0], [448.0, 0.0]]), (0,))
+    >>> values.float().tolist(), scales.tolist()
+    ([[448.0, -224.0], [448.0, 0.0]], [2.0, 1.0])
+    """
+    check_castable(x)
+    kept = sorted({dim % max(x.dim(), 1) for dim in integers("dims", dims)})
+    if any(not -x.dim() <= dim < x.dim() for dim in dims):
+        raise ValueError(f"dims: expected dimensions of x, which has {x.dim()}, got {tuple(dims)}")
+    others = [dim for dim in range(x.dim()) if dim not in kept]
+    # [..., as x] -> [slices, elements of one]
+    rows = x.permute(*kept, *others).reshape(prod(x.shape[dim] for dim in kept), prod(x.shape[dim] for dim in others))
+    values, scales = per_token_cast_to_fp8(rows, use_ue8m0, max(rows.shape[1], 1), min_amax=min_amax)
+    in_order = values.view([x.shape[dim] for dim in (*kept, *others)])
+    back = [(*kept, *others).index(dim) for dim in range(x.dim())]
+    if scales.numel() == 0:  # slices without elements
+        scales = torch.ones(rows.shape[0], 1, device=x.device)
+    return in_order.permute(back).contiguous(), scales.view([x.shape[dim] for dim in kept])
+
+
+@torch.no_grad()
+def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) -> Tensor:
+    """Get the FP32 numbers that FP8 values and their scales stand for, each rounded once.
+
+    `x` is `[..., m, k]`; `sf` is `[..., m, ceil(k / gran_k)]`, or one for each block,
+    `[..., ceil(m / gran_k), ceil(k / gran_k)]`, in FP32 or, for rows, as packed UE8M0.
+
+    >>> cast_back_from_fp8(*per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))).tolist()
+    [[896.0, -448.0, 0.0]]
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    if x.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"x: expected dtype torch.float8_e4m3fn, got {x.dtype}")
+    return scaled_back(x.float(), sf, gran_k)
+
+
+def scaled_back(x: Tensor, sf: Tensor, gran_k: int) -> Tensor:
+    """Multiply FP32 numbers `[..., m, k]` with scales of rows or of blocks."""
+    gran_k = granularity(gran_k)
+    if not isinstance(sf, Tensor):
+        raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
+    if x.dim() < 2:
+        raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
+    *batch, m, k = x.shape
+    columns = ceil_div(k, gran_k)
+    if sf.dtype == torch.int32:
+        sf = unpack_ue8m0_from_int(sf)[..., :columns]
+    if sf.dtype != torch.float32:
+        raise ValueError(f"sf: expected dtype torch.float32 or torch.int32, got {sf.dtype}")
+    of_rows, of_blocks = (*batch, m, columns), (*batch, ceil_div(m, gran_k), columns)
+    if sf.shape not in (of_rows, of_blocks):
+        raise ValueError(f"sf: expected shape {of_rows} or {of_blocks}, got {tuple(sf.shape)}")
+    if sf.shape != of_rows:
+        sf = sf.repeat_interleave(gran_k, -2)[..., :m, :]
+    return x * sf.repeat_interleave(gran_k, -1)[..., :k]
 
 
 def cast_by_torch(x: Tensor, rows: int, columns: int) -> Quantized:
@@ -177,11 +255,21 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
 
 
+def scales_of(amax: Tensor, largest: float, use_ue8m0: bool) -> Tensor:
+    """Scales that bring magnitudes of at most `amax` to at most `largest`, by the rules of all casts."""
+    # By a tensor: a GPU divides by a number inexactly, by its reciprocal.
+    scales = (amax / amax.new_full((), largest)).clamp_min(MIN_SCALE)
+    if use_ue8m0:
+        scales = ceil_to_ue8m0(scales)
+    return torch.where(amax == 0, 1.0, scales)
+
+
 def has_kernels(x: Tensor) -> bool:
     """Tell whether a tensor's casts have kernels: on a Hopper GPU, of every type but FP64."""
     return (
         isinstance(x, Tensor)
         and x.is_cuda
+        and x.layout is torch.strided
         and x.dtype in INPUTS
         and x.dim() >= 2
         and x.numel() > 0
@@ -299,11 +387,9 @@ def _cast_tiles(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float) -> Qu
 @torch.no_grad()
 def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) -> Quantized:
     """Cast with one scale for each `rows` x `columns` block of the last two dimensions."""
-    _check_castable(x)
+    check_castable(x)
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
-    if rows < 1 or columns < 1:
-        raise ValueError(f"gran_k: expected a positive integer, got {min(rows, columns)}")
     min_amax = magnitude("min_amax", min_amax)
 
     *batch, m, k = x.shape
@@ -312,11 +398,7 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) 
     blocks = F.pad(x.float(), padding).view(*batch, ceil_div(m, rows), rows, ceil_div(k, columns), columns)
     finite = torch.where(blocks.isfinite(), blocks.abs(), 0.0)
     amax = finite.amax(dim=(-3, -1), keepdim=True).clamp_min(min_amax)
-    # By a tensor: a GPU divides by a number inexactly, by its reciprocal.
-    scales = (amax / amax.new_full((), FP8_MAX)).clamp_min(MIN_SCALE)
-    if use_ue8m0:
-        scales = ceil_to_ue8m0(scales)
-    scales = torch.where(amax == 0, 1.0, scales)
+    scales = scales_of(amax, FP8_MAX, use_ue8m0)
     # The clamp saturates infinities, and quotients that round to just above 448. The conversion keeps a NaN's sign.
     quotients = (blocks / scales).clamp(-FP8_MAX, FP8_MAX)
     values = quotients.masked_fill(quotients.isnan(), torch.nan).to(torch.float8_e4m3fn)
@@ -324,8 +406,19 @@ def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) 
     return values, scales[..., 0, :, 0].contiguous()
 
 
-def _check_castable(x: Tensor) -> None:
+def granularity(gran_k: object) -> int:
+    """Check how many columns share a scale."""
+    number = as_integer(gran_k)
+    if number is None or number < 1:
+        raise ValueError(f"gran_k: expected a positive integer, got {gran_k!r}")
+    return number
+
+
+def check_castable(x: Tensor) -> None:
+    """Check that a tensor is of a type that casts take."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided:
+        raise ValueError(f"x: expected a dense tensor, got layout {x.layout}")
     if not x.is_floating_point() or x.element_size() == 1:
         raise ValueError(f"x: expected dtype float32, bfloat16, float16 or float64, got {x.dtype}")

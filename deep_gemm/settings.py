@@ -48,7 +48,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     tuned_table = environment.get("DG_TUNED_TABLE")
     dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
     return Settings(
-        jit_cache_dir=Path(cache_dir) if cache_dir else _default_cache_dir(),
+        jit_cache_dir=_path("DG_JIT_CACHE_DIR", cache_dir) if cache_dir else _default_cache_dir(),
         jit_debug=_flag(environment, "DG_JIT_DEBUG"),
         jit_strict=_flag(environment, "DG_JIT_STRICT"),
         jit_dump_ptx=_flag(environment, "DG_JIT_DUMP_PTX") or dump_both,
@@ -57,7 +57,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         print_reg_reuse=_flag(environment, "DG_PRINT_REG_REUSE"),
         print_configs=_flag(environment, "DG_PRINT_CONFIGS"),
         batch_invariant=_flag(environment, "DG_BATCH_INVARIANT"),
-        tuned_table=Path(tuned_table) if tuned_table else None,
+        tuned_table=_path("DG_TUNED_TABLE", tuned_table) if tuned_table else None,
     )
 
 
@@ -73,6 +73,14 @@ def _default_cache_dir() -> Path:
     except RuntimeError:  # a container may run under a user id that has neither HOME nor a passwd entry
         # No directory: kernels stay in memory. A fixed name in /tmp would let other users supply machine code.
         return Path(os.devnull) / "deep_gemm"
+
+
+def _path(name: str, value: str) -> Path:
+    """Path that a variable holds. A `~` is a home: a shell leaves it to us in `docker run -e`, and inside quotes."""
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{name}: expected a path, got {value!r}, whose home directory is not known") from None
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
@@ -149,6 +157,19 @@ def get_tc_util() -> int:
     return in_force.choices.tc_util
 
 
+def set_ignore_compile_dims(ignore: bool) -> None:
+    """Accept whether `compiled_dims` is to be ignored, which it always is: no result depends on it."""
+    _truth_value(ignore, "ignore")
+
+
+def set_block_size_multiple_of(multiple: int | tuple[int, int]) -> None:
+    """Accept a number, or two, that sizes of tiles are to be multiples of. Which tiles run changes no shape or layout
+    that a caller sees, so it changes nothing.
+    """
+    for number in multiple if isinstance(multiple, tuple | list) else (multiple,):
+        integer_in_range("multiple", number, 1)
+
+
 def set_pdl(enabled: bool) -> None:
     """Choose whether a product may start before the kernel ahead of it has ended (programmatic dependent launch).
 
@@ -203,21 +224,26 @@ get_m_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 
 
-def get_theoretical_mk_alignment_for_contiguous_layout(expected_m: int | None = None) -> int:
+def get_theoretical_mk_alignment_for_contiguous_layout(
+    expected_m: int | None = None, num_groups: int | None = None
+) -> int:
     """Get an alignment of group starts that suits groups of about `expected_m` rows: 16, 32, 64 or 128.
 
     It is the smallest of these that holds a whole group, so small groups carry little padding; 128 if `expected_m` is
-    larger or left out. It has an effect only if it is passed to `set_mk_alignment_for_contiguous_layout`.
+    larger or left out. How many groups there are does not matter. It has an effect only if it is passed to
+    `set_mk_alignment_for_contiguous_layout`.
     """
+    if num_groups is not None:
+        integer_in_range("num_groups", num_groups, 0)
     if expected_m is None:
         return DEFAULT_ALIGNMENT
     expected_m = integer_in_range("expected_m", expected_m, 0)
     return next((rows for rows in (16, 32, 64) if expected_m <= rows), DEFAULT_ALIGNMENT)
 
 
-def _truth_value(enabled: bool) -> bool:
+def _truth_value(enabled: bool, name: str = "enabled") -> bool:
     if not isinstance(enabled, bool):
-        raise ValueError(f"enabled: expected True or False, got {enabled!r}")
+        raise ValueError(f"{name}: expected True or False, got {enabled!r}")
     return enabled
 
 

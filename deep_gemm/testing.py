@@ -27,6 +27,8 @@ def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     >>> calc_diff(torch.ones(4), torch.ones(4)).item()
     0.0
     """
+    if x.shape != y.shape:  # broadcasting would compare an output of a wrong shape, and might find it right
+        raise ValueError(f"y: expected shape {tuple(x.shape)}, which x has, got {tuple(y.shape)}")
     x, y = x.double(), y.double()
     denominator = (x * x + y * y).sum()
     return torch.where(denominator == 0, 0.0, 1 - 2 * (x * y).sum() / denominator)
@@ -68,6 +70,43 @@ def ignore_env(name: str, condition: Callable[[], bool]) -> Callable[[Function],
         return cast(Function, call)
 
     return decorate
+
+
+def test_filter(condition: Callable[[], bool]) -> Callable[[Function], Function]:
+    """Decorate a test to run only while `condition()` holds; otherwise it says that it is left out."""
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if condition():
+                return function(*args, **kwargs)
+            print(f"{function.__name__}: left out, its condition does not hold")
+            return None
+
+        return cast(Function, call)
+
+    return decorate
+
+
+test_filter.__test__ = False  # type: ignore[attr-defined]  # no test itself, to pytest
+
+
+def assert_bitwise_equal(x: Tensor, y: Tensor) -> None:
+    """Raise an AssertionError unless two tensors have one type, one shape and the same bytes; a NaN equals its like."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        raise AssertionError(f"{x.dtype} {tuple(x.shape)} is not {y.dtype} {tuple(y.shape)}")
+    if x.numel() == 0:
+        return
+    bytes_of_x, bytes_of_y = (each.detach().contiguous().flatten().view(torch.uint8) for each in (x, y))
+    if torch.equal(bytes_of_x, bytes_of_y):
+        return
+    differs = (bytes_of_x != bytes_of_y).view(x.numel(), -1).any(dim=1)
+    flat = int(differs.nonzero()[0])
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), x.shape))
+    raise AssertionError(
+        f"{int(differs.sum())} of {x.numel()} elements differ, the first at {index}: {x[index].item()!r} and "
+        f"{y[index].item()!r}"
+    )
 
 
 def bench(fn: Callable[[], Any], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:

@@ -136,19 +136,21 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     monkeypatch.setattr(PLANS, "seen", Seen())
 
     def launcher_of(
-        name: str, params_of: Callable[[Any], Params], cluster_of: Callable[[Any], int]
+        name_of: Callable[[Any], str], params_of: Callable[[Any], Params], cluster_of: Callable[[Any], int]
     ) -> Callable[..., FakeLauncher]:
         @cache
         def launcher(config: Any, device: int, is_dependent: bool) -> FakeLauncher:
             if config not in fake.compiled:
                 fake.compiled.append(config)
-            return FakeLauncher(fake, name, params_of(config).size, cluster_of(config), is_dependent)
+            return FakeLauncher(fake, name_of(config), params_of(config).size, cluster_of(config), is_dependent)
 
         return launcher
 
-    gemm = launcher_of(fp8_gemm.NAME, fp8_gemm.params_of, lambda config: config.cluster_size)
+    gemm = launcher_of(lambda config: config.kernel_name, fp8_gemm.params_of, lambda config: config.cluster_size)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    decode = launcher_of(fp8_gemm_decode.NAME, lambda _: fp8_gemm_decode.PARAMS, lambda config: config.cluster_k)
+    decode = launcher_of(
+        lambda _: fp8_gemm_decode.NAME, lambda _: fp8_gemm_decode.PARAMS, lambda config: config.cluster_k
+    )
     monkeypatch.setattr(fp8_gemm_decode, "launcher", decode)
     of_maps = FakeLauncher(fake, k_group_maps.NAME, k_group_maps.PARAMS.size, 1, is_dependent=False)
     monkeypatch.setattr(k_group_maps, "launcher", lambda device, is_dependent: of_maps)

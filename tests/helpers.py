@@ -138,7 +138,7 @@ def framed(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> Fra
 
 def gemm_report(config: GemmConfig) -> KernelReport:
     """Compile the `fp8_gemm` kernel, without a cache, and look at its machine code."""
-    kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=fp8_gemm.NAME)
+    kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=config.kernel_name)
     return report(kernel.cubin, kernel.log)
 
 

@@ -56,7 +56,7 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     They go the way of CUDA tensors, but for the products, which do nothing.
     """
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "m_grouped_fp8_gemm_nt_contiguous", product_of_shapes)
+        patch.setattr(layers, "product_of_stacked_rows", product_of_shapes)
         patch.setattr(layers, "product_behind_cast", product_of_shapes)
         patch.setattr(checks, "supported_device", lambda *_: None)
         patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0

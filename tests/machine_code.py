@@ -79,9 +79,8 @@ def jobs() -> list[Job]:
 
 
 def digest(cubin: bytes) -> str:
-    """Of the instructions alone: a cubin also holds what has nothing to do with them, such as names of sections."""
-    sections = sorted(text_sections(cubin).items())
-    return hashlib.sha256(repr(sections).encode()).hexdigest()
+    """Of the instructions alone: a cubin also holds what has nothing to do with them, such as the kernel's name."""
+    return hashlib.sha256(repr(sorted(text_sections(cubin).values())).encode()).hexdigest()
 
 
 def digests() -> dict[str, Any]:

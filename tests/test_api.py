@@ -22,6 +22,7 @@ from helpers import (
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm import grouped
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
@@ -96,7 +97,8 @@ def contiguous_case(layout: str, major: str = "nt", zero_padding: bool = True) -
         padding = torch.zeros(m, dtype=torch.bool)
         extra = {"num_groups": GROUPS}
     if not zero_padding:
-        padding = torch.zeros(m, dtype=torch.bool)
+        if layout == "ends":  # with ids it changes nothing
+            padding = torch.zeros(m, dtype=torch.bool)
         extra["ensure_zero_padding"] = False
     a, sfa = random_fp8((m, K), g), random_scales((m, ceil_div(K, 128)), g)
     a.view(torch.uint8)[ids < 0], sfa[ids < 0] = FP8_NAN, float("nan")
@@ -266,6 +268,10 @@ KEYWORDS: list[tuple[str, Callable[[], Case], dict[str, Any]]] = [
     ("fp8_gemm_nt", dense_case, {"recipe_a": (1, 128), "recipe_b": (128, 128)}),
     ("fp8_gemm_nt", dense_case, {"compiled_dims": "mnk", "disable_ue8m0_cast": True}),
     ("fp8_gemm_nn", lambda: dense_case("nn"), {"compiled_dims": "nk", "disable_ue8m0_cast": False}),
+    ("fp8_gemm_nt", dense_case, {"alpha": None}),
+    ("fp8_gemm_nn", lambda: dense_case("nn"), {"alpha": None}),
+    ("fp8_gemm_tn", lambda: dense_case("tn"), {"alpha": None}),
+    ("fp8_gemm_tt", lambda: dense_case("tt"), {"alpha": None}),
     ("m_grouped_fp8_gemm_nt_contiguous", lambda: contiguous_case("ids"), {"recipe": (1, 128, 128)}),
     ("m_grouped_fp8_gemm_nt_contiguous", lambda: contiguous_case("ids"), {"num_groups": GROUPS}),
     ("m_grouped_fp8_gemm_nt_contiguous", lambda: contiguous_case("ids"), {"disable_ue8m0_cast": True}),
@@ -303,6 +309,22 @@ def test_group_sizes_known_to_the_device_alone() -> None:
     for keyword in ("ks_tensor", "grouped_layout"):
         case.extra = {"ks": None, keyword: sizes}
         check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("host_knows", [False, True])
+def test_groups_along_k_may_be_given_by_where_they_end(host_knows: bool, device: str) -> None:
+    case, ends = k_grouped_case(), torch.tensor([144, 144, 400], dtype=torch.int32)
+    ks = case.extra.pop("ks")
+    deep_gemm.set_mk_alignment_for_contiguous_layout(16)
+    try:
+        for keyword in ("ks_tensor", "grouped_layout"):
+            case.extra = {"ks": ks if host_knows else None, keyword: ends, "use_psum_layout": True}
+            check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"], device)
+    finally:
+        deep_gemm.set_mk_alignment_for_contiguous_layout(128)
+    case.extra = {"ks": ks, "use_psum_layout": False}
+    check("k_grouped_fp8_gemm_nt_contiguous", case, CALL_FORMS["pairs"], device)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -375,6 +397,23 @@ def test_no_groups_and_no_rows_are_no_work() -> None:
     assert d.shape == (0, 4, 8)
 
 
+def test_rows_without_a_group_are_zeros_by_ids_whatever_a_caller_says_of_padding() -> None:
+    case = contiguous_case("ids")
+    for said in (True, False):
+        d = torch.full((600, N), CANARY, dtype=torch.bfloat16)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(case.a, case.b, d, **case.extra, ensure_zero_padding=said)
+        assert not d[37:40].any()
+        assert not d[210:256].any()
+        assert bool((d[256:] == CANARY).all()), "an over-allocated tail is left as it is"
+
+
+def test_products_of_layers_write_no_row_without_a_group() -> None:
+    case = contiguous_case("ids")
+    d = torch.full((600, N), CANARY, dtype=torch.bfloat16)
+    grouped.product_of_stacked_rows(case.a, case.b, d, case.extra["grouped_layout"])
+    assert bool((d[case.extra["grouped_layout"] < 0] == CANARY).all())
+
+
 def test_compile_mode_computes_nothing() -> None:
     case = dense_case()
     d = torch.full((M, N), 7, dtype=torch.bfloat16)
@@ -395,3 +434,27 @@ def test_cublaslt_products_go_through_torch(major: str) -> None:
         d = torch.empty(8, 24, dtype=dtype)
         getattr(deep_gemm, f"cublaslt_gemm_{major}")(a, b, d, c)
         assert deep_gemm.calc_diff(d, x.double() @ w.double().t() + 1) < 1e-4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [32, 24])  # torch's FP8 product takes multiples of 16
+@pytest.mark.parametrize("major", ["nt", "nn", "tn", "tt"])
+def test_cublaslt_products_take_fp8_values_without_scales(major: str, n: int, device: str) -> None:
+    g = torch.Generator().manual_seed(6)
+    x, w = (torch.randn(shape, generator=g).to(torch.float8_e4m3fn) for shape in ((8, 64), (n, 64)))
+    exact = x.double() @ w.double().t()
+    a, b = (x if major[0] == "n" else x.t()), (w if major[1] == "t" else w.t())
+    for lay in (torch.clone, Tensor.contiguous):  # as views of operands along k, and the other way round
+        for dtype, of_c in ((torch.bfloat16, None), (torch.float32, None), (torch.bfloat16, 1.0), (torch.float32, 1.0)):
+            d = torch.empty(8, n, dtype=dtype, device=device)
+            c = None if of_c is None else torch.full_like(d, of_c)
+            getattr(deep_gemm, f"cublaslt_gemm_{major}")(lay(a).to(device), lay(b).to(device), d, c)
+            assert deep_gemm.calc_diff(d.cpu(), exact + (of_c or 0)) < (1e-5 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_cublaslt_products_of_fp8_values_may_be_empty() -> None:
+    for m, n, k in ((0, 16, 16), (16, 0, 16), (16, 16, 0)):
+        a, b = torch.empty(m, k).to(torch.float8_e4m3fn), torch.empty(n, k).to(torch.float8_e4m3fn)
+        d = torch.ones(m, n)
+        deep_gemm.cublaslt_gemm_nt(a, b, d)
+        assert not d.any()

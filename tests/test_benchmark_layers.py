@@ -22,10 +22,13 @@ from deep_gemm.benchmark.contenders import BF16, OURS
 from deep_gemm.benchmark.layers import ALONE, COPY, EAGER, Layer, Work
 from deep_gemm.benchmark.report import Report, Row
 from deep_gemm.benchmark.timing import KernelEvent, Kernels, Spread
+from deep_gemm.choose.dense import reachable
+from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.kernels.sources import cuda_sources
 
 SMALL_EXPERTS = (4, 2, 6, 256, 128)
-OURS_OF_EXPERTS = ("route_rows", "cast_rows", "fp8_gemm_kernel", "silu_cast", "fp8_gemm_kernel", "gather_weighted")
+OURS_OF_EXPERTS = ("route_rows", "cast_rows", "fp8_gemm_dense", "silu_cast", "fp8_gemm_dense", "gather_weighted")
 
 
 @pytest.mark.parametrize("module", [layers, plot_layers, timing])
@@ -91,8 +94,9 @@ def test_parts_of_experts_are_told_by_products(names: list[str], parts: list[str
 def test_names_of_kernels_tell_products_and_routing() -> None:
     kernels = cuda_sources()
     names = {found for text in kernels.values() for found in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
+    names |= {config.kernel_name for config in (*reachable(), *reachable_grouped(), *reachable_k_grouped())}
     products = {name for name in names if layers.is_product(name)}
-    assert products >= {"fp8_gemm_kernel", "fp8_gemm_decode"}
+    assert products >= {"fp8_gemm_dense", "fp8_gemm_decode", "fp8_gemm_m_grouped_masked", "fp8_wgrad_gemm_k_grouped"}
     assert names - products >= {"route_rows", "cast_rows", "gather_weighted"}
 
 
@@ -289,7 +293,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch,
         {
             OURS: [(name, 4.0) for name in OURS_OF_EXPERTS],
-            ALONE: [("fp8_gemm_kernel", 4.0)] * 2,
+            ALONE: [("fp8_gemm_dense", 4.0)] * 2,
             EAGER: [("torch", 4.0)] * 6,
             "bf16 bmm": [("x", 8.0)],
         },

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from deep_gemm import explain, fp8_gemm_nt, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm import (
+    explain,
+    fp8_gemm_nt,
+    k_grouped_cast_to_fp8,
+    k_grouped_fp8_gemm_nt_contiguous,
+    per_block_cast_to_fp8,
+    per_token_cast_to_fp8,
+)
 from deep_gemm.choose import dense as heuristics
 from deep_gemm.choose.dense import reachable, reachable_decode, select
 from deep_gemm.choose.depths import reachable_k_grouped, select_k_grouped
@@ -120,8 +127,16 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ({"gpu": "B200"}, "gpu: expected H200, H100, H20 or None, got 'B200'"),
         ({"d_dtype": torch.float16}, "d_dtype: expected torch.bfloat16 or torch.float32, got torch.float16"),
-        ({"m": 0}, "m: expected a positive size, got 0"),
-        ({"num_groups": 0}, "num_groups: expected a positive size, got 0"),
+        ({"m": 0}, "m: expected an integer in 1..2147483647, got 0"),
+        ({"m": "a"}, "m: expected an integer in 1..2147483647, got 'a'"),
+        ({"m": 1 << 40}, "m: expected an integer in 1..2147483647, got 1099511627776"),
+        ({"k": 128.0}, "k: expected an integer in 1..2147483647, got 128.0"),
+        ({"num_groups": 0}, "num_groups: expected an integer in 1..2147483647, got 0"),
+        ({"groups": ["ids"]}, "groups: expected ids, ends, counts, depths or None, got ['ids']"),
+        (
+            {"with_c": True, "accumulate": True},
+            "accumulate: expected C to be D itself or, with_c, another tensor, got both",
+        ),
         ({"num_groups": 2}, "num_groups: expected 1 without groups, got 2"),
         ({"groups": "rows"}, "groups: expected ids, ends, counts, depths or None, got 'rows'"),
         ({"groups": "ids", "with_c": True}, "groups: expected no C for rows by ids, got one"),
@@ -137,6 +152,24 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         explain(**{"m": 1, "n": 8, "k": 128, **arguments})
+
+
+def test_products_along_k_refuse_the_same_recipe_in_the_same_words() -> None:
+    a, b = (k_grouped_cast_to_fp8(torch.ones(8, 128), [128]) for _ in range(2))
+    with pytest.raises(NotImplementedError) as of_product:
+        k_grouped_fp8_gemm_nt_contiguous(a, b, ks=[128], recipe=(1, 128, 128))
+    with pytest.raises(NotImplementedError) as of_explain:
+        explain(8, 8, 128, groups="depths", recipe=(1, 128, 128))
+    assert str(of_product.value) == str(of_explain.value)
+
+
+def test_columns_of_large_numbers_stay_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(2**31 - 1, 4096, 7168, gpu="H20")
+    lines = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("tile ")) + 1
+    for line in lines[first : lines.index("", first)]:
+        if "cannot run it" not in line:
+            assert re.match(r"\S+(?: 2/SM)?(?: +\d+(?:\.\d)?){5}  ", line), line
 
 
 @pytest.mark.parametrize(("n", "k"), [(12, 128), (8, 100)])

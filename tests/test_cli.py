@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
+import shlex
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
+import deep_gemm
+from deep_gemm import jit
 from deep_gemm.__main__ import app
 from deep_gemm.benchmark.cases import Case
 from deep_gemm.benchmark.contenders import FAST, OURS
 from deep_gemm.benchmark.report import Row
 from deep_gemm.benchmark.timing import Spread
 from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.dense import reachable, reachable_decode
+from deep_gemm.choose.config_decode import DecodeConfig
+from deep_gemm.choose.dense import reachable, reachable_decode, select
 from deep_gemm.choose.depths import reachable_k_grouped
-from deep_gemm.choose.rows import reachable_grouped
+from deep_gemm.choose.output import Groups, Output
+from deep_gemm.choose.rows import reachable_grouped, select_grouped
+from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing
-from deep_gemm.kernels import fp8_gemm
+from deep_gemm.jit.cache import KernelCache
+from deep_gemm.jit.compiler import CompiledKernel
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, linear_decode
 from deep_gemm.kernels.ordinary import reachable_ordinary
+from deep_gemm.settings import settings
+from deep_gemm.sim import command as sim_command
 from deep_gemm.sim import library
-from deep_gemm.tools import demo
+from deep_gemm.tools import demo, doctor, precompile
 from deep_gemm.tools import inspect as inspect_kernels
 from deep_gemm.tools.gates import GATES
 from deep_gemm.tools.inspect import FAMILIES, OPCODES
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*arguments: str) -> Result:
@@ -49,7 +65,292 @@ def test_every_command_is_listed_with_what_it_does() -> None:
     for command in app.registered_commands:
         assert command.callback is not None
         what = (command.callback.__doc__ or "").split(".")[0]
-        assert f" {command.callback.__name__} {what}" in words(result)
+        assert f" {command.name or command.callback.__name__} {what}" in words(result)
+
+
+ROOT_COMMAND: Any = typer.main.get_command(app)
+CACHE_COMMAND: Any = ROOT_COMMAND.commands["cache"]
+COMMANDS: dict[str, Any] = {
+    "": ROOT_COMMAND,
+    **ROOT_COMMAND.commands,
+    **{f"cache {name}": command for name, command in CACHE_COMMAND.commands.items()},
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_argument_and_option_says_what_it_is(name: str) -> None:
+    silent = [each.name for each in COMMANDS[name].params if not getattr(each, "help", None)]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_examples_that_can_be_typed(name: str) -> None:
+    lines = [line.strip() for line in COMMANDS[name].epilog.split("\n\n")]
+    assert lines[0] == "Examples:"
+    typed = [line.removeprefix("python -m deep_gemm ") for line in lines if line.startswith("python -m deep_gemm ")]
+    assert typed
+    shown = run(*name.split(), "--help")
+    assert shown.exit_code == 0
+    for example in typed:
+        assert example in words(shown)
+        arguments = shlex.split(example)
+        first = 2 if arguments[0] == "cache" else 1
+        command = COMMANDS[" ".join(arguments[:first])]
+        command.make_context(name, arguments[first:])  # raises for an option that is not there
+        assert name in ("", "cache") or arguments[: len(name.split())] == name.split()
+
+
+def test_exit_codes_are_told() -> None:
+    assert "Exit codes: 0 all right; 1 something failed or was found wrong; 2 the request" in words(run("--help"))
+    assert run("no-such-command").exit_code == 2
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"deep_gemm {deep_gemm.__version__}\n")
+
+
+def test_make_help_names_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    told = text.split("\nhelp:\n")[1].split("\n\n")[0]
+    assert [target for target in targets.split() if target != "help" and f"make {target} " not in told] == []
+
+
+# ---- doctor -----------------------------------------------------------------------------------------------------
+
+HOPPER = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
+AMPERE = SimpleNamespace(name="NVIDIA A100", major=8, minor=0, multi_processor_count=108)
+
+
+def machine(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[Any], driver: tuple[int, int] | None, compiler: str | None = "13.0.88"
+) -> list[str]:
+    """What the doctor says of such a machine, line by line."""
+
+    def version() -> str:
+        return compiler or _no_compiler()
+
+    monkeypatch.setattr(doctor, "compiler_version", version)
+    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    result = run("doctor")
+    lines = result.output.splitlines()
+    assert 9 <= len(lines) <= 10
+    return [*lines, str(result.exit_code)]
+
+
+def test_doctor_on_a_hopper_says_that_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = machine(monkeypatch, [HOPPER], (13, 0))
+    assert "NVRTC      13.0.88" in lines
+    assert "driver     CUDA 13.0" in lines
+    assert "GPU        NVIDIA H200 (9.0, 132 SMs)" in lines
+    assert lines[-2:] == ["so         kernels run on this GPU, and the reference on the CPU", "0"]
+
+
+def test_doctor_says_what_a_hopper_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, so, more, code = machine(monkeypatch, [HOPPER], (13, 0), None)
+    assert so == "so         products run by the reference on the CPU alone"
+    assert 'Run: pip install "deep_gemm[cu13]"' in more
+    assert code == "1"
+    *_, so, more, code = machine(monkeypatch, [HOPPER], (11, 8))
+    assert more == "for more   CUDA 11.8: too old, kernels need one of CUDA 12.0 or newer"
+    assert code == "1"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "compiler", "so", "more"),
+    [
+        ([], None, "13.0.88", "kernels can be compiled (compile, inspect)", "there is no Hopper GPU"),
+        ([], None, None, "nothing is compiled", "there is no Hopper GPU"),
+        ([AMPERE], (13, 0), "13.0.88", "kernels can be compiled (compile, inspect)", "the GPU is not a Hopper"),
+    ],
+)
+def test_doctor_without_a_hopper_says_what_can_be_done(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[Any], driver: Any, compiler: str | None, so: str, more: str
+) -> None:
+    lines = machine(monkeypatch, gpus, driver, compiler)
+    assert lines[-3] == f"so         products run by the reference on the CPU; {so}"
+    assert lines[-2] == f"for more   {more}: kernels need an H100, H200 or H20"
+    assert lines[-1] == "0"
+
+
+def test_doctor_names_settings_and_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DG_JIT_DEBUG", "1")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    settings.cache_clear()
+    shown = words(run("doctor"))
+    assert "DG_JIT_DEBUG=1" in shown
+    assert "0 kernels, 0.0 MB; it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can" in shown
+
+
+# ---- compile and cache ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
+    yield tmp_path / "cache"
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
+
+
+def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("compile", "64,2112,7168", "2000x512x7168", "--gpu", "H200")
+    assert result.exit_code == 0
+    assert "2 of 2 kernels are ready, 2 of them new" in words(result)
+    assert " 2/2 " in result.output, "without a terminal a line tells of each kernel"
+    jit._cache_of.cache_clear()
+    monkeypatch.setattr(jit, "compile_cubin", None)  # nothing compiles any more
+    for shape in ((64, 2112, 7168), (2000, 512, 7168)):
+        config = select(*shape, Output(), H200)
+        kernel = fp8_gemm_decode if isinstance(config, DecodeConfig) else fp8_gemm
+        assert kernel.build(config).cubin
+    again = run("compile", "64,2112,7168", "--gpu", "H200")
+    assert "1 of 1 kernels are ready, 0 of them new" in words(again)
+    assert again.exit_code == 0
+
+
+def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+
+    def keep(jobs: Iterable[Any], console: object) -> bool:
+        built.extend(jobs)
+        return True
+
+    monkeypatch.setattr(precompile, "run", keep)
+    assert run("compile", "2112,7168", "--gpu", "H200").exit_code == 0
+    made = {job.config for job in built}
+    assert {select(m, 2112, 7168, Output(), H200) for m in range(1, 20_000, 7)} <= made
+    assert len(made) < 20
+    built.clear()
+    arguments = ("--groups", "ids", "--num-groups", "8", "--gpu", "H200")
+    assert run("compile", "4096,7168", *arguments).exit_code == 0
+    ids = Output(groups=Groups.IDS)
+    assert {select_grouped(8, m / 8, 4096, 7168, ids, H200) for m in range(1, 20_000, 7)} <= {
+        job.config for job in built
+    }
+    built.clear()
+    assert run("compile", "256,4096,7168", "--groups", "depths", "--num-groups", "8").exit_code == 0
+    assert "k_group_maps" in [job.name for job in built]
+    built.clear()
+    assert run("compile", "2112,7168", "--layers", "--gpu", "H200").exit_code == 0
+    names = {job.name for job in built}
+    assert {f"{kernel.name} {config.name}" for kernel, configs in reachable_ordinary() for config in configs} <= names
+    assert any(job.kernel == linear_decode.NAME for job in built)
+
+
+def test_compile_says_which_kernel_failed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = fp8_gemm.headers
+    monkeypatch.setattr(fp8_gemm, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
+    result = run("compile", "4096,512,7168", "--gpu", "H200")
+    assert result.exit_code == 1
+    assert "fp8_gemm_dense: NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
+    assert "0 of 1 kernels are ready, 0 of them new" in words(result)
+
+
+def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_text("a file, not a directory")
+    with pytest.warns(RuntimeWarning, match="compiled kernels cannot be kept"):
+        assert run("compile", "4096,512,7168", "--gpu", "H200").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "shapes: expected some, or --layers, got none"),
+        (("64",), "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64'"),
+        (("64,a,128",), "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64,a,128'"),
+        (("0,8,128",), "m: expected an integer in 1..2147483647, got 0"),
+        (("12,128",), "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
+        (("8,100",), "k: expected a multiple of 16, got 100"),
+        (("8,128", "--gpu", "B200"), "gpu: expected H200, H100, H20 or None, got 'B200'"),
+        (("8,128", "--num-groups", "2"), "num_groups: expected 1 without groups, got 2"),
+    ],
+)
+def test_compile_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("compile", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+
+
+def test_compile_says_what_to_install_where_the_compiler_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precompile, "compiler_version", _no_compiler)
+    result = run("compile", "8,128")
+    assert result.exit_code == 2
+    assert 'Run: pip install "deep_gemm[cu13]"' in words(result)
+
+
+def kept(cache: Path, *names: str) -> list[Path]:
+    """Kernels in a cache."""
+    for name in names:
+        key = hashlib.sha256(name.encode()).hexdigest()
+        kernel = CompiledKernel(name, b"machine code", "a log", "13.0.88 CL-1")
+        KernelCache(cache).store(key, kernel, options=[], passes=[])
+    return sorted(cache.glob("*.kernel"))
+
+
+def test_cache_list_shows_kernels_and_which_are_not_sound(cache: Path) -> None:
+    assert words(run("cache", "list")) == f"0 kernels, 0.0 MB, in {cache}"
+    first, second = kept(cache, "one", "two")
+    second.write_bytes(b"")
+    result = run("cache", "list")
+    assert result.exit_code == 0
+    assert re.search(rf"one {first.stem[-64:][:16]} 13.0.88 CL-1 \d+ \d{{4}}-\d\d-\d\d", words(result))
+    assert re.search(r"two \w{16} not sound 0 ", words(result))
+    assert words(result).endswith(f"2 kernels, 0.0 MB, in {cache}")
+
+
+def test_cache_verify_fails_for_what_is_not_sound_and_removes_it_if_told(cache: Path) -> None:
+    first, second, third = kept(cache, "one", "three", "two")
+    assert (run("cache", "verify").exit_code, words(run("cache", "verify"))) == (
+        0,
+        f"3 of 3 kernels in {cache} are sound",
+    )
+    second.write_bytes(second.read_bytes()[:-1])
+    third.write_bytes(first.read_bytes())  # sound, but of another name
+    result = run("cache", "verify")
+    assert result.exit_code == 1
+    assert f"{second}: not sound; it is compiled anew when it is needed" in result.output
+    assert str(third) in result.output
+    assert f"1 of 3 kernels in {cache} are sound" in result.output
+    assert run("cache", "verify", "--remove").exit_code == 0
+    assert list(cache.iterdir()) == [first]
+
+
+def test_cache_clear_removes_what_the_cache_wrote_and_nothing_else(cache: Path) -> None:
+    first, *_ = kept(cache, "one", "two")
+    error = jit.CompileError("broken", "NVRTC", log="", options=(), source="int x = ;")
+    KernelCache(cache).keep_failed_source(error, {"ptx/a.cuh": ""}, "k" * 64)
+    for name in (f"{first.stem}.ptx", f"{first.stem}.sass", ".0123456789abcdef.tmp"):
+        (cache / name).write_text("")
+    strangers = {cache / name for name in ("notes.txt", "my.kernel", "other.ptx", "x-123.kernel", ".hidden.tmp")}
+    for path in strangers:
+        path.write_text("")
+    refused = CliRunner().invoke(app, ["cache", "clear"], input="n\n")
+    assert refused.exit_code == 1
+    assert first.exists()
+    result = run("cache", "clear", "--yes")
+    assert result.exit_code == 0
+    assert f"2 kernels removed from {cache}" in result.output
+    assert {path for path in cache.rglob("*") if path.is_file()} == strangers
+    assert words(run("cache", "clear", "--yes")) == f"0 kernels removed from {cache}"
+
+
+def test_cache_of_a_directory_that_is_not_there_is_empty(cache: Path) -> None:
+    for arguments in (("list",), ("verify",), ("clear", "--yes")):
+        result = run("cache", *arguments)
+        assert result.exit_code == 0
+        assert "0 " in result.output
 
 
 # ---- inspect ----------------------------------------------------------------------------------------------------
@@ -175,6 +476,23 @@ def test_every_opcode_that_is_shown_has_a_name_in_the_reader() -> None:
     assert set(OPCODES) <= set(_MNEMONICS.values())
 
 
+def test_inspect_of_a_source_that_does_not_compile_fails_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = fp8_gemm.headers
+    monkeypatch.setattr(fp8_gemm, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
+    result = run("inspect", "--block-m", "64", "--block-n", "16")
+    assert result.exit_code == 1
+    assert "NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
+    assert "Traceback" not in result.output
+
+
+def test_tables_are_not_folded_where_there_is_no_terminal() -> None:
+    result = CliRunner().invoke(app, ["configs"], env={"COLUMNS": "40", "NO_COLOR": "1", "TERM": "dumb"})
+    lines = [line.split() for line in result.output.splitlines()]
+    for config in reachable():
+        numbers = (config.num_stages, config.shared_bytes, config.num_threads, config.registers[0])
+        assert [*config.name.split(), *map(str, numbers), "/", str(config.registers[1])] in lines
+
+
 # ---- sim --------------------------------------------------------------------------------------------------------
 
 SMALL = ("--m", "40", "--n", "72", "--k", "272", "--block-m", "64", "--block-n", "64")
@@ -224,6 +542,17 @@ def test_sim_prints_the_command_that_shows_a_failure_again(
         "--block-m 64 --block-n 64 --cluster-m 2 --cluster-n 1 --cluster-k 1 --fp32 --with-c"
     )
     assert run(*again.split()).output == result.output
+
+
+@pytest.mark.host_compiler
+def test_sim_tells_of_its_progress_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "seed 0 passed" not in run("sim", *SMALL, "--seeds", "2").output, "only of what takes long"
+    monkeypatch.setattr(sim_command, "SECONDS_BETWEEN_LINES", 0)
+    lines = run("sim", *SMALL, "--seeds", "2", "--first-seed", "3").output.splitlines()
+    assert [line.split(" s ")[1].split() for line in lines if "/2" in line] == [
+        ["1/2", "seed", "3", "passed"],
+        ["2/2", "seed", "4", "passed"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,26 @@ LAYOUT_NAMES = [
     "get_tma_aligned_size",
     "transform_sf_into_required_layout",
 ]
+PACKED_NAMES = [
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
+]
+OTHER_CASTS = [
+    "cast_back_from_fp4",
+    "cast_back_from_fp8",
+    "pack_ue8m0_to_int",
+    "per_custom_dims_cast_to_fp8",
+    "per_token_cast_to_fp4",
+    "transpose_packed_fp4",
+    "unpack_ue8m0_from_int",
+]
+ALIGNMENTS = [
+    "get_k_alignment_for_contiguous_layout",
+    "get_m_alignment_for_contiguous_layout",
+    "get_mk_alignment_for_contiguous_layout",
+    "get_theoretical_mk_alignment_for_contiguous_layout",
+    "set_mk_alignment_for_contiguous_layout",
+]
 CAST_NAMES = ["per_block_cast_to_fp8", "per_channel_cast_to_fp8", "per_token_cast_to_fp8"]
 PRODUCTS_OF_2025 = [
     "gemm_fp8_fp8_bf16_nt",
@@ -164,18 +184,43 @@ MODULES = {
         "calc_diff",
         "get_theoretical_mk_alignment_for_contiguous_layout",
         "k_grouped_fp8_gemm_nt_contiguous",
-        "set_mk_alignment_for_contiguous_layout",
+        "set_block_size_multiple_of",
+        "set_ignore_compile_dims",
+        *PACKED_NAMES,
+        *OTHER_CASTS,
+        *ALIGNMENTS,
     ],
-    "deep_gemm.utils": [*CAST_NAMES, "align", "bench", "bench_kineto", "calc_diff", "ceil_div", "get_tma_aligned_size"],
+    "deep_gemm.utils": [
+        *CAST_NAMES,
+        *OTHER_CASTS,
+        *PACKED_NAMES,
+        *ALIGNMENTS,
+        "align",
+        "bench",
+        "bench_kineto",
+        "calc_diff",
+        "ceil_div",
+        "get_mn_major_tma_aligned_tensor",
+        "get_tma_aligned_size",
+        "transform_sf_into_required_layout",
+    ],
+    "deep_gemm.utils.dist": ["dist_print", "init_dist", "uneven_all_gather"],
     "deep_gemm.utils.layout": [
         *LAYOUT_NAMES,
-        "get_k_alignment_for_contiguous_layout",
-        "get_m_alignment_for_contiguous_layout",
-        "get_theoretical_mk_alignment_for_contiguous_layout",
-        "set_mk_alignment_for_contiguous_layout",
+        *PACKED_NAMES,
+        *ALIGNMENTS,
     ],
-    "deep_gemm.utils.math": [*CAST_NAMES, "align", "ceil_div", "ceil_to_ue8m0"],
-    "deep_gemm.testing": ["bench", "bench_kineto", "calc_diff", "count_bytes", "get_arch_major", "ignore_env"],
+    "deep_gemm.utils.math": [*CAST_NAMES, *OTHER_CASTS, "align", "ceil_div", "ceil_to_ue8m0"],
+    "deep_gemm.testing": [
+        "assert_bitwise_equal",
+        "test_filter",
+        "bench",
+        "bench_kineto",
+        "calc_diff",
+        "count_bytes",
+        "get_arch_major",
+        "ignore_env",
+    ],
     "deep_gemm.jit_kernels": PRODUCTS_OF_2025,
     "deep_gemm.jit_kernels.utils": [
         "ceil_div",
@@ -215,7 +260,7 @@ def test_a_star_import_gives_exactly_the_names_that_a_module_lists(module: str) 
 
 
 @pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
-@pytest.mark.parametrize("module", ["deep_gemm", "deep_gemm.utils.layout"])
+@pytest.mark.parametrize("module", ["deep_gemm", "deep_gemm.utils", "deep_gemm.utils.layout", "deep_gemm.utils.math"])
 def test_an_absent_name_is_absent_and_the_error_says_what_to_use_instead(module: str, name: str, instead: str) -> None:
     found = importlib.import_module(module)
     assert not hasattr(found, name)
@@ -234,7 +279,7 @@ def test_the_alternative_to_an_absent_name_exists(name: str, instead: str) -> No
             found: Any = torch
             for part in word.split(".")[1:]:
                 found = getattr(found, part)
-        elif "_" in word:
+        elif "_" in word and word != "deep_gemm":
             assert callable(getattr(deep_gemm, word))
 
 

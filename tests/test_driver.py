@@ -18,7 +18,7 @@ from deep_gemm.jit.tensor_map import ElementType, TensorMap
 
 cu = pytest.importorskip("cuda.bindings.driver")
 
-COMPILED = CompiledKernel("fp8_gemm_kernel", b"cubin", "", "13.0.88 CL-36424714")
+COMPILED = CompiledKernel("fp8_gemm_dense", b"cubin", "", "13.0.88 CL-36424714")
 MAP = TensorMap(ElementType.UINT8, (256, 64), (256,), (128, 64), 128)
 
 
@@ -253,7 +253,7 @@ def test_a_driver_too_old_for_the_kernel_is_named_with_what_helps(monkeypatch: p
     with pytest.raises(driver.DriverError) as caught:
         driver.Kernel(COMPILED, 4096)
     told = str(caught.value)
-    assert told.startswith(f"fp8_gemm_kernel: cuModuleLoadData failed: CUDA_ERROR_{status}")
+    assert told.startswith(f"fp8_gemm_dense: cuModuleLoadData failed: CUDA_ERROR_{status}")
     assert "This driver is of CUDA 12.4" in told
     assert "NVRTC 13.0.88 CL-36424714 compiled the kernel" in told
     assert "needs a driver of CUDA 13, or torch and NVRTC of CUDA 12" in told
@@ -265,6 +265,22 @@ def test_a_kernel_that_a_new_driver_refuses_is_not_blamed_on_its_age(monkeypatch
     use(monkeypatch, cuModuleLoadData=(failure, None), cuDriverGetVersion=(0, 13000))
     with pytest.raises(driver.DriverError, match=r"cuModuleLoadData failed: CUDA_ERROR_OUT_OF_MEMORY: some text$"):
         driver.Kernel(COMPILED, 4096)
+
+
+def test_the_drivers_version_is_that_of_the_newest_cuda_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, cuDriverGetVersion=(0, 12040))
+    assert driver.driver_version() == (12, 4)
+    use(monkeypatch, cuDriverGetVersion=(cu.CUresult.CUDA_ERROR_NOT_INITIALIZED, 0))
+    assert driver.driver_version() is None
+
+
+@pytest.mark.parametrize("error", [ImportError("no bindings"), RuntimeError("no libcuda.so.1"), OSError("no file")])
+def test_no_driver_has_no_version(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def missing() -> Any:
+        raise error
+
+    monkeypatch.setattr(driver, "_driver", missing)
+    assert driver.driver_version() is None
 
 
 @pytest.mark.parametrize(("name", "major", "minor"), [("NVIDIA A100-SXM4-80GB", 8, 0), ("NVIDIA B200", 10, 0)])

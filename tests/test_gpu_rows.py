@@ -123,6 +123,24 @@ def assert_product(d: Tensor, a: Any, b: Any, rows: Any, group: int) -> None:
     assert float((d[rows].double() - right.double()).norm() / right.double().norm()) < 3e-3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_may_share_one_weight_by_a_stride_of_0(kind: Groups) -> None:
+    masked = kind == Groups.COUNTS
+    a, (b, sfb), d = operands(1, 300, 1032, 1024, planes=4 if masked else None)
+    shared = b.expand(4, -1, -1), sfb.expand(4, -1, -1)
+    copied = tuple(x.contiguous() for x in shared)
+    other = d.clone()
+    for weights, out in ((shared, d), (copied, other)):
+        if masked:
+            deep_gemm.m_grouped_fp8_gemm_nt_masked(a, weights, out, numbers([300, 0, 7, 129]), 100)
+        else:
+            layout = [128, 128, 300, 300] if kind == Groups.ENDS else [0] * 70 + [2] * 130 + [3] * 100
+            is_ends = kind == Groups.ENDS
+            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, weights, out, numbers(layout), use_psum_layout=is_ends)
+    assert not bool((d == sim.CANARY).all())
+    assert torch.equal(d, other)
+
+
 @pytest.mark.parametrize("max_m", [8, 16, 32, 96])
 def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
     masked = Output(groups=Groups.COUNTS)

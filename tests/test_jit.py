@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -124,6 +126,17 @@ def test_a_syntax_error_carries_log_options_and_source() -> None:
     assert error.source == "int x = ;"
     assert error.log in str(error)
     assert "-DANSWER=42" in str(error)
+
+
+def test_a_compile_error_comes_whole_from_another_process() -> None:
+    error = jit.CompileError("broken", "NVRTC: no", log="line 1", options=("-DX=1", "-O"), source="int x = ;")
+    error.source_path = Path("/cache/broken.cu")
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(copied) is jit.CompileError
+        assert str(copied) == str(error)
+        assert (copied.name, copied.reason, copied.log) == ("broken", "NVRTC: no", "line 1")
+        assert (copied.options, copied.source) == (("-DX=1", "-O"), "int x = ;")
+        assert copied.source_path == Path("/cache/broken.cu")
 
 
 def test_an_unknown_option_is_a_compile_error_that_names_it() -> None:

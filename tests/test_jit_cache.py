@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -145,6 +147,44 @@ def test_a_sound_file_under_another_kernels_name_is_a_miss(tmp_path: Path) -> No
     store(cache)
     cache.path("scale", KEY).rename(cache.path("scale", "other"))
     assert KernelCache(tmp_path).load("scale", "other") is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\n",
+        b"no json\ncubin",
+        b"\xff\xfe\ncubin",
+        b"[1]\ncubin",
+        b"7\ncubin",
+        b"{}\ncubin",
+        b"[" * 100_000 + b"\ncubin",
+        json.dumps({"key": KEY, "name": "scale", "log": ""}).encode() + b"\ncubin",
+        json.dumps({"key": KEY, "name": 1, "log": "", "compiler": ""}).encode() + b"\ncubin",
+    ],
+)
+def test_a_file_with_a_right_digest_of_something_else_is_a_miss(tmp_path: Path, body: bytes) -> None:
+    cache = KernelCache(tmp_path)
+    head = b"deep_gemm kernel 1 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
+    cache.path("scale", KEY).write_bytes(head + body)
+    assert cache.load("scale", KEY) is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_a_miss(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    cache = KernelCache(tmp_path)
+    make(cache.path("scale", KEY))
+    begin = time.perf_counter()
+    assert cache.load("scale", KEY) is None  # to read a pipe would wait for a writer
+    assert time.perf_counter() - begin < 5
+
+
+def test_a_pipe_in_the_cache_gives_way_to_the_kernel(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    os.mkfifo(cache.path("scale", KEY))
+    store(cache)
+    assert KernelCache(tmp_path).load("scale", KEY) == KERNEL
 
 
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b[:-9] + b"\0" + b[-8:]])

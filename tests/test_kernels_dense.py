@@ -29,7 +29,7 @@ from deep_gemm.problem.layout import RECIPE_1D1D, align, ceil_div
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
-BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_kernel")])
+BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_dense")])
 Operand = tuple[Tensor, Tensor]
 
 

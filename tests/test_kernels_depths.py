@@ -58,7 +58,7 @@ def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmCon
     depths.run_on_gpu(p, config)
     maps, product = gpu.launches
     assert (maps.kernel, maps.grid, maps.cluster) == ("k_group_maps", 1, 1)
-    assert (product.kernel, product.grid) == ("fp8_gemm_kernel", 3 * config.cluster_n)
+    assert (product.kernel, product.grid) == ("fp8_wgrad_gemm_k_grouped", 3 * config.cluster_n)
     assert (product.cluster, product.is_dependent) == (config.cluster_n, True)
     found = words_of_members(k_group_maps.PARAMS, maps.words)
     assert (found["a"], found["b"]) == (p.a.data_ptr(), p.b.data_ptr())
@@ -105,6 +105,18 @@ def test_depths_that_are_wrong_are_refused_on_a_call_that_was_seen(gpu: FakeGpu,
     assert len(gpu.launches) == 2
 
 
+def test_depths_that_lie_across_words_are_refused_on_a_call_that_was_seen(gpu: FakeGpu) -> None:
+    p = ready(sim.random_problem(FRESH, KS, 100, 72))
+    sizes, memory = torch.tensor(KS, dtype=torch.int32), bytearray(4 * len(KS) + 2)
+    memory[2:] = sizes.numpy().tobytes()
+    for _ in range(2):
+        call(p._replace(ks_tensor=sizes))
+    across = torch.frombuffer(memory, dtype=torch.int32, offset=2)
+    with pytest.raises(ValueError, match=r"^ks_tensor: expected an address that is a multiple of 4 bytes"):
+        call(p._replace(ks_tensor=across))
+    assert len(gpu.launches) == 4
+
+
 def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGpu) -> None:
     at, held = DEPTHS_PARAMS.word("groups.by_depth"), []
     empty = torch.empty
@@ -114,7 +126,7 @@ def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGp
         for _ in range(calls):
             p = ready(sim.random_problem(FRESH, KS, 100, 72))
             call(p, KS)
-        return {launch.words[at] for launch in gpu.launches[first:] if launch.kernel == "fp8_gemm_kernel"}
+        return {launch.words[at] for launch in gpu.launches[first:] if launch.kernel == "fp8_wgrad_gemm_k_grouped"}
 
     def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
         held.append(empty(*args, **kwargs))

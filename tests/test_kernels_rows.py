@@ -88,6 +88,18 @@ def test_a_plan_of_other_rows_is_what_would_be_made_anew(monkeypatch: pytest.Mon
     assert sum(launch[2] for launch in launched[1]) == 6, "one call is like the first"
 
 
+def test_groups_that_share_a_weight_share_it_in_the_map_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(monkeypatch)
+    a, (b, sfb), d, layout = operands(600, [0] * 300 + [1] * 200 + [2] * 100)
+    shared = on_gpu(b[:1].expand(b.shape)), sfb[:1].expand(sfb.shape)
+    for _ in range(2):
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, shared, d, layout)
+        assert gpu.last.words[ROWS_PARAMS["by block"].word("map_b")] == b.data_ptr()
+    of_b = next(x for x in gpu.launches[0].maps if x.sizes == (512, 256, 3))
+    assert of_b.strides == (512, 0)
+    assert gpu.plans == 1
+
+
 def test_a_layout_that_was_left_out_is_made_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = install(monkeypatch)
     a, b, d, _ = operands(600, [0] * 600)

@@ -18,6 +18,7 @@ from deep_gemm.choose.output import Output
 from deep_gemm.kernels import dense, fp8_gemm
 from deep_gemm.problem import dense_problem
 from deep_gemm.problem.layout import align, ceil_div, get_tma_aligned_size, is_mn_major_tma_aligned
+from deep_gemm.quantize import per_token_cast_to_fp8
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout
 
 PER_ROW, PER_BLOCK = (1, 128, 128), (128, 128)
@@ -96,7 +97,9 @@ def test_the_result_has_the_strides_that_its_docstring_says(shape: tuple[int, ..
 )
 def test_one_column_is_never_copied_because_it_has_no_pitch(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     sf = lay_in(shape, strides)
-    assert get_mn_major_tma_aligned_tensor(sf) is sf
+    out = get_mn_major_tma_aligned_tensor(sf)
+    assert out.data_ptr() == sf.data_ptr()
+    assert torch.equal(out, sf)
     assert_loads_directly(sf)
 
 
@@ -115,6 +118,35 @@ def test_columns_of_groups_are_copied_where_the_groups_lie_apart_by_no_multiple_
     out = get_mn_major_tma_aligned_tensor(sf)
     assert torch.equal(out, sf)
     assert out.stride() == (8, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((5, 1), (1, 8)),
+        ((8, 1), (1, 8)),
+        ((1, 1), (1, 4)),
+        ((1, 3), (1, 4)),
+        ((2, 5, 1), (8, 1, 8)),
+        ((2, 4, 1), (4, 1, 4)),
+        ((1, 5, 3), (24, 1, 8)),
+        ((1, 1, 1), (4, 1, 4)),
+    ],
+)
+def test_sizes_of_1_have_the_strides_of_any_other_size(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    sf = scales(*shape)
+    mn, k = shape[-2], shape[-1] * 128
+    groups = shape[0] if len(shape) == 3 else None
+    x = torch.ones(*shape[:-1], k)
+    for out in (
+        get_mn_major_tma_aligned_tensor(sf),
+        transform_sf_into_required_layout(sf, mn, k, (1, 128), groups),
+        per_token_cast_to_fp8(x, mn_major=True)[1],
+    ):
+        assert out.stride() == strides
+    out = get_mn_major_tma_aligned_tensor(sf)
+    assert torch.equal(out, sf)
+    assert get_mn_major_tma_aligned_tensor(out) is out
 
 
 @pytest.mark.parametrize("shape", [(8, 3), (7, 3), (2, 7, 3), (1, 9)])

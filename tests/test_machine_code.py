@@ -36,4 +36,5 @@ def test_a_digest_changes_with_the_instructions_alone() -> None:
     one = compile_cubin(source, {}, name="k")
     assert digest(compile_cubin(source + "// a comment", {}, name="k").cubin) == digest(one.cubin)
     assert digest(compile_cubin(source.replace("2", "3"), {}, name="k").cubin) != digest(one.cubin)
+    assert digest(compile_cubin(source.replace(" k(", " renamed("), {}, name="k").cubin) == digest(one.cubin)
     assert digest(one.cubin + b"appended") == digest(one.cubin)

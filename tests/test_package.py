@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import activation, dense, grouped, layers, quantize, routing, testing
+from deep_gemm import activation, dense, fp4, grouped, layers, quantize, routing, scales, testing
 from deep_gemm.problem import layout
 from deep_gemm.settings import read_settings
 from deep_gemm.tools import demo
@@ -25,7 +25,7 @@ OF_LAYERS = [activation, layers, routing]
 EXAMPLES = {"torch": torch, **{name: getattr(deep_gemm, name) for name in deep_gemm.__all__}}
 
 
-@pytest.mark.parametrize("module", [dense, grouped, layout, quantize, testing, *OF_LAYERS])
+@pytest.mark.parametrize("module", [dense, fp4, grouped, layout, quantize, scales, testing, *OF_LAYERS])
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
     names = {**EXAMPLES, **vars(module)}
     failed, attempted = doctest.testmod(module, extraglobs=names)
@@ -33,7 +33,7 @@ def test_examples_in_docstrings_run(module: ModuleType) -> None:
     assert failed == 0
 
 
-@pytest.mark.parametrize("module", [dense, grouped, quantize, *OF_LAYERS])
+@pytest.mark.parametrize("module", [dense, fp4, grouped, quantize, scales, *OF_LAYERS])
 def test_every_public_product_cast_and_layer_has_an_example(module: ModuleType) -> None:
     for name in deep_gemm.__all__:
         function = vars(module).get(name)

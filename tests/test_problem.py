@@ -16,6 +16,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import dense as dense_products
 from deep_gemm import grouped as grouped_products
+from deep_gemm.problem import contiguous_problem
 
 M, N, K, GROUPS = 5, 256, 272, 2
 N_BLOCKS, K_BLOCKS = 2, 3
@@ -135,7 +136,7 @@ def storage_bytes(x: Tensor) -> Tensor:
 
 
 def assert_refused(product: Callable[..., Any], call: Arguments, error: type[Exception], message: str) -> None:
-    memory = [storage_bytes(x) for x in tensors(call) if x.device.type == "cpu"]
+    memory = [storage_bytes(x) for x in tensors(call) if x.device.type == "cpu" and x.layout is torch.strided]
     before = [x.clone() for x in memory]
     with pytest.raises(error) as caught:
         product(**call)
@@ -211,6 +212,13 @@ def every_second(x: Tensor) -> Tensor:
 
 def expanded(x: Tensor) -> Tensor:
     return x[..., :1, :].expand(x.shape)
+
+
+def inside_of_an_element(x: Tensor) -> Tensor:
+    """The same tensor from a buffer of bytes, two bytes behind where an element may begin."""
+    memory = bytearray(x.nbytes + 2)
+    memory[2:] = x.contiguous().numpy().tobytes()
+    return torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=2).view(x.shape)
 
 
 def longer(dim: int) -> Callable[[Tensor], Tensor]:
@@ -301,6 +309,10 @@ NOT_YET: list[Mistake] = [
         for recipe in ((), (128,), (128, 128), (1, 128, 128, 1), ([1], 128, 128), (None, 128, 128), ("1", 1, 128))
     ],
     ("k-grouped", to(recipe=([1], 1, 128)), "recipe: expected (1, 1, 128) for a k-grouped product, got ([1], 1, 128)"),
+    *[
+        (kind, to(alpha=2.0), "alpha: expected None, got 2.0; multiply the scales of a or b with it instead")
+        for kind in ("nt", "nn", "tn", "tt")
+    ],
     ("nt", to(recipe_a=([1], 128)), "recipe_a: expected (1, 128), got ([1], 128)"),
     ("nt", to(recipe_b=(128,)), "recipe_b: expected (1, 128) or (128, 128), got (128,)"),
     ("nt", to(recipe_a=(128, 128)), "recipe_a: expected (1, 128), got (128, 128)"),
@@ -321,6 +333,13 @@ RECIPES: list[Mistake] = [
         "recipe_b: expected what recipe (1, 1, 128) says, got (128, 128)",
     ),
     ("nt", to(recipe=128), "recipe: expected "),
+    ("nt", to(recipe="111"), "recipe: expected a tuple of integers, got '111'"),
+    *[
+        (kind, to(recipe=recipe), f"recipe: expected a tuple of integers, got {recipe!r}")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+        for recipe in (np.array([1, 1, 128]), torch.tensor([1, 1, 128]), (*torch.tensor([1, 1, 128]),))
+    ],
+    ("tn", to(recipe_b=np.array([128, 128])), "recipe_b: expected a tuple of integers, got array([128, 128])"),
     ("masked", to(recipe_b=128), "recipe_b: expected "),
     # The recipe says what the scales must be.
     ("nt", to(recipe=(1, 1, 128)), "sfb: expected shape (n, ceil(k / 128)) = (256, 3), got (2, 3)"),
@@ -475,6 +494,18 @@ SIZES: list[Mistake] = [
         to(ks=None, ks_tensor=int32(144, 112)),
         "a: expected shape (m * sum(ks),) = (1280,), got (1360,)",
     ),
+    *[
+        ("k-grouped", both(to(ks=None, use_psum_layout=True), to(ks_tensor=ends)), f"ks_tensor: expected {message}")
+        for ends, message in (
+            (None, "the ends of groups with use_psum_layout, got None"),
+            (int32(144, 272), "ends that are multiples of 128, the alignment of groups, got 144 for group 0"),
+            (int32(256, 128), "ends that do not decrease, got 128 behind 256"),
+            (int32(-128, 128), "ends that do not decrease, got -128 behind 0"),
+            (int32(128, 270), "multiples of 16, got 142 at index 1"),
+            (int32(128, 272)[None], "shape (groups,) = (2,), got (1, 2)"),
+            (int32(128, 272).long(), "dtype torch.int32, got torch.int64"),
+        )
+    ],
     ("contiguous", to(num_groups=3), "num_groups: expected the 2 groups of b, got 3"),
     ("contiguous", to(num_groups="2"), "num_groups: expected the 2 groups of b, got '2'"),
     (
@@ -558,6 +589,34 @@ LAYOUTS: list[Mistake] = [
     ("nt", to(c=misaligned(output(M, N))), "c: expected an address that is a multiple of 16 bytes, got 0x"),
 ]
 
+CUT_ELEMENTS: list[Mistake] = [
+    *[
+        (
+            kind,
+            scales(side, inside_of_an_element),
+            f"sf{side}: expected an address that is a multiple of 4 bytes, got 0x",
+        )
+        for kind in CALLS
+        for side in ("a", "b")
+    ],
+    ("contiguous", argument("grouped_layout", inside_of_an_element), "grouped_layout: expected an address that is a "),
+    ("masked", argument("masked_m", inside_of_an_element), "masked_m: expected an address that is a multiple of 4 byt"),
+    ("k-grouped", argument("ks_tensor", inside_of_an_element), "ks_tensor: expected an address that is a multiple of "),
+]
+
+SPARSE: list[Mistake] = [
+    ("nt", values("a", lambda x: x.float().to_sparse()), "a: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", scales("b", Tensor.to_sparse), "sfb: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", argument("d", Tensor.to_sparse), "d: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", to(c=output(M, N).to_sparse()), "c: expected a dense tensor, got layout torch.sparse_coo"),
+    ("k-grouped", scales("a", Tensor.to_sparse), "sfa: expected a dense tensor, got layout torch.sparse_coo"),
+    (
+        "masked",
+        argument("masked_m", Tensor.to_sparse),
+        "masked_m: expected a dense tensor, got layout torch.sparse_coo",
+    ),
+]
+
 DEVICES: list[Mistake] = [
     *[
         (kind, values("a", meta), "a: expected a CPU or CUDA tensor, got device meta")
@@ -590,7 +649,16 @@ def test_the_calls_that_mistakes_are_made_from_are_right() -> None:
 MISTAKES = {
     TypeError: NOT_TENSORS,
     NotImplementedError: NOT_YET,
-    ValueError: DTYPES + RECIPES + SHAPES + SCALE_SHAPES + SIZES + GROUP_VALUES + LAYOUTS + DEVICES,
+    ValueError: DTYPES
+    + RECIPES
+    + SHAPES
+    + SCALE_SHAPES
+    + SIZES
+    + GROUP_VALUES
+    + LAYOUTS
+    + CUT_ELEMENTS
+    + SPARSE
+    + DEVICES,
 }
 
 
@@ -877,6 +945,25 @@ def test_ends_of_empty_groups_are_no_mistake(numbers: tuple[int, int]) -> None:
     assert torch.equal(call["d"][valid], expected)
 
 
+@pytest.mark.parametrize("kind", ["contiguous", "contiguous nn", "ends", "masked"])
+def test_groups_may_share_one_weight_without_a_copy(kind: str) -> None:
+    product, call = make(kind)
+    (b, sfb), d = call["b"], call["d"]
+    copies = (b[:1].repeat(GROUPS, 1, 1), sfb[:1].repeat(GROUPS, 1, 1))
+    product(**{**call, "b": (copies[0].mT.contiguous().mT if kind == "contiguous nn" else copies[0], copies[1])})
+    shared = torch.full_like(d, CANARY)
+    product(**{**call, "d": shared, "b": (b[:1].expand(b.shape), sfb[:1].expand(sfb.shape))})
+    assert torch.equal(shared, d)
+
+
+def test_a_shared_weight_that_has_to_be_copied_is_copied_once() -> None:
+    call = contiguous("nn")
+    row_major = call["b"][0][:1].contiguous().expand(call["b"][0].shape)
+    (a, b), layout = (call["a"], (row_major, call["b"][1])), call["grouped_layout"]
+    found = contiguous_problem(a, b, None, layout, major="nn")
+    assert found.b.stride() == (0, K, 1)
+
+
 # Products of ordinary tensors, through torch
 
 
@@ -896,7 +983,19 @@ CUBLASLT_MISTAKES: list[tuple[str, Arguments, type[Exception], str]] = [
     ("nt", {"d": None}, TypeError, "d: expected a tensor, got NoneType"),
     ("nt", {"c": 1.0}, TypeError, "c: expected a tensor, got float"),
     ("nt", {"b": torch.ones(3, 4, dtype=torch.bfloat16)}, ValueError, "b: expected dtype torch.float32, which a has"),
-    ("nt", {"a": FP8_MATRIX}, ValueError, "a: expected dtype torch.bfloat16 or torch.float16 or torch.float32 or "),
+    ("nt", {"a": FP8_MATRIX}, ValueError, "b: expected dtype torch.float8_e4m3fn, which a has, got torch.float32"),
+    (
+        "nt",
+        {"a": FP8_MATRIX, "b": torch.ones(3, 4).to(torch.float8_e4m3fn), "d": torch.ones(2, 3, dtype=torch.float16)},
+        ValueError,
+        "d: expected dtype torch.bfloat16 or torch.float32, got torch.float16",
+    ),
+    (
+        "nt",
+        {"a": FP8_MATRIX.view(torch.int8)},
+        ValueError,
+        "a: expected dtype torch.bfloat16 or torch.float16 or torch.",
+    ),
     ("nt", {"a": torch.ones(2, 4, dtype=torch.int32)}, ValueError, "a: expected dtype torch.bfloat16 or "),
     *[
         ("nt", {"d": torch.ones(2, 3).to(dtype)}, ValueError, f"d: expected dtype torch.float32, got {dtype}")

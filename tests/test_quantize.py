@@ -14,14 +14,17 @@ from torch import Tensor
 
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.quantize import (
+    cast_back_from_fp8,
     cast_both_to_fp8,
     ceil_to_ue8m0,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
+    per_custom_dims_cast_to_fp8,
     per_token_cast_to_fp8,
 )
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.testing import calc_diff
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
@@ -422,6 +425,7 @@ def test_no_groups_give_no_values_and_no_scales() -> None:
         ),
         (torch.ones(2, 2).to(torch.float8_e4m3fn), ValueError, "x: expected dtype float32, bfloat16, float16 or float"),
         (torch.ones(2), ValueError, "x: expected at least 2 dimensions, got shape (2,)"),
+        (torch.ones(2, 2).to_sparse(), ValueError, "x: expected a dense tensor, got layout torch.sparse_coo"),
     ],
 )
 def test_what_cannot_be_cast_is_refused(cast: Cast, x: Tensor, error: type[Exception], message: str) -> None:
@@ -442,9 +446,9 @@ def test_min_amax_is_a_magnitude(cast: Cast, min_amax: Any) -> None:
 
 
 @every_cast
-@pytest.mark.parametrize("gran_k", [0, -128])
-def test_blocks_have_a_positive_size(cast: Cast, gran_k: int) -> None:
-    with pytest.raises(ValueError, match=f"gran_k: expected a positive integer, got {gran_k}"):
+@pytest.mark.parametrize("gran_k", [0, -128, 128.0, "x", None, True])
+def test_blocks_have_a_positive_size(cast: Cast, gran_k: Any) -> None:
+    with pytest.raises(ValueError, match=f"gran_k: expected a positive integer, got {gran_k!r}"):
         cast.function(torch.ones(2, 2), gran_k=gran_k)
 
 
@@ -454,16 +458,81 @@ def test_blocks_have_a_positive_size(cast: Cast, gran_k: int) -> None:
         (torch.ones(2, 32), [16], ValueError, "x: expected shape (m, sum(ks)) = (m, 16), got (2, 32)"),
         (torch.ones(32), [32], ValueError, "x: expected shape (m, sum(ks)) = (m, 32), got (32,)"),
         (torch.ones(2, 128), [256, -128], ValueError, "ks: expected "),
+        (torch.ones(2, 5), 5, ValueError, "ks: expected a list of integers, got 5"),
+        (torch.ones(2, 16), [16.0], ValueError, "ks: expected a list of integers, got [16.0]"),
+        (torch.ones(2, 16), "16", ValueError, "ks: expected a list of integers, got '16'"),
         ([[1.0]], [1], TypeError, "x: expected a tensor, got list"),
         (torch.empty(2, 0, dtype=torch.int32), [], ValueError, "x: expected dtype"),
     ],
 )
-def test_group_sizes_that_do_not_fit_are_refused(
-    x: Tensor, ks: list[int], error: type[Exception], message: str
-) -> None:
+def test_group_sizes_that_do_not_fit_are_refused(x: Tensor, ks: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         k_grouped_cast_to_fp8(x, ks)
     assert str(caught.value).startswith(message)
+
+
+# By chosen dimensions, and back
+
+FP8 = torch.ones(2, 4).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (-1,), (0, 2), (2, 0), (0, 1, 2), ()])
+def test_a_scale_for_each_index_of_chosen_dimensions(dims: tuple[int, ...]) -> None:
+    x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1)) * torch.arange(1, 6)
+    values, scales = per_custom_dims_cast_to_fp8(x, dims)
+    kept = sorted(dim % 3 for dim in dims)
+    others = [dim for dim in range(3) if dim not in kept]
+    amax = x.abs().amax(dim=others, keepdim=True) if others else x.abs()
+    assert scales.shape == tuple(x.shape[dim] for dim in kept)
+    assert torch.equal(scales, (amax / torch.tensor(448.0)).squeeze(others))
+    assert values.shape == x.shape
+    assert values.is_contiguous()
+    spread = scales.view([x.shape[dim] if dim in kept else 1 for dim in range(3)])
+    assert bool(((values.float() * spread - x).abs() <= x.abs() * 2**-4 + spread * 2**-10).all())
+
+
+def test_slices_without_elements_have_scale_1() -> None:
+    values, scales = per_custom_dims_cast_to_fp8(torch.empty(3, 0), (0,))
+    assert values.shape == (3, 0)
+    assert scales.tolist() == [1.0, 1.0, 1.0]
+    values, scales = per_custom_dims_cast_to_fp8(torch.empty(0, 3), (0,))
+    assert (values.shape, scales.shape) == ((0, 3), (0,))
+
+
+@pytest.mark.parametrize("dims", [(2,), (-3,), (0, 5)])
+def test_dimensions_that_are_not_there_are_named(dims: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^dims: expected dimensions of x, which has 2, got "):
+        per_custom_dims_cast_to_fp8(torch.ones(2, 2), dims)
+
+
+def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
+    x = torch.randn(2, 130, 300, generator=torch.Generator().manual_seed(2))
+    for values, scales, gran_k in (
+        (*per_token_cast_to_fp8(x), 128),
+        (*per_token_cast_to_fp8(x, True, 32), 32),
+        (*per_block_cast_to_fp8(x), 128),
+        (*per_token_cast_to_fp8(x, True, use_packed_ue8m0=True), 128),
+    ):
+        back = cast_back_from_fp8(values, scales, gran_k)
+        assert back.dtype == torch.float32
+        assert calc_diff(back, x) < 1e-3
+    assert cast_back_from_fp8(torch.empty(0, 4).to(torch.float8_e4m3fn), torch.empty(0, 1)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "sf", "gran_k", "message"),
+    [
+        (torch.ones(2, 4), torch.ones(2, 1), 128, "x: expected dtype torch.float8_e4m3fn, got torch.float32"),
+        (FP8, torch.ones(2, 2), 128, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
+        (FP8, torch.ones(2, 1).double(), 128, "sf: expected dtype torch.float32 or torch.int32, got torch.float64"),
+        (FP8, torch.ones(2, 1), 0, "gran_k: expected a positive integer, got 0"),
+        (FP8[0], torch.ones(1), 128, "x: expected at least 2 dimensions, got shape (4,)"),
+    ],
+)
+def test_what_cannot_come_back_is_named(x: Tensor, sf: Tensor, gran_k: int, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        cast_back_from_fp8(x, sf, gran_k)
+    assert str(caught.value) == message
 
 
 # Powers of two

@@ -145,6 +145,28 @@ def test_theoretical_alignment_is_the_least_that_holds_a_group(expected_m: int |
     assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m=expected_m) == rows
 
 
+def test_theoretical_alignment_takes_a_number_of_groups_that_changes_nothing() -> None:
+    for num_groups in (None, 0, 8):
+        assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(17, num_groups) == 32
+        assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(num_groups=num_groups) == 128
+    with pytest.raises(ValueError, match=r"^num_groups: expected an integer in 0\.\.2147483647, got -1"):
+        deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(17, -1)
+
+
+def test_settings_kept_for_callers_are_accepted_and_refuse_nonsense() -> None:
+    before = module.in_force.generation
+    deep_gemm.set_ignore_compile_dims(True)
+    deep_gemm.set_ignore_compile_dims(False)
+    deep_gemm.set_block_size_multiple_of(32)
+    deep_gemm.set_block_size_multiple_of((64, 16))
+    assert module.in_force.generation == before, "nothing that was prepared is thrown away"
+    with pytest.raises(ValueError, match=r"^ignore: expected True or False, got 1$"):
+        deep_gemm.set_ignore_compile_dims(1)  # type: ignore[arg-type]
+    for nonsense in (0, "x", (64, 0)):
+        with pytest.raises(ValueError, match=r"^multiple: expected an integer in 1\.\."):
+            deep_gemm.set_block_size_multiple_of(nonsense)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("expected_m", ["x", -1, 1.5, True, torch.tensor(3)])
 def test_theoretical_alignment_refuses_what_is_no_row_count(expected_m: Any) -> None:
     with pytest.raises(ValueError, match=r"^expected_m: expected an integer in 0\.\.2147483647, got "):
@@ -197,6 +219,21 @@ def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field_and_b
     assert all(f"`{name}`" in source for name in read)
     told = Path(__file__).parents[1] / "docs" / "jit.md"
     assert [name for name in read if f"`{name}" not in told.read_text()] == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [("DG_JIT_CACHE_DIR", "jit_cache_dir"), ("DG_CACHE_DIR", "jit_cache_dir"), ("DG_TUNED_TABLE", "tuned_table")],
+)
+def test_a_path_may_begin_at_home(variable: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert getattr(read_settings({variable: "~/x"}), field) == Path("/home/somebody/x")
+    assert getattr(read_settings({variable: "x~/~y"}), field) == Path("x~/~y")
+
+
+def test_a_home_that_is_not_known_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^DG_TUNED_TABLE: expected a path, got '~no such user/x', whose home"):
+        read_settings({"DG_TUNED_TABLE": "~no such user/x"})
 
 
 def test_settings_cannot_be_changed_and_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

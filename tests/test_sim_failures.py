@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -364,3 +365,10 @@ def test_failure_is_named(name: str) -> None:
     with pytest.raises(SimulationError, match=message) as caught:
         run_case(CASES, name, **options)
     assert "again with seed=" in str(caught.value)
+
+
+def test_an_error_comes_whole_from_another_process() -> None:
+    error = SimulationError("kernel", "broke a rule", "seed 3")
+    copied = pickle.loads(pickle.dumps(error))
+    assert str(copied) == str(error) == "kernel: broke a rule\n(again with seed 3)"
+    assert copied.what == "broke a rule"

@@ -221,6 +221,17 @@ def test_the_same_call_gives_the_same_bits(kind: Groups) -> None:
         assert torch.equal(check(config, problem, seed, schedule).d, first.d)
 
 
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_that_share_one_weight_by_a_stride_of_0(kind: Groups, by_row: bool) -> None:
+    config = config_for(kind, is_fp32=by_row, sfb_is_per_row=by_row)
+    problem = sim.random_problem(config, layout_of(kind, [70, 0, 130, 3]), N, K)
+    shared = {name: getattr(problem, name)[:1].expand(getattr(problem, name).shape) for name in ("b", "sfb")}
+    outcome = check(config, problem._replace(**shared))
+    copied = {name: x.contiguous() for name, x in shared.items()}
+    assert torch.equal(outcome.d, check(config, problem._replace(**copied)).d)
+
+
 # ---- layouts
 
 

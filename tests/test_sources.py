@@ -6,7 +6,10 @@ import re
 
 import pytest
 
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, k_group_maps, linear_decode
+from deep_gemm.choose.dense import reachable
+from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.rows import reachable_grouped
+from deep_gemm.kernels import fp8_gemm_decode, k_group_maps, linear_decode
 from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.kernels.sources import cuda_sources
 
@@ -24,8 +27,28 @@ def test_loops_are_unrolled_fully_or_not_at_all(name: str) -> None:
 
 def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
     found = {name for text in SOURCES.values() for name in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
-    with_gates = {fp8_gemm.NAME, fp8_gemm_decode.NAME, k_group_maps.NAME, linear_decode.NAME}
+    with_gates = {"KERNEL_NAME", fp8_gemm_decode.NAME, k_group_maps.NAME, linear_decode.NAME}
     assert found == with_gates | {kernel.name for kernel, _ in reachable_ordinary()}
+
+
+def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
+    names = {config.kernel_name: config for config in (*reachable(), *reachable_grouped(), *reachable_k_grouped())}
+    assert set(names) == {
+        "fp8_gemm_dense",
+        "fp8_gemm_m_grouped_contiguous",
+        "fp8_gemm_m_grouped_masked",
+        "fp8_wgrad_gemm_dense",
+        "fp8_wgrad_gemm_m_grouped_contiguous",
+        "fp8_wgrad_gemm_m_grouped_masked",
+        "fp8_wgrad_gemm_k_grouped",
+    }
+    for name, config in names.items():
+        assert f"#define KERNEL_NAME {name}\n" in config.header()
+        assert name.startswith("fp8_wgrad_gemm_") == config.sfb_is_per_row
+    assert fp8_gemm_decode.NAME.startswith("fp8_gemm_")
+    searched = ("fp8_gemm", "fp8_wgrad_gemm", "gemm_", "bf16_gemm", "mqa_logits", "tf32_hc_prenorm_gemm")
+    helpers = {k_group_maps.NAME, *(kernel.name for kernel, _ in reachable_ordinary())}
+    assert [name for name in helpers if any(text in name for text in searched)] == []
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deep_gemm import testing
-from deep_gemm.testing import bench, bench_kineto, calc_diff, count_bytes, get_arch_major, ignore_env
+from deep_gemm.testing import (
+    assert_bitwise_equal,
+    bench,
+    bench_kineto,
+    calc_diff,
+    count_bytes,
+    get_arch_major,
+    ignore_env,
+)
 
 VARIABLE = "DEEP_GEMM_TEST_OF_IGNORE_ENV"
 
@@ -55,6 +64,12 @@ def test_diff_is_one_minus_twice_the_product_over_the_sum_of_squares(pairs: list
 def test_diff_does_not_hide_what_is_not_a_number() -> None:
     assert calc_diff(torch.tensor([1.0, torch.nan]), torch.ones(2)).isnan()
     assert not calc_diff(torch.tensor([1.0, torch.inf]), torch.ones(2)) < 1e-3
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (4, 1), (4, 8, 1), (1,), ()])
+def test_diff_of_other_shapes_is_a_mistake(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"^y: expected shape \(4, 8\), which x has, got {re.escape(str(shape))}$"):
+        calc_diff(torch.zeros(4, 8), torch.zeros(shape))
 
 
 def test_diff_of_large_low_precision_tensors_does_not_overflow() -> None:
@@ -158,7 +173,7 @@ def test_timing_takes_the_arguments_that_callers_pass() -> None:
 
 # The mean time of kernels, from events (name, launches, microseconds in all)
 
-GEMM, DECODE, OTHER = ("fp8_gemm_kernel", 30, 600.0), ("void fp8_gemm_decode<1>()", 30, 300.0), ("fill", 60, 90.0)
+GEMM, DECODE, OTHER = ("fp8_gemm_dense", 30, 600.0), ("void fp8_gemm_decode<1>()", 30, 300.0), ("fill", 60, 90.0)
 
 
 def test_time_is_that_of_the_kernels_whose_names_contain_the_text() -> None:
@@ -171,7 +186,7 @@ def test_several_kernels_a_call_need_permission_and_add_up() -> None:
     events = [GEMM, DECODE, OTHER]
     with pytest.raises(ValueError, match="kernel_names: 'gemm_' matches more than one kernel a call") as caught:
         testing._mean_time("gemm_", events, 30, False)
-    assert "fp8_gemm_kernel x 30, void fp8_gemm_decode<1>() x 30" in str(caught.value)
+    assert "fp8_gemm_dense x 30, void fp8_gemm_decode<1>() x 30" in str(caught.value)
     assert "fill" not in str(caught.value)
     assert testing._mean_time("gemm_", events, 30, True) == pytest.approx(30e-6)
     with pytest.raises(ValueError, match="fill x 60"):
@@ -180,7 +195,7 @@ def test_several_kernels_a_call_need_permission_and_add_up() -> None:
 
 
 def test_calls_that_take_either_of_two_kernels_are_one_kernel_a_call() -> None:
-    events = [("fp8_gemm_kernel", 10, 100.0), ("fp8_gemm_decode", 20, 100.0)]
+    events = [("fp8_gemm_dense", 10, 100.0), ("fp8_gemm_decode", 20, 100.0)]
     assert testing._mean_time("fp8_gemm", events, 30, False) == pytest.approx(200e-6 / 30)
 
 
@@ -196,3 +211,39 @@ def test_what_native_code_prints_is_silenced_and_then_heard_again(capfd: pytest.
     os.write(1, b"out")
     os.write(2, b"err")
     assert capfd.readouterr() == ("out", "err")
+
+
+# Tests of other programs
+
+
+def test_a_filtered_test_runs_only_while_its_condition_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    holds = [False, True]
+
+    @testing.test_filter(holds.pop)
+    def checks(x: int) -> int:
+        """Its docstring."""
+        return x + 1
+
+    assert checks(1) == 2
+    assert checks(1) is None
+    assert capsys.readouterr().out == "checks: left out, its condition does not hold\n"
+    assert (checks.__name__, checks.__doc__) == ("checks", "Its docstring.")
+
+
+def test_bitwise_equal_is_of_bytes() -> None:
+    nan = torch.tensor([torch.nan, 1.0])
+    assert_bitwise_equal(nan, nan.clone())
+    assert_bitwise_equal(torch.ones(2, 3).t(), torch.ones(3, 2))
+    assert_bitwise_equal(torch.empty(0, 2), torch.empty(0, 2))
+    for x, y, message in (
+        (
+            torch.tensor([[0.0, 1.0]]),
+            torch.tensor([[-0.0, 1.0]]),
+            r"1 of 2 elements differ, the first at \(0, 0\): 0.0 and -0",
+        ),
+        (torch.ones(2), torch.ones(2).bfloat16(), r"torch.float32 \(2,\) is not torch.bfloat16 \(2,\)"),
+        (torch.ones(2), torch.ones(1, 2), r"torch.float32 \(2,\) is not torch.float32 \(1, 2\)"),
+        (torch.tensor([1, 2, 3]), torch.tensor([1, 5, 6]), r"2 of 3 elements differ, the first at \(1,\): 2 and 5"),
+    ):
+        with pytest.raises(AssertionError, match=f"^{message}"):
+            assert_bitwise_equal(x, y)

@@ -35,7 +35,7 @@ def _row(config: GemmConfig) -> Row:
     try:
         headers = fp8_gemm.headers(config)
         begin = time.perf_counter()
-        compile_cubin(fp8_gemm.SOURCE, headers, name=fp8_gemm.NAME)
+        compile_cubin(fp8_gemm.SOURCE, headers, name=config.kernel_name)
         us = (time.perf_counter() - begin) * 1e6
     except Exception as error:
         return Row("compile", shape, "deep_gemm", "compile", config=name, failed=reason(error))

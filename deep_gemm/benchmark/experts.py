@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import layers as public
 from ..activation import silu_mul_cast_to_fp8
-from ..grouped import m_grouped_fp8_gemm_nt_contiguous
+from ..grouped import m_grouped_fp8_gemm_nt_contiguous, product_of_stacked_rows
 from ..problem.checks import Operand
 from ..problem.layout import SCALE_BLOCK, ceil_div
 from ..quantize import FP8_MAX, Quantized
@@ -142,12 +142,12 @@ class Experts:
         rows = expert_rows(self.topk_ids, w1[0].shape[0])
         h, y = self._buffers(rows)
         a = _m_major(gather_cast_to_fp8(self.x, rows))
-        m_grouped_fp8_gemm_nt_contiguous(a, w1, h, rows.ids, ensure_zero_padding=False)
+        product_of_stacked_rows(a, w1, h, rows.ids)
         b = _m_major(silu_mul_cast_to_fp8(h))
 
         def call() -> None:
-            m_grouped_fp8_gemm_nt_contiguous(a, w1, h, rows.ids, ensure_zero_padding=False)
-            m_grouped_fp8_gemm_nt_contiguous(b, w2, y, rows.ids, ensure_zero_padding=False)
+            product_of_stacked_rows(a, w1, h, rows.ids)
+            product_of_stacked_rows(b, w2, y, rows.ids)
 
         return call
 

@@ -172,7 +172,7 @@ def part_times(calls: Sequence[Kernels], parts: Parts) -> dict[str, float] | Non
 def parts_of_linear(names: Sequence[str]) -> Sequence[str] | None:
     """Parts of a linear layer's kernels: the product's names say so, and all others cast.
 
-    >>> parts_of_linear(["cast_rows_kernel", "fp8_gemm_kernel"])
+    >>> parts_of_linear(["cast_rows", "fp8_gemm_dense"])
     ['cast', 'product']
     """
     return [PRODUCT if is_product(name) else CAST for name in names] if any(map(is_product, names)) else None
@@ -183,7 +183,7 @@ def parts_of_experts(names: Sequence[str]) -> Sequence[str] | None:
 
     If nothing lies between the two products, the last one is the second.
 
-    >>> parts_of_experts(["route_rows_kernel", "cast_rows_kernel", "fp8_gemm", "silu", "fp8_gemm", "gather_weighted"])
+    >>> parts_of_experts(["route_rows", "cast_rows", "fp8_gemm_", "silu", "fp8_gemm_", "gather_weighted"])
     ['routing', 'cast', 'product 1', 'activation', 'product 2', 'weighted gather']
     """
     products = [place for place, name in enumerate(names) if is_product(name)]

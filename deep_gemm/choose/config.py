@@ -32,6 +32,16 @@ RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
 
 
+_WORK_NAMES = {
+    Groups.NONE: "dense",
+    Groups.IDS: "m_grouped_contiguous",
+    Groups.ENDS: "m_grouped_contiguous",
+    Groups.COUNTS: "m_grouped_masked",
+    Groups.DEPTHS: "k_grouped",
+}
+"""What the kernel's name says of a kind of work."""
+
+
 @dataclass(frozen=True)
 class GemmConfig:
     """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128."""
@@ -281,6 +291,15 @@ class GemmConfig:
             "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'store'}.cuh",
         }
 
+    @property
+    def kernel_name(self) -> str:
+        """The kernel's name, by which profilers find it and know the kind of product.
+
+        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`. They count
+        one match a call, so no kernel that only helps a product has any of these in its name.
+        """
+        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{_WORK_NAMES[self.groups]}"
+
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
         producer_registers, math_registers = self.registers
@@ -334,4 +353,5 @@ class GemmConfig:
         lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
         lines += [f'#define {kind} "{file}"' for kind, file in self.kinds.items()]
+        lines.append(f"#define KERNEL_NAME {self.kernel_name}")
         return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])

@@ -11,6 +11,8 @@ import torch
 
 from ..gpus import GPUS, H200, Gpu, gpu_named, gpu_of
 from ..problem import checks
+from ..problem.depths import check_depths_recipe
+from ..problem.integers import integer_in_range
 from ..problem.layout import Recipe
 from ..problem.recipes import default_dtype, sfb_rows_of
 from . import depths, rows
@@ -54,7 +56,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class _Question:
+class Question:
     """A product, as the choice sees it."""
 
     m: int
@@ -164,7 +166,7 @@ def explain(
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
     '256x128 bf16'
     """
-    question = _question(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu)
+    question = asked(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu)
     found = question.candidates()
     choice = question.choice()
     chosen = next(candidate for candidate in found if candidate.tile == choice)
@@ -172,7 +174,7 @@ def explain(
     return found
 
 
-def _question(
+def asked(
     m: int,
     n: int,
     k: int,
@@ -183,16 +185,19 @@ def _question(
     groups: str | None,
     num_groups: int,
     gpu: str | None,
-) -> _Question:
+) -> Question:
     """Check what is asked, in the words of the products."""
     kinds = {each.name.lower(): each for each in Groups if each}
-    if groups is not None and groups not in kinds:
+    if groups is not None and (not isinstance(groups, str) or groups not in kinds):
         raise ValueError(f"groups: expected {', '.join(kinds)} or None, got {groups!r}")
     kind = Groups.NONE if groups is None else kinds[groups]
-    for name, size in (("m", m), ("n", n), ("k", k), ("num_groups", num_groups)):
-        if size < 1:
-            raise ValueError(f"{name}: expected a positive size, got {size}")
+    sizes = (("m", m), ("n", n), ("k", k), ("num_groups", num_groups))
+    m, n, k, num_groups = (integer_in_range(name, size, 1) for name, size in sizes)
+    if kind == Groups.DEPTHS:
+        check_depths_recipe(recipe)
     is_by_row = kind == Groups.DEPTHS or sfb_rows_of((recipe, None, None)) == 1
+    if with_c and accumulate:
+        raise ValueError("accumulate: expected C to be D itself or, with_c, another tensor, got both")
     dtype = d_dtype or default_dtype(1 if is_by_row else 128)
     allowed = (torch.float32,) if kind == Groups.DEPTHS else checks.OUTPUT_TYPES
     if dtype not in allowed:
@@ -205,10 +210,10 @@ def _question(
     checks.depth(k)
     is_fp32 = dtype == torch.float32
     output = Output(is_fp32, with_c or (accumulate and not is_fp32), accumulate and is_fp32, is_by_row, kind)
-    return _Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
+    return Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
 
 
-def _page(question: _Question, found: Sequence[Candidate], chosen: Candidate) -> list[str]:
+def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> list[str]:
     """What is printed: no line is wider than 80 columns."""
     best, gpu = chosen.estimate, question.gpu
     rounds = "1 round" if best.rounds == 1 else f"{_number(best.rounds)} rounds"
@@ -223,7 +228,7 @@ def _page(question: _Question, found: Sequence[Candidate], chosen: Candidate) ->
         *wrap(question.title(), WIDTH),
         *wrap(sentence, WIDTH),
         "",
-        f"{'tile':14}{'tiles':>8}{'rounds':>7}{'multiply us':>12}{'memory us':>10}{'total us':>9}",
+        f"{'tile':13} {'tiles':>8} {'rounds':>6} {'multiply us':>11} {'memory us':>9} {'total us':>8}",
         *(_line(question, candidate, chosen) for candidate in able),
         *(f"{count} more cannot run it: {reason}" for reason, count in reasons.items()),
         "",
@@ -231,14 +236,14 @@ def _page(question: _Question, found: Sequence[Candidate], chosen: Candidate) ->
     ]
 
 
-def _line(question: _Question, candidate: Candidate, chosen: Candidate) -> str:
+def _line(question: Question, candidate: Candidate, chosen: Candidate) -> str:
     one = candidate.estimate
-    counts = f"{candidate.tile.name:14}{_number(one.tiles):>8}{_number(one.rounds):>7}"
-    times = f"{one.multiply_us:>12.1f}{one.memory_us:>10.1f}{one.cost_us:>9.1f}"
+    counts = f"{candidate.tile.name:13} {_number(one.tiles):>8} {_number(one.rounds):>6}"
+    times = f" {one.multiply_us:>11.1f} {one.memory_us:>9.1f} {one.cost_us:>8.1f}"
     return f"{counts}{times}  {_verdict(question, candidate, chosen)}"
 
 
-def _verdict(question: _Question, candidate: Candidate, chosen: Candidate) -> str:
+def _verdict(question: Question, candidate: Candidate, chosen: Candidate) -> str:
     m, n, k, output, gpu = question.m, question.n, question.k, question.output, question.gpu
     is_dense = output.groups == Groups.NONE
     if candidate is chosen:

@@ -11,9 +11,10 @@ from typing import NoReturn
 _TORCH = "torch.matmul or cublaslt_gemm_nt"
 _LOOP = "torch.matmul for each group"
 _FP8 = "per_token_cast_to_fp8 and the FP8 products"
-_FP32_SCALES = "FP32 scales with get_mn_major_tma_aligned_tensor"
 _DEQUANTIZED = "torch.matmul on dequantized tensors"
 _MOE = "experts, m_grouped_fp8_gemm_nt_masked or m_grouped_fp8_gemm_nt_contiguous"
+_SYMMETRIC = "torch.distributed._symmetric_memory"
+_WEIGHTS = "the weights as they are"
 
 INSTEAD: dict[str, str] = {
     "bf16_gemm_nt": _TORCH,
@@ -36,13 +37,28 @@ INSTEAD: dict[str, str] = {
     "tf32_hc_prenorm_gemm": _TORCH,
     "fp8_mega_moe": _MOE,
     "fp8_fp4_mega_moe": _MOE,
-    "get_symm_buffer_for_mega_moe": "torch.distributed._symmetric_memory",
-    "transform_weights_for_mega_moe": "the weights as they are",
-    "per_token_cast_to_fp4": _FP8,
-    "transpose_packed_fp4": _FP8,
-    "cast_back_from_fp4": _FP8,
-    "get_mn_major_tma_aligned_packed_ue8m0_tensor": _FP32_SCALES,
-    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": _FP32_SCALES,
+    "get_symm_buffer_for_mega_moe": _SYMMETRIC,
+    "transform_weights_for_mega_moe": _WEIGHTS,
+    "bf16_m_grouped_gemm_nt_masked": _LOOP,
+    "batched_syrk": _TORCH,
+    "batched_symm": _TORCH,
+    "use_deterministic_algorithms": "set_batch_invariant",
+    "get_symm_buffer_for_sm90_mega_moe": _SYMMETRIC,
+    "SymmBuffer": _SYMMETRIC,
+    "SM90SymmBuffer": _SYMMETRIC,
+    "transform_weights_for_mega_moe_sm90": _WEIGHTS,
+    "mega_moe_pre_dispatch_sm90": "gather_cast_to_fp8",
+    "bf16_mega_moe": _MOE,
+    "bf16_mega_gate": "torch.topk",
+    "mega_mhc": _TORCH,
+    "get_mqa_logits_metadata": _DEQUANTIZED,
+    "fp4_gemm_nt": _FP8,
+    "m_grouped_fp4_gemm_nt_contiguous": _FP8,
+    "m_grouped_fp4_gemm_nt_masked": _FP8,
+    "k_grouped_fp4_gemm_nt_contiguous": _FP8,
+    "cublaslt_nvfp4_gemm_nt": "cublaslt_gemm_nt",
+    "legacy": "the names of deep_gemm itself",
+    "_C": "the names of deep_gemm itself",
 }
 
 

@@ -1,5 +1,5 @@
 // The tensor maps of groups along k, made on the GPU, where alone the groups' depths may be known. It runs ahead of
-// fp8_gemm_kernel, which finds them in memory of their own: no map changes while a copy may be reading it.
+// fp8_gemm, which finds them in memory of their own: no map changes while a copy may be reading it.
 //
 // One thread for each group. It reads all depths: their sums say where its operands begin, and how many are greater says
 // which place it has, the deepest group first.

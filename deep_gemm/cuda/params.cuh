@@ -1,4 +1,4 @@
-// What fp8_gemm_kernel is given of a product, whatever the kind of work; kernels/params.py packs it. The file of a kind of
+// What fp8_gemm is given of a product, whatever the kind of work; kernels/params.py packs it. The file of a kind of
 // work adds to it what that kind needs, and calls the whole `Params`.
 #pragma once
 #include "ptx/tma.cuh"

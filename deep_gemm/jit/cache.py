@@ -16,7 +16,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +26,13 @@ from pathlib import Path
 
 from .compiler import CompiledKernel, CompileError
 
+SUFFIX = ".kernel"
+DUMPS = (".ptx", ".cubin", ".sass")
+"""What people asked for lies beside a kernel, under its name (jit/dumps.py)."""
+FAILED = "failed"
 _MAGIC = b"deep_gemm kernel 1 "
+_STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*-[0-9a-f]{64}")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 
 def kernel_key(
@@ -51,14 +59,14 @@ class KernelCache:
 
     def path(self, name: str, key: str) -> Path:
         """The file of a kernel. It starts with the kernel's name, for people."""
-        return self.directory / f"{name}-{key}.kernel"
+        return self.directory / f"{name}-{key}{SUFFIX}"
 
     def load(self, name: str, key: str) -> CompiledKernel | None:
         """The kernel, or None if neither this process nor an intact file has it."""
         if (kernel := self._memory.get(key)) is not None:
             return kernel
         try:
-            data = self.path(name, key).read_bytes()
+            data = _read(self.path(name, key))
         except OSError:
             return None
         kernel = _unpack(data, key)
@@ -99,13 +107,52 @@ class KernelCache:
         """
         files = {**headers, f"{error.name}.cu": error.source, "log.txt": str(error)}
         try:
-            folder = _write_all(self.directory / "failed" / f"{error.name}-{key[:16]}", files)
+            folder = _write_all(self.directory / FAILED / f"{error.name}-{key[:16]}", files)
         except OSError:
             try:
                 folder = _write_all(Path(tempfile.mkdtemp(prefix="deep_gemm-")), files)
             except OSError:
                 return  # the error itself still carries the source
         error.source_path = folder / f"{error.name}.cu"
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Files of a directory that are named as kernels are, sound or not."""
+    return [path for path in _within(directory) if path.suffix == SUFFIX and _STEM.fullmatch(path.stem)]
+
+
+def left_behind(directory: Path) -> list[Path]:
+    """What else was written there: dumps, failed sources with their logs, what processes were killed over."""
+    beside = [
+        path
+        for path in _within(directory)
+        if (path.suffix in DUMPS and _STEM.fullmatch(path.stem)) or _TEMPORARY.fullmatch(path.name)
+    ]
+    return [*beside, *(path for path in sorted((directory / FAILED).rglob("*")) if not path.is_dir())]
+
+
+def read_entry(path: Path) -> CompiledKernel | None:
+    """The kernel in a file; None if the file is not sound, or is another kernel's."""
+    name, _, key = path.stem.rpartition("-")
+    try:
+        kernel = _unpack(_read(path), key)
+    except OSError:
+        return None
+    return kernel if kernel is not None and kernel.name == name else None
+
+
+def _within(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if not path.is_dir())
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> bytes:
+    """Bytes of a regular file. Another kind is empty: to open a pipe, for one, would wait for somebody to write."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123  Path.open takes no descriptor
+        return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
 
 
 def _write_all(folder: Path, files: Mapping[str, str]) -> Path:
@@ -134,7 +181,13 @@ def _unpack(data: bytes, key: str) -> CompiledKernel | None:
     if head != _MAGIC + hashlib.sha256(body).hexdigest().encode():
         return None
     line, _, cubin = body.partition(b"\n")
-    facts = json.loads(line)
-    if facts["key"] != key:  # an intact file, renamed or copied over another
+    try:
+        facts = json.loads(line)
+        found, kernel_name, log, compiler = (facts[name] for name in ("key", "name", "log", "compiler"))
+    except (ValueError, LookupError, TypeError, RecursionError):  # intact, but not written by `_pack`
         return None
-    return CompiledKernel(facts["name"], cubin, facts["log"], facts["compiler"])
+    if found != key:  # an intact file, renamed or copied over another
+        return None
+    if not all(isinstance(text, str) for text in (kernel_name, log, compiler)):
+        return None
+    return CompiledKernel(kernel_name, cubin, log, compiler)

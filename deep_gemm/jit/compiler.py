@@ -13,7 +13,7 @@ import runpy
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,12 @@ class CompileError(RuntimeError):
         self.source = source
         self.source_path: Path | None = None
         """The file to which the cache wrote the source."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is pickled as its class and `args`, which lack what is given by keyword. A worker's error that
+        # cannot be unpickled hangs the pool that waits for it.
+        made = partial(type(self), log=self.log, options=self.options, source=self.source)
+        return made, self.args, {"source_path": self.source_path}
 
     def __str__(self) -> str:
         where = f"\nsource: {self.source_path}" if self.source_path else ""

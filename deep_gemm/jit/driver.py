@@ -38,6 +38,15 @@ def _checked(call: str, result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def driver_version() -> tuple[int, int] | None:
+    """The newest CUDA that the driver knows, such as (13, 0); None if there is no driver, or no bindings to ask it."""
+    try:
+        version = _checked("cuDriverGetVersion", _driver().cuDriverGetVersion())
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return version // 1000, version % 1000 // 10
+
+
 def use_torchs_context() -> bool:
     """Give a thread that has not used CUDA yet torch's context of the current device; tell whether it had none."""
     cu = _driver()

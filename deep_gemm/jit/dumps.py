@@ -1,8 +1,8 @@
 """Writes PTX, machine code and its disassembly as files for people, beside the kernel's file in the cache.
 
-    fp8_gemm_kernel-<key>.ptx     DG_JIT_DUMP_PTX
-    fp8_gemm_kernel-<key>.cubin   DG_JIT_DUMP_SASS
-    fp8_gemm_kernel-<key>.sass    the same, if there is a disassembler
+    fp8_gemm_dense-<key>.ptx      DG_JIT_DUMP_PTX
+    fp8_gemm_dense-<key>.cubin    DG_JIT_DUMP_SASS
+    fp8_gemm_dense-<key>.sass     the same, if there is a disassembler
 
 A file that cannot be written is a warning, because a dump must not stop an engine.
 """

@@ -3,7 +3,7 @@
 NVRTC 12.8 to 13.5 prints all of it as "info", however serious it is:
 
     ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine ...
-    ptxas info    : Function properties for fp8_gemm_kernel
+    ptxas info    : Function properties for fp8_gemm_dense
     ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
     ptxas info    : Used 168 registers, used 1 barriers
 """

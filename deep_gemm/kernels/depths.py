@@ -107,7 +107,7 @@ def run(
                     PLANS.seen.keep(hint, tensors, plan)
                 else:
                     plan = _derived(key, x, turned_sfa, y, turned_sfb)
-    except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
         key, plan = (), None
     if plan is not None and (ks is None or plan.known_ks[0] == ks or _add_up(ks, plan)):
         if plan.copies_sfa:
@@ -131,7 +131,7 @@ def run(
                 at_ks = depths.data_ptr()
         at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, at_d, 0 if c is None else c.data_ptr())
         is_apart = at_d + plan.rows.span_d <= at_ks or at_ks + 4 * plan.num_groups <= at_d
-        if is_apart and plan.fits(at):
+        if is_apart and at_ks % 4 == 0 and plan.fits(at):
             with plan.lock:
                 at_all = (*at, at_ks, plan.room().data_ptr())
                 plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)

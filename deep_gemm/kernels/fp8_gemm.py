@@ -15,7 +15,6 @@ from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm.cuh"\n'
-NAME = "fp8_gemm_kernel"
 
 
 def _params(last_map: str, *work: Field) -> Params:
@@ -83,7 +82,7 @@ def build(config: GemmConfig) -> jit.CompiledKernel:
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    return jit.build(SOURCE, headers(config), name=NAME, passes=jit.passes_for(config.num_threads))
+    return jit.build(SOURCE, headers(config), name=config.kernel_name, passes=jit.passes_for(config.num_threads))
 
 
 def code_plan(config: GemmConfig) -> CodePlan:

@@ -39,6 +39,11 @@ def headers() -> dict[str, str]:
     return {**cuda_sources(), "map_params_layout.cuh": PARAMS.layout_header()}
 
 
+def build() -> jit.CompiledKernel:
+    """Compile the kernel, or take it from the cache."""
+    return jit.build(SOURCE, headers(), name=NAME)
+
+
 def room_bytes(num_groups: int) -> int:
     """Size of what it writes for the kernel that multiplies."""
     return num_groups * GROUP_BYTES + COUNTER_BYTES
@@ -47,7 +52,7 @@ def room_bytes(num_groups: int) -> int:
 @cache
 def loaded(device: int) -> driver.Kernel:
     """Get the kernel on a device, compiled and loaded at first need."""
-    return driver.Kernel(jit.build(SOURCE, headers(), name=NAME), 0)
+    return driver.Kernel(build(), 0)
 
 
 @cache

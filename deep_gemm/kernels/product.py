@@ -88,7 +88,7 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
                     PLANS.seen.keep(hint, tensors, plan)
                 elif product.derive is not None:
                     plan = _derived(product, key, (x, sx, y, sy, d, c))
-    except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
         key = ()
     if plan is not None:
         out = plan.new_output() if d is None else d

@@ -6,7 +6,7 @@ kernels, the output exists and overlaps nothing that it must not. Nothing is wri
 
 from .activation import ActivationProblem, activation_problem, check_counts
 from .checks import Operand
-from .dense import DenseProblem, check_ordinary_matrices, dense_problem
+from .dense import DenseProblem, check_ordinary_matrices, dense_problem, no_alpha
 from .depths import KGroupedProblem, k_grouped_problem
 from .experts import ExpertsProblem, experts_problem
 from .linear import LinearProblem, linear_problem
@@ -38,4 +38,5 @@ __all__ = [
     "k_grouped_problem",
     "linear_problem",
     "masked_problem",
+    "no_alpha",
 ]

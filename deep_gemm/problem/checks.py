@@ -6,12 +6,14 @@ Messages are built only when they are raised, because checking a correct call mu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 
 import torch
 from torch import Tensor
 
-from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div
+from .integers import as_integer
+from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
 
 K_MULTIPLE = 16
 OUTPUT_TYPES = (torch.bfloat16, torch.float32)
@@ -29,6 +31,8 @@ def tensor(name: str, x: object) -> Tensor:
     """Check that `x` is a tensor and return it."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {_describe(x)}")
+    if x.layout is not torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
     return x
 
 
@@ -61,6 +65,7 @@ def int32(name: str, x: object, axis: str, size: int) -> Tensor:
         raise ValueError(f"{name}: expected shape ({axis},) = ({size},), got {tuple(x.shape)}")
     if not x.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got stride {x.stride(0)}")
+    whole_elements(name, x)
     return x
 
 
@@ -91,6 +96,7 @@ def fp32_scales(name: str, sf: Tensor) -> None:
     """Check the type of scales."""
     dtype = sf.dtype
     if dtype == torch.float32:
+        whole_elements(name, sf)
         return
     if dtype in (torch.int32, getattr(torch, "float8_e8m0fnu", None)):
         raise NotImplementedError(f"{name}: UE8M0 scales ({dtype}) are not supported, pass torch.float32")
@@ -134,6 +140,13 @@ def columns(n: int, dtype: torch.dtype) -> None:
 
 
 # Layouts
+
+
+def weights(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tensor:
+    """Check the values of all groups as `k_major` does. Groups may share one matrix, by a stride of 0."""
+    if values.shape[0] > 1 and values.stride(0) == 0:
+        return k_major(name, values[0], copy_if_transposed).expand(values.shape)
+    return k_major(name, values, copy_if_transposed)
 
 
 def k_major(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tensor:
@@ -284,6 +297,17 @@ def ends(layout: Tensor, m: int, alignment: int, name: str = "grouped_layout") -
                 f"the aligned start of group {index}, got {end}"
             )
         last = end
+
+
+def integers(name: str, given: object) -> tuple[int, ...]:
+    """Check that these are integers, in a list or in a tensor, which the host then reads."""
+    if isinstance(given, Tensor):
+        given = given.tolist()
+    numbers = [as_integer(x) for x in given] if isinstance(given, Sequence) else [None]
+    sizes = tuple(x for x in numbers if x is not None)
+    if len(sizes) != len(numbers):
+        raise ValueError(f"{name}: expected a list of integers, got {given!r}")
+    return sizes
 
 
 def depths(name: str, ks: tuple[int, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -51,8 +51,13 @@ def dense_problem(
     return DenseProblem(av, sfa, bv, sfb, d, c, m, n, k, sfb_rows)
 
 
+def no_alpha(alpha: object) -> NoReturn:
+    """Refuse a factor of the whole product, which no kernel for Hopper has."""
+    raise NotImplementedError(f"alpha: expected None, got {alpha!r}; multiply the scales of a or b with it instead")
+
+
 def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:
-    """Check a product of ordinary tensors. Torch computes it."""
+    """Check a product of ordinary tensors, or of FP8 values without scales. Torch computes it."""
     sizes: Sizes = {}
     given = {"a": a, "b": b, "d": d} if c is None else {"a": a, "b": b, "d": d, "c": c}
     a_axes = ("m", "k") if major[0] == "n" else ("k", "m")
@@ -60,10 +65,13 @@ def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, m
     for (name, x), axes in zip(given.items(), (a_axes, b_axes, ("m", "n"), ("m", "n")), strict=False):
         checks.bind(name, checks.tensor(name, x), axes, sizes)
     checks.same_device(given, a.device)
-    checks.has_type("a", a, ORDINARY_TYPES)
+    is_fp8 = a.dtype == torch.float8_e4m3fn
+    if not is_fp8:
+        checks.has_type("a", a, ORDINARY_TYPES)
     if b.dtype != a.dtype:
         raise ValueError(f"b: expected dtype {a.dtype}, which a has, got {b.dtype}")
-    checks.has_type("d", d, (a.dtype, torch.float32) if a.element_size() == 2 else (a.dtype,))
+    types_of_d = checks.OUTPUT_TYPES if is_fp8 else (a.dtype, torch.float32) if a.element_size() == 2 else (a.dtype,)
+    checks.has_type("d", d, types_of_d)
     if c is not None and c.dtype != d.dtype:
         raise ValueError(f"c: expected dtype {d.dtype}, which d has, got {c.dtype}")
     checks.apart("d", d)

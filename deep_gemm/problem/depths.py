@@ -10,7 +10,6 @@ from torch import Tensor
 
 from . import checks
 from .checks import Operand
-from .integers import as_integer
 from .layout import RECIPE_1D1D, SCALE_BLOCK, Recipe, ceil_div, recipe_numbers
 
 
@@ -43,8 +42,7 @@ def k_grouped_problem(
     k_major_scales: bool = True,
 ) -> KGroupedProblem:
     """Check a product grouped along k. Scales are `[m, blocks of k]`, or `[blocks of k, m]` if not `k_major_scales`."""
-    if recipe is not None and recipe_numbers("recipe", recipe) != RECIPE_1D1D:
-        raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for a k-grouped product, got {tuple(recipe)}")
+    check_depths_recipe(recipe)
     host_ks, num_groups = _group_sizes(ks, ks_tensor)
     av, sfa = checks.pair("a", a)
     bv, sfb = checks.pair("b", b)
@@ -78,6 +76,52 @@ def k_grouped_problem(
     return KGroupedProblem(av, sfa, bv, sfb, d, c, host_ks, ks_tensor, num_groups, m, n)
 
 
+def depths_of_ends(ends: Tensor | None, alignment: int, name: str = "ks_tensor") -> Tensor:
+    """Depths of groups from where they end along k. The host reads nothing of a GPU.
+
+    A group begins at the aligned end of the one before, and there is no room between groups, so the ends are aligned.
+    """
+    if ends is None:
+        raise ValueError(f"{name}: expected the ends of groups with use_psum_layout, got None")
+    checks.int32(name, ends, "groups", checks.tensor(name, ends).numel())
+    if ends.is_cpu:
+        last = 0
+        for group, end in enumerate(ends.tolist()):
+            if last % alignment:
+                raise ValueError(
+                    f"{name}: expected ends that are multiples of {alignment}, the alignment of groups, got {last} "
+                    f"for group {group - 1}"
+                )
+            if end < last:
+                raise ValueError(f"{name}: expected ends that do not decrease, got {end} behind {last}")
+            last = end
+    return torch.diff(ends, prepend=ends.new_zeros(1))
+
+
+def ue8m0_depths(
+    ks: Sequence[int] | None, layout: Tensor | None, alignment: int, layout_is_ends: bool
+) -> tuple[int, ...]:
+    """Depths of groups whose scales are packed, from the host or from a tensor, which the host then reads."""
+    if ks is None and layout is None:
+        raise ValueError("ks_cpu: expected a list, or grouped_layout with the same numbers, got neither")
+    name = "ks_cpu" if ks is not None else "grouped_layout"
+    if ks is None:
+        layout = checks.tensor(name, layout).cpu()
+        layout = depths_of_ends(layout, alignment, name) if layout_is_ends else layout
+    sizes = checks.integers(name, layout if ks is None else ks)
+    for index, k in enumerate(sizes):
+        if k < 0 or k % alignment:
+            raise ValueError(f"{name}: expected multiples of k_alignment = {alignment}, got {k} at index {index}")
+    return sizes
+
+
+def check_depths_recipe(recipe: Recipe | None) -> None:
+    """Check the recipe of a k-grouped product, which has no choice."""
+    numbers = RECIPE_1D1D if recipe is None else recipe_numbers("recipe", recipe)
+    if numbers != RECIPE_1D1D:
+        raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for a k-grouped product, got {numbers}")
+
+
 def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[tuple[int, ...] | None, int]:
     """The groups' sizes, if the host has them in a list or a CPU tensor, and the number of groups."""
     if ks is None and ks_tensor is None:
@@ -91,18 +135,8 @@ def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[tu
         if from_tensor is not None:
             checks.depths("ks_tensor", from_tensor)
         return from_tensor, groups
-    sizes = _integers("ks", ks)
+    sizes = checks.integers("ks", ks)
     checks.depths("ks", sizes)
     if from_tensor is not None and from_tensor != sizes:
         raise ValueError(f"ks_tensor: expected the numbers of ks, {sizes}, got {from_tensor}")
     return sizes, len(sizes)
-
-
-def _integers(name: str, given: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(given, Tensor):
-        given = given.tolist()
-    numbers = [as_integer(x) for x in given] if isinstance(given, Sequence) else [None]
-    sizes = tuple(x for x in numbers if x is not None)
-    if len(sizes) != len(numbers):
-        raise ValueError(f"{name}: expected a list of integers, got {given!r}")
-    return sizes

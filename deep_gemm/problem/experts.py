@@ -61,8 +61,8 @@ def experts_problem(
     for name, size in (("hidden", hidden), ("intermediate", intermediate)):
         if size % K_MULTIPLE:
             raise ValueError(f"{name}: expected a multiple of {K_MULTIPLE}, got {size}")
-    checks.k_major("w1", w1[0])
-    checks.k_major("w2", w2[0])
+    checks.weights("w1", w1[0])
+    checks.weights("w2", w2[0])
     inputs = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
     inputs.update(zip(("w1", "sfw1", "w2", "sfw2"), (*w1, *w2), strict=True))
     checks.same_device(inputs, x.device, "x")

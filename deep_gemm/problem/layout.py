@@ -9,7 +9,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from .integers import integer_in_range
+from .integers import as_integer, integer_in_range
 
 ADDRESS_ALIGNMENT = 16
 """Bytes. TMA needs it for addresses of values and outputs, and for row pitches."""
@@ -19,6 +19,10 @@ Recipe = Sequence[int]
 RECIPE_1D2D = (1, SCALE_BLOCK, SCALE_BLOCK)
 RECIPE_1D1D = (1, 1, SCALE_BLOCK)
 PER_ROW, PER_BLOCK = (1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK)
+UE8M0_PER_WORD = 4
+"""Exponents in an int32."""
+FP32_NOT_EXPONENT = -(1 << 31) | ((1 << 23) - 1)
+"""Sign and mantissa."""
 SCALES_ALIGNMENT = ADDRESS_ALIGNMENT // 4
 """FP32 elements. Row pitches and group strides of scales are multiples of it."""
 
@@ -96,12 +100,36 @@ def is_mn_major_tma_aligned(sf: Tensor) -> bool:
     )
 
 
+def with_usual_strides(sf: Tensor) -> Tensor:
+    """Give m-major scales the strides of `empty_mn_major` in dimensions of size 1, where they move nothing.
+
+    Programs compare strides, or build descriptors from them, whatever the size.
+    """
+    if 1 not in sf.shape:
+        return sf
+    *groups, mn, num_k_blocks = sf.shape
+    *group_strides, _, pitch = sf.stride()
+    pitch = pitch if num_k_blocks > 1 else get_tma_aligned_size(mn, 4)
+    if groups and groups[0] <= 1:
+        group_strides = [num_k_blocks * pitch]
+    strides = (*group_strides, 1, pitch)
+    return sf if sf.stride() == strides else sf.detach().as_strided(sf.shape, strides)
+
+
 def empty_mn_major(sf: Tensor) -> Tensor:
     """Make room for the same scales in the layout that TMA loads: m-major, in rows of a multiple of 16 bytes."""
     mn, num_k_blocks = sf.shape[-2:]
     pitch = get_tma_aligned_size(mn, 4)
     strides = (num_k_blocks * pitch, 1, pitch)[3 - sf.dim() :]
     return torch.empty_strided(sf.shape, strides, dtype=sf.dtype, device=sf.device)
+
+
+def whole_elements(name: str, x: Tensor) -> None:
+    """Check that a tensor begins at a multiple of its element's size: one made from a buffer may begin at any byte."""
+    if x.data_ptr() % x.element_size():
+        raise ValueError(
+            f"{name}: expected an address that is a multiple of {x.element_size()} bytes, got {x.data_ptr():#x}"
+        )
 
 
 def check_scales(sf: Tensor) -> None:
@@ -112,6 +140,33 @@ def check_scales(sf: Tensor) -> None:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
     if sf.dim() not in (2, 3):
         raise ValueError(f"sf: expected shape (mn, k_blocks) or (groups, mn, k_blocks), got {tuple(sf.shape)}")
+    if sf.layout is not torch.strided:
+        raise ValueError(f"sf: expected a dense tensor, got layout {sf.layout}")
+    whole_elements("sf", sf)
+
+
+def check_powers_of_two(name: str, x: Tensor) -> None:
+    """Check FP32 numbers that only an exponent is to be left of; their values on the CPU alone."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype != torch.float32:
+        raise ValueError(f"{name}: expected dtype torch.float32, got {x.dtype}")
+    if not x.is_cpu:
+        return
+    wrong = (x.detach().view(torch.int32) & FP32_NOT_EXPONENT) != 0
+    if bool(wrong.any()):
+        index = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(f"{name}: expected powers of two, got {x[index].item()} at {index}")
+
+
+def check_words(name: str, x: Tensor) -> None:
+    """Check packed UE8M0 scales."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype != torch.int32:
+        raise ValueError(f"{name}: expected dtype torch.int32, got {x.dtype}")
+    if x.dim() < 1:
+        raise ValueError(f"{name}: expected at least 1 dimension, got shape {tuple(x.shape)}")
 
 
 def rows_under_a_scale(
@@ -135,19 +190,21 @@ def rows_under_a_scale(
 
 def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
     """Get a recipe as a tuple of integers. The caller checks their values."""
-    if not isinstance(recipe, Sequence):
+    # A tensor has no place in it: to compare one waits for the GPU, and gives no truth value where it has several.
+    is_sequence = isinstance(recipe, Sequence) and not isinstance(recipe, str)
+    if not is_sequence or any(as_integer(x) is None and hasattr(x, "shape") for x in recipe):
         raise ValueError(f"{name}: expected a tuple of integers, got {recipe!r}")
-    return tuple(recipe)
+    return tuple(x if (number := as_integer(x)) is None else number for x in recipe)
 
 
 def _stated_rows(recipe: Recipe | None, is_sfa: bool | None) -> int:
     stated = RECIPE_1D2D if recipe is None else recipe_numbers("recipe", recipe)
     if stated in (PER_ROW, PER_BLOCK):
-        return int(stated[0])
+        return stated[0]
     if stated not in (RECIPE_1D2D, RECIPE_1D1D):
         raise NotImplementedError(
             f"recipe: expected {RECIPE_1D2D} or {RECIPE_1D1D}, or {PER_ROW} or {PER_BLOCK} for one side, got {stated}"
         )
     if is_sfa is None and stated == RECIPE_1D2D:
         raise ValueError(f"is_sfa: expected True or False with the recipe {stated}, got None")
-    return int(stated[0] if is_sfa else stated[1])
+    return stated[0] if is_sfa else stated[1]

@@ -13,7 +13,7 @@ NO_RECIPES: Recipes = (None, None, None)
 
 def sfb_rows_of(recipes: Recipes) -> int:
     """Rows of B under one scale, from the recipe for both sides or the one for B."""
-    if recipes == NO_RECIPES:
+    if all(recipe is None for recipe in recipes):  # by identity: == of numpy arrays has no truth value
         return SCALE_BLOCK
     names = ("recipe", "recipe_a", "recipe_b")
     allowed = ((RECIPE_1D2D, RECIPE_1D1D), (PER_ROW,), (PER_ROW, PER_BLOCK))
@@ -25,10 +25,10 @@ def sfb_rows_of(recipes: Recipes) -> int:
             raise NotImplementedError(f"{name}: expected {' or '.join(map(str, known))}, got {numbers}")
     both, _, of_b = stated
     if both is None:
-        return int(of_b[0]) if of_b is not None else SCALE_BLOCK
+        return of_b[0] if of_b is not None else SCALE_BLOCK
     if of_b is not None and of_b[0] != both[1]:
         raise ValueError(f"recipe_b: expected what recipe {both} says, got {of_b}")
-    return int(both[1])
+    return both[1]
 
 
 def default_dtype(sfb_rows: int) -> torch.dtype:

@@ -95,7 +95,7 @@ def contiguous_problem(
         else:
             checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
     av = checks.k_major("a", av)
-    bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
+    bv = checks.weights("b", bv, copy_if_transposed=turn_b)
     return ContiguousProblem(
         av,
         sfa,
@@ -138,7 +138,7 @@ def masked_problem(
     checks.depth(k)
     if masked_m.device.type == "cpu":
         checks.in_range("masked_m", masked_m, 0, max_m)
-    av, bv = checks.k_major("a", av), checks.k_major("b", bv)
+    av, bv = checks.k_major("a", av), checks.weights("b", bv)
     return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, k, sfb_rows)
 
 

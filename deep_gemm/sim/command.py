@@ -11,6 +11,9 @@ from ..choose.config import GemmConfig
 from . import dense as fp8_gemm
 from .simulate import SimulationError
 
+SECONDS_BETWEEN_LINES = 5
+"""Of progress, where there is no terminal."""
+
 
 def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
     """Simulate under many schedules, and print what went wrong and how to repeat it, or that all passed."""
@@ -20,6 +23,7 @@ def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: i
         kernel = fp8_gemm.compile_config(config)
     console.print(f"fp8_gemm {config.name}, {config.num_stages} stages, on {num_sms} simulated SMs")
     begin, steps, worst = time.perf_counter(), 0, 0.0
+    told = begin
     for seed in track(range(first_seed, first_seed + seeds), description="seeds", console=console, transient=True):
         problem = fp8_gemm.random_problem(config, m, n, k, seed)
         try:
@@ -32,6 +36,10 @@ def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: i
             console.print(f"seed {seed}: {mistakes}\nagain: {again}", soft_wrap=True, markup=False)
             return False
         steps, worst = steps + outcome.result.steps, max(worst, outcome.worst)
+        now = time.perf_counter()
+        if not console.is_terminal and now - told >= SECONDS_BETWEEN_LINES:  # nobody sees the bar there
+            console.print(f"{now - begin:6.1f} s  {seed - first_seed + 1:3}/{seeds}  seed {seed} passed")
+            told = now
     seconds = time.perf_counter() - begin
     console.print(
         f"{seeds} seeds passed in {seconds:.1f} s, {steps:,} steps, worst error {worst:.2g} of what is allowed"

@@ -24,8 +24,11 @@ class SimulationError(RuntimeError):
     """The kernel broke a rule of the hardware. The message says which, where, and how to repeat it."""
 
     def __init__(self, name: str, what: str, how: str) -> None:
-        super().__init__(f"{name}: {what}\n(again with {how})")
-        self.what = what
+        super().__init__(name, what, how)  # what an exception is pickled by, from the process of a worker
+        self.name, self.what, self.how = name, what, how
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}\n(again with {self.how})"
 
 
 @dataclass(frozen=True)

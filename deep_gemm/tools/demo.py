@@ -21,6 +21,7 @@ from ..benchmark.cases import Case
 from ..benchmark.contenders import FAST, OURS, dequantized
 from ..benchmark.products import MAX_ERROR_BF16, MAX_ERROR_FP32, cold_rows
 from ..benchmark.report import Row
+from ..benchmark.table import make_console
 from ..benchmark.timing import L2Flush
 from ..dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from ..gpus import HOPPER
@@ -63,7 +64,7 @@ class Example:
 
 def run() -> bool:
     """Run every example, then show speed, or a few kernels if there is no GPU. Tell whether all was right."""
-    console = Console(highlight=False)
+    console = make_console()
     all_right = _show_products(console)
     console.print()
     return (_show_speed(console) if _has_hopper() else _show_kernels(console)) and all_right

@@ -1,20 +1,64 @@
 """Programs of this family import casts, layouts and measurements from here."""
 
+from typing import NoReturn
+
+from ..compat.absent import refuse
+from ..fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from ..problem.layout import align, ceil_div, get_tma_aligned_size
-from ..quantize import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
+from ..quantize import (
+    cast_back_from_fp8,
+    per_block_cast_to_fp8,
+    per_channel_cast_to_fp8,
+    per_custom_dims_cast_to_fp8,
+    per_token_cast_to_fp8,
+)
 from ..testing import bench, bench_kineto, calc_diff
-from . import layout, math
+from . import dist, layout, math
+from .layout import (
+    get_k_alignment_for_contiguous_layout,
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_m_alignment_for_contiguous_layout,
+    get_mk_alignment_for_contiguous_layout,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_tensor,
+    get_theoretical_mk_alignment_for_contiguous_layout,
+    set_mk_alignment_for_contiguous_layout,
+    transform_sf_into_required_layout,
+)
+from .math import pack_ue8m0_to_int, unpack_ue8m0_from_int
 
 __all__ = [
     "align",
     "bench",
     "bench_kineto",
     "calc_diff",
+    "cast_back_from_fp4",
+    "cast_back_from_fp8",
     "ceil_div",
+    "dist",
+    "get_k_alignment_for_contiguous_layout",
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
+    "get_m_alignment_for_contiguous_layout",
+    "get_mk_alignment_for_contiguous_layout",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
+    "get_mn_major_tma_aligned_tensor",
+    "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
     "layout",
     "math",
+    "pack_ue8m0_to_int",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
+    "per_custom_dims_cast_to_fp8",
+    "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "set_mk_alignment_for_contiguous_layout",
+    "transform_sf_into_required_layout",
+    "transpose_packed_fp4",
+    "unpack_ue8m0_from_int",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """For names that other libraries of this family have: say what to use instead."""
+    refuse(__name__, name)

@@ -6,6 +6,8 @@ from ..compat.absent import refuse
 from ..problem.layout import get_tma_aligned_size
 from ..scales import (
     get_col_major_tma_aligned_tensor,
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_tensor,
     transform_sf_into_required_layout,
 )
@@ -20,8 +22,10 @@ from ..settings import (
 __all__ = [
     "get_col_major_tma_aligned_tensor",
     "get_k_alignment_for_contiguous_layout",
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_m_alignment_for_contiguous_layout",
     "get_mk_alignment_for_contiguous_layout",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_mn_major_tma_aligned_tensor",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",

@@ -1,4 +1,4 @@
-// What k_group_maps tells fp8_gemm_kernel of groups along k: each group's tensor maps, and where its scales and D lie.
+// What k_group_maps tells fp8_gemm of groups along k: each group's tensor maps, and where its scales and D lie.
 #pragma once
 #include "ptx/tma.cuh"
 #include "types.cuh"

@@ -1,0 +1,116 @@
+"""What this machine can run, and what it lacks: ten lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .. import __version__
+from ..gpus import HOPPER
+from ..jit import CompilerMissing
+from ..jit.cache import files_in
+from ..jit.compiler import compiler_version
+from ..jit.driver import driver_version
+from ..settings import settings
+
+OLDEST_CUDA = (12, 0)
+"""Whose drivers know Hopper's tensor maps and load cubins for sm_90a."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, and whether anything is wrong."""
+
+    what: str
+    found: str
+    is_wrong: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what:10} {self.found}"
+
+
+def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Look at everything that a product needs, here and on a GPU."""
+    compiler, driver, gpu = _compiler(), _driver(), _gpu()
+    package = Path(__file__).resolve().parents[1]
+    variables = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("DG_")]
+    return [
+        Finding("deep_gemm", f"{__version__}, Python {platform.python_version()}, {package}"),
+        Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'none: a build for the CPU'}"),
+        compiler,
+        driver,
+        gpu,
+        _cache(),
+        Finding("simulator", _simulator()),
+        Finding("settings", ", ".join(variables) or "no DG_ variable is set"),
+        *_verdict(compiler, driver, gpu),
+    ]
+
+
+def _compiler() -> Finding:
+    try:
+        return Finding("NVRTC", compiler_version())
+    except CompilerMissing as error:
+        return Finding("NVRTC", str(error), is_wrong=True)
+
+
+def _driver() -> Finding:
+    version = driver_version()
+    if version is None:
+        return Finding("driver", "none found (libcuda.so.1)", is_wrong=True)
+    text = f"CUDA {version[0]}.{version[1]}"
+    if version < OLDEST_CUDA:
+        return Finding("driver", f"{text}: too old, kernels need one of CUDA 12.0 or newer", is_wrong=True)
+    return Finding("driver", text)
+
+
+def _gpu() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("GPU", "none that torch can use", is_wrong=True)
+    found = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
+    names = ", ".join(f"{each.name} ({each.major}.{each.minor}, {each.multi_processor_count} SMs)" for each in found)
+    return Finding("GPU", names, is_wrong=all(each.major != HOPPER for each in found))
+
+
+def _cache() -> Finding:
+    directory = settings().jit_cache_dir
+    kernels = files_in(directory)
+    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    size = sum(path.stat().st_size for path in kernels) / 1e6
+    text = f"{directory}: {len(kernels)} kernels, {size:.1f} MB"
+    if writable:
+        return Finding("cache", text)
+    return Finding("cache", f"{text}; it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can", True)
+
+
+def _simulator() -> str:
+    found = {"g++": shutil.which("g++"), "numpy": importlib.util.find_spec("numpy")}
+    missing = [name for name, where in found.items() if where is None]
+    return f"needs {' and '.join(missing)}" if missing else "g++ and numpy are there"
+
+
+def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
+    """What can run, and what to do for more."""
+    if not gpu.is_wrong and not driver.is_wrong and not compiler.is_wrong:
+        return [Finding("so", "kernels run on this GPU, and the reference on the CPU")]
+    if gpu.is_wrong:
+        can_compile = "nothing is compiled" if compiler.is_wrong else "kernels can be compiled (compile, inspect)"
+        why = "there is no Hopper GPU" if not torch.cuda.is_available() else "the GPU is not a Hopper"
+        if torch.version.cuda is None and not driver.is_wrong:
+            why = "torch is a build for the CPU: install one for CUDA"
+        return [
+            Finding("so", f"products run by the reference on the CPU; {can_compile}"),
+            Finding("for more", f"{why}: kernels need an H100, H200 or H20"),
+        ]
+    return [
+        Finding("so", "products run by the reference on the CPU alone"),
+        Finding("for more", driver.found if driver.is_wrong else compiler.found, is_wrong=True),
+    ]

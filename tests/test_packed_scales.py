@@ -1,0 +1,148 @@
+"""Scales packed as UE8M0: bytes, order, layouts, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from deep_gemm import (
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+    get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    pack_ue8m0_to_int,
+    per_channel_cast_to_fp8,
+    per_token_cast_to_fp8,
+    unpack_ue8m0_from_int,
+)
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def powers(*shape: int, device: str = "cpu") -> Tensor:
+    g = torch.Generator().manual_seed(7)
+    return torch.ldexp(torch.ones(shape), torch.randint(-126, 128, shape, generator=g)).to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_power_of_two_is_its_exponent_and_comes_back(device: str) -> None:
+    exponents = torch.arange(-126, 126, device=device)
+    x = torch.ldexp(torch.ones(len(exponents), device=device), exponents)
+    packed = pack_ue8m0_to_int(x)
+    assert packed.dtype == torch.int32
+    assert packed.contiguous().view(torch.uint8).tolist() == (exponents + 127).tolist()
+    assert torch.equal(unpack_ue8m0_from_int(packed), x)
+
+
+def test_the_first_of_four_is_the_lowest_byte() -> None:
+    (word,) = pack_ue8m0_to_int(torch.tensor([2.0**-126, 1.0, 2.0, 2.0**127])).tolist()
+    assert word & 0xFFFFFFFF == 0xFE807F01
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))
+def test_packed_scales_lie_as_tma_loads_them(groups: int, mn: int, blocks: int) -> None:
+    sf = powers(groups, mn, blocks)
+    out = get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
+    words, pitch = -(-blocks // 4), -(-mn // 4) * 4
+    assert out.shape == (groups, mn, words)
+    assert out.stride() == (words * pitch, 1, pitch)
+    numbers = unpack_ue8m0_from_int(out)
+    assert torch.equal(numbers[..., :blocks], sf)
+    assert not numbers[..., blocks:].any()
+    of_one = get_mn_major_tma_aligned_packed_ue8m0_tensor(sf[0].mT.contiguous().mT, psum_layout=None)
+    assert of_one.stride() == (1, pitch)
+    assert torch.equal(of_one, out[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_groups_along_k_share_no_word(device: str) -> None:
+    ks = [640, 0, 128, 512]
+    x = torch.randn(sum(ks), 10, device=device)
+    sf = per_channel_cast_to_fp8(x, use_ue8m0=True)[1]
+    out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, ks, 128, 128)
+    assert out.shape == (10, 2 + 1 + 1)
+    assert out.stride() == (1, 12)
+    numbers = unpack_ue8m0_from_int(out)
+    assert torch.equal(numbers[:, :5], sf[:5].t())
+    assert torch.equal(numbers[:, 8], sf[5])
+    assert torch.equal(numbers[:, 12:], sf[6:].t())
+    depths = torch.tensor(ks, dtype=torch.int32, device=device)
+    ends = depths.cumsum(0).int()
+    for layout, is_ends in ((depths, False), (ends, True)):
+        same = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, layout, None, 128, 128, is_ends)
+        assert torch.equal(same, out)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cast_gives_packed_scales(device: str) -> None:
+    x = torch.randn(2, 5, 700, device=device)
+    values, scales = per_token_cast_to_fp8(x, True)
+    same, packed = per_token_cast_to_fp8(x, use_ue8m0=True, gran_k=128, use_packed_ue8m0=True)
+    assert torch.equal(same.view(torch.uint8), values.view(torch.uint8))
+    assert packed.shape == (2, 5, 2)
+    assert torch.equal(unpack_ue8m0_from_int(packed)[..., :6], scales)
+    with pytest.raises(ValueError, match=r"^use_packed_ue8m0: expected use_ue8m0, and neither mn_major nor masked_m"):
+        per_token_cast_to_fp8(x, use_packed_ue8m0=True)
+
+
+K_GROUPED = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
+ONES = torch.ones(3, 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "error", "message"),
+    [
+        (pack_ue8m0_to_int, (1.0,), TypeError, "x: expected a tensor, got float"),
+        (
+            pack_ue8m0_to_int,
+            (torch.ones(4).double(),),
+            ValueError,
+            "x: expected dtype torch.float32, got torch.f",
+        ),
+        (pack_ue8m0_to_int, (torch.ones(6),), ValueError, "x: expected a multiple of 4 columns, got shape (6,)"),
+        (
+            pack_ue8m0_to_int,
+            (torch.tensor([[1, 1, 3.0, 1]]),),
+            ValueError,
+            "x: expected powers of two, got 3.0 at (0,",
+        ),
+        (pack_ue8m0_to_int, (-torch.ones(4),), ValueError, "x: expected powers of two, got -1.0 at (0,)"),
+        (pack_ue8m0_to_int, (torch.full((4,), 1e-40),), ValueError, "x: expected powers of two, got "),
+        (unpack_ue8m0_from_int, (None,), TypeError, "packed: expected a tensor, got NoneType"),
+        (unpack_ue8m0_from_int, (torch.ones(4),), ValueError, "packed: expected dtype torch.int32, got torch.float32"),
+        (
+            get_mn_major_tma_aligned_packed_ue8m0_tensor,
+            (torch.ones(4),),
+            ValueError,
+            "sf: expected shape (mn, k_",
+        ),
+        (get_mn_major_tma_aligned_packed_ue8m0_tensor, (ONES * 3,), ValueError, "sf: expected powers of two, got 3.0"),
+        (
+            K_GROUPED,
+            (ONES, None, None, 128, 128),
+            ValueError,
+            "ks_cpu: expected a list, or grouped_layout with the ",
+        ),
+        (
+            K_GROUPED,
+            (ONES, None, [384, 64], 128, 128),
+            ValueError,
+            "ks_cpu: expected multiples of k_alignment = 128, ",
+        ),
+        (K_GROUPED, (ONES, None, [384], 0, 128), ValueError, "gran_k: expected an integer in 1..2147483647, got 0"),
+        (
+            K_GROUPED,
+            (ONES, None, [512], 128, 128),
+            ValueError,
+            "sf: expected shape (sum(ceil(k / gran_k)), mn) = (4, mn), got (3, 8)",
+        ),
+    ],
+)
+def test_mistakes_are_named(function: Any, arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        function(*arguments)
+    assert str(caught.value).startswith(message)
