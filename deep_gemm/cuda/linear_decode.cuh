@@ -225,7 +225,7 @@ DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const 
   }
 }
 
-KERNEL(kNumThreads, kCtasPerSm) linear_decode(GRID_CONSTANT LinearParams p) {
+KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const Work work(p);
   const uint32_t warp = ptx::warp_index();

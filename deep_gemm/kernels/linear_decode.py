@@ -36,7 +36,7 @@ from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
 SOURCE = '#include "linear_decode.cuh"\n'
-NAME = "linear_decode"
+NAME = "fp8_gemm_linear_decode"
 PARAMS = Params(
     "LinearParams",
     Field("map_b", Kind.MAP),

@@ -19,7 +19,7 @@ from rich.console import Console
 from ..benchmark.command import with_progress
 from ..choose.config import GemmConfig
 from ..choose.config_decode import DecodeConfig
-from ..choose.config_linear_decode import is_worth_casting, linear_decode_config
+from ..choose.config_linear_decode import serving
 from ..choose.dense import select
 from ..choose.depths import select_k_grouped
 from ..choose.explain import Question
@@ -57,10 +57,9 @@ def jobs_of(asked: Question, *, any_m: bool, with_layers: bool) -> Iterator[Job]
         config = config_of(asked, m)
         if isinstance(config, DecodeConfig):
             yield Job(fp8_gemm_decode.NAME, config, partial(fp8_gemm_decode.build, config))
-            is_linear = with_layers and not asked.output.is_fp32 and is_worth_casting(m, asked.k, config)
-            casting = linear_decode_config(config) if is_linear else None
+            casting = serving(m, asked.k, config) if with_layers and not asked.output.is_fp32 else None
             if casting is not None:
-                yield Job(linear_decode.NAME, casting.tile, partial(linear_decode.build, casting))
+                yield Job(linear_decode.NAME, casting, partial(linear_decode.build, casting))
         else:
             yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
     if asked.output.groups == Groups.DEPTHS:
