@@ -194,7 +194,8 @@ def _question(
             raise ValueError(f"{name}: expected a positive size, got {size}")
     is_by_row = kind == Groups.DEPTHS or sfb_rows_of((recipe, None, None)) == 1
     dtype = d_dtype or default_dtype(1 if is_by_row else 128)
-    allowed = (torch.float32,) if kind == Groups.DEPTHS else checks.OUTPUT_TYPES
+    needs_fp32 = kind == Groups.DEPTHS and (with_c or accumulate)
+    allowed = (torch.float32,) if needs_fp32 else checks.OUTPUT_TYPES
     if dtype not in allowed:
         raise ValueError(f"d_dtype: expected {' or '.join(map(str, allowed))}, got {dtype}")
     if (with_c or accumulate) and kind not in (Groups.NONE, Groups.DEPTHS):
