@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -28,7 +27,9 @@ from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.settings import set_compile_mode
 from deep_gemm.sim import depths as sim
 
-FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128))
+FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (
+    config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128)
+)
 PAIRS, *_ = (config for config in reachable_k_grouped() if config.cluster_size == 2)
 KS = [16, 0, 400]
 
@@ -167,7 +168,7 @@ def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.
 @pytest.mark.parametrize("m", [1, 130, 768, 7168])
 @pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
 def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
-    kind = replace(Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), **output)
+    kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
     for num_groups, n, k in product((1, 128), (2048, 2176), (0, 16, 8192)):
         assert select_k_grouped(num_groups, m, n, k, kind, H200) in reachable_k_grouped()
 
@@ -175,7 +176,7 @@ def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
 @pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
 @pytest.mark.parametrize(("n", "ctas"), [(2048, 2), (1924, 2), (2052, 1), (2176, 1), (7168, 2)])
 def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, output: dict[str, bool]) -> None:
-    kind = replace(Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), **output)
+    kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
     config = select_k_grouped(16, 7168, n, 4096, kind, H200)
     assert (config.block_m, config.block_n, config.cluster_n) == (256, 128, 2 if kind.with_c else ctas)
 

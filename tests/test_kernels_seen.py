@@ -73,9 +73,13 @@ def test_a_warm_call_refuses_what_would_cut_a_gradient(monkeypatch: pytest.Monke
     a, (values, scales), d = operands()
     c = torch.zeros_like(d)
     weights = (values, scales), (torch.nn.Parameter(values), torch.nn.Parameter(scales))
-    cut = ((learned(a[0]), a[1]), weights[0], None), ((a[0], learned(a[1])), weights[0], None)
-    cut += (a, (learned(values), scales), None), (a, (values, learned(scales)), None)
-    cut += ((a, weights[0], c.clone().requires_grad_()),)
+    cut: list[tuple[Any, Any, Any]] = [
+        ((learned(a[0]), a[1]), weights[0], None),
+        ((a[0], learned(a[1])), weights[0], None),
+        (a, (learned(values), scales), None),
+        (a, (values, learned(scales)), None),
+        (a, weights[0], c.clone().requires_grad_()),
+    ]
     names = "a", "sfa", "b", "sfb", "c"
     for _ in range(4):
         for b in weights:
@@ -99,7 +103,7 @@ def test_a_warm_product_of_groups_along_k_refuses_it_too(monkeypatch: pytest.Mon
     for _ in range(4):
         deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks)
         launched = len(gpu.launches)
-        with pytest.raises(ValueError, match="^sfb: expected a tensor without a gradient"):
+        with pytest.raises(ValueError, match=r"^sfb: expected a tensor without a gradient"):
             deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, (b[0], learned(b[1])), d, ks)
         assert len(gpu.launches) == launched
 

@@ -922,7 +922,7 @@ def test_ends_of_empty_groups_are_no_mistake(numbers: tuple[int, int]) -> None:
 
 def test_a_product_through_torch_gives_no_graph() -> None:
     d = output(2, 3, dtype=torch.float32)
-    with pytest.raises(ValueError, match="^a: expected a tensor without a gradient"):
+    with pytest.raises(ValueError, match=r"^a: expected a tensor without a gradient"):
         deep_gemm.cublaslt_gemm_nt(torch.ones(2, 4).requires_grad_(), torch.ones(3, 4), d)
     with torch.no_grad():
         deep_gemm.cublaslt_gemm_nt(torch.ones(2, 4).requires_grad_(), torch.ones(3, 4), d)

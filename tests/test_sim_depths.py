@@ -7,7 +7,6 @@ before griddepcontrol_wait, because the second kernel begins while the first is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -33,7 +32,7 @@ EVERY_TILE = (*TILES, SHARING_A)
 
 
 def config_for(tile: Tile = TILES[0], /, **output: bool) -> GemmConfig:
-    return k_grouped_config(tile, replace(Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), **output))
+    return k_grouped_config(tile, Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS))
 
 
 def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: int = 1, **how: object) -> Outcome:

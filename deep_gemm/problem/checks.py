@@ -89,7 +89,8 @@ def _carries_gradient(x: Tensor) -> bool:
     """Tell whether a gradient would flow through values or scales to what they were computed from.
 
     It ends in a leaf, and in a view of one. These are let through: programs keep FP8 weights and their scales in
-    Parameters, which require a gradient unless told otherwise, and call products in grad mode. Nobody trains FP8 values.
+    Parameters, which require a gradient unless told otherwise, and call products in grad mode. Nobody trains values of
+    eight bits.
     """
     return x.requires_grad and not (x if x._base is None else x._base).is_leaf
 
