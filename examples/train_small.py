@@ -205,9 +205,7 @@ class Comparison:
         if not bf16 - self.best < (guess - self.best) / 4:
             return f"BF16 learned too little to compare with: {bf16:.3f}, a guess has {guess:.3f}, best {self.best:.3f}"
         if not self.apart <= TOLERANCE:
-            return (
-                f"FP8 ends at {fp8:.3f}, BF16 at {bf16:.3f}: {self.apart:.1%} of what was learned, > {TOLERANCE:.0%}"
-            )
+            return f"FP8 ends at {fp8:.3f}, BF16 at {bf16:.3f}: {self.apart:.1%} of what was learned, > {TOLERANCE:.0%}"
         return None
 
 

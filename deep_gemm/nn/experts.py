@@ -80,6 +80,7 @@ class Experts(torch.nn.Module):
         """Sizes, for `print`."""
         return f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # kernels are launched by addresses: no graph has them
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[..., hidden]`: `topk_ids` and `topk_weights` are `[..., topk]`.
 
@@ -96,7 +97,7 @@ class Experts(torch.nn.Module):
                 )
         if topk_weights.shape != topk_ids.shape:
             raise ValueError(f"topk_weights: expected shape {tuple(topk_ids.shape)}, got {tuple(topk_weights.shape)}")
-        rows = expert_rows(topk_ids.reshape(-1, topk_ids.shape[-1]), self.num_experts)
+        rows = expert_rows(topk_ids.reshape(x.shape[:-1].numel(), topk_ids.shape[-1]), self.num_experts)
         main_grads = (
             main_grad_of("w1", self.w1, self.accumulates_main_grad and self.w1.requires_grad),
             main_grad_of("w2", self.w2, self.accumulates_main_grad and self.w2.requires_grad),

@@ -57,6 +57,7 @@ class Linear(torch.nn.Linear):
         )
         self.accumulates_main_grad = accumulates_main_grad
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # kernels are launched by addresses: no graph has them
     def forward(self, input: Tensor) -> Tensor:
         """Compute input @ weight.T + bias."""
         x = as_autocast_says(input)
