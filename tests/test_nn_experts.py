@@ -231,8 +231,8 @@ def test_what_nobody_needs_is_not_computed(monkeypatch: pytest.MonkeyPatch, need
 
         return call
 
-    along_k, transposed = "k_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nn_contiguous"
-    for name in (along_k, transposed):
+    along_k, of_rows = "k_grouped_fp8_gemm_nt_contiguous", "product_of_rows"
+    for name in (along_k, of_rows):
         monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
     leaves = {"x": x, "topk_weights": weights, "w1": layer.w1, "w2": layer.w2}
     for name, leaf in leaves.items():
@@ -242,6 +242,8 @@ def test_what_nobody_needs_is_not_computed(monkeypatch: pytest.MonkeyPatch, need
         out = layer(x, ids, weights)
     assert out.requires_grad == bool(needed)
     assert (x.data_ptr() in {each.data_ptr() for each in kept}) == ("w1" in needed)
+    assert called == [of_rows] * 2
+    called.clear()
     if not needed:
         assert not kept
         return
@@ -251,7 +253,7 @@ def test_what_nobody_needs_is_not_computed(monkeypatch: pytest.MonkeyPatch, need
         assert leaf.grad is None or same_bits(leaf.grad, right[name])
     of_weights = {"x": 0, "topk_weights": 0, "w1": 1, "w2": 1}.get(needed, 2)
     assert called.count(along_k) == of_weights
-    assert called.count(transposed) == {"x": 2, "topk_weights": 1, "w1": 1, "w2": 0}.get(needed, 2)
+    assert called.count(of_rows) == {"x": 2, "topk_weights": 1, "w1": 1, "w2": 0}.get(needed, 2)
 
 
 def test_what_is_kept_is_x_and_gate_and_up_and_small_things() -> None:

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..grouped import k_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nn_contiguous
+from ..grouped import k_grouped_fp8_gemm_nt_contiguous
 from ..layers import activate_rows, product_of_rows
-from ..problem import ExpertRows, Operand
+from ..problem import ExpertRows
 from ..problem.checks import K_MULTIPLE
 from ..problem.integers import integer_in_range
 from ..problem.layout import align
 from ..problem.numbers import positive
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..routing import expert_rows, gather_cast_to_fp8, gather_weighted
-from .gradients import as_autocast_says, features, gradient_beside_main_grad, main_grad_of, output_type
+from .gradients import as_autocast_says, features, gradient_beside_main_grad, main_grad_of, output_type, transposed
 
 
 class Experts(torch.nn.Module):
@@ -157,13 +157,16 @@ class _Experts(torch.autograd.Function):
         of_x = of_p = of_w1 = of_w2 = None
         if needs_x or needs_p or needs_w1:
             a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
-            ds = product_with_transposed(a, w2, rows).masked_fill_(is_empty, 0).float()  # but for the factor p
+            ds = (
+                product_of_rows(a, transposed(per_block_cast_to_fp8(w2)), rows).masked_fill_(is_empty, 0).float()
+            )  # but for the factor p
             if needs_p:
                 of_p = of_routes((activation.s * ds).sum(1), rows).to(topk_weights.dtype)
         if needs_x or needs_w1:
             dh = activation.gradient(ds * p).to(torch.bfloat16)
             if needs_x:
-                dx = product_with_transposed(per_token_cast_to_fp8(dh, mn_major=True), w1, rows)
+                a = per_token_cast_to_fp8(dh, mn_major=True)
+                dx = product_of_rows(a, transposed(per_block_cast_to_fp8(w1)), rows)
                 of_x = gather_weighted(dx, rows, torch.ones_like(rows.row_of, dtype=torch.float32))
                 assert of_x is not None
                 of_x = of_x.to(ctx.x_dtype)
@@ -177,13 +180,6 @@ class _Experts(torch.autograd.Function):
         if ctx.marked[1] is not None:
             of_w2 = gradient_beside_main_grad(ctx.marked[1])
         return of_x, of_p, of_w1, of_w2, None, None, None
-
-
-def product_with_transposed(a: Operand, w: Tensor, rows: ExpertRows) -> Tensor:
-    """BF16 product of each row `[n]` with its expert's weight `[n, k]`. Rows without an expert are left as they are."""
-    d = torch.empty((a[0].shape[0], w.shape[2]), dtype=torch.bfloat16, device=w.device)
-    m_grouped_fp8_gemm_nn_contiguous(a, per_block_cast_to_fp8(w), d, rows.ids, ensure_zero_padding=False)
-    return d
 
 
 def of_rows(of_routes: Tensor, rows: ExpertRows) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..problem.checks import K_MULTIPLE
+from ..problem.checks import K_MULTIPLE, Operand
 from ..problem.integers import integer_in_range
 
 
@@ -28,6 +28,15 @@ def as_autocast_says(x: Tensor) -> Tensor:
 def output_type(dtype: torch.dtype) -> torch.dtype:
     """Type in which a product writes what is then to be of this type."""
     return dtype if dtype == torch.bfloat16 else torch.float32
+
+
+def transposed(w: Operand) -> Operand:
+    """Give a cast weight `[..., n, k]` as `[..., k, n]`, its scales as a view.
+
+    Products would copy the values too, but calls whose values they copy are none that they have seen before.
+    """
+    values, scales = w
+    return values.mT.contiguous(), scales.mT
 
 
 def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..dense import fp8_gemm_nn, fp8_gemm_nt
+from ..dense import fp8_gemm_nt
 from ..layers import linear
 from ..problem.checks import K_MULTIPLE, Operand
 from ..problem.layout import RECIPE_1D1D
 from ..quantize import Quantized, cast_both_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from .gradients import as_autocast_says, features, gradient_beside_main_grad, main_grad_of, output_type
+from .gradients import as_autocast_says, features, gradient_beside_main_grad, main_grad_of, output_type, transposed
 
 
 class Linear(torch.nn.Linear):
@@ -113,7 +113,7 @@ class _Linear(torch.autograd.Function):
         of_x = of_weight = of_bias = None
         if a is not None:
             of_x = torch.empty(ctx.x_shape, dtype=output_type(ctx.x_dtype), device=grad.device)
-            fp8_gemm_nn(a, per_block_cast_to_fp8(weight), of_x.view(-1, ctx.x_shape[-1]))
+            fp8_gemm_nt(a, transposed(per_block_cast_to_fp8(weight)), of_x.view(-1, ctx.x_shape[-1]))
             of_x = of_x.to(ctx.x_dtype)
         if columns is not None:
             of_weight = weight_gradient(columns, tuple(x_columns), ctx.weight_dtype, ctx.main_grad)
