@@ -30,7 +30,15 @@ from ..problem.layout import align
 from ..problem.numbers import positive
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..routing import expert_rows, gather_cast_to_fp8, gather_weighted
-from .gradients import as_autocast_says, features, gradient_beside_main_grad, main_grad_of, output_type, transposed
+from .gradients import (
+    as_autocast_says,
+    features,
+    gradient_beside_main_grad,
+    main_grad_of,
+    output_type,
+    outside_of_graphs,
+    transposed,
+)
 
 
 class Experts(torch.nn.Module):
@@ -80,7 +88,7 @@ class Experts(torch.nn.Module):
         """Sizes, for `print`."""
         return f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # kernels are launched by addresses: no graph has them
+    @outside_of_graphs
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[..., hidden]`: `topk_ids` and `topk_weights` are `[..., topk]`.
 
@@ -157,9 +165,8 @@ class _Experts(torch.autograd.Function):
         of_x = of_p = of_w1 = of_w2 = None
         if needs_x or needs_p or needs_w1:
             a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
-            ds = (
-                product_of_rows(a, transposed(per_block_cast_to_fp8(w2)), rows).masked_fill_(is_empty, 0).float()
-            )  # but for the factor p
+            ds = product_of_rows(a, transposed(per_block_cast_to_fp8(w2)), rows)  # but for the factor p
+            ds = ds.masked_fill_(is_empty, 0).float()
             if needs_p:
                 of_p = of_routes((activation.s * ds).sum(1), rows).to(topk_weights.dtype)
         if needs_x or needs_w1:

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..problem.checks import K_MULTIPLE, Operand
 from ..problem.integers import integer_in_range
+
+
+def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keep torch.compile out: kernels are launched by addresses, which no graph has.
+
+    `torch.compiler.disable` takes seconds, because it loads the compiler. So it is called when the function is.
+    """
+    disabled: list[Callable[..., Tensor]] = []
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **kwargs)
+
+    return call
 
 
 def features(name: str, size: int) -> int:

@@ -24,7 +24,15 @@ from ..layers import linear
 from ..problem.checks import K_MULTIPLE, Operand
 from ..problem.layout import RECIPE_1D1D
 from ..quantize import Quantized, cast_both_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from .gradients import as_autocast_says, features, gradient_beside_main_grad, main_grad_of, output_type, transposed
+from .gradients import (
+    as_autocast_says,
+    features,
+    gradient_beside_main_grad,
+    main_grad_of,
+    output_type,
+    outside_of_graphs,
+    transposed,
+)
 
 
 class Linear(torch.nn.Linear):
@@ -57,7 +65,7 @@ class Linear(torch.nn.Linear):
         )
         self.accumulates_main_grad = accumulates_main_grad
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # kernels are launched by addresses: no graph has them
+    @outside_of_graphs
     def forward(self, input: Tensor) -> Tensor:
         """Compute input @ weight.T + bias."""
         x = as_autocast_says(input)
