@@ -890,6 +890,18 @@ def test_a_c_that_requires_a_gradient_is_refused(kind: str) -> None:
         product(**arguments)
 
 
+@pytest.mark.parametrize("kind", ["wgrad", "k-grouped"])
+def test_a_weight_gradient_without_c_is_rounded_once_to_bf16(kind: str) -> None:
+    product, call = make(kind)
+    if kind == "wgrad":  # under this name D is FP32
+        product, call = deep_gemm.fp8_gemm_nt, {**call, "recipe": (1, 1, 128)}
+    exact = product(**{**call, "d": None})
+    assert exact.dtype == torch.float32
+    d = torch.full_like(exact, CANARY, dtype=torch.bfloat16)
+    assert product(**{**call, "d": d}) is None
+    assert torch.equal(d, exact.bfloat16())
+
+
 def test_a_layout_left_out_means_equal_groups_in_either_form() -> None:
     a = operand((200, K), (200, K_BLOCKS), 4)
     ids = torch.arange(GROUPS, dtype=torch.int32).repeat_interleave(100)
