@@ -104,8 +104,9 @@ def test_the_result_has_the_bits_of_the_layer_of_inference(tokens: int, w_dtype:
     expected = deep_gemm.experts(x, ids, weights, w1, w2)
     assert expected is not None
     assert same_bits(layer(x, ids, weights).detach(), expected)
-    with torch.no_grad():
-        assert same_bits(layer(x, ids, weights), expected)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert same_bits(layer(x, ids, weights), expected)
 
 
 def of_casts(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> Found:

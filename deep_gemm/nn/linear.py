@@ -87,7 +87,7 @@ def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         d = product(per_token_cast_to_fp8(rows, mn_major=True), w, bias, x.dtype)
         return d.view(*x.shape[:-1], weight.shape[0])
-    out = linear(x, w, bias=bias)
+    out = linear(x, w, bias=None if bias is None else bias.to(x.dtype))
     assert out is not None
     return out
 
@@ -133,10 +133,8 @@ class _Linear(torch.autograd.Function):
 
 
 def product(a: Operand, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Compute a @ w.T + bias, rounded once if `dtype` or the type of the product is BF16."""
-    bias_is_exact = bias is None or bias.dtype == torch.bfloat16
-    d_type = output_type(dtype) if bias_is_exact else torch.float32
-    d = torch.empty(a[0].shape[0], w[0].shape[0], dtype=d_type, device=a[0].device)
+    """Compute a @ w.T + bias in a type, to which the bias is rounded before, as autocast does, and the sum then."""
+    d = torch.empty(a[0].shape[0], w[0].shape[0], dtype=output_type(dtype), device=a[0].device)
     if bias is not None:
         d.copy_(bias.expand_as(d))
     fp8_gemm_nt(a, w, d, None if bias is None else d)
