@@ -14,6 +14,7 @@ From forward to backward stay x, h, the weights, and where each row comes from.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -189,16 +190,16 @@ class _Experts(torch.autograd.Function):
         return of_x, of_p, of_w1, of_w2, None, None, None
 
 
-def of_rows(of_routes: Tensor, rows: ExpertRows) -> Tensor:
+def of_rows(x: Tensor, rows: ExpertRows) -> Tensor:
     """Give each row what its route has; 0 where a row has no route. The host reads nothing."""
     num_rows = len(rows.ids)
     to = torch.where(rows.row_of < 0, num_rows, rows.row_of).flatten().long()  # routes without a row share the last
-    return of_routes.new_zeros(num_rows + 1).scatter_(0, to, of_routes.flatten())[:num_rows]
+    return x.new_zeros(num_rows + 1).scatter_(0, to, x.flatten())[:num_rows]
 
 
-def of_routes(of_rows: Tensor, rows: ExpertRows) -> Tensor:
+def of_routes(x: Tensor, rows: ExpertRows) -> Tensor:
     """Give each route what its row has; 0 where a route has no row."""
-    found = of_rows.new_zeros(rows.row_of.shape) if len(of_rows) == 0 else of_rows[rows.row_of.clamp_min(0).long()]
+    found = x.new_zeros(rows.row_of.shape) if len(x) == 0 else x[rows.row_of.clamp_min(0).long()]
     return found.masked_fill(rows.row_of < 0, 0)
 
 
@@ -273,4 +274,4 @@ class Stack(NamedTuple):
 
 def _starts(sizes: list[int]) -> list[int]:
     """Where parts of these sizes begin."""
-    return [sum(sizes[:i]) for i in range(len(sizes))]
+    return list(accumulate(sizes, initial=0))[:-1]
