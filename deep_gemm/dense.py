@@ -40,8 +40,9 @@ def fp8_gemm_nt(
 
     k is a multiple of 16, n of 8 (BF16 output) or 4 (FP32); addresses are multiples of 16 bytes. `recipe_a` and
     `recipe_b` state a recipe side by side. `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result:
-    FP32 scales are never rounded. `alpha` is accepted as None: scales hold any factor already. The result carries no
-    gradient.
+    FP32 scales are never rounded. `alpha` is accepted as None: scales hold any factor already. There is no gradient:
+    `deep_gemm.nn` has layers that have one, and operands that were computed from what requires one are refused in grad
+    mode.
 
     >>> x, w = torch.randn(4, 256), torch.randn(128, 256)
     >>> a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
@@ -217,9 +218,13 @@ def cublaslt_gemm_tt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -
     _torch_gemm("tt", a, b, d, c)
 
 
-@torch.no_grad()
 def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
     check_ordinary_matrices(a, b, d, c, major)
+    _compute_by_torch(major, a, b, d, c)
+
+
+@torch.no_grad()
+def _compute_by_torch(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
     if major[0] == "t":
         a = a.t()
     if major[1] == "t":

@@ -139,8 +139,8 @@ def k_grouped_fp8_gemm_nt_contiguous(
     - `ks`: the groups' k, multiples of 16, on the host; None where only the GPU knows them. `ks_tensor`: the same as an
       int32 tensor on the operands' device. With `use_psum_layout=True` the tensor holds where each group ends along k
       instead. All ends but the last must be multiples of `get_mk_alignment_for_contiguous_layout()`.
-    - `d`: FP32 `[groups, m, n]`, made and returned where it is left out; `c`: added, D itself or disjoint from it. An
-      empty group gives C, or zero.
+    - `d`: FP32 `[groups, m, n]`, made and returned where it is left out, or BF16 if there is no C; `c`: added, FP32, D
+      itself or disjoint from it. An empty group gives C, or zero.
 
     >>> ks = [128, 0, 16]
     >>> a, b = k_grouped_cast_to_fp8(torch.ones(4, 144), ks), k_grouped_cast_to_fp8(torch.ones(8, 144), ks)

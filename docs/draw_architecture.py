@@ -22,7 +22,7 @@ SOURCES_ALONE = "cuda"
 Arrows = dict[str, set[str]]
 """The rooms that each room imports."""
 
-LAYERS = ("linear", "experts", "activation", "routing")
+LAYERS = ("nn", "linear", "experts", "activation", "routing")
 PARTS = {
     "ask": ("#cfe3f3", ("dense", "grouped", "problem", "compat", "quantize", "fp4", "scales", *LAYERS)),
     "choose": ("#f6e3bf", ("choose", "gpus", "settings")),

@@ -141,7 +141,7 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         ({"groups": "rows"}, "groups: expected ids, ends, counts, depths or None, got 'rows'"),
         ({"groups": "ids", "with_c": True}, "groups: expected no C for rows by ids, got one"),
         (
-            {"groups": "depths", "d_dtype": torch.bfloat16},
+            {"groups": "depths", "d_dtype": torch.bfloat16, "accumulate": True},
             "d_dtype: expected torch.float32, got torch.bfloat16",
         ),
         ({"n": 12}, "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),

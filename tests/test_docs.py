@@ -68,6 +68,17 @@ def test_code_on_the_page_of_layers_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert are_equal == ["True", "True"]
 
 
+def test_code_on_the_page_of_training_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL)
+    exec(compile("\n".join(blocks), "training.md", "exec"), {})
+    assert capsys.readouterr().out == "torch.float32 True torch.Size([8, 256, 256])\n"
+
+
+def test_the_picture_of_training_is_what_its_script_draws() -> None:
+    drawing = script("draw_training")
+    assert drawing.PICTURE.read_text() == drawing.svg(), "run: python docs/draw_training.py"
+
+
 def test_the_picture_of_layers_is_what_its_script_draws() -> None:
     drawing = script("draw_layers")
     assert drawing.PICTURE.read_text() == drawing.svg(), "run: python docs/draw_layers.py"

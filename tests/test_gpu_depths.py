@@ -20,14 +20,14 @@ from deep_gemm.kernels import depths
 from deep_gemm.kernels.k_group_maps import MAX_INLINE_KS
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.problem import KGroupedProblem, k_grouped_problem
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.problem.layout import align, ceil_div
 from deep_gemm.sim import depths as sim
 from deep_gemm.sim.rounding import TENSOR_CORES, describe_mistakes
 
 pytestmark = pytest.mark.gpu
 
 RAGGED = [16, 0, 144, 128, 656, 0, 32, 2064]
-ADDITIONS = ["fresh", "c", "in place"]
+ADDITIONS = ["fresh", "c", "in place", "bf16"]
 
 
 def numbers(ks: Sequence[int]) -> Tensor:
@@ -43,9 +43,17 @@ def operands(rows: int, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def problem_of(ks: Sequence[int], m: int, n: int, addition: str, *, on_gpu_alone: bool) -> KGroupedProblem:
+    n = align(n, 8) if addition == "bf16" else n
     a, b = operands(m, ks), operands(n, ks)
-    d = torch.full((len(ks), m, n), float("nan"), device="cuda")
-    c = None if addition == "fresh" else d.normal_() if addition == "in place" else torch.randn(d.shape, device="cuda")
+    dtype = torch.bfloat16 if addition == "bf16" else torch.float32
+    d = torch.full((len(ks), m, n), float("nan"), dtype=dtype, device="cuda")
+    c = (
+        None
+        if addition in ("fresh", "bf16")
+        else d.normal_()
+        if addition == "in place"
+        else torch.randn(d.shape, device="cuda")
+    )
     return k_grouped_problem(a, b, d, None if on_gpu_alone else list(ks), numbers(ks) if on_gpu_alone else None, c)
 
 
@@ -65,6 +73,8 @@ def check(p: KGroupedProblem, config: GemmConfig | None = None) -> Tensor:
 
 
 def addition_of(config: GemmConfig) -> str:
+    if not config.output_is_fp32:
+        return "bf16"
     return "in place" if config.adds_to_d else "c" if config.with_c else "fresh"
 
 
@@ -81,7 +91,7 @@ def test_random_depths_and_the_chosen_kernel(seed: int) -> None:
     rng = random.Random(seed)
     groups, m, n = rng.choice([1, 3, 33, 70]), rng.choice([1, 130, 520]), rng.choice([4, 576, 1028])
     ks = [16 * rng.choice([0, 1, 7, 8, 9, rng.randint(0, 100)]) for _ in range(groups)]
-    check(problem_of([*ks, 16], m, n, ADDITIONS[seed % 3], on_gpu_alone=bool(seed % 2)))
+    check(problem_of([*ks, 16], m, n, ADDITIONS[seed % 4], on_gpu_alone=bool(seed % 2)))
 
 
 def test_a_configuration_that_is_not_for_these_is_refused() -> None:
@@ -157,9 +167,10 @@ def test_a_graph_replays_with_changed_depths(addition: str) -> None:
     total, blocks = 800, 12
     a = torch.randn(m * total, device="cuda").to(torch.float8_e4m3fn), torch.rand(blocks, m, device="cuda").t()
     b = torch.randn(n * total, device="cuda").to(torch.float8_e4m3fn), torch.rand(blocks, n, device="cuda").t()
-    ks, start = numbers(all_ks[0]), torch.randn(groups, m, n, device="cuda")
+    dtype = torch.bfloat16 if addition == "bf16" else torch.float32
+    ks, start = numbers(all_ks[0]), torch.randn(groups, m, n, device="cuda", dtype=dtype)
     d = start.clone()
-    c = {"fresh": None, "c": start, "in place": d}[addition]
+    c = {"c": start, "in place": d}.get(addition)
 
     def call(out: Tensor, added: Tensor | None) -> None:
         deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, out, None, ks, added)
@@ -173,7 +184,7 @@ def test_a_graph_replays_with_changed_depths(addition: str) -> None:
         d.copy_(start)
         graph.replay()
         again = start.clone()
-        call(again, {"fresh": None, "c": start, "in place": again}[addition])
+        call(again, {"c": start, "in place": again}.get(addition))
         assert torch.equal(d, again)
         used = sum(ceil_div(k, 128) for k in changed)
         p = k_grouped_problem(
@@ -182,7 +193,7 @@ def test_a_graph_replays_with_changed_depths(addition: str) -> None:
             torch.empty_like(d),
             changed,
             None,
-            None if addition == "fresh" else start,
+            start if addition in ("c", "in place") else None,
         )
         assert_right(p, d, str(changed))
 

@@ -27,7 +27,9 @@ from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.settings import set_compile_mode
 from deep_gemm.sim import depths as sim
 
-FRESH, WITH_C, IN_PLACE = (config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128))
+FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (
+    config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128)
+)
 PAIRS, *_ = (config for config in reachable_k_grouped() if config.cluster_size == 2)
 KS = [16, 0, 400]
 
@@ -52,7 +54,7 @@ def words_of_members(params: Params, words: tuple[int, ...]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("on_gpu_alone", [False, True])
-@pytest.mark.parametrize("config", [FRESH, WITH_C, IN_PLACE, PAIRS], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [FRESH, WITH_C, IN_PLACE, FRESH_BF16, PAIRS], ids=lambda config: config.name)
 def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmConfig, on_gpu_alone: bool) -> None:
     p = ready(sim.random_problem(config, KS, 100, 72, on_gpu_alone=on_gpu_alone))
     depths.run_on_gpu(p, config)
@@ -176,17 +178,17 @@ def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("m", [1, 130, 768, 7168])
-@pytest.mark.parametrize("output", [{}, {"with_c": True}, {"adds_to_d": True}], ids=str)
+@pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
 def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
-    kind = Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output)
+    kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
     for num_groups, n, k in product((1, 128), (2048, 2176), (0, 16, 8192)):
         assert select_k_grouped(num_groups, m, n, k, kind, H200) in reachable_k_grouped()
 
 
-@pytest.mark.parametrize("output", [{}, {"with_c": True}, {"adds_to_d": True}], ids=str)
+@pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
 @pytest.mark.parametrize(("n", "ctas"), [(2048, 2), (1924, 2), (2052, 1), (2176, 1), (7168, 2)])
 def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, output: dict[str, bool]) -> None:
-    kind = Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output)
+    kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
     config = select_k_grouped(16, 7168, n, 4096, kind, H200)
     assert (config.block_m, config.block_n, config.cluster_n) == (256, 128, 2 if kind.with_c else ctas)
 

@@ -60,6 +60,54 @@ def test_what_differs_in_anything_is_another_call(monkeypatch: pytest.MonkeyPatc
             deep_gemm.fp8_gemm_nt(*wrong)
 
 
+def learned(x: Any) -> Any:
+    """As if it was computed from something that requires a gradient."""
+    return x.detach().clone().requires_grad_().clone()
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_warm_call_refuses_what_would_cut_a_gradient(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    """Whether like calls came before in grad mode or without it, and with weights that are Parameters."""
+    gpu = install(monkeypatch)
+    monkeypatch.setattr(seen, "torch_compares", lambda: works)
+    a, (values, scales), d = operands()
+    c = torch.zeros_like(d)
+    weights = (values, scales), (torch.nn.Parameter(values), torch.nn.Parameter(scales))
+    cut: list[tuple[Any, Any, Any]] = [
+        ((learned(a[0]), a[1]), weights[0], None),
+        ((a[0], learned(a[1])), weights[0], None),
+        (a, (learned(values), scales), None),
+        (a, (values, learned(scales)), None),
+        (a, weights[0], c.clone().requires_grad_()),
+    ]
+    names = "a", "sfa", "b", "sfb", "c"
+    for _ in range(4):
+        for b in weights:
+            deep_gemm.fp8_gemm_nt(a, b, d)
+            deep_gemm.fp8_gemm_nt(a, b, d, c)
+        with torch.no_grad():
+            for call in cut:
+                deep_gemm.fp8_gemm_nt(call[0], call[1], d, call[2])
+        launched = len(gpu.launches)
+        for name, call in zip(names, cut, strict=True):
+            with pytest.raises(ValueError, match=rf"^{name}: expected a tensor without a gradient"):
+                deep_gemm.fp8_gemm_nt(call[0], call[1], d, call[2])
+        assert len(gpu.launches) == launched
+
+
+def test_a_warm_product_of_groups_along_k_refuses_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(monkeypatch)
+    ks = [128, 32]
+    a, b = (deep_gemm.k_grouped_cast_to_fp8(torch.ones(8, 160), ks, mn_major=True) for _ in range(2))
+    a, d = (on_gpu(a[0]), a[1]), on_gpu(torch.zeros(2, 8, 8))
+    for _ in range(4):
+        deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks)
+        launched = len(gpu.launches)
+        with pytest.raises(ValueError, match=r"^sfb: expected a tensor without a gradient"):
+            deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, (b[0], learned(b[1])), d, ks)
+        assert len(gpu.launches) == launched
+
+
 @pytest.mark.parametrize("broken", ["absent", "blind", "strict"])
 def test_a_torch_that_compares_otherwise_is_not_asked(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     answers = {"blind": True, "strict": False}

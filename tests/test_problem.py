@@ -261,7 +261,8 @@ DTYPES: list[Mistake] = [
     ("nt", argument("d", as_float16), "d: expected dtype torch.bfloat16 or torch.float32, got torch.float"),
     ("masked", argument("d", Tensor.int), "d: expected dtype torch.bfloat16 or torch.float32, got torch."),
     ("wgrad", argument("d", Tensor.bfloat16), "d: expected dtype torch.float32, got torch.bfloat16"),
-    ("k-grouped", argument("d", Tensor.bfloat16), "d: expected dtype torch.float32, got torch.bfloat16"),
+    ("k-grouped", argument("d", as_float16), "d: expected dtype torch.bfloat16 or torch.float32, got torch.float16"),
+    ("k-grouped of 2025", argument("d", Tensor.bfloat16), "d: expected dtype torch.float32, got torch.bfloat16"),
     ("k-grouped", to(d=None, c=output(GROUPS, M, N)), "c: expected dtype torch.float32, got torch.bfloat16"),
     ("nt", to(c=output(M, N, dtype=torch.float32)), "c: expected dtype torch.bfloat16, which d has, got torch.float32"),
     (
@@ -902,13 +903,13 @@ def test_values_and_d_may_have_a_wider_row_pitch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_inputs_that_require_a_gradient_give_the_same_result_without_a_graph(kind: str) -> None:
+def test_parameters_of_values_and_scales_give_the_same_result_without_a_graph(kind: str) -> None:
     product, call = make(kind)
     made = product(**{**call, "d": None})
     product(**call)
-    learned = {**call, "d": torch.full_like(call["d"], CANARY).requires_grad_()}
+    learned = {**call, "d": torch.full_like(call["d"], CANARY)}
     for side in ("a", "b"):
-        learned[side] = tuple(x.detach().clone().requires_grad_() for x in call[side])
+        learned[side] = tuple(torch.nn.Parameter(x.detach().clone()) for x in call[side])
     product(**learned)
     assert learned["d"].is_leaf
     assert torch.equal(learned["d"], call["d"])
@@ -916,6 +917,57 @@ def test_inputs_that_require_a_gradient_give_the_same_result_without_a_graph(kin
     assert not again.requires_grad
     if kind not in ("contiguous", "contiguous nn", "ends", "masked"):  # whose skipped rows hold anything
         assert torch.equal(again, made)
+    views = {**learned, **{side: tuple(x[:] for x in learned[side]) for side in ("a", "b")}}
+    assert views["b"][0].requires_grad
+    product(**views)
+
+
+def learned(x: torch.Tensor) -> torch.Tensor:
+    """As if it was computed from something that requires a gradient."""
+    return x.detach().clone().requires_grad_().clone()
+
+
+@pytest.mark.parametrize("name", ["a", "sfa", "b", "sfb"])
+@pytest.mark.parametrize("kind", CALLS)
+def test_an_operand_whose_gradient_would_be_cut_is_refused(kind: str, name: str) -> None:
+    product, call = make(kind)
+    side, is_scale = name[-1], len(name) > 1
+    changed = list(call[side])
+    changed[is_scale] = learned(changed[is_scale])
+    call[side] = tuple(changed)
+    before = call["d"].clone()
+    with pytest.raises(ValueError, match=rf"^{name}: expected a tensor without a gradient.*train with deep_gemm\.nn"):
+        product(**call)
+    assert torch.equal(call["d"], before)
+    with torch.no_grad():
+        product(**call)
+    assert not call["d"].requires_grad
+    with torch.inference_mode():
+        product(**call)
+
+
+@pytest.mark.parametrize("kind", ["nt", "wgrad", "k-grouped", "k-grouped of 2025"])
+def test_a_c_that_requires_a_gradient_is_refused(kind: str) -> None:
+    product, call = make(kind)
+    c = call["d"].clone().requires_grad_()
+    is_d = kind in ("wgrad", "k-grouped of 2025")
+    arguments = {**call, "d": c} if is_d else {**call, "c": c}
+    with pytest.raises(ValueError, match=f"^{'d' if is_d else 'c'}: expected a tensor without a gradient"):
+        product(**arguments)
+    with torch.no_grad():
+        product(**arguments)
+
+
+@pytest.mark.parametrize("kind", ["wgrad", "k-grouped"])
+def test_a_weight_gradient_without_c_is_rounded_once_to_bf16(kind: str) -> None:
+    product, call = make(kind)
+    if kind == "wgrad":  # under this name D is FP32
+        product, call = deep_gemm.fp8_gemm_nt, {**call, "recipe": (1, 1, 128)}
+    exact = product(**{**call, "d": None})
+    assert exact.dtype == torch.float32
+    d = torch.full_like(exact, CANARY, dtype=torch.bfloat16)
+    assert product(**{**call, "d": d}) is None
+    assert torch.equal(d, exact.bfloat16())
 
 
 def test_a_layout_left_out_means_equal_groups_in_either_form() -> None:
@@ -969,7 +1021,10 @@ def test_a_shared_weight_that_has_to_be_copied_is_copied_once() -> None:
 
 def test_a_product_through_torch_gives_no_graph() -> None:
     d = output(2, 3, dtype=torch.float32)
-    deep_gemm.cublaslt_gemm_nt(torch.ones(2, 4).requires_grad_(), torch.ones(3, 4), d)
+    with pytest.raises(ValueError, match=r"^a: expected a tensor without a gradient"):
+        deep_gemm.cublaslt_gemm_nt(torch.ones(2, 4).requires_grad_(), torch.ones(3, 4), d)
+    with torch.no_grad():
+        deep_gemm.cublaslt_gemm_nt(torch.ones(2, 4).requires_grad_(), torch.ones(3, 4), d)
     assert not d.requires_grad
     assert bool((d == 4).all())
 

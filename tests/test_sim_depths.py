@@ -18,6 +18,7 @@ from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.kernels.k_group_maps import MAX_INLINE_KS
+from deep_gemm.problem.layout import align
 from deep_gemm.sim import SimulationError
 from deep_gemm.sim import depths as sim
 from deep_gemm.sim.dense import Outcome, compile_config
@@ -26,16 +27,17 @@ pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 KS = [16, 0, 144, 128, 656, 0, 32]
 M, N = 100, 72
-ADDITIONS = {"fresh": {}, "c": {"with_c": True}, "in place": {"adds_to_d": True}}
+ADDITIONS = {"fresh": {}, "bf16": {"is_fp32": False}, "c": {"with_c": True}, "in place": {"adds_to_d": True}}
 EVERY_TILE = (*TILES, SHARING_A)
 
 
 def config_for(tile: Tile = TILES[0], /, **output: bool) -> GemmConfig:
-    return k_grouped_config(tile, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output))
+    return k_grouped_config(tile, Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS))
 
 
 def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: int = 1, **how: object) -> Outcome:
     on_gpu_alone = bool(how.pop("on_gpu_alone", seed % 2))
+    n = n if config.output_is_fp32 else align(n, 8)
     problem = sim.random_problem(config, ks, m, n, seed, on_gpu_alone=on_gpu_alone)
     outcome = sim.run(sim.compiled(config), config, problem, seed=seed, **how)  # type: ignore[arg-type]
     assert outcome.mistakes is None, outcome.mistakes

@@ -71,8 +71,8 @@ def k_grouped_config(tile: Tile, output: Output) -> GemmConfig:
 def reachable_k_grouped() -> list[GemmConfig]:
     """Every configuration that `select_k_grouped` can give."""
     outputs = [
-        Output(True, with_c, adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
-        for with_c, adds_to_d in ((False, False), (True, False), (False, True))
+        Output(*of_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
+        for of_d in ((True, False, False), (True, True, False), (True, False, True), (False, False, False))
     ]
     return [
         k_grouped_config(tile, output)

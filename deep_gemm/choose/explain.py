@@ -199,7 +199,8 @@ def asked(
     if with_c and accumulate:
         raise ValueError("accumulate: expected C to be D itself or, with_c, another tensor, got both")
     dtype = d_dtype or default_dtype(1 if is_by_row else 128)
-    allowed = (torch.float32,) if kind == Groups.DEPTHS else checks.OUTPUT_TYPES
+    needs_fp32 = kind == Groups.DEPTHS and (with_c or accumulate)
+    allowed = (torch.float32,) if needs_fp32 else checks.OUTPUT_TYPES
     if dtype not in allowed:
         raise ValueError(f"d_dtype: expected {' or '.join(map(str, allowed))}, got {dtype}")
     if (with_c or accumulate) and kind not in (Groups.NONE, Groups.DEPTHS):

@@ -17,7 +17,7 @@ from ..choose.output import Groups, Output
 from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
-from ..problem import KGroupedProblem, Operand, k_grouped_problem
+from ..problem import KGroupedProblem, Operand, cuts_gradient, k_grouped_problem
 from ..problem.checks import K_MULTIPLE
 from ..problem.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div
 from ..settings import get_compile_mode, get_num_sms, get_pdl
@@ -100,13 +100,14 @@ def run(
                     plan = found
                     break
             else:
-                turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
-                key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
-                plan = PLANS.plans.get(key)  # type: ignore[assignment]
-                if plan is not None:
-                    PLANS.seen.keep(hint, tensors, plan)
-                else:
-                    plan = _derived(key, x, turned_sfa, y, turned_sfb)
+                if not cuts_gradient((x, sx, y, sy), () if c is None else (c,)):  # the checks say so
+                    turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
+                    key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
+                    plan = PLANS.plans.get(key)  # type: ignore[assignment]
+                    if plan is not None:
+                        PLANS.seen.keep(hint, tensors, plan)
+                    else:
+                        plan = _derived(key, x, turned_sfa, y, turned_sfb)
     except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
         key, plan = (), None
     if plan is not None and (ks is None or plan.known_ks[0] == ks or _add_up(ks, plan)):
@@ -375,7 +376,8 @@ def output_of(p: KGroupedProblem) -> Output:
     """What decides the kernel's code besides the tile."""
     adds_to_d = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     with_c = p.c is not None and not adds_to_d
-    return Output(True, with_c=with_c, adds_to_d=adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    is_fp32 = p.d.dtype == torch.float32
+    return Output(is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
 
 
 def prepared(p: KGroupedProblem) -> KGroupedProblem:

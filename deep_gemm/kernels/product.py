@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from .. import settings
-from ..problem import Operand
+from ..problem import Operand, cuts_gradient
 from ..problem.layout import ADDRESS_ALIGNMENT
 from ..settings import get_compile_mode
 from .lay_scales import mn_major
@@ -82,12 +82,13 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
                     plan = found
                     break
             else:
-                key = _signature(hint, x, sx, y, sy, d, c)
-                plan = PLANS.plans.get(key)
-                if plan is not None:
-                    PLANS.seen.keep(hint, tensors, plan)
-                elif product.derive is not None:
-                    plan = _derived(product, key, (x, sx, y, sy, d, c))
+                if not cuts_gradient((x, sx, y, sy), () if c is None else (c,)):  # the checks say so
+                    key = _signature(hint, x, sx, y, sy, d, c)
+                    plan = PLANS.plans.get(key)
+                    if plan is not None:
+                        PLANS.seen.keep(hint, tensors, plan)
+                    elif product.derive is not None:
+                        plan = _derived(product, key, (x, sx, y, sy, d, c))
     except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
         key = ()
     if plan is not None:

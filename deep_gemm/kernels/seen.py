@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..problem import cuts_gradient
+
 MAX_CALLS = 4096
 MAX_ALIKE = 8
 Check = Callable[..., bool]
@@ -22,13 +24,24 @@ class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
     """Plans of calls, by a hint: what is cheap to read of a call. The check that stands beside a plan decides."""
 
     def keep(self, hint: tuple[object, ...], tensors: Sequence[Tensor], plan: object) -> None:
-        """Keep a plan for calls with this hint and tensors like these. The oldest go if there are too many."""
+        """Keep a plan for calls with this hint and tensors like these. The oldest go if there are too many.
+
+        Torch tells tensors that require a gradient from others, but not those that `cuts_gradient` allows from those
+        that it does not.
+        """
         if not torch_compares():
             return
+        check = check_of(tensors)
+        if any(x.requires_grad for x in tensors):
+            check = _unless_it_cuts_a_gradient(check)
         if hint not in self and len(self) >= MAX_CALLS:
             del self[next(iter(self))]
         alike = self.get(hint, [])
-        self[hint] = [(check_of(tensors), plan), *alike[: MAX_ALIKE - 1]]  # a new list: others may be reading the old
+        self[hint] = [(check, plan), *alike[: MAX_ALIKE - 1]]  # a new list: others may be reading the old
+
+
+def _unless_it_cuts_a_gradient(check: Check) -> Check:
+    return lambda *tensors: check(*tensors) and not cuts_gradient(tensors[:4], tensors[4:])
 
 
 def check_of(tensors: Sequence[Tensor]) -> Check:
@@ -42,8 +55,10 @@ def check_of(tensors: Sequence[Tensor]) -> Check:
 
 
 @cache
+@torch.inference_mode(False)
+@torch.enable_grad()
 def torch_compares() -> bool:
-    """Tell whether this torch's guards see every difference that a signature has, and no other."""
+    """Tell whether this torch's guards see every difference that a signature has, a gradient's way, and no other."""
     like = torch.zeros(4, 8), torch.zeros(3, 5, dtype=torch.float16).t()
     others = [
         torch.zeros(4, 9),
@@ -54,6 +69,7 @@ def torch_compares() -> bool:
         torch.zeros(32),
         torch.zeros(4, 8, dtype=torch.int32),
         torch.zeros(4, 8, device="meta"),
+        torch.zeros(4, 8, requires_grad=True),
     ]
     try:
         check = check_of(like)

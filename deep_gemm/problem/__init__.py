@@ -5,7 +5,7 @@ kernels, the output exists and overlaps nothing that it must not. Nothing is wri
 """
 
 from .activation import ActivationProblem, activation_problem, check_counts
-from .checks import Operand
+from .checks import Operand, cuts_gradient
 from .dense import DenseProblem, check_ordinary_matrices, dense_problem, no_alpha
 from .depths import KGroupedProblem, k_grouped_problem
 from .experts import ExpertsProblem, experts_problem
@@ -33,6 +33,7 @@ __all__ = [
     "check_routes",
     "check_weighted",
     "contiguous_problem",
+    "cuts_gradient",
     "dense_problem",
     "experts_problem",
     "k_grouped_problem",

@@ -6,8 +6,9 @@ Messages are built only when they are raised, because checking a correct call mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import gcd
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -77,9 +78,33 @@ def pair(name: str, operand: Operand) -> Operand:
     if not isinstance(operand, (tuple, list)) or len(operand) != 2:
         raise TypeError(f"{name}: expected a pair (values, scales), got {_describe(operand)}")
     values, scales = operand
-    tensor(name, values)
-    tensor(f"sf{name}", scales)
+    for its_name, x in ((name, values), (f"sf{name}", scales)):
+        if _carries_gradient(tensor(its_name, x)) and torch.is_grad_enabled():
+            refuse_gradient(its_name)
     return values, scales
+
+
+def cuts_gradient(operands: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
+    """Tell whether a product of these values and scales, and of a C among the others, would cut a gradient's way."""
+    return torch.is_grad_enabled() and (any(map(_carries_gradient, operands)) or any(x.requires_grad for x in others))
+
+
+def _carries_gradient(x: Tensor) -> bool:
+    """Tell whether a gradient would flow through values or scales to what they were computed from.
+
+    It ends in a leaf, and in a view of one. These are let through: programs keep FP8 weights and their scales in
+    Parameters, which require a gradient unless told otherwise, and call products in grad mode. Nobody trains values of
+    eight bits.
+    """
+    return x.requires_grad and not (x if x._base is None else x._base).is_leaf
+
+
+def refuse_gradient(name: str) -> NoReturn:
+    """Say what to do about an input through which a gradient would flow."""
+    raise ValueError(
+        f"{name}: expected a tensor without a gradient, got one that requires it, and products have none: "
+        f"train with deep_gemm.nn, or call under torch.no_grad()"
+    )
 
 
 def fp8(name: str, values: Tensor) -> None:
@@ -201,6 +226,8 @@ def outputs(
     """Check D and C against the inputs; make D if it was left out."""
     a = inputs["a"]
     supported_device("a", a)
+    if isinstance(c, Tensor) and c.requires_grad and torch.is_grad_enabled():
+        refuse_gradient("d" if c is d else "c")
     given = {} if d is None else {"d": d}
     if c is not None and c is not d:
         given["c"] = c

@@ -72,7 +72,8 @@ def k_grouped_problem(
     if ks_tensor is not None:
         inputs["ks_tensor"] = ks_tensor
     sizes = {"groups": num_groups, "m": m, "n": n}
-    d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32, dtypes=(torch.float32,))
+    dtypes = checks.OUTPUT_TYPES if c is None else (torch.float32,)  # what is summed up over calls is summed in FP32
+    d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32, dtypes)
     return KGroupedProblem(av, sfa, bv, sfb, d, c, host_ks, ks_tensor, num_groups, m, n)
 
 

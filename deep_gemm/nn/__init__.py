@@ -1,0 +1,9 @@
+"""Modules that are trained in FP8: a linear layer and a gated mixture of experts, with gradients for autograd.
+
+Weights are BF16 or FP32, as an optimizer needs them, and are cast in each call.
+"""
+
+from .experts import Experts
+from .linear import Linear
+
+__all__ = ["Experts", "Linear"]

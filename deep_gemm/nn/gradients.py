@@ -1,0 +1,85 @@
+"""What the layers share: types under autocast, sizes that products take, and where a weight's gradient goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..problem.checks import K_MULTIPLE, Operand
+from ..problem.integers import integer_in_range
+
+
+def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keep torch.compile out: kernels are launched by addresses, which no graph has.
+
+    `torch.compiler.disable` takes seconds, because it loads the compiler. So it is called when the function is.
+    """
+    disabled: list[Callable[..., Tensor]] = []
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **kwargs)
+
+    return call
+
+
+def features(name: str, size: int) -> int:
+    """Check a size that is a depth in one of the three products of a weight, and columns in another."""
+    size = integer_in_range(name, size, 1)
+    if size % K_MULTIPLE:
+        raise ValueError(f"{name}: expected a multiple of {K_MULTIPLE}, which FP8 products need, got {size}")
+    return size
+
+
+def as_autocast_says(x: Tensor) -> Tensor:
+    """Give activations in the type of an autocast in force. Weights keep theirs: all are cast to FP8 anyway."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.is_floating_point():
+        return x.to(torch.get_autocast_dtype(device))
+    return x
+
+
+def output_type(dtype: torch.dtype) -> torch.dtype:
+    """Type in which a product writes what is then to be of this type."""
+    return dtype if dtype == torch.bfloat16 else torch.float32
+
+
+def transposed(w: Operand) -> Operand:
+    """Give a cast weight `[..., n, k]` as `[..., k, n]`, its scales as a view.
+
+    Products would copy the values too, but calls whose values they copy are none that they have seen before.
+    """
+    values, scales = w
+    return values.mT.contiguous(), scales.mT
+
+
+def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:
+    """Give the buffer that a weight's gradient is added to by the product; None if autograd takes the gradient."""
+    if not is_fused:
+        return None
+    buffer = getattr(weight, "main_grad", None)
+    if not isinstance(buffer, Tensor):
+        raise ValueError(f"{name}.main_grad: expected a tensor, because accumulates_main_grad is set, got {buffer!r}")
+    if buffer.shape != weight.shape or buffer.dtype != torch.float32:
+        raise ValueError(
+            f"{name}.main_grad: expected shape {tuple(weight.shape)} and dtype torch.float32, "
+            f"got {tuple(buffer.shape)} and {buffer.dtype}"
+        )
+    return buffer
+
+
+def gradient_beside_main_grad(weight: Tensor) -> Tensor | None:
+    """What autograd gets of a weight whose gradient is in `main_grad` already.
+
+    Megatron marks weights by an attribute: it wants to be told, and its hooks wait for a gradient, which they ignore.
+    """
+    if not hasattr(weight, "grad_added_to_main_grad"):
+        return None
+    weight.grad_added_to_main_grad = True
+    return torch.zeros_like(weight)

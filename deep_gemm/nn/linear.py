@@ -1,0 +1,167 @@
+"""A linear layer with three FP8 products: forward, the gradient of its input, the gradient of its weight.
+
+    x     [m, k] --cast 1x128----------------> A   \
+    w     [n, k] --cast 128x128--------------> B    } y  = A B^T + bias
+    dy    [m, n] --cast 1x128----------------> A   \
+    w     [n, k] --cast 128x128, transposed--> B    } dx = A B^T
+    dy^T  [n, m] --cast 1x128 along tokens---> A   \
+    x^T   [k, m] --cast 1x128 along tokens---> B    } dw = A B^T, in FP32
+
+x and dy are read once each for both of their casts. From forward to backward stay x^T in FP8, and the weight itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..dense import fp8_gemm_nt
+from ..layers import linear
+from ..problem.checks import K_MULTIPLE, Operand
+from ..problem.layout import RECIPE_1D1D
+from ..quantize import Quantized, cast_both_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from .gradients import (
+    as_autocast_says,
+    features,
+    gradient_beside_main_grad,
+    main_grad_of,
+    output_type,
+    outside_of_graphs,
+    transposed,
+)
+
+
+class Linear(torch.nn.Linear):
+    """`torch.nn.Linear` whose products are FP8's, forward and backward.
+
+    Arguments, `weight`, `bias`, their initial values and the state dict are those of `torch.nn.Linear`. Both numbers of
+    features are multiples of 16; tokens may be any number. The result has the type of the input, or of autocast;
+    gradients have the types of what they are gradients of. With `accumulates_main_grad` the gradient of the weight is
+    added to `weight.main_grad` (FP32) by its product, as Megatron wants it, and `weight.grad` stays as it is.
+
+    >>> layer = Linear(32, 16, dtype=torch.bfloat16)
+    >>> y = layer(torch.ones(2, 3, 32, dtype=torch.bfloat16))
+    >>> y.sum().backward()
+    >>> y.shape, layer.weight.grad.dtype, layer.weight.grad[0, 0].item()
+    (torch.Size([2, 3, 16]), torch.bfloat16, 6.0)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        accumulates_main_grad: bool = False,
+    ) -> None:
+        super().__init__(
+            features("in_features", in_features), features("out_features", out_features), bias, device, dtype
+        )
+        self.accumulates_main_grad = accumulates_main_grad
+
+    @outside_of_graphs
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute input @ weight.T + bias."""
+        x = as_autocast_says(input)
+        if x.dim() < 1 or x.shape[-1] != self.in_features:
+            raise ValueError(f"input: expected shape (..., {self.in_features}), got {tuple(x.shape)}")
+        given = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
+        if not (torch.is_grad_enabled() and any(each.requires_grad for each in given)):
+            return forward_alone(x, self.weight, self.bias)
+        needs_weight = self.weight.requires_grad
+        main_grad = main_grad_of("weight", self.weight, self.accumulates_main_grad and needs_weight)
+        return _Linear.apply(x, self.weight, self.bias, main_grad)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.no_grad()
+def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute the layer where nobody wants a gradient."""
+    w = per_block_cast_to_fp8(weight)
+    if x.dtype != torch.bfloat16:
+        rows = x.reshape(-1, x.shape[-1])
+        d = product(per_token_cast_to_fp8(rows, mn_major=True), w, bias, x.dtype)
+        return d.view(*x.shape[:-1], weight.shape[0])
+    out = linear(x, w, bias=None if bias is None else bias.to(x.dtype))
+    assert out is not None
+    return out
+
+
+class _Linear(torch.autograd.Function):
+    """The three products. What nobody needs is neither computed nor saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None) -> Tensor:
+        """Compute the product, and keep what the gradients that are needed take."""
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        rows = x.reshape(-1, x.shape[-1])
+        a, columns = casts(rows, rows_too=True, columns_too=needs_weight)
+        assert a is not None
+        ctx.save_for_backward(*(columns or (None, None)), weight if needs_x else None)
+        ctx.x_shape, ctx.x_dtype, ctx.main_grad = x.shape, x.dtype, main_grad
+        ctx.weight_dtype = weight.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.marked = weight if main_grad is not None else None
+        d = product(a, per_block_cast_to_fp8(weight), bias, x.dtype)
+        return d.view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients that are needed."""
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        *x_columns, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        a, columns = casts(rows, rows_too=needs_x, columns_too=needs_weight)
+        of_x = of_weight = of_bias = None
+        if a is not None:
+            of_x = torch.empty(ctx.x_shape, dtype=output_type(ctx.x_dtype), device=grad.device)
+            fp8_gemm_nt(a, transposed(per_block_cast_to_fp8(weight)), of_x.view(-1, ctx.x_shape[-1]))
+            of_x = of_x.to(ctx.x_dtype)
+        if columns is not None:
+            of_weight = weight_gradient(columns, tuple(x_columns), ctx.weight_dtype, ctx.main_grad)
+            if ctx.marked is not None:
+                of_weight = gradient_beside_main_grad(ctx.marked)
+        if needs_bias:
+            of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        return of_x, of_weight, of_bias, None
+
+
+def product(a: Operand, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Compute a @ w.T + bias in a type, to which the bias is rounded before, as autocast does, and the sum then."""
+    d = torch.empty(a[0].shape[0], w[0].shape[0], dtype=output_type(dtype), device=a[0].device)
+    if bias is not None:
+        d.copy_(bias.expand_as(d))
+    fp8_gemm_nt(a, w, d, None if bias is None else d)
+    return d.to(dtype)
+
+
+def casts(x: Tensor, *, rows_too: bool, columns_too: bool) -> tuple[Quantized | None, Quantized | None]:
+    """Cast `x` `[m, k]` along rows, and its transpose along tokens; what is not asked for is None.
+
+    Tokens are the depth of a weight's product, so there rows of zeros are added until products take their number.
+    """
+    if not columns_too:
+        return per_token_cast_to_fp8(x, mn_major=True) if rows_too else None, None
+    tokens = len(x)
+    more = -tokens % K_MULTIPLE
+    whole = F.pad(x, (0, 0, 0, more)) if more else x
+    if not rows_too:
+        return None, per_token_cast_to_fp8(whole.t(), mn_major=True)
+    (values, scales), columns = cast_both_to_fp8(whole)
+    return (values[:tokens], scales[:tokens]), columns
+
+
+def weight_gradient(grad: Operand, x: Operand, dtype: torch.dtype, main_grad: Tensor | None) -> Tensor | None:
+    """Compute grad @ x.T along tokens, summed up in FP32: added to `main_grad`, else returned in `dtype`."""
+    if main_grad is not None:
+        fp8_gemm_nt(grad, x, main_grad, main_grad, RECIPE_1D1D)
+        return None
+    d = torch.empty(grad[0].shape[0], x[0].shape[0], dtype=output_type(dtype), device=x[0].device)
+    fp8_gemm_nt(grad, x, d, None, RECIPE_1D1D)
+    return d.to(dtype)

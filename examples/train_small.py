@@ -1,0 +1,268 @@
+"""Train a small transformer with experts twice, in FP8 and in BF16, and compare the curves.
+
+    python examples/train_small.py                          # two minutes at most on two cores
+    python examples/train_small.py --plot curves.png
+    python examples/train_small.py --size large --device cuda
+
+Both start from the same weights and see the same data: a chain in which the next token depends on the two before it, so
+that attention has to find them and the experts have to know what follows each pair. The best possible loss is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import deep_gemm
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of the model and of a batch."""
+
+    hidden: int
+    heads: int
+    layers: int
+    experts: int
+    intermediate: int
+    vocabulary: int
+    batch: int
+    length: int
+    learning_rate: float
+
+
+SIZES = {
+    "small": Size(64, 4, 1, 4, 64, 16, 16, 24, 8e-3),
+    "large": Size(1024, 16, 4, 16, 1024, 16, 64, 256, 7e-4),
+}
+STEPS = 300
+LAST = 30
+"""Steps at the end whose mean loss counts."""
+TOLERANCE = 0.01
+"""How far the final losses may lie apart, as a part of what BF16 has learned: from a guess to its final loss."""
+
+
+class Bf16Experts(nn.Module):
+    """What `deep_gemm.nn.Experts` computes, in BF16 by torch, with the same parameters."""
+
+    def __init__(self, num_experts: int, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        like = deep_gemm.nn.Experts(num_experts, hidden, intermediate)
+        self.w1, self.w2 = like.w1, like.w2
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """Compute each expert's tokens."""
+        w1, w2 = self.w1.to(x.dtype), self.w2.to(x.dtype)
+        out = torch.zeros_like(x)
+        for expert in range(len(w1)):
+            token, column = (topk_ids == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(x[token], w1[expert]).chunk(2, dim=-1)
+            y = F.linear(F.silu(gate) * up, w2[expert])
+            out = out.index_add(0, token, y * topk_weights[token, column, None].to(x.dtype))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then two of the experts for each token."""
+
+    def __init__(self, size: Size, linear: Callable[..., nn.Module], experts: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.norm1, self.norm2 = nn.RMSNorm(size.hidden), nn.RMSNorm(size.hidden)
+        self.qkv = linear(size.hidden, 3 * size.hidden, bias=False)
+        self.out = linear(size.hidden, size.hidden)
+        self.router = nn.Linear(size.hidden, size.experts, bias=False)
+        self.experts = experts(size.experts, size.hidden, size.intermediate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute `[batch, length, hidden]`."""
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        tokens = self.norm2(x).flatten(0, 1)
+        weights, ids = self.router(tokens).float().softmax(-1).topk(2)
+        mixture: Tensor = self.experts(tokens, ids, weights)
+        return x + mixture.view_as(x)
+
+
+class Transformer(nn.Module):
+    """A small language model."""
+
+    def __init__(self, size: Size, linear: Callable[..., nn.Module], experts: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(size.vocabulary, size.hidden)
+        self.position = nn.Embedding(size.length, size.hidden)
+        self.blocks = nn.ModuleList(Block(size, linear, experts) for _ in range(size.layers))
+        self.norm = nn.RMSNorm(size.hidden)
+        self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Compute the logits of each next token."""
+        x = self.embedding(ids) + self.position.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def chain(size: Size, seed: int) -> Tensor:
+    """Probabilities `[before last, last, next]`: four tokens may follow each pair."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(size.vocabulary, size.vocabulary, size.vocabulary, generator=generator)
+    least = logits.topk(4, dim=-1).values[..., -1:]
+    return logits.mul(2).masked_fill(logits < least, -math.inf).softmax(-1)
+
+
+def batches(size: Size, steps: int, seed: int) -> Iterator[Tensor]:
+    """Draw `[batch, length + 1]` tokens a step."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    follows = chain(size, seed)
+    for _ in range(steps):
+        tokens = [torch.randint(size.vocabulary, (size.batch,), generator=generator) for _ in range(2)]
+        while len(tokens) < size.length + 1:
+            tokens.append(torch.multinomial(follows[tokens[-2], tokens[-1]], 1, generator=generator)[:, 0])
+        yield torch.stack(tokens, dim=1)
+
+
+def train(
+    linear: Callable[..., nn.Module],
+    experts: Callable[..., nn.Module],
+    size: Size,
+    *,
+    steps: int = STEPS,
+    device: str = "cpu",
+    seed: int = 0,
+    change: Callable[[Transformer], object] = lambda model: None,
+) -> list[float]:
+    """Train and give the loss of each step. `change` may alter the model before the first."""
+    torch.manual_seed(seed)
+    model = Transformer(size, linear, experts).to(device)
+    change(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=size.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    losses = []
+    for step, tokens in enumerate(batches(size, steps, seed)):
+        for group in optimizer.param_groups:
+            group["lr"] = size.learning_rate * min(1, (step + 1) / 20) * (1 - 0.9 * step / steps)
+        ids = tokens.to(device)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            logits = model(ids[:, :-1])
+        # The second token is the first that two others precede.
+        loss = F.cross_entropy(logits[:, 1:].flatten(0, 1).float(), ids[:, 2:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        losses.append(loss.detach())
+    return [float(loss) for loss in losses]
+
+
+def train_fp8(size: Size, **how: object) -> list[float]:
+    """Train with the layers of `deep_gemm.nn`."""
+    return train(deep_gemm.nn.Linear, deep_gemm.nn.Experts, size, **how)  # type: ignore[arg-type]
+
+
+def train_bf16(size: Size, **how: object) -> list[float]:
+    """Train with torch's own layers."""
+    return train(nn.Linear, Bf16Experts, size, **how)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two curves, and what they say."""
+
+    size: Size
+    bf16: list[float]
+    fp8: list[float]
+    best: float
+    """The loss of who knows the chain."""
+
+    @property
+    def finals(self) -> tuple[float, float]:
+        """Mean losses of the last steps, in BF16 and in FP8."""
+        return sum(self.bf16[-LAST:]) / LAST, sum(self.fp8[-LAST:]) / LAST
+
+    @property
+    def apart(self) -> float:
+        """How far the final losses lie apart, as a part of what BF16 has learned."""
+        bf16, fp8 = self.finals
+        return abs(fp8 - bf16) / (math.log(self.size.vocabulary) - bf16)
+
+    def why_not(self) -> str | None:
+        """Say what is wrong with the curves; None if nothing is."""
+        guess, (bf16, fp8) = math.log(self.size.vocabulary), self.finals
+        if not bf16 - self.best < (guess - self.best) / 4:
+            return f"BF16 learned too little to compare with: {bf16:.3f}, a guess has {guess:.3f}, best {self.best:.3f}"
+        if not self.apart <= TOLERANCE:
+            return f"FP8 ends at {fp8:.3f}, BF16 at {bf16:.3f}: {self.apart:.1%} of what was learned, > {TOLERANCE:.0%}"
+        return None
+
+
+def best_loss(size: Size, seed: int = 0) -> float:
+    """Entropy of the next token, given two, where all pairs are as frequent."""
+    follows = chain(size, seed)
+    return -follows.mul(follows.clamp_min(1e-30).log()).sum(-1).mean().item()
+
+
+def draw(found: Comparison, path: Path) -> None:
+    """Draw both curves. Only this needs matplotlib."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "deep_gemm"  # the same file each time
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, losses, colour, width in (("BF16", found.bf16, "#9aa5b1", 4.5), ("FP8", found.fp8, "#c0392b", 1.4)):
+        axes.plot(range(1, len(losses) + 1), losses, color=colour, linewidth=width, label=name)
+    axes.axhline(found.best, color="#3b3b3b", linestyle=":", linewidth=1, label="best possible")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, nats a token")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def main() -> None:
+    """Train twice, print both curves, and fail where they do not agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, help="file to draw the curves into, such as curves.svg")
+    parser.add_argument("--save", type=Path, help="file to write the losses into, as JSON")
+    args = parser.parse_args()
+    size, curves = SIZES[args.size], []
+    for name, run in (("BF16", train_bf16), ("FP8", train_fp8)):
+        begin = time.perf_counter()
+        curves.append(run(size, steps=args.steps, device=args.device, seed=args.seed))
+        print(f"{name}: {args.steps} steps in {time.perf_counter() - begin:.0f} s")
+    found = Comparison(size, curves[0], curves[1], best_loss(size, args.seed))
+    print(" step    BF16     FP8")
+    for step in range(0, args.steps - LAST + 1, LAST):
+        bf16, fp8 = (sum(curve[step : step + LAST]) / LAST for curve in curves)
+        print(f"{step + LAST:5} {bf16:7.4f} {fp8:7.4f}")
+    print(f"the best possible: {found.best:.4f}")
+    if args.plot is not None:
+        draw(found, args.plot)
+    if args.save is not None:
+        args.save.write_text(json.dumps({"bf16": found.bf16, "fp8": found.fp8, "best": found.best}) + "\n")
+    reason = found.why_not()
+    if reason is not None:
+        raise SystemExit(reason)
+    print(f"apart by {found.apart:.2%} of what was learned")
+
+
+if __name__ == "__main__":
+    main()

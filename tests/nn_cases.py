@@ -1,0 +1,76 @@
+"""What the tests of trained layers share: errors by Frobenius norms, what autograd keeps, memory without values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from helpers import dequantize
+from torch import Tensor
+
+from deep_gemm import per_block_cast_to_fp8, per_token_cast_to_fp8
+
+EPSILON = 2.0**-4 + 3e-4
+"""How far a cast may be from what it casts, by Frobenius norms.
+
+E4M3 has three bits behind the point, so half a unit is 2^-4 of the number at most. Numbers below 2^-6 scales have an
+error of 2^-10 scales at most: in a block of 128x128, whose scale is 1/448 of its largest number, that is
+128 * 2^-10 / 448 < 3e-4 of the block's norm.
+"""
+OF_NORMS = 2 * EPSILON + EPSILON**2
+"""How far a product of casts may be from a @ b.T, in |a| |b|: (a + da)(b + db).T - a b.T, each d within EPSILON."""
+TYPICAL = 0.05
+"""How far it is at most from a @ b.T, in |a @ b.T|, where numbers are random.
+
+Errors are then random too, 0.026 of the numbers by root mean square in normal data, and independent: a product has
+sqrt(2) of it, 0.037.
+"""
+TYPICAL_OF_EXPERTS = 0.1
+"""The same behind two products and the activation between them: six errors add up to sqrt(6) * 0.026 = 0.063."""
+
+
+def error(got: Tensor, right: Tensor) -> float:
+    """How far one is from the other, in the norm of the right one."""
+    distance, norm = (got.detach().double() - right.detach().double()).norm(), right.detach().double().norm()
+    return float(distance / norm) if norm > 0 else float(distance)
+
+
+def by_rows(x: Tensor) -> Tensor:
+    """FP64 numbers that the cast of activations stands for."""
+    return dequantize(*per_token_cast_to_fp8(x.detach()))
+
+
+def by_blocks(w: Tensor) -> Tensor:
+    """FP64 numbers that the cast of weights stands for."""
+    return dequantize(*per_block_cast_to_fp8(w.detach()), rows=128)
+
+
+def by_columns(x: Tensor) -> Tensor:
+    """FP64 numbers that the cast along tokens stands for."""
+    return by_rows(x.detach().t()).t()
+
+
+@contextmanager
+def kept_by_autograd(*parameters: Tensor) -> Iterator[list[Tensor]]:
+    """What forward saves for backward, parameters left out."""
+    kept: list[Tensor] = []
+    known = {p.data_ptr() for p in parameters}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.data_ptr() not in known:
+            kept.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        yield kept
+
+
+@contextmanager
+def new_memory_is_nan() -> Iterator[None]:
+    """Let torch fill what it allocates without values."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,422 @@
+"""A mixture of experts that is trained in FP8: the bits of `experts`, and gradients of tokens, routes and weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layer_cases import same_bits
+from nn_cases import (
+    TYPICAL_OF_EXPERTS,
+    by_blocks,
+    by_columns,
+    by_rows,
+    error,
+    kept_by_autograd,
+    new_memory_is_nan,
+)
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import deep_gemm
+from deep_gemm.nn import Experts
+from deep_gemm.nn import experts as module
+
+NUM, HIDDEN, INTER, TOPK = 5, 144, 80, 2
+NAMES = ("out", "x", "topk_weights", "w1", "w2")
+
+
+def layer_of(*, dtype: torch.dtype = torch.float32, seed: int = 0, **more: Any) -> Experts:
+    torch.manual_seed(seed)
+    return Experts(NUM, HIDDEN, INTER, dtype=dtype, **more)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def routes(tokens: int, *, none: bool = True, num: int = NUM, seed: int = 2) -> tuple[Tensor, Tensor]:
+    """Ids with some -1, unless it is not `none`, and weights."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-1 if none else 0, num, (tokens, TOPK), generator=generator)
+    return ids, torch.rand(tokens, TOPK, generator=generator)
+
+
+Found = tuple[Tensor, ...]
+
+
+def trained(layer: Any, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> Found:
+    """The result, and the gradients of x, of the weights of routes, and of both weights."""
+    x, weights = x.detach().clone().requires_grad_(), weights.detach().clone().requires_grad_()
+    layer.zero_grad()
+    out = layer(x, ids, weights)
+    out.backward(grad)
+    leaves = (x, weights, layer.w1, layer.w2)
+    found = [out.detach()]
+    for leaf in leaves:
+        assert leaf.grad is not None
+        assert (leaf.grad.dtype, leaf.grad.shape) == (leaf.dtype, leaf.shape)
+        found.append(leaf.grad.clone())
+    return tuple(found)
+
+
+class Plain(torch.nn.Module):
+    """The same by torch, in FP32."""
+
+    def __init__(self, layer: Experts) -> None:
+        super().__init__()
+        self.w1, self.w2, self.limit = (
+            torch.nn.Parameter(layer.w1.detach().float().clone()),
+            torch.nn.Parameter(layer.w2.detach().float().clone()),
+            layer.limit,
+        )
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for expert in range(len(self.w1)):
+            token, column = (ids == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(x[token], self.w1[expert]).chunk(2, dim=-1)
+            if self.limit is not None:
+                gate, up = gate.clamp_max(self.limit), up.clamp(-self.limit, self.limit)
+            y = F.linear(F.silu(gate) * up, self.w2[expert]) * weights[token, column, None]
+            out = out.index_add(0, token, y)
+        return out
+
+
+def plain(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> Found:
+    return trained(Plain(layer), x.float(), ids, weights.float(), grad.float())
+
+
+# What is computed
+
+
+@pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 7, 130])
+def test_the_result_has_the_bits_of_the_layer_of_inference(tokens: int, w_dtype: torch.dtype) -> None:
+    layer, x, (ids, weights) = layer_of(dtype=w_dtype), numbers(tokens, HIDDEN), routes(tokens)
+    w1, w2 = (deep_gemm.per_block_cast_to_fp8(w.detach()) for w in (layer.w1, layer.w2))
+    expected = deep_gemm.experts(x, ids, weights, w1, w2)
+    assert expected is not None
+    assert same_bits(layer(x, ids, weights).detach(), expected)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert same_bits(layer(x, ids, weights), expected)
+
+
+def of_casts(layer: Experts, x: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> Found:
+    """All of it expert by expert in FP64, from what the casts stand for, BF16 where products write BF16."""
+
+    def bf16(x: Tensor) -> Tensor:
+        return x.bfloat16().double()
+
+    out, of_x, of_p = torch.zeros_like(x, dtype=torch.float64), x.double() * 0, weights.double() * 0
+    of_w1, of_w2 = layer.w1.detach().double() * 0, layer.w2.detach().double() * 0
+    for expert in range(NUM):
+        token, column = (ids == expert).nonzero(as_tuple=True)
+        if not len(token):
+            continue
+        w1, w2, p = by_blocks(layer.w1[expert]), by_blocks(layer.w2[expert]), weights[token, column, None].double()
+        gate, up = bf16(by_rows(x[token]) @ w1.t()).chunk(2, dim=1)
+        if layer.limit is not None:
+            is_gate, is_up = (gate <= layer.limit).double(), (up.abs() <= layer.limit).double()
+            gate, up = gate.clamp_max(layer.limit), up.clamp(-layer.limit, layer.limit)
+        else:
+            is_gate = is_up = torch.ones_like(gate)
+        sigmoid = gate.sigmoid()
+        s = gate * sigmoid * up
+        out.index_add_(0, token, bf16(by_rows(s.float()) @ w2.t()) * p)
+        ds = bf16(by_rows(grad[token]) @ w2)
+        of_p[token, column] = (ds * s).sum(1)
+        ds = ds * p
+        of_gate = ds * up * sigmoid * (1 + gate * (1 - sigmoid)) * is_gate
+        dh = bf16(torch.cat([of_gate, ds * gate * sigmoid * is_up], dim=1))
+        of_x.index_add_(0, token, bf16(by_rows(dh.bfloat16()) @ w1))
+        of_w1[expert] = by_columns(dh.bfloat16()).t() @ by_columns(x[token])
+        of_w2[expert] = by_columns((grad[token] * p).float()).t() @ by_columns(s.float())
+    return out, of_x, of_p, of_w1, of_w2
+
+
+@pytest.mark.parametrize("limit", [None, 0.3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 9, 64, 700])
+def test_it_is_made_of_products_of_casts(tokens: int, dtype: torch.dtype, limit: float | None) -> None:
+    layer, (ids, weights) = layer_of(limit=limit), routes(tokens)
+    x, grad = numbers(tokens, HIDDEN, dtype=dtype), numbers(tokens, HIDDEN, dtype=dtype, seed=3)
+    got, right = trained(layer, x, ids, weights, grad), of_casts(layer, x, ids, weights, grad)
+    for name, mine, its in zip(NAMES, got, right, strict=True):
+        # A number that is rounded to BF16 or to FP8 the other way is seldom, and small.
+        assert error(mine, its) < 4e-3, name
+
+
+SIZES = st.integers(1, 10).map(lambda i: 16 * i)
+
+
+@settings(max_examples=20)
+@given(tokens=st.integers(24, 120), num=st.integers(1, 6), hidden=SIZES, inter=SIZES, seed=st.integers(0, 2**16))
+def test_gradients_are_within_the_stated_bound(tokens: int, num: int, hidden: int, inter: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    layer, (ids, weights) = Experts(num, hidden, inter), routes(tokens, num=num, seed=seed)
+    x, grad = numbers(tokens, hidden, seed=seed + 1), numbers(tokens, hidden, seed=seed + 2)
+    got, right = trained(layer, x, ids, weights, grad), plain(layer, x, ids, weights, grad)
+    for name, mine, its in zip(NAMES, got, right, strict=True):
+        if its.numel() >= 1024:
+            assert error(mine, its) < TYPICAL_OF_EXPERTS, name
+
+
+def test_wrong_gradients_are_not_within_the_bound() -> None:
+    layer, (ids, weights) = layer_of(), routes(64, none=False)
+    x, grad = numbers(64, HIDDEN), numbers(64, HIDDEN, seed=3)
+    _, of_x, of_p, of_w1, of_w2 = plain(layer, x, ids, weights, grad)
+    halves = of_w1.chunk(2, dim=1)
+    wrong = [(of_x, of_x * 1.2), (of_p, of_p.flip(1)), (of_w1, torch.cat(halves[::-1], 1)), (of_w1, of_w1.roll(1, 0))]
+    without_p = plain(layer, x, ids, torch.full_like(weights, float(weights.mean())), grad)
+    for right, other in (*wrong, (of_w2, without_p[4])):
+        assert error(other, right) > TYPICAL_OF_EXPERTS
+
+
+IDS = {
+    "no token": torch.zeros(0, TOPK, dtype=torch.long),
+    "no route": torch.full((6, TOPK), -1),
+    "one route": torch.tensor([[-1, -1], [-1, 3]]),
+    "one expert": torch.full((40, TOPK), 4),
+    "the same twice": torch.tensor([[1, 1], [2, 2], [0, 0]]),
+    "int32": torch.tensor([[0, -1], [4, 2]], dtype=torch.int32),
+    "no column": torch.zeros(3, 0, dtype=torch.long),
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_routes_of_any_sort_with_memory_that_holds_nan(name: str) -> None:
+    """Rows without a token hold anything, and nothing of that comes out."""
+    layer, ids = layer_of(), IDS[name]
+    x, grad = numbers(len(ids), HIDDEN), numbers(len(ids), HIDDEN, seed=3)
+    weights = torch.rand(ids.shape)
+    with new_memory_is_nan():
+        got = trained(layer, x, ids, weights, grad)
+    right = of_casts(layer, x, ids, weights, grad)
+    for what, mine, its in zip(NAMES, got, right, strict=True):
+        assert error(mine, its) < 4e-3, what
+    assert not got[2][ids < 0].any()
+
+
+@pytest.mark.parametrize("leading", [(6,), (2, 3), ()])
+def test_leading_dimensions(leading: tuple[int, ...]) -> None:
+    layer = layer_of()
+    x, grad = numbers(*leading, HIDDEN), numbers(*leading, HIDDEN, seed=3)
+    ids, weights = (each[: max(len(leading) and 6, 1)].reshape(*leading, TOPK) for each in routes(6))
+    found = trained(layer, x, ids, weights, grad)
+    flat = (x.reshape(-1, HIDDEN), ids.reshape(-1, TOPK), weights.reshape(-1, TOPK), grad.reshape(-1, HIDDEN))
+    assert found[0].shape == x.shape
+    assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(found, trained(layer, *flat), strict=True))
+
+
+# What nobody needs
+
+
+@pytest.mark.parametrize("needed", ["x", "topk_weights", "w1", "w2", "", "x topk_weights w1 w2"])
+def test_what_nobody_needs_is_not_computed(monkeypatch: pytest.MonkeyPatch, needed: str) -> None:
+    layer, x, (ids, weights), grad = layer_of(), numbers(40, HIDDEN), routes(40), numbers(40, HIDDEN, seed=3)
+    right = dict(zip(NAMES, trained(layer, x, ids, weights, grad), strict=True))
+    called: list[str] = []
+
+    def counting(name: str, function: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            called.append(name)
+            return function(*args, **more)
+
+        return call
+
+    along_k, of_rows = "k_grouped_fp8_gemm_nt_contiguous", "product_of_rows"
+    for name in (along_k, of_rows):
+        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    leaves = {"x": x, "topk_weights": weights, "w1": layer.w1, "w2": layer.w2}
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name in needed.split())
+        leaf.grad = None
+    with kept_by_autograd(layer.w1, layer.w2) as kept:
+        out = layer(x, ids, weights)
+    assert out.requires_grad == bool(needed)
+    assert (x.data_ptr() in {each.data_ptr() for each in kept}) == ("w1" in needed)
+    assert called == [of_rows] * 2
+    called.clear()
+    if not needed:
+        assert not kept
+        return
+    out.backward(grad)
+    for name, leaf in leaves.items():
+        assert (leaf.grad is not None) == (name in needed.split())
+        assert leaf.grad is None or same_bits(leaf.grad, right[name])
+    of_weights = {"x": 0, "topk_weights": 0, "w1": 1, "w2": 1}.get(needed, 2)
+    assert called.count(along_k) == of_weights
+    assert called.count(of_rows) == {"x": 2, "topk_weights": 1, "w1": 1, "w2": 0}.get(needed, 2)
+
+
+def test_what_is_kept_is_x_and_gate_and_up_and_small_things() -> None:
+    layer, tokens, (ids, weights) = layer_of(), 64, routes(64)
+    x = numbers(tokens, HIDDEN).requires_grad_()
+    with kept_by_autograd(layer.w1, layer.w2) as kept:
+        layer(x, ids, weights)
+    large = sorted((each.dtype, tuple(each.shape)) for each in kept if each.dtype == torch.bfloat16)
+    assert [shape for _, shape in large] == [(64, HIDDEN), (64 * TOPK, 2 * INTER)]
+    small = sum(each.numel() * each.element_size() for each in kept if each.dtype != torch.bfloat16)
+    assert small == 4 * (4 * tokens * TOPK + 2 * NUM)
+
+
+# In the company of torch
+
+
+def test_a_router_learns() -> None:
+    torch.manual_seed(0)
+    layer, router, x = layer_of(), torch.nn.Linear(HIDDEN, NUM, bias=False), numbers(32, HIDDEN, dtype=torch.float32)
+    weights, ids = router(x).softmax(-1).topk(TOPK)
+    layer(x, ids, weights).square().sum().backward()
+    assert router.weight.grad is not None
+    got = router.weight.grad.clone()
+    router.zero_grad()
+    weights, ids = router(x).softmax(-1).topk(TOPK)
+    Plain(layer)(x, ids, weights).square().sum().backward()
+    assert router.weight.grad is not None
+    assert error(got, router.weight.grad) < 2 * TYPICAL_OF_EXPERTS
+
+
+def test_autocast_decides_the_type() -> None:
+    layer, x, (ids, weights) = layer_of(), numbers(20, HIDDEN, dtype=torch.float32), routes(20)
+    grad = numbers(20, HIDDEN, seed=3)
+    expected = trained(layer, x.bfloat16(), ids, weights, grad)
+
+    def under_autocast(*args: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(*args)
+
+    under_autocast.w1, under_autocast.w2 = layer.w1, layer.w2  # type: ignore[attr-defined]
+    under_autocast.zero_grad = layer.zero_grad  # type: ignore[attr-defined]
+    got = trained(under_autocast, x, ids, weights, grad)
+    assert (got[0].dtype, got[1].dtype) == (torch.bfloat16, torch.float32)
+    assert all(same_bits(a, b.to(a.dtype)) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> None:
+    layer, x, (ids, weights), grad = layer_of(), numbers(40, HIDDEN), routes(40), numbers(40, HIDDEN, seed=3)
+
+    class Recomputed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w1, self.w2 = layer.w1, layer.w2
+
+        def forward(self, *args: Tensor) -> Any:
+            return checkpoint(layer, *args, use_reentrant=use_reentrant)
+
+    both = (trained(each, x, ids, weights, grad) for each in (layer, Recomputed()))
+    assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("tokens", [0, 40])
+def test_gradients_are_added_to_main_grad(tokens: int) -> None:
+    x, (ids, weights), grad = numbers(tokens, HIDDEN), routes(tokens), numbers(tokens, HIDDEN, seed=3)
+    layer: Any = layer_of(accumulates_main_grad=True)
+    right = trained(layer_of(), x, ids, weights, grad)
+    for w in (layer.w1, layer.w2):
+        w.main_grad = torch.ones_like(w)
+    layer.w2.grad_added_to_main_grad = False
+    for _ in range(2):
+        layer(x, ids, weights).backward(grad)
+    assert layer.w1.grad is None
+    assert not layer.w2.grad.any()
+    assert layer.w2.grad_added_to_main_grad
+    for w, its in ((layer.w1, right[3]), (layer.w2, right[4])):
+        assert torch.allclose(w.main_grad - 1, 2 * its, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_are_drawn_for_each_expert_as_a_linear_layer_draws_its_own() -> None:
+    layer = layer_of()
+    assert sorted(layer.state_dict()) == ["w1", "w2"]
+    assert (tuple(layer.w1.shape), tuple(layer.w2.shape)) == ((NUM, 2 * INTER, HIDDEN), (NUM, HIDDEN, INTER))
+    for w in (layer.w1, layer.w2):
+        bound = w.shape[2] ** -0.5
+        assert 0.99 * bound < float(w.detach().abs().max()) <= bound
+    assert repr(layer) == f"Experts(num_experts={NUM}, hidden={HIDDEN}, intermediate={INTER})"
+
+
+MISTAKES: list[tuple[Sequence[Any], str]] = [
+    ((0, 32, 32), "num_experts: expected an integer"),
+    ((2, 30, 32), "hidden: expected a multiple of 16, which FP8 products need, got 30"),
+    ((2, 32, 8), "intermediate: expected a multiple of 16, which FP8 products need, got 8"),
+    ((2, 32, 32, -1.0), "limit: expected a finite FP32 number"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "message"), MISTAKES)
+def test_sizes_that_products_do_not_take_are_refused_at_once(sizes: Sequence[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Experts(*sizes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.zeros(4, 16)}, "x: expected shape (..., 144), got (4, 16)"),
+        (
+            {"ids": torch.zeros(3, TOPK).long()},
+            "topk_ids: expected shape (..., topk) with leading dimensions (4,)",
+        ),
+        (
+            {"weights": torch.zeros(4)},
+            "topk_weights: expected shape (..., topk) with leading dimensions (4,)",
+        ),
+        ({"weights": torch.zeros(4, 3)}, "topk_weights: expected shape (4, 2), got (4, 3)"),
+        ({"ids": torch.full((4, TOPK), NUM)}, "topk_ids: expected values in -1..4, got 5"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Tensor], message: str) -> None:
+    call = {"x": torch.zeros(4, HIDDEN), "ids": torch.zeros(4, TOPK).long(), "weights": torch.zeros(4, TOPK), **changes}
+    with pytest.raises(ValueError) as raised:
+        layer_of()(*call.values())
+    assert str(raised.value).startswith(message)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [0, 1, 40, 700])
+def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype) -> None:
+    layer, x, (ids, weights) = layer_of(dtype=w_dtype), numbers(tokens, HIDDEN), routes(tokens)
+    grad = numbers(tokens, HIDDEN, seed=3)
+    right = trained(layer, x, ids, weights, grad)
+    got = trained(copy.deepcopy(layer).cuda(), x.cuda(), ids.cuda(), weights.cuda(), grad.cuda())
+    for name, mine, its in zip(NAMES, got, right, strict=True):
+        assert mine.dtype == its.dtype
+        assert error(mine.cpu(), its) < 2e-2, name
+
+
+@pytest.mark.gpu
+def test_routes_of_any_sort_on_a_gpu_with_memory_that_holds_nan() -> None:
+    layer = layer_of().cuda()
+    with new_memory_is_nan():
+        for name, ids in IDS.items():
+            if name == "no column":
+                continue
+            x, grad = numbers(len(ids), HIDDEN).cuda(), numbers(len(ids), HIDDEN, seed=3).cuda()
+            got = trained(layer, x, ids.cuda(), torch.rand(ids.shape).cuda(), grad)
+            assert all(bool(each.isfinite().all()) for each in got), name
+
+
+@pytest.mark.gpu
+def test_forward_does_not_wait_for_the_gpu() -> None:
+    layer, x = layer_of(dtype=torch.bfloat16).cuda(), numbers(300, HIDDEN).cuda()
+    ids, weights = (each.cuda() for each in routes(300))
+    layer(x, ids, weights)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        layer(x, ids, weights)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
