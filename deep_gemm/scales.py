@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .kernels.lay_scales import mn_major
-from .problem.layout import Recipe, check_scales, rows_under_a_scale
+from .problem.layout import Recipe, check_scales, is_mn_major, rows_under_a_scale
+from .problem.tracing import is_dispatched
 
 
 def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
@@ -21,6 +23,10 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     ((1, 4), True)
     """
     check_scales(sf)
+    if is_dispatched(sf):  # nobody knows an address; scales that are m-major serve at any, as products copy the others
+        if is_mn_major(sf):
+            return sf
+        return torch.ops.deep_gemm.get_mn_major_tma_aligned_tensor.default(sf)  # type: ignore[no-any-return]
     return mn_major(sf)
 
 

@@ -20,6 +20,7 @@ from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import KGroupedProblem, Operand, k_grouped_problem
 from ..problem.checks import K_MULTIPLE
 from ..problem.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div
+from ..problem.tracing import handles_operators, is_dynamo_compiling, num_modes
 from ..settings import get_compile_mode, get_num_sms, get_pdl
 from . import fp8_gemm, k_group_maps
 from .fp8_gemm import DEPTHS_PARAMS
@@ -27,6 +28,7 @@ from .k_group_maps import MAX_INLINE_KS
 from .lay_scales import mn_major
 from .maps import matrix_map, output_map
 from .plan import PLANS, SFA, SFB, A, B, C, D, Key, Place, Plan, Resized, addresses_of, refuse_if
+from .product import call_operator
 
 KS, ROOM = 6, 7
 """Places among the addresses of a call, behind the operands: the depths, and what the first kernel writes."""
@@ -70,11 +72,13 @@ def run(
     k_major_scales: bool = True,
 ) -> Tensor | None:
     """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew."""
+    if is_dynamo_compiling() or num_modes():
+        return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
     plan: DepthsPlan | None = None
     key: Key = ()
     try:
         (x, sx), (y, sy) = a, b
-        if x.is_cuda:
+        if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
             at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
             tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
             if c is not None and c is not d:
@@ -100,13 +104,14 @@ def run(
                     plan = found
                     break
             else:
-                turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
-                key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
-                plan = PLANS.plans.get(key)  # type: ignore[assignment]
-                if plan is not None:
-                    PLANS.seen.keep(hint, tensors, plan)
-                else:
-                    plan = _derived(key, x, turned_sfa, y, turned_sfb)
+                if not handles_operators(*tensors):
+                    turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
+                    key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
+                    plan = PLANS.plans.get(key)  # type: ignore[assignment]
+                    if plan is not None:
+                        PLANS.seen.keep(hint, tensors, plan)
+                    else:
+                        plan = _derived(key, x, turned_sfa, y, turned_sfb)
     except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
         key, plan = (), None
     if plan is not None and (ks is None or plan.known_ks[0] == ks or _add_up(ks, plan)):
@@ -137,6 +142,8 @@ def run(
                 plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)
                 plan.launch(at_all)
             return out if d is None else None
+    if handles_operators(a, b, d, ks_tensor, c):
+        return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
     problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe, k_major_scales=k_major_scales)
     if not problem.d.is_cuda:
         if get_compile_mode() == 0:
@@ -147,6 +154,24 @@ def run(
             PLANS.keep(key, plan)
             PLANS.keep_to_derive(key, plan)
     return problem.d if d is None else None
+
+
+def as_operator(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    ks: Sequence[int] | None,
+    ks_tensor: Tensor | None,
+    c: Tensor | None,
+    recipe: Recipe | None,
+    k_major_scales: bool,
+) -> Tensor | None:
+    """Pass the arguments of `run` to the operator that computes the product."""
+    said = {"recipe": recipe, "k_major_scales": k_major_scales}
+    if d is not None:
+        said["adds_to_d"] = c is d
+    c = None if c is d else c
+    return call_operator("k_grouped_fp8_gemm_nt_contiguous", a, b, d, ks, ks_tensor, c, **said)
 
 
 def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPlan | None:

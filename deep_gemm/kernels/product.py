@@ -18,11 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from .. import settings
-from ..problem import Operand
+from ..problem import Operand, checks
 from ..problem.layout import ADDRESS_ALIGNMENT
+from ..problem.tracing import handles_operators, is_dynamo_compiling, num_modes
 from ..settings import get_compile_mode
 from .lay_scales import mn_major
 from .plan import PLANS, Key, Operands, Plan
@@ -42,6 +44,8 @@ class Product:
     """Computes a problem of CPU tensors."""
     on_gpu: Callable[[Any], Plan | None]
     """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
+    as_operator: Callable[[Operand, Operand, Tensor | None, Tensor | None, Any], Tensor | None]
+    """Passes the arguments of `ask` to the operator of `torch.ops.deep_gemm` that computes the product."""
     derive: Callable[[dict[Any, Any], Sequence[Any]], Plan | None] | None = None
     """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
 
@@ -56,11 +60,13 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
 
     `said` is what else the caller stated. D is returned where the caller left it out.
     """
+    if is_dynamo_compiling() or num_modes():
+        return product.as_operator(a, b, d, c, said)
     plan: Plan | None = None
     key: Key = ()
     try:
         (x, sx), (y, sy) = a, b
-        if x.is_cuda:
+        if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
             at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
             tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
             if c is not None and c is not d:
@@ -82,12 +88,13 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
                     plan = found
                     break
             else:
-                key = _signature(hint, x, sx, y, sy, d, c)
-                plan = PLANS.plans.get(key)
-                if plan is not None:
-                    PLANS.seen.keep(hint, tensors, plan)
-                elif product.derive is not None:
-                    plan = _derived(product, key, (x, sx, y, sy, d, c))
+                if not handles_operators(*tensors):
+                    key = _signature(hint, x, sx, y, sy, d, c)
+                    plan = PLANS.plans.get(key)
+                    if plan is not None:
+                        PLANS.seen.keep(hint, tensors, plan)
+                    elif product.derive is not None:
+                        plan = _derived(product, key, (x, sx, y, sy, d, c))
     except (TypeError, ValueError, AttributeError):  # malformed: the checks say how
         key = ()
     if plan is not None:
@@ -102,6 +109,8 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
         if plan.fits(at):
             plan.launch(at)
             return out if d is None else None
+    if handles_operators(a, b, d, c):
+        return product.as_operator(a, b, d, c, said)
     problem = product.ask(a, b, d, c, said)
     if not problem.d.is_cuda:
         if get_compile_mode() == 0:
@@ -113,6 +122,16 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
         if product.derive is not None:
             PLANS.keep_to_derive(key, plan)
     return problem.d if d is None else None
+
+
+def call_operator(name: str, a: Operand, b: Operand, d: Tensor | None, *inputs: Any, **said: Any) -> Tensor | None:
+    """Compute a product by the operator of this name, which gives D, or by its overload that writes a caller's D."""
+    operator = getattr(torch.ops.deep_gemm, name)
+    operands = *checks.pair("a", a), *checks.pair("b", b)
+    if d is None:
+        return operator.default(*operands, *inputs, **said)  # type: ignore[no-any-return]
+    operator.into(*operands, checks.tensor("d", d), *inputs, **said)
+    return None
 
 
 def _signature(hint: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor, d: Tensor | None, c: Tensor | None) -> Key:
