@@ -210,12 +210,16 @@ def cublaslt_gemm_tt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -
     _torch_gemm("tt", a, b, d, c)
 
 
-@torch.no_grad()
 def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
     if is_dispatched(a):
         operator = getattr(torch.ops.deep_gemm, f"cublaslt_gemm_{major}").default
         operator(a, b, d, None if c is d else c, c is d)
-        return
+    else:
+        _compute_by_torch(major, a, b, d, c)
+
+
+@torch.no_grad()
+def _compute_by_torch(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
     check_ordinary_matrices(a, b, d, c, major)
     if major[0] == "t":
         a = a.t()

@@ -24,7 +24,6 @@ __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
 MANY_ROWS = 4096
 
 
-@torch.no_grad()
 def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     """Give each route of a token a row, the rows being stacked by expert without gaps.
 
@@ -61,7 +60,6 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     return ExpertRows(counts, ends, row_of.view(topk_ids.shape), token_of, ids)
 
 
-@torch.no_grad()
 def gather_cast_to_fp8(
     x: Tensor, rows: ExpertRows, *, use_ue8m0: bool = False, min_amax: float = 0.0, mn_major: bool = False
 ) -> Quantized:
@@ -78,7 +76,13 @@ def gather_cast_to_fp8(
     """
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
-        return operator(x, check_rows(rows), use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
+        return operator(x, [*check_rows(rows)], use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
+    return gather_and_cast(x, rows, use_ue8m0, min_amax, mn_major)
+
+
+@torch.no_grad()
+def gather_and_cast(x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Compute `gather_cast_to_fp8`."""
     check_gather(x, rows)
     if has_kernels(x):
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
@@ -95,7 +99,6 @@ def gather_cast_to_fp8(
     return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
 
 
-@torch.no_grad()
 def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
     """Sum up the rows of each token, each times the weight of its route.
 
@@ -116,9 +119,15 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tens
     if is_dispatched(y):
         operator = torch.ops.deep_gemm.gather_weighted
         if out is None:
-            return operator.default(y, check_rows(rows), topk_weights)  # type: ignore[no-any-return]
-        operator.into(y, check_rows(rows), topk_weights, out)
+            return operator.default(y, [*check_rows(rows)], topk_weights)  # type: ignore[no-any-return]
+        operator.into(y, [*check_rows(rows)], topk_weights, out)
         return None
+    return sum_up(y, rows, topk_weights, out)
+
+
+@torch.no_grad()
+def sum_up(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
+    """Compute `gather_weighted`."""
     check_weighted(y, rows, topk_weights, out)
     if _has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y):
         made = torch.empty(rows.row_of.shape[0], y.shape[1], dtype=y.dtype, device=y.device) if out is None else out

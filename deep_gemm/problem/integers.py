@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 
 from torch import SymInt
+from torch.compiler import is_dynamo_compiling
 
 INT32_MAX = (1 << 31) - 1
 
@@ -28,8 +29,8 @@ def as_integer(value: object) -> int | None:
 def integer_in_range(name: str, value: object, low: int, high: int = INT32_MAX) -> int:
     """Get a caller's integer; refuse one that is out of range, and anything else."""
     number = as_integer(value)
-    if isinstance(number, SymInt):  # a comparison would bind what is compiled to its answer; the operator checks it
-        return number
+    if number is not None and (isinstance(number, SymInt) or is_dynamo_compiling()):
+        return number  # a comparison would bind what is compiled to its answer; the operator checks the number
     if number is None or not low <= number <= high:
         raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")
     return number
