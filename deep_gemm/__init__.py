@@ -6,7 +6,8 @@ run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 
 from typing import NoReturn
 
-from . import ops, testing, utils
+from . import ops as ops
+from . import testing, utils
 from .activation import silu_mul_cast_to_fp8
 from .choose.explain import explain
 from .compat.absent import refuse
@@ -124,7 +125,6 @@ __all__ = [
     "m_grouped_fp8_gemm_nt_masked",
     "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous",
     "m_grouped_gemm_fp8_fp8_bf16_nt_masked",
-    "ops",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
     "per_token_cast_to_fp8",

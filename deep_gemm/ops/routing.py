@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import _register_namedtuple as register_namedtuple
 
 from .. import routing
 from ..problem import ExpertRows, check_gather, check_routes, check_weighted
@@ -14,6 +15,10 @@ from ..quantize import Quantized, empty_scales, empty_values
 from .library import operator
 
 Members = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+register_namedtuple(
+    ExpertRows, serialized_type_name="deep_gemm.ExpertRows"
+)  # exported programs that give one are saved
 
 
 def expert_rows(topk_ids: Tensor, num_experts: int) -> Members:
