@@ -86,7 +86,7 @@ def test_cuda_graphs_are_replayed_with_other_contents() -> None:
     compiled = torch.compile(compute, fullgraph=True, mode="reduce-overhead")
     for _ in range(6):  # the first are run, the next is captured, the others are replayed
         given = inputs(32)
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         assert_equal([x.clone() for x in compiled(*given)], compute(*given))
 
 
@@ -126,7 +126,7 @@ def test_counts_and_depths_that_only_the_gpu_knows() -> None:
     for turn in range(5):
         counts = torch.tensor([turn, 32, 0, 7], device="cuda", dtype=torch.int32)
         given = numbers(GROUPS, 32, K), counts, numbers(128, 384), numbers(256, 384), ks
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         assert_equal([x.clone() for x in compiled(*given)], compute(*given))
 
 

@@ -46,18 +46,18 @@ class DepthsPlan(Plan):
     known_ks: tuple[Sequence[int] | None, bytes]
     """The last depths from the host that were right for this plan, and how a launch takes them."""
 
-    def room(self) -> Tensor:
+    def room(self, keeps_it: bool) -> Tensor:
         """Give the memory in which one kernel writes for the other: each stream has its own, and each captured graph.
 
         On a stream launches follow each other, so that nobody overwrites what is still read.
         """
         stream = self.launcher.current_stream(self.device)
-        room = self.rooms.get(stream)
-        if room is not None and not self.launcher.is_capturing():
-            return room
-        room = torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
-        if not self.launcher.is_capturing():
-            self.rooms[stream] = room
+        keeps_it = keeps_it and not self.launcher.is_capturing()
+        room = self.rooms.get(stream) if keeps_it else None
+        if room is None:
+            room = torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
+            if keeps_it:
+                self.rooms[stream] = room
         return room
 
 
@@ -70,8 +70,12 @@ def run(
     c: Tensor | None,
     recipe: Recipe | None = None,
     k_major_scales: bool = True,
+    keeps_room: bool = True,
 ) -> Tensor | None:
-    """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew."""
+    """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew.
+
+    Without `keeps_room` no memory outlives the call: it may be that of a graph's pool, which torch uses again.
+    """
     if is_dynamo_compiling() or num_modes():
         return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
     plan: DepthsPlan | None = None
@@ -138,7 +142,8 @@ def run(
         is_apart = at_d + plan.rows.span_d <= at_ks or at_ks + 4 * plan.num_groups <= at_d
         if is_apart and plan.fits(at):
             with plan.lock:
-                at_all = (*at, at_ks, plan.room().data_ptr())
+                room = plan.room(keeps_room)
+                at_all = (*at, at_ks, room.data_ptr())
                 plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)
                 plan.launch(at_all)
             return out if d is None else None
@@ -149,7 +154,7 @@ def run(
         if get_compile_mode() == 0:
             reference.k_grouped(problem)
     else:
-        plan = run_on_gpu(problem)
+        plan = run_on_gpu(problem, keeps_room=keeps_room)
         if plan is not None and key:
             PLANS.keep(key, plan)
             PLANS.keep_to_derive(key, plan)
@@ -174,7 +179,7 @@ def as_operator(
     return call_operator("k_grouped_fp8_gemm_nt_contiguous", a, b, d, ks, ks_tensor, c, **said)
 
 
-def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPlan | None:
+def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None, *, keeps_room: bool = True) -> DepthsPlan | None:
     """Compute a product of groups along k on the GPU that its tensors are on. The host reads no depth from there.
 
     The plan that is given serves other calls. `config` None leaves the choice to the heuristics.
@@ -184,7 +189,7 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPl
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            return run_on_gpu(p, config)
+            return run_on_gpu(p, config, keeps_room=keeps_room)
     if p.a.numel() == 0:  # no group has any depth
         if get_compile_mode() == 0:
             p.d.zero_() if p.c is None else p.d.copy_(p.c)
@@ -212,7 +217,8 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPl
     depths = depths_of(p.ks, p.ks_tensor, p.d.device)
     at_ks = 0 if isinstance(depths, bytes) else depths.data_ptr()
     with plan.lock:
-        at = (*addresses_of(ready), at_ks, plan.room().data_ptr())
+        room = plan.room(keeps_room)
+        at = (*addresses_of(ready), at_ks, room.data_ptr())
         plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
         plan.launch(at)
     return plan
