@@ -68,6 +68,7 @@ def test_code_on_the_page_of_layers_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert are_equal == ["True", "True"]
 
 
+@pytest.mark.host_compiler
 def test_code_on_the_page_of_compiling_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "torch_compile.md").read_text(), re.DOTALL)
     exec(compile(block, "torch_compile.md", "exec"), {})

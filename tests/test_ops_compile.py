@@ -10,6 +10,9 @@ from ops_cases import Case, assert_same, copies, every_case
 from torch._dynamo.testing import CompileCounterWithBackend
 
 
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compiler)]
+
+
 def operators_of(graph: torch.fx.Graph) -> set[str]:
     """The package's operators in a graph."""
     names = {str(node.target) for node in graph.nodes if node.op == "call_function"}
@@ -17,7 +20,8 @@ def operators_of(graph: torch.fx.Graph) -> set[str]:
 
 
 @every_case
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.combinations
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_one_graph_serves_any_number_of_rows(case: Case, backend: str) -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
@@ -45,6 +49,7 @@ class Calling(torch.nn.Module):
 
 
 @every_case
+@pytest.mark.combinations
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported_programs_serve_any_number_of_rows(case: Case, strict: bool) -> None:
     torch._dynamo.reset()
