@@ -9,7 +9,6 @@ import torch
 from ops_cases import Case, assert_same, copies, every_case
 from torch._dynamo.testing import CompileCounterWithBackend
 
-
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compiler)]
 
 
