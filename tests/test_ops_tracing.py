@@ -56,6 +56,16 @@ def test_a_dispatch_mode_sees_operators(case: Case) -> None:
 
 
 @every_case
+def test_whoever_switches_dispatch_off_sees_nothing(case: Case) -> None:
+    inputs = case.inputs(M)
+    expected_inputs = copies(inputs)
+    with Seen() as seen, torch._C._DisableTorchDispatch():
+        got = case.call(*inputs)
+    assert seen.names == set()
+    assert_same((got, inputs), (case.call(*expected_inputs), expected_inputs))
+
+
+@every_case
 def test_fake_tensors_give_the_layout_of_real_ones(case: Case) -> None:
     inputs = case.inputs(M)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -20,7 +20,7 @@ from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import KGroupedProblem, Operand, k_grouped_problem
 from ..problem.checks import K_MULTIPLE
 from ..problem.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div
-from ..problem.tracing import handles_operators, is_dynamo_compiling, num_modes
+from ..problem.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..settings import get_compile_mode, get_num_sms, get_pdl
 from . import fp8_gemm, k_group_maps
 from .fp8_gemm import DEPTHS_PARAMS
@@ -76,7 +76,7 @@ def run(
 
     Without `keeps_room` no memory outlives the call: it may be that of a graph's pool, which torch uses again.
     """
-    if is_dynamo_compiling() or num_modes():
+    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
         return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
     plan: DepthsPlan | None = None
     key: Key = ()

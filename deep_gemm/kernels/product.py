@@ -24,7 +24,7 @@ from torch import Tensor
 from .. import settings
 from ..problem import Operand, checks
 from ..problem.layout import ADDRESS_ALIGNMENT
-from ..problem.tracing import handles_operators, is_dynamo_compiling, num_modes
+from ..problem.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..settings import get_compile_mode
 from .lay_scales import mn_major
 from .plan import PLANS, Key, Operands, Plan
@@ -60,7 +60,7 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
 
     `said` is what else the caller stated. D is returned where the caller left it out.
     """
-    if is_dynamo_compiling() or num_modes():
+    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
         return product.as_operator(a, b, d, c, said)
     plan: Plan | None = None
     key: Key = ()

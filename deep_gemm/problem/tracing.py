@@ -7,12 +7,14 @@ A call goes straight to its kernel unless somebody traces it, or observes what t
 from __future__ import annotations
 
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._C import _disabled_torch_dispatch_impl as leaves_operators_to_torch
+from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_excluded
 from torch._C import _len_torch_dispatch_stack as num_modes
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_dynamo_compiling
 
-__all__ = ["handles_operators", "has_memory", "is_dispatched", "is_dynamo_compiling", "num_modes"]
+__all__ = ["dispatch_is_on", "handles_operators", "has_memory", "is_dispatched", "is_dynamo_compiling", "num_modes"]
 
 
 def is_dispatched(x: object) -> bool:
@@ -21,7 +23,16 @@ def is_dispatched(x: object) -> bool:
     Dynamo traces the call; or a dispatch mode is active, as in make_fx, in torch.export and in fake mode; or the
     argument is a tensor of a class that handles operators itself.
     """
-    return is_dynamo_compiling() or num_modes() > 0 or (type(x) is not Tensor and handles_operators(x))
+    return (
+        is_dynamo_compiling()
+        or (num_modes() > 0 and dispatch_is_on())
+        or (type(x) is not Tensor and handles_operators(x))
+    )
+
+
+def dispatch_is_on() -> bool:
+    """Tell whether modes and classes get operators: one that is handling an operator may have switched that off."""
+    return not is_excluded(DispatchKey.Python)
 
 
 def handles_operators(*given: object) -> bool:
@@ -30,11 +41,11 @@ def handles_operators(*given: object) -> bool:
         kind = type(x)
         if kind is Tensor:
             continue
-        if isinstance(x, tuple | list):
+        if isinstance(x, (tuple, list)):
             if handles_operators(*x):
                 return True
         elif getattr(kind, "__torch_dispatch__", leaves_operators_to_torch) is not leaves_operators_to_torch:
-            return True
+            return dispatch_is_on()
     return False
 
 
