@@ -7,6 +7,7 @@ run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 from typing import NoReturn
 
 from . import nn, testing, utils
+from . import ops as ops
 from .activation import silu_mul_cast_to_fp8
 from .choose.explain import explain
 from .compat.absent import refuse

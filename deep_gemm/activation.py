@@ -11,6 +11,7 @@ from .kernels.cast_rows import RowCast
 from .problem import ActivationProblem, activation_problem
 from .problem.layout import rows_of_counts, rows_of_groups
 from .problem.numbers import magnitude
+from .problem.tracing import is_dispatched
 from .quantize import Quantized, as_rows, empty_scales, empty_values, has_kernels, per_token_cast_to_fp8
 from .settings import get_mk_alignment_for_contiguous_layout
 
@@ -48,6 +49,10 @@ def silu_mul_cast_to_fp8(
     >>> values.float().tolist(), round(scales.item(), 4)
     ([[0.0, 448.0]], 1.0)
     """
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.silu_mul_cast_to_fp8.default
+        said = row_weights, masked_m, ends, limit, use_ue8m0, min_amax, mn_major
+        return operator(x, *said)  # type: ignore[no-any-return]
     alignment = get_mk_alignment_for_contiguous_layout()
     problem = activation_problem(x, row_weights, masked_m, ends, limit, alignment)
     return cast_activated(problem, use_ue8m0, min_amax, mn_major=mn_major)

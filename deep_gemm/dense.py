@@ -9,9 +9,11 @@ from . import reference
 from .compat.forms import Request, accepts_every_form
 from .kernels import dense
 from .kernels.plan import Key
-from .kernels.product import Product, run
+from .kernels.product import Product, call_operator, run
 from .problem import DenseProblem, Operand, Recipes, check_ordinary_matrices, dense_problem, no_alpha
 from .problem.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, SCALE_BLOCK, Recipe
+from .problem.recipes import whole_recipe
+from .problem.tracing import is_dispatched
 
 
 @accepts_every_form()
@@ -163,8 +165,13 @@ def _dense_product(major: str) -> Product:
     def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> DenseProblem:
         return dense_problem(a, b, d, c, major=major, recipes=recipes)
 
+    def as_operator(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
+        adds_to_d = {} if d is None else {"adds_to_d": c is d}
+        c = None if c is d else c
+        return call_operator(f"fp8_gemm_{major}", a, b, d, c, recipe=whole_recipe(recipes), **adds_to_d)
+
     turned = major[0] == "t", major[1] == "n"
-    return Product(ask, reference.dense, dense.run, None if turned[0] else dense.derive, turned)
+    return Product(ask, reference.dense, dense.run, as_operator, None if turned[0] else dense.derive, turned)
 
 
 NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
@@ -176,7 +183,7 @@ def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, _: Key) -> D
     return DenseProblem(x, sfa, y, sfb, d, c, m, n, k, SCALE_BLOCK)
 
 
-BEHIND_CAST = Product(_unchecked, reference.dense, dense.run_behind_cast, dense.derive)
+BEHIND_CAST = Product(_unchecked, reference.dense, dense.run_behind_cast, NT.as_operator, dense.derive)
 """`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream.
 
 The caller has checked the others. D is given. C may be one row for all, with a stride of zero.
@@ -219,8 +226,12 @@ def cublaslt_gemm_tt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -
 
 
 def _torch_gemm(major: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None) -> None:
-    check_ordinary_matrices(a, b, d, c, major)
-    _compute_by_torch(major, a, b, d, c)
+    if is_dispatched(a):
+        operator = getattr(torch.ops.deep_gemm, f"cublaslt_gemm_{major}").default
+        operator(a, b, d, None if c is d else c, c is d)
+    else:
+        check_ordinary_matrices(a, b, d, c, major)
+        _compute_by_torch(major, a, b, d, c)
 
 
 @torch.no_grad()

@@ -9,10 +9,12 @@ from torch import Tensor
 from . import reference
 from .compat.forms import Request, accepts_every_form
 from .kernels import depths, rows
-from .kernels.product import Product, run
+from .kernels.product import Product, call_operator, run
 from .problem import NO_RECIPES, ContiguousProblem, MaskedProblem, Operand, Recipes, contiguous_problem, masked_problem
+from .problem.checks import tensor
 from .problem.depths import depths_of_ends
 from .problem.layout import Recipe
+from .problem.recipes import whole_recipe
 from .settings import get_mk_alignment_for_contiguous_layout
 
 
@@ -202,7 +204,27 @@ def _contiguous_product(major: str) -> Product:
             alignment=get_mk_alignment_for_contiguous_layout(),
         )
 
-    return Product(ask, reference.contiguous, rows.run, rows.derive, (False, major[1] == "n"))
+    def as_operator(
+        a: Operand,
+        b: Operand,
+        d: Tensor | None,
+        layout: Tensor | None,
+        said: tuple[Recipes, int | None, bool, bool],
+    ) -> Tensor | None:
+        recipes, num_groups, use_psum_layout, ensure_zero_padding = said
+        return call_operator(
+            f"m_grouped_fp8_gemm_{major}_contiguous",
+            a,
+            b,
+            d,
+            layout,
+            recipe=whole_recipe(recipes),
+            use_psum_layout=use_psum_layout,
+            ensure_zero_padding=ensure_zero_padding,
+            num_groups=num_groups,
+        )
+
+    return Product(ask, reference.contiguous, rows.run, as_operator, rows.derive, (False, major[1] == "n"))
 
 
 def _ask_masked(
@@ -217,5 +239,14 @@ def product_of_stacked_rows(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> N
     run(CONTIGUOUS_NT, a, b, d, ids, (NO_RECIPES, None, False, False))
 
 
+def _masked_as_operator(
+    a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: tuple[Recipes, int | None, type]
+) -> Tensor | None:
+    recipes, expected_m, _ = said
+    counts = tensor("masked_m", masked_m)
+    name = "m_grouped_fp8_gemm_nt_masked"
+    return call_operator(name, a, b, d, counts, expected_m=expected_m, recipe=whole_recipe(recipes))
+
+
 CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
-MASKED = Product(_ask_masked, reference.masked, rows.run)
+MASKED = Product(_ask_masked, reference.masked, rows.run, _masked_as_operator)

@@ -10,15 +10,16 @@ from .dense import product_behind_cast
 from .grouped import product_of_stacked_rows
 from .kernels import linear_decode
 from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
+from .problem.checks import pair
 from .problem.integers import integer_in_range
 from .problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, get_tma_aligned_size
+from .problem.tracing import is_dispatched
 from .quantize import Quantized, per_token_cast_to_fp8
 from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
 
 __all__ = ["experts", "experts_workspace_bytes", "linear"]
 
 
-@torch.no_grad()
 def linear(x: Tensor, w: Operand, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor | None:
     """Compute x @ w.T + bias: cast x to FP8 as `per_token_cast_to_fp8` does, and multiply as `fp8_gemm_nt` does.
 
@@ -33,6 +34,18 @@ def linear(x: Tensor, w: Operand, out: Tensor | None = None, bias: Tensor | None
     >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
     torch.Size([2, 3, 8])
     """
+    if is_dispatched(x):
+        operator, values_and_scales = torch.ops.deep_gemm.linear, pair("w", w)
+        if out is None:
+            return operator.default(x, *values_and_scales, bias)  # type: ignore[no-any-return]
+        operator.into(x, *values_and_scales, out, bias)
+        return None
+    return compute_linear(x, w, out, bias)
+
+
+@torch.no_grad()
+def compute_linear(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Compute `linear`."""
     problem = linear_problem(x, w, out, bias)
     d, c = output_and_c(problem.out, problem.bias)
     if not linear_decode.run(problem.x, problem.w, d, c):
@@ -54,7 +67,6 @@ def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | Non
     return d, d.copy_(bias.expand_as(d))
 
 
-@torch.no_grad()
 def experts(
     x: Tensor,
     topk_ids: Tensor,
@@ -84,6 +96,26 @@ def experts(
     >>> experts(torch.ones(3, 16), topk_ids, topk_weights, w1, w2)[:, 0].tolist()
     [4096.0, 2048.0, 0.0]
     """
+    if is_dispatched(x):
+        operator, weights = torch.ops.deep_gemm.experts, (*pair("w1", w1), *pair("w2", w2))
+        if out is None:
+            return operator.default(x, topk_ids, topk_weights, *weights, limit)  # type: ignore[no-any-return]
+        operator.into(x, topk_ids, topk_weights, *weights, out, limit)
+        return None
+    return compute_experts(x, topk_ids, topk_weights, w1, w2, out, limit)
+
+
+@torch.no_grad()
+def compute_experts(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Operand,
+    w2: Operand,
+    out: Tensor | None,
+    limit: float | None,
+) -> Tensor | None:
+    """Compute `experts`, part by part."""
     p = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)
     rows = expert_rows(p.topk_ids, p.num_experts)
     h = product_of_rows(gather_cast_to_fp8(p.x, rows, mn_major=True), p.w1, rows)

@@ -19,15 +19,16 @@ from torch import Tensor
 
 from .choose.config_cast import INPUTS, MAX_GROUPS, Grain
 from .gpus import is_hopper
-from .kernels import cast_rows, cast_tiles
+from .kernels import cast_rows, cast_tiles, lay_scales
 from .kernels.cast_rows import RowCast
 from .kernels.cast_tiles import TileCast
 from .problem import check_counts
 from .problem.checks import integers
 from .problem.integers import as_integer
-from .problem.layout import SCALE_BLOCK, align, ceil_div, get_tma_aligned_size, rows_of_counts
+from .problem.layout import SCALE_BLOCK, align, ceil_div, pitch_of_scales, rows_of_counts
 from .problem.numbers import magnitude
-from .scales import get_mn_major_tma_aligned_tensor, packed_rows, unpack_ue8m0_from_int
+from .problem.tracing import is_dispatched
+from .scales import packed_rows, unpack_ue8m0_from_int
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
@@ -67,11 +68,11 @@ def per_token_cast_to_fp8(
             raise ValueError("use_packed_ue8m0: expected use_ue8m0, and neither mn_major nor masked_m, with it")
         values, scales = per_token_cast_to_fp8(x, use_ue8m0, gran_k, min_amax=min_amax)
         return values, packed_rows(scales)
-    if mn_major and isinstance(x, Tensor) and x.dim() not in (2, 3):
-        raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
-    if masked_m is not None:
-        check_counts(x, masked_m)
     gran_k = granularity(gran_k)
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.per_token_cast_to_fp8.default
+        return operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)  # type: ignore[no-any-return]
+    check_rows(x, mn_major, masked_m)
     if gran_k == SCALE_BLOCK and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
         min_amax = magnitude("min_amax", min_amax)
         if x.dim() == 2 and _is_transposed(x):
@@ -83,7 +84,7 @@ def per_token_cast_to_fp8(
     values, scales = _cast(x, 1, gran_k, use_ue8m0, min_amax)
     if masked_m is not None:
         scales.masked_fill_(has_no_row, 1)
-    return values, get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
+    return values, lay_scales.laid_out(scales) if mn_major else scales
 
 
 def per_channel_cast_to_fp8(
@@ -99,6 +100,9 @@ def per_channel_cast_to_fp8(
     ([[448.0, 448.0], [224.0, 0.0]], [[2.0, 1.0]])
     """
     gran_k = granularity(gran_k)
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.per_channel_cast_to_fp8.default
+        return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
     if gran_k == SCALE_BLOCK and has_kernels(x):
         return _cast_tiles(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, 1, use_ue8m0, min_amax)
@@ -117,6 +121,9 @@ def per_block_cast_to_fp8(
     (torch.Size([130, 256]), torch.Size([2, 2]))
     """
     gran_k = granularity(gran_k)
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.per_block_cast_to_fp8.default
+        return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
     if gran_k == SCALE_BLOCK and has_kernels(x):
         return _cast_tiles(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax))
     return _cast(x, gran_k, gran_k, use_ue8m0, min_amax)
@@ -135,9 +142,10 @@ def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.
     >>> values_t.float().tolist(), scales_t.tolist()
     ([[448.0], [-448.0], [0.0]], [[2.0], [1.0], [1.0]])
     """
-    check_castable(x)
-    if x.dim() != 2:
-        raise ValueError(f"x: expected shape (m, k), got {tuple(x.shape)}")
+    if is_dispatched(x):
+        values, scales, *of_columns = torch.ops.deep_gemm.cast_both_to_fp8.default(x, use_ue8m0, min_amax)
+        return (values, scales), tuple(of_columns)
+    check_matrix(x)
     if has_kernels(x):
         return _cast_both(x, use_ue8m0, magnitude("min_amax", min_amax))
     rows = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax, mn_major=True)
@@ -158,22 +166,18 @@ def k_grouped_cast_to_fp8(
     >>> values.shape, scales.shape
     (torch.Size([640]), torch.Size([4, 2]))
     """
-    check_castable(x)
-    min_amax = magnitude("min_amax", min_amax)
-    ks = integers("ks", ks)
-    if any(k < 0 for k in ks):
-        raise ValueError(f"ks: expected no negative size, got {list(ks)}")
-    if x.dim() != 2 or x.shape[1] != sum(ks):
-        raise ValueError(f"x: expected shape (m, sum(ks)) = (m, {sum(ks)}), got {tuple(x.shape)}")
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.k_grouped_cast_to_fp8.default
+        return operator(x, ks, use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
+    ks, min_amax = check_groups(x, ks, min_amax)
     if has_kernels(x):
         return _cast_groups(x, ks, use_ue8m0, min_amax, mn_major)
     groups = [per_token_cast_to_fp8(part, use_ue8m0, min_amax=min_amax) for part in torch.split(x, list(ks), dim=1)]
     if not groups:
-        empty = x.new_empty(0).to(torch.float8_e4m3fn)
-        return empty, x.new_empty((x.shape[0], 0), dtype=torch.float32)
+        return empty_values((0,), x), empty_scales((x.shape[0],), 0, x, mn_major=mn_major)
     scales = torch.cat([scales for _, scales in groups], dim=1)
     values = torch.cat([values.flatten() for values, _ in groups])
-    return values, get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
+    return values, lay_scales.laid_out(scales) if mn_major else scales
 
 
 def per_custom_dims_cast_to_fp8(
@@ -287,13 +291,13 @@ def empty_values(shape: Sequence[int], x: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.float8_e4m3fn, device=x.device)
 
 
-def empty_scales(rows: Sequence[int], k: int, x: Tensor, *, mn_major: bool) -> Tensor:
+def empty_scales(rows: Sequence[int], k: int, x: Tensor, *, mn_major: bool, gran_k: int = SCALE_BLOCK) -> Tensor:
     """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them."""
     *batch, m = rows
-    blocks = ceil_div(k, SCALE_BLOCK)
+    blocks = ceil_div(k, gran_k)
     if not mn_major:
         return torch.empty((*rows, blocks), dtype=torch.float32, device=x.device)
-    pitch = get_tma_aligned_size(m, 4)
+    pitch = pitch_of_scales(m)
     strides = (blocks * pitch,) * len(batch) + (1, pitch)
     return torch.empty_strided((*rows, blocks), strides, dtype=torch.float32, device=x.device)
 
@@ -387,11 +391,7 @@ def _cast_tiles(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float) -> Qu
 @torch.no_grad()
 def _cast(x: Tensor, rows: int, columns: int, use_ue8m0: bool, min_amax: float) -> Quantized:
     """Cast with one scale for each `rows` x `columns` block of the last two dimensions."""
-    check_castable(x)
-    if x.dim() < 2:
-        raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
-    min_amax = magnitude("min_amax", min_amax)
-
+    min_amax = check_blocks(x, rows, columns, min_amax)
     *batch, m, k = x.shape
     padding = (0, align(k, columns) - k, 0, align(m, rows) - m)
     # [..., m, k] -> [..., row blocks, rows, column blocks, columns]
@@ -412,6 +412,42 @@ def granularity(gran_k: object) -> int:
     if number is None or number < 1:
         raise ValueError(f"gran_k: expected a positive integer, got {gran_k!r}")
     return number
+
+
+def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
+    """Check what a cast of rows asks besides `check_blocks`."""
+    if mn_major and isinstance(x, Tensor) and x.dim() not in (2, 3):
+        raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
+    if masked_m is not None:
+        check_counts(x, masked_m)
+
+
+def check_blocks(x: Tensor, rows: int, columns: int, min_amax: float) -> float:
+    """Check a cast with a scale for each `rows` x `columns` block, and give `min_amax` as a number."""
+    check_castable(x)
+    if x.dim() < 2:
+        raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
+    granularity(rows), granularity(columns)
+    return magnitude("min_amax", min_amax)
+
+
+def check_matrix(x: Tensor) -> None:
+    """Check a matrix that is cast together with its transpose."""
+    check_castable(x)
+    if x.dim() != 2:
+        raise ValueError(f"x: expected shape (m, k), got {tuple(x.shape)}")
+
+
+def check_groups(x: Tensor, ks: Sequence[int], min_amax: float) -> tuple[Sequence[int], float]:
+    """Check a cast of groups of columns, and give sizes and `min_amax` as numbers."""
+    check_castable(x)
+    min_amax = magnitude("min_amax", min_amax)
+    ks = integers("ks", ks)
+    if any(k < 0 for k in ks):
+        raise ValueError(f"ks: expected no negative size, got {list(ks)}")
+    if x.dim() != 2 or x.shape[1] != sum(ks):
+        raise ValueError(f"x: expected shape (m, sum(ks)) = (m, {sum(ks)}), got {tuple(x.shape)}")
+    return ks, min_amax
 
 
 def check_castable(x: Tensor) -> None:

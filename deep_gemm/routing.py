@@ -15,15 +15,15 @@ from .kernels.cast_rows import RowCast
 from .problem import ExpertRows, check_gather, check_routes, check_weighted
 from .problem.layout import ADDRESS_ALIGNMENT
 from .problem.numbers import magnitude
+from .problem.routing import check_rows
+from .problem.tracing import is_dispatched
 from .quantize import Quantized, as_rows, empty_scales, empty_values, has_kernels, per_token_cast_to_fp8
-from .scales import get_mn_major_tma_aligned_tensor
 
 __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
 
 MANY_ROWS = 4096
 
 
-@torch.no_grad()
 def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     """Give each route of a token a row, the rows being stacked by expert without gaps.
 
@@ -37,6 +37,8 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     >>> rows.ids.tolist(), rows.token_of.tolist()
     ([0, 2, 2, -1], [0, 0, 1, -1])
     """
+    if is_dispatched(topk_ids):
+        return ExpertRows(*torch.ops.deep_gemm.expert_rows.default(topk_ids, num_experts))
     num_experts = check_routes(topk_ids, num_experts)
     if _has_kernel(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]:
         p = route_rows.RouteProblem(topk_ids.contiguous(), num_experts)
@@ -58,7 +60,6 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     return ExpertRows(counts, ends, row_of.view(topk_ids.shape), token_of, ids)
 
 
-@torch.no_grad()
 def gather_cast_to_fp8(
     x: Tensor, rows: ExpertRows, *, use_ue8m0: bool = False, min_amax: float = 0.0, mn_major: bool = False
 ) -> Quantized:
@@ -73,6 +74,15 @@ def gather_cast_to_fp8(
     >>> values.float().tolist(), scales.tolist()
     ([[448.0], [448.0]], [[2.0], [1.0]])
     """
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
+        return operator(x, [*check_rows(rows)], use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
+    return gather_and_cast(x, rows, use_ue8m0, min_amax, mn_major)
+
+
+@torch.no_grad()
+def gather_and_cast(x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Compute `gather_cast_to_fp8`."""
     check_gather(x, rows)
     if has_kernels(x):
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
@@ -81,15 +91,14 @@ def gather_cast_to_fp8(
         values, scales = empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=is_few and mn_major)
         least = magnitude("min_amax", min_amax)
         cast_rows.run(RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=rows.row_of.contiguous()))
-        return values, lay_scales.mn_major(scales) if mn_major else scales
+        return values, lay_scales.laid_out(scales) if mn_major and not is_few else scales
     values, scales = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax)
     token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
     gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
     scales = scales.index_select(0, token).masked_fill_(has_none, 1)
-    return gathered.view(values.dtype), get_mn_major_tma_aligned_tensor(scales) if mn_major else scales
+    return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
 
 
-@torch.no_grad()
 def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
     """Sum up the rows of each token, each times the weight of its route.
 
@@ -107,6 +116,18 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tens
     >>> gather_weighted(y, rows, torch.tensor([[0.5, 3.0], [1.0, torch.nan]]))[:, 0].tolist()
     [5.0, 2.0]
     """
+    if is_dispatched(y):
+        operator = torch.ops.deep_gemm.gather_weighted
+        if out is None:
+            return operator.default(y, [*check_rows(rows)], topk_weights)  # type: ignore[no-any-return]
+        operator.into(y, [*check_rows(rows)], topk_weights, out)
+        return None
+    return sum_up(y, rows, topk_weights, out)
+
+
+@torch.no_grad()
+def sum_up(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
+    """Compute `gather_weighted`."""
     check_weighted(y, rows, topk_weights, out)
     if _has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y):
         made = torch.empty(rows.row_of.shape[0], y.shape[1], dtype=y.dtype, device=y.device) if out is None else out

@@ -25,9 +25,11 @@ from .problem.layout import (
     check_scales,
     check_words,
     empty_mn_major,
+    is_mn_major,
     rows_under_a_scale,
     with_usual_strides,
 )
+from .problem.tracing import is_dispatched
 
 FP32_MANTISSA_BITS = 23
 
@@ -45,6 +47,10 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     ((1, 4), True)
     """
     check_scales(sf)
+    if is_dispatched(sf):  # nobody knows an address; scales that are m-major serve at any, as products copy the others
+        if is_mn_major(sf):
+            return with_usual_strides(sf)
+        return torch.ops.deep_gemm.get_mn_major_tma_aligned_tensor.default(sf)  # type: ignore[no-any-return]
     return with_usual_strides(mn_major(sf))
 
 

@@ -83,7 +83,7 @@ def test_each_product_runs_its_backend(name: str, place: str, monkeypatch: pytes
     for product_name, product in products.items():
         monkeypatch.setattr(product, "on_gpu", lambda p, name=product_name: ran.append(f"kernel {name}"))
         monkeypatch.setattr(product, "reference", lambda p, name=product_name: ran.append(f"reference {name}"))
-    monkeypatch.setattr(depths, "run_on_gpu", lambda p: ran.append("kernel k_grouped"))
+    monkeypatch.setattr(depths, "run_on_gpu", lambda p, keeps_room: ran.append("kernel k_grouped"))
     monkeypatch.setattr(reference, "k_grouped", lambda p: ran.append("reference k_grouped"))
     call(on_gpu if place == "gpu" else lambda d: d)
     assert ran == [f"{'kernel' if place == 'gpu' else 'reference'} {kind}"]

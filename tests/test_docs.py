@@ -77,6 +77,11 @@ def test_code_on_the_page_of_training_runs(capsys: pytest.CaptureFixture[str]) -
 def test_the_picture_of_training_is_what_its_script_draws() -> None:
     drawing = script("draw_training")
     assert drawing.PICTURE.read_text() == drawing.svg(), "run: python docs/draw_training.py"
+@pytest.mark.host_compiler
+def test_code_on_the_page_of_compiling_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "torch_compile.md").read_text(), re.DOTALL)
+    exec(compile(block, "torch_compile.md", "exec"), {})
+    assert capsys.readouterr().out == "True\n"
 
 
 def test_the_picture_of_layers_is_what_its_script_draws() -> None:

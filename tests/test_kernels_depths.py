@@ -149,6 +149,19 @@ def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGp
     assert of_stream != of_another
 
 
+def test_an_operator_keeps_no_memory(gpu: FakeGpu) -> None:
+    p = ready(sim.random_problem(FRESH, KS, 100, 72))
+    operands = on_gpu(p.a), p.sfa, p.b, p.sfb, on_gpu(p.d)
+    for _ in range(2):  # a new call, and one that was seen
+        torch.ops.deep_gemm.k_grouped_fp8_gemm_nt_contiguous.into(*operands, KS)
+    assert len(gpu.launches) == 4
+    (plan,) = PLANS.plans.values()
+    assert isinstance(plan, depths.DepthsPlan)
+    assert plan.rooms == {}
+    call(p, KS)
+    assert len(plan.rooms) == 1
+
+
 def test_nothing_is_launched_where_a_side_or_all_depths_are_zero(gpu: FakeGpu) -> None:
     for config in (FRESH, WITH_C, IN_PLACE):
         for ks, m, n in (([], 4, 8), ([16], 0, 8), ([16], 4, 0), ([0, 0], 4, 8)):

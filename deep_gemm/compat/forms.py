@@ -33,6 +33,7 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Request]
     The decorated function returns a request, which is then run.
     """
     synonyms = {**SYNONYMS, **more_synonyms}
+    old_names = frozenset(synonyms)  # torch.compile cannot ask a dictionary's keys
 
     def decorate(function: Callable[..., Request]) -> Callable[..., Tensor | None]:
         parameters = tuple(inspect.signature(function).parameters)
@@ -42,7 +43,7 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Request]
             if len(args) >= 4 and isinstance(args[0], Tensor):
                 x, y, sx, sy, *rest = args
                 args = ((x, sx), (y, sy), *rest)
-            if kwargs and not synonyms.keys().isdisjoint(kwargs):
+            if kwargs and not old_names.isdisjoint(kwargs):
                 kwargs = _todays_names(function.__name__, parameters[: len(args)], kwargs, synonyms)
             request = function(*args, **kwargs)
             return request[0](*request[1:])  # type: ignore[no-any-return]

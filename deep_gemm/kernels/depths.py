@@ -20,6 +20,7 @@ from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import KGroupedProblem, Operand, cuts_gradient, k_grouped_problem
 from ..problem.checks import K_MULTIPLE
 from ..problem.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div
+from ..problem.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..settings import get_compile_mode, get_num_sms, get_pdl
 from . import fp8_gemm, k_group_maps
 from .fp8_gemm import DEPTHS_PARAMS
@@ -27,6 +28,7 @@ from .k_group_maps import MAX_INLINE_KS
 from .lay_scales import mn_major
 from .maps import matrix_map, output_map
 from .plan import PLANS, SFA, SFB, A, B, C, D, Key, Place, Plan, Resized, addresses_of, refuse_if
+from .product import call_operator
 
 KS, ROOM = 6, 7
 """Places among the addresses of a call, behind the operands: the depths, and what the first kernel writes."""
@@ -44,18 +46,18 @@ class DepthsPlan(Plan):
     known_ks: tuple[Sequence[int] | None, bytes]
     """The last depths from the host that were right for this plan, and how a launch takes them."""
 
-    def room(self) -> Tensor:
+    def room(self, keeps_it: bool) -> Tensor:
         """Give the memory in which one kernel writes for the other: each stream has its own, and each captured graph.
 
         On a stream launches follow each other, so that nobody overwrites what is still read.
         """
         stream = self.launcher.current_stream(self.device)
-        room = self.rooms.get(stream)
-        if room is not None and not self.launcher.is_capturing():
-            return room
-        room = torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
-        if not self.launcher.is_capturing():
-            self.rooms[stream] = room
+        keeps_it = keeps_it and not self.launcher.is_capturing()
+        room = self.rooms.get(stream) if keeps_it else None
+        if room is None:
+            room = torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
+            if keeps_it:
+                self.rooms[stream] = room
         return room
 
 
@@ -68,13 +70,19 @@ def run(
     c: Tensor | None,
     recipe: Recipe | None = None,
     k_major_scales: bool = True,
+    keeps_room: bool = True,
 ) -> Tensor | None:
-    """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew."""
+    """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew.
+
+    Without `keeps_room` no memory outlives the call: it may be that of a graph's pool, which torch uses again.
+    """
+    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
+        return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
     plan: DepthsPlan | None = None
     key: Key = ()
     try:
         (x, sx), (y, sy) = a, b
-        if x.is_cuda:
+        if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
             at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
             tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
             if c is not None and c is not d:
@@ -100,7 +108,8 @@ def run(
                     plan = found
                     break
             else:
-                if not cuts_gradient((x, sx, y, sy), () if c is None else (c,)):  # the checks say so
+                # The checks refuse what would cut a gradient.
+                if not (handles_operators(*tensors) or cuts_gradient((x, sx, y, sy), () if c is None else (c,))):
                     turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
                     key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
                     plan = PLANS.plans.get(key)  # type: ignore[assignment]
@@ -134,23 +143,44 @@ def run(
         is_apart = at_d + plan.rows.span_d <= at_ks or at_ks + 4 * plan.num_groups <= at_d
         if is_apart and at_ks % 4 == 0 and plan.fits(at):
             with plan.lock:
-                at_all = (*at, at_ks, plan.room().data_ptr())
+                room = plan.room(keeps_room)
+                at_all = (*at, at_ks, room.data_ptr())
                 plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)
                 plan.launch(at_all)
             return out if d is None else None
+    if handles_operators(a, b, d, ks_tensor, c):
+        return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
     problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe, k_major_scales=k_major_scales)
     if not problem.d.is_cuda:
         if get_compile_mode() == 0:
             reference.k_grouped(problem)
     else:
-        plan = run_on_gpu(problem)
+        plan = run_on_gpu(problem, keeps_room=keeps_room)
         if plan is not None and key:
             PLANS.keep(key, plan)
             PLANS.keep_to_derive(key, plan)
     return problem.d if d is None else None
 
 
-def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPlan | None:
+def as_operator(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    ks: Sequence[int] | None,
+    ks_tensor: Tensor | None,
+    c: Tensor | None,
+    recipe: Recipe | None,
+    k_major_scales: bool,
+) -> Tensor | None:
+    """Pass the arguments of `run` to the operator that computes the product."""
+    said = {"recipe": recipe, "k_major_scales": k_major_scales}
+    if d is not None:
+        said["adds_to_d"] = c is d
+    c = None if c is d else c
+    return call_operator("k_grouped_fp8_gemm_nt_contiguous", a, b, d, ks, ks_tensor, c, **said)
+
+
+def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None, *, keeps_room: bool = True) -> DepthsPlan | None:
     """Compute a product of groups along k on the GPU that its tensors are on. The host reads no depth from there.
 
     The plan that is given serves other calls. `config` None leaves the choice to the heuristics.
@@ -160,7 +190,7 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPl
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            return run_on_gpu(p, config)
+            return run_on_gpu(p, config, keeps_room=keeps_room)
     if p.a.numel() == 0:  # no group has any depth
         if get_compile_mode() == 0:
             p.d.zero_() if p.c is None else p.d.copy_(p.c)
@@ -188,7 +218,8 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None) -> DepthsPl
     depths = depths_of(p.ks, p.ks_tensor, p.d.device)
     at_ks = 0 if isinstance(depths, bytes) else depths.data_ptr()
     with plan.lock:
-        at = (*addresses_of(ready), at_ks, plan.room().data_ptr())
+        room = plan.room(keeps_room)
+        at = (*addresses_of(ready), at_ks, room.data_ptr())
         plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
         plan.launch(at)
     return plan

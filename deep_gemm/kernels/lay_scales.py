@@ -69,8 +69,11 @@ CONFIG = ScalesConfig()
 
 def mn_major(sf: Tensor) -> Tensor:
     """Give FP32 scales `[m, k_blocks]` or `[groups, m, k_blocks]` as TMA loads them: themselves if they lie so."""
-    if is_mn_major_tma_aligned(sf):
-        return sf
+    return sf if is_mn_major_tma_aligned(sf) else laid_out(sf)
+
+
+def laid_out(sf: Tensor) -> Tensor:
+    """Copy FP32 scales, as they may lie, to where TMA can load them."""
     out = empty_mn_major(sf)
     if has_kernel(sf):
         run(sf, out)

@@ -18,11 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from .. import settings
-from ..problem import Operand, cuts_gradient
+from ..problem import Operand, checks, cuts_gradient
 from ..problem.layout import ADDRESS_ALIGNMENT
+from ..problem.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..settings import get_compile_mode
 from .lay_scales import mn_major
 from .plan import PLANS, Key, Operands, Plan
@@ -42,6 +44,8 @@ class Product:
     """Computes a problem of CPU tensors."""
     on_gpu: Callable[[Any], Plan | None]
     """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
+    as_operator: Callable[[Operand, Operand, Tensor | None, Tensor | None, Any], Tensor | None]
+    """Passes the arguments of `ask` to the operator of `torch.ops.deep_gemm` that computes the product."""
     derive: Callable[[dict[Any, Any], Sequence[Any]], Plan | None] | None = None
     """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
 
@@ -56,11 +60,13 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
 
     `said` is what else the caller stated. D is returned where the caller left it out.
     """
+    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
+        return product.as_operator(a, b, d, c, said)
     plan: Plan | None = None
     key: Key = ()
     try:
         (x, sx), (y, sy) = a, b
-        if x.is_cuda:
+        if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
             at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
             tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
             if c is not None and c is not d:
@@ -82,7 +88,8 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
                     plan = found
                     break
             else:
-                if not cuts_gradient((x, sx, y, sy), () if c is None else (c,)):  # the checks say so
+                # The checks refuse what would cut a gradient.
+                if not (handles_operators(*tensors) or cuts_gradient((x, sx, y, sy), () if c is None else (c,))):
                     key = _signature(hint, x, sx, y, sy, d, c)
                     plan = PLANS.plans.get(key)
                     if plan is not None:
@@ -103,6 +110,8 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
         if plan.fits(at):
             plan.launch(at)
             return out if d is None else None
+    if handles_operators(a, b, d, c):
+        return product.as_operator(a, b, d, c, said)
     problem = product.ask(a, b, d, c, said)
     if not problem.d.is_cuda:
         if get_compile_mode() == 0:
@@ -114,6 +123,16 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
         if product.derive is not None:
             PLANS.keep_to_derive(key, plan)
     return problem.d if d is None else None
+
+
+def call_operator(name: str, a: Operand, b: Operand, d: Tensor | None, *inputs: Any, **said: Any) -> Tensor | None:
+    """Compute a product by the operator of this name, which gives D, or by its overload that writes a caller's D."""
+    operator = getattr(torch.ops.deep_gemm, name)
+    operands = *checks.pair("a", a), *checks.pair("b", b)
+    if d is None:
+        return operator.default(*operands, *inputs, **said)  # type: ignore[no-any-return]
+    operator.into(*operands, checks.tensor("d", d), *inputs, **said)
+    return None
 
 
 def _signature(hint: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor, d: Tensor | None, c: Tensor | None) -> Key:

@@ -76,7 +76,8 @@ class RouteProblem:
     def __init__(self, topk_ids: Tensor, num_experts: int) -> None:
         """`topk_ids` is contiguous, int32 or int64 `[tokens, topk]`."""
         self.topk_ids, self.num_experts = topk_ids, num_experts
-        self.counts, self.ends = torch.empty((2, num_experts), dtype=torch.int32, device=topk_ids.device)
+        self.counts = torch.empty(num_experts, dtype=torch.int32, device=topk_ids.device)
+        self.ends = torch.empty_like(self.counts)
         self.row_of = torch.empty_like(topk_ids, dtype=torch.int32)
         self.token_of, self.ids = (torch.empty_like(self.row_of.view(-1)) for _ in range(2))
 

@@ -21,7 +21,7 @@ def check_counts(x: Tensor, masked_m: Tensor) -> None:
     checks.bind("x", checks.tensor("x", x), ("groups", "max_m", "k"), sizes)
     checks.int32("masked_m", masked_m, "groups", sizes["groups"])
     checks.same_device({"masked_m": masked_m}, x.device, "x")
-    if masked_m.is_cpu:
+    if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, sizes["max_m"])
 
 
@@ -75,7 +75,7 @@ def activation_problem(
         groups = checks.tensor("ends", ends).numel()
         given["ends"] = checks.int32("ends", ends, "groups", groups)
     checks.same_device(given, x.device, "x")
-    if ends is not None and ends.is_cpu:
+    if ends is not None and checks.on_host(ends):
         checks.ends(ends, sizes["m"], alignment, "ends")
     limit = None if limit is None else positive("limit", limit)
     return ActivationProblem(x, row_weights, masked_m, ends, alignment, limit)

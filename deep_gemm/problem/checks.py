@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .integers import as_integer
 from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
+from .tracing import has_memory
 
 K_MULTIPLE = 16
 OUTPUT_TYPES = (torch.bfloat16, torch.float32)
@@ -186,7 +187,7 @@ def rows(name: str, x: Tensor, axis: str) -> None:
     """Check that rows are contiguous along `axis` and that their pitch and address are multiples of 16 bytes."""
     if not x.is_contiguous() or x.shape[-1] * x.element_size() % ADDRESS_ALIGNMENT:
         _row_strides(name, x, axis)
-    if x.data_ptr() % ADDRESS_ALIGNMENT:
+    if has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT:
         raise ValueError(f"{name}: expected an address that is a multiple of 16 bytes, got {x.data_ptr():#x}")
 
 
@@ -263,6 +264,8 @@ def same_device(given: dict[str, Tensor], device: torch.device, first: str = "a"
 
 def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None, d_name: str = "d") -> None:
     """Check that D shares no memory with an input; C may be D itself."""
+    if not has_memory(d):
+        return
     d_first, d_end = _byte_range(d)
     for name, x in inputs.items():
         first = x.data_ptr()
@@ -301,6 +304,11 @@ def _byte_range(x: Tensor) -> tuple[int, int]:
 
 
 # Group sizes and layouts, if their values are on the host
+
+
+def on_host(x: Tensor) -> bool:
+    """Tell whether the host can read a tensor's elements without waiting."""
+    return x.is_cpu and has_memory(x)
 
 
 def in_range(name: str, x: Tensor, low: int, high: int) -> None:

@@ -131,7 +131,7 @@ def _group_sizes(ks: Sequence[int] | None, ks_tensor: Tensor | None) -> tuple[tu
     if ks_tensor is not None:
         groups = len(ks) if isinstance(ks, Sequence) else checks.tensor("ks_tensor", ks_tensor).numel()
         checks.int32("ks_tensor", ks_tensor, "groups", groups)
-        from_tensor = tuple(ks_tensor.tolist()) if ks_tensor.device.type == "cpu" else None
+        from_tensor = tuple(ks_tensor.tolist()) if checks.on_host(ks_tensor) else None
     if ks is None:
         if from_tensor is not None:
             checks.depths("ks_tensor", from_tensor)

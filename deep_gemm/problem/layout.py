@@ -85,8 +85,22 @@ def rows_of_counts(counts: Tensor, max_m: int) -> Tensor:
     return torch.arange(max_m, dtype=torch.int32, device=counts.device) < counts[:, None]
 
 
+def pitch_of_scales(mn: int) -> int:
+    """Elements from one block of k to the next of scales that lie m-major: rows, in multiples of 16 bytes.
+
+    >>> pitch_of_scales(33)
+    36
+    """
+    return (mn + (SCALES_ALIGNMENT - 1)) // SCALES_ALIGNMENT * SCALES_ALIGNMENT  # for symbolic sizes in their own form
+
+
 def is_mn_major_tma_aligned(sf: Tensor) -> bool:
-    """Tell whether TMA can load these scales in place: m-major, with a pitch that is a multiple of 16 bytes.
+    """Tell whether TMA can load these scales in place: laid out so, from an address that is a multiple of 16 bytes."""
+    return is_mn_major(sf) and sf.data_ptr() % ADDRESS_ALIGNMENT == 0
+
+
+def is_mn_major(sf: Tensor) -> bool:
+    """Tell whether scales are laid out as TMA loads them: m-major, with a pitch that is a multiple of 16 bytes.
 
     The stride of a dimension of size 1 does not matter.
     """
@@ -96,7 +110,6 @@ def is_mn_major_tma_aligned(sf: Tensor) -> bool:
         (row_stride == 1 or mn <= 1)
         and (num_k_blocks <= 1 or (pitch >= mn and pitch % SCALES_ALIGNMENT == 0))
         and (not groups or groups[0] <= 1 or group_strides[0] % SCALES_ALIGNMENT == 0)
-        and sf.data_ptr() % ADDRESS_ALIGNMENT == 0
     )
 
 
@@ -119,7 +132,7 @@ def with_usual_strides(sf: Tensor) -> Tensor:
 def empty_mn_major(sf: Tensor) -> Tensor:
     """Make room for the same scales in the layout that TMA loads: m-major, in rows of a multiple of 16 bytes."""
     mn, num_k_blocks = sf.shape[-2:]
-    pitch = get_tma_aligned_size(mn, 4)
+    pitch = pitch_of_scales(mn)
     strides = (num_k_blocks * pitch, 1, pitch)[3 - sf.dim() :]
     return torch.empty_strided(sf.shape, strides, dtype=sf.dtype, device=sf.device)
 

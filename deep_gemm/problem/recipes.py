@@ -31,6 +31,11 @@ def sfb_rows_of(recipes: Recipes) -> int:
     return both[1]
 
 
+def whole_recipe(recipes: Recipes) -> Recipe | None:
+    """Give the one recipe that says what a caller's three say; None for the usual one."""
+    return RECIPE_1D1D if sfb_rows_of(recipes) == 1 else None
+
+
 def default_dtype(sfb_rows: int) -> torch.dtype:
     """Type of a D that the caller left out."""
     return torch.float32 if sfb_rows == 1 else torch.bfloat16

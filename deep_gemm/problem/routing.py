@@ -11,6 +11,7 @@ from . import checks
 from .activation import LAYER_TYPES
 from .checks import Sizes
 from .integers import INT32_MAX, integer_in_range
+from .tracing import has_memory
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -39,12 +40,19 @@ def check_routes(topk_ids: Tensor, num_experts: int) -> int:
     checks.has_type("topk_ids", checks.tensor("topk_ids", topk_ids), (torch.int32, torch.int64))
     checks.supported_device("topk_ids", topk_ids)
     checks.bind("topk_ids", topk_ids, ("tokens", "topk"), {})
-    if topk_ids.numel() > INT32_MAX:
+    if has_memory(topk_ids) and topk_ids.numel() > INT32_MAX:
         raise ValueError(f"topk_ids: expected at most {INT32_MAX} routes, got {topk_ids.numel()}")
     num_experts = integer_in_range("num_experts", num_experts, 0)
-    if topk_ids.is_cpu:
+    if checks.on_host(topk_ids):
         checks.in_range("topk_ids", topk_ids, -1, num_experts - 1)
     return num_experts
+
+
+def check_rows(rows: ExpertRows) -> ExpertRows:
+    """Check that rows are what `expert_rows` gives, or somebody else in its place."""
+    if not isinstance(rows, ExpertRows):
+        raise TypeError(f"rows: expected ExpertRows, got {type(rows).__name__}")
+    return rows
 
 
 def check_gather(x: Tensor, rows: ExpertRows) -> None:
@@ -53,7 +61,7 @@ def check_gather(x: Tensor, rows: ExpertRows) -> None:
     checks.supported_device("x", x)
     sizes = _row_sizes(rows, x, "x")
     checks.bind("x", x, ("tokens", "k"), sizes)
-    if x.is_cpu:
+    if checks.on_host(rows.token_of):
         checks.in_range("rows.token_of", rows.token_of, -1, sizes["tokens"] - 1)
 
 
@@ -66,7 +74,7 @@ def check_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tenso
     inputs = {"y": y, "topk_weights": route_weights(topk_weights, sizes)}
     checks.same_device(inputs, y.device, "y")
     checks.columns(sizes["n"], torch.bfloat16)
-    if y.is_cpu:
+    if checks.on_host(rows.row_of):
         checks.in_range("rows.row_of", rows.row_of, -1, sizes["rows"] - 1)
     if out is not None:
         layer_output(out, ("tokens", "n"), sizes, {**inputs, "rows.row_of": rows.row_of}, "y")
@@ -89,9 +97,8 @@ def layer_output(out: Tensor, axes: tuple[str, ...], sizes: Sizes, inputs: dict[
 
 
 def _row_sizes(rows: ExpertRows, near: Tensor, name: str) -> Sizes:
-    """Check what `expert_rows` gives, or somebody else in its place, and get its sizes."""
-    if not isinstance(rows, ExpertRows):
-        raise TypeError(f"rows: expected ExpertRows, got {type(rows).__name__}")
+    """Check the members of rows, and get their sizes."""
+    rows = check_rows(rows)
     sizes: Sizes = {}
     axes = (("experts",), ("experts",), ("tokens", "topk"), ("rows",), ("rows",))
     for field, x, names in zip(ExpertRows._fields, rows, axes, strict=True):

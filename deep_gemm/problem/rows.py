@@ -89,7 +89,7 @@ def contiguous_problem(
     d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default_dtype(sfb_rows))
     checks.depth(k)
     alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
-    if grouped_layout.device.type == "cpu":
+    if checks.on_host(grouped_layout):
         if use_psum_layout:
             checks.ends(grouped_layout, m, alignment)
         else:
@@ -136,7 +136,7 @@ def masked_problem(
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
     d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default_dtype(sfb_rows))
     checks.depth(k)
-    if masked_m.device.type == "cpu":
+    if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
     return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, k, sfb_rows)

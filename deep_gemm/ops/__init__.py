@@ -1,0 +1,10 @@
+"""Every product, cast and layer as an operator of `torch.ops.deep_gemm`: for torch.compile, torch.export, fake tensors.
+
+Programs call the public functions. A function passes a call on to its operator where torch must see one (see
+problem/tracing.py), and the operator, when it runs, calls the function. An operator takes tensors one by one: values
+and scales of an operand, members of `ExpertRows`. Where a caller may give the output, the overload `into` writes it.
+"""
+
+from . import activation, casts, dense, depths, layers, routing, rows, scales
+
+__all__ = ["activation", "casts", "dense", "depths", "layers", "routing", "rows", "scales"]

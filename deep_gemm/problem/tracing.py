@@ -1,0 +1,54 @@
+"""When torch must see a call as an operator, and which tensors have no memory.
+
+A call goes straight to its kernel unless somebody traces it, or observes what torch does. Then it is an operator of
+`torch.ops.deep_gemm` (see ops/), whose fake kernel makes the same checks of tensors that have shapes and types alone.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._C import _disabled_torch_dispatch_impl as leaves_operators_to_torch
+from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_excluded
+from torch._C import _len_torch_dispatch_stack as num_modes
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.compiler import is_dynamo_compiling
+
+__all__ = ["dispatch_is_on", "handles_operators", "has_memory", "is_dispatched", "is_dynamo_compiling", "num_modes"]
+
+
+def is_dispatched(x: object) -> bool:
+    """Tell whether torch must see a call with this argument as an operator.
+
+    Dynamo traces the call; or a dispatch mode is active, as in make_fx, in torch.export and in fake mode; or the
+    argument is a tensor of a class that handles operators itself.
+    """
+    return (
+        is_dynamo_compiling()
+        or (num_modes() > 0 and dispatch_is_on())
+        or (type(x) is not Tensor and handles_operators(x))
+    )
+
+
+def dispatch_is_on() -> bool:
+    """Tell whether modes and classes get operators: one that is handling an operator may have switched that off."""
+    return not is_excluded(DispatchKey.Python)
+
+
+def handles_operators(*given: object) -> bool:
+    """Tell whether one of these, or one of a pair among them, is a tensor of a class that handles operators itself."""
+    for x in given:
+        kind = type(x)
+        if kind is Tensor:
+            continue
+        if isinstance(x, (tuple, list)):
+            if handles_operators(*x):
+                return True
+        elif getattr(kind, "__torch_dispatch__", leaves_operators_to_torch) is not leaves_operators_to_torch:
+            return dispatch_is_on()
+    return False
+
+
+def has_memory(x: Tensor) -> bool:
+    """Tell whether a tensor has an address and elements. In a fake kernel none has."""
+    return not isinstance(x, FakeTensor)

@@ -1,0 +1,414 @@
+"""Calls of public functions for the tests of operators: each with inputs for any number of rows m."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+import deep_gemm
+from deep_gemm import ExpertRows
+
+N, K, GROUPS, TOPK = 16, 272, 3, 2
+KS = [16, 128]
+MANY = {"sizes": (130, 150, 301)}
+"""For results with a size of ceil(m / 128): PyTorch makes a graph of its own where that is 1.
+
+No size is a multiple of 4: Inductor makes a graph of its own for those, if it returns scales that lie m-major.
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call whose tensors have m rows, with what they are multiplied by held fast."""
+
+    name: str
+    call: Callable[..., Any]
+    inputs: Callable[[int], Sequence[Tensor]]
+    """The call's arguments for m rows."""
+    dims: Sequence[int | None]
+    """Of each argument the dimension that is m; None if no dimension is."""
+    operators: frozenset[str]
+    """What the call is, in a graph."""
+    sizes: Sequence[int] = (6, 9, 130)
+    """Numbers of rows, of which the first is traced."""
+
+    def dynamic(self, inputs: Sequence[Tensor]) -> None:
+        """Tell Dynamo that m is open."""
+        for x, dim in zip(inputs, self.dims, strict=True):
+            if dim is not None:
+                torch._dynamo.mark_dynamic(x, dim)
+
+    def shapes(self) -> tuple[Any, ...]:
+        """Tell torch.export that m is open."""
+        m = torch.export.Dim("m", min=min(self.sizes) // 128 * 128 + 1)
+        return tuple(None if dim is None else {dim: m} for dim in self.dims)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, generator=generator(sum(shape))).to(dtype)
+
+
+def rows(*shape: int, mn_major: bool = False) -> tuple[Tensor, Tensor]:
+    return deep_gemm.per_token_cast_to_fp8(numbers(*shape), mn_major=mn_major)
+
+
+def blocks(*shape: int) -> tuple[Tensor, Tensor]:
+    return deep_gemm.per_block_cast_to_fp8(numbers(*shape))
+
+
+def ids(m: int) -> Tensor:
+    """Each row's group."""
+    return torch.arange(m, dtype=torch.int32).mul(GROUPS).div(m, rounding_mode="floor").to(torch.int32)
+
+
+def counts(groups: int = GROUPS) -> Tensor:
+    return torch.arange(groups, dtype=torch.int32) + 1
+
+
+def routes(m: int) -> Tensor:
+    """Each token's experts, some none."""
+    return torch.randint(-1, GROUPS, (m, TOPK), generator=generator(m))
+
+
+def turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    values, scales = operand
+    return values.mT, scales.mT
+
+
+B, B_ROWS, W = blocks(N, K), rows(N, K), blocks(GROUPS, N, K)
+PLAIN_B = numbers(N, 24)
+W1, W2 = blocks(GROUPS, 2 * 64, 48), blocks(GROUPS, 48, 64)
+K_GROUPED = deep_gemm.k_grouped_cast_to_fp8(numbers(N, sum(KS)), KS)
+
+CASES: list[Case] = []
+
+
+def case(
+    name: str,
+    inputs: Callable[[int], Sequence[Tensor]],
+    dims: Sequence[int | None],
+    operators: str,
+    **more: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a case of the decorated call."""
+
+    def add(call: Callable[..., Any]) -> Callable[..., Any]:
+        CASES.append(Case(name, call, inputs, dims, frozenset(operators.split()), **more))
+        return call
+
+    return add
+
+
+def operand(m: int) -> tuple[Tensor, ...]:
+    return rows(m, K, mn_major=True)
+
+
+def with_bf16(m: int) -> tuple[Tensor, ...]:
+    return *rows(m, K), numbers(m, N)
+
+
+def with_fp32(m: int) -> tuple[Tensor, ...]:
+    return *rows(m, K), numbers(m, N, dtype=torch.float32)
+
+
+@case("nt", operand, (0, 0), "fp8_gemm_nt")
+def _(x: Tensor, sx: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nt((x, sx), B)
+
+
+@case("nt into", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")
+def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nt((x, sx), B, d)
+
+
+@case("nt with c", with_fp32, (0, 0, 0), "fp8_gemm_nt")
+def _(x: Tensor, sx: Tensor, c: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nt((x, sx), B, c=c)
+
+
+@case("nt added to d", with_fp32, (0, 0, 0), "fp8_gemm_nt.into")
+def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nt((x, sx), B, d, c=d, recipe=(1, 128, 128), compiled_dims="nk")
+
+
+@case("nt of 2025", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")
+def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
+    return deep_gemm.gemm_fp8_fp8_bf16_nt(lhs=(x, sx), rhs=B, out=d)
+
+
+@case("nt, values and scales apart", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")
+def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
+    return deep_gemm.fp8_fp4_gemm_nt(x, B[0], sx, B[1], d)
+
+
+@case("nt, scales by row", operand, (0, 0), "fp8_gemm_nt")
+def _(x: Tensor, sx: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nt((x, sx), B_ROWS, recipe_b=[1, 128])
+
+
+@case("nn", operand, (0, 0), "fp8_gemm_nn")
+def _(x: Tensor, sx: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nn((x, sx), turned(B))
+
+
+@case("tn into", lambda m: (*turned(rows(m, K)), numbers(m, N)), (1, 1, 0), "fp8_gemm_tn.into")
+def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_tn((x, sx), turned(B), d)
+
+
+@case("tt", lambda m: turned(rows(m, K)), (1, 1), "fp8_gemm_tt")
+def _(x: Tensor, sx: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_tt((x, sx), B)
+
+
+@case("weight gradient", with_fp32, (0, 0, 0), "fp8_gemm_nt.into")
+def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
+    return deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt((x, sx), B_ROWS, d)
+
+
+@case("cublaslt", lambda m: (numbers(m, 24), numbers(m, N)), (0, 0), "cublaslt_gemm_nt")
+def _(a: Tensor, d: Tensor) -> Any:
+    return deep_gemm.cublaslt_gemm_nt(a, PLAIN_B, d, c=d)
+
+
+@case("contiguous", lambda m: (*operand(m), ids(m)), (0, 0, 0), "m_grouped_fp8_gemm_nt_contiguous")
+def _(x: Tensor, sx: Tensor, layout: Tensor) -> Any:
+    return deep_gemm.m_grouped_fp8_gemm_nt_contiguous((x, sx), W, grouped_layout=layout)
+
+
+@case(
+    "contiguous nn into",
+    lambda m: (*with_bf16(m), ids(m)),
+    (0, 0, 0, 0),
+    "m_grouped_fp8_gemm_nn_contiguous.into",
+)
+def _(x: Tensor, sx: Tensor, d: Tensor, layout: Tensor) -> Any:
+    return deep_gemm.m_grouped_fp8_gemm_nn_contiguous((x, sx), turned(W), d, m_indices=layout)
+
+
+@case(
+    "contiguous by ends",
+    lambda m: (*with_bf16(m), torch.tensor([m] * GROUPS, dtype=torch.int32)),
+    (0, 0, 0, None),
+    "m_grouped_fp8_gemm_nt_contiguous.into",
+)
+def _(x: Tensor, sx: Tensor, d: Tensor, ends: Tensor) -> Any:
+    return deep_gemm.m_grouped_gemm_fp8_fp8_bf16_nt_contiguous((x, sx), W, d, ends, use_psum_layout=True)
+
+
+@case(
+    "masked",
+    lambda m: (*rows(GROUPS, m, K), numbers(GROUPS, m, N), counts()),
+    (1, 1, 1, None),
+    "m_grouped_fp8_gemm_nt_masked.into",
+)
+def _(x: Tensor, sx: Tensor, d: Tensor, masked_m: Tensor) -> Any:
+    return deep_gemm.m_grouped_fp8_gemm_nt_masked((x, sx), W, d, masked_m, expected_m=2)
+
+
+@case(
+    "masked, all rows",
+    lambda m: (*rows(GROUPS, m, K), torch.full((GROUPS,), m, dtype=torch.int32)),
+    (1, 1, None),
+    "m_grouped_fp8_gemm_nt_masked",
+)
+def _(x: Tensor, sx: Tensor, masked_m: Tensor) -> Any:
+    return deep_gemm.fp8_m_grouped_gemm_nt_masked((x, sx), W, masked_m=masked_m)
+
+
+def k_grouped(m: int) -> tuple[Tensor, Tensor]:
+    return deep_gemm.k_grouped_cast_to_fp8(numbers(m, sum(KS)), KS)
+
+
+@case(
+    "k-grouped",
+    lambda m: (numbers(m, sum(KS)),),
+    (0,),
+    "k_grouped_cast_to_fp8 k_grouped_fp8_gemm_nt_contiguous",
+)
+def _(x: Tensor) -> Any:
+    a = deep_gemm.k_grouped_cast_to_fp8(x, KS, mn_major=True)
+    return deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, K_GROUPED, ks=KS)
+
+
+@case(
+    "k-grouped into",
+    lambda m: (numbers(m, sum(KS)), numbers(len(KS), m, N, dtype=torch.float32), torch.tensor(KS, dtype=torch.int32)),
+    (0, 1, None),
+    "k_grouped_cast_to_fp8 k_grouped_fp8_gemm_nt_contiguous.into",
+)
+def _(x: Tensor, d: Tensor, ks: Tensor) -> Any:
+    a = deep_gemm.k_grouped_cast_to_fp8(x, KS)
+    return deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, K_GROUPED, d, None, ks, c=d, recipe=(1, 1, 128))
+
+
+@case(
+    "k-grouped of 2025",
+    lambda m: (numbers(m, sum(KS)), numbers(len(KS), m, N, dtype=torch.float32)),
+    (0, 1),
+    "k_grouped_cast_to_fp8 k_grouped_fp8_gemm_nt_contiguous.into",
+)
+def _(x: Tensor, d: Tensor) -> Any:
+    values, scales = deep_gemm.k_grouped_cast_to_fp8(x, KS)
+    return deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt((values, scales.t()), turned_scales(K_GROUPED), d, KS)
+
+
+def turned_scales(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return operand[0], operand[1].t()
+
+
+@case("cast of rows", lambda m: (numbers(m, K),), (0,), "per_token_cast_to_fp8")
+def _(x: Tensor) -> Any:
+    return deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_token_cast_to_fp8(x, True, mn_major=True, min_amax=0.5)
+
+
+@case("cast of one block", lambda m: (numbers(m, 96),), (0,), "per_token_cast_to_fp8")
+def _(x: Tensor) -> Any:
+    return deep_gemm.per_token_cast_to_fp8(x, mn_major=True), deep_gemm.per_token_cast_to_fp8(x, gran_k=32)
+
+
+@case("cast of counted rows", lambda m: (numbers(GROUPS, m, K), counts()), (1, None), "per_token_cast_to_fp8")
+def _(x: Tensor, masked_m: Tensor) -> Any:
+    return deep_gemm.per_token_cast_to_fp8(x, masked_m=masked_m, mn_major=True)
+
+
+@case("cast of channels", lambda m: (numbers(m, K),), (0,), "per_channel_cast_to_fp8", **MANY)
+def _(x: Tensor) -> Any:
+    return deep_gemm.per_channel_cast_to_fp8(x), deep_gemm.per_channel_cast_to_fp8(x.t())
+
+
+@case("cast of blocks", lambda m: (numbers(2, m, K),), (1,), "per_block_cast_to_fp8", **MANY)
+def _(x: Tensor) -> Any:
+    return deep_gemm.per_block_cast_to_fp8(x)
+
+
+@case("cast of both", lambda m: (numbers(m, K),), (0,), "cast_both_to_fp8", **MANY)
+def _(x: Tensor) -> Any:
+    return deep_gemm.cast_both_to_fp8(x, True)
+
+
+@case(
+    "activation",
+    lambda m: (numbers(m, K), torch.rand(m, generator=generator(m))),
+    (0, 0),
+    "silu_mul_cast_to_fp8",
+)
+def _(x: Tensor, weights: Tensor) -> Any:
+    return deep_gemm.silu_mul_cast_to_fp8(x, weights, limit=1.5, mn_major=True)
+
+
+@case("activation of counted rows", lambda m: (numbers(GROUPS, m, K), counts()), (1, None), "silu_mul_cast_to_fp8")
+def _(x: Tensor, masked_m: Tensor) -> Any:
+    return deep_gemm.silu_mul_cast_to_fp8(x, masked_m=masked_m, use_ue8m0=True)
+
+
+@case(
+    "activation up to ends",
+    lambda m: (numbers(m, K), torch.tensor([2, 2], dtype=torch.int32)),
+    (0, None),
+    "silu_mul_cast_to_fp8",
+)
+def _(x: Tensor, ends: Tensor) -> Any:
+    return deep_gemm.silu_mul_cast_to_fp8(x, ends=ends)
+
+
+@case("rows of experts", lambda m: (routes(m),), (0,), "expert_rows")
+def _(topk_ids: Tensor) -> Any:
+    return deep_gemm.expert_rows(topk_ids, GROUPS)
+
+
+@case(
+    "experts by parts",
+    lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m)), numbers(m, 48)),
+    (0, 0, 0, 0),
+    "expert_rows gather_cast_to_fp8 m_grouped_fp8_gemm_nt_contiguous silu_mul_cast_to_fp8 gather_weighted "
+    "gather_weighted.into",
+)
+def _(x: Tensor, topk_ids: Tensor, weights: Tensor, out: Tensor) -> Any:
+    found: ExpertRows = deep_gemm.expert_rows(topk_ids, GROUPS)
+    a = deep_gemm.gather_cast_to_fp8(x, found, mn_major=True)
+    h = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, W1, grouped_layout=found.ids)
+    assert h is not None
+    y = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(deep_gemm.silu_mul_cast_to_fp8(h), W2, grouped_layout=found.ids)
+    assert y is not None
+    deep_gemm.gather_weighted(y, found, weights, out)
+    return deep_gemm.gather_weighted(y, found, weights)
+
+
+@case("linear", lambda m: (numbers(2, m, K),), (1,), "linear")
+def _(x: Tensor) -> Any:
+    return deep_gemm.linear(x, B)
+
+
+@case("linear into", lambda m: (numbers(m, K), numbers(m, N), numbers(N)), (0, 0, None), "linear.into")
+def _(x: Tensor, out: Tensor, bias: Tensor) -> Any:
+    return deep_gemm.linear(x, B, out, bias)
+
+
+@case(
+    "experts",
+    lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m))),
+    (0, 0, 0),
+    "experts",
+)
+def _(x: Tensor, topk_ids: Tensor, weights: Tensor) -> Any:
+    return deep_gemm.experts(x, topk_ids, weights, W1, W2, limit=2.0)
+
+
+@case(
+    "experts into",
+    lambda m: (numbers(m, 48), routes(m), torch.rand(m, TOPK, generator=generator(m)), numbers(m, 48)),
+    (0, 0, 0, 0),
+    "experts.into",
+)
+def _(x: Tensor, topk_ids: Tensor, weights: Tensor, out: Tensor) -> Any:
+    return deep_gemm.experts(x, topk_ids, weights, W1, W2, out)
+
+
+@case("scales laid out", lambda m: (rows(m, K)[1],), (0,), "get_mn_major_tma_aligned_tensor", **MANY)
+def _(sf: Tensor) -> Any:
+    m = sf.shape[0]
+    sizes = deep_gemm.get_tma_aligned_size(m, 4), deep_gemm.ceil_div(m, 128), deep_gemm.align(m, 128)
+    laid_out = deep_gemm.get_col_major_tma_aligned_tensor(sf)
+    required = deep_gemm.transform_sf_into_required_layout(sf, m, K, (1, 128, 128), is_sfa=True)
+    return laid_out, required, sf.new_zeros(sizes)
+
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def copies(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors in other memory, laid out alike."""
+    return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x) for x in inputs]
+
+
+def layout(given: Any) -> list[Any]:
+    """What a fake kernel must say of tensors, and None where there are none."""
+
+    def of(x: Any) -> Any:
+        return x if not isinstance(x, Tensor) else (tuple(x.shape), x.stride(), x.dtype, x.device)
+
+    return [of(x) for x in tree_leaves(given, is_leaf=lambda x: x is None)]
+
+
+def bits(given: Any) -> Any:
+    """Tensors as numbers that compare bit by bit."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tree_map(lambda x: x.contiguous().view(kinds[x.element_size()]) if isinstance(x, Tensor) else x, given)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    """Tensors agree to the bit, and in how they lie."""
+    assert layout(got) == layout(expected)
+    for x, y in zip(tree_leaves(bits(got)), tree_leaves(bits(expected)), strict=True):
+        assert x is y if x is None else torch.equal(x, y)

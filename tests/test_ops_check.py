@@ -1,0 +1,183 @@
+"""Every operator is what torch.library asks of one: its schema tells the truth, and its fake kernel agrees with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from ops_cases import (
+    B_ROWS,
+    GROUPS,
+    K_GROUPED,
+    KS,
+    TOPK,
+    W1,
+    W2,
+    B,
+    K,
+    N,
+    W,
+    bits,
+    copies,
+    counts,
+    ids,
+    layout,
+    numbers,
+    routes,
+    rows,
+    turned,
+)
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+import deep_gemm
+
+M = 6
+ops = torch.ops.deep_gemm
+Sample = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
+
+
+def bf16(*shape: int) -> Tensor:
+    return numbers(*shape)
+
+
+def fp32(*shape: int) -> Tensor:
+    return numbers(*shape, dtype=torch.float32)
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def samples() -> Iterator[Sample]:
+    """Calls of operators, each overload once at least."""
+
+    def call(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Sample:
+        return operator, args, kwargs
+
+    a, a_m_major = rows(M, K), rows(M, K, mn_major=True)
+    at, bt, wt = turned(a), turned(B), turned(W)
+    for x, y, packet in (
+        (a_m_major, B, ops.fp8_gemm_nt),
+        (a, bt, ops.fp8_gemm_nn),
+        (at, bt, ops.fp8_gemm_tn),
+        (at, B, ops.fp8_gemm_tt),
+    ):
+        yield call(packet.default, *x, *y)
+        yield call(packet.into, *x, *y, bf16(M, N))
+    yield call(ops.fp8_gemm_nt.default, *a, *B, fp32(M, N))
+    yield call(ops.fp8_gemm_nt.default, *a, *B_ROWS, recipe=[1, 1, 128])
+    yield call(ops.fp8_gemm_nt.into, *a, *B, bf16(M, 2 * N)[:, :N], bf16(M, N))
+    yield call(ops.fp8_gemm_nt.into, *a, *B_ROWS, fp32(M, N), adds_to_d=True, recipe=[1, 1, 128])
+    yield call(ops.cublaslt_gemm_nt.default, bf16(M, K), bf16(N, K), bf16(M, N), None, True)
+    yield call(ops.cublaslt_gemm_nn.default, bf16(M, K), bf16(K, N), fp32(M, N))
+    yield call(ops.cublaslt_gemm_tn.default, bf16(K, M), bf16(K, N), bf16(M, N), bf16(M, N))
+    yield call(ops.cublaslt_gemm_tt.default, bf16(K, M), bf16(N, K), bf16(M, N))
+    for y, packet in ((W, ops.m_grouped_fp8_gemm_nt_contiguous), (wt, ops.m_grouped_fp8_gemm_nn_contiguous)):
+        yield call(packet.default, *a, *y, ids(M))
+        yield call(packet.default, *a, *y, num_groups=GROUPS)
+        yield call(packet.into, *a, *y, bf16(M, N), int32(4, 4, 4), use_psum_layout=True, ensure_zero_padding=False)
+    masked, stacked = ops.m_grouped_fp8_gemm_nt_masked, rows(GROUPS, M, K)
+    yield call(masked.default, *stacked, *W, int32(M, M, M))
+    yield call(masked.into, *stacked, *W, bf16(GROUPS, M, N), counts(), expected_m=2)
+    depths, x = ops.k_grouped_fp8_gemm_nt_contiguous, deep_gemm.k_grouped_cast_to_fp8(bf16(M, sum(KS)), KS)
+    yield call(depths.default, *x, *K_GROUPED, KS)
+    yield call(depths.into, *x, *K_GROUPED, fp32(len(KS), M, N), None, int32(*KS), adds_to_d=True)
+    turned_scales = x[0], x[1].t(), K_GROUPED[0], K_GROUPED[1].t()
+    yield call(depths.into, *turned_scales, fp32(len(KS), M, N), KS, None, fp32(len(KS), M, N), k_major_scales=False)
+
+    yield call(ops.per_token_cast_to_fp8.default, bf16(M, K))
+    yield call(ops.per_token_cast_to_fp8.default, bf16(2, 3, M, 96), True, 32, 0.5)
+    yield call(ops.per_token_cast_to_fp8.default, bf16(M, 96), mn_major=True)
+    yield call(ops.per_token_cast_to_fp8.default, fp32(GROUPS, M, K), mn_major=True, masked_m=counts())
+    yield call(ops.per_channel_cast_to_fp8.default, fp32(2, M, K).double())
+    yield call(ops.per_block_cast_to_fp8.default, bf16(130, K), True, 64)
+    yield call(ops.cast_both_to_fp8.default, bf16(M, K))
+    yield call(ops.k_grouped_cast_to_fp8.default, bf16(M, sum(KS)), KS, mn_major=True)
+    yield call(ops.k_grouped_cast_to_fp8.default, bf16(M, 0), [], mn_major=True)
+    activate = ops.silu_mul_cast_to_fp8.default
+    yield call(activate, bf16(2, M, K), fp32(2, M).abs(), limit=2.0, use_ue8m0=True)
+    yield call(activate, bf16(GROUPS, M, K), masked_m=counts(), mn_major=True)
+    yield call(activate, bf16(M, K), ends=int32(2, 2), min_amax=0.5)
+    yield call(ops.expert_rows.default, routes(M), GROUPS)
+    found, weights = [*deep_gemm.expert_rows(routes(M), GROUPS)], fp32(M, TOPK)
+    yield call(ops.gather_cast_to_fp8.default, bf16(M, K), found, mn_major=True)
+    yield call(ops.gather_weighted.default, bf16(M * TOPK, N), found, weights)
+    yield call(ops.gather_weighted.into, bf16(M * TOPK, N), found, weights, bf16(M, N))
+    yield call(ops.linear.default, bf16(2, M, K), *B, bf16(N))
+    yield call(ops.linear.into, bf16(M, K), *B, bf16(M, N))
+    experts = bf16(M, 48), routes(M), weights, *W1, *W2
+    yield call(ops.experts.default, *experts, 1.5)
+    yield call(ops.experts.into, *experts, bf16(M, 48))
+    yield call(ops.get_mn_major_tma_aligned_tensor.default, a[1])
+    yield call(ops.get_mn_major_tma_aligned_tensor.default, fp32(2, M, 1))
+
+
+SAMPLES = [*samples()]
+every_sample = pytest.mark.parametrize(
+    "sample", SAMPLES, ids=[f"{i} {operator._name.partition('::')[2]}" for i, (operator, _, _) in enumerate(SAMPLES)]
+)
+
+
+@pytest.fixture
+def opcheck(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Give torch's check of operators, which compares inputs before and after by a function that lacks FP8."""
+    allclose = torch.allclose
+
+    def of_any_type(x: Tensor, y: Tensor, **how: Any) -> bool:
+        is_fp8 = x.dtype == torch.float8_e4m3fn
+        return allclose(x.float(), y.float(), **how) if is_fp8 else allclose(x, y, **how)
+
+    monkeypatch.setattr(torch, "allclose", of_any_type)
+    return torch.library.opcheck
+
+
+def test_there_is_a_sample_of_each_operator() -> None:
+    made = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("deep_gemm::")}
+    assert {operator._name for operator, _, _ in SAMPLES} == made
+
+
+@every_sample
+def test_each_operator_is_what_torch_asks_of_one(sample: Sample, opcheck: Callable[..., Any]) -> None:
+    operator, args, kwargs = sample
+    assert set(opcheck(operator, args, kwargs).values()) == {"SUCCESS"}
+
+
+def copied(given: Any) -> Any:
+    return tree_map(lambda x: copies([x])[0] if isinstance(x, Tensor) else x, given)
+
+
+@every_sample
+def test_fake_kernels_give_what_real_ones_give(sample: Sample) -> None:
+    operator, args, kwargs = sample
+    args, kwargs = copied((args, kwargs))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = operator(*tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args), **kwargs)
+    assert layout(fake) == layout(operator(*args, **kwargs))
+
+
+@every_sample
+def test_operators_write_what_their_schema_says_and_count_its_versions(sample: Sample) -> None:
+    operator, args, kwargs = sample
+    args, kwargs = copied((args, kwargs))
+    before = bits(copied((args, kwargs)))
+    versions = [x._version for x in tree_leaves(args) if isinstance(x, Tensor)]
+    operator(*args, **kwargs)
+    after = bits((args, kwargs))
+    written = [x.name for x in operator._schema.arguments if x.alias_info is not None and x.alias_info.is_write]
+    names = [x.name for x in operator._schema.arguments]
+    changed = {
+        names[i]
+        for i, (x, y) in enumerate(zip(before[0], after[0], strict=True))
+        if any(
+            not torch.equal(p, q)
+            for p, q in zip(tree_leaves(x), tree_leaves(y), strict=True)
+            if p is not None and isinstance(p, Tensor)
+        )
+    }
+    assert changed == set(written)
+    counted = [x._version for x in tree_leaves(args) if isinstance(x, Tensor)]
+    assert sum(now > then for now, then in zip(counted, versions, strict=True)) == len(written)

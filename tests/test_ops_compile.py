@@ -1,0 +1,62 @@
+"""torch.compile and torch.export of public functions: whole graphs, any number of rows, the bits of an eager call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ops_cases import Case, assert_same, copies, every_case
+from torch._dynamo.testing import CompileCounterWithBackend
+
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compiler)]
+
+
+def operators_of(graph: torch.fx.Graph) -> set[str]:
+    """The package's operators in a graph."""
+    names = {str(node.target) for node in graph.nodes if node.op == "call_function"}
+    return {name.removeprefix("deep_gemm.").removesuffix(".default") for name in names if "deep_gemm" in name}
+
+
+@every_case
+@pytest.mark.combinations
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_graph_serves_any_number_of_rows(case: Case, backend: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(case.call, fullgraph=True, backend=counter)
+    for m in case.sizes:
+        inputs = case.inputs(m)
+        expected_inputs = copies(inputs)
+        if m == case.sizes[0]:
+            case.dynamic(inputs)
+        got, expected = compiled(*inputs), case.call(*expected_inputs)
+        assert_same((got, inputs), (expected, expected_inputs))
+    assert counter.frame_count == 1
+    assert operators_of(counter.graphs[0].graph) == case.operators
+
+
+class Calling(torch.nn.Module):
+    """A module that makes a call."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case = case
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.case.call(*inputs)
+
+
+@every_case
+@pytest.mark.combinations
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_programs_serve_any_number_of_rows(case: Case, strict: bool) -> None:
+    torch._dynamo.reset()
+    inputs = tuple(case.inputs(case.sizes[0]))
+    program = torch.export.export(Calling(case), inputs, dynamic_shapes=(case.shapes(),), strict=strict)
+    assert operators_of(program.graph) == case.operators
+    for m in case.sizes[1:]:
+        inputs = tuple(case.inputs(m))
+        expected_inputs = copies(inputs)
+        got, expected = program.module()(*inputs), case.call(*expected_inputs)
+        assert_same((got, inputs), (expected, tuple(expected_inputs)))
