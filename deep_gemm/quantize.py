@@ -427,7 +427,7 @@ def check_blocks(x: Tensor, rows: int, columns: int, min_amax: float) -> float:
     check_castable(x)
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
-    granularity(rows), granularity(columns)
+    granularity(min(rows, columns))
     return magnitude("min_amax", min_amax)
 
 

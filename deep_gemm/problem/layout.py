@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .integers import as_integer, integer_in_range
+from .tracing import has_memory
 
 ADDRESS_ALIGNMENT = 16
 """Bytes. TMA needs it for addresses of values and outputs, and for row pitches."""
@@ -139,7 +140,7 @@ def empty_mn_major(sf: Tensor) -> Tensor:
 
 def whole_elements(name: str, x: Tensor) -> None:
     """Check that a tensor begins at a multiple of its element's size: one made from a buffer may begin at any byte."""
-    if x.data_ptr() % x.element_size():
+    if has_memory(x) and x.data_ptr() % x.element_size():
         raise ValueError(
             f"{name}: expected an address that is a multiple of {x.element_size()} bytes, got {x.data_ptr():#x}"
         )
