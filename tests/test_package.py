@@ -132,7 +132,7 @@ def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alon
     elsewhere.mkdir()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     clean["PYTHONWARNINGS"] = "error:Failed to initialize NumPy"  # torch warns so if it finds no numpy
-    command = [environment / "bin" / "deep_gemm", "demo"]
+    command = [str(environment / "bin" / "deep_gemm"), "demo"]
     shown = subprocess.run(command, cwd=elsewhere, env=clean, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("right") == 7
