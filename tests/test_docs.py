@@ -6,10 +6,14 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+import typer.main
 
 import deep_gemm
+from deep_gemm.__main__ import app
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -89,13 +93,32 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert [*ROOT.glob(f"[!.]*/**/{name}")], name
 
 
+@pytest.mark.parametrize("page", ARE_READ_NOW, ids=lambda page: page.name)
+def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
+    commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
+    for name, rest in re.findall(r"python -m deep_gemm ([a-z]+)((?: +[^\s|`#]+)*)", page.read_text()):
+        assert name in commands
+        known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+        assert {word for word in rest.split() if word.startswith("--")} <= known, f"{name}{rest}"
+
+
+def test_every_kernel_has_a_walkthrough() -> None:
+    kernels = {path.stem for path in (ROOT / "deep_gemm" / "cuda").glob("*.cuh") if "KERNEL(k" in path.read_text()}
+    entries = (ROOT / "mkdocs.yml").read_text().split("How it works:")[1]
+    assert len(kernels) >= 9
+    assert {name for name in kernels if not re.search(rf"\b{name}\b", entries)} == set()
+
+
 def test_interface_names_every_public_function() -> None:
     named = set(re.findall(r"`(\w+)", (DOCS / "interface.md").read_text()))
     assert set(deep_gemm.__all__) - named == set()
 
 
 @pytest.mark.parametrize("page", HAVE_CODE, ids=lambda page: page.name)
-def test_code_on_a_page_runs_and_prints_what_the_page_says(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_on_a_page_runs_and_prints_what_the_page_says(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code = python_on(page)
     exec(compile(BEFORE_THE_CODE.get(page.name, "") + code, page.name, "exec"), {})
     printed = iter(capsys.readouterr().out.splitlines())
