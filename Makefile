@@ -1,7 +1,7 @@
 # Two commands for a fresh machine with Python 3.10+, pip and make: `make demo`, and `make test`, which needs g++ too.
 # Both make .venv here first. Where the system has a torch that will do, .venv uses it; what lies in another environment, even
 # one that is active, it cannot see.
-# numpy comes with torch, because torch warns at every start without it. Versions are those of constraints.txt.
+# Versions are those of constraints.txt.
 # `make test` takes a part of the tests in which every feature occurs; with CI set, all of them.
 
 PYTHON ?= python3
@@ -27,9 +27,9 @@ test: $(TOOLS)
 $(PACKAGE): pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13.txt Makefile
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
 	$(VENV)/bin/python -c '$(TORCH_WILL_DO)' 2>/dev/null || { \
-		$(PYTHON) -m venv --clear $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0 "numpy>=1.26"; \
+		$(PYTHON) -m venv --clear $(VENV) && $(VENV)/bin/python -m pip install --quiet torch==2.13.0; \
 	}
-	$(INSTALL) --editable ".[sim,$(EXTRA)]"
+	$(INSTALL) --editable ".[$(EXTRA)]"
 	touch $@
 
 $(TOOLS): $(PACKAGE) tests/newest_release.py

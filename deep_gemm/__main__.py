@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -86,9 +85,6 @@ def sim(
     """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
     if kernel != "fp8_gemm":
         raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
-    if importlib.util.find_spec("numpy") is None:
-        typer.echo('deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"', err=True)
-        raise typer.Exit(MISUSED)
 
     from .choose.config_of_tile import tile_config
     from .choose.output import Output

@@ -47,7 +47,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 def install(extra: str) -> None:
     """Make the environment: these packages, and behind them everything that the present one has."""
-    names = [line for line in metadata.requires("deep_gemm") or () if f'extra == "{extra}"' in line.replace("'", '"')]
+    names = [line for line in metadata.requires("hopper-gemm") or () if f'extra == "{extra}"' in line.replace("'", '"')]
     requirements = [line.split(";")[0].strip() for line in names]
     venv.create(FOLDER, clear=True, symlinks=True, system_site_packages=_sees_the_systems_packages())
     beside = [path for path in sys.path if path.endswith("site-packages")]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OLDEST = "12.8.93"
 """The oldest that is supported, and the last that does not interleave FFMAs."""
-HOW_TO_GET_THE_OLDEST = f'NVRTC {OLDEST} is not installed: pip install "deep_gemm[old-nvrtc]" (88 MB)'
+HOW_TO_GET_THE_OLDEST = f'NVRTC {OLDEST} is not installed: pip install "hopper-gemm[old-nvrtc]" (88 MB)'
 
 
 def package(version: str) -> str:

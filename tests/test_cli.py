@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import shlex
@@ -154,7 +153,7 @@ def test_doctor_on_a_hopper_says_that_kernels_run(monkeypatch: pytest.MonkeyPatc
 def test_doctor_says_what_a_hopper_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, so, more, code = machine(monkeypatch, [HOPPER], (13, 0), None)
     assert so == "so         products run by the reference on the CPU alone"
-    assert 'Run: pip install "deep_gemm[cu13]"' in more
+    assert 'Run: pip install "hopper-gemm[cu13]"' in more
     assert code == "1"
     *_, so, more, code = machine(monkeypatch, [HOPPER], (11, 8))
     assert more == "for more   CUDA 11.8: too old, kernels need one of CUDA 12.0 or newer"
@@ -287,7 +286,7 @@ def test_compile_says_what_to_install_where_the_compiler_is_missing(monkeypatch:
     monkeypatch.setattr(precompile, "compiler_version", _no_compiler)
     result = run("compile", "8,128")
     assert result.exit_code == 2
-    assert 'Run: pip install "deep_gemm[cu13]"' in words(result)
+    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
 
 
 def kept(cache: Path, *names: str) -> list[Path]:
@@ -467,7 +466,7 @@ def test_inspect_says_what_to_install_where_the_compiler_is_missing(monkeypatch:
     monkeypatch.setattr(inspect_kernels, "compiler_version", _no_compiler)
     result = run("inspect")
     assert result.exit_code == 2
-    assert 'Run: pip install "deep_gemm[cu13]"' in words(result)
+    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
 
 
 def test_every_opcode_that_is_shown_has_a_name_in_the_reader() -> None:
@@ -595,13 +594,6 @@ def test_sim_without_a_host_compiler_says_so_in_a_sentence(monkeypatch: pytest.M
     assert result.output == "deep_gemm: the simulator needs g++ (C++17); none was found in PATH\n"
 
 
-def test_sim_without_numpy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = run("sim", *SMALL)
-    assert result.exit_code == 2
-    assert result.output == 'deep_gemm: the simulator needs numpy; run: pip install "deep_gemm[sim]"\n'
-
-
 # ---- explain ----------------------------------------------------------------------------------------------------
 
 
@@ -723,7 +715,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU t
 
 
 def _no_compiler() -> str:
-    raise CompilerMissing('deep_gemm compiles its kernels at run time. Run: pip install "deep_gemm[cu13]"')
+    raise CompilerMissing('deep_gemm compiles its kernels at run time. Run: pip install "hopper-gemm[cu13]"')
 
 
 @pytest.fixture
@@ -750,7 +742,7 @@ def test_demo_without_a_compiler_says_what_to_install_and_ends_well(monkeypatch:
     monkeypatch.setattr(inspect_kernels, "compiler_version", _no_compiler)
     result = run("demo")
     assert result.exit_code == 0
-    assert 'Run: pip install "deep_gemm[cu13]"' in words(result)
+    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
 
 
 @without_gpu

@@ -6,16 +6,58 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+import typer.main
 
 import deep_gemm
+from deep_gemm.__main__ import app
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log tells of files of its days
-FOLDERS = ("deep_gemm", "tests", "docs", "benchmarks", "kernels", "cuda", "jit", "choose", "sim", "problem", "tools")
+FOLDERS = (
+    "deep_gemm",
+    "tests",
+    "docs",
+    "examples",
+    "benchmarks",
+    "kernels",
+    "cuda",
+    "jit",
+    "choose",
+    "sim",
+    "problem",
+    "tools",
+)
+
+
+BEFORE_THE_CODE = {
+    "grouped.md": """
+import torch
+from deep_gemm import k_grouped_cast_to_fp8, k_grouped_fp8_gemm_nt_contiguous
+ks, m, n = [128, 0, 48], 16, 32
+ks_on_gpu = torch.tensor(ks, dtype=torch.int32)
+grad, x, d = torch.randn(sum(ks), m), torch.randn(sum(ks), n), torch.zeros(len(ks), m, n)
+"""
+}
+"""What a page takes for granted."""
+
+
+def python_on(page: Path) -> str:
+    """All Python of a page, from top to bottom."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+
+
+# The simulator's code stands for any kernel; tests/sim_basic.py is a whole one.
+HAVE_CODE = [
+    pytest.param(page, marks=[pytest.mark.host_compiler] if page.name == "torch_compile.md" else [])
+    for page in PAGES
+    if page.name != "simulator.md" and python_on(page)
+]
 
 
 def script(name: str) -> ModuleType:
@@ -55,38 +97,50 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert [*ROOT.glob(f"[!.]*/**/{name}")], name
 
 
+@pytest.mark.parametrize("page", ARE_READ_NOW, ids=lambda page: page.name)
+def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
+    commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
+    for name, rest in re.findall(r"python -m deep_gemm ([a-z]+)((?: +[^\s|`#]+)*)", page.read_text()):
+        assert name in commands
+        known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+        assert {word for word in rest.split() if word.startswith("--")} <= known, f"{name}{rest}"
+
+
+def test_every_kernel_has_a_walkthrough() -> None:
+    kernels = {path.stem for path in (ROOT / "deep_gemm" / "cuda").glob("*.cuh") if "KERNEL(k" in path.read_text()}
+    entries = (ROOT / "mkdocs.yml").read_text().split("How it works:")[1]
+    assert len(kernels) >= 9
+    assert {name for name in kernels if not re.search(rf"\b{name}\b", entries)} == set()
+
+
 def test_interface_names_every_public_function() -> None:
     named = set(re.findall(r"`(\w+)", (DOCS / "interface.md").read_text()))
     assert set(deep_gemm.__all__) - named == set()
 
 
-def test_code_on_the_page_of_layers_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "layers.md").read_text(), re.DOTALL)
-    exec(compile("\n".join(blocks), "layers.md", "exec"), {})
+@pytest.mark.parametrize("page", HAVE_CODE, ids=lambda page: page.name)
+def test_code_on_a_page_runs_and_prints_what_the_page_says(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code = python_on(page)
+    exec(compile(BEFORE_THE_CODE.get(page.name, "") + code, page.name, "exec"), {})
+    printed = iter(capsys.readouterr().out.splitlines())
+    for said in re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE):
+        assert said in printed, said  # in this order, among what prints without a comment
+
+
+def test_code_on_the_page_of_layers_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(python_on(DOCS / "layers.md"), "layers.md", "exec"), {})
     of_linear, *are_equal = capsys.readouterr().out.splitlines()
     assert 0 < float(of_linear.removeprefix("tensor(").split(",")[0].rstrip(")")) < 1e-3
     assert are_equal == ["True", "True"]
 
 
-def test_code_on_the_page_of_training_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "training.md").read_text(), re.DOTALL)
-    exec(compile("\n".join(blocks), "training.md", "exec"), {})
-    assert capsys.readouterr().out == "torch.float32 True torch.Size([8, 256, 256])\n"
-
-
-def test_the_picture_of_training_is_what_its_script_draws() -> None:
-    drawing = script("draw_training")
-    assert drawing.PICTURE.read_text() == drawing.svg(), "run: python docs/draw_training.py"
-@pytest.mark.host_compiler
-def test_code_on_the_page_of_compiling_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "torch_compile.md").read_text(), re.DOTALL)
-    exec(compile(block, "torch_compile.md", "exec"), {})
-    assert capsys.readouterr().out == "True\n"
-
-
-def test_the_picture_of_layers_is_what_its_script_draws() -> None:
-    drawing = script("draw_layers")
-    assert drawing.PICTURE.read_text() == drawing.svg(), "run: python docs/draw_layers.py"
+@pytest.mark.parametrize("name", ["draw_layers", "draw_layouts", "draw_training"])
+def test_a_picture_is_what_its_script_draws(name: str) -> None:
+    drawing = script(name)
+    assert drawing.PICTURE.read_text() == drawing.svg(), f"run: python docs/{name}.py"
 
 
 def test_layers_take_twenty_lines_each() -> None:

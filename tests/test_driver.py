@@ -257,7 +257,7 @@ def test_a_driver_too_old_for_the_kernel_is_named_with_what_helps(monkeypatch: p
     assert "This driver is of CUDA 12.4" in told
     assert "NVRTC 13.0.88 CL-36424714 compiled the kernel" in told
     assert "needs a driver of CUDA 13, or torch and NVRTC of CUDA 12" in told
-    assert 'pip install "deep_gemm[cu12]"' in told
+    assert 'pip install "hopper-gemm[cu12]"' in told
 
 
 def test_a_kernel_that_a_new_driver_refuses_is_not_blamed_on_its_age(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -403,7 +403,7 @@ def test_absent_bindings_are_named_with_the_command_that_brings_them(
 
     monkeypatch.setattr(importlib, "import_module", import_module)
     monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: torch_major)
-    with pytest.raises(jit.CompilerMissing, match=rf"No module named.*pip install \"deep_gemm\[{extra}\]\""):
+    with pytest.raises(jit.CompilerMissing, match=rf"No module named.*pip install \"hopper-gemm\[{extra}\]\""):
         compiler._nvrtc()
 
 
@@ -415,7 +415,7 @@ def test_an_absent_library_is_named_with_the_command_that_brings_it(monkeypatch:
     fake_bindings(monkeypatch, "12.9.4", version)
     monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: None)
     with pytest.raises(
-        jit.CompilerMissing, match=r"cuda-bindings 12\.9\.4.*Failure finding libnvrtc.*deep_gemm\[cu12\]"
+        jit.CompilerMissing, match=r"cuda-bindings 12\.9\.4.*Failure finding libnvrtc.*hopper-gemm\[cu12\]"
     ):
         compiler._nvrtc()
 
@@ -430,7 +430,7 @@ def test_a_compiler_of_another_cuda_than_torchs_is_refused(
     fake_bindings(monkeypatch, bindings, lambda: (0, *nvrtc))
     monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: torch_major)
     found = rf"cuda-bindings {bindings} with NVRTC {nvrtc[0]}\.{nvrtc[1]}"
-    with pytest.raises(jit.CompilerMissing, match=rf"CUDA {torch_major}, .*{found}.*deep_gemm\[cu{torch_major}\]"):
+    with pytest.raises(jit.CompilerMissing, match=rf"CUDA {torch_major}, .*{found}.*hopper-gemm\[cu{torch_major}\]"):
         compiler._nvrtc()
 
 

@@ -7,12 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import venv
 import zipfile
+from email import message_from_bytes
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import deep_gemm
 from deep_gemm import activation, dense, fp4, grouped, layers, quantize, routing, scales, testing
@@ -82,19 +86,75 @@ def test_demo_says_so_where_a_product_is_wrong(
     assert "wrong" in capsys.readouterr().out
 
 
-def test_wheel_is_pure_python_and_carries_every_file_of_the_package(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)],
-        check=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name == f"deep_gemm-{deep_gemm.__version__}-py3-none-any.whl"
-    carried = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("deep_gemm/")}
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_wheel_is_pure_python_and_carries_every_file_of_the_package(wheel: Path) -> None:
+    assert wheel.name == f"hopper_gemm-{deep_gemm.__version__}-py3-none-any.whl"
+    carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     source = ROOT / "deep_gemm"
     wanted = {
         str(path.relative_to(ROOT)) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }
     assert carried == wanted
+
+
+def test_wheel_states_its_licence_and_links_to_nothing_in_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        stated = message_from_bytes(archive.read(name))
+        assert f"{name.removesuffix('METADATA')}licenses/LICENSE" in archive.namelist()
+    assert stated["License-Expression"] == "MIT"
+    description = stated.get_payload(decode=True)
+    assert isinstance(description, bytes)
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", description.decode()) if "://" not in link] == []
+
+
+def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alone(wheel: Path, tmp_path: Path) -> None:
+    """They are not downloaded again: links lead to those that the tests run with, torch among them."""
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, str(wheel)], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (own,) = metadata.distributions(name="hopper-gemm", path=[str(packages)])
+    for source in declared_by(own):
+        if not (packages / source.name).exists():
+            (packages / source.name).symlink_to(source)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    clean["PYTHONWARNINGS"] = "error:Failed to initialize NumPy"  # torch warns so if it finds no numpy
+    command = [str(environment / "bin" / "deep_gemm"), "demo"]
+    shown = subprocess.run(command, cwd=elsewhere, env=clean, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("right") == 7
+
+
+def declared_by(distribution: metadata.Distribution) -> set[Path]:
+    """Files and folders right below site-packages of what a distribution needs, directly or not, without extras."""
+    found: set[Path] = set()
+    seen: set[str] = set()
+    waiting = [(line, {""}) for line in distribution.requires or ()]
+    while waiting:
+        line, extras = waiting.pop()
+        wanted = Requirement(line)
+        is_wanted = wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in extras)
+        if wanted.name in seen or not is_wanted:
+            continue
+        seen.add(wanted.name)
+        needed = metadata.distribution(wanted.name)
+        tops = {Path(file).parts[0] for file in needed.files or ()} - {"..", "__pycache__"}
+        found |= {Path(str(needed.locate_file(top))) for top in tops}
+        waiting += [(line, {"", *wanted.extras}) for line in needed.requires or ()]
+    return found
 
 
 def test_the_version_is_stated_once() -> None:
@@ -111,6 +171,9 @@ def test_settings_come_from_the_environment() -> None:
 
 
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    code = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    code, on_an_index = (
+        (ROOT / page).read_text().split("```python\n")[1].split("```")[0] for page in ("README.md", "docs/package.md")
+    )
+    assert on_an_index == code
     exec(compile(code, "README.md", "exec"), {})
     assert float(capsys.readouterr().out.removeprefix("tensor(").split(",")[0]) < 1e-3

@@ -380,10 +380,10 @@ def test_without_a_compiler_the_command_says_what_to_install(
     clock: Clock, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(config: object) -> None:
-        raise CompilerMissing('run: pip install "deep_gemm[cu13]"')
+        raise CompilerMissing('run: pip install "hopper-gemm[cu13]"')
 
     monkeypatch.setattr(tune, "build", missing)
     code, output = invoke("--shapes", "200,576,1024", "--out", "t.json")
     assert code == 2
-    assert 'pip install "deep_gemm[cu13]"' in output
+    assert 'pip install "hopper-gemm[cu13]"' in output
     assert not (in_a_folder / "t.json").exists()

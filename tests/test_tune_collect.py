@@ -280,9 +280,9 @@ def test_without_a_compiler_the_command_says_what_to_install(
     ran: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(config: object) -> None:
-        raise CompilerMissing('run: pip install "deep_gemm[cu13]"')
+        raise CompilerMissing('run: pip install "hopper-gemm[cu13]"')
 
     monkeypatch.setattr(tune, "build", missing)
     code, output = invoke("--out", "f.json")
     assert code == 2
-    assert 'pip install "deep_gemm[cu13]"' in output
+    assert 'pip install "hopper-gemm[cu13]"' in output

@@ -208,4 +208,4 @@ def with_progress(total: int, console: Console, work: Callable[[Callable[[str], 
 
 def _need_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError('plots need matplotlib; run: pip install "deep_gemm[plot]"')
+        raise UsageError('plots need matplotlib; run: pip install "hopper-gemm[plot]"')

@@ -215,7 +215,7 @@ def _missing(wanted: int | None, found: str) -> CompilerMissing:
     )
     return CompilerMissing(
         f"deep_gemm compiles its kernels at run time and {need}; found: {found}. "
-        f'Run: pip install "deep_gemm[cu{wanted or 13}]"'
+        f'Run: pip install "hopper-gemm[cu{wanted or 13}]"'
     )
 
 

@@ -92,7 +92,7 @@ def _if_too_old(compiled: CompiledKernel) -> str:
         return ""
     return (
         f". This driver is of CUDA {has}.{version % 1000 // 10}, and NVRTC {compiled.compiler} compiled the kernel: it "
-        f'needs a driver of CUDA {needs}, or torch and NVRTC of CUDA {has} (pip install "deep_gemm[cu{has}]")'
+        f'needs a driver of CUDA {needs}, or torch and NVRTC of CUDA {has} (pip install "hopper-gemm[cu{has}]")'
     )
 
 
