@@ -16,7 +16,6 @@ import os
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,28 +35,28 @@ WEIGHTS = {FP8Linear: ("weight",), FP8Experts: ("gate_up_proj", "down_proj")}
 """Names of FP8 weights; a weight's scales are under its name with _scale_inv behind."""
 
 
-def config_of(family: str, tiny: bool) -> PreTrainedConfig:
-    """Two layers of Qwen3-30B-A3B with 32 of its 128 experts, or two of DeepSeek-V3's size of a fifth; or tiny ones."""
-    shared = {"num_hidden_layers": 2, "num_experts_per_tok": 2 if tiny else 8, "tie_word_embeddings": False}
-    shared |= {"vocab_size": 512 if tiny else 32768, "initializer_range": 0.1 if tiny else 0.02}
+def config_of(family: str, layers: int = 2, tiny: bool = False) -> PreTrainedConfig:
+    """Layers of the sizes of Qwen3-30B-A3B or DeepSeek-V3, with 32 experts; or tiny ones, with 8."""
+    shared = {"num_hidden_layers": layers, "num_experts_per_tok": 2 if tiny else 8, "tie_word_embeddings": False}
+    shared |= {"vocab_size": 512 if tiny else 4096, "initializer_range": 0.1 if tiny else 0.02}
     if family == "qwen3_moe":
-        sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 8, "num_attention_heads": 4}
-        sizes |= {"num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 384}
-        if not tiny:
-            sizes = {"hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 32, "num_attention_heads": 32}
-            sizes |= {"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144}
+        sizes = {"hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 32, "num_attention_heads": 32}
+        sizes |= {"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144}
+        if tiny:
+            sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 8, "num_attention_heads": 4}
+            sizes |= {"num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 384}
         return Qwen3MoeConfig(**shared, **sizes)
-    sizes = {"hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128, "n_routed_experts": 8}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128}
-    sizes |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_group": 2, "topk_group": 1}
-    if not tiny:
-        sizes = {"hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 32}
-        sizes |= {"num_attention_heads": 128, "num_key_value_heads": 128, "n_group": 4, "topk_group": 2}
+    sizes = {"hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 32}
+    sizes |= {"num_attention_heads": 128, "num_key_value_heads": 128, "n_group": 4, "topk_group": 2}
+    if tiny:
+        sizes = {"hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128, "n_routed_experts": 8}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128}
+        sizes |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_group": 2, "topk_group": 1}
     return DeepseekV3Config(**shared, **sizes, first_k_dense_replace=1)
 
 
 def models_of(config: PreTrainedConfig, device: str) -> tuple[Any, Any]:
-    """Make a random BF16 model and the same model with FP8 weights. Experts of FP8 were `FP8Experts` from the start."""
+    """Make a random BF16 model, and the same model with FP8 weights."""
     torch.manual_seed(0)
     with torch.device(device):
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
@@ -79,9 +78,9 @@ def with_fp8_weights(plain: Any) -> Any:
 
 
 @torch.no_grad()
-def prefill(model: Any, ids: Tensor) -> Tensor:
-    """Logits of all tokens."""
-    logits: Tensor = model(ids, use_cache=False).logits
+def prefill(model: Any, ids: Tensor, logits_to_keep: int = 0) -> Tensor:
+    """Logits of the last tokens, or of all."""
+    logits: Tensor = model(ids, use_cache=True, logits_to_keep=logits_to_keep).logits
     return logits
 
 
@@ -125,7 +124,7 @@ def milliseconds(call: Callable[[], object], repeats: int) -> tuple[float, float
 def times_of(model: Any, prompts: list[Tensor], repeats: int) -> Iterator[tuple[float, float]]:
     """Times of prefilling the first prompt, and of decoding behind each of the others."""
     first, *others = prompts
-    yield milliseconds(lambda: prefill(model, first), repeats)
+    yield milliseconds(lambda: prefill(model, first, logits_to_keep=1), repeats)
     for ids in others:
         yield milliseconds(decoder(model, ids), repeats)
 
@@ -134,14 +133,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Print a row for each way to run the model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--family", choices=("qwen3_moe", "deepseek_v3"), default="qwen3_moe")
+    parser.add_argument("--layers", type=int, default=2, help="how many layers the model has (default: 2)")
     parser.add_argument("--tiny", action="store_true", help="a model that a CPU runs in seconds")
     parser.add_argument("--repeats", type=int, default=20, help="times are medians of so many (default: 20)")
     said = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not said.tiny:
         parser.error("without a GPU only --tiny runs in reasonable time")
-    config = config_of(said.family, said.tiny)
-    print(f"{said.family}, 2 layers, hidden size {config.hidden_size}, on {device}", flush=True)
+    config = config_of(said.family, said.layers, said.tiny)
+    print(f"{said.family}, {said.layers} layers, hidden size {config.hidden_size}, on {device}", flush=True)
     plain, model = models_of(config, device)
 
     shapes = [(1, 32), (1, 8), (4, 8)] if said.tiny else [(1, 4096), (1, 512), (16, 512), (64, 512)]
@@ -160,13 +160,13 @@ def main(arguments: list[str] | None = None) -> None:
         row("FP8, deep_gemm", model)
         logits = prefill(model, prompts[0])
     try:
-        with warnings.catch_warnings(action="ignore"):
-            row("FP8, transformers' own kernels", model)
+        row("FP8, transformers' own kernels", model)
     except Exception as e:  # whatever a machine lacks for them
         print(f" do not run here: {type(e).__name__}: {str(e).splitlines()[0][:120]}")
     expected = prefill(plain, prompts[0])
     same = (logits.argmax(-1) == expected.argmax(-1)).float().mean().item()
     print(f"logits of the prompt: calc_diff {float(calc_diff(logits, expected)):.1e}, same best token {same:.1%}")
+    print("(a token that stands between two experts may go to the other one)")
     print(f"calls computed by deep_gemm: {dict(use.taken)}, left to transformers: {dict(use.left) or 'none'}")
 
 

@@ -1,7 +1,8 @@
-"""FP8 models of transformers run on `linear` and `experts`: what they give, what is left to transformers, the way back."""
+"""FP8 models of transformers run on `linear` and `experts`: what they give, what is left out, the way back."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import inspect
 import sys
@@ -29,8 +30,10 @@ fp8: Any = import_module("transformers.integrations.finegrained_fp8")
 FAMILIES = ("qwen3_moe", "deepseek_v3")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-FP8_CASTS = 1e-2
-"""calc_diff, half the square of a relative error: casts of activations move the logits of these models by 8 to 12%."""
+FP8_CASTS = 2e-2
+"""calc_diff, half the square of a relative error: casts of activations move the logits of these models by 6 and 13%."""
+ONE_LAYER = 5e-3
+"""Casts of activations in one mixture of experts."""
 ROUNDING = 2e-3
 """Transformers rounds the gated activation to BF16 ahead of the cast, so some casts give a neighbouring FP8 value."""
 
@@ -215,15 +218,15 @@ def test_a_model_generates(models: tuple[Any, Any]) -> None:
     assert calc_diff(decoded, expected[:, -steps:]) < FP8_CASTS
 
 
-def test_a_compiled_model_gives_the_same(models: tuple[Any, Any]) -> None:
-    _, model = models
-    model.set_experts_implementation("grouped_mm")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_compiled_model_gives_the_same(models: tuple[Any, Any], device: str) -> None:
+    model, ids = copy.deepcopy(models[1]).to(device), tokens(device=device)
     with use_deep_gemm() as use:
-        expected = example.prefill(model, tokens())
+        expected = example.prefill(model, ids)
         before = use.taken.copy()
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="eager")
-        assert calc_diff(example.prefill(compiled, tokens()), expected) < ROUNDING
+        assert calc_diff(example.prefill(compiled, ids), expected) < ROUNDING
         assert use.taken == before + before
     torch._dynamo.reset()
 
@@ -249,7 +252,7 @@ def test_a_gpu_generates_what_the_cpu_does(family: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_captures_layers(models: tuple[Any, Any]) -> None:
+def test_a_cuda_graph_captures_experts() -> None:
     layer, (x, ids, weights) = experts_layer().cuda(), (y.cuda() for y in routes())
     with use_deep_gemm() as use, torch.no_grad():
         expected = layer(x, ids, weights)
@@ -290,8 +293,8 @@ def test_experts_with_a_limit_and_routes_to_other_ranks(device: str) -> None:
     with use_deep_gemm() as use, torch.no_grad():
         out = layer.to(device)(*(y.to(device) for y in (x, ids, weights)))
     assert use.taken == {"experts": 1}
-    assert calc_diff(out.cpu(), expected) < FP8_CASTS
-    assert calc_diff(expected, mixture(experts_layer(), x, ids, weights)) > FP8_CASTS  # the limit did something
+    assert calc_diff(out.cpu(), expected) < ONE_LAYER
+    assert calc_diff(expected, mixture(experts_layer(), x, ids, weights)) > ONE_LAYER  # the limit did something
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -310,7 +313,7 @@ def test_a_linear_layer_has_a_gradient(device: str) -> None:
 def test_experts_have_gradients(device: str) -> None:
     layer, (x, ids, weights) = experts_layer(), routes()
     plain_x, plain_weights = x.detach().clone().requires_grad_(), weights.detach().clone().requires_grad_()
-    mixture(layer, plain_x, ids, plain_weights).sum().backward()
+    torch.autograd.backward(mixture(layer, plain_x, ids, plain_weights).sum())
     layer, ids = layer.to(device), ids.to(device)
     x, weights = x.to(device).requires_grad_(), weights.to(device).requires_grad_()
     with use_deep_gemm() as use:
@@ -320,7 +323,7 @@ def test_experts_have_gradients(device: str) -> None:
     for got, expected in ((x, plain_x), (weights, plain_weights)):
         assert got.grad is not None
         assert expected.grad is not None
-        assert calc_diff(got.grad.cpu(), expected.grad) < FP8_CASTS
+        assert calc_diff(got.grad.cpu(), expected.grad) < ONE_LAYER
 
 
 # What is left to transformers
@@ -414,8 +417,7 @@ def test_what_others_changed_meanwhile_stays(monkeypatch: pytest.MonkeyPatch, ca
     layer = linear_layer()
     with use_deep_gemm() as use:
         here = fp8.fp8_linear
-        fp8.fp8_linear = lambda *arguments, **keywords: here(*arguments, **keywords)
-        theirs = fp8.fp8_linear
+        fp8.fp8_linear = theirs = partial(here)
     assert fp8.fp8_linear is theirs
     with torch.no_grad():
         layer(random(1, 256))
@@ -436,11 +438,19 @@ def test_transformers_must_be_there_and_new_enough(
     assert not integration._uses
 
 
-def test_a_place_that_has_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8, "fp8_linear", lambda input, weight, swizzle: None)
-    with pytest.raises(
-        ImportError, match=r"expected fp8_linear to take \('input', .* got \('input', 'weight', 'swizzle'\)"
-    ):
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("fp8_linear", lambda input, weight, swizzle: None, r"got \('input', 'weight', 'swizzle'\)"),
+        ("fp8_linear", None, "expected a function fp8_linear of input, weight, .*, got None"),
+        ("ALL_FP8_EXPERTS_FUNCTIONS", {}, "expected a function grouped_mm of self, hidden_states, .*, got None"),
+    ],
+)
+def test_a_place_that_has_changed_is_refused(
+    name: str, changed: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8, name, changed)
+    with pytest.raises(ImportError, match=message):
         use_deep_gemm()
     assert not integration._uses
 

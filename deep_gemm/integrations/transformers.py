@@ -1,11 +1,8 @@
-"""FP8 models of transformers (5.17 and newer) on `linear` and `experts`.
+"""FP8 models of transformers (5.17 and newer) on `linear` and `experts`; `use_deep_gemm()` is all that a program calls.
 
-    from deep_gemm.integrations.transformers import use_deep_gemm
-    use_deep_gemm()
-
-Two places of transformers' `finegrained_fp8` are changed while it is in use: the function `fp8_linear`, through which
-every `FP8Linear` goes, and the entries of the experts interface, through which `FP8Experts` goes. What these products
-do not take is left to the functions that stood there before, with a warning that says why.
+Two places of transformers' `finegrained_fp8` are changed meanwhile: the function `fp8_linear`, through which every
+`FP8Linear` goes, and those entries of the experts interface through which `FP8Experts` goes. What these layers do not
+take is left to the functions that stood there before, with a warning that says why.
 """
 
 from __future__ import annotations
@@ -29,16 +26,11 @@ __all__ = ["DeepGemmUse", "use_deep_gemm"]
 OLDEST = (5, 17)
 WAYS_OF_EXPERTS = ("grouped_mm", "batched_mm", "deepgemm")
 """`experts_implementation`s that become `experts`. "eager" loops over experts, each of its products a linear."""
-LINEAR_PARAMETERS = (
-    "input",
-    "weight",
-    "weight_scale_inv",
-    "block_size",
-    "bias",
-    "activation_scale",
-    "allow_deepgemm",
+LINEAR_PARAMETERS: tuple[str, ...] = (
+    *("input", "weight", "weight_scale_inv", "block_size"),
+    *("bias", "activation_scale", "allow_deepgemm"),
 )
-EXPERTS_PARAMETERS = ("self", "hidden_states", "top_k_index", "top_k_weights")
+EXPERTS_PARAMETERS: tuple[str, ...] = ("self", "hidden_states", "top_k_index", "top_k_weights")
 DECLINED = (ValueError, NotImplementedError)
 """What `linear` and `experts` raise if they do not take a call."""
 
@@ -98,14 +90,14 @@ def _finegrained_fp8() -> Any:
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise ImportError(f"transformers: expected {oldest} or newer, got {version}", name="transformers")
     there = import_module("transformers.integrations.finegrained_fp8")
-    places = [("fp8_linear", there.fp8_linear, LINEAR_PARAMETERS)]
-    places += [(way, there.ALL_FP8_EXPERTS_FUNCTIONS[way], EXPERTS_PARAMETERS) for way in WAYS_OF_EXPERTS]
-    for name, function, expected in places:
-        got = tuple(inspect.signature(function).parameters)
+    interface = getattr(there, "ALL_FP8_EXPERTS_FUNCTIONS", {})
+    places = {"fp8_linear": (getattr(there, "fp8_linear", None), LINEAR_PARAMETERS)}
+    places |= {way: (interface.get(way), EXPERTS_PARAMETERS) for way in WAYS_OF_EXPERTS}
+    for name, (function, expected) in places.items():
+        got = function and tuple(inspect.signature(function).parameters)
         if got != expected:
-            raise ImportError(
-                f"transformers {version}: expected {name} to take {expected}, got {got}", name="transformers"
-            )
+            message = f"transformers {version}: expected a function {name} of {', '.join(expected)}, got {got}"
+            raise ImportError(message, name="transformers")
     return there
 
 
@@ -115,8 +107,9 @@ def _install(there: Any) -> Callable[[], None]:
     own_linear: Function = there.fp8_linear
     own_experts: dict[str, Function] = {way: interface[way] for way in WAYS_OF_EXPERTS}
     # Dynamo cannot trace how a kernel is chosen and launched, so a compiled model calls these between its graphs.
-    linear_here = torch.compiler.disable(_linear_or(own_linear))
-    experts_here = {way: torch.compiler.disable(_experts_or(own)) for way, own in own_experts.items()}
+    between_graphs: Any = torch.compiler.disable
+    linear_here = between_graphs(_linear_or(own_linear))
+    experts_here = {way: between_graphs(_experts_or(own)) for way, own in own_experts.items()}
     there.fp8_linear = linear_here
     for way in WAYS_OF_EXPERTS:
         interface[way] = experts_here[way]
@@ -222,20 +215,25 @@ def _first_refusal(layer: Any) -> str | None:
         if getattr(layer, name, value) != value:
             return f"{name}: expected {value}, got {getattr(layer, name)}"
     if not _gate_is_silu(layer):
-        return f"gate: expected silu(gate) * up, both cut at limit = {layer.limit}, got another function"
+        return f"gate: expected silu(gate) * up, both cut at limit = {_limit(layer)}, got another function"
     return None
 
 
 def _gate_is_silu(layer: Any) -> bool:
     """Try the layer's gate: models may soften, shift or replace it, and new ones in ways not known here."""
-    limit = torch.inf if layer.limit is None else layer.limit
-    reach = 24 if layer.limit is None else max(24, 2 * limit)
+    cut = _limit(layer)
+    limit, reach = (torch.inf, 24) if cut is None else (cut, max(24, 2 * cut))
     steps = torch.linspace(-reach, reach, 193, device="cpu")
     gate, up = torch.meshgrid(steps, steps, indexing="ij")
     expected = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
     with torch.no_grad():
         got: Tensor = layer._apply_gate(torch.cat([gate, up], dim=-1))
     return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def _limit(layer: Any) -> float | None:
+    limit: float | None = getattr(layer, "limit", None)
+    return limit
 
 
 # Both layers, with gradients by the dequantized weights, as transformers has them
@@ -270,7 +268,7 @@ class _Experts(torch.autograd.Function):
             topk_ids = topk_ids.masked_fill(topk_ids == layer.num_experts, -1)  # this one: another rank's expert
         w1 = layer.gate_up_proj, as_fp32(layer.gate_up_proj_scale_inv)
         w2 = layer.down_proj, as_fp32(layer.down_proj_scale_inv)
-        out = experts(x, topk_ids, topk_weights, w1, w2, limit=layer.limit)
+        out = experts(x, topk_ids, topk_weights, w1, w2, limit=_limit(layer))
         assert out is not None
         return out.to(x.dtype)
 
