@@ -218,6 +218,24 @@ def test_a_model_generates(models: tuple[Any, Any]) -> None:
     assert calc_diff(decoded, expected[:, -steps:]) < FP8_CASTS
 
 
+def test_a_model_passes_gradients_on(models: tuple[Any, Any]) -> None:
+    plain, model = models
+    of_layer: dict[int, Any] = {}
+
+    def gradient(of: Any, hook: Callable[[int, Any], Any]) -> Tensor:
+        with routers(of, hook):
+            logits = of(tokens()).logits
+        (found,) = torch.autograd.grad(logits.float().square().sum(), of.model.embed_tokens.weight)
+        return found
+
+    with use_deep_gemm() as use:
+        got = gradient(model, of_layer.__setitem__)
+    assert not use.left
+    # The same experts, with the weights that each model gives them.
+    expected = gradient(plain, lambda i, out: (*out[:2], of_layer[i][2]))
+    assert calc_diff(got, expected) < 2 * FP8_CASTS
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_compiled_model_gives_the_same(models: tuple[Any, Any], device: str) -> None:
     model, ids = copy.deepcopy(models[1]).to(device), tokens(device=device)
