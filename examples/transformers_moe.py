@@ -52,7 +52,7 @@ def config_of(family: str, layers: int = 2, tiny: bool = False) -> PreTrainedCon
         sizes = {"hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128, "n_routed_experts": 8}
         sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128}
         sizes |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_group": 2, "topk_group": 1}
-    return DeepseekV3Config(**shared, **sizes, first_k_dense_replace=1)
+    return DeepseekV3Config(**shared, **sizes, first_k_dense_replace=min(1, layers - 1))
 
 
 def models_of(config: PreTrainedConfig, device: str) -> tuple[Any, Any]:

@@ -225,7 +225,7 @@ def test_a_model_passes_gradients_on(models: tuple[Any, Any]) -> None:
     def gradient(of: Any, hook: Callable[[int, Any], Any]) -> Tensor:
         with routers(of, hook):
             logits = of(tokens()).logits
-        (found,) = torch.autograd.grad(logits.float().square().sum(), of.model.embed_tokens.weight)
+        found: Tensor = torch.autograd.grad(logits.float().square().sum(), of.model.embed_tokens.weight)[0]
         return found
 
     with use_deep_gemm() as use:
