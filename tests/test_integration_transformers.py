@@ -405,6 +405,15 @@ def test_experts_are_left_with_a_reason(changes: dict[str, Any], reason: str, mo
     assert fp8.ALL_FP8_EXPERTS_FUNCTIONS["grouped_mm"] is own
 
 
+def test_a_gate_is_tried_beyond_its_limit() -> None:
+    layer = experts_layer(swiglu_limit=100.0)
+    assert integration.experts_refusal(layer) is None
+    without_limit = experts_layer(swiglu_limit=100.0)
+    without_limit._apply_gate = lambda x: silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]
+    refusal = integration.experts_refusal(without_limit)
+    assert refusal == "gate: expected silu(gate) * up, both cut at limit = 100.0, got another function"
+
+
 # The way back
 
 
@@ -427,6 +436,7 @@ def test_uses_may_overlap_and_the_last_one_leaves_transformers_as_it_was() -> No
         second.stop()
     assert (first.taken["linear"], second.taken["linear"]) == (2, 2)
     assert places() == before
+    assert not fp8.ALL_FP8_EXPERTS_FUNCTIONS._local_mapping
 
 
 def test_what_others_changed_meanwhile_stays(monkeypatch: pytest.MonkeyPatch, calls_left: list[Any]) -> None:
