@@ -1,0 +1,301 @@
+"""FP8 models of transformers (5.17 and newer) on `linear` and `experts`; `use_deep_gemm()` is all that a program calls.
+
+Two places of transformers' `finegrained_fp8` are changed meanwhile: the function `fp8_linear`, through which every
+`FP8Linear` goes, and those entries of the experts interface through which `FP8Experts` goes. What these layers do not
+take is left to the functions that stood there before, with a warning that says why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ..layers import experts, linear
+from ..problem.layout import SCALE_BLOCK
+
+__all__ = ["DeepGemmUse", "use_deep_gemm"]
+
+OLDEST = (5, 17)
+WAYS_OF_EXPERTS = ("grouped_mm", "batched_mm", "deepgemm")
+"""`experts_implementation`s that become `experts`. "eager" loops over experts, each of its products a linear."""
+LINEAR_PARAMETERS: tuple[str, ...] = (
+    *("input", "weight", "weight_scale_inv", "block_size"),
+    *("bias", "activation_scale", "allow_deepgemm"),
+)
+EXPERTS_PARAMETERS: tuple[str, ...] = ("self", "hidden_states", "top_k_index", "top_k_weights")
+DECLINED = (ValueError, NotImplementedError)
+"""What `linear` and `experts` raise if they do not take a call."""
+
+Function = Callable[..., Any]
+
+
+class DeepGemmUse:
+    """A use of this package by transformers, from `use_deep_gemm` to `stop` or to the end of a `with` block.
+
+    - `taken`: how many calls were computed here, under "linear" and "experts".
+    - `left`: how many calls were left to transformers, for each reason.
+    """
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+
+    def __enter__(self) -> DeepGemmUse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End this use. When the last one ends, transformers is as it was."""
+        if self in _uses:
+            _uses.remove(self)
+            if not _uses:
+                _undo.pop()()
+
+
+_uses: list[DeepGemmUse] = []
+_undo: list[Callable[[], None]] = []
+_refusals: WeakKeyDictionary[torch.nn.Module, str | None] = WeakKeyDictionary()
+
+
+def use_deep_gemm() -> DeepGemmUse:
+    """Let FP8 models of transformers run on `linear` and `experts`, in the whole process.
+
+    Models may have been loaded before or be loaded later. Called alone, it holds until `stop`; in a `with` statement it
+    holds for the block. Uses may overlap in any order.
+    """
+    if not _uses:
+        _undo.append(_install(_finegrained_fp8()))
+    use = DeepGemmUse()
+    _uses.append(use)
+    return use
+
+
+def _finegrained_fp8() -> Any:
+    """Import transformers' module of FP8 layers and check that its places are those that are changed here."""
+    oldest = ".".join(map(str, OLDEST))
+    try:
+        version: str = import_module("transformers").__version__
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError(f"transformers: expected {oldest} or newer, none is installed", name=e.name) from e
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise ImportError(f"transformers: expected {oldest} or newer, got {version}", name="transformers")
+    there = import_module("transformers.integrations.finegrained_fp8")
+    interface = getattr(there, "ALL_FP8_EXPERTS_FUNCTIONS", {})
+    places = {"fp8_linear": (getattr(there, "fp8_linear", None), LINEAR_PARAMETERS)}
+    places |= {way: (interface.get(way), EXPERTS_PARAMETERS) for way in WAYS_OF_EXPERTS}
+    for name, (function, expected) in places.items():
+        got = function and tuple(inspect.signature(function).parameters)
+        if got != expected:
+            message = f"transformers {version}: expected a function {name} of {', '.join(expected)}, got {got}"
+            raise ImportError(message, name="transformers")
+    return there
+
+
+def _install(there: Any) -> Callable[[], None]:
+    """Change both places; give the way back."""
+    interface = there.ALL_FP8_EXPERTS_FUNCTIONS
+    own_linear: Function = there.fp8_linear
+    own_experts: dict[str, Function] = {way: interface[way] for way in WAYS_OF_EXPERTS}
+    # Dynamo cannot trace how a kernel is chosen and launched, so a compiled model calls these between its graphs.
+    between_graphs: Any = torch.compiler.disable
+    linear_here = between_graphs(_linear_or(own_linear))
+    experts_here = {way: between_graphs(_experts_or(own)) for way, own in own_experts.items()}
+    there.fp8_linear = linear_here
+    for way in WAYS_OF_EXPERTS:
+        interface[way] = experts_here[way]
+
+    def undo() -> None:
+        # A place that somebody else changed meanwhile stays as it is: without a use, what stands here passes calls on.
+        if there.fp8_linear is linear_here:
+            there.fp8_linear = own_linear
+        for way in WAYS_OF_EXPERTS:
+            if interface[way] is experts_here[way]:
+                del interface[way]  # the entry that all interfaces share comes up again
+                if interface[way] is not own_experts[way]:
+                    interface[way] = own_experts[way]
+
+    return undo
+
+
+def _linear_or(own: Function) -> Function:
+    """Give what stands in for `fp8_linear`. `allow_deepgemm` is about another library, which runs on one GPU alone."""
+
+    def fp8_linear(
+        input: Tensor,
+        weight: Tensor,
+        weight_scale_inv: Tensor,
+        block_size: Any = None,
+        bias: Tensor | None = None,
+        activation_scale: Tensor | None = None,
+        allow_deepgemm: bool = True,
+    ) -> Any:
+        return _here_or(
+            lambda: own(input, weight, weight_scale_inv, block_size, bias, activation_scale, allow_deepgemm),
+            "linear",
+            linear_refusal(block_size, activation_scale),
+            lambda: _differentiable(_Linear, input, weight, weight_scale_inv, bias),
+        )
+
+    return fp8_linear
+
+
+def _experts_or(own: Function) -> Function:
+    """Give what stands in for an entry of the experts interface."""
+
+    def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
+        return _here_or(
+            lambda: own(self, hidden_states, top_k_index, top_k_weights),
+            "experts",
+            experts_refusal(self),
+            lambda: _differentiable(_Experts, hidden_states, top_k_index, top_k_weights, self),
+        )
+
+    return experts_forward
+
+
+def _here_or(own: Function, layer: str, refusal: str | None, here: Function) -> Any:
+    """Compute a layer here unless there is a reason not to; count it, and tell a reason when it is new."""
+    if not _uses:
+        return own()
+    if refusal is None:
+        try:
+            out = here()
+        except DECLINED as e:
+            refusal = str(e)
+        else:
+            for use in _uses:
+                use.taken[layer] += 1
+            return out
+    reason = f"{layer}: {refusal}"
+    is_new = False
+    for use in _uses:
+        is_new |= reason not in use.left
+        use.left[reason] += 1
+    if is_new:
+        warnings.warn(f"deep_gemm leaves a layer to transformers; {reason}", RuntimeWarning, stacklevel=2)
+    return own()
+
+
+# What is not taken, beside what `linear` and `experts` refuse
+
+
+def linear_refusal(block_size: Any, activation_scale: object) -> str | None:
+    """Say why a linear layer is not taken; None if it is."""
+    if activation_scale is not None:
+        return "activation_scale: expected None, a scale for each row and 128 columns of activations, got a static one"
+    expected = (SCALE_BLOCK, SCALE_BLOCK)
+    if block_size is None or tuple(block_size) != expected:
+        return f"block_size: expected {expected}, got {block_size}"
+    return None
+
+
+def experts_refusal(layer: Any) -> str | None:
+    """Say why an `FP8Experts` is not taken; None if it is. The answer is kept: nothing that it depends on changes."""
+    if layer not in _refusals:
+        _refusals[layer] = _first_refusal(layer)
+    return _refusals[layer]
+
+
+def _first_refusal(layer: Any) -> str | None:
+    static = True if layer.activation_scheme == "static" else None
+    if refusal := linear_refusal(layer.block_size, static):
+        return refusal
+    expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+    for name, value in {**expected, "has_post_expert_norm": False}.items():
+        if getattr(layer, name, value) != value:
+            return f"{name}: expected {value}, got {getattr(layer, name)}"
+    if not _gate_is_silu(layer):
+        return f"gate: expected silu(gate) * up, both cut at limit = {_limit(layer)}, got another function"
+    return None
+
+
+def _gate_is_silu(layer: Any) -> bool:
+    """Try the layer's gate: models may soften, shift or replace it, and new ones in ways not known here."""
+    cut = _limit(layer)
+    limit, reach = (torch.inf, 24) if cut is None else (cut, max(24, 2 * cut))
+    steps = torch.linspace(-reach, reach, 193, device="cpu")
+    gate, up = torch.meshgrid(steps, steps, indexing="ij")
+    expected = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    with torch.no_grad():
+        got: Tensor = layer._apply_gate(torch.cat([gate, up], dim=-1))
+    return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def _limit(layer: Any) -> float | None:
+    limit: float | None = getattr(layer, "limit", None)
+    return limit
+
+
+# Both layers, with gradients by the dequantized weights, as transformers has them
+
+
+def _differentiable(layer: Any, x: Tensor, *rest: Any) -> Any:
+    """Compute a layer, with a record for gradients only if one is asked: it costs time in each step of decoding."""
+    return layer.apply(x, *rest) if torch.is_grad_enabled() and x.requires_grad else layer.compute(x, *rest)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def compute(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        out = linear(x, (weight, as_fp32(scales)), bias=bias)
+        assert out is not None
+        return out.to(x.dtype)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight, scales)
+        return _Linear.compute(x, weight, scales, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad @ dequantized(*ctx.saved_tensors).to(grad.dtype), None, None, None
+
+
+class _Experts(torch.autograd.Function):
+    @staticmethod
+    def compute(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Any) -> Tensor:
+        if topk_ids.is_cpu:  # a GPU takes every id that no expert has for none, the CPU -1 alone
+            topk_ids = topk_ids.masked_fill(topk_ids == layer.num_experts, -1)  # this one: another rank's expert
+        w1 = layer.gate_up_proj, as_fp32(layer.gate_up_proj_scale_inv)
+        w2 = layer.down_proj, as_fp32(layer.down_proj_scale_inv)
+        out = experts(x, topk_ids, topk_weights, w1, w2, limit=_limit(layer))
+        assert out is not None
+        return out.to(x.dtype)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Any) -> Tensor:
+        ctx.save_for_backward(x, topk_ids, topk_weights)
+        ctx.layer = layer
+        return _Experts.compute(x, topk_ids, topk_weights, layer)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Go through transformers' loop over experts, whose linear layers have gradients."""
+        x, topk_ids, topk_weights = ctx.saved_tensors
+        loop = inspect.unwrap(type(ctx.layer).forward)
+        with torch.enable_grad():
+            x, topk_weights = x.detach().requires_grad_(), topk_weights.detach().requires_grad_()
+            of_x, of_weights = torch.autograd.grad(loop(ctx.layer, x, topk_ids, topk_weights), (x, topk_weights), grad)
+        return of_x, None, of_weights, None
+
+
+def as_fp32(scales: Tensor) -> Tensor:
+    """Turn UE8M0 scales, which are powers of two, into FP32. The products take no other scales."""
+    return scales.float() if scales.dtype == torch.float8_e8m0fnu else scales
+
+
+def dequantized(weight: Tensor, scales: Tensor) -> Tensor:
+    """FP32 `[..., n, k]` of FP8 values and scales `[..., ceil(n / 128), ceil(k / 128)]`."""
+    n, k = weight.shape[-2:]
+    by_rows = as_fp32(scales).repeat_interleave(SCALE_BLOCK, dim=-2)[..., :n, :]
+    return weight.float() * by_rows.repeat_interleave(SCALE_BLOCK, dim=-1)[..., :k]
