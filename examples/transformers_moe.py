@@ -37,7 +37,11 @@ WEIGHTS = {FP8Linear: ("weight",), FP8Experts: ("gate_up_proj", "down_proj")}
 
 def config_of(family: str, layers: int = 2, tiny: bool = False) -> PreTrainedConfig:
     """Layers of the sizes of Qwen3-30B-A3B or DeepSeek-V3, with 32 experts; or tiny ones, with 8."""
-    shared = {"num_hidden_layers": layers, "num_experts_per_tok": 2 if tiny else 8, "tie_word_embeddings": False}
+    shared: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "num_experts_per_tok": 2 if tiny else 8,
+        "tie_word_embeddings": False,
+    }
     shared |= {"vocab_size": 512 if tiny else 4096, "initializer_range": 0.1 if tiny else 0.02}
     if family == "qwen3_moe":
         sizes = {"hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 32, "num_attention_heads": 32}
@@ -101,7 +105,7 @@ def decoder(model: Any, ids: Tensor) -> Callable[[], object]:
 def milliseconds(call: Callable[[], object], repeats: int) -> tuple[float, float]:
     """Median time of a call, as its caller sees it, and the time of its kernels on the GPU (NaN without one)."""
     on_gpu = torch.cuda.is_available()
-    wait = torch.cuda.synchronize if on_gpu else (lambda: None)
+    wait: Any = torch.cuda.synchronize if on_gpu else (lambda: None)
     for _ in range(3):
         call()
     times = []
