@@ -26,8 +26,8 @@ LARGEST = TILES[-1]
 SHARING_A = replace(LARGEST, cluster_n=2)
 """The largest, as pairs of CTAs take it."""
 TILES_TO_C = (*TILES[:-1], SHARING_A)
-"""Where C is apart from D, pairs take the largest even if one column is left over, which then counts as two: with NVRTC
-13.1 and later, the loading warp of a CTA alone spills a register there."""
+"""Where C is apart from D, or D is BF16, pairs take the largest even if one column is left over, which then counts as
+two: with NVRTC 13.1 and later, the loading warp of a CTA alone spills a register there."""
 
 
 @lru_cache(maxsize=1024)
@@ -38,9 +38,14 @@ def select_k_grouped(num_groups: int, m: int, n: int, k: int, output: Output, gp
 
 def chosen_tile(num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu, timings: Timings) -> Tile:
     """The tile of `select_k_grouped`, by these timings."""
-    tiles = TILES_TO_C if output.with_c and not _pairs_up(n) else TILES
+    tiles = TILES_TO_C if _wants_pairs(output) and not _pairs_up(n) else TILES
     best = min(tiles, key=lambda tile: estimate(tile, num_groups, m, n, k, output, gpu, timings).cost_us)
     return SHARING_A if best == LARGEST and _pairs_up(n) else best
+
+
+def _wants_pairs(output: Output) -> bool:
+    """Whether a CTA alone has too few registers for the largest tile."""
+    return output.with_c or not output.is_fp32
 
 
 def _pairs_up(n: int) -> bool:
@@ -58,7 +63,7 @@ def estimate(
     add_us = timings.add_us * by_size(tile) if output.with_c or output.adds_to_d else 0.0
     multiply_us = rounds * max(offer.round_us, add_us)
     moving_us = memory_us(num_groups * (n * k + m * row_bytes(n, k, output)) / 1e6, timings)
-    why_not = "odd tiles along n" if tile == SHARING_A and not (_pairs_up(n) or output.with_c) else None
+    why_not = "odd tiles along n" if tile == SHARING_A and not (_pairs_up(n) or _wants_pairs(output)) else None
     cost_us = NEVER if why_not else timings.launch_us + together(multiply_us, moving_us)
     return Estimate(tile, tiles, rounds, multiply_us, moving_us, cost_us, why_not)
 
@@ -77,5 +82,5 @@ def reachable_k_grouped() -> list[GemmConfig]:
     return [
         k_grouped_config(tile, output)
         for output in outputs
-        for tile in (TILES_TO_C if output.with_c else (*TILES, SHARING_A))
+        for tile in (TILES_TO_C if _wants_pairs(output) else (*TILES, SHARING_A))
     ]

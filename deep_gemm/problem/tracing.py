@@ -50,5 +50,5 @@ def handles_operators(*given: object) -> bool:
 
 
 def has_memory(x: Tensor) -> bool:
-    """Tell whether a tensor has an address and elements. In a fake kernel none has."""
-    return not isinstance(x, FakeTensor)
+    """Tell whether a tensor has an address and elements. In a fake kernel none has, nor while Dynamo traces."""
+    return not (is_dynamo_compiling() or isinstance(x, FakeTensor))
