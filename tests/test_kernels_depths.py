@@ -203,7 +203,8 @@ def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
 def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, output: dict[str, bool]) -> None:
     kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
     config = select_k_grouped(16, 7168, n, 4096, kind, H200)
-    assert (config.block_m, config.block_n, config.cluster_n) == (256, 128, 2 if kind.with_c else ctas)
+    always = kind.with_c or not kind.is_fp32
+    assert (config.block_m, config.block_n, config.cluster_n) == (256, 128, 2 if always else ctas)
 
 
 def test_one_column_of_tiles_is_not_taken_by_pairs() -> None:
