@@ -5,93 +5,80 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import layers
-from ..problem import experts_problem, linear_problem
-from .library import operator
+from ..problem import Operand, experts_problem, linear_problem
+from .library import Kernel, operator
+from .products import Compute
 
 
-def linear(x: Tensor, w: Tensor, sfw: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """Compute a linear layer."""
-    return layers.linear(x, (w, sfw), None, bias)
+def linear(compute: Compute) -> tuple[Kernel, Kernel]:
+    """Give a linear layer as its two operators take it."""
+
+    def new(x: Tensor, w: Tensor, sfw: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        return compute(x, (w, sfw), None, bias)
+
+    def into(x: Tensor, w: Tensor, sfw: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+        compute(x, (w, sfw), out, bias)
+
+    return new, into
 
 
-def fake_linear(x: Tensor, w: Tensor, sfw: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Stand for a linear layer."""
-    return linear_problem(x, (w, sfw), None, bias).whole_out
+def ask_linear(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Ask what `layers.linear` computes, without an answer."""
+    problem = linear_problem(x, w, out, bias)
+    return problem.whole_out if out is None else None
 
 
-def linear_into(x: Tensor, w: Tensor, sfw: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
-    """Compute a linear layer."""
-    layers.linear(x, (w, sfw), out, bias)
+def experts(compute: Compute) -> tuple[Kernel, Kernel]:
+    """Give a mixture of experts as its two operators take it."""
+
+    def new(
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        w1: Tensor,
+        sfw1: Tensor,
+        w2: Tensor,
+        sfw2: Tensor,
+        limit: float | None = None,
+    ) -> Tensor | None:
+        return compute(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), None, limit)
+
+    def into(
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        w1: Tensor,
+        sfw1: Tensor,
+        w2: Tensor,
+        sfw2: Tensor,
+        out: Tensor,
+        limit: float | None = None,
+    ) -> None:
+        compute(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), out, limit)
+
+    return new, into
 
 
-def fake_linear_into(x: Tensor, w: Tensor, sfw: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
-    """Stand for a linear layer."""
-    linear_problem(x, (w, sfw), out, bias)
+def ask_experts(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w1: Operand,
+    w2: Operand,
+    out: Tensor | None,
+    limit: float | None,
+) -> Tensor | None:
+    """Ask what `layers.experts` computes, without an answer."""
+    problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)
+    return problem.out if out is None else None
 
 
 WEIGHTED = "Tensor x, Tensor w, Tensor sfw"
-operator(f"linear({WEIGHTED}, Tensor? bias=None) -> Tensor", linear, fake_linear)
-operator(f"linear.into({WEIGHTED}, Tensor(out!) out, Tensor? bias=None) -> ()", linear_into, fake_linear_into)
-
-
-def experts(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Tensor,
-    sfw1: Tensor,
-    w2: Tensor,
-    sfw2: Tensor,
-    limit: float | None = None,
-) -> Tensor | None:
-    """Compute a mixture of experts."""
-    return layers.experts(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), None, limit)
-
-
-def fake_experts(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Tensor,
-    sfw1: Tensor,
-    w2: Tensor,
-    sfw2: Tensor,
-    limit: float | None = None,
-) -> Tensor:
-    """Stand for a mixture of experts."""
-    return experts_problem(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), None, limit).out
-
-
-def experts_into(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Tensor,
-    sfw1: Tensor,
-    w2: Tensor,
-    sfw2: Tensor,
-    out: Tensor,
-    limit: float | None = None,
-) -> None:
-    """Compute a mixture of experts."""
-    layers.experts(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), out, limit)
-
-
-def fake_experts_into(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Tensor,
-    sfw1: Tensor,
-    w2: Tensor,
-    sfw2: Tensor,
-    out: Tensor,
-    limit: float | None = None,
-) -> None:
-    """Stand for a mixture of experts."""
-    experts_problem(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), out, limit)
-
-
 ROUTED = "Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w1, Tensor sfw1, Tensor w2, Tensor sfw2"
-operator(f"experts({ROUTED}, float? limit=None) -> Tensor", experts, fake_experts)
-operator(f"experts.into({ROUTED}, Tensor(out!) out, float? limit=None) -> ()", experts_into, fake_experts_into)
+for name, kernels, real, ask, tensors, more in (
+    ("linear", linear, layers.linear, ask_linear, WEIGHTED, "Tensor? bias=None"),
+    ("experts", experts, layers.experts, ask_experts, ROUTED, "float? limit=None"),
+):
+    (new, into), (fake_new, fake_into) = kernels(real), kernels(ask)
+    operator(f"{name}({tensors}, {more}) -> Tensor", new, fake_new)
+    operator(f"{name}.into({tensors}, Tensor(out!) out, {more}) -> ()", into, fake_into)

@@ -13,7 +13,7 @@ from ..problem import Recipes
 
 OPERANDS = "Tensor a, Tensor sfa, Tensor b, Tensor sfb"
 Compute = Callable[..., Tensor | None]
-"""`(a, b, d, c, said) -> d`, or None where the caller gave d, as `run` has it."""
+"""`(a, b, d, c, said) -> d`, or None where the caller gave d, as `run` has it; of layers, as their functions."""
 
 
 def real_and_fake(product: Product) -> tuple[Compute, Compute]:
