@@ -208,7 +208,8 @@ def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
     is_sequence = isinstance(recipe, Sequence) and not isinstance(recipe, str)
     if not is_sequence or any(as_integer(x) is None and hasattr(x, "shape") for x in recipe):
         raise ValueError(f"{name}: expected a tuple of integers, got {recipe!r}")
-    return tuple(x if (number := as_integer(x)) is None else number for x in recipe)
+    numbers = [(x, as_integer(x)) for x in recipe]  # no `:=` among them: Dynamo of torch 2.11 does not follow it
+    return tuple(x if number is None else number for x, number in numbers)
 
 
 def _stated_rows(recipe: Recipe | None, is_sfa: bool | None) -> int:
