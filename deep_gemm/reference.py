@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .problem import ContiguousProblem, DenseProblem, KGroupedProblem, MaskedProblem
+from .problem import ContiguousProblem, DenseProblem, EinsumProblem, KGroupedProblem, MaskedProblem
 from .problem.layout import SCALE_BLOCK, align, ceil_div
 
 # One tile of FP64 partial sums stays in a core's cache.
@@ -31,6 +31,15 @@ FP32_MIN_NORMAL = 2.0**-126
 def dense(p: DenseProblem) -> None:
     """Write D = C + A @ B.T."""
     _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.sfb_rows))
+
+
+@torch.no_grad()
+def einsum(p: EinsumProblem) -> None:
+    """Write the product of each head."""
+    d, c = p.by_head(p.d), None if p.c is None else p.by_head(p.c)
+    for h in range(p.heads):
+        product = block_scaled_product(p.a[h], p.sfa[h], p.b[h], p.sfb[h], p.sfb_rows)
+        _store(d[h], None if c is None else c[h], product)
 
 
 @torch.no_grad()

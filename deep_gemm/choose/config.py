@@ -38,6 +38,7 @@ _WORK_NAMES = {
     Groups.ENDS: "m_grouped_contiguous",
     Groups.COUNTS: "m_grouped_masked",
     Groups.DEPTHS: "k_grouped",
+    Groups.HEADS: "heads",
 }
 """What the kernel's name says of a kind of work."""
 
@@ -154,13 +155,20 @@ class GemmConfig:
         scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
         barriers = self.num_stages * 2 * 8 + (2 * 8 if self.cluster_k > 1 else EMPTY_BYTES)
         before_work = align(outputs, 1024) + operands + scales + barriers
-        return align(align(before_work, 16 if self.groups else 1) + self.work_bytes, 1024)
+        return align(align(before_work, 1 if self.finds_tiles_alone else 16) + self.work_bytes, 1024)
 
     @property
     def work_bytes(self) -> int:
         """Size of `WorkStorage` in the file of cuda/work that the configuration includes."""
         queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
-        return {Groups.NONE: EMPTY_BYTES, Groups.DEPTHS: queue + MAIL_BYTES}.get(self.groups, queue)
+        if self.finds_tiles_alone:
+            return EMPTY_BYTES
+        return queue + MAIL_BYTES if self.groups == Groups.DEPTHS else queue
+
+    @property
+    def finds_tiles_alone(self) -> bool:
+        """Each role of a CTA finds its tiles by itself, without a queue in shared memory."""
+        return self.groups in (Groups.NONE, Groups.HEADS)
 
     @property
     def scale_rows(self) -> int:
@@ -173,7 +181,7 @@ class GemmConfig:
     @property
     def rows_are_grouped(self) -> bool:
         """Groups are of rows, which TMA cuts off at a group's end; not of parts of k."""
-        return self.groups not in (Groups.NONE, Groups.DEPTHS)
+        return self.groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
 
     @property
     def has_short_tiles(self) -> bool:
@@ -269,7 +277,8 @@ class GemmConfig:
         along_k = self.groups == Groups.DEPTHS
         yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
         yield not along_k or self.cluster_size == self.cluster_n, "only A shared where groups are along k"
-        yield along_k or not (self.groups and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield not (self.rows_are_grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield self.groups != Groups.HEADS or self.cluster_k == 1, "k whole where there are heads"
         yield not along_k or self.sfb_is_per_row, "scales of B for each row where groups are along k"
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
@@ -283,7 +292,7 @@ class GemmConfig:
     @property
     def kinds(self) -> dict[str, str]:
         """The files that cuda/kinds.cuh includes, one of each kind."""
-        work = {Groups.NONE: "dense", Groups.DEPTHS: "depths"}.get(self.groups, "rows")
+        work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
         by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
         return {
             "WORK": f"work/{work}.cuh",
@@ -295,10 +304,11 @@ class GemmConfig:
     def kernel_name(self) -> str:
         """The kernel's name, by which profilers find it and know the kind of product.
 
-        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`. They count
-        one match a call, so no kernel that only helps a product has any of these in its name.
+        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`; of products
+        of heads for `fp8_gemm` alone. They count one match a call, so no kernel that only helps a product has any of these in its name.
         """
-        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{_WORK_NAMES[self.groups]}"
+        is_gradient = self.sfb_is_per_row and self.groups != Groups.HEADS
+        return f"{'fp8_wgrad_gemm' if is_gradient else 'fp8_gemm'}_{_WORK_NAMES[self.groups]}"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""

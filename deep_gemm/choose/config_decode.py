@@ -38,13 +38,17 @@ class DecodeConfig:
     output_is_fp32: bool = False
     with_c: bool = False
     """C is read and added; it may be D itself."""
+    has_heads: bool = False
+    """Each head has its own A, B and D."""
 
     @property
     def name(self) -> str:
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
         output = ("fp32" if self.output_is_fp32 else "bf16") + "+c" * self.with_c
-        return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}"
+        return (
+            f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{' by heads' * self.has_heads}"
+        )
 
     @property
     def block_n(self) -> int:
@@ -105,7 +109,8 @@ class DecodeConfig:
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        return header_of(self.constants(), self.switches())
+        work = "heads" if self.has_heads else "one"
+        return f'{header_of(self.constants(), self.switches())}#define DECODE_WORK "decode/{work}.cuh"\n'
 
     def constants(self) -> dict[str, int]:
         """The numbers of `config.cuh`."""
@@ -155,9 +160,17 @@ def decode_config(
     *,
     fp32: bool = False,
     c: bool = False,
+    heads: bool = False,
 ) -> DecodeConfig | None:
     """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
     config = DecodeConfig(
-        block_tokens, MIN_STAGES, num_math_warpgroups, cluster_k, ctas_per_sm, output_is_fp32=fp32, with_c=c
+        block_tokens,
+        MIN_STAGES,
+        num_math_warpgroups,
+        cluster_k,
+        ctas_per_sm,
+        output_is_fp32=fp32,
+        with_c=c,
+        has_heads=heads,
     )
     return deepest(config) if config.why_illegal() is None else None

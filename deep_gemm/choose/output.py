@@ -19,6 +19,8 @@ class Groups(IntEnum):
     """The first rows of each group's own A, and how many ("masked")."""
     DEPTHS = 4
     """All rows, and a part of k for each group ("k-grouped")."""
+    HEADS = 5
+    """All rows, and of each head its own A, B and D ("fp8_einsum"): work/heads.cuh, which does not ask `kGroups`."""
 
 
 @dataclass(frozen=True)

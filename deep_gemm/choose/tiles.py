@@ -9,7 +9,7 @@ from ..problem.layout import ceil_div
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
-from .output import Output
+from .output import Groups, Output
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,13 @@ def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | Decode
     if tile.is_decode:
         adds = output.with_c or output.adds_to_d
         config = decode_config(
-            tile.block_m, tile.block_n // 64, tile.cluster_k, tile.ctas_per_sm, fp32=output.is_fp32, c=adds
+            tile.block_m,
+            tile.block_n // 64,
+            tile.cluster_k,
+            tile.ctas_per_sm,
+            fp32=output.is_fp32,
+            c=adds,
+            heads=output.groups == Groups.HEADS,
         )
         if config is None:
             raise ValueError(f"tile: {tile} cannot be built")

@@ -6,29 +6,16 @@
 //                                for each k-block:       full --wait--> WGMMA, promote --arrive--> empty
 //                                after the last k-block: accumulators --cluster--> sums -> transposed -> D
 //
-// decode/tile.cuh has what a CTA computes, the loop over k-blocks, and the way to D.
+// decode/tile.cuh has what a CTA computes, the loop over k-blocks, and the way to D; decode/product.cuh what the kernel is given,
+// of one product or of several.
 #pragma once
 #include "config.cuh"
 #include "decode/tile.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-
-struct Params {
-  // Boxes have no more rows than the tensors: the hardware takes about 2 ns for each row that lies outside.
-  ptx::TensorMap map_a, map_b;
-  const float *sfa, *sfb;
-  uint8_t* d;
-  const uint8_t* c;
-  uint64_t d_pitch, c_pitch;  // in elements
-  uint32_t sfa_stride_m, sfa_stride_k, sfb_stride_n, sfb_stride_k;
-  uint32_t m, n, k;
-  uint32_t slot_bytes;  // of one box of A and one of B
-  // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B
-  // may be loaded before griddepcontrol_wait.
-  uint32_t weight_is_ready;
-};
-#include "params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
+#include DECODE_WORK
+#include "params_layout.cuh"  // asserts that Params lies as kernels/params.py packs it
 
 // How many k-blocks have their scales in shared memory at a time.
 constexpr uint32_t kScaleBlocks = 32;
@@ -46,13 +33,13 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "DecodeConfig.shared_bytes 
 static_assert(kClusterK > 1 || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
 
 // Loads this CTA's k-blocks, each into the next slot of the ring.
-DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const Work& work) {
+DEVICE void load_k_blocks(const Params& p, SharedStorage& shared, const CtaWork& work) {
   const auto load_b = [&](uint32_t i, uint32_t stage) {
     ptx::mbarrier_arrive_expect_tx(&shared.ring.full[stage], p.slot_bytes);
-    ptx::tma_load_2d(&p.map_b, &shared.ring.full[stage], shared.b[stage], i * kBlockK, work.row_n);
+    load_box(&p.map_b, &shared.ring.full[stage], shared.b[stage], i * kBlockK, work.row_n, work);
   };
   const auto load_a = [&](uint32_t i, uint32_t stage) {
-    ptx::tma_load_2d(&p.map_a, &shared.ring.full[stage], shared.a[stage], i * kBlockK, work.row_m);
+    load_box(&p.map_a, &shared.ring.full[stage], shared.a[stage], i * kBlockK, work.row_m, work);
   };
   uint32_t i = work.k_block, end_ahead = work.k_block;
   if (p.weight_is_ready) {
@@ -80,7 +67,7 @@ struct Scales {
 
   // Past the last token or k-block the last one is loaded again: never an address outside. Not by ".nc", which the
   // compiler may move to before griddepcontrol_wait.
-  DEVICE void load(const Params& p, const Work& work, uint32_t first_k_block) {
+  DEVICE void load(const DecodeProduct& p, const Work& work, uint32_t first_k_block) {
     const auto k_block = [&](uint32_t i) {
       return first_k_block + i < work.end_k_block ? first_k_block + i : work.end_k_block - 1;
     };
@@ -105,7 +92,7 @@ struct Scales {
 };
 
 // Multiplies this CTA's k-blocks, in groups that have their scales in shared memory.
-DEVICE void multiply(const Params& p, SharedStorage& shared, const Work& work, float (&total)[kAccumulators]) {
+DEVICE void multiply(const DecodeProduct& p, SharedStorage& shared, const Work& work, float (&total)[kAccumulators]) {
   const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
   const uint32_t a_address = ptx::smem_address(shared.a);
 #pragma unroll
@@ -127,7 +114,7 @@ DEVICE void multiply(const Params& p, SharedStorage& shared, const Work& work, f
 
 KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
-  const Work work(p);
+  const CtaWork work(p);
   const bool is_producer = ptx::warp_index() == kNumMathWarps;
 
   if (is_producer && ptx::elect_sync()) {
@@ -144,10 +131,11 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
     if constexpr (kClusterK > 1) ptx::cluster_wait();
   } else {
     ptx::griddepcontrol_wait();
+    const auto& product = product_of(p, work);
     float total[kAccumulators];
-    multiply(p, shared, work, total);
+    multiply(product, shared, work, total);
     ptx::griddepcontrol_launch_dependents();
     if constexpr (kClusterK > 1) ptx::cluster_wait();
-    add_up_and_store(p, shared, work, total);
+    add_up_and_store(product, shared, work, total);
   }
 }

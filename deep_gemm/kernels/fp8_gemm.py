@@ -56,12 +56,20 @@ DEPTHS_PARAMS = _params(
     Field("groups.c_stride", Kind.UINT64),
     Field("groups.count", Kind.UINT32),
 )
+HEADS_PARAMS = _params(
+    "map_sfb",
+    Field("heads.sfb_stride", Kind.UINT64),
+    Field("heads.c_stride", Kind.UINT64),
+    Field("heads.count", Kind.UINT32),
+)
 
 
 def params_of(config: GemmConfig) -> Params:
     """The list that a configuration's kernel is launched with."""
     if config.groups == Groups.DEPTHS:
         return DEPTHS_PARAMS
+    if config.groups == Groups.HEADS:
+        return HEADS_PARAMS
     if config.rows_are_grouped:
         return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
     return DENSE_PARAMS
@@ -107,7 +115,11 @@ def code_plan(config: GemmConfig) -> CodePlan:
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
         tma_loads=boxes + (2 if config.sfb_is_per_row else 1),  # and scales
-        multicast_loads=0 if config.cluster_m * config.cluster_n == 1 else 2 if config.groups else 1,  # and A's scales
+        multicast_loads=0
+        if config.cluster_m * config.cluster_n == 1
+        else 2
+        if config.groups == Groups.DEPTHS
+        else 1,  # and A's scales
         tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_whole_d),
         tma_reduces=stores if config.adds_to_d else 0,
     )

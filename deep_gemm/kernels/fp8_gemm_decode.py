@@ -7,7 +7,7 @@ from functools import cache
 from .. import jit
 from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K
 from ..choose.config_decode import DecodeConfig
-from ..choose.output import Output
+from ..choose.output import Groups, Output
 from ..jit import driver
 from ..jit.tensor_map import ElementType
 from ..problem import DenseProblem
@@ -21,8 +21,7 @@ from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm_decode.cuh"\n'
 NAME = "fp8_gemm_decode"
-PARAMS = Params(
-    "Params",
+_PRODUCT = (
     Field("map_a", Kind.MAP),
     Field("map_b", Kind.MAP),
     Field("sfa", Kind.POINTER),
@@ -41,7 +40,23 @@ PARAMS = Params(
     Field("slot_bytes", Kind.UINT32),
     Field("weight_is_ready", Kind.UINT32),
 )
-"""`Params` of cuda/fp8_gemm_decode.cuh."""
+"""`DecodeMaps` and `DecodeProduct` of cuda/decode/product.cuh."""
+PARAMS = Params("Params", *_PRODUCT)
+"""`Params` of cuda/decode/one.cuh."""
+HEADS_PARAMS = Params(
+    "Params",
+    *_PRODUCT,
+    Field("heads.sfa_stride", Kind.UINT64),
+    Field("heads.sfb_stride", Kind.UINT64),
+    Field("heads.d_stride", Kind.UINT64),
+    Field("heads.c_stride", Kind.UINT64),
+)
+"""`Params` of cuda/decode/heads.cuh."""
+
+
+def params_of(config: DecodeConfig) -> Params:
+    """The list that a configuration's kernel is launched with."""
+    return HEADS_PARAMS if config.has_heads else PARAMS
 
 
 def headers(config: DecodeConfig) -> dict[str, str]:
@@ -49,7 +64,7 @@ def headers(config: DecodeConfig) -> dict[str, str]:
     return {
         **cuda_sources(),
         "config.cuh": config.header(),
-        "params_layout.cuh": PARAMS.layout_header(),
+        "params_layout.cuh": params_of(config).layout_header(),
         "wgmma_shapes.cuh": wgmma_header([config.block_tokens]),
     }
 
@@ -81,6 +96,8 @@ def why_unfit(config: DecodeConfig, output: Output) -> str | None:
         return "is for one scale for each 128x128 block of B"
     if (config.output_is_fp32, config.with_c) != (output.is_fp32, output.with_c or output.adds_to_d):
         return "is for another type of D, or another C"
+    if config.has_heads != (output.groups == Groups.HEADS):
+        return "is for one head, or for several, and the product is not"
     return None
 
 
@@ -99,7 +116,9 @@ def loaded(config: DecodeConfig, device: int) -> driver.Kernel:
 def launcher(config: DecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
     """Get the way a configuration is launched on a device."""
     kernel = loaded(config, device)
-    return driver.Launcher(kernel, PARAMS.size, config.num_threads, config.cluster_k, is_dependent=is_dependent)
+    return driver.Launcher(
+        kernel, params_of(config).size, config.num_threads, config.cluster_k, is_dependent=is_dependent
+    )
 
 
 def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher, *, weight_is_ready: bool = False) -> Plan:

@@ -8,6 +8,7 @@ from .activation import ActivationProblem, activation_problem, check_counts
 from .checks import Operand, cuts_gradient
 from .dense import DenseProblem, check_ordinary_matrices, dense_problem, no_alpha
 from .depths import KGroupedProblem, k_grouped_problem
+from .einsum import FORMS, EinsumProblem, Form, einsum_problem, form_of
 from .experts import ExpertsProblem, experts_problem
 from .linear import LinearProblem, linear_problem
 from .recipes import NO_RECIPES, Recipes
@@ -15,12 +16,15 @@ from .routing import ExpertRows, check_gather, check_routes, check_weighted
 from .rows import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
 
 __all__ = [
+    "FORMS",
     "NO_RECIPES",
     "ActivationProblem",
     "ContiguousProblem",
     "DenseProblem",
+    "EinsumProblem",
     "ExpertRows",
     "ExpertsProblem",
+    "Form",
     "KGroupedProblem",
     "LinearProblem",
     "MaskedProblem",
@@ -35,7 +39,9 @@ __all__ = [
     "contiguous_problem",
     "cuts_gradient",
     "dense_problem",
+    "einsum_problem",
     "experts_problem",
+    "form_of",
     "k_grouped_problem",
     "linear_problem",
     "masked_problem",

@@ -51,6 +51,15 @@ DEVICE void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
+DEVICE void tma_load_3d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
+                                  int32_t c2, uint32_t cta_mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(smem_address(destination)),
+      "l"(map), "r"(smem_address(barrier)), "h"(static_cast<uint16_t>(cta_mask)), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+
 DEVICE void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
                         int32_t c2, int32_t c3) {
   asm volatile(

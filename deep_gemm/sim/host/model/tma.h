@@ -220,6 +220,10 @@ void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destin
 void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2) {
   load_box(map, barrier, destination, {c0, c1, c2}, 1u << self->cta->rank, "tma_load_3d");
 }
+void tma_load_3d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
+                           uint32_t cta_mask) {
+  load_box(map, barrier, destination, {c0, c1, c2}, cta_mask, "tma_load_3d_multicast");
+}
 void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
                  int32_t c3) {
   load_box(map, barrier, destination, {c0, c1, c2, c3}, 1u << self->cta->rank, "tma_load_4d");

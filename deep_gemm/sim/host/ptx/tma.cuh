@@ -24,6 +24,8 @@ void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int
 void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
                            uint32_t cta_mask);
 void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2);
+void tma_load_3d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
+                           uint32_t cta_mask);
 void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
                  int32_t c3);
 void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1);

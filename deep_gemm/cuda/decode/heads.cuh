@@ -1,0 +1,37 @@
+// Products of several heads, all of one shape: see decode/product.cuh. Maps have the head as their last dimension. The tiles
+// of a head follow each other, and those of the next head follow them.
+#pragma once
+#include "decode/product.cuh"
+#include "decode/tile.cuh"
+
+struct Heads {
+  uint64_t sfa_stride, sfb_stride, d_stride, c_stride;  // from head to head, in elements
+};
+
+struct Params : DecodeMaps, DecodeProduct {
+  Heads heads;
+};
+
+struct CtaWork : Work {
+  uint32_t head;
+
+  DEVICE explicit CtaWork(const Params& p) : Work(p) {
+    const uint32_t tiles_n = ceil_div(p.n, kBlockN), tile_n = row_n / kBlockN;  // counted through all heads
+    head = tile_n / tiles_n;
+    row_n = (tile_n - head * tiles_n) * kBlockN;
+  }
+};
+
+DEVICE DecodeProduct product_of(const Params& p, const CtaWork& work) {
+  DecodeProduct product = p;
+  product.sfa += work.head * p.heads.sfa_stride;
+  product.sfb += work.head * p.heads.sfb_stride;
+  product.d += work.head * p.heads.d_stride * kOutputBytes;
+  product.c += work.head * p.heads.c_stride * kOutputBytes;
+  return product;
+}
+
+DEVICE void load_box(const ptx::TensorMap* map, uint64_t* full, uint8_t* destination, uint32_t k, uint32_t row,
+                     const CtaWork& work) {
+  ptx::tma_load_3d(map, full, destination, k, row, work.head);
+}
