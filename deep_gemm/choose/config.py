@@ -304,8 +304,8 @@ class GemmConfig:
     def kernel_name(self) -> str:
         """The kernel's name, by which profilers find it and know the kind of product.
 
-        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`; of products
-        of heads for `fp8_gemm` alone. They count one match a call, so no kernel that only helps a product has any of these in its name.
+        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`; of heads for
+        `fp8_gemm` alone. They count one match a call, so no kernel that only helps a product has any of these in its name.
         """
         is_gradient = self.sfb_is_per_row and self.groups != Groups.HEADS
         return f"{'fp8_wgrad_gemm' if is_gradient else 'fp8_gemm'}_{_WORK_NAMES[self.groups]}"

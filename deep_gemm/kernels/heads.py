@@ -146,7 +146,7 @@ def run(problem: EinsumProblem, config: Config | None = None) -> Plan | None:
 
 
 def _take_scales_of_callers(plan: HeadsPlan, p: HeadsProblem, ready: HeadsProblem) -> None:
-    """Let the plan's further launches begin with scales as they lie in calls, where `ready` has them in another place."""
+    """Let further launches of the plan begin with scales as callers have them, where `ready` has them elsewhere."""
     rows = plan.rows
     if ready.sfa is not p.sfa:
         plan.laid_sfa, plan.alignment_of_sfa = ScalesLaid.of(p.sfa), SCALE_BYTES

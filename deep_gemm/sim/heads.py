@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from ..kernels import heads as kernels
 from ..kernels.plan import addresses_of
 from ..problem import DenseProblem, EinsumProblem, einsum_problem, form_of
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from . import dense as sim_dense
+from . import fp8_gemm_decode as sim_decode
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel
@@ -119,12 +121,8 @@ def right_and_allowed(p: EinsumProblem, partial_sums: float) -> tuple[Tensor, Te
     return right, allowed
 
 
-def compile_config(config: Config, edits: dict[str, str] | None = None) -> HostKernel:
+def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    from . import dense, fp8_gemm_decode as decode
-
-    return (
-        decode.compile_config(config, edits)
-        if isinstance(config, DecodeConfig)
-        else dense.compile_config(config, edits)
-    )
+    if isinstance(config, DecodeConfig):
+        return sim_decode.compile_config(config, edits)
+    return sim_dense.compile_config(config, edits)
