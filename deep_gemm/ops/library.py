@@ -18,14 +18,14 @@ TAGS = (
 Kernel = Callable[..., Any]
 
 
-def operator(schema: str, real: Kernel, fake: Kernel) -> None:
+def operator(schema: str, real: Kernel, fake: Kernel, tags: tuple[torch.Tag, ...] = ()) -> None:
     """Make an operator of torch.ops.deep_gemm.
 
     `fake` takes what `real` takes, makes all checks that need neither addresses nor elements, and gives tensors of the
     same shapes, strides, types and devices. The result carries no gradient.
     """
     name = schema.split("(", maxsplit=1)[0]
-    LIBRARY.define(schema, tags=TAGS)
+    LIBRARY.define(schema, tags=TAGS + tags)
     LIBRARY.impl(name, real, "CompositeExplicitAutograd")
     LIBRARY.impl(name, library.fallthrough_kernel, "Autograd")
     library.register_fake(f"deep_gemm::{name}", fake, lib=LIBRARY)
