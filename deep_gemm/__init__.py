@@ -27,6 +27,7 @@ from .dense import (
     gemm_fp8_fp8_bf16_nt,
     wgrad_gemm_fp8_fp8_fp32_nt,
 )
+from .einsum import fp8_einsum
 from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
@@ -104,6 +105,7 @@ __all__ = [
     "experts",
     "experts_workspace_bytes",
     "explain",
+    "fp8_einsum",
     "fp8_fp4_gemm_nn",
     "fp8_fp4_gemm_nt",
     "fp8_fp4_gemm_tn",

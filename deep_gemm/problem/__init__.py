@@ -9,6 +9,7 @@ from .checks import Operand, cuts_gradient
 from .dense import DenseProblem, check_ordinary_matrices, dense_problem, no_alpha
 from .depths import KGroupedProblem, k_grouped_problem
 from .experts import ExpertsProblem, experts_problem
+from .heads import HeadsProblem, heads_problem
 from .linear import LinearProblem, linear_problem
 from .recipes import NO_RECIPES, Recipes
 from .routing import ExpertRows, check_gather, check_routes, check_weighted
@@ -21,6 +22,7 @@ __all__ = [
     "DenseProblem",
     "ExpertRows",
     "ExpertsProblem",
+    "HeadsProblem",
     "KGroupedProblem",
     "LinearProblem",
     "MaskedProblem",
@@ -36,6 +38,7 @@ __all__ = [
     "cuts_gradient",
     "dense_problem",
     "experts_problem",
+    "heads_problem",
     "k_grouped_problem",
     "linear_problem",
     "masked_problem",
