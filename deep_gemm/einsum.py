@@ -59,7 +59,7 @@ def fp8_einsum(
     product, said = PRODUCTS[expr], (recipe, None, None)
     if out is None:
         out = product.ask(a, b, None, None, said).d.transpose(0, 1)
-    elif sfa.dim() == 3 and sfa.dtype == torch.float32 and sfa.is_cuda:
+    if sfa.dim() == 3 and sfa.dtype == torch.float32 and sfa.is_cuda:
         of_heads = sfa.transpose(0, 1)
         laid_out = mn_major(of_heads)
         a = x, sfa if laid_out is of_heads else laid_out.transpose(0, 1)
@@ -88,7 +88,8 @@ def _product(expr: str) -> Product:
     def as_operator(a: Operand, b: Operand, d: Tensor | None, _: Tensor | None, recipes: Recipes) -> Tensor | None:
         return _as_operator(expr, a, b, d, None, recipes[0] or RECIPE_1D2D)
 
-    return Product(ask, reference.heads, rows.run, as_operator, turned=(False, expr == BY_HEADS_TURNED))
+    # A is turned in any case: scales of it that `run` copied would be of another shape.
+    return Product(ask, reference.heads, rows.run, as_operator, turned=(True, expr == BY_HEADS_TURNED))
 
 
 PRODUCTS = {expr: _product(expr) for expr in (BY_HEADS, BY_HEADS_TURNED)}
