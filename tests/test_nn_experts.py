@@ -319,14 +319,16 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> N
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str) -> None:
-    layer = layer_of()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, device: str) -> None:
+    layer = layer_of().to(device)
     torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)
     compiled: Any = torch.compile(layer, backend=counter, fullgraph=True)
     for tokens in (40, 7, 64):
-        (ids, weights), grad = routes(tokens), numbers(tokens, HIDDEN, seed=3)
-        x, weights = numbers(tokens, HIDDEN).requires_grad_(), weights.requires_grad_()
+        (ids, weights), grad = routes(tokens), numbers(tokens, HIDDEN, seed=3).to(device)
+        x, ids, weights = numbers(tokens, HIDDEN).to(device), ids.to(device), weights.to(device)
+        x.requires_grad_(), weights.requires_grad_()
         if tokens == 40:
             for each in (x, ids, weights):
                 torch._dynamo.mark_dynamic(each, 0)

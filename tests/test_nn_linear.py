@@ -320,14 +320,15 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> N
 
 @pytest.mark.parametrize("frozen", ["", "weight", "x"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, frozen: str) -> None:
-    model: Any = torch.nn.Sequential(layer_of(bias=False), torch.nn.ReLU(), Linear(OUT, OUT, bias=False))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, frozen: str, device: str) -> None:
+    model: Any = torch.nn.Sequential(layer_of(bias=False), torch.nn.ReLU(), Linear(OUT, OUT, bias=False)).to(device)
     model[0].weight.requires_grad_(frozen != "weight")
     torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)
     compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
     for tokens in (40, 7, 64, 20):
-        x, grad = numbers(tokens, IN), numbers(tokens, OUT, seed=2)
+        x, grad = numbers(tokens, IN).to(device), numbers(tokens, OUT, seed=2).to(device)
         if tokens == 40:
             torch._dynamo.mark_dynamic(x, 0)
         x.requires_grad_(frozen != "x")

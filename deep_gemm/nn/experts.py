@@ -114,11 +114,14 @@ class Experts(torch.nn.Module):
         )
         flat = x.reshape(-1, self.hidden), topk_weights.reshape(rows.row_of.shape)
         weights = self.w1, self.w2
-        if main_grads == (None, None):
-            out = _Experts.apply(*flat, *weights, rows, self.limit, main_grads)  # type: ignore[no-untyped-call]
-        else:
+        if main_grads != (None, None):
             out = apply_beside_main_grads(*flat, *weights, rows, self.limit, main_grads)
-        return out.view(x.shape)  # type: ignore[no-any-return]
+        elif is_dynamo_compiling():  # an operator of ops/nn.py, with a formula for its gradients
+            out, _ = torch.ops.deep_gemm.nn_experts(*flat, *weights, list(rows), self.limit)
+            out = out.to(x.dtype)
+        else:
+            out = _Experts.apply(*flat, *weights, rows, self.limit, main_grads)  # type: ignore[no-untyped-call]
+        return out.view(x.shape)
 
 
 @outside_of_graphs
@@ -179,8 +182,6 @@ def with_gates(
     x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None
 ) -> tuple[Tensor, Tensor]:
     """Compute the mixture, and gate and up of each row, which all gradients take."""
-    if is_dynamo_compiling():
-        return torch.ops.deep_gemm.nn_experts(x, topk_weights, w1, w2, list(rows), limit)  # type: ignore[no-any-return]
     h = product_of_rows(gather_cast_to_fp8(x, rows, mn_major=True), per_block_cast_to_fp8(w1), rows)
     y = product_of_rows(activate_rows(h, rows, limit), per_block_cast_to_fp8(w2), rows)
     out = gather_weighted(y, rows, topk_weights)
@@ -206,11 +207,6 @@ def gradients(
     main_grads: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Gradients:
     """Compute the gradients that are needed, in these types."""
-    if is_dynamo_compiling():
-        all_four = torch.ops.deep_gemm.nn_experts_gradients(
-            grad, x, topk_weights, w1, w2, h, list(rows), limit, list(needs), *types
-        )
-        return tuple(each if need else None for each, need in zip(all_four, needs, strict=True))  # type: ignore[return-value]
     needs_x, needs_p, needs_w1, needs_w2 = needs
     is_empty = (rows.ids < 0)[:, None]  # behind the last row of an expert, where products leave anything
     activation = Activation.of(h.masked_fill(is_empty, 0), limit)

@@ -76,9 +76,12 @@ class Linear(torch.nn.Linear):
             return forward_alone(x, self.weight, self.bias)
         needs_weight = self.weight.requires_grad
         main_grad = main_grad_of("weight", self.weight, self.accumulates_main_grad and needs_weight)
-        if main_grad is None:
-            return _Linear.apply(x, self.weight, self.bias, None)  # type: ignore[no-any-return, no-untyped-call]
-        return apply_beside_main_grad(x, self.weight, self.bias, main_grad)
+        if main_grad is not None:
+            return apply_beside_main_grad(x, self.weight, self.bias, main_grad)
+        if is_dynamo_compiling():  # an operator of ops/nn.py, with a formula for its gradients
+            d, *_ = torch.ops.deep_gemm.nn_linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias, needs_weight)
+            return d.view(*x.shape[:-1], self.out_features)  # type: ignore[no-any-return]
+        return _Linear.apply(x, self.weight, self.bias, None)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @outside_of_graphs
@@ -135,9 +138,6 @@ class _Linear(torch.autograd.Function):
 
 def with_columns(x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bool) -> tuple[Tensor, Quantized | None]:
     """Compute the layer of rows, and the cast of x along tokens that the weight's gradient takes."""
-    if is_dynamo_compiling():
-        d, *columns = torch.ops.deep_gemm.nn_linear(x, weight, bias, columns_too)
-        return d, tuple(columns) if columns_too else None
     a, columns = casts(x, rows_too=True, columns_too=columns_too)
     assert a is not None
     return product(a, per_block_cast_to_fp8(weight), bias, x.dtype), columns
@@ -152,10 +152,6 @@ def gradients(
     main_grad: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradient of the rows of x if there is the weight, and of the weight if there is x."""
-    if is_dynamo_compiling():
-        values, scales = (None, None) if x_columns is None else x_columns
-        of_x, of_weight = torch.ops.deep_gemm.nn_linear_gradients(grad, weight, values, scales, x_dtype, weight_dtype)
-        return of_x if weight is not None else None, of_weight if x_columns is not None else None
     a, columns = casts(grad, rows_too=weight is not None, columns_too=x_columns is not None)
     of_x = of_weight = None
     if a is not None and weight is not None:

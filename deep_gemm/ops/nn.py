@@ -1,11 +1,12 @@
 """Operators of layers that are trained: what is not asked for is given as an empty tensor.
 
-A module calls them while Dynamo traces its forward and its backward, and its functions otherwise.
+A module calls an operator, which has a formula for its gradients, while Dynamo traces it, and its functions otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from ..problem import ExpertRows
 from ..problem.checks import K_MULTIPLE
 from ..problem.layout import align
 from ..quantize import empty_scales, empty_values
-from .library import operator
+from .library import gradients, operator
 
 
 def nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -43,6 +44,7 @@ operator(
     "nn_linear(Tensor x, Tensor weight, Tensor? bias, bool columns) -> (Tensor, Tensor, Tensor)",
     new_linear,
     fake_linear,
+    has_gradients=True,
 )
 
 
@@ -102,11 +104,38 @@ def fake_experts(
     return x.new_empty(x.shape, dtype=torch.bfloat16), x.new_empty((num_rows, w1.shape[1]), dtype=torch.bfloat16)
 
 
+def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Keep what the gradients take."""
+    x, weight, bias, columns = inputs
+    _, values, scales = output
+    ctx.mark_non_differentiable(values, scales)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(weight, *((values, scales) if columns else (None, None)))
+    ctx.types = x.dtype, weight.dtype, None if bias is None else bias.dtype
+
+
+def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    """Compute the gradients that are needed."""
+    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    weight, *columns = ctx.saved_tensors
+    x_dtype, weight_dtype, bias_dtype = ctx.types
+    given = columns if needs_weight else (None, None)
+    of_x, of_weight = torch.ops.deep_gemm.nn_linear_gradients(
+        grad, weight if needs_x else None, *given, x_dtype, weight_dtype
+    )
+    of_bias = grad.sum(0, dtype=torch.float32).to(bias_dtype) if needs_bias else None
+    return of_x if needs_x else None, of_weight if needs_weight else None, of_bias, None
+
+
+gradients("nn_linear", linear_backward, keep_linear)
+
+
 ROUTED = "Tensor[] rows, float? limit"
 operator(
     f"nn_experts(Tensor x, Tensor topk_weights, Tensor w1, Tensor w2, {ROUTED}) -> (Tensor, Tensor)",
     new_experts,
     fake_experts,
+    has_gradients=True,
 )
 
 
@@ -156,3 +185,36 @@ operator(
     fake_experts_gradients,
     tags=(torch.Tag.cudagraph_unsafe,),  # it waits for the number of each expert's rows
 )
+
+
+def keep_experts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep what the gradients take."""
+    x, topk_weights, w1, w2, rows, limit = inputs
+    _, h = output
+    ctx.mark_non_differentiable(h)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, topk_weights, w1, w2, h, *rows)
+    ctx.limit = limit
+
+
+def experts_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    """Compute the gradients that are needed."""
+    x, topk_weights, w1, w2, h, *rows = ctx.saved_tensors
+    needs = [*ctx.needs_input_grad[:4]]
+    needs_x, needs_p, needs_w1, _ = needs
+    found = torch.ops.deep_gemm.nn_experts_gradients(
+        grad,
+        x if needs_w1 else None,
+        topk_weights,
+        w1 if needs_x else None,
+        w2 if needs_x or needs_p or needs_w1 else None,
+        h,
+        rows,
+        ctx.limit,
+        needs,
+        *(each.dtype for each in (x, topk_weights, w1, w2)),
+    )
+    return (*(each if need else None for each, need in zip(found, needs, strict=True)), [None] * len(rows), None)
+
+
+gradients("nn_experts", experts_backward, keep_experts)
