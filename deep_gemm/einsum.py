@@ -1,14 +1,22 @@
-"""Products of heads, as einsum states them: a batch of products of one shape, FP8 operands with fine-grained scales."""
+"""Products of many small matrices at once, in the notation of `torch.einsum`."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import reference
-from .kernels import heads
-from .kernels.product import Product, call_operator, run
-from .problem import FORMS, EinsumProblem, Form, Operand, einsum_problem, form_of
-from .problem.layout import RECIPE_1D2D, Recipe
+from .grouped import k_grouped_fp8_gemm_nt_contiguous
+from .kernels import rows
+from .kernels.lay_scales import mn_major
+from .kernels.product import Product, run
+from .problem import HeadsProblem, Operand, Recipes, checks, heads_problem
+from .problem.checks import K_MULTIPLE
+from .problem.heads import ALONG_TOKENS, BY_HEADS, BY_HEADS_TURNED, check_along_tokens, expression
+from .problem.layout import RECIPE_1D2D, Recipe, align, recipe_numbers
+from .problem.tracing import is_dispatched
+
+__all__ = ["fp8_einsum"]
 
 
 def fp8_einsum(
@@ -17,41 +25,85 @@ def fp8_einsum(
     b: Operand,
     d: Tensor | None = None,
     c: Tensor | None = None,
-    recipe: Recipe | None = RECIPE_1D2D,
+    recipe: Recipe = RECIPE_1D2D,
 ) -> Tensor | None:
-    """Compute one product for each head h, D = C + A * B summed as `expr` says, with FP8 operands and FP32 scales.
+    """Multiply what each head has, FP8 with FP32 scales: b tokens, h heads, vectors of d and of r numbers.
 
-    - `expr`: "bhr,hdr->bhd", "bhd,hdr->bhr" (the same weights, transposed) or "bhd,bhr->hdr" (a weight gradient).
-    - `a`, `b`: values (torch.float8_e4m3fn) with the axes that `expr` says, and scales with the same axes: one for 128
-      along the axis that is summed over, and in `b` one for 128 along the axis that stays as well. With
-      `recipe=(1, 1, 128)` `b` has one for each place along that axis.
-    - `d`: torch.bfloat16 or torch.float32. Where it is given the function returns None; where it is left out the
-      function makes it, of C's type, else BF16 (FP32 with `recipe=(1, 1, 128)`), and returns it.
-    - `c`: added to the product in FP32; of D's shape and type, D itself or disjoint from it.
+    - "bhr,hdr->bhd": each head's rows of tokens times its weights `[d, r]`. `a`: values `[b, h, r]` and scales
+      `[b, h, ceil(r / 128)]`; `b`: values `[h, d, r]` and scales `[h, ceil(d / 128), ceil(r / 128)]`, or with
+      `recipe=(1, 1, 128)` `[h, d, ceil(r / 128)]`; `d`: `[b, h, d]`, BF16 or FP32.
+    - "bhd,hdr->bhr": the same with the weights transposed. `a` is `[b, h, d]` with scales `[b, h, ceil(d / 128)]`, `b`
+      as before, but its values are copied; `d`: `[b, h, r]`.
+    - "bhd,bhr->hdr": the gradient of the weights, with `recipe=(1, 1, 128)`. `a`: values `[b, h, d]` and scales
+      `[ceil(b / 128), h, d]`; `b`: values `[b, h, r]` and scales `[ceil(b / 128), h, r]`; both values are copied. `d`:
+      FP32 `[h, d, r]`, or BF16 without `c`; `c`: added, FP32, D itself or disjoint from it. The others have no C.
 
-    Heads and rows may have any strides of whole 16 bytes; the last axis is contiguous. Values are copied where the sum
-    goes over another axis than their last. The summed axis is a multiple of 16, D's last of 8 (BF16) or 4 (FP32).
+    Values lie contiguous along their last dimension, in any strides else that 16 bytes divide: a part of a wider tensor
+    will do. So will scales of any strides; those of a token and head lie as a kernel loads them if the tokens' are
+    contiguous: `get_mn_major_tma_aligned_tensor(scales.transpose(0, 1)).transpose(0, 1)`. Where `d` is given the
+    function returns None; where it is left out the function makes it and returns it.
 
-    >>> x, w = torch.ones(2, 3, 128), torch.ones(3, 8, 128)
-    >>> fp8_einsum("bhr,hdr->bhd", per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)).shape
-    torch.Size([2, 3, 8])
+    >>> a = per_token_cast_to_fp8(torch.ones(3, 2, 256))
+    >>> w = per_block_cast_to_fp8(torch.ones(2, 128, 256))
+    >>> fp8_einsum("bhr,hdr->bhd", a, w)[:, 0, 0].tolist()
+    [256.0, 256.0, 256.0]
     """
-    form = form_of(expr)
-    return run(PRODUCTS[form], a, b, d, c, None if recipe is None else tuple(recipe))  # type: ignore[arg-type]
+    expr = expression(expr)
+    if is_dispatched(a[0]) if isinstance(a, tuple | list) and a else False:
+        return _as_operator(expr, a, b, d, c, recipe)
+    if expr == ALONG_TOKENS:
+        return _along_tokens(a, b, d, c, recipe)
+    if c is not None:
+        raise NotImplementedError(f"c: expected None for {expr}, got a tensor")
+    (x, sfa), out = checks.pair("a", a), d
+    product, said = PRODUCTS[expr], (recipe, None, None)
+    if out is None:
+        out = product.ask(a, b, None, None, said).d.transpose(0, 1)
+    if sfa.dim() == 3 and sfa.dtype == torch.float32 and sfa.is_cuda:
+        of_heads = sfa.transpose(0, 1)
+        laid_out = mn_major(of_heads)
+        a = x, sfa if laid_out is of_heads else laid_out.transpose(0, 1)
+    run(product, a, b, out, None, said)
+    return out if d is None else None
 
 
-def _product(name: str, form: Form) -> Product:
-    """State how a form is asked and computed."""
-
-    def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe | None) -> EinsumProblem:
-        return einsum_problem(form, a, b, d, c, recipe)
-
-    def as_operator(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe | None) -> Tensor | None:
-        adds_to_d = {} if d is None else {"adds_to_d": c is d}
-        c = None if c is d else c
-        return call_operator("fp8_einsum", a, b, d, c, expr=name, recipe=recipe, **adds_to_d)
-
-    return Product(ask, reference.einsum, heads.run, as_operator)
+def _as_operator(
+    expr: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe
+) -> Tensor | None:
+    operands = *checks.pair("a", a), *checks.pair("b", b)
+    recipe = recipe_numbers("recipe", recipe)
+    if d is None:
+        return torch.ops.deep_gemm.fp8_einsum.default(expr, *operands, c, recipe)  # type: ignore[no-any-return]
+    is_same = c is d
+    torch.ops.deep_gemm.fp8_einsum.into(expr, *operands, d, None if is_same else c, recipe, is_same)
+    return None
 
 
-PRODUCTS = {form: _product(name, form) for name, form in FORMS.items()}
+def _product(expr: str) -> Product:
+    """State how the product of an expression is asked and computed."""
+
+    def ask(a: Operand, b: Operand, d: Tensor | None, _: Tensor | None, recipes: Recipes) -> HeadsProblem:
+        return heads_problem(expr, a, b, d, recipes)
+
+    def as_operator(a: Operand, b: Operand, d: Tensor | None, _: Tensor | None, recipes: Recipes) -> Tensor | None:
+        return _as_operator(expr, a, b, d, None, recipes[0] or RECIPE_1D2D)
+
+    # A is turned in any case: scales of it that `run` copied would be of another shape.
+    return Product(ask, reference.heads, rows.run, as_operator, turned=(True, expr == BY_HEADS_TURNED))
+
+
+PRODUCTS = {expr: _product(expr) for expr in (BY_HEADS, BY_HEADS_TURNED)}
+
+
+def _along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> Tensor | None:
+    """Compute a product of groups along k, each of which is a head with all tokens."""
+    tokens, heads = check_along_tokens(a, b, d, c, recipe)
+    depth = align(tokens, K_MULTIPLE)
+    operands = []
+    for values, scales in (a, b):
+        width = values.shape[2]
+        rows_of_heads = values.new_empty(heads, width, depth)
+        rows_of_heads.view(torch.uint8)[..., tokens:] = 0
+        rows_of_heads[..., :tokens] = values.permute(1, 2, 0)
+        operands.append((rows_of_heads.view(-1), scales.permute(2, 1, 0).reshape(width, heads * scales.shape[0])))
+    return k_grouped_fp8_gemm_nt_contiguous(*operands, d, [depth] * heads, None, c)

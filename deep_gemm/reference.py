@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .problem import ContiguousProblem, DenseProblem, EinsumProblem, KGroupedProblem, MaskedProblem
+from .problem import ContiguousProblem, DenseProblem, HeadsProblem, KGroupedProblem, MaskedProblem
 from .problem.layout import SCALE_BLOCK, align, ceil_div
 
 # One tile of FP64 partial sums stays in a core's cache.
@@ -70,6 +70,14 @@ def masked(p: MaskedProblem) -> None:
         product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.sfb_rows)
         is_written = torch.arange(rows, device=d.device) < p.masked_m[group]
         d.copy_(torch.where(is_written[:, None], product.to(d.dtype), d))
+
+
+@torch.no_grad()
+def heads(p: HeadsProblem) -> None:
+    """Write all rows of each head."""
+    for head in range(p.num_groups):
+        product = block_scaled_product(p.a[head], p.sfa[head], p.b[head], p.sfb[head], p.sfb_rows)
+        p.d[head].copy_(product)
 
 
 @torch.no_grad()

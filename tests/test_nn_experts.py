@@ -22,6 +22,7 @@ from nn_cases import (
     new_memory_is_nan,
 )
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import deep_gemm
@@ -315,6 +316,31 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> N
 
     both = (trained(each, x, ids, weights, grad) for each in (layer, Recomputed()))
     assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, device: str) -> None:
+    layer = layer_of().to(device)
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled: Any = torch.compile(layer, backend=counter, fullgraph=True)
+    for tokens in (40, 7, 64):
+        (ids, weights), grad = routes(tokens), numbers(tokens, HIDDEN, seed=3).to(device)
+        x, ids, weights = numbers(tokens, HIDDEN).to(device), ids.to(device), weights.to(device)
+        x.requires_grad_(), weights.requires_grad_()
+        if tokens == 40:
+            for each in (x, ids, weights):
+                torch._dynamo.mark_dynamic(each, 0)
+        found = []
+        for module_of in (layer, compiled):
+            y = module_of(x, ids, weights)
+            found.append((y.detach(), *torch.autograd.grad(y, (x, weights, layer.w1, layer.w2), grad)))
+        assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+        with torch.no_grad():
+            assert same_bits(compiled(x, ids, weights), found[0][0])
+    assert counter.frame_count <= 2  # with gradients, and without
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("tokens", [0, 40])

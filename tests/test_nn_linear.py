@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from layer_cases import same_bits
 from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, kept_by_autograd
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import deep_gemm
@@ -317,12 +318,58 @@ def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> N
     assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
 
 
-def test_a_compiled_model_has_the_same_bits() -> None:
-    model, x, grad = torch.nn.Sequential(layer_of(), torch.nn.ReLU()), numbers(40, IN), numbers(40, OUT, seed=2)
-    expected = trained(model, x, grad)
+@pytest.mark.parametrize("frozen", ["", "weight", "x"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, frozen: str, device: str) -> None:
+    model: Any = torch.nn.Sequential(layer_of(bias=False), torch.nn.ReLU(), Linear(OUT, OUT, bias=False)).to(device)
+    model[0].weight.requires_grad_(frozen != "weight")
     torch.compiler.reset()
-    compiled: Any = torch.compile(model, backend="aot_eager")
-    assert all(same_bits(a, b) for a, b in zip(trained(compiled, x, grad), expected, strict=True))
+    counter = CompileCounterWithBackend(backend)
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    for tokens in (40, 7, 64, 20):
+        x, grad = numbers(tokens, IN).to(device), numbers(tokens, OUT, seed=2).to(device)
+        if tokens == 40:
+            torch._dynamo.mark_dynamic(x, 0)
+        x.requires_grad_(frozen != "x")
+        found = []
+        for each in (model, compiled):
+            model.zero_grad()
+            y = each(x)
+            given = [leaf for leaf in (x, *model.parameters()) if leaf.requires_grad]
+            found.append((y.detach(), *torch.autograd.grad(y, given, grad)))
+        assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+    assert counter.frame_count == 1
+    torch.compiler.reset()
+
+
+def test_a_compiled_model_under_autocast_and_checkpointing() -> None:
+    model, x, grad = layer_of(), numbers(40, IN, dtype=torch.float32), numbers(40, OUT, seed=2)
+
+    def recomputed(x: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return checkpoint(model, x, use_reentrant=False)
+
+    torch.compiler.reset()
+    found = []
+    for each in (recomputed, torch.compile(recomputed, backend="aot_eager", fullgraph=True)):
+        y = each(x)
+        assert y.dtype == torch.bfloat16
+        found.append((y.detach(), *torch.autograd.grad(y, list(model.parameters()), grad)))
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+    torch.compiler.reset()
+
+
+def test_main_grad_is_added_to_between_graphs() -> None:
+    layer: Any = layer_of(accumulates_main_grad=True)
+    layer.weight.main_grad = torch.zeros_like(layer.weight)
+    x, grad = numbers(40, IN), numbers(40, OUT, seed=2)
+    layer(x).backward(grad)
+    expected, layer.weight.main_grad = layer.weight.main_grad, torch.zeros_like(layer.weight)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(layer, backend="aot_eager")
+    compiled(x).backward(grad)
+    assert same_bits(layer.weight.main_grad, expected)
     torch.compiler.reset()
 
 

@@ -112,6 +112,25 @@ def samples() -> Iterator[Sample]:
     experts = bf16(M, 48), routes(M), weights, *W1, *W2
     yield call(ops.experts.default, *experts, 1.5)
     yield call(ops.experts.into, *experts, bf16(M, 48))
+    a3, w3 = rows(M, GROUPS, K), deep_gemm.per_block_cast_to_fp8(bf16(GROUPS, N, K))
+    yield call(ops.fp8_einsum.default, "bhr,hdr->bhd", *a3, *w3, None, [1, 128, 128])
+    yield call(ops.fp8_einsum.into, "bhr,hdr->bhd", *a3, *w3, bf16(M, GROUPS, N), None, [1, 128, 128])
+    columns = a3[0], a3[1].new_ones(1, GROUPS, K)
+    yield call(ops.fp8_einsum.default, "bhd,bhr->hdr", *columns, *columns, None, [1, 1, 128])
+    yield call(ops.fp8_einsum.into, "bhd,bhr->hdr", *columns, *columns, fp32(GROUPS, K, K), None, [1, 1, 128], True)
+    w, grad, types = fp32(N, K), bf16(M, N), [torch.bfloat16, torch.float32]
+    kept = deep_gemm.per_token_cast_to_fp8(torch.nn.functional.pad(bf16(M, K), (0, 0, 0, 10)).t(), mn_major=True)
+    yield call(ops.nn_linear.default, bf16(M, K), w, bf16(N), True)
+    yield call(ops.nn_linear.default, fp32(M, K), w, None, False)
+    yield call(ops.nn_linear_gradients.default, grad, w, *kept, *types)
+    yield call(ops.nn_linear_gradients.default, grad, w, None, None, *types)
+    yield call(ops.nn_linear_gradients.default, grad, None, *kept, *types)
+    w1, w2, h, types = fp32(GROUPS, 64, 48), fp32(GROUPS, 48, 32), bf16(M * TOPK, 64), types + types[1:] * 2
+    every = [*deep_gemm.expert_rows(routes(M).clamp_min(0), GROUPS)]  # a row without a route would hold anything
+    yield call(ops.nn_experts.default, bf16(M, 48), weights, w1, w2, every, 1.5)
+    trained = (bf16(M, 48), bf16(M, 48), weights.bfloat16(), w1, w2, h, found, None)
+    yield call(ops.nn_experts_gradients.default, *trained, [True] * 4, *types)
+    yield call(ops.nn_experts_gradients.default, *trained, [False, False, False, True], *types)
     yield call(ops.get_mn_major_tma_aligned_tensor.default, a[1])
     yield call(ops.get_mn_major_tma_aligned_tensor.default, fp32(2, M, 1))
 

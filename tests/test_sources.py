@@ -37,9 +37,11 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
         "fp8_gemm_dense",
         "fp8_gemm_m_grouped_contiguous",
         "fp8_gemm_m_grouped_masked",
+        "fp8_gemm_heads",
         "fp8_wgrad_gemm_dense",
         "fp8_wgrad_gemm_m_grouped_contiguous",
         "fp8_wgrad_gemm_m_grouped_masked",
+        "fp8_wgrad_gemm_heads",
         "fp8_wgrad_gemm_k_grouped",
     }
     for name, config in names.items():

@@ -38,7 +38,7 @@ _WORK_NAMES = {
     Groups.ENDS: "m_grouped_contiguous",
     Groups.COUNTS: "m_grouped_masked",
     Groups.DEPTHS: "k_grouped",
-    Groups.HEADS: "heads",
+    Groups.ALL: "heads",
 }
 """What the kernel's name says of a kind of work."""
 

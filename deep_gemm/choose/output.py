@@ -19,8 +19,13 @@ class Groups(IntEnum):
     """The first rows of each group's own A, and how many ("masked")."""
     DEPTHS = 4
     """All rows, and a part of k for each group ("k-grouped")."""
-    HEADS = 5
-    """All rows, and of each head its own A, B and D ("fp8_einsum"): work/heads.cuh, which does not ask `kGroups`."""
+    ALL = 5
+    """All rows of each group's own A ("heads")."""
+
+    @property
+    def has_planes(self) -> bool:
+        """Each group has rows of its own: they are not stacked."""
+        return self in (Groups.COUNTS, Groups.ALL)
 
 
 @dataclass(frozen=True)

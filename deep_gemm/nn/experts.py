@@ -14,6 +14,7 @@ From forward to backward stay x, h, the weights, and where each row comes from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from math import sqrt
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from ..problem.checks import K_MULTIPLE
 from ..problem.integers import integer_in_range
 from ..problem.layout import align
 from ..problem.numbers import positive
+from ..problem.tracing import is_dynamo_compiling
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..routing import expert_rows, gather_cast_to_fp8, gather_weighted
 from .gradients import (
@@ -89,7 +91,6 @@ class Experts(torch.nn.Module):
         """Sizes, for `print`."""
         return f"num_experts={self.num_experts}, hidden={self.hidden}, intermediate={self.intermediate}"
 
-    @outside_of_graphs
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of tokens x `[..., hidden]`: `topk_ids` and `topk_weights` are `[..., topk]`.
 
@@ -113,8 +114,20 @@ class Experts(torch.nn.Module):
         )
         flat = x.reshape(-1, self.hidden), topk_weights.reshape(rows.row_of.shape)
         weights = self.w1, self.w2
-        out = _Experts.apply(*flat, *weights, rows, self.limit, main_grads)  # type: ignore[no-untyped-call]
-        return out.view(x.shape)  # type: ignore[no-any-return]
+        if main_grads != (None, None):
+            out = apply_beside_main_grads(*flat, *weights, rows, self.limit, main_grads)
+        elif is_dynamo_compiling():  # an operator of ops/nn.py, with a formula for its gradients
+            out, _ = torch.ops.deep_gemm.nn_experts(*flat, *weights, list(rows), self.limit)
+            out = out.to(x.dtype)
+        else:
+            out = _Experts.apply(*flat, *weights, rows, self.limit, main_grads)  # type: ignore[no-untyped-call]
+        return out.view(x.shape)
+
+
+@outside_of_graphs
+def apply_beside_main_grads(*args: Any) -> Tensor:
+    """Compute the mixture, gradients of weights being added to `main_grad`: no graph has this effect."""
+    return _Experts.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Experts(torch.autograd.Function):
@@ -133,10 +146,7 @@ class _Experts(torch.autograd.Function):
     ) -> Tensor:
         """Compute the mixture, and keep what the gradients that are needed take."""
         needs_x, needs_p, needs_w1, _, *_ = ctx.needs_input_grad
-        h = product_of_rows(gather_cast_to_fp8(x, rows, mn_major=True), per_block_cast_to_fp8(w1), rows)
-        y = product_of_rows(activate_rows(h, rows, limit), per_block_cast_to_fp8(w2), rows)
-        out = gather_weighted(y, rows, topk_weights)
-        assert out is not None
+        out, h = with_gates(x, topk_weights, w1, w2, rows, limit)
         ctx.save_for_backward(
             x if needs_w1 else None,
             topk_weights,
@@ -145,7 +155,7 @@ class _Experts(torch.autograd.Function):
             h,
             *rows,
         )
-        ctx.x_dtype, ctx.w_dtypes = x.dtype, (w1.dtype, w2.dtype)
+        ctx.types = x.dtype, topk_weights.dtype, w1.dtype, w2.dtype
         ctx.limit, ctx.main_grads = limit, main_grads
         ctx.marked = tuple(
             None if buffer is None else weight for weight, buffer in zip((w1, w2), main_grads, strict=True)
@@ -156,38 +166,72 @@ class _Experts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients that are needed."""
-        needs_x, needs_p, needs_w1, needs_w2, *_ = ctx.needs_input_grad
         x, topk_weights, w1, w2, h, *fields = ctx.saved_tensors
-        rows = ExpertRows(*fields)
-        is_empty = (rows.ids < 0)[:, None]  # behind the last row of an expert, where products leave anything
-        activation = Activation.of(h.masked_fill(is_empty, 0), ctx.limit)
-        p = of_rows(topk_weights.float(), rows)[:, None]
-        stack = Stack.of(rows) if needs_w1 or needs_w2 else None
-        of_x = of_p = of_w1 = of_w2 = None
-        if needs_x or needs_p or needs_w1:
-            a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
-            ds = product_of_rows(a, transposed(per_block_cast_to_fp8(w2)), rows)  # but for the factor p
-            ds = ds.masked_fill_(is_empty, 0).float()
-            if needs_p:
-                of_p = of_routes((activation.s * ds).sum(1), rows).to(topk_weights.dtype)
-        if needs_x or needs_w1:
-            dh = activation.gradient(ds * p).to(torch.bfloat16)
-            if needs_x:
-                a = per_token_cast_to_fp8(dh, mn_major=True)
-                dx = product_of_rows(a, transposed(per_block_cast_to_fp8(w1)), rows)
-                of_x = gather_weighted(dx, rows, torch.ones_like(rows.row_of, dtype=torch.float32))
-                assert of_x is not None
-                of_x = of_x.to(ctx.x_dtype)
-            if needs_w1 and stack is not None:
-                of_w1 = stack.product(dh[stack.row], x[stack.token], ctx.w_dtypes[0], ctx.main_grads[0])
-        if needs_w2 and stack is not None:
-            dy = grad[stack.token] * p[stack.row]
-            of_w2 = stack.product(dy, activation.s[stack.row], ctx.w_dtypes[1], ctx.main_grads[1])
+        needs = ctx.needs_input_grad[:4]
+        of_x, of_p, of_w1, of_w2 = gradients(
+            grad, x, topk_weights, w1, w2, h, ExpertRows(*fields), ctx.limit, needs, ctx.types, ctx.main_grads
+        )
         if ctx.marked[0] is not None:
             of_w1 = gradient_beside_main_grad(ctx.marked[0])
         if ctx.marked[1] is not None:
             of_w2 = gradient_beside_main_grad(ctx.marked[1])
         return of_x, of_p, of_w1, of_w2, None, None, None
+
+
+def with_gates(
+    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """Compute the mixture, and gate and up of each row, which all gradients take."""
+    h = product_of_rows(gather_cast_to_fp8(x, rows, mn_major=True), per_block_cast_to_fp8(w1), rows)
+    y = product_of_rows(activate_rows(h, rows, limit), per_block_cast_to_fp8(w2), rows)
+    out = gather_weighted(y, rows, topk_weights)
+    assert out is not None
+    return out, h
+
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Of x, of the weights of routes, of w1 and of w2."""
+
+
+def gradients(
+    grad: Tensor,
+    x: Tensor | None,
+    topk_weights: Tensor,
+    w1: Tensor | None,
+    w2: Tensor | None,
+    h: Tensor,
+    rows: ExpertRows,
+    limit: float | None,
+    needs: Sequence[bool],
+    types: Sequence[torch.dtype],
+    main_grads: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Gradients:
+    """Compute the gradients that are needed, in these types."""
+    needs_x, needs_p, needs_w1, needs_w2 = needs
+    is_empty = (rows.ids < 0)[:, None]  # behind the last row of an expert, where products leave anything
+    activation = Activation.of(h.masked_fill(is_empty, 0), limit)
+    p = of_rows(topk_weights.float(), rows)[:, None]
+    stack = Stack.of(rows) if needs_w1 or needs_w2 else None
+    of_x = of_p = of_w1 = of_w2 = None
+    if w2 is not None:  # one of the first three needs it
+        a = gather_cast_to_fp8(grad.contiguous(), rows, mn_major=True)
+        ds = product_of_rows(a, transposed(per_block_cast_to_fp8(w2)), rows)  # but for the factor p
+        ds = ds.masked_fill_(is_empty, 0).float()
+        if needs_p:
+            of_p = of_routes((activation.s * ds).sum(1), rows).to(types[1])
+        dh = activation.gradient(ds * p).to(torch.bfloat16) if needs_x or needs_w1 else None
+        if dh is not None and w1 is not None and needs_x:
+            a = per_token_cast_to_fp8(dh, mn_major=True)
+            dx = product_of_rows(a, transposed(per_block_cast_to_fp8(w1)), rows)
+            of_x = gather_weighted(dx, rows, torch.ones_like(rows.row_of, dtype=torch.float32))
+            assert of_x is not None
+            of_x = of_x.to(types[0])
+        if dh is not None and x is not None and needs_w1 and stack is not None:
+            of_w1 = stack.product(dh[stack.row], x[stack.token], types[2], main_grads[0])
+    if needs_w2 and stack is not None:
+        dy = grad[stack.token] * p[stack.row]
+        of_w2 = stack.product(dy, activation.s[stack.row], types[3], main_grads[1])
+    return of_x, of_p, of_w1, of_w2
 
 
 def of_rows(x: Tensor, rows: ExpertRows) -> Tensor:

@@ -14,7 +14,7 @@ from ..problem.integers import integer_in_range
 
 
 def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep torch.compile out: kernels are launched by addresses, which no graph has.
+    """Keep torch.compile out of a function that writes what no graph knows of.
 
     `torch.compiler.disable` takes seconds, because it loads the compiler. So it is called when the function is.
     """

@@ -23,6 +23,7 @@ from ..dense import fp8_gemm_nt
 from ..layers import linear
 from ..problem.checks import K_MULTIPLE, Operand
 from ..problem.layout import RECIPE_1D1D
+from ..problem.tracing import is_dynamo_compiling
 from ..quantize import Quantized, cast_both_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from .gradients import (
     as_autocast_says,
@@ -65,7 +66,6 @@ class Linear(torch.nn.Linear):
         )
         self.accumulates_main_grad = accumulates_main_grad
 
-    @outside_of_graphs
     def forward(self, input: Tensor) -> Tensor:
         """Compute input @ weight.T + bias."""
         x = as_autocast_says(input)
@@ -76,7 +76,18 @@ class Linear(torch.nn.Linear):
             return forward_alone(x, self.weight, self.bias)
         needs_weight = self.weight.requires_grad
         main_grad = main_grad_of("weight", self.weight, self.accumulates_main_grad and needs_weight)
-        return _Linear.apply(x, self.weight, self.bias, main_grad)  # type: ignore[no-any-return, no-untyped-call]
+        if main_grad is not None:
+            return apply_beside_main_grad(x, self.weight, self.bias, main_grad)
+        if is_dynamo_compiling():  # an operator of ops/nn.py, with a formula for its gradients
+            d, *_ = torch.ops.deep_gemm.nn_linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias, needs_weight)
+            return d.view(*x.shape[:-1], self.out_features)  # type: ignore[no-any-return]
+        return _Linear.apply(x, self.weight, self.bias, None)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@outside_of_graphs
+def apply_beside_main_grad(x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor) -> Tensor:
+    """Compute the layer, its weight's gradient being added to `main_grad`: no graph has this effect."""
+    return _Linear.apply(x, weight, bias, main_grad)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.no_grad()
@@ -100,14 +111,12 @@ class _Linear(torch.autograd.Function):
         """Compute the product, and keep what the gradients that are needed take."""
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         rows = x.reshape(-1, x.shape[-1])
-        a, columns = casts(rows, rows_too=True, columns_too=needs_weight)
-        assert a is not None
+        d, columns = with_columns(rows, weight, bias, needs_weight)
         ctx.save_for_backward(*(columns or (None, None)), weight if needs_x else None)
         ctx.x_shape, ctx.x_dtype, ctx.main_grad = x.shape, x.dtype, main_grad
         ctx.weight_dtype = weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.marked = weight if main_grad is not None else None
-        d = product(a, per_block_cast_to_fp8(weight), bias, x.dtype)
         return d.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
@@ -115,21 +124,43 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients that are needed."""
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        *x_columns, weight = ctx.saved_tensors
+        values, scales, weight = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])
-        a, columns = casts(rows, rows_too=needs_x, columns_too=needs_weight)
-        of_x = of_weight = of_bias = None
-        if a is not None:
-            of_x = torch.empty(ctx.x_shape, dtype=output_type(ctx.x_dtype), device=grad.device)
-            fp8_gemm_nt(a, transposed(per_block_cast_to_fp8(weight)), of_x.view(-1, ctx.x_shape[-1]))
-            of_x = of_x.to(ctx.x_dtype)
-        if columns is not None:
-            of_weight = weight_gradient(columns, tuple(x_columns), ctx.weight_dtype, ctx.main_grad)
-            if ctx.marked is not None:
-                of_weight = gradient_beside_main_grad(ctx.marked)
-        if needs_bias:
-            of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-        return of_x, of_weight, of_bias, None
+        columns = (values, scales) if needs_weight else None
+        of_x, of_weight = gradients(
+            rows, weight if needs_x else None, columns, ctx.x_dtype, ctx.weight_dtype, ctx.main_grad
+        )
+        if ctx.marked is not None:
+            of_weight = gradient_beside_main_grad(ctx.marked)
+        of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
+        return None if of_x is None else of_x.view(ctx.x_shape), of_weight, of_bias, None
+
+
+def with_columns(x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bool) -> tuple[Tensor, Quantized | None]:
+    """Compute the layer of rows, and the cast of x along tokens that the weight's gradient takes."""
+    a, columns = casts(x, rows_too=True, columns_too=columns_too)
+    assert a is not None
+    return product(a, per_block_cast_to_fp8(weight), bias, x.dtype), columns
+
+
+def gradients(
+    grad: Tensor,
+    weight: Tensor | None,
+    x_columns: Quantized | None,
+    x_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    main_grad: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradient of the rows of x if there is the weight, and of the weight if there is x."""
+    a, columns = casts(grad, rows_too=weight is not None, columns_too=x_columns is not None)
+    of_x = of_weight = None
+    if a is not None and weight is not None:
+        of_x = torch.empty(len(grad), weight.shape[1], dtype=output_type(x_dtype), device=grad.device)
+        fp8_gemm_nt(a, transposed(per_block_cast_to_fp8(weight)), of_x)
+        of_x = of_x.to(x_dtype)
+    if columns is not None and x_columns is not None:
+        of_weight = weight_gradient(columns, x_columns, weight_dtype, main_grad)
+    return of_x, of_weight
 
 
 def product(a: Operand, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -4,50 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from ..einsum import PRODUCTS
-from ..problem import form_of
-from .library import Kernel, operator
-from .products import OPERANDS, c_of, real_and_fake
-
-SAID = "Tensor? c=None, *, str expr, int[]? recipe=None"
-
-
-def kernels(index: int) -> tuple[Kernel, Kernel]:
-    """Give what computes products (0), or what asks the same without an answer (1), as the two operators take it."""
-
-    def new(
-        a: Tensor,
-        sfa: Tensor,
-        b: Tensor,
-        sfb: Tensor,
-        c: Tensor | None = None,
-        *,
-        expr: str,
-        recipe: Sequence[int] | None = None,
-    ) -> Tensor | None:
-        compute = real_and_fake(PRODUCTS[form_of(expr)])[index]
-        return compute((a, sfa), (b, sfb), None, c, None if recipe is None else tuple(recipe))
-
-    def into(
-        a: Tensor,
-        sfa: Tensor,
-        b: Tensor,
-        sfb: Tensor,
-        d: Tensor,
-        c: Tensor | None = None,
-        *,
-        expr: str,
-        adds_to_d: bool = False,
-        recipe: Sequence[int] | None = None,
-    ) -> None:
-        compute = real_and_fake(PRODUCTS[form_of(expr)])[index]
-        compute((a, sfa), (b, sfb), d, c_of(d, c, adds_to_d), None if recipe is None else tuple(recipe))
-
-    return new, into
+from .. import einsum
+from ..problem import heads_problem
+from ..problem.heads import ALONG_TOKENS, check_along_tokens
+from .library import operator
+from .products import c_of, recipes_of
 
 
-(new, into), (fake_new, fake_into) = kernels(0), kernels(1)
-operator(f"fp8_einsum({OPERANDS}, {SAID}) -> Tensor", new, fake_new)
-operator(f"fp8_einsum.into({OPERANDS}, Tensor(d!) d, {SAID}, bool adds_to_d=False) -> ()", into, fake_into)
+def new(
+    expr: str, a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, c: Tensor | None, recipe: Sequence[int]
+) -> Tensor | None:
+    """Multiply into a new output."""
+    return einsum.fp8_einsum(expr, (a, sfa), (b, sfb), None, c, tuple(recipe))
+
+
+def into(
+    expr: str,
+    a: Tensor,
+    sfa: Tensor,
+    b: Tensor,
+    sfb: Tensor,
+    d: Tensor,
+    c: Tensor | None,
+    recipe: Sequence[int],
+    adds_to_d: bool = False,
+) -> None:
+    """Multiply into the caller's output."""
+    einsum.fp8_einsum(expr, (a, sfa), (b, sfb), d, c_of(d, c, adds_to_d), tuple(recipe))
+
+
+def fake_new(
+    expr: str, a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, c: Tensor | None, recipe: Sequence[int]
+) -> Tensor:
+    """Stand for the product."""
+    if expr == ALONG_TOKENS:
+        check_along_tokens((a, sfa), (b, sfb), None, c, tuple(recipe))
+        return torch.empty((a.shape[1], a.shape[2], b.shape[2]), dtype=torch.float32, device=a.device)
+    return heads_problem(expr, (a, sfa), (b, sfb), None, recipes_of(recipe)).d.transpose(0, 1)
+
+
+def fake_into(
+    expr: str,
+    a: Tensor,
+    sfa: Tensor,
+    b: Tensor,
+    sfb: Tensor,
+    d: Tensor,
+    c: Tensor | None,
+    recipe: Sequence[int],
+    adds_to_d: bool = False,
+) -> None:
+    """Stand for the product."""
+    if expr == ALONG_TOKENS:
+        check_along_tokens((a, sfa), (b, sfb), d, c, tuple(recipe))
+    else:
+        heads_problem(expr, (a, sfa), (b, sfb), d, recipes_of(recipe))
+
+
+OPERANDS = "str expr, Tensor a, Tensor sfa, Tensor b, Tensor sfb"
+operator(f"fp8_einsum({OPERANDS}, Tensor? c, int[] recipe) -> Tensor", new, fake_new)
+operator(
+    f"fp8_einsum.into({OPERANDS}, Tensor(d!) d, Tensor? c, int[] recipe, bool adds_to_d=False) -> ()", into, fake_into
+)

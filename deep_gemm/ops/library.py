@@ -18,21 +18,29 @@ TAGS = (
 Kernel = Callable[..., Any]
 
 
-def operator(schema: str, real: Kernel, fake: Kernel) -> None:
+def operator(
+    schema: str, real: Kernel, fake: Kernel, tags: tuple[torch.Tag, ...] = (), *, has_gradients: bool = False
+) -> None:
     """Make an operator of torch.ops.deep_gemm.
 
     `fake` takes what `real` takes, makes all checks that need neither addresses nor elements, and gives tensors of the
-    same shapes, strides, types and devices. The result carries no gradient.
+    same shapes, strides, types and devices. The result carries no gradient, unless `gradients` gives a formula.
     """
     name = schema.split("(", maxsplit=1)[0]
-    LIBRARY.define(schema, tags=TAGS)
+    LIBRARY.define(schema, tags=TAGS + tags)
     LIBRARY.impl(name, real, "CompositeExplicitAutograd")
-    LIBRARY.impl(name, library.fallthrough_kernel, "Autograd")
+    if not has_gradients:
+        LIBRARY.impl(name, library.fallthrough_kernel, "Autograd")
     library.register_fake(f"deep_gemm::{name}", fake, lib=LIBRARY)
     packet, _, overload = name.partition(".")
     made = getattr(getattr(torch.ops.deep_gemm, packet), overload or "default")
     if made._schema.is_mutable:
         LIBRARY.impl(name, _counting_versions(made), "ADInplaceOrView", with_keyset=True)
+
+
+def gradients(name: str, backward: Kernel, keep: Kernel) -> None:
+    """Give the formula for the gradients of an operator, and what forward keeps for it."""
+    library.register_autograd(f"deep_gemm::{name}", backward, setup_context=keep, lib=LIBRARY)
 
 
 def _counting_versions(made: torch._ops.OpOverload) -> Kernel:

@@ -10,6 +10,7 @@ from .dense import DenseProblem, check_ordinary_matrices, dense_problem, no_alph
 from .depths import KGroupedProblem, k_grouped_problem
 from .einsum import FORMS, EinsumProblem, Form, einsum_problem, form_of
 from .experts import ExpertsProblem, experts_problem
+from .heads import HeadsProblem, heads_problem
 from .linear import LinearProblem, linear_problem
 from .recipes import NO_RECIPES, Recipes
 from .routing import ExpertRows, check_gather, check_routes, check_weighted
@@ -24,7 +25,7 @@ __all__ = [
     "EinsumProblem",
     "ExpertRows",
     "ExpertsProblem",
-    "Form",
+    "HeadsProblem",
     "KGroupedProblem",
     "LinearProblem",
     "MaskedProblem",
@@ -41,7 +42,7 @@ __all__ = [
     "dense_problem",
     "einsum_problem",
     "experts_problem",
-    "form_of",
+    "heads_problem",
     "k_grouped_problem",
     "linear_problem",
     "masked_problem",
