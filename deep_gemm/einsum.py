@@ -7,8 +7,7 @@ from torch import Tensor
 
 from . import reference
 from .grouped import k_grouped_fp8_gemm_nt_contiguous
-from .kernels import rows
-from .kernels.lay_scales import mn_major
+from .kernels import heads
 from .kernels.product import Product, run
 from .problem import HeadsProblem, Operand, Recipes, checks, heads_problem
 from .problem.checks import K_MULTIPLE
@@ -36,7 +35,9 @@ def fp8_einsum(
       as before, but its values are copied; `d`: `[b, h, r]`.
     - "bhd,bhr->hdr": the gradient of the weights, with `recipe=(1, 1, 128)`. `a`: values `[b, h, d]` and scales
       `[ceil(b / 128), h, d]`; `b`: values `[b, h, r]` and scales `[ceil(b / 128), h, r]`; both values are copied. `d`:
-      FP32 `[h, d, r]`, or BF16 without `c`; `c`: added, FP32, D itself or disjoint from it. The others have no C.
+      FP32 `[h, d, r]`, or BF16 without `c`, which is FP32.
+
+    `c` is added in FP32: of D's type and shape, D itself or disjoint from it.
 
     Values lie contiguous along their last dimension, in any strides else that 16 bytes divide: a part of a wider tensor
     will do. So will scales of any strides; those of a token and head lie as a kernel loads them if the tokens' are
@@ -53,18 +54,8 @@ def fp8_einsum(
         return _as_operator(expr, a, b, d, c, recipe)
     if expr == ALONG_TOKENS:
         return _along_tokens(a, b, d, c, recipe)
-    if c is not None:
-        raise NotImplementedError(f"c: expected None for {expr}, got a tensor")
-    (x, sfa), out = checks.pair("a", a), d
-    product, said = PRODUCTS[expr], (recipe, None, None)
-    if out is None:
-        out = product.ask(a, b, None, None, said).d.transpose(0, 1)
-    if sfa.dim() == 3 and sfa.dtype == torch.float32 and sfa.is_cuda:
-        of_heads = sfa.transpose(0, 1)
-        laid_out = mn_major(of_heads)
-        a = x, sfa if laid_out is of_heads else laid_out.transpose(0, 1)
-    run(product, a, b, out, None, said)
-    return out if d is None else None
+    made = run(PRODUCTS[expr], a, b, d, c, (recipe, None, None))
+    return None if made is None else made.transpose(0, 1)  # a problem has its heads first
 
 
 def _as_operator(
@@ -82,14 +73,14 @@ def _as_operator(
 def _product(expr: str) -> Product:
     """State how the product of an expression is asked and computed."""
 
-    def ask(a: Operand, b: Operand, d: Tensor | None, _: Tensor | None, recipes: Recipes) -> HeadsProblem:
-        return heads_problem(expr, a, b, d, recipes)
+    def ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> HeadsProblem:
+        return heads_problem(expr, a, b, d, c, recipes)
 
-    def as_operator(a: Operand, b: Operand, d: Tensor | None, _: Tensor | None, recipes: Recipes) -> Tensor | None:
-        return _as_operator(expr, a, b, d, None, recipes[0] or RECIPE_1D2D)
+    def as_operator(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipes: Recipes) -> Tensor | None:
+        made = _as_operator(expr, a, b, d, c, recipes[0] or RECIPE_1D2D)
+        return None if made is None else made.transpose(0, 1)
 
-    # A is turned in any case: scales of it that `run` copied would be of another shape.
-    return Product(ask, reference.heads, rows.run, as_operator, turned=(True, expr == BY_HEADS_TURNED))
+    return Product(ask, reference.heads, heads.run, as_operator)
 
 
 PRODUCTS = {expr: _product(expr) for expr in (BY_HEADS, BY_HEADS_TURNED)}

@@ -34,15 +34,6 @@ def dense(p: DenseProblem) -> None:
 
 
 @torch.no_grad()
-def einsum(p: EinsumProblem) -> None:
-    """Write the product of each head."""
-    d, c = p.by_head(p.d), None if p.c is None else p.by_head(p.c)
-    for h in range(p.heads):
-        product = block_scaled_product(p.a[h], p.sfa[h], p.b[h], p.sfb[h], p.sfb_rows)
-        _store(d[h], None if c is None else c[h], product)
-
-
-@torch.no_grad()
 def contiguous(p: ContiguousProblem) -> None:
     """Write the rows of each group, and zeros into the padding that shares a block with them.
 
@@ -75,9 +66,9 @@ def masked(p: MaskedProblem) -> None:
 @torch.no_grad()
 def heads(p: HeadsProblem) -> None:
     """Write all rows of each head."""
-    for head in range(p.num_groups):
+    for head in range(p.heads):
         product = block_scaled_product(p.a[head], p.sfa[head], p.b[head], p.sfb[head], p.sfb_rows)
-        p.d[head].copy_(product)
+        _store(p.d[head], None if p.c is None else p.c[head], product)
 
 
 @torch.no_grad()

@@ -56,7 +56,6 @@ FEW_STAGES = GemmConfig(128, 64, 2, groups=Groups.COUNTS)
 WIDE = tile_config(128, 192, Output(groups=Groups.COUNTS), k=128)
 CUT = tile_config(128, 256, Output(groups=Groups.COUNTS), k=128)
 IDS_CUT = tile_config(128, 256, Output(groups=Groups.IDS), k=128)
-HEADS = tile_config(64, 64, Output(groups=Groups.ALL), k=128)
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 400 + (1,) * 257 + (2,) * 64 + (-1,) * 300 + (0,) * 5
 
@@ -88,7 +87,6 @@ TRIALS = [
     Trial(CUT, (3, *(0,) * 32, 70), 15, rows=80, n=264, k=128, num_sms=5),
     Trial(CUT, (3,) * 40, 15, rows=3, n=136, k=128, num_sms=9),
     Trial(IDS_CUT, (0,) * 3 + (1,) * 130 + (-1,) * 5 + (2,) * 40, 16, n=264, num_sms=5),
-    Trial(HEADS, (70,) * 3, 18, n=72, k=272),
     *(Trial(WIDE, (3, 0, 70, 130, 64), 10, name, rows=140, n=72) for name in (None, "slow_warpgroup")),
 ]
 
@@ -160,10 +158,7 @@ MUTATIONS = [
     Mutation("B of the first group", _WORK, "k, tile.row_n + row, tile.group);", "k, tile.row_n + row, 0);"),
     Mutation("B's scales of the first group", _WORK, "p.sfb + tile.group * p.groups.sfb_stride;", "p.sfb;"),
     Mutation("B's scales by row of the first group", _WORK, "tile.row_n, k_block, tile.group);", "tile.row_n, k_block, 0);", shows_in=IDS_BY_ROW),
-    Mutation("planes of stacked rows", _WORK, "kRowsAreStacked ? 0 : tile.group;", "tile.group;"),
-    Mutation("one plane for all heads", _WORK, "kRowsAreStacked ? 0 : tile.group;", "kGroups == kGroupCounts ? tile.group : 0;", shows_in=HEADS),
-    Mutation("heads begin behind each other", _LAYOUT, "if constexpr (!kRowsAreStacked) return 0;", "if constexpr (kGroups == kGroupCounts) return 0;", shows_in=HEADS),
-    Mutation("a head has a row less", _LAYOUT, "if constexpr (kGroups == kGroupAll) return g.rows;", "if constexpr (kGroups == kGroupAll) return g.rows - 1;", shows_in=HEADS),
+    Mutation("planes of stacked rows", _WORK, "kGroups == kGroupCounts ? tile.group : 0;", "tile.group;"),
     # Rows that are not the group's
     Mutation("boxes are not cut off", _WORK, "row >= end ? 0 : end - row < height ? end - row : height;", "height;"),
     Mutation("boxes outside have a row", _WORK, "row >= end ? 0 :", "row >= end ? 1 :", shows_in=FOUR_UNITS),

@@ -83,6 +83,25 @@ def test_gradients_of_weights_are_added_to_c(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tokens", [4, 130])
+def test_c_is_added_and_may_be_d(tokens: int, dtype: torch.dtype, device: str) -> None:
+    a = per_token_cast_to_fp8(numbers(tokens, 3, 272, device=device))
+    w = per_block_cast_to_fp8(numbers(3, 136, 272, seed=1, device=device))
+    alone = torch.empty(tokens, 3, 136, device=device)
+    fp8_einsum(BY_HEADS, a, w, alone)
+    c = numbers(*alone.shape, seed=2, device=device).to(dtype)
+    d, same = torch.empty_like(c), c.clone()
+    fp8_einsum(BY_HEADS, a, w, d, c)
+    fp8_einsum(BY_HEADS, a, w, same, same)
+    assert torch.equal(d, same)
+    assert calc_diff(d, alone + c) < (1e-5 if dtype == torch.bfloat16 else 1e-9)
+    made = fp8_einsum(BY_HEADS, a, w, c=c)
+    assert made is not None
+    assert torch.equal(made, d)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens", [1, 4, 70])
 def test_operands_as_callers_have_them(tokens: int, device: str) -> None:
     """A part of wider rows, weights of one matrix, scales in either layout, an output inside of wider rows."""
@@ -132,7 +151,7 @@ A, W = per_token_cast_to_fp8(numbers(5, 3, 256)), per_block_cast_to_fp8(numbers(
         ),
         ({"a": (A[0].float(), A[1])}, ValueError, "a: expected dtype torch.float8_e4m3fn"),
         ({"d": torch.empty(5, 3, 64)}, ValueError, r"d: expected shape \(b, h, n\) = \(5, 3, 128\)"),
-        ({"c": torch.zeros(5, 3, 128)}, NotImplementedError, "c: expected None"),
+        ({"c": torch.zeros(5, 3, 128, dtype=torch.bfloat16)}, ValueError, "c: expected dtype torch.float32"),
         ({"recipe": (1, 128, 64)}, NotImplementedError, "recipe: expected"),
         ({"expr": ALONG_TOKENS}, NotImplementedError, r"recipe: expected \(1, 1, 128\)"),
         ({"a": 3}, TypeError, "a: expected a pair"),

@@ -61,8 +61,6 @@ def layout_of(kind: Groups, sizes: list[int], rng: random.Random) -> list[int]:
         return ends_of_sizes(sizes, 128)
     if kind == Groups.COUNTS:
         return sizes
-    if kind == Groups.ALL:
-        return [max([*sizes, 1])] * len(sizes)
     ids: list[int] = []
     for group in rng.sample(range(len(sizes)), len(sizes)):
         ids += [-1] * rng.choice([0, 1, 127, 300]) + [group] * sizes[group]

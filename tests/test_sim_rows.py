@@ -87,30 +87,6 @@ def test_every_tile(kind: Groups, tile: tuple[int, int]) -> None:
     check(config, problem)
 
 
-@pytest.mark.parametrize(
-    "tile", [(tile.block_m, tile.block_n) for tile in tiles_for(Output(groups=Groups.ALL))], ids=str
-)
-def test_every_tile_where_all_rows_of_all_heads_count(tile: tuple[int, int]) -> None:
-    config = config_for(Groups.ALL, *tile)
-    for rows, heads in ((1, 3), (tile[0] + 3, 2)):
-        check(config, sim.random_problem(config, [rows] * heads, tile[1] + 8, K))
-
-
-@pytest.mark.parametrize("schedule", ["slow_warps", "late_loads", "late_stores"])
-@pytest.mark.parametrize(("fp32", "per_row"), [(True, False), (False, True), (True, True)])
-def test_heads_of_every_output(fp32: bool, per_row: bool, schedule: str) -> None:
-    config = config_for(Groups.ALL, 64, is_fp32=fp32, sfb_is_per_row=per_row)
-    check(config, sim.random_problem(config, [5] * 3, N, K), 1, schedule)
-
-
-@pytest.mark.parametrize("num_sms", [2, 3, 5])
-def test_more_heads_than_lanes(num_sms: int) -> None:
-    config = config_for(Groups.ALL, 64)
-    problem = sim.random_problem(config, [3] * 40, 8, 128)
-    outcome = sim.run(compiled(config), config, problem, num_sms=num_sms)
-    assert outcome.mistakes is None, outcome.mistakes
-
-
 @pytest.mark.parametrize("schedule", [None, "slow_warps", "slow_warpgroup", "late_loads", "late_stores"])
 @pytest.mark.parametrize("fp32", [False, True])
 def test_tall_tiles_that_end_at_any_height(fp32: bool, schedule: str | None) -> None:

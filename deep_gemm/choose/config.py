@@ -38,7 +38,7 @@ _WORK_NAMES = {
     Groups.ENDS: "m_grouped_contiguous",
     Groups.COUNTS: "m_grouped_masked",
     Groups.DEPTHS: "k_grouped",
-    Groups.ALL: "heads",
+    Groups.HEADS: "heads",
 }
 """What the kernel's name says of a kind of work."""
 
@@ -304,11 +304,10 @@ class GemmConfig:
     def kernel_name(self) -> str:
         """The kernel's name, by which profilers find it and know the kind of product.
 
-        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`; of heads for
-        `fp8_gemm` alone. They count one match a call, so no kernel that only helps a product has any of these in its name.
+        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`. They count
+        one match a call, so no kernel that only helps a product has any of these in its name.
         """
-        is_gradient = self.sfb_is_per_row and self.groups != Groups.HEADS
-        return f"{'fp8_wgrad_gemm' if is_gradient else 'fp8_gemm'}_{_WORK_NAMES[self.groups]}"
+        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{_WORK_NAMES[self.groups]}"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""

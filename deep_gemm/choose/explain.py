@@ -69,7 +69,7 @@ class Question:
     @property
     def rows(self) -> float:
         """Rows of the average group."""
-        return self.m if self.output.groups.has_planes else self.m / self.num_groups
+        return self.m if self.output.groups == Groups.COUNTS else self.m / self.num_groups
 
     @property
     def timings(self) -> Timings:
@@ -126,9 +126,8 @@ class Question:
         sizes = f"{self.m} x {self.n} x {self.k}"
         if self.output.groups == Groups.DEPTHS:
             sizes = f"{self.num_groups} groups of {self.m} x {self.n}, {self.k} deep on average"
-        elif self.output.groups.has_planes:
-            about = "about " if self.output.groups == Groups.COUNTS else ""
-            sizes = f"{self.num_groups} groups of {about}{self.m} rows, by {self.n} x {self.k}"
+        elif self.output.groups == Groups.COUNTS:
+            sizes = f"{self.num_groups} groups of about {self.m} rows, by {self.n} x {self.k}"
         elif self.output.groups:
             sizes = f"{self.m} rows in {self.num_groups} groups, by {self.n} x {self.k}"
         return f"{sizes}, {d_type}{scales}{addition}"
@@ -161,8 +160,7 @@ def explain(
 
     - `with_c`: C is another tensor, added; `accumulate`: C is D itself. `recipe`: as for the products.
     - `groups`: "ids" or "ends" for `m` stacked rows of `num_groups` groups, "counts" for groups of about `m` rows each
-      ("masked"), "all" for groups of `m` rows each (`fp8_einsum`), "depths" for groups along k that are `k` deep on
-      average.
+      ("masked"), "depths" for groups along k that are `k` deep on average.
     - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
 
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP

@@ -19,13 +19,8 @@ class Groups(IntEnum):
     """The first rows of each group's own A, and how many ("masked")."""
     DEPTHS = 4
     """All rows, and a part of k for each group ("k-grouped")."""
-    ALL = 5
-    """All rows of each group's own A ("heads")."""
-
-    @property
-    def has_planes(self) -> bool:
-        """Each group has rows of its own: they are not stacked."""
-        return self in (Groups.COUNTS, Groups.ALL)
+    HEADS = 5
+    """All rows, and of each head its own A, B and D (`fp8_einsum`): work/heads.cuh, which does not ask `kGroups`."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ The cost is that of cost.py with an expected number of tiles. Group sizes are ta
     if rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
     then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
     if `expected_m` is given, evenly from 0.7 to 1.3 of it
-    if all rows of each group count, not at all
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from .timings import Timings, timings_of
 TILES = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256))
 TILES_COUNTS = (*TILES, Tile(256, 128))
 """For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
-TILES_ALL = (Tile(64, 64), *TILES_COUNTS)
-"""Where the groups are few, narrow tiles give every SM a part of their weights."""
 TILES_1D1D = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 
@@ -56,12 +53,8 @@ def estimate(
     offer = on_weight(tile, n, k, output, gpu, timings)
     half = 0.5**timings.part_power if _cuts_last_tiles(tile, output) else 1.0  # of a last round of few tiles
     busy = num_groups * min(rows, 1.0)  # groups that have rows
-    tiles: float
     per_tile = offer.clusters_n / offer.at_once
-    if output.groups == Groups.ALL:
-        tiles, work = _tiles_of_group(tile.block_m, rows, timings)
-        rounds = _rounds(num_groups * tiles * per_tile, half)
-    elif output.groups == Groups.COUNTS:
+    if output.groups == Groups.COUNTS:
         # One group's rows may be far from `rows`, those of several are close to it in all.
         parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), timings) for part in SPREAD]
         tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
@@ -107,7 +100,7 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
     if output.sfb_is_per_row:
         return TILES_1D1D
-    return TILES_ALL if output.groups == Groups.ALL else TILES_COUNTS if output.groups == Groups.COUNTS else TILES
+    return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
 
 
 def reachable_grouped() -> list[GemmConfig]:
@@ -116,7 +109,7 @@ def reachable_grouped() -> list[GemmConfig]:
         tile_config(
             tile.block_m, tile.block_n, Output(is_fp32, sfb_is_per_row=per_row, groups=groups), k=BLOCK_K * blocks
         )
-        for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS, Groups.ALL)
+        for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
         for per_row in (False, True)
         for blocks in (4, 5)

@@ -17,7 +17,7 @@ from ..choose.output import Groups, Output
 from ..gpus import Gpu, gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
-from ..problem import EinsumProblem
+from ..problem import HeadsProblem
 from ..problem.layout import ceil_div, empty_mn_major
 from ..settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_of, settings
 from . import fp8_gemm, fp8_gemm_decode, lay_scales
@@ -29,38 +29,6 @@ from .plan import SCALE_BYTES, SFA, SFB, A, Addresses, B, C, D, Place, Plan, add
 
 Config = GemmConfig | DecodeConfig
 _ADDRESSES = struct.Struct("<QQ")
-
-
-class HeadsProblem(NamedTuple):
-    """The problem as kernels see it: all tensors with their heads first."""
-
-    a: Tensor
-    sfa: Tensor
-    b: Tensor
-    sfb: Tensor
-    d: Tensor
-    c: Tensor | None
-    sfb_rows: int
-
-    @property
-    def heads(self) -> int:
-        """Products."""
-        return self.a.shape[0]
-
-    @property
-    def m(self) -> int:
-        """Rows of D."""
-        return self.a.shape[1]
-
-    @property
-    def n(self) -> int:
-        """Columns of D."""
-        return self.b.shape[1]
-
-    @property
-    def k(self) -> int:
-        """Depth of the products."""
-        return self.b.shape[2]
 
 
 class ScalesLaid(NamedTuple):
@@ -93,6 +61,11 @@ class HeadsPlan(Plan):
     laid_sfa: ScalesLaid | None = None
     laid_sfb: ScalesLaid | None = None
 
+    def new_output(self) -> Tensor:
+        """Make a D, contiguous for callers, who have rows first."""
+        heads, m, n = self.rows.shape
+        return torch.empty((m, heads, n), dtype=self.dtype, device=self.place).transpose(0, 1)
+
     def launch(self, at: Addresses, tail: bytes = b"", tail_at: int = 0) -> None:
         """Launch, behind the kernels that lay scales out."""
         if self.laid_sfa is None and self.laid_sfb is None:
@@ -105,18 +78,11 @@ class HeadsPlan(Plan):
         return super().launch(tuple(addresses), tail, tail_at)
 
 
-def heads_problem(p: EinsumProblem) -> HeadsProblem:
-    """View all operands with their heads first."""
-    c = None if p.c is None else p.by_head(p.c)
-    return HeadsProblem(p.a, p.sfa, p.b, p.sfb, p.by_head(p.d), c, p.sfb_rows)
-
-
-def run(problem: EinsumProblem, config: Config | None = None) -> Plan | None:
+def run(p: HeadsProblem, config: Config | None = None) -> Plan | None:
     """Compute products of heads on the GPU that the tensors are on, and give the plan, which serves other calls.
 
     `config` None leaves the choice to the heuristics.
     """
-    p = heads_problem(problem)
     if 0 in (p.heads, p.m, p.n):
         return None
     if p.k == 0:
@@ -126,7 +92,7 @@ def run(problem: EinsumProblem, config: Config | None = None) -> Plan | None:
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            return run(problem, config)
+            return run(p, config)
     output = output_of(p)
     if config is None:
         config = choice(p.heads, p.m, p.n, p.k, output, gpu_of(device))
@@ -141,7 +107,6 @@ def run(problem: EinsumProblem, config: Config | None = None) -> Plan | None:
         return None
     plan.launch(addresses_of(ready))
     _take_scales_of_callers(plan, p, ready)
-    plan.rows = plan.rows._replace(shape=tuple(problem.d.shape))
     return plan
 
 

@@ -15,7 +15,7 @@ from ..choose.rows import select_grouped
 from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType
-from ..problem import ContiguousProblem, HeadsProblem, MaskedProblem
+from ..problem import ContiguousProblem, MaskedProblem
 from ..problem.layout import ADDRESS_ALIGNMENT, ceil_div
 from ..reference import padding_rows
 from ..settings import get_compile_mode, get_num_sms, get_pdl, settings
@@ -52,8 +52,8 @@ class GroupedProblem(NamedTuple):
     """`[groups, n, k]`"""
     sfb: Tensor
     d: Tensor
-    c: Tensor | None
-    """Not a C, which no grouped product has: the layout, in its place among the operands, if there is one."""
+    c: Tensor
+    """Not a C, which no grouped product has: the layout, in its place among the operands."""
     groups: Groups
     sfb_rows: int
     alignment: int
@@ -87,13 +87,8 @@ class GroupedProblem(NamedTuple):
         return self.b.shape[2]
 
 
-RowsProblem = ContiguousProblem | MaskedProblem | HeadsProblem
-
-
-def grouped_problem(p: RowsProblem) -> GroupedProblem:
-    """Take any kind of problem for what they have in common."""
-    if isinstance(p, HeadsProblem):
-        return GroupedProblem(p.a, p.sfa, p.b, p.sfb, p.d, None, Groups.ALL, p.sfb_rows, 1, False, p.m)
+def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
+    """Take either kind of problem for what they have in common."""
     if isinstance(p, MaskedProblem):
         return GroupedProblem(
             p.a, p.sfa, p.b, p.sfb, p.d, p.masked_m, Groups.COUNTS, p.sfb_rows, 1, False, p.expected_m
@@ -106,7 +101,7 @@ def grouped_problem(p: RowsProblem) -> GroupedProblem:
     )
 
 
-def run(problem: RowsProblem, config: GemmConfig | None = None) -> Plan | None:
+def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = None) -> Plan | None:
     """Compute a product of grouped rows on the GPU that its tensors are on; give the plan, which serves other calls.
 
     The host does not wait for the layout. `config` None leaves the choice to the heuristics.
@@ -180,7 +175,7 @@ def prepared(p: GroupedProblem) -> GroupedProblem:
     """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
     sfa = mn_major(p.sfa)
     sfb = mn_major(p.sfb) if p.sfb_rows == 1 else p.sfb
-    layout = p.c.clone() if p.c is not None and p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
+    layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
     if sfa is p.sfa and sfb is p.sfb and layout is p.c:
         return p
     return p._replace(sfa=sfa, sfb=sfb, c=layout)
@@ -204,9 +199,8 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
         Place("map_d", D, WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()),
         Place("sfb", SFB),
         Place("d", D),
+        Place("groups.layout", C),
     ]
-    if p.c is not None:
-        places.append(Place("groups.layout", C))
     if config.sfb_is_per_row:
         maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
         places.append(Place("map_sfb", SFB))
@@ -222,7 +216,6 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
         "m": p.m,
         "n": p.n,
         "k": p.k,
-        **({"groups.layout": 0} if p.c is None else {}),
         "groups.sfb_stride": p.sfb.stride(0),
         "groups.count": p.num_groups,
         "groups.rows": p.m,
@@ -232,9 +225,9 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
     params = ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
     plan = Plan(p, params, numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
     plan.config, plan.output, plan.n, plan.k = config, output_of(p), p.n, p.k
-    plan.c_is_d, plan.needs_c = False, p.c is not None
+    plan.c_is_d, plan.needs_c = False, True
     plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4
-    if not p.groups.has_planes:
+    if p.groups != Groups.COUNTS:
         plan.rows = plan.rows._replace(shape=plan.rows.shape[1:])
     return plan
 
@@ -244,11 +237,8 @@ def grid(config: GemmConfig, planes: int, m: int, n: int, num_sms: int) -> int:
     return min(num_sms, planes * m * ceil_div(n, config.block_n) * (2 if config.cuts_last_tiles else 1))
 
 
-def write_zeros(p: RowsProblem) -> None:
+def write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
     """What a product of depth 0 is, in the rows that are written."""
-    if isinstance(p, HeadsProblem):
-        p.d.zero_()
-        return
     if isinstance(p, MaskedProblem):
         is_written = torch.arange(p.max_m, device=p.d.device) < p.masked_m[:, None]
     elif p.layout_is_ends:

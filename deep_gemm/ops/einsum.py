@@ -43,7 +43,7 @@ def fake_new(
     if expr == ALONG_TOKENS:
         check_along_tokens((a, sfa), (b, sfb), None, c, tuple(recipe))
         return torch.empty((a.shape[1], a.shape[2], b.shape[2]), dtype=torch.float32, device=a.device)
-    return heads_problem(expr, (a, sfa), (b, sfb), None, recipes_of(recipe)).d.transpose(0, 1)
+    return heads_problem(expr, (a, sfa), (b, sfb), None, c, recipes_of(recipe)).d.transpose(0, 1)
 
 
 def fake_into(
@@ -61,7 +61,7 @@ def fake_into(
     if expr == ALONG_TOKENS:
         check_along_tokens((a, sfa), (b, sfb), d, c, tuple(recipe))
     else:
-        heads_problem(expr, (a, sfa), (b, sfb), d, recipes_of(recipe))
+        heads_problem(expr, (a, sfa), (b, sfb), d, c_of(d, c, adds_to_d), recipes_of(recipe))
 
 
 OPERANDS = "str expr, Tensor a, Tensor sfa, Tensor b, Tensor sfb"

@@ -8,7 +8,6 @@ from .activation import ActivationProblem, activation_problem, check_counts
 from .checks import Operand, cuts_gradient
 from .dense import DenseProblem, check_ordinary_matrices, dense_problem, no_alpha
 from .depths import KGroupedProblem, k_grouped_problem
-from .einsum import FORMS, EinsumProblem, Form, einsum_problem, form_of
 from .experts import ExpertsProblem, experts_problem
 from .heads import HeadsProblem, heads_problem
 from .linear import LinearProblem, linear_problem
@@ -17,12 +16,10 @@ from .routing import ExpertRows, check_gather, check_routes, check_weighted
 from .rows import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
 
 __all__ = [
-    "FORMS",
     "NO_RECIPES",
     "ActivationProblem",
     "ContiguousProblem",
     "DenseProblem",
-    "EinsumProblem",
     "ExpertRows",
     "ExpertsProblem",
     "HeadsProblem",
@@ -40,7 +37,6 @@ __all__ = [
     "contiguous_problem",
     "cuts_gradient",
     "dense_problem",
-    "einsum_problem",
     "experts_problem",
     "heads_problem",
     "k_grouped_problem",

@@ -14,16 +14,17 @@ from .recipes import NO_RECIPES, Recipes, sfb_rows_of
 
 
 class HeadsProblem(NamedTuple):
-    """D[h] = A[h] @ B[h].T. A and D lie as their callers have them, so that heads may lie inside of rows."""
+    """D[h] = C[h] + A[h] @ B[h].T. A, D and C lie as their callers have them, so that heads may lie inside of rows."""
 
     a: Tensor
-    """`[heads, m, k]`; so are its scales, and D."""
+    """`[heads, m, k]`; so are its scales, and D and C."""
     sfa: Tensor
     b: Tensor
     """`[heads, n, k]`"""
     sfb: Tensor
     d: Tensor
-    num_groups: int
+    c: Tensor | None
+    heads: int
     m: int
     n: int
     k: int
@@ -42,7 +43,9 @@ def expression(expr: object) -> str:
     return str(stated)
 
 
-def heads_problem(expr: str, a: Operand, b: Operand, d: Tensor | None, recipes: Recipes = NO_RECIPES) -> HeadsProblem:
+def heads_problem(
+    expr: str, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None = None, recipes: Recipes = NO_RECIPES
+) -> HeadsProblem:
     """Check a product of each head's rows with its weights. A D that is left out is `[b, h, n]`, contiguous."""
     of_a, of_b = expr.partition("->")[0].split(",")
     inner, turned = of_a[2], of_b[1] == of_a[2]
@@ -62,13 +65,14 @@ def heads_problem(expr: str, a: Operand, b: Operand, d: Tensor | None, recipes: 
     bv, sfb = (bv.mT, sfb.mT) if turned else (bv, sfb)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
     # An output is checked by the names of a product: n is what TMA stores.
-    d, _ = checks.outputs(inputs, d, None, ("b", "h", "n"), {"b": m, "h": heads, "n": n}, torch.bfloat16)
+    d, c = checks.outputs(inputs, d, c, ("b", "h", "n"), {"b": m, "h": heads, "n": n}, torch.bfloat16)
     if k % checks.K_MULTIPLE:
         raise ValueError(f"{inner}: expected a multiple of {checks.K_MULTIPLE}, got {k}")
     checks.k_major("a", av)
     bv = checks.weights("b", bv, copy_if_transposed=turned)
     a_of_heads, sfa, d_of_heads = (x.transpose(0, 1) for x in (av, sfa, d))
-    return HeadsProblem(a_of_heads, sfa, bv, sfb, d_of_heads, heads, m, n, k, sfb_rows)
+    c_of_heads = None if c is None else c.transpose(0, 1)
+    return HeadsProblem(a_of_heads, sfa, bv, sfb, d_of_heads, c_of_heads, heads, m, n, k, sfb_rows)
 
 
 def check_along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> tuple[int, int]:

@@ -13,7 +13,8 @@ from ..choose.config_decode import DecodeConfig
 from ..kernels import fp8_gemm, fp8_gemm_decode
 from ..kernels import heads as kernels
 from ..kernels.plan import addresses_of
-from ..problem import DenseProblem, EinsumProblem, einsum_problem, form_of
+from ..problem import DenseProblem, HeadsProblem, heads_problem
+from ..problem.heads import BY_HEADS
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from . import dense as sim_dense
 from . import fp8_gemm_decode as sim_decode
@@ -28,7 +29,7 @@ Config = GemmConfig | DecodeConfig
 
 def random_problem(
     config: Config, heads: int, m: int, n: int, k: int, seed: int = 0, *, in_place: bool = False, gap: int = 0
-) -> EinsumProblem:
+) -> HeadsProblem:
     """Make a problem of the form "bhr,hdr->bhd" with random data. D is NaN, unless it is also C.
 
     Each row of A and B is followed by `gap` other values, a multiple of 16.
@@ -47,7 +48,7 @@ def random_problem(
     elif config.with_c:
         c = torch.randn(m, heads, n, generator=generator).to(dtype)
     recipe = (1, 1, 128) if is_per_row else (1, 128, 128)
-    return einsum_problem(form_of("bhr,hdr->bhd"), (_wider(a, gap), sfa), (_wider(b, gap), sfb), d, c, recipe)
+    return heads_problem(BY_HEADS, (_wider(a, gap), sfa), (_wider(b, gap), sfb), d, c, (recipe, None, None))
 
 
 def _wider(x: Tensor, gap: int) -> Tensor:
@@ -62,7 +63,7 @@ def _wider(x: Tensor, gap: int) -> Tensor:
 def run(
     kernel: HostKernel,
     config: Config,
-    problem: EinsumProblem,
+    problem: HeadsProblem,
     *,
     num_sms: int | None = None,
     seed: int = 0,
@@ -71,7 +72,7 @@ def run(
     is_dependent: bool = False,
 ) -> Outcome:
     """Compute products on simulated SMs and with the reference. `is_dependent`: the kernel ahead may still run."""
-    p = kernels.prepared(config, kernels.heads_problem(problem))
+    p = kernels.prepared(config, problem)
     buffers = {name: Buffer(flat_memory(getattr(p, name)), is_dependent=is_dependent) for name in ("a", "b")}
     sfa_alignment = 4 if isinstance(config, DecodeConfig) else 16
     buffers["sfa"] = Buffer(flat_memory(p.sfa), alignment=sfa_alignment, is_dependent=is_dependent)
@@ -106,17 +107,14 @@ def run(
     return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
 
 
-def right_and_allowed(p: EinsumProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
-    """The right D, heads first, and how far each element may be from it."""
-    whole = torch.empty_strided(p.d.shape, p.d.stride(), dtype=p.d.dtype, device=p.d.device)
-    reference.einsum(p._replace(d=whole))
-    right = p.by_head(whole).contiguous()
+def right_and_allowed(p: HeadsProblem, partial_sums: float) -> tuple[Tensor, Tensor]:
+    """The right D, and how far each element may be from it."""
+    right = torch.empty(p.d.shape, dtype=p.d.dtype, device=p.d.device)
+    reference.heads(p._replace(d=right))
     allowed = torch.empty(right.shape, dtype=torch.float64, device=right.device)
-    c = None if p.c is None else p.by_head(p.c)
     for h in range(p.heads):
-        of_head = DenseProblem(
-            p.a[h], p.sfa[h], p.b[h], p.sfb[h], right[h], None if c is None else c[h], p.m, p.n, p.k, p.sfb_rows
-        )
+        c = None if p.c is None else p.c[h]
+        of_head = DenseProblem(p.a[h], p.sfa[h], p.b[h], p.sfb[h], right[h], c, p.m, p.n, p.k, p.sfb_rows)
         allowed[h] = allowed_difference(of_head, right[h], partial_sums)
     return right, allowed
 

@@ -14,16 +14,7 @@ from ..kernels import fp8_gemm
 from ..kernels import rows as kernels
 from ..kernels.plan import addresses_of
 from ..kernels.rows import grouped_problem
-from ..problem import (
-    ContiguousProblem,
-    DenseProblem,
-    HeadsProblem,
-    MaskedProblem,
-    contiguous_problem,
-    heads_problem,
-    masked_problem,
-)
-from ..problem.heads import BY_HEADS
+from ..problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous_problem, masked_problem
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in
@@ -33,7 +24,7 @@ from .simulate import Buffer, Simulation
 
 CANARY = 42.0
 """D's content before: a row that must not be written still has it afterwards."""
-Problem = ContiguousProblem | MaskedProblem | HeadsProblem
+Problem = ContiguousProblem | MaskedProblem
 
 
 def random_problem(
@@ -50,13 +41,10 @@ def random_problem(
 ) -> Problem:
     """Make a problem with random data for a configuration.
 
-    `layout` holds ids, ends or counts, depending on the configuration; where all rows count, the same count for each
-    group. `rows` is the number of rows that A has, for counts in each group. Rows of A without a group are NaN, both
-    values and scales.
+    `layout` holds ids, ends or counts, depending on the configuration. `rows` is the number of rows that A has, for
+    counts in each group. Rows of A without a group are NaN, both values and scales.
     """
     generator = torch.Generator().manual_seed(seed)
-    if config.groups == Groups.ALL:
-        return _random_heads(config, len(layout), rows or layout[0], n, k, generator)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     numbers = torch.tensor(layout, dtype=torch.int32)
     groups = num_groups or (int(numbers.max()) + 1 if config.groups == Groups.IDS else len(layout))
@@ -90,26 +78,10 @@ def random_problem(
     return problem
 
 
-def _random_heads(
-    config: GemmConfig, heads: int, rows: int, n: int, k: int, generator: torch.Generator
-) -> HeadsProblem:
-    """Heads inside of rows, as callers have them: A is a part of wider rows, and D of rows with canaries between."""
-    wide = torch.randn(rows, heads, k + 128, generator=generator)
-    (x, sfa), blocks = per_token_cast_to_fp8(wide), -(-k // 128)
-    cast_b = per_token_cast_to_fp8 if config.sfb_is_per_row else per_block_cast_to_fp8
-    b = cast_b(torch.randn(heads, n, k, generator=generator))
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
-    d = torch.full((rows, heads, n + 16), CANARY, dtype=dtype)[..., :n]
-    recipes = ((1, 1, 128) if config.sfb_is_per_row else None, None, None)
-    return heads_problem(BY_HEADS, (x[..., :k], sfa[..., :blocks]), b, d, recipes)
-
-
 def ids_of(p: Problem) -> Tensor:
-    """Group of each row, or -1 for none; where each group has rows of its own, the shape is `[groups, rows]`."""
+    """Group of each row, or -1 for none; with counts the shape is `[groups, rows]`."""
     if isinstance(p, ContiguousProblem):
         return reference.group_ids(p)
-    if isinstance(p, HeadsProblem):
-        return torch.arange(p.num_groups, device=p.d.device)[:, None].expand(p.num_groups, p.m)
     device = p.masked_m.device
     is_row = torch.arange(p.max_m, device=device) < p.masked_m[:, None]
     return torch.where(is_row, torch.arange(p.num_groups, device=device)[:, None], -1)
@@ -133,11 +105,9 @@ def run(
         "b": Buffer(flat_memory(p.b)),
         "sfa": Buffer(flat_memory(p.sfa)),
         "sfb": Buffer(flat_memory(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
-        "d": Buffer(flat_memory(p.d), is_writable=True),
+        "d": Buffer(p.d, is_writable=True),
+        "c": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
     }
-    given = p.c if layout is None else layout
-    if given is not None:
-        buffers["c"] = Buffer(given, alignment=16 if p.groups == Groups.IDS else 4)
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
     placed = placed_in(simulation, p)
     launcher = Launcher(
@@ -152,29 +122,14 @@ def run(
     result = simulation.result()
     d = result.buffers["d"]
     assert isinstance(d, Tensor)
-    right, allowed = right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS)
-    if isinstance(problem, HeadsProblem):  # what lies between rows of D is compared too
-        result.buffers["d"] = d[None]
-        right = _with_gaps(right, problem.d, CANARY)[None]
-        allowed = _with_gaps(allowed, problem.d, torch.finfo(torch.float64).tiny)[None]
-    else:
-        result.buffers["d"] = d.view(problem.d.shape)
-    return outcome(result, right, allowed)
-
-
-def _with_gaps(x: Tensor, like: Tensor, between: float) -> Tensor:
-    """Lay a D, or what it may be off, as `like` lies in memory, with a number in all gaps."""
-    memory = torch.full_like(flat_memory(like), between, dtype=x.dtype)
-    memory.as_strided(like.shape, like.stride()).copy_(x)
-    return memory
+    result.buffers["d"] = d.view(problem.d.shape)
+    return outcome(result, *right_and_allowed(problem, TENSOR_CORES if truncate else EXACT_STEPS))
 
 
 def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
     """The right D, and how far each element may be from it: not at all if it is not part of a product."""
     right = p.d.clone()
-    if isinstance(p, HeadsProblem):
-        reference.heads(p._replace(d=right))
-    elif isinstance(p, MaskedProblem):
+    if isinstance(p, MaskedProblem):
         reference.masked(p._replace(d=right))
     else:
         reference.contiguous(p._replace(d=right))

@@ -73,7 +73,7 @@ def config_of(asked: Question, m: int) -> GemmConfig | DecodeConfig:
         return select(m, n, k, output, gpu, split_k=not get_batch_invariant())
     if output.groups == Groups.DEPTHS:
         return select_k_grouped(num_groups, m, n, k, output, gpu)
-    return select_grouped(num_groups, m if output.groups.has_planes else m / num_groups, n, k, output, gpu)
+    return select_grouped(num_groups, m if output.groups == Groups.COUNTS else m / num_groups, n, k, output, gpu)
 
 
 def every_m() -> Iterator[int]:

@@ -4,22 +4,20 @@
 //   kGroupEnds     the same rows; it holds for each group where its rows end; they begin at the aligned end of those before
 //   kGroupCounts   the first rows of each group's own A [rows, k] and D [rows, n]; it holds how many
 //
-// There is none with kGroupAll: each group has its own A and D, and all of their rows count.
-//
 // Nothing that a caller writes there leads outside of the operands.
 #pragma once
 #include "config.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
-constexpr uint32_t kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 3, kGroupAll = 5;
+constexpr uint32_t kGroupIds = 1, kGroupEnds = 2, kGroupCounts = 3;
 constexpr bool kRowsAreStacked = kGroups == kGroupIds || kGroups == kGroupEnds;
 
 struct Groups {
   const int32_t* layout;
   uint64_t sfb_stride;  // from one group's scales of B to the next, in elements
   uint32_t count;       // of groups
-  uint32_t rows;        // of A and D; if rows are not stacked, of each group's
+  uint32_t rows;        // of A and D; with kGroupCounts of each group's
   uint32_t alignment;   // with kGroupEnds of a group's first row; with any kind of a block of rows whose padding is zeroed
   uint32_t zeroes_padding;
 };
@@ -44,13 +42,12 @@ DEVICE uint32_t id_of_row(const Groups& g, uint32_t row) {
 }
 
 DEVICE uint32_t end_of_group(const Groups& g, uint32_t group) {
-  if constexpr (kGroups == kGroupAll) return g.rows;
   const int32_t end = ptx::ld_global_nc_i32(g.layout + group);
   return end < 0 ? 0 : static_cast<uint32_t>(end) < g.rows ? end : g.rows;
 }
 
 DEVICE uint32_t start_of_group(const Groups& g, uint32_t group) {
-  if constexpr (!kRowsAreStacked) return 0;
+  if constexpr (kGroups == kGroupCounts) return 0;
   const uint32_t end_before = end_of_group(g, group == 0 ? 0 : group - 1);
   return group == 0 ? 0 : ceil_div(end_before, g.alignment) * g.alignment;
 }

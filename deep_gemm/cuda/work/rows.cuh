@@ -207,8 +207,8 @@ DEVICE uint32_t rows_loaded(const Tile& tile) {
   return (boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA) * kBoxRowsOfA;
 }
 
-// Which of the row-grouped matrices: if rows are not stacked, each group has its own.
-DEVICE uint32_t plane_of(const Tile& tile) { return kRowsAreStacked ? 0 : tile.group; }
+// Which of the row-grouped matrices: with kGroupCounts each group has its own.
+DEVICE uint32_t plane_of(const Tile& tile) { return kGroups == kGroupCounts ? tile.group : 0; }
 
 // Scales that are loaded ahead of a tile's own: TMA loads from a multiple of 16 bytes on, and a group begins at any row.
 DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile.row_m % 4 : 0; }
