@@ -85,11 +85,10 @@ def times(b: int) -> None:
     from deep_gemm.choose.heads import chosen_tile
     from deep_gemm.choose.output import Groups, Output
     from deep_gemm.choose.tiles import Tile
-    from deep_gemm.einsum import PRODUCTS
     from deep_gemm.gpus import gpu_of
     from deep_gemm.kernels import heads
     from deep_gemm.kernels.plan import addresses_of
-    from deep_gemm.problem import FORMS, einsum_problem
+    from deep_gemm.problem import heads_problem
 
     output = Output(groups=Groups.HEADS)
     a = per_token_cast_to_fp8(torch.randn(b, H, R, device="cuda"))
@@ -121,10 +120,9 @@ def times(b: int) -> None:
     gpu = gpu_of(0)
     print(f"b = {b}: chosen {chosen_tile(H, b, D, R, output, gpu).name}; upstream took {UPSTREAM[b]}", flush=True)
     compile_all(list(configs.values()), lambda _: None)
-    form = FORMS["bhr,hdr->bhd"]
     calls = {}
     for name, config in configs.items():
-        p = einsum_problem(form, a, w, d, None, None)
+        p = heads_problem("bhr,hdr->bhd", a, w, d)
         ready = p._replace(sfa=laid.permute(1, 0, 2))
         try:
             plan = heads.run(ready, config)
@@ -132,7 +130,7 @@ def times(b: int) -> None:
         except Exception as error:
             print(name, type(error).__name__, str(error)[:70], flush=True)
             continue
-        calls[name] = lambda plan=plan, at=addresses_of(heads.heads_problem(ready)): plan.launch(at)
+        calls[name] = lambda plan=plan, at=addresses_of(ready): plan.launch(at)
 
     import deep_gemm
 
@@ -140,7 +138,6 @@ def times(b: int) -> None:
     calls["copy of the weights' bytes"] = lambda x=torch.empty_like(w[0].view(torch.uint8)): x.copy_(
         w[0].view(torch.uint8)
     )
-    assert form in PRODUCTS
     found = cold(calls, L2Flush(), 12 if b > 1000 else 20)
     ordered = sorted((spread.us, name) for name, (spread, _) in found.items())
     rows = [f"{name:24}{us:8.2f}" for us, name in ordered]
