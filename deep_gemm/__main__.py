@@ -302,12 +302,23 @@ def configs() -> None:
     from .benchmark.table import make_console
     from .choose.dense import reachable, reachable_decode
     from .choose.depths import reachable_k_grouped
+    from .choose.heads import reachable_heads, reachable_heads_decode
     from .choose.rows import reachable_grouped
     from .kernels.ordinary import reachable_ordinary
     from .tools.inspect import show_configs, show_ordinary_configs
 
     console = make_console()
-    show_configs([*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()], console)
+    show_configs(
+        [
+            *reachable(),
+            *reachable_decode(),
+            *reachable_grouped(),
+            *reachable_k_grouped(),
+            *reachable_heads(),
+            *reachable_heads_decode(),
+        ],
+        console,
+    )
     show_ordinary_configs(reachable_ordinary(), console)
 
 

@@ -100,7 +100,7 @@ MUTATIONS = [
     Mutation("bytes of whole boxes announced", _DECODE, "p.slot_bytes);", "kABytes + kBBytes);"),
     Mutation("A loaded into the wrong slot", _DECODE, "shared.a[stage], i * kBlockK", "shared.a[0], i * kBlockK"),
     Mutation("B of the next k-block", _DECODE, "i * kBlockK, work.row_n", "(i + 1) * kBlockK, work.row_n"),
-    Mutation("A of the first tile", _DECODE, "i * kBlockK, work.row_m)", "i * kBlockK, 0)"),
+    Mutation("A of the first tile", _DECODE, "i * kBlockK, work.row_m, work)", "i * kBlockK, 0, work)"),
     Mutation("no block barrier after the barriers' initialization", _DECODE, "  ptx::syncthreads();\n", ""),
     Mutation("barriers not fenced", _RING, "    ptx::fence_mbarrier_init();\n", ""),
     Mutation("A loaded before the kernel ahead has ended", _DECODE, "  ptx::griddepcontrol_wait();\n  RingPosition at", "  RingPosition at"),

@@ -19,6 +19,7 @@ from deep_gemm import (
 from deep_gemm.choose import dense as heuristics
 from deep_gemm.choose.dense import reachable, reachable_decode, select
 from deep_gemm.choose.depths import reachable_k_grouped, select_k_grouped
+from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped, select_grouped
 from deep_gemm.gpus import H200
@@ -36,6 +37,8 @@ QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "counts": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32}),
     "counts, 1d1d": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32, "recipe": BY_ROW}),
     "depths": ((7168, 2048, 4096), {"groups": "depths", "num_groups": 16, "accumulate": True}),
+    "heads": ((32, 1024, 4096), {"groups": "heads", "num_groups": 8}),
+    "heads, many rows, c": ((4096, 1024, 4096), {"groups": "heads", "num_groups": 8, "with_c": True}),
 }
 
 
@@ -54,6 +57,7 @@ def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: 
     assert max(map(len, lines)) <= 80
     assert chosen("\n".join(lines)) in {candidate.tile.name for candidate in found}
     known = {*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()}
+    known |= {*reachable_heads(), *reachable_heads_decode()}
     assert {candidate.config for candidate in found} <= known
 
 
@@ -132,13 +136,13 @@ def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         ({"m": 1 << 40}, "m: expected an integer in 1..2147483647, got 1099511627776"),
         ({"k": 128.0}, "k: expected an integer in 1..2147483647, got 128.0"),
         ({"num_groups": 0}, "num_groups: expected an integer in 1..2147483647, got 0"),
-        ({"groups": ["ids"]}, "groups: expected ids, ends, counts, depths or None, got ['ids']"),
+        ({"groups": ["ids"]}, "groups: expected ids, ends, counts, depths, heads or None, got ['ids']"),
         (
             {"with_c": True, "accumulate": True},
             "accumulate: expected C to be D itself or, with_c, another tensor, got both",
         ),
         ({"num_groups": 2}, "num_groups: expected 1 without groups, got 2"),
-        ({"groups": "rows"}, "groups: expected ids, ends, counts, depths or None, got 'rows'"),
+        ({"groups": "rows"}, "groups: expected ids, ends, counts, depths, heads or None, got 'rows'"),
         ({"groups": "ids", "with_c": True}, "groups: expected no C for rows by ids, got one"),
         (
             {"groups": "depths", "d_dtype": torch.bfloat16, "accumulate": True},

@@ -15,7 +15,7 @@ from ..problem.depths import check_depths_recipe
 from ..problem.integers import integer_in_range
 from ..problem.layout import Recipe
 from ..problem.recipes import default_dtype, sfb_rows_of
-from . import depths, rows
+from . import depths, heads, rows
 from .config import GemmConfig
 from .config_decode import DecodeConfig
 from .cost import Estimate, dense_memory_us, on_weight, row_bytes
@@ -69,7 +69,7 @@ class Question:
     @property
     def rows(self) -> float:
         """Rows of the average group."""
-        return self.m if self.output.groups == Groups.COUNTS else self.m / self.num_groups
+        return self.m if self.output.groups in (Groups.COUNTS, Groups.HEADS) else self.m / self.num_groups
 
     @property
     def timings(self) -> Timings:
@@ -89,6 +89,11 @@ class Question:
                 )
                 for tile in (*depths.TILES, depths.SHARING_A)
             ]
+        elif output.groups == Groups.HEADS:
+            estimates = [
+                heads.estimate(tile, self.num_groups, m, n, k, output, gpu, timings) for tile in heads.tiles_for(output)
+            ]
+            found = [Candidate(one.tile.config(output, k), one) for one in estimates]
         else:
             found = [
                 Candidate(
@@ -106,13 +111,15 @@ class Question:
             return chosen_tile(m, n, k, output, gpu)
         if output.groups == Groups.DEPTHS:
             return depths.chosen_tile(self.num_groups, m, n, k, output, gpu, self.timings)
+        if output.groups == Groups.HEADS:
+            return heads.chosen_tile(self.num_groups, m, n, k, output, gpu)
         return rows.chosen_tile(self.num_groups, self.rows, n, k, output, gpu, self.timings)
 
     def megabytes(self) -> float:
         """What must move between DRAM and the SMs: A, B and D, and what is added to it."""
         m, n, k = self.m, self.n, self.k
         of_row = row_bytes(n, k, self.output)
-        if self.output.groups == Groups.DEPTHS:
+        if self.output.groups in (Groups.DEPTHS, Groups.HEADS):
             return self.num_groups * (n * k + m * of_row) / 1e6
         if self.output.groups:
             return self.num_groups * (min(self.rows, 1.0) * n * k + self.rows * of_row) / 1e6
@@ -126,6 +133,8 @@ class Question:
         sizes = f"{self.m} x {self.n} x {self.k}"
         if self.output.groups == Groups.DEPTHS:
             sizes = f"{self.num_groups} groups of {self.m} x {self.n}, {self.k} deep on average"
+        elif self.output.groups == Groups.HEADS:
+            sizes = f"{self.num_groups} heads of {sizes}"
         elif self.output.groups == Groups.COUNTS:
             sizes = f"{self.num_groups} groups of about {self.m} rows, by {self.n} x {self.k}"
         elif self.output.groups:
@@ -160,7 +169,8 @@ def explain(
 
     - `with_c`: C is another tensor, added; `accumulate`: C is D itself. `recipe`: as for the products.
     - `groups`: "ids" or "ends" for `m` stacked rows of `num_groups` groups, "counts" for groups of about `m` rows each
-      ("masked"), "depths" for groups along k that are `k` deep on average.
+      ("masked"), "heads" for products of `m` rows each (`fp8_einsum`), "depths" for groups along k that are `k` deep on
+      average.
     - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
 
     >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
@@ -203,7 +213,7 @@ def asked(
     allowed = (torch.float32,) if needs_fp32 else checks.OUTPUT_TYPES
     if dtype not in allowed:
         raise ValueError(f"d_dtype: expected {' or '.join(map(str, allowed))}, got {dtype}")
-    if (with_c or accumulate) and kind not in (Groups.NONE, Groups.DEPTHS):
+    if (with_c or accumulate) and kind not in (Groups.NONE, Groups.DEPTHS, Groups.HEADS):
         raise ValueError(f"groups: expected no C for rows by {groups}, got one")
     if num_groups > 1 and kind == Groups.NONE:
         raise ValueError(f"num_groups: expected 1 without groups, got {num_groups}")

@@ -130,8 +130,8 @@ KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_decode(GRID_CONSTANT Params p) {
     ptx::syncwarp();
     if constexpr (kClusterK > 1) ptx::cluster_wait();
   } else {
-    ptx::griddepcontrol_wait();
     const auto& product = product_of(p, work);
+    ptx::griddepcontrol_wait();
     float total[kAccumulators];
     multiply(product, shared, work, total);
     ptx::griddepcontrol_launch_dependents();

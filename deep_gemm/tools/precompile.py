@@ -23,6 +23,7 @@ from ..choose.config_linear_decode import serving
 from ..choose.dense import select
 from ..choose.depths import select_k_grouped
 from ..choose.explain import Question
+from ..choose.heads import select_heads
 from ..choose.output import Groups
 from ..choose.rows import select_grouped
 from ..jit import CompileError
@@ -57,7 +58,11 @@ def jobs_of(asked: Question, *, any_m: bool, with_layers: bool) -> Iterator[Job]
         config = config_of(asked, m)
         if isinstance(config, DecodeConfig):
             yield Job(fp8_gemm_decode.NAME, config, partial(fp8_gemm_decode.build, config))
-            casting = serving(m, asked.k, config) if with_layers and not asked.output.is_fp32 else None
+            casting = (
+                serving(m, asked.k, config)
+                if with_layers and asked.output.groups == Groups.NONE and not asked.output.is_fp32
+                else None
+            )
             if casting is not None:
                 yield Job(linear_decode.NAME, casting, partial(linear_decode.build, casting))
         else:
@@ -73,6 +78,8 @@ def config_of(asked: Question, m: int) -> GemmConfig | DecodeConfig:
         return select(m, n, k, output, gpu, split_k=not get_batch_invariant())
     if output.groups == Groups.DEPTHS:
         return select_k_grouped(num_groups, m, n, k, output, gpu)
+    if output.groups == Groups.HEADS:
+        return select_heads(num_groups, m, n, k, output, gpu, split_k=not get_batch_invariant())
     return select_grouped(num_groups, m if output.groups == Groups.COUNTS else m / num_groups, n, k, output, gpu)
 
 
