@@ -81,6 +81,7 @@ from .settings import (
     set_pdl,
     set_tc_util,
 )
+from .skip_head_mid import fp8_gemm_nt_skip_head_mid
 from .testing import bench, bench_kineto, calc_diff
 
 __version__ = "0.1.0"
@@ -110,6 +111,7 @@ __all__ = [
     "fp8_fp4_gemm_tt",
     "fp8_gemm_nn",
     "fp8_gemm_nt",
+    "fp8_gemm_nt_skip_head_mid",
     "fp8_gemm_tn",
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",

@@ -38,13 +38,16 @@ class DecodeConfig:
     output_is_fp32: bool = False
     with_c: bool = False
     """C is read and added; it may be D itself."""
+    skips_mid: bool = False
+    """D has heads, with columns between their parts that are not written."""
 
     @property
     def name(self) -> str:
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
         output = ("fp32" if self.output_is_fp32 else "bf16") + "+c" * self.with_c
-        return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}"
+        heads = " skip mid" * self.skips_mid
+        return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{heads}"
 
     @property
     def block_n(self) -> int:
@@ -100,12 +103,14 @@ class DecodeConfig:
             registers + OTHER_REGISTERS <= self.registers_limit,
             f"{registers} + {OTHER_REGISTERS} of {self.registers_limit} registers",
         )
+        yield not (self.skips_mid and self.with_c), "no C where columns of D are skipped"
         limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        return header_of(self.constants(), self.switches())
+        destination = f"decode/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh"
+        return header_of(self.constants(), self.switches()) + f'#define DESTINATION "{destination}"\n'
 
     def constants(self) -> dict[str, int]:
         """The numbers of `config.cuh`."""

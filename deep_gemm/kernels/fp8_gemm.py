@@ -49,6 +49,7 @@ _ROWS = (
     Field("groups.zeroes_padding", Kind.UINT32),
 )
 DENSE_PARAMS = _params("map_sfb")
+SKIP_PARAMS = _params("map_right_d", Field("left", Kind.UINT32, begins_behind_base=True), Field("head", Kind.UINT32))
 ROWS_PARAMS = {"by block": _params("map_whole_d", *_ROWS), "by row": _params("map_sfb", *_ROWS)}
 DEPTHS_PARAMS = _params(
     "map_sfb",
@@ -64,7 +65,7 @@ def params_of(config: GemmConfig) -> Params:
         return DEPTHS_PARAMS
     if config.rows_are_grouped:
         return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
-    return DENSE_PARAMS
+    return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS
 
 
 def headers(config: GemmConfig) -> dict[str, str]:
@@ -98,7 +99,8 @@ def code_plan(config: GemmConfig) -> CodePlan:
     boxes = 2  # of A and B
     if config.rows_are_grouped:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
-    has_whole_d = config.rows_are_grouped and not config.sfb_is_per_row  # beside the one that cuts off
+    # Beside the one that cuts off: a whole D; or of heads' left parts, the right ones.
+    has_second_map = (config.rows_are_grouped and not config.sfb_is_per_row) or config.skips_mid
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
@@ -108,7 +110,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
         tma_loads=boxes + (2 if config.sfb_is_per_row else 1),  # and scales
         multicast_loads=0 if config.cluster_m * config.cluster_n == 1 else 2 if config.groups else 1,  # and A's scales
-        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_whole_d),
+        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_second_map),
         tma_reduces=stores if config.adds_to_d else 0,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from .. import jit
@@ -10,7 +11,7 @@ from ..choose.config_decode import DecodeConfig
 from ..choose.output import Output
 from ..jit import driver
 from ..jit.tensor_map import ElementType
-from ..problem import DenseProblem
+from ..problem import DenseProblem, SkipProblem
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan
 from .maps import matrix_map
@@ -21,8 +22,7 @@ from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm_decode.cuh"\n'
 NAME = "fp8_gemm_decode"
-PARAMS = Params(
-    "Params",
+_PRODUCT = (
     Field("map_a", Kind.MAP),
     Field("map_b", Kind.MAP),
     Field("sfa", Kind.POINTER),
@@ -41,7 +41,21 @@ PARAMS = Params(
     Field("slot_bytes", Kind.UINT32),
     Field("weight_is_ready", Kind.UINT32),
 )
-"""`Params` of cuda/fp8_gemm_decode.cuh."""
+PARAMS = Params("Params", *_PRODUCT)
+"""`Params` of cuda/decode/to_matrix.cuh."""
+SKIP_PARAMS = Params(
+    "Params",
+    *_PRODUCT,
+    Field("left", Kind.UINT32, begins_behind_base=True),
+    Field("head", Kind.UINT32),
+    Field("mid", Kind.UINT32),
+)
+"""`Params` of cuda/decode/to_heads.cuh."""
+
+
+def params_of(config: DecodeConfig) -> Params:
+    """The list that a configuration's kernel is launched with."""
+    return SKIP_PARAMS if config.skips_mid else PARAMS
 
 
 def headers(config: DecodeConfig) -> dict[str, str]:
@@ -49,7 +63,7 @@ def headers(config: DecodeConfig) -> dict[str, str]:
     return {
         **cuda_sources(),
         "config.cuh": config.header(),
-        "params_layout.cuh": PARAMS.layout_header(),
+        "params_layout.cuh": params_of(config).layout_header(),
         "wgmma_shapes.cuh": wgmma_header([config.block_tokens]),
     }
 
@@ -99,11 +113,19 @@ def loaded(config: DecodeConfig, device: int) -> driver.Kernel:
 def launcher(config: DecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
     """Get the way a configuration is launched on a device."""
     kernel = loaded(config, device)
-    return driver.Launcher(kernel, PARAMS.size, config.num_threads, config.cluster_k, is_dependent=is_dependent)
+    size = params_of(config).size
+    return driver.Launcher(kernel, size, config.num_threads, config.cluster_k, is_dependent=is_dependent)
 
 
-def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher, *, weight_is_ready: bool = False) -> Plan:
-    """Prepare the launch. `weight_is_ready`: as in `Params`."""
+def plan_of(
+    p: DenseProblem | SkipProblem,
+    config: DecodeConfig,
+    launcher: driver.Launcher,
+    *,
+    weight_is_ready: bool = False,
+    more: Mapping[str, int] | None = None,
+) -> Plan:
+    """Prepare the launch. `weight_is_ready`: as in `Params`; `more`: what its destination adds to these."""
     # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
     maps = {
         "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
@@ -130,7 +152,7 @@ def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher, *,
         "slot_bytes": slot_bytes(config, p.m, p.n),
         "weight_is_ready": int(weight_is_ready),
     }
-    return Plan(p, PARAMS, numbers, maps, places, launcher, grid(config, p.m, p.n))
+    return Plan(p, params_of(config), {**numbers, **(more or {})}, maps, places, launcher, grid(config, p.m, p.n))
 
 
 def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:

@@ -13,6 +13,7 @@ from .linear import LinearProblem, linear_problem
 from .recipes import NO_RECIPES, Recipes
 from .routing import ExpertRows, check_gather, check_routes, check_weighted
 from .rows import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
+from .skip_head_mid import Heads, SkipProblem, skip_problem
 
 __all__ = [
     "NO_RECIPES",
@@ -21,11 +22,13 @@ __all__ = [
     "DenseProblem",
     "ExpertRows",
     "ExpertsProblem",
+    "Heads",
     "KGroupedProblem",
     "LinearProblem",
     "MaskedProblem",
     "Operand",
     "Recipes",
+    "SkipProblem",
     "activation_problem",
     "check_counts",
     "check_gather",
@@ -40,4 +43,5 @@ __all__ = [
     "linear_problem",
     "masked_problem",
     "no_alpha",
+    "skip_problem",
 ]
