@@ -13,6 +13,7 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.skip_head_mid import reachable_skipping, select_skipping
 from deep_gemm.gpus import H200
 from deep_gemm.problem import Operand, skip_problem
+from deep_gemm.problem.skip_head_mid import Heads
 
 M, K = 5, 144
 
@@ -54,6 +55,16 @@ def test_what_callers_also_state_changes_nothing() -> None:
         a, b, second, [8, 8, 16], recipe=(1, 128, 128), compiled_dims="mnk", disable_ue8m0_cast=True
     )
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("columns", [16, 24, 40, 256, 320, 328, 32768, (1 << 31) - 8])
+def test_a_multiplication_divides_as_exactly_as_a_division(columns: int) -> None:
+    multiplier, shift = Heads(8, 0, columns - 8).division
+    assert multiplier < 1 << 32
+    whole = [i * columns for i in (1, 2, 3, 1000, (1 << 31) // columns)]
+    for column in (0, 8, (1 << 31) - 8, *whole, *(x - 8 for x in whole)):
+        if 0 <= column < 1 << 32:
+            assert column // 8 * multiplier >> shift == column // columns
 
 
 def test_nothing_to_compute() -> None:

@@ -15,7 +15,7 @@ from ..problem import DenseProblem, SkipProblem
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan
 from .maps import matrix_map
-from .params import Field, Kind, Params
+from .params import HEADS, Field, Kind, Params
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
@@ -43,13 +43,7 @@ _PRODUCT = (
 )
 PARAMS = Params("Params", *_PRODUCT)
 """`Params` of cuda/decode/to_matrix.cuh."""
-SKIP_PARAMS = Params(
-    "Params",
-    *_PRODUCT,
-    Field("left", Kind.UINT32, begins_behind_base=True),
-    Field("head", Kind.UINT32),
-    Field("mid", Kind.UINT32),
-)
+SKIP_PARAMS = Params("Params", *_PRODUCT, *HEADS)
 """`Params` of cuda/decode/to_heads.cuh."""
 
 

@@ -51,6 +51,13 @@ class Field(NamedTuple):
     """First of those that a struct adds to its base, whose size is a multiple of a map's alignment."""
 
 
+HEADS = (
+    Field("heads.left", Kind.UINT32, begins_behind_base=True),
+    *(Field(f"heads.{name}", Kind.UINT32) for name in ("mid", "columns", "multiplier", "shift")),
+)
+"""`Heads` of cuda/heads.cuh, behind what every product has."""
+
+
 class Params:
     """A kernel's one parameter: a struct whose members are these fields, in order."""
 

@@ -81,9 +81,12 @@ def prepared(config: Config, p: SkipProblem) -> SkipProblem:
 
 def plan_of(p: SkipProblem, config: Config, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch for a problem that is `prepared`."""
+    multiplier, shift = p.heads.division
     left, mid, _ = p.heads
+    heads = {"left": left, "mid": mid, "columns": p.heads.columns, "multiplier": multiplier, "shift": shift}
+    more = {f"heads.{name}": number for name, number in heads.items()}
     if isinstance(config, DecodeConfig):
-        return fp8_gemm_decode.plan_of(p, config, launcher, more={"left": left, "head": p.heads.columns, "mid": mid})
+        return fp8_gemm_decode.plan_of(p, config, launcher, more=more)
     left_d, right_d = parts(p.d, p.heads)
     before_right = -(left + mid) * p.d.element_size()
     maps = {
@@ -111,8 +114,7 @@ def plan_of(p: SkipProblem, config: Config, num_sms: int, launcher: driver.Launc
         "m": p.m,
         "n": p.n,
         "k": p.k,
-        "left": left,
-        "head": p.heads.columns,
+        **more,
     }
     return Plan(p, fp8_gemm.SKIP_PARAMS, numbers, maps, places, launcher, grid(config, p.m, p.n, num_sms))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from . import checks
 from .checks import Operand, Sizes
 from .integers import as_integer
-from .layout import SCALE_BLOCK
+from .layout import SCALE_BLOCK, ceil_div
 from .recipes import Recipes, sfb_rows_of
 
 PART_MULTIPLE = 8
@@ -34,6 +34,18 @@ class Heads(NamedTuple):
     def columns_of_d(self) -> int:
         """Columns of D in each head."""
         return self.left + self.mid + self.right
+
+    @property
+    def division(self) -> tuple[int, int]:
+        """A multiplier and a shift that divide by `columns`: `column // 8 * multiplier >> shift`.
+
+        With N = 2^(29 + s), 2^s no less than u = columns / 8, and M = ceil(N / u): M / N is above 1 / u by less than
+        1 / N, so for c below 2^29 c * M / N is above c / u by less than 2^-s, which is at most 1 / u. So no whole
+        number lies between them.
+        """
+        units = self.columns // PART_MULTIPLE
+        shift = 29 + (units - 1).bit_length()
+        return ceil_div(1 << shift, units), shift
 
 
 def parts(d: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
