@@ -27,7 +27,6 @@ from .dense import (
     gemm_fp8_fp8_bf16_nt,
     wgrad_gemm_fp8_fp8_fp32_nt,
 )
-from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
     k_grouped_fp8_gemm_nt_contiguous,
@@ -44,13 +43,16 @@ from .grouped import (
 from .layers import experts, experts_workspace_bytes, linear
 from .problem.layout import align, ceil_div, cell_div, get_tma_aligned_size
 from .quantize import (
+    cast_back_from_fp4,
     cast_back_from_fp8,
     cast_both_to_fp8,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
+    per_token_cast_to_fp4,
     per_token_cast_to_fp8,
+    transpose_packed_fp4,
 )
 from .routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
 from .scales import (
