@@ -28,7 +28,6 @@ from .dense import (
     wgrad_gemm_fp8_fp8_fp32_nt,
 )
 from .einsum import fp8_einsum
-from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
     k_grouped_fp8_gemm_nt_contiguous,
@@ -45,13 +44,16 @@ from .grouped import (
 from .layers import experts, experts_workspace_bytes, linear
 from .problem.layout import align, ceil_div, cell_div, get_tma_aligned_size
 from .quantize import (
+    cast_back_from_fp4,
     cast_back_from_fp8,
     cast_both_to_fp8,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
+    per_token_cast_to_fp4,
     per_token_cast_to_fp8,
+    transpose_packed_fp4,
 )
 from .routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
 from .scales import (
@@ -82,6 +84,7 @@ from .settings import (
     set_pdl,
     set_tc_util,
 )
+from .skip_head_mid import fp8_gemm_nt_skip_head_mid
 from .testing import bench, bench_kineto, calc_diff
 
 __version__ = "0.1.0"
@@ -112,6 +115,7 @@ __all__ = [
     "fp8_fp4_gemm_tt",
     "fp8_gemm_nn",
     "fp8_gemm_nt",
+    "fp8_gemm_nt_skip_head_mid",
     "fp8_gemm_tn",
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .problem import ContiguousProblem, DenseProblem, HeadsProblem, KGroupedProblem, MaskedProblem
+from .problem import ContiguousProblem, DenseProblem, HeadsProblem, KGroupedProblem, MaskedProblem, SkipProblem
 from .problem.layout import SCALE_BLOCK, align, ceil_div
+from .problem.skip_head_mid import parts
 
 # One tile of FP64 partial sums stays in a core's cache.
 TILE_M, TILE_N = 256, 1024
@@ -31,6 +32,16 @@ FP32_MIN_NORMAL = 2.0**-126
 def dense(p: DenseProblem) -> None:
     """Write D = C + A @ B.T."""
     _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.sfb_rows))
+
+
+@torch.no_grad()
+def skip_head_mid(p: SkipProblem) -> None:
+    """Write A @ B.T to the left and right parts of D's heads, and nothing between them."""
+    product = block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.sfb_rows)
+    of_heads = product.view(p.m, p.n // p.heads.columns, p.heads.columns)
+    left, right = parts(p.d, p.heads)
+    left.copy_(of_heads[..., : p.heads.left])
+    right.copy_(of_heads[..., p.heads.left :])
 
 
 @torch.no_grad()

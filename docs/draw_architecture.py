@@ -24,7 +24,7 @@ Arrows = dict[str, set[str]]
 
 LAYERS = ("nn", "linear", "experts", "activation", "routing")
 PARTS = {
-    "ask": ("#cfe3f3", ("dense", "grouped", "problem", "compat", "quantize", "fp4", "scales", *LAYERS)),
+    "ask": ("#cfe3f3", ("dense", "grouped", "problem", "skip_head_mid", "compat", "quantize", "scales", *LAYERS)),
     "choose": ("#f6e3bf", ("choose", "gpus", "settings")),
     "run": ("#f3cfcf", ("kernels", "jit", "cuda")),
     "check and measure": ("#d9ecd0", ("reference", "sim", "testing", "benchmark", "tools")),

@@ -21,7 +21,7 @@ from deep_gemm.kernels.cast_rows import RowCast
 from deep_gemm.kernels.cast_tiles import TileCast
 from deep_gemm.problem import activation_problem
 from deep_gemm.problem.layout import rows_of_counts, rows_of_groups
-from deep_gemm.quantize import Quantized
+from deep_gemm.quantize import Quantized, fp8
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import cast_rows as sim_rows
@@ -40,7 +40,7 @@ def compiled_tiles(config: TileCastConfig) -> HostKernel:
     return sim_tiles.compile_config(config)
 
 
-CASTING: tuple[Any, ...] = (quantize, activation, routing)
+CASTING: tuple[Any, ...] = (fp8, activation, routing)
 """Modules that ask whether there are kernels."""
 
 

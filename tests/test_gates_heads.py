@@ -18,7 +18,7 @@ MAX_CONFIGURATIONS = 200
 
 
 def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> None:
-    configs = [*reachable_heads(), *reachable_heads_decode()]
+    configs: list[GemmConfig | DecodeConfig] = [*reachable_heads(), *reachable_heads_decode()]
     assert len(configs) <= MAX_CONFIGURATIONS
     assert len({config.name for config in configs}) == len(configs)
     assert [config for config in configs if config.why_illegal()] == []

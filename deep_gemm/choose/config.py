@@ -80,6 +80,8 @@ class GemmConfig:
     """The product is added to D where D lies, by TMA (FP32)."""
     groups: Groups = Groups.NONE
     """How rows belong to groups, each with its own B."""
+    skips_mid: bool = False
+    """D has heads, with columns between their parts that are not written."""
 
     @property
     def name(self) -> str:
@@ -91,7 +93,8 @@ class GemmConfig:
         scales = " 1d1d" if self.sfb_is_per_row else ""
         output = "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}"
+        heads = " skip mid" if self.skips_mid else ""
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{heads}"
 
     @property
     def units_along_n(self) -> int:
@@ -281,6 +284,8 @@ class GemmConfig:
         yield self.groups != Groups.HEADS or self.cluster_k == 1, "k whole where there are heads"
         yield not along_k or self.sfb_is_per_row, "scales of B for each row where groups are along k"
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
+        plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
+        yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
         yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
@@ -295,6 +300,7 @@ class GemmConfig:
         work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
         by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
         return {
+            "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
             "WORK": f"work/{work}.cuh",
             "SCALES": f"scales/{by_row if self.sfb_is_per_row else 'by_block'}.cuh",
             "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'store'}.cuh",
@@ -307,7 +313,8 @@ class GemmConfig:
         They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`. They count
         one match a call, so no kernel that only helps a product has any of these in its name.
         """
-        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{_WORK_NAMES[self.groups]}"
+        work = "skip_head_mid" if self.skips_mid else _WORK_NAMES[self.groups]
+        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{work}"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
@@ -356,6 +363,7 @@ class GemmConfig:
             "kAddsToD": self.adds_to_d,
             "kHasTail": self.has_tail,
             "kSfbIsPerRow": self.sfb_is_per_row,
+            "kSkipsMid": self.skips_mid,
             "kLoopsInBatches": self.groups != Groups.DEPTHS,
             "kLoadsScalesByAddress": self.groups == Groups.DEPTHS,
         }

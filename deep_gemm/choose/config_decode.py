@@ -40,15 +40,16 @@ class DecodeConfig:
     """C is read and added; it may be D itself."""
     has_heads: bool = False
     """Each head has its own A, B and D."""
+    skips_mid: bool = False
+    """D has heads, with columns between their parts that are not written."""
 
     @property
     def name(self) -> str:
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
         output = ("fp32" if self.output_is_fp32 else "bf16") + "+c" * self.with_c
-        return (
-            f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{' by heads' * self.has_heads}"
-        )
+        heads = " by heads" * self.has_heads + " skip mid" * self.skips_mid
+        return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{heads}"
 
     @property
     def block_n(self) -> int:
@@ -104,12 +105,13 @@ class DecodeConfig:
             registers + OTHER_REGISTERS <= self.registers_limit,
             f"{registers} + {OTHER_REGISTERS} of {self.registers_limit} registers",
         )
+        yield not (self.skips_mid and self.with_c), "no C where columns of D are skipped"
         limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        work = "heads" if self.has_heads else "one"
+        work = "heads" if self.has_heads else "skip_mid" if self.skips_mid else "one"
         return f'{header_of(self.constants(), self.switches())}#define DECODE_WORK "decode/{work}.cuh"\n'
 
     def constants(self) -> dict[str, int]:

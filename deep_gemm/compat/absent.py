@@ -26,7 +26,6 @@ INSTEAD: dict[str, str] = {
     "m_grouped_bf16_gemm_nt_masked": _LOOP,
     "k_grouped_bf16_gemm_tn_contiguous": _LOOP,
     "k_grouped_fp8_gemm_tn_contiguous": "k_grouped_fp8_gemm_nt_contiguous",
-    "fp8_gemm_nt_skip_head_mid": "fp8_gemm_nt",
     "einsum": "torch.einsum",
     "fp8_mqa_logits": _DEQUANTIZED,
     "fp8_paged_mqa_logits": _DEQUANTIZED,

@@ -35,6 +35,7 @@ struct LinearParams {
   uint32_t m, n, k;
   uint32_t slot_bytes;  // of one box of B
 };
+DEVICE uint32_t column_of_d(const LinearParams&, uint32_t column) { return column; }
 #include "linear_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
 // Threads are the math warps', the producer's, and the casters', in this order.

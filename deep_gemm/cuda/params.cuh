@@ -8,6 +8,7 @@ struct Product {
   union {
     ptx::TensorMap map_sfb;      // B has a scale for each row
     ptx::TensorMap map_whole_d;  // else, if rows are grouped: D without a way to cut boxes off, which TMA stores faster
+    ptx::TensorMap map_right_d;  // else, if D has heads: their right parts, while map_d has the left ones
   };
   const float* sfb;  // B has a scale for each 128x128 block
   const uint8_t* c;

@@ -10,7 +10,7 @@ from ..choose.output import Groups, Output
 from ..jit import driver
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan
-from .params import Field, Kind, Params
+from .params import HEAD_PARTS, Field, Kind, Params
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
@@ -49,6 +49,7 @@ _ROWS = (
     Field("groups.zeroes_padding", Kind.UINT32),
 )
 DENSE_PARAMS = _params("map_sfb")
+SKIP_PARAMS = _params("map_right_d", *HEAD_PARTS)
 ROWS_PARAMS = {"by block": _params("map_whole_d", *_ROWS), "by row": _params("map_sfb", *_ROWS)}
 DEPTHS_PARAMS = _params(
     "map_sfb",
@@ -72,7 +73,7 @@ def params_of(config: GemmConfig) -> Params:
         return HEADS_PARAMS
     if config.rows_are_grouped:
         return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
-    return DENSE_PARAMS
+    return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS
 
 
 def headers(config: GemmConfig) -> dict[str, str]:
@@ -106,7 +107,8 @@ def code_plan(config: GemmConfig) -> CodePlan:
     boxes = 2  # of A and B
     if config.rows_are_grouped:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
-    has_whole_d = config.rows_are_grouped and not config.sfb_is_per_row  # beside the one that cuts off
+    # Beside the one that cuts off: a whole D; or of heads' left parts, the right ones.
+    has_second_map = (config.rows_are_grouped and not config.sfb_is_per_row) or config.skips_mid
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
@@ -120,7 +122,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         else 2
         if config.groups == Groups.DEPTHS
         else 1,  # and A's scales
-        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_whole_d),
+        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_second_map),
         tma_reduces=stores if config.adds_to_d else 0,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from .. import jit
@@ -10,11 +11,11 @@ from ..choose.config_decode import DecodeConfig
 from ..choose.output import Groups, Output
 from ..jit import driver
 from ..jit.tensor_map import ElementType
-from ..problem import DenseProblem
+from ..problem import DenseProblem, SkipProblem
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan
 from .maps import matrix_map
-from .params import Field, Kind, Params
+from .params import HEAD_PARTS, Field, Kind, Params
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
@@ -52,11 +53,13 @@ HEADS_PARAMS = Params(
     Field("heads.c_stride", Kind.UINT64),
 )
 """`Params` of cuda/decode/heads.cuh."""
+SKIP_PARAMS = Params("Params", *_PRODUCT, *HEAD_PARTS)
+"""`Params` of cuda/decode/skip_mid.cuh."""
 
 
 def params_of(config: DecodeConfig) -> Params:
     """The list that a configuration's kernel is launched with."""
-    return HEADS_PARAMS if config.has_heads else PARAMS
+    return HEADS_PARAMS if config.has_heads else SKIP_PARAMS if config.skips_mid else PARAMS
 
 
 def headers(config: DecodeConfig) -> dict[str, str]:
@@ -116,13 +119,19 @@ def loaded(config: DecodeConfig, device: int) -> driver.Kernel:
 def launcher(config: DecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
     """Get the way a configuration is launched on a device."""
     kernel = loaded(config, device)
-    return driver.Launcher(
-        kernel, params_of(config).size, config.num_threads, config.cluster_k, is_dependent=is_dependent
-    )
+    size = params_of(config).size
+    return driver.Launcher(kernel, size, config.num_threads, config.cluster_k, is_dependent=is_dependent)
 
 
-def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher, *, weight_is_ready: bool = False) -> Plan:
-    """Prepare the launch. `weight_is_ready`: as in `Params`."""
+def plan_of(
+    p: DenseProblem | SkipProblem,
+    config: DecodeConfig,
+    launcher: driver.Launcher,
+    *,
+    weight_is_ready: bool = False,
+    more: Mapping[str, int] | None = None,
+) -> Plan:
+    """Prepare the launch. `weight_is_ready`: as in `Params`; `more`: what its destination adds to these."""
     # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
     maps = {
         "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
@@ -149,7 +158,7 @@ def plan_of(p: DenseProblem, config: DecodeConfig, launcher: driver.Launcher, *,
         "slot_bytes": slot_bytes(config, p.m, p.n),
         "weight_is_ready": int(weight_is_ready),
     }
-    return Plan(p, PARAMS, numbers, maps, places, launcher, grid(config, p.m, p.n))
+    return Plan(p, params_of(config), {**numbers, **(more or {})}, maps, places, launcher, grid(config, p.m, p.n))
 
 
 def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:

@@ -47,6 +47,15 @@ class Field(NamedTuple):
     name: str
     kind: Kind
     length: int = 1
+    begins_behind_base: bool = False
+    """First of those that a struct adds to its base, whose size is a multiple of a map's alignment."""
+
+
+HEAD_PARTS = (
+    Field("heads.left", Kind.UINT32, begins_behind_base=True),
+    *(Field(f"heads.{name}", Kind.UINT32) for name in ("mid", "columns", "multiplier", "shift")),
+)
+"""`HeadParts` of cuda/head_parts.cuh, behind what every product has."""
 
 
 class Params:
@@ -57,7 +66,7 @@ class Params:
         self._offsets: dict[str, int] = {}
         at, alignment = 0, 1
         for field in fields:
-            at += -at % field.kind.alignment
+            at += -at % (MAP_ALIGNMENT if field.begins_behind_base else field.kind.alignment)
             alignment = max(alignment, field.kind.alignment)
             self._offsets[field.name] = at
             at += field.kind.size * field.length
@@ -87,7 +96,7 @@ class Params:
         if values.keys() != self._offsets.keys():
             raise ValueError(f"{self.struct_name}: expected values of {sorted(self._offsets)}, got {sorted(values)}")
         data = bytearray(self.size)
-        for name, kind, length in self.fields:
+        for name, kind, length, _ in self.fields:
             at, value = self._offsets[name], values[name]
             if isinstance(value, bytes):
                 if len(value) > kind.size * length:

@@ -374,4 +374,4 @@ def addresses_of(p: Operands) -> Addresses:
 
 def pointer_members(params: Params) -> list[str]:
     """Members that hold addresses, for tests: each is a place of a plan, or zero by its `numbers`."""
-    return [name for name, kind, _ in params.fields if kind in (Kind.MAP, Kind.POINTER)]
+    return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]

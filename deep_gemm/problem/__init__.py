@@ -14,6 +14,7 @@ from .linear import LinearProblem, linear_problem
 from .recipes import NO_RECIPES, Recipes
 from .routing import ExpertRows, check_gather, check_routes, check_weighted
 from .rows import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
+from .skip_head_mid import HeadParts, SkipProblem, skip_problem
 
 __all__ = [
     "NO_RECIPES",
@@ -22,12 +23,14 @@ __all__ = [
     "DenseProblem",
     "ExpertRows",
     "ExpertsProblem",
+    "HeadParts",
     "HeadsProblem",
     "KGroupedProblem",
     "LinearProblem",
     "MaskedProblem",
     "Operand",
     "Recipes",
+    "SkipProblem",
     "activation_problem",
     "check_counts",
     "check_gather",
@@ -43,4 +46,5 @@ __all__ = [
     "linear_problem",
     "masked_problem",
     "no_alpha",
+    "skip_problem",
 ]

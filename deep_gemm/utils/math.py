@@ -3,15 +3,17 @@
 from typing import NoReturn
 
 from ..compat.absent import refuse
-from ..fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from ..problem.layout import align, ceil_div
 from ..quantize import (
+    cast_back_from_fp4,
     cast_back_from_fp8,
     ceil_to_ue8m0,
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
+    per_token_cast_to_fp4,
     per_token_cast_to_fp8,
+    transpose_packed_fp4,
 )
 from ..scales import pack_ue8m0_to_int, unpack_ue8m0_from_int
 

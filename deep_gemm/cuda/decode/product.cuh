@@ -1,10 +1,12 @@
-// What fp8_gemm_decode is given of a product; kernels/fp8_gemm_decode.py packs it. The files decode/one.cuh and
-// decode/heads.cuh, of which config.cuh names one, add what products of one head, or of several, need beside it:
+// What fp8_gemm_decode is given of a product; kernels/fp8_gemm_decode.py packs it. The files decode/one.cuh,
+// decode/heads.cuh and decode/skip_mid.cuh, of which config.cuh names one, add what products of one head, or of several, or
+// into the parts of heads, need beside it:
 //
 //   Params                    the kernel's parameters
 //   CtaWork(p)                what the CTA computes: Work, and of which head
 //   product_of(p, work)       pointers, pitches and sizes of that head's product
 //   load_box(map, full, destination, k, row, work)  asks TMA for a box of A or B
+//   column_of_d(product, column)  where a column of the product lies in D
 #pragma once
 #include "config.cuh"
 #include "ptx/tma.cuh"

@@ -118,7 +118,7 @@ DEVICE void store_chunk(const Params& p, float* room, const ptx::Float4& v, uint
       d.x += low.x, d.y += low.y, d.z += high.x, d.w += high.y;
     }
   }
-  uint8_t* to = p.d + (d_row * p.d_pitch + d_column) * kOutputBytes;
+  uint8_t* to = p.d + (d_row * p.d_pitch + column_of_d(p, d_column)) * kOutputBytes;
   if constexpr (kOutputIsFp32)
     ptx::st_global_v4_f32(to, d.x, d.y, d.z, d.w);
   else

@@ -5,7 +5,6 @@
 // split k take the same tile.
 #pragma once
 #include "config.cuh"
-#include "epilogue/panels.cuh"
 #include "params.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
@@ -13,8 +12,7 @@
 #include "ring.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
-
-struct Params : Product {};
+#include DESTINATION
 
 struct WorkStorage {
   DEVICE void init() {}
@@ -25,6 +23,7 @@ DEVICE void prefetch_operand_maps(const Params& p) {
   ptx::prefetch_tensormap(&p.map_b);
   ptx::prefetch_tensormap(&p.map_sfa);
   if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
+  if constexpr (kSkipsMid) ptx::prefetch_tensormap(&p.map_right_d);
 }
 
 // ---- Tiles
@@ -114,25 +113,3 @@ struct TileLoad {
 DEVICE const float* sfb_of(const Params& p, const Tile&) { return p.sfb; }
 DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }
 DEVICE uint32_t skipped_scales(const Tile&) { return 0; }
-
-// Where the panels of a tile lie in D.
-struct Destination {
-  const Params& p;
-  Span span;
-
-  DEVICE Destination(const Params& p_, const Tile&, uint32_t) : p(p_), span(p_.n) {}
-
-  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
-    if constexpr (kPanelIsWide)
-      store_panel(&p.map_d, panel, 0, span.at_column(column), row);
-    else
-      store_panel(&p.map_d, panel, column, row);
-  }
-
-  DEVICE void prefetch(uint32_t column, uint32_t row) const {
-    if constexpr (kPanelIsWide)
-      ptx::tma_prefetch_3d(&p.map_d, 0, span.at_column(column), row);
-    else
-      ptx::tma_prefetch_2d(&p.map_d, column, row);
-  }
-};

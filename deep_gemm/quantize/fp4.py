@@ -1,8 +1,8 @@
 """Casts to FP4 values with FP32 scales, by torch, on any device. No product here takes them: Hopper has no FP4.
 
 A value is E2M1, one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. Two lie in an int8, the first in its lower half. The
-rules are those of all casts (quantize.py) with 6 in place of 448: a scale is the block's largest finite magnitude over
-6, an infinity saturates, a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest
+rules are those of all casts (quantize/rules.py) with 6 in place of 448: a scale is the block's largest finite magnitude
+over 6, an infinity saturates, a block without a finite non-zero value has scale 1. A quotient is rounded to the nearest
 value, a tie to the one with an even mantissa. E2M1 has no NaN: one becomes 6, as the hardware's conversion has it.
 """
 
@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .problem.layout import SCALE_BLOCK, align, ceil_div
-from .quantize import Quantized, check_castable, granularity, scaled_back, scales_of
-from .scales import packed_rows
+from ..problem.layout import SCALE_BLOCK, align, ceil_div
+from ..scales import packed_rows
+from .back import scaled_back
+from .rules import Quantized, check_castable, granularity, scales_of
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By the lower three bits."""

@@ -1,0 +1,39 @@
+"""Which configuration runs a product whose D has columns between the parts of each head: that of the plain product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from ..gpus import Gpu
+from .config import GemmConfig
+from .config_decode import DecodeConfig
+from .dense import reachable, reachable_decode, select
+from .output import Output
+
+
+@cache
+def skipping(config: GemmConfig | DecodeConfig) -> GemmConfig | DecodeConfig:
+    """Give a plain product's configuration the other way out. It must not split k but by the decode kernel."""
+    return replace(config, skips_mid=True)
+
+
+def select_skipping(
+    m: int, n: int, k: int, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
+) -> GemmConfig | DecodeConfig:
+    """What `select` chooses for the plain product, but that no `fp8_gemm` splits k: few columns alone would want it."""
+    config = select(m, n, k, Output(), gpu, split_k=split_k, whole_gpu=whole_gpu)
+    if isinstance(config, GemmConfig) and config.cluster_k > 1:
+        config = select(m, n, k, Output(), gpu, split_k=False, whole_gpu=whole_gpu)
+    return skipping(config)
+
+
+def reachable_skipping() -> list[GemmConfig | DecodeConfig]:
+    """Every configuration that `select_skipping` can give."""
+    plain: list[GemmConfig | DecodeConfig] = [
+        config
+        for config in reachable()
+        if not (config.output_is_fp32 or config.with_c or config.sfb_is_per_row or config.cluster_k > 1)
+    ]
+    plain += [config for config in reachable_decode() if not (config.output_is_fp32 or config.with_c)]
+    return [skipping(config) for config in plain]

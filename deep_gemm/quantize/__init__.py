@@ -1,0 +1,58 @@
+"""Casts of ordinary tensors to FP8 values with FP32 scales, for one row, one column or one block at a time.
+
+All casts share their rules. A scale is the block's largest finite magnitude over 448, the largest E4M3 value, so that
+every finite input fits. An infinity saturates to +-448 (as the hardware's saturating conversion does). A NaN of either
+sign becomes the byte 0x7F in its own element. Neither influences the scale. A block without a finite non-zero value has
+scale 1. No scale is below 2^-126, the smallest normal FP32 number. With `use_ue8m0` a scale is rounded up to a power of
+two. With `min_amax`, rounded to FP32, the block's largest magnitude counts as at least this, in blocks of zeros too.
+FP64 input is rounded to FP32 first, so values beyond FP32's range count as infinities.
+"""
+
+from .back import cast_back_from_fp8
+from .by_kernels import as_rows, has_kernels
+from .by_torch import cast_by_torch
+from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
+from .fp8 import (
+    cast_both_to_fp8,
+    k_grouped_cast_to_fp8,
+    per_block_cast_to_fp8,
+    per_channel_cast_to_fp8,
+    per_custom_dims_cast_to_fp8,
+    per_token_cast_to_fp8,
+)
+from .rules import (
+    FP8_MAX,
+    Quantized,
+    ceil_to_ue8m0,
+    check_blocks,
+    check_groups,
+    check_matrix,
+    check_rows,
+    empty_scales,
+    empty_values,
+)
+
+__all__ = [
+    "FP8_MAX",
+    "Quantized",
+    "as_rows",
+    "cast_back_from_fp4",
+    "cast_back_from_fp8",
+    "cast_both_to_fp8",
+    "cast_by_torch",
+    "ceil_to_ue8m0",
+    "check_blocks",
+    "check_groups",
+    "check_matrix",
+    "check_rows",
+    "empty_scales",
+    "empty_values",
+    "has_kernels",
+    "k_grouped_cast_to_fp8",
+    "per_block_cast_to_fp8",
+    "per_channel_cast_to_fp8",
+    "per_custom_dims_cast_to_fp8",
+    "per_token_cast_to_fp4",
+    "per_token_cast_to_fp8",
+    "transpose_packed_fp4",
+]

@@ -1,0 +1,48 @@
+"""From values and scales back to the numbers that they stand for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..problem.layout import SCALE_BLOCK, ceil_div
+from ..scales import unpack_ue8m0_from_int
+from .rules import granularity
+
+
+@torch.no_grad()
+def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) -> Tensor:
+    """Get the FP32 numbers that FP8 values and their scales stand for, each rounded once.
+
+    `x` is `[..., m, k]`; `sf` is `[..., m, ceil(k / gran_k)]`, or one for each block,
+    `[..., ceil(m / gran_k), ceil(k / gran_k)]`, in FP32 or, for rows, as packed UE8M0.
+
+    >>> cast_back_from_fp8(*per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))).tolist()
+    [[896.0, -448.0, 0.0]]
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    if x.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"x: expected dtype torch.float8_e4m3fn, got {x.dtype}")
+    return scaled_back(x.float(), sf, gran_k)
+
+
+def scaled_back(x: Tensor, sf: Tensor, gran_k: int) -> Tensor:
+    """Multiply FP32 numbers `[..., m, k]` with scales of rows or of blocks."""
+    gran_k = granularity(gran_k)
+    if not isinstance(sf, Tensor):
+        raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
+    if x.dim() < 2:
+        raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
+    *batch, m, k = x.shape
+    columns = ceil_div(k, gran_k)
+    if sf.dtype == torch.int32:
+        sf = unpack_ue8m0_from_int(sf)[..., :columns]
+    if sf.dtype != torch.float32:
+        raise ValueError(f"sf: expected dtype torch.float32 or torch.int32, got {sf.dtype}")
+    of_rows, of_blocks = (*batch, m, columns), (*batch, ceil_div(m, gran_k), columns)
+    if sf.shape not in (of_rows, of_blocks):
+        raise ValueError(f"sf: expected shape {of_rows} or {of_blocks}, got {tuple(sf.shape)}")
+    if sf.shape != of_rows:
+        sf = sf.repeat_interleave(gran_k, -2)[..., :m, :]
+    return x * sf.repeat_interleave(gran_k, -1)[..., :k]

@@ -1,0 +1,64 @@
+"""Products into the parts of heads: columns between a left and a right part stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from . import reference
+from .kernels import skip_head_mid
+from .kernels.product import Product, call_operator, run
+from .problem import Operand, Recipes, SkipProblem, checks, skip_problem
+from .problem.layout import Recipe
+from .problem.recipes import whole_recipe
+
+Said = tuple[Recipes, tuple[int, ...]]
+"""What a caller states besides tensors: recipes, and the columns of a head's left part, middle and right part."""
+
+
+def fp8_gemm_nt_skip_head_mid(
+    a: Operand,
+    b: Operand,
+    d: Tensor,
+    head_splits: Sequence[int],
+    recipe: Recipe | None = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """Compute A @ B.T into the heads of D, leaving columns between a left and a right part of each as they are.
+
+    With `head_splits = (left, mid, right)` the product has `left + right` columns for each head, and D has `left`,
+    then `mid` that nobody writes, then `right`. So column j of the product goes to column
+    `j + (j + right) // (left + right) * mid` of D.
+
+    - `a`, `b`: as `fp8_gemm_nt` takes them, B's scales one for each 128x128 block.
+    - `d`: `[m, n / (left + right) * (left + mid + right)]`, torch.bfloat16.
+    - `head_splits`: multiples of 8; left and right are at least 8, and n is a multiple of their sum. Where left and
+      right are multiples of 64 the product takes as long as `fp8_gemm_nt`; a part that begins inside 64 columns
+      costs a store more.
+
+    `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result.
+
+    >>> a, b = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(32, 128))
+    >>> d = torch.zeros(4, 48, dtype=torch.bfloat16)
+    >>> fp8_gemm_nt_skip_head_mid(a, b, d, (8, 8, 8))
+    >>> d[0, ::8].tolist()
+    [128.0, 0.0, 128.0, 128.0, 0.0, 128.0]
+    """
+    splits = tuple(head_splits) if isinstance(head_splits, Sequence) else head_splits
+    run(SKIP_HEAD_MID, a, b, d, None, ((recipe, None, None), splits))
+
+
+def _ask(a: Operand, b: Operand, d: Tensor | None, _: None, said: Said) -> SkipProblem:
+    recipes, head_splits = said
+    return skip_problem(a, b, d, head_splits, recipes=recipes)
+
+
+def _as_operator(a: Operand, b: Operand, d: Tensor | None, _: Tensor | None, said: Said) -> Tensor | None:
+    recipes, head_splits = said
+    d = checks.tensor("d", d)  # there is no operator that makes it
+    return call_operator("fp8_gemm_nt_skip_head_mid", a, b, d, head_splits, recipe=whole_recipe(recipes))
+
+
+SKIP_HEAD_MID = Product(_ask, reference.skip_head_mid, skip_head_mid.run, _as_operator)
