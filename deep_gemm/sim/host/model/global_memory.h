@@ -88,6 +88,7 @@ uint32_t ld_global_nc_b16(const void* p) { return global_load<uint16_t>(p, "ld_g
 uint32_t ld_global_nc_b32(const void* p) { return global_load<uint32_t>(p, "ld_global_nc_b32", true); }
 Uint4 ld_global_nc_v4_b32(const void* p) { return global_load<Uint4>(p, "ld_global_nc_v4_b32", true); }
 void st_global_b8(void* p, uint32_t value) { global_store(p, static_cast<uint8_t>(value), "st_global_b8"); }
+void st_global_b16(void* p, uint32_t value) { global_store(p, static_cast<uint16_t>(value), "st_global_b16"); }
 void st_global_f32(void* p, float value) { global_store(p, value, "st_global_f32"); }
 void st_global_b32(void* p, uint32_t value) { global_store(p, value, "st_global_b32"); }
 void st_global_v2_b32(void* p, uint32_t a, uint32_t b) { global_store(p, Uint2{a, b}, "st_global_v2_b32"); }
@@ -127,6 +128,7 @@ float float_of(uint32_t bits) {
   return value;
 }
 float min_nan(float a, float b) { return std::isnan(a) || a < b ? a : b; }
+float max_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 float min_magnitude(float x, float most) {
   const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
   return magnitude > 0x7f800000 || magnitude < bits_of(most) ? x : float_of(bits_of(most) | (bits & 0x80000000));

@@ -1,0 +1,371 @@
+// Logits of the indexer: logits[i, j] = sf[j] * sum over heads h of max(0, q[i, h] . key[j]) * weights[i, h], for the
+// keys j of token i's range. Persistent and warp-specialized:
+//
+//   producer, one warp     for each tile of tokens:   q_empty --wait--> plan, weights, rows, TMA q --> q_full
+//                          for each block of keys:    empty --wait--> TMA keys, scales --bytes--> full
+//   math, 2 warpgroups     for each tile:             q_full --wait--> blocks --arrive--> q_empty
+//                          for each block:            full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
+//   fill, three warps      -inf to where no block of keys comes, while the others work
+//
+// A tile is kUnits units of kUnitTokens tokens, whose heads are the columns of one WGMMA each. Its rows are 64 keys. One
+// unit is reduced while the tensor cores work on the next, and a block of keys is loaded once for all units.
+#pragma once
+#include "config.cuh"
+#include "logits/mqa_params.cuh"
+#include "logits/ranges.cuh"
+#include "logits/shares.cuh"
+#include "logits/unit.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "ring.cuh"
+
+using Unit = LogitUnit<kUnitTokens, kHeads, kDepth, kReluDoubles>;
+constexpr uint32_t kTileSlots = 2, kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
+constexpr uint32_t kTileColumns = kTileTokens * kHeads;
+// Of a lane, on their way. Where a column's token is no shift away, more take registers that the producer does not have.
+constexpr uint32_t kWeightsAtOnce = kHeads <= 64 && (kHeads & (kHeads - 1)) == 0 ? 8 : 2;
+constexpr uint32_t kInfinity = kOutputBytes == 4 ? 0xff800000u : 0xff80ff80u;  // -inf: one of FP32, two of BF16
+
+// Where a token's logits go. `begin` and `length` are its range of keys.
+struct TokenRow {
+  uint32_t address_low, address_high;  // of what key 0 would have; 0: no such token
+  uint32_t begin, length;
+};
+
+// What is done of a tile: `blocks` blocks from key `first` on; 0: no tile is left.
+struct TilePlan {
+  uint32_t first, blocks;
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t q[kTileSlots][kUnits][Unit::kBytes];
+  alignas(1024) uint8_t keys[kNumStages][kKeysBytes];
+  alignas(128) float scales[kNumStages][kBlockKeys];
+  alignas(16) float weights[kTileSlots][kUnits][Unit::kWeights];
+  alignas(16) TokenRow rows[kTileSlots][kTileTokens];
+  TilePlan plans[kTileSlots];
+  Ring ring;
+  uint64_t q_full[kTileSlots], q_empty[kTileSlots];
+  ShareStorage shares;
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "MqaConfig.shared_bytes and SharedStorage differ");
+
+// The slot of a tile, of which two are in shared memory: one is worked on, one is loaded.
+struct TilePosition {
+  uint32_t slot = 0, parity = 0;
+
+  DEVICE TilePosition next() const { return {slot ^ 1, parity ^ slot}; }
+};
+
+DEVICE uint64_t row_address(const MqaParams& p, uint32_t token) {
+  return reinterpret_cast<uint64_t>(p.logits) + token * p.logits_pitch;
+}
+
+// Producer, one thread: loads a tile's blocks of keys from `block` on; those for which there is room if it may not wait.
+template <bool kMayWait>
+DEVICE void load_blocks(const MqaParams& p, SharedStorage& shared, const TilePlan& plan, uint32_t& block,
+                        RingPosition& at) {
+#pragma unroll 1
+  for (; block < plan.blocks; ++block, at = at.next()) {
+    if (kMayWait)
+      wait_until_free(shared.ring, at);
+    else if (!ptx::mbarrier_test_wait_parity(&shared.ring.empty[at.stage], at.parity ^ 1))
+      break;
+    const uint32_t key = plan.first + block * kBlockKeys;
+    uint64_t* full = &shared.ring.full[at.stage];
+    ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
+    ptx::tma_load_2d(&p.map_keys, full, shared.keys[at.stage], 0, key);
+    ptx::tma_load_2d(&p.map_scales, full, shared.scales[at.stage], key, 0);
+  }
+}
+
+// What a lane of the producer loads of a tile's weights at a time, and stores in their order.
+struct LaneWeights {
+  float held[kWeightsAtOnce];
+
+  DEVICE void load(const MqaParams& p, uint32_t first_token, uint32_t first) {
+#pragma unroll
+    for (uint32_t i = 0; i < kWeightsAtOnce; ++i) {
+      const uint32_t column = first + i * 32, token = first_token + column / kHeads;
+      held[i] = column < kTileColumns && token < p.tokens
+                    ? ptx::ld_global_f32(p.weights + token * p.weights_pitch + column % kHeads)
+                    : 0;
+    }
+  }
+  DEVICE void store(float (&to)[kUnits][Unit::kWeights], uint32_t first) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kWeightsAtOnce; ++i) {
+      const uint32_t column = first + i * 32;
+      if (column < kTileColumns)
+        ptx::st_shared_f32(&to[column / Unit::kColumns][place_of_weight(column % Unit::kColumns)],
+                           Unit::weight(held[i]));
+    }
+  }
+};
+
+// Producer, one warp: a tile's q, plan, rows and weights, and its blocks of keys. All that it loads is on its way before
+// it waits for any: of a few tokens this is most of the time.
+DEVICE void load_tile(const MqaParams& p, SharedStorage& shared, const TilePosition& at, uint32_t tile,
+                      const Range& of_lane, const TilePlan& plan, RingPosition& ring_at, uint32_t lane) {
+  const uint32_t first_token = tile * kTileTokens;
+  uint64_t* full = &shared.q_full[at.slot];
+  uint32_t block = 0;
+  LaneWeights weights;
+  weights.load(p, first_token, lane);
+  if (lane == 0) {
+    ptx::mbarrier_arrive_expect_tx(full, kUnits * Unit::kBytes);
+#pragma unroll
+    for (uint32_t unit = 0; unit < kUnits; ++unit)
+      ptx::tma_load_2d(&p.map_q, full, shared.q[at.slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
+    load_blocks<false>(p, shared, plan, block, ring_at);
+    ptx::st_shared_v2_b32(&shared.plans[at.slot], plan.first, plan.blocks);
+  }
+  ptx::syncwarp();
+  if (lane < kTileTokens) {
+    const uint32_t token = first_token + lane;
+    uint64_t address = row_address(p, token);
+    if (kIsCompressed) address -= static_cast<uint64_t>(of_lane.begin) * kOutputBytes;
+    if (token >= p.tokens) address = 0;
+    ptx::st_shared_v4_b32(&shared.rows[at.slot][lane], static_cast<uint32_t>(address),
+                          static_cast<uint32_t>(address >> 32), of_lane.begin, of_lane.end - of_lane.begin);
+  }
+  weights.store(shared.weights[at.slot], lane);
+#pragma unroll 1
+  for (uint32_t first = lane + kWeightsAtOnce * 32; first < kTileColumns; first += kWeightsAtOnce * 32) {
+    weights.load(p, first_token, first);
+    weights.store(shared.weights[at.slot], first);
+  }
+  ptx::mbarrier_arrive(full);
+  if (lane == 0) load_blocks<true>(p, shared, plan, block, ring_at);
+  ptx::syncwarp();
+}
+
+// Producer, one warp.
+DEVICE void load_share(const MqaParams& p, SharedStorage& shared, WorkShare share, uint32_t lane) {
+  RingPosition at;
+  TilePosition tile_at;
+#pragma unroll 1
+  for (; share.count; ++share.tile, share.number = 0) {
+    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};
+    const TileKeys keys = tile_keys_of(of_lane);
+    const uint32_t left = keys.blocks - share.number, blocks = left < share.count ? left : share.count;
+    if (blocks == 0) continue;
+    const TilePlan plan = {keys.first + share.number * kBlockKeys, blocks};
+    ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);
+    ptx::syncwarp();
+    load_tile(p, shared, tile_at, share.tile, of_lane, plan, at, lane);
+    share.count -= blocks;
+    tile_at = tile_at.next();
+  }
+  // No tile is left.
+  ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);
+  ptx::syncwarp();
+  if (lane == 0) {
+    ptx::st_shared_v2_b32(&shared.plans[tile_at.slot], 0, 0);
+    ptx::mbarrier_arrive(&shared.q_full[tile_at.slot]);
+  }
+  ptx::mbarrier_arrive(&shared.q_full[tile_at.slot]);
+}
+
+// Weights of all units of a tile.
+template <bool kAreKept>
+struct TileWeights;
+template <>
+struct TileWeights<true> {
+  WeightsInRegisters<Unit::kColumns> units[kUnits];
+
+  DEVICE TileWeights(const float (&laid)[kUnits][Unit::kWeights], uint32_t lane) {
+#pragma unroll
+    for (uint32_t i = 0; i < kUnits; ++i) units[i].load(laid[i], lane);
+  }
+  DEVICE const WeightsInRegisters<Unit::kColumns>& of_unit(uint32_t i) const { return units[i]; }
+};
+template <>
+struct TileWeights<false> {
+  WeightsInShared first;
+
+  DEVICE TileWeights(const float (&laid)[kUnits][Unit::kWeights], uint32_t lane) : first(laid[0], lane) {}
+  DEVICE WeightsInShared of_unit(uint32_t i) const { return first.moved(i * Unit::kWeights); }
+};
+
+// Stores a lane's logits of one key and one unit.
+DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit::kLogits], float scale, uint32_t lane) {
+#pragma unroll
+  for (uint32_t i = 0; i < Unit::kLogits; ++i) {
+    const uint32_t token = token_of_lane(i, lane);
+    if (Unit::kTokens % 2 && token >= Unit::kTokens) continue;
+    const ptx::Uint4 row = ptx::ld_shared_v4_b32(rows + token * static_cast<uint32_t>(sizeof(TokenRow)));
+    const uint64_t address = static_cast<uint64_t>(row.y) << 32 | row.x;
+    const bool is_in_range = key - row.z < row.w;
+    // Rows have room for whole blocks, so the last of them needs no bound.
+    if (kIsClean ? address == 0 : !is_in_range) continue;
+    const float logit = kIsClean && !is_in_range ? ptx::float_of(0xff800000u) : logits[i] * scale;
+    auto* to = reinterpret_cast<uint8_t*>(address + static_cast<uint64_t>(key) * kOutputBytes);
+    if constexpr (kOutputBytes == 4) ptx::st_global_f32(to, logit);
+    else ptx::st_global_b16(to, ptx::pack_bf16(logit, 0));
+  }
+}
+
+// What a math thread has at hand while it works on a tile.
+struct AtWork {
+  SharedStorage& shared;
+  const TileWeights<kWeightsAreKept>& weights;
+  uint32_t keys_low, q_low;  // of the warpgroup's keys in the first slot; of the tile's q
+  uint32_t rows;             // address of the tile's TokenRows
+  uint32_t row, lane;        // of this thread, in a block
+};
+
+// Multiplies kBlocks blocks of keys, from key `key` on for this lane, and stores their logits. A piece is one unit of one
+// block: while one is reduced, the tensor cores work on the next. In a straight line only, drained at its end: ptxas
+// serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
+template <uint32_t kBlocks>
+struct Run {
+  static constexpr uint32_t kPieces = kBlocks * kUnits, kLag = kUnits - 1;
+
+  RingPosition slots[kBlocks];
+  float scales[kBlocks];  // of this lane's keys
+  Unit units[kUnits];
+
+  template <uint32_t kPiece>
+  DEVICE void step(const AtWork& work, uint32_t key, RingPosition& at, bool& is_loaded) {
+    if constexpr (kPiece < kPieces) {
+      constexpr uint32_t kBlock = kPiece / kUnits, kUnit = kPiece % kUnits;
+      if constexpr (kUnit == 0) {
+        slots[kBlock] = at;
+        if (!is_loaded) wait_until_loaded(work.shared.ring, at);
+        scales[kBlock] = ptx::ld_shared_f32(&work.shared.scales[at.stage][work.row]);
+      }
+      units[kUnit].multiply(work.keys_low + slots[kBlock].stage * (kKeysBytes / 16),
+                            work.q_low + kUnit * (Unit::kBytes / 16));
+      if constexpr (kUnit + 1 == kUnits) {
+        // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
+        at = at.next();
+        is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&work.shared.ring.full[at.stage], at.parity));
+      }
+    }
+    if constexpr (kPiece >= kLag) {
+      constexpr uint32_t kDone = kPiece - kLag, kBlock = kDone / kUnits, kUnit = kDone % kUnits;
+      constexpr uint32_t kInFlight = kPieces - 1 - kDone;
+      ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();
+      if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);
+      float logits[Unit::kLogits];
+      units[kUnit].reduce(work.weights.of_unit(kUnit), work.lane, logits);
+      store_logits(work.rows + kUnit * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key + kBlock * kBlockKeys,
+                   logits, scales[kBlock], work.lane);
+    }
+    if constexpr (kPiece + 1 < kPieces + kLag) step<kPiece + 1>(work, key, at, is_loaded);
+  }
+};
+
+// Math warps: all blocks of the tiles of this CTA, 64 keys of each for a warpgroup.
+DEVICE void multiply_share(SharedStorage& shared, uint32_t warpgroup, uint32_t warp, uint32_t lane) {
+  const uint32_t keys_low = ptx::smem_descriptor_low(ptx::smem_address(shared.keys[0]) + warpgroup * 64 * kDepth);
+  const uint32_t row = warpgroup * 64 + row_of_lane(warp, lane);
+  RingPosition at;
+  bool is_loaded = false;
+#pragma unroll 1
+  for (TilePosition tile_at;; tile_at = tile_at.next()) {
+    ptx::mbarrier_wait_parity(&shared.q_full[tile_at.slot], tile_at.parity);
+    uint32_t key = ptx::ld_shared_b32(&shared.plans[tile_at.slot].first) + row;
+    uint32_t blocks = ptx::ld_shared_b32(&shared.plans[tile_at.slot].blocks);
+    if (blocks == 0) break;
+    const uint32_t q_low = ptx::smem_descriptor_low(ptx::smem_address(shared.q[tile_at.slot]));
+    const uint32_t rows = ptx::smem_address(shared.rows[tile_at.slot]);
+    const TileWeights<kWeightsAreKept> weights(shared.weights[tile_at.slot], lane);
+    const AtWork work = {shared, weights, keys_low, q_low, rows, row, lane};
+#pragma unroll 1
+    for (; blocks >= kRunBlocks; blocks -= kRunBlocks, key += kRunBlocks * kBlockKeys)
+      Run<kRunBlocks>().template step<0>(work, key, at, is_loaded);
+    if constexpr (kRunBlocks > 1)
+#pragma unroll 1
+      for (; blocks; --blocks, key += kBlockKeys) Run<1>().template step<0>(work, key, at, is_loaded);
+    // All lanes have read the tile's weights and rows.
+    ptx::syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[tile_at.slot]);
+  }
+}
+
+// Fill, some warps: -inf in the pieces of rows that no block covers.
+DEVICE void fill_share(const MqaParams& p, WorkShare share, uint32_t warp, uint32_t lane) {
+  constexpr uint32_t kOfStore = 16 / kOutputBytes;
+  static_assert(kKeyAlignment % kOfStore == 0 && kFillKeys % (32 * kOfStore) == 0, "whole stores");
+#pragma unroll 1
+  for (; share.count; ++share.tile, share.number = 0) {
+    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};
+    const TileKeys keys = tile_keys_of(of_lane);
+    const uint32_t fills = keys.fills(p), before = keys.fills_before();
+    const uint32_t last = fills - share.number < share.count ? fills : share.number + share.count;
+    const uint32_t first_token = share.tile * kTileTokens;
+    const uint32_t tokens = p.tokens - first_token < kTileTokens ? p.tokens - first_token : kTileTokens;
+#pragma unroll 1
+    for (uint32_t piece = share.number + warp; piece < last; piece += kFillWarps) {
+      const bool is_before = piece < before;
+      const uint32_t key = is_before ? piece * kFillKeys : keys.end() + (piece - before) * kFillKeys;
+      const uint32_t end = is_before && keys.first - key < kFillKeys ? keys.first : key + kFillKeys;
+      uint8_t* row = reinterpret_cast<uint8_t*>(row_address(p, first_token));
+#pragma unroll 1
+      for (uint32_t token = 0; token < tokens; ++token, row += p.logits_pitch)
+#pragma unroll
+        for (uint32_t i = 0; i < kFillKeys; i += 32 * kOfStore) {
+          const uint32_t at = key + i + lane * kOfStore;
+          if (at < end)
+            ptx::st_global_v4_b32(row + static_cast<uint64_t>(at) * kOutputBytes, kInfinity, kInfinity, kInfinity,
+                                  kInfinity);
+        }
+    }
+    share.count -= last - share.number;
+  }
+}
+
+// One thread, while ranges are on their way: asks the L2 for what this CTA needs if there is one tile whose range is all
+// keys. If it guesses wrong nothing is lost.
+DEVICE void prefetch_likely(const MqaParams& p) {
+  constexpr uint32_t kMostBlocks = 4;
+  if (num_tiles(p) > 1) return;
+  const uint64_t blocks = ceil_div(p.keys, kBlockKeys);
+  const auto first = static_cast<uint32_t>(blocks * ptx::block_index() / ptx::grid_size());
+  const auto end = static_cast<uint32_t>(blocks * (ptx::block_index() + 1) / ptx::grid_size());
+  if (first == end) return;
+  for (uint32_t unit = 0; unit < kUnits; ++unit) ptx::tma_prefetch_2d(&p.map_q, 0, unit * Unit::kColumns);
+  for (uint32_t block = first; block < end && block < first + kMostBlocks; ++block) {
+    ptx::tma_prefetch_2d(&p.map_keys, 0, block * kBlockKeys);
+    ptx::tma_prefetch_2d(&p.map_scales, block * kBlockKeys, 0);
+  }
+}
+
+KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);
+  const uint32_t warp = ptx::warp_index() % 4, lane = ptx::lane_index();
+  if (ptx::warp_index() == 0 && ptx::elect_sync()) {
+    ptx::prefetch_tensormap(&p.map_q);
+    ptx::prefetch_tensormap(&p.map_keys);
+    ptx::prefetch_tensormap(&p.map_scales);
+    for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(&shared.q_full[slot], 33);  // each lane of the producer, and the one that announces bytes
+      ptx::mbarrier_init(&shared.q_empty[slot], kNumMathWarps);
+    }
+    shared.ring.init();
+  }
+  ptx::griddepcontrol_wait();
+  if (ptx::warp_index() == kNumMathWarps && ptx::elect_sync()) prefetch_likely(p);
+  WorkShare shares[2];
+  find_shares(p, shared.shares, shares);  // a barrier of the block, behind which mbarriers may be used
+
+  if (warpgroup == kNumMathWarpgroups) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (warp == 0) {
+      load_share(p, shared, shares[kBlocks], lane);
+      ptx::griddepcontrol_launch_dependents();
+    } else if (kIsClean) {
+      fill_share(p, shares[kFills], warp - 1, lane);
+    }
+  } else {
+    ptx::setmaxnreg_inc<kMathRegisters>();
+    multiply_share(shared, warpgroup, warp, lane);
+  }
+}
