@@ -30,6 +30,7 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.dense import reachable, reachable_decode, select
 from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped, select_grouped
 from deep_gemm.gpus import H200
@@ -646,7 +647,7 @@ def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("int8",), "kind: expected one of dense, grouped, casts, linear, experts, host, compile, got 'int8'"),
+        (("int8",), "kind: expected one of dense, grouped, einsum, casts, linear, experts, host, compile, got 'int8'"),
         (("compile", "--plot", "x.png"), "--plot draws products and layers, bench compile has none"),
         (("host", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers, bench host has its own"),
     ],
@@ -664,7 +665,7 @@ def test_configs_lists_every_reachable_configuration() -> None:
     result = run("configs")
     assert result.exit_code == 0
     lines = [line.split() for line in result.output.splitlines()]
-    listed = [*reachable(), *reachable_grouped(), *reachable_k_grouped()]
+    listed = [*reachable(), *reachable_grouped(), *reachable_k_grouped(), *reachable_heads()]
     for config in listed:
         producer, math = map(str, config.registers)
         sizes = [str(config.num_stages), str(config.shared_bytes), str(config.num_threads)]
@@ -672,7 +673,7 @@ def test_configs_lists_every_reachable_configuration() -> None:
     for decode in reachable_decode():
         sizes = [str(decode.num_stages), str(decode.shared_bytes), str(decode.num_threads)]
         assert [*decode.name.split(), *sizes, str(decode.registers_limit)] in lines
-    assert f"{len(listed) + len(reachable_decode())} configurations" in result.output
+    assert f"{len(listed) + len(reachable_decode()) + len(reachable_heads_decode())} configurations" in result.output
     ordinary = [(kernel.name, config) for kernel, configs in reachable_ordinary() for config in configs]
     for kernel, of_kernel in ordinary:
         (line,) = [line for line in lines if line[:-3] == [kernel, *of_kernel.name.split()]]
