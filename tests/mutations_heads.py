@@ -33,8 +33,8 @@ class Trial:
         return self.tile.config(self.output, self.shape[3])
 
     def headers(self) -> dict[str, str]:
-        kernel = fp8_gemm_decode if isinstance(self.config, DecodeConfig) else fp8_gemm
-        return kernel.headers(self.config)  # type: ignore[arg-type]
+        config = self.config
+        return fp8_gemm_decode.headers(config) if isinstance(config, DecodeConfig) else fp8_gemm.headers(config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim.compile_config(self.config, headers)

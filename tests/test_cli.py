@@ -241,6 +241,7 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     }
     built.clear()
     assert run("compile", "256,4096,7168", "--groups", "depths", "--num-groups", "8").exit_code == 0
+    assert run("compile", "4,1024,4096", "--groups", "heads", "--num-groups", "8").exit_code == 0
     assert "k_group_maps" in [job.name for job in built]
     built.clear()
     assert run("compile", "2112,7168", "--layers", "--gpu", "H200").exit_code == 0
@@ -613,6 +614,7 @@ def test_explain_shows_the_choice_and_what_lost() -> None:
         (("--by-row", "--output", "bf16"), "4096 x 7168 x 2048, BF16, a scale for each row of B"),
         (("--groups", "ids", "--num-groups", "8"), "4096 rows in 8 groups, by 7168 x 2048, BF16"),
         (("--groups", "counts", "--num-groups", "8"), "8 groups of about 4096 rows, by 7168 x 2048, BF16"),
+        (("--groups", "heads", "--num-groups", "8"), "8 heads of 4096 x 7168 x 2048, BF16"),
         (
             ("--groups", "depths", "--num-groups", "8", "--accumulate"),
             "8 groups of 4096 x 7168, 2048 deep on average, FP32, a scale for each row of B, added to D",
