@@ -161,13 +161,16 @@ class GroupsName(str, Enum):
     ENDS = "ends"
     COUNTS = "counts"
     DEPTHS = "depths"
+    HEADS = "heads"
 
 
 @app.command(
     epilog=examples("explain 4096 7168 2048", "explain 2048 4096 7168 --groups ids --num-groups 32 --gpu H100")
 )
 def explain(
-    m: Annotated[int, typer.Argument(help="rows of D: of all groups by ids or ends, of about each group by counts")],
+    m: Annotated[
+        int, typer.Argument(help="rows of D: of all groups by ids or ends, of each head, of about each group by counts")
+    ],
     n: Annotated[int, typer.Argument(help="columns of D")],
     k: Annotated[int, typer.Argument(help="depth; of the average group along k")],
     output: Annotated[OutputName | None, typer.Option(help="type of D: bf16, or fp32 with --by-row")] = None,
@@ -176,7 +179,7 @@ def explain(
     accumulate: Annotated[bool, typer.Option("--accumulate", help="C is D itself")] = False,
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
     groups: Annotated[
-        GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; or depths along k")
+        GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
     ] = None,
     num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
     gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else the one that there is")] = None,
@@ -225,7 +228,7 @@ def compile_shapes(
     accumulate: Annotated[bool, typer.Option("--accumulate", help="C is D itself")] = False,
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
     groups: Annotated[
-        GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; or depths along k")
+        GroupsName | None, typer.Option(help="rows grouped by ids, ends, counts; depths along k; heads")
     ] = None,
     num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
     gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else the one that there is")] = None,
@@ -328,7 +331,7 @@ def configs() -> None:
     )
 )
 def bench(
-    kind: Annotated[str, typer.Argument(help="dense, grouped, casts, linear, experts, host or compile")],
+    kind: Annotated[str, typer.Argument(help="dense, grouped, einsum, casts, linear, experts, host or compile")],
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
     sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw the result into this file")] = None,

@@ -16,7 +16,7 @@ from torch import Tensor
 from deep_gemm.gpus import H200, Gpu
 from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import MAP_BYTES, TensorMap
-from deep_gemm.kernels import dense, depths, fp8_gemm, fp8_gemm_decode, k_group_maps, rows
+from deep_gemm.kernels import dense, depths, fp8_gemm, fp8_gemm_decode, heads, k_group_maps, rows
 from deep_gemm.kernels.params import Params
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.kernels.seen import Seen
@@ -129,7 +129,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     fake = FakeGpu(gpu)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
-    for kind in (dense, rows, depths):
+    for kind in (dense, rows, depths, heads):
         monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "_templates", {})
@@ -148,9 +148,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
 
     gemm = launcher_of(lambda config: config.kernel_name, fp8_gemm.params_of, lambda config: config.cluster_size)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    decode = launcher_of(
-        lambda _: fp8_gemm_decode.NAME, lambda _: fp8_gemm_decode.PARAMS, lambda config: config.cluster_k
-    )
+    decode = launcher_of(lambda _: fp8_gemm_decode.NAME, fp8_gemm_decode.params_of, lambda config: config.cluster_k)
     monkeypatch.setattr(fp8_gemm_decode, "launcher", decode)
     of_maps = FakeLauncher(fake, k_group_maps.NAME, k_group_maps.PARAMS.size, 1, is_dependent=False)
     monkeypatch.setattr(k_group_maps, "launcher", lambda device, is_dependent: of_maps)

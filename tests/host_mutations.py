@@ -24,6 +24,7 @@ from deep_gemm.choose.config_cast import Groups as CastGroups
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
+from deep_gemm.choose.tiles import Tile
 from deep_gemm.problem import DenseProblem, KGroupedProblem
 from deep_gemm.problem.layout import ceil_div, empty_mn_major
 from deep_gemm.routing import weighted_sum
@@ -36,8 +37,8 @@ MODULES = (
         f"kernels.{name}"
         for name in ("launch", "cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")
     ),
-    *(f"kernels.{name}" for name in ("dense", "rows", "depths")),
-    *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths")),
+    *(f"kernels.{name}" for name in ("dense", "rows", "depths", "heads")),
+    *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths", "heads")),
     *(f"sim.{name}" for name in ("cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")),
 )
 SECONDS = 120
@@ -95,6 +96,19 @@ def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
     if config.with_c and p.c is not None:
         p = p._replace(c=wider(p.c, 8))
     outcome = sim.run(sim.compiled(config), config, p)
+    if outcome.mistakes is not None:
+        raise ValueError(outcome.mistakes)
+
+
+def heads_trial(tile: Tile, output: Output) -> None:
+    from deep_gemm.sim import heads as sim
+
+    config = tile.config(output, 400)
+    p = sim.random_problem(config, 3, 72, 264, 400, gap=16)
+    if isinstance(config, DecodeConfig):
+        p = p._replace(sfa=wider(p.sfa, 5))
+    p = p._replace(sfb=p.sfb if p.sfb_rows == 1 else wider(p.sfb, 3))
+    outcome = sim.run(sim.compile_config(config), config, p)
     if outcome.mistakes is not None:
         raise ValueError(outcome.mistakes)
 
@@ -200,6 +214,11 @@ TRIALS: dict[str, Callable[[], None]] = {
     "rows by row": lambda: rows_trial(
         tile_config(64, 64, Output(True, sfb_is_per_row=True, groups=Groups.COUNTS), k=400), [3, 70, 0], 75
     ),
+    "heads": lambda: heads_trial(Tile(64, 64), Output(with_c=True, groups=Groups.HEADS)),
+    "heads by row": lambda: heads_trial(Tile(64, 64), Output(True, sfb_is_per_row=True, groups=Groups.HEADS)),
+    "heads of few rows": lambda: heads_trial(
+        Tile(16, 64, cluster_k=2, is_decode=True), Output(with_c=True, groups=Groups.HEADS)
+    ),
     "along k": lambda: depths_trial(WITH_C, False),
     "along k, on the GPU": lambda: depths_trial(IN_PLACE, True),
     "cast of rows": lambda: cast_rows_trial(wider(wild(37, 1288, torch.bfloat16, 0), 24)),
@@ -246,6 +265,7 @@ def _swap(module: str, one: str, other: str, *trials: str) -> list[Mutation]:
     return [Mutation(f"{module}: {one} becomes {other}", module, one, other, trials)]
 
 
+HEADS = "heads"
 DENSE, SPLIT, BY_ROW, DECODE = "dense", "split", "by row", "decode"
 ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
@@ -322,6 +342,48 @@ MUTATIONS = [
     *_swap("rows", 'Place("d", D)', 'Place("d", A)', "ids", "ends"),
     *_swap("rows", 'Place("groups.layout", C)', 'Place("groups.layout", SFB)', *ROWS),
     *_swap("rows", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', "rows by row"),
+    # Heads
+    *_swap(
+        "heads",
+        '"c_pitch": 0 if p.c is None else p.c.stride(1),\n        "d_pitch"',
+        '"c_pitch": p.n,\n        "d_pitch"',
+        HEADS,
+    ),
+    *_swap(
+        "heads",
+        '"m": p.m,\n        "n": p.n,\n        "k": p.k,\n        "heads.sfb_stride"',
+        '"m": p.m,\n        "n": p.k,\n        "k": p.n,\n        "heads.sfb_stride"',
+        HEADS,
+    ),
+    *_swap(
+        "heads",
+        '"heads.sfb_stride": p.sfb.stride(0),\n        "heads.c_stride"',
+        '"heads.sfb_stride": p.sfb.stride(1),\n        "heads.c_stride"',
+        HEADS,
+    ),
+    *_swap(
+        "heads",
+        '"heads.c_stride": 0 if p.c is None else p.c.stride(0),\n        "heads.count"',
+        '"heads.c_stride": p.m,\n        "heads.count"',
+        HEADS,
+    ),
+    *_swap("heads", '"heads.count": p.heads', '"heads.count": 1', HEADS),
+    *_swap("heads", 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', HEADS),
+    *_swap("heads", 'Place("map_d", D)', 'Place("map_d", C)', HEADS),
+    *_swap("heads", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', "heads by row"),
+    *_swap("heads", "p.sfb.mT, (1, config.block_n)", "p.sfa.mT, (1, config.block_n)", "heads by row"),
+    *_swap("heads", '"heads.sfa_stride": p.sfa.stride(0)', '"heads.sfa_stride": p.sfa.stride(1)', "heads of few rows"),
+    *_swap(
+        "heads",
+        '"heads.sfb_stride": p.sfb.stride(0),\n        "heads.d',
+        '"heads.sfb_stride": 0,\n        "heads.d',
+        "heads of few rows",
+    ),
+    *_swap("heads", '"heads.d_stride": p.d.stride(0)', '"heads.d_stride": p.d.stride(1)', "heads of few rows"),
+    *_swap("heads", "p.c.stride(0),\n    }\n    ctas", "p.c.stride(1),\n    }\n    ctas", "heads of few rows"),
+    *_swap("heads", '"sfa_stride_m": p.sfa.stride(1)', '"sfa_stride_m": p.sfa.stride(2)', "heads of few rows"),
+    *_swap("heads", '"sfa_stride_k": p.sfa.stride(2)', '"sfa_stride_k": p.sfa.stride(1)', "heads of few rows"),
+    *_swap("heads", "ctas = p.heads * ", "ctas = ", "heads of few rows"),
     # Depths
     *_swap("depths", '"c_pitch": 0 if p.c is None else p.c.stride(1)', '"c_pitch": p.n', DEPTHS[0]),
     *_swap("depths", '"groups.c_stride": 0 if p.c is None else p.c.stride(0)', '"groups.c_stride": p.n', DEPTHS[0]),

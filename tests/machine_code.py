@@ -30,6 +30,7 @@ FILE = Path(__file__).with_name("machine_code_digests.json")
 
 BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(is_fp32=True, sfb_is_per_row=True)
 ALONG_K = Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+BY_HEADS = Output(groups=Groups.HEADS)
 DENSE = (
     tile_config(64, 32, BF16),
     tile_config(64, 64, BF16, cluster_k=3, k=128),
@@ -54,6 +55,14 @@ GROUPED = (
     tile_config(256, 128, ALONG_K, k=128),
     tile_config(256, 128, ALONG_K, cluster_n=2, k=128),
 )
+HEADS = (
+    tile_config(64, 128, BY_HEADS),
+    tile_config(128, 256, BY_HEADS, cluster_m=2),
+    tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, groups=Groups.HEADS), k=128),
+    tile_config(128, 128, Output(is_fp32=True, sfb_is_per_row=True, groups=Groups.HEADS)),
+    decode_config(8, 1, 1, 2, heads=True),
+    decode_config(32, 1, 2, 2, c=True, heads=True),
+)
 DECODE = (
     decode_config(8, 1, 4, 2),
     decode_config(16, 2, 1, 2),
@@ -65,7 +74,7 @@ DECODE = (
 def jobs() -> list[Job]:
     """What is compiled, by name: products as above, and of each other kernel as many as have every value of a field."""
     found = []
-    for config in (*DENSE, *GROUPED, *DECODE):
+    for config in (*DENSE, *GROUPED, *DECODE, *HEADS):
         if isinstance(config, GemmConfig):
             found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
         elif isinstance(config, DecodeConfig):

@@ -226,6 +226,21 @@ def _(x: Tensor, sx: Tensor, masked_m: Tensor) -> Any:
     return deep_gemm.fp8_m_grouped_gemm_nt_masked((x, sx), W, masked_m=masked_m)
 
 
+@case("heads", lambda m: rows(m, GROUPS, K), (0, 0), "fp8_einsum")
+def _(x: Tensor, sx: Tensor) -> Any:
+    return deep_gemm.fp8_einsum("bhr,hdr->bhd", (x, sx), W)
+
+
+@case(
+    "heads turned, added to d",
+    lambda m: (*rows(m, GROUPS, N), numbers(m, GROUPS, K, dtype=torch.float32)),
+    (0, 0, 0),
+    "fp8_einsum.into",
+)
+def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
+    return deep_gemm.fp8_einsum("bhd,hdr->bhr", (x, sx), W, d, d)
+
+
 def k_grouped(m: int) -> tuple[Tensor, Tensor]:
     return deep_gemm.k_grouped_cast_to_fp8(numbers(m, sum(KS)), KS)
 

@@ -30,6 +30,7 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.dense import reachable, reachable_decode, select
 from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped, select_grouped
 from deep_gemm.gpus import H200
@@ -240,6 +241,7 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     }
     built.clear()
     assert run("compile", "256,4096,7168", "--groups", "depths", "--num-groups", "8").exit_code == 0
+    assert run("compile", "4,1024,4096", "--groups", "heads", "--num-groups", "8").exit_code == 0
     assert "k_group_maps" in [job.name for job in built]
     built.clear()
     assert run("compile", "2112,7168", "--layers", "--gpu", "H200").exit_code == 0
@@ -612,6 +614,7 @@ def test_explain_shows_the_choice_and_what_lost() -> None:
         (("--by-row", "--output", "bf16"), "4096 x 7168 x 2048, BF16, a scale for each row of B"),
         (("--groups", "ids", "--num-groups", "8"), "4096 rows in 8 groups, by 7168 x 2048, BF16"),
         (("--groups", "counts", "--num-groups", "8"), "8 groups of about 4096 rows, by 7168 x 2048, BF16"),
+        (("--groups", "heads", "--num-groups", "8"), "8 heads of 4096 x 7168 x 2048, BF16"),
         (
             ("--groups", "depths", "--num-groups", "8", "--accumulate"),
             "8 groups of 4096 x 7168, 2048 deep on average, FP32, a scale for each row of B, added to D",
@@ -646,7 +649,7 @@ def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("int8",), "kind: expected one of dense, grouped, casts, linear, experts, host, compile, got 'int8'"),
+        (("int8",), "kind: expected one of dense, grouped, einsum, casts, linear, experts, host, compile, got 'int8'"),
         (("compile", "--plot", "x.png"), "--plot draws products and layers, bench compile has none"),
         (("host", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers, bench host has its own"),
     ],
@@ -664,7 +667,7 @@ def test_configs_lists_every_reachable_configuration() -> None:
     result = run("configs")
     assert result.exit_code == 0
     lines = [line.split() for line in result.output.splitlines()]
-    listed = [*reachable(), *reachable_grouped(), *reachable_k_grouped()]
+    listed = [*reachable(), *reachable_grouped(), *reachable_k_grouped(), *reachable_heads()]
     for config in listed:
         producer, math = map(str, config.registers)
         sizes = [str(config.num_stages), str(config.shared_bytes), str(config.num_threads)]
@@ -672,7 +675,7 @@ def test_configs_lists_every_reachable_configuration() -> None:
     for decode in reachable_decode():
         sizes = [str(decode.num_stages), str(decode.shared_bytes), str(decode.num_threads)]
         assert [*decode.name.split(), *sizes, str(decode.registers_limit)] in lines
-    assert f"{len(listed) + len(reachable_decode())} configurations" in result.output
+    assert f"{len(listed) + len(reachable_decode()) + len(reachable_heads_decode())} configurations" in result.output
     ordinary = [(kernel.name, config) for kernel, configs in reachable_ordinary() for config in configs]
     for kernel, of_kernel in ordinary:
         (line,) = [line for line in lines if line[:-3] == [kernel, *of_kernel.name.split()]]

@@ -8,6 +8,7 @@ import pytest
 
 from deep_gemm.choose.dense import reachable
 from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.heads import reachable_heads
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.kernels import fp8_gemm_decode, k_group_maps, linear_decode
 from deep_gemm.kernels.ordinary import reachable_ordinary
@@ -32,7 +33,10 @@ def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
 
 
 def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
-    names = {config.kernel_name: config for config in (*reachable(), *reachable_grouped(), *reachable_k_grouped())}
+    names = {
+        config.kernel_name: config
+        for config in (*reachable(), *reachable_grouped(), *reachable_k_grouped(), *reachable_heads())
+    }
     assert set(names) == {
         "fp8_gemm_dense",
         "fp8_gemm_m_grouped_contiguous",

@@ -14,20 +14,26 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import cases, casts, compile_times, experts, host, linear, machine, products, table
+from . import cases, casts, compile_times, einsum, experts, host, linear, machine, products, table
 from .report import Report, Row
 from .timing import PairingError
 
-KINDS = ("dense", "grouped", "casts", "linear", "experts", "host", "compile")
+KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "host", "compile")
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {
+    "einsum": einsum.METHOD,
     "casts": casts.METHOD,
     "linear": linear.METHOD,
     "experts": experts.METHOD,
     "host": host.METHOD,
     "compile": compile_times.METHOD,
 }
-CONTENDERS = {"casts": casts.CONTENDERS, "linear": linear.CONTENDERS, "experts": experts.CONTENDERS}
+CONTENDERS = {
+    "einsum": einsum.CONTENDERS,
+    "casts": casts.CONTENDERS,
+    "linear": linear.CONTENDERS,
+    "experts": experts.CONTENDERS,
+}
 """What --only may name."""
 
 
@@ -139,6 +145,11 @@ def _steps(
 
 def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, Callable[..., None]]:
     """How many steps there are, and what does them."""
+    if kind == "einsum":
+        of_heads: Sequence[Any] = einsum.shapes_of(quick=quick)
+        if shapes is not None:
+            of_heads = cases.parse_shapes(shapes, (4,), "32,8,4096,1024")
+        return len(of_heads), partial(einsum.measure, of_heads)
     if kind == "linear":
         of_linear: Sequence[Any] = linear.shapes_of(quick=quick)
         if shapes is not None:

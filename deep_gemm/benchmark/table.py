@@ -9,12 +9,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from . import einsum
 from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
 from .contenders import BF16, BLOCKWISE, FAST, OURS
 from .layers import ALONE
 from .report import Report, Row, geometric_mean
 from .tune_fit import Regret
+from .yardsticks import yardsticks_of
 
 WIDTH_WITHOUT_TERMINAL = 160
 
@@ -40,6 +42,9 @@ def print_report(report: Report, console: Console) -> None:
     elif report.kind in ("linear", "experts"):
         for part in _linear_tables(report) if report.kind == "linear" else _experts_tables(report):
             console.print(part)
+        _print_failures(report, console)
+    elif report.kind == "einsum":
+        console.print(_einsum_table(report))
         _print_failures(report, console)
     elif report.kind == "compile":
         console.print(_compile_line(report))
@@ -91,6 +96,26 @@ def _casts_table(report: Report) -> Table:
             _percent(copy / row.us) if copy and row.us else "",
             *(_figure(us) for us in (copy, compiled, eager)),
             f"{row.bytes / row.us / 1e6:.2f}" if row.bytes and row.us else "",
+        )
+    return table
+
+
+def _einsum_table(report: Report) -> Table:
+    table, known = _table("einsum", gap=2), yardsticks_of(report)
+    table.add_column("b x h x r x d")
+    for heading in ("us", "row-major", "bf16", "ratio", "DeepGEMM", "ratio"):
+        table.add_column(heading, justify="right")
+    times = {(row.shape, row.contender): row.us for row in report.rows}
+    for row in report.rows:
+        if row.kind != einsum.KIND or row.contender != OURS:
+            continue
+        plain = times.get((row.shape, BF16))
+        upstream = None if known is None else known.upstream_us(row.kind, row.shape)
+        table.add_row(
+            "x".join(map(str, row.shape)),
+            "failed" if row.failed else _figure(row.us),
+            _figure(times.get((row.shape, einsum.ROW_MAJOR))),
+            *(cell for us in (plain, upstream) for cell in (_figure(us), _ratio(_over(row.us, us)))),
         )
     return table
 

@@ -46,12 +46,11 @@ class ScalesLaid(NamedTuple):
         params, grid = lay_scales.params_of(sf, out), lay_scales.grid(lay_scales.CONFIG, sf)
         return cls(params, grid, tuple(out.shape), out.stride())
 
-    def lay(self, address: int, place: torch.device) -> Tensor:
+    def lay(self, address: int, place: torch.device, device: int) -> Tensor:
         """Lay scales out that begin at an address."""
         out = torch.empty_strided(self.shape, self.strides, dtype=torch.float32, device=place)
-        assert place.index is not None
         params = _ADDRESSES.pack(address, out.data_ptr()) + self.params[_ADDRESSES.size :]  # PARAMS begins with these
-        lay_scales.KERNEL.run(lay_scales.CONFIG, params, self.grid, place.index)
+        lay_scales.KERNEL.run(lay_scales.CONFIG, params, self.grid, device)
         return out
 
 
@@ -73,7 +72,7 @@ class HeadsPlan(Plan):
         addresses, kept = list(at), []
         for operand, laid in ((SFA, self.laid_sfa), (SFB, self.laid_sfb)):
             if laid is not None:
-                kept.append(laid.lay(at[operand], self.place))
+                kept.append(laid.lay(at[operand], self.place, self.device))
                 addresses[operand] = kept[-1].data_ptr()
         return super().launch(tuple(addresses), tail, tail_at)
 
