@@ -69,6 +69,7 @@ from .scales import (
 from .settings import (
     get_batch_invariant,
     get_compile_mode,
+    get_deterministic_algorithms,
     get_k_alignment_for_contiguous_layout,
     get_m_alignment_for_contiguous_layout,
     get_mk_alignment_for_contiguous_layout,
@@ -84,6 +85,7 @@ from .settings import (
     set_num_sms,
     set_pdl,
     set_tc_util,
+    use_deterministic_algorithms,
 )
 from .skip_head_mid import fp8_gemm_nt_skip_head_mid
 from .testing import bench, bench_kineto, calc_diff
@@ -128,6 +130,7 @@ __all__ = [
     "get_batch_invariant",
     "get_col_major_tma_aligned_tensor",
     "get_compile_mode",
+    "get_deterministic_algorithms",
     "get_k_alignment_for_contiguous_layout",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_m_alignment_for_contiguous_layout",
@@ -171,6 +174,7 @@ __all__ = [
     "transform_sf_into_required_layout",
     "transpose_packed_fp4",
     "unpack_ue8m0_from_int",
+    "use_deterministic_algorithms",
     "utils",
     "wgrad_gemm_fp8_fp8_fp32_nt",
 ]

@@ -99,6 +99,7 @@ class _Choices:
     pdl: bool = False
     compile_mode: int = 0
     batch_invariant: bool | None = None
+    deterministic_algorithms: bool = False
     mk_alignment: int = DEFAULT_ALIGNMENT
 
 
@@ -199,6 +200,20 @@ def get_batch_invariant() -> bool:
     return settings().batch_invariant if chosen is None else chosen
 
 
+def use_deterministic_algorithms(enabled: bool) -> None:
+    """Choose whether BF16 products must run kernels of this package instead of cuBLASLt.
+
+    It will govern BF16 products, of which there are none yet. FP8 products and casts, and all else here, give the same
+    bits each time in any case; `set_batch_invariant` asks for more.
+    """
+    in_force.change(deterministic_algorithms=_truth_value(enabled))
+
+
+def get_deterministic_algorithms() -> bool:
+    """Tell what `use_deterministic_algorithms` set: False unless it was called."""
+    return in_force.choices.deterministic_algorithms
+
+
 def set_compile_mode(mode: int) -> None:
     """Set 1 to make calls compile what they need and compute nothing (to warm up a cache), 0 for ordinary calls."""
     in_force.change(compile_mode=integer_in_range("mode", mode, 0, 1))
@@ -227,18 +242,16 @@ get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 def get_theoretical_mk_alignment_for_contiguous_layout(
     expected_m: int | None = None, num_groups: int | None = None
 ) -> int:
-    """Get an alignment of group starts that suits groups of about `expected_m` rows: 16, 32, 64 or 128.
+    """Get the alignment of group starts that suits a Hopper GPU: 128, whatever rows and groups are expected.
 
-    It is the smallest of these that holds a whole group, so small groups carry little padding; 128 if `expected_m` is
-    larger or left out. How many groups there are does not matter. It has an effect only if it is passed to
-    `set_mk_alignment_for_contiguous_layout`.
+    Products here take groups that start anywhere, so a smaller one, down to 1, may be set. (The family's contract is
+    128: callers size buffers by it.)
     """
     if num_groups is not None:
         integer_in_range("num_groups", num_groups, 0)
-    if expected_m is None:
-        return DEFAULT_ALIGNMENT
-    expected_m = integer_in_range("expected_m", expected_m, 0)
-    return next((rows for rows in (16, 32, 64) if expected_m <= rows), DEFAULT_ALIGNMENT)
+    if expected_m is not None:
+        integer_in_range("expected_m", expected_m, 0)
+    return DEFAULT_ALIGNMENT
 
 
 def _truth_value(enabled: bool, name: str = "enabled") -> bool:

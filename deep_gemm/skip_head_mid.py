@@ -34,17 +34,16 @@ def fp8_gemm_nt_skip_head_mid(
 
     - `a`, `b`: as `fp8_gemm_nt` takes them, B's scales one for each 128x128 block.
     - `d`: `[m, n / (left + right) * (left + mid + right)]`, torch.bfloat16.
-    - `head_splits`: multiples of 8; left and right are at least 8, and n is a multiple of their sum. Where left and
-      right are multiples of 64 the product takes as long as `fp8_gemm_nt`; a part that begins inside 64 columns
-      costs a store more.
+    - `head_splits`: left and right are multiples of 16, mid is one of 8, and n is a multiple of left + right. The
+      kernels store 64 columns at a time if left and right are multiples of 64, else 32 or 16.
 
     `compiled_dims` and `disable_ue8m0_cast` are accepted and change no result.
 
     >>> a, b = per_token_cast_to_fp8(torch.ones(4, 128)), per_block_cast_to_fp8(torch.ones(32, 128))
-    >>> d = torch.zeros(4, 48, dtype=torch.bfloat16)
-    >>> fp8_gemm_nt_skip_head_mid(a, b, d, (8, 8, 8))
+    >>> d = torch.zeros(4, 40, dtype=torch.bfloat16)
+    >>> fp8_gemm_nt_skip_head_mid(a, b, d, (16, 8, 16))
     >>> d[0, ::8].tolist()
-    [128.0, 0.0, 128.0, 128.0, 0.0, 128.0]
+    [128.0, 128.0, 0.0, 128.0, 128.0]
     """
     splits = tuple(head_splits) if isinstance(head_splits, Sequence) else head_splits
     run(SKIP_HEAD_MID, a, b, d, None, ((recipe, None, None), splits))

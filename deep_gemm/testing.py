@@ -91,21 +91,29 @@ def test_filter(condition: Callable[[], bool]) -> Callable[[Function], Function]
 test_filter.__test__ = False  # type: ignore[attr-defined]  # no test itself, to pytest
 
 
-def assert_bitwise_equal(x: Tensor, y: Tensor) -> None:
-    """Raise an AssertionError unless two tensors have one type, one shape and the same bytes; a NaN equals its like."""
-    if x.dtype != y.dtype or x.shape != y.shape:
-        raise AssertionError(f"{x.dtype} {tuple(x.shape)} is not {y.dtype} {tuple(y.shape)}")
-    if x.numel() == 0:
+def assert_bitwise_equal(a: Tensor, b: Tensor, label: str = "") -> None:
+    """Raise an AssertionError unless two tensors have one type, one shape and the same bytes; a NaN equals its like.
+
+    It names the first element that differs, and begins with `label`.
+
+    >>> assert_bitwise_equal(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), "gate")
+    Traceback (most recent call last):
+    AssertionError: gate: 1 of 2 elements differ, the first at (1,): 2.0 and 3.0
+    """
+    told = f"{label}: " if label else ""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        raise AssertionError(f"{told}{a.dtype} {tuple(a.shape)} is not {b.dtype} {tuple(b.shape)}")
+    if a.numel() == 0:
         return
-    bytes_of_x, bytes_of_y = (each.detach().contiguous().flatten().view(torch.uint8) for each in (x, y))
-    if torch.equal(bytes_of_x, bytes_of_y):
+    bytes_of_a, bytes_of_b = (each.detach().contiguous().flatten().view(torch.uint8) for each in (a, b))
+    if torch.equal(bytes_of_a, bytes_of_b):
         return
-    differs = (bytes_of_x != bytes_of_y).view(x.numel(), -1).any(dim=1)
+    differs = (bytes_of_a != bytes_of_b).view(a.numel(), -1).any(dim=1)
     flat = int(differs.nonzero()[0])
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), x.shape))
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), a.shape))
     raise AssertionError(
-        f"{int(differs.sum())} of {x.numel()} elements differ, the first at {index}: {x[index].item()!r} and "
-        f"{y[index].item()!r}"
+        f"{told}{int(differs.sum())} of {a.numel()} elements differ, the first at {index}: {a[index].item()!r} and "
+        f"{b[index].item()!r}"
     )
 
 

@@ -21,6 +21,7 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
+from deep_gemm.choose.skip_head_mid import skipping
 from deep_gemm.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.jit.cubin import text_sections
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
@@ -69,12 +70,17 @@ DECODE = (
     decode_config(32, 1, 3, 2, fp32=True),
     decode_config(64, 1, 1, 2, c=True),
 )
+SKIPPING = tuple(
+    skipping(config, columns)
+    for config, columns in ((DENSE[4], 64), (DENSE[6], 16), (DECODE[1], 16))
+    if config is not None
+)
 
 
 def jobs() -> list[Job]:
     """What is compiled, by name: products as above, and of each other kernel as many as have every value of a field."""
     found = []
-    for config in (*DENSE, *GROUPED, *DECODE, *HEADS):
+    for config in (*DENSE, *GROUPED, *DECODE, *HEADS, *SKIPPING):
         if isinstance(config, GemmConfig):
             found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
         elif isinstance(config, DecodeConfig):

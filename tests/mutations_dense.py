@@ -207,7 +207,7 @@ MUTATIONS = [
     Mutation("panels not swizzled", _PANELS, "return offset ^ (offset >> 3 & (bytes() - 16));", "return offset;"),
     Mutation("swizzle of half the span", _PANELS, "(bytes() - 16));", "(bytes() / 2 - 16));"),
     Mutation("stmatrix lanes of the wrong matrix", _PANELS, "column + lane / 16 * 8) * 2", "column + lane / 8 % 2 * 8) * 2"),
-    Mutation("store coordinates swapped", _WORK, "store_panel(&p.map_d, panel, column, row);", "store_panel(&p.map_d, panel, row, column);"),
+    Mutation("store coordinates swapped", "epilogue/to_matrix.cuh", "store_panel(&p.map_d, panel, column, row);", "store_panel(&p.map_d, panel, row, column);"),
     Mutation("units of m stored over each other", _STORE, "d_row = row_m + row_of_unit(unit);", "d_row = row_m;", shows_in=TWO_UNITS),
     Mutation("exits while TMA reads its shared memory", _STORE, "    if (ptx::warp_index() % 4 == 0 && ptx::lane_index() == 0) ptx::tma_store_wait_read<0>();\n", ""),
     Mutation("C of rows outside D is read", _STORE, "if (row_m >= m || columns_left == 0) continue;", "if (columns_left == 0) continue;", shows_in=RAGGED),

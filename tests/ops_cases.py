@@ -86,6 +86,7 @@ def turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 B, B_ROWS, W = blocks(N, K), rows(N, K), blocks(GROUPS, N, K)
+B_HEADS = blocks(32, K)
 PLAIN_B = numbers(N, 24)
 W1, W2 = blocks(GROUPS, 2 * 64, 48), blocks(GROUPS, 48, 64)
 K_GROUPED = deep_gemm.k_grouped_cast_to_fp8(numbers(N, sum(KS)), KS)
@@ -129,6 +130,11 @@ def _(x: Tensor, sx: Tensor) -> Any:
 @case("nt into", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")
 def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
     return deep_gemm.fp8_gemm_nt((x, sx), B, d)
+
+
+@case("nt into heads", lambda m: (*rows(m, K), numbers(m, 40)), (0, 0, 0), "fp8_gemm_nt_skip_head_mid.into")
+def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nt_skip_head_mid((x, sx), B_HEADS, d, (16, 8, 16))
 
 
 @case("nt with c", with_fp32, (0, 0, 0), "fp8_gemm_nt")

@@ -82,6 +82,10 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs code for a tail where each group may have one",
         {"groups": Groups.DEPTHS, "sfb_is_per_row": True, "run_k_blocks": 2},
     ),
+    (
+        "needs a plain BF16 product without a split of k where columns of D are skipped",
+        {"skips_mid": True, "with_c": True},
+    ),
     ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),
     ("needs runs that fill 32 blocks of k", {"run_k_blocks": 3}),
     ("needs longer runs, if a tail is left by them", {"has_tail": True}),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ops_cases import (
+    B_HEADS,
     B_ROWS,
     GROUPS,
     K_GROUPED,
@@ -72,6 +73,8 @@ def samples() -> Iterator[Sample]:
     yield call(ops.fp8_gemm_nt.default, *a, *B_ROWS, recipe=[1, 1, 128])
     yield call(ops.fp8_gemm_nt.into, *a, *B, bf16(M, 2 * N)[:, :N], bf16(M, N))
     yield call(ops.fp8_gemm_nt.into, *a, *B_ROWS, fp32(M, N), adds_to_d=True, recipe=[1, 1, 128])
+    yield call(ops.fp8_gemm_nt_skip_head_mid.into, *a, *B_HEADS, bf16(M, 40), [16, 8, 16])
+    yield call(ops.fp8_gemm_nt_skip_head_mid.into, *a, *B_HEADS, bf16(M, 40), [16, 8, 16], recipe=[1, 128, 128])
     yield call(ops.cublaslt_gemm_nt.default, bf16(M, K), bf16(N, K), bf16(M, N), None, True)
     yield call(ops.cublaslt_gemm_nn.default, bf16(M, K), bf16(K, N), fp32(M, N))
     yield call(ops.cublaslt_gemm_tn.default, bf16(K, M), bf16(K, N), bf16(M, N), bf16(M, N))

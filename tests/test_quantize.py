@@ -544,3 +544,12 @@ def test_ceil_to_ue8m0_is_the_smallest_power_of_two_that_is_not_below(x: float) 
     got = ceil_to_ue8m0(torch.tensor([x])).item()
     assert math.frexp(got)[0] == 0.5
     assert got / 2 < x <= got
+
+
+def test_packed_scales_may_be_insisted_on() -> None:
+    x = torch.randn(3, 256)
+    values, packed = per_token_cast_to_fp8(x, use_ue8m0=True, use_packed_ue8m0=True)
+    same, scales = per_token_cast_to_fp8(x, use_ue8m0=True)
+    assert torch.equal(cast_back_from_fp8(values, packed, 128, True), cast_back_from_fp8(same, scales))
+    with pytest.raises(ValueError, match=r"^sf: expected dtype torch.int32 with use_packed_ue8m0, got torch.float32"):
+        cast_back_from_fp8(same, scales, use_packed_ue8m0=True)

@@ -136,21 +136,24 @@ def test_group_starts_follow_the_alignment(alignment: int, ends: list[int]) -> N
     assert torch.equal(d[:, 0].round(), (ids + 1) * 16.0), "16 and 32 in the groups, zeros between them"
 
 
-@pytest.mark.parametrize(
-    ("expected_m", "rows"),
-    [(None, 128), (0, 16), (1, 16), (16, 16), (17, 32), (np.int64(33), 64), (64, 64), (65, 128), (9999, 128)],
-)
-def test_theoretical_alignment_is_the_least_that_holds_a_group(expected_m: int | None, rows: int) -> None:
-    assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m) == rows
-    assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m=expected_m) == rows
+@pytest.mark.parametrize("expected_m", [None, 0, 1, 16, np.int64(33), 64, 9999])
+@pytest.mark.parametrize("num_groups", [None, 0, 8])
+def test_theoretical_alignment_is_128_whatever_is_expected(expected_m: int | None, num_groups: int | None) -> None:
+    assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m) == 128
+    assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(expected_m, num_groups=num_groups) == 128
 
 
-def test_theoretical_alignment_takes_a_number_of_groups_that_changes_nothing() -> None:
-    for num_groups in (None, 0, 8):
-        assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(17, num_groups) == 32
-        assert deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(num_groups=num_groups) == 128
+def test_theoretical_alignment_refuses_what_is_no_number_of_groups() -> None:
     with pytest.raises(ValueError, match=r"^num_groups: expected an integer in 0\.\.2147483647, got -1"):
         deep_gemm.get_theoretical_mk_alignment_for_contiguous_layout(17, -1)
+
+
+def test_deterministic_algorithms_are_remembered() -> None:
+    assert deep_gemm.get_deterministic_algorithms() is False
+    deep_gemm.use_deterministic_algorithms(True)
+    assert deep_gemm.get_deterministic_algorithms() is True
+    with pytest.raises(ValueError, match=r"^enabled: expected True or False, got 1$"):
+        deep_gemm.use_deterministic_algorithms(1)  # type: ignore[arg-type]
 
 
 def test_settings_kept_for_callers_are_accepted_and_refuse_nonsense() -> None:

@@ -247,3 +247,5 @@ def test_bitwise_equal_is_of_bytes() -> None:
     ):
         with pytest.raises(AssertionError, match=f"^{message}"):
             assert_bitwise_equal(x, y)
+        with pytest.raises(AssertionError, match=f"^row 3: {message}"):
+            assert_bitwise_equal(x, y, label="row 3")

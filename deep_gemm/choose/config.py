@@ -93,7 +93,7 @@ class GemmConfig:
         scales = " 1d1d" if self.sfb_is_per_row else ""
         output = "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        heads = " skip mid" if self.skips_mid else ""
+        heads = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
         return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{heads}"
 
     @property

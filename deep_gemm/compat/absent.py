@@ -38,7 +38,6 @@ INSTEAD: dict[str, str] = {
     "bf16_m_grouped_gemm_nt_masked": _LOOP,
     "batched_syrk": _TORCH,
     "batched_symm": _TORCH,
-    "use_deterministic_algorithms": "set_batch_invariant",
     "get_symm_buffer_for_sm90_mega_moe": _SYMMETRIC,
     "SymmBuffer": _SYMMETRIC,
     "SM90SymmBuffer": _SYMMETRIC,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -40,9 +41,9 @@ def run(p: SkipProblem, config: Config | None = None) -> Plan | None:
             return run(p, config)
     gpu = gpu_of(device)
     if config is None:
-        config = choice(p.m, p.n, p.k, gpu)
+        config = choice(p, gpu)
     else:
-        refuse_if(config.name, None if config.skips_mid else "writes D without columns between parts of heads")
+        refuse_if(config.name, why_unfit(config, p.heads.part_multiple))
     if settings().print_configs:
         print(f"deep_gemm: {p.m} x {p.n} x {p.k} runs {config.name}", file=sys.stderr)
     ready = prepared(config, p)
@@ -59,16 +60,25 @@ def run(p: SkipProblem, config: Config | None = None) -> Plan | None:
     return plan
 
 
-def choice(m: int, n: int, k: int, gpu: Gpu) -> Config:
+def choice(p: SkipProblem, gpu: Gpu) -> Config:
     """Choose as for the plain product: for the whole GPU, unless so many CTAs cannot be held to fewer SMs."""
+    asked = p.m, p.n, p.k, p.heads.part_multiple, gpu
     split_k, num_sms = not get_batch_invariant(), num_sms_of(gpu.num_sms)
-    config = select_skipping(m, n, k, gpu, split_k=split_k)
-    if num_sms < gpu.num_sms:
-        if isinstance(config, DecodeConfig) and fp8_gemm_decode.grid(config, m, n) > num_sms:
-            config = select_skipping(m, n, k, gpu, split_k=split_k, whole_gpu=False)
-        if isinstance(config, GemmConfig) and config.cluster_size > num_sms:
-            config = select_skipping(m, n, k, gpu, split_k=False, whole_gpu=False)
+    config = select_skipping(*asked, split_k=split_k)
+    if isinstance(config, DecodeConfig) and num_sms < fp8_gemm_decode.grid(config, p.m, p.n) and num_sms < gpu.num_sms:
+        config = select_skipping(*asked, split_k=split_k, whole_gpu=False)
+    if isinstance(config, GemmConfig) and config.cluster_size > num_sms:
+        config = replace(config, cluster_m=1, cluster_n=1)
     return config
+
+
+def why_unfit(config: Config, part_multiple: int) -> str | None:
+    """Say why a configuration would compute something else; None if it computes such a product."""
+    if not config.skips_mid:
+        return "writes D without columns between parts of heads"
+    if isinstance(config, GemmConfig) and part_multiple % config.panel_columns:
+        return f"stores panels of {config.panel_columns} columns, of which parts are no multiples"
+    return None
 
 
 def prepared(config: Config, p: SkipProblem) -> SkipProblem:
@@ -120,7 +130,7 @@ def plan_of(p: SkipProblem, config: Config, num_sms: int, launcher: driver.Launc
 
 
 def part_map(config: GemmConfig, d: Tensor, part: Tensor) -> TensorMap:
-    """One part of all heads, in boxes of a panel, which may be wider than the part."""
+    """One part of all heads, in boxes of a panel."""
     rows, heads, columns = part.shape
     strides = (part.stride(1) * 2, row_pitch(d) * 2)
     box = (config.panel_columns, 1, WGMMA_ROWS)

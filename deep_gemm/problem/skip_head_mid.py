@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,10 @@ from .integers import as_integer
 from .layout import SCALE_BLOCK, ceil_div
 from .recipes import Recipes, sfb_rows_of
 
-PART_MULTIPLE = 8
-"""Columns: 16 bytes of BF16, between which alone TMA sees the parts of heads begin."""
+PART_MULTIPLE = 16
+"""Columns of a part: the narrowest panels that kernels store."""
+MID_MULTIPLE = 8
+"""Columns between parts: 16 bytes of BF16, at multiples of which alone TMA sees something begin."""
 
 
 class HeadParts(NamedTuple):
@@ -36,6 +39,11 @@ class HeadParts(NamedTuple):
         return self.left + self.mid + self.right
 
     @property
+    def part_multiple(self) -> int:
+        """Columns of which both parts are multiples."""
+        return gcd(self.left, self.right)
+
+    @property
     def division(self) -> tuple[int, int]:
         """A multiplier and a shift that divide by `columns`: `column // 8 * multiplier >> shift`.
 
@@ -43,7 +51,7 @@ class HeadParts(NamedTuple):
         1 / N, so for c below 2^29 c * M / N is above c / u by less than 2^-s, which is at most 1 / u. So no whole
         number lies between them.
         """
-        units = self.columns // PART_MULTIPLE
+        units = self.columns // MID_MULTIPLE
         shift = 29 + (units - 1).bit_length()
         return ceil_div(1 << shift, units), shift
 
@@ -109,10 +117,10 @@ def heads_of(head_splits: Sequence[int]) -> HeadParts:
     if len(given) != 3 or len(splits) != 3:
         raise ValueError(f"head_splits: expected three integers (left, mid, right), got {head_splits!r}")
     left, mid, right = splits
-    is_multiple = left % PART_MULTIPLE == mid % PART_MULTIPLE == right % PART_MULTIPLE == 0
-    if left <= 0 or mid < 0 or right <= 0 or not is_multiple:
+    are_multiples = left % PART_MULTIPLE == right % PART_MULTIPLE == mid % MID_MULTIPLE == 0
+    if left <= 0 or mid < 0 or right <= 0 or not are_multiples:
         raise ValueError(
-            f"head_splits: expected multiples of {PART_MULTIPLE}, left and right at least {PART_MULTIPLE}, "
-            f"got {tuple(splits)}"
+            f"head_splits: expected left and right of at least {PART_MULTIPLE}, multiples of it, and mid a multiple of "
+            f"{MID_MULTIPLE}, got {tuple(splits)}"
         )
     return HeadParts(left, mid, right)

@@ -11,11 +11,12 @@ from .rules import granularity
 
 
 @torch.no_grad()
-def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) -> Tensor:
+def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_packed_ue8m0: bool = False) -> Tensor:
     """Get the FP32 numbers that FP8 values and their scales stand for, each rounded once.
 
     `x` is `[..., m, k]`; `sf` is `[..., m, ceil(k / gran_k)]`, or one for each block,
-    `[..., ceil(m / gran_k), ceil(k / gran_k)]`, in FP32 or, for rows, as packed UE8M0.
+    `[..., ceil(m / gran_k), ceil(k / gran_k)]`, in FP32 or, for rows, as packed UE8M0, which
+    `use_packed_ue8m0` insists on.
 
     >>> cast_back_from_fp8(*per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))).tolist()
     [[896.0, -448.0, 0.0]]
@@ -24,6 +25,8 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) -> Tens
         raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
     if x.dtype != torch.float8_e4m3fn:
         raise ValueError(f"x: expected dtype torch.float8_e4m3fn, got {x.dtype}")
+    if use_packed_ue8m0 and isinstance(sf, Tensor) and sf.dtype != torch.int32:
+        raise ValueError(f"sf: expected dtype torch.int32 with use_packed_ue8m0, got {sf.dtype}")
     return scaled_back(x.float(), sf, gran_k)
 
 

@@ -1,7 +1,7 @@
 // D has the columns of a product in heads: cuda/head_parts.cuh.
 //
-// Two maps know the left and the right parts as [rows, heads, columns of a part]. TMA cuts a box off where its part begins
-// and where it ends, so a panel is stored once for each part that it reaches into: once, if parts are whole panels.
+// Two maps know the left and the right parts as [rows, heads, columns of a part]. Parts are whole panels, so a panel lies in
+// one of them. (Boxes that began before their part, or were wider than it, stopped an H200 at an illegal instruction.)
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
@@ -24,16 +24,12 @@ struct Destination {
   DEVICE Destination(const Params& p_, const Tile&, uint32_t) : p(p_), span(p_.n) {}
 
   DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
-    const uint32_t end = column + kPanelColumns < p.n ? column + kPanelColumns : p.n;
-    const int32_t left = static_cast<int32_t>(p.heads.left), columns = static_cast<int32_t>(p.heads.columns);
-    uint32_t head = p.heads.before(column);
-    // Where the panel begins in the head's left part: before it, if the head begins inside the panel.
-    int32_t at = static_cast<int32_t>(column - head * columns);
-#pragma unroll 1
-    for (; head * columns < end; ++head, at -= columns) {
-      if (at < left) store_panel(&p.map_d, panel, at, head, row);
-      if (at + static_cast<int32_t>(kPanelColumns) > left) store_panel(&p.map_right_d, panel, at - left, head, row);
-    }
+    if (column >= p.n) return;
+    const uint32_t head = p.heads.before(column), at = column - head * p.heads.columns;
+    if (at < p.heads.left)
+      store_panel(&p.map_d, panel, at, head, row);
+    else
+      store_panel(&p.map_right_d, panel, at - p.heads.left, head, row);
   }
 
   DEVICE void prefetch(uint32_t, uint32_t) const {}  // nothing is added to this D
