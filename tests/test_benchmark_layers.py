@@ -407,7 +407,10 @@ def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypat
     [
         (("casts", "--only", "cublas"), "only: expected some of deep_gemm, copy, compiled, torch, got 'cublas'"),
         (("linear", "--only", ","), "only: expected some of deep_gemm, product_alone, bf16, copy, torch, got ','"),
-        (("dense", "--only", "deep_gemm"), "--only chooses contenders of casts, linear, experts, not of bench dense"),
+        (
+            ("dense", "--only", "deep_gemm"),
+            "--only chooses contenders of casts, linear, experts, attention, not of bench dense",
+        ),
         (("casts", "--shapes", "1,2"), "shapes: expected some that casts are measured at, got '1,2'"),
         (("casts", "--shapes", "1"), "shapes: expected two positive integers like 8192,7168, got '1'"),
         (("linear", "--shapes", "1,2"), "shapes: expected three positive integers like 64,2112,7168, got '1,2'"),
