@@ -53,7 +53,7 @@ TRIALS = [
     Trial(DECODE, 13, 2, (64, 32, 192), 8),
 ]
 
-_STORE, _DECODE, _HEADS = "epilogue/to_heads.cuh", "decode/to_heads.cuh", "heads.cuh"
+_STORE, _DECODE, _HEADS = "epilogue/to_heads.cuh", "decode/skip_mid.cuh", "head_parts.cuh"
 
 MUTATIONS = [
     Mutation("the last column is still left", _STORE, "(at < p.heads.left)", "(at <= p.heads.left)"),

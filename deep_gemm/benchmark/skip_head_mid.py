@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..dense import fp8_gemm_nt
-from ..problem import Heads
+from ..problem import HeadParts
 from ..problem.layout import ceil_div
 from ..problem.skip_head_mid import parts
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
@@ -24,7 +24,7 @@ from .report import Row
 from .timing import L2Flush, cold
 
 KIND = "skip_head_mid"
-HEADS = Heads(128, 64, 128)
+HEADS = HeadParts(128, 64, 128)
 CONTENDERS = (OURS, ALONE)
 METHOD = (
     "skip_head_mid: fp8_gemm_nt_skip_head_mid, heads of 128 + 64 + 128 columns, shapes are m x n x k of the product; "

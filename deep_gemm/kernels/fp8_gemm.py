@@ -10,7 +10,7 @@ from ..choose.output import Groups, Output
 from ..jit import driver
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan
-from .params import HEAD_PARTS, Field, Kind, Params
+from .params import Field, Kind, Params, head_parts
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
 
@@ -49,7 +49,7 @@ _ROWS = (
     Field("groups.zeroes_padding", Kind.UINT32),
 )
 DENSE_PARAMS = _params("map_sfb")
-SKIP_PARAMS = _params("map_right_d", *HEAD_PARTS)
+SKIP_PARAMS = _params("map_right_d", *head_parts(Kind.MAP.alignment))
 ROWS_PARAMS = {"by block": _params("map_whole_d", *_ROWS), "by row": _params("map_sfb", *_ROWS)}
 DEPTHS_PARAMS = _params(
     "map_sfb",

@@ -15,7 +15,7 @@ from ..problem import DenseProblem, SkipProblem
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan
 from .maps import matrix_map
-from .params import HEAD_PARTS, Field, Kind, Params
+from .params import Field, Kind, Params, head_parts
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
 from .sources import cuda_sources
 from .wgmma_header import wgmma_header
@@ -53,7 +53,7 @@ HEADS_PARAMS = Params(
     Field("heads.c_stride", Kind.UINT64),
 )
 """`Params` of cuda/decode/heads.cuh."""
-SKIP_PARAMS = Params("Params", *_PRODUCT, *HEAD_PARTS)
+SKIP_PARAMS = Params("Params", *_PRODUCT, *head_parts(Kind.POINTER.alignment))
 """`Params` of cuda/decode/skip_mid.cuh."""
 
 

@@ -47,15 +47,14 @@ class Field(NamedTuple):
     name: str
     kind: Kind
     length: int = 1
-    begins_behind_base: bool = False
-    """First of those that a struct adds to its base, whose size is a multiple of a map's alignment."""
+    of_base: int = 1
+    """Of the first that a struct adds to its base: the base's alignment, of which its size is a multiple."""
 
 
-HEAD_PARTS = (
-    Field("heads.left", Kind.UINT32, begins_behind_base=True),
-    *(Field(f"heads.{name}", Kind.UINT32) for name in ("mid", "columns", "multiplier", "shift")),
-)
-"""`HeadParts` of cuda/head_parts.cuh, behind what every product has."""
+def head_parts(of_base: int) -> tuple[Field, ...]:
+    """`HeadParts` of cuda/head_parts.cuh, behind a base of this alignment."""
+    more = (Field(f"heads.{name}", Kind.UINT32) for name in ("mid", "columns", "multiplier", "shift"))
+    return Field("heads.left", Kind.UINT32, of_base=of_base), *more
 
 
 class Params:
@@ -66,7 +65,7 @@ class Params:
         self._offsets: dict[str, int] = {}
         at, alignment = 0, 1
         for field in fields:
-            at += -at % (MAP_ALIGNMENT if field.begins_behind_base else field.kind.alignment)
+            at += -at % max(field.of_base, field.kind.alignment)
             alignment = max(alignment, field.kind.alignment)
             self._offsets[field.name] = at
             at += field.kind.size * field.length

@@ -71,7 +71,7 @@ def mqa_logits_problem(
     for name, x in (("q", q), ("weights", weights)):
         if torch.is_grad_enabled() and x.requires_grad:
             checks.refuse_gradient(name)
-    _sizes(sizes)
+    _sizes(q, sizes)
     for name, x in (("q", q), ("kv", keys), ("sfkv", scales)):
         _contiguous(name, x)
     if weights.shape[1] > 1 and weights.stride(1) != 1:
@@ -105,7 +105,7 @@ def no_schedule(schedule_meta: object) -> None:
         raise NotImplementedError(f"schedule_meta: expected None, got {type(schedule_meta).__name__}")
 
 
-def _sizes(sizes: checks.Sizes) -> None:
+def _sizes(q: Tensor, sizes: checks.Sizes) -> None:
     heads, depth = sizes["heads"], sizes["depth"]
     if not (0 < heads <= MAX_HEADS and heads % HEADS_MULTIPLE == 0):
         raise NotImplementedError(
@@ -113,7 +113,8 @@ def _sizes(sizes: checks.Sizes) -> None:
         )
     if depth not in DEPTHS:
         raise NotImplementedError(f"q: expected a depth of {', '.join(map(str, DEPTHS))}, got {depth}")
-    if sizes["tokens"] * heads >= NUMBER_LIMIT or sizes["keys"] >= NUMBER_LIMIT - ROOM:
+    # Not while torch traces, for which this would be a guard on the number of tokens.
+    if has_memory(q) and (sizes["tokens"] * heads >= NUMBER_LIMIT or sizes["keys"] >= NUMBER_LIMIT - ROOM):
         raise ValueError(
             f"q: expected tokens x heads and keys below 2^31, got {sizes['tokens']} x {heads} and {sizes['keys']}"
         )

@@ -119,12 +119,19 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     ptx::setmaxnreg_dec<40>();
   } else {
     ptx::setmaxnreg_inc<232>();
-    float d[kUnitN / 2];
     const uint32_t low = ptx::smem_descriptor_low(ptx::smem_address(tile));
+    float shallow[kUnitN / 2];
+    ptx::wgmma_fence();
+    ptx::wgmma_m64_e4m3<kUnitN, 64>(shallow, low, low);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(shallow);
+#pragma unroll
+    for (uint32_t i = 0; i < kUnitN / 2; ++i) sum += shallow[i];
+    float d[kUnitN / 2];
     ptx::fence_registers(d);
     ptx::wgmma_fence();
     ptx::wgmma_m64k128_e4m3<kUnitN>(d, low, low);
-    ptx::wgmma_m64_e4m3<kUnitN, 64>(d, low, low);
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor_from_low(low), ptx::smem_descriptor_from_low(low), true);
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor(ptx::smem_address(tile) + 32),
                                    ptx::smem_descriptor_from_low(low + 2), true);
