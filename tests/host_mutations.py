@@ -24,6 +24,7 @@ from deep_gemm.choose.config_cast import Groups as CastGroups
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
+from deep_gemm.choose.skip_head_mid import skipping
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.problem import DenseProblem, KGroupedProblem
 from deep_gemm.problem.layout import ceil_div, empty_mn_major
@@ -37,8 +38,11 @@ MODULES = (
         f"kernels.{name}"
         for name in ("launch", "cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")
     ),
-    *(f"kernels.{name}" for name in ("dense", "rows", "depths", "heads")),
-    *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths", "heads")),
+    *(f"kernels.{name}" for name in ("dense", "rows", "depths", "heads", "skip_head_mid")),
+    *(
+        f"sim.{name}"
+        for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths", "heads", "skip_head_mid")
+    ),
     *(f"sim.{name}" for name in ("cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")),
 )
 SECONDS = 120
@@ -73,6 +77,16 @@ def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfa=wider(p.sfa, 3), sfb=wider(p.sfb, 2))
     if p.c is not None:
         p = p._replace(c=wider(p.c, 8))
+    outcome = sim.run(sim.compile_config(config), config, p)
+    if outcome.mistakes is not None:
+        raise ValueError(outcome.mistakes)
+
+
+def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
+    from deep_gemm.sim import skip_head_mid as sim
+
+    p = sim.random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
+    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=wider(p.sfb, 3))
     outcome = sim.run(sim.compile_config(config), config, p)
     if outcome.mistakes is not None:
         raise ValueError(outcome.mistakes)
@@ -208,6 +222,8 @@ TRIALS: dict[str, Callable[[], None]] = {
     "by row": lambda: dense_trial(tile_config(64, 64, Output(True, sfb_is_per_row=True), k=400), (72, 136, 400)),
     "split": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), cluster_k=3, k=1040), (72, 264, 1040)),
     "decode": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, with_c=True), (9, 264, 1040)),
+    "into heads": lambda: skip_trial(skipping(tile_config(64, 64, Output(), k=400), 16), (16, 8, 48)),
+    "into heads, few rows": lambda: skip_trial(skipping(DecodeConfig(16, 4, 1, 2), 16), (16, 8, 48)),
     "ids": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.IDS), k=400), [-1, *[0] * 70, -1, *[1] * 20]),
     "ends": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.ENDS), k=400), [70, 100], 130, alignment=32),
     "counts": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.COUNTS), k=400), [3, 70, 0], 75),
@@ -267,6 +283,7 @@ def _swap(module: str, one: str, other: str, *trials: str) -> list[Mutation]:
 
 HEADS = "heads"
 DENSE, SPLIT, BY_ROW, DECODE = "dense", "split", "by row", "decode"
+INTO_HEADS = "into heads", "into heads, few rows"
 ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
@@ -286,7 +303,15 @@ MUTATIONS = [
         '        Field("d", Kind.POINTER),\n        Field("c", Kind.POINTER),\n',
         (SPLIT,),
     ),
-    *_swap("params", "at += -at % field.kind.alignment", "pass", *ROWS),
+    *_swap(
+        "params", "at += -at % (MAP_ALIGNMENT if field.begins_behind_base else field.kind.alignment)", "pass", *ROWS
+    ),
+    *_swap(
+        "params",
+        "MAP_ALIGNMENT if field.begins_behind_base else field.kind.alignment",
+        "field.kind.alignment",
+        *INTO_HEADS,
+    ),
     *_swap("params", "at += field.kind.size * field.length", "at += field.kind.size", DEPTHS[0]),
     # What a plan writes
     *_swap("plan", "words[word] = at[operand] - before", "words[word] = at[operand]", *ROWS),
@@ -316,6 +341,19 @@ MUTATIONS = [
     *_swap("dense", 'Place("d", D)', 'Place("d", C)', SPLIT),
     *_swap("dense", "scales_map(config.block_n, p.sfb)", "scales_map(config.block_n, p.sfa)", BY_ROW),
     *_swap("dense", "(config.block_n // config.cluster_m, BLOCK_K)", "(config.block_n // 2, BLOCK_K)", DENSE),
+    # Into heads
+    *_swap("skip_head_mid", "-(left + mid) * p.d.element_size()", "-left * p.d.element_size()", INTO_HEADS[0]),
+    *_swap("skip_head_mid", "part_map(config, p.d, right_d),\n", "part_map(config, p.d, left_d),\n", INTO_HEADS[0]),
+    *_swap(
+        "skip_head_mid", "part.stride(1) * 2, row_pitch(d) * 2", "row_pitch(d) * 2, part.stride(1) * 2", INTO_HEADS[0]
+    ),
+    *_swap("skip_head_mid", '"left": left, "mid": mid', '"left": mid, "mid": left', INTO_HEADS[1]),
+    *_swap("skip_head_mid", '"columns": p.heads.columns', '"columns": p.heads.columns_of_d', *INTO_HEADS),
+    *_swap("skip_head_mid", '"sfb_stride_n": p.sfb.stride(0)', '"sfb_stride_n": p.sfb.stride(1)', INTO_HEADS[0]),
+    *_swap("skip_head_mid", 'Place("map_right_d", D, before_right)', 'Place("map_right_d", D)', INTO_HEADS[0]),
+    *_swap(
+        "skip_head_mid", '"multiplier": multiplier, "shift": shift', '"multiplier": shift, "shift": shift', *INTO_HEADS
+    ),
     # Decode
     *_swap("fp8_gemm_decode", '"sfa_stride_m": p.sfa.stride(0)', '"sfa_stride_m": p.sfa.stride(1)', DECODE),
     *_swap("fp8_gemm_decode", '"sfa_stride_k": p.sfa.stride(1)', '"sfa_stride_k": p.sfa.stride(0)', DECODE),
