@@ -56,6 +56,12 @@ def problem(
     return mqa_logits_problem(q, (k, scales), weights, starts, ends, clean, columns, dtype)
 
 
+def unsigned(p: MqaLogits) -> MqaLogits:
+    """The problem without the signs of queries and keys."""
+    q, keys = ((x.view(torch.uint8) & 0x7F).view(torch.float8_e4m3fn) for x in (p.q, p.keys))
+    return p._replace(q=q, keys=keys)
+
+
 def in_parts(p: MqaLogits, weights: Tensor) -> Tensor:
     """All logits in FP64, of a part of the tokens at a time."""
     keys, scales, step = p.keys.double(), p.scales.double(), max(SCORES // (len(p.keys) * p.q.shape[1]), 1)
@@ -63,15 +69,16 @@ def in_parts(p: MqaLogits, weights: Tensor) -> Tensor:
     return torch.cat([weighted_scores(p.q[each].double(), keys, weights[each]) * scales for each in rows])
 
 
-def mistakes(p: MqaLogits, got: Tensor, unwritten: float = torch.nan, roundings: float = 0.0) -> str | None:
+def mistakes(p: MqaLogits, got: Tensor, unwritten: float = torch.nan, of_addends: float = 0.0) -> str | None:
     """Say what is wrong with logits, where the kernel has left `unwritten`; None if nothing is.
 
-    A sum over heads may be off by a rounding of its magnitude for each head and a few more; `roundings` more on a GPU,
-    whose products have few bits.
+    A sum over heads may be off by a rounding of its magnitude for each head and a few more. On a GPU each score may be
+    off by a part, `of_addends`, of what its products add up to without their signs: also one that relu takes for zero.
     """
     tokens, heads, _ = p.q.shape
     num_keys, columns = len(p.keys), p.logits.shape[1]
     right, magnitude = (in_parts(p, weights.double()) for weights in (p.weights, p.weights.abs()))
+    addends = in_parts(unsigned(p), p.weights.double().abs()) if of_addends else magnitude
     begins, ends = p.starts.clamp(0).long(), p.ends.clamp(max=num_keys).long()
     ends = torch.where(ends > begins, ends, begins)
     expected = torch.full((tokens, columns), -torch.inf if p.clean_logits else unwritten, dtype=torch.float64)
@@ -83,8 +90,9 @@ def mistakes(p: MqaLogits, got: Tensor, unwritten: float = torch.nan, roundings:
             end = min(end, begin + columns)
         to = slice(0, end - begin) if p.is_compressed else slice(begin, end)
         expected[token, to] = right[token, begin:end]
-        allowed[token, to] = magnitude[token, begin:end]
-    allowed *= (heads + 16) * ROUNDINGS + roundings
+        allowed[token, to] = magnitude[token, begin:end] * (heads + 16) * ROUNDINGS
+        if of_addends:
+            allowed[token, to] += addends[token, begin:end] * of_addends
     if p.logits.dtype == torch.bfloat16:
         allowed += expected.abs().nan_to_num(0, 0, 0) * 2.0**-8
     found = got.double()
