@@ -39,10 +39,7 @@ MODULES = (
         for name in ("launch", "cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")
     ),
     *(f"kernels.{name}" for name in ("dense", "rows", "depths", "heads", "skip_head_mid")),
-    *(
-        f"sim.{name}"
-        for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths", "heads", "skip_head_mid")
-    ),
+    *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths", "heads", "skip_head_mid")),
     *(f"sim.{name}" for name in ("cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")),
 )
 SECONDS = 120

@@ -12,6 +12,7 @@ from ops_cases import (
     B_ROWS,
     GROUPS,
     K_GROUPED,
+    KEYS,
     KS,
     TOPK,
     W1,
@@ -26,6 +27,7 @@ from ops_cases import (
     ids,
     layout,
     numbers,
+    queries,
     routes,
     rows,
     turned,
@@ -134,6 +136,9 @@ def samples() -> Iterator[Sample]:
     trained = (bf16(M, 48), bf16(M, 48), weights.bfloat16(), w1, w2, h, found, None)
     yield call(ops.nn_experts_gradients.default, *trained, [True] * 4, *types)
     yield call(ops.nn_experts_gradients.default, *trained, [False, False, False, True], *types)
+    q, weights_of_heads, starts, ends = queries(M)
+    yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends)
+    yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends, True, 0, torch.bfloat16)
     yield call(ops.get_mn_major_tma_aligned_tensor.default, a[1])
     yield call(ops.get_mn_major_tma_aligned_tensor.default, fp32(2, M, 1))
 
