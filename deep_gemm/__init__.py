@@ -27,7 +27,6 @@ from .dense import (
     gemm_fp8_fp8_bf16_nt,
     wgrad_gemm_fp8_fp8_fp32_nt,
 )
-from .einsum import fp8_einsum
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
     k_grouped_fp8_gemm_nt_contiguous,
@@ -41,6 +40,7 @@ from .grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
+from .heads import fp8_einsum
 from .indexer import fp8_fp4_mqa_logits, fp8_mqa_logits
 from .layers import experts, experts_workspace_bytes, linear
 from .problem.layout import align, ceil_div, cell_div, get_tma_aligned_size

@@ -24,7 +24,10 @@ Arrows = dict[str, set[str]]
 
 LAYERS = ("nn", "linear", "experts", "activation", "routing")
 PARTS = {
-    "ask": ("#cfe3f3", ("dense", "grouped", "problem", "skip_head_mid", "compat", "quantize", "scales", *LAYERS)),
+    "ask": (
+        "#cfe3f3",
+        ("dense", "grouped", "heads", "indexer", "problem", "skip_head_mid", "compat", "quantize", "scales", *LAYERS),
+    ),
     "choose": ("#f6e3bf", ("choose", "gpus", "settings")),
     "run": ("#f3cfcf", ("kernels", "jit", "cuda")),
     "check and measure": ("#d9ecd0", ("reference", "sim", "testing", "benchmark", "tools")),

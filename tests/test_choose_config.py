@@ -73,6 +73,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         },
     ),
     ("needs a TMA box of at most 256 scales", {"groups": Groups.IDS, "block_m": 256}),
+    ("needs k whole where there are heads", {"groups": Groups.HEADS, "cluster_k": 2}),
     ("needs no clusters where rows are grouped", {"groups": Groups.IDS, "cluster_n": 2}),
     ("needs only A shared where groups are along k", {"groups": Groups.DEPTHS, "cluster_m": 2}),
     ("needs only A shared where groups are along k", {"groups": Groups.DEPTHS, "cluster_k": 2}),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..einsum import fp8_einsum
+from ..heads import fp8_einsum
 from ..quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..scales import get_mn_major_tma_aligned_tensor
 from ..testing import calc_diff

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import einsum
+from .. import heads
 from ..problem import heads_problem
 from ..problem.heads import ALONG_TOKENS, check_along_tokens
 from .library import operator
@@ -18,7 +18,7 @@ def new(
     expr: str, a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, c: Tensor | None, recipe: Sequence[int]
 ) -> Tensor | None:
     """Multiply into a new output."""
-    return einsum.fp8_einsum(expr, (a, sfa), (b, sfb), None, c, tuple(recipe))
+    return heads.fp8_einsum(expr, (a, sfa), (b, sfb), None, c, tuple(recipe))
 
 
 def into(
@@ -33,7 +33,7 @@ def into(
     adds_to_d: bool = False,
 ) -> None:
     """Multiply into the caller's output."""
-    einsum.fp8_einsum(expr, (a, sfa), (b, sfb), d, c_of(d, c, adds_to_d), tuple(recipe))
+    heads.fp8_einsum(expr, (a, sfa), (b, sfb), d, c_of(d, c, adds_to_d), tuple(recipe))
 
 
 def fake_new(
