@@ -86,7 +86,8 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
 
   // Memory
   sum += ptx::ld_shared_f32(tile + thread) + ptx::ld_shared_v2_f32(tile).y + ptx::ld_shared_v4_f32(tile).z;
-  sum += ptx::ld_shared_f32(ptx::smem_address(tile)) + ptx::ld_shared_v2_f32(ptx::smem_address(tile) + 8).y;
+  sum += ptx::ld_shared_f32(ptx::smem_address(tile)) + ptx::ld_shared_v2_f32(ptx::smem_address(tile) + 8).y +
+         ptx::ld_shared_v4_f32(ptx::smem_address(tile) + 16).w;
   ptx::st_shared_f32(tile + thread, sum);
   ptx::st_shared_v2_f32(tile, sum, sum);
   ptx::st_shared_v4_b32(tile, ptx::ld_shared_b32(tile + 7), ptx::ld_shared_v4_b32(tile + 4).w, 3, 4);
@@ -110,7 +111,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   flags[7] = ptx::atom_add(flags, 1);
   sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x + ptx::unpack_f16(ptx::pack_e4m3(sum, sum)).y;
   sum += ptx::ex2_approx(ptx::rcp_approx(ptx::fma_rn(sum, 2.f, 1.f)));
-  sum += ptx::min_magnitude(ptx::min_nan(ptx::abs_f32(sum), 3.f), 2.f) + ptx::max_f32(ptx::float_of(ptx::max_bf16x2(lane, flags[3])), ptx::float_of(ptx::max_f16x2(lane, 3)));
+  sum += ptx::max_nan(ptx::min_magnitude(ptx::min_nan(ptx::abs_f32(sum), 3.f), 2.f), 1.f) + ptx::max_f32(ptx::float_of(ptx::max_bf16x2(lane, flags[3])), ptx::float_of(ptx::max_f16x2(lane, 3)));
 
   // WGMMA and registers: the first warpgroup gives, the second takes and multiplies.
   if (thread < 128) {
@@ -122,6 +123,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     ptx::fence_registers(d);
     ptx::wgmma_fence();
     ptx::wgmma_m64k128_e4m3<kUnitN>(d, low, low);
+    ptx::wgmma_m64_e4m3<kUnitN, 64>(d, low, low);
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor_from_low(low), ptx::smem_descriptor_from_low(low), true);
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor(ptx::smem_address(tile) + 32),
                                    ptx::smem_descriptor_from_low(low + 2), true);

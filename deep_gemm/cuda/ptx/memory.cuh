@@ -28,14 +28,15 @@ DEVICE Float2 ld_shared_v2_f32(uint32_t address) {
   return v;
 }
 DEVICE Float2 ld_shared_v2_f32(const void* pointer) { return ld_shared_v2_f32(smem_address(pointer)); }
-DEVICE Float4 ld_shared_v4_f32(const void* pointer) {
+DEVICE Float4 ld_shared_v4_f32(uint32_t address) {
   Float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(smem_address(pointer))
+               : "r"(address)
                : "memory");
   return v;
 }
+DEVICE Float4 ld_shared_v4_f32(const void* pointer) { return ld_shared_v4_f32(smem_address(pointer)); }
 DEVICE uint32_t ld_shared_b32(const void* pointer) {
   uint32_t value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem_address(pointer)) : "memory");
@@ -219,6 +220,12 @@ DEVICE float min_nan(float a, float b) {
   float smaller;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(a), "f"(b));
   return smaller;
+}
+// The larger of both; a NaN stays NaN.
+DEVICE float max_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
 }
 // The smaller of two magnitudes, with the sign of `x`; a NaN stays NaN. `most` is positive.
 DEVICE float min_magnitude(float x, float most) {

@@ -44,6 +44,29 @@ DEVICE void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low
   static_assert(N == 0, "wgmma_header() was not asked for this N");
 }
 
+// The high word of a descriptor of K-major tiles whose rows, and swizzle, have 128, 64 or 32 bytes: the same layout, with
+// groups of 8 such rows. (Modes 1, 2 and 3.)
+DEVICE_CONSTEXPR uint32_t descriptor_high(uint32_t row_bytes) {
+  return (row_bytes == 128 ? 1u : row_bytes == 64 ? 2u : 3u) << 30 | row_bytes * 8 / 16;
+}
+
 }  // namespace ptx
 
 #include "wgmma_shapes.cuh"
+
+namespace ptx {
+
+// d = A @ B.T from zero, for rows of kDepth bytes, as long as their swizzle.
+template <uint32_t N, uint32_t kDepth>
+DEVICE void wgmma_m64_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
+  static_assert(kDepth == 32 || kDepth == 64 || kDepth == 128, "rows as long as a swizzle");
+  if constexpr (kDepth == 128) {
+    wgmma_m64k128_e4m3<N>(d, a_low, b_low);
+  } else {
+    constexpr uint64_t kHigh = static_cast<uint64_t>(descriptor_high(kDepth)) << 32;
+#pragma unroll
+    for (uint32_t k = 0; k < kDepth; k += 32) wgmma_m64k32_e4m3<N>(d, kHigh | (a_low + k / 16), kHigh | (b_low + k / 16), k != 0);
+  }
+}
+
+}  // namespace ptx

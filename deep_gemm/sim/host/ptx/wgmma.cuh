@@ -37,4 +37,16 @@ void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
     wgmma_m64k32_e4m3<N>(d, smem_descriptor_from_low(a_low + k / 16), smem_descriptor_from_low(b_low + k / 16), k != 0);
 }
 
+constexpr uint32_t descriptor_high(uint32_t row_bytes) {
+  return (row_bytes == 128 ? 1u : row_bytes == 64 ? 2u : 3u) << 30 | row_bytes * 8 / 16;
+}
+
+template <uint32_t N, uint32_t kDepth>
+void wgmma_m64_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
+  static_assert(kDepth == 32 || kDepth == 64 || kDepth == 128, "rows as long as a swizzle");
+  const uint64_t high = static_cast<uint64_t>(descriptor_high(kDepth)) << 32;
+  for (uint32_t k = 0; k < kDepth; k += 32)
+    wgmma_m64k32_e4m3<N>(d, high | (a_low + k / 16), high | (b_low + k / 16), k != 0);
+}
+
 }  // namespace ptx

@@ -1,0 +1,86 @@
+// Logits of 64 keys for a unit of tokens: sum over heads h of max(0, key . q[token, h]) * weight[token, h].
+//
+//   multiply   64 keys (rows of A) x kTokens * kHeads columns (rows of B, token by token), on the tensor cores
+//   weigh      in each thread, over its columns of each token: 2 rows of keys, a fourth of the columns
+//   reduce     over the 4 lanes that share these rows, who end with one row each, and every other token
+//
+// Each sum has one order, so its bits are the same each time.
+#pragma once
+#include "logits/weights.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "types.cuh"
+
+// kDepth: bytes of a key, which are those of the swizzle too.
+template <uint32_t kTokens_, uint32_t kHeads, uint32_t kDepth>
+struct LogitUnit {
+  static constexpr uint32_t kTokens = kTokens_, kColumns = kTokens * kHeads;
+  static_assert(kColumns % 8 == 0 && kColumns <= 256, "a WGMMA has 8 to 256 columns");
+  static_assert(kHeads % 8 == 0, "eight columns belong to one token");
+  static constexpr uint32_t kAccumulators = kColumns / 2;
+  static constexpr uint32_t kBytes = kColumns * kDepth;  // of q
+  static constexpr uint32_t kWeights = laid_weights(kColumns);
+  static constexpr uint32_t kLogits = ceil_div(kTokens, 2);  // of a lane
+
+  float accumulators[kAccumulators];
+
+  // Starts the product of the 64 keys and the columns of q at these descriptors' low words, and commits it as a group.
+  DEVICE void multiply(uint32_t keys_low, uint32_t q_low) {
+    ptx::wgmma_fence();
+    ptx::wgmma_m64_e4m3<kColumns, kDepth>(accumulators, keys_low, q_low);
+    ptx::wgmma_commit_group();
+  }
+
+  // After the wait for the product: this lane's logits, of key row_of_lane and tokens token_of_lane(0), ...
+  template <typename Weights>
+  DEVICE void reduce(const Weights& weights, uint32_t lane, float (&logits)[kLogits]) {
+    ptx::fence_registers(accumulators);
+    float sums[2][kTokens];
+    weigh(weights, sums);
+    // Each lane gives away the row, and then of two tokens the one, that it is not going to have.
+    const bool has_second_row = lane & 2, has_odd = lane & 1;
+    float rows[kTokens];
+#pragma unroll
+    for (uint32_t t = 0; t < kTokens; ++t) {
+      const float kept = has_second_row ? sums[1][t] : sums[0][t], given = has_second_row ? sums[0][t] : sums[1][t];
+      rows[t] = kept + ptx::shfl_sync(given, lane ^ 2);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kLogits; ++i) {
+      const uint32_t even = 2 * i, odd = 2 * i + 1 < kTokens ? 2 * i + 1 : even;
+      const float kept = has_odd ? rows[odd] : rows[even], given = has_odd ? rows[even] : rows[odd];
+      logits[i] = kept + ptx::shfl_sync(given, lane ^ 1);
+    }
+  }
+
+ private:
+  template <typename Weights>
+  DEVICE void weigh(const Weights& weights, float (&sums)[2][kTokens]) {
+#pragma unroll
+    for (uint32_t t = 0; t < kTokens; ++t) sums[0][t] = sums[1][t] = 0;
+#pragma unroll
+    for (uint32_t pair = 0; pair < ceil_div(kColumns, 16); ++pair) {
+      const ptx::Float4 w = weights.pair(pair);
+      add_eight(pair * 2, w.x, w.y, sums);
+      if (pair * 2 + 1 < kColumns / 8) add_eight(pair * 2 + 1, w.z, w.w, sums);
+    }
+  }
+
+  // Two columns of two rows. A NaN stays NaN.
+  DEVICE void add_eight(uint32_t eight, float first, float second, float (&sums)[2][kTokens]) {
+    const uint32_t token = eight * 8 / kHeads;
+#pragma unroll
+    for (uint32_t row = 0; row < 2; ++row) {
+      float& sum = sums[row][token];
+      sum = ptx::fma_rn(ptx::max_nan(accumulators[eight * 4 + row * 2], 0), first, sum);
+      sum = ptx::fma_rn(ptx::max_nan(accumulators[eight * 4 + row * 2 + 1], 0), second, sum);
+    }
+  }
+};
+
+// The key, of the 64 of a warpgroup, of which a lane of warp `warp` % 4 has logits after `reduce`.
+DEVICE uint32_t row_of_lane(uint32_t warp, uint32_t lane) { return warp % 4 * 16 + lane / 4 + (lane & 2) * 4; }
+
+// The token of a lane's i-th logit. For an odd number of tokens the last may be none, which the other lane has.
+DEVICE uint32_t token_of_lane(uint32_t i, uint32_t lane) { return 2 * i + (lane & 1); }

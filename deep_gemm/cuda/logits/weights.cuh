@@ -1,0 +1,39 @@
+// Weights of the columns of a unit, in shared memory, in the order in which WGMMA's accumulators need them.
+//
+//   given   weights[token, head]: column = token * heads + head
+//   laid    a lane of quarter q = lane % 4 holds of each 8 columns those numbered 2q and 2q + 1. For each 16 columns, or
+//           pair of eights, it finds its 4 weights in 16 bytes: [pair][q]{2q, 2q + 1, 8 + 2q, 8 + 2q + 1}
+//
+// So a warp reads the weights of 16 columns in one load of 64 bytes, which has no bank conflicts.
+#pragma once
+#include "ptx/memory.cuh"
+#include "types.cuh"
+
+// Floats that the weights of so many columns take; what the last pair lacks is never used.
+DEVICE_CONSTEXPR uint32_t laid_weights(uint32_t columns) { return ceil_div(columns, 16) * 16; }
+
+// Where the weight of a column lies, in floats from the first of its unit.
+DEVICE_CONSTEXPR uint32_t place_of_weight(uint32_t column) {
+  return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
+}
+
+// Reads weights from shared memory each time they are needed.
+struct WeightsInShared {
+  uint32_t address;  // of this lane's weights of the first pair
+
+  DEVICE WeightsInShared(const float* laid, uint32_t lane) : address(ptx::smem_address(laid) + lane % 4 * 16) {}
+  DEVICE ptx::Float4 pair(uint32_t i) const { return ptx::ld_shared_v4_f32(address + i * 64); }
+};
+
+// Reads them once and keeps them in registers, a fourth as many as there are columns.
+template <uint32_t kColumns>
+struct WeightsInRegisters {
+  ptx::Float4 held[ceil_div(kColumns, 16)];
+
+  DEVICE WeightsInRegisters(const float* laid, uint32_t lane) {
+    const WeightsInShared shared(laid, lane);
+#pragma unroll
+    for (uint32_t i = 0; i < ceil_div(kColumns, 16); ++i) held[i] = shared.pair(i);
+  }
+  DEVICE ptx::Float4 pair(uint32_t i) const { return held[i]; }
+};
