@@ -41,6 +41,7 @@ from .grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
+from .indexer import fp8_fp4_mqa_logits, fp8_mqa_logits
 from .layers import experts, experts_workspace_bytes, linear
 from .problem.layout import align, ceil_div, cell_div, get_tma_aligned_size
 from .quantize import (
@@ -108,11 +109,13 @@ __all__ = [
     "fp8_fp4_gemm_nt",
     "fp8_fp4_gemm_tn",
     "fp8_fp4_gemm_tt",
+    "fp8_fp4_mqa_logits",
     "fp8_gemm_nn",
     "fp8_gemm_nt",
     "fp8_gemm_tn",
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",
+    "fp8_mqa_logits",
     "gather_cast_to_fp8",
     "gather_weighted",
     "gemm_fp8_fp8_bf16_nt",

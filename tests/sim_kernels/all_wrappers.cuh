@@ -90,7 +90,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
          ptx::ld_shared_v4_f32(ptx::smem_address(tile) + 16).w;
   ptx::st_shared_f32(tile + thread, sum);
   ptx::st_shared_v2_f32(tile, sum, sum);
-  ptx::st_shared_v4_b32(tile, ptx::ld_shared_b32(tile + 7), ptx::ld_shared_v4_b32(tile + 4).w, 3, 4);
+  ptx::st_shared_v4_b32(tile, ptx::ld_shared_b32(tile + 7), ptx::ld_shared_v4_b32(tile + 4).w, ptx::ld_shared_v4_b32(ptx::smem_address(tile)).x, 4);
   ptx::st_shared_b32(tile + 3, lane);
   ptx::st_shared_v2_b32(tile + 6, lane, warp);
   ptx::red_shared_add(reinterpret_cast<uint32_t*>(tile + 3), ptx::popc(ptx::match_any_sync(warp)));
@@ -106,6 +106,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_global_v4_f32(out, sum, sum, sum, sum);
   ptx::st_global_v4_b32(out, 1, 2, 3, 4);
   ptx::st_global_b8(out, ptx::ld_global_nc_b16(out + 10) + ptx::ld_global_nc_b32(out + 11));
+  ptx::st_global_b16(out + 13, lane);
   ptx::st_global_f32(out + 3, ptx::float_of(ptx::bits_of(sum) + ptx::ld_global_nc_v4_b32(out + 12).z));
   sum += ptx::add_rn(ptx::mul_rn(sum, 3.f), ptx::float_of(ptx::ld_global_b16(out) + ptx::ld_global_v4_b32(out).z));
   flags[7] = ptx::atom_add(flags, 1);

@@ -21,7 +21,10 @@ DEVICE_CONSTEXPR uint32_t place_of_weight(uint32_t column) {
 struct WeightsInShared {
   uint32_t address;  // of this lane's weights of the first pair
 
+  DEVICE explicit WeightsInShared(uint32_t address) : address(address) {}
   DEVICE WeightsInShared(const float* laid, uint32_t lane) : address(ptx::smem_address(laid) + lane % 4 * 16) {}
+  // Those that lie so many floats behind.
+  DEVICE WeightsInShared moved(uint32_t floats) const { return WeightsInShared(address + floats * 4); }
   DEVICE ptx::Float4 pair(uint32_t i) const { return ptx::ld_shared_v4_f32(address + i * 64); }
 };
 
@@ -30,7 +33,7 @@ template <uint32_t kColumns>
 struct WeightsInRegisters {
   ptx::Float4 held[ceil_div(kColumns, 16)];
 
-  DEVICE WeightsInRegisters(const float* laid, uint32_t lane) {
+  DEVICE void load(const float* laid, uint32_t lane) {
     const WeightsInShared shared(laid, lane);
 #pragma unroll
     for (uint32_t i = 0; i < ceil_div(kColumns, 16); ++i) held[i] = shared.pair(i);

@@ -42,14 +42,15 @@ DEVICE uint32_t ld_shared_b32(const void* pointer) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem_address(pointer)) : "memory");
   return value;
 }
-DEVICE Uint4 ld_shared_v4_b32(const void* pointer) {
+DEVICE Uint4 ld_shared_v4_b32(uint32_t address) {
   Uint4 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(smem_address(pointer))
+               : "r"(address)
                : "memory");
   return v;
 }
+DEVICE Uint4 ld_shared_v4_b32(const void* pointer) { return ld_shared_v4_b32(smem_address(pointer)); }
 DEVICE void st_shared_b32(void* pointer, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address(pointer)), "r"(value) : "memory");
 }
@@ -153,6 +154,10 @@ DEVICE Uint4 ld_global_nc_v4_b32(const void* pointer) {
 
 DEVICE void st_global_b8(void* pointer, uint32_t value) {
   asm volatile("st.global.b8 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+// The lower half.
+DEVICE void st_global_b16(void* pointer, uint32_t value) {
+  asm volatile("st.global.b16 [%0], %1;" ::"l"(pointer), "h"(static_cast<uint16_t>(value)) : "memory");
 }
 DEVICE void st_global_f32(void* pointer, float value) {
   asm volatile("st.global.f32 [%0], %1;" ::"l"(pointer), "f"(value) : "memory");

@@ -88,6 +88,7 @@ uint32_t ld_global_nc_b16(const void* p) { return global_load<uint16_t>(p, "ld_g
 uint32_t ld_global_nc_b32(const void* p) { return global_load<uint32_t>(p, "ld_global_nc_b32", true); }
 Uint4 ld_global_nc_v4_b32(const void* p) { return global_load<Uint4>(p, "ld_global_nc_v4_b32", true); }
 void st_global_b8(void* p, uint32_t value) { global_store(p, static_cast<uint8_t>(value), "st_global_b8"); }
+void st_global_b16(void* p, uint32_t value) { global_store(p, static_cast<uint16_t>(value), "st_global_b16"); }
 void st_global_f32(void* p, float value) { global_store(p, value, "st_global_f32"); }
 void st_global_b32(void* p, uint32_t value) { global_store(p, value, "st_global_b32"); }
 void st_global_v2_b32(void* p, uint32_t a, uint32_t b) { global_store(p, Uint2{a, b}, "st_global_v2_b32"); }

@@ -1,0 +1,294 @@
+// Logits of the indexer: logits[i, j] = sf[j] * sum over heads h of max(0, q[i, h] . key[j]) * weights[i, h], for the
+// keys j of token i's range. Persistent and warp-specialized:
+//
+//   producer, one warp     for each tile of tokens:   q_empty --wait--> plan, weights, rows, TMA q --> q_full
+//                          for each block of keys:    empty --wait--> TMA keys, scales --bytes--> full
+//   math, 2 warpgroups     for each tile:             q_full --wait--> blocks --arrive--> q_empty
+//                          for each block:            full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
+//   fill, three warps      -inf to where no block of keys comes, while the others work
+//
+// A tile is kUnits units of kUnitTokens tokens, whose heads are the columns of one WGMMA each. Its rows are 64 keys. One
+// unit is reduced while the tensor cores work on the next, and a block of keys is loaded once for all units.
+#pragma once
+#include "config.cuh"
+#include "logits/mqa_params.cuh"
+#include "logits/ranges.cuh"
+#include "logits/shares.cuh"
+#include "logits/unit.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "ring.cuh"
+
+using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
+constexpr uint32_t kTileSlots = 2, kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
+constexpr uint32_t kInfinity = kOutputBytes == 4 ? 0xff800000u : 0xff80ff80u;  // -inf: one of FP32, two of BF16
+
+// Where a token's logits go. `begin` and `length` are its range of keys.
+struct TokenRow {
+  uint32_t address_low, address_high;  // of what key 0 would have; 0: no such token
+  uint32_t begin, length;
+};
+
+// What is done of a tile: `blocks` blocks from key `first` on; 0: no tile is left.
+struct TilePlan {
+  uint32_t first, blocks;
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t q[kTileSlots][kUnits][Unit::kBytes];
+  alignas(1024) uint8_t keys[kNumStages][kKeysBytes];
+  alignas(128) float scales[kNumStages][kBlockKeys];
+  alignas(16) float weights[kTileSlots][kUnits][Unit::kWeights];
+  alignas(16) TokenRow rows[kTileSlots][kTileTokens];
+  TilePlan plans[kTileSlots];
+  Ring ring;
+  uint64_t q_full[kTileSlots], q_empty[kTileSlots];
+  ShareStorage shares;
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "MqaConfig.shared_bytes and SharedStorage differ");
+
+// The slot of a tile, of which two are in shared memory: one is worked on, one is loaded.
+struct TilePosition {
+  uint32_t slot = 0, parity = 0;
+
+  DEVICE TilePosition next() const { return {slot ^ 1, parity ^ slot}; }
+};
+
+DEVICE uint64_t row_address(const MqaParams& p, uint32_t token) {
+  return reinterpret_cast<uint64_t>(p.logits) + token * p.logits_pitch;
+}
+
+// Weights in their order, rows of logits, the plan, and q on its way.
+DEVICE void begin_tile(const MqaParams& p, SharedStorage& shared, const TilePosition& at, uint32_t tile,
+                       const Range& of_lane, const TilePlan& plan, uint32_t lane) {
+  const uint32_t first_token = tile * kTileTokens;
+  uint64_t* full = &shared.q_full[at.slot];
+  if (lane == 0) {
+    ptx::mbarrier_arrive_expect_tx(full, kUnits * Unit::kBytes);
+#pragma unroll
+    for (uint32_t unit = 0; unit < kUnits; ++unit)
+      ptx::tma_load_2d(&p.map_q, full, shared.q[at.slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
+  }
+  ptx::syncwarp();
+  constexpr uint32_t kOfLane = ceil_div(kTileTokens * kHeads, 32);
+  float weights[kOfLane];
+#pragma unroll
+  for (uint32_t i = 0; i < kOfLane; ++i) {
+    const uint32_t column = i * 32 + lane, token = first_token + column / kHeads;
+    weights[i] = column < kTileTokens * kHeads && token < p.tokens
+                     ? ptx::ld_global_f32(p.weights + token * p.weights_pitch + column % kHeads)
+                     : 0;
+  }
+  if (lane < kTileTokens) {
+    const uint32_t token = first_token + lane;
+    uint64_t address = row_address(p, token);
+    if (kIsCompressed) address -= static_cast<uint64_t>(of_lane.begin) * kOutputBytes;
+    if (token >= p.tokens) address = 0;
+    ptx::st_shared_v4_b32(&shared.rows[at.slot][lane], static_cast<uint32_t>(address),
+                          static_cast<uint32_t>(address >> 32), of_lane.begin, of_lane.end - of_lane.begin);
+  }
+  if (lane == 0) ptx::st_shared_v2_b32(&shared.plans[at.slot], plan.first, plan.blocks);
+#pragma unroll
+  for (uint32_t i = 0; i < kOfLane; ++i) {
+    const uint32_t column = i * 32 + lane;
+    if (column < kTileTokens * kHeads)
+      ptx::st_shared_f32(&shared.weights[at.slot][column / Unit::kColumns][place_of_weight(column % Unit::kColumns)],
+                         weights[i]);
+  }
+  ptx::mbarrier_arrive(full);
+}
+
+// Producer, one thread: loads a tile's blocks of keys.
+DEVICE void load_blocks(const MqaParams& p, SharedStorage& shared, const TilePlan& plan, RingPosition& at) {
+#pragma unroll 1
+  for (uint32_t block = 0; block < plan.blocks; ++block, at = at.next()) {
+    const uint32_t key = plan.first + block * kBlockKeys;
+    wait_until_free(shared.ring, at);
+    uint64_t* full = &shared.ring.full[at.stage];
+    ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
+    ptx::tma_load_2d(&p.map_keys, full, shared.keys[at.stage], 0, key);
+    ptx::tma_load_2d(&p.map_scales, full, shared.scales[at.stage], key, 0);
+  }
+}
+
+// Producer, one warp.
+DEVICE void load_share(const MqaParams& p, SharedStorage& shared, WorkShare share, uint32_t lane) {
+  RingPosition at;
+  TilePosition tile_at;
+#pragma unroll 1
+  for (; share.count; ++share.tile, share.number = 0) {
+    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};
+    const TileKeys keys = tile_keys_of(of_lane);
+    const uint32_t left = keys.blocks - share.number, blocks = left < share.count ? left : share.count;
+    if (blocks == 0) continue;
+    const TilePlan plan = {keys.first + share.number * kBlockKeys, blocks};
+    ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);
+    ptx::syncwarp();
+    begin_tile(p, shared, tile_at, share.tile, of_lane, plan, lane);
+    if (lane == 0) load_blocks(p, shared, plan, at);
+    ptx::syncwarp();
+    share.count -= blocks;
+    tile_at = tile_at.next();
+  }
+  // No tile is left.
+  ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);
+  ptx::syncwarp();
+  if (lane == 0) {
+    ptx::st_shared_v2_b32(&shared.plans[tile_at.slot], 0, 0);
+    ptx::mbarrier_arrive(&shared.q_full[tile_at.slot]);
+  }
+  ptx::mbarrier_arrive(&shared.q_full[tile_at.slot]);
+}
+
+// Weights of all units of a tile.
+template <bool kAreKept>
+struct TileWeights;
+template <>
+struct TileWeights<true> {
+  WeightsInRegisters<Unit::kColumns> units[kUnits];
+
+  DEVICE TileWeights(const float (&laid)[kUnits][Unit::kWeights], uint32_t lane) {
+#pragma unroll
+    for (uint32_t i = 0; i < kUnits; ++i) units[i].load(laid[i], lane);
+  }
+  DEVICE const WeightsInRegisters<Unit::kColumns>& of_unit(uint32_t i) const { return units[i]; }
+};
+template <>
+struct TileWeights<false> {
+  WeightsInShared first;
+
+  DEVICE TileWeights(const float (&laid)[kUnits][Unit::kWeights], uint32_t lane) : first(laid[0], lane) {}
+  DEVICE WeightsInShared of_unit(uint32_t i) const { return first.moved(i * Unit::kWeights); }
+};
+
+// Stores a lane's logits of one key and one unit.
+DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit::kLogits], float scale, uint32_t lane) {
+#pragma unroll
+  for (uint32_t i = 0; i < Unit::kLogits; ++i) {
+    const uint32_t token = token_of_lane(i, lane);
+    if (Unit::kTokens % 2 && token >= Unit::kTokens) continue;
+    const ptx::Uint4 row = ptx::ld_shared_v4_b32(rows + token * static_cast<uint32_t>(sizeof(TokenRow)));
+    const uint64_t address = static_cast<uint64_t>(row.y) << 32 | row.x;
+    const bool is_in_range = key - row.z < row.w;
+    // Rows have room for whole blocks, so the last of them needs no bound.
+    if (kIsClean ? address == 0 : !is_in_range) continue;
+    const float logit = kIsClean && !is_in_range ? ptx::float_of(0xff800000u) : logits[i] * scale;
+    auto* to = reinterpret_cast<uint8_t*>(address + static_cast<uint64_t>(key) * kOutputBytes);
+    if constexpr (kOutputBytes == 4) ptx::st_global_f32(to, logit);
+    else ptx::st_global_b16(to, ptx::pack_bf16(logit, 0));
+  }
+}
+
+// Math warps: all blocks of the tiles of this CTA, 64 keys of each for a warpgroup.
+DEVICE void multiply_share(SharedStorage& shared, uint32_t warpgroup, uint32_t warp, uint32_t lane) {
+  const uint32_t keys_low = ptx::smem_descriptor_low(ptx::smem_address(shared.keys[0]) + warpgroup * 64 * kDepth);
+  const uint32_t row = warpgroup * 64 + row_of_lane(warp, lane);
+  RingPosition at;
+  bool is_loaded = false;
+#pragma unroll 1
+  for (TilePosition tile_at;; tile_at = tile_at.next()) {
+    ptx::mbarrier_wait_parity(&shared.q_full[tile_at.slot], tile_at.parity);
+    uint32_t key = ptx::ld_shared_b32(&shared.plans[tile_at.slot].first) + row;
+    uint32_t blocks = ptx::ld_shared_b32(&shared.plans[tile_at.slot].blocks);
+    if (blocks == 0) break;
+    const uint32_t q_low = ptx::smem_descriptor_low(ptx::smem_address(shared.q[tile_at.slot]));
+    const uint32_t rows = ptx::smem_address(shared.rows[tile_at.slot]);
+    const TileWeights<kWeightsAreKept> weights(shared.weights[tile_at.slot], lane);
+#pragma unroll 1
+    for (; blocks; --blocks, key += kBlockKeys) {
+      if (!is_loaded) wait_until_loaded(shared.ring, at);
+      const float scale = ptx::ld_shared_f32(&shared.scales[at.stage][row]);
+      Unit units[kUnits];
+#pragma unroll
+      for (uint32_t i = 0; i < kUnits; ++i)
+        units[i].multiply(keys_low + at.stage * (kKeysBytes / 16), q_low + i * (Unit::kBytes / 16));
+      // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
+      const RingPosition done = at;
+      at = at.next();
+      is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&shared.ring.full[at.stage], at.parity));
+#pragma unroll
+      for (uint32_t i = 0; i < kUnits; ++i) {
+        if (i + 1 < kUnits) {
+          ptx::wgmma_wait_group<1>();
+        } else {
+          ptx::wgmma_wait_group<0>();
+          release(shared.ring, done, lane, scale);
+        }
+        float logits[Unit::kLogits];
+        units[i].reduce(weights.of_unit(i), lane, logits);
+        store_logits(rows + i * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key, logits, scale, lane);
+      }
+    }
+    // All lanes have read the tile's weights and rows.
+    ptx::syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[tile_at.slot]);
+  }
+}
+
+// Fill, some warps: -inf in the pieces of rows that no block covers.
+DEVICE void fill_share(const MqaParams& p, WorkShare share, uint32_t warp, uint32_t lane) {
+  constexpr uint32_t kOfStore = 16 / kOutputBytes;
+  static_assert(kKeyAlignment % kOfStore == 0 && kFillKeys % (32 * kOfStore) == 0, "whole stores");
+#pragma unroll 1
+  for (; share.count; ++share.tile, share.number = 0) {
+    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};
+    const TileKeys keys = tile_keys_of(of_lane);
+    const uint32_t fills = keys.fills(p), before = keys.fills_before();
+    const uint32_t last = fills - share.number < share.count ? fills : share.number + share.count;
+    const uint32_t first_token = share.tile * kTileTokens;
+    const uint32_t tokens = p.tokens - first_token < kTileTokens ? p.tokens - first_token : kTileTokens;
+#pragma unroll 1
+    for (uint32_t piece = share.number + warp; piece < last; piece += kFillWarps) {
+      const bool is_before = piece < before;
+      const uint32_t key = is_before ? piece * kFillKeys : keys.end() + (piece - before) * kFillKeys;
+      const uint32_t end = is_before && keys.first - key < kFillKeys ? keys.first : key + kFillKeys;
+      uint8_t* row = reinterpret_cast<uint8_t*>(row_address(p, first_token));
+#pragma unroll 1
+      for (uint32_t token = 0; token < tokens; ++token, row += p.logits_pitch)
+#pragma unroll
+        for (uint32_t i = 0; i < kFillKeys; i += 32 * kOfStore) {
+          const uint32_t at = key + i + lane * kOfStore;
+          if (at < end)
+            ptx::st_global_v4_b32(row + static_cast<uint64_t>(at) * kOutputBytes, kInfinity, kInfinity, kInfinity,
+                                  kInfinity);
+        }
+    }
+    share.count -= last - share.number;
+  }
+}
+
+KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);
+  const uint32_t warp = ptx::warp_index() % 4, lane = ptx::lane_index();
+  if (ptx::warp_index() == 0 && ptx::elect_sync()) {
+    ptx::prefetch_tensormap(&p.map_q);
+    ptx::prefetch_tensormap(&p.map_keys);
+    ptx::prefetch_tensormap(&p.map_scales);
+    for (uint32_t slot = 0; slot < kTileSlots; ++slot) {
+      ptx::mbarrier_init(&shared.q_full[slot], 33);  // each lane of the producer, and the one that announces bytes
+      ptx::mbarrier_init(&shared.q_empty[slot], kNumMathWarps);
+    }
+    shared.ring.init();
+  }
+  ptx::griddepcontrol_wait();
+  WorkShare shares[2];
+  find_shares(p, shared.shares, shares);  // a barrier of the block, behind which mbarriers may be used
+
+  if (warpgroup == kNumMathWarpgroups) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (warp == 0) {
+      load_share(p, shared, shares[kBlocks], lane);
+      ptx::griddepcontrol_launch_dependents();
+    } else if (kIsClean) {
+      fill_share(p, shares[kFills], warp - 1, lane);
+    }
+  } else {
+    ptx::setmaxnreg_inc<kMathRegisters>();
+    multiply_share(shared, warpgroup, warp, lane);
+  }
+}

@@ -1,0 +1,85 @@
+// Which blocks of keys each CTA computes: all blocks of all tiles in one line, cut into equal, contiguous shares.
+//
+// Every CTA adds up the same numbers by itself, which takes one pass over the ranges. So causal ranges are as balanced as
+// full ones, few tokens with many keys keep all SMs busy, and each logit is computed by one CTA in one way. Pieces of
+// rows that are filled with -inf are shared out in the same way, by themselves.
+#pragma once
+#include "config.cuh"
+#include "logits/ranges.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+constexpr uint32_t kNumWarps = kNumThreads / 32, kBlocks = 0, kFills = 1;
+
+struct ShareStorage {
+  uint32_t of_warps[2][kNumWarps];
+  uint32_t starts[2][2];  // tile, number in it
+};
+
+// What one CTA does of one line.
+struct WorkShare {
+  uint32_t tile, number, count;
+};
+
+DEVICE uint32_t sum_before_in_warp(uint32_t value, uint32_t lane) {
+  uint32_t sum = value;
+#pragma unroll
+  for (uint32_t distance = 1; distance < 32; distance *= 2) {
+    const uint32_t before = ptx::shfl_sync(sum, lane - distance);
+    if (lane >= distance) sum += before;
+  }
+  return sum - value;
+}
+
+// All threads of the CTA, before roles part. shares[kBlocks] and, if rows are cleaned, shares[kFills].
+DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&shares)[2]) {
+  constexpr uint32_t kLines = kIsClean ? 2 : 1;
+  const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index(), warp = ptx::warp_index();
+  const uint32_t tiles = num_tiles(p), per_thread = ceil_div(tiles, kNumThreads);
+  const uint32_t first = thread * per_thread, end = first + per_thread < tiles ? first + per_thread : tiles;
+  uint32_t counts[2] = {0, 0}, before[2];
+#pragma unroll 1
+  for (uint32_t tile = first; tile < end; ++tile) {
+    const TileKeys keys = tile_keys_of(p, tile);
+    counts[kBlocks] += keys.blocks;
+    counts[kFills] += keys.fills(p);
+  }
+  ptx::syncwarp();
+#pragma unroll
+  for (uint32_t line = 0; line < kLines; ++line) {
+    before[line] = sum_before_in_warp(counts[line], lane);
+    if (lane == 31) ptx::st_shared_b32(&shared.of_warps[line][warp], before[line] + counts[line]);
+  }
+  ptx::syncthreads();
+#pragma unroll
+  for (uint32_t line = 0; line < kLines; ++line) {
+    uint32_t total = 0;
+#pragma unroll
+    for (uint32_t other = 0; other < kNumWarps; ++other) {
+      if (other == warp) before[line] += total;
+      total += ptx::ld_shared_b32(&shared.of_warps[line][other]);
+    }
+    const uint64_t grid = ptx::grid_size(), cta = ptx::block_index();
+    const auto begin = static_cast<uint32_t>(total * cta / grid);
+    shares[line].count = static_cast<uint32_t>(total * (cta + 1) / grid) - begin;
+    // The one thread whose tiles have the first of this CTA's says which it is.
+    if (begin - before[line] < counts[line]) {
+      uint32_t tile = first, number = begin - before[line];
+      while (tile + 1 < end) {
+        const TileKeys keys = tile_keys_of(p, tile);
+        const uint32_t count = line == kBlocks ? keys.blocks : keys.fills(p);
+        if (number < count) break;
+        number -= count;
+        ++tile;
+      }
+      ptx::st_shared_b32(&shared.starts[line][0], tile);
+      ptx::st_shared_b32(&shared.starts[line][1], number);
+    }
+  }
+  ptx::syncthreads();
+#pragma unroll
+  for (uint32_t line = 0; line < kLines; ++line) {
+    shares[line].tile = ptx::ld_shared_b32(&shared.starts[line][0]);
+    shares[line].number = ptx::ld_shared_b32(&shared.starts[line][1]);
+  }
+}

@@ -1,0 +1,5 @@
+"""The indexer of sparse attention: logits by which each token chooses the keys that it attends to."""
+
+from .prefill import fp8_fp4_mqa_logits, fp8_mqa_logits
+
+__all__ = ["fp8_fp4_mqa_logits", "fp8_mqa_logits"]

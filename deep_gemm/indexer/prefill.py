@@ -1,0 +1,103 @@
+"""Logits of the indexer for many tokens, whose keys lie one behind another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels import fp8_mqa_logits as kernel
+from ..problem.indexer import Keys, MqaLogits, mqa_logits_problem, no_q_scales, no_schedule
+from ..problem.tracing import handles_operators, is_dispatched
+from . import reference
+
+
+def fp8_mqa_logits(
+    q: Tensor,
+    kv: Keys,
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+    schedule_meta: None = None,
+) -> Tensor:
+    """Score the keys of each token's range: FP32 logits, by which the indexer chooses what a token attends to.
+
+    ``logits[i, j] = sf[j] * sum over heads h of max(0, q[i, h] . kv[j]) * weights[i, h]``
+
+    - `q`: FP8 `[tokens, heads, depth]`, heads a multiple of 8 up to 128, depth 32, 64 or 128.
+    - `kv`: FP8 `[keys, depth]` and FP32 scales `[keys]`, one for each key.
+    - `weights`: FP32 `[tokens, heads]`. The scale of a query, and a softmax scale, belong in here.
+    - `cu_seq_len_k_start`, `cu_seq_len_k_end`: int32 `[tokens]`. Token i has the keys start <= j < end, cut off to those
+      that there are; none if end <= start.
+    - `clean_logits`: what is outside of a range is -inf; else it is undefined.
+    - `max_seqlen_k`: 0, or the columns of compressed rows: `logits[i, j - start[i]]`, where what is behind a range is
+      undefined; `clean_logits` must then be False.
+
+    The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
+    the same each time.
+
+    >>> q, k = (torch.ones(*shape, dtype=torch.float8_e4m3fn) for shape in ((2, 8, 32), (3, 32)))
+    >>> start, end = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    >>> fp8_mqa_logits(q, (k, torch.ones(3)), torch.full((2, 8), 0.5), start, end).tolist()
+    [[128.0, 128.0, -inf], [-inf, 128.0, 128.0]]
+    """
+    no_schedule(schedule_meta)
+    return _logits(
+        q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, torch.float32
+    )
+
+
+def fp8_fp4_mqa_logits(
+    q: tuple[Tensor, None],
+    kv: Keys,
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+    logits_dtype: torch.dtype = torch.float32,
+    schedule_meta: None = None,
+) -> Tensor:
+    """Do what `fp8_mqa_logits` does with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
+
+    The other member would be the scales of FP4 queries, which Hopper does not have.
+    """
+    no_schedule(schedule_meta)
+    if not isinstance(q, (tuple, list)) or len(q) != 2:
+        raise TypeError(f"q: expected a pair (q, None), got a {type(q).__name__}")
+    values, sfq = q
+    no_q_scales(sfq)
+    return _logits(
+        values, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, logits_dtype
+    )
+
+
+def _logits(
+    q: Tensor,
+    kv: Keys,
+    weights: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    clean_logits: bool,
+    max_seqlen_k: int,
+    logits_dtype: torch.dtype,
+) -> Tensor:
+    if is_dispatched(q) or handles_operators(kv, weights):
+        return torch.ops.deep_gemm.fp8_mqa_logits.default(  # type: ignore[no-any-return]
+            q, *kv, weights, starts, ends, clean_logits, max_seqlen_k, logits_dtype
+        )
+    p = mqa_logits_problem(q, kv, weights, starts, ends, clean_logits, max_seqlen_k, logits_dtype)
+    compute(p)
+    return p.logits
+
+
+@torch.no_grad()
+def compute(p: MqaLogits) -> None:
+    """Compute a problem's logits where its operands are."""
+    if p.logits.numel() == 0:
+        return
+    if p.q.is_cuda:
+        kernel.run(p)
+    else:
+        reference.mqa_logits(p)
