@@ -42,6 +42,9 @@ class MqaConfig:
     keeps_weights: bool = True
     """Each thread keeps its columns' weights in registers, a fourth as many as a tile has columns."""
 
+    relu_doubles: bool = False
+    """max(0, x) is half of x + |x|."""
+
     @property
     def name(self) -> str:
         """Short, for people; such as "64x128 fp32 clean"."""
@@ -150,6 +153,7 @@ class MqaConfig:
             "kIsCompressed": self.is_compressed,
             "kIsClean": self.is_clean,
             "kWeightsAreKept": self.keeps_weights,
+            "kReluDoubles": self.relu_doubles,
         }
         return "\n".join(
             [

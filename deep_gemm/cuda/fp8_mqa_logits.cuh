@@ -23,8 +23,11 @@
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
 
-using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
+using Unit = LogitUnit<kUnitTokens, kHeads, kDepth, kReluDoubles>;
 constexpr uint32_t kTileSlots = 2, kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
+constexpr uint32_t kTileColumns = kTileTokens * kHeads;
+// Of a lane, on their way. Where a column's token is no shift away, more take registers that the producer does not have.
+constexpr uint32_t kWeightsAtOnce = kHeads <= 64 && (kHeads & (kHeads - 1)) == 0 ? 8 : 2;
 constexpr uint32_t kInfinity = kOutputBytes == 4 ? 0xff800000u : 0xff80ff80u;  // -inf: one of FP32, two of BF16
 
 // Where a token's logits go. `begin` and `length` are its range of keys.
@@ -62,27 +65,66 @@ DEVICE uint64_t row_address(const MqaParams& p, uint32_t token) {
   return reinterpret_cast<uint64_t>(p.logits) + token * p.logits_pitch;
 }
 
-// Weights in their order, rows of logits, the plan, and q on its way.
-DEVICE void begin_tile(const MqaParams& p, SharedStorage& shared, const TilePosition& at, uint32_t tile,
-                       const Range& of_lane, const TilePlan& plan, uint32_t lane) {
+// Producer, one thread: loads a tile's blocks of keys from `block` on; those for which there is room if it may not wait.
+template <bool kMayWait>
+DEVICE void load_blocks(const MqaParams& p, SharedStorage& shared, const TilePlan& plan, uint32_t& block,
+                        RingPosition& at) {
+#pragma unroll 1
+  for (; block < plan.blocks; ++block, at = at.next()) {
+    if (kMayWait)
+      wait_until_free(shared.ring, at);
+    else if (!ptx::mbarrier_test_wait_parity(&shared.ring.empty[at.stage], at.parity ^ 1))
+      break;
+    const uint32_t key = plan.first + block * kBlockKeys;
+    uint64_t* full = &shared.ring.full[at.stage];
+    ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
+    ptx::tma_load_2d(&p.map_keys, full, shared.keys[at.stage], 0, key);
+    ptx::tma_load_2d(&p.map_scales, full, shared.scales[at.stage], key, 0);
+  }
+}
+
+// What a lane of the producer loads of a tile's weights at a time, and stores in their order.
+struct LaneWeights {
+  float held[kWeightsAtOnce];
+
+  DEVICE void load(const MqaParams& p, uint32_t first_token, uint32_t first) {
+#pragma unroll
+    for (uint32_t i = 0; i < kWeightsAtOnce; ++i) {
+      const uint32_t column = first + i * 32, token = first_token + column / kHeads;
+      held[i] = column < kTileColumns && token < p.tokens
+                    ? ptx::ld_global_f32(p.weights + token * p.weights_pitch + column % kHeads)
+                    : 0;
+    }
+  }
+  DEVICE void store(float (&to)[kUnits][Unit::kWeights], uint32_t first) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kWeightsAtOnce; ++i) {
+      const uint32_t column = first + i * 32;
+      if (column < kTileColumns)
+        ptx::st_shared_f32(&to[column / Unit::kColumns][place_of_weight(column % Unit::kColumns)],
+                           Unit::weight(held[i]));
+    }
+  }
+};
+
+// Producer, one warp: a tile's q, plan, rows and weights, and its blocks of keys. All that it loads is on its way before
+// it waits for any: of a few tokens this is most of the time.
+DEVICE void load_tile(const MqaParams& p, SharedStorage& shared, const TilePosition& at, uint32_t tile,
+                      const Range& of_lane, const TilePlan& plan, RingPosition& ring_at, uint32_t lane) {
   const uint32_t first_token = tile * kTileTokens;
   uint64_t* full = &shared.q_full[at.slot];
+  uint32_t block = 0;
+  LaneWeights weights;
+  weights.load(p, first_token, lane);
   if (lane == 0) {
     ptx::mbarrier_arrive_expect_tx(full, kUnits * Unit::kBytes);
 #pragma unroll
     for (uint32_t unit = 0; unit < kUnits; ++unit)
       ptx::tma_load_2d(&p.map_q, full, shared.q[at.slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
+    load_blocks<false>(p, shared, plan, block, ring_at);
+    ptx::st_shared_v2_b32(&shared.plans[at.slot], plan.first, plan.blocks);
   }
   ptx::syncwarp();
-  constexpr uint32_t kOfLane = ceil_div(kTileTokens * kHeads, 32);
-  float weights[kOfLane];
-#pragma unroll
-  for (uint32_t i = 0; i < kOfLane; ++i) {
-    const uint32_t column = i * 32 + lane, token = first_token + column / kHeads;
-    weights[i] = column < kTileTokens * kHeads && token < p.tokens
-                     ? ptx::ld_global_f32(p.weights + token * p.weights_pitch + column % kHeads)
-                     : 0;
-  }
   if (lane < kTileTokens) {
     const uint32_t token = first_token + lane;
     uint64_t address = row_address(p, token);
@@ -91,28 +133,15 @@ DEVICE void begin_tile(const MqaParams& p, SharedStorage& shared, const TilePosi
     ptx::st_shared_v4_b32(&shared.rows[at.slot][lane], static_cast<uint32_t>(address),
                           static_cast<uint32_t>(address >> 32), of_lane.begin, of_lane.end - of_lane.begin);
   }
-  if (lane == 0) ptx::st_shared_v2_b32(&shared.plans[at.slot], plan.first, plan.blocks);
-#pragma unroll
-  for (uint32_t i = 0; i < kOfLane; ++i) {
-    const uint32_t column = i * 32 + lane;
-    if (column < kTileTokens * kHeads)
-      ptx::st_shared_f32(&shared.weights[at.slot][column / Unit::kColumns][place_of_weight(column % Unit::kColumns)],
-                         weights[i]);
+  weights.store(shared.weights[at.slot], lane);
+#pragma unroll 1
+  for (uint32_t first = lane + kWeightsAtOnce * 32; first < kTileColumns; first += kWeightsAtOnce * 32) {
+    weights.load(p, first_token, first);
+    weights.store(shared.weights[at.slot], first);
   }
   ptx::mbarrier_arrive(full);
-}
-
-// Producer, one thread: loads a tile's blocks of keys.
-DEVICE void load_blocks(const MqaParams& p, SharedStorage& shared, const TilePlan& plan, RingPosition& at) {
-#pragma unroll 1
-  for (uint32_t block = 0; block < plan.blocks; ++block, at = at.next()) {
-    const uint32_t key = plan.first + block * kBlockKeys;
-    wait_until_free(shared.ring, at);
-    uint64_t* full = &shared.ring.full[at.stage];
-    ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
-    ptx::tma_load_2d(&p.map_keys, full, shared.keys[at.stage], 0, key);
-    ptx::tma_load_2d(&p.map_scales, full, shared.scales[at.stage], key, 0);
-  }
+  if (lane == 0) load_blocks<true>(p, shared, plan, block, ring_at);
+  ptx::syncwarp();
 }
 
 // Producer, one warp.
@@ -128,9 +157,7 @@ DEVICE void load_share(const MqaParams& p, SharedStorage& shared, WorkShare shar
     const TilePlan plan = {keys.first + share.number * kBlockKeys, blocks};
     ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);
     ptx::syncwarp();
-    begin_tile(p, shared, tile_at, share.tile, of_lane, plan, lane);
-    if (lane == 0) load_blocks(p, shared, plan, at);
-    ptx::syncwarp();
+    load_tile(p, shared, tile_at, share.tile, of_lane, plan, at, lane);
     share.count -= blocks;
     tile_at = tile_at.next();
   }
@@ -183,6 +210,18 @@ DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit
   }
 }
 
+// Reduces and stores each unit as its product is done, in a straight line; gives the slot back behind the last product.
+template <uint32_t kUnit, typename Weights, typename Release>
+DEVICE void finish_units(Unit (&units)[kUnits], const Weights& weights, uint32_t rows, uint32_t key, float scale,
+                         uint32_t lane, const Release& release_slot) {
+  ptx::wgmma_wait_group<kUnits - 1 - kUnit>();
+  if constexpr (kUnit + 1 == kUnits) release_slot();
+  float logits[Unit::kLogits];
+  units[kUnit].reduce(weights.of_unit(kUnit), lane, logits);
+  store_logits(rows + kUnit * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key, logits, scale, lane);
+  if constexpr (kUnit + 1 < kUnits) finish_units<kUnit + 1>(units, weights, rows, key, scale, lane, release_slot);
+}
+
 // Math warps: all blocks of the tiles of this CTA, 64 keys of each for a warpgroup.
 DEVICE void multiply_share(SharedStorage& shared, uint32_t warpgroup, uint32_t warp, uint32_t lane) {
   const uint32_t keys_low = ptx::smem_descriptor_low(ptx::smem_address(shared.keys[0]) + warpgroup * 64 * kDepth);
@@ -210,18 +249,7 @@ DEVICE void multiply_share(SharedStorage& shared, uint32_t warpgroup, uint32_t w
       const RingPosition done = at;
       at = at.next();
       is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&shared.ring.full[at.stage], at.parity));
-#pragma unroll
-      for (uint32_t i = 0; i < kUnits; ++i) {
-        if (i + 1 < kUnits) {
-          ptx::wgmma_wait_group<1>();
-        } else {
-          ptx::wgmma_wait_group<0>();
-          release(shared.ring, done, lane, scale);
-        }
-        float logits[Unit::kLogits];
-        units[i].reduce(weights.of_unit(i), lane, logits);
-        store_logits(rows + i * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key, logits, scale, lane);
-      }
+      finish_units<0>(units, weights, rows, key, scale, lane, [&] { release(shared.ring, done, lane, scale); });
     }
     // All lanes have read the tile's weights and rows.
     ptx::syncwarp();

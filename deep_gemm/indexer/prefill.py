@@ -43,9 +43,7 @@ def fp8_mqa_logits(
     [[128.0, 128.0, -inf], [-inf, 128.0, 128.0]]
     """
     no_schedule(schedule_meta)
-    return _logits(
-        q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, torch.float32
-    )
+    return _logits(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, torch.float32)
 
 
 def fp8_fp4_mqa_logits(
@@ -68,9 +66,7 @@ def fp8_fp4_mqa_logits(
         raise TypeError(f"q: expected a pair (q, None), got a {type(q).__name__}")
     values, sfq = q
     no_q_scales(sfq)
-    return _logits(
-        values, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, logits_dtype
-    )
+    return _logits(values, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, logits_dtype)
 
 
 def _logits(

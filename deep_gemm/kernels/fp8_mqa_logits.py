@@ -108,7 +108,10 @@ def _maps(
     """Encode the maps. Allocators give the same addresses again and again."""
     depth, swizzle = config.depth, config.depth
     maps = (
-        (TensorMap(ElementType.UINT8, (depth, tokens * config.heads), (depth,), (depth, config.columns), swizzle), q_at),
+        (
+            TensorMap(ElementType.UINT8, (depth, tokens * config.heads), (depth,), (depth, config.columns), swizzle),
+            q_at,
+        ),
         (TensorMap(ElementType.UINT8, (depth, keys), (depth,), (depth, config.block_keys), swizzle), keys_at),
         (TensorMap(ElementType.FLOAT32, (keys, 1), (align(keys * 4, 16),), (config.block_keys, 1)), scales_at),
     )
@@ -140,7 +143,7 @@ def code_plan(config: MqaConfig) -> CodePlan:
         roles=((WARPGROUP_THREADS, PRODUCER_REGISTERS), (math_threads, config.math_registers)),
         shared_bytes=config.shared_bytes,
         qgmma=config.products,
-        tma_loads=UNITS + 2,  # q of each unit, keys, scales
+        tma_loads=UNITS + 4,  # q of each unit; keys and scales, with waiting and without
         multicast_loads=0,
     )
 

@@ -12,8 +12,9 @@
 #include "ptx/wgmma.cuh"
 #include "types.cuh"
 
-// kDepth: bytes of a key, which are those of the swizzle too.
-template <uint32_t kTokens_, uint32_t kHeads, uint32_t kDepth>
+// kDepth: bytes of a key, which are those of the swizzle too. kDoubles: max(0, x) is computed as half of x + |x|, which
+// is exact, by another unit of the SM; the halves are taken of the weights.
+template <uint32_t kTokens_, uint32_t kHeads, uint32_t kDepth, bool kDoubles = false>
 struct LogitUnit {
   static constexpr uint32_t kTokens = kTokens_, kColumns = kTokens * kHeads;
   static_assert(kColumns % 8 == 0 && kColumns <= 256, "a WGMMA has 8 to 256 columns");
@@ -24,6 +25,9 @@ struct LogitUnit {
   static constexpr uint32_t kLogits = ceil_div(kTokens, 2);  // of a lane
 
   float accumulators[kAccumulators];
+
+  // What is laid for a weight.
+  DEVICE static float weight(float given) { return kDoubles ? given * 0.5f : given; }
 
   // Starts the product of the 64 keys and the columns of q at these descriptors' low words, and commits it as a group.
   DEVICE void multiply(uint32_t keys_low, uint32_t q_low) {
@@ -73,10 +77,12 @@ struct LogitUnit {
 #pragma unroll
     for (uint32_t row = 0; row < 2; ++row) {
       float& sum = sums[row][token];
-      sum = ptx::fma_rn(ptx::max_nan(accumulators[eight * 4 + row * 2], 0), first, sum);
-      sum = ptx::fma_rn(ptx::max_nan(accumulators[eight * 4 + row * 2 + 1], 0), second, sum);
+      sum = ptx::fma_rn(relu(accumulators[eight * 4 + row * 2]), first, sum);
+      sum = ptx::fma_rn(relu(accumulators[eight * 4 + row * 2 + 1]), second, sum);
     }
   }
+
+  DEVICE static float relu(float x) { return kDoubles ? ptx::add_rn(x, ptx::abs_f32(x)) : ptx::max_nan(x, 0); }
 };
 
 // The key, of the 64 of a warpgroup, of which a lane of warp `warp` % 4 has logits after `reduce`.
