@@ -1,0 +1,95 @@
+"""Problems of the indexer's logits for many tokens, and what is wrong with logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from deep_gemm.indexer.reference import weighted_scores
+from deep_gemm.problem.indexer import MqaLogits, mqa_logits_problem
+
+Ranges = tuple[Sequence[int], Sequence[int]]
+ROUNDINGS = 2.0**-24
+
+
+def causal(tokens: int, keys: int) -> Ranges:
+    """Each token sees the keys up to its own, which is one of the last."""
+    return [0] * tokens, [keys - tokens + 1 + i for i in range(tokens)]
+
+
+def anywhere(tokens: int, keys: int, seed: int = 0) -> Ranges:
+    """Empty, crossed, beyond the keys on both sides, and all else."""
+    g = torch.Generator().manual_seed(seed)
+    starts, ends = torch.randint(-keys // 4 - 2, keys + keys // 4 + 2, (2, tokens), generator=g).tolist()
+    return starts, ends
+
+
+def packed(tokens: int, keys: int) -> Ranges:
+    """Two sequences behind each other: ranges jump in the middle of a tile."""
+    half, middle = tokens // 2, keys // 3
+    starts = [0] * half + [middle] * (tokens - half)
+    ends = [min(i + 1, middle) for i in range(half)] + [min(middle + i + 1, keys) for i in range(tokens - half)]
+    return starts, ends
+
+
+def problem(
+    shape: tuple[int, int, int, int],
+    ranges: Ranges,
+    *,
+    clean: bool = False,
+    columns: int = 0,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str = "cpu",
+) -> MqaLogits:
+    """Random operands of [tokens, keys, heads, depth]; `columns` of compressed rows."""
+    tokens, keys, heads, depth = shape
+    g = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(*size, generator=g).to(torch.float8_e4m3fn) for size in ((tokens, heads, depth), (keys, depth)))
+    scales, weights = torch.rand(keys, generator=g) + 0.5, torch.randn(tokens, heads, generator=g)
+    starts, ends = (torch.tensor(x, dtype=torch.int32) for x in ranges)
+    given = [x.to(device) for x in (q, k, scales, weights, starts, ends)]
+    return mqa_logits_problem(given[0], (given[1], given[2]), *given[3:], clean, columns, dtype)
+
+
+def mistakes(p: MqaLogits, got: Tensor, unwritten: float = torch.nan, roundings: float = 0.0) -> str | None:
+    """Say what is wrong with logits, where the kernel has left `unwritten`; None if nothing is.
+
+    A sum over heads may be off by a rounding of its magnitude for each head and a few more; `roundings` more on a GPU,
+    whose products have few bits.
+    """
+    tokens, heads, _ = p.q.shape
+    keys, columns = p.keys.double(), p.logits.shape[1]
+    num_keys = len(keys)
+    right = weighted_scores(p.q.double(), keys, p.weights.double()) * p.scales.double()
+    magnitude = weighted_scores(p.q.double(), keys, p.weights.double().abs()) * p.scales.double()
+    begins, ends = p.starts.clamp(0).long(), p.ends.clamp(max=num_keys).long()
+    ends = torch.where(ends > begins, ends, begins)
+    expected = torch.full((tokens, columns), -torch.inf if p.clean_logits else unwritten, dtype=torch.float64)
+    expected = expected.to(p.q.device)
+    allowed = torch.zeros_like(expected)
+    for token in range(tokens):
+        begin, end = int(begins[token]), int(ends[token])
+        if p.is_compressed:
+            end = min(end, begin + columns)
+        to = slice(0, end - begin) if p.is_compressed else slice(begin, end)
+        expected[token, to] = right[token, begin:end]
+        allowed[token, to] = magnitude[token, begin:end]
+    allowed *= (heads + 16) * ROUNDINGS + roundings
+    if p.logits.dtype == torch.bfloat16:
+        allowed += expected.abs().nan_to_num(0, 0, 0) * 2.0**-8
+    found = got.double()
+    special = ~expected.isfinite()
+    same = torch.where(expected.isnan(), found.isnan(), found == expected)
+    wrong = torch.where(special, ~same, ~((found - expected).abs() <= allowed))
+    if unwritten == unwritten and not p.clean_logits:  # a number stands for what is left
+        wrong = torch.where((expected == unwritten) & (allowed == 0), found != unwritten, wrong)
+    if not wrong.any():
+        return None
+    row, column = wrong.nonzero()[0].tolist()
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} logits are wrong, the first of token {row}, column {column}: "
+        f"expected {expected[row, column]}, got {found[row, column]}"
+    )
