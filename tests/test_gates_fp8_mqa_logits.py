@@ -1,0 +1,50 @@
+"""The kernel of the indexer's logits is compiled for every configuration, and is what was planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from thorough import configurations
+
+from deep_gemm.choose.config_mqa_logits import MqaConfig, mqa_config
+from deep_gemm.jit.compiler import compile_cubin
+from deep_gemm.jit.report import report
+from deep_gemm.kernels import fp8_mqa_logits
+from deep_gemm.tools.gates import violations
+
+
+def problems(config: MqaConfig, headers: dict[str, str]) -> list[str]:
+    kernel = compile_cubin(fp8_mqa_logits.SOURCE, headers, name=fp8_mqa_logits.NAME)
+    return violations(report(kernel.cubin, kernel.log), fp8_mqa_logits.code_plan(config))
+
+
+@pytest.mark.parametrize("config", configurations(fp8_mqa_logits.reachable_mqa()), ids=lambda config: config.name)
+def test_a_reachable_kernel_is_what_was_planned(config: MqaConfig) -> None:
+    assert config.why_illegal() is None
+    assert problems(config, fp8_mqa_logits.headers(config)) == []
+
+
+@pytest.mark.parametrize("heads", [32, 64])
+def test_the_other_way_to_weigh_is_what_was_planned(heads: int) -> None:
+    config = replace(mqa_config(heads, 128, 4, False, True), keeps_weights=False)
+    assert problems(config, fp8_mqa_logits.headers(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        # the first unit is read while its product runs
+        ("ptx::wgmma_wait_group<kUnits - 1 - kUnit>();", "if (kUnit) ptx::wgmma_wait_group<0>();", "C7517"),
+        ("ptx::setmaxnreg_inc<kMathRegisters>();", "", "setmaxnreg"),
+        ("for (; blocks; --blocks, key += kBlockKeys) {", "for (; blocks > 1; --blocks) {", None),
+    ],
+    ids=["no wait", "no setmaxnreg", "a change that gates allow"],
+)
+def test_a_broken_kernel_does_not_pass(old: str, new: str, expected: str | None) -> None:
+    config = mqa_config(64, 128, 4, False, False)
+    headers = fp8_mqa_logits.headers(config)
+    assert headers["fp8_mqa_logits.cuh"].count(old) == 1
+    headers["fp8_mqa_logits.cuh"] = headers["fp8_mqa_logits.cuh"].replace(old, new)
+    found = problems(config, headers)
+    assert found == [] if expected is None else any(expected in problem for problem in found)
