@@ -42,7 +42,9 @@ class MqaConfig:
     keeps_weights: bool = True
     """Each thread keeps its columns' weights in registers, a fourth as many as a tile has columns."""
 
-    relu_doubles: bool = False
+    run_blocks: int = 4
+    """Blocks of keys that are worked on in a straight line, one's products beside the other's sums."""
+    relu_doubles: bool = True
     """max(0, x) is half of x + |x|."""
 
     @property
@@ -138,6 +140,7 @@ class MqaConfig:
             "kUnits": UNITS,
             "kUnitTokens": self.unit_tokens,
             "kBlockKeys": self.block_keys,
+            "kRunBlocks": self.run_blocks,
             "kFillKeys": FILL_KEYS,
             "kFillWarps": FILL_WARPS,
             "kNumStages": self.num_stages,
@@ -167,8 +170,8 @@ class MqaConfig:
 
     @property
     def products(self) -> int:
-        """WGMMA instructions of a block of keys."""
-        return UNITS * self.depth // WGMMA_K
+        """WGMMA instructions of the loop over runs, and of that over the blocks that are left."""
+        return UNITS * self.depth // WGMMA_K * (self.run_blocks + (self.run_blocks > 1))
 
 
 @cache

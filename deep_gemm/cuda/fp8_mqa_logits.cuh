@@ -210,17 +210,56 @@ DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit
   }
 }
 
-// Reduces and stores each unit as its product is done, in a straight line; gives the slot back behind the last product.
-template <uint32_t kUnit, typename Weights, typename Release>
-DEVICE void finish_units(Unit (&units)[kUnits], const Weights& weights, uint32_t rows, uint32_t key, float scale,
-                         uint32_t lane, const Release& release_slot) {
-  ptx::wgmma_wait_group<kUnits - 1 - kUnit>();
-  if constexpr (kUnit + 1 == kUnits) release_slot();
-  float logits[Unit::kLogits];
-  units[kUnit].reduce(weights.of_unit(kUnit), lane, logits);
-  store_logits(rows + kUnit * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key, logits, scale, lane);
-  if constexpr (kUnit + 1 < kUnits) finish_units<kUnit + 1>(units, weights, rows, key, scale, lane, release_slot);
-}
+// What a math thread has at hand while it works on a tile.
+struct AtWork {
+  SharedStorage& shared;
+  const TileWeights<kWeightsAreKept>& weights;
+  uint32_t keys_low, q_low;  // of the warpgroup's keys in the first slot; of the tile's q
+  uint32_t rows;             // address of the tile's TokenRows
+  uint32_t row, lane;        // of this thread, in a block
+};
+
+// Multiplies kBlocks blocks of keys, from key `key` on for this lane, and stores their logits. A piece is one unit of one
+// block: while one is reduced, the tensor cores work on the next. In a straight line only, drained at its end: ptxas
+// serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
+template <uint32_t kBlocks>
+struct Run {
+  static constexpr uint32_t kPieces = kBlocks * kUnits, kLag = kUnits - 1;
+
+  RingPosition slots[kBlocks];
+  float scales[kBlocks];  // of this lane's keys
+  Unit units[kUnits];
+
+  template <uint32_t kPiece>
+  DEVICE void step(const AtWork& work, uint32_t key, RingPosition& at, bool& is_loaded) {
+    if constexpr (kPiece < kPieces) {
+      constexpr uint32_t kBlock = kPiece / kUnits, kUnit = kPiece % kUnits;
+      if constexpr (kUnit == 0) {
+        slots[kBlock] = at;
+        if (!is_loaded) wait_until_loaded(work.shared.ring, at);
+        scales[kBlock] = ptx::ld_shared_f32(&work.shared.scales[at.stage][work.row]);
+      }
+      units[kUnit].multiply(work.keys_low + slots[kBlock].stage * (kKeysBytes / 16),
+                            work.q_low + kUnit * (Unit::kBytes / 16));
+      if constexpr (kUnit + 1 == kUnits) {
+        // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
+        at = at.next();
+        is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&work.shared.ring.full[at.stage], at.parity));
+      }
+    }
+    if constexpr (kPiece >= kLag) {
+      constexpr uint32_t kDone = kPiece - kLag, kBlock = kDone / kUnits, kUnit = kDone % kUnits;
+      constexpr uint32_t kInFlight = kPieces - 1 - kDone;
+      ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();
+      if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);
+      float logits[Unit::kLogits];
+      units[kUnit].reduce(work.weights.of_unit(kUnit), work.lane, logits);
+      store_logits(work.rows + kUnit * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key + kBlock * kBlockKeys,
+                   logits, scales[kBlock], work.lane);
+    }
+    if constexpr (kPiece + 1 < kPieces + kLag) step<kPiece + 1>(work, key, at, is_loaded);
+  }
+};
 
 // Math warps: all blocks of the tiles of this CTA, 64 keys of each for a warpgroup.
 DEVICE void multiply_share(SharedStorage& shared, uint32_t warpgroup, uint32_t warp, uint32_t lane) {
@@ -237,20 +276,13 @@ DEVICE void multiply_share(SharedStorage& shared, uint32_t warpgroup, uint32_t w
     const uint32_t q_low = ptx::smem_descriptor_low(ptx::smem_address(shared.q[tile_at.slot]));
     const uint32_t rows = ptx::smem_address(shared.rows[tile_at.slot]);
     const TileWeights<kWeightsAreKept> weights(shared.weights[tile_at.slot], lane);
+    const AtWork work = {shared, weights, keys_low, q_low, rows, row, lane};
 #pragma unroll 1
-    for (; blocks; --blocks, key += kBlockKeys) {
-      if (!is_loaded) wait_until_loaded(shared.ring, at);
-      const float scale = ptx::ld_shared_f32(&shared.scales[at.stage][row]);
-      Unit units[kUnits];
-#pragma unroll
-      for (uint32_t i = 0; i < kUnits; ++i)
-        units[i].multiply(keys_low + at.stage * (kKeysBytes / 16), q_low + i * (Unit::kBytes / 16));
-      // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
-      const RingPosition done = at;
-      at = at.next();
-      is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&shared.ring.full[at.stage], at.parity));
-      finish_units<0>(units, weights, rows, key, scale, lane, [&] { release(shared.ring, done, lane, scale); });
-    }
+    for (; blocks >= kRunBlocks; blocks -= kRunBlocks, key += kRunBlocks * kBlockKeys)
+      Run<kRunBlocks>().template step<0>(work, key, at, is_loaded);
+    if constexpr (kRunBlocks > 1)
+#pragma unroll 1
+      for (; blocks; --blocks, key += kBlockKeys) Run<1>().template step<0>(work, key, at, is_loaded);
     // All lanes have read the tile's weights and rows.
     ptx::syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[tile_at.slot]);
@@ -289,6 +321,22 @@ DEVICE void fill_share(const MqaParams& p, WorkShare share, uint32_t warp, uint3
   }
 }
 
+// One thread, while ranges are on their way: asks the L2 for what this CTA needs if there is one tile whose range is all
+// keys. If it guesses wrong nothing is lost.
+DEVICE void prefetch_likely(const MqaParams& p) {
+  constexpr uint32_t kMostBlocks = 4;
+  if (num_tiles(p) > 1) return;
+  const uint64_t blocks = ceil_div(p.keys, kBlockKeys);
+  const auto first = static_cast<uint32_t>(blocks * ptx::block_index() / ptx::grid_size());
+  const auto end = static_cast<uint32_t>(blocks * (ptx::block_index() + 1) / ptx::grid_size());
+  if (first == end) return;
+  for (uint32_t unit = 0; unit < kUnits; ++unit) ptx::tma_prefetch_2d(&p.map_q, 0, unit * Unit::kColumns);
+  for (uint32_t block = first; block < end && block < first + kMostBlocks; ++block) {
+    ptx::tma_prefetch_2d(&p.map_keys, 0, block * kBlockKeys);
+    ptx::tma_prefetch_2d(&p.map_scales, block * kBlockKeys, 0);
+  }
+}
+
 KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);
@@ -304,6 +352,7 @@ KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
     shared.ring.init();
   }
   ptx::griddepcontrol_wait();
+  if (ptx::warp_index() == kNumMathWarps && ptx::elect_sync()) prefetch_likely(p);
   WorkShare shares[2];
   find_shares(p, shared.shares, shares);  // a barrier of the block, behind which mbarriers may be used
 
