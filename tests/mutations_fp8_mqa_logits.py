@@ -67,6 +67,8 @@ TRIALS = [
     Trial(BF16, 43, 600, "anywhere", 7),
     Trial(SHARED, 50, 600, "anywhere", 8, "slow_warps"),
     Trial(CLEAN, 390 * 4, 40, "anywhere", 9),
+    Trial(CLEAN, 30, 1700, "packed", 10, "slow_producer"),
+    Trial(CLEAN, 30, 1700, "packed", 11, "slow_warps"),
 ]
 
 _K, _U, _W = "fp8_mqa_logits.cuh", "logits/unit.cuh", "logits/weights.cuh"
@@ -82,14 +84,29 @@ MUTATIONS = [
         "else if (!ptx::mbarrier_test_wait_parity(&shared.ring.empty[at.stage], at.parity ^ 1))",
         "else if (false)",
     ),
-    Mutation("keys are not waited for", _K, "if (!is_loaded) wait_until_loaded(shared.ring, at);", ""),
-    Mutation("slots of keys are not given back", _K, "release_slot();", ";"),
+    Mutation("keys are not waited for", _K, "if (!is_loaded) wait_until_loaded(work.shared.ring, at);", ""),
+    Mutation(
+        "slots of keys are not given back",
+        _K,
+        "if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);",
+        "",
+    ),
     Mutation(
         "slots of keys are given back before the last product is done",
         _K,
-        "if constexpr (kUnit + 1 == kUnits) release_slot();",
-        "if constexpr (kUnit == 0) release_slot();",
+        "if constexpr (kUnit + 1 == kUnits) release(",
+        "if constexpr (kUnit == 0) release(",
     ),
+    Mutation("the slot of another block is given back", _K, "slots[kBlock], work.lane", "slots[0], work.lane"),
+    Mutation(
+        "all blocks of a run have the first's scales",
+        _K,
+        "logits, scales[kBlock], work.lane",
+        "logits, scales[0], work.lane",
+    ),
+    Mutation("all blocks of a run have the first's keys", _K, "key + kBlock * kBlockKeys", "key"),
+    Mutation("runs are as long as one block", _K, "key += kRunBlocks * kBlockKeys", "key += kBlockKeys"),
+    Mutation("what a run leaves is left out", _K, "for (; blocks; --blocks, key", "for (; false; --blocks, key"),
     Mutation("scales are not announced", _K, "kSlotBytes = kKeysBytes + kBlockKeys * 4", "kSlotBytes = kKeysBytes"),
     Mutation("q is not announced", _K, "arrive_expect_tx(full, kUnits * Unit::kBytes)", "arrive(full)"),
     Mutation("one arrival is not expected", _K, "&shared.q_full[slot], 33", "&shared.q_full[slot], 32"),
@@ -141,14 +158,13 @@ MUTATIONS = [
     # products and sums
     Mutation("no fence before the product", _U, "    ptx::wgmma_fence();\n", ""),
     Mutation("products are not committed", _U, "    ptx::wgmma_commit_group();\n", ""),
-    Mutation(
-        "products are not waited for", _K, "ptx::wgmma_wait_group<kUnits - 1 - kUnit>();", "ptx::wgmma_wait_group<1>();"
-    ),
+    Mutation("products are not waited for", _K, "kInFlight < kLag ? kInFlight : kLag", "kLag"),
     Mutation("both warpgroups multiply the same keys", _K, " + warpgroup * 64 * kDepth);", ");"),
-    Mutation("all slots are the first", _K, "keys_low + at.stage * (kKeysBytes / 16)", "keys_low"),
-    Mutation("the second unit multiplies the first's q", _K, "q_low + i * (Unit::kBytes / 16)", "q_low"),
-    Mutation("negative scores count", _U, "ptx::max_nan(x, 0)", "x"),
-    Mutation("a NaN becomes zero", _U, "ptx::max_nan(x, 0)", "ptx::max_f32(x, 0)"),
+    Mutation("all slots are the first", _K, "work.keys_low + slots[kBlock].stage * (kKeysBytes / 16)", "work.keys_low"),
+    Mutation("the second unit multiplies the first's q", _K, "work.q_low + kUnit * (Unit::kBytes / 16)", "work.q_low"),
+    Mutation("negative scores count", _U, "ptx::add_rn(x, ptx::abs_f32(x))", "2 * x"),
+    Mutation("a NaN becomes zero", _U, "ptx::add_rn(x, ptx::abs_f32(x))", "2 * ptx::max_f32(x, 0)"),
+    Mutation("weights are not halved", _U, "given * 0.5f", "given"),
     Mutation("columns of another token", _U, "eight * 8 / kHeads;", "eight * 8 / (kHeads + 8);"),
     Mutation("rows go to the wrong lanes", _U, "has_second_row = lane & 2", "has_second_row = lane & 1"),
     Mutation("sums of half the columns", _U, "ptx::shfl_sync(given, lane ^ 2)", "0.f"),
@@ -161,7 +177,9 @@ MUTATIONS = [
     Mutation("ranges end a key late", _K, "key - row.z < row.w", "key - row.z <= row.w"),
     Mutation("rows of tokens that there are not", _K, "    if (token >= p.tokens) address = 0;\n", ""),
     Mutation("compressed rows begin at key 0", _K, "if (kIsCompressed) address -=", "if (false) address -="),
-    Mutation("the second unit's rows are the first's", _K, "rows + kUnit * kUnitTokens", "rows + 0 * kUnitTokens"),
+    Mutation(
+        "the second unit's rows are the first's", _K, "work.rows + kUnit * kUnitTokens", "work.rows + 0 * kUnitTokens"
+    ),
     Mutation(
         "both tokens stored by a lane without one", _K, "if (Unit::kTokens % 2 && token >= Unit::kTokens) continue;", ""
     ),

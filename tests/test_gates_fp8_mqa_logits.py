@@ -35,9 +35,13 @@ def test_the_other_way_to_weigh_is_what_was_planned(heads: int) -> None:
     ("old", "new", "expected"),
     [
         # the first unit is read while its product runs
-        ("ptx::wgmma_wait_group<kUnits - 1 - kUnit>();", "if (kUnit) ptx::wgmma_wait_group<0>();", "C7517"),
+        (
+            "ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();",
+            "if (kUnit) ptx::wgmma_wait_group<0>();",
+            "C7517",
+        ),
         ("ptx::setmaxnreg_inc<kMathRegisters>();", "", "setmaxnreg"),
-        ("for (; blocks; --blocks, key += kBlockKeys) {", "for (; blocks > 1; --blocks) {", None),
+        ("kBlock * kBlockKeys,\n", "kBlock * 64,\n", None),
     ],
     ids=["no wait", "no setmaxnreg", "a change that gates allow"],
 )
