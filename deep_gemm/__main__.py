@@ -317,7 +317,7 @@ def configs() -> None:
     )
 )
 def bench(
-    kind: Annotated[str, typer.Argument(help="dense, grouped, casts, linear, experts, host or compile")],
+    kind: Annotated[str, typer.Argument(help="dense, grouped, casts, linear, experts, attention, host or compile")],
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
     sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw the result into this file")] = None,

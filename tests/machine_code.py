@@ -19,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plai
 
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose.config_mqa_logits import mqa_config
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.jit.cubin import text_sections
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits
 from deep_gemm.kernels.ordinary import reachable_ordinary
 
 FILE = Path(__file__).with_name("machine_code_digests.json")
@@ -54,6 +55,11 @@ GROUPED = (
     tile_config(256, 128, ALONG_K, k=128),
     tile_config(256, 128, ALONG_K, cluster_n=2, k=128),
 )
+MQA = (
+    mqa_config(64, 128, 4, False, False),
+    mqa_config(32, 64, 2, False, True),
+    mqa_config(128, 32, 4, True, False),
+)
 DECODE = (
     decode_config(8, 1, 4, 2),
     decode_config(16, 2, 1, 2),
@@ -70,6 +76,7 @@ def jobs() -> list[Job]:
             found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
         elif isinstance(config, DecodeConfig):
             found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
+    found += [Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(each)) for each in MQA]
     found += [
         Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config))
         for kernel, configs in reachable_ordinary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,7 @@ from deep_gemm.problem.indexer import MqaLogits, mqa_logits_problem
 
 Ranges = tuple[Sequence[int], Sequence[int]]
 ROUNDINGS = 2.0**-24
+SCORES = 1 << 26
 
 
 def causal(tokens: int, keys: int) -> Ranges:
@@ -50,8 +52,15 @@ def problem(
     q, k = (torch.randn(*size, generator=g).to(torch.float8_e4m3fn) for size in ((tokens, heads, depth), (keys, depth)))
     scales, weights = torch.rand(keys, generator=g) + 0.5, torch.randn(tokens, heads, generator=g)
     starts, ends = (torch.tensor(x, dtype=torch.int32) for x in ranges)
-    given = [x.to(device) for x in (q, k, scales, weights, starts, ends)]
-    return mqa_logits_problem(given[0], (given[1], given[2]), *given[3:], clean, columns, dtype)
+    q, k, scales, weights, starts, ends = (x.to(device) for x in (q, k, scales, weights, starts, ends))
+    return mqa_logits_problem(q, (k, scales), weights, starts, ends, clean, columns, dtype)
+
+
+def in_parts(p: MqaLogits, weights: Tensor) -> Tensor:
+    """All logits in FP64, of a part of the tokens at a time."""
+    keys, scales, step = p.keys.double(), p.scales.double(), max(SCORES // (len(p.keys) * p.q.shape[1]), 1)
+    rows = [slice(first, first + step) for first in range(0, len(p.q), step)]
+    return torch.cat([weighted_scores(p.q[each].double(), keys, weights[each]) * scales for each in rows])
 
 
 def mistakes(p: MqaLogits, got: Tensor, unwritten: float = torch.nan, roundings: float = 0.0) -> str | None:
@@ -61,10 +70,8 @@ def mistakes(p: MqaLogits, got: Tensor, unwritten: float = torch.nan, roundings:
     whose products have few bits.
     """
     tokens, heads, _ = p.q.shape
-    keys, columns = p.keys.double(), p.logits.shape[1]
-    num_keys = len(keys)
-    right = weighted_scores(p.q.double(), keys, p.weights.double()) * p.scales.double()
-    magnitude = weighted_scores(p.q.double(), keys, p.weights.double().abs()) * p.scales.double()
+    num_keys, columns = len(p.keys), p.logits.shape[1]
+    right, magnitude = (in_parts(p, weights.double()) for weights in (p.weights, p.weights.abs()))
     begins, ends = p.starts.clamp(0).long(), p.ends.clamp(max=num_keys).long()
     ends = torch.where(ends > begins, ends, begins)
     expected = torch.full((tokens, columns), -torch.inf if p.clean_logits else unwritten, dtype=torch.float64)
@@ -84,7 +91,7 @@ def mistakes(p: MqaLogits, got: Tensor, unwritten: float = torch.nan, roundings:
     special = ~expected.isfinite()
     same = torch.where(expected.isnan(), found.isnan(), found == expected)
     wrong = torch.where(special, ~same, ~((found - expected).abs() <= allowed))
-    if unwritten == unwritten and not p.clean_logits:  # a number stands for what is left
+    if not math.isnan(unwritten) and not p.clean_logits:  # a number stands for what is left
         wrong = torch.where((expected == unwritten) & (allowed == 0), found != unwritten, wrong)
     if not wrong.any():
         return None

@@ -67,8 +67,8 @@ TRIALS = [
     Trial(BF16, 43, 600, "anywhere", 7),
     Trial(SHARED, 50, 600, "anywhere", 8, "slow_warps"),
     Trial(CLEAN, 390 * 4, 40, "anywhere", 9),
-    Trial(CLEAN, 30, 1700, "packed", 10, "slow_producer"),
-    Trial(CLEAN, 30, 1700, "packed", 11, "slow_warps"),
+    Trial(CLEAN, 30, 1700, "packed", 0, "slow_cta"),
+    Trial(CLEAN, 30, 1700, "packed", 2, "slow_lanes"),
 ]
 
 _K, _U, _W = "fp8_mqa_logits.cuh", "logits/unit.cuh", "logits/weights.cuh"

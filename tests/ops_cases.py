@@ -375,6 +375,25 @@ def _(x: Tensor, topk_ids: Tensor, weights: Tensor, out: Tensor) -> Any:
     return deep_gemm.experts(x, topk_ids, weights, W1, W2, out)
 
 
+def queries(m: int) -> tuple[Tensor, ...]:
+    """Each row's queries and weights of 8 heads, and its range of keys."""
+    ends = torch.arange(1, m + 1, dtype=torch.int32)
+    return numbers(m, 8, 32).to(torch.float8_e4m3fn), numbers(m, 8, dtype=torch.float32), ends - 3, ends
+
+
+KEYS = numbers(70, 32).to(torch.float8_e4m3fn), torch.rand(70, generator=generator(70))
+
+
+@case("logits", queries, (0, 0, 0, 0), "fp8_mqa_logits")
+def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
+    return deep_gemm.fp8_mqa_logits(q, KEYS, weights, starts, ends)
+
+
+@case("logits in BF16", queries, (0, 0, 0, 0), "fp8_mqa_logits")
+def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
+    return deep_gemm.fp8_fp4_mqa_logits((q, None), KEYS, weights, starts, ends, logits_dtype=torch.bfloat16)
+
+
 @case("scales laid out", lambda m: (rows(m, K)[1],), (0,), "get_mn_major_tma_aligned_tensor", **MANY)
 def _(sf: Tensor) -> Any:
     m = sf.shape[0]

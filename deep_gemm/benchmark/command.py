@@ -14,20 +14,26 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import cases, casts, compile_times, experts, host, linear, machine, products, table
+from . import attention, cases, casts, compile_times, experts, host, linear, machine, products, table
 from .report import Report, Row
 from .timing import PairingError
 
-KINDS = ("dense", "grouped", "casts", "linear", "experts", "host", "compile")
+KINDS = ("dense", "grouped", "casts", "linear", "experts", "attention", "host", "compile")
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {
     "casts": casts.METHOD,
     "linear": linear.METHOD,
     "experts": experts.METHOD,
+    "attention": attention.METHOD,
     "host": host.METHOD,
     "compile": compile_times.METHOD,
 }
-CONTENDERS = {"casts": casts.CONTENDERS, "linear": linear.CONTENDERS, "experts": experts.CONTENDERS}
+CONTENDERS = {
+    "casts": casts.CONTENDERS,
+    "linear": linear.CONTENDERS,
+    "experts": experts.CONTENDERS,
+    "attention": attention.CONTENDERS,
+}
 """What --only may name."""
 
 
@@ -149,6 +155,11 @@ def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, C
         if shapes is not None:
             of_experts = cases.parse_shapes(shapes, (5,), "32,8,64,7168,2048")
         return len(of_experts), partial(experts.measure, of_experts)
+    if kind == "attention":
+        of_attention = attention.shapes_of(quick=quick)
+        if shapes is not None:
+            of_attention = attention.chosen(cases.parse_shapes(shapes, (3, 4, 5), "2048,8192,64,128"))
+        return len(of_attention), partial(attention.measure, of_attention)
     kinds = casts.kinds_and_shapes(quick=quick)
     if shapes is not None:
         asked_for = cases.parse_shapes(shapes, (2,), "8192,7168")

@@ -15,6 +15,7 @@ from .contenders import BF16, BLOCKWISE, FAST, OURS
 from .layers import ALONE
 from .report import Report, Row, geometric_mean
 from .tune_fit import Regret
+from .yardsticks import yardsticks_of
 
 WIDTH_WITHOUT_TERMINAL = 160
 
@@ -40,6 +41,9 @@ def print_report(report: Report, console: Console) -> None:
     elif report.kind in ("linear", "experts"):
         for part in _linear_tables(report) if report.kind == "linear" else _experts_tables(report):
             console.print(part)
+        _print_failures(report, console)
+    elif report.kind == "attention":
+        console.print(_attention_table(report))
         _print_failures(report, console)
     elif report.kind == "compile":
         console.print(_compile_line(report))
@@ -90,6 +94,32 @@ def _casts_table(report: Report) -> Table:
             "failed" if row.failed else _figure(row.us),
             _percent(copy / row.us) if copy and row.us else "",
             *(_figure(us) for us in (copy, compiled, eager)),
+            f"{row.bytes / row.us / 1e6:.2f}" if row.bytes and row.us else "",
+        )
+    return table
+
+
+def _attention_table(report: Report) -> Table:
+    table = _table("attention", gap=2)
+    table.add_column("kind")
+    table.add_column("shape")
+    for heading in ("us", "DeepGEMM*", "ratio", "floor", "torch", "TFLOPS", "TB/s"):
+        table.add_column(heading, justify="right")
+    found = yardsticks_of(report)
+    times = {(row.kind, row.shape, row.contender): row.us for row in report.rows}
+    for row in report.rows:
+        if row.contender != OURS:
+            continue
+        upstream = found.upstream_us(row.kind, row.shape) if found is not None else None
+        table.add_row(
+            row.kind,
+            "x".join(map(str, row.shape)),
+            "failed" if row.failed else _figure(row.us),
+            _figure(upstream),
+            f"{row.us / upstream:.2f}" if upstream and row.us else "",
+            _percent(row.fraction_of_floor) if row.fraction_of_floor else "",
+            _figure(times.get((row.kind, row.shape, EAGER))),
+            f"{row.tflops:.0f}" if row.tflops else "",
             f"{row.bytes / row.us / 1e6:.2f}" if row.bytes and row.us else "",
         )
     return table

@@ -28,8 +28,8 @@ def fp8_mqa_logits(
     - `q`: FP8 `[tokens, heads, depth]`, heads a multiple of 8 up to 128, depth 32, 64 or 128.
     - `kv`: FP8 `[keys, depth]` and FP32 scales `[keys]`, one for each key.
     - `weights`: FP32 `[tokens, heads]`. The scale of a query, and a softmax scale, belong in here.
-    - `cu_seq_len_k_start`, `cu_seq_len_k_end`: int32 `[tokens]`. Token i has the keys start <= j < end, cut off to those
-      that there are; none if end <= start.
+    - `cu_seq_len_k_start`, `cu_seq_len_k_end`: int32 `[tokens]`. Token i has the keys start <= j < end, of those that
+      there are; none if end <= start.
     - `clean_logits`: what is outside of a range is -inf; else it is undefined.
     - `max_seqlen_k`: 0, or the columns of compressed rows: `logits[i, j - start[i]]`, where what is behind a range is
       undefined; `clean_logits` must then be False.

@@ -6,7 +6,6 @@ import struct
 from functools import cache, lru_cache
 
 import torch
-from torch import Tensor
 
 from .. import jit
 from ..choose.config import WARPGROUP_THREADS
@@ -42,6 +41,7 @@ PARAMS = Params(
 )
 """`MqaParams` of cuda/logits/mqa_params.cuh."""
 MAX_MAPS = 1024
+USUAL_HEADS, USUAL_DEPTH = (32, 64), 128
 _NUMBERS = struct.Struct("<" + "".join(field.kind.format for field in PARAMS.fields))
 """All members behind the maps, which have no letter: packed at once, without names."""
 
@@ -81,6 +81,11 @@ def reachable_mqa() -> list[MqaConfig]:
         for output_bytes in (4, 2)
         for form in forms
     ]
+
+
+def usual_mqa() -> list[MqaConfig]:
+    """Those of models that exist."""
+    return [config for config in reachable_mqa() if config.heads in USUAL_HEADS and config.depth == USUAL_DEPTH]
 
 
 def params_of(config: MqaConfig, launcher: driver.Launcher, p: MqaLogits) -> bytes:

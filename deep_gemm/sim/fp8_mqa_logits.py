@@ -49,10 +49,8 @@ def run(
     launcher: Any = Launcher(
         simulation, kernel, fp8_mqa_logits.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
     )
-    placed = p._replace(
-        **{name: simulation.tensor(name, x) for name, x in given.items()},
-        logits=simulation.tensor("logits", whole)[:, :columns],
-    )
-    params = fp8_mqa_logits.params_of(config, launcher, placed)
+    placed = [simulation.tensor(name, x) for name, x in given.items()]
+    logits = simulation.tensor("logits", whole)[:, :columns]
+    params = fp8_mqa_logits.params_of(config, launcher, MqaLogits._make([*placed, logits, *p[-2:]]))
     launch(launcher, params, grid(config, tokens, p.keys.shape[0], num_sms), -1)
     return torch.as_tensor(simulation.result().buffers["logits"])[:, :columns]

@@ -48,7 +48,7 @@ struct TileKeys {
 // By one thread.
 DEVICE TileKeys tile_keys_of(const MqaParams& p, uint32_t tile) {
   uint32_t lowest = ~0u, highest = 0;
-#pragma unroll 8
+#pragma unroll
   for (uint32_t t = 0; t < kTileTokens; ++t) {
     const Range range = range_of(p, tile * kTileTokens + t);
     if (range.is_empty()) continue;
