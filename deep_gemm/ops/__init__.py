@@ -5,6 +5,6 @@ problem/tracing.py), and the operator, when it runs, calls the function. An oper
 and scales of an operand, members of `ExpertRows`. Where a caller may give the output, the overload `into` writes it.
 """
 
-from . import activation, casts, dense, depths, indexer, layers, routing, rows, scales
+from . import activation, casts, dense, depths, indexer, layers, paged_indexer, routing, rows, scales
 
-__all__ = ["activation", "casts", "dense", "depths", "indexer", "layers", "routing", "rows", "scales"]
+__all__ = ["activation", "casts", "dense", "depths", "indexer", "layers", "paged_indexer", "routing", "rows", "scales"]
