@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..problem.layout import align, ceil_div
+from ..problem.paged import SEGMENT_KEYS
 from .config import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
 
 HEADS = tuple(range(8, 129, 8))
@@ -19,8 +20,6 @@ UNIT_COLUMNS = 128
 """Most columns of a unit, tokens x heads: one WGMMA. With more, the accumulators of two units would not fit."""
 SLOTS = 2
 MAX_STAGES = 24
-SEGMENT_KEYS = 256
-"""Keys of a segment, by which a schedule counts."""
 PRODUCER_REGISTERS = 40
 OTHER_REGISTERS = 40
 """A math thread's registers besides accumulators and weights: addresses, counters, sums."""

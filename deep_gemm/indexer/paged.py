@@ -16,8 +16,8 @@ from . import paged_reference
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int, indices: None = None) -> Tensor:
     """Plan which SM computes which logits of `fp8_paged_mqa_logits`: int32 `[num_sms + 1, 2]`.
 
-    It holds for these contexts, int32 `[sequences, next_n]` or `[sequences]`, whatever the layer; it may be copied into a
-    tensor that a graph reads.
+    It holds for these contexts, int32 `[sequences, next_n]` or `[sequences]`, whatever the layer, and may be copied
+    into a tensor that a graph reads.
 
     >>> get_paged_mqa_logits_metadata(torch.tensor([[1000], [24]], dtype=torch.int32), 64, 2).tolist()
     [[0, 0], [0, 2], [1, 1]]
@@ -51,8 +51,8 @@ def fp8_paged_mqa_logits(
 
     ``logits[b * next_n + t, j] = sf[j] * sum over heads h of max(0, q[b, t, h] . key[j]) * weights[b * next_n + t, h]``
 
-    - `q`: FP8 `[sequences, next_n, heads, depth]`, next_n 1 to 4, heads a multiple of 8, next_n x heads up to 256, depth
-      32, 64 or 128.
+    - `q`: FP8 `[sequences, next_n, heads, depth]`, next_n 1 to 4, heads a multiple of 8, next_n x heads up to 256,
+      depth 32, 64 or 128.
     - `kv_cache`: uint8 `[blocks, page, 1, depth + 4]`, page 32 or 64. In a block all keys come first, then their FP32
       scales. Blocks may lie apart, at multiples of 16 bytes.
     - `weights`: FP32 `[sequences * next_n, heads]`.

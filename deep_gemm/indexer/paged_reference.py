@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..choose.config_paged_mqa_logits import SEGMENT_KEYS
-from ..problem.paged import SCALE_BYTES, PagedLogits
+from ..problem.paged import SCALE_BYTES, SEGMENT_KEYS, PagedLogits
 from .reference import weighted_scores
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..choose.config_paged_mqa_logits import SEGMENT_KEYS
+from ..problem.paged import SEGMENT_KEYS
 from .launch import OrdinaryKernel
 from .params import Field, Kind, Params
 
