@@ -51,6 +51,10 @@ def paged_logits_problem(
     checks.bind("q", q, ("sequences", "next_n", "heads", "depth"), sizes)
     checks.supported_device("q", q)
     _sizes(sizes)
+    if (
+        has_memory(q) and q.numel() >= NUMBER_LIMIT * sizes["depth"]
+    ):  # no guard on the size of a batch while it is traced
+        raise ValueError(f"q: expected sequences x next_n x heads below 2^31, got shape {tuple(q.shape)}")
     sequences, next_n, depth = sizes["sequences"], sizes["next_n"], sizes["depth"]
     page = _cache(kv_cache, depth)
     checks.has_type("weights", checks.tensor("weights", weights), (torch.float32,))
@@ -137,8 +141,6 @@ def _sizes(sizes: checks.Sizes) -> None:
         )
     if depth not in DEPTHS:
         raise NotImplementedError(f"q: expected a depth of {_either(DEPTHS)}, got {depth}")
-    if sizes["sequences"] * next_n * heads >= NUMBER_LIMIT:
-        raise ValueError(f"q: expected sequences x next_n x heads below 2^31, got {sizes['sequences']} sequences")
 
 
 def _cache(cache: Tensor, depth: int) -> int:
