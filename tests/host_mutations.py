@@ -300,12 +300,10 @@ MUTATIONS = [
         '        Field("d", Kind.POINTER),\n        Field("c", Kind.POINTER),\n',
         (SPLIT,),
     ),
-    *_swap(
-        "params", "at += -at % (MAP_ALIGNMENT if field.begins_behind_base else field.kind.alignment)", "pass", *ROWS
-    ),
+    *_swap("params", "at += -at % max(field.of_base, field.kind.alignment)", "pass", *ROWS),
     *_swap(
         "params",
-        "MAP_ALIGNMENT if field.begins_behind_base else field.kind.alignment",
+        "max(field.of_base, field.kind.alignment)",
         "field.kind.alignment",
         *INTO_HEADS,
     ),
