@@ -201,6 +201,16 @@ MUTATIONS = [
         "shares leave out the last", _S, "total * (cta + 1) / grid) - begin", "(total - 1) * (cta + 1) / grid) - begin"
     ),
     Mutation("shares of threads overlap", _S, "first = thread * per_thread", "first = thread"),
+    Mutation("beginning a tile is a block", _K, "return step < cost ? 0 : step - cost;", "return step;"),
+    Mutation(
+        "what beginning costs is shared out, not taken",
+        _K,
+        "const uint32_t cost = cost_of_tile(p);",
+        "const uint32_t cost = 0;",
+    ),
+    Mutation(
+        "empty tiles cost something", _R, "return blocks ? cost_of_tile + blocks : 0;", "return cost_of_tile + blocks;"
+    ),
     Mutation("sums of a warp alone", _S, "if (other == warp) before[line] += total;", ""),
     Mutation("a thread's share begins at its first tile", _S, "        ++tile;\n", ""),
     Mutation(
@@ -210,7 +220,7 @@ MUTATIONS = [
         "++share.tile) {\n    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};\n    const TileKeys keys = tile_keys_of(of_lane);\n    const uint32_t left",
     ),
     Mutation("blocks beyond the share", _K, "left < share.count ? left : share.count", "left"),
-    Mutation("blocks of a tile from its first on", _K, "keys.first + share.number * kBlockKeys", "keys.first"),
+    Mutation("blocks of a tile from its first on", _K, "keys.first + first * kBlockKeys", "keys.first"),
     # what is filled
     Mutation("nothing is filled before a range", _R, "fills_before() + (p.keys", "0 + (p.keys"),
     Mutation("nothing is filled behind a range", _R, "p.keys > end() ? ceil_div(p.keys - end(), kFillKeys) : 0", "0"),

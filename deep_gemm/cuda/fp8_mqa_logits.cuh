@@ -144,21 +144,26 @@ DEVICE void load_tile(const MqaParams& p, SharedStorage& shared, const TilePosit
   ptx::syncwarp();
 }
 
+// How many of a tile's blocks lie before a step of it.
+DEVICE uint32_t block_of_step(uint32_t step, uint32_t cost) { return step < cost ? 0 : step - cost; }
+
 // Producer, one warp.
 DEVICE void load_share(const MqaParams& p, SharedStorage& shared, WorkShare share, uint32_t lane) {
+  const uint32_t cost = cost_of_tile(p);
   RingPosition at;
   TilePosition tile_at;
 #pragma unroll 1
   for (; share.count; ++share.tile, share.number = 0) {
     const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};
     const TileKeys keys = tile_keys_of(of_lane);
-    const uint32_t left = keys.blocks - share.number, blocks = left < share.count ? left : share.count;
+    const uint32_t left = keys.steps(cost) - share.number, taken = left < share.count ? left : share.count;
+    share.count -= taken;
+    const uint32_t first = block_of_step(share.number, cost), blocks = block_of_step(share.number + taken, cost) - first;
     if (blocks == 0) continue;
-    const TilePlan plan = {keys.first + share.number * kBlockKeys, blocks};
+    const TilePlan plan = {keys.first + first * kBlockKeys, blocks};
     ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);
     ptx::syncwarp();
     load_tile(p, shared, tile_at, share.tile, of_lane, plan, at, lane);
-    share.count -= blocks;
     tile_at = tile_at.next();
   }
   // No tile is left.
@@ -359,7 +364,7 @@ KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
   if (warpgroup == kNumMathWarpgroups) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0) {
-      load_share(p, shared, shares[kBlocks], lane);
+      load_share(p, shared, shares[kSteps], lane);
       ptx::griddepcontrol_launch_dependents();
     } else if (kIsClean) {
       fill_share(p, shares[kFills], warp - 1, lane);
