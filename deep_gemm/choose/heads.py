@@ -20,6 +20,7 @@ TILES = (
     Tile(128, 64),
     Tile(128, 128),
     Tile(128, 192),
+    Tile(128, 256, cluster_n=2),
     Tile(128, 256, cluster_m=2),
     Tile(128, 256),
     Tile(256, 128),
