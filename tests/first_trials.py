@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "first_trials.json"
-"""By the module of a trial's class and the mutation's name: the trial's number. What the first one notices is left out."""
+"""By the module of a trial's class and the mutation's name: the trial's number, unless it is the first."""
 NOTES = "DG_NOTE_TRIALS"
 """Names the file that tests add their outcomes to."""
 
@@ -37,7 +37,7 @@ def first_trial(mutation: Mutation, trials: Sequence[Trial]) -> int | None:
 def note(mutation: Mutation, trials: Sequence[Trial], number: int) -> None:
     """Add an outcome to the notes, if somebody takes notes."""
     if path := os.environ.get(NOTES):
-        with open(path, "a") as file:
+        with Path(path).open("a") as file:
             file.write(json.dumps([_of(trials), mutation.name, number]) + "\n")
 
 

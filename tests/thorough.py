@@ -1,4 +1,4 @@
-"""How much the tests try: everything with DG_TEST_ALL, most of it with CI, elsewhere a part in which every feature occurs.
+"""How much the tests try: all with DG_TEST_ALL, most with CI, elsewhere a part in which every feature occurs.
 
 This is the only place that asks. Tests say by these functions, or by the marker `combinations` (conftest.py), what a
 smaller run may leave out. CONTRIBUTING.md says it to people.
