@@ -207,15 +207,11 @@ MUTATIONS = [
         "shares leave out the last", _S, "total * (cta + 1) / grid) - begin", "(total - 1) * (cta + 1) / grid) - begin"
     ),
     Mutation("shares of threads overlap", _S, "first = thread * per_thread", "first = thread"),
-    Mutation("beginning a tile is a block", _K, "return step < cost ? 0 : step - cost;", "return step;"),
     Mutation(
         "what beginning costs is shared out, not taken",
         _K,
         "const uint32_t cost = cost_of_tile(p);",
         "const uint32_t cost = 0;",
-    ),
-    Mutation(
-        "empty tiles cost something", _R, "return blocks ? cost_of_tile + blocks : 0;", "return cost_of_tile + blocks;"
     ),
     Mutation("sums of a warp alone", _S, "if (other == warp) before[line] += total;", ""),
     Mutation("a thread's share begins at its first tile", _S, "        ++tile;\n", ""),
