@@ -22,7 +22,7 @@
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
 
-using Unit = LogitUnit<kUnitTokens, kHeads, kDepth, true>;
+using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
 constexpr uint32_t kSlots = 2, kPages = kBlockKeys / kPage, kSegmentBlocks = kSegmentKeys / kBlockKeys;
 constexpr uint32_t kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
 constexpr uint32_t kBlocksAhead = 2;  // of a sequence's weights
