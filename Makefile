@@ -2,7 +2,7 @@
 # Both make .venv here first. Where the system has a torch that will do, .venv uses it; what lies in another environment, even
 # one that is active, it cannot see.
 # Versions are those of constraints.txt.
-# `make test` takes a part of the tests in which every feature occurs; with CI set, all of them.
+# `make test` takes a part of the tests in which every feature occurs, with CI set most of them, with DG_TEST_ALL set all.
 
 PYTHON ?= python3
 VENV := .venv
@@ -40,7 +40,7 @@ $(TOOLS): $(PACKAGE) tests/newest_release.py
 
 help:
 	@echo "make demo   set up .venv, run every product and layer, and check each; on a Hopper GPU show speed too"
-	@echo "make test   set up .venv with the tools, then ruff, mypy and the tests (needs g++; all of them with CI=1)"
+	@echo "make test   set up .venv with the tools, then ruff, mypy and the tests (needs g++; all of them with DG_TEST_ALL=1)"
 	@echo "make clean  remove .venv and what the tools left"
 	@echo "PYTHON=...  the interpreter that .venv is made of (python3)"
 

@@ -41,7 +41,13 @@ from .grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
 from .heads import fp8_einsum
-from .indexer import fp8_fp4_mqa_logits, fp8_mqa_logits
+from .indexer import (
+    fp8_fp4_mqa_logits,
+    fp8_fp4_paged_mqa_logits,
+    fp8_mqa_logits,
+    fp8_paged_mqa_logits,
+    get_paged_mqa_logits_metadata,
+)
 from .layers import experts, experts_workspace_bytes, linear
 from .problem.layout import align, ceil_div, cell_div, get_tma_aligned_size
 from .quantize import (
@@ -117,6 +123,7 @@ __all__ = [
     "fp8_fp4_gemm_tn",
     "fp8_fp4_gemm_tt",
     "fp8_fp4_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
     "fp8_gemm_nn",
     "fp8_gemm_nt",
     "fp8_gemm_nt_skip_head_mid",
@@ -124,6 +131,7 @@ __all__ = [
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",
     "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
     "gather_cast_to_fp8",
     "gather_weighted",
     "gemm_fp8_fp8_bf16_nt",
@@ -138,6 +146,7 @@ __all__ = [
     "get_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_mn_major_tma_aligned_tensor",
     "get_num_sms",
+    "get_paged_mqa_logits_metadata",
     "get_pdl",
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",

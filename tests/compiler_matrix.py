@@ -22,16 +22,22 @@ import other_nvrtc
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.rows import reachable_grouped
+from deep_gemm.choose.skip_head_mid import reachable_skipping
 from deep_gemm.jit.compiler import Job
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, linear_decode
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, linear_decode
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.tools.gates import violations
 
+USUAL_HEADS = (16, 32, 64)
+"""Of the indexer: numbers of heads that models have, and one between."""
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "nvrtc"
 
 
@@ -44,9 +50,11 @@ class Case(NamedTuple):
 
 def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
     """All of them, or those that are chosen of each kind of product and of each other kernel."""
+    into_heads = [config for config in reachable_skipping() if isinstance(config, GemmConfig)]
+    into_heads_decode = [config for config in reachable_skipping() if isinstance(config, DecodeConfig)]
     found = [
         Case(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)), fp8_gemm.code_plan(config))
-        for kind in (reachable(), reachable_grouped(), reachable_k_grouped())
+        for kind in (reachable(), reachable_grouped(), reachable_k_grouped(), reachable_heads(), into_heads)
         for config in choose(kind)
     ]
     found += [
@@ -54,7 +62,8 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
             Job(f"fp8_gemm_decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)),
             fp8_gemm_decode.code_plan(config),
         )
-        for config in choose(reachable_decode())
+        for kind in (reachable_decode(), reachable_heads_decode(), into_heads_decode)
+        for config in choose(kind)
     ]
     found += [
         Case(
@@ -63,7 +72,13 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         )
         for config in choose(linear_decode.reachable_linear())
     ]
-    # fp8_mqa_logits is not among them yet: NVRTC 13.5 keeps 8 or 16 bytes of some of its kernels in local memory.
+    found += [
+        Case(
+            Job(f"fp8_mqa_logits {config.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(config)),
+            fp8_mqa_logits.code_plan(config),
+        )
+        for config in choose([each for each in fp8_mqa_logits.reachable_mqa() if each.heads in USUAL_HEADS])
+    ]
     found += [
         Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
         for kernel, configs in reachable_ordinary()

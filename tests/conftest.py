@@ -2,13 +2,14 @@
 
 import importlib
 import shutil
-from itertools import groupby
+from collections.abc import Hashable, Iterable
+from itertools import combinations, groupby
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
-from thorough import THOROUGH, covering
+from thorough import ALL, THOROUGH, TOGETHER, covering
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -31,8 +32,8 @@ def _has_hopper() -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test marked `combinations`, leave as many as have every value of every parameter."""
-    if THOROUGH:
+    """Of each test marked `combinations`, leave as many as have every value of every parameter; in CI of every two."""
+    if ALL:
         return
     left_out: set[pytest.Item] = set()
     for _, group in groupby(items, key=lambda item: item.nodeid.split("[")[0]):
@@ -45,8 +46,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(left_out))
 
 
-def _values(item: pytest.Item) -> list[tuple[str, str]]:
-    return [(name, repr(value)) for name, value in item.callspec.params.items()]  # type: ignore[attr-defined]
+def _values(item: pytest.Item) -> Iterable[Hashable]:
+    values = [(name, repr(value)) for name, value in item.callspec.params.items()]  # type: ignore[attr-defined]
+    return combinations(values, min(TOGETHER, len(values)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import first_trials
 import torch
 from torch import Tensor
 
@@ -144,5 +145,6 @@ def gemm_report(config: GemmConfig) -> KernelReport:
 
 def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
     """A broken kernel compiles, and some trial notices it."""
-    outcome = try_mutation(mutation, trials)
+    outcome = try_mutation(mutation, trials, first=first_trials.first_trial(mutation, trials))
+    first_trials.note(mutation, trials, outcome.trial)
     assert outcome.verdict == CAUGHT, f"{outcome.verdict}: {outcome.reason}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from mqa_cases import anywhere, causal, mistakes, packed, problem
@@ -55,7 +55,7 @@ class Trial:
 
 CLEAN, PLAIN, COMPRESSED = (mqa_config(64, 64, 4, *form) for form in ((False, True), (False, False), (True, False)))
 WIDE, BF16 = mqa_config(64, 128, 4, False, False), mqa_config(24, 32, 2, False, True)
-SHARED = replace(mqa_config(16, 32, 4, False, True), keeps_weights=False)
+NARROW = mqa_config(16, 32, 4, False, True)
 TRIALS = [
     Trial(CLEAN, 21, 1100, "anywhere", 0),
     Trial(CLEAN, 30, 900, "packed", 1),
@@ -65,7 +65,7 @@ TRIALS = [
     Trial(WIDE, 41, 1300, "causal", 5, "slow_producer"),
     Trial(COMPRESSED, 21, 400, "anywhere", 6),
     Trial(BF16, 43, 600, "anywhere", 7),
-    Trial(SHARED, 50, 600, "anywhere", 8, "slow_warps"),
+    Trial(NARROW, 50, 600, "anywhere", 8, "slow_warps"),
     Trial(CLEAN, 390 * 4, 40, "anywhere", 9),
     Trial(CLEAN, 30, 1700, "packed", 0, "slow_cta"),
     Trial(CLEAN, 30, 1700, "packed", 2, "slow_lanes"),
@@ -113,7 +113,7 @@ MUTATIONS = [
     Mutation(
         "tiles' slots are not waited for",
         _K,
-        "    ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);\n    ptx::syncwarp();\n    load",
+        "    ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot()], tile_at.parity() ^ 1);\n    ptx::syncwarp();\n    load",
         "    load",
     ),
     Mutation(
@@ -123,15 +123,18 @@ MUTATIONS = [
         "&shared.q_empty[slot], 1",
     ),
     Mutation(
-        "tiles' slots are not given back", _K, "if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[tile_at.slot]);", ""
+        "tiles' slots are not given back",
+        _K,
+        "if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[tile_at.slot()]);",
+        "",
     ),
     Mutation(
         "the end waits for no slot",
         _K,
-        "  // No tile is left.\n  ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);",
+        "  // No tile is left.\n  ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot()], tile_at.parity() ^ 1);",
         "",
     ),
-    Mutation("parity stays", _K, "parity ^ slot}", "parity}"),
+    Mutation("parity stays", _K, "count / kTileSlots % 2", "0"),
     Mutation("mbarriers are not initialized in time", _S, "  ptx::syncthreads();\n", "", everywhere=True),
     Mutation("the kernel ahead is not waited for", _K, "  ptx::griddepcontrol_wait();\n", ""),
     # what is loaded
@@ -154,7 +157,7 @@ MUTATIONS = [
         "column % 8 / 2 * 2 + column / 8 % 2 * 8",
     ),
     Mutation("weights of other lanes", _W, "lane % 4 * 16", "lane % 2 * 16"),
-    Mutation("weights of the first unit", _W, "WeightsInShared(address + floats * 4)", "WeightsInShared(address)"),
+    Mutation("weights of the first unit", _K, "units[i].load(laid[i], lane)", "units[i].load(laid[0], lane)"),
     # products and sums
     Mutation("no fence before the product", _U, "    ptx::wgmma_fence();\n", ""),
     Mutation("products are not committed", _U, "    ptx::wgmma_commit_group();\n", ""),
@@ -167,8 +170,8 @@ MUTATIONS = [
     Mutation("weights are not halved", _U, "given * 0.5f", "given"),
     Mutation("columns of another token", _U, "eight * 8 / kHeads;", "eight * 8 / (kHeads + 8);"),
     Mutation("rows go to the wrong lanes", _U, "has_second_row = lane & 2", "has_second_row = lane & 1"),
-    Mutation("sums of half the columns", _U, "ptx::shfl_sync(given, lane ^ 2)", "0.f"),
-    Mutation("sums of the same token twice", _U, "ptx::shfl_sync(given, lane ^ 1)", "ptx::shfl_sync(kept, lane ^ 1)"),
+    Mutation("sums of half the columns", _U, "ptx::shfl_xor_sync(given, 2)", "0.f"),
+    Mutation("sums of the same token twice", _U, "ptx::shfl_xor_sync(given, 1)", "ptx::shfl_xor_sync(kept, 1)"),
     Mutation("keys of the other half", _U, "(lane & 2) * 4", "(lane & 1) * 8"),
     Mutation("tokens of a lane are neighbours", _U, "return 2 * i + (lane & 1);", "return i + (lane & 1);"),
     # ranges and stores
@@ -181,7 +184,10 @@ MUTATIONS = [
         "the second unit's rows are the first's", _K, "work.rows + kUnit * kUnitTokens", "work.rows + 0 * kUnitTokens"
     ),
     Mutation(
-        "both tokens stored by a lane without one", _K, "if (Unit::kTokens % 2 && token >= Unit::kTokens) continue;", ""
+        "both tokens stored by a lane without one",
+        _K,
+        "if (Unit::kTokens % 2 && token_of_lane(i, lane) >= Unit::kTokens) continue;",
+        "",
     ),
     Mutation("starts below zero", _R, "given_begin < 0 ? 0 : given_begin", "given_begin"),
     Mutation("ends behind the keys", _R, "most < p.keys ? most : p.keys", "most"),
@@ -201,6 +207,12 @@ MUTATIONS = [
         "shares leave out the last", _S, "total * (cta + 1) / grid) - begin", "(total - 1) * (cta + 1) / grid) - begin"
     ),
     Mutation("shares of threads overlap", _S, "first = thread * per_thread", "first = thread"),
+    Mutation(
+        "what beginning costs is shared out, not taken",
+        _K,
+        "const uint32_t cost = cost_of_tile(p);",
+        "const uint32_t cost = 0;",
+    ),
     Mutation("sums of a warp alone", _S, "if (other == warp) before[line] += total;", ""),
     Mutation("a thread's share begins at its first tile", _S, "        ++tile;\n", ""),
     Mutation(
@@ -210,7 +222,7 @@ MUTATIONS = [
         "++share.tile) {\n    const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};\n    const TileKeys keys = tile_keys_of(of_lane);\n    const uint32_t left",
     ),
     Mutation("blocks beyond the share", _K, "left < share.count ? left : share.count", "left"),
-    Mutation("blocks of a tile from its first on", _K, "keys.first + share.number * kBlockKeys", "keys.first"),
+    Mutation("blocks of a tile from its first on", _K, "keys.first + first * kBlockKeys", "keys.first"),
     # what is filled
     Mutation("nothing is filled before a range", _R, "fills_before() + (p.keys", "0 + (p.keys"),
     Mutation("nothing is filled behind a range", _R, "p.keys > end() ? ceil_div(p.keys - end(), kFillKeys) : 0", "0"),

@@ -415,6 +415,30 @@ def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
     return deep_gemm.fp8_fp4_mqa_logits((q, None), KEYS, weights, starts, ends, logits_dtype=torch.bfloat16)
 
 
+def queries_of_sequences(m: int) -> tuple[Tensor, ...]:
+    """Queries, weights and contexts of sequences with a token each, and their tables."""
+    q = numbers(m, 1, 8, 32).to(torch.float8_e4m3fn)
+    contexts = torch.arange(m, dtype=torch.int32)[:, None] % 60
+    return q, numbers(m, 8, dtype=torch.float32), contexts, torch.zeros(m, 1, dtype=torch.int32)
+
+
+CACHE = torch.full((2, 64, 1, 36), 0x38, dtype=torch.uint8)
+ONE_SHARE = torch.tensor([[0, 0], [1 << 30, 0]], dtype=torch.int32)
+"""A schedule for any number of sequences."""
+
+
+@case("logits of pages", queries_of_sequences, (0, 0, 0, 0), "fp8_paged_mqa_logits")
+def _(q: Tensor, weights: Tensor, contexts: Tensor, table: Tensor) -> Any:
+    # What is behind a context is undefined, so no such logits are asked for.
+    logits = deep_gemm.fp8_paged_mqa_logits(q, CACHE, weights, contexts, table, ONE_SHARE, 60)
+    return torch.where(torch.arange(60) < contexts, logits, 0)
+
+
+@case("schedule of pages", lambda m: (queries_of_sequences(m)[2],), (0,), "plan_paged_contexts")
+def _(contexts: Tensor) -> Any:
+    return deep_gemm.get_paged_mqa_logits_metadata(contexts, 64, 7)
+
+
 @case("scales laid out", lambda m: (rows(m, K)[1],), (0,), "get_mn_major_tma_aligned_tensor", **MANY)
 def _(sf: Tensor) -> Any:
     m = sf.shape[0]

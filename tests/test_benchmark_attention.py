@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from test_benchmark import NoFlush
 
-from deep_gemm.benchmark import attention, table, yardsticks
+from deep_gemm.benchmark import attention, logits_paged, logits_prefill, table, yardsticks
 from deep_gemm.benchmark.contenders import OURS
 from deep_gemm.benchmark.layers import EAGER
 from deep_gemm.benchmark.report import Report, Row
@@ -36,18 +36,34 @@ def test_shapes_are_chosen() -> None:
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_ours_and_torch_agree(clean: bool) -> None:
-    p = attention.causal_problem(SMALL, clean=clean, device="cpu")
-    assert attention.difference(p) < 1e-9
+    p = logits_prefill.causal_problem(SMALL, clean=clean, device="cpu")
+    assert logits_prefill.difference(p) < 1e-9
     in_range = torch.arange(40) < p.ends[:, None]
-    ours, theirs = p.logits[in_range], attention.in_torch(p)[in_range]
+    ours, theirs = p.logits[in_range], logits_prefill.in_torch(p)[in_range]
     torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.5)
+
+
+def test_shapes_that_nobody_lists_are_told_by_their_numbers() -> None:
+    assert attention.chosen([(3, 2, 16, 32, 100)]) == [("paged_mqa_logits", (3, 2, 16, 32, 100))]
+    assert attention.chosen([(3, 2, 100)]) == [("paged_metadata", (3, 2, 100))]
+
+
+def test_logits_of_pages_are_made_and_checked() -> None:
+    logits = logits_paged.paged_mqa_logits((3, 2, 16, 32, 100), device="cpu")
+    assert logits.error() < 1e-12
+    assert logits_paged.metadata((3, 2, 1000), device="cpu").error() == 0
+    contexts = logits_paged.contexts_of((16, 2, 64, 128, 8192), device="cpu")
+    assert abs(float(contexts[:, 1].float().mean()) - 8192) < 1
+    assert 0.69 * 8192 < int(contexts.min()) < int(contexts.max()) < 1.31 * 8192
+    timed = logits_paged.contexts_of((1, 1, 64, 128, 8192), device="cpu")
+    assert timed.tolist() == [[8347]] or timed.tolist() == [[8346]]
 
 
 def test_rows_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         attention, "cold", lambda calls, flush, repeats: {name: (Spread(2.0, 1.0, 3.0), (name,)) for name in calls}
     )
-    logits = attention.mqa_logits(SMALL, device="cpu")
+    logits = logits_prefill.mqa_logits(SMALL, device="cpu")
     assert logits.operations == 2 * 16 * 32 * (36 + 37 + 38 + 39 + 40)
     flush: Any = NoFlush()
     ours, theirs = attention.rows_of("mqa_logits", SMALL, logits, flush, ())

@@ -9,8 +9,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from deep_gemm.benchmark import command, einsum, table, yardsticks
+from deep_gemm.benchmark import command, einsum, skip_head_mid, table, yardsticks
 from deep_gemm.benchmark.contenders import BF16, OURS
+from deep_gemm.benchmark.layers import ALONE
 from deep_gemm.benchmark.report import Report, Row
 from deep_gemm.benchmark.timing import L2Flush, Spread
 
@@ -75,11 +76,41 @@ def test_the_table() -> None:
     assert all(figure in line for figure in ("13.60", "13.80", "24.20", "0.56"))
 
 
+def test_the_table_of_products_into_heads() -> None:
+    header: dict[str, Any] = {"kind": "einsum", "commit": "0", "machine": {"gpu": "NVIDIA H200", "cpu": ""}}
+    shape = skip_head_mid.QUICK_SHAPES[1]
+    times = zip(skip_head_mid.CONTENDERS, (134.4, 129.0), strict=True)
+    report = Report(header, [Row(skip_head_mid.KIND, shape, name, "cold", us=us) for name, us in times])
+    console = Console(width=table.WIDTH_WITHOUT_TERMINAL, record=True, file=io.StringIO())
+    table.print_report(report, console)
+    line = next(line for line in console.export_text().splitlines() if "4096x32768x512" in line)
+    assert all(figure in line for figure in ("134.4", "129.0", "1.04"))
+
+
 def test_shapes_may_be_new() -> None:
     total, _ = command._casts_or_layers("einsum", False, "7,3,256,128")
     assert total == 1
+    total, _ = command._casts_or_layers("einsum", False, "7,3,256,128;128,8192,512")
+    assert total == 2
     with pytest.raises(ValueError, match="shapes: expected"):
         command._casts_or_layers("einsum", False, "7,3")
+
+
+def test_products_into_heads_follow_if_one_of_their_contenders_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[str, int]] = []
+    monkeypatch.setattr(einsum, "measure", lambda shapes, **_: measured.append(("of heads", len(shapes))))
+    monkeypatch.setattr(skip_head_mid, "measure", lambda shapes, **_: measured.append(("into heads", len(shapes))))
+    for only in ((), (einsum.ROW_MAJOR,), (ALONE,)):
+        _, measure = command._casts_or_layers("einsum", True, None)
+        measure(only=only, add=lambda _: None, announce=lambda _: None)
+    assert measured == [
+        ("of heads", 2),
+        ("into heads", 2),
+        ("of heads", 2),
+        ("into heads", 0),
+        ("of heads", 0),
+        ("into heads", 2),
+    ]
 
 
 @pytest.mark.gpu

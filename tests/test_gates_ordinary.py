@@ -12,7 +12,7 @@ from deep_gemm.jit.cubin import read_kernels
 from deep_gemm.kernels.launch import Config, OrdinaryKernel
 from deep_gemm.kernels.ordinary import named, reachable_ordinary
 
-CASES = [(kernel, config) for kernel, configs in reachable_ordinary() for config in configurations(configs, together=1)]
+CASES = [(kernel, config) for kernel, configs in reachable_ordinary() for config in configurations(configs)]
 
 
 @pytest.mark.parametrize(("kernel", "config"), CASES, ids=[f"{kernel.name} {config.name}" for kernel, config in CASES])

@@ -25,12 +25,12 @@ def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> N
     assert [config for config in CONFIGS if config.why_illegal()] == []
 
 
-@pytest.mark.parametrize("config", configurations(TILES, together=1), ids=lambda config: config.name)
+@pytest.mark.parametrize("config", configurations(TILES), ids=lambda config: config.name)
 def test_a_tiled_kernel_is_what_was_planned(config: GemmConfig) -> None:
     assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
 
 
-@pytest.mark.parametrize("config", configurations(DECODE, together=1), ids=lambda config: config.name)
+@pytest.mark.parametrize("config", configurations(DECODE), ids=lambda config: config.name)
 def test_a_decode_kernel_is_what_was_planned(config: DecodeConfig) -> None:
     kernel = compile_cubin(fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config), name=fp8_gemm_decode.NAME)
     assert violations(report(kernel.cubin, kernel.log), fp8_gemm_decode.code_plan(config)) == []

@@ -10,10 +10,12 @@ import torch
 from ops_cases import (
     B_HEADS,
     B_ROWS,
+    CACHE,
     GROUPS,
     K_GROUPED,
     KEYS,
     KS,
+    ONE_SHARE,
     TOPK,
     W1,
     W2,
@@ -28,6 +30,7 @@ from ops_cases import (
     layout,
     numbers,
     queries,
+    queries_of_sequences,
     routes,
     rows,
     turned,
@@ -139,6 +142,11 @@ def samples() -> Iterator[Sample]:
     q, weights_of_heads, starts, ends = queries(M)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends, True, 0, torch.bfloat16)
+    q, weights_of_heads, contexts, table = queries_of_sequences(M)
+    # As long as the longest context there may be no logit behind one: it would hold anything.
+    contexts, pages = torch.full_like(contexts, 60), (table, ONE_SHARE, 60)
+    yield call(ops.fp8_paged_mqa_logits.default, q, CACHE, weights_of_heads, contexts, *pages, False, torch.float32)
+    yield call(ops.plan_paged_contexts.default, contexts, 64, 7)
     yield call(ops.get_mn_major_tma_aligned_tensor.default, a[1])
     yield call(ops.get_mn_major_tma_aligned_tensor.default, fp32(2, M, 1))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -120,14 +119,3 @@ def test_a_nan_reaches_its_logits_and_no_others() -> None:
     assert got[2, :97].isnan().all()
     rest = [0, 1, 3, 4, 5]
     assert torch.equal(got[rest].nan_to_num(7), clean[rest].nan_to_num(7))
-
-
-def test_ways_to_reduce_agree() -> None:
-    """Weights in registers or in shared memory."""
-    p = problem((21, 300, 64, 64), causal(21, 300), clean=True)
-    config = config_of(p)
-    kept, read = (
-        sim.run(compiled(each), each, p, truncate=True)
-        for each in (replace(config, keeps_weights=True), replace(config, keeps_weights=False))
-    )
-    assert torch.equal(kept, read)

@@ -1,7 +1,7 @@
-"""How much the tests try: everything where CI is set, elsewhere a part in which every feature occurs.
+"""How much the tests try: all with DG_TEST_ALL, most with CI, elsewhere a part in which every feature occurs.
 
 This is the only place that asks. Tests say by these functions, or by the marker `combinations` (conftest.py), what a
-smaller run may leave out.
+smaller run may leave out. CONTRIBUTING.md says it to people.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from zlib import crc32
 
 T = TypeVar("T")
 
-THOROUGH = bool(os.environ.get("CI"))
+ALL = bool(os.environ.get("DG_TEST_ALL"))
+"""Before a release, and of a kernel that changes."""
+THOROUGH = ALL or bool(os.environ.get("CI"))
+TOGETHER = 2 if THOROUGH else 1
+"""So many settings are seen in all their combinations, unless all are."""
 
 
 def up_to(most: int, few: int) -> int:
@@ -28,9 +32,14 @@ def one_in(number: int, cases: Sequence[T]) -> Sequence[T]:
     return cases if THOROUGH else cases[::number]
 
 
-def configurations(configs: Sequence[T], *, together: int = 2) -> Sequence[T]:
-    """As many of these dataclasses as have every value of every field, or of every two of them together."""
-    return configs if THOROUGH else covering(configs, lambda config: combinations(values(config), together))
+def configurations(configs: Sequence[T]) -> Sequence[T]:
+    """As many of these dataclasses as have every value of every field; in CI of every two fields together."""
+    return configs if ALL else covering(configs, lambda config: combinations(values(config), TOGETHER))
+
+
+def sample(configs: Sequence[T]) -> Sequence[T]:
+    """As many as have every value of every field, in CI too."""
+    return configs if ALL else covering(configs, values)
 
 
 def covering(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) -> list[T]:

@@ -14,14 +14,27 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import attention, cases, casts, compile_times, einsum, experts, host, linear, machine, products, table
+from . import (
+    attention,
+    cases,
+    casts,
+    compile_times,
+    einsum,
+    experts,
+    host,
+    linear,
+    machine,
+    products,
+    skip_head_mid,
+    table,
+)
 from .report import Report, Row
 from .timing import PairingError
 
 KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "attention", "host", "compile")
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {
-    "einsum": einsum.METHOD,
+    "einsum": f"{einsum.METHOD}; {skip_head_mid.METHOD}",
     "casts": casts.METHOD,
     "linear": linear.METHOD,
     "experts": experts.METHOD,
@@ -30,7 +43,7 @@ METHODS = {
     "compile": compile_times.METHOD,
 }
 CONTENDERS = {
-    "einsum": einsum.CONTENDERS,
+    "einsum": tuple(dict.fromkeys((*einsum.CONTENDERS, *skip_head_mid.CONTENDERS))),
     "casts": casts.CONTENDERS,
     "linear": linear.CONTENDERS,
     "experts": experts.CONTENDERS,
@@ -149,9 +162,11 @@ def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, C
     """How many steps there are, and what does them."""
     if kind == "einsum":
         of_heads: Sequence[Any] = einsum.shapes_of(quick=quick)
+        into_heads: Sequence[Any] = skip_head_mid.shapes_of(quick=quick)
         if shapes is not None:
-            of_heads = cases.parse_shapes(shapes, (4,), "32,8,4096,1024")
-        return len(of_heads), partial(einsum.measure, of_heads)
+            asked = cases.parse_shapes(shapes, (3, 4), "32,8,4096,1024")
+            of_heads, into_heads = ([shape for shape in asked if len(shape) == sizes] for sizes in (4, 3))
+        return len(of_heads) + len(into_heads), partial(_measure_heads, of_heads, into_heads)
     if kind == "linear":
         of_linear: Sequence[Any] = linear.shapes_of(quick=quick)
         if shapes is not None:
@@ -174,6 +189,23 @@ def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, C
         if not kinds:
             raise ValueError(f"shapes: expected some that casts are measured at, got {shapes!r}")
     return len(kinds), partial(casts.measure, kinds)
+
+
+def _measure_heads(
+    of_heads: Sequence[Any],
+    into_heads: Sequence[Any],
+    *,
+    only: Sequence[str],
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Products of heads, then products into the parts of heads: those that have a contender that is asked for."""
+    if only and not set(only) & set(einsum.CONTENDERS):
+        of_heads = ()
+    if only and not set(only) & set(skip_head_mid.CONTENDERS):
+        into_heads = ()
+    einsum.measure(of_heads, only=only, add=add, announce=announce)
+    skip_head_mid.measure(into_heads, only=only, add=add, announce=announce, with_yardsticks=False)
 
 
 def _contenders(kind: str, only: str | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import einsum
+from . import einsum, skip_head_mid
 from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
 from .contenders import BF16, BLOCKWISE, FAST, OURS
@@ -45,6 +45,7 @@ def print_report(report: Report, console: Console) -> None:
         _print_failures(report, console)
     elif report.kind == "einsum":
         console.print(_einsum_table(report))
+        console.print(_into_heads_table(report))
         _print_failures(report, console)
     elif report.kind == "attention":
         console.print(_attention_table(report))
@@ -119,6 +120,24 @@ def _einsum_table(report: Report) -> Table:
             "failed" if row.failed else _figure(row.us),
             _figure(times.get((row.shape, einsum.ROW_MAJOR))),
             *(cell for us in (plain, upstream) for cell in (_figure(us), _ratio(_over(row.us, us)))),
+        )
+    return table
+
+
+def _into_heads_table(report: Report) -> Table:
+    table, known = _table("products into parts of heads", gap=2), yardsticks_of(report)
+    table.add_column("m x n x k")
+    for heading in ("us", "plain", "ratio", "DeepGEMM", "ratio"):
+        table.add_column(heading, justify="right")
+    plain = {row.shape: row.us for row in report.rows if row.kind == skip_head_mid.KIND and row.contender == ALONE}
+    for row in report.rows:
+        if row.kind != skip_head_mid.KIND or row.contender != OURS:
+            continue
+        upstream = None if known is None else known.upstream_us(row.kind, row.shape)
+        table.add_row(
+            "x".join(map(str, row.shape)),
+            "failed" if row.failed else _figure(row.us),
+            *(cell for us in (plain.get(row.shape), upstream) for cell in (_figure(us), _ratio(_over(row.us, us)))),
         )
     return table
 

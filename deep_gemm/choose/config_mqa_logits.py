@@ -17,6 +17,8 @@ UNITS = 2
 """Of a tile: one is reduced while the tensor cores work on the other."""
 TILE_SLOTS = 2
 MAX_STAGES = 8
+RUN_BLOCKS = 4
+"""Blocks of keys that are worked on in a straight line, one's products beside the other's sums."""
 FILL_KEYS = 256
 """Keys of a piece of a row that is filled. Rows have room for as many more than the caller sees."""
 FILL_WARPS = 3
@@ -39,13 +41,6 @@ class MqaConfig:
     is_clean: bool
     """What lies outside of a token's range is -inf."""
     num_math_warpgroups: int = 2
-    keeps_weights: bool = True
-    """Each thread keeps its columns' weights in registers, a fourth as many as a tile has columns."""
-
-    run_blocks: int = 4
-    """Blocks of keys that are worked on in a straight line, one's products beside the other's sums."""
-    relu_doubles: bool = True
-    """max(0, x) is half of x + |x|."""
 
     @property
     def name(self) -> str:
@@ -125,7 +120,7 @@ class MqaConfig:
         yield self.output_bytes in (2, 4), "logits in FP32 or BF16"
         yield not (self.is_compressed and self.is_clean), "rows that are compressed or clean, not both"
         yield self.num_math_warpgroups in (2, 3), "2 or 3 math warpgroups"
-        weights = UNITS * align(self.columns, 16) // 4 if self.keeps_weights else 0
+        weights = UNITS * align(self.columns, 16) // 4  # a thread's, in registers
         registers = UNITS * self.columns // 2 + weights + OTHER_REGISTERS
         yield registers <= self.math_registers, f"{registers} of {self.math_registers} registers"
         yield self.num_stages >= 3, "at least 3 stages"
@@ -140,7 +135,7 @@ class MqaConfig:
             "kUnits": UNITS,
             "kUnitTokens": self.unit_tokens,
             "kBlockKeys": self.block_keys,
-            "kRunBlocks": self.run_blocks,
+            "kRunBlocks": RUN_BLOCKS,
             "kFillKeys": FILL_KEYS,
             "kFillWarps": FILL_WARPS,
             "kNumStages": self.num_stages,
@@ -155,8 +150,6 @@ class MqaConfig:
         switches = {
             "kIsCompressed": self.is_compressed,
             "kIsClean": self.is_clean,
-            "kWeightsAreKept": self.keeps_weights,
-            "kReluDoubles": self.relu_doubles,
         }
         return "\n".join(
             [
@@ -171,7 +164,7 @@ class MqaConfig:
     @property
     def products(self) -> int:
         """WGMMA instructions of the loop over runs, and of that over the blocks that are left."""
-        return UNITS * self.depth // WGMMA_K * (self.run_blocks + (self.run_blocks > 1))
+        return UNITS * self.depth // WGMMA_K * (RUN_BLOCKS + 1)
 
 
 @cache

@@ -23,7 +23,7 @@
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
 
-using Unit = LogitUnit<kUnitTokens, kHeads, kDepth, kReluDoubles>;
+using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
 constexpr uint32_t kTileSlots = 2, kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
 constexpr uint32_t kTileColumns = kTileTokens * kHeads;
 // Of a lane, on their way. Where a column's token is no shift away, more take registers that the producer does not have.
@@ -35,6 +35,7 @@ struct TokenRow {
   uint32_t address_low, address_high;  // of what key 0 would have; 0: no such token
   uint32_t begin, length;
 };
+constexpr uint32_t kRowBytes = sizeof(TokenRow);
 
 // What is done of a tile: `blocks` blocks from key `first` on; 0: no tile is left.
 struct TilePlan {
@@ -56,9 +57,11 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "MqaConfig.shared_bytes and
 
 // The slot of a tile, of which two are in shared memory: one is worked on, one is loaded.
 struct TilePosition {
-  uint32_t slot = 0, parity = 0;
+  uint32_t count = 0;  // of tiles before it
 
-  DEVICE TilePosition next() const { return {slot ^ 1, parity ^ slot}; }
+  DEVICE uint32_t slot() const { return count % kTileSlots; }
+  DEVICE uint32_t parity() const { return count / kTileSlots % 2; }
+  DEVICE TilePosition next() const { return {count + 1}; }
 };
 
 DEVICE uint64_t row_address(const MqaParams& p, uint32_t token) {
@@ -107,98 +110,91 @@ struct LaneWeights {
   }
 };
 
-// Producer, one warp: a tile's q, plan, rows and weights, and its blocks of keys. All that it loads is on its way before
+// Producer, one warp: a tile's rows (first, so that their registers are free), q, plan and weights, and its blocks of keys. All that it loads is on its way before
 // it waits for any: of a few tokens this is most of the time.
 DEVICE void load_tile(const MqaParams& p, SharedStorage& shared, const TilePosition& at, uint32_t tile,
                       const Range& of_lane, const TilePlan& plan, RingPosition& ring_at, uint32_t lane) {
   const uint32_t first_token = tile * kTileTokens;
-  uint64_t* full = &shared.q_full[at.slot];
+  uint64_t* full = &shared.q_full[at.slot()];
   uint32_t block = 0;
+  if (lane < kTileTokens) {
+    const uint32_t token = first_token + lane;
+    uint64_t address = row_address(p, token);
+    if (kIsCompressed) address -= static_cast<uint64_t>(of_lane.begin) * kOutputBytes;
+    if (token >= p.tokens) address = 0;
+    ptx::st_shared_v4_b32(&shared.rows[at.slot()][lane], static_cast<uint32_t>(address),
+                          static_cast<uint32_t>(address >> 32), of_lane.begin, of_lane.end - of_lane.begin);
+  }
   LaneWeights weights;
   weights.load(p, first_token, lane);
   if (lane == 0) {
     ptx::mbarrier_arrive_expect_tx(full, kUnits * Unit::kBytes);
 #pragma unroll
     for (uint32_t unit = 0; unit < kUnits; ++unit)
-      ptx::tma_load_2d(&p.map_q, full, shared.q[at.slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
+      ptx::tma_load_2d(&p.map_q, full, shared.q[at.slot()][unit], 0, first_token * kHeads + unit * Unit::kColumns);
     load_blocks<false>(p, shared, plan, block, ring_at);
-    ptx::st_shared_v2_b32(&shared.plans[at.slot], plan.first, plan.blocks);
+    ptx::st_shared_v2_b32(&shared.plans[at.slot()], plan.first, plan.blocks);
   }
   ptx::syncwarp();
-  if (lane < kTileTokens) {
-    const uint32_t token = first_token + lane;
-    uint64_t address = row_address(p, token);
-    if (kIsCompressed) address -= static_cast<uint64_t>(of_lane.begin) * kOutputBytes;
-    if (token >= p.tokens) address = 0;
-    ptx::st_shared_v4_b32(&shared.rows[at.slot][lane], static_cast<uint32_t>(address),
-                          static_cast<uint32_t>(address >> 32), of_lane.begin, of_lane.end - of_lane.begin);
-  }
-  weights.store(shared.weights[at.slot], lane);
+  weights.store(shared.weights[at.slot()], lane);
 #pragma unroll 1
   for (uint32_t first = lane + kWeightsAtOnce * 32; first < kTileColumns; first += kWeightsAtOnce * 32) {
     weights.load(p, first_token, first);
-    weights.store(shared.weights[at.slot], first);
+    weights.store(shared.weights[at.slot()], first);
   }
   ptx::mbarrier_arrive(full);
   if (lane == 0) load_blocks<true>(p, shared, plan, block, ring_at);
   ptx::syncwarp();
 }
 
+// How many of a tile's blocks lie before a step of it.
+DEVICE uint32_t block_of_step(uint32_t step, uint32_t cost) { return step < cost ? 0 : step - cost; }
+
 // Producer, one warp.
 DEVICE void load_share(const MqaParams& p, SharedStorage& shared, WorkShare share, uint32_t lane) {
+  const uint32_t cost = cost_of_tile(p);
   RingPosition at;
   TilePosition tile_at;
 #pragma unroll 1
   for (; share.count; ++share.tile, share.number = 0) {
     const Range of_lane = lane < kTileTokens ? range_of(p, share.tile * kTileTokens + lane) : Range{0, 0};
     const TileKeys keys = tile_keys_of(of_lane);
-    const uint32_t left = keys.blocks - share.number, blocks = left < share.count ? left : share.count;
+    const uint32_t left = keys.steps(cost) - share.number, taken = left < share.count ? left : share.count;
+    share.count -= taken;
+    const uint32_t first = block_of_step(share.number, cost), blocks = block_of_step(share.number + taken, cost) - first;
     if (blocks == 0) continue;
-    const TilePlan plan = {keys.first + share.number * kBlockKeys, blocks};
-    ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);
+    const TilePlan plan = {keys.first + first * kBlockKeys, blocks};
+    ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot()], tile_at.parity() ^ 1);
     ptx::syncwarp();
     load_tile(p, shared, tile_at, share.tile, of_lane, plan, at, lane);
-    share.count -= blocks;
     tile_at = tile_at.next();
   }
   // No tile is left.
-  ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot], tile_at.parity ^ 1);
+  ptx::mbarrier_wait_parity(&shared.q_empty[tile_at.slot()], tile_at.parity() ^ 1);
   ptx::syncwarp();
   if (lane == 0) {
-    ptx::st_shared_v2_b32(&shared.plans[tile_at.slot], 0, 0);
-    ptx::mbarrier_arrive(&shared.q_full[tile_at.slot]);
+    ptx::st_shared_v2_b32(&shared.plans[tile_at.slot()], 0, 0);
+    ptx::mbarrier_arrive(&shared.q_full[tile_at.slot()]);
   }
-  ptx::mbarrier_arrive(&shared.q_full[tile_at.slot]);
+  ptx::mbarrier_arrive(&shared.q_full[tile_at.slot()]);
 }
 
 // Weights of all units of a tile.
-template <bool kAreKept>
-struct TileWeights;
-template <>
-struct TileWeights<true> {
+struct TileWeights {
   WeightsInRegisters<Unit::kColumns> units[kUnits];
 
   DEVICE TileWeights(const float (&laid)[kUnits][Unit::kWeights], uint32_t lane) {
 #pragma unroll
     for (uint32_t i = 0; i < kUnits; ++i) units[i].load(laid[i], lane);
   }
-  DEVICE const WeightsInRegisters<Unit::kColumns>& of_unit(uint32_t i) const { return units[i]; }
-};
-template <>
-struct TileWeights<false> {
-  WeightsInShared first;
-
-  DEVICE TileWeights(const float (&laid)[kUnits][Unit::kWeights], uint32_t lane) : first(laid[0], lane) {}
-  DEVICE WeightsInShared of_unit(uint32_t i) const { return first.moved(i * Unit::kWeights); }
 };
 
-// Stores a lane's logits of one key and one unit.
+// Stores a lane's logits of one key and one unit, whose first token of this lane has its TokenRow at address `rows`.
 DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit::kLogits], float scale, uint32_t lane) {
 #pragma unroll
   for (uint32_t i = 0; i < Unit::kLogits; ++i) {
-    const uint32_t token = token_of_lane(i, lane);
-    if (Unit::kTokens % 2 && token >= Unit::kTokens) continue;
-    const ptx::Uint4 row = ptx::ld_shared_v4_b32(rows + token * static_cast<uint32_t>(sizeof(TokenRow)));
+    if (Unit::kTokens % 2 && token_of_lane(i, lane) >= Unit::kTokens) continue;
+    const ptx::Uint4 row = ptx::ld_shared_v4_b32(rows + token_of_lane(i, 0) * kRowBytes);
     const uint64_t address = static_cast<uint64_t>(row.y) << 32 | row.x;
     const bool is_in_range = key - row.z < row.w;
     // Rows have room for whole blocks, so the last of them needs no bound.
@@ -213,9 +209,9 @@ DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit
 // What a math thread has at hand while it works on a tile.
 struct AtWork {
   SharedStorage& shared;
-  const TileWeights<kWeightsAreKept>& weights;
+  const TileWeights& weights;
   uint32_t keys_low, q_low;  // of the warpgroup's keys in the first slot; of the tile's q
-  uint32_t rows;             // address of the tile's TokenRows
+  uint32_t rows;             // address of the TokenRow of this lane's first token
   uint32_t row, lane;        // of this thread, in a block
 };
 
@@ -253,8 +249,8 @@ struct Run {
       ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();
       if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);
       float logits[Unit::kLogits];
-      units[kUnit].reduce(work.weights.of_unit(kUnit), work.lane, logits);
-      store_logits(work.rows + kUnit * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key + kBlock * kBlockKeys,
+      units[kUnit].reduce(work.weights.units[kUnit], work.lane, logits);
+      store_logits(work.rows + kUnit * kUnitTokens * kRowBytes, key + kBlock * kBlockKeys,
                    logits, scales[kBlock], work.lane);
     }
     if constexpr (kPiece + 1 < kPieces + kLag) step<kPiece + 1>(work, key, at, is_loaded);
@@ -269,23 +265,22 @@ DEVICE void multiply_share(SharedStorage& shared, uint32_t warpgroup, uint32_t w
   bool is_loaded = false;
 #pragma unroll 1
   for (TilePosition tile_at;; tile_at = tile_at.next()) {
-    ptx::mbarrier_wait_parity(&shared.q_full[tile_at.slot], tile_at.parity);
-    uint32_t key = ptx::ld_shared_b32(&shared.plans[tile_at.slot].first) + row;
-    uint32_t blocks = ptx::ld_shared_b32(&shared.plans[tile_at.slot].blocks);
+    ptx::mbarrier_wait_parity(&shared.q_full[tile_at.slot()], tile_at.parity());
+    uint32_t key = ptx::ld_shared_b32(&shared.plans[tile_at.slot()].first) + row;
+    uint32_t blocks = ptx::ld_shared_b32(&shared.plans[tile_at.slot()].blocks);
     if (blocks == 0) break;
-    const uint32_t q_low = ptx::smem_descriptor_low(ptx::smem_address(shared.q[tile_at.slot]));
-    const uint32_t rows = ptx::smem_address(shared.rows[tile_at.slot]);
-    const TileWeights<kWeightsAreKept> weights(shared.weights[tile_at.slot], lane);
+    const uint32_t q_low = ptx::smem_descriptor_low(ptx::smem_address(shared.q[tile_at.slot()]));
+    const uint32_t rows = ptx::smem_address(shared.rows[tile_at.slot()]) + token_of_lane(0, lane) * kRowBytes;
+    const TileWeights weights(shared.weights[tile_at.slot()], lane);
     const AtWork work = {shared, weights, keys_low, q_low, rows, row, lane};
 #pragma unroll 1
     for (; blocks >= kRunBlocks; blocks -= kRunBlocks, key += kRunBlocks * kBlockKeys)
       Run<kRunBlocks>().template step<0>(work, key, at, is_loaded);
-    if constexpr (kRunBlocks > 1)
 #pragma unroll 1
-      for (; blocks; --blocks, key += kBlockKeys) Run<1>().template step<0>(work, key, at, is_loaded);
+    for (; blocks; --blocks, key += kBlockKeys) Run<1>().template step<0>(work, key, at, is_loaded);
     // All lanes have read the tile's weights and rows.
     ptx::syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[tile_at.slot]);
+    if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[tile_at.slot()]);
   }
 }
 
@@ -359,7 +354,7 @@ KERNEL(kNumThreads, 1) fp8_mqa_logits(GRID_CONSTANT MqaParams p) {
   if (warpgroup == kNumMathWarpgroups) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0) {
-      load_share(p, shared, shares[kBlocks], lane);
+      load_share(p, shared, shares[kSteps], lane);
       ptx::griddepcontrol_launch_dependents();
     } else if (kIsClean) {
       fill_share(p, shares[kFills], warp - 1, lane);

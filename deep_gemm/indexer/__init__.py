@@ -1,5 +1,12 @@
 """The indexer of sparse attention: logits by which each token chooses the keys that it attends to."""
 
+from .paged import fp8_fp4_paged_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata
 from .prefill import fp8_fp4_mqa_logits, fp8_mqa_logits
 
-__all__ = ["fp8_fp4_mqa_logits", "fp8_mqa_logits"]
+__all__ = [
+    "fp8_fp4_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
+    "get_paged_mqa_logits_metadata",
+]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..choose.config_cast import reachable_cast, reachable_tile_casts
-from . import cast_rows, cast_tiles, gather_weighted, lay_scales, route_rows
+from . import cast_rows, cast_tiles, gather_weighted, lay_scales, plan_paged_contexts, route_rows
 from .launch import Config, OrdinaryKernel
 
 Reachable = tuple[OrdinaryKernel[Any], Sequence[Config]]
@@ -21,6 +21,7 @@ def reachable_ordinary() -> list[Reachable]:
         (route_rows.KERNEL, route_rows.reachable_route()),
         (gather_weighted.KERNEL, gather_weighted.reachable_gather()),
         (lay_scales.KERNEL, [lay_scales.CONFIG]),
+        (plan_paged_contexts.KERNEL, [plan_paged_contexts.CONFIG]),
     ]
 
 

@@ -68,14 +68,18 @@ class Outcome:
     """The number of the trial that noticed, or how many did not."""
 
 
-def try_mutation(mutation: Mutation, trials: Sequence[Trial], *, seconds: float = 120) -> Outcome:
+def try_mutation(
+    mutation: Mutation, trials: Sequence[Trial], *, first: int | None = None, seconds: float = 120
+) -> Outcome:
     """Break the kernel and run trials, in a process of their own, until one notices it.
 
-    It means something only if the unbroken kernel passes all trials.
+    Trial `first` runs before all others. It means something only if the unbroken kernel passes all trials.
     """
     for trial in trials:
         mutation.apply(trial.headers())
-    ordered = sorted(enumerate(trials), key=lambda numbered: numbered[1].config != mutation.shows_in)
+    ordered = sorted(
+        enumerate(trials), key=lambda numbered: (numbered[0] != first, numbered[1].config != mutation.shows_in)
+    )
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "deep_gemm.sim.dense"])  # the slow imports, once
     receiver, sender = context.Pipe(duplex=False)

@@ -29,7 +29,7 @@ from ..choose.rows import select_grouped
 from ..jit import CompileError
 from ..jit.cache import files_in
 from ..jit.compiler import compiler_version
-from ..kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, k_group_maps, linear_decode
+from ..kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, fp8_paged_mqa_logits, k_group_maps, linear_decode
 from ..kernels.ordinary import reachable_ordinary
 from ..problem.integers import integer_in_range
 from ..settings import get_batch_invariant, settings
@@ -110,6 +110,8 @@ def jobs_of_layers() -> Iterator[Job]:
             yield Job(kernel.name, config, partial(kernel.build, config))
     for logits in fp8_mqa_logits.usual_mqa():
         yield Job(fp8_mqa_logits.NAME, logits, partial(fp8_mqa_logits.build, logits))
+    for paged in fp8_paged_mqa_logits.usual_paged():
+        yield Job(fp8_paged_mqa_logits.NAME, paged, partial(fp8_paged_mqa_logits.build, paged))
 
 
 def run(jobs: Iterable[Job], console: Console) -> bool:

@@ -75,7 +75,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::st_async_b32(tile, barrier, 1, 6);
 
   // Warp and block
-  float sum = ptx::shfl_sync(out[1], warp);
+  float sum = ptx::shfl_sync(out[1], warp) + ptx::shfl_xor_sync(out[1], 2);
   if (ptx::all_sync(sum > 0) && ptx::elect_sync()) flags[3] = ptx::shfl_sync(lane, 5);
   flags[4] = ptx::ballot_sync(sum > 1) + ptx::reduce_min_sync(lane);
   ptx::syncwarp();
@@ -113,7 +113,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   flags[7] = ptx::atom_add(flags, 1);
   sum += ptx::unpack_bf16(ptx::pack_bf16(sum, 1.f)).x + ptx::unpack_f16(ptx::pack_e4m3(sum, sum)).y;
   sum += ptx::ex2_approx(ptx::rcp_approx(ptx::fma_rn(sum, 2.f, 1.f)));
-  sum += ptx::max_nan(ptx::min_magnitude(ptx::min_nan(ptx::abs_f32(sum), 3.f), 2.f), 1.f) + ptx::max_f32(ptx::float_of(ptx::max_bf16x2(lane, flags[3])), ptx::float_of(ptx::max_f16x2(lane, 3)));
+  sum += ptx::min_magnitude(ptx::min_nan(ptx::abs_f32(sum), 3.f), 2.f) + ptx::max_f32(ptx::float_of(ptx::max_bf16x2(lane, flags[3])), ptx::float_of(ptx::max_f16x2(lane, 3)));
 
   // WGMMA and registers: the first warpgroup gives, the second takes and multiplies.
   if (thread < 128) {
@@ -131,6 +131,13 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     for (uint32_t i = 0; i < kUnitN / 2; ++i) sum += shallow[i];
     float d[kUnitN / 2];
     ptx::fence_registers(d);
+    ptx::wgmma_fence();
+    ptx::wgmma_m64_e4m3<kUnitN, 64>(d, low, low);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(d);
+#pragma unroll
+    for (float x : d) sum += x;
     ptx::wgmma_fence();
     ptx::wgmma_m64k128_e4m3<kUnitN>(d, low, low);
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor_from_low(low), ptx::smem_descriptor_from_low(low), true);

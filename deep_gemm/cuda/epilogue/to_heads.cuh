@@ -1,7 +1,8 @@
 // D has the columns of a product in heads: cuda/head_parts.cuh.
 //
 // Two maps know the left and the right parts as [rows, heads, columns of a part]. Parts are whole panels, so a panel lies in
-// one of them. (Boxes that began before their part, or were wider than it, stopped an H200 at an illegal instruction.)
+// one of them. (Kernels with parts of 8 columns, whose boxes of a panel were wider than the part, stopped an H200 at an illegal
+// instruction. Why is not known.)
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"

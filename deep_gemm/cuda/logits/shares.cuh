@@ -1,4 +1,5 @@
-// Which blocks of keys each CTA computes: all blocks of all tiles in one line, cut into equal, contiguous shares.
+// Which blocks of keys each CTA computes: all steps of all tiles in one line, cut into equal, contiguous shares. Steps are a
+// tile's blocks, and before them what beginning the tile costs.
 //
 // Every CTA adds up the same numbers by itself, which takes one pass over the ranges. So causal ranges are as balanced as
 // full ones, few tokens with many keys keep all SMs busy, and each logit is computed by one CTA in one way. Pieces of
@@ -9,7 +10,13 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
-constexpr uint32_t kNumWarps = kNumThreads / 32, kBlocks = 0, kFills = 1;
+constexpr uint32_t kNumWarps = kNumThreads / 32, kSteps = 0, kFills = 1;
+
+// Of a tile, in blocks: its ranges are waited for, then its weights and queries. With more CTAs than tiles each CTA begins one
+// or two, whatever counts.
+constexpr uint32_t kStepsOfBeginning = 1;
+
+DEVICE uint32_t cost_of_tile(const MqaParams& p) { return num_tiles(p) > ptx::grid_size() ? kStepsOfBeginning : 0; }
 
 struct ShareStorage {
   uint32_t of_warps[2][kNumWarps];
@@ -31,17 +38,18 @@ DEVICE uint32_t sum_before_in_warp(uint32_t value, uint32_t lane) {
   return sum - value;
 }
 
-// All threads of the CTA, before roles part. shares[kBlocks] and, if rows are cleaned, shares[kFills].
+// All threads of the CTA, before roles part. shares[kSteps] and, if rows are cleaned, shares[kFills].
 DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&shares)[2]) {
   constexpr uint32_t kLines = kIsClean ? 2 : 1;
   const uint32_t thread = ptx::thread_index(), lane = ptx::lane_index(), warp = ptx::warp_index();
   const uint32_t tiles = num_tiles(p), per_thread = ceil_div(tiles, kNumThreads);
+  const uint32_t cost = cost_of_tile(p);
   const uint32_t first = thread * per_thread, end = first + per_thread < tiles ? first + per_thread : tiles;
   uint32_t counts[2] = {0, 0}, before[2];
 #pragma unroll 1
   for (uint32_t tile = first; tile < end; ++tile) {
     const TileKeys keys = tile_keys_of(p, tile);
-    counts[kBlocks] += keys.blocks;
+    counts[kSteps] += keys.steps(cost);
     counts[kFills] += keys.fills(p);
   }
   ptx::syncwarp();
@@ -67,7 +75,7 @@ DEVICE void find_shares(const MqaParams& p, ShareStorage& shared, WorkShare (&sh
       uint32_t tile = first, number = begin - before[line];
       while (tile + 1 < end) {
         const TileKeys keys = tile_keys_of(p, tile);
-        const uint32_t count = line == kBlocks ? keys.blocks : keys.fills(p);
+        const uint32_t count = line == kSteps ? keys.steps(cost) : keys.fills(p);
         if (number < count) break;
         number -= count;
         ++tile;

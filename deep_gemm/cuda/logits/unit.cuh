@@ -12,9 +12,9 @@
 #include "ptx/wgmma.cuh"
 #include "types.cuh"
 
-// kDepth: bytes of a key, which are those of the swizzle too. kDoubles: max(0, x) is computed as half of x + |x|, which
-// is exact, by another unit of the SM; the halves are taken of the weights.
-template <uint32_t kTokens_, uint32_t kHeads, uint32_t kDepth, bool kDoubles = false>
+// kDepth: bytes of a key, which are those of the swizzle too. max(0, x) is computed as half of x + |x|, which is exact, by
+// another unit of the SM than max; the halves are taken of the weights.
+template <uint32_t kTokens_, uint32_t kHeads, uint32_t kDepth>
 struct LogitUnit {
   static constexpr uint32_t kTokens = kTokens_, kColumns = kTokens * kHeads;
   static_assert(kColumns % 8 == 0 && kColumns <= 256, "a WGMMA has 8 to 256 columns");
@@ -27,7 +27,7 @@ struct LogitUnit {
   float accumulators[kAccumulators];
 
   // What is laid for a weight.
-  DEVICE static float weight(float given) { return kDoubles ? given * 0.5f : given; }
+  DEVICE static float weight(float given) { return given * 0.5f; }
 
   // Starts the product of the 64 keys and the columns of q at these descriptors' low words, and commits it as a group.
   DEVICE void multiply(uint32_t keys_low, uint32_t q_low) {
@@ -37,8 +37,7 @@ struct LogitUnit {
   }
 
   // After the wait for the product: this lane's logits, of key row_of_lane and tokens token_of_lane(0), ...
-  template <typename Weights>
-  DEVICE void reduce(const Weights& weights, uint32_t lane, float (&logits)[kLogits]) {
+  DEVICE void reduce(const WeightsInRegisters<kColumns>& weights, uint32_t lane, float (&logits)[kLogits]) {
     ptx::fence_registers(accumulators);
     float sums[2][kTokens];
     weigh(weights, sums);
@@ -48,24 +47,23 @@ struct LogitUnit {
 #pragma unroll
     for (uint32_t t = 0; t < kTokens; ++t) {
       const float kept = has_second_row ? sums[1][t] : sums[0][t], given = has_second_row ? sums[0][t] : sums[1][t];
-      rows[t] = kept + ptx::shfl_sync(given, lane ^ 2);
+      rows[t] = kept + ptx::shfl_xor_sync(given, 2);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kLogits; ++i) {
       const uint32_t even = 2 * i, odd = 2 * i + 1 < kTokens ? 2 * i + 1 : even;
       const float kept = has_odd ? rows[odd] : rows[even], given = has_odd ? rows[even] : rows[odd];
-      logits[i] = kept + ptx::shfl_sync(given, lane ^ 1);
+      logits[i] = kept + ptx::shfl_xor_sync(given, 1);
     }
   }
 
  private:
-  template <typename Weights>
-  DEVICE void weigh(const Weights& weights, float (&sums)[2][kTokens]) {
+  DEVICE void weigh(const WeightsInRegisters<kColumns>& weights, float (&sums)[2][kTokens]) {
 #pragma unroll
     for (uint32_t t = 0; t < kTokens; ++t) sums[0][t] = sums[1][t] = 0;
 #pragma unroll
     for (uint32_t pair = 0; pair < ceil_div(kColumns, 16); ++pair) {
-      const ptx::Float4 w = weights.pair(pair);
+      const ptx::Float4 w = weights.pairs[pair];
       add_eight(pair * 2, w.x, w.y, sums);
       if (pair * 2 + 1 < kColumns / 8) add_eight(pair * 2 + 1, w.z, w.w, sums);
     }
@@ -77,12 +75,12 @@ struct LogitUnit {
 #pragma unroll
     for (uint32_t row = 0; row < 2; ++row) {
       float& sum = sums[row][token];
-      sum = ptx::fma_rn(relu(accumulators[eight * 4 + row * 2]), first, sum);
-      sum = ptx::fma_rn(relu(accumulators[eight * 4 + row * 2 + 1]), second, sum);
+      sum = ptx::fma_rn(twice_relu(accumulators[eight * 4 + row * 2]), first, sum);
+      sum = ptx::fma_rn(twice_relu(accumulators[eight * 4 + row * 2 + 1]), second, sum);
     }
   }
 
-  DEVICE static float relu(float x) { return kDoubles ? ptx::add_rn(x, ptx::abs_f32(x)) : ptx::max_nan(x, 0); }
+  DEVICE static float twice_relu(float x) { return ptx::add_rn(x, ptx::abs_f32(x)); }
 };
 
 // The key, of the 64 of a warpgroup, of which a lane of warp `warp` % 4 has logits after `reduce`.

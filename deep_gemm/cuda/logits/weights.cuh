@@ -17,26 +17,14 @@ DEVICE_CONSTEXPR uint32_t place_of_weight(uint32_t column) {
   return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
 
-// Reads weights from shared memory each time they are needed.
-struct WeightsInShared {
-  uint32_t address;  // of this lane's weights of the first pair
-
-  DEVICE explicit WeightsInShared(uint32_t address) : address(address) {}
-  DEVICE WeightsInShared(const float* laid, uint32_t lane) : address(ptx::smem_address(laid) + lane % 4 * 16) {}
-  // Those that lie so many floats behind.
-  DEVICE WeightsInShared moved(uint32_t floats) const { return WeightsInShared(address + floats * 4); }
-  DEVICE ptx::Float4 pair(uint32_t i) const { return ptx::ld_shared_v4_f32(address + i * 64); }
-};
-
-// Reads them once and keeps them in registers, a fourth as many as there are columns.
+// A lane's weights of a unit, read once and kept in registers: a fourth as many as there are columns.
 template <uint32_t kColumns>
 struct WeightsInRegisters {
-  ptx::Float4 held[ceil_div(kColumns, 16)];
+  ptx::Float4 pairs[ceil_div(kColumns, 16)];
 
   DEVICE void load(const float* laid, uint32_t lane) {
-    const WeightsInShared shared(laid, lane);
+    const uint32_t address = ptx::smem_address(laid) + lane % 4 * 16;
 #pragma unroll
-    for (uint32_t i = 0; i < ceil_div(kColumns, 16); ++i) held[i] = shared.pair(i);
+    for (uint32_t i = 0; i < ceil_div(kColumns, 16); ++i) pairs[i] = ptx::ld_shared_v4_f32(address + i * 64);
   }
-  DEVICE ptx::Float4 pair(uint32_t i) const { return held[i]; }
 };

@@ -226,12 +226,6 @@ DEVICE float min_nan(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(a), "f"(b));
   return smaller;
 }
-// The larger of both; a NaN stays NaN.
-DEVICE float max_nan(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
 // The smaller of two magnitudes, with the sign of `x`; a NaN stays NaN. `most` is positive.
 DEVICE float min_magnitude(float x, float most) {
   float y;

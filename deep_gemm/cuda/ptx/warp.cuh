@@ -31,6 +31,8 @@ DEVICE bool elect_sync() {
 // The value that lane `source` (modulo 32) passes. To the compiler it is uniform only where `source` is.
 DEVICE uint32_t shfl_sync(uint32_t value, uint32_t source) { return __shfl_sync(0xffffffffu, value, source); }
 DEVICE float shfl_sync(float value, uint32_t source) { return __shfl_sync(0xffffffffu, value, source); }
+// The value that the lane passes whose number differs in these bits.
+DEVICE float shfl_xor_sync(float value, uint32_t bits) { return __shfl_xor_sync(0xffffffffu, value, bits); }
 // The same in all threads of a warp, which the shuffle tells the compiler.
 DEVICE uint32_t warp_index() { return shfl_sync(threadIdx.x / 32, 0); }
 DEVICE bool all_sync(bool value) { return __all_sync(0xffffffffu, value); }

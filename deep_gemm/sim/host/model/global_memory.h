@@ -128,7 +128,6 @@ float float_of(uint32_t bits) {
   return value;
 }
 float min_nan(float a, float b) { return std::isnan(a) || a < b ? a : b; }
-float max_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 float min_magnitude(float x, float most) {
   const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
   return magnitude > 0x7f800000 || magnitude < bits_of(most) ? x : float_of(bits_of(most) | (bits & 0x80000000));

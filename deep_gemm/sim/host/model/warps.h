@@ -117,6 +117,7 @@ float shfl_sync(float value, uint32_t source) {
   std::memcpy(&value, &bits, 4);
   return value;
 }
+float shfl_xor_sync(float value, uint32_t bits) { return shfl_sync(value, lane_index() ^ bits); }
 bool all_sync(bool value) {
   const uint64_t* values = gather("all_sync", value);
   for (uint32_t lane = 0; lane < kLanes; ++lane)

@@ -12,6 +12,7 @@ uint32_t grid_size();
 bool elect_sync();
 uint32_t shfl_sync(uint32_t value, uint32_t source);
 float shfl_sync(float value, uint32_t source);
+float shfl_xor_sync(float value, uint32_t bits);
 bool all_sync(bool value);
 uint32_t ballot_sync(bool value);
 uint32_t reduce_min_sync(uint32_t value);

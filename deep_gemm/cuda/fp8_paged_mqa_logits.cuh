@@ -1,0 +1,357 @@
+// Logits of the indexer for keys in pages: logits[b, t, j] = sf[j] * sum over heads h of max(0, q[b, t, h] . key[j]) *
+// weights[b, t, h], for the keys j below the context of token t of sequence b. Persistent and warp-specialized:
+//
+//   producer, one warp     for each sequence:        q_empty --wait--> plan, weights, rows, TMA q --> q_full
+//                          for each block of keys:   empty --wait--> TMA pages, scales --bytes--> full
+//   math, 2 warpgroups     for each sequence:        q_full --wait--> blocks --arrive--> q_empty
+//                          for each block:           full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
+//
+// It is bound by memory: a CTA keeps as many blocks on their way as fit, and goes from one sequence to the next without
+// waiting. The keys of a sequence are loaded once for all its tokens. What each CTA does is said by the schedule that
+// plan_paged_contexts has made: from one (sequence, segment of 256 keys) to the next. A share that two CTAs have is
+// split by halves of segments.
+#pragma once
+#include "config.cuh"
+#include "logits/paged_params.cuh"
+#include "logits/unit.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "ring.cuh"
+
+using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
+constexpr uint32_t kSlots = 2, kPages = kBlockKeys / kPage, kSegmentBlocks = kSegmentKeys / kBlockKeys;
+constexpr uint32_t kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
+constexpr uint32_t kBlocksAhead = 2;  // of a sequence's weights
+constexpr uint32_t kColumns = kUnits * Unit::kColumns, kTokens = kUnits * kUnitTokens;
+static_assert(32 % kPages == 0 && kSegmentBlocks == 2, "a warp holds entries of whole blocks; two CTAs halve a segment");
+
+// Where a token's logits go: keys 0..length - 1. 0 for what is no token.
+struct TokenRow {
+  uint32_t address_low, address_high, length, unused;
+};
+
+// What is done of a sequence: `blocks` blocks, the first from key `first` on; 0: no sequence is left.
+struct SequencePlan {
+  uint32_t first, blocks;
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t q[kSlots][kUnits][Unit::kBytes];
+  alignas(1024) uint8_t keys[kNumStages][kKeysBytes];
+  alignas(128) float scales[kNumStages][kBlockKeys];
+  alignas(16) float weights[kSlots][kUnits][Unit::kWeights];
+  alignas(16) TokenRow rows[kSlots][kTokens];
+  SequencePlan plans[kSlots];
+  Ring ring;
+  uint64_t q_full[kSlots], q_empty[kSlots];
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "PagedConfig.shared_bytes and SharedStorage differ");
+
+struct SlotPosition {
+  uint32_t slot = 0, parity = 0;
+
+  DEVICE SlotPosition next() const { return {slot ^ 1, parity ^ slot}; }
+};
+
+// Keys of a token for which there is room; none if the context is negative.
+DEVICE uint32_t keys_of_token(const PagedParams& p, uint32_t sequence, uint32_t token) {
+  const int32_t given =
+      ptx::ld_global_i32(p.contexts + static_cast<uint64_t>(sequence) * p.contexts_pitch + token * p.contexts_step);
+  const uint32_t keys = given < 0 ? 0 : given;
+  return keys < p.most_keys ? keys : p.most_keys;
+}
+
+// Of the token that has most.
+DEVICE uint32_t keys_of_sequence(const PagedParams& p, uint32_t sequence) {
+  uint32_t most = 0;
+  if (sequence >= p.sequences) return 0;
+#pragma unroll
+  for (uint32_t token = 0; token < kNextN; ++token) {
+    const uint32_t keys = keys_of_token(p, sequence, token);
+    most = keys > most ? keys : most;
+  }
+  return most;
+}
+
+// Blocks of a share of a sequence: number first, first + step, ... below end.
+struct Blocks {
+  uint32_t first, end, step;
+
+  DEVICE uint32_t count() const { return first < end ? ceil_div(end - first, step) : 0; }
+};
+
+// Producer, one warp: q, weights and rows of a sequence. `ask` begins all loads, `finish` hands over what comes: between them the
+// first pages are asked for, since waiting for weights takes as long as waiting for keys.
+struct SequenceLoad {
+  // Where a column's token is no shift away, more weights on their way take registers that the producer does not have.
+  static constexpr uint32_t kAll = ceil_div(kColumns, 32), kAtOnce = kHeads & (kHeads - 1) ? 2 : kAll;
+  uint32_t sequence, keys;  // of this lane's token
+  float weights[kAtOnce];
+
+  DEVICE void ask_weights(const PagedParams& p, uint32_t first, uint32_t lane) {
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t column = (first + i) * 32 + lane, token = column / kHeads;
+      weights[i] = token < kNextN
+                       ? ptx::ld_global_f32(p.weights + (sequence * kNextN + token) * p.weights_pitch + column % kHeads)
+                       : 0;
+    }
+  }
+
+  DEVICE void store_weights(float (&to)[kUnits][Unit::kWeights], uint32_t first, uint32_t lane) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t column = (first + i) * 32 + lane;
+      if (column < kColumns)
+        ptx::st_shared_f32(&to[column / Unit::kColumns][place_of_weight(column % Unit::kColumns)],
+                           Unit::weight(weights[i]));
+    }
+  }
+
+  DEVICE void ask(const PagedParams& p, SharedStorage& shared, const SlotPosition& at, uint32_t sequence_,
+                  const Blocks& blocks, uint32_t lane) {
+    sequence = sequence_;
+    const uint32_t first_token = sequence * kNextN;
+    if (lane == 0) {
+      uint64_t* full = &shared.q_full[at.slot];
+      // The last unit may have columns of the next sequence, or zeros behind the last: no logits are stored of them.
+      ptx::mbarrier_arrive_expect_tx(full, kUnits * Unit::kBytes);
+#pragma unroll
+      for (uint32_t unit = 0; unit < kUnits; ++unit)
+        ptx::tma_load_2d(&p.map_q, full, shared.q[at.slot][unit], 0, first_token * kHeads + unit * Unit::kColumns);
+      ptx::st_shared_v2_b32(&shared.plans[at.slot], blocks.first * kBlockKeys, blocks.count());
+    }
+    ptx::syncwarp();
+    keys = lane < kNextN ? keys_of_token(p, sequence, lane) : 0;
+    ask_weights(p, 0, lane);
+  }
+
+  DEVICE void finish(const PagedParams& p, SharedStorage& shared, const SlotPosition& at, uint32_t lane) {
+    if (lane < kTokens) {
+      const uint64_t address = reinterpret_cast<uint64_t>(p.logits) + (sequence * kNextN + lane) * p.logits_pitch;
+      ptx::st_shared_v4_b32(&shared.rows[at.slot][lane], static_cast<uint32_t>(address),
+                            static_cast<uint32_t>(address >> 32), keys, 0);
+    }
+    store_weights(shared.weights[at.slot], 0, lane);
+#pragma unroll 1
+    for (uint32_t first = kAtOnce; first < kAll; first += kAtOnce) {
+      ask_weights(p, first, lane);
+      store_weights(shared.weights[at.slot], first, lane);
+    }
+    ptx::mbarrier_arrive(&shared.q_full[at.slot]);
+  }
+};
+
+// Producer, one warp: the pages of blocks of a sequence. Each lane holds an entry of the table, of 32 / kPages blocks.
+struct Entries {
+  uint32_t held, page;
+
+  // Of blocks from `first` on, as many as the rows of the table have room for: contexts need not be known.
+  DEVICE void load(const PagedParams& p, uint32_t sequence, uint32_t first, uint32_t step, uint32_t lane) {
+    page = (first + lane / kPages * step) * kPages + lane % kPages;
+    held = page * kPage < p.most_keys ? ptx::ld_global_b32(p.table + sequence * p.table_pitch + page) : p.cache_blocks;
+  }
+
+  // A page without keys becomes a block that the cache does not have, whose box TMA fills with zeros.
+  DEVICE void cut(const PagedParams& p, uint32_t keys) { held = page * kPage < keys ? held : p.cache_blocks; }
+};
+
+// The blocks whose entries are held, from number `held` of them to below `end`, the first being `first` of the sequence.
+DEVICE void load_blocks(const PagedParams& p, SharedStorage& shared, const Blocks& blocks, uint32_t& held, uint32_t end,
+                        const Entries& entries, uint32_t first, RingPosition& at, uint32_t lane) {
+#pragma unroll 1
+  for (; held < end && first + held * blocks.step < blocks.end; ++held, at = at.next()) {
+    wait_until_free(shared.ring, at);
+    ptx::syncwarp();
+    const uint32_t entry = ptx::shfl_sync(entries.held, held * kPages + lane % kPages);
+    uint64_t* full = &shared.ring.full[at.stage];
+    if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
+    ptx::syncwarp();
+    if (lane < kPages) {
+      ptx::tma_load_3d(&p.map_keys, full, shared.keys[at.stage] + lane * (kPage * kDepth), 0, 0, entry);
+      ptx::tma_load_2d(&p.map_scales, full, shared.scales[at.stage] + lane * kPage, 0, entry);
+    }
+    ptx::syncwarp();
+  }
+}
+
+// Producer, one warp.
+DEVICE void load_share(const PagedParams& p, SharedStorage& shared, uint32_t lane) {
+  const uint32_t share = ptx::block_index() / p.splits, half = ptx::block_index() % p.splits;
+  const ptx::Uint2 begin = ptx::ld_global_v2_b32(p.schedule + share * 2);
+  const ptx::Uint2 end = ptx::ld_global_v2_b32(p.schedule + share * 2 + 2);
+  RingPosition at;
+  SlotPosition slot_at;
+  // Of the first sequence, beside the contexts.
+  Entries entries;
+  if (begin.x < p.sequences) entries.load(p, begin.x, begin.y * kSegmentBlocks + half, p.splits, lane);
+  // Lanes look at 32 sequences at a time, since padding of a batch has sequences without keys.
+#pragma unroll 1
+  for (uint32_t window = begin.x; window <= end.x && window < p.sequences; window += 32) {
+    const uint32_t keys_of_lane = window + lane <= end.x ? keys_of_sequence(p, window + lane) : 0;
+#pragma unroll 1
+    for (uint32_t in_window = 0; in_window < 32; ++in_window) {
+      const uint32_t sequence = window + in_window, keys = ptx::shfl_sync(keys_of_lane, in_window);
+      if (keys == 0) continue;
+      const uint32_t first_segment = sequence == begin.x ? begin.y : 0, all = ceil_div(keys, kBlockKeys);
+      Blocks blocks = {first_segment * kSegmentBlocks + half, all, p.splits};
+      if (sequence == end.x && end.y * kSegmentBlocks < all) blocks.end = end.y * kSegmentBlocks;
+      if (blocks.count() == 0) continue;
+      if (sequence != begin.x) entries.load(p, sequence, blocks.first, blocks.step, lane);
+      ptx::mbarrier_wait_parity(&shared.q_empty[slot_at.slot], slot_at.parity ^ 1);
+      ptx::syncwarp();
+      SequenceLoad load;
+      load.ask(p, shared, slot_at, sequence, blocks, lane);
+      entries.cut(p, keys);
+      uint32_t first = blocks.first, held = 0;
+      load_blocks(p, shared, blocks, held, kBlocksAhead, entries, first, at, lane);
+      load.finish(p, shared, slot_at, lane);
+      slot_at = slot_at.next();
+      const uint32_t step = 32 / kPages * blocks.step;
+#pragma unroll 1
+      while (true) {
+        Entries next;
+        const bool is_more = first + step < blocks.end;
+        if (is_more) next.load(p, sequence, first + step, blocks.step, lane);
+        load_blocks(p, shared, blocks, held, 32 / kPages, entries, first, at, lane);
+        if (!is_more) break;
+        entries = next;
+        entries.cut(p, keys);
+        first += step, held = 0;
+      }
+    }
+  }
+  // No sequence is left.
+  ptx::mbarrier_wait_parity(&shared.q_empty[slot_at.slot], slot_at.parity ^ 1);
+  ptx::syncwarp();
+  if (lane == 0) {
+    ptx::st_shared_v2_b32(&shared.plans[slot_at.slot], 0, 0);
+    ptx::mbarrier_arrive(&shared.q_full[slot_at.slot]);
+  }
+  ptx::mbarrier_arrive(&shared.q_full[slot_at.slot]);
+}
+
+// Stores a lane's logits of one key and one unit.
+DEVICE void store_logits(uint32_t rows, uint32_t key, const float (&logits)[Unit::kLogits], float scale, uint32_t lane) {
+#pragma unroll
+  for (uint32_t i = 0; i < Unit::kLogits; ++i) {
+    const uint32_t token = token_of_lane(i, lane);
+    if (Unit::kTokens % 2 && token >= Unit::kTokens) continue;
+    const ptx::Uint4 row = ptx::ld_shared_v4_b32(rows + token * static_cast<uint32_t>(sizeof(TokenRow)));
+    if (key >= row.z) continue;
+    const uint64_t address = static_cast<uint64_t>(row.y) << 32 | row.x;
+    auto* to = reinterpret_cast<uint8_t*>(address + static_cast<uint64_t>(key) * kOutputBytes);
+    if constexpr (kOutputBytes == 4) ptx::st_global_f32(to, logits[i] * scale);
+    else ptx::st_global_b16(to, ptx::pack_bf16(logits[i] * scale, 0));
+  }
+}
+
+// What a math thread has at hand while it works on a sequence.
+struct AtWork {
+  SharedStorage& shared;
+  const WeightsInRegisters<Unit::kColumns> (&weights)[kUnits];
+  uint32_t keys_low, q_low;  // of the warpgroup's keys in the first slot; of the sequence's q
+  uint32_t rows;             // address of the sequence's TokenRows
+  uint32_t row, lane;        // of this thread, in a block
+  uint32_t step;             // keys from block to block
+};
+
+// Multiplies kBlocks blocks of keys, from key `key` on for this lane, and stores their logits. A piece is one unit of one
+// block: while one is reduced, the tensor cores work on the next. In a straight line only, drained at its end: ptxas
+// serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
+template <uint32_t kBlocks>
+struct Run {
+  static constexpr uint32_t kPieces = kBlocks * kUnits, kLag = kPieces > 1 ? 1 : 0;
+
+  RingPosition slots[kBlocks];
+  float scales[kBlocks];  // of this lane's keys
+  Unit units[kLag + 1];
+
+  template <uint32_t kPiece>
+  DEVICE void step(const AtWork& work, uint32_t key, RingPosition& at) {
+    if constexpr (kPiece < kPieces) {
+      constexpr uint32_t kBlock = kPiece / kUnits, kUnit = kPiece % kUnits;
+      if constexpr (kUnit == 0) {
+        slots[kBlock] = at;
+        wait_until_loaded(work.shared.ring, at);
+        ptx::syncwarp();
+        scales[kBlock] = ptx::ld_shared_f32(&work.shared.scales[at.stage][work.row]);
+        at = at.next();
+      }
+      units[kPiece % (kLag + 1)].multiply(work.keys_low + slots[kBlock].stage * (kKeysBytes / 16),
+                                          work.q_low + kUnit * (Unit::kBytes / 16));
+    }
+    if constexpr (kPiece >= kLag) {
+      constexpr uint32_t kDone = kPiece - kLag, kBlock = kDone / kUnits, kUnit = kDone % kUnits;
+      constexpr uint32_t kInFlight = kPieces - 1 - kDone;
+      ptx::wgmma_wait_group<kInFlight < kLag ? kInFlight : kLag>();
+      if constexpr (kUnit + 1 == kUnits) release(work.shared.ring, slots[kBlock], work.lane, scales[kBlock]);
+      float logits[Unit::kLogits];
+      units[kDone % (kLag + 1)].reduce(work.weights[kUnit], work.lane, logits);
+      store_logits(work.rows + kUnit * kUnitTokens * static_cast<uint32_t>(sizeof(TokenRow)), key + kBlock * work.step,
+                   logits, scales[kBlock], work.lane);
+    }
+    if constexpr (kPiece + 1 < kPieces + kLag) step<kPiece + 1>(work, key, at);
+  }
+};
+
+// Math warps: all blocks of this CTA, 64 keys of each for a warpgroup.
+DEVICE void multiply_share(const PagedParams& p, SharedStorage& shared, uint32_t warpgroup, uint32_t warp, uint32_t lane) {
+  const uint32_t keys_low = ptx::smem_descriptor_low(ptx::smem_address(shared.keys[0]) + warpgroup * 64 * kDepth);
+  const uint32_t row = warpgroup * 64 + row_of_lane(warp, lane), step = p.splits * kBlockKeys;
+  RingPosition at;
+#pragma unroll 1
+  for (SlotPosition slot_at;; slot_at = slot_at.next()) {
+    ptx::mbarrier_wait_parity(&shared.q_full[slot_at.slot], slot_at.parity);
+    uint32_t key = ptx::ld_shared_b32(&shared.plans[slot_at.slot].first) + row;
+    uint32_t blocks = ptx::ld_shared_b32(&shared.plans[slot_at.slot].blocks);
+    if (blocks == 0) break;
+    WeightsInRegisters<Unit::kColumns> weights[kUnits];
+#pragma unroll
+    for (uint32_t unit = 0; unit < kUnits; ++unit) weights[unit].load(shared.weights[slot_at.slot][unit], lane);
+    const uint32_t q_low = ptx::smem_descriptor_low(ptx::smem_address(shared.q[slot_at.slot]));
+    const uint32_t rows = ptx::smem_address(shared.rows[slot_at.slot]);
+    const AtWork work = {shared, weights, keys_low, q_low, rows, row, lane, step};
+#pragma unroll 1
+    for (; blocks >= kRunBlocks; blocks -= kRunBlocks, key += kRunBlocks * step)
+      Run<kRunBlocks>().template step<0>(work, key, at);
+#pragma unroll 1
+    for (; blocks; --blocks, key += step) Run<1>().template step<0>(work, key, at);
+    // All lanes have read the sequence's weights and rows.
+    ptx::syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty[slot_at.slot]);
+  }
+}
+
+KERNEL(kNumThreads, 1) fp8_paged_mqa_logits(GRID_CONSTANT PagedParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);
+  const uint32_t warp = ptx::warp_index() % 4, lane = ptx::lane_index();
+  if (ptx::warp_index() == 0 && ptx::elect_sync()) {
+    ptx::prefetch_tensormap(&p.map_q);
+    ptx::prefetch_tensormap(&p.map_keys);
+    ptx::prefetch_tensormap(&p.map_scales);
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      ptx::mbarrier_init(&shared.q_full[slot], 33);  // each lane of the producer, and the one that announces bytes
+      ptx::mbarrier_init(&shared.q_empty[slot], kNumMathWarps);
+    }
+    shared.ring.init();
+  }
+  ptx::syncthreads();
+  ptx::griddepcontrol_wait();
+
+  if (warpgroup == kNumMathWarpgroups) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (warp == 0) {
+      load_share(p, shared, lane);
+      ptx::griddepcontrol_launch_dependents();
+    }
+  } else {
+    ptx::setmaxnreg_inc<kMathRegisters>();
+    multiply_share(p, shared, warpgroup, warp, lane);
+  }
+}

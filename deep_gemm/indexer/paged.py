@@ -1,0 +1,128 @@
+"""Logits of the indexer for a few tokens of each sequence, whose keys lie in the pages of a cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels import fp8_paged_mqa_logits as kernel
+from ..kernels import plan_paged_contexts
+from ..problem.indexer import no_q_scales
+from ..problem.paged import PagedLogits, metadata_problem, no_indices, paged_logits_problem
+from ..problem.tracing import handles_operators, is_dispatched
+from . import paged_reference
+
+
+def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int, indices: None = None) -> Tensor:
+    """Plan which SM computes which logits of `fp8_paged_mqa_logits`: int32 `[num_sms + 1, 2]`.
+
+    It holds for these contexts, int32 `[sequences, next_n]` or `[sequences]`, whatever the layer, and may be copied
+    into a tensor that a graph reads.
+
+    >>> get_paged_mqa_logits_metadata(torch.tensor([[1000], [24]], dtype=torch.int32), 64, 2).tolist()
+    [[0, 0], [0, 2], [1, 1]]
+    """
+    no_indices(indices)
+    if is_dispatched(context_lens):
+        return torch.ops.deep_gemm.plan_paged_contexts.default(  # type: ignore[no-any-return]
+            context_lens, block_kv, num_sms
+        )
+    schedule = metadata_problem(context_lens, block_kv, num_sms)
+    with torch.no_grad():
+        if context_lens.is_cuda:
+            plan_paged_contexts.run(context_lens, schedule)
+        else:
+            paged_reference.schedule(context_lens, schedule)
+    return schedule
+
+
+def fp8_paged_mqa_logits(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor,
+    max_context_len: int,
+    clean_logits: bool = False,
+    indices: None = None,
+) -> Tensor:
+    """Score the keys of each token's context: FP32 logits `[sequences * next_n, max_context_len]`.
+
+    ``logits[b * next_n + t, j] = sf[j] * sum over heads h of max(0, q[b, t, h] . key[j]) * weights[b * next_n + t, h]``
+
+    - `q`: FP8 `[sequences, next_n, heads, depth]`, next_n 1 to 4, heads a multiple of 8, next_n x heads up to 256,
+      depth 32, 64 or 128.
+    - `kv_cache`: uint8 `[blocks, page, 1, depth + 4]`, page 32 or 64. In a block all keys come first, then their FP32
+      scales. Blocks may lie apart, at multiples of 16 bytes.
+    - `weights`: FP32 `[sequences * next_n, heads]`.
+    - `context_lens`: int32 `[sequences, next_n]`: token t has the keys j < context_lens[b, t]; or `[sequences]`, of all
+      tokens of a sequence. 0 is allowed.
+    - `block_table`: int32 `[sequences, pages]`: where each page is. Entries behind the context are not read.
+    - `schedule_meta`: of `get_paged_mqa_logits_metadata` for these contexts, for all SMs, or for half as many.
+    - `clean_logits`: must be False. Logits behind a context are undefined.
+
+    The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
+    the same each time.
+    """
+    no_indices(indices)
+    return _logits(
+        q, kv_cache, weights, context_lens, block_table, schedule_meta, max_context_len, clean_logits, torch.float32
+    )
+
+
+def fp8_fp4_paged_mqa_logits(
+    q: tuple[Tensor, None],
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor,
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: torch.dtype = torch.float32,
+    indices: None = None,
+) -> Tensor:
+    """Do what `fp8_paged_mqa_logits` does with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
+
+    The other member would be the scales of FP4 queries, which Hopper does not have.
+    """
+    no_indices(indices)
+    if not isinstance(q, (tuple, list)) or len(q) != 2:
+        raise TypeError(f"q: expected a pair (q, None), got a {type(q).__name__}")
+    values, sfq = q
+    no_q_scales(sfq)
+    return _logits(
+        values, kv_cache, weights, context_lens, block_table, schedule_meta, max_context_len, clean_logits, logits_dtype
+    )
+
+
+def _logits(
+    q: Tensor,
+    cache: Tensor,
+    weights: Tensor,
+    contexts: Tensor,
+    table: Tensor,
+    schedule: Tensor,
+    max_context_len: int,
+    clean_logits: bool,
+    logits_dtype: torch.dtype,
+) -> Tensor:
+    if is_dispatched(q) or handles_operators((cache, weights), contexts, table, schedule):
+        return torch.ops.deep_gemm.fp8_paged_mqa_logits.default(  # type: ignore[no-any-return]
+            q, cache, weights, contexts, table, schedule, max_context_len, clean_logits, logits_dtype
+        )
+    p = paged_logits_problem(q, cache, weights, contexts, table, schedule, max_context_len, clean_logits, logits_dtype)
+    compute(p)
+    return p.logits
+
+
+@torch.no_grad()
+def compute(p: PagedLogits) -> None:
+    """Compute a problem's logits where its operands are."""
+    if p.logits.numel() == 0 or p.cache.shape[0] == 0:
+        return
+    if p.q.is_cuda:
+        kernel.run(p)
+    else:
+        paged_reference.paged_mqa_logits(p)

@@ -1,0 +1,78 @@
+"""Bad arguments of paged logits are refused by name, before anything is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from paged_cases import problem
+
+import deep_gemm
+
+P = problem([[70, 3], [0, 9]], 2, 16, 32)
+GOOD: dict[str, Any] = {
+    "q": P.q,
+    "kv_cache": P.cache,
+    "weights": P.weights,
+    "context_lens": P.contexts,
+    "block_table": P.table,
+    "schedule_meta": P.schedule,
+    "max_context_len": 70,
+}
+
+
+def strided(stride: int) -> torch.Tensor:
+    return torch.zeros(6 * stride, dtype=torch.uint8).as_strided((5, 64, 1, 36), (stride, 36, 36, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"clean_logits": True}, ValueError, "clean_logits: expected False"),
+        ({"indices": P.contexts}, NotImplementedError, "indices: expected None"),
+        ({"kv_cache": strided(64 * 36 + 8)}, ValueError, "multiple of 16 bytes, and at least 2304, got 2312"),
+        ({"kv_cache": strided(64 * 36 - 16)}, ValueError, "at least 2304, got 2288"),
+        ({"kv_cache": P.cache.view(torch.int8)}, ValueError, "kv_cache: expected dtype torch.uint8"),
+        ({"kv_cache": torch.zeros(5, 16, 1, 36, dtype=torch.uint8)}, NotImplementedError, "pages of 32 or 64"),
+        ({"q": P.q[:, :1].expand(2, 5, 16, 32)}, NotImplementedError, "1 to 4 tokens"),
+        ({"q": P.q[..., :12, :]}, NotImplementedError, "multiple of 8"),
+        ({"q": P.q.view(torch.int8)}, NotImplementedError, "FP4"),
+        ({"weights": P.weights[:3]}, ValueError, "weights: expected shape"),
+        ({"context_lens": P.contexts.long()}, ValueError, "context_lens: expected dtype"),
+        ({"context_lens": P.contexts[:1]}, ValueError, "context_lens: expected shape"),
+        ({"block_table": P.table[:1]}, ValueError, "block_table: expected shape"),
+        ({"schedule_meta": P.schedule[:1]}, ValueError, "schedule_meta: expected a contiguous"),
+        ({"max_context_len": -1}, ValueError, "max_context_len"),
+    ],
+)
+def test_bad_arguments_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        deep_gemm.fp8_paged_mqa_logits(**{**GOOD, **changes})
+
+
+def test_q_in_a_pair() -> None:
+    rest = {name: x for name, x in GOOD.items() if name != "q"}
+    logits = deep_gemm.fp8_fp4_paged_mqa_logits((P.q, None), **rest, logits_dtype=torch.bfloat16)
+    assert (logits.dtype, logits.shape, logits.stride()) == (torch.bfloat16, (4, 70), (512, 1))
+    with pytest.raises(NotImplementedError, match="FP4"):
+        deep_gemm.fp8_fp4_paged_mqa_logits((P.q, P.weights), **rest)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="logits_dtype"):
+        deep_gemm.fp8_fp4_paged_mqa_logits((P.q, None), **rest, logits_dtype=torch.float16)
+
+
+def test_no_sequences() -> None:
+    empty = {name: GOOD[name][:0] for name in ("q", "weights", "context_lens", "block_table")}
+    assert deep_gemm.fp8_paged_mqa_logits(**{**GOOD, **empty}).shape == (0, 70)
+    schedule = deep_gemm.get_paged_mqa_logits_metadata(P.contexts[:0], 64, 132)
+    assert schedule.shape == (133, 2)
+    assert not schedule.any()
+
+
+def test_bad_arguments_of_schedules_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="block_kv: expected pages of 32 or 64 keys, got 128"):
+        deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 128, 132)
+    with pytest.raises(ValueError, match="num_sms"):
+        deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 64, 0)
+    with pytest.raises(NotImplementedError, match="indices"):
+        deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 64, 132, P.contexts)  # type: ignore[arg-type]
