@@ -132,13 +132,6 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     float d[kUnitN / 2];
     ptx::fence_registers(d);
     ptx::wgmma_fence();
-    ptx::wgmma_m64_e4m3<kUnitN, 64>(d, low, low);
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<0>();
-    ptx::fence_registers(d);
-#pragma unroll
-    for (float x : d) sum += x;
-    ptx::wgmma_fence();
     ptx::wgmma_m64k128_e4m3<kUnitN>(d, low, low);
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor_from_low(low), ptx::smem_descriptor_from_low(low), true);
     ptx::wgmma_m64k32_e4m3<kUnitN>(d, ptx::smem_descriptor(ptx::smem_address(tile) + 32),
