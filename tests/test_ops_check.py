@@ -139,6 +139,8 @@ def samples() -> Iterator[Sample]:
     q, weights_of_heads, starts, ends = queries(M)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends)
     yield call(ops.fp8_mqa_logits.default, q, *KEYS, weights_of_heads, starts, ends, True, 0, torch.bfloat16)
+    yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(M, 8), fp32(M))
+    yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(2, M, 8), fp32(2, M), 2)
     yield call(ops.get_mn_major_tma_aligned_tensor.default, a[1])
     yield call(ops.get_mn_major_tma_aligned_tensor.default, fp32(2, M, 1))
 

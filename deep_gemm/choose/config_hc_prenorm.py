@@ -63,9 +63,10 @@ class HcConfig:
 
     @property
     def num_stages(self) -> int:
-        """K-blocks in shared memory: as many as fit."""
+        """K-blocks in shared memory: as many as fit, the same number for each group of splitters."""
         left = SHARED_BYTES_LIMIT // 1024 * 1024 - align(self.exchange_bytes, 128) - 16
-        return min(left // (self.slot_bytes + 24), self.max_stages)
+        fitting = min(left // (self.slot_bytes + 24), self.max_stages)
+        return fitting // self.splitter_groups * self.splitter_groups
 
     @property
     def shared_bytes(self) -> int:

@@ -30,7 +30,6 @@ INSTEAD: dict[str, str] = {
     "fp8_paged_mqa_logits": _DEQUANTIZED,
     "fp8_fp4_paged_mqa_logits": _DEQUANTIZED,
     "get_paged_mqa_logits_metadata": _DEQUANTIZED,
-    "tf32_hc_prenorm_gemm": _TORCH,
     "fp8_mega_moe": _MOE,
     "fp8_fp4_mega_moe": _MOE,
     "get_symm_buffer_for_mega_moe": _SYMMETRIC,

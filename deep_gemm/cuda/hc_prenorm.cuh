@@ -142,7 +142,9 @@ DEVICE void split_slot(uint8_t* b, uint32_t warp, uint32_t lane) {
   }
 }
 
-// A group of splitters: every kSplitterGroups-th slot of those that are loaded.
+// A group of splitters: every kSplitterGroups-th slot of those that are loaded. These are the same stages each time round, so
+// it sees all phases of their barriers; of a stage that it visits every other time, it would take an old phase for its own.
+static_assert(kNumStages % kSplitterGroups == 0, "a group of splitters has stages of its own");
 DEVICE void split_slots(const HcParams& p, SharedStorage& shared, const Units& units, uint32_t group, uint32_t warp,
                         uint32_t lane) {
   RingPosition at;

@@ -40,6 +40,8 @@ PARAMS = Params(
 )
 """`HcParams` of cuda/hc_prenorm.cuh."""
 MAX_MAPS = 1024
+PRODUCT_K = 16
+"""Elements along k of one product of BF16."""
 
 
 def run(p: HcProblem, config: HcConfig | None = None) -> None:
@@ -104,6 +106,18 @@ def build(config: HcConfig) -> jit.CompiledKernel:
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     return jit.build(SOURCE, headers(config), name=NAME)
+
+
+def code_plan(config: HcConfig) -> CodePlan:
+    """Derive what the kernel's machine code must consist of. It writes sums by ordinary stores."""
+    return CodePlan(
+        roles=((config.num_math_warps * 32, None), (WARPGROUP_THREADS * config.splitter_groups, None), (32, None)),
+        shared_bytes=config.shared_bytes,
+        qgmma=0,
+        hgmma=BLOCK_K // PRODUCT_K,
+        tma_loads=2,
+        multicast_loads=0,
+    )
 
 
 @cache
