@@ -58,6 +58,9 @@ TRIALS = [
     Trial(FEW_ROWS, 70, 24, 448, 2, 3, 1),
     Trial(PAIR, 300, 16, 640, 1, 2, 2),
     Trial(ALONE, 13, 24, 192, 1, 2, 3, is_special=True),
+    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 0, "slow_cta"),  # CTAs without a block send at once
+    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 1, "slow_producer"),
+    Trial(ALONE, 5, 24, 64, 3, 2, 0, "slow_producer"),  # splits without a block are written at once
     Trial(ALONE, 70, 24, 1024, 1, 2, 4, "late_loads"),
     Trial(ALONE, 70, 24, 1024, 1, 2, 5, "slow_math"),
     Trial(FEW_ROWS, 137, 24, 448, 2, 3, 6, "slow_cta"),
@@ -79,19 +82,31 @@ MUTATIONS = [
         "      split_slot",
     ),
     Mutation(
-        "A is multiplied before it has come",
+        "B is multiplied before it is split",
         _K,
-        "    wait_until_loaded(shared.ring, at);\n    ptx::mbarrier_wait",
-        "    ptx::mbarrier_wait",
-    ),
-    Mutation(
-        "B is multiplied before it is split", _K, "    ptx::mbarrier_wait_parity(&shared.split[at.stage], at.parity);\n", ""
+        "    ptx::mbarrier_wait_parity(&shared.split[at.stage], at.parity);",
+        "    ",
     ),
     Mutation("three warps of splitters are waited for", _K, "&shared.split[stage], 4)", "&shared.split[stage], 3)"),
     Mutation("the tensor cores may read old bytes", _K, "      ptx::fence_proxy_async_shared();", "      "),
-    Mutation("a warp's lanes may not have written", _K, "      ptx::syncwarp();\n      if (lane == 0) ptx::mbarrier_arrive(", "      if (lane == 0) ptx::mbarrier_arrive("),
-    Mutation("rows are overwritten before all are read", _K, "  ptx::syncwarp();\n#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const", "#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const"),
-    Mutation("groups of splitters take the same slots", _K, "const bool is_mine = turn == group;", "const bool is_mine = turn == 0;"),
+    Mutation(
+        "a warp's lanes may not have written",
+        _K,
+        "      ptx::syncwarp();\n      if (lane == 0) ptx::mbarrier_arrive(",
+        "      if (lane == 0) ptx::mbarrier_arrive(",
+    ),
+    Mutation(
+        "rows are overwritten before all are read",
+        _K,
+        "  ptx::syncwarp();\n#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const",
+        "#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const",
+    ),
+    Mutation(
+        "groups of splitters take the same slots",
+        _K,
+        "const bool is_mine = turn == group;",
+        "const bool is_mine = turn == 0;",
+    ),
     Mutation("slots are not given back", _K, "    release(shared.ring, at, lane, loaded);\n", ""),
     Mutation(
         "slots are given back before the products are done",
@@ -105,7 +120,9 @@ MUTATIONS = [
     Mutation("B is cut off", _K, "(bits + 0xfff + (bits >> 13 & 1))", "(bits)"),
     Mutation("the middle is rounded away from zero", _K, "(bits + 0xfff + (bits >> 13 & 1))", "(bits + 0x1000)"),
     Mutation("B is not rounded", _K, "& ~0x1fffu;", ";"),
-    Mutation("a NaN is rounded", _K, "== ptx::float_of(bits) ? nearest : bits", "== ptx::float_of(bits) ? nearest : nearest"),
+    Mutation(
+        "a NaN is rounded", _K, "== ptx::float_of(bits) ? nearest : bits", "== ptx::float_of(bits) ? nearest : nearest"
+    ),
     Mutation("zero has a predecessor", _K, "(value == 0 ? rounded : rounded - 1)", "(rounded - 1)"),
     Mutation("the low part may be zero", _K, "(value == 0 ? rounded : rounded - 1)", "(rounded)"),
     Mutation("the low part is left out", _K, "products[i * 2] + products[i * 2 + 1]", "products[i * 2]"),
@@ -115,25 +132,82 @@ MUTATIONS = [
     Mutation("a chunk is squared twice", _K, "^ i * 64)", "^ i * 0)"),
     Mutation("rows of squares are 4 apart", _K, "(address + row * 8 * kRowBytes)", "(address + row * 4 * kRowBytes)"),
     Mutation("half of a row's squares", _K, "  return sum + ptx::shfl_sync(sum, lane ^ 2);", "  return sum;"),
-    Mutation("the second warpgroup has the first's rows", _K, "shared.a[0]) + warp * 16 * kRowBytes", "shared.a[0]) + warp % 4 * 16 * kRowBytes"),
+    Mutation(
+        "the second warpgroup has the first's rows",
+        _K,
+        "shared.a[0]) + warp * 16 * kRowBytes",
+        "shared.a[0]) + warp % 4 * 16 * kRowBytes",
+    ),
     Mutation("the second warpgroup multiplies the first's rows", _K, "+ warp / 4 * 64 * kRowBytes", ""),
     # who computes and adds up what
     Mutation("a split is its whole blocks", _K, "count = each + (index < more ? 1 : 0);", "count = each;"),
-    Mutation("later splits are the longer ones", _K, "first = index * each + (index < more ? index : more);", "first = index * each;"),
-    Mutation("all CTAs of a cluster have the same blocks", _K, "k_block = of_split.first + of_rank.first;", "k_block = of_split.first;"),
-    Mutation("the sums before have not been taken", _K, "  if (number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);\n", ""),
-    Mutation("sums are added up before they have come", _K, "  ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);\n", ""),
-    Mutation("peers may not run yet", _K, "      if (number == 0) ptx::cluster_wait();  // all run, and may be written to\n", ""),
-    Mutation("sums are given back before all have read them", _K, "  ptx::bar_sync(1, kNumMathThreads);\n  if (ptx::thread_index() == 0) {", "  if (ptx::thread_index() == 0) {"),
+    Mutation(
+        "later splits are the longer ones",
+        _K,
+        "first = index * each + (index < more ? index : more);",
+        "first = index * each;",
+    ),
+    Mutation(
+        "all CTAs of a cluster have the same blocks",
+        _K,
+        "k_block = of_split.first + of_rank.first;",
+        "k_block = of_split.first;",
+    ),
+    Mutation(
+        "the sums before have not been taken",
+        _K,
+        "  if (number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);\n",
+        "",
+    ),
+    Mutation(
+        "sums are added up before they have come",
+        _K,
+        "  ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);\n",
+        "",
+    ),
+    Mutation(
+        "peers may not run yet",
+        _K,
+        "      if (number == 0) ptx::cluster_wait();  // all run, and may be written to\n",
+        "",
+    ),
+    Mutation(
+        "sums are given back before all have read them",
+        _K,
+        "  ptx::bar_sync(1, kNumMathThreads);\n  if (ptx::thread_index() == 0) {",
+        "  if (ptx::thread_index() == 0) {",
+    ),
     Mutation("the last sums are given back too", _K, "  if (is_last) return;", "  if (false) return;"),
-    Mutation("more sums are not expected", _K, "    expect_chunks<kSums>(&shared.received, units.rank);\n#pragma", "#pragma"),
-    Mutation("one CTA gives back for all", _K, "rank < kClusterK; ++rank) ptx::mbarrier_arrive_cluster", "rank < 1; ++rank) ptx::mbarrier_arrive_cluster"),
-    Mutation("the kernel ahead may still write the operands", _K, "    if (ptx::elect_sync()) {\n      ptx::griddepcontrol_wait();", "    if (ptx::elect_sync()) {"),
-    Mutation("the kernel ahead may still read the outputs", _K, "    ptx::griddepcontrol_wait();\n    multiply_units", "    multiply_units"),
+    Mutation(
+        "more sums are not expected", _K, "    expect_chunks<kSums>(&shared.received, units.rank);\n#pragma", "#pragma"
+    ),
+    Mutation(
+        "one CTA gives back for all",
+        _K,
+        "rank < kClusterK; ++rank) ptx::mbarrier_arrive_cluster",
+        "rank < 1; ++rank) ptx::mbarrier_arrive_cluster",
+    ),
+    Mutation(
+        "the kernel ahead may still write the operands",
+        _K,
+        "    if (ptx::elect_sync()) {\n      ptx::griddepcontrol_wait();",
+        "    if (ptx::elect_sync()) {",
+    ),
+    Mutation(
+        "the kernel ahead may still read the outputs",
+        _K,
+        "    ptx::griddepcontrol_wait();\n    multiply_units",
+        "    multiply_units",
+    ),
     # the way out
     Mutation("rows past the last are written", _K, "has_row = row < p.m,", "has_row = true,"),
     Mutation("rows past the last are written, 8 on", _K, "has_next = row + 8 < p.m;", "has_next = true;"),
-    Mutation("columns of a quad change places", _K, "st_global_f32(to, x), ptx::st_global_f32(to + 4, z)", "st_global_f32(to, z), ptx::st_global_f32(to + 4, x)"),
+    Mutation(
+        "columns of a quad change places",
+        _K,
+        "st_global_f32(to, x), ptx::st_global_f32(to + 4, z)",
+        "st_global_f32(to, z), ptx::st_global_f32(to + 4, x)",
+    ),
     Mutation("all splits write the first's sums", _K, "p.d + unit.split * p.d_stride + row", "p.d + row"),
     Mutation("all splits write the first's squares", _K, "static_cast<uint64_t>(unit.split) * p.m + row", "row"),
 ]

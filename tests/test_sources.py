@@ -28,7 +28,14 @@ def test_loops_are_unrolled_fully_or_not_at_all(name: str) -> None:
 
 def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
     found = {name for text in SOURCES.values() for name in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
-    with_gates = {"KERNEL_NAME", fp8_gemm_decode.NAME, fp8_mqa_logits.NAME, hc_prenorm.NAME, k_group_maps.NAME, linear_decode.NAME}
+    with_gates = {
+        "KERNEL_NAME",
+        fp8_gemm_decode.NAME,
+        fp8_mqa_logits.NAME,
+        hc_prenorm.NAME,
+        k_group_maps.NAME,
+        linear_decode.NAME,
+    }
     assert found == with_gates | {kernel.name for kernel, _ in reachable_ordinary()}
 
 
