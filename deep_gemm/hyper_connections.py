@@ -26,8 +26,8 @@ def tf32_hc_prenorm_gemm(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_s
       caller adds up. Blocks of 64 along k are dealt evenly, the earlier splits being longer by a block if they do not
       come out even. A split without a block is zeros.
 
-    Values of B are rounded to TF32, 10 bits of mantissa, to nearest even; products are exact, sums in FP32. (The CPU sums in
-    FP64 and rounds once.) Sums have one order, so the bits are the same each time. On a GPU it is one launch.
+    Values of B are rounded to TF32, 10 bits of mantissa, to nearest even; products are exact, sums in FP32. (The CPU
+    sums in FP64 and rounds once.) Sums have one order, so the bits are the same each time. On a GPU it is one launch.
 
     >>> d, sqr_sum = torch.empty(2, 8), torch.empty(2)
     >>> tf32_hc_prenorm_gemm(torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(8, 64), d, sqr_sum)

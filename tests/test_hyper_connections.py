@@ -10,9 +10,10 @@ import torch
 from hc_cases import operands, special_operands
 
 import deep_gemm
-from deep_gemm.choose.config_hc_prenorm import HcConfig, grid, hc_config
+from deep_gemm.choose.config_hc_prenorm import INVARIANT_CLUSTER, hc_choice
 from deep_gemm.hyper_connections import to_tf32
 from deep_gemm.kernels import hc_prenorm
+from deep_gemm.kernels.workspace import COUNTER_BYTES
 from deep_gemm.problem.layout import parts_of
 
 
@@ -64,7 +65,7 @@ def test_infinities_and_nan_reach_what_they_belong_to() -> None:
     assert d[3].isnan().all()
     assert d[:, 3].isnan().all()
     assert d[6:, 6:].isfinite().all()
-    assert torch.equal(sqr_sum.isfinite().nonzero()[:, 0], torch.tensor([0, *range(5, 13)]))
+    assert torch.equal(sqr_sum.isfinite().nonzero()[:, 0], torch.tensor([0, *range(6, 13)]))
 
 
 def test_nothing_to_do() -> None:
@@ -134,14 +135,22 @@ def test_what_is_chosen_can_be_built_and_fills_no_more_than_the_sms(num_sms: int
         for n in (8, 16, 24, 32):
             for k in (64, 128, 7168, 28672):
                 for splits in (1, 16):
-                    config = hc_config(m, n, k, splits, num_sms)
-                    assert config in reachable
-                    assert config.why_illegal() is None
-                    assert grid(config, m, n, splits, num_sms) <= num_sms
+                    choice = hc_choice(m, n, k, splits, num_sms)
+                    assert choice.config in reachable
+                    assert choice.config.why_illegal() is None
+                    assert choice.grid(m, n, splits, num_sms) <= num_sms
+                    room, counters = choice.workspace_bytes(m, n, splits)
+                    assert room <= 1 << 22
+                    assert counters <= COUNTER_BYTES
 
 
 def test_usual_configurations_are_reachable() -> None:
     usual = hc_prenorm.usual_hc()
     assert set(usual) <= set(hc_prenorm.reachable_hc())
     assert len(usual) < 20
-    assert isinstance(usual[0], HcConfig)
+
+
+def test_as_many_share_out_k_whatever_the_batch_if_that_is_asked_for() -> None:
+    found = {hc_choice(m, 24, 7168, 1, 132, batch_invariant=True) for m in range(1, 10000, 37)}
+    assert {(choice.config.cluster, choice.parts) for choice in found} == {(INVARIANT_CLUSTER, 1)}
+    assert len(found) == 2

@@ -81,7 +81,9 @@ def test_rows_may_lie_apart() -> None:
     assert mistakes(a, b, *sim.run(compiled(SHORT), SHORT, a_apart[:, :256], b_apart[:, :256])) is None
 
 
-@pytest.mark.parametrize("choice", [HcChoice(TALL), PARTS, HcChoice(FEW_ROWS, 2)], ids=lambda choice: choice.config.name)
+@pytest.mark.parametrize(
+    "choice", [HcChoice(TALL), PARTS, HcChoice(FEW_ROWS, 2)], ids=lambda choice: choice.config.name
+)
 def test_no_race_changes_a_bit(choice: HcChoice) -> None:
     """DeepGEMM's kernel has a race (its issues 448 and 449). Here the bits are the same under every schedule."""
     a, b = operands(137, 24, 448)

@@ -168,7 +168,7 @@ def estimated_us(choice: HcChoice, m: int, n: int, k: int, splits: int, num_sms:
 def hc_choice(m: int, n: int, k: int, splits: int, num_sms: int, batch_invariant: bool = False) -> HcChoice:
     """Choose how a problem is shared out: what is estimated to take the least time.
 
-    A row's bits depend on how many CTAs share out k, and on nothing else: with `batch_invariant` these are always as many.
+    A row's bits depend on how many CTAs share out k, and on nothing else: with `batch_invariant` always as many do.
     """
     choices = (
         HcChoice(config, parts)

@@ -1,7 +1,7 @@
 """Memory that kernels need besides their operands: room for partial sums, and counters that are zero between launches.
 
-Launches on one stream follow each other, so they share a workspace, which is kept. A launch that a graph captures may be replayed
-beside any other: it gets room from the graph's own memory, and counters that nobody else ever gets.
+Launches on one stream follow each other, so they share a workspace, which is kept. A launch that a graph captures may
+be replayed beside any other: it gets room from the graph's own memory, and counters that nobody else ever gets.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Workspaces:
         self._given = 0
         self._counters: dict[int, int] = {}
         self._rooms: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
         self._lock = threading.Lock()
 
     def of_launch(self, stream: int, room_bytes: int, counter_bytes: int) -> tuple[int, int]:
@@ -55,7 +56,7 @@ class Workspaces:
         return torch.zeros(COUNTER_BYTES, dtype=torch.uint8, device=self._place)
 
     def _keep(self, counters: Tensor) -> int:
-        self._kept = [*getattr(self, "_kept", []), counters]
+        self._kept.append(counters)
         return counters.data_ptr()
 
     def _new_counters(self) -> int | None:
@@ -72,4 +73,5 @@ _DEVICES: dict[int, Workspaces] = {}
 
 def workspaces_of(device: int) -> Workspaces:
     """Give the workspaces of a device."""
-    return _DEVICES.setdefault(device, Workspaces(device)) if device not in _DEVICES else _DEVICES[device]
+    found = _DEVICES.get(device)
+    return found if found is not None else _DEVICES.setdefault(device, Workspaces(device))

@@ -38,7 +38,7 @@ def run(
     schedule: str | None = None,
     truncate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What the kernel leaves unwritten is NaN."""
+    """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What is left unwritten is NaN."""
     choice = HcChoice(choice) if isinstance(choice, HcConfig) else choice
     config, m, n = choice.config, len(a), len(b)
     room, counters = (max(size, 4) for size in choice.workspace_bytes(m, n, splits))

@@ -104,7 +104,7 @@ def parsed(shapes: str) -> tuple[int | None, int, int]:
 
 
 def jobs_of_layers() -> Iterator[Job]:
-    """All kernels of casts, of routes and of scales, whatever the shape; of the indexer and of hyper-connections the usual ones."""
+    """All kernels of casts, of routes and of scales, whatever the shape; of the others the usual ones."""
     for kernel, configs in reachable_ordinary():
         for config in configs:
             yield Job(kernel.name, config, partial(kernel.build, config))
