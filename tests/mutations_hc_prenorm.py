@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hc_cases import mistakes, operands, special_operands
 
-from deep_gemm.choose.config_hc_prenorm import HcChoice, HcConfig
+from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.sim import hc_prenorm as sim
 from deep_gemm.sim.mutate import Mutation
@@ -26,7 +26,6 @@ class Trial:
     seed: int
     schedule: str | None = None
     is_special: bool = False
-    parts: int = 1
 
     def headers(self) -> dict[str, str]:
         return hc_prenorm.headers(self.config)
@@ -39,7 +38,7 @@ class Trial:
             b,
             *sim.run(
                 sim.compile_config(self.config, headers),
-                HcChoice(self.config, self.parts),
+                self.config,
                 a,
                 b,
                 self.splits,
@@ -54,14 +53,11 @@ class Trial:
 
 ALONE, PAIR = HcConfig(64, 24, 1, 2, max_stages=4), HcConfig(128, 16, 2, 3, max_stages=3)
 FEW_ROWS = HcConfig(64, 8, 3, 1, max_stages=2)
-WARPGROUPS = HcConfig(128, 8, 1, 1, max_stages=4)
 TRIALS = [
     Trial(ALONE, 137, 24, 512, 3, 2, 0),
     Trial(FEW_ROWS, 70, 24, 448, 2, 3, 1),
-    Trial(PAIR, 150, 16, 1280, 1, 4, 5, parts=10),
-    Trial(ALONE, 13, 24, 192, 1, 2, 3, is_special=True),
-    Trial(ALONE, 137, 24, 256, 2, 9, 4, parts=3),
     Trial(PAIR, 300, 16, 384, 2, 2, 8, "slow_lanes"),
+    Trial(ALONE, 13, 24, 192, 1, 2, 3, is_special=True),
     Trial(ALONE, 70, 24, 1024, 1, 2, 5, "slow_math"),
     Trial(ALONE, 70, 24, 1024, 1, 2, 4, "late_loads"),
     Trial(FEW_ROWS, 137, 24, 448, 1, 3, 6, "slow_cta"),
@@ -69,9 +65,6 @@ TRIALS = [
     Trial(FEW_ROWS, 5, 8, 64, 1, 3, 0, "slow_cta"),  # CTAs without a block send at once
     Trial(FEW_ROWS, 5, 8, 64, 1, 3, 1, "slow_producer"),
     Trial(ALONE, 5, 24, 64, 3, 2, 0, "slow_producer"),  # splits without a block are written at once
-    Trial(ALONE, 1280, 24, 64, 1, 1, 0, "slow_math", parts=2),
-    *(Trial(WARPGROUPS, 128, 8, 256, 1, 3, seed, "slow_warpgroup", parts=3) for seed in range(3)),
-    *(Trial(ALONE, 64, 24, 128, 1, 2, seed, "slow_lanes", parts=2) for seed in range(6)),
 ]
 
 _K = "hc_prenorm.cuh"
@@ -112,30 +105,15 @@ MUTATIONS = [
         "const bool is_mine = turn == 0;",
     ),
     Mutation("registers are not fenced", _K, "    ptx::wgmma_fence();\n", ""),
+    Mutation("slots are not given back", _K, "    release(shared.ring, at, lane, loaded);\n", ""),
     Mutation(
-        "slots are not given back",
+        "slots are given back before the products are done",
         _K,
-        "    if (k_block != unit.k_block) release(shared.ring, before, lane, loaded);\n",
-        "",
+        "    ptx::fence_registers(products);\n    ptx::wgmma_wait_group<0>();\n    release(shared.ring, at, lane, loaded);",
+        "    release(shared.ring, at, lane, loaded);\n    ptx::fence_registers(products);\n    ptx::wgmma_wait_group<0>();",
     ),
-    Mutation(
-        "a unit's last slot is not given back",
-        _K,
-        "  if (unit.k_block != unit.end_k_block) release(shared.ring, before, lane, loaded);\n",
-        "",
-    ),
-    Mutation(
-        "a slot without a block is given back", _K, "  if (unit.k_block != unit.end_k_block) release(", "  release("
-    ),
-    Mutation("slots are given back before the products are done", _K, "wgmma_wait_group<1>", "wgmma_wait_group<2>"),
-    Mutation(
-        "the slot in work is given back",
-        _K,
-        "unit.k_block) release(shared.ring, before",
-        "unit.k_block) release(shared.ring, at",
-    ),
-    Mutation("the last products are not waited for", _K, "  ptx::wgmma_wait_group<0>();\n", ""),
-    Mutation("three warps of splitters are waited for", _K, "&shared.split[lane], 4)", "&shared.split[lane], 3)"),
+    Mutation("products are not waited for", _K, "    ptx::wgmma_wait_group<0>();\n", ""),
+    Mutation("three warps of splitters are waited for", _K, "&shared.split[stage], 4)", "&shared.split[stage], 3)"),
     # numbers
     Mutation("B is cut off", _K, "(bits + 0xfff + (bits >> 13 & 1))", "(bits)"),
     Mutation("the middle is rounded away from zero", _K, "(bits + 0xfff + (bits >> 13 & 1))", "(bits + 0x1000)"),
@@ -207,39 +185,8 @@ MUTATIONS = [
         "    multiply_units",
     ),
     Mutation("peers may not run yet", _K, "      if (number == 0) ptx::cluster_wait();", "      ;"),
-    Mutation(
-        "the last sums are given back too", _K, "if (kClusterK == 1 || is_last) return;", "if (kClusterK == 1) return;"
-    ),
-    Mutation("all CTAs of a cluster have the same blocks", _K, "part * kClusterK + rank);", "part * kClusterK);"),
-    Mutation("all clusters of a tile have the same blocks", _K, "part * kClusterK + rank);", "rank);"),
-    # clusters that meet in memory
-    Mutation(
-        "sums are counted before all are published",
-        _K,
-        "  ptx::bar_sync(1, kNumMathThreads);\n  if (ptx::thread_index() == 0)\n",
-        "  if (ptx::thread_index() == 0)\n",
-    ),
-    Mutation(
-        "the count is read before it is there",
-        _K,
-        "  ptx::bar_sync(1, kNumMathThreads);\n  if (ptx::ld_shared_b32",
-        "  if (ptx::ld_shared_b32",
-    ),
-    Mutation("who comes first adds up", _K, "!= last) return;", "!= 0) return;"),
-    Mutation("a part is left out", _K, "if (first + i < p.parts) addends", "if (first + i + 1 < p.parts) addends"),
-    Mutation("only some parts are added", _K, "first < p.parts; first += kAtOnce", "first < 1; first += kAtOnce"),
-    Mutation(
-        "all parts are published in one place", _K, "partial(p, unit, unit.part, chunk", "partial(p, unit, 0, chunk"
-    ),
-    Mutation("all tiles are published in one place", _K, "(unit.tile * p.parts + part)", "(part)"),
-    Mutation("the counter does not wrap", _K, "kClusterK + rank, last));", "kClusterK + rank, p.parts));"),
-    Mutation(
-        "a cluster's CTAs count together",
-        _K,
-        "p.counters + unit.tile * kClusterK + rank",
-        "p.counters + unit.tile * kClusterK",
-    ),
-    Mutation("all tiles count together", _K, "p.counters + unit.tile * kClusterK + rank", "p.counters + rank"),
+    Mutation("all CTAs of a cluster have the same blocks", _K, "of_split.first + of_rank.first;", "of_split.first;"),
+    Mutation("the last sums are given back too", _K, "  if (is_last) return;", "  if (false) return;"),
     # the way out
     Mutation("rows past the last are written", _K, "has_row = row < p.m,", "has_row = true,"),
     Mutation("rows past the last are written, 8 on", _K, "has_next = row + 8 < p.m;", "has_next = true;"),

@@ -31,7 +31,7 @@ def test_a_reachable_kernel_is_what_was_planned(config: HcConfig) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("  ptx::wgmma_wait_group<0>();\n", "", "C75"),
+        ("    ptx::wgmma_wait_group<0>();\n", "", "C75"),
         ("shared.b[at.stage], k_block * kBlockK, unit.row_n);", "shared.b[at.stage], 0, unit.row_n);", None),
         ("      ptx::tma_load_2d(&p.map_a", "      if (false) ptx::tma_load_2d(&p.map_a", "TMA loads"),
     ],

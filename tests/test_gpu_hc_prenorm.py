@@ -8,7 +8,7 @@ from hc_cases import mistakes, operands, special_operands
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.choose.config_hc_prenorm import HcChoice, HcConfig
+from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.hyper_connections import compute
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.problem.hyper_connections import HcProblem
@@ -30,16 +30,16 @@ def guarded(a: Tensor, b: Tensor, splits: int) -> tuple[HcProblem, list[Tensor]]
     return HcProblem(a, b, d, sqr_sum), memory
 
 
-def check(a: Tensor, b: Tensor, splits: int = 1, choice: HcChoice | None = None) -> HcProblem:
+def check(a: Tensor, b: Tensor, splits: int = 1, config: HcConfig | None = None) -> HcProblem:
     p, memory = guarded(a, b, splits)
-    hc_prenorm.run(p, choice)
+    hc_prenorm.run(p, config)
     first = [x.clone() for x in memory]
     assert mistakes(a, b, p.d, p.sqr_sum, UNITS_OF_STEP) is None
     assert all((x[0] == MARK).all() and (x[-1] == MARK).all() for x in memory)
     for _ in range(REPEATS):
         for x in memory:
             x.fill_(MARK)
-        hc_prenorm.run(p, choice)
+        hc_prenorm.run(p, config)
         assert all(map(torch.equal, memory, first))
     return p
 
@@ -72,44 +72,11 @@ def test_edges_of_shapes(m: int, n: int) -> None:
 @pytest.mark.parametrize("cluster", [1, 2, 3, 5, 8, 11, 14, 16])
 @pytest.mark.parametrize(("block_m", "block_n"), [(64, 8), (64, 24), (128, 24)])
 def test_any_cluster(block_m: int, block_n: int, cluster: int) -> None:
-    check(*operands(300, 24, 3200, device="cuda"), 2, HcChoice(HcConfig(block_m, block_n, cluster)))
-
-
-@pytest.mark.parametrize("parts", [2, 3, 8, 9, 28])
-@pytest.mark.parametrize(("block_m", "cluster"), [(64, 1), (64, 4), (64, 8), (128, 1), (128, 2)])
-def test_clusters_meet_in_memory(block_m: int, cluster: int, parts: int) -> None:
-    choice = HcChoice(HcConfig(block_m, 24, cluster), parts)
-    check(*operands(100, 24, 3200, device="cuda"), 1, choice)
-    check(*operands(13, 24, 128, device="cuda"), 3, choice)
-    if cluster < 4:  # more units than there is room for at a time
-        check(*operands(700, 24, 3200, device="cuda"), 2, choice)
-
-
-def test_streams_at_once() -> None:
-    """Each has a workspace of its own, and so has a graph that is replayed beside them."""
-    choice = HcChoice(HcConfig(64, 24, 2), 7)
-    given = [operands(64, 24, 28672, seed, device="cuda") for seed in range(4)]
-    right = [check(a, b, 1, choice) for a, b in given]
-    found = [guarded(a, b, 1)[0] for a, b in given]
-    streams = [torch.cuda.Stream() for _ in given]
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=streams[0]):
-        hc_prenorm.run(found[3], choice)
-    for _ in range(50):
-        for p, stream in zip(found[:3], streams, strict=False):
-            with torch.cuda.stream(stream):
-                hc_prenorm.run(p, choice)
-        with torch.cuda.stream(streams[3]):
-            graph.replay()
-    torch.cuda.synchronize()
-    for p, expected in zip(found, right, strict=True):
-        assert torch.equal(p.d, expected.d)
-        assert torch.equal(p.sqr_sum, expected.sqr_sum)
+    check(*operands(300, 24, 3200, device="cuda"), 2, HcConfig(block_m, block_n, cluster))
 
 
 def test_many_units_for_each_sm() -> None:
-    check(*operands(5000, 24, 1984, device="cuda"), 7, HcChoice(HcConfig(64, 24, 2)))
+    check(*operands(5000, 24, 1984, device="cuda"), 7, HcConfig(64, 24, 2))
     check(*operands(40000, 24, 640, device="cuda"))
 
 
@@ -127,12 +94,12 @@ def test_zeros_infinities_and_nan_as_torch_has_them() -> None:
 
 def test_few_sms_give_the_same_bits() -> None:
     a, b = operands(700, 24, 3200, device="cuda")
-    choice = HcChoice(HcConfig(64, 24, 4))
-    whole = check(a, b, 1, choice).d.clone()
+    config = HcConfig(64, 24, 4)
+    whole = check(a, b, 1, config).d.clone()
     before = deep_gemm.get_num_sms()
     deep_gemm.set_num_sms(9)
     try:
-        assert torch.equal(check(a, b, 1, choice).d, whole)
+        assert torch.equal(check(a, b, 1, config).d, whole)
         check(a, b)
     finally:
         deep_gemm.set_num_sms(before)

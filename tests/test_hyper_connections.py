@@ -10,10 +10,10 @@ import torch
 from hc_cases import operands, special_operands
 
 import deep_gemm
-from deep_gemm.choose.config_hc_prenorm import INVARIANT_CLUSTER, hc_choice
+from deep_gemm.choose.config_hc_prenorm import INVARIANT_CLUSTER, HcConfig, grid, hc_config
 from deep_gemm.hyper_connections import to_tf32
+from deep_gemm.jit.driver import PORTABLE_CLUSTER
 from deep_gemm.kernels import hc_prenorm
-from deep_gemm.kernels.workspace import COUNTER_BYTES
 from deep_gemm.problem.layout import parts_of
 
 
@@ -135,13 +135,29 @@ def test_what_is_chosen_can_be_built_and_fills_no_more_than_the_sms(num_sms: int
         for n in (8, 16, 24, 32):
             for k in (64, 128, 7168, 28672):
                 for splits in (1, 16):
-                    choice = hc_choice(m, n, k, splits, num_sms)
-                    assert choice.config in reachable
-                    assert choice.config.why_illegal() is None
-                    assert choice.grid(m, n, splits, num_sms) <= num_sms
-                    room, counters = choice.workspace_bytes(m, n, splits)
-                    assert room <= 1 << 22
-                    assert counters <= COUNTER_BYTES
+                    config = hc_config(m, n, k, splits, num_sms)
+                    assert config in reachable
+                    assert config.why_illegal() is None
+                    assert grid(config, m, n, splits, num_sms) <= num_sms
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "tile"),
+    [
+        (13, 7168, (64, 8, 16)),
+        (13, 28672, (64, 8, 16)),
+        (137, 7168, (64, 24, 16)),
+        (137, 28672, (64, 24, 16)),
+        (1024, 7168, (128, 24, 8)),
+        (1024, 28672, (128, 24, 8)),
+        (4096, 7168, (128, 24, 3)),
+        (4096, 28672, (128, 24, 3)),
+        (8192, 7168, (128, 24, 2)),
+        (8192, 28672, (128, 24, 2)),
+    ],
+)
+def test_what_was_fastest_on_an_h200_is_chosen(m: int, k: int, tile: tuple[int, int, int]) -> None:
+    assert hc_config(m, 24, k, 1, 132) == HcConfig(*tile)
 
 
 def test_usual_configurations_are_reachable() -> None:
@@ -151,6 +167,10 @@ def test_usual_configurations_are_reachable() -> None:
 
 
 def test_as_many_share_out_k_whatever_the_batch_if_that_is_asked_for() -> None:
-    found = {hc_choice(m, 24, 7168, 1, 132, batch_invariant=True) for m in range(1, 10000, 37)}
-    assert {(choice.config.cluster, choice.parts) for choice in found} == {(INVARIANT_CLUSTER, 1)}
-    assert len(found) == 2
+    found = {hc_config(m, 24, 7168, 1, 132, batch_invariant=True) for m in range(1, 10000, 37)}
+    assert {config.cluster for config in found} == {INVARIANT_CLUSTER}
+    assert len(found) > 1
+
+
+def test_a_gpu_without_room_for_large_clusters_has_others() -> None:
+    assert hc_config(13, 24, 7168, 1, 132, False, PORTABLE_CLUSTER).cluster <= PORTABLE_CLUSTER

@@ -4,15 +4,14 @@
 //   producer, one thread        for each k-block:  empty --wait--> TMA A, B --bytes--> full
 //   splitters, 4 warps a group  for each k-block:  full --wait--> B: FP32 -> BF16 high and low, in place --arrive--> split
 //   math, 1 or 2 warpgroups     for each k-block:  split --wait--> WGMMA; squares of A --arrive--> empty
-//                               after the last:    high + low, squares --cluster--> sums --memory--> D, sqr_sum
+//                               after the last:    high + low, squares --cluster--> sums -> D, sqr_sum
 //
 // A number of TF32 has 11 significant bits, so it is exactly the sum of two of BF16, and the tensor cores' BF16 products of A with
 // both are the products of TF32. A, as wide as it came, is never widened. `split` orders the splitters' writes before the
 // products that read them; `empty` these products before the next load into the slot; `received` and `taken` a
-// cluster's sums, of which each CTA adds up a share; a counter in memory what several clusters have of the same sums: who
-// comes last adds up. All add in the order of k, so the bits are the same each time.
+// cluster's sums, of which each CTA adds up a share in the order of k.
 //
-// A tile of D, of one of the caller's splits, has `parts` clusters, and its k-blocks are dealt to all their CTAs.
+// A unit of work is a tile of D and a part of k: of the caller's splits, one. CTAs of a cluster share out its k-blocks.
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
@@ -28,13 +27,10 @@ struct HcParams {
   ptx::TensorMap map_a, map_b;  // boxes of A have no more rows than A
   float* d;
   float* sqr_sum;
-  uint8_t* partials;           // of all clusters, if parts > 1; else unused
-  uint32_t* counters;          // zeros, for each CTA of a tile's cluster; zeros again at the end
   uint64_t d_pitch, d_stride;  // in elements, from row to row and from split to split
   uint32_t m, k_blocks, splits;
   uint32_t tiles_n;  // kBlockN rows of B each
-  uint32_t parts;    // clusters that share a tile
-  uint32_t units;    // of work, each a cluster's: tiles x parts
+  uint32_t units;
   uint32_t slot_bytes;  // of a box of A and one of B
 };
 #include "hc_params_layout.cuh"  // asserts that it lies as kernels/hc_prenorm.py packs it
@@ -45,8 +41,6 @@ constexpr uint32_t kABytes = kBlockM * kRowBytes, kBBytes = 2 * kBlockN * kRowBy
 constexpr uint32_t kNumMathThreads = kNumMathWarps * 32, kProducerWarp = kNumMathWarps + kSplitterGroups * 4;
 // Sums of a thread: of 2 rows and kBlockN / 4 columns, and of the squares of both rows in a quad of their own.
 constexpr uint32_t kSums = kBlockN / 2 + 4, kColumnQuads = kBlockN / 8;
-// The chunks of a tile (see exchange.cuh), and those that a CTA has in the end: all of them if it has no cluster.
-constexpr uint32_t kChunks = chunks_of_tile(kSums), kShare = chunks_per_cta(kSums), kChunkBytes = kChunkFloats * 4;
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kNumStages][kABytes];  // rows past the box are never written, and their sums never stored
@@ -55,7 +49,6 @@ struct SharedStorage {
   Ring ring;
   uint64_t split[kNumStages];
   uint64_t received, taken;  // of `exchange`
-  uint32_t came_before;      // how many clusters have published their sums before this one
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "HcConfig.shared_bytes and SharedStorage differ");
 
@@ -70,24 +63,20 @@ struct Part {
   }
 };
 
-// What this CTA computes of a unit. Tiles that share rows of A follow each other, then those that share B.
+// What this CTA computes of a unit. Units that share rows of A follow each other, then those that share B.
 struct Unit {
-  uint32_t row_m, row_n, split, tile, part, k_block, end_k_block;
+  uint32_t row_m, row_n, split, k_block, end_k_block;
 
   DEVICE Unit(const HcParams& p, uint32_t unit, uint32_t rank) {
-    const uint32_t tiles_m = ceil_div(p.m, kBlockM);
-    tile = unit / p.parts, part = unit % p.parts;
-    row_n = tile % p.tiles_n * kBlockN;
-    row_m = tile / p.tiles_n % tiles_m * kBlockM;
-    split = tile / p.tiles_n / tiles_m;
+    const uint32_t tiles_m = ceil_div(p.m, kBlockM), tile = unit / p.tiles_n;
+    row_n = unit % p.tiles_n * kBlockN;
+    row_m = tile % tiles_m * kBlockM;
+    split = tile / tiles_m;
     const Part of_split(p.k_blocks, p.splits, split);
-    const Part of_cta(of_split.count, p.parts * kClusterK, part * kClusterK + rank);
-    k_block = of_split.first + of_cta.first;
-    end_k_block = k_block + of_cta.count;
+    const Part of_rank(of_split.count, kClusterK, rank);
+    k_block = of_split.first + of_rank.first;
+    end_k_block = k_block + of_rank.count;
   }
-
-  // Whether a warp has rows that there are.
-  DEVICE bool has_rows(const HcParams& p, uint32_t warp) const { return row_m + warp * 16 < p.m; }
 };
 
 // The units of this CTA's cluster: every one that is so many on from the first.
@@ -217,34 +206,28 @@ struct Squares {
 // Multiplies this CTA's k-blocks of a unit. Accumulators 4 g + i of a thread: row lane / 4 + i / 2 * 8 of its warp's 16, and
 // of B's row 4 g + lane % 4 the high part if i is even, else the low one. (PTX ISA, "Register Fragments for
 // wgmma.mma_async.m64nNk16".) Sums 4 g + i are those of row lane / 4 + i % 2 * 8 and column 8 g + i / 2 * 4 + lane % 4.
-DEVICE void multiply(const HcParams& p, SharedStorage& shared, const Unit& unit, RingPosition& at, uint32_t warp,
-                     uint32_t lane, float (&sums)[kSums]) {
+DEVICE void multiply(SharedStorage& shared, const Unit& unit, RingPosition& at, uint32_t warp, uint32_t lane,
+                     float (&sums)[kSums]) {
   const uint32_t a_low = ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warp / 4 * 64 * kRowBytes);
   const uint32_t b_low = ptx::smem_descriptor_low(ptx::smem_address(shared.b[0]));
   const uint32_t rows = ptx::smem_address(shared.a[0]) + warp * 16 * kRowBytes + Squares::offset(lane);
-  const bool has_rows = unit.has_rows(p, warp);
-  float products[kBlockN], loaded = 0;
+  float products[kBlockN];
 #pragma unroll
   for (float& x : products) x = 0;
   Squares squares;
-  RingPosition before;
 #pragma unroll 1
-  for (uint32_t k_block = unit.k_block; k_block < unit.end_k_block; ++k_block, before = at, at = at.next()) {
+  for (uint32_t k_block = unit.k_block; k_block < unit.end_k_block; ++k_block, at = at.next()) {
     ptx::mbarrier_wait_parity(&shared.split[at.stage], at.parity);  // who split B has seen A come, too
     ptx::fence_registers(products);
     ptx::wgmma_fence();
     ptx::wgmma_m64k64_bf16<2 * kBlockN>(products, a_low + at.stage * (kABytes / 16), b_low + at.stage * (kBBytes / 16),
                                         true);
     ptx::wgmma_commit_group();
+    const float loaded = squares.add(rows + at.stage * kABytes);  // while the tensor cores work
     ptx::fence_registers(products);
-    // The tensor cores have this block to work on, and are done with the one before.
-    ptx::wgmma_wait_group<1>();
-    if (k_block != unit.k_block) release(shared.ring, before, lane, loaded);
-    if (has_rows) loaded = squares.add(rows + at.stage * kABytes);
+    ptx::wgmma_wait_group<0>();
+    release(shared.ring, at, lane, loaded);
   }
-  ptx::fence_registers(products);
-  ptx::wgmma_wait_group<0>();
-  if (unit.k_block != unit.end_k_block) release(shared.ring, before, lane, loaded);
 #pragma unroll
   for (uint32_t i = 0; i < kBlockN / 2; ++i) sums[i] = products[i * 2] + products[i * 2 + 1];
   sums[kBlockN / 2] = squares.of_row(0, lane), sums[kBlockN / 2 + 1] = squares.of_row(1, lane);
@@ -269,77 +252,22 @@ DEVICE void store_quad(const HcParams& p, const Unit& unit, uint32_t quad, uint3
   if (has_next) ptx::st_global_f32(next, y), ptx::st_global_f32(next + 4, w);
 }
 
-// Hands each of this CTA's chunks that a warp adds up to `f`: its number in the tile, in the CTA, and for the warp.
-template <typename F>
-DEVICE void for_each_chunk(const HcParams& p, const Unit& unit, uint32_t rank, uint32_t warp, const F& f) {
-#pragma unroll
-  for (uint32_t i = 0; i < ceil_div(kShare, kNumMathWarps); ++i) {
-    const uint32_t of_cta = i * kNumMathWarps + warp, chunk = rank * kShare + of_cta;
-    if (of_cta < kShare && chunk < kChunks && unit.has_rows(p, chunk % kNumMathWarps)) f(chunk, of_cta, i);
-  }
-}
-
-DEVICE void store_chunk(const HcParams& p, const Unit& unit, uint32_t chunk, uint32_t lane, const ptx::Float4& sum) {
-  store_quad(p, unit, chunk / kNumMathWarps, chunk % kNumMathWarps, lane, sum.x, sum.y, sum.z, sum.w);
-}
-
-// Where a lane has its sums of a chunk, as one of a tile's clusters has them.
-DEVICE uint8_t* partial(const HcParams& p, const Unit& unit, uint32_t part, uint32_t chunk, uint32_t lane) {
-  return p.partials + (static_cast<uint64_t>(unit.tile * p.parts + part) * kChunks + chunk) * kChunkBytes + lane * 16;
-}
-
-// Adds up this CTA's chunks of all clusters of a tile, and writes them, if all have published theirs. This one's are
-// published before a barrier of the math warps, then counted by one thread, by whose acquire and another barrier all
-// see those of others. The counter wraps to zero, for the next launch.
-DEVICE void add_up_parts(const HcParams& p, SharedStorage& shared, const Unit& unit, uint32_t rank, uint32_t warp,
-                         uint32_t lane) {
-  constexpr uint32_t kAtOnce = 8;  // loads on their way
-  const uint32_t last = p.parts - 1;
-  ptx::bar_sync(1, kNumMathThreads);
-  if (ptx::thread_index() == 0)
-    ptx::st_shared_b32(&shared.came_before, ptx::atom_inc_acq_rel(p.counters + unit.tile * kClusterK + rank, last));
-  ptx::bar_sync(1, kNumMathThreads);
-  if (ptx::ld_shared_b32(&shared.came_before) != last) return;
-  for_each_chunk(p, unit, rank, warp, [&](uint32_t chunk, uint32_t, uint32_t) {
-    ptx::Float4 sum = {0, 0, 0, 0};
-#pragma unroll 1
-    for (uint32_t first = 0; first < p.parts; first += kAtOnce) {
-      ptx::Float4 addends[kAtOnce];
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) {
-        addends[i] = {0, 0, 0, 0};
-        if (first + i < p.parts) addends[i] = ptx::ld_global_v4_f32(partial(p, unit, first + i, chunk, lane));
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i)
-        sum.x += addends[i].x, sum.y += addends[i].y, sum.z += addends[i].z, sum.w += addends[i].w;
-    }
-    store_chunk(p, unit, chunk, lane, sum);
-  });
-}
-
-// From a CTA's sums to D. Of those of a cluster each CTA adds up a share, and the tile's clusters share this one's.
+// Adds up what the cluster's CTAs have of the unit, in the order of their ranks, which is that of k; each writes a share.
 DEVICE void add_up_and_store(const HcParams& p, SharedStorage& shared, const Unit& unit, const Units& units,
                              uint32_t number, bool is_last, uint32_t warp, uint32_t lane, const float (&sums)[kSums]) {
-  if constexpr (kClusterK > 1) {
-    // All have taken what was sent for the unit before.
-    if (number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);
-    send_chunks(sums, shared.exchange, &shared.received, units.rank, 0, warp, lane);
-    ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);
+  constexpr uint32_t kShare = chunks_per_cta(kSums);
+  // All have taken what was sent for the unit before.
+  if (number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);
+  send_chunks(sums, shared.exchange, &shared.received, units.rank, 0, warp, lane);
+  ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);
+#pragma unroll 1
+  for (uint32_t i = warp; i < kShare; i += kNumMathWarps) {
+    const uint32_t chunk = units.rank * kShare + i;
+    if (chunk >= chunks_of_tile(kSums)) break;
+    const ptx::Float4 sum = sum_chunk<kSums>(shared.exchange, i, lane);
+    store_quad(p, unit, chunk / kNumMathWarps, chunk % kNumMathWarps, lane, sum.x, sum.y, sum.z, sum.w);
   }
-  for_each_chunk(p, unit, units.rank, warp, [&](uint32_t chunk, uint32_t of_cta, uint32_t quad) {
-    ptx::Float4 sum;
-    if constexpr (kClusterK > 1)
-      sum = sum_chunk<kSums>(shared.exchange, of_cta, lane);
-    else
-      sum = {sums[quad * 4], sums[quad * 4 + 1], sums[quad * 4 + 2], sums[quad * 4 + 3]};
-    if (p.parts == 1)
-      store_chunk(p, unit, chunk, lane, sum);
-    else
-      ptx::st_global_v4_f32(partial(p, unit, unit.part, chunk, lane), sum.x, sum.y, sum.z, sum.w);
-  });
-  if (p.parts > 1) add_up_parts(p, shared, unit, units.rank, warp, lane);
-  if (kClusterK == 1 || is_last) return;  // nobody waits for it, and an arrival might find a CTA that has ended
+  if (is_last) return;  // nobody waits for it, and an arrival might find a CTA that has ended
   ptx::bar_sync(1, kNumMathThreads);
   if (ptx::thread_index() == 0) {
     expect_chunks<kSums>(&shared.received, units.rank);
@@ -355,38 +283,33 @@ DEVICE void multiply_units(const HcParams& p, SharedStorage& shared, const Units
   for (uint32_t i = units.first; i < p.units; i += units.step, ++number) {
     const Unit unit(p, i, units.rank);
     float sums[kSums];
-    multiply(p, shared, unit, at, warp, lane, sums);
+    multiply(shared, unit, at, warp, lane, sums);
     const bool is_last = i + units.step >= p.units;
     if (is_last) ptx::griddepcontrol_launch_dependents();
-    if constexpr (kClusterK > 1)
+    if constexpr (kClusterK > 1) {
       if (number == 0) ptx::cluster_wait();  // all run, and may be written to
-    add_up_and_store(p, shared, unit, units, number, is_last, warp, lane, sums);
+      add_up_and_store(p, shared, unit, units, number, is_last, warp, lane, sums);
+    } else {
+#pragma unroll
+      for (uint32_t quad = 0; quad <= kColumnQuads; ++quad)
+        store_quad(p, unit, quad, warp, lane, sums[quad * 4], sums[quad * 4 + 1], sums[quad * 4 + 2], sums[quad * 4 + 3]);
+    }
   }
-}
-
-// The producer's warp: a stage for each lane, because one after the other they take a tenth of a microsecond.
-DEVICE void init_barriers(const HcParams& p, SharedStorage& shared, const Units& units, uint32_t lane) {
-  static_assert(kNumStages < 32, "a lane for each stage, and one for the others");
-  if (lane < kNumStages) {
-    ptx::mbarrier_init(&shared.ring.full[lane], kFullArrivals);
-    ptx::mbarrier_init(&shared.ring.empty[lane], kEmptyArrivals);
-    ptx::mbarrier_init(&shared.split[lane], 4);
-  } else if (lane == 31) {
-    ptx::prefetch_tensormap(&p.map_b);
-    ptx::prefetch_tensormap(&p.map_a);
-    ptx::mbarrier_init(&shared.received, 1);
-    ptx::mbarrier_init(&shared.taken, kClusterK);
-    if constexpr (kClusterK > 1) expect_chunks<kSums>(&shared.received, units.rank);
-  }
-  ptx::fence_mbarrier_init();
-  ptx::syncwarp();
 }
 
 KERNEL(kNumThreads, 1) tf32_hc_prenorm_gemm(GRID_CONSTANT HcParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   const Units units;
-  if (warp == kProducerWarp) init_barriers(p, shared, units, lane);
+  if (warp == kProducerWarp && ptx::elect_sync()) {
+    ptx::prefetch_tensormap(&p.map_a);
+    ptx::prefetch_tensormap(&p.map_b);
+    for (uint32_t stage = 0; stage < kNumStages; ++stage) ptx::mbarrier_init(&shared.split[stage], 4);
+    ptx::mbarrier_init(&shared.received, 1);
+    ptx::mbarrier_init(&shared.taken, kClusterK);
+    shared.ring.init();
+    if constexpr (kClusterK > 1) expect_chunks<kSums>(&shared.received, units.rank);
+  }
   ptx::syncthreads();
   if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, and may be written to
 

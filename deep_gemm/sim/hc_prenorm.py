@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..choose.config_hc_prenorm import HcChoice, HcConfig
+from ..choose.config_hc_prenorm import HcConfig, grid
 from ..kernels import hc_prenorm
 from ..kernels.launch import launch
 from ..problem.hyper_connections import HcProblem
@@ -28,7 +28,7 @@ def compile_config(config: HcConfig, edits: Mapping[str, str] | None = None) -> 
 
 def run(
     kernel: HostKernel,
-    choice: HcChoice | HcConfig,
+    config: HcConfig,
     a: Tensor,
     b: Tensor,
     splits: int = 1,
@@ -39,17 +39,13 @@ def run(
     truncate: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What is left unwritten is NaN."""
-    choice = HcChoice(choice) if isinstance(choice, HcConfig) else choice
-    config, m, n = choice.config, len(a), len(b)
-    room, counters = (max(size, 4) for size in choice.workspace_bytes(m, n, splits))
+    m, n = len(a), len(b)
     d, sqr_sum = torch.full((splits, m, n), torch.nan), torch.full((splits, m), torch.nan)
     buffers = {
         "a": Buffer(flat_memory(a), is_dependent=True),
         "b": Buffer(flat_memory(b), is_dependent=True),
         "d": Buffer(d, is_writable=True, is_dependent=True, alignment=4),
         "sqr_sum": Buffer(sqr_sum, is_writable=True, is_dependent=True, alignment=4),
-        "partials": Buffer(torch.full((room,), 0xFF, dtype=torch.uint8), is_writable=True, is_dependent=True),
-        "counters": Buffer(torch.zeros(counters, dtype=torch.uint8), is_writable=True, is_dependent=True),
     }
     num_sms = num_sms or 2 * config.cluster
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
@@ -62,11 +58,7 @@ def run(
         cluster_size=config.cluster,
     )
     placed = (simulation.tensor(name, x) for name, x in (("a", a), ("b", b), ("d", d), ("sqr_sum", sqr_sum)))
-    params = hc_prenorm.params_of(
-        choice, launcher, HcProblem(*placed), (simulation.address("partials"), simulation.address("counters"))
-    )
-    launch(launcher, params, choice.grid(m, n, splits, num_sms), -1)
+    params = hc_prenorm.params_of(config, launcher, HcProblem(*placed))
+    launch(launcher, params, grid(config, m, n, splits, num_sms), -1)
     found = simulation.result().buffers
-    if torch.as_tensor(found["counters"]).any():
-        raise ValueError("counters: expected zeros behind the kernel")
     return torch.as_tensor(found["d"]), torch.as_tensor(found["sqr_sum"])

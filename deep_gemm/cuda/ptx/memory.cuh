@@ -185,14 +185,6 @@ DEVICE uint32_t atom_add(uint32_t* pointer, uint32_t value) {
   return before;
 }
 
-// Counts: returns what was there before, and wraps to zero behind `last`. It releases what this thread has seen written
-// before, and acquires what those released who counted ahead of it. (PTX ISA, "atom", "Memory Consistency Model".)
-DEVICE uint32_t atom_inc_acq_rel(uint32_t* pointer, uint32_t last) {
-  uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(last) : "memory");
-  return before;
-}
-
 // ---- Arithmetic
 
 // Volatile, so that it stays behind the wait for products whose sums it takes, without a fence for each register.

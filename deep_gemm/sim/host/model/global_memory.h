@@ -109,15 +109,6 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
   return before;
 }
 
-uint32_t atom_inc_acq_rel(uint32_t* p, uint32_t last) {
-  yield();
-  auto* word = reinterpret_cast<uint32_t*>(global_access(p, 4, true, "atomic increment"));
-  const uint32_t before = *word;
-  *word = before >= last ? 0 : before + 1;
-  yield();
-  return before;
-}
-
 float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float mul_rn(float a, float b) { return a * b; }
