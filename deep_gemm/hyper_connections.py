@@ -5,15 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import reference
 from .kernels import hc_prenorm as kernel
-from .problem.hyper_connections import BLOCK_K, HcProblem, hc_problem
-from .problem.layout import parts_of
+from .problem.hyper_connections import HcProblem, hc_problem
 from .problem.tracing import handles_operators, is_dispatched
 
 __all__ = ["tf32_hc_prenorm_gemm"]
-
-ELEMENTS_AT_A_TIME = 1 << 24
-"""Of A, that the reference has in memory as FP64."""
 
 
 def tf32_hc_prenorm_gemm(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int | None = None) -> None:
@@ -48,29 +45,4 @@ def compute(p: HcProblem) -> None:
     if p.a.is_cuda:
         kernel.run(p)
     else:
-        reference(p)
-
-
-def reference(p: HcProblem) -> None:
-    """Compute the outputs on the CPU: the definition of the arithmetic."""
-    m, _, k, splits = p.sizes
-    vectors = to_tf32(p.b).double()
-    rows_at_a_time = max(ELEMENTS_AT_A_TIME // max(k, 1), 1)
-    for split, blocks in enumerate(parts_of(k // BLOCK_K, splits)):
-        ks = slice(blocks.start * BLOCK_K, blocks.stop * BLOCK_K)
-        for first in range(0, m, rows_at_a_time):
-            rows = slice(first, first + rows_at_a_time)
-            a = p.a[rows, ks].double()
-            p.d[split, rows] = (a @ vectors[:, ks].t()).float()
-            p.sqr_sum[split, rows] = a.square().sum(1).float()
-
-
-def to_tf32(x: Tensor) -> Tensor:
-    """Round FP32 numbers to TF32, to nearest even. Infinities and NaN stay.
-
-    >>> to_tf32(torch.tensor([1 + 2**-11, 1 + 3 * 2**-11])).tolist()
-    [1.0, 1.001953125]
-    """
-    bits = x.view(torch.int32)
-    rounded = bits + 0xFFF + ((bits >> 13) & 1) & ~0x1FFF
-    return torch.where(x.isnan(), x, rounded.view(torch.float32))
+        reference.hc_prenorm(p)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hc_cases import mistakes, operands, special_operands
+from hc_cases import special_operands
 
 from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.sim import hc_prenorm as sim
+from deep_gemm.sim.hc_prenorm import mistakes
+from deep_gemm.sim.hc_prenorm import random_operands as operands
 from deep_gemm.sim.mutate import Mutation
 
 
@@ -62,8 +64,8 @@ TRIALS = [
     Trial(ALONE, 70, 24, 1024, 1, 2, 4, "late_loads"),
     Trial(FEW_ROWS, 137, 24, 448, 1, 3, 6, "slow_cta"),
     Trial(FEW_ROWS, 137, 24, 448, 1, 3, 7, "slow_warps"),
-    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 0, "slow_cta"),  # CTAs without a block send at once
-    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 1, "slow_producer"),
+    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 2, "slow_cta"),  # CTAs without a block send at once
+    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 0, "slow_warps"),
     Trial(ALONE, 5, 24, 64, 3, 2, 0, "slow_producer"),  # splits without a block are written at once
 ]
 

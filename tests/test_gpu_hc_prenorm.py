@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hc_cases import mistakes, operands, special_operands
+from hc_cases import special_operands
 from torch import Tensor
 
 import deep_gemm
@@ -12,6 +12,8 @@ from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.hyper_connections import compute
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.problem.hyper_connections import HcProblem
+from deep_gemm.sim.hc_prenorm import mistakes
+from deep_gemm.sim.hc_prenorm import random_operands as operands
 from deep_gemm.testing import calc_diff
 
 pytestmark = pytest.mark.gpu

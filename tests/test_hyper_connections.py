@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from hc_cases import operands, special_operands
+from hc_cases import special_operands
 
 import deep_gemm
 from deep_gemm.choose.config_hc_prenorm import INVARIANT_CLUSTER, HcConfig, grid, hc_config
-from deep_gemm.hyper_connections import to_tf32
 from deep_gemm.jit.driver import PORTABLE_CLUSTER
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.problem.layout import parts_of
+from deep_gemm.reference import to_tf32
+from deep_gemm.sim.hc_prenorm import random_operands as operands
 
 
 def outputs(m: int, n: int, splits: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,12 +6,14 @@ from functools import cache
 
 import pytest
 import torch
-from hc_cases import mistakes, operands, special_operands
+from hc_cases import special_operands
 from thorough import up_to
 
 from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import hc_prenorm as sim
+from deep_gemm.sim.hc_prenorm import mistakes
+from deep_gemm.sim.hc_prenorm import random_operands as operands
 from deep_gemm.sim.library import SCHEDULES
 
 pytestmark = pytest.mark.host_compiler

@@ -19,9 +19,9 @@ ROW_BYTES = 128
 AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 4}
 """How many clusters of a size run at a time on an H200, as far as is known: those that are chosen from."""
 INVARIANT_CLUSTER = 4
-BLOCK_US, COLUMN_US = {64: 0.203, 128: 0.293}, 0.0049
+BLOCK_US, COLUMN_US = {64: 0.22, 128: 0.293}, 0.0049
 """Microseconds that a CTA takes for a k-block of a tile of so many rows, and more for each column."""
-UNIT_US, EXCHANGE_US, CTA_US = 0.3, 0.6, 0.05
+UNIT_US, EXCHANGE_US, CTA_US = {64: 0.3, 128: 0.6}, 0.6, 0.05
 """Microseconds for a unit besides its k-blocks, and for the sums of a cluster and of each of its CTAs."""
 BYTES_PER_US = 4.2e6
 CHUNK_BYTES = 512
@@ -134,7 +134,7 @@ def estimated_us(config: HcConfig, m: int, n: int, k: int, splits: int, num_sms:
     block_us = BLOCK_US[config.block_m] + COLUMN_US * config.block_n
     streaming_us = max(rounds * blocks * block_us, bytes_of(m, n, k, splits) / BYTES_PER_US)
     exchange_us = EXCHANGE_US + CTA_US * config.cluster if config.cluster > 1 else 0
-    return streaming_us + rounds * UNIT_US + exchange_us
+    return streaming_us + rounds * UNIT_US[config.block_m] + exchange_us
 
 
 @lru_cache(4096)

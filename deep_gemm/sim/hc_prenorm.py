@@ -11,10 +11,17 @@ from torch import Tensor
 from ..choose.config_hc_prenorm import HcConfig, grid
 from ..kernels import hc_prenorm
 from ..kernels.launch import launch
-from ..problem.hyper_connections import HcProblem
+from ..problem.hyper_connections import BLOCK_K, HcProblem
+from ..problem.layout import ceil_div
+from ..reference import hc_prenorm as reference
+from ..reference import to_tf32
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel
+from .rounding import FP32_UNIT
 from .simulate import Buffer, Simulation
+
+LEFT_OVER = 2.0**-133
+"""Of a value of B that is less than 2^-123 a smaller part is lost."""
 
 
 def compile_config(config: HcConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
@@ -62,3 +69,38 @@ def run(
     launch(launcher, params, grid(config, m, n, splits, num_sms), -1)
     found = simulation.result().buffers
     return torch.as_tensor(found["d"]), torch.as_tensor(found["sqr_sum"])
+
+
+def random_operands(m: int, n: int, k: int, seed: int = 0, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Make normally distributed operands. Half of B's values lie in the middle between two of TF32."""
+    g = torch.Generator().manual_seed(seed)
+    a, b = torch.randn(m, k, generator=g).bfloat16(), torch.randn(n, k, generator=g)
+    in_the_middle = ((b.view(torch.int32) & ~0x1FFF) | 0x1000).view(torch.float32)
+    b = torch.where(torch.rand(n, k, generator=g) < 0.5, in_the_middle, b)
+    return a.to(device), b.to(device)
+
+
+def mistakes(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, of_step: float = 1.0) -> str | None:
+    """Say what is wrong with results `[splits, m, n]` and `[splits, m]`; None if nothing is.
+
+    A product of 16 along k, one of high and one of low parts, may be off by `of_step` units of the magnitudes' sum.
+    """
+    right = HcProblem(a, b, torch.empty_like(d), torch.empty_like(sqr_sum))
+    reference(right)
+    wide, vectors = (x.double().nan_to_num(0, 0, 0).abs() for x in (a, to_tf32(b)))
+    steps = ceil_div(a.shape[1] // BLOCK_K, len(d)) * (BLOCK_K // hc_prenorm.PRODUCT_K)
+    allowed_d = (wide @ vectors.t()) * ((steps * of_step + 20) * FP32_UNIT) + wide.sum(1, keepdim=True) * LEFT_OVER
+    allowed_sums = wide.square().sum(1) * ((steps + 20) * FP32_UNIT)
+    return _difference("d", d, right.d, allowed_d) or _difference("sqr_sum", sqr_sum, right.sqr_sum, allowed_sums)
+
+
+def _difference(name: str, got: Tensor, expected: Tensor, allowed: Tensor) -> str | None:
+    is_near = (got.double() - expected.double()).abs() <= allowed
+    is_right = torch.where(expected.isfinite(), is_near, (got == expected) | (got.isnan() & expected.isnan()))
+    if is_right.all():
+        return None
+    at = tuple((~is_right).nonzero()[0].tolist())
+    return (
+        f"{int((~is_right).sum())} of {got.numel()} elements of {name} are wrong, the first at {at}: "
+        f"{got[at].item():.9g} instead of {expected[at].item():.9g}"
+    )
