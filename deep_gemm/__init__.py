@@ -41,6 +41,7 @@ from .grouped import (
     m_grouped_gemm_fp8_fp8_bf16_nt_masked,
 )
 from .heads import fp8_einsum
+from .hyper_connections import tf32_hc_prenorm_gemm
 from .indexer import (
     fp8_fp4_mqa_logits,
     fp8_fp4_paged_mqa_logits,
@@ -180,6 +181,7 @@ __all__ = [
     "set_tc_util",
     "silu_mul_cast_to_fp8",
     "testing",
+    "tf32_hc_prenorm_gemm",
     "transform_sf_into_required_layout",
     "transpose_packed_fp4",
     "unpack_ue8m0_from_int",

@@ -65,7 +65,7 @@ def demo() -> None:
 
 @app.command(epilog=examples("sim --seeds 4", "sim --m 40 --n 72 --k 272 --block-m 64 --block-n 64 --fp32 --adds-to-d"))
 def sim(
-    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm")] = "fp8_gemm",
+    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm, or hc_prenorm with n up to 32")] = "fp8_gemm",
     m: Annotated[int, typer.Option("--m", min=1, help="rows of A and D")] = 200,
     n: Annotated[int, typer.Option("--n", min=1, help="rows of B, columns of D")] = 336,
     k: Annotated[int, typer.Option("--k", min=1, help="columns of A and B")] = 896,
@@ -83,18 +83,22 @@ def sim(
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
 ) -> None:
     """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
-    if kernel != "fp8_gemm":
-        raise typer.BadParameter(f"expected fp8_gemm, got {kernel}", param_hint="kernel")
+    if kernel not in ("fp8_gemm", "hc_prenorm"):
+        raise typer.BadParameter(f"expected fp8_gemm or hc_prenorm, got {kernel}", param_hint="kernel")
 
+    from .choose.config_hc_prenorm import HcConfig
     from .choose.config_of_tile import tile_config
     from .choose.output import Output
     from .sim import HostCompileError
-    from .sim.command import run
+    from .sim.command import run, run_hc
 
+    how = {"seeds": seeds, "first_seed": first_seed, "num_sms": num_sms}
     try:
+        if kernel == "hc_prenorm":
+            raise typer.Exit(0 if run_hc(HcConfig(block_m, n, cluster_k), m, n, k, **how) else WRONG)
         output = Output(fp32, with_c, adds_to_d, by_row)
         config = tile_config(block_m, block_n, output, cluster_m, cluster_n, cluster_k, k)
-        passed = run(config, m, n, k, seeds=seeds, first_seed=first_seed, num_sms=num_sms)
+        passed = run(config, m, n, k, **how)
     except (ValueError, HostCompileError) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(MISUSED) from None
@@ -332,7 +336,7 @@ def configs() -> None:
 )
 def bench(
     kind: Annotated[
-        str, typer.Argument(help="dense, grouped, einsum, casts, linear, experts, attention, host or compile")
+        str, typer.Argument(help="dense, grouped, einsum, casts, linear, experts, attention, hc, host or compile")
     ],
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
     sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,

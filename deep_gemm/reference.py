@@ -20,12 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .problem import ContiguousProblem, DenseProblem, HeadsProblem, KGroupedProblem, MaskedProblem, SkipProblem
-from .problem.layout import SCALE_BLOCK, align, ceil_div
+from .problem.hyper_connections import BLOCK_K, HcProblem
+from .problem.layout import SCALE_BLOCK, align, ceil_div, parts_of
 from .problem.skip_head_mid import parts
 
 # One tile of FP64 partial sums stays in a core's cache.
 TILE_M, TILE_N = 256, 1024
 FP32_MIN_NORMAL = 2.0**-126
+ELEMENTS_AT_A_TIME = 1 << 24
+"""Of rows that are multiplied by vectors: as many as are in memory as FP64 at a time."""
 
 
 @torch.no_grad()
@@ -172,3 +175,28 @@ def _towards_exact(total: Tensor, product: Tensor, z: Tensor) -> Tensor:
 
 def _store(d: Tensor, c: Tensor | None, product: Tensor) -> None:
     d.copy_(product if c is None else product + c.float())
+
+
+def hc_prenorm(p: HcProblem) -> None:
+    """Multiply by a few vectors in TF32, and sum up squares: each split in FP64, rounded once."""
+    m, _, k, splits = p.sizes
+    vectors = to_tf32(p.b).double()
+    rows_at_a_time = max(ELEMENTS_AT_A_TIME // max(k, 1), 1)
+    for split, blocks in enumerate(parts_of(k // BLOCK_K, splits)):
+        ks = slice(blocks.start * BLOCK_K, blocks.stop * BLOCK_K)
+        for first in range(0, m, rows_at_a_time):
+            rows = slice(first, first + rows_at_a_time)
+            a = p.a[rows, ks].double()
+            p.d[split, rows] = (a @ vectors[:, ks].t()).float()
+            p.sqr_sum[split, rows] = a.square().sum(1).float()
+
+
+def to_tf32(x: Tensor) -> Tensor:
+    """Round FP32 numbers to TF32, to nearest even. Infinities and NaN stay.
+
+    >>> to_tf32(torch.tensor([1 + 2**-11, 1 + 3 * 2**-11])).tolist()
+    [1.0, 1.001953125]
+    """
+    bits = x.view(torch.int32)
+    rounded = bits + 0xFFF + ((bits >> 13) & 1) & ~0x1FFF
+    return torch.where(x.isnan(), x, rounded.view(torch.float32))

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plai
 
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
+from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.choose.config_mqa_logits import mqa_config
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.config_paged_mqa_logits import paged_config
@@ -26,7 +27,7 @@ from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.skip_head_mid import skipping
 from deep_gemm.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.jit.cubin import text_sections
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, fp8_paged_mqa_logits
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, fp8_paged_mqa_logits, hc_prenorm
 from deep_gemm.kernels.ordinary import reachable_ordinary
 
 FILE = Path(__file__).with_name("machine_code_digests.json")
@@ -72,6 +73,7 @@ MQA = (
     mqa_config(128, 32, 4, True, False),
 )
 PAGED = (paged_config(1, 64, 128, 64, 4), paged_config(3, 32, 64, 32, 2), paged_config(2, 88, 32, 64, 4))
+HC = (HcConfig(64, 8, 16), HcConfig(128, 24, 2), HcConfig(64, 32, 1))
 DECODE = (
     decode_config(8, 1, 4, 2),
     decode_config(16, 2, 1, 2),
@@ -94,6 +96,7 @@ def jobs() -> list[Job]:
         elif isinstance(config, DecodeConfig):
             found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
     found += [Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(each)) for each in MQA]
+    found += [Job(f"hc_prenorm {each.name}", hc_prenorm.SOURCE, hc_prenorm.headers(each)) for each in HC]
     found += [
         Job(f"fp8_paged_mqa_logits {each.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(each))
         for each in PAGED

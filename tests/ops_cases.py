@@ -402,6 +402,7 @@ def queries(m: int) -> tuple[Tensor, ...]:
     return numbers(m, 8, 32).to(torch.float8_e4m3fn), numbers(m, 8, dtype=torch.float32), ends - 3, ends
 
 
+VECTORS = numbers(8, 128, dtype=torch.float32)
 KEYS = numbers(70, 32).to(torch.float8_e4m3fn), torch.rand(70, generator=generator(70))
 
 
@@ -437,6 +438,16 @@ def _(q: Tensor, weights: Tensor, contexts: Tensor, table: Tensor) -> Any:
 @case("schedule of pages", lambda m: (queries_of_sequences(m)[2],), (0,), "plan_paged_contexts")
 def _(contexts: Tensor) -> Any:
     return deep_gemm.get_paged_mqa_logits_metadata(contexts, 64, 7)
+
+
+@case(
+    "hyper-connections",
+    lambda m: (numbers(m, 128), numbers(m, 8, dtype=torch.float32), numbers(m, dtype=torch.float32)),
+    (0, 0, 0),
+    "tf32_hc_prenorm_gemm",
+)
+def _(x: Tensor, d: Tensor, sqr_sum: Tensor) -> Any:
+    return deep_gemm.tf32_hc_prenorm_gemm(x, VECTORS, d, sqr_sum)
 
 
 @case("scales laid out", lambda m: (rows(m, K)[1],), (0,), "get_mn_major_tma_aligned_tensor", **MANY)

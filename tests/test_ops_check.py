@@ -147,6 +147,8 @@ def samples() -> Iterator[Sample]:
     contexts, pages = torch.full_like(contexts, 60), (table, ONE_SHARE, 60)
     yield call(ops.fp8_paged_mqa_logits.default, q, CACHE, weights_of_heads, contexts, *pages, False, torch.float32)
     yield call(ops.plan_paged_contexts.default, contexts, 64, 7)
+    yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(M, 8), fp32(M))
+    yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(2, M, 8), fp32(2, M), 2)
     yield call(ops.get_mn_major_tma_aligned_tensor.default, a[1])
     yield call(ops.get_mn_major_tma_aligned_tensor.default, fp32(2, M, 1))
 

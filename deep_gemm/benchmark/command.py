@@ -21,6 +21,7 @@ from . import (
     compile_times,
     einsum,
     experts,
+    hc,
     host,
     linear,
     machine,
@@ -31,7 +32,7 @@ from . import (
 from .report import Report, Row
 from .timing import PairingError
 
-KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "attention", "host", "compile")
+KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "attention", "hc", "host", "compile")
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {
     "einsum": f"{einsum.METHOD}; {skip_head_mid.METHOD}",
@@ -39,6 +40,7 @@ METHODS = {
     "linear": linear.METHOD,
     "experts": experts.METHOD,
     "attention": attention.METHOD,
+    "hc": hc.METHOD,
     "host": host.METHOD,
     "compile": compile_times.METHOD,
 }
@@ -48,6 +50,7 @@ CONTENDERS = {
     "linear": linear.CONTENDERS,
     "experts": experts.CONTENDERS,
     "attention": attention.CONTENDERS,
+    "hc": hc.CONTENDERS,
 }
 """What --only may name."""
 
@@ -182,6 +185,12 @@ def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, C
         if shapes is not None:
             of_attention = attention.chosen(cases.parse_shapes(shapes, (3, 4, 5), "2048,8192,64,128"))
         return len(of_attention), partial(attention.measure, of_attention)
+    if kind == "hc":
+        of_hc: Sequence[Any] = hc.QUICK if quick else hc.SHAPES
+        if shapes is not None:
+            asked_for = cases.parse_shapes(shapes, (3, 4), "4096,24,7168,16")
+            of_hc = [shape if len(shape) == hc.NUMBERS else (*shape, 0) for shape in asked_for]
+        return len(of_hc), partial(hc.measure, of_hc)
     kinds = casts.kinds_and_shapes(quick=quick)
     if shapes is not None:
         asked_for = cases.parse_shapes(shapes, (2,), "8192,7168")

@@ -47,7 +47,7 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_einsum_table(report))
         console.print(_into_heads_table(report))
         _print_failures(report, console)
-    elif report.kind == "attention":
+    elif report.kind in ("attention", "hc"):
         console.print(_attention_table(report))
         _print_failures(report, console)
     elif report.kind == "compile":
@@ -143,7 +143,7 @@ def _into_heads_table(report: Report) -> Table:
 
 
 def _attention_table(report: Report) -> Table:
-    table = _table("attention", gap=2)
+    table = _table(report.kind, gap=2)
     table.add_column("kind")
     table.add_column("shape")
     for heading in ("us", "DeepGEMM*", "ratio", "floor", "torch", "TFLOPS", "TB/s"):

@@ -27,7 +27,6 @@ INSTEAD: dict[str, str] = {
     "k_grouped_bf16_gemm_tn_contiguous": _LOOP,
     "k_grouped_fp8_gemm_tn_contiguous": "k_grouped_fp8_gemm_nt_contiguous",
     "einsum": "torch.einsum",
-    "tf32_hc_prenorm_gemm": _TORCH,
     "fp8_mega_moe": _MOE,
     "fp8_fp4_mega_moe": _MOE,
     "get_symm_buffer_for_mega_moe": _SYMMETRIC,

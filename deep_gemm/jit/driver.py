@@ -96,6 +96,8 @@ def _if_too_old(compiled: CompiledKernel) -> str:
     )
 
 
+PORTABLE_CLUSTER = 8
+"""CTAs of a cluster that every GPU runs. A kernel of more has to say that it knows."""
 _OnePointer = ctypes.c_void_p * 1
 
 
@@ -122,6 +124,9 @@ class Launcher:
     ) -> None:
         """`is_dependent`: the kernel may start before the one ahead on its stream ends, and waits for it itself."""
         cu = _driver()
+        if cluster > PORTABLE_CLUSTER:
+            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            _checked("cuFuncSetAttribute", cu.cuFuncSetAttribute(kernel.function, attribute, 1))
         self.params = ParamsBuffer(params_bytes)
         self.lock = threading.Lock()  # held from writing the parameters until the launch has read them
         self.plan: object = None

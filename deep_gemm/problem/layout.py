@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import gcd
 from operator import mul
 
@@ -58,6 +59,17 @@ def byte_span(x: Tensor) -> int:
     strides = x.stride()
     last: int = sum(map(mul, x.shape, strides)) - sum(strides)
     return (last + 1) * x.element_size()
+
+
+def parts_of(blocks: int, parts: int) -> list[range]:
+    """Deal blocks to parts as evenly as can be, in order, the earlier parts being the longer ones.
+
+    >>> parts_of(5, 3)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    each, more = divmod(blocks, parts)
+    starts = [index * each + min(index, more) for index in range(parts + 1)]
+    return [range(first, end) for first, end in pairwise(starts)]
 
 
 def rows_of_groups(ends: Tensor, m: int, alignment: int) -> Tensor:

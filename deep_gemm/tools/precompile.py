@@ -29,7 +29,15 @@ from ..choose.rows import select_grouped
 from ..jit import CompileError
 from ..jit.cache import files_in
 from ..jit.compiler import compiler_version
-from ..kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, fp8_paged_mqa_logits, k_group_maps, linear_decode
+from ..kernels import (
+    fp8_gemm,
+    fp8_gemm_decode,
+    fp8_mqa_logits,
+    fp8_paged_mqa_logits,
+    hc_prenorm,
+    k_group_maps,
+    linear_decode,
+)
 from ..kernels.ordinary import reachable_ordinary
 from ..problem.integers import integer_in_range
 from ..settings import get_batch_invariant, settings
@@ -104,7 +112,7 @@ def parsed(shapes: str) -> tuple[int | None, int, int]:
 
 
 def jobs_of_layers() -> Iterator[Job]:
-    """All kernels of casts, of routes and of scales, whatever the shape; of the indexer those of models that exist."""
+    """All kernels of casts, of routes and of scales, whatever the shape; of the others the usual ones."""
     for kernel, configs in reachable_ordinary():
         for config in configs:
             yield Job(kernel.name, config, partial(kernel.build, config))
@@ -112,6 +120,8 @@ def jobs_of_layers() -> Iterator[Job]:
         yield Job(fp8_mqa_logits.NAME, logits, partial(fp8_mqa_logits.build, logits))
     for paged in fp8_paged_mqa_logits.usual_paged():
         yield Job(fp8_paged_mqa_logits.NAME, paged, partial(fp8_paged_mqa_logits.build, paged))
+    for prenorm in hc_prenorm.usual_hc():
+        yield Job(hc_prenorm.NAME, prenorm, partial(hc_prenorm.build, prenorm))
 
 
 def run(jobs: Iterable[Job], console: Console) -> bool:

@@ -170,7 +170,7 @@ inline void check_launch(const Launch& launch) {
   const auto refuse = [](const std::string& what) { throw Failure{"launch: " + what}; };
   if (launch.threads == 0 || launch.threads % kLanes || launch.threads > 1024)
     refuse(text(launch.threads) + " threads in a block; it takes a multiple of 32 up to 1024");
-  if (launch.cluster_size == 0 || launch.cluster_size > 8) refuse("clusters of 1 to 8 CTAs");
+  if (launch.cluster_size == 0 || launch.cluster_size > 16) refuse("clusters of 1 to 16 CTAs");
   if (launch.grid == 0 || launch.grid % launch.cluster_size) refuse("a grid of whole clusters");
   if (launch.shared_bytes > kSharedLimit) refuse("more than 232448 bytes of shared memory");
   if (all_bounds().empty()) refuse("the source has no KERNEL(...)");

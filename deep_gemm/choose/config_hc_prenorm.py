@@ -1,0 +1,170 @@
+"""The configuration of the `hc_prenorm` kernel: tiles of tall matrices times few columns, and who shares out k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..problem.hyper_connections import BLOCK_K, COLUMNS
+from ..problem.layout import align, ceil_div
+from .config import SHARED_BYTES_LIMIT, WARPGROUP_THREADS
+
+BLOCK_M = (64, 128)
+MAX_CLUSTER = 16
+"""More than 8 CTAs are not portable: a GPU says whether it runs such a cluster."""
+MAX_STAGES = 16
+ROW_BYTES = 128
+"""64 elements of A; half of 64 elements of B."""
+AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 4}
+"""How many clusters of a size run at a time on an H200, as far as is known: those that are chosen from."""
+INVARIANT_CLUSTER = 4
+BLOCK_US, COLUMN_US = {64: 0.22, 128: 0.293}, 0.0049
+"""Microseconds that a CTA takes for a k-block of a tile of so many rows, and more for each column."""
+UNIT_US, EXCHANGE_US, CTA_US = {64: 0.3, 128: 0.6}, 0.6, 0.05
+"""Microseconds for a unit besides its k-blocks, and for the sums of a cluster and of each of its CTAs."""
+BYTES_PER_US = 4.2e6
+CHUNK_BYTES = 512
+"""Of what CTAs exchange: four sums of each lane of a warp."""
+
+
+@dataclass(frozen=True)
+class HcConfig:
+    """One configuration."""
+
+    block_m: int
+    block_n: int
+    """Rows of B of a tile: all of them, or 8 if rows of A are so few that B is most of the work."""
+    cluster: int = 1
+    """CTAs that share out the k-blocks of a tile."""
+    splitter_groups: int = 2
+    """Warpgroups that split B, each a k-block at a time."""
+    max_stages: int = MAX_STAGES
+
+    @property
+    def name(self) -> str:
+        """Short, for people; such as "128x24/k2"."""
+        return f"{self.block_m}x{self.block_n}/k{self.cluster}"
+
+    @property
+    def num_math_warps(self) -> int:
+        """A warpgroup for each 64 rows."""
+        return self.block_m // 16
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a CTA: math warps, splitters, and the producer's warp."""
+        return self.num_math_warps * 32 + self.splitter_groups * WARPGROUP_THREADS + 32
+
+    @property
+    def slot_bytes(self) -> int:
+        """A k-block of A and one of B."""
+        return (self.block_m + 2 * self.block_n) * ROW_BYTES
+
+    @property
+    def exchange_bytes(self) -> int:
+        """What CTAs of the cluster send to this one."""
+        if self.cluster == 1:
+            return 16
+        chunks = (self.block_n // 8 + 1) * self.num_math_warps
+        return self.cluster * ceil_div(chunks, self.cluster) * CHUNK_BYTES
+
+    @property
+    def num_stages(self) -> int:
+        """K-blocks in shared memory: as many as fit, the same number for each group of splitters."""
+        left = SHARED_BYTES_LIMIT // 1024 * 1024 - align(self.exchange_bytes, 128) - 16
+        fitting = min(left // (self.slot_bytes + 24), self.max_stages)
+        return fitting // self.splitter_groups * self.splitter_groups
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in cuda/hc_prenorm.cuh, which asserts that it is the same."""
+        return align(self.num_stages * (self.slot_bytes + 24) + self.exchange_bytes + 16, 1024)
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        yield self.block_m in BLOCK_M, f"tiles of {BLOCK_M} rows"
+        yield self.block_n in COLUMNS, f"tiles of {COLUMNS} columns"
+        yield 1 <= self.cluster <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
+        yield 1 <= self.splitter_groups <= 4, "1 to 4 groups of splitters"
+        yield self.num_threads <= 1024, f"at most 1024 threads, not {self.num_threads}"
+        yield self.num_stages >= 2, "at least 2 stages"
+        yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        numbers = {
+            "kBlockM": self.block_m,
+            "kBlockN": self.block_n,
+            "kClusterK": self.cluster,
+            "kSplitterGroups": self.splitter_groups,
+            "kNumStages": self.num_stages,
+            "kMulticastCtas": 1,
+            "kNumMathWarps": self.num_math_warps,
+            "kNumThreads": self.num_threads,
+            "kSharedBytes": self.shared_bytes,
+        }
+        lines = [f"constexpr uint32_t {name} = {value};" for name, value in numbers.items()]
+        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+
+def units(config: HcConfig, m: int, n: int, splits: int) -> int:
+    """Count units of work: a tile of D, of one split."""
+    return ceil_div(m, config.block_m) * (n // config.block_n) * splits
+
+
+def grid(config: HcConfig, m: int, n: int, splits: int, num_sms: int) -> int:
+    """A cluster for each unit, or as many as SMs have room for: these take several units each."""
+    return min(units(config, m, n, splits), max(num_sms // config.cluster, 1)) * config.cluster
+
+
+def bytes_of(m: int, n: int, k: int, splits: int) -> int:
+    """Bytes that must move."""
+    return m * k * 2 + n * k * 4 + splits * m * (n + 1) * 4
+
+
+def estimated_us(config: HcConfig, m: int, n: int, k: int, splits: int, num_sms: int) -> float:
+    """Estimate microseconds: what the longest-working CTA multiplies, or what memory takes, and what is on top."""
+    at_once = max(min(num_sms // config.cluster, AT_ONCE[config.cluster]), 1)
+    rounds = ceil_div(units(config, m, n, splits), at_once)
+    blocks = ceil_div(ceil_div(k // BLOCK_K, splits), config.cluster)
+    block_us = BLOCK_US[config.block_m] + COLUMN_US * config.block_n
+    streaming_us = max(rounds * blocks * block_us, bytes_of(m, n, k, splits) / BYTES_PER_US)
+    exchange_us = EXCHANGE_US + CTA_US * config.cluster if config.cluster > 1 else 0
+    return streaming_us + rounds * UNIT_US[config.block_m] + exchange_us
+
+
+@lru_cache(4096)
+def hc_config(
+    m: int,
+    n: int,
+    k: int,
+    splits: int,
+    num_sms: int,
+    batch_invariant: bool = False,
+    max_cluster: int = MAX_CLUSTER,
+) -> HcConfig:
+    """Choose the configuration for a problem: of all the one that is estimated to take the least time.
+
+    A row's bits depend on how many CTAs share out k, and on nothing else: with `batch_invariant` always as many do.
+    """
+    clusters = (INVARIANT_CLUSTER,) if batch_invariant else range(1, min(num_sms, max_cluster) + 1)
+    return min(
+        (config for config in _candidates(n) if config.cluster in clusters),
+        key=lambda config: estimated_us(config, m, n, k, splits, num_sms),
+    )
+
+
+@lru_cache(len(COLUMNS))
+def _candidates(n: int) -> tuple[HcConfig, ...]:
+    few = COLUMNS[:1] if n > COLUMNS[0] else ()
+    tiles = [*((block_m, n) for block_m in BLOCK_M), *((BLOCK_M[0], block_n) for block_n in few)]
+    return tuple(HcConfig(*tile, cluster) for tile in tiles for cluster in AT_ONCE)
+
+
+def reachable_hc() -> list[HcConfig]:
+    """Every configuration that `hc_config` can give."""
+    return list(dict.fromkeys(config for n in COLUMNS for config in _candidates(n)))

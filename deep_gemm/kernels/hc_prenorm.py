@@ -1,0 +1,164 @@
+"""The kernel of cuda/hc_prenorm.cuh: how it is compiled for a configuration, and launched for a problem."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import torch
+
+from .. import jit
+from ..choose.config import WARPGROUP_THREADS
+from ..choose.config_hc_prenorm import HcConfig, grid, hc_config, reachable_hc, units
+from ..gpus import H200, gpu_of
+from ..jit import driver
+from ..jit.tensor_map import ElementType, TensorMap
+from ..problem.hyper_connections import BLOCK_K, HcProblem
+from ..settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_of
+from .code_plan import CodePlan
+from .launch import launch
+from .maps import matrix_map
+from .params import Field, Kind, Params
+from .sources import cuda_sources
+from .wgmma_header import wgmma_bf16_header
+
+SOURCE = '#include "hc_prenorm.cuh"\n'
+NAME = "tf32_hc_prenorm_gemm"
+PARAMS = Params(
+    "HcParams",
+    Field("map_a", Kind.MAP),
+    Field("map_b", Kind.MAP),
+    Field("d", Kind.POINTER),
+    Field("sqr_sum", Kind.POINTER),
+    Field("d_pitch", Kind.UINT64),
+    Field("d_stride", Kind.UINT64),
+    Field("m", Kind.UINT32),
+    Field("k_blocks", Kind.UINT32),
+    Field("splits", Kind.UINT32),
+    Field("tiles_n", Kind.UINT32),
+    Field("units", Kind.UINT32),
+    Field("slot_bytes", Kind.UINT32),
+)
+"""`HcParams` of cuda/hc_prenorm.cuh."""
+USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
+MAX_MAPS = 1024
+PRODUCT_K = 16
+"""Elements along k of one product of BF16."""
+
+__all__ = [
+    "NAME",
+    "PARAMS",
+    "SOURCE",
+    "build",
+    "code_plan",
+    "fits",
+    "headers",
+    "params_of",
+    "reachable_hc",
+    "run",
+    "usual_hc",
+]
+
+
+def run(p: HcProblem, config: HcConfig | None = None) -> None:
+    """Compute the product and the sums of squares on the GPU that the operands are on."""
+    device = p.a.get_device()
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            run(p, config)
+        return
+    m, n, k, splits = p.sizes
+    num_sms = num_sms_of(gpu_of(device).num_sms)
+    if config is None:
+        how = (m, n, k, splits, num_sms, get_batch_invariant())
+        config = hc_config(*how)
+        if config.cluster > driver.PORTABLE_CLUSTER and not fits(config, device):
+            config = hc_config(*how, driver.PORTABLE_CLUSTER)
+    launcher = launcher_of(config, device, get_pdl())
+    if get_compile_mode() == 0:
+        launch(launcher, params_of(config, launcher, p), grid(config, m, n, splits, num_sms), device)
+
+
+def usual_hc() -> list[HcConfig]:
+    """What is chosen at the sizes of models that exist, on a GPU of 132 SMs."""
+    sizes = ((m, k, splits) for m in USUAL_M for k in USUAL_K for splits in (1, 16))
+    return list(dict.fromkeys(hc_config(m, USUAL_N, k, splits, H200.num_sms) for m, k, splits in sizes))
+
+
+def params_of(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
+    """Give the kernel's parameters."""
+    m, n, k, splits = p.sizes
+    rows = min(config.block_m, m)
+    map_a = matrix_map(ElementType.BFLOAT16, p.a, (rows, BLOCK_K), 128)
+    map_b = matrix_map(ElementType.FLOAT32, p.b, (config.block_n, BLOCK_K), 0)
+    return PARAMS.pack(
+        {
+            "map_a": _encoded(launcher, map_a, p.a.data_ptr()),
+            "map_b": _encoded(launcher, map_b, p.b.data_ptr()),
+            "d": p.d.data_ptr(),
+            "sqr_sum": p.sqr_sum.data_ptr(),
+            "d_pitch": p.d.stride(1),
+            "d_stride": p.d.stride(0) if splits > 1 else 0,
+            "m": m,
+            "k_blocks": k // BLOCK_K,
+            "splits": splits,
+            "tiles_n": n // config.block_n,
+            "units": units(config, m, n, splits),
+            "slot_bytes": rows * BLOCK_K * 2 + config.block_n * BLOCK_K * 4,
+        }
+    )
+
+
+@lru_cache(MAX_MAPS)
+def _encoded(launcher: driver.Launcher, tensor_map: TensorMap, address: int) -> bytes:
+    """Encode a map. Allocators give the same addresses again and again."""
+    return launcher.encode(tensor_map, address, address)
+
+
+def headers(config: HcConfig) -> dict[str, str]:
+    """Everything that the kernel's source includes, for one configuration."""
+    return {
+        **cuda_sources(),
+        "config.cuh": config.header(),
+        PARAMS.header_name: PARAMS.layout_header(),
+        "wgmma_shapes.cuh": wgmma_bf16_header([2 * config.block_n]),
+    }
+
+
+def build(config: HcConfig) -> jit.CompiledKernel:
+    """Compile the kernel, or take it from the cache."""
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"config: {reason}, got {config}")
+    return jit.build(SOURCE, headers(config), name=NAME)
+
+
+def code_plan(config: HcConfig) -> CodePlan:
+    """Derive what the kernel's machine code must consist of. It writes sums by ordinary stores."""
+    return CodePlan(
+        roles=((config.num_math_warps * 32, None), (WARPGROUP_THREADS * config.splitter_groups, None), (32, None)),
+        shared_bytes=config.shared_bytes,
+        qgmma=0,
+        hgmma=BLOCK_K // PRODUCT_K,
+        tma_loads=2,
+        multicast_loads=0,
+    )
+
+
+@cache
+def loaded(config: HcConfig, device: int) -> driver.Kernel:
+    """Get the kernel of a configuration on a device, compiled and loaded at first need."""
+    return driver.Kernel(build(config), config.shared_bytes)
+
+
+@cache
+def launcher_of(config: HcConfig, device: int, is_dependent: bool) -> driver.Launcher:
+    """Get the way a configuration is launched on a device."""
+    kernel = loaded(config, device)
+    return driver.Launcher(kernel, PARAMS.size, config.num_threads, config.cluster, is_dependent=is_dependent)
+
+
+@cache
+def fits(config: HcConfig, device: int) -> bool:
+    """Ask whether a device, which is the current one, has room for a cluster of more CTAs than every GPU runs."""
+    launcher_of(config, device, get_pdl())  # the driver wants to know first that the size is meant
+    return driver.clusters_at_once(loaded(config, device), config.num_threads, config.cluster) > 0

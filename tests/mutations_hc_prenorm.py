@@ -1,0 +1,203 @@
+"""Ways to break the kernel of hyper-connections, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hc_cases import special_operands
+
+from deep_gemm.choose.config_hc_prenorm import HcConfig
+from deep_gemm.kernels import hc_prenorm
+from deep_gemm.sim import hc_prenorm as sim
+from deep_gemm.sim.hc_prenorm import mistakes
+from deep_gemm.sim.hc_prenorm import random_operands as operands
+from deep_gemm.sim.mutate import Mutation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, shape, number of splits and of SMs, seed and schedule."""
+
+    config: HcConfig
+    m: int
+    n: int
+    k: int
+    splits: int
+    num_sms: int
+    seed: int
+    schedule: str | None = None
+    is_special: bool = False
+
+    def headers(self) -> dict[str, str]:
+        return hc_prenorm.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        size = self.m, self.n, self.k
+        a, b = special_operands(*size) if self.is_special else operands(*size, self.seed)
+        wrong = mistakes(
+            a,
+            b,
+            *sim.run(
+                sim.compile_config(self.config, headers),
+                self.config,
+                a,
+                b,
+                self.splits,
+                num_sms=self.num_sms,
+                seed=self.seed,
+                schedule=self.schedule,
+            ),
+        )
+        if wrong is not None:
+            raise ValueError(wrong)
+
+
+ALONE, PAIR = HcConfig(64, 24, 1, 2, max_stages=4), HcConfig(128, 16, 2, 3, max_stages=3)
+FEW_ROWS = HcConfig(64, 8, 3, 1, max_stages=2)
+TRIALS = [
+    Trial(ALONE, 137, 24, 512, 3, 2, 0),
+    Trial(FEW_ROWS, 70, 24, 448, 2, 3, 1),
+    Trial(PAIR, 300, 16, 384, 2, 2, 8, "slow_lanes"),
+    Trial(ALONE, 13, 24, 192, 1, 2, 3, is_special=True),
+    Trial(ALONE, 70, 24, 1024, 1, 2, 5, "slow_math"),
+    Trial(ALONE, 70, 24, 1024, 1, 2, 4, "late_loads"),
+    Trial(FEW_ROWS, 137, 24, 448, 1, 3, 6, "slow_cta"),
+    Trial(FEW_ROWS, 137, 24, 448, 1, 3, 7, "slow_warps"),
+    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 2, "slow_cta"),  # CTAs without a block send at once
+    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 0, "slow_warps"),
+    Trial(ALONE, 5, 24, 64, 3, 2, 0, "slow_producer"),  # splits without a block are written at once
+]
+
+_K = "hc_prenorm.cuh"
+
+MUTATIONS = [
+    # the ring, and B split within it
+    Mutation("slots are not waited for", _K, "      wait_until_free(shared.ring, at);\n", ""),
+    Mutation("one box is announced", _K, "expect_tx(full, p.slot_bytes)", "expect_tx(full, p.slot_bytes / 2)"),
+    Mutation(
+        "B is split before it has come",
+        _K,
+        "      wait_until_loaded(shared.ring, at);\n      split_slot",
+        "      split_slot",
+    ),
+    Mutation(
+        "B is multiplied before it is split",
+        _K,
+        "    ptx::mbarrier_wait_parity(&shared.split[at.stage], at.parity);",
+        "    ",
+    ),
+    Mutation("the tensor cores may read old bytes", _K, "      ptx::fence_proxy_async_shared();", "      "),
+    Mutation(
+        "a warp's lanes may not have written",
+        _K,
+        "      ptx::syncwarp();\n      if (lane == 0) ptx::mbarrier_arrive(",
+        "      if (lane == 0) ptx::mbarrier_arrive(",
+    ),
+    Mutation(
+        "rows are overwritten before all are read",
+        _K,
+        "  ptx::syncwarp();\n#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const",
+        "#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const",
+    ),
+    Mutation(
+        "groups of splitters take the same slots",
+        _K,
+        "const bool is_mine = turn == group;",
+        "const bool is_mine = turn == 0;",
+    ),
+    Mutation("registers are not fenced", _K, "    ptx::wgmma_fence();\n", ""),
+    Mutation("slots are not given back", _K, "    release(shared.ring, at, lane, loaded);\n", ""),
+    Mutation(
+        "slots are given back before the products are done",
+        _K,
+        "    ptx::fence_registers(products);\n    ptx::wgmma_wait_group<0>();\n    release(shared.ring, at, lane, loaded);",
+        "    release(shared.ring, at, lane, loaded);\n    ptx::fence_registers(products);\n    ptx::wgmma_wait_group<0>();",
+    ),
+    Mutation("products are not waited for", _K, "    ptx::wgmma_wait_group<0>();\n", ""),
+    Mutation("three warps of splitters are waited for", _K, "&shared.split[stage], 4)", "&shared.split[stage], 3)"),
+    # numbers
+    Mutation("B is cut off", _K, "(bits + 0xfff + (bits >> 13 & 1))", "(bits)"),
+    Mutation("the middle is rounded away from zero", _K, "(bits + 0xfff + (bits >> 13 & 1))", "(bits + 0x1000)"),
+    Mutation("B is not rounded", _K, "& ~0x1fffu;", ";"),
+    Mutation(
+        "a NaN is rounded", _K, "== ptx::float_of(bits) ? nearest : bits", "== ptx::float_of(bits) ? nearest : nearest"
+    ),
+    Mutation("zero has a predecessor", _K, "(value == 0 ? rounded : rounded - 1)", "(rounded - 1)"),
+    Mutation("the low part may be zero", _K, "(value == 0 ? rounded : rounded - 1)", "(rounded)"),
+    Mutation("the low part is left out", _K, "products[i * 2] + products[i * 2 + 1]", "products[i * 2]"),
+    Mutation("high and low are one row", _K, "b + (row + 1) * kRowBytes", "b + row * kRowBytes"),
+    Mutation("the low part is swizzled as the high one", _K, "(column / 2 ^ (row + 1) % 8)", "(column / 2 ^ row % 8)"),
+    # squares
+    Mutation("a chunk is squared twice", _K, "^ i * 64)", "^ i * 0)"),
+    Mutation("rows of squares are 4 apart", _K, "(address + row * 8 * kRowBytes)", "(address + row * 4 * kRowBytes)"),
+    Mutation("half of a row's squares", _K, "  return sum + ptx::shfl_sync(sum, lane ^ 2);", "  return sum;"),
+    Mutation(
+        "the second warpgroup has the first's rows",
+        _K,
+        "shared.a[0]) + warp * 16 * kRowBytes",
+        "shared.a[0]) + warp % 4 * 16 * kRowBytes",
+    ),
+    Mutation("the second warpgroup multiplies the first's rows", _K, "+ warp / 4 * 64 * kRowBytes", ""),
+    # who computes and adds up what
+    Mutation("a split is its whole blocks", _K, "count = each + (index < more ? 1 : 0);", "count = each;"),
+    Mutation(
+        "later splits are the longer ones",
+        _K,
+        "first = index * each + (index < more ? index : more);",
+        "first = index * each;",
+    ),
+    Mutation(
+        "the sums before have not been taken",
+        _K,
+        "  if (number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);\n",
+        "",
+    ),
+    Mutation(
+        "sums are added up before they have come",
+        _K,
+        "  ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);\n",
+        "",
+    ),
+    Mutation(
+        "sums are given back before all have read them",
+        _K,
+        "  ptx::bar_sync(1, kNumMathThreads);\n  if (ptx::thread_index() == 0) {",
+        "  if (ptx::thread_index() == 0) {",
+    ),
+    Mutation(
+        "more sums are not expected", _K, "    expect_chunks<kSums>(&shared.received, units.rank);\n#pragma", "#pragma"
+    ),
+    Mutation(
+        "one CTA gives back for all",
+        _K,
+        "rank < kClusterK; ++rank) ptx::mbarrier_arrive_cluster",
+        "rank < 1; ++rank) ptx::mbarrier_arrive_cluster",
+    ),
+    Mutation(
+        "the kernel ahead may still write the operands",
+        _K,
+        "    if (ptx::elect_sync()) {\n      ptx::griddepcontrol_wait();",
+        "    if (ptx::elect_sync()) {",
+    ),
+    Mutation(
+        "the kernel ahead may still read the outputs",
+        _K,
+        "    ptx::griddepcontrol_wait();\n    multiply_units",
+        "    multiply_units",
+    ),
+    Mutation("peers may not run yet", _K, "      if (number == 0) ptx::cluster_wait();", "      ;"),
+    Mutation("all CTAs of a cluster have the same blocks", _K, "of_split.first + of_rank.first;", "of_split.first;"),
+    Mutation("the last sums are given back too", _K, "  if (is_last) return;", "  if (false) return;"),
+    # the way out
+    Mutation("rows past the last are written", _K, "has_row = row < p.m,", "has_row = true,"),
+    Mutation("rows past the last are written, 8 on", _K, "has_next = row + 8 < p.m;", "has_next = true;"),
+    Mutation(
+        "columns of a quad change places",
+        _K,
+        "st_global_f32(to, x), ptx::st_global_f32(to + 4, z)",
+        "st_global_f32(to, z), ptx::st_global_f32(to + 4, x)",
+    ),
+    Mutation("all splits write the first's sums", _K, "p.d + unit.split * p.d_stride + row", "p.d + row"),
+    Mutation("all splits write the first's squares", _K, "static_cast<uint64_t>(unit.split) * p.m + row", "row"),
+]

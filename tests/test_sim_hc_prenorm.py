@@ -1,0 +1,96 @@
+"""The hc_prenorm kernel's own source in the simulator: edges of shapes, splits, special values, schedules."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hc_cases import special_operands
+from thorough import up_to
+
+from deep_gemm.choose.config_hc_prenorm import HcConfig
+from deep_gemm.sim import HostKernel
+from deep_gemm.sim import hc_prenorm as sim
+from deep_gemm.sim.hc_prenorm import mistakes
+from deep_gemm.sim.hc_prenorm import random_operands as operands
+from deep_gemm.sim.library import SCHEDULES
+
+pytestmark = pytest.mark.host_compiler
+
+SHORT, TALL = HcConfig(64, 24, 1, 2, max_stages=4), HcConfig(128, 24, 2, 2, max_stages=4)
+FEW_ROWS, WIDE = HcConfig(64, 8, 3, 1, max_stages=2), HcConfig(64, 32, 4, 3)
+LARGE = HcConfig(64, 16, 16, 2)
+
+
+@cache
+def compiled(config: HcConfig) -> HostKernel:
+    return sim.compile_config(config)
+
+
+def check(
+    config: HcConfig, m: int, n: int, k: int, splits: int = 1, *, seed: int = 0, num_sms: int | None = None
+) -> None:
+    a, b = operands(m, n, k, seed)
+    assert mistakes(a, b, *sim.run(compiled(config), config, a, b, splits, seed=seed, num_sms=num_sms)) is None
+
+
+@pytest.mark.parametrize("k", [64, 128, 896])
+@pytest.mark.parametrize("m", [1, 13, 63, 64, 65, 137])
+def test_edges_of_shapes(m: int, k: int) -> None:
+    check(SHORT, m, 24, k, seed=m)
+    check(TALL, m, 24, k, seed=k)
+    check(FEW_ROWS, m, 24, k, seed=m + k)
+
+
+def test_all_widths_and_large_clusters() -> None:
+    check(WIDE, 70, 32, 640)
+    check(LARGE, 13, 16, 1088)
+    check(FEW_ROWS, 70, 8, 320)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 5, 16])
+def test_splits_that_do_not_divide_the_blocks_and_more_splits_than_blocks(splits: int) -> None:
+    for config, n in ((SHORT, 24), (TALL, 24), (WIDE, 32)):
+        check(config, 70, n, 448, splits, seed=splits, num_sms=2 * config.cluster)
+
+
+def test_few_sms_take_several_units_each() -> None:
+    check(SHORT, 300, 24, 512, 3, num_sms=2)
+    check(TALL, 600, 24, 512, 2, num_sms=2)
+    check(FEW_ROWS, 137, 24, 448, 2, num_sms=3)
+
+
+@pytest.mark.parametrize("config", [SHORT, FEW_ROWS], ids=lambda config: config.name)
+def test_zeros_infinities_and_nan(config: HcConfig) -> None:
+    a, b = special_operands(13, 24, 192)
+    assert mistakes(a, b, *sim.run(compiled(config), config, a, b)) is None
+
+
+def test_rows_may_lie_apart() -> None:
+    a, b = operands(70, 24, 256)
+    a_apart, b_apart = torch.full((70, 264), torch.nan).bfloat16(), torch.full((24, 260), torch.nan)
+    a_apart[:, :256], b_apart[:, :256] = a, b
+    assert mistakes(a, b, *sim.run(compiled(SHORT), SHORT, a_apart[:, :256], b_apart[:, :256])) is None
+
+
+@pytest.mark.parametrize("config", [SHORT, TALL, FEW_ROWS], ids=lambda config: config.name)
+def test_no_race_changes_a_bit(config: HcConfig) -> None:
+    """DeepGEMM's kernel has a race (its issues 448 and 449). Here the bits are the same under every schedule."""
+    a, b = operands(137, 24, 448)
+    runs = [(schedule, seed) for schedule in SCHEDULES for seed in range(up_to(3, 1))]
+    found = [
+        sim.run(compiled(config), config, a, b, 2, seed=seed, schedule=schedule, num_sms=3, truncate=True)
+        for schedule, seed in runs
+    ]
+    for d, sqr_sum in found:
+        assert torch.equal(d, found[0][0])
+        assert torch.equal(sqr_sum, found[0][1])
+
+
+def test_bits_do_not_depend_on_the_rows_around_nor_on_the_number_of_sms() -> None:
+    a, b = operands(137, 24, 448)
+    whole, squares = sim.run(compiled(TALL), TALL, a, b, truncate=True, num_sms=2)
+    some, of_some = sim.run(compiled(TALL), TALL, a[40:93], b, truncate=True, num_sms=4)
+    assert torch.equal(whole[:, 40:93], some)
+    assert torch.equal(squares[:, 40:93], of_some)
