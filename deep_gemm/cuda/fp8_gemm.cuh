@@ -9,20 +9,20 @@
 #pragma once
 #include "config.cuh"
 #include "kinds.cuh"
-#include "mainloop.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
+#include MAINLOOP
 #include "params_layout.cuh"  // asserts that Params lies as kernels/params.py packs it
 
 struct SharedStorage {
   OutputStorage output;
   alignas(1024) uint8_t a[kNumStages][kABytes];
   alignas(1024) uint8_t b[kNumStages][kBBytes];
-  alignas(128) float scales[kNumStages][kScales];
+  alignas(kHasScales ? 128 : 4) float scales[kNumStages][kScales];
   Ring ring;
   OutputBarriers output_barriers;
   WorkStorage work;

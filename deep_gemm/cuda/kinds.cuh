@@ -38,4 +38,3 @@
 #include "config.cuh"
 #include WORK
 #include EPILOGUE
-#include SCALES

@@ -76,11 +76,11 @@ def _notes(report: KernelReport, plan: CodePlan) -> list[str]:
 
 
 def _tensor_core(report: KernelReport, plan: CodePlan) -> list[str]:
-    if report.counts["QGMMA"] == plan.qgmma:
-        return []
     return [
-        f"{report.counts['QGMMA']} tensor core instructions (QGMMA) where {plan.qgmma} were planned, those of one "
+        f"{report.counts[mnemonic]} tensor core instructions ({mnemonic}) where {planned} were planned, those of one "
         f"k-block: the k loop is unrolled or copied, or products were left out"
+        for mnemonic, planned in (("QGMMA", plan.qgmma), ("HGMMA", plan.hgmma))
+        if report.counts[mnemonic] != planned
     ]
 
 

@@ -5,6 +5,7 @@
 // split k take the same tile.
 #pragma once
 #include "config.cuh"
+#include "operand.cuh"
 #include "params.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
@@ -21,7 +22,7 @@ struct WorkStorage {
 DEVICE void prefetch_operand_maps(const Params& p) {
   ptx::prefetch_tensormap(&p.map_a);
   ptx::prefetch_tensormap(&p.map_b);
-  ptx::prefetch_tensormap(&p.map_sfa);
+  if constexpr (kHasScales) ptx::prefetch_tensormap(&p.map_sfa);
   if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
   if constexpr (kSkipsMid) ptx::prefetch_tensormap(&p.map_right_d);
 }
@@ -76,9 +77,9 @@ using Share = WholeShare;
 // Boxes of A and its scales have no more rows than A: TMA takes longer to fill a row outside with zeros than to load one.
 // What lies in the slot behind them is multiplied, and not stored.
 DEVICE uint32_t bytes_of_slot(const Params& p, const Tile&) {
-  const uint32_t rows = (p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
-  const uint32_t scales = p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
-  return kSlotBytes - (kBlockM - rows) * kBlockK - (kBlockM - scales) * 4;
+  const uint32_t rows = (!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
+  const uint32_t scales = kHasScales && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
+  return kSlotBytes - (kBlockM - rows) * kLineBytes - (kBlockM - scales) * 4;
 }
 
 // CTAs of a cluster that share an operand load a part of it each, into the same slot of both.
@@ -92,17 +93,21 @@ struct TileLoad {
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
     if constexpr (kClusterN > 1) {
       const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
-      ptx::tma_load_2d_multicast(&p.map_a, slot.full, slot.a + first * kBlockK, k, tile.row_m + first, kAllCtas);
+      load_rows<kAIsMnMajor, kBoxRowsOfA, true>(&p.map_a, slot.full, slot.a + first * kLineBytes, k, tile.row_m + first);
     } else {
-      ptx::tma_load_2d(&p.map_a, slot.full, slot.a, k, tile.row_m);
+      load_rows<kAIsMnMajor, kBlockM>(&p.map_a, slot.full, slot.a, k, tile.row_m);
     }
     if constexpr (kClusterM > 1) {
       constexpr uint32_t kRows = kBlockN / kClusterM;
       const uint32_t first = ptx::cluster_rank() * kRows;
-      ptx::tma_load_2d_multicast(&p.map_b, slot.full, slot.b + first * kBlockK, k, tile.row_n + first, kAllCtas);
+      load_rows<kBIsMnMajor, kRows, true>(&p.map_b, slot.full, slot.b + first * kLineBytes, k, tile.row_n + first);
     } else {
-      ptx::tma_load_2d(&p.map_b, slot.full, slot.b, k, tile.row_n);
+      load_rows<kBIsMnMajor, kBlockN>(&p.map_b, slot.full, slot.b, k, tile.row_n);
     }
+    if constexpr (kHasScales) load_scales(slot, k_block);
+  }
+
+  DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
     ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block);
     if constexpr (kSfbIsPerRow) ptx::tma_load_2d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block);
   }
