@@ -1,0 +1,157 @@
+"""Which tile multiplies BF16 operands, and into how many slices k is cut.
+
+A row's bits must not depend on how many rows there are. Tiles of any shape give the same bits; slices of k do not, so that
+the weight alone decides about them: `slices_of`. Each is summed from zero, and they are added up in order, by a cluster that
+has a CTA for each, or by one CTA in turn.
+
+    time     = launch_us + (multiply^3 + memory^3)^(1/3)
+    multiply = rounds * (blocks of k * block + tile_us + store)
+    block    = BLOCK_US + the longest of: operations, shared memory read by the tensor cores, bytes of A and B to load
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from ..gpus import Gpu
+from ..problem.layout import ceil_div
+from .config import WGMMA_ROWS
+from .config_bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
+from .config_of_tile import MATH_WARPGROUPS
+from .cost import CLUSTERS_AT_ONCE, NEVER, NUM_SMS, memory_us, together
+from .dense import BANDS, band_of
+from .output import Output
+from .timings import timings_of
+
+SM_TFLOPS = 6.7
+"""BF16 operations of one SM's tensor cores."""
+SHARED_KB_PER_US = 220.0
+"""What the tensor cores of one SM read of shared memory: 128 bytes a cycle."""
+LOAD_KB_PER_US = 75.0
+"""What one SM loads of A and B."""
+BLOCK_US = 0.02
+"""What a block of k takes besides, however small the tile."""
+TILE_US = 0.5
+"""What a tile takes besides its blocks of k: filling the ring, starting to store."""
+STORE_US = 1.5
+"""What storing a tile of 256x128 in BF16 takes that the next tile does not hide."""
+SPLIT_US = 1.8
+"""What adding up takes for a tile if k is split among CTAs."""
+MOST_SLICES = 4
+LEAST_SLICE = 1024
+"""Values of k in a slice, at least."""
+NARROWEST_COLUMNS = 32
+"""Of tiles for few rows: if all columns in such tiles leave half of the SMs idle, k is cut."""
+
+
+class Tile(NamedTuple):
+    """A tile, and how CTAs of a cluster take part; `splits` k: one CTA for each slice."""
+
+    block_m: int
+    block_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    splits: bool = False
+
+    def config(self, output: Output, majors: Majors, slices: int) -> Bf16Config:
+        """The kernel's configuration for this tile."""
+        cluster_k = slices if self.splits else 1
+        return _config(self.block_m, self.block_n, output, majors, self.cluster_m, self.cluster_n, cluster_k, slices)
+
+    def serves(self, majors: Majors, slices: int) -> bool:
+        """Whether the kernel can be built so."""
+        if self.splits and slices == 1:
+            return False
+        if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
+            return False
+        if majors.a_is_mn and self.block_m // self.cluster_n % WGMMA_ROWS:
+            return False
+        sums = 2 if slices > 1 and not self.splits else 1
+        warpgroups = MATH_WARPGROUPS[self.block_m]
+        return sums * self.block_m * self.block_n // (warpgroups * 128) <= MAX_ACCUMULATORS[warpgroups]
+
+
+_config = cache(bf16_config)
+
+TILES = (
+    *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
+    *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
+    *(Tile(192, n) for n in (96, 128, 160)),
+    *(Tile(256, n) for n in (64, 96, 128)),
+    Tile(128, 256, cluster_m=2),
+    Tile(256, 128, cluster_n=2),
+    *(Tile(64, n, splits=True) for n in (32, 64, 96, 128)),
+    *(Tile(128, n, splits=True) for n in (32, 64, 96, 128, 192)),
+)
+
+
+def slices_of(n: int, k: int, majors: Majors) -> int:
+    """Into how many slices k is cut: whatever m is. Gradients of weights have as many rows as a weight: never."""
+    if majors.a_is_mn:
+        return 1
+    columns = ceil_div(n, NARROWEST_COLUMNS)
+    slices = 1
+    while slices * 2 <= MOST_SLICES and columns * slices * 2 <= NUM_SMS and k >= LEAST_SLICE * slices * 2:
+        slices *= 2
+    return slices
+
+
+@lru_cache(maxsize=4096)
+def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Bf16Config:
+    """The configuration of the lowest cost, for `planes` products of a kind."""
+    tile = chosen_tile(BANDS[band_of(m)] if m <= BANDS[-1] else m, n, k, output, majors, gpu, planes)
+    return tile.config(output, majors, slices_of(n, k, majors))
+
+
+@lru_cache(maxsize=4096)
+def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
+    """The tile of `select_bf16`."""
+    slices = slices_of(n, k, majors)
+    tiles = [tile for tile in TILES if tile.serves(majors, slices)]
+    return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
+
+
+def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices: int, planes: int = 1) -> float:
+    """About how long the product takes."""
+    block_m, block_n, cluster_m, cluster_n, splits = tile
+    if cluster_m > 1 and m <= block_m:
+        return NEVER
+    size = cluster_m * cluster_n * (slices if splits else 1)
+    at_once = max(CLUSTERS_AT_ONCE[size][0] * gpu.num_sms // NUM_SMS, 1)
+    clusters = planes * ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
+    rounds = ceil_div(clusters, at_once)
+    blocks = ceil_div(ceil_div(k, BLOCK_K), slices if splits else 1)
+    rows = min(block_m, m)
+    operations_us = 2 * block_m * block_n * BLOCK_K / SM_TFLOPS / 1e6
+    shared_us = block_m // 64 * (64 + block_n) * 128 / SHARED_KB_PER_US / 1e3
+    load_us = (rows + block_n) * 128 / LOAD_KB_PER_US / 1e3
+    bytes_of_d = (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
+    store_us = STORE_US * block_m * block_n / 32768 * bytes_of_d / 2
+    tile_us = TILE_US + store_us + (SPLIT_US if splits else 0.0)
+    multiply_us = rounds * (blocks * (BLOCK_US + max(operations_us, shared_us, load_us)) + tile_us)
+    timings = timings_of(gpu)
+    moved_us = memory_us(planes * (2 * k * (m + n) + m * n * bytes_of_d) / 1e6, timings)
+    return timings.launch_us + together(multiply_us, moved_us)
+
+
+def reachable_bf16() -> list[Bf16Config]:
+    """Every configuration that `select_bf16` can give for one product."""
+    outputs = (
+        Output(),
+        Output(with_c=True),
+        Output(is_fp32=True),
+        Output(is_fp32=True, with_c=True),
+        Output(is_fp32=True, adds_to_d=True),
+    )
+    found = [
+        tile.config(output, majors, slices)
+        for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
+        for slices in (1, 2, 4)
+        if slices == 1 or not majors.a_is_mn
+        for output in outputs
+        for tile in TILES
+        if tile.serves(majors, slices)
+    ]
+    return list(dict.fromkeys(found))
+
