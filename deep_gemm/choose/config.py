@@ -290,7 +290,8 @@ class GemmConfig:
         yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
         along_k = self.groups == Groups.DEPTHS
         yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
-        yield not along_k or self.cluster_size == self.cluster_n, "only A shared where groups are along k"
+        only_a = self.cluster_size == self.cluster_n or not self.has_scales
+        yield not along_k or only_a, "only A shared where groups are along k"
         yield not (self.rows_are_grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
         yield self.groups != Groups.HEADS or self.cluster_k == 1, "k whole where there are heads"
         yield not along_k or self.sfb_is_per_row or not self.has_scales, "scales of B for each row where groups are along k"

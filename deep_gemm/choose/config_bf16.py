@@ -84,7 +84,14 @@ class Bf16Config(GemmConfig):
         """The files that the kernel includes, one of each kind."""
         kinds = {**super().kinds, "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
         del kinds["SCALES"]
+        if self.groups == Groups.DEPTHS:
+            kinds["WORK"] = "work/k_parts.cuh"
         return kinds
+
+    @property
+    def finds_tiles_alone(self) -> bool:
+        """Each role of a CTA finds its tiles by itself: along k too, as one map serves all groups."""
+        return not self.rows_are_grouped
 
     @property
     def kernel_name(self) -> str:
@@ -99,7 +106,12 @@ class Bf16Config(GemmConfig):
     @property
     def switches(self) -> dict[str, bool]:
         """What the header says holds or does not."""
-        return {**super().switches, "kAIsMnMajor": self.majors.a_is_mn, "kBIsMnMajor": self.majors.b_is_mn}
+        return {
+            **super().switches,
+            "kAIsMnMajor": self.majors.a_is_mn,
+            "kBIsMnMajor": self.majors.b_is_mn,
+            "kMayBeEmpty": self.groups == Groups.DEPTHS,
+        }
 
 
 def bf16_config(
