@@ -11,6 +11,7 @@ has a CTA for each, or by one CTA in turn.
 
 from __future__ import annotations
 
+import math
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -19,9 +20,9 @@ from ..problem.layout import ceil_div
 from .config import WGMMA_ROWS
 from .config_bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
 from .config_of_tile import MATH_WARPGROUPS
-from .cost import CLUSTERS_AT_ONCE, NEVER, NUM_SMS, memory_us, together
+from .cost import CLUSTERS_AT_ONCE, NEVER, NUM_SMS, bytes_of_d, memory_us, together
 from .dense import BANDS, band_of
-from .output import Output
+from .output import Groups, Output
 from .timings import timings_of
 
 SM_TFLOPS = 6.7
@@ -120,19 +121,76 @@ def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices
     size = cluster_m * cluster_n * (slices if splits else 1)
     at_once = max(CLUSTERS_AT_ONCE[size][0] * gpu.num_sms // NUM_SMS, 1)
     clusters = planes * ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
-    rounds = ceil_div(clusters, at_once)
-    blocks = ceil_div(ceil_div(k, BLOCK_K), slices if splits else 1)
-    rows = min(block_m, m)
+    multiply_us = ceil_div(clusters, at_once) * tile_us(tile, m, k, output, slices)
+    timings = timings_of(gpu)
+    moved_us = memory_us(planes * (2 * k * (m + n) + m * n * bytes_of_d(output)) / 1e6, timings)
+    return timings.launch_us + together(multiply_us, moved_us)
+
+
+def tile_us(tile: Tile, rows: float, k: float, output: Output, slices: int = 1) -> float:
+    """What a tile takes that has so many rows, for whatever is loaded of A."""
+    block_m, block_n, _, _, splits = tile
+    blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))
     operations_us = 2 * block_m * block_n * BLOCK_K / SM_TFLOPS / 1e6
     shared_us = block_m // 64 * (64 + block_n) * 128 / SHARED_KB_PER_US / 1e3
-    load_us = (rows + block_n) * 128 / LOAD_KB_PER_US / 1e3
-    bytes_of_d = (4 if output.is_fp32 else 2) * (2 if output.with_c or output.adds_to_d else 1)
-    store_us = STORE_US * block_m * block_n / 32768 * bytes_of_d / 2
-    tile_us = TILE_US + store_us + (SPLIT_US if splits else 0.0)
-    multiply_us = rounds * (blocks * (BLOCK_US + max(operations_us, shared_us, load_us)) + tile_us)
-    timings = timings_of(gpu)
-    moved_us = memory_us(planes * (2 * k * (m + n) + m * n * bytes_of_d) / 1e6, timings)
-    return timings.launch_us + together(multiply_us, moved_us)
+    load_us = (min(block_m, rows) + block_n) * 128 / LOAD_KB_PER_US / 1e3
+    store_us = STORE_US * block_m * block_n / 32768 * bytes_of_d(output) / 2
+    once_us = TILE_US + store_us + (SPLIT_US if splits else 0.0)
+    return blocks * (BLOCK_US + max(operations_us, shared_us, load_us)) + once_us
+
+
+ROWS_TILES = (*(Tile(64, n) for n in (64, 128, 256)), *(Tile(128, n) for n in (64, 128, 192, 256)), Tile(256, 128))
+"""For groups of rows, without clusters."""
+DEPTHS_TILES = (Tile(64, 64), Tile(128, 128), Tile(128, 192), Tile(128, 256), Tile(128, 256, cluster_m=2))
+"""For groups along k."""
+
+
+@lru_cache(maxsize=1024)
+def select_bf16_rows(
+    num_groups: int, rows: float, n: int, k: int, output: Output, b_is_mn: bool, gpu: Gpu
+) -> Bf16Config:
+    """The configuration of the lowest cost for groups of `rows` rows on average, from 0.7 to 1.3 of it."""
+
+    def cost(tile: Tile) -> float:
+        sizes = [rows * (0.7 + 0.05 * i) for i in range(13)]
+        tiles = sum(max(math.ceil(size / tile.block_m), 1) for size in sizes) / len(sizes)
+        rounds = max(num_groups * min(rows, 1.0) * tiles * ceil_div(n, tile.block_n) / gpu.num_sms, 1.0)
+        return math.ceil(rounds) * tile_us(tile, rows, k, output)
+
+    return min(ROWS_TILES, key=cost).config(output, Majors(b_is_mn=b_is_mn), 1)
+
+
+@lru_cache(maxsize=1024)
+def select_bf16_depths(num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Bf16Config:
+    """The configuration of the lowest cost for groups of depth `k` on average."""
+
+    def cost(tile: Tile) -> float:
+        size = tile.cluster_m * tile.cluster_n
+        clusters = num_groups * ceil_div(m, tile.block_m * tile.cluster_m) * ceil_div(n, tile.block_n * tile.cluster_n)
+        return ceil_div(clusters, gpu.num_sms // size) * tile_us(tile, m, k, output)
+
+    return min(DEPTHS_TILES, key=cost).config(output, Majors(True, True), 1)
+
+
+def reachable_bf16_rows() -> list[Bf16Config]:
+    """Every configuration that `select_bf16_rows` can give."""
+    return [
+        tile.config(Output(is_fp32, groups=groups), Majors(b_is_mn=b_is_mn), 1)
+        for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
+        for is_fp32 in (False, True)
+        for b_is_mn in (False, True)
+        for tile in ROWS_TILES
+    ]
+
+
+def reachable_bf16_depths() -> list[Bf16Config]:
+    """Every configuration that `select_bf16_depths` can give."""
+    outputs = ((True, False, False), (True, True, False), (True, False, True), (False, False, False))
+    return [
+        tile.config(Output(*of_d, groups=Groups.DEPTHS), Majors(True, True), 1)
+        for of_d in outputs
+        for tile in DEPTHS_TILES
+    ]
 
 
 def reachable_bf16() -> list[Bf16Config]:
