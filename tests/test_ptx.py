@@ -12,16 +12,17 @@ from deep_gemm.jit import ptxas_log
 from deep_gemm.jit.compiler import CompileError, compile_cubin
 from deep_gemm.jit.cubin import read_kernels
 from deep_gemm.kernels.sources import CUDA_DIRECTORY, cuda_sources
-from deep_gemm.kernels.wgmma_header import wgmma_header
+from deep_gemm.kernels.wgmma_header import wgmma_bf16_header, wgmma_header
 
 ALL_WRAPPERS = (Path(__file__).parent / "sim_kernels" / "all_wrappers.cuh").read_text()
 
 
 def compile_all(n: int, *, shapes: Iterable[int] | None = None) -> tuple[bytes, str]:
+    fp8, bf16 = wgmma_header([n] if shapes is None else shapes), wgmma_bf16_header([24], b_is_mn_major=True)
     headers = {
         **cuda_sources(),
         "config.cuh": f"#pragma once\nconstexpr unsigned kUnitN = {n};\n",
-        "wgmma_shapes.cuh": wgmma_header([n] if shapes is None else shapes),
+        "wgmma_shapes.cuh": fp8 + bf16,
     }
     kernel = compile_cubin('#include "config.cuh"\n' + ALL_WRAPPERS, headers, name="all_wrappers")
     return kernel.cubin, kernel.log
@@ -46,6 +47,7 @@ def test_every_wrapper_assembles(n: int) -> None:
     (kernel,) = read_kernels(cubin)
     counts = kernel.counts()
     assert counts["QGMMA"] == 2 + 4 + 2, "the wrong number of FP8 tensor core instructions"
+    assert counts["HGMMA"] == 4 + 1, "the wrong number of BF16 tensor core instructions"
     assert counts["USETMAXREG"] == 2
 
 

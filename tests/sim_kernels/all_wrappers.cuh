@@ -141,6 +141,16 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
     ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (float x : d) sum += x;
+    float of_bf16[24 / 2];
+    const uint32_t across = ptx::mn_major_descriptor_low(ptx::smem_address(tile), 8192);
+    ptx::wgmma_fence();
+    ptx::wgmma_m64k64_bf16<24, false, true>(of_bf16, low, across, false);
+    ptx::wgmma_m64k16_bf16<24, false, true>(of_bf16, ptx::smem_descriptor_from_low(low), ptx::smem_descriptor_from_low(across), true);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(of_bf16);
+#pragma unroll
+    for (float x : of_bf16) sum += x;
     ptx::st_global_v2_f32(out + thread * 2, sum, sum);
   }
 }

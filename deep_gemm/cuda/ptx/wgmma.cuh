@@ -44,6 +44,25 @@ DEVICE void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low
   static_assert(N == 0, "wgmma_header() was not asked for this N");
 }
 
+// The same for BF16 operands, 16 deep. An operand lies K-major as above, a row of 128 bytes being 64 elements along k; or
+// MN-major: a row is 64 elements along m or n, 8 elements of k are 8 such rows, the next 8 follow at 1024 bytes, and the next
+// 64 of m or n where its descriptor says. (PTX ISA, "Strides": leading dimension byte offset, stride dimension byte offset.)
+template <uint32_t N, bool kAIsMnMajor = false, bool kBIsMnMajor = false>
+DEVICE void wgmma_m64k16_bf16(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
+  static_assert(N == 0, "wgmma_bf16_header() was not asked for this N and these majors");
+}
+
+// Four of these products, 64 deep, in one asm: of a K-major operand a swizzled row, of an MN-major one 64 rows.
+template <uint32_t N, bool kAIsMnMajor = false, bool kBIsMnMajor = false>
+DEVICE void wgmma_m64k64_bf16(float (&d)[N / 2], uint32_t a_low, uint32_t b_low, bool accumulate) {
+  static_assert(N == 0, "wgmma_bf16_header() was not asked for this N and these majors");
+}
+
+// The low word for an MN-major operand, whose next 64 elements of m or n lie `bytes_to_next` on. The high word is the same.
+DEVICE uint32_t mn_major_descriptor_low(uint32_t address, uint32_t bytes_to_next) {
+  return address >> 4 | bytes_to_next / 16 << 16;
+}
+
 // The high word of a descriptor of K-major tiles whose rows, and swizzle, have 128, 64 or 32 bytes: the same layout, with
 // groups of 8 such rows. (Modes 1, 2 and 3.)
 DEVICE_CONSTEXPR uint32_t descriptor_high(uint32_t row_bytes) {

@@ -70,9 +70,22 @@ struct Accumulators {
   std::vector<float> values;  // lane after lane
 };
 
+// What a WGMMA multiplies: 32 bytes along k of each operand, of the type and majors that the instruction names.
+struct ProductKind {
+  const char* name;
+  bool is_bf16, a_is_mn_major, b_is_mn_major;
+
+  bool operator!=(const ProductKind& other) const {
+    return is_bf16 != other.is_bf16 || a_is_mn_major != other.a_is_mn_major || b_is_mn_major != other.b_is_mn_major;
+  }
+  uint32_t depth() const { return is_bf16 ? 16 : 32; }
+};
+inline constexpr ProductKind kE4m3{"wgmma_m64k32_e4m3", false, false, false};
+
 // A warp's part of one WGMMA: 16 rows.
 struct Product {
   Accumulators* d;
+  ProductKind kind;
   uint32_t n;
   uint64_t descriptor_a, descriptor_b;
   bool accumulate;
@@ -100,6 +113,7 @@ struct Warp {
 
 struct Warpgroup {
   struct Operands {
+    ProductKind kind;
     uint64_t a, b;
     uint32_t n;
     bool accumulate;

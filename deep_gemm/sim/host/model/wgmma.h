@@ -8,7 +8,7 @@
 
 namespace sim {
 
-constexpr uint32_t kDepth = 32, kRowsPerWarp = 16, kMaximumN = 256;
+constexpr uint32_t kDepthBytes = 32, kMaximumDepth = 32, kRowsPerWarp = 16, kMaximumN = 256;
 
 struct DecodeTable {
   double value[256];
@@ -23,32 +23,60 @@ struct DecodeTable {
 };
 inline const DecodeTable e4m3;
 
-// The place of a K-major operand. (PTX ISA, "Matrix Descriptor Format".)
-struct Operand {
-  uint32_t address, stride_bytes, span_bytes;
+inline double decode_bf16(const uint8_t* bytes) {
+  const uint32_t bits = uint32_t{bytes[0]} << 16 | uint32_t{bytes[1]} << 24;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
 
-  Operand(uint64_t descriptor, uint32_t rows, const char* name) {
-    address = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
-    stride_bytes = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
+// The place of an operand. (PTX ISA, "Matrix Descriptor Format", "Strides".) A row is what the swizzle spans: of a K-major
+// operand elements along k, of an MN-major one elements along m or n.
+struct Operand {
+  bool is_bf16, is_mn_major;
+  uint32_t address, leading_bytes, stride_bytes, span_bytes;
+
+  Operand(const ProductKind& kind, bool is_mn_major_, uint64_t descriptor, uint32_t rows, const char* name)
+      : is_bf16(kind.is_bf16), is_mn_major(is_mn_major_) {
+    const auto field = [descriptor](uint32_t bit) { return static_cast<uint32_t>(descriptor >> bit & 0x3fff) << 4; };
+    address = field(0), leading_bytes = field(16), stride_bytes = field(32);
     const auto mode = static_cast<uint32_t>(descriptor >> 62);
     span_bytes = mode == 1 ? 128 : mode == 2 ? 64 : mode == 3 ? 32 : 0;
-    const std::string who = std::string("wgmma_m64k32_e4m3: the descriptor of ") + name;
+    const std::string who = std::string(kind.name) + ": the descriptor of " + name;
     if (!span_bytes) fail(who + " has no swizzle, which is not modelled");
+    if (is_mn_major && span_bytes != 128) fail(who + " has an MN-major swizzle below 128 bytes, which is not modelled");
     if (descriptor >> 49 & 7) fail(who + " has a base offset, which is not modelled");
     if (address >> 7 & (span_bytes / 16 - 1))
       fail(who + ": address " + text(address) + " does not lie in the first row of a swizzle atom of " +
            text(span_bytes * 8) + " bytes");
-    const uint64_t end = address + uint64_t{rows / 8 - 1} * stride_bytes + 7 * span_bytes + kDepth;
+    if (is_mn_major && address % span_bytes) fail(who + ": address " + text(address) + " is not the first of its row");
+    const uint64_t end = is_mn_major ? uint64_t{place(rows - 1, kind.depth() - 1)} + 2
+                                     : address + uint64_t{rows / 8 - 1} * stride_bytes + 7 * span_bytes + kDepthBytes;
     if (address < kSharedBase || end > kSharedBase + machine->launch.shared_bytes)
       fail(who + " reaches from " + text(address) + " to " + text(end) + " of shared memory, which lies from " +
            text(kSharedBase) + " to " + text(kSharedBase + machine->launch.shared_bytes));
   }
 
+  // Of an MN-major operand's element, before the swizzle.
+  uint32_t place(uint32_t index, uint32_t k) const {
+    const uint32_t elements = span_bytes / 2;
+    return address + index / elements * leading_bytes + k / 8 * stride_bytes + k % 8 * span_bytes + index % elements * 2;
+  }
+
+  const uint8_t* at(const Cta* cta, uint32_t linear) const { return cta->async + swizzle(linear, span_bytes) - kSharedBase; }
+
   void row(const Cta* cta, uint32_t index, double* values) const {
+    if (is_mn_major) {
+      for (uint32_t k = 0; k < kDepthBytes / 2; ++k) values[k] = decode_bf16(at(cta, place(index, k)));
+      return;
+    }
     const uint32_t start = address + index / 8 * stride_bytes + index % 8 * span_bytes;
-    for (uint32_t byte = 0; byte < kDepth; byte += 16) {
-      const uint8_t* chunk = cta->async + swizzle(start + byte, span_bytes) - kSharedBase;
-      for (uint32_t i = 0; i < 16; ++i) values[byte + i] = e4m3.value[chunk[i]];
+    for (uint32_t byte = 0; byte < kDepthBytes; byte += 16) {
+      const uint8_t* chunk = at(cta, start + byte);
+      if (is_bf16)
+        for (uint32_t i = 0; i < 8; ++i) values[byte / 2 + i] = decode_bf16(chunk + i * 2);
+      else
+        for (uint32_t i = 0; i < 16; ++i) values[byte + i] = e4m3.value[chunk[i]];
     }
   }
 };
@@ -59,39 +87,42 @@ inline int exponent_of(double value) {
   return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
 }
 
-// Hopper's FP8 arithmetic, to the bit (found and tested on an H200). All addends are aligned to the largest exponent
-// among them. Bits more than 13 below it are cut off from each addend, and then bits more than 13 below the sum's
+// Hopper's arithmetic, to the bit (found and tested on an H200). All addends are aligned to the largest exponent among
+// them. Bits more than `fraction_bits` below it are cut off from each addend, and then bits more than that below the sum's
 // exponent from the sum. A product's exponent is the sum of its factors' stored exponents: a subnormal factor counts as
-// 2^-6, and 1.5 * 1.5 counts as 2^0. Products that are zero do not count.
-inline int stored_exponent_of(double value) { return std::max(exponent_of(value), -6); }
-
-inline double add_truncated(const double* a, const double* b, uint32_t stride, double sum) {
-  constexpr int kFractionBits = 13;
-  double addends[kDepth + 1];
+// the least normal one, and 1.5 * 1.5 counts as 2^0. Products that are zero do not count.
+inline double add_truncated(const double* a, const double* b, uint32_t stride, uint32_t depth, double sum,
+                            int fraction_bits, int least_exponent) {
+  const auto stored_exponent_of = [=](double value) { return std::max(exponent_of(value), least_exponent); };
+  double addends[kMaximumDepth + 1];
   int largest = -1023;
-  for (uint32_t k = 0; k <= kDepth; ++k) {
-    addends[k] = k == kDepth ? sum : a[k] * b[k * stride];
+  for (uint32_t k = 0; k <= depth; ++k) {
+    addends[k] = k == depth ? sum : a[k] * b[k * stride];
     if (addends[k] == 0) continue;
-    largest = std::max(largest, k == kDepth ? exponent_of(sum) : stored_exponent_of(a[k]) + stored_exponent_of(b[k * stride]));
+    largest = std::max(largest, k == depth ? exponent_of(sum) : stored_exponent_of(a[k]) + stored_exponent_of(b[k * stride]));
   }
   if (largest == -1023) return 0;
-  if (largest == 1024) return std::numeric_limits<double>::quiet_NaN();
-  const double to_units = std::ldexp(1, kFractionBits - largest), from_units = std::ldexp(1, largest - kFractionBits);
+  if (largest >= 1024) return std::numeric_limits<double>::quiet_NaN();
+  const double to_units = std::ldexp(1, fraction_bits - largest), from_units = std::ldexp(1, largest - fraction_bits);
   double total = 0;
-  for (const double addend : addends) total += std::trunc(addend * to_units);
-  const double scale = std::ldexp(1, kFractionBits - exponent_of(total * from_units));
+  for (uint32_t k = 0; k <= depth; ++k) total += std::trunc(addends[k] * to_units);
+  const int kept_bits = std::min(fraction_bits, 23);
+  const double scale = std::ldexp(1, kept_bits - exponent_of(total * from_units));
   return total == 0 ? 0 : std::trunc(total * from_units * scale) / scale;
 }
 
-// The sum of the 32 products is exact in double, and is added to the accumulator with one rounding to FP32.
+// The sum of the products is exact in double (of BF16 nearly), and is added to the accumulator with one rounding to FP32.
 inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
-  static double a[kRowsPerWarp][kDepth], b[kDepth][kMaximumN], b_row[kDepth], sums[kMaximumN];
-  const uint32_t n = product.n;
-  const Operand operand_a(product.descriptor_a, 64, "A"), operand_b(product.descriptor_b, n, "B");
+  static double a[kRowsPerWarp][kMaximumDepth], b[kMaximumDepth][kMaximumN], b_row[kMaximumDepth], sums[kMaximumN];
+  const ProductKind& kind = product.kind;
+  const uint32_t n = product.n, depth = kind.depth();
+  const int fraction_bits = kind.is_bf16 ? 25 : 13, least_exponent = kind.is_bf16 ? -126 : -6;
+  const Operand operand_a(kind, kind.a_is_mn_major, product.descriptor_a, 64, "A");
+  const Operand operand_b(kind, kind.b_is_mn_major, product.descriptor_b, n, "B");
   for (uint32_t row = 0; row < kRowsPerWarp; ++row) operand_a.row(cta, warp % 4 * kRowsPerWarp + row, a[row]);
   for (uint32_t row = 0; row < n; ++row) {
     operand_b.row(cta, row, b_row);
-    for (uint32_t k = 0; k < kDepth; ++k) b[k][row] = b_row[k];
+    for (uint32_t k = 0; k < depth; ++k) b[k][row] = b_row[k];
   }
   float* values = product.d->values.data();
   for (uint32_t row = 0; row < kRowsPerWarp; ++row) {
@@ -102,12 +133,13 @@ inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
     };
     if (machine->launch.truncate) {
       for (uint32_t column = 0; column < n; ++column)
-        element(column) = static_cast<float>(
-            add_truncated(a[row], &b[0][column], kMaximumN, product.accumulate ? element(column) : 0.0));
+        element(column) = static_cast<float>(add_truncated(a[row], &b[0][column], kMaximumN, depth,
+                                                           product.accumulate ? element(column) : 0.0, fraction_bits,
+                                                           least_exponent));
       continue;
     }
     for (uint32_t column = 0; column < n; ++column) sums[column] = product.accumulate ? element(column) : 0.0;
-    for (uint32_t k = 0; k < kDepth; ++k) {
+    for (uint32_t k = 0; k < depth; ++k) {
       const double factor = a[row][k];
       for (uint32_t column = 0; column < n; ++column) sums[column] += factor * b[k][column];
     }
@@ -131,26 +163,27 @@ inline uint64_t issued_by_all_of_warpgroup(const Fiber& fiber) {
   return least;
 }
 
-inline void check_same_in_warpgroup(uint32_t n, uint64_t a, uint64_t b, bool accumulate) {
+inline void check_same_in_warpgroup(const ProductKind& kind, uint32_t n, uint64_t a, uint64_t b, bool accumulate) {
   const uint64_t number = self->warp().issued;
   auto& log = self->warpgroup().log;
-  if (number == log.size()) log.push_back({a, b, n, accumulate});
+  if (number == log.size()) log.push_back({kind, a, b, n, accumulate});
   const auto& first = log[number];
-  if (first.a != a || first.b != b || first.n != n || first.accumulate != accumulate)
-    fail("wgmma_m64k32_e4m3: product " + text(number) + " of this warp has other operands than the same product of " +
+  if (first.kind != kind || first.a != a || first.b != b || first.n != n || first.accumulate != accumulate)
+    fail(std::string(kind.name) + ": product " + text(number) + " of this warp has other operands than the same product of " +
          "another warp of its warpgroup");
 }
 
-void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate) {
-  const char* what = "wgmma_m64k32_e4m3";
+inline void issue(const ProductKind& kind, float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate) {
+  const char* what = kind.name;
+  const std::string name = what;
   yield();
   Warp& warp = self->warp();
-  if (self->thread / 128 * 128 + 128 > machine->launch.threads) fail("wgmma_m64k32_e4m3: a warpgroup without 4 warps");
+  if (self->thread / 128 * 128 + 128 > machine->launch.threads) fail(name + ": a warpgroup without 4 warps");
   auto* lane0 = reinterpret_cast<float*>(gather(what, reinterpret_cast<uint64_t>(d))[0]);
   const uint64_t other_a = gather(what, a)[0];
   Accumulators& held = warp.in_flight[lane0];
   if (!held.count) held.count = n / 2, held.values.resize(kLanes * n / 2);
-  if (held.count != n / 2) fail("wgmma_m64k32_e4m3: accumulators of another product in flight");
+  if (held.count != n / 2) fail(name + ": accumulators of another product in flight");
   if (!(held.saved >> self->lane() & 1)) {
     held.saved |= 1u << self->lane();
     held.registers[self->lane()] = d;
@@ -158,18 +191,24 @@ void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumu
     std::memset(d, kPoison, n / 2 * 4);
   }
   const uint64_t other_b = gather(what, b)[0];
-  if (a != other_a || b != other_b) fail("wgmma_m64k32_e4m3: operands differ between the lanes of a warp");
+  if (a != other_a || b != other_b) fail(name + ": operands differ between the lanes of a warp");
   if (self->lane() != 0) return;
 
   const auto back = warp.handed_back.find(lane0);
   if (warp.fences == (back == warp.handed_back.end() ? 0 : back->second))
-    fail("wgmma_m64k32_e4m3 without wgmma_fence since its accumulators were last touched");
-  check_same_in_warpgroup(n, a, b, accumulate);
+    fail(name + " without wgmma_fence since its accumulators were last touched");
+  check_same_in_warpgroup(kind, n, a, b, accumulate);
   held.last_product = warp.issued;
-  warp.products.push_back({&held, n, a, b, accumulate, warp.issued++});
+  warp.products.push_back({&held, kind, n, a, b, accumulate, warp.issued++});
   wake(self->warpgroup().waiting);
   const bool may_run = !machine->bias.whole_warpgroup || issued_by_all_of_warpgroup(*self) >= warp.issued;
   if (machine->bias.early_products && may_run && !one_in(4)) execute_until(warp.issued);
+}
+
+void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate) { issue(kE4m3, d, n, a, b, accumulate); }
+
+void wgmma_m64k16_bf16(float* d, uint32_t n, uint64_t a, uint64_t b, bool accumulate, bool a_is_mn_major, bool b_is_mn_major) {
+  issue({"wgmma_m64k16_bf16", true, a_is_mn_major, b_is_mn_major}, d, n, a, b, accumulate);
 }
 
 void wgmma_wait_group(uint32_t pending) {

@@ -3,6 +3,8 @@
 
 namespace sim {
 void wgmma_m64k32_e4m3(float* d, uint32_t n, uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate);
+void wgmma_m64k16_bf16(float* d, uint32_t n, uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate,
+                       bool a_is_mn_major, bool b_is_mn_major);
 void wgmma_wait_group(uint32_t pending);
 }  // namespace sim
 
@@ -35,6 +37,24 @@ template <uint32_t N>
 void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
   for (uint32_t k = 0; k < 128; k += 32)
     wgmma_m64k32_e4m3<N>(d, smem_descriptor_from_low(a_low + k / 16), smem_descriptor_from_low(b_low + k / 16), k != 0);
+}
+
+inline uint32_t mn_major_descriptor_low(uint32_t address, uint32_t bytes_to_next) {
+  return address >> 4 | bytes_to_next / 16 << 16;
+}
+
+template <uint32_t N, bool kAIsMnMajor = false, bool kBIsMnMajor = false>
+void wgmma_m64k16_bf16(float (&d)[N / 2], uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
+  static_assert(N >= 8 && N <= 256 && N % 8 == 0, "WGMMA needs an N from 8 to 256 that is a multiple of 8");
+  sim::wgmma_m64k16_bf16(d, N, descriptor_a, descriptor_b, accumulate, kAIsMnMajor, kBIsMnMajor);
+}
+
+template <uint32_t N, bool kAIsMnMajor = false, bool kBIsMnMajor = false>
+void wgmma_m64k64_bf16(float (&d)[N / 2], uint32_t a_low, uint32_t b_low, bool accumulate) {
+  for (uint32_t i = 0; i < 4; ++i)
+    wgmma_m64k16_bf16<N, kAIsMnMajor, kBIsMnMajor>(d, smem_descriptor_from_low(a_low + i * (kAIsMnMajor ? 128 : 2)),
+                                                   smem_descriptor_from_low(b_low + i * (kBIsMnMajor ? 128 : 2)),
+                                                   i != 0 || accumulate);
 }
 
 constexpr uint32_t descriptor_high(uint32_t row_bytes) {
