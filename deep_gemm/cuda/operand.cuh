@@ -7,6 +7,7 @@
 // loaded MN-major: WGMMA transposes no other type.)
 #pragma once
 #include "config.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 
 // One box, into this CTA's slot, or into those of all CTAs of the cluster.
@@ -35,5 +36,17 @@ DEVICE void load_rows(const ptx::TensorMap* map, uint64_t* full, uint8_t* to, ui
     for (uint32_t i = 0; i < kRows; i += 64) load_box<kToAll>(map, full, to + i * kLineBytes, row + i, k, planes...);
   } else {
     load_box<kToAll>(map, full, to, k, row, planes...);
+  }
+}
+
+// A tile's rows of an operand, which so many CTAs of the cluster share: each loads a part, into the same slot of all of them.
+template <bool kIsMnMajor, uint32_t kRows, uint32_t kSharers, typename... Planes>
+DEVICE void load_operand(const ptx::TensorMap* map, uint64_t* full, uint8_t* to, uint32_t k, uint32_t row, Planes... planes) {
+  if constexpr (kSharers > 1) {
+    constexpr uint32_t kPart = kRows / kSharers;
+    const uint32_t first = ptx::cluster_rank() * kPart;
+    load_rows<kIsMnMajor, kPart, true>(map, full, to + first * kLineBytes, k, row + first, planes...);
+  } else {
+    load_rows<kIsMnMajor, kRows>(map, full, to, k, row, planes...);
   }
 }

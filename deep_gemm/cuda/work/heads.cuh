@@ -93,7 +93,6 @@ DEVICE uint32_t bytes_of_slot(const Params& p, const Tile&) {
   return kSlotBytes - (kBlockM - rows) * kLineBytes - (kBlockM - scales) * 4;
 }
 
-// CTAs of a cluster that share an operand load a part of it each, into the same slot of both.
 struct TileLoad {
   const Params& p;
   const Tile& tile;
@@ -102,19 +101,8 @@ struct TileLoad {
   DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(p_), tile(tile_), slot_bytes(bytes_of_slot(p_, tile_)) {}
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
-    if constexpr (kClusterN > 1) {
-      const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
-      load_rows<kAIsMnMajor, kBoxRowsOfA, true>(&p.map_a, slot.full, slot.a + first * kLineBytes, k, tile.row_m + first, tile.head);
-    } else {
-      load_rows<kAIsMnMajor, kBlockM>(&p.map_a, slot.full, slot.a, k, tile.row_m, tile.head);
-    }
-    if constexpr (kClusterM > 1) {
-      constexpr uint32_t kRows = kBlockN / kClusterM;
-      const uint32_t first = ptx::cluster_rank() * kRows;
-      load_rows<kBIsMnMajor, kRows, true>(&p.map_b, slot.full, slot.b + first * kLineBytes, k, tile.row_n + first, tile.head);
-    } else {
-      load_rows<kBIsMnMajor, kBlockN>(&p.map_b, slot.full, slot.b, k, tile.row_n, tile.head);
-    }
+    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m, tile.head);
+    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n, tile.head);
     if constexpr (kHasScales) load_scales(slot, k_block);
   }
 

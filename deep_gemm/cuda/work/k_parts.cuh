@@ -87,7 +87,6 @@ using Share = WholeShare;
 
 // ---- Loads
 
-// CTAs of a cluster that share an operand load a part of it each, into the same slot of both.
 struct TileLoad {
   static constexpr uint32_t slot_bytes = kSlotBytes;
   const Params& p;
@@ -99,19 +98,8 @@ struct TileLoad {
 
   DEVICE void load_slot(const Slot& slot, uint32_t, uint32_t k_of_part) const {
     const uint32_t k = first_k + k_of_part;
-    if constexpr (kClusterN > 1) {
-      const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
-      load_rows<kAIsMnMajor, kBoxRowsOfA, true>(&p.map_a, slot.full, slot.a + first * kLineBytes, k, tile.row_m + first);
-    } else {
-      load_rows<kAIsMnMajor, kBlockM>(&p.map_a, slot.full, slot.a, k, tile.row_m);
-    }
-    if constexpr (kClusterM > 1) {
-      constexpr uint32_t kRows = kBlockN / kClusterM;
-      const uint32_t first = ptx::cluster_rank() * kRows;
-      load_rows<kBIsMnMajor, kRows, true>(&p.map_b, slot.full, slot.b + first * kLineBytes, k, tile.row_n + first);
-    } else {
-      load_rows<kBIsMnMajor, kBlockN>(&p.map_b, slot.full, slot.b, k, tile.row_n);
-    }
+    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m);
+    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n);
   }
 };
 
