@@ -1,8 +1,8 @@
 """Which tile multiplies BF16 operands, and into how many slices k is cut.
 
-A row's bits must not depend on how many rows there are. Tiles of any shape give the same bits; slices of k do not, so that
-the weight alone decides about them: `slices_of`. Each is summed from zero, and they are added up in order, by a cluster that
-has a CTA for each, or by one CTA in turn.
+A row's bits must not depend on how many rows there are. Tiles of any shape give the same bits; slices of k do not, so
+the weight alone decides about them: `slices_of`. Each is summed from zero, and they are added up in order, by a cluster
+that has a CTA for each, or by one CTA in turn.
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store)
@@ -87,9 +87,12 @@ TILES = (
 )
 
 
-def slices_of(n: int, k: int, majors: Majors) -> int:
-    """Into how many slices k is cut: whatever m is. Gradients of weights have as many rows as a weight: never."""
-    if majors.a_is_mn:
+def slices_of(n: int, k: int, majors: Majors, groups: Groups = Groups.NONE) -> int:
+    """Into how many slices k is cut, whatever m is.
+
+    It never is for gradients of weights, which have as many rows as a weight, nor for several products at once.
+    """
+    if majors.a_is_mn or groups != Groups.NONE:
         return 1
     columns = ceil_div(n, NARROWEST_COLUMNS)
     slices = 1
@@ -102,13 +105,13 @@ def slices_of(n: int, k: int, majors: Majors) -> int:
 def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Bf16Config:
     """The configuration of the lowest cost, for `planes` products of a kind."""
     tile = chosen_tile(BANDS[band_of(m)] if m <= BANDS[-1] else m, n, k, output, majors, gpu, planes)
-    return tile.config(output, majors, slices_of(n, k, majors))
+    return tile.config(output, majors, slices_of(n, k, majors, output.groups))
 
 
 @lru_cache(maxsize=4096)
 def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
     """The tile of `select_bf16`."""
-    slices = slices_of(n, k, majors)
+    slices = slices_of(n, k, majors, output.groups)
     tiles = [tile for tile in TILES if tile.serves(majors, slices)]
     return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
 
@@ -212,4 +215,3 @@ def reachable_bf16() -> list[Bf16Config]:
         if tile.serves(majors, slices)
     ]
     return list(dict.fromkeys(found))
-

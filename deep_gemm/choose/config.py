@@ -294,7 +294,10 @@ class GemmConfig:
         yield not along_k or only_a, "only A shared where groups are along k"
         yield not (self.rows_are_grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
         yield self.groups != Groups.HEADS or self.cluster_k == 1, "k whole where there are heads"
-        yield not along_k or self.sfb_is_per_row or not self.has_scales, "scales of B for each row where groups are along k"
+        yield (
+            not along_k or self.sfb_is_per_row or not self.has_scales,
+            "scales of B for each row where groups are along k",
+        )
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
         plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"

@@ -104,7 +104,9 @@ def _plan_of(
         "map_d": output_map(config, p.d),
     }
     places = [Place("map_a", A), Place("map_b", B), Place("map_d", D), Place("c", C), Place("d", D)]
-    first_k_block, num_k_blocks, group = (struct.pack(f"<{len(parts)}I", *numbers) for numbers in zip(*parts, strict=True))
+    first_k_block, num_k_blocks, group = (
+        struct.pack(f"<{len(parts)}I", *numbers) for numbers in zip(*parts, strict=True)
+    )
     numbers: dict[str, int | bytes] = {
         "map_sfa": b"",
         "map_sfb": b"",
@@ -129,5 +131,3 @@ def _plan_of(
         # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
         plan.c_is_d = True if plan.output.adds_to_d else False if plan.output.is_fp32 else None
     return plan
-
-

@@ -76,5 +76,3 @@ def launcher(config: Bf16Config, device: int, is_dependent: bool) -> driver.Laun
     kernel = loaded(config, device)
     size = params_of(config).size
     return driver.Launcher(kernel, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
-
-
