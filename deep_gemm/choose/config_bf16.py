@@ -1,4 +1,4 @@
-"""A configuration of the kernel for BF16 operands: what it has other than `GemmConfig` says for FP8, and that of a tile."""
+"""A configuration of the kernel for BF16: what differs from that for FP8, and the configuration of a tile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import gcd
 from typing import ClassVar, NamedTuple
 
 from ..problem.layout import align
-from .config import LINE_BYTES, RASTER_GROUP, SHARED_BYTES_LIMIT, WGMMA_ROWS, GemmConfig
+from .config import RASTER_GROUP, SHARED_BYTES_LIMIT, WGMMA_ROWS, GemmConfig
 from .config_of_tile import MATH_WARPGROUPS
 from .output import Groups, Output
 
@@ -31,11 +31,15 @@ class Majors(NamedTuple):
         return {(False, False): "nt", (False, True): "nn", (True, True): "tn", (True, False): "tt"}[self]
 
 
+K_MAJOR = Majors()
+"""k is contiguous in both."""
+
+
 @dataclass(frozen=True)
 class Bf16Config(GemmConfig):
     """One configuration of the kernel for BF16: sums stay in the tensor cores' accumulators over a slice of k."""
 
-    majors: Majors = Majors()
+    majors: Majors = K_MAJOR
     slices: int = 1
     """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
 
@@ -118,7 +122,7 @@ def bf16_config(
     block_m: int,
     block_n: int,
     output: Output,
-    majors: Majors = Majors(),  # noqa: B008
+    majors: Majors = K_MAJOR,
     cluster_m: int = 1,
     cluster_n: int = 1,
     cluster_k: int = 1,

@@ -1,4 +1,4 @@
-"""Products of BF16 operands on a GPU, one or several of a shape: which kernel computes them, and the plan that launches it."""
+"""Products of BF16 operands on a GPU, one or several of a shape: which tile computes them, and the plan of the launch."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ from ..jit.tensor_map import ElementType, TensorMap
 from ..problem.layout import ceil_div
 from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
 from . import bf16_gemm
-from .bf16_gemm import params_of
+from .fp8_gemm import params_of
 from .maps import matrix_map, output_map, plane_map
 from .plan import A, B, C, D, Place, Plan, addresses_of, refuse_if
 
 
 class Asked(Protocol):
-    """What is asked: A `[m, k]`, B `[n, k]`, each with either dimension contiguous, D and C `[m, n]`; or several of each."""
+    """What is asked: one product, or several if all have a dimension more, in front."""
 
     @property
-    def a(self) -> Tensor: ...
+    def a(self) -> Tensor:
+        """`[m, k]`, with either dimension contiguous."""
 
     @property
-    def b(self) -> Tensor: ...
+    def b(self) -> Tensor:
+        """`[n, k]`, with either dimension contiguous."""
 
     @property
-    def d(self) -> Tensor: ...
+    def d(self) -> Tensor:
+        """`[m, n]`"""
 
     @property
-    def c(self) -> Tensor | None: ...
+    def c(self) -> Tensor | None:
+        """`[m, n]`, of the type of D: D itself, or apart from it."""
 
 
 class Operands(NamedTuple):

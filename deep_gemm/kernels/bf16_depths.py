@@ -24,10 +24,12 @@ from .plan import A, B, C, D, Place, Plan, addresses_of
 
 
 class DepthsProblem(NamedTuple):
-    """D[g] = C[g] + A_g.T @ B_g, with the groups' parts of A `[sum of ks, m]` and B `[sum of ks, n]` one after another."""
+    """D[g] = C[g] + A_g.T @ B_g, with the groups' parts of A and B one after another."""
 
     a: Tensor
+    """`[sum of ks, m]`"""
     b: Tensor
+    """`[sum of ks, n]`"""
     d: Tensor
     c: Tensor | None
     ks: tuple[int, ...]
@@ -37,7 +39,7 @@ class DepthsProblem(NamedTuple):
 
 
 def run(p: DepthsProblem, config: Bf16Config | None = None) -> list[Plan]:
-    """Compute on the GPU that the tensors are on, and give the plans, which together serve other calls of these depths."""
+    """Compute on the GPU that the tensors are on; give the plans, which together serve other calls of these depths."""
     if 0 in p.d.shape:
         return []
     device = p.d.get_device()
@@ -72,7 +74,7 @@ class Part(NamedTuple):
     """A group's part of k, in blocks of 64."""
 
     first: int
-    count: int
+    blocks: int
     group: int
 
 
@@ -82,7 +84,7 @@ def parts_of(ks: Sequence[int]) -> list[Part]:
     for group, k in enumerate(ks):
         parts.append(Part(first, k // BLOCK_K, group))
         first += k // BLOCK_K
-    return sorted(parts, key=lambda part: -part.count)
+    return sorted(parts, key=lambda part: -part.blocks)
 
 
 def plans_of(p: DepthsProblem, config: Bf16Config, num_sms: int, launcher: driver.Launcher) -> list[Plan]:

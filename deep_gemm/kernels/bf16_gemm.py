@@ -37,7 +37,7 @@ def build(config: Bf16Config) -> jit.CompiledKernel:
 
 
 def code_plan(config: Bf16Config) -> CodePlan:
-    """Derive what the kernel's machine code must consist of. The loop over k-blocks is there once, or once for a part."""
+    """Derive what the kernel's machine code must consist of: one loop over k-blocks, and one for parts of tiles."""
     producer_registers, math_registers = config.registers
     units = config.units_per_warpgroup + config.units_of_part
     stores = units * (config.unit_n or config.block_n) // config.panel_columns

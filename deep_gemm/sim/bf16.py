@@ -12,6 +12,7 @@ from ..choose.config_bf16 import Bf16Config
 from ..choose.output import Groups
 from ..kernels import bf16 as kernels
 from ..kernels import bf16_gemm
+from ..kernels.fp8_gemm import params_of
 from ..kernels.plan import addresses_of
 from ..problem.layout import ceil_div
 from .dense import Outcome, outcome
@@ -100,7 +101,7 @@ def run(
     launcher = Launcher(
         simulation,
         kernel,
-        bf16_gemm.params_of(config),
+        params_of(config),
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_size,

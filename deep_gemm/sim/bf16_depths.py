@@ -8,8 +8,8 @@ import torch
 
 from ..choose.config_bf16 import Bf16Config
 from ..kernels import bf16_depths as kernels
-from ..kernels import bf16_gemm
 from ..kernels.bf16_depths import DepthsProblem
+from ..kernels.fp8_gemm import params_of
 from ..kernels.plan import addresses_of
 from .bf16 import Problem, right_and_allowed
 from .dense import Outcome, outcome
@@ -57,7 +57,7 @@ def run(
     launcher = Launcher(
         simulation,
         kernel,
-        bf16_gemm.params_of(config),
+        params_of(config),
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_size,

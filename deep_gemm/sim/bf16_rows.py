@@ -9,16 +9,15 @@ from torch import Tensor
 
 from ..choose.config_bf16 import Bf16Config
 from ..choose.output import Groups
-from ..kernels import bf16_gemm
 from ..kernels import bf16_rows as kernels
 from ..kernels.bf16_rows import RowsProblem
+from ..kernels.fp8_gemm import params_of
 from ..kernels.plan import addresses_of
 from ..problem.layout import ceil_div
-from .bf16 import FP32_UNIT
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel
-from .rounding import within_units
+from .rounding import FP32_UNIT, within_units
 from .simulate import Buffer, Simulation
 
 CANARY = 12345.0
@@ -92,7 +91,7 @@ def run(
     launcher = Launcher(
         simulation,
         kernel,
-        bf16_gemm.params_of(config),
+        params_of(config),
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
     )

@@ -51,7 +51,7 @@ def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float) -> T
 
 
 def within_units(right: Tensor, bound: Tensor) -> Tensor:
-    """A bound of what sums are off, and one unit in the last place of their type beside it, as both sides round to it."""
+    """Add one unit in the last place of D's type, to which both sides round, to a bound of what sums are off."""
     # frexp's mantissa lies between 0.5 and 1, hence eps / 2.
     info = torch.finfo(right.dtype)
     largest = (right.double().abs() + bound).clamp_min(info.tiny)
