@@ -164,7 +164,7 @@ MUTATIONS = [
     Mutation("slot given back before all lanes have read its scales", _BY_ROW, "      ptx::syncwarp();", "", shows_in=BY_ROW),
     Mutation("the last tile moved up too far", _TILE, "ceil_div(rows - height, 4) * 4 : 0", "(rows - height) / 4 * 4 : 0"),
     Mutation("the last tile moved to where TMA cannot load scales", _TILE, "ceil_div(rows - height, 4) * 4 : 0", "rows - height : 0"),
-    Mutation("the last tile moved up where C is added", _WORK, "if constexpr (!kWithC && !kAddsToD) move_up", "move_up"),
+    Mutation("the last tile moved up where C is added", _WORK, "if constexpr (!kWithC && !kAddsToD && !kAIsMnMajor) move_up", "move_up"),
     Mutation("scales by row of another tile", _WORK, "+ kScaleRows, tile.row_n, k_block);", "+ kScaleRows, 0, k_block);", shows_in=BY_ROW),
     # Runs and pairs of partial sums
     Mutation("waits for the piece that runs, not for the one before", _MAINLOOP, "ptx::wgmma_wait_group<kLag>();", "ptx::wgmma_wait_group<kLag + 1>();", shows_in=PAIRS),

@@ -87,7 +87,7 @@ MUTATIONS = [
     Mutation("tiles of m rounded down", _HEADS, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM + (p.m < kBlockM))", shows_in=PLAIN.config),
     Mutation("tiles of n rounded down", _HEADS, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=PLAIN.config),
     Mutation("every CTA takes every tile", _HEADS, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=ADDING.config),
-    Mutation("rows computed twice where something is added", _HEADS, "if constexpr (!kWithC && !kAddsToD) move_up", "move_up", shows_in=ADDING.config),
+    Mutation("rows computed twice where something is added", _HEADS, "if constexpr (!kWithC && !kAddsToD && !kAIsMnMajor) move_up", "move_up", shows_in=ADDING.config),
     Mutation("A of the first head", _HEADS, "slot.a, k, tile.row_m, tile.head)", "slot.a, k, tile.row_m, 0)", shows_in=PLAIN.config),
     Mutation("B of the first head", _HEADS, "slot.b, k, tile.row_n, tile.head)", "slot.b, k, tile.row_n, 0)", shows_in=PLAIN.config),
     Mutation("a shared operand of the first head", "operand.cuh", "row + first, planes...);", "row + first, (planes, 0)...);", shows_in=SHARES_A.config),

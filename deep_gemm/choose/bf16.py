@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..gpus import Gpu
 from ..problem.layout import ceil_div
 from .config import WGMMA_ROWS
-from .config_bf16 import BLOCK_K, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
+from .config_bf16 import BLOCK_K, K_MAJOR, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
 from .config_of_tile import MATH_WARPGROUPS
 from .cost import CLUSTERS_AT_ONCE, NEVER, NUM_SMS, bytes_of_d, memory_us, together
 from .dense import BANDS, band_of
@@ -83,7 +83,7 @@ TILES = (
     Tile(128, 256, cluster_m=2),
     Tile(256, 128, cluster_n=2),
     *(Tile(64, n, splits=True) for n in (32, 64, 96, 128)),
-    *(Tile(128, n, splits=True) for n in (32, 64, 96, 128, 192)),
+    *(Tile(128, n, splits=True) for n in (32, 64, 96, 128)),
 )
 
 
@@ -160,7 +160,13 @@ def select_bf16_rows(
         rounds = max(num_groups * min(rows, 1.0) * tiles * ceil_div(n, tile.block_n) / gpu.num_sms, 1.0)
         return math.ceil(rounds) * tile_us(tile, rows, k, output)
 
-    return min(ROWS_TILES, key=cost).config(output, Majors(b_is_mn=b_is_mn), 1)
+    return min(rows_tiles_for(output), key=cost).config(output, Majors(b_is_mn=b_is_mn), 1)
+
+
+@cache
+def rows_tiles_for(output: Output) -> tuple[Tile, ...]:
+    """The tiles whose store buffers fit."""
+    return tuple(tile for tile in ROWS_TILES if tile.config(output, K_MAJOR, 1).why_illegal() is None)
 
 
 @lru_cache(maxsize=1024)
@@ -182,7 +188,7 @@ def reachable_bf16_rows() -> list[Bf16Config]:
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
         for b_is_mn in (False, True)
-        for tile in ROWS_TILES
+        for tile in rows_tiles_for(Output(is_fp32, groups=groups))
     ]
 
 

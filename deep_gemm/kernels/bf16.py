@@ -1,4 +1,4 @@
-"""Products of BF16 operands on a GPU, one or several of a shape: which tile computes them, and the plan of the launch."""
+"""Products of BF16 on a GPU, one or several of a shape: which tile computes them, and the plan of the launch."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ struct Tiles {
     const TileIndex index = place_in_raster(next_tile - tile.head * tiles_of_head, tiles_m, tiles_n);
     tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
     tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
-    // C must be added once, so no row may be computed again.
-    if constexpr (!kWithC && !kAddsToD) move_up(tile.row_m, rows, kBlockM);
+    // C must be added once, so no row may be computed again. Where rows are contiguous, boxes begin at whole 16 bytes.
+    if constexpr (!kWithC && !kAddsToD && !kAIsMnMajor) move_up(tile.row_m, rows, kBlockM);
     next_tile += ptx::grid_size() / kClusterSize;
     return true;
   }
