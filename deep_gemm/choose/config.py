@@ -157,14 +157,29 @@ class GemmConfig:
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in cuda/fp8_gemm.cuh, which asserts that it is the same."""
-        operands = self.num_stages * (self.block_m + self.block_n) * LINE_BYTES
+        operands = self.num_stages * (self.slot_rows_of_a + self.block_n) * LINE_BYTES
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
         if self.cluster_k > 1:
-            chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
-            outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
-        barriers = self.num_stages * 2 * 8 + (2 * 8 if self.cluster_k > 1 else EMPTY_BYTES)
+            outputs = self.exchange_bytes
+        barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
         return align(align(before_work, 1 if self.finds_tiles_alone else 16) + self.work_bytes, 1024)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """What CTAs that split k send to each."""
+        chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
+        return self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
+
+    @property
+    def output_barriers_bytes(self) -> int:
+        """Size of `OutputBarriers` in the epilogue."""
+        return 2 * 8 if self.cluster_k > 1 else EMPTY_BYTES
+
+    @property
+    def slot_rows_of_a(self) -> int:
+        """Rows of A that a slot of the ring holds."""
+        return self.block_m
 
     @property
     def scales_bytes(self) -> int:
@@ -379,6 +394,7 @@ class GemmConfig:
             "kRasterGroup": self.raster_group,
             "kGroups": int(self.groups),
             "kBoxRowsOfA": self.box_rows_of_a,
+            "kSlotRowsOfA": self.slot_rows_of_a,
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
             "kTileSlots": TILE_SLOTS,
@@ -391,6 +407,7 @@ class GemmConfig:
         """What the header says holds or does not."""
         return {
             "kHasScales": self.has_scales,
+            "kStartsAlone": False,
             "kAIsMnMajor": False,
             "kBIsMnMajor": False,
             "kHasShortTiles": self.has_short_tiles,

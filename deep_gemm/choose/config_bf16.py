@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import ClassVar, NamedTuple
 
-from ..problem.layout import align
-from .config import RASTER_GROUP, SHARED_BYTES_LIMIT, WGMMA_ROWS, GemmConfig
+from ..problem.layout import align, ceil_div
+from .config import CHUNK_ELEMENTS, EMPTY_BYTES, RASTER_GROUP, SHARED_BYTES_LIMIT, WGMMA_ROWS, GemmConfig
 from .config_of_tile import MATH_WARPGROUPS
 from .output import Groups, Output
 
 BLOCK_K = 64
 """BF16 values of a k-block."""
-MAX_STAGES = 16
+MAX_STAGES = 32
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for sums, by math warpgroups."""
 
@@ -40,6 +40,8 @@ class Bf16Config(GemmConfig):
     """One configuration of the kernel for BF16: sums stay in the tensor cores' accumulators over a slice of k."""
 
     majors: Majors = K_MAJOR
+    few_rows: int = 0
+    """Rows of A that a slot of the ring holds if there are no more, so that there is room for more slots; 0: a tile's."""
     slices: int = 1
     """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
 
@@ -49,7 +51,8 @@ class Bf16Config(GemmConfig):
     def name(self) -> str:
         """Short, for people: such as "bf16 nt 128x256/m2 bf16+c"."""
         slices = f" of {self.slices} slices" if self.walks_slices else ""
-        return f"bf16 {self.majors.name} {super().name.removesuffix(' run 1')}{slices}".replace(" run 1 ", " ")
+        few = f" few {self.few_rows}" if self.few_rows else ""
+        return f"bf16 {self.majors.name} {super().name.removesuffix(' run 1')}{slices}{few}".replace(" run 1 ", " ")
 
     @property
     def walks_slices(self) -> bool:
@@ -61,6 +64,26 @@ class Bf16Config(GemmConfig):
         """Registers of a math thread for sums: of a slice, and of those before."""
         sums = self.units_per_warpgroup * (self.unit_n or self.block_n) // 2
         return sums * 2 if self.walks_slices else sums
+
+    @property
+    def slot_rows_of_a(self) -> int:
+        """Rows of A that a slot of the ring holds."""
+        return self.few_rows or self.block_m
+
+    @property
+    def box_rows_of_a(self) -> int:
+        """Rows of A that one TMA load brings at most."""
+        return self.few_rows or super().box_rows_of_a
+
+    @property
+    def exchange_bytes(self) -> int:
+        """What CTAs that split k send to each: whole columns of chunks, from all math warps."""
+        return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
+
+    @property
+    def output_barriers_bytes(self) -> int:
+        """Size of `OutputBarriers` in the epilogue."""
+        return 8 if self.cluster_k > 1 else EMPTY_BYTES
 
     @property
     def scale_rows(self) -> int:
@@ -80,6 +103,9 @@ class Bf16Config(GemmConfig):
         ):
             yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of an {name} whose rows are contiguous"
         yield not (self.majors.a_is_mn and self.rows_are_grouped), "an A with contiguous k where rows are grouped"
+        plain = not (self.groups or self.majors.a_is_mn) and self.block_m == WGMMA_ROWS
+        yield not self.few_rows or (self.few_rows in (16, 32) and plain), "few rows of a plain A in tiles of 64"
+        yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
 
@@ -88,6 +114,8 @@ class Bf16Config(GemmConfig):
         """The files that the kernel includes, one of each kind."""
         kinds = {**super().kinds, "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
         del kinds["SCALES"]
+        if self.cluster_k > 1:
+            kinds["EPILOGUE"] = "epilogue/split_once.cuh"
         if self.groups == Groups.DEPTHS:
             kinds["WORK"] = "work/k_parts.cuh"
         return kinds
@@ -115,6 +143,7 @@ class Bf16Config(GemmConfig):
             "kAIsMnMajor": self.majors.a_is_mn,
             "kBIsMnMajor": self.majors.b_is_mn,
             "kMayBeEmpty": self.groups == Groups.DEPTHS,
+            "kStartsAlone": self.cluster_k > 1,
         }
 
 
@@ -127,7 +156,8 @@ def bf16_config(
     cluster_n: int = 1,
     cluster_k: int = 1,
     slices: int = 1,
-    min_stages: int = 4,
+    few_rows: int = 0,
+    min_stages: int = 0,
 ) -> Bf16Config:
     """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile."""
     if block_m not in MATH_WARPGROUPS:
@@ -138,6 +168,7 @@ def bf16_config(
     units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
     panel_columns = gcd(block_n, 64)
     panels = units_along_m * block_n // panel_columns
+    min_stages = min_stages or (3 if block_m + block_n > 384 else 4)
     for buffered in range(panels, 0, -1):
         if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit
@@ -160,6 +191,7 @@ def bf16_config(
             adds_to_d=output.adds_to_d and cluster_k == 1,
             groups=output.groups,
             majors=majors,
+            few_rows=few_rows,
             slices=slices,
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:

@@ -59,7 +59,9 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     shared.ring.init();
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
-  if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
+  // If CTAs only add up, these may meet when they do.
+  if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
+  else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
   // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
   ptx::griddepcontrol_wait();

@@ -108,6 +108,8 @@ def why_unfit(config: Bf16Config, p: Asked) -> str | None:
         return f"is for operands that lie otherwise: {config.majors.name}, not {majors_of(p).name}"
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"
+    if config.few_rows and p.a.shape[-2] > config.few_rows:
+        return f"is for up to {config.few_rows} rows"
     if config.slices > ceil_div(p.a.shape[-1], BLOCK_K):
         return f"cuts k into {config.slices} slices, more than there are blocks of {BLOCK_K}"
     return None
@@ -157,7 +159,9 @@ def operand_map(x: Tensor, rows: int, is_mn_major: bool) -> TensorMap:
 
 
 def grid(config: Bf16Config, planes: int, m: int, n: int, num_sms: int) -> int:
-    """One CTA for each SM, but no more clusters than tiles to share out."""
+    """One CTA for each SM, but no more clusters than tiles to share out; where k is split, a cluster for each tile."""
     tiles_m, tiles_n = ceil_div(m, config.block_m), ceil_div(n, config.block_n)
     cluster_tiles = planes * ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n)
+    if config.cluster_k > 1:
+        return cluster_tiles * config.cluster_k
     return min(max(num_sms // config.cluster_size, 1), cluster_tiles) * config.cluster_size
