@@ -25,19 +25,19 @@ from .dense import BANDS, band_of
 from .output import Groups, Output
 from .timings import timings_of
 
-SM_TFLOPS = 6.7
+SM_TFLOPS = 7.3
 """BF16 operations of one SM's tensor cores."""
-SHARED_KB_PER_US = 220.0
+SHARED_KB_PER_US = 187.0
 """What the tensor cores of one SM read of shared memory: 128 bytes a cycle."""
-LOAD_KB_PER_US = 75.0
+LOAD_KB_PER_US = 155.0
 """What one SM loads of A and B."""
-BLOCK_US = 0.02
+BLOCK_US = 0.048
 """What a block of k takes besides, however small the tile."""
-TILE_US = 0.5
+TILE_US = 0.25
 """What a tile takes besides its blocks of k: filling the ring, starting to store."""
-STORE_US = 1.5
+STORE_US = 1.2
 """What storing a tile of 256x128 in BF16 takes that the next tile does not hide."""
-SPLIT_US = 1.8
+SPLIT_US = 2.5
 """What adding up takes for a tile if k is split among CTAs."""
 MOST_SLICES = 4
 LEAST_SLICE = 1024
@@ -54,15 +54,18 @@ class Tile(NamedTuple):
     cluster_m: int = 1
     cluster_n: int = 1
     splits: bool = False
+    few_rows: int = 0
+    """Room for so many rows in a slot, if there are no more."""
 
     def config(self, output: Output, majors: Majors, slices: int) -> Bf16Config:
         """The kernel's configuration for this tile."""
         cluster_k = slices if self.splits else 1
-        return _config(self.block_m, self.block_n, output, majors, self.cluster_m, self.cluster_n, cluster_k, slices)
+        clusters = self.cluster_m, self.cluster_n, cluster_k
+        return _config(self.block_m, self.block_n, output, majors, *clusters, slices, self.few_rows)
 
     def serves(self, majors: Majors, slices: int) -> bool:
         """Whether the kernel can be built so."""
-        if self.splits and slices == 1:
+        if (self.splits and slices == 1) or (self.few_rows and majors.a_is_mn):
             return False
         if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
             return False
@@ -79,7 +82,7 @@ TILES = (
     *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
     *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
     *(Tile(192, n) for n in (96, 128, 160)),
-    *(Tile(256, n) for n in (64, 96, 128)),
+    *(Tile(256, n) for n in (64, 96, 128, 192)),
     Tile(128, 256, cluster_m=2),
     Tile(256, 128, cluster_n=2),
     *(Tile(64, n, splits=True) for n in (32, 64, 96, 128)),
@@ -118,12 +121,14 @@ def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu
 
 def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices: int, planes: int = 1) -> float:
     """About how long the product takes."""
-    block_m, block_n, cluster_m, cluster_n, splits = tile
-    if cluster_m > 1 and m <= block_m:
+    block_m, block_n, cluster_m, cluster_n, splits, few_rows = tile
+    if (cluster_m > 1 and m <= block_m) or (few_rows and (m > few_rows or output.groups)):
         return NEVER
     size = cluster_m * cluster_n * (slices if splits else 1)
     at_once = max(CLUSTERS_AT_ONCE[size][0] * gpu.num_sms // NUM_SMS, 1)
     clusters = planes * ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
+    if splits and clusters > at_once:
+        return NEVER
     multiply_us = ceil_div(clusters, at_once) * tile_us(tile, m, k, output, slices)
     timings = timings_of(gpu)
     moved_us = memory_us(planes * (2 * k * (m + n) + m * n * bytes_of_d(output)) / 1e6, timings)
@@ -132,7 +137,7 @@ def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices
 
 def tile_us(tile: Tile, rows: float, k: float, output: Output, slices: int = 1) -> float:
     """What a tile takes that has so many rows, for whatever is loaded of A."""
-    block_m, block_n, _, _, splits = tile
+    block_m, block_n, _, _, splits, _ = tile
     blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))
     operations_us = 2 * block_m * block_n * BLOCK_K / SM_TFLOPS / 1e6
     shared_us = block_m // 64 * (64 + block_n) * 128 / SHARED_KB_PER_US / 1e3
