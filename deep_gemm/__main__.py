@@ -332,7 +332,7 @@ def configs() -> None:
 )
 def bench(
     kind: Annotated[
-        str, typer.Argument(help="dense, grouped, einsum, casts, linear, experts, attention, host or compile")
+        str, typer.Argument(help="dense, grouped, einsum, casts, linear, experts, attention, bf16, host or compile")
     ],
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
     sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,

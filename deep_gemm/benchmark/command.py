@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import attention, cases, casts, compile_times, einsum, experts, host, linear, machine, products, table
+from . import attention, bf16, cases, casts, compile_times, einsum, experts, host, linear, machine, products, table
 from .report import Report, Row
 from .timing import PairingError
 
-KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "attention", "host", "compile")
+KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "attention", "bf16", "host", "compile")
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {
     "einsum": einsum.METHOD,
@@ -26,6 +26,7 @@ METHODS = {
     "linear": linear.METHOD,
     "experts": experts.METHOD,
     "attention": attention.METHOD,
+    "bf16": bf16.METHOD,
     "host": host.METHOD,
     "compile": compile_times.METHOD,
 }
@@ -35,6 +36,7 @@ CONTENDERS = {
     "linear": linear.CONTENDERS,
     "experts": experts.CONTENDERS,
     "attention": attention.CONTENDERS,
+    "bf16": bf16.CONTENDERS,
 }
 """What --only may name."""
 
@@ -167,6 +169,11 @@ def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, C
         if shapes is not None:
             of_attention = attention.chosen(cases.parse_shapes(shapes, (3, 4, 5), "2048,8192,64,128"))
         return len(of_attention), partial(attention.measure, of_attention)
+    if kind == "bf16":
+        of_bf16 = bf16.shapes_of(quick=quick)
+        if shapes is not None:
+            of_bf16 = bf16.chosen(cases.parse_shapes(shapes, (3, 4), "4096,7168,2048"))
+        return len(of_bf16), partial(bf16.measure, of_bf16)
     kinds = casts.kinds_and_shapes(quick=quick)
     if shapes is not None:
         asked_for = cases.parse_shapes(shapes, (2,), "8192,7168")

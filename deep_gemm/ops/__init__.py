@@ -5,10 +5,11 @@ problem/tracing.py), and the operator, when it runs, calls the function. An oper
 and scales of an operand, members of `ExpertRows`. Where a caller may give the output, the overload `into` writes it.
 """
 
-from . import activation, casts, dense, depths, einsum, indexer, layers, nn, routing, rows, scales, skip_head_mid
+from . import activation, bf16, casts, dense, depths, einsum, indexer, layers, nn, routing, rows, scales, skip_head_mid
 
 __all__ = [
     "activation",
+    "bf16",
     "casts",
     "dense",
     "depths",
