@@ -14,7 +14,7 @@ from torch import Tensor
 from deep_gemm import bf16, calc_diff, set_mk_alignment_for_contiguous_layout
 from deep_gemm.bf16.dense import DENSE
 from deep_gemm.bf16.expressions import EXPRESSIONS
-from deep_gemm.kernels import bf16_calls
+from deep_gemm.kernels import bf16_calls, bf16_depths
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.problem.bf16 import bf16_problem, laid_out
 from deep_gemm.problem.bf16_depths import bf16_depths_problem
@@ -42,7 +42,7 @@ def given(x: Tensor, transposed: bool, mn_major: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("major", DENSE)
-@pytest.mark.parametrize(("a_is_mn", "b_is_mn"), itertools.product((False, True), repeat=2))
+@pytest.mark.parametrize(("a_is_mn", "b_is_mn"), [*itertools.product((False, True), repeat=2)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_dense_products_take_either_major(major: str, a_is_mn: bool, b_is_mn: bool, dtype: torch.dtype) -> None:
     x, w, d = numbers(M, K), numbers(N, K), torch.full((M, N), 3.0, dtype=dtype)
@@ -103,7 +103,7 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
         b = (w.mT.contiguous() if turned else w.clone()).requires_grad_()
         out = function(a, b, None, layout, use_psum_layout=ends)
         assert out is not None
-        out.float().square().sum().backward()
+        out.float().square().sum().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             d = torch.full((M, N), 7.0, dtype=torch.bfloat16)
             function(a, b, d, layout, "nk", ends, ensure_zero_padding=not ends)
@@ -111,7 +111,7 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
         set_mk_alignment_for_contiguous_layout(128)
     x, y = a.detach().float().requires_grad_(), w.float().requires_grad_()
     right = torch.stack([x[i] @ y[max(g, 0)].t() * (g >= 0) for i, g in enumerate(ids)])
-    right.square().sum().backward()
+    right.square().sum().backward()  # type: ignore[no-untyped-call]
     assert a.grad is not None
     assert b.grad is not None
     assert x.grad is not None
@@ -129,10 +129,10 @@ def test_counted_rows_and_their_gradients() -> None:
     out = bf16.bf16_m_grouped_gemm_nt_masked(a, b, masked_m=counts, expected_m=2)
     assert out is not None
     used = (torch.arange(4) < counts[:, None])[..., None]
-    torch.where(used, out, 0).float().square().sum().backward()
+    torch.where(used, out, 0).float().square().sum().backward()  # type: ignore[no-untyped-call]
     x, y = (t.detach().float().requires_grad_() for t in (a, b))
     right = torch.where(used, x @ y.mT, 0)
-    right.square().sum().backward()
+    right.square().sum().backward()  # type: ignore[no-untyped-call]
     assert calc_diff(torch.where(used, out, 0), right) < NEAR
     for mine, its in ((a.grad, x.grad), (b.grad, y.grad)):
         assert mine is not None
@@ -176,7 +176,7 @@ SIZES = {"b": 6, "h": 3, "m": 8, "n": 16, "k": 64, "r": 24, "d": 32}
 
 @pytest.mark.parametrize("expr", EXPRESSIONS)
 def test_einsum(expr: str) -> None:
-    operands, _, out = expr.partition("->")
+    operands, _, _ = expr.partition("->")
     # As tests of callers have it: the weight is a part of a wider tensor.
     a, b = (numbers(*(SIZES[x] for x in axes[:-1]), SIZES[axes[-1]] + 8)[..., :-8] for axes in operands.split(","))
     right = torch.einsum(expr, a.float(), b.float())
@@ -192,7 +192,6 @@ def test_einsum(expr: str) -> None:
             d.fill_(1)
             bf16.einsum(expr, a, b, d, d)
             assert calc_diff(d, right + 1) < NEAR
-    assert [len(x) for x in (a[:0],)] == [0]
 
 
 def test_what_einsum_refuses() -> None:
@@ -229,7 +228,12 @@ def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
     plan, asked = Plan(), []
-    monkeypatch.setattr(DENSE["nt"], "on_gpu", lambda p: asked.append(p) or plan)
+
+    def compute(p: Any) -> Any:
+        asked.append(p)
+        return plan
+
+    monkeypatch.setattr(DENSE["nt"], "on_gpu", compute)
     weight = on_gpu(numbers(N, K).requires_grad_())
     for _ in range(4):
         a, d = on_gpu(numbers(M, K)), on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
@@ -250,10 +254,9 @@ def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPa
 def test_blocks_of_k_lie_in_one_group(monkeypatch: pytest.MonkeyPatch, ks: list[int]) -> None:
     """Groups of other depths are copied apart; only what the host knows and nobody copied may serve other calls."""
     a, b = numbers(192, 8), numbers(192, N)
-    plan, run_by_plans = SimpleNamespace(), []
+    plan: Any = SimpleNamespace()
 
     def run(p: Any) -> list[Any]:
-        run_by_plans.append(p)
         assert sum(p.ks) == len(p.a) == len(p.b)
         assert all(k % 64 == 0 for k in p.ks)
         first = 0
@@ -262,7 +265,7 @@ def test_blocks_of_k_lie_in_one_group(monkeypatch: pytest.MonkeyPatch, ks: list[
             first += k
         return [plan]
 
-    monkeypatch.setattr(bf16_calls.bf16_depths, "run", run)
+    monkeypatch.setattr(bf16_depths, "run", run)
     for on_host in (ks, None):
         p = bf16_depths_problem(a, b, None, on_host, int32(*ks), None, False, 128)
         p = p._replace(ks=None) if on_host is None else p

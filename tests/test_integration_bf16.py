@@ -39,11 +39,11 @@ def test_linear_layers_and_their_gradients_run_our_products(calls: list[str]) ->
     x, w, bias = numbers(5, 20).requires_grad_(), numbers(13, 20, seed=1).requires_grad_(), numbers(13, seed=2)
     with batch_invariant_mm():
         y = F.linear(x, w, bias)
-        y.float().square().sum().backward()
+        y.float().square().sum().backward()  # type: ignore[no-untyped-call]
     assert calls == ["aten.addmm.default", "aten.mm.default", "aten.mm.default"]
     p, q = (t.detach().float().requires_grad_() for t in (x, w))
     right = F.linear(p, q, bias.float())
-    right.square().sum().backward()
+    right.square().sum().backward()  # type: ignore[no-untyped-call]
     for mine, its in ((y, right), (x.grad, p.grad), (w.grad, q.grad)):
         assert mine is not None
         assert its is not None
@@ -91,7 +91,7 @@ def test_experts_of_transformers_and_their_gradients(turned: bool) -> None:
         layer = made(config=SimpleNamespace(_experts_implementation=name), turned=turned)
         x_here = x.clone().requires_grad_()
         y = layer(x_here, ids, weights)
-        y.float().square().sum().backward()
+        y.float().square().sum().backward()  # type: ignore[no-untyped-call]
         results.append((y, x_here.grad, layer.gate_up_proj.grad, layer.down_proj.grad))
     for mine, its in zip(*results, strict=True):
         assert calc_diff(mine, its) < 1e-3

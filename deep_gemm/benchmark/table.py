@@ -46,7 +46,7 @@ def print_report(report: Report, console: Console) -> None:
     elif report.kind == "einsum":
         console.print(_einsum_table(report))
         _print_failures(report, console)
-    elif report.kind == "attention":
+    elif report.kind in ("attention", "bf16"):
         console.print(_attention_table(report))
         _print_failures(report, console)
     elif report.kind == "compile":
@@ -124,7 +124,7 @@ def _einsum_table(report: Report) -> Table:
 
 
 def _attention_table(report: Report) -> Table:
-    table = _table("attention", gap=2)
+    table = _table(report.kind, gap=2)
     table.add_column("kind")
     table.add_column("shape")
     for heading in ("us", "DeepGEMM*", "ratio", "floor", "torch", "TFLOPS", "TB/s"):

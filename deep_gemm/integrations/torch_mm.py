@@ -1,11 +1,11 @@
-"""torch's own products of BF16 matrices by kernels whose bits for a row do not depend on the batch: a mode to run under.
+"""torch's products of BF16 matrices by kernels whose bits for a row do not depend on the batch: a mode to run under.
 
     with batch_invariant_mm():
         logits = model(tokens)
         logits.sum().backward()
 
-Under it `torch.mm`, `addmm`, `bmm` and all that torch makes of them (`matmul`, `@`, `F.linear`), of BF16 matrices, run the
-products of this package, in the gradients too. Everything else is torch's.
+Under it `torch.mm`, `addmm`, `bmm` and all that torch makes of them (`matmul`, `@`, `F.linear`), of BF16 matrices, run
+the products of this package, in the gradients too. Everything else is torch's.
 """
 
 from __future__ import annotations
@@ -57,32 +57,36 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """Compute `torch.bmm`."""
     n = b.shape[2]
-    a, b = _fitting(a), _fitting(b)
+    a, b = _fitting(a, b)
     d = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
     einsum("bhr,hdr->bhd", a.transpose(0, 1), b.mT, d)
-    return d.transpose(0, 1)[..., :n]
+    return d.transpose(0, 1)[..., :n].contiguous()
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     n = b.shape[1]
-    a, b = _fitting(a), _fitting(b)
+    a, b = _fitting(a, b)
     d = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
     bf16_gemm_nn(a, b, d)
-    return d[:, :n]
+    return d[:, :n].contiguous()
 
 
-def _fitting(x: Tensor) -> Tensor:
-    """Give an operand as products take it: itself, or a copy with zeros up to a multiple of 16 bytes."""
-    *_, rows, columns = x.shape
-    wrong = [-size % MULTIPLE for size in (rows, columns)]
+def _fitting(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Give A `[m, k]` and B `[k, n]` as products take them: copied if they lie otherwise, zeros up to 8 along k and n."""
+    of_k, of_n = (-size % MULTIPLE for size in b.shape[-2:])
+    if of_k:
+        a = F.pad(a, (0, of_k))
+    if of_k or of_n:
+        b = F.pad(b, (0, of_n, 0, of_k))
+    return _lying_well(a), _lying_well(b)
+
+
+def _lying_well(x: Tensor) -> Tensor:
     row_stride, column_stride = x.stride()[-2:]
-    lies_well = (column_stride == 1 and row_stride % MULTIPLE == 0) or (
-        row_stride == 1 and column_stride % MULTIPLE == 0
-    )
+    is_pitched = row_stride % MULTIPLE == 0 if column_stride == 1 else row_stride == 1 and column_stride % MULTIPLE == 0
     others_fit = all(stride % MULTIPLE == 0 for stride in x.stride()[:-2])
-    if not any(wrong) and lies_well and others_fit and x.data_ptr() % ADDRESS_ALIGNMENT == 0:
-        return x
-    return F.pad(x, (0, wrong[1], 0, wrong[0])).contiguous()
+    fits = is_pitched and others_fit and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 PRODUCTS: dict[Any, Callable[..., Tensor]] = {

@@ -112,8 +112,7 @@ def laid_out(name: str, x: Tensor, rows: str, k: str = "k") -> Tensor:
         return x
     *outer, num_rows, depth_ = x.shape
     *outer_strides, row_stride, k_stride = x.stride()
-    is_column = depth_ == 1 and num_rows > 1
-    is_k_major = row_stride != 1 if is_column else k_stride == 1 or depth_ == 1
+    is_k_major = (num_rows > 1 and row_stride != 1) if depth_ == 1 else k_stride == 1
     if is_k_major:
         k_stride = 1 if depth_ == 1 else k_stride
         row_stride = align(depth_, MULTIPLE) if num_rows == 1 else row_stride
