@@ -13,10 +13,9 @@ from torch import Tensor
 
 from deep_gemm import bf16, calc_diff, set_mk_alignment_for_contiguous_layout
 from deep_gemm.bf16.dense import DENSE
-from deep_gemm.bf16.expressions import EXPRESSIONS
 from deep_gemm.kernels import bf16_calls, bf16_depths
 from deep_gemm.kernels.plan import PLANS
-from deep_gemm.problem.bf16 import bf16_problem, laid_out
+from deep_gemm.problem.bf16 import EXPRESSIONS, bf16_problem, laid_out
 from deep_gemm.problem.bf16_depths import bf16_depths_problem
 
 M, N, K, GROUPS = 5, 24, 16, 3
@@ -152,7 +151,7 @@ def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
         made = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, None, on_host, layout, c, use_psum_layout=said == "ends")
     finally:
         set_mk_alignment_for_contiguous_layout(128)
-    parts = zip(a[: sum(ks)].float().split(ks), b[: sum(ks)].float().split(ks), strict=True)
+    parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), strict=True)
     assert made is not None
     assert torch.equal(made, torch.stack([x.t() @ y + 1 for x, y in parts]).to(dtype))
 
@@ -246,7 +245,7 @@ def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match=r"^b: expected a tensor without a gradient"):
         bf16.bf16_gemm_nt(a, weight, d)
     with torch.no_grad():
-        bf16.bf16_gemm_nt(on_gpu(numbers(M + 1, K)), weight)
+        bf16.bf16_gemm_nt(on_gpu(numbers(M + 1, K)), weight, on_gpu(numbers(M + 1, N)))
     assert len(asked) == 2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -78,14 +78,14 @@ def test_a_rows_bits_do_not_depend_on_m(n: int, k: int) -> None:
 def test_twenty_repeats_give_the_same_bits() -> None:
     a, b, ids = numbers(500, 2048), numbers(4, 576, 2048, seed=1), torch.arange(500, device="cuda").int() // 125
     x, w = numbers(300, 64, 128), numbers(64, 96, 128, seed=2)
-    calls = (
+    calls: list[Callable[[], Tensor | None]] = [
         lambda: bf16.bf16_gemm_nt(a, b[0]),
         lambda: bf16.m_grouped_bf16_gemm_nt_contiguous(a, b, None, ids),
         lambda: bf16.k_grouped_bf16_gemm_tn_contiguous(a, a, ks_cpu=[128, 0, 300, 72]),
         lambda: bf16.einsum("bhr,hdr->bhd", x, w),
         lambda: bf16.einsum("bhd,bhr->hdr", x, x),
         lambda: bf16.einsum("bmk,bnk->mn", x[:, :, :64], x[:, :, 64:]),
-    )
+    ]
     for call in calls:
         first = call()
         assert first is not None
@@ -111,5 +111,5 @@ def test_a_graph_may_capture_products_of_calls_that_were_made() -> None:
     with torch.cuda.graph(graph):
         bf16.bf16_gemm_nt(a, b, d)
     a.copy_(numbers(64, 512, seed=5))
-    graph.replay()  # type: ignore[no-untyped-call]
+    graph.replay()
     assert calc_diff(d, a.float() @ b.float().t()) < TOLERANCE

@@ -27,7 +27,7 @@ def test_stacked_rows(rows: list[int], turned: bool, ends: bool) -> None:
     function = bf16.m_grouped_bf16_gemm_nn_contiguous if turned else bf16.m_grouped_bf16_gemm_nt_contiguous
     ids = torch.arange(len(rows), device="cuda").repeat_interleave(torch.tensor(rows, device="cuda")).int()
     layout = int32(rows).cumsum(0).int() if ends else ids.clone()
-    right = torch.cat([x.float() @ y.float().t() for x, y in zip(a.split(rows), w, strict=True)])
+    right = torch.cat([x.float() @ y.float().t() for x, y in zip(torch.split(a, rows), w, strict=True)])
     d, whole = framed(m, n)
     set_mk_alignment_for_contiguous_layout(1 if ends else 128)
     try:
@@ -60,11 +60,13 @@ def test_counted_rows(counts: list[int], b_is_mn: bool) -> None:
 @pytest.mark.parametrize("on_host", [True, False])
 def test_groups_along_k(ks: list[int], dtype: torch.dtype, on_host: bool) -> None:
     a, b = numbers(sum(ks), 136), numbers(sum(ks), 264, seed=1)
-    right = torch.stack([x.float().t() @ y.float() for x, y in zip(a.split(ks), b.split(ks), strict=True)])
-    for c in (None, torch.full_like(right, 32, dtype=dtype), "d"):
-        d = torch.full_like(right, 32 if c == "d" else torch.nan, dtype=dtype)
-        of_c = d if c == "d" else c
-        bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks if on_host else None, int32(ks), of_c)
+    right = torch.stack(
+        [x.float().t() @ y.float() for x, y in zip(torch.split(a, ks), torch.split(b, ks), strict=True)]
+    )
+    for of_c in ("none", "another", "d"):
+        d = torch.full_like(right, 32 if of_c == "d" else torch.nan, dtype=dtype)
+        c = d if of_c == "d" else torch.full_like(right, 32, dtype=dtype) if of_c == "another" else None
+        bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks if on_host else None, int32(ks), c)
         assert calc_diff(d, right if c is None else right + 32) < TOLERANCE
 
 
@@ -90,7 +92,7 @@ def test_gradients_of_grouped_rows() -> None:
     assert a.grad is not None
     assert b.grad is not None
     for x, g, w, of_x, of_w in zip(
-        *(t.split(rows) for t in (a.detach(), grad)), b.detach(), a.grad.split(rows), b.grad, strict=True
+        *(torch.split(t, rows) for t in (a.detach(), grad)), b.detach(), torch.split(a.grad, rows), b.grad, strict=True
     ):
         if len(x):
             assert calc_diff(of_x, g.float() @ w.float()) < TOLERANCE

@@ -35,8 +35,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_linear_layers_and_their_gradients_run_our_products(calls: list[str]) -> None:
-    x, w, bias = numbers(5, 20).requires_grad_(), numbers(13, 20, seed=1).requires_grad_(), numbers(13, seed=2)
+@pytest.mark.parametrize(("n", "k"), [(13, 20), (16, 24)])
+def test_linear_layers_and_their_gradients_run_our_products(calls: list[str], n: int, k: int) -> None:
+    x, w, bias = numbers(5, k).requires_grad_(), numbers(n, k, seed=1).requires_grad_(), numbers(n, seed=2)
     with batch_invariant_mm():
         y = F.linear(x, w, bias)
         y.float().square().sum().backward()  # type: ignore[no-untyped-call]
@@ -91,7 +92,7 @@ def test_experts_of_transformers_and_their_gradients(turned: bool) -> None:
         layer = made(config=SimpleNamespace(_experts_implementation=name), turned=turned)
         x_here = x.clone().requires_grad_()
         y = layer(x_here, ids, weights)
-        y.float().square().sum().backward()  # type: ignore[no-untyped-call]
+        y.float().square().sum().backward()
         results.append((y, x_here.grad, layer.gate_up_proj.grad, layer.down_proj.grad))
     for mine, its in zip(*results, strict=True):
         assert calc_diff(mine, its) < 1e-3

@@ -29,7 +29,7 @@ from .products import raise_if_lost, reason
 from .report import Row
 from .timing import L2Flush
 
-__all__ = ["CONTENDERS", "KINDS", "METHOD", "chosen", "measure", "shapes_of"]
+__all__ = ["CONTENDERS", "KINDS", "METHOD", "Kind", "chosen", "measure", "shapes_of"]
 
 METHOD = (
     "bf16: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "

@@ -29,14 +29,15 @@ def batch_invariant_mm() -> TorchDispatchMode:
     """Make the mode, a context manager. It holds for the thread, and for gradients of what was computed under it if
     `backward` is called under it too.
     """
-    return _Mode()
+    return _Mode()  # type: ignore[no-untyped-call]
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         ours = PRODUCTS.get(func)
         if ours is not None and not kwargs and all(_is_ours(x) for x in args):
-            return ours(*args)
+            with torch.no_grad():  # a mode is called below autograd, which has its own formulas
+                return ours(*args)
         return func(*args, **(kwargs or {}))
 
 
@@ -72,7 +73,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _fitting(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Give A `[m, k]` and B `[k, n]` as products take them: copied if they lie otherwise, zeros up to 8 along k and n."""
+    """Give A `[m, k]` and B `[k, n]` as products take them: copied if they lie otherwise, with zeros along k and n."""
     of_k, of_n = (-size % MULTIPLE for size in b.shape[-2:])
     if of_k:
         a = F.pad(a, (0, of_k))
