@@ -1,4 +1,4 @@
-"""FP8 matrix products with fine-grained scaling for NVIDIA Hopper: dense, and grouped for mixtures of experts.
+"""FP8 and BF16 matrix products for NVIDIA Hopper: dense, and grouped for mixtures of experts.
 
 Tensors are torch's. On CUDA tensors the products run kernels compiled at first need; on CPU tensors the same functions
 run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
@@ -9,6 +9,18 @@ from typing import NoReturn
 from . import nn, testing, utils
 from . import ops as ops
 from .activation import silu_mul_cast_to_fp8
+from .bf16 import (
+    bf16_gemm_nn,
+    bf16_gemm_nt,
+    bf16_gemm_tn,
+    bf16_gemm_tt,
+    bf16_m_grouped_gemm_nt_masked,
+    einsum,
+    k_grouped_bf16_gemm_tn_contiguous,
+    m_grouped_bf16_gemm_nn_contiguous,
+    m_grouped_bf16_gemm_nt_contiguous,
+    m_grouped_bf16_gemm_nt_masked,
+)
 from .choose.explain import explain
 from .compat.absent import refuse
 from .dense import (
@@ -104,6 +116,11 @@ __all__ = [
     "align",
     "bench",
     "bench_kineto",
+    "bf16_gemm_nn",
+    "bf16_gemm_nt",
+    "bf16_gemm_tn",
+    "bf16_gemm_tt",
+    "bf16_m_grouped_gemm_nt_masked",
     "calc_diff",
     "cast_back_from_fp4",
     "cast_back_from_fp8",
@@ -114,6 +131,7 @@ __all__ = [
     "cublaslt_gemm_nt",
     "cublaslt_gemm_tn",
     "cublaslt_gemm_tt",
+    "einsum",
     "expert_rows",
     "experts",
     "experts_workspace_bytes",
@@ -152,10 +170,14 @@ __all__ = [
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
+    "k_grouped_bf16_gemm_tn_contiguous",
     "k_grouped_cast_to_fp8",
     "k_grouped_fp8_gemm_nt_contiguous",
     "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",
     "linear",
+    "m_grouped_bf16_gemm_nn_contiguous",
+    "m_grouped_bf16_gemm_nt_contiguous",
+    "m_grouped_bf16_gemm_nt_masked",
     "m_grouped_fp8_fp4_gemm_nn_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_masked",

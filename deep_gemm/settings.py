@@ -99,7 +99,7 @@ class _Choices:
     pdl: bool = False
     compile_mode: int = 0
     batch_invariant: bool | None = None
-    deterministic_algorithms: bool = False
+    deterministic_algorithms: bool = True
     mk_alignment: int = DEFAULT_ALIGNMENT
 
 
@@ -201,16 +201,17 @@ def get_batch_invariant() -> bool:
 
 
 def use_deterministic_algorithms(enabled: bool) -> None:
-    """Choose whether BF16 products must run kernels of this package instead of cuBLASLt.
+    """Choose whether BF16 products must give the same bits each time, and a row's bits whatever m is. They do, unless
+    False is set.
 
-    It will govern BF16 products, of which there are none yet. FP8 products and casts, and all else here, give the same
-    bits each time in any case; `set_batch_invariant` asks for more.
+    False lets them run what is faster; today that is the same kernels. `set_batch_invariant(True)` asks the same of
+    them whatever is set here. FP8 products and casts, and all else here, give the same bits each time in any case.
     """
     in_force.change(deterministic_algorithms=_truth_value(enabled))
 
 
 def get_deterministic_algorithms() -> bool:
-    """Tell what `use_deterministic_algorithms` set: False unless it was called."""
+    """Tell what `use_deterministic_algorithms` set: True unless it was called."""
     return in_force.choices.deterministic_algorithms
 
 

@@ -18,6 +18,7 @@ from thorough import covering, values
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
 from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_bf16 import Majors, bf16_config
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
 from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.choose.config_mqa_logits import mqa_config
@@ -27,7 +28,7 @@ from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.skip_head_mid import skipping
 from deep_gemm.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.jit.cubin import text_sections
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, fp8_paged_mqa_logits, hc_prenorm
+from deep_gemm.kernels import bf16_gemm, fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, fp8_paged_mqa_logits, hc_prenorm
 from deep_gemm.kernels.ordinary import reachable_ordinary
 
 FILE = Path(__file__).with_name("machine_code_digests.json")
@@ -74,6 +75,19 @@ MQA = (
 )
 PAGED = (paged_config(1, 64, 128, 64, 4), paged_config(3, 32, 64, 32, 2), paged_config(2, 88, 32, 64, 4))
 HC = (HcConfig(64, 8, 16), HcConfig(128, 24, 2), HcConfig(64, 32, 1))
+TURNED = Majors(True, True)
+OF_BF16 = (
+    bf16_config(64, 32, BF16, cluster_k=4, slices=4),
+    bf16_config(128, 144, BF16, slices=4),
+    bf16_config(128, 256, BF16, cluster_m=2),
+    bf16_config(256, 128, Output(with_c=True), Majors(b_is_mn=True), cluster_n=2),
+    bf16_config(192, 96, FP32, Majors(a_is_mn=True)),
+    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True), TURNED),
+    bf16_config(128, 128, BY_HEADS),
+    bf16_config(128, 256, Output(groups=Groups.IDS)),
+    bf16_config(64, 128, Output(groups=Groups.COUNTS), Majors(b_is_mn=True)),
+    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TURNED, cluster_m=2),
+)
 DECODE = (
     decode_config(8, 1, 4, 2),
     decode_config(16, 2, 1, 2),
@@ -95,6 +109,7 @@ def jobs() -> list[Job]:
             found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
         elif isinstance(config, DecodeConfig):
             found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
+    found += [Job(f"bf16_gemm {each.name}", bf16_gemm.SOURCE, bf16_gemm.headers(each)) for each in OF_BF16]
     found += [Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(each)) for each in MQA]
     found += [Job(f"hc_prenorm {each.name}", hc_prenorm.SOURCE, hc_prenorm.headers(each)) for each in HC]
     found += [

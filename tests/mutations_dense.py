@@ -77,7 +77,7 @@ TRIALS = [
 ]
 
 _GEMM, _MAINLOOP, _RING, _SLOT, _TILE = (f"{name}.cuh" for name in ("fp8_gemm", "mainloop", "ring", "slot", "tile"))
-_WORK = "work/dense.cuh"
+_WORK, _OPERAND = "work/dense.cuh", "operand.cuh"
 _BY_BLOCK, _BY_ROW, _BY_ROW_KEPT, _ROWS_OF_B, _THREAD = (
     f"scales/{name}.cuh" for name in ("by_block", "by_row", "by_row_kept", "rows_of_b", "thread")
 )
@@ -107,8 +107,8 @@ MUTATIONS = [
     Mutation("producer does not wait", _RING, _WAIT_FREE, ""),
     Mutation("parity never flips", _RING, "parity ^ static_cast<uint32_t>(wraps)", "parity"),
     Mutation("ring wraps one slot early", _RING, "stage + 1 == kNumStages", "stage + 2 == kNumStages", shows_in=SHARES_A),
-    Mutation("bytes of rows that no box has", _WORK, "(p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA)", "kBoxRowsOfA"),
-    Mutation("bytes of rows that one CTA alone has", _WORK, "(p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN", "(p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA)", shows_in=SHARES_A),
+    Mutation("bytes of rows that no box has", _WORK, "(!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA)", "kBoxRowsOfA"),
+    Mutation("bytes of rows that one CTA alone has", _WORK, "(!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN", "(!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA)", shows_in=SHARES_A),
     Mutation("bytes of scales that no box has", _WORK, "p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM", "kBlockM"),
     Mutation("bytes of as many scales as rows", _WORK, "ceil_div(p.m, 4) * 4 : kBlockM", "p.m : kBlockM"),
     Mutation("all lanes release", _RING, "loaded, lane == 0);", "loaded, true);"),
@@ -122,10 +122,10 @@ MUTATIONS = [
     # Loads
     Mutation("expects bytes without the scales", _SLOT, "kABytes + kBBytes + kScalesLoaded * 4;", "kABytes + kBBytes;"),
     Mutation("expects twice the bytes of B", _SLOT, "kABytes + kBBytes + kScalesLoaded * 4;", "kABytes + 2 * kBBytes + kScalesLoaded * 4;"),
-    Mutation("multicasts to itself alone", _WORK, "kAllCtas);", "1u << ptx::cluster_rank());", everywhere=True, shows_in=SHARES_A),
-    Mutation("half of A at the wrong rows", _WORK, "k, tile.row_m + first, kAllCtas);", "k, tile.row_m, kAllCtas);", shows_in=SHARES_A),
-    Mutation("each CTA of a cluster loads the first half of A", _WORK, "ptx::cluster_rank() * kBoxRowsOfA", "0", shows_in=SHARES_A),
-    Mutation("half of B into the wrong slot rows", _WORK, "slot.b + first * kBlockK", "slot.b", shows_in=SHARES_B),
+    Mutation("multicasts to itself alone", _OPERAND, "kAllCtas);", "1u << ptx::cluster_rank());", everywhere=True, shows_in=SHARES_A),
+    Mutation("half of an operand at the wrong rows", _OPERAND, "k, row + first, planes...);", "k, row, planes...);", shows_in=SHARES_A),
+    Mutation("each CTA of a cluster loads the first half", _OPERAND, "ptx::cluster_rank() * kPart", "0", shows_in=SHARES_A),
+    Mutation("half of an operand into the wrong slot rows", _OPERAND, "to + first * kLineBytes", "to", shows_in=SHARES_B),
     Mutation("scales of the next k-block", _WORK, "tile.row_m, k_block);", "tile.row_m, k_block + 1);"),
     Mutation("load coordinates swapped", _WORK, "slot.b, k, tile.row_n);", "slot.b, tile.row_n, k);"),
     # Products
@@ -164,7 +164,7 @@ MUTATIONS = [
     Mutation("slot given back before all lanes have read its scales", _BY_ROW, "      ptx::syncwarp();", "", shows_in=BY_ROW),
     Mutation("the last tile moved up too far", _TILE, "ceil_div(rows - height, 4) * 4 : 0", "(rows - height) / 4 * 4 : 0"),
     Mutation("the last tile moved to where TMA cannot load scales", _TILE, "ceil_div(rows - height, 4) * 4 : 0", "rows - height : 0"),
-    Mutation("the last tile moved up where C is added", _WORK, "if constexpr (!kWithC && !kAddsToD) move_up", "move_up"),
+    Mutation("the last tile moved up where C is added", _WORK, "if constexpr (!kWithC && !kAddsToD && !kAIsMnMajor) move_up", "move_up"),
     Mutation("scales by row of another tile", _WORK, "+ kScaleRows, tile.row_n, k_block);", "+ kScaleRows, 0, k_block);", shows_in=BY_ROW),
     # Runs and pairs of partial sums
     Mutation("waits for the piece that runs, not for the one before", _MAINLOOP, "ptx::wgmma_wait_group<kLag>();", "ptx::wgmma_wait_group<kLag + 1>();", shows_in=PAIRS),

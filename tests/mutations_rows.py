@@ -91,6 +91,7 @@ TRIALS = [
 ]
 
 _GEMM, _MAINLOOP, _TILE, _STORE = "fp8_gemm.cuh", "mainloop.cuh", "tile.cuh", "epilogue/store.cuh"
+_SKIP = "skip.cuh"
 _WORK, _LAYOUT, _PADDING, _QUEUE = (f"work/{name}.cuh" for name in ("rows", "layout", "padding", "tile_queue"))
 _WAIT_FREE = "    ptx::mbarrier_wait_parity(&empty[slot], (number / kTileSlots & 1) ^ 1);\n"
 _WAIT_DEALT = "    ptx::mbarrier_wait_parity(&full[number % kTileSlots], number / kTileSlots & 1);\n"
@@ -142,16 +143,16 @@ MUTATIONS = [
     Mutation("all of B loaded for a half", _WORK, "      if (row > 0 && tile.is_narrow) break;\n", "", shows_in=CUT),
     Mutation("bytes of all of B expected for a half", _WORK, "(tile.is_narrow ? kBlockN - kBoxRowsOfB : 0)", "0", shows_in=CUT),
     Mutation("all boxes of B from the tile's first column on", _WORK, "k, tile.row_n + row, tile.group);", "k, tile.row_n, tile.group);", shows_in=CUT),
-    Mutation("all boxes of B into a slot's first rows", _WORK, "slot.b + row * kBlockK, k", "slot.b, k", shows_in=CUT),
+    Mutation("all boxes of B into a slot's first rows", _WORK, "slot.b + row * kLineBytes, k", "slot.b, k", shows_in=CUT),
     Mutation("tiles counted from the first row of all", _WORK, "tile.row_m += found.stretch.first, ", ""),
     Mutation("rows past the stretch belong to it", _WORK, "tile.end_m = found.stretch.end, ", "tile.end_m = found.stretch.first + tiles_m * kBlockM, "),
     # Operands
     Mutation("A of the first group", _WORK, "k, box.first, box.place, plane_of(tile));", "k, box.first, box.place, 0);", shows_in=COUNTS),
     Mutation("boxes of A rounded down", _WORK, "boxes = ceil_div(tile.end_m - tile.row_m, kBoxRowsOfA);", "boxes = (tile.end_m - tile.row_m) / kBoxRowsOfA;", shows_in=WIDE),
     Mutation("more boxes of A than a slot has room for", _WORK, "(boxes < kBlockM / kBoxRowsOfA ? boxes : kBlockM / kBoxRowsOfA)", "boxes", shows_in=WIDE),
-    Mutation("bytes of all boxes expected", _WORK, "return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK - ", "return kSlotBytes - ", shows_in=WIDE),
+    Mutation("bytes of all boxes expected", _WORK, "return kSlotBytes - (kBlockM - rows_loaded(tile)) * kLineBytes - ", "return kSlotBytes - ", shows_in=WIDE),
     Mutation("all boxes of A from the tile's first row on", _WORK, "box(tile.row_m + row,", "box(tile.row_m,", shows_in=WIDE),
-    Mutation("all boxes of A into a slot's first rows", _WORK, "slot.a + row * kBlockK, k", "slot.a, k", shows_in=WIDE),
+    Mutation("all boxes of A into a slot's first rows", _WORK, "slot.a + row * kLineBytes, k", "slot.a, k", shows_in=WIDE),
     Mutation("A's scales of the first group", _WORK, "skipped_scales(tile), k_block, plane_of(tile));", "skipped_scales(tile), k_block, 0);", shows_in=COUNTS),
     Mutation("scales from the tile's first row on, which TMA cannot load", _WORK, "tile.row_m - skipped_scales(tile), k_block", "tile.row_m, k_block", shows_in=IDS),
     Mutation("scales of rows before the tile", _MAINLOOP, "  operands.scales.sfa += skipped_scales(tile);\n", "", shows_in=IDS),
@@ -169,10 +170,10 @@ MUTATIONS = [
     Mutation("a warpgroup's second unit stored whole where the first is", _STORE, "row_m + row_of_unit(kUnits - 1) + 64", "row_m + 64", shows_in=TWO_UNITS),
     Mutation("whole boxes of the first group", _WORK, "panel, column, row, plane_of(tile));", "panel, column, row, 0);", shows_in=COUNTS),
     Mutation("D of the first group", _WORK, "panel, column, rows.first, rows.place, plane_of(tile));", "panel, column, rows.first, rows.place, 0);", shows_in=COUNTS),
-    Mutation("slots of rows outside are not let go", _MAINLOOP, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),
-    Mutation("slots of rows outside are let go before they are loaded", _MAINLOOP, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "", shows_in=COUNTS),
-    Mutation("one lane lets slots go ahead of its warp", _MAINLOOP, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "    wait_until_loaded(ring, at);\n", shows_in=FEW_STAGES),
-    Mutation("a tile without rows for a warpgroup leaves its place in the ring", _MAINLOOP, "++k_block, at = at.next()) {\n    wait_until_loaded(ring, at);", "++k_block) {\n    wait_until_loaded(ring, at);", shows_in=COUNTS),
+    Mutation("slots of rows outside are not let go", _SKIP, "    release(ring, at, ptx::lane_index());\n", "", shows_in=COUNTS),
+    Mutation("slots of rows outside are let go before they are loaded", _SKIP, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "", shows_in=COUNTS),
+    Mutation("one lane lets slots go ahead of its warp", _SKIP, "    wait_until_loaded(ring, at);\n    ptx::syncwarp();\n", "    wait_until_loaded(ring, at);\n", shows_in=FEW_STAGES),
+    Mutation("a tile without rows for a warpgroup leaves its place in the ring", _SKIP, "++k_block, at = at.next()) {\n    wait_until_loaded(ring, at);", "++k_block) {\n    wait_until_loaded(ring, at);", shows_in=COUNTS),
     # Padding
     Mutation("padding is left as it is", _WORK, "if (p.groups.zeroes_padding)", "if (false)"),
     Mutation("padding of all rows without a group", _PADDING, "      if (ptx::all_sync(!is_used)) continue;\n", "", shows_in=IDS),

@@ -575,7 +575,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
     [
         (
             ("bench", "sparse"),
-            "kind: expected one of dense, grouped, einsum, casts, linear, experts, attention, hc, host, compile, "
+            "kind: expected one of dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, host, compile, "
             "got 'sparse'",
         ),
         (("bench", "dense", "--shapes", "1,2"), "shapes: expected three or four positive integers"),

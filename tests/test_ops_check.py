@@ -149,8 +149,36 @@ def samples() -> Iterator[Sample]:
     yield call(ops.plan_paged_contexts.default, contexts, 64, 7)
     yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(M, 8), fp32(M))
     yield call(ops.tf32_hc_prenorm_gemm.default, bf16(M, 128), fp32(8, 128), fp32(2, M, 8), fp32(2, M), 2)
+    yield from bf16_samples()
     yield call(ops.get_mn_major_tma_aligned_tensor.default, a[1])
     yield call(ops.get_mn_major_tma_aligned_tensor.default, fp32(2, M, 1))
+
+
+def bf16_samples() -> Iterator[Sample]:
+    """Calls of the operators of BF16 products."""
+    x, w, k = bf16(M, 16), bf16(N, 16), 16
+    for packet, a, b in (
+        (ops.bf16_gemm_nt, x, w),
+        (ops.bf16_gemm_nn, x, w.t()),
+        (ops.bf16_gemm_tn, x.t(), w.t()),
+        (ops.bf16_gemm_tt, x.t(), w),
+    ):
+        yield packet.default, (a, b, None), {}
+        yield packet.into, (a, b, fp32(M, N), None, True), {}
+    ws, every = bf16(GROUPS, N, k), ids(M)
+    for packet, b in ((ops.m_grouped_bf16_gemm_nt_contiguous, ws), (ops.m_grouped_bf16_gemm_nn_contiguous, ws.mT)):
+        yield packet.default, (x.clone().requires_grad_(), b.clone().requires_grad_(), every, False, True), {}
+        yield packet.into, (x, b, bf16(M, N), int32(4, 4, 4), True, False), {}
+    stacked, masked = bf16(GROUPS, M, k), ops.m_grouped_bf16_gemm_nt_masked
+    yield masked.default, (stacked.requires_grad_(), ws.clone().requires_grad_(), int32(M, M, M), None), {}
+    yield masked.into, (bf16(GROUPS, M, k), ws, bf16(GROUPS, M, N), counts(), 2), {}
+    a, b, depths = bf16(9, 8), bf16(9, N), ops.k_grouped_bf16_gemm_tn_contiguous
+    yield depths.default, (a, b, None, None, [4, 5], False), {}
+    yield depths.into, (a, b, bf16(2, 8, N), bf16(2, 8, N), int32(4, 3), None, False, False), {}
+    heads, weights = bf16(M, GROUPS, 16), bf16(GROUPS, 16, 24)
+    yield ops.einsum.default, ("bhd,hdr->bhr", heads, weights, None), {}
+    yield ops.einsum.default, ("bmk,bnk->mn", bf16(2, 8, 64), bf16(2, N, 64), None), {}
+    yield ops.einsum.into, ("bhd,bhr->hdr", heads, bf16(M, GROUPS, 24), fp32(GROUPS, 16, 24), None, True), {}
 
 
 SAMPLES = [*samples()]

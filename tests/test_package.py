@@ -19,19 +19,22 @@ import torch
 from packaging.requirements import Requirement
 
 import deep_gemm
-from deep_gemm import activation, dense, grouped, layers, routing, scales, skip_head_mid, testing
+from deep_gemm import activation, bf16, dense, grouped, layers, routing, scales, skip_head_mid, testing
 from deep_gemm.problem import layout
 from deep_gemm.quantize import back, fp4, fp8, rules
 from deep_gemm.settings import read_settings
 from deep_gemm.tools import demo
 
 ROOT = Path(__file__).resolve().parents[1]
+OF_BF16 = bf16.dense, bf16.grouped, bf16.expressions
 OF_CASTS = back, fp4, fp8, rules
 OF_LAYERS = [activation, layers, routing]
 EXAMPLES = {"torch": torch, **{name: getattr(deep_gemm, name) for name in deep_gemm.__all__}}
 
 
-@pytest.mark.parametrize("module", [dense, grouped, layout, scales, skip_head_mid, testing, *OF_CASTS, *OF_LAYERS])
+@pytest.mark.parametrize(
+    "module", [dense, grouped, *OF_BF16, layout, scales, skip_head_mid, testing, *OF_CASTS, *OF_LAYERS]
+)
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
     names = {**EXAMPLES, **vars(module)}
     failed, attempted = doctest.testmod(module, extraglobs=names)
@@ -39,7 +42,7 @@ def test_examples_in_docstrings_run(module: ModuleType) -> None:
     assert failed == 0
 
 
-@pytest.mark.parametrize("module", [dense, grouped, scales, skip_head_mid, *OF_CASTS, *OF_LAYERS])
+@pytest.mark.parametrize("module", [dense, grouped, *OF_BF16, scales, skip_head_mid, *OF_CASTS, *OF_LAYERS])
 def test_every_public_product_cast_and_layer_has_an_example(module: ModuleType) -> None:
     for name in deep_gemm.__all__:
         function = vars(module).get(name)

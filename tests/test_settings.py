@@ -149,9 +149,9 @@ def test_theoretical_alignment_refuses_what_is_no_number_of_groups() -> None:
 
 
 def test_deterministic_algorithms_are_remembered() -> None:
-    assert deep_gemm.get_deterministic_algorithms() is False
-    deep_gemm.use_deterministic_algorithms(True)
     assert deep_gemm.get_deterministic_algorithms() is True
+    deep_gemm.use_deterministic_algorithms(False)
+    assert deep_gemm.get_deterministic_algorithms() is False
     with pytest.raises(ValueError, match=r"^enabled: expected True or False, got 1$"):
         deep_gemm.use_deterministic_algorithms(1)  # type: ignore[arg-type]
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from deep_gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
 from deep_gemm.choose.dense import reachable
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.heads import reachable_heads
@@ -55,6 +56,13 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
         "fp8_wgrad_gemm_m_grouped_masked",
         "fp8_wgrad_gemm_heads",
         "fp8_wgrad_gemm_k_grouped",
+    }
+    of_bf16 = (*reachable_bf16(), *reachable_bf16_rows(), *reachable_bf16_depths())
+    assert {config.kernel_name for config in of_bf16} == {
+        "bf16_gemm_dense",
+        "bf16_gemm_m_grouped_contiguous",
+        "bf16_gemm_m_grouped_masked",
+        "bf16_gemm_k_grouped",
     }
     for name, config in names.items():
         assert f"#define KERNEL_NAME {name}\n" in config.header()

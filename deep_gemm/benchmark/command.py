@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import (
     attention,
+    bf16,
     cases,
     casts,
     compile_times,
@@ -32,7 +33,7 @@ from . import (
 from .report import Report, Row
 from .timing import PairingError
 
-KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "attention", "hc", "host", "compile")
+KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "attention", "hc", "bf16", "host", "compile")
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {
     "einsum": f"{einsum.METHOD}; {skip_head_mid.METHOD}",
@@ -41,6 +42,7 @@ METHODS = {
     "experts": experts.METHOD,
     "attention": attention.METHOD,
     "hc": hc.METHOD,
+    "bf16": bf16.METHOD,
     "host": host.METHOD,
     "compile": compile_times.METHOD,
 }
@@ -51,6 +53,7 @@ CONTENDERS = {
     "experts": experts.CONTENDERS,
     "attention": attention.CONTENDERS,
     "hc": hc.CONTENDERS,
+    "bf16": bf16.CONTENDERS,
 }
 """What --only may name."""
 
@@ -191,6 +194,11 @@ def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, C
             asked_for = cases.parse_shapes(shapes, (3, 4), "4096,24,7168,16")
             of_hc = [shape if len(shape) == hc.NUMBERS else (*shape, 0) for shape in asked_for]
         return len(of_hc), partial(hc.measure, of_hc)
+    if kind == "bf16":
+        of_bf16 = bf16.shapes_of(quick=quick)
+        if shapes is not None:
+            of_bf16 = bf16.chosen(cases.parse_shapes(shapes, (3, 4), "4096,7168,2048"))
+        return len(of_bf16), partial(bf16.measure, of_bf16)
     kinds = casts.kinds_and_shapes(quick=quick)
     if shapes is not None:
         asked_for = cases.parse_shapes(shapes, (2,), "8192,7168")

@@ -47,7 +47,7 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_einsum_table(report))
         console.print(_into_heads_table(report))
         _print_failures(report, console)
-    elif report.kind in ("attention", "hc"):
+    elif report.kind in ("attention", "hc", "bf16"):
         console.print(_attention_table(report))
         _print_failures(report, console)
     elif report.kind == "compile":

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
+from typing import ClassVar
 
 from ..problem.layout import align, ceil_div
 from .output import Groups
 
 BLOCK_K = 128
+"""FP8 values of a k-block."""
+LINE_BYTES = 128
+"""What a slot of the ring holds of each row of an operand: a k-block, whatever the type."""
 SHARED_BYTES_LIMIT = 232448
 """Shared memory that one block may use on sm_90."""
 REGISTERS_PER_SM = 65536
@@ -46,6 +50,9 @@ _WORK_NAMES = {
 @dataclass(frozen=True)
 class GemmConfig:
     """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128."""
+
+    has_scales: ClassVar[bool] = True
+    """Operands come with scales, by which partial sums are promoted; if not, config_bf16.py says what differs."""
 
     block_m: int
     block_n: int
@@ -150,15 +157,34 @@ class GemmConfig:
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in cuda/fp8_gemm.cuh, which asserts that it is the same."""
-        operands = self.num_stages * (self.block_m + self.block_n) * BLOCK_K
+        operands = self.num_stages * (self.slot_rows_of_a + self.block_n) * LINE_BYTES
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
         if self.cluster_k > 1:
-            chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
-            outputs = self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
-        scales = self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
-        barriers = self.num_stages * 2 * 8 + (2 * 8 if self.cluster_k > 1 else EMPTY_BYTES)
-        before_work = align(outputs, 1024) + operands + scales + barriers
+            outputs = self.exchange_bytes
+        barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
+        before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
         return align(align(before_work, 1 if self.finds_tiles_alone else 16) + self.work_bytes, 1024)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """What CTAs that split k send to each."""
+        chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
+        return self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
+
+    @property
+    def output_barriers_bytes(self) -> int:
+        """Size of `OutputBarriers` in the epilogue."""
+        return 2 * 8 if self.cluster_k > 1 else EMPTY_BYTES
+
+    @property
+    def slot_rows_of_a(self) -> int:
+        """Rows of A that a slot of the ring holds."""
+        return self.block_m
+
+    @property
+    def scales_bytes(self) -> int:
+        """Scales of all slots."""
+        return self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
 
     @property
     def work_bytes(self) -> int:
@@ -279,20 +305,28 @@ class GemmConfig:
         yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
         along_k = self.groups == Groups.DEPTHS
         yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
-        yield not along_k or self.cluster_size == self.cluster_n, "only A shared where groups are along k"
+        only_a = self.cluster_size == self.cluster_n or not self.has_scales
+        yield not along_k or only_a, "only A shared where groups are along k"
         yield not (self.rows_are_grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
         yield self.groups != Groups.HEADS or self.cluster_k == 1, "k whole where there are heads"
-        yield not along_k or self.sfb_is_per_row, "scales of B for each row where groups are along k"
+        yield (
+            not along_k or self.sfb_is_per_row or not self.has_scales,
+            "scales of B for each row where groups are along k",
+        )
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
         plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
         yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
-        accumulators = (self.units_per_warpgroup + self.num_partials) * unit_n // 2
         registers = self.registers[1]
-        yield accumulators <= registers - 32, f"{accumulators} accumulators in {registers} registers"
+        yield self.accumulators <= registers - 32, f"{self.accumulators} accumulators in {registers} registers"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a math thread for totals and partial sums."""
+        return (self.units_per_warpgroup + self.num_partials) * (self.unit_n or self.block_n) // 2
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -302,6 +336,7 @@ class GemmConfig:
         return {
             "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
             "WORK": f"work/{work}.cuh",
+            "MAINLOOP": "mainloop.cuh",
             "SCALES": f"scales/{by_row if self.sfb_is_per_row else 'by_block'}.cuh",
             "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'store'}.cuh",
         }
@@ -318,11 +353,21 @@ class GemmConfig:
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        lines = [f"constexpr uint32_t {name} = {value};" for name, value in self.constants.items()]
+        lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in self.switches.items()]
+        lines += [f'#define {kind} "{file}"' for kind, file in self.kinds.items()]
+        lines.append(f"#define KERNEL_NAME {self.kernel_name}")
+        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Numbers in the header."""
         producer_registers, math_registers = self.registers
-        constants = {
+        return {
             "kBlockM": self.block_m,
             "kBlockN": self.block_n,
             "kBlockK": BLOCK_K,
+            "kLineBytes": LINE_BYTES,
             "kUnitN": self.unit_n or self.block_n,
             "kUnitsAlongN": self.units_along_n,
             "kUnitsPerWarpgroup": self.units_per_warpgroup,
@@ -349,13 +394,22 @@ class GemmConfig:
             "kRasterGroup": self.raster_group,
             "kGroups": int(self.groups),
             "kBoxRowsOfA": self.box_rows_of_a,
+            "kSlotRowsOfA": self.slot_rows_of_a,
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
             "kSharedBytes": self.shared_bytes,
         }
-        switches = {
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """What the header says holds or does not."""
+        return {
+            "kHasScales": self.has_scales,
+            "kStartsAlone": False,
+            "kAIsMnMajor": False,
+            "kBIsMnMajor": False,
             "kHasShortTiles": self.has_short_tiles,
             "kCutsLastTiles": self.cuts_last_tiles,
             "kOutputIsFp32": self.output_is_fp32,
@@ -367,8 +421,3 @@ class GemmConfig:
             "kLoopsInBatches": self.groups != Groups.DEPTHS,
             "kLoadsScalesByAddress": self.groups == Groups.DEPTHS,
         }
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-        lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
-        lines += [f'#define {kind} "{file}"' for kind, file in self.kinds.items()]
-        lines.append(f"#define KERNEL_NAME {self.kernel_name}")
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])

@@ -44,7 +44,7 @@ def select(
         if tile is not None and not ((tile.cluster_k > 1 and not split_k) or (tile.is_decode and not whole_gpu)):
             return tile.config(output, k)
     menu = menu_of(n, k, output, gpu, split_k, whole_gpu)
-    number = menu.numbers[_band(m)]
+    number = menu.numbers[band_of(m)]
     config = menu.configs[number]
     if config is None:
         config = menu.configs[number] = menu.offers[number].tile.config(output, k)
@@ -75,7 +75,7 @@ class Menu(NamedTuple):
 
     def tile_for(self, m: int) -> Tile:
         """The tile that serves so many rows."""
-        return self.offers[self.numbers[_band(m)]].tile
+        return self.offers[self.numbers[band_of(m)]].tile
 
 
 @cache
@@ -135,7 +135,7 @@ def _drop_the_least_missed(
                 look(band)
 
 
-def _band(m: int) -> int:
+def band_of(m: int) -> int:
     """The place in BANDS of a size of batch; what is larger than all goes to the last."""
     return (m - 1) >> 3 if m <= 128 else min(14 + ((m - 1) >> 6), len(BANDS) - 1)
 

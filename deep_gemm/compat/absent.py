@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-_TORCH = "torch.matmul or cublaslt_gemm_nt"
-_LOOP = "torch.matmul for each group"
+_TORCH = "bf16_gemm_nt or cublaslt_gemm_nt"
 _FP8 = "per_token_cast_to_fp8 and the FP8 products"
 _DEQUANTIZED = "torch.matmul on dequantized tensors"
 _MOE = "experts, m_grouped_fp8_gemm_nt_masked or m_grouped_fp8_gemm_nt_contiguous"
@@ -17,21 +16,11 @@ _SYMMETRIC = "torch.distributed._symmetric_memory"
 _WEIGHTS = "the weights as they are"
 
 INSTEAD: dict[str, str] = {
-    "bf16_gemm_nt": _TORCH,
-    "bf16_gemm_nn": _TORCH,
-    "bf16_gemm_tn": _TORCH,
-    "bf16_gemm_tt": _TORCH,
-    "m_grouped_bf16_gemm_nt_contiguous": _LOOP,
-    "m_grouped_bf16_gemm_nn_contiguous": _LOOP,
-    "m_grouped_bf16_gemm_nt_masked": _LOOP,
-    "k_grouped_bf16_gemm_tn_contiguous": _LOOP,
     "k_grouped_fp8_gemm_tn_contiguous": "k_grouped_fp8_gemm_nt_contiguous",
-    "einsum": "torch.einsum",
     "fp8_mega_moe": _MOE,
     "fp8_fp4_mega_moe": _MOE,
     "get_symm_buffer_for_mega_moe": _SYMMETRIC,
     "transform_weights_for_mega_moe": _WEIGHTS,
-    "bf16_m_grouped_gemm_nt_masked": _LOOP,
     "batched_syrk": _TORCH,
     "batched_symm": _TORCH,
     "get_symm_buffer_for_sm90_mega_moe": _SYMMETRIC,

@@ -9,20 +9,20 @@
 #pragma once
 #include "config.cuh"
 #include "kinds.cuh"
-#include "mainloop.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ring.cuh"
 #include "slot.cuh"
+#include MAINLOOP
 #include "params_layout.cuh"  // asserts that Params lies as kernels/params.py packs it
 
 struct SharedStorage {
   OutputStorage output;
   alignas(1024) uint8_t a[kNumStages][kABytes];
   alignas(1024) uint8_t b[kNumStages][kBBytes];
-  alignas(128) float scales[kNumStages][kScales];
+  alignas(kHasScales ? 128 : 4) float scales[kNumStages][kScales];
   Ring ring;
   OutputBarriers output_barriers;
   WorkStorage work;
@@ -59,7 +59,9 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     shared.ring.init();
   }
   // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
-  if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
+  // If CTAs only add up, these may meet when they do.
+  if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
+  else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
 
   // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
   ptx::griddepcontrol_wait();

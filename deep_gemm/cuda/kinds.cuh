@@ -27,7 +27,12 @@
 //   prefetch_output_map(p), prefetch_d(p, tile, k_block, end)
 //   leave()                          by all threads of the CTA, at last
 //
-// SCALES (cuda/scales): where the scales are when partial sums are promoted
+// MAINLOOP: mainloop.cuh for operands with scales; mainloop_of_slice.cuh and mainloop_of_slices.cuh for BF16
+//   Operands(a, b, scales, warpgroup)  where a warpgroup's operands lie in the ring's first slot
+//   FirstScales, begin_scales(p, tile, first)  what a tile needs of scales before it can begin
+//   multiply_tile(p, ring, operands, first, tile, at, total), skip_tile(p, ring, tile, at)
+//
+// SCALES (cuda/scales), for mainloop.cuh: where the scales are when partial sums are promoted
 //   TileScales                       B's scales under a tile; start(first), then advance(k_block) before every 32nd k-block
 //   FirstScales                      those that a tile needs first; TileScales::ask(k_block, first) loads them
 //   RunScales<kCount, kUnits>(in_first_slot, of_tile)  the scales of kCount k-blocks in a line, each of kUnits units
@@ -38,4 +43,3 @@
 #include "config.cuh"
 #include WORK
 #include EPILOGUE
-#include SCALES

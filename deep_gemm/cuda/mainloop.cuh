@@ -5,8 +5,10 @@
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "ring.cuh"
+#include "skip.cuh"
 #include "slot.cuh"
 #include "tile.cuh"
+#include SCALES
 
 // What one math thread reads of the ring's slots, as it lies in the first: descriptors (their low words) of its
 // warpgroup's first rows of A and of all of B, and scales. The loop adds multiples of a slot.
@@ -117,14 +119,5 @@ DEVICE void multiply_tile(const Params& p, Ring& ring, Operands operands, const 
     tile_scales.advance(first);
     const uint32_t count = k_blocks.end - first < 32 ? k_blocks.end - first : 32;
     multiply_runs(ring, operands, tile_scales, count, at, is_loaded, total);
-  }
-}
-
-// Gives a tile's slots back, of which this warp needs nothing.
-DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at) {
-  for (uint32_t k_block = 0; k_block < k_blocks_of(p, tile).end; ++k_block, at = at.next()) {
-    wait_until_loaded(ring, at);
-    ptx::syncwarp();
-    release(ring, at, ptx::lane_index());
   }
 }

@@ -53,7 +53,11 @@ DEVICE void release(Ring& ring, const RingPosition& at, uint32_t lane, float loa
     ptx::mbarrier_arrive_cluster_after(&ring.empty[at.stage], lane % kMulticastCtas, loaded, lane < kMulticastCtas);
 }
 
-// The same for a warp that has loaded nothing of the slot, which only the tensor cores have read, without multicast.
+// The same for a warp that has loaded nothing of the slot, which only the tensor cores have read.
 DEVICE void release(Ring& ring, const RingPosition& at, uint32_t lane) {
-  if (lane == 0) ptx::mbarrier_arrive(&ring.empty[at.stage]);
+  if constexpr (kMulticastCtas == 1) {
+    if (lane == 0) ptx::mbarrier_arrive(&ring.empty[at.stage]);
+  } else {
+    if (lane < kMulticastCtas) ptx::mbarrier_arrive_cluster(&ring.empty[at.stage], lane);
+  }
 }

@@ -57,6 +57,16 @@ DEPTHS_PARAMS = _params(
     Field("groups.c_stride", Kind.UINT64),
     Field("groups.count", Kind.UINT32),
 )
+MOST_K_PARTS = 128
+"""Groups along k that one launch of BF16 takes: `kMostKParts` of cuda/work/k_parts.cuh."""
+K_PARTS_PARAMS = _params(
+    "map_sfb",
+    Field("parts.c_stride", Kind.UINT64),
+    Field("parts.count", Kind.UINT32),
+    Field("parts.first_k_block", Kind.UINT32, MOST_K_PARTS),
+    Field("parts.num_k_blocks", Kind.UINT32, MOST_K_PARTS),
+    Field("parts.group", Kind.UINT32, MOST_K_PARTS),
+)
 HEADS_PARAMS = _params(
     "map_sfb",
     Field("heads.sfb_stride", Kind.UINT64),
@@ -68,7 +78,7 @@ HEADS_PARAMS = _params(
 def params_of(config: GemmConfig) -> Params:
     """The list that a configuration's kernel is launched with."""
     if config.groups == Groups.DEPTHS:
-        return DEPTHS_PARAMS
+        return DEPTHS_PARAMS if config.has_scales else K_PARTS_PARAMS
     if config.groups == Groups.HEADS:
         return HEADS_PARAMS
     if config.rows_are_grouped:

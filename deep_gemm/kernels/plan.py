@@ -45,16 +45,16 @@ class Operands(Protocol):
         """Values of A."""
 
     @property
-    def sfa(self) -> Tensor:
-        """Scales of A."""
+    def sfa(self) -> Tensor | None:
+        """Scales of A, if it has any."""
 
     @property
     def b(self) -> Tensor:
         """Values of B."""
 
     @property
-    def sfb(self) -> Tensor:
-        """Scales of B."""
+    def sfb(self) -> Tensor | None:
+        """Scales of B, if it has any."""
 
     @property
     def d(self) -> Tensor:
@@ -166,12 +166,7 @@ class Plan:
         self.is_patched = launcher.keeps_addresses()
         self.rows = Rows(
             tuple(p.d.shape),
-            byte_span(p.a),
-            byte_span(p.sfa),
-            byte_span(p.b),
-            byte_span(p.sfb),
-            byte_span(p.d),
-            0 if p.c is None else byte_span(p.c),
+            *(0 if x is None else byte_span(x) for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c)),
         )
 
     def with_rows(self, m: int, pitch: int, rows: Rows, grid: int) -> Plan:
@@ -368,8 +363,7 @@ def refuse_if(config_name: str, reason: str | None) -> None:
 
 def addresses_of(p: Operands) -> Addresses:
     """Where the operands are."""
-    at_c = 0 if p.c is None else p.c.data_ptr()
-    return p.a.data_ptr(), p.sfa.data_ptr(), p.b.data_ptr(), p.sfb.data_ptr(), p.d.data_ptr(), at_c
+    return tuple(0 if x is None else x.data_ptr() for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c))
 
 
 def pointer_members(params: Params) -> list[str]:

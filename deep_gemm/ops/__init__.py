@@ -7,6 +7,7 @@ and scales of an operand, members of `ExpertRows`. Where a caller may give the o
 
 from . import (
     activation,
+    bf16,
     casts,
     dense,
     depths,
@@ -24,6 +25,7 @@ from . import (
 
 __all__ = [
     "activation",
+    "bf16",
     "casts",
     "dense",
     "depths",

@@ -47,6 +47,11 @@ def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float) -> T
     share = partial_sums + (2 * ceil_div(p.k, SCALE_BLOCK) + 1) * FP32_UNIT
     bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.sfb_rows) * (share / (1 - share))
     bound += 2 * FP32_UNIT * right.double().abs()
+    return within_units(right, bound)
+
+
+def within_units(right: Tensor, bound: Tensor) -> Tensor:
+    """Add one unit in the last place of D's type, to which both sides round, to a bound of what sums are off."""
     # frexp's mantissa lies between 0.5 and 1, hence eps / 2.
     info = torch.finfo(right.dtype)
     largest = (right.double().abs() + bound).clamp_min(info.tiny)

@@ -58,9 +58,10 @@ DEVICE void wgmma_m64k64_bf16(float (&d)[N / 2], uint32_t a_low, uint32_t b_low,
   static_assert(N == 0, "wgmma_bf16_header() was not asked for this N and these majors");
 }
 
-// The low word for an MN-major operand, whose next 64 elements of m or n lie `bytes_to_next` on. The high word is the same.
+// The low word for an MN-major operand, whose next 64 elements of m or n lie `bytes_to_next` on. The high word is the same. In
+// a cluster an address has the CTA's rank in its highest byte: of a K-major descriptor it ends up in bits that nobody reads.
 DEVICE uint32_t mn_major_descriptor_low(uint32_t address, uint32_t bytes_to_next) {
-  return address >> 4 | bytes_to_next / 16 << 16;
+  return (address & 0xffffff) >> 4 | bytes_to_next / 16 << 16;
 }
 
 // The high word of a descriptor of K-major tiles whose rows, and swizzle, have 128, 64 or 32 bytes: the same layout, with

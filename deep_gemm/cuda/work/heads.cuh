@@ -6,6 +6,7 @@
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
+#include "operand.cuh"
 #include "params.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
@@ -30,7 +31,7 @@ struct WorkStorage {
 DEVICE void prefetch_operand_maps(const Params& p) {
   ptx::prefetch_tensormap(&p.map_a);
   ptx::prefetch_tensormap(&p.map_b);
-  ptx::prefetch_tensormap(&p.map_sfa);
+  if constexpr (kHasScales) ptx::prefetch_tensormap(&p.map_sfa);
   if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
 }
 
@@ -62,8 +63,8 @@ struct Tiles {
     const TileIndex index = place_in_raster(next_tile - tile.head * tiles_of_head, tiles_m, tiles_n);
     tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
     tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
-    // C must be added once, so no row may be computed again.
-    if constexpr (!kWithC && !kAddsToD) move_up(tile.row_m, rows, kBlockM);
+    // C must be added once, so no row may be computed again. Where rows are contiguous, boxes begin at whole 16 bytes.
+    if constexpr (!kWithC && !kAddsToD && !kAIsMnMajor) move_up(tile.row_m, rows, kBlockM);
     next_tile += ptx::grid_size() / kClusterSize;
     return true;
   }
@@ -87,12 +88,11 @@ using Share = WholeShare;
 
 // Boxes of A and its scales have no more rows than A, as in work/dense.cuh.
 DEVICE uint32_t bytes_of_slot(const Params& p, const Tile&) {
-  const uint32_t rows = (p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
-  const uint32_t scales = p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
-  return kSlotBytes - (kBlockM - rows) * kBlockK - (kBlockM - scales) * 4;
+  const uint32_t rows = (!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
+  const uint32_t scales = kHasScales && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
+  return kSlotBytes - (kSlotRowsOfA - rows) * kLineBytes - (kBlockM - scales) * 4;
 }
 
-// CTAs of a cluster that share an operand load a part of it each, into the same slot of both.
 struct TileLoad {
   const Params& p;
   const Tile& tile;
@@ -101,19 +101,12 @@ struct TileLoad {
   DEVICE TileLoad(const Params& p_, const Tile& tile_) : p(p_), tile(tile_), slot_bytes(bytes_of_slot(p_, tile_)) {}
 
   DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t k) const {
-    if constexpr (kClusterN > 1) {
-      const uint32_t first = ptx::cluster_rank() * kBoxRowsOfA;
-      ptx::tma_load_3d_multicast(&p.map_a, slot.full, slot.a + first * kBlockK, k, tile.row_m + first, tile.head, kAllCtas);
-    } else {
-      ptx::tma_load_3d(&p.map_a, slot.full, slot.a, k, tile.row_m, tile.head);
-    }
-    if constexpr (kClusterM > 1) {
-      constexpr uint32_t kRows = kBlockN / kClusterM;
-      const uint32_t first = ptx::cluster_rank() * kRows;
-      ptx::tma_load_3d_multicast(&p.map_b, slot.full, slot.b + first * kBlockK, k, tile.row_n + first, tile.head, kAllCtas);
-    } else {
-      ptx::tma_load_3d(&p.map_b, slot.full, slot.b, k, tile.row_n, tile.head);
-    }
+    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m, tile.head);
+    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n, tile.head);
+    if constexpr (kHasScales) load_scales(slot, k_block);
+  }
+
+  DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
     ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block, tile.head);
     if constexpr (kSfbIsPerRow)
       ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block, tile.head);

@@ -8,6 +8,7 @@
 #pragma once
 #include "config.cuh"
 #include "epilogue/panels.cuh"
+#include "operand.cuh"
 #include "params.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -34,7 +35,7 @@ constexpr bool kHasWholeD = !kSfbIsPerRow;
 DEVICE void prefetch_operand_maps(const Params& p) {
   ptx::prefetch_tensormap(&p.map_a);
   ptx::prefetch_tensormap(&p.map_b);
-  ptx::prefetch_tensormap(&p.map_sfa);
+  if constexpr (kHasScales) ptx::prefetch_tensormap(&p.map_sfa);
   if constexpr (kSfbIsPerRow) ptx::prefetch_tensormap(&p.map_sfb);
   if constexpr (kHasWholeD) ptx::prefetch_tensormap(&p.map_whole_d);
 }
@@ -216,7 +217,7 @@ DEVICE uint32_t skipped_scales(const Tile& tile) { return kRowsAreStacked ? tile
 // ---- Loads
 
 DEVICE uint32_t bytes_of_slot(const Params&, const Tile& tile) {
-  return kSlotBytes - (kBlockM - rows_loaded(tile)) * kBlockK - (tile.is_narrow ? kBlockN - kBoxRowsOfB : 0) * kBlockK;
+  return kSlotBytes - (kBlockM - rows_loaded(tile)) * kLineBytes - (tile.is_narrow ? kBlockN - kBoxRowsOfB : 0) * kLineBytes;
 }
 
 struct TileLoad {
@@ -231,13 +232,17 @@ struct TileLoad {
     for (uint32_t row = 0; row < kBlockM; row += kBoxRowsOfA) {
       if (row >= rows_loaded(tile)) break;
       const ClippedBox box(tile.row_m + row, tile.end_m, kBoxRowsOfA);
-      ptx::tma_load_4d(&p.map_a, slot.full, slot.a + row * kBlockK, k, box.first, box.place, plane_of(tile));
+      ptx::tma_load_4d(&p.map_a, slot.full, slot.a + row * kLineBytes, k, box.first, box.place, plane_of(tile));
     }
 #pragma unroll
     for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB) {
       if (row > 0 && tile.is_narrow) break;
-      ptx::tma_load_3d(&p.map_b, slot.full, slot.b + row * kBlockK, k, tile.row_n + row, tile.group);
+      load_rows<kBIsMnMajor, kBoxRowsOfB>(&p.map_b, slot.full, slot.b + row * kLineBytes, k, tile.row_n + row, tile.group);
     }
+    if constexpr (kHasScales) load_scales(slot, k_block);
+  }
+
+  DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
     ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales, tile.row_m - skipped_scales(tile), k_block, plane_of(tile));
     if constexpr (kSfbIsPerRow)
       ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block, tile.group);

@@ -62,6 +62,6 @@ void cluster_sync() {
 }
 
 // For inspection only: the simulator's remote accesses take (pointer, rank).
-uint32_t mapa(const void* pointer, uint32_t rank) { return rank << 24 | smem_address(pointer); }
+uint32_t mapa(const void* pointer, uint32_t rank) { return rank << 24 | (smem_address(pointer) & 0xffffff); }
 
 }  // namespace ptx

@@ -22,7 +22,7 @@ inline uint32_t shared_offset(const void* pointer, uint32_t bytes, uint32_t alig
 
 // The pointer for an address from smem_address. The access itself checks that it is in the block's memory.
 inline const uint8_t* shared_pointer(uint32_t address) {
-  return self->cta->generic + (static_cast<int64_t>(address) - kSharedBase);
+  return self->cta->generic + (static_cast<int64_t>(address & 0xffffff) - kSharedBase);
 }
 
 inline void shared_store(uint32_t offset, const void* source, uint32_t bytes) {
@@ -85,7 +85,10 @@ void st_shared_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   shared_store_value(p, Uint4{a, b, c, d}, "st_shared_v4_b32");
 }
 
-uint32_t smem_address(const void* pointer) { return kSharedBase + shared_offset(pointer, 0, 1, "smem_address"); }
+// As on a GPU, the rank of the CTA in its cluster is the highest byte of an address.
+uint32_t smem_address(const void* pointer) {
+  return self->cta->rank << 24 | (kSharedBase + shared_offset(pointer, 0, 1, "smem_address"));
+}
 
 void fence_proxy_async_shared() {
   for (const Range& range : self->unfenced)

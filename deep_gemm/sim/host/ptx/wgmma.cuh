@@ -40,7 +40,7 @@ void wgmma_m64k128_e4m3(float (&d)[N / 2], uint32_t a_low, uint32_t b_low) {
 }
 
 inline uint32_t mn_major_descriptor_low(uint32_t address, uint32_t bytes_to_next) {
-  return address >> 4 | bytes_to_next / 16 << 16;
+  return (address & 0xffffff) >> 4 | bytes_to_next / 16 << 16;
 }
 
 template <uint32_t N, bool kAIsMnMajor = false, bool kBIsMnMajor = false>

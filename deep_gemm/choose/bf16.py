@@ -1,0 +1,228 @@
+"""Which tile multiplies BF16 operands, and into how many slices k is cut.
+
+A row's bits must not depend on how many rows there are. Tiles of any shape give the same bits; slices of k do not, so
+the weight alone decides about them: `slices_of`. Each is summed from zero, and they are added up in order, by a cluster
+that has a CTA for each, or by one CTA in turn.
+
+    time     = launch_us + (multiply^3 + memory^3)^(1/3)
+    multiply = rounds * (blocks of k * block + tile_us + store)
+    block    = BLOCK_US + the longest of: operations, shared memory read by the tensor cores, bytes of A and B to load
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from ..gpus import Gpu
+from ..problem.layout import ceil_div
+from .config import WGMMA_ROWS
+from .config_bf16 import BLOCK_K, K_MAJOR, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
+from .config_of_tile import MATH_WARPGROUPS
+from .cost import CLUSTERS_AT_ONCE, NEVER, NUM_SMS, bytes_of_d, memory_us, together
+from .dense import BANDS, band_of
+from .output import Groups, Output
+from .timings import timings_of
+
+SM_TFLOPS = 7.3
+"""BF16 operations of one SM's tensor cores."""
+SHARED_KB_PER_US = 187.0
+"""What the tensor cores of one SM read of shared memory: 128 bytes a cycle."""
+LOAD_KB_PER_US = 155.0
+"""What one SM loads of A and B."""
+BLOCK_US = 0.048
+"""What a block of k takes besides, however small the tile."""
+TILE_US = 0.25
+"""What a tile takes besides its blocks of k: filling the ring, starting to store."""
+STORE_US = 1.2
+"""What storing a tile of 256x128 in BF16 takes that the next tile does not hide."""
+SPLIT_US = 2.5
+"""What adding up takes for a tile if k is split among CTAs."""
+MOST_SLICES = 4
+LEAST_SLICE = 1024
+"""Values of k in a slice, at least."""
+NARROWEST_COLUMNS = 32
+"""Of tiles for few rows: if all columns in such tiles leave half of the SMs idle, k is cut."""
+
+
+class Tile(NamedTuple):
+    """A tile, and how CTAs of a cluster take part; `splits` k: one CTA for each slice."""
+
+    block_m: int
+    block_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    splits: bool = False
+    few_rows: int = 0
+    """Room for so many rows in a slot, if there are no more."""
+
+    def config(self, output: Output, majors: Majors, slices: int) -> Bf16Config:
+        """The kernel's configuration for this tile."""
+        cluster_k = slices if self.splits else 1
+        clusters = self.cluster_m, self.cluster_n, cluster_k
+        return _config(self.block_m, self.block_n, output, majors, *clusters, slices, self.few_rows)
+
+    def serves(self, majors: Majors, slices: int) -> bool:
+        """Whether the kernel can be built so."""
+        if (self.splits and slices == 1) or (self.few_rows and majors.a_is_mn):
+            return False
+        if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
+            return False
+        if majors.a_is_mn and self.block_m // self.cluster_n % WGMMA_ROWS:
+            return False
+        sums = 2 if slices > 1 and not self.splits else 1
+        warpgroups = MATH_WARPGROUPS[self.block_m]
+        return sums * self.block_m * self.block_n // (warpgroups * 128) <= MAX_ACCUMULATORS[warpgroups]
+
+
+_config = cache(bf16_config)
+
+TILES = (
+    *(Tile(64, n) for n in (16, 32, 48, 64, 96, 128, 192, 256)),
+    *(Tile(128, n) for n in (32, 64, 96, 112, 128, 144, 160, 192, 256)),
+    *(Tile(192, n) for n in (96, 128, 160)),
+    *(Tile(256, n) for n in (64, 96, 128, 192)),
+    Tile(128, 256, cluster_m=2),
+    Tile(256, 128, cluster_n=2),
+    *(Tile(64, n, splits=True) for n in (32, 64, 96, 128)),
+    *(Tile(128, n, splits=True) for n in (32, 64, 96, 128)),
+)
+
+
+def slices_of(n: int, k: int, majors: Majors, groups: Groups = Groups.NONE) -> int:
+    """Into how many slices k is cut, whatever m is.
+
+    It never is for gradients of weights, which have as many rows as a weight, nor for several products at once.
+    """
+    if majors.a_is_mn or groups != Groups.NONE:
+        return 1
+    columns = ceil_div(n, NARROWEST_COLUMNS)
+    slices = 1
+    while slices * 2 <= MOST_SLICES and columns * slices * 2 <= NUM_SMS and k >= LEAST_SLICE * slices * 2:
+        slices *= 2
+    return slices
+
+
+@lru_cache(maxsize=4096)
+def select_bf16(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Bf16Config:
+    """The configuration of the lowest cost, for `planes` products of a kind."""
+    tile = chosen_tile(BANDS[band_of(m)] if m <= BANDS[-1] else m, n, k, output, majors, gpu, planes)
+    return tile.config(output, majors, slices_of(n, k, majors, output.groups))
+
+
+@lru_cache(maxsize=4096)
+def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu, planes: int = 1) -> Tile:
+    """The tile of `select_bf16`."""
+    slices = slices_of(n, k, majors, output.groups)
+    tiles = [tile for tile in TILES if tile.serves(majors, slices)]
+    return min(tiles, key=lambda tile: cost_us(tile, m, n, k, output, gpu, slices, planes))
+
+
+def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices: int, planes: int = 1) -> float:
+    """About how long the product takes."""
+    block_m, block_n, cluster_m, cluster_n, splits, few_rows = tile
+    if (cluster_m > 1 and m <= block_m) or (few_rows and (m > few_rows or output.groups)):
+        return NEVER
+    size = cluster_m * cluster_n * (slices if splits else 1)
+    at_once = max(CLUSTERS_AT_ONCE[size][0] * gpu.num_sms // NUM_SMS, 1)
+    clusters = planes * ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
+    if splits and clusters > at_once:
+        return NEVER
+    multiply_us = ceil_div(clusters, at_once) * tile_us(tile, m, k, output, slices)
+    timings = timings_of(gpu)
+    moved_us = memory_us(planes * (2 * k * (m + n) + m * n * bytes_of_d(output)) / 1e6, timings)
+    return timings.launch_us + together(multiply_us, moved_us)
+
+
+def tile_us(tile: Tile, rows: float, k: float, output: Output, slices: int = 1) -> float:
+    """What a tile takes that has so many rows, for whatever is loaded of A."""
+    block_m, block_n, _, _, splits, _ = tile
+    blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))
+    operations_us = 2 * block_m * block_n * BLOCK_K / SM_TFLOPS / 1e6
+    shared_us = block_m // 64 * (64 + block_n) * 128 / SHARED_KB_PER_US / 1e3
+    load_us = (min(block_m, rows) + block_n) * 128 / LOAD_KB_PER_US / 1e3
+    store_us = STORE_US * block_m * block_n / 32768 * bytes_of_d(output) / 2
+    once_us = TILE_US + store_us + (SPLIT_US if splits else 0.0)
+    return blocks * (BLOCK_US + max(operations_us, shared_us, load_us)) + once_us
+
+
+ROWS_TILES = (*(Tile(64, n) for n in (64, 128, 256)), *(Tile(128, n) for n in (64, 128, 192, 256)), Tile(256, 128))
+"""For groups of rows, without clusters."""
+DEPTHS_TILES = (Tile(64, 64), Tile(128, 128), Tile(128, 192), Tile(128, 256), Tile(128, 256, cluster_m=2))
+"""For groups along k."""
+
+
+@lru_cache(maxsize=1024)
+def select_bf16_rows(
+    num_groups: int, rows: float, n: int, k: int, output: Output, b_is_mn: bool, gpu: Gpu
+) -> Bf16Config:
+    """The configuration of the lowest cost for groups of `rows` rows on average, from 0.7 to 1.3 of it."""
+
+    def cost(tile: Tile) -> float:
+        sizes = [rows * (0.7 + 0.05 * i) for i in range(13)]
+        tiles = sum(max(math.ceil(size / tile.block_m), 1) for size in sizes) / len(sizes)
+        rounds = max(num_groups * min(rows, 1.0) * tiles * ceil_div(n, tile.block_n) / gpu.num_sms, 1.0)
+        return math.ceil(rounds) * tile_us(tile, rows, k, output)
+
+    return min(rows_tiles_for(output), key=cost).config(output, Majors(b_is_mn=b_is_mn), 1)
+
+
+@cache
+def rows_tiles_for(output: Output) -> tuple[Tile, ...]:
+    """The tiles whose store buffers fit."""
+    return tuple(tile for tile in ROWS_TILES if tile.config(output, K_MAJOR, 1).why_illegal() is None)
+
+
+@lru_cache(maxsize=1024)
+def select_bf16_depths(num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Bf16Config:
+    """The configuration of the lowest cost for groups of depth `k` on average."""
+
+    def cost(tile: Tile) -> float:
+        size = tile.cluster_m * tile.cluster_n
+        clusters = num_groups * ceil_div(m, tile.block_m * tile.cluster_m) * ceil_div(n, tile.block_n * tile.cluster_n)
+        return ceil_div(clusters, gpu.num_sms // size) * tile_us(tile, m, k, output)
+
+    return min(DEPTHS_TILES, key=cost).config(output, Majors(True, True), 1)
+
+
+def reachable_bf16_rows() -> list[Bf16Config]:
+    """Every configuration that `select_bf16_rows` can give."""
+    return [
+        tile.config(Output(is_fp32, groups=groups), Majors(b_is_mn=b_is_mn), 1)
+        for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
+        for is_fp32 in (False, True)
+        for b_is_mn in (False, True)
+        for tile in rows_tiles_for(Output(is_fp32, groups=groups))
+    ]
+
+
+def reachable_bf16_depths() -> list[Bf16Config]:
+    """Every configuration that `select_bf16_depths` can give."""
+    outputs = ((True, False, False), (True, True, False), (True, False, True), (False, False, False))
+    return [
+        tile.config(Output(*of_d, groups=Groups.DEPTHS), Majors(True, True), 1)
+        for of_d in outputs
+        for tile in DEPTHS_TILES
+    ]
+
+
+def reachable_bf16() -> list[Bf16Config]:
+    """Every configuration that `select_bf16` can give for one product."""
+    outputs = (
+        Output(),
+        Output(with_c=True),
+        Output(is_fp32=True),
+        Output(is_fp32=True, with_c=True),
+        Output(is_fp32=True, adds_to_d=True),
+    )
+    found = [
+        tile.config(output, majors, slices)
+        for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
+        for slices in (1, 2, 4)
+        if slices == 1 or not majors.a_is_mn
+        for output in outputs
+        for tile in TILES
+        if tile.serves(majors, slices)
+    ]
+    return list(dict.fromkeys(found))

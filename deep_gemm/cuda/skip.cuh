@@ -1,0 +1,14 @@
+// A tile of which a warpgroup computes nothing.
+#pragma once
+#include "kinds.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+
+// Gives a tile's slots back, of which this warp needs nothing.
+DEVICE void skip_tile(const Params& p, Ring& ring, const Tile& tile, RingPosition& at) {
+  for (uint32_t k_block = 0; k_block < k_blocks_of(p, tile).end; ++k_block, at = at.next()) {
+    wait_until_loaded(ring, at);
+    ptx::syncwarp();
+    release(ring, at, ptx::lane_index());
+  }
+}

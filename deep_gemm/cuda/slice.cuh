@@ -1,0 +1,58 @@
+// The loop over k-blocks, by one math warpgroup, of operands without scales: the tensor cores add up a slice of k in one set
+// of accumulators, from zero. One k-block is multiplied while the next is issued, and its slot is given back behind that.
+#pragma once
+#include "config.cuh"
+#include "kinds.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+
+// 64 rows of an operand, in either major.
+constexpr uint32_t kBytesOf64Rows = 64 * kLineBytes;
+
+template <bool kIsMnMajor>
+DEVICE uint32_t descriptor_low(uint32_t address) {
+  return kIsMnMajor ? ptx::mn_major_descriptor_low(address, kBytesOf64Rows) : ptx::smem_descriptor_low(address);
+}
+
+// What one math warpgroup reads of the ring's slots, as it lies in the first: descriptors (their low words) of its first rows
+// of A and of all of B. The loop adds multiples of a slot.
+struct Operands {
+  uint32_t a, b;
+
+  DEVICE Operands(const uint8_t* first_a, const uint8_t* first_b, const float*, uint32_t warpgroup)
+      : a(descriptor_low<kAIsMnMajor>(ptx::smem_address(first_a) + warpgroup * kBytesOf64Rows)),
+        b(descriptor_low<kBIsMnMajor>(ptx::smem_address(first_b))) {}
+};
+
+// There are no scales to be asked for.
+struct FirstScales {};
+DEVICE void begin_scales(const Params&, const Tile&, FirstScales&) {}
+
+// Multiplies the next `count` k-blocks as they arrive. Sums of none are left as they are.
+template <uint32_t kUnits>
+DEVICE void multiply_slice(Ring& ring, const Operands& operands, uint32_t count, RingPosition& at,
+                           float (&sum)[kUnits][kUnitN / 2]) {
+  RingPosition last = at;
+#pragma unroll 1
+  for (uint32_t i = 0; i < count; ++i) {
+    wait_until_loaded(ring, at);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (uint32_t unit = 0; unit < kUnits; ++unit)
+      ptx::wgmma_m64k64_bf16<kUnitN, kAIsMnMajor, kBIsMnMajor>(
+          sum[unit], operands.a + at.stage * (kABytes / 16) + row_of_unit(unit) * (kLineBytes / 16),
+          operands.b + at.stage * (kBBytes / 16) + column_of_unit(unit) * (kLineBytes / 16), i != 0);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    if (i != 0) release(ring, last, ptx::lane_index());
+    last = at;
+    at = at.next();
+  }
+  ptx::wgmma_wait_group<0>();
+#pragma unroll
+  for (auto& unit : sum) ptx::fence_registers(unit);  // or what reads them might be moved ahead of the wait
+  if (count != 0) release(ring, last, ptx::lane_index());
+}

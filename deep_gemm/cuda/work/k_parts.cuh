@@ -1,0 +1,134 @@
+// Products of several groups along k, of operands that lie with m and n contiguous: D[g] = C[g] + A_g.T @ B_g. The groups' parts
+// of A [sum of k, m] and B [sum of k, n] follow each other, so one map serves all; they are whole k-blocks. The host knows where
+// they begin: they come as parameters, the deepest first. So the tiles of the last round are the shortest.
+//
+// A cluster that multicasts takes two neighbouring tiles of a group: along n if it shares A, along m if it shares B.
+#pragma once
+#include "config.cuh"
+#include "epilogue/panels.cuh"
+#include "operand.cuh"
+#include "params.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+
+constexpr uint32_t kMostKParts = 128;
+
+struct KParts {
+  uint64_t c_stride;  // from one group's C to the next, in elements
+  uint32_t count;
+  uint32_t first_k_block[kMostKParts], num_k_blocks[kMostKParts];
+  uint32_t group[kMostKParts];  // which plane of C and D
+};
+
+struct Params : Product {
+  KParts parts;
+};
+
+struct WorkStorage {
+  DEVICE void init() {}
+};
+
+DEVICE void prefetch_operand_maps(const Params& p) {
+  ptx::prefetch_tensormap(&p.map_a);
+  ptx::prefetch_tensormap(&p.map_b);
+}
+
+// ---- Tiles
+
+struct Tile {
+  uint32_t row_m;  // first row of D
+  uint32_t row_n;  // first column of D, a row of B
+  uint32_t part;
+};
+
+using TileToLoad = Tile;
+
+struct Tiles {
+  const KParts& parts;
+  uint32_t tiles_m, tiles_n, next_tile;
+
+  DEVICE Tiles(const Params& p, WorkStorage&)
+      : parts(p.parts),
+        tiles_m(ceil_div(ceil_div(p.m, kBlockM), kClusterM)),
+        tiles_n(ceil_div(ceil_div(p.n, kBlockN), kClusterN)),
+        next_tile(ptx::block_index() / kClusterSize) {}
+
+  // By the loading thread, or a math warp.
+  DEVICE bool next(Tile& tile) {
+    const uint32_t tiles_of_part = tiles_m * tiles_n;
+    if (next_tile >= tiles_of_part * parts.count) return false;
+    tile.part = next_tile / tiles_of_part;
+    if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;  // nor has any other tile something to add
+    const TileIndex index = place_in_raster(next_tile - tile.part * tiles_of_part, tiles_m, tiles_n);
+    tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
+    tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
+    next_tile += ptx::grid_size() / kClusterSize;
+    return true;
+  }
+
+  // By the loading thread.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    for (Tile tile; next(tile);) load(tile);
+  }
+
+  DEVICE void find_for_others(uint32_t) {}
+
+  DEVICE void finish(Tile&) {}
+};
+
+DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) { return KBlocks(0, p.parts.num_k_blocks[tile.part]); }
+
+using Share = WholeShare;
+
+// ---- Loads
+
+struct TileLoad {
+  static constexpr uint32_t slot_bytes = kSlotBytes;
+  const Params& p;
+  const Tile& tile;
+  uint32_t first_k;
+
+  DEVICE TileLoad(const Params& p_, const Tile& tile_)
+      : p(p_), tile(tile_), first_k(p_.parts.first_k_block[tile_.part] * kBlockK) {}
+
+  DEVICE void load_slot(const Slot& slot, uint32_t, uint32_t k_of_part) const {
+    const uint32_t k = first_k + k_of_part;
+    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m);
+    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n);
+  }
+};
+
+// ---- C and D
+
+DEVICE const uint8_t* c_of(const Params& p, const Tile& tile) {
+  return p.c + p.parts.group[tile.part] * p.parts.c_stride * kOutputBytes;
+}
+
+// Where the panels of a tile lie in D.
+struct Destination {
+  const Params& p;
+  uint32_t group;
+  Span span;
+
+  DEVICE Destination(const Params& p_, const Tile& tile, uint32_t)
+      : p(p_), group(p_.parts.group[tile.part]), span(p_.n) {}
+
+  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
+    if constexpr (kPanelIsWide)
+      store_panel(&p.map_d, panel, 0, span.at_column(column), row, group);
+    else
+      store_panel(&p.map_d, panel, column, row, group);
+  }
+
+  DEVICE void prefetch(uint32_t column, uint32_t row) const {
+    if constexpr (kPanelIsWide)
+      ptx::tma_prefetch_4d(&p.map_d, 0, span.at_column(column), row, group);
+    else
+      ptx::tma_prefetch_3d(&p.map_d, column, row, group);
+  }
+};

@@ -1,0 +1,97 @@
+"""torch's products of BF16 matrices by kernels whose bits for a row do not depend on the batch: a mode to run under.
+
+    with batch_invariant_mm():
+        logits = model(tokens)
+        logits.sum().backward()
+
+Under it `torch.mm`, `addmm`, `bmm` and all that torch makes of them (`matmul`, `@`, `F.linear`), of BF16 matrices, run
+the products of this package, in the gradients too. Everything else is torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..bf16 import bf16_gemm_nn, einsum
+from ..problem.bf16 import MULTIPLE
+from ..problem.layout import ADDRESS_ALIGNMENT
+
+__all__ = ["batch_invariant_mm"]
+
+
+def batch_invariant_mm() -> TorchDispatchMode:
+    """Make the mode, a context manager. It holds for the thread, and for gradients of what was computed under it if
+    `backward` is called under it too.
+    """
+    return _Mode()  # type: ignore[no-untyped-call]
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ours = PRODUCTS.get(func)
+        if ours is not None and not kwargs and all(_is_ours(x) for x in args):
+            with torch.no_grad():  # a mode is called below autograd, which has its own formulas
+                return ours(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_ours(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.bfloat16
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """Compute `torch.mm`."""
+    return _product(a, b, torch.bfloat16)
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Compute `torch.addmm`. The bias is added in FP32, and the sum rounded once."""
+    return (_product(a, b, torch.float32) + bias).to(torch.bfloat16)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Compute `torch.bmm`."""
+    n = b.shape[2]
+    a, b = _fitting(a, b)
+    d = a.new_empty(a.shape[1], a.shape[0], b.shape[2])
+    einsum("bhr,hdr->bhd", a.transpose(0, 1), b.mT, d)
+    return d.transpose(0, 1)[..., :n].contiguous()
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    n = b.shape[1]
+    a, b = _fitting(a, b)
+    d = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+    bf16_gemm_nn(a, b, d)
+    return d[:, :n].contiguous()
+
+
+def _fitting(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Give A `[m, k]` and B `[k, n]` as products take them: copied if they lie otherwise, with zeros along k and n."""
+    of_k, of_n = (-size % MULTIPLE for size in b.shape[-2:])
+    if of_k:
+        a = F.pad(a, (0, of_k))
+    if of_k or of_n:
+        b = F.pad(b, (0, of_n, 0, of_k))
+    return _lying_well(a), _lying_well(b)
+
+
+def _lying_well(x: Tensor) -> Tensor:
+    row_stride, column_stride = x.stride()[-2:]
+    is_pitched = row_stride % MULTIPLE == 0 if column_stride == 1 else row_stride == 1 and column_stride % MULTIPLE == 0
+    others_fit = all(stride % MULTIPLE == 0 for stride in x.stride()[:-2])
+    fits = is_pitched and others_fit and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+PRODUCTS: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.aten.mm.default: mm,
+    torch.ops.aten.addmm.default: addmm,
+    torch.ops.aten.bmm.default: bmm,
+}

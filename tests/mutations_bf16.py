@@ -1,0 +1,124 @@
+"""Ways to break BF16 kernels, in what they do not share with those of FP8, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
+from deep_gemm.choose.output import Groups, Output
+from deep_gemm.kernels import bf16_gemm
+from deep_gemm.sim import bf16 as sim
+from deep_gemm.sim import bf16_depths, bf16_rows
+from deep_gemm.sim.mutate import Mutation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, problem, seed and schedule. The shape is m, n, k; of groups along k it begins with k."""
+
+    config: Bf16Config
+    shape: tuple[int, int, int]
+    seed: int = 0
+    schedule: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        return bf16_gemm.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        config, seed = self.config, self.seed
+        kernel, num_sms = sim.compile_config(config, headers), 2 * config.cluster_size
+        if config.groups == Groups.DEPTHS:
+            k, m, n = self.shape
+            of_depths = bf16_depths.random_problem(config, (k, 0, 2 * k, 64), m, n, seed)
+            outcome = bf16_depths.run(kernel, config, of_depths, num_sms=num_sms, seed=seed, schedule=self.schedule)
+        elif config.groups == Groups.ENDS:
+            ends = [70, 128, 128 + self.shape[0]]
+            of_rows = bf16_rows.random_problem(config, ends, *self.shape[1:], seed)
+            outcome = bf16_rows.run(kernel, config, of_rows, seed=seed, schedule=self.schedule)
+        else:
+            problem = sim.random_problem(config, *self.shape, seed)
+            outcome = sim.run(kernel, config, problem, num_sms=num_sms, seed=seed, schedule=self.schedule)
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
+
+
+TN = Majors(True, True)
+ALONG_K = Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS)
+PLAIN = Bf16Config(128, 64, 3, panels_per_store=1)
+UNITS = Bf16Config(256, 32, 3, panel_columns=32)
+TURNED = Bf16Config(128, 128, 3, majors=TN)
+SHARES_B = Bf16Config(128, 128, 3, cluster_m=2, majors=TN)
+SLICES = Bf16Config(64, 32, 3, 1, panel_columns=32, slices=3)
+DEPTHS = bf16_config(64, 64, ALONG_K, TN)
+ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN)
+PAIRS = bf16_config(128, 64, ALONG_K, TN, cluster_n=2)
+WIDE = bf16_config(64, 64, Output(groups=Groups.ENDS), Majors(b_is_mn=True))
+
+TRIALS = [
+    *(Trial(PLAIN, (200, 136, 456), 1, name) for name in (None, "late_loads", "slow_warps", "slow_math")),
+    Trial(UNITS, (264, 40, 328), 2),
+    Trial(UNITS, (264, 40, 328), 2, "late_loads"),
+    Trial(TURNED, (132, 136, 200), 3),
+    Trial(TURNED, (20, 136, 200), 3),
+    *(Trial(SHARES_B, (264, 136, 456), 4, name) for name in (None, "slow_cta", "late_loads", "slow_warpgroup")),
+    *(Trial(SLICES, (70, 40, 520), 5, name) for name in (None, "slow_math")),
+    *(Trial(config, (128, 136, 72), 6) for config in (DEPTHS, ADDING)),
+    Trial(PAIRS, (192, 136, 136), 7),
+    Trial(WIDE, (70, 136, 200), 8),
+]
+
+_OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.cuh"
+_OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
+_PARTS, _DENSE, _ROWS = "work/k_parts.cuh", "work/dense.cuh", "work/rows.cuh"
+_LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
+
+MUTATIONS = [
+    # Loads
+    Mutation("an MN-major box behind itself", _OPERAND, "to + i * kLineBytes, row + i", "to, row + i", shows_in=TURNED),
+    Mutation("the first MN-major box again", _OPERAND, "kLineBytes, row + i, k, planes", "kLineBytes, row, k, planes", shows_in=TURNED),
+    Mutation("every other MN-major box", _OPERAND, "i < kRows; i += 64", "i < kRows; i += 128", shows_in=TURNED),
+    Mutation("MN-major coordinates swapped", _OPERAND, "row + i, k, planes...);", "k, row + i, planes...);", shows_in=TURNED),
+    Mutation("bytes of rows that an MN-major box has not", _DENSE, "!kAIsMnMajor && p.m < kBoxRowsOfA", "p.m < kBoxRowsOfA", shows_in=TURNED),
+    Mutation("an MN-major box that begins anywhere", _DENSE, " && !kAIsMnMajor) move_up", ") move_up", shows_in=TURNED),
+    Mutation("bytes of scales that there are not", _SLOT, "kHasScales ? kScaleRows + (kSfbIsPerRow ? kBlockN : 0) : 0", "32", shows_in=PLAIN),
+    Mutation("B of the first group", _ROWS, "tile.row_n + row, tile.group);", "tile.row_n + row, 0);", shows_in=WIDE),
+    # Products
+    Mutation("the next 64 rows at the wrong place", _SLICE, "mn_major_descriptor_low(address, kBytesOf64Rows)", "mn_major_descriptor_low(address, 1024)", shows_in=TURNED),
+    Mutation("an MN-major operand described as K-major", _SLICE, "return kIsMnMajor ?", "return kIsMnMajor && !kBIsMnMajor ?", shows_in=TURNED),
+    Mutation("both warpgroups multiply the same rows", _SLICE, "(first_a) + warpgroup * kBytesOf64Rows", "(first_a)", shows_in=PLAIN),
+    Mutation("the second unit multiplies the other warpgroup's rows", _SLICE, "row_of_unit(unit) * (kLineBytes / 16)", "row_of_unit(unit) / 2 * (kLineBytes / 16)", shows_in=UNITS),
+    Mutation("A of the first slot", _SLICE, "operands.a + at.stage * (kABytes / 16)", "operands.a", shows_in=PLAIN),
+    Mutation("B of the first slot", _SLICE, "operands.b + at.stage * (kBBytes / 16)", "operands.b", shows_in=PLAIN),
+    Mutation("sums from where the last tile's were", _SLICE, ", i != 0);", ", true);", shows_in=PLAIN),
+    Mutation("each k-block from zero", _SLICE, ", i != 0);", ", false);", shows_in=PLAIN),
+    Mutation("no WGMMA fence", _SLICE, "    ptx::wgmma_fence();\n", "", shows_in=PLAIN),
+    Mutation("no commit", _SLICE, "    ptx::wgmma_commit_group();\n", "", shows_in=PLAIN),
+    Mutation("does not wait for the slot", _SLICE, "    wait_until_loaded(ring, at);\n", "", shows_in=PLAIN),
+    Mutation("slots given back before they are multiplied", _SLICE, "ptx::wgmma_wait_group<1>();", "ptx::wgmma_wait_group<2>();", shows_in=PLAIN),
+    Mutation("the slot at hand given back for the last", _SLICE, _LAST, _LAST.replace("last,", "at,"), shows_in=PLAIN),
+    Mutation("slots never given back", _SLICE, _LAST, "", shows_in=PLAIN),
+    Mutation("sums read while products run", _SLICE, "ptx::wgmma_wait_group<0>();", "ptx::wgmma_wait_group<1>();", shows_in=PLAIN),
+    Mutation("the last slot kept", _SLICE, "  if (count != 0) release(ring, last, ptx::lane_index());\n", "", shows_in=PLAIN),
+    Mutation("a slot of none given back", _SLICE, "  if (count != 0) release(", "  release(", shows_in=DEPTHS),
+    Mutation("released in this CTA alone", _RING, "&ring.empty[at.stage], lane);", "&ring.empty[at.stage], ptx::cluster_rank());", shows_in=SHARES_B),
+    # Slices
+    Mutation("the last slice left out", _OF_SLICES, "slice < kSlices; ++slice", "slice + 1 < kSlices; ++slice", shows_in=SLICES),
+    Mutation("slices begin a block late", _OF_SLICES, "first = k_blocks * slice / kSlices,", "first = k_blocks * slice / kSlices + 1,", shows_in=SLICES),
+    Mutation("the last slice's sums alone", _OF_SLICES, "ptx::add_rn(total[unit][i], sum[unit][i])", "sum[unit][i]", shows_in=SLICES),
+    Mutation("sums of none not zero", _OF_SLICE, "kWithC || kMayBeEmpty", "false", shows_in=DEPTHS),
+    # Groups along k
+    Mutation("the last group left out", _PARTS, "tiles_of_part * parts.count) return false", "tiles_of_part * (parts.count - 1)) return false", shows_in=DEPTHS),
+    Mutation("groups without depth still added", _PARTS, "if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;", "if (kAddsToD && parts.num_k_blocks[tile.part] != 0) return false;", shows_in=ADDING),
+    Mutation("tiles counted through all groups", _PARTS, "place_in_raster(next_tile - tile.part * tiles_of_part,", "place_in_raster(next_tile,", shows_in=DEPTHS),
+    Mutation("tiles of m rounded down", _PARTS, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM)", shows_in=DEPTHS),
+    Mutation("tiles of n rounded down", _PARTS, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=DEPTHS),
+    Mutation("every CTA takes every tile", _PARTS, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=ADDING),
+    Mutation("clusters count as CTAs", _PARTS, "ptx::block_index() / kClusterSize)", "ptx::block_index())", shows_in=PAIRS),
+    Mutation("both CTAs take the same columns", _PARTS, "tile_of_cta<kClusterN>(index.n)", "index.n * kClusterN", shows_in=PAIRS),
+    Mutation("all groups from the first k on", _PARTS, "const uint32_t k = first_k + k_of_part;", "const uint32_t k = k_of_part;", shows_in=DEPTHS),
+    Mutation("as deep as the first group", _PARTS, "KBlocks(0, p.parts.num_k_blocks[tile.part])", "KBlocks(0, p.parts.num_k_blocks[0])", shows_in=DEPTHS),
+    Mutation("C of the first group", _PARTS, "p.c + p.parts.group[tile.part] * p.parts.c_stride * kOutputBytes", "p.c", shows_in=DEPTHS),
+    Mutation("C of the deepest group", _PARTS, "p.c + p.parts.group[tile.part] *", "p.c + tile.part *", shows_in=DEPTHS),
+    Mutation("D of the deepest group", _PARTS, "group(p_.parts.group[tile.part])", "group(tile.part)", shows_in=DEPTHS),
+]  # fmt: skip

@@ -1,0 +1,275 @@
+"""BF16 products on the CPU: what is asked, what is refused, gradients, and how a call finds its plan."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import on_gpu
+from torch import Tensor
+
+from deep_gemm import bf16, calc_diff, set_mk_alignment_for_contiguous_layout
+from deep_gemm.bf16.dense import DENSE
+from deep_gemm.kernels import bf16_calls, bf16_depths
+from deep_gemm.kernels.plan import PLANS
+from deep_gemm.problem.bf16 import EXPRESSIONS, bf16_problem, laid_out
+from deep_gemm.problem.bf16_depths import bf16_depths_problem
+
+M, N, K, GROUPS = 5, 24, 16, 3
+IDS = [0, 2, 2, -1, 1]
+NEAR = 1e-5
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def given(x: Tensor, transposed: bool, mn_major: bool) -> Tensor:
+    """A matrix `[m, k]`, or `[k, m]` if transposed, that lies as asked, in room of whole 16 bytes."""
+    rows, columns = x.shape
+    room = x.new_zeros((columns, rows + -rows % 8) if mn_major else (rows, columns))
+    lying = room[:, :rows].t() if mn_major else room
+    lying.copy_(x)
+    return lying.t() if transposed else lying
+
+
+@pytest.mark.parametrize("major", DENSE)
+@pytest.mark.parametrize(("a_is_mn", "b_is_mn"), [*itertools.product((False, True), repeat=2)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dense_products_take_either_major(major: str, a_is_mn: bool, b_is_mn: bool, dtype: torch.dtype) -> None:
+    x, w, d = numbers(M, K), numbers(N, K), torch.full((M, N), 3.0, dtype=dtype)
+    a, b = given(x, major[0] == "t", a_is_mn), given(w, major[1] == "n", b_is_mn)
+    function, right = getattr(bf16, f"bf16_gemm_{major}"), x.float() @ w.float().t()
+    assert torch.equal(function(a, b), right.bfloat16())
+    assert function(a, b, d, d) is None
+    assert torch.equal(d, (right + 3).to(dtype))
+    out = torch.empty_like(d)
+    function(a, b, out, c=d, compiled_dims="mnk", alpha=None)
+    assert torch.equal(out, (right + d.float()).to(dtype))
+
+
+def test_one_row_one_column_nothing() -> None:
+    for m, k in ((1, K), (M, 1), (1, 1), (0, K), (M, 0)):
+        a, b = numbers(k, m).t(), numbers(k, N).t()
+        a = a if k != K else a.contiguous()
+        p = bf16_problem(a, b, None, None, "nt")
+        assert p.a.shape == (m, k)
+        assert sorted(p.a.stride())[0] == 1
+        made = bf16.bf16_gemm_nt(a, b, c=torch.ones(m, N))
+        assert made is not None
+        assert torch.equal(made, a.float() @ b.float().t() + 1)
+    assert laid_out("a", numbers(64, 8).t()[:, :1], "m").stride() == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": numbers(M, K).float()}, "a: expected dtype torch.bfloat16, got torch.float32"),
+        ({"a": numbers(M, 8)}, r"b: expected shape \(n, k\) = \(n, 8\), got \(24, 16\)"),
+        ({"a": numbers(M, 2 * K)[:, ::2]}, "a: expected values contiguous along m or k"),
+        ({"a": numbers(M, K + 4)[:, :K]}, "a: expected a stride that is a multiple of 8 elements"),
+        ({"a": numbers(M, 4), "b": numbers(N, 8)[:, :4]}, "a: expected a stride"),
+        ({"a": numbers(M, 8)[:, :4], "b": numbers(N, 8)[:, :4]}, "k: expected a multiple of 8"),
+        ({"a": numbers(M * K + 1)[1:].view(M, K)}, "a: expected an address"),
+        ({"d": torch.empty(M, N).half()}, "d: expected dtype"),
+        ({"d": torch.empty(M, N), "c": numbers(M, N)}, "c: expected dtype"),
+        ({"b": numbers(20, K)}, "n: expected a multiple of 8"),
+        ({"a": numbers(M, K).requires_grad_()}, "a: expected a tensor without a gradient"),
+        ({"alpha": 2.0}, "alpha: expected None, got 2.0"),
+    ],
+)
+def test_what_dense_products_refuse(change: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, NotImplementedError), match=f"^{message}"):
+        bf16.bf16_gemm_nt(**{"a": numbers(M, K), "b": numbers(N, K), **change})
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
+    function = bf16.m_grouped_bf16_gemm_nn_contiguous if turned else bf16.m_grouped_bf16_gemm_nt_contiguous
+    set_mk_alignment_for_contiguous_layout(2)
+    try:
+        ids = [0, -1, 2, 2, 2] if ends else IDS
+        layout = int32(1, 1, 5) if ends else int32(*IDS)
+        a, w = numbers(M, K).requires_grad_(), numbers(GROUPS, N, K)
+        b = (w.mT.contiguous() if turned else w.clone()).requires_grad_()
+        out = function(a, b, None, layout, use_psum_layout=ends)
+        assert out is not None
+        out.float().square().sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            d = torch.full((M, N), 7.0, dtype=torch.bfloat16)
+            function(a, b, d, layout, "nk", ends, ensure_zero_padding=not ends)
+    finally:
+        set_mk_alignment_for_contiguous_layout(128)
+    x, y = a.detach().float().requires_grad_(), w.float().requires_grad_()
+    right = torch.stack([x[i] @ y[max(g, 0)].t() * (g >= 0) for i, g in enumerate(ids)])
+    right.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert a.grad is not None
+    assert b.grad is not None
+    assert x.grad is not None
+    assert y.grad is not None
+    assert calc_diff(out, right) < NEAR
+    assert calc_diff(a.grad, x.grad) < NEAR
+    assert calc_diff(b.grad, y.grad.mT if turned else y.grad) < NEAR
+    none = torch.tensor(ids) < 0
+    assert torch.equal(d[~none], out[~none])
+    assert (d[none] == (7 if ends else 0)).all()
+
+
+def test_counted_rows_and_their_gradients() -> None:
+    a, b, counts = numbers(GROUPS, 4, K).requires_grad_(), numbers(GROUPS, N, K).requires_grad_(), int32(4, 0, 2)
+    out = bf16.bf16_m_grouped_gemm_nt_masked(a, b, masked_m=counts, expected_m=2)
+    assert out is not None
+    used = (torch.arange(4) < counts[:, None])[..., None]
+    torch.where(used, out, 0).float().square().sum().backward()  # type: ignore[no-untyped-call]
+    x, y = (t.detach().float().requires_grad_() for t in (a, b))
+    right = torch.where(used, x @ y.mT, 0)
+    right.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert calc_diff(torch.where(used, out, 0), right) < NEAR
+    for mine, its in ((a.grad, x.grad), (b.grad, y.grad)):
+        assert mine is not None
+        assert its is not None
+        assert calc_diff(mine, its) < NEAR
+
+
+@pytest.mark.parametrize("said", ["host", "tensor", "ends", "both"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
+    ks = [3, 0, 9] if said != "ends" else [4, 0, 9]
+    a, b, c = numbers(16, 8), numbers(16, N), torch.ones(3, 8, N, dtype=dtype)
+    layout = None if said == "host" else int32(4, 4, 13) if said == "ends" else int32(*ks)
+    on_host = ks if said in ("host", "both") else None
+    set_mk_alignment_for_contiguous_layout(4)
+    try:
+        made = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, None, on_host, layout, c, use_psum_layout=said == "ends")
+    finally:
+        set_mk_alignment_for_contiguous_layout(128)
+    parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), strict=True)
+    assert made is not None
+    assert torch.equal(made, torch.stack([x.t() @ y + 1 for x, y in parts]).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("ks", "layout", "message"),
+    [
+        (None, None, "ks_cpu: expected a list, or grouped_layout"),
+        ([-1, 3], None, "ks_cpu: expected numbers of rows, got -1 at index 0"),
+        ([16, 8], None, "ks_cpu: expected numbers that add up to 16"),
+        ([8, 8], int32(8, 7), "grouped_layout: expected the numbers of ks_cpu"),
+    ],
+)
+def test_what_groups_along_k_refuse(ks: Any, layout: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        bf16.k_grouped_bf16_gemm_tn_contiguous(numbers(16, 8), numbers(16, N), None, ks, layout)
+
+
+SIZES = {"b": 6, "h": 3, "m": 8, "n": 16, "k": 64, "r": 24, "d": 32}
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
+def test_einsum(expr: str) -> None:
+    operands, _, _ = expr.partition("->")
+    # As tests of callers have it: the weight is a part of a wider tensor.
+    a, b = (numbers(*(SIZES[x] for x in axes[:-1]), SIZES[axes[-1]] + 8)[..., :-8] for axes in operands.split(","))
+    right = torch.einsum(expr, a.float(), b.float())
+    made = bf16.einsum(expr.replace(",", ", "), a, b, use_cublaslt=True)
+    assert made is not None
+    assert made.is_contiguous()
+    assert calc_diff(made, right) < NEAR
+    for dtype in (torch.bfloat16, torch.float32):
+        d = torch.ones(right.shape, dtype=dtype)
+        assert bf16.einsum(expr, a, b, d) is None
+        assert calc_diff(d, right) < NEAR
+        if dtype == torch.float32:
+            d.fill_(1)
+            bf16.einsum(expr, a, b, d, d)
+            assert calc_diff(d, right + 1) < NEAR
+
+
+def test_what_einsum_refuses() -> None:
+    a, b = numbers(3, 8, 64), numbers(3, 16, 64)
+    with pytest.raises(NotImplementedError, match=r"^expr: expected bmk,bnk->mn, .*, got 'mk,nk->mn'"):
+        bf16.einsum("mk,nk->mn", a, b)
+    with pytest.raises(ValueError, match=r"^c: expected None or an FP32 d itself for bmk,bnk->mn"):
+        bf16.einsum("bmk,bnk->mn", a, b, numbers(8, 16), numbers(8, 16))
+    with pytest.raises(ValueError, match=r"^k: expected a multiple of 64 for bmk,bnk->mn, got 56"):
+        bf16.einsum("bmk,bnk->mn", a[..., :56], b[..., :56])
+
+
+# What a GPU's kernels are handed
+
+
+class Plan:
+    """Writes down its launches."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.alignment_of_c = 16
+
+    def fits(self, at: Any) -> bool:
+        return True
+
+    def launch(self, at: Any) -> None:
+        self.launches.append(at)
+
+    def new_output(self) -> Tensor:
+        return on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
+
+
+def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLANS, "plans", {})
+    monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
+    plan, asked = Plan(), []
+
+    def compute(p: Any) -> Any:
+        asked.append(p)
+        return plan
+
+    monkeypatch.setattr(DENSE["nt"], "on_gpu", compute)
+    weight = on_gpu(numbers(N, K).requires_grad_())
+    for _ in range(4):
+        a, d = on_gpu(numbers(M, K)), on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
+        with torch.no_grad():
+            bf16.bf16_gemm_nt(a, weight, d)
+        at = a.data_ptr(), 0, weight.data_ptr(), 0, d.data_ptr(), 0
+    assert len(asked) == 1
+    assert len(plan.launches) == 3
+    assert plan.launches[-1] == at
+    with pytest.raises(ValueError, match=r"^b: expected a tensor without a gradient"):
+        bf16.bf16_gemm_nt(a, weight, d)
+    with torch.no_grad():
+        bf16.bf16_gemm_nt(on_gpu(numbers(M + 1, K)), weight, on_gpu(numbers(M + 1, N)))
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("ks", [[64, 0, 128], [3, 0, 70], [64, 64, 0]])
+def test_blocks_of_k_lie_in_one_group(monkeypatch: pytest.MonkeyPatch, ks: list[int]) -> None:
+    """Groups of other depths are copied apart; only what the host knows and nobody copied may serve other calls."""
+    a, b = numbers(192, 8), numbers(192, N)
+    plan: Any = SimpleNamespace()
+
+    def run(p: Any) -> list[Any]:
+        assert sum(p.ks) == len(p.a) == len(p.b)
+        assert all(k % 64 == 0 for k in p.ks)
+        first = 0
+        for group, k in enumerate(p.ks):
+            p.d[group] = p.a[first : first + k].float().t() @ p.b[first : first + k].float()
+            first += k
+        return [plan]
+
+    monkeypatch.setattr(bf16_depths, "run", run)
+    for on_host in (ks, None):
+        p = bf16_depths_problem(a, b, None, on_host, int32(*ks), None, False, 128)
+        p = p._replace(ks=None) if on_host is None else p
+        found = bf16_calls.run_depths(p)
+        right = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=ks)
+        assert right is not None
+        assert calc_diff(p.d, right) < NEAR
+        assert (found is plan) == (on_host is not None and all(k % 64 == 0 for k in ks))

@@ -1,0 +1,98 @@
+"""BF16 experts of transformers on grouped products, and torch's products by ours: as examples, on the CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deep_gemm import calc_diff
+from deep_gemm.integrations import torch_mm
+from deep_gemm.integrations.torch_mm import batch_invariant_mm
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    seen: list[str] = []
+
+    def counting(name: str, function: Any) -> Any:
+        def counted(*args: Any) -> Any:
+            seen.append(name)
+            return function(*args)
+
+        return counted
+
+    counted = {func: counting(str(func), ours) for func, ours in torch_mm.PRODUCTS.items()}
+    monkeypatch.setattr(torch_mm, "PRODUCTS", counted)
+    return seen
+
+
+@pytest.mark.parametrize(("n", "k"), [(13, 20), (16, 24)])
+def test_linear_layers_and_their_gradients_run_our_products(calls: list[str], n: int, k: int) -> None:
+    x, w, bias = numbers(5, k).requires_grad_(), numbers(n, k, seed=1).requires_grad_(), numbers(n, seed=2)
+    with batch_invariant_mm():
+        y = F.linear(x, w, bias)
+        y.float().square().sum().backward()  # type: ignore[no-untyped-call]
+    assert calls == ["aten.addmm.default", "aten.mm.default", "aten.mm.default"]
+    p, q = (t.detach().float().requires_grad_() for t in (x, w))
+    right = F.linear(p, q, bias.float())
+    right.square().sum().backward()  # type: ignore[no-untyped-call]
+    for mine, its in ((y, right), (x.grad, p.grad), (w.grad, q.grad)):
+        assert mine is not None
+        assert its is not None
+        assert mine.shape == its.shape
+        assert calc_diff(mine, its) < 1e-5
+
+
+def test_several_products_at_once_and_what_is_left_to_torch(calls: list[str]) -> None:
+    a, b = numbers(3, 5, 24), numbers(3, 24, 10, seed=1)
+    with batch_invariant_mm():
+        made = a @ b
+        single = torch.mm(a[0].float(), b[0].float())
+    assert calls == ["aten.bmm.default"]
+    assert calc_diff(made, a.float() @ b.float()) < 1e-5
+    assert torch.equal(single, a[0].float() @ b[0].float())
+
+
+moe = pytest.importorskip("transformers.integrations.moe")
+
+
+class Experts(torch.nn.Module):
+    """A mixture as transformers' models define theirs."""
+
+    def __init__(self, config: Any, turned: bool = False) -> None:
+        super().__init__()
+        self.num_experts = 4
+        shapes = [(4, 64, 32), (4, 32, 32)]
+        self.gate_up_proj, self.down_proj = (
+            torch.nn.Parameter((numbers(*s, seed=i).mT if turned else numbers(*s, seed=i)).contiguous() / 4)
+            for i, s in enumerate(shapes)
+        )
+        self.act_fn = F.silu
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_experts_of_transformers_and_their_gradients(turned: bool) -> None:
+    from deep_gemm.integrations.transformers_bf16 import NAME, register_experts
+
+    register_experts()
+    made = moe.use_experts_implementation(experts_class=type("Made", (Experts,), {}), is_transposed=turned)
+    x, weights = numbers(7, 32, seed=5), torch.rand(7, 2, generator=torch.Generator().manual_seed(6)).bfloat16()
+    ids = torch.randint(4, (7, 2), generator=torch.Generator().manual_seed(7))
+    results = []
+    for name in (NAME, "batched_mm"):
+        layer = made(config=SimpleNamespace(_experts_implementation=name), turned=turned)
+        x_here = x.clone().requires_grad_()
+        y = layer(x_here, ids, weights)
+        y.float().square().sum().backward()
+        results.append((y, x_here.grad, layer.gate_up_proj.grad, layer.down_proj.grad))
+    for mine, its in zip(*results, strict=True):
+        assert calc_diff(mine, its) < 1e-3
