@@ -27,7 +27,7 @@ from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.jit.compiler import Job
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, linear_decode
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, hc_prenorm, linear_decode
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.tools.gates import violations
@@ -62,6 +62,13 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
             linear_decode.code_plan(config),
         )
         for config in choose(linear_decode.reachable_linear())
+    ]
+    found += [
+        Case(
+            Job(f"hc_prenorm {config.name}", hc_prenorm.SOURCE, hc_prenorm.headers(config)),
+            hc_prenorm.code_plan(config),
+        )
+        for config in choose(hc_prenorm.reachable_hc())
     ]
     # fp8_mqa_logits is not among them yet: NVRTC 13.5 keeps 8 or 16 bytes of some of its kernels in local memory.
     found += [
