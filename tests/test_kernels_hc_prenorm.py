@@ -70,12 +70,17 @@ def test_a_gpu_without_room_gets_smaller_clusters(gpu: FakeGpu, monkeypatch: pyt
 def test_the_driver_is_told_that_a_large_cluster_is_meant(monkeypatch: pytest.MonkeyPatch, cluster: int) -> None:
     cu: Any = pytest.importorskip("cuda.bindings.driver")
     told: list[Any] = []
+
+    def tell(function: int, attribute: Any, value: int) -> tuple[int]:
+        told.append((attribute, value))
+        return (0,)
+
     monkeypatch.setattr(
         driver,
         "_driver",
         lambda: SimpleNamespace(
             **{name: getattr(cu, name) for name in dir(cu) if name.startswith("CU")},
-            cuFuncSetAttribute=lambda function, attribute, value: told.append((attribute, value)) or (0,),
+            cuFuncSetAttribute=tell,
             cuLaunchKernelEx=None,
         ),
     )
