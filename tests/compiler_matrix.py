@@ -31,7 +31,7 @@ from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.choose.skip_head_mid import reachable_skipping
 from deep_gemm.jit.compiler import Job
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, linear_decode
+from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, hc_prenorm, linear_decode
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.tools.gates import violations
@@ -78,6 +78,13 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
             fp8_mqa_logits.code_plan(config),
         )
         for config in choose([each for each in fp8_mqa_logits.reachable_mqa() if each.heads in USUAL_HEADS])
+    ]
+    found += [
+        Case(
+            Job(f"hc_prenorm {config.name}", hc_prenorm.SOURCE, hc_prenorm.headers(config)),
+            hc_prenorm.code_plan(config),
+        )
+        for config in choose(hc_prenorm.reachable_hc())
     ]
     found += [
         Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))

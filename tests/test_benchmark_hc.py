@@ -25,6 +25,7 @@ def test_every_shape_that_somebody_timed_is_measured() -> None:
 
 
 def test_shapes_are_chosen() -> None:
+    measure: Any
     total, measure = command._casts_or_layers("hc", False, "13,24,7168;137,24,7168,16")
     assert total == 2
     assert measure.args == ([(13, 24, 7168, 0), (137, 24, 7168, 16)],)

@@ -559,7 +559,7 @@ def test_sim_tells_of_its_progress_where_there_is_no_terminal(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("int8_gemm",), "expected fp8_gemm, got int8_gemm"),
+        (("int8_gemm",), "expected fp8_gemm or hc_prenorm, got int8_gemm"),
         (("--seeds", "0"), "Invalid value for '--seeds'"),
         (("--first-seed", "-1"), "Invalid value for '--first-seed'"),
         (("--num-sms", "0"), "Invalid value for '--num-sms'"),
@@ -577,6 +577,15 @@ def test_sim_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
     assert result.exit_code == 2
     assert message in words(result)
     assert "Traceback" not in result.output
+
+
+@pytest.mark.host_compiler
+def test_sim_of_another_kernel() -> None:
+    result = run("sim", "hc_prenorm", "--m", "70", "--n", "24", "--k", "256", "--block-m", "64", "--seeds", "2")
+    assert result.exit_code == 0
+    assert "hc_prenorm 64x24/k1" in result.output
+    assert "2 seeds passed" in result.output
+    assert "columns, got HcConfig" in run("sim", "hc_prenorm", "--n", "25").output
 
 
 @pytest.mark.host_compiler

@@ -7,7 +7,6 @@ from functools import cache
 import pytest
 import torch
 from hc_cases import special_operands
-from thorough import up_to
 
 from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.sim import HostKernel
@@ -78,10 +77,9 @@ def test_rows_may_lie_apart() -> None:
 def test_no_race_changes_a_bit(config: HcConfig) -> None:
     """DeepGEMM's kernel has a race (its issues 448 and 449). Here the bits are the same under every schedule."""
     a, b = operands(137, 24, 448)
-    runs = [(schedule, seed) for schedule in SCHEDULES for seed in range(up_to(3, 1))]
     found = [
-        sim.run(compiled(config), config, a, b, 2, seed=seed, schedule=schedule, num_sms=3, truncate=True)
-        for schedule, seed in runs
+        sim.run(compiled(config), config, a, b, 2, schedule=schedule, num_sms=3, truncate=True)
+        for schedule in SCHEDULES
     ]
     for d, sqr_sum in found:
         assert torch.equal(d, found[0][0])

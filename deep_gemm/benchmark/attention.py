@@ -5,6 +5,7 @@ A kind of logits is an entry of `KINDS`: its shapes, and what makes its work.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -32,6 +33,8 @@ METHOD = (
 )
 REPEATS, SECONDS = 15, 0.05
 """Calls of each contender; fewer if they take so long together."""
+COOL_SECONDS = 0.25
+"""Pause ahead of a shape: a GPU that a long one has warmed runs the next at a lower clock."""
 CONTENDERS = (OURS, EAGER)
 MOST_DIFFERENCE = 5e-6
 
@@ -77,6 +80,7 @@ def rows_of(kind: str, shape: Shape, logits: Logits, flush: L2Flush, only: Seque
         calls = {name: call for name, call in calls.items() if name in only}
     error = logits.error() if OURS in calls else None
     wrong = f"wrong: difference {error:.2g}" if error is not None and not error <= MOST_DIFFERENCE else None
+    time.sleep(COOL_SECONDS)
     repeats = max(3, min(REPEATS, int(SECONDS / max(floor_us * 1e-6, 1e-6))))
     return [
         Row(

@@ -19,7 +19,8 @@ MAX_COLUMNS = 256
 UNIT_COLUMNS = 128
 """Most columns of a unit, tokens x heads: one WGMMA. With more, the accumulators of two units would not fit."""
 SLOTS = 2
-MAX_STAGES = 24
+BYTES_AHEAD = 6 * 128 * 132
+"""Of keys that a CTA asks for ahead: with more, SMs get unequal parts of the memory's bandwidth, and the last ends late."""
 PRODUCER_REGISTERS = 40
 OTHER_REGISTERS = 40
 """A math thread's registers besides accumulators and weights: addresses, counters, sums."""
@@ -87,9 +88,10 @@ class PagedConfig:
 
     @property
     def num_stages(self) -> int:
-        """Blocks of keys in shared memory: as many as fit."""
-        slot = self.block_keys * (self.depth + 4) + 16
-        return min((SHARED_BYTES_LIMIT - self._q_bytes - self._small_bytes - 2048) // slot, MAX_STAGES)
+        """Blocks of keys in shared memory."""
+        slot = self.block_keys * (self.depth + 4)
+        room = SHARED_BYTES_LIMIT - self._q_bytes - self._small_bytes - 2048
+        return min(room // (slot + 16), BYTES_AHEAD // slot)
 
     @property
     def _q_bytes(self) -> int:

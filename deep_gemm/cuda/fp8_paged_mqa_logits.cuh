@@ -6,7 +6,7 @@
 //   math, 2 warpgroups     for each sequence:        q_full --wait--> blocks --arrive--> q_empty
 //                          for each block:           full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
 //
-// It is bound by memory: a CTA keeps as many blocks on their way as fit, and goes from one sequence to the next without
+// It is bound by memory: a CTA keeps 100 KB of keys on their way, and goes from one sequence to the next without
 // waiting. The keys of a sequence are loaded once for all its tokens. What each CTA does is said by the schedule that
 // plan_paged_contexts has made: from one (sequence, segment of 256 keys) to the next. A share that two CTAs have is
 // split by halves of segments.
