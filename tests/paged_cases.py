@@ -59,8 +59,11 @@ def problem(
     return paged_logits_problem(q, cache, weights, lengths, table.to(device), schedule, columns, False, dtype)
 
 
-def mistakes(p: PagedLogits, got: Tensor, unwritten: float = torch.nan, roundings: float = 0.0) -> str | None:
-    """Say what is wrong with logits, where the kernel has left `unwritten`; None if nothing is."""
+def mistakes(p: PagedLogits, got: Tensor, unwritten: float = torch.nan, of_addends: float = 0.0) -> str | None:
+    """Say what is wrong with logits, where the kernel has left `unwritten`; None if nothing is.
+
+    What a logit may be off by: `mistakes` of mqa_cases.
+    """
     sequences, next_n, heads, _ = p.q.shape
     expected = torch.full(got.shape, unwritten, dtype=torch.float64, device=got.device)
     allowed = torch.full_like(expected, -1)
@@ -68,13 +71,15 @@ def mistakes(p: PagedLogits, got: Tensor, unwritten: float = torch.nan, rounding
     for sequence, lengths in enumerate(contexts.tolist()):
         values, scales = keys_of(p, sequence, max(lengths))
         rows = slice(sequence * next_n, (sequence + 1) * next_n)
-        right, magnitude = (
-            weighted_scores(p.q[sequence].double(), values.double(), weights) * scales.double()
-            for weights in (p.weights[rows].double(), p.weights[rows].double().abs())
+        q, keys, weights = p.q[sequence].double(), values.double(), p.weights[rows].double()
+        right, magnitude, addends = (
+            weighted_scores(*operands) * scales.double()
+            for operands in ((q, keys, weights), (q, keys, weights.abs()), (q.abs(), keys.abs(), weights.abs()))
         )
         for token, length in enumerate(lengths):
             expected[rows][token, :length] = right[token, :length]
-            allowed[rows][token, :length] = magnitude[token, :length] * ((heads + 16) * ROUNDINGS + roundings)
+            roundings = magnitude[token, :length] * ((heads + 16) * ROUNDINGS)
+            allowed[rows][token, :length] = roundings + addends[token, :length] * of_addends
     if p.logits.dtype == torch.bfloat16:
         allowed += torch.where(allowed >= 0, expected.abs() * 2.0**-8, 0)
     found, is_left = got.double(), allowed < 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mqa_cases import Ranges, anywhere, causal, mistakes, packed, problem
+from mqa_cases import BITS_OF_PRODUCTS, Ranges, anywhere, causal, mistakes, packed, problem
 
 import deep_gemm
 from deep_gemm.indexer.prefill import compute
@@ -15,11 +15,6 @@ pytestmark = pytest.mark.gpu
 MARK = -1.5 * 2.0**53
 """What no logit is, in FP32 and BF16."""
 FORMS = {"clean": {"clean": True}, "not clean": {}, "compressed": {"columns": 700}}
-BITS_OF_PRODUCTS = 2.0**-8
-"""Of the sum of all addends without their signs: a step of 32 of them cuts 33 off 13 bits below the largest of these.
-
-Normal numbers of depth 32, 64 and 128 add up to 2, 4 and 7 times their largest product: 33 * 2^-13 / 2 < 2^-8.
-"""
 REPEATS = 20
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mqa_cases import BITS_OF_PRODUCTS
 from paged_cases import mistakes, problem
 
 import deep_gemm
@@ -15,8 +16,6 @@ pytestmark = pytest.mark.gpu
 
 MARK = -1.5 * 2.0**53
 """What no logit is, in FP32 and BF16."""
-BITS_OF_PRODUCTS = 2.0**-11
-"""Of a sum's magnitude: the tensor cores cut off 13 bits below the largest of the 33 addends of each step."""
 REPEATS = 20
 
 
