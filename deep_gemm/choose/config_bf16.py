@@ -41,7 +41,7 @@ class Bf16Config(GemmConfig):
 
     majors: Majors = K_MAJOR
     few_rows: int = 0
-    """Rows of A that a slot of the ring holds if there are no more, so that there is room for more slots; 0: a tile's."""
+    """Rows of A that a slot of the ring holds if there are no more: there is room for more slots. 0: a tile's."""
     slices: int = 1
     """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
 
