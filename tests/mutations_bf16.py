@@ -51,7 +51,6 @@ TURNED = Bf16Config(128, 128, 3, majors=TN)
 SHARES_B = Bf16Config(128, 128, 3, cluster_m=2, majors=TN)
 SPLITS = Bf16Config(64, 32, 3, 1, panel_columns=32, cluster_k=3, slices=3)
 SPLITS_C = Bf16Config(128, 32, 3, panel_columns=32, cluster_k=2, slices=2, with_c=True)
-FEW = Bf16Config(64, 32, 3, 1, panel_columns=32, few_rows=16)
 SLICES = Bf16Config(64, 32, 3, 1, panel_columns=32, slices=3)
 DEPTHS = bf16_config(64, 64, ALONG_K, TN)
 ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN)
@@ -68,7 +67,6 @@ TRIALS = [
     *(Trial(SLICES, (70, 40, 520), 5, name) for name in (None, "slow_math")),
     *(Trial(SPLITS, (70, 40, 520), 9, name) for name in (None, "slow_cta", "slow_warps", "late_stores")),
     Trial(SPLITS_C, (140, 72, 264), 9),
-    *(Trial(FEW, (rows, 40, 264), 9) for rows in (11, 16)),
     *(Trial(config, (128, 136, 72), 6) for config in (DEPTHS, ADDING)),
     Trial(PAIRS, (192, 136, 136), 7),
     Trial(WIDE, (70, 136, 200), 8),
@@ -128,9 +126,6 @@ MUTATIONS = [
     Mutation("stored at the sender's rows", _ONCE, "tile.row_m + owner * 16", "tile.row_m + warp * 16", shows_in=SPLITS_C),
     Mutation("stored in the order of CTAs", _ONCE, "(quad_of_cta * kClusterK + rank) * 8", "(rank * kQuadsPerCta + quad_of_cta) * 8", shows_in=SPLITS),
     Mutation("the producer does not wait for the others", _ONCE, "if (ptx::warp_index() >= kNumMathWarps) ptx::cluster_wait();", "", shows_in=SPLITS),
-    # Few rows
-    Mutation("bytes of a tile's rows", _DENSE, "(kSlotRowsOfA - rows) * kLineBytes", "(kBlockM - rows) * kLineBytes", shows_in=FEW),
-    Mutation("slots of a tile's rows", _SLICE, "at.stage * (kABytes / 16)", "at.stage * (kBlockM * kLineBytes / 16)", shows_in=FEW),
     # Groups along k
     Mutation("the last group left out", _PARTS, "tiles_of_part * parts.count) return false", "tiles_of_part * (parts.count - 1)) return false", shows_in=DEPTHS),
     Mutation("groups without depth still added", _PARTS, "if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;", "if (kAddsToD && parts.num_k_blocks[tile.part] != 0) return false;", shows_in=ADDING),
