@@ -49,6 +49,8 @@ PLAIN = Bf16Config(128, 64, 3, panels_per_store=1)
 UNITS = Bf16Config(256, 32, 3, panel_columns=32)
 TURNED = Bf16Config(128, 128, 3, majors=TN)
 SHARES_B = Bf16Config(128, 128, 3, cluster_m=2, majors=TN)
+SPLITS = Bf16Config(64, 32, 3, 1, panel_columns=32, cluster_k=3, slices=3)
+SPLITS_C = Bf16Config(128, 32, 3, panel_columns=32, cluster_k=2, slices=2, with_c=True)
 SLICES = Bf16Config(64, 32, 3, 1, panel_columns=32, slices=3)
 DEPTHS = bf16_config(64, 64, ALONG_K, TN)
 ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN)
@@ -63,6 +65,8 @@ TRIALS = [
     Trial(TURNED, (20, 136, 200), 3),
     *(Trial(SHARES_B, (264, 136, 456), 4, name) for name in (None, "slow_cta", "late_loads", "slow_warpgroup")),
     *(Trial(SLICES, (70, 40, 520), 5, name) for name in (None, "slow_math")),
+    *(Trial(SPLITS, (70, 40, 520), 9, name) for name in (None, "slow_cta", "slow_warps", "late_stores")),
+    Trial(SPLITS_C, (140, 72, 264), 9),
     *(Trial(config, (128, 136, 72), 6) for config in (DEPTHS, ADDING)),
     Trial(PAIRS, (192, 136, 136), 7),
     Trial(WIDE, (70, 136, 200), 8),
@@ -70,6 +74,7 @@ TRIALS = [
 
 _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.cuh"
 _OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
+_GEMM, _ONCE = "fp8_gemm.cuh", "epilogue/split_once.cuh"
 _PARTS, _DENSE, _ROWS = "work/k_parts.cuh", "work/dense.cuh", "work/rows.cuh"
 _LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
 
@@ -107,6 +112,20 @@ MUTATIONS = [
     Mutation("slices begin a block late", _OF_SLICES, "first = k_blocks * slice / kSlices,", "first = k_blocks * slice / kSlices + 1,", shows_in=SLICES),
     Mutation("the last slice's sums alone", _OF_SLICES, "ptx::add_rn(total[unit][i], sum[unit][i])", "sum[unit][i]", shows_in=SLICES),
     Mutation("sums of none not zero", _OF_SLICE, "kWithC || kMayBeEmpty", "false", shows_in=DEPTHS),
+    # Splits
+    Mutation("CTAs do not wait until others run", _ONCE, "    ptx::cluster_wait();  // all", "    // all", shows_in=SPLITS),
+    Mutation("CTAs do not say that they run", _GEMM, ", ptx::cluster_arrive_relaxed();", ";", shows_in=SPLITS),
+    Mutation("a block's barriers not initialized", _GEMM, "if constexpr (kStartsAlone) ptx::syncthreads(), ", "if constexpr (kStartsAlone) ", shows_in=SPLITS),
+    Mutation("sums of all rows expected", _ONCE, "kClusterK * own_quads * warps * kChunkFloats * 4", "kClusterK * own_quads * kNumMathWarps * kChunkFloats * 4", shows_in=SPLITS),
+    Mutation("sums of the last rows not sent", _ONCE, "used = ceil_div(p.m - tile.row_m, 16)", "used = (p.m - tile.row_m) / 16", shows_in=SPLITS),
+    Mutation("sums of as many columns for all", _ONCE, "rank < kQuads ? ceil_div(kQuads - rank, kClusterK) : 0", "kQuadsPerCta", shows_in=SPLITS),
+    Mutation("sums read before they came", _ONCE, "    ptx::mbarrier_wait_parity_cluster(received, 0);\n", "", shows_in=SPLITS),
+    Mutation("all CTAs' sums in the first one's place", _ONCE, "exchange + place(rank, quad", "exchange + place(0, quad", shows_in=SPLITS),
+    Mutation("all columns to one CTA", _ONCE, "received, quad % kClusterK, v[0]", "received, 0, v[0]", shows_in=SPLITS),
+    Mutation("the last CTA's sums left out", _ONCE, "sender < kClusterK; ++sender", "sender + 1 < kClusterK; ++sender", shows_in=SPLITS),
+    Mutation("stored at the sender's rows", _ONCE, "tile.row_m + owner * 16", "tile.row_m + warp * 16", shows_in=SPLITS_C),
+    Mutation("stored in the order of CTAs", _ONCE, "(quad_of_cta * kClusterK + rank) * 8", "(rank * kQuadsPerCta + quad_of_cta) * 8", shows_in=SPLITS),
+    Mutation("the producer does not wait for the others", _ONCE, "if (ptx::warp_index() >= kNumMathWarps) ptx::cluster_wait();", "", shows_in=SPLITS),
     # Groups along k
     Mutation("the last group left out", _PARTS, "tiles_of_part * parts.count) return false", "tiles_of_part * (parts.count - 1)) return false", shows_in=DEPTHS),
     Mutation("groups without depth still added", _PARTS, "if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;", "if (kAddsToD && parts.num_k_blocks[tile.part] != 0) return false;", shows_in=ADDING),

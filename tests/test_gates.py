@@ -173,14 +173,14 @@ BREAKS = {
         "TMA loads as planned",
         "0 TMA loads to all CTAs of a cluster (multicast) where 1 were planned",
         CLUSTER,
-        file="work/dense.cuh",
-        edits=(("if constexpr (kClusterN > 1)", "if constexpr (false)"),),
+        file="operand.cuh",
+        edits=(("if constexpr (kSharers > 1)", "if constexpr (false)"),),
     ),
     "multicast without a cluster": Break(
         "TMA loads as planned",
         "1 TMA loads to all CTAs of a cluster (multicast) where 0 were planned",
-        file="work/dense.cuh",
-        edits=(("if constexpr (kClusterN > 1)", "if constexpr (true)"),),
+        file="operand.cuh",
+        edits=(("if constexpr (kSharers > 1)", "if constexpr (kRows == 128)"),),
     ),
     "overwriting where it should add": Break(
         "TMA stores as planned",

@@ -7,7 +7,6 @@ from functools import cache
 import pytest
 import torch
 
-from deep_gemm.choose.bf16 import slices_of
 from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.sim import HostKernel
@@ -61,6 +60,9 @@ TILES = {
     "sharing A": (bf16_config(256, 128, BF16, cluster_n=2), (264, 264, 136)),
     "sharing A, MN-major": (bf16_config(128, 64, Output(with_c=True), TT, cluster_n=2), (136, 136, 264)),
     "splitting k": (bf16_config(64, 32, Output(with_c=True), cluster_k=4, slices=4), (70, 72, 600)),
+    "splitting k unevenly": (bf16_config(64, 32, Output(with_c=True), cluster_k=7, slices=7), (70, 40, 600)),
+    "splitting k of few rows": (bf16_config(64, 64, FP32, NN, cluster_k=2, slices=2), (13, 72, 264)),
+    "splitting k, two warpgroups": (bf16_config(128, 48, BF16, cluster_k=3, slices=3), (140, 56, 456)),
     "slices in turn": (bf16_config(128, 48, BF16, slices=3), (136, 56, 456)),
     "heads": (bf16_config(64, 64, Output(groups=Groups.HEADS), NN), (70, 72, 200)),
 }
@@ -107,9 +109,3 @@ def test_a_rows_bits_depend_on_neither_tile_nor_other_rows(config: Bf16Config) -
         few = p._replace(a=p.a[:rows], d=torch.full_like(p.d[:rows], float("nan")))
         got = sim.run(compiled(config), config, few, num_sms=2 * config.cluster_size, seed=rows, truncate=True).d
         assert torch.equal(got, right[:rows])
-
-
-def test_slices_follow_from_the_weight() -> None:
-    assert slices_of(576, 7168, NT) == 4
-    assert slices_of(2112, 7168, NT) == 2
-    assert slices_of(4096, 7168, NT) == slices_of(576, 1024, NT) == slices_of(576, 7168, TN) == 1

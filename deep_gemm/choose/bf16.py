@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import cache, lru_cache
+from math import gcd
 from typing import NamedTuple
 
 from ..gpus import Gpu
@@ -20,30 +21,39 @@ from ..problem.layout import ceil_div
 from .config import WGMMA_ROWS
 from .config_bf16 import BLOCK_K, K_MAJOR, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
 from .config_of_tile import MATH_WARPGROUPS
-from .cost import CLUSTERS_AT_ONCE, NEVER, NUM_SMS, bytes_of_d, memory_us, together
+from .cost import NEVER, NUM_SMS, bytes_of_d, memory_us, together
 from .dense import BANDS, band_of
 from .output import Groups, Output
 from .timings import timings_of
 
-SM_TFLOPS = 7.3
+SM_TFLOPS = 7.0
 """BF16 operations of one SM's tensor cores."""
-SHARED_KB_PER_US = 187.0
+SHARED_KB_PER_US = 181.0
 """What the tensor cores of one SM read of shared memory: 128 bytes a cycle."""
-LOAD_KB_PER_US = 155.0
+LOAD_KB_PER_US = 170.0
 """What one SM loads of A and B."""
-BLOCK_US = 0.048
+BLOCK_US = 0.038
 """What a block of k takes besides, however small the tile."""
-TILE_US = 0.25
+TILE_US = 0.21
 """What a tile takes besides its blocks of k: filling the ring, starting to store."""
-STORE_US = 1.2
+STORE_US = 1.26
 """What storing a tile of 256x128 in BF16 takes that the next tile does not hide."""
-SPLIT_US = 2.5
+SPLIT_US = 1.05
 """What adding up takes for a tile if k is split among CTAs."""
-MOST_SLICES = 4
+ALONE = 1.05
+"""How much longer a block of k takes one warpgroup than several, in whose pauses others multiply."""
+NARROW = 0.16
+"""How much longer it takes to store panels of 32 columns, not of 64; of 16, three times that."""
+REREAD = 0.06
+"""What it takes, as a part of reading a weight, that another row of tiles reads it at the same time."""
+MOST_REREADS = 3
+MOST_SLICES = 7
 LEAST_SLICE = 1024
 """Values of k in a slice, at least."""
-NARROWEST_COLUMNS = 32
-"""Of tiles for few rows: if all columns in such tiles leave half of the SMs idle, k is cut."""
+COLUMNS = 64
+"""Of a tile for few rows."""
+SPLITS_AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 15, 7: 15}
+"""By their CTAs how many clusters 132 SMs run at a time, at least: 18 of 6 or of 7 took two rounds on an H200."""
 
 
 class Tile(NamedTuple):
@@ -54,18 +64,16 @@ class Tile(NamedTuple):
     cluster_m: int = 1
     cluster_n: int = 1
     splits: bool = False
-    few_rows: int = 0
-    """Room for so many rows in a slot, if there are no more."""
 
     def config(self, output: Output, majors: Majors, slices: int) -> Bf16Config:
         """The kernel's configuration for this tile."""
         cluster_k = slices if self.splits else 1
         clusters = self.cluster_m, self.cluster_n, cluster_k
-        return _config(self.block_m, self.block_n, output, majors, *clusters, slices, self.few_rows)
+        return _config(self.block_m, self.block_n, output, majors, *clusters, slices)
 
     def serves(self, majors: Majors, slices: int) -> bool:
         """Whether the kernel can be built so."""
-        if (self.splits and slices == 1) or (self.few_rows and majors.a_is_mn):
+        if self.splits and slices == 1:
             return False
         if majors.b_is_mn and self.block_n // self.cluster_m % WGMMA_ROWS:
             return False
@@ -85,23 +93,20 @@ TILES = (
     *(Tile(256, n) for n in (64, 96, 128, 192)),
     Tile(128, 256, cluster_m=2),
     Tile(256, 128, cluster_n=2),
-    *(Tile(64, n, splits=True) for n in (32, 64, 96, 128)),
+    *(Tile(64, n, splits=True) for n in (32, 64)),
     *(Tile(128, n, splits=True) for n in (32, 64, 96, 128)),
 )
 
 
 def slices_of(n: int, k: int, majors: Majors, groups: Groups = Groups.NONE) -> int:
-    """Into how many slices k is cut, whatever m is.
+    """Into how many slices k is cut, whatever m is: two rows of tiles with a CTA for each slice fill the SMs.
 
-    It never is for gradients of weights, which have as many rows as a weight, nor for several products at once.
+    k never is cut for gradients of weights, which have as many rows as a weight, nor for several products at once.
     """
     if majors.a_is_mn or groups != Groups.NONE:
         return 1
-    columns = ceil_div(n, NARROWEST_COLUMNS)
-    slices = 1
-    while slices * 2 <= MOST_SLICES and columns * slices * 2 <= NUM_SMS and k >= LEAST_SLICE * slices * 2:
-        slices *= 2
-    return slices
+    for_two_tiles = NUM_SMS // (2 * ceil_div(n, COLUMNS))
+    return max(min(for_two_tiles, k // LEAST_SLICE, MOST_SLICES), 1)
 
 
 @lru_cache(maxsize=4096)
@@ -121,69 +126,77 @@ def chosen_tile(m: int, n: int, k: int, output: Output, majors: Majors, gpu: Gpu
 
 def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices: int, planes: int = 1) -> float:
     """About how long the product takes."""
-    block_m, block_n, cluster_m, cluster_n, splits, few_rows = tile
-    if (cluster_m > 1 and m <= block_m) or (few_rows and (m > few_rows or output.groups)):
+    block_m, block_n, cluster_m, cluster_n, splits = tile
+    if cluster_m > 1 and m <= block_m:
         return NEVER
-    size = cluster_m * cluster_n * (slices if splits else 1)
-    at_once = max(CLUSTERS_AT_ONCE[size][0] * gpu.num_sms // NUM_SMS, 1)
+    at_once = SPLITS_AT_ONCE[slices] if splits else NUM_SMS // (cluster_m * cluster_n)
+    at_once = max(at_once * gpu.num_sms // NUM_SMS, 1)
     clusters = planes * ceil_div(m, block_m * cluster_m) * ceil_div(n, block_n * cluster_n)
     if splits and clusters > at_once:
         return NEVER
     multiply_us = ceil_div(clusters, at_once) * tile_us(tile, m, k, output, slices)
     timings = timings_of(gpu)
-    moved_us = memory_us(planes * (2 * k * (m + n) + m * n * bytes_of_d(output)) / 1e6, timings)
+    weight = n * (1 + REREAD * min(ceil_div(m, block_m * cluster_m) - 1, MOST_REREADS))
+    moved_us = memory_us(planes * (2 * k * (m + weight) + m * n * bytes_of_d(output)) / 1e6, timings)
     return timings.launch_us + together(multiply_us, moved_us)
 
 
 def tile_us(tile: Tile, rows: float, k: float, output: Output, slices: int = 1) -> float:
     """What a tile takes that has so many rows, for whatever is loaded of A."""
-    block_m, block_n, _, _, splits, _ = tile
+    block_m, block_n, _, _, splits = tile
     blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))
     operations_us = 2 * block_m * block_n * BLOCK_K / SM_TFLOPS / 1e6
     shared_us = block_m // 64 * (64 + block_n) * 128 / SHARED_KB_PER_US / 1e3
     load_us = (min(block_m, rows) + block_n) * 128 / LOAD_KB_PER_US / 1e3
     store_us = STORE_US * block_m * block_n / 32768 * bytes_of_d(output) / 2
+    store_us *= 1 + NARROW * (64 // gcd(block_n, 64) - 1)
     once_us = TILE_US + store_us + (SPLIT_US if splits else 0.0)
-    return blocks * (BLOCK_US + max(operations_us, shared_us, load_us)) + once_us
+    block_us = BLOCK_US + max(operations_us, shared_us, load_us)
+    return blocks * block_us * (ALONE if MATH_WARPGROUPS[block_m] == 1 else 1.0) + once_us
 
 
-ROWS_TILES = (*(Tile(64, n) for n in (64, 128, 256)), *(Tile(128, n) for n in (64, 128, 192, 256)), Tile(256, 128))
+ROWS_TILES = (Tile(64, 64), Tile(64, 128), Tile(64, 256), Tile(128, 64), Tile(128, 128), Tile(128, 256))
 """For groups of rows, without clusters."""
-DEPTHS_TILES = (Tile(64, 64), Tile(128, 128), Tile(128, 192), Tile(128, 256), Tile(128, 256, cluster_m=2))
+DEPTHS_TILES = (Tile(64, 64), Tile(128, 64), Tile(128, 128), Tile(128, 192), Tile(128, 256))
 """For groups along k."""
+LONG_ROUNDS = 16
+"""Rounds of tiles from which on a product of groups takes so long that tiles of 128x128 are faster: an H200 then is
+limited by its power, and these took 1 to 3% less."""
 
 
 @lru_cache(maxsize=1024)
 def select_bf16_rows(
     num_groups: int, rows: float, n: int, k: int, output: Output, b_is_mn: bool, gpu: Gpu
 ) -> Bf16Config:
-    """The configuration of the lowest cost for groups of `rows` rows on average, from 0.7 to 1.3 of it."""
-
-    def cost(tile: Tile) -> float:
-        sizes = [rows * (0.7 + 0.05 * i) for i in range(13)]
-        tiles = sum(max(math.ceil(size / tile.block_m), 1) for size in sizes) / len(sizes)
-        rounds = max(num_groups * min(rows, 1.0) * tiles * ceil_div(n, tile.block_n) / gpu.num_sms, 1.0)
-        return math.ceil(rounds) * tile_us(tile, rows, k, output)
-
-    return min(rows_tiles_for(output), key=cost).config(output, Majors(b_is_mn=b_is_mn), 1)
-
-
-@cache
-def rows_tiles_for(output: Output) -> tuple[Tile, ...]:
-    """The tiles whose store buffers fit."""
-    return tuple(tile for tile in ROWS_TILES if tile.config(output, K_MAJOR, 1).why_illegal() is None)
+    """The configuration for groups of `rows` rows on average: high and wide, unless that leaves SMs idle."""
+    height = 64 if rows <= 64 else 128
+    tiles_m = num_groups * min(rows, 1.0) * math.ceil(rows / height)
+    return grouped_tile(ROWS_TILES, height, tiles_m, n, output, gpu).config(output, Majors(b_is_mn=b_is_mn), 1)
 
 
 @lru_cache(maxsize=1024)
-def select_bf16_depths(num_groups: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Bf16Config:
-    """The configuration of the lowest cost for groups of depth `k` on average."""
+def select_bf16_depths(num_groups: int, m: int, n: int, output: Output, gpu: Gpu) -> Bf16Config:
+    """The configuration for groups along k, in as many tiles each as m and n have."""
+    height = 64 if m <= 64 else 128
+    tile = grouped_tile(DEPTHS_TILES, height, num_groups * ceil_div(m, height), n, output, gpu)
+    return tile.config(output, Majors(True, True), 1)
 
-    def cost(tile: Tile) -> float:
-        size = tile.cluster_m * tile.cluster_n
-        clusters = num_groups * ceil_div(m, tile.block_m * tile.cluster_m) * ceil_div(n, tile.block_n * tile.cluster_n)
-        return ceil_div(clusters, gpu.num_sms // size) * tile_us(tile, m, k, output)
 
-    return min(DEPTHS_TILES, key=cost).config(output, Majors(True, True), 1)
+def grouped_tile(tiles: tuple[Tile, ...], height: int, tiles_m: float, n: int, output: Output, gpu: Gpu) -> Tile:
+    """The widest tile of a height with which no SM is idle, but no wider than n; 128x128 if there are many."""
+    fitting = [tile for tile in fitting_tiles(tiles, output) if tile.block_m == height]
+    columns = [tile.block_n for tile in fitting]
+    rounds = [tiles_m * ceil_div(n, width) / gpu.num_sms for width in columns]
+    if rounds[-1] >= LONG_ROUNDS and 128 in columns:
+        return fitting[columns.index(128)]
+    wide = [at for at, width in enumerate(columns) if rounds[at] > 0.75 and width < n + columns[0]]
+    return fitting[max(wide, default=0)]
+
+
+@cache
+def fitting_tiles(tiles: tuple[Tile, ...], output: Output) -> tuple[Tile, ...]:
+    """Those whose store buffers fit."""
+    return tuple(tile for tile in tiles if tile.config(output, K_MAJOR, 1).why_illegal() is None)
 
 
 def reachable_bf16_rows() -> list[Bf16Config]:
@@ -193,7 +206,7 @@ def reachable_bf16_rows() -> list[Bf16Config]:
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
         for b_is_mn in (False, True)
-        for tile in rows_tiles_for(Output(is_fp32, groups=groups))
+        for tile in fitting_tiles(ROWS_TILES, Output(is_fp32, groups=groups))
     ]
 
 
@@ -203,7 +216,7 @@ def reachable_bf16_depths() -> list[Bf16Config]:
     return [
         tile.config(Output(*of_d, groups=Groups.DEPTHS), Majors(True, True), 1)
         for of_d in outputs
-        for tile in DEPTHS_TILES
+        for tile in fitting_tiles(DEPTHS_TILES, Output(*of_d, groups=Groups.DEPTHS))
     ]
 
 
@@ -219,7 +232,7 @@ def reachable_bf16() -> list[Bf16Config]:
     found = [
         tile.config(output, majors, slices)
         for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
-        for slices in (1, 2, 4)
+        for slices in (1, *SPLITS_AT_ONCE)
         if slices == 1 or not majors.a_is_mn
         for output in outputs
         for tile in TILES

@@ -157,7 +157,7 @@ class GemmConfig:
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in cuda/fp8_gemm.cuh, which asserts that it is the same."""
-        operands = self.num_stages * (self.slot_rows_of_a + self.block_n) * LINE_BYTES
+        operands = self.num_stages * (self.block_m + self.block_n) * LINE_BYTES
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
@@ -175,11 +175,6 @@ class GemmConfig:
     def output_barriers_bytes(self) -> int:
         """Size of `OutputBarriers` in the epilogue."""
         return 2 * 8 if self.cluster_k > 1 else EMPTY_BYTES
-
-    @property
-    def slot_rows_of_a(self) -> int:
-        """Rows of A that a slot of the ring holds."""
-        return self.block_m
 
     @property
     def scales_bytes(self) -> int:
@@ -394,7 +389,6 @@ class GemmConfig:
             "kRasterGroup": self.raster_group,
             "kGroups": int(self.groups),
             "kBoxRowsOfA": self.box_rows_of_a,
-            "kSlotRowsOfA": self.slot_rows_of_a,
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
             "kTileSlots": TILE_SLOTS,

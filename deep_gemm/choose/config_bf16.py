@@ -14,7 +14,7 @@ from .output import Groups, Output
 
 BLOCK_K = 64
 """BF16 values of a k-block."""
-MAX_STAGES = 32
+MAX_STAGES = 16
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for sums, by math warpgroups."""
 
@@ -40,8 +40,6 @@ class Bf16Config(GemmConfig):
     """One configuration of the kernel for BF16: sums stay in the tensor cores' accumulators over a slice of k."""
 
     majors: Majors = K_MAJOR
-    few_rows: int = 0
-    """Rows of A that a slot of the ring holds if there are no more, which makes room for more slots; 0: a tile's."""
     slices: int = 1
     """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
 
@@ -51,8 +49,7 @@ class Bf16Config(GemmConfig):
     def name(self) -> str:
         """Short, for people: such as "bf16 nt 128x256/m2 bf16+c"."""
         slices = f" of {self.slices} slices" if self.walks_slices else ""
-        few = f" few {self.few_rows}" if self.few_rows else ""
-        return f"bf16 {self.majors.name} {super().name.removesuffix(' run 1')}{slices}{few}".replace(" run 1 ", " ")
+        return f"bf16 {self.majors.name} {super().name.removesuffix(' run 1')}{slices}".replace(" run 1 ", " ")
 
     @property
     def walks_slices(self) -> bool:
@@ -64,16 +61,6 @@ class Bf16Config(GemmConfig):
         """Registers of a math thread for sums: of a slice, and of those before."""
         sums = self.units_per_warpgroup * (self.unit_n or self.block_n) // 2
         return sums * 2 if self.walks_slices else sums
-
-    @property
-    def slot_rows_of_a(self) -> int:
-        """Rows of A that a slot of the ring holds."""
-        return self.few_rows or self.block_m
-
-    @property
-    def box_rows_of_a(self) -> int:
-        """Rows of A that one TMA load brings at most."""
-        return self.few_rows or super().box_rows_of_a
 
     @property
     def exchange_bytes(self) -> int:
@@ -103,8 +90,6 @@ class Bf16Config(GemmConfig):
         ):
             yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of an {name} whose rows are contiguous"
         yield not (self.majors.a_is_mn and self.rows_are_grouped), "an A with contiguous k where rows are grouped"
-        plain = not (self.groups or self.majors.a_is_mn) and self.block_m == WGMMA_ROWS
-        yield not self.few_rows or (self.few_rows in (16, 32) and plain), "few rows of a plain A in tiles of 64"
         yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
@@ -156,7 +141,6 @@ def bf16_config(
     cluster_n: int = 1,
     cluster_k: int = 1,
     slices: int = 1,
-    few_rows: int = 0,
     min_stages: int = 0,
 ) -> Bf16Config:
     """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile."""
@@ -191,7 +175,6 @@ def bf16_config(
             adds_to_d=output.adds_to_d and cluster_k == 1,
             groups=output.groups,
             majors=majors,
-            few_rows=few_rows,
             slices=slices,
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:

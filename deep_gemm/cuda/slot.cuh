@@ -3,9 +3,8 @@
 #include "config.cuh"
 #include "types.cuh"
 
-// Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned. For few
-// rows a slot may hold fewer of A than a tile has: what the tensor cores read behind them is not stored.
-constexpr uint32_t kABytes = kSlotRowsOfA * kLineBytes, kBBytes = kBlockN * kLineBytes;
+// Operand tiles are rows of 128 bytes, swizzled in atoms of 8 rows: 1024 bytes, to which their addresses are aligned.
+constexpr uint32_t kABytes = kBlockM * kLineBytes, kBBytes = kBlockN * kLineBytes;
 // Scales of A's rows, then those of B's rows if each has one. TMA writes to whole lines of 128 bytes.
 // (BF16 has none, but C++ no array of nothing.)
 constexpr uint32_t kScalesLoaded = kHasScales ? kScaleRows + (kSfbIsPerRow ? kBlockN : 0) : 0;

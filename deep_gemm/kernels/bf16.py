@@ -108,8 +108,6 @@ def why_unfit(config: Bf16Config, p: Asked) -> str | None:
         return f"is for operands that lie otherwise: {config.majors.name}, not {majors_of(p).name}"
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"
-    if config.few_rows and p.a.shape[-2] > config.few_rows:
-        return f"is for up to {config.few_rows} rows"
     if config.slices > ceil_div(p.a.shape[-1], BLOCK_K):
         return f"cuts k into {config.slices} slices, more than there are blocks of {BLOCK_K}"
     return None

@@ -52,7 +52,7 @@ def run(p: DepthsProblem, config: Bf16Config | None = None) -> list[Plan]:
         return []
     groups, m, n = p.d.shape
     if config is None:
-        config = select_bf16_depths(groups, m, n, p.a.shape[0] // groups, output_of(p), gpu_of(device))
+        config = select_bf16_depths(groups, m, n, output_of(p), gpu_of(device))
     if settings().print_configs:
         print(f"deep_gemm: {groups} groups of {m} x {n} run {config.name}", file=sys.stderr)
     plans = plans_of(p, config, num_sms_of(gpu_of(device).num_sms), bf16_gemm.launcher(config, device, get_pdl()))

@@ -79,7 +79,7 @@ using Share = WholeShare;
 DEVICE uint32_t bytes_of_slot(const Params& p, const Tile&) {
   const uint32_t rows = (!kAIsMnMajor && p.m < kBoxRowsOfA ? p.m : kBoxRowsOfA) * kClusterN;
   const uint32_t scales = kHasScales && p.m < kBlockM ? ceil_div(p.m, 4) * 4 : kBlockM;  // 16 bytes are the least that TMA loads
-  return kSlotBytes - (kSlotRowsOfA - rows) * kLineBytes - (kBlockM - scales) * 4;
+  return kSlotBytes - (kBlockM - rows) * kLineBytes - (kBlockM - scales) * 4;
 }
 
 struct TileLoad {
