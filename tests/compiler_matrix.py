@@ -31,7 +31,14 @@ from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.choose.skip_head_mid import reachable_skipping
 from deep_gemm.jit.compiler import Job
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, fp8_mqa_logits, hc_prenorm, linear_decode
+from deep_gemm.kernels import (
+    fp8_gemm,
+    fp8_gemm_decode,
+    fp8_mqa_logits,
+    fp8_paged_mqa_logits,
+    hc_prenorm,
+    linear_decode,
+)
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.tools.gates import violations
@@ -79,6 +86,16 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         )
         for config in choose([each for each in fp8_mqa_logits.reachable_mqa() if each.heads in USUAL_HEADS])
     ]
+    found += [
+        Case(
+            Job(
+                f"fp8_paged_mqa_logits {config.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(config)
+            ),
+            fp8_paged_mqa_logits.code_plan(config),
+        )
+        for config in choose(fp8_paged_mqa_logits.usual_paged())
+    ]
+    # bf16_gemm is not among them yet: NVRTC 12.8 lets its WGMMAs wait for each other (note C7515); it is right, but slow.
     found += [
         Case(
             Job(f"hc_prenorm {config.name}", hc_prenorm.SOURCE, hc_prenorm.headers(config)),
