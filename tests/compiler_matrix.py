@@ -95,7 +95,7 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         )
         for config in choose(fp8_paged_mqa_logits.usual_paged())
     ]
-    # bf16_gemm is not among them yet: NVRTC 12.8 lets its WGMMAs wait for each other (note C7515); it is right, but slow.
+    # bf16_gemm is not among them yet: NVRTC 12.8 lets its WGMMAs wait for each other (note C7515).
     found += [
         Case(
             Job(f"hc_prenorm {config.name}", hc_prenorm.SOURCE, hc_prenorm.headers(config)),
