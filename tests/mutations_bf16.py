@@ -125,7 +125,6 @@ MUTATIONS = [
     Mutation("the last CTA's sums left out", _ONCE, "sender < kClusterK; ++sender", "sender + 1 < kClusterK; ++sender", shows_in=SPLITS),
     Mutation("stored at the sender's rows", _ONCE, "tile.row_m + owner * 16", "tile.row_m + warp * 16", shows_in=SPLITS_C),
     Mutation("stored in the order of CTAs", _ONCE, "(quad_of_cta * kClusterK + rank) * 8", "(rank * kQuadsPerCta + quad_of_cta) * 8", shows_in=SPLITS),
-    Mutation("the producer does not wait for the others", _ONCE, "if (ptx::warp_index() >= kNumMathWarps) ptx::cluster_wait();", "", shows_in=SPLITS),
     # Groups along k
     Mutation("the last group left out", _PARTS, "tiles_of_part * parts.count) return false", "tiles_of_part * (parts.count - 1)) return false", shows_in=DEPTHS),
     Mutation("groups without depth still added", _PARTS, "if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;", "if (kAddsToD && parts.num_k_blocks[tile.part] != 0) return false;", shows_in=ADDING),

@@ -30,6 +30,8 @@ class Trial:
     columns: int | None = None
     seed: int = 0
     schedule: str | None = None
+    hides_block: bool = False
+    """What the table names behind contexts is not in memory."""
 
     @property
     def next_n(self) -> int:
@@ -53,9 +55,18 @@ class Trial:
             shares=self.shares,
             columns=self.columns,
             seed=self.seed,
+            names_last_block=self.hides_block,
         )
         kernel = sim.compile_config(self.config, headers)
-        got = sim.run(kernel, self.config, p, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule)
+        got = sim.run(
+            kernel,
+            self.config,
+            p,
+            num_sms=self.num_sms,
+            seed=self.seed,
+            schedule=self.schedule,
+            hidden_blocks=int(self.hides_block),
+        )
         wrong = mistakes(p, got)
         if wrong is not None:
             raise ValueError(wrong)
@@ -78,6 +89,7 @@ TRIALS = [
     Trial(one_token([2900, 1500]), 64, 128, page=32, shares=1, seed=4, schedule="late_loads"),
     Trial(((900, 901, 902, 903), (10, 0, 300, 128)), 64, 64, num_sms=4, seed=5),
     Trial(one_token([300, -5, 90]), 64, 32, columns=100, seed=6, schedule="slow_lanes"),
+    Trial(one_token([1100, 0, 30]), 16, 32, page=32, shares=1, num_sms=1, columns=1160, seed=8, hides_block=True),
     Trial(tokens(2, [500, 1300, 90, 260]), 104, 32, shares=3, num_sms=3, seed=7, schedule="slow_warps"),
 ]
 
@@ -124,6 +136,13 @@ MUTATIONS = [
         "",
     ),
     # what the producer asks for
+    Mutation("pages behind the context are loaded", _K, "held = page * kPage < keys ? held : p.cache_blocks;", ";"),
+    Mutation(
+        "the next entries are not cut",
+        _K,
+        "        entries = next;\n        entries.cut(p, keys);\n",
+        "        entries = next;\n",
+    ),
     Mutation(
         "pages of the last keys are left out",
         _K,

@@ -30,15 +30,20 @@ def problem(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     device: str = "cpu",
+    names_last_block: bool = False,
 ) -> PagedLogits:
-    """Random operands; `room` bytes between blocks. Pages lie in any order, and entries behind are garbage."""
+    """Random operands; `room` bytes between blocks. Pages lie in any order, and entries behind are garbage.
+
+    Or they name the last block, in which no page lies.
+    """
     g = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(contexts, dtype=torch.int32)
     sequences = len(contexts)
     longest = lengths.reshape(sequences, -1).amax(1).clamp(min=0) if sequences else lengths
     pages = -(-longest // page)
     most, blocks = int(pages.max()) + 1 if sequences else 1, int(pages.sum()) + 3
-    order, table = torch.randperm(blocks, generator=g).int(), torch.full((sequences, most + 2), GARBAGE).int()
+    order = torch.randperm(blocks - names_last_block, generator=g).int()
+    table = torch.full((sequences, most + 2), blocks - 1 if names_last_block else GARBAGE).int()
     taken = 0
     for sequence, count in enumerate(pages.tolist()):
         table[sequence, :count] = order[taken : taken + count]

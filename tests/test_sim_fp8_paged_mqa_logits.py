@@ -59,6 +59,14 @@ def test_context_0() -> None:
     check(problem([[0, 0], [5, 0], [0, 0], [0, 300]], 2, 64, 32))
 
 
+def test_pages_beyond_the_context_are_never_read() -> None:
+    """The table names a block there that is not in memory, and rows of logits go on."""
+    for page, next_n in ((32, 1), (64, 2)):
+        p = problem([[1100] * next_n, [0] * next_n], next_n, 16, 32, page=page, columns=1160, names_last_block=True)
+        config = config_of(p)
+        assert mistakes(p, sim.run(compiled(config), config, p, num_sms=2, hidden_blocks=1)) is None
+
+
 def test_many_sequences_some_without_keys() -> None:
     """More than a warp looks at together, in shares that end in the middle of a sequence."""
     contexts = [[(i * 97) % 400 if i % 3 else 0] for i in range(75)]

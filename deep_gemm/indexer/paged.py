@@ -58,7 +58,8 @@ def fp8_paged_mqa_logits(
     - `weights`: FP32 `[sequences * next_n, heads]`.
     - `context_lens`: int32 `[sequences, next_n]`: token t has the keys j < context_lens[b, t]; or `[sequences]`, of all
       tokens of a sequence. 0 is allowed.
-    - `block_table`: int32 `[sequences, pages]`: where each page is. Entries behind the context are not read.
+    - `block_table`: int32 `[sequences, pages]`: where each page is. Entries behind the context may be anything; the
+      pages that they name are not read.
     - `schedule_meta`: of `get_paged_mqa_logits_metadata` for these contexts, for all SMs, or for half as many.
     - `clean_logits`: must be False. Logits behind a context are undefined.
 

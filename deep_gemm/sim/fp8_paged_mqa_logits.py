@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,11 +40,16 @@ def run(
     seed: int = 0,
     schedule: str | None = None,
     truncate: bool = False,
+    hidden_blocks: int = 0,
 ) -> Tensor:
-    """Compute the logits on simulated SMs. What the kernel leaves unwritten is NaN."""
+    """Compute the logits on simulated SMs. What the kernel leaves unwritten is NaN.
+
+    So many of the cache's last blocks are not in memory: whoever reads one is found out.
+    """
     columns = p.logits.shape[1]
     whole = torch.full((p.logits.shape[0], p.logits.stride(0)), torch.nan, dtype=p.logits.dtype)
     given = dict(zip(p._fields[:-1], p[:-1], strict=True))
+    given["cache"] = p.cache[: len(p.cache) - hidden_blocks]
     buffers = {
         name: Buffer(
             flat_memory(x),
@@ -57,8 +63,10 @@ def run(
     launcher: Any = Launcher(
         simulation, kernel, fp8_paged_mqa_logits.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
     )
-    placed = [simulation.tensor(name, x) for name, x in given.items()]
-    problem = PagedLogits._make([*placed, simulation.tensor("logits", whole)[:, :columns]])
+    placed: dict[str, Any] = {name: simulation.tensor(name, x) for name, x in given.items()}
+    memory = placed["cache"]
+    placed["cache"] = SimpleNamespace(data_ptr=memory.data_ptr, stride=memory.stride, shape=p.cache.shape)
+    problem = PagedLogits(**placed, logits=simulation.tensor("logits", whole)[:, :columns])
     splits = fp8_paged_mqa_logits.splits_of(p, num_sms)
     params = fp8_paged_mqa_logits.params_of(config, launcher, problem, splits)
     launch(launcher, params, fp8_paged_mqa_logits.grid(p, splits), -1)
