@@ -79,8 +79,8 @@ class Tile(NamedTuple):
             return False
         if majors.a_is_mn and self.block_m // self.cluster_n % WGMMA_ROWS:
             return False
-        if majors.a_is_mn and self.block_m * self.block_n > 256 * 128:
-            return False  # its descriptors take two registers more than the accumulators leave
+        if majors.a_is_mn and self.block_m * self.block_n > 256 * 128:  # a register is spilled
+            return False
         sums = 2 if slices > 1 and not self.splits else 1
         warpgroups = MATH_WARPGROUPS[self.block_m]
         return sums * self.block_m * self.block_n // (warpgroups * 128) <= MAX_ACCUMULATORS[warpgroups]
