@@ -24,7 +24,7 @@ def features(config: PagedConfig) -> Iterator[Hashable]:
 
 
 def chosen() -> Sequence[PagedConfig]:
-    """Fewer than of other kernels in CI: all pairs of settings are more than a hundred."""
+    """In CI those of models rather than every two values: fewer, and forms that are in use."""
     reachable = fp8_paged_mqa_logits.reachable_paged()
     return covering(reachable, features) if THOROUGH and not ALL else configurations(reachable)
 
