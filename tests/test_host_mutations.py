@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from host_mutations import MUTATIONS, TRIALS, Mutation, why_noticed
-from thorough import one_in
+from thorough import mutations
 
 
 @pytest.mark.host_compiler
@@ -14,7 +14,7 @@ def test_the_host_as_it_is_passes(trial: str) -> None:
 
 
 @pytest.mark.host_compiler
-@pytest.mark.parametrize("mutation", one_in(3, MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", mutations(MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_host_is_noticed(mutation: Mutation) -> None:
     mutation.text()
     told = [why_noticed(mutation, trial) for trial in mutation.trials]

@@ -10,7 +10,7 @@ import mutations_cast_tiles
 import pytest
 from cast_rows_cases import Case
 from helpers import assert_caught
-from thorough import one_in
+from thorough import mutations, one_in
 
 from deep_gemm.sim.mutate import Mutation
 
@@ -27,7 +27,7 @@ def test_the_unbroken_cast_of_rows_passes(trial: Case) -> None:
     trial.run(trial.headers())
 
 
-@pytest.mark.parametrize(("mutation", "trials"), one_in(3, MUTATIONS), ids=lambda given: getattr(given, "name", ""))
+@pytest.mark.parametrize(("mutation", "trials"), mutations(MUTATIONS), ids=lambda given: getattr(given, "name", ""))
 def test_a_broken_cast_of_rows_is_noticed(mutation: Mutation, trials: list[Case]) -> None:
     assert_caught(mutation, trials)
 
@@ -37,6 +37,6 @@ def test_the_unbroken_cast_of_tiles_passes(trial: mutations_cast_tiles.Trial) ->
     trial.run(trial.headers())
 
 
-@pytest.mark.parametrize("mutation", one_in(3, mutations_cast_tiles.MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", mutations(mutations_cast_tiles.MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_cast_of_tiles_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, mutations_cast_tiles.TRIALS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import assert_caught
 from mutations_fp8_gemm_decode import MUTATIONS, TRIALS, Trial
-from thorough import one_in
+from thorough import mutations, one_in
 
 from deep_gemm.sim.mutate import Mutation
 
@@ -17,6 +17,6 @@ def test_the_unbroken_kernel_passes(trial: Trial) -> None:
     trial.run(trial.headers())
 
 
-@pytest.mark.parametrize("mutation", one_in(3, MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", mutations(MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_kernel_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import assert_caught
 from mutations_lay_scales import MUTATIONS, TRIALS, Trial
-from thorough import one_in
+from thorough import mutations
 
 from deep_gemm.sim.mutate import Mutation
 
@@ -17,6 +17,6 @@ def test_the_unbroken_kernel_passes(trial: Trial) -> None:
     trial.run(trial.headers())
 
 
-@pytest.mark.parametrize("mutation", one_in(3, MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", mutations(MUTATIONS), ids=lambda mutation: mutation.name)
 def test_broken_copies_are_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)

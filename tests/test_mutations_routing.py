@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import assert_caught
 from mutations_routing import GATHER_MUTATIONS, GATHER_TRIALS, ROUTE_MUTATIONS, ROUTE_TRIALS, GatherTrial, RouteTrial
-from thorough import one_in
+from thorough import mutations
 
 from deep_gemm.sim.mutate import Mutation
 
@@ -17,11 +17,11 @@ def test_the_unbroken_kernel_passes(trial: RouteTrial | GatherTrial) -> None:
     trial.run(trial.headers())
 
 
-@pytest.mark.parametrize("mutation", one_in(3, ROUTE_MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", mutations(ROUTE_MUTATIONS), ids=lambda mutation: mutation.name)
 def test_broken_routing_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, ROUTE_TRIALS)
 
 
-@pytest.mark.parametrize("mutation", one_in(3, GATHER_MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", mutations(GATHER_MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_sum_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, GATHER_TRIALS)
