@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar, NamedTuple
 
 from ..problem.layout import align, ceil_div
-from .config import CHUNK_ELEMENTS, EMPTY_BYTES, RASTER_GROUP, SHARED_BYTES_LIMIT, WGMMA_ROWS, GemmConfig
-from .config_of_tile import MATH_WARPGROUPS
+from .config import CHUNK_ELEMENTS, EMPTY_BYTES, SHARED_BYTES_LIMIT, WGMMA_ROWS, GemmConfig
+from .config_of_tile import MATH_WARPGROUPS, deepest, raster_group
 from .output import Groups, Output
 
 BLOCK_K = 64
 """BF16 values of a k-block."""
-MAX_STAGES = 16
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for sums, by math warpgroups."""
 
@@ -169,7 +168,7 @@ def bf16_config(
             panel_columns=panel_columns,
             panels_per_store=panels if whole else 1,
             num_store_buffers=1 if whole else buffered,
-            raster_group=RASTER_GROUP * 2 if block_n >= 2 * block_m * cluster_m else RASTER_GROUP,
+            raster_group=raster_group(block_m, block_n, cluster_m),
             output_is_fp32=output.is_fp32,
             with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
             adds_to_d=output.adds_to_d and cluster_k == 1,
@@ -179,11 +178,4 @@ def bf16_config(
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
             break
-    if config.rows_are_grouped and config.has_wide_panels:  # D's map has no dimension left: as many bytes at a time
-        config = replace(config, panel_columns=panel_columns // 2, panels_per_store=config.panels_per_store * 2)
-    while config.num_stages < MAX_STAGES:
-        deeper = replace(config, num_stages=config.num_stages + 1)
-        if deeper.shared_bytes > SHARED_BYTES_LIMIT:
-            break
-        config = deeper
-    return config
+    return deepest(config)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd
+from typing import TypeVar
 
 from ..problem.layout import ceil_div
 from .config import BLOCK_K, RASTER_GROUP, SHARED_BYTES_LIMIT, WGMMA_ROWS, GemmConfig
 from .output import Groups, Output
 
+C = TypeVar("C", bound=GemmConfig)
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for totals and partial sums, by math warpgroups; the rest is for addresses and scales."""
 MATH_WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
@@ -71,7 +73,7 @@ def tile_config(
             panel_columns=panel_columns,
             panels_per_store=panels if whole else 1,
             num_store_buffers=1 if whole else buffered,
-            raster_group=_raster_group(block_m, block_n, cluster_m),
+            raster_group=raster_group(block_m, block_n, cluster_m),
             output_is_fp32=output.is_fp32,
             with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
             adds_to_d=output.adds_to_d and cluster_k == 1,
@@ -79,8 +81,14 @@ def tile_config(
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
             break
+    return deepest(config)
+
+
+def deepest(config: C) -> C:
+    """Give a configuration as many stages as fit, and panels that D's map can hold."""
     if config.rows_are_grouped and config.has_wide_panels:  # D's map has no dimension left: as many bytes at a time
-        config = replace(config, panel_columns=panel_columns // 2, panels_per_store=config.panels_per_store * 2)
+        panels = config.panels_per_store * 2
+        config = replace(config, panel_columns=config.panel_columns // 2, panels_per_store=panels)
     while config.num_stages < MAX_STAGES:
         deeper = replace(config, num_stages=config.num_stages + 1)
         if deeper.shared_bytes > SHARED_BYTES_LIMIT:
@@ -89,7 +97,7 @@ def tile_config(
     return config
 
 
-def _raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
+def raster_group(block_m: int, block_n: int, cluster_m: int) -> int:
     """How many tiles along m are taken before the raster moves on along n.
 
     The tiles in flight on 132 SMs read least from DRAM if together they are about as high as wide: with 8 where one is

@@ -65,7 +65,7 @@ DEVICE uint32_t keys_of_token(const PagedParams& p, uint32_t sequence, uint32_t 
   return keys < p.most_keys ? keys : p.most_keys;
 }
 
-// Of the token that has most.
+// Keys of the token that has most.
 DEVICE uint32_t keys_of_sequence(const PagedParams& p, uint32_t sequence) {
   uint32_t most = 0;
   if (sequence >= p.sequences) return 0;
@@ -150,7 +150,7 @@ struct SequenceLoad {
 struct Entries {
   uint32_t held, page;
 
-  // Of blocks from `first` on, as many as the rows of the table have room for: contexts need not be known.
+  // Loads entries of blocks from `first` on, as far as the table's rows reach: contexts need not be known.
   DEVICE void load(const PagedParams& p, uint32_t sequence, uint32_t first, uint32_t step, uint32_t lane) {
     page = (first + lane / kPages * step) * kPages + lane % kPages;
     held = page * kPage < p.most_keys ? ptx::ld_global_b32(p.table + sequence * p.table_pitch + page) : p.cache_blocks;
@@ -186,7 +186,7 @@ DEVICE void load_share(const PagedParams& p, SharedStorage& shared, uint32_t lan
   const ptx::Uint2 end = ptx::ld_global_v2_b32(p.schedule + share * 2 + 2);
   RingPosition at;
   SlotPosition slot_at;
-  // Of the first sequence, beside the contexts.
+  // The first sequence's entries are loaded beside the contexts.
   Entries entries;
   if (begin.x < p.sequences) entries.load(p, begin.x, begin.y * kSegmentBlocks + half, p.splits, lane);
   // Lanes look at 32 sequences at a time, since padding of a batch has sequences without keys.

@@ -186,7 +186,7 @@ def code_plan(config: PagedConfig) -> CodePlan:
         roles=((WARPGROUP_THREADS, PRODUCER_REGISTERS), (math_threads, config.math_registers)),
         shared_bytes=config.shared_bytes,
         qgmma=config.products,
-        tma_loads=config.units + 4,  # q of each unit; keys and scales, with waiting and without
+        tma_loads=config.units + 4,  # q of each unit; keys and scales, ahead of weights and behind
         multicast_loads=0,
     )
 

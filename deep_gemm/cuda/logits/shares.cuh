@@ -12,8 +12,8 @@
 
 constexpr uint32_t kNumWarps = kNumThreads / 32, kSteps = 0, kFills = 1;
 
-// Of a tile, in blocks: its ranges are waited for, then its weights and queries. With more CTAs than tiles each CTA begins one
-// or two, whatever counts.
+// Cost of beginning a tile, in blocks: ranges are waited for, then weights and queries. If there are fewer tiles than CTAs, each
+// CTA begins one or two, whatever counts.
 constexpr uint32_t kStepsOfBeginning = 1;
 
 DEVICE uint32_t cost_of_tile(const MqaParams& p) { return num_tiles(p) > ptx::grid_size() ? kStepsOfBeginning : 0; }
