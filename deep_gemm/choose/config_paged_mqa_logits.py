@@ -75,11 +75,28 @@ class PagedConfig:
         return (self.num_math_warpgroups + 1) * WARPGROUP_THREADS
 
     @property
-    def math_registers(self) -> int:
-        """Registers of a math thread: what the producer leaves, in eights."""
+    def registers_at_launch(self) -> int:
+        """Registers of each thread before any gives up some."""
+        return REGISTERS_PER_SM // self.num_threads // 8 * 8
+
+    @property
+    def needed_registers(self) -> int:
+        """Registers that a math thread needs, as far as can be told."""
+        return self.columns + self.units * align(self.columns, 16) // 4 + OTHER_REGISTERS
+
+    @property
+    def producer_registers(self) -> int | None:
+        """What the producer keeps; None if nobody needs what it would give up: it is slower with few."""
+        return None if self.needed_registers <= self.registers_at_launch else PRODUCER_REGISTERS
+
+    @property
+    def math_registers(self) -> int | None:
+        """Registers of a math thread: what the producer leaves, in eights; None if that gives up none."""
+        if self.producer_registers is None:
+            return None
         threads = self.num_math_warpgroups * WARPGROUP_THREADS
-        at_launch = REGISTERS_PER_SM // self.num_threads // 8 * 8 * self.num_threads
-        return min((at_launch - PRODUCER_REGISTERS * WARPGROUP_THREADS) // threads // 8 * 8, 248)
+        left = self.registers_at_launch * self.num_threads - self.producer_registers * WARPGROUP_THREADS
+        return min(left // threads // 8 * 8, 248)
 
     @property
     def ctas_per_sm(self) -> int:
@@ -121,8 +138,8 @@ class PagedConfig:
         yield self.next_n * self.heads <= MAX_COLUMNS, f"tokens x heads up to {MAX_COLUMNS}"
         yield self.output_bytes in (2, 4), "logits in FP32 or BF16"
         yield self.num_math_warpgroups == 2, "2 math warpgroups, which have the keys of half a segment"
-        registers = self.columns + self.units * align(self.columns, 16) // 4 + OTHER_REGISTERS
-        yield registers <= self.math_registers, f"{registers} of {self.math_registers} registers"
+        registers = self.math_registers or self.registers_at_launch
+        yield self.needed_registers <= registers, f"{self.needed_registers} of {registers} registers"
         yield self.num_stages >= 3, "at least 3 stages"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
@@ -144,8 +161,8 @@ class PagedConfig:
             "kNumMathWarpgroups": self.num_math_warpgroups,
             "kNumMathWarps": self.num_math_warpgroups * 4,
             "kNumThreads": self.num_threads,
-            "kProducerRegisters": PRODUCER_REGISTERS,
-            "kMathRegisters": self.math_registers,
+            "kProducerRegisters": self.producer_registers or 0,
+            "kMathRegisters": self.math_registers or 0,
             "kSharedBytes": self.shared_bytes,
         }
         constants = [f"constexpr uint32_t {name} = {value};" for name, value in numbers.items()]

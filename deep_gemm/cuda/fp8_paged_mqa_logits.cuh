@@ -7,9 +7,9 @@
 //                          for each block:           full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
 //
 // It is bound by memory: a CTA keeps 100 KB of keys on their way, and goes from one sequence to the next without
-// waiting. The keys of a sequence are loaded once for all its tokens. What each CTA does is said by the schedule that
-// plan_paged_contexts has made: from one (sequence, segment of 256 keys) to the next. A share that two CTAs have is
-// split by halves of segments.
+// waiting. The keys of a sequence are loaded once for all its tokens, and leave the L2 first. What each CTA does is said by
+// the schedule that plan_paged_contexts has made: from one (sequence, segment of a block of keys) to the next. Of a share
+// that two CTAs have, each takes every other block.
 #pragma once
 #include "config.cuh"
 #include "logits/paged_params.cuh"
@@ -23,11 +23,12 @@
 #include "ring.cuh"
 
 using Unit = LogitUnit<kUnitTokens, kHeads, kDepth>;
-constexpr uint32_t kSlots = 2, kPages = kBlockKeys / kPage, kSegmentBlocks = kSegmentKeys / kBlockKeys;
+constexpr uint32_t kSlots = 2, kPages = kBlockKeys / kPage;
 constexpr uint32_t kKeysBytes = kBlockKeys * kDepth, kSlotBytes = kKeysBytes + kBlockKeys * 4;
 constexpr uint32_t kBlocksAhead = 2;  // of a sequence's weights
 constexpr uint32_t kColumns = kUnits * Unit::kColumns, kTokens = kUnits * kUnitTokens;
-static_assert(32 % kPages == 0 && kSegmentBlocks == 2, "a warp holds entries of whole blocks; two CTAs halve a segment");
+static_assert(32 % kPages == 0, "a warp holds entries of whole blocks");
+static_assert(kSegmentKeys == kBlockKeys, "a segment of the schedule is a block");
 
 // Where a token's logits go: keys 0..length - 1. 0 for what is no token.
 struct TokenRow {
@@ -172,34 +173,43 @@ DEVICE void load_blocks(const PagedParams& p, SharedStorage& shared, const Block
     if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, kSlotBytes);
     ptx::syncwarp();
     if (lane < kPages) {
-      ptx::tma_load_3d(&p.map_keys, full, shared.keys[at.stage] + lane * (kPage * kDepth), 0, 0, entry);
-      ptx::tma_load_2d(&p.map_scales, full, shared.scales[at.stage] + lane * kPage, 0, entry);
+      ptx::tma_load_3d_evict_first(&p.map_keys, full, shared.keys[at.stage] + lane * (kPage * kDepth), 0, 0, entry);
+      ptx::tma_load_2d_evict_first(&p.map_scales, full, shared.scales[at.stage] + lane * kPage, 0, entry);
     }
     ptx::syncwarp();
   }
 }
 
+// What the schedule says of this CTA: the sequences and segments where its share begins and ends.
+struct Share {
+  ptx::Uint2 begin, end;
+
+  DEVICE void load(const PagedParams& p) {
+    const int32_t* row = p.schedule + ptx::block_index() / p.splits * 2;
+    begin = ptx::ld_global_v2_b32(row), end = ptx::ld_global_v2_b32(row + 2);
+  }
+};
+
 // Producer, one warp.
-DEVICE void load_share(const PagedParams& p, SharedStorage& shared, uint32_t lane) {
-  const uint32_t share = ptx::block_index() / p.splits, half = ptx::block_index() % p.splits;
-  const ptx::Uint2 begin = ptx::ld_global_v2_b32(p.schedule + share * 2);
-  const ptx::Uint2 end = ptx::ld_global_v2_b32(p.schedule + share * 2 + 2);
+DEVICE void load_share(const PagedParams& p, SharedStorage& shared, const Share& share, uint32_t lane) {
+  const ptx::Uint2 begin = share.begin, end = share.end;
+  const uint32_t half = ptx::block_index() % p.splits;
   RingPosition at;
   SlotPosition slot_at;
   // The first sequence's entries are loaded beside the contexts.
   Entries entries;
-  if (begin.x < p.sequences) entries.load(p, begin.x, begin.y * kSegmentBlocks + half, p.splits, lane);
+  if (begin.x < p.sequences) entries.load(p, begin.x, begin.y + half, p.splits, lane);
   // Lanes look at 32 sequences at a time, since padding of a batch has sequences without keys.
 #pragma unroll 1
   for (uint32_t window = begin.x; window <= end.x && window < p.sequences; window += 32) {
     const uint32_t keys_of_lane = window + lane <= end.x ? keys_of_sequence(p, window + lane) : 0;
 #pragma unroll 1
-    for (uint32_t in_window = 0; in_window < 32; ++in_window) {
+    for (uint32_t left = ptx::ballot_sync(keys_of_lane != 0); left; left &= left - 1) {
+      const uint32_t in_window = ptx::popc((left & (0 - left)) - 1);  // the lowest of those that are left
       const uint32_t sequence = window + in_window, keys = ptx::shfl_sync(keys_of_lane, in_window);
-      if (keys == 0) continue;
       const uint32_t first_segment = sequence == begin.x ? begin.y : 0, all = ceil_div(keys, kBlockKeys);
-      Blocks blocks = {first_segment * kSegmentBlocks + half, all, p.splits};
-      if (sequence == end.x && end.y * kSegmentBlocks < all) blocks.end = end.y * kSegmentBlocks;
+      Blocks blocks = {first_segment + half, all, p.splits};
+      if (sequence == end.x && end.y < all) blocks.end = end.y;
       if (blocks.count() == 0) continue;
       if (sequence != begin.x) entries.load(p, sequence, blocks.first, blocks.step, lane);
       ptx::mbarrier_wait_parity(&shared.q_empty[slot_at.slot], slot_at.parity ^ 1);
@@ -341,17 +351,19 @@ KERNEL(kNumThreads, 1) fp8_paged_mqa_logits(GRID_CONSTANT PagedParams p) {
     }
     shared.ring.init();
   }
-  ptx::syncthreads();
   ptx::griddepcontrol_wait();
+  Share share = {};
+  if (ptx::warp_index() == kNumMathWarps) share.load(p);  // on its way while barriers are initialized
+  ptx::syncthreads();
 
   if (warpgroup == kNumMathWarpgroups) {
-    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if constexpr (kProducerRegisters != 0) ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0) {
-      load_share(p, shared, lane);
+      load_share(p, shared, share, lane);
       ptx::griddepcontrol_launch_dependents();
     }
   } else {
-    ptx::setmaxnreg_inc<kMathRegisters>();
+    if constexpr (kProducerRegisters != 0) ptx::setmaxnreg_inc<kMathRegisters>();
     multiply_share(p, shared, warpgroup, warp, lane);
   }
 }

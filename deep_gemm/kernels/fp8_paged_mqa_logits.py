@@ -15,7 +15,6 @@ from ..choose.config_paged_mqa_logits import (
     MAX_COLUMNS,
     MAX_NEXT_N,
     PAGES,
-    PRODUCER_REGISTERS,
     PagedConfig,
     paged_config,
 )
@@ -183,7 +182,7 @@ def code_plan(config: PagedConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of. It writes logits by ordinary stores."""
     math_threads = WARPGROUP_THREADS * config.num_math_warpgroups
     return CodePlan(
-        roles=((WARPGROUP_THREADS, PRODUCER_REGISTERS), (math_threads, config.math_registers)),
+        roles=((WARPGROUP_THREADS, config.producer_registers), (math_threads, config.math_registers)),
         shared_bytes=config.shared_bytes,
         qgmma=config.products,
         tma_loads=config.units + 4,  # q of each unit; keys and scales, ahead of weights and behind

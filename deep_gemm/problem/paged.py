@@ -16,8 +16,8 @@ from .tracing import has_memory
 MAX_NEXT_N, MAX_COLUMNS = 4, 256
 PAGES = (32, 64)
 SCALE_BYTES = 4
-SEGMENT_KEYS = 256
-"""Keys of a segment, by which a schedule counts."""
+SEGMENT_KEYS = 128
+"""Keys of a segment, by which a schedule counts: a block of the kernel, so that few keys still reach many SMs."""
 MAX_SHARES = 1 << 16
 
 

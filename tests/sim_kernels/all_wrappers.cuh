@@ -38,8 +38,10 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   // TMA
   ptx::prefetch_tensormap(&map);
   ptx::tma_load_2d(&map, barrier, tile, 1, 2);
+  ptx::tma_load_2d_evict_first(&map, barrier, tile, 1, 2);
   ptx::tma_load_2d_multicast(&map, barrier, tile, 1, 2, 3);
   ptx::tma_load_3d(&map, barrier, tile, 1, 2, 3);
+  ptx::tma_load_3d_evict_first(&map, barrier, tile, 1, 2, 3);
   ptx::tma_load_3d_multicast(&map, barrier, tile, 1, 2, 3, 3);
   ptx::tma_load_4d(&map, barrier, tile, 1, 2, 3, 4);
   ptx::tma_prefetch_2d(&map, 1, 2);

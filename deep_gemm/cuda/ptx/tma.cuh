@@ -21,6 +21,13 @@ DEVICE void prefetch_tensormap(const TensorMap* map) {
 // barrier that tells the issuing thread. (PTX ISA, "Async proxy".)
 DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// An access policy for the L2. (PTX ISA, "createpolicy".) Not volatile: one for all loads will do.
+DEVICE uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // ---- Loads: the landing bytes are subtracted from what `barrier` expects.
 
 DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
@@ -28,6 +35,15 @@ DEVICE void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destinati
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
           smem_address(destination)),
       "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1)
+      : "memory");
+}
+
+// The same for what is read once: it is the first to leave the L2.
+DEVICE void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(destination)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "l"(evict_first_policy())
       : "memory");
 }
 
@@ -48,6 +64,15 @@ DEVICE void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destinati
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(destination)),
       "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+
+DEVICE void tma_load_3d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
+                                    int32_t c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(smem_address(destination)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "l"(evict_first_policy())
       : "memory");
 }
 

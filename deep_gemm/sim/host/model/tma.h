@@ -213,12 +213,19 @@ void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, i
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
   load_box(map, barrier, destination, {c0, c1}, 1u << self->cta->rank, "tma_load_2d");
 }
+void tma_load_2d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1) {
+  load_box(map, barrier, destination, {c0, c1}, 1u << self->cta->rank, "tma_load_2d_evict_first");
+}
 void tma_load_2d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
                            uint32_t cta_mask) {
   load_box(map, barrier, destination, {c0, c1}, cta_mask, "tma_load_2d_multicast");
 }
 void tma_load_3d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2) {
   load_box(map, barrier, destination, {c0, c1, c2}, 1u << self->cta->rank, "tma_load_3d");
+}
+void tma_load_3d_evict_first(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1,
+                             int32_t c2) {
+  load_box(map, barrier, destination, {c0, c1, c2}, 1u << self->cta->rank, "tma_load_3d_evict_first");
 }
 void tma_load_3d_multicast(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
                            uint32_t cta_mask) {
