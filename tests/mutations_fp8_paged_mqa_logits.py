@@ -91,6 +91,8 @@ TRIALS = [
     Trial(one_token([300, -5, 90]), 64, 32, columns=100, seed=6, schedule="slow_lanes"),
     Trial(one_token([1100, 0, 30]), 16, 32, page=32, shares=1, num_sms=1, columns=1160, seed=8, hides_block=True),
     Trial(tokens(2, [500, 1300, 90, 260]), 104, 32, shares=3, num_sms=3, seed=7, schedule="slow_warps"),
+    Trial(tokens(2, [(i * 61) % 500 for i in range(40)]), 16, 32, shares=3, num_sms=3, seed=9),
+    Trial(one_token([300] * 17 + [900] * 15), 16, 32, shares=5, num_sms=5, seed=10),
 ]
 
 _K = "fp8_paged_mqa_logits.cuh"
@@ -154,7 +156,7 @@ MUTATIONS = [
     Mutation(
         "the first entries are those of the sequence's begin",
         _K,
-        "entries.load(p, begin.x, begin.y * kSegmentBlocks + half,",
+        "entries.load(p, begin.x, begin.y + half,",
         "entries.load(p, begin.x, half,",
     ),
     Mutation(
@@ -202,9 +204,17 @@ MUTATIONS = [
     Mutation(
         "both CTAs of a share take all",
         _K,
-        "Blocks blocks = {first_segment * kSegmentBlocks + half, all, p.splits};",
-        "Blocks blocks = {first_segment * kSegmentBlocks, all, 1};",
+        "Blocks blocks = {first_segment + half, all, p.splits};",
+        "Blocks blocks = {first_segment, all, 1};",
     ),
+    Mutation("more sequences than lanes", _K, "p.sequences <= 32;", "p.sequences <= 75;"),
+    Mutation("sums of half a warp", _K, "distance < 32; distance *= 2", "distance < 16; distance *= 2"),
+    Mutation("lanes below are taken from the other end", _K, "sum += lane >= distance ? below : 0;", "sum += below;"),
+    Mutation("all shares begin with the line", _K, "begin = place(first, sum,", "begin = place(0, sum,"),
+    Mutation("longer shares begin too early", _K, "share * each + (share < longer ? share : longer)", "share * each"),
+    Mutation("no share is longer", _K, "first + each + (share < longer)", "first + each"),
+    Mutation("a share ends behind its sequence", _K, "ptx::ballot_sync(sum <= number)", "ptx::ballot_sync(sum < number)"),
+    Mutation("the sequence with as many bits below", _K, "ptx::popc((left & (0 - left)) - 1)", "ptx::popc(left - 1)"),
     Mutation("both CTAs take the same half", _K, "half = ptx::block_index() % p.splits", "half = 0"),
     Mutation("math warps step as if alone", _K, "step = p.splits * kBlockKeys;", "step = kBlockKeys;"),
     # keys of tokens

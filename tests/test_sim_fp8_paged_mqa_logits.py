@@ -74,6 +74,13 @@ def test_many_sequences_some_without_keys() -> None:
         check(problem(contexts, 1, 16, 32, shares=shares), seed=shares)
 
 
+@pytest.mark.parametrize("sequences", [31, 32, 33])
+def test_shares_that_the_kernel_cuts_and_those_of_a_schedule(sequences: int) -> None:
+    contexts = [[max(length - 1, 0), length] for length in ((i * 61) % 500 for i in range(sequences))]
+    for shares in (2, 5):
+        check(problem(contexts, 2, 16, 32, shares=shares), seed=shares, num_sms=shares)
+
+
 def test_ring_and_tables_go_round() -> None:
     check(problem([[5000], [3000]], 1, 64, 128, page=32, shares=1))
     check(problem([[5000], [3000]], 1, 16, 128, shares=2))

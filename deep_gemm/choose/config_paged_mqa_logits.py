@@ -19,7 +19,7 @@ MAX_COLUMNS = 256
 UNIT_COLUMNS = 128
 """Most columns of a unit, tokens x heads: one WGMMA. With more, the accumulators of two units would not fit."""
 SLOTS = 2
-BYTES_AHEAD = 6 * 128 * 132
+BYTES_AHEAD = 5 * 128 * 132
 """Of keys that a CTA asks for ahead. With more, SMs get unequal parts of the memory's bandwidth, and one ends late."""
 PRODUCER_REGISTERS = 40
 OTHER_REGISTERS = 40

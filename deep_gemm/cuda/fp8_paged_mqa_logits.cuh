@@ -6,7 +6,7 @@
 //   math, 2 warpgroups     for each sequence:        q_full --wait--> blocks --arrive--> q_empty
 //                          for each block:           full --wait--> WGMMA, weigh, reduce --arrive--> empty; store
 //
-// It is bound by memory: a CTA keeps 100 KB of keys on their way, and goes from one sequence to the next without
+// It is bound by memory: a CTA keeps 80 KB of keys on their way, and goes from one sequence to the next without
 // waiting. The keys of a sequence are loaded once for all its tokens, and leave the L2 first. What each CTA does is said by
 // the schedule that plan_paged_contexts has made: from one (sequence, segment of a block of keys) to the next. Of a share
 // that two CTAs have, each takes every other block.
@@ -180,15 +180,50 @@ DEVICE void load_blocks(const PagedParams& p, SharedStorage& shared, const Block
   }
 }
 
-// What the schedule says of this CTA: the sequences and segments where its share begins and ends.
+// The sequences and segments where this CTA's share begins and ends, as the schedule says. Of up to 32 sequences the warp cuts
+// the line of segments itself: it needs their contexts anyway, and so waits for memory once less.
 struct Share {
   ptx::Uint2 begin, end;
+  uint32_t keys;  // of the sequence with this lane's number, if the share is computed
 
-  DEVICE void load(const PagedParams& p) {
-    const int32_t* row = p.schedule + ptx::block_index() / p.splits * 2;
-    begin = ptx::ld_global_v2_b32(row), end = ptx::ld_global_v2_b32(row + 2);
+  DEVICE static bool is_computed(const PagedParams& p) { return p.sequences <= 32; }
+
+  DEVICE void find(const PagedParams& p, uint32_t lane) {
+    const uint32_t share = ptx::block_index() / p.splits, shares = ptx::grid_size() / p.splits;
+    if (!is_computed(p)) {
+      begin = ptx::ld_global_v2_b32(p.schedule + share * 2), end = ptx::ld_global_v2_b32(p.schedule + share * 2 + 2);
+      return;
+    }
+    keys = keys_of_sequence(p, lane);
+    const uint32_t segments = ceil_div(keys, kSegmentKeys);
+    uint32_t sum = segments;  // of the sequences up to this lane's
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+      const uint32_t below = ptx::shfl_sync(sum, lane - distance);
+      sum += lane >= distance ? below : 0;
+    }
+    // The first shares are a segment longer if it does not come out even. (A product as in the schedule would need 64 bits.)
+    const uint32_t total = ptx::shfl_sync(sum, 31), each = total / shares, longer = total - each * shares;
+    const uint32_t first = share * each + (share < longer ? share : longer);
+    begin = place(first, sum, segments);
+    end = place(first + each + (share < longer), sum, segments);
+  }
+
+ private:
+  // Where the segment with this number of all lies. Behind the last one: in the 33rd sequence, which there is not.
+  DEVICE static ptx::Uint2 place(uint32_t number, uint32_t sum, uint32_t segments) {
+    const uint32_t sequence = ptx::popc(ptx::ballot_sync(sum <= number));
+    return {sequence, number - ptx::shfl_sync(sum - segments, sequence)};
   }
 };
+
+// A warp that has nothing else to do: the table, as far as all CTAs together get it by a line for each lane. Its entries
+// are waited for twice, by whoever loads keys of a sequence.
+DEVICE void prefetch_table(const PagedParams& p, uint32_t lane) {
+  constexpr uint32_t kLineEntries = 32;
+  const uint64_t entry = static_cast<uint64_t>(ptx::block_index() * 32 + lane) * kLineEntries;
+  if (entry < p.sequences * p.table_pitch) ptx::prefetch_l2(p.table + entry);
+}
 
 // Producer, one warp.
 DEVICE void load_share(const PagedParams& p, SharedStorage& shared, const Share& share, uint32_t lane) {
@@ -200,9 +235,13 @@ DEVICE void load_share(const PagedParams& p, SharedStorage& shared, const Share&
   Entries entries;
   if (begin.x < p.sequences) entries.load(p, begin.x, begin.y + half, p.splits, lane);
   // Lanes look at 32 sequences at a time, since padding of a batch has sequences without keys.
+  const bool is_computed = Share::is_computed(p);
 #pragma unroll 1
-  for (uint32_t window = begin.x; window <= end.x && window < p.sequences; window += 32) {
-    const uint32_t keys_of_lane = window + lane <= end.x ? keys_of_sequence(p, window + lane) : 0;
+  for (uint32_t window = is_computed ? 0 : begin.x; window <= end.x && window < p.sequences; window += 32) {
+    const uint32_t sequence_of_lane = window + lane;
+    uint32_t keys_of_lane = 0;
+    if (begin.x <= sequence_of_lane && sequence_of_lane <= end.x)
+      keys_of_lane = is_computed ? share.keys : keys_of_sequence(p, sequence_of_lane);
 #pragma unroll 1
     for (uint32_t left = ptx::ballot_sync(keys_of_lane != 0); left; left &= left - 1) {
       const uint32_t in_window = ptx::popc((left & (0 - left)) - 1);  // the lowest of those that are left
@@ -353,7 +392,9 @@ KERNEL(kNumThreads, 1) fp8_paged_mqa_logits(GRID_CONSTANT PagedParams p) {
   }
   ptx::griddepcontrol_wait();
   Share share = {};
-  if (ptx::warp_index() == kNumMathWarps) share.load(p);  // on its way while barriers are initialized
+  // On their way while barriers are initialized.
+  if (ptx::warp_index() == kNumMathWarps) share.find(p, lane);
+  if (ptx::warp_index() == kNumMathWarps + 1) prefetch_table(p, lane);
   ptx::syncthreads();
 
   if (warpgroup == kNumMathWarpgroups) {

@@ -102,6 +102,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   sum += ptx::ld_global_nc_f32(out + 8);
   ptx::cp_async_16(tile, out, 16);
   ptx::cp_async_wait_all();
+  ptx::prefetch_l2(out);
   flags[6] = ptx::ld_global_i32(out + 1) + ptx::ld_global_nc_i32(out + 9) + ptx::ld_global_b32(out + 2);
   ptx::st_global_b32(out, 7);
   ptx::st_global_v2_b32(out, 7, ptx::ld_global_v2_b32(out + 4).y);

@@ -4,6 +4,9 @@
 
 namespace ptx {
 
+// Asks for the line of 128 bytes that has this address, into the L2.
+DEVICE void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory"); }
+
 // ---- Global to shared memory, with no register in between
 
 // 16 bytes, of which the first `bytes` are read and the others are zeros.

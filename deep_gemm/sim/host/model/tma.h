@@ -198,6 +198,7 @@ void tma_store_wait_read(uint32_t pending) {
 
 namespace ptx {
 
+void prefetch_l2(const void*) { ++machine->stats.prefetches; }
 void prefetch_tensormap(const TensorMap* map) {
   check_use_of_map(map, "prefetch_tensormap");
 }

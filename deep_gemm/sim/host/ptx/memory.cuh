@@ -3,6 +3,8 @@
 
 namespace ptx {
 
+void prefetch_l2(const void* address);
+
 void cp_async_16(void* shared, const void* global, uint32_t bytes);
 void cp_async_wait_all();
 
