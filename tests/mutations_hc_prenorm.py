@@ -54,12 +54,14 @@ class Trial:
 
 
 ALONE, PAIR = HcConfig(64, 24, 1, 2, max_stages=4), HcConfig(128, 16, 2, 3, max_stages=3)
-FEW_ROWS = HcConfig(64, 8, 3, 1, max_stages=2)
+FEW_ROWS, MANY_TEAMS = HcConfig(64, 8, 3, 1, max_stages=2), HcConfig(64, 8, 2, 4, max_stages=4)
 TRIALS = [
     Trial(ALONE, 137, 24, 512, 3, 2, 0),
     Trial(FEW_ROWS, 70, 24, 448, 2, 3, 1),
     Trial(PAIR, 300, 16, 384, 2, 2, 8, "slow_lanes"),
     Trial(ALONE, 13, 24, 192, 1, 2, 3, is_special=True),
+    Trial(MANY_TEAMS, 70, 16, 1152, 2, 2, 9, "slow_warps"),
+    Trial(ALONE, 70, 24, 448, 5, 2, 5),
     Trial(ALONE, 70, 24, 1024, 1, 2, 5, "slow_math"),
     Trial(ALONE, 70, 24, 1024, 1, 2, 4, "late_loads"),
     Trial(FEW_ROWS, 137, 24, 448, 1, 3, 6, "slow_cta"),
@@ -78,44 +80,49 @@ MUTATIONS = [
     Mutation(
         "B is split before it has come",
         _K,
-        "      wait_until_loaded(shared.ring, at);\n      split_slot",
-        "      split_slot",
+        "    wait_until_loaded(shared.ring, slot);\n",
+        "",
     ),
     Mutation(
         "B is multiplied before it is split",
         _K,
-        "    ptx::mbarrier_wait_parity(&shared.split[at.stage], at.parity);",
-        "    ",
+        "    ptx::bar_sync(1 + team, kTeamThreads);\n",
+        "",
     ),
-    Mutation("the tensor cores may read old bytes", _K, "      ptx::fence_proxy_async_shared();", "      "),
+    Mutation("the tensor cores may read old bytes", _K, "    ptx::fence_proxy_async_shared();", "    "),
+    Mutation("teams meet at one barrier", _K, "ptx::bar_sync(1 + team, ", "ptx::bar_sync(1, "),
+    Mutation("all teams take the same k-blocks", _K, "unit.k_block + team; k_block", "unit.k_block; k_block"),
+    Mutation("teams walk through all stages", _K, "stage + kTeams, parity", "stage + 1, parity"),
+    Mutation("turns without a k-block are not announced", _K, "        ptx::mbarrier_arrive(full);\n", ""),
+    Mutation("turns without a k-block are not given back", _K, "      release(shared.ring, slot, lane);\n", ""),
     Mutation(
-        "a warp's lanes may not have written",
+        "lanes miss a phase",
         _K,
-        "      ptx::syncwarp();\n      if (lane == 0) ptx::mbarrier_arrive(",
-        "      if (lane == 0) ptx::mbarrier_arrive(",
+        "      ptx::syncwarp();  // all lanes have seen the phase that the release lets end\n",
+        "",
     ),
+    Mutation(
+        "a unit's turns end with its k-blocks",
+        _K,
+        "return k_block + ceil_div(end_k_block - k_block, kTeams) * kTeams;",
+        "return end_k_block;",
+    ),
+    Mutation("teams send in the name of one", _K, "units.rank * kTeams + team, 0,", "units.rank * kTeams, 0,"),
     Mutation(
         "rows are overwritten before all are read",
         _K,
         "  ptx::syncwarp();\n#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const",
         "#pragma unroll\n  for (uint32_t i = 0; i < kSteps; ++i) {\n    const",
     ),
-    Mutation(
-        "groups of splitters take the same slots",
-        _K,
-        "const bool is_mine = turn == group;",
-        "const bool is_mine = turn == 0;",
-    ),
     Mutation("registers are not fenced", _K, "    ptx::wgmma_fence();\n", ""),
-    Mutation("slots are not given back", _K, "    release(shared.ring, at, lane, loaded);\n", ""),
+    Mutation("slots are not given back", _K, "    release(shared.ring, slot, lane, loaded);\n", ""),
     Mutation(
         "slots are given back before the products are done",
         _K,
-        "    ptx::fence_registers(products);\n    ptx::wgmma_wait_group<0>();\n    release(shared.ring, at, lane, loaded);",
-        "    release(shared.ring, at, lane, loaded);\n    ptx::fence_registers(products);\n    ptx::wgmma_wait_group<0>();",
+        "    ptx::fence_registers(products);\n    ptx::wgmma_wait_group<0>();\n    release(shared.ring, slot, lane, loaded);",
+        "    release(shared.ring, slot, lane, loaded);\n    ptx::fence_registers(products);\n    ptx::wgmma_wait_group<0>();",
     ),
     Mutation("products are not waited for", _K, "    ptx::wgmma_wait_group<0>();\n", ""),
-    Mutation("three warps of splitters are waited for", _K, "&shared.split[stage], 4)", "&shared.split[stage], 3)"),
     # numbers
     Mutation("B is cut off", _K, "(bits + 0xfff + (bits >> 13 & 1))", "(bits)"),
     Mutation("the middle is rounded away from zero", _K, "(bits + 0xfff + (bits >> 13 & 1))", "(bits + 0x1000)"),
@@ -150,23 +157,29 @@ MUTATIONS = [
     Mutation(
         "the sums before have not been taken",
         _K,
-        "  if (number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);\n",
+        "  if (kClusterK > 1 && number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);\n",
         "",
     ),
     Mutation(
         "sums are added up before they have come",
         _K,
-        "  ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);\n",
+        "    ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);\n",
+        "    ;\n",
+    ),
+    Mutation(
+        "sums of a CTA alone are added up before all are there",
+        _K,
+        "  else\n    ptx::bar_sync(kTeams + 1, kTeamWarps * 32);\n",
         "",
     ),
     Mutation(
         "sums are given back before all have read them",
         _K,
-        "  ptx::bar_sync(1, kNumMathThreads);\n  if (ptx::thread_index() == 0) {",
-        "  if (ptx::thread_index() == 0) {",
+        "  ptx::bar_sync(kTeams + 1, kTeamWarps * 32);\n  if (kClusterK > 1 && ptx",
+        "  if (kClusterK > 1 && ptx",
     ),
     Mutation(
-        "more sums are not expected", _K, "    expect_chunks<kSums>(&shared.received, units.rank);\n#pragma", "#pragma"
+        "more sums are not expected", _K, "    expect_chunks<kSums, kSenders>(&shared.received, units.rank);\n#pragma", "#pragma"
     ),
     Mutation(
         "one CTA gives back for all",
@@ -177,8 +190,8 @@ MUTATIONS = [
     Mutation(
         "the kernel ahead may still write the operands",
         _K,
-        "    if (ptx::elect_sync()) {\n      ptx::griddepcontrol_wait();",
-        "    if (ptx::elect_sync()) {",
+        "  if (ptx::elect_sync()) {\n    ptx::griddepcontrol_wait();",
+        "  if (ptx::elect_sync()) {",
     ),
     Mutation(
         "the kernel ahead may still read the outputs",
@@ -186,7 +199,7 @@ MUTATIONS = [
         "    ptx::griddepcontrol_wait();\n    multiply_units",
         "    multiply_units",
     ),
-    Mutation("peers may not run yet", _K, "      if (number == 0) ptx::cluster_wait();", "      ;"),
+    Mutation("peers may not run yet", _K, "if (kClusterK > 1 && number == 0) ptx::cluster_wait();", ""),
     Mutation("all CTAs of a cluster have the same blocks", _K, "of_split.first + of_rank.first;", "of_split.first;"),
     Mutation("the last sums are given back too", _K, "  if (is_last) return;", "  if (false) return;"),
     # the way out

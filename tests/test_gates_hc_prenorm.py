@@ -51,8 +51,8 @@ def test_configurations_that_cannot_be() -> None:
         (HcConfig(96, 24), "needs tiles of (64, 128) rows"),
         (HcConfig(64, 20), "needs tiles of (8, 16, 24, 32) columns"),
         (HcConfig(64, 24, 17), "needs clusters of 1 to 16 CTAs"),
-        (HcConfig(64, 24, 1, 5), "needs 1 to 4 groups of splitters"),
-        (HcConfig(64, 24, 1, 2, 1), "needs at least 2 stages"),
+        (HcConfig(64, 24, 1, 9), "needs 1 to 8 teams"),
+        (HcConfig(64, 24, 1, 2, 1), "needs at least a stage for each team"),
     ):
         assert config.why_illegal() == reason
         with pytest.raises(ValueError, match="config: needs"):

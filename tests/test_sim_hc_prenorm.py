@@ -19,7 +19,7 @@ pytestmark = pytest.mark.host_compiler
 
 SHORT, TALL = HcConfig(64, 24, 1, 2, max_stages=4), HcConfig(128, 24, 2, 2, max_stages=4)
 FEW_ROWS, WIDE = HcConfig(64, 8, 3, 1, max_stages=2), HcConfig(64, 32, 4, 3)
-LARGE = HcConfig(64, 16, 16, 2)
+LARGE, TEAMS = HcConfig(64, 16, 16, 2), HcConfig(64, 24, 2, 4, max_stages=8)
 
 
 @cache
@@ -45,6 +45,7 @@ def test_edges_of_shapes(m: int, k: int) -> None:
 def test_all_widths_and_large_clusters() -> None:
     check(WIDE, 70, 32, 640)
     check(LARGE, 13, 16, 1088)
+    check(TEAMS, 137, 24, 1280, 2, num_sms=4)
     check(FEW_ROWS, 70, 8, 320)
 
 

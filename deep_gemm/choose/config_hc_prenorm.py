@@ -8,18 +8,21 @@ from functools import lru_cache
 
 from ..problem.hyper_connections import BLOCK_K, COLUMNS
 from ..problem.layout import align, ceil_div
-from .config import SHARED_BYTES_LIMIT, WARPGROUP_THREADS
+from .config import SHARED_BYTES_LIMIT
 
 BLOCK_M = (64, 128)
 MAX_CLUSTER = 16
 """More than 8 CTAs are not portable: a GPU says whether it runs such a cluster."""
 MAX_STAGES = 16
+MAX_TEAMS = 8
 ROW_BYTES = 128
 """64 elements of A; half of 64 elements of B."""
 AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 4}
 """How many clusters of a size run at a time on an H200, as far as is known: those that are chosen from."""
-INVARIANT_CLUSTER = 4
-BLOCK_US, COLUMN_US = {64: 0.22, 128: 0.293}, 0.0049
+INVARIANT_CLUSTER, INVARIANT_TEAMS = 4, 2
+TEAMS = {64: 4, 128: 2}
+"""Of a tile of so many rows: 16 warps."""
+BLOCK_US, COLUMN_US = {64: 0.12, 128: 0.27}, 0.0069
 """Microseconds that a CTA takes for a k-block of a tile of so many rows, and more for each column."""
 UNIT_US, EXCHANGE_US, CTA_US = {64: 0.3, 128: 0.6}, 0.6, 0.05
 """Microseconds for a unit besides its k-blocks, and for the sums of a cluster and of each of its CTAs."""
@@ -37,24 +40,24 @@ class HcConfig:
     """Rows of B of a tile: all of them, or 8 if rows of A are so few that B is most of the work."""
     cluster: int = 1
     """CTAs that share out the k-blocks of a tile."""
-    splitter_groups: int = 2
-    """Warpgroups that split B, each a k-block at a time."""
+    teams: int = 2
+    """Groups of warps that take k-blocks by turns, each a whole one."""
     max_stages: int = MAX_STAGES
 
     @property
     def name(self) -> str:
-        """Short, for people; such as "128x24/k2"."""
-        return f"{self.block_m}x{self.block_n}/k{self.cluster}"
+        """Short, for people; such as "128x24/k2/t2"."""
+        return f"{self.block_m}x{self.block_n}/k{self.cluster}/t{self.teams}"
 
     @property
     def num_math_warps(self) -> int:
-        """A warpgroup for each 64 rows."""
+        """Warps of a team, a warpgroup for each 64 rows."""
         return self.block_m // 16
 
     @property
     def num_threads(self) -> int:
-        """Threads of a CTA: math warps, splitters, and the producer's warp."""
-        return self.num_math_warps * 32 + self.splitter_groups * WARPGROUP_THREADS + 32
+        """Threads of a CTA: all teams, and the producer's warp."""
+        return self.num_math_warps * 32 * self.teams + 32
 
     @property
     def slot_bytes(self) -> int:
@@ -63,23 +66,21 @@ class HcConfig:
 
     @property
     def exchange_bytes(self) -> int:
-        """What CTAs of the cluster send to this one."""
-        if self.cluster == 1:
-            return 16
+        """What the teams of all CTAs of the cluster send to this one."""
         chunks = (self.block_n // 8 + 1) * self.num_math_warps
-        return self.cluster * ceil_div(chunks, self.cluster) * CHUNK_BYTES
+        return self.cluster * self.teams * ceil_div(chunks, self.cluster) * CHUNK_BYTES
 
     @property
     def num_stages(self) -> int:
-        """K-blocks in shared memory: as many as fit, the same number for each group of splitters."""
+        """K-blocks in shared memory: as many as fit, the same number for each team."""
         left = SHARED_BYTES_LIMIT // 1024 * 1024 - align(self.exchange_bytes, 128) - 16
-        fitting = min(left // (self.slot_bytes + 24), self.max_stages)
-        return fitting // self.splitter_groups * self.splitter_groups
+        fitting = min(left // (self.slot_bytes + 16), self.max_stages)
+        return fitting // self.teams * self.teams
 
     @property
     def shared_bytes(self) -> int:
         """Size of `SharedStorage` in cuda/hc_prenorm.cuh, which asserts that it is the same."""
-        return align(self.num_stages * (self.slot_bytes + 24) + self.exchange_bytes + 16, 1024)
+        return align(self.num_stages * (self.slot_bytes + 16) + self.exchange_bytes + 16, 1024)
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
@@ -89,9 +90,9 @@ class HcConfig:
         yield self.block_m in BLOCK_M, f"tiles of {BLOCK_M} rows"
         yield self.block_n in COLUMNS, f"tiles of {COLUMNS} columns"
         yield 1 <= self.cluster <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
-        yield 1 <= self.splitter_groups <= 4, "1 to 4 groups of splitters"
+        yield 1 <= self.teams <= MAX_TEAMS, f"1 to {MAX_TEAMS} teams"
         yield self.num_threads <= 1024, f"at most 1024 threads, not {self.num_threads}"
-        yield self.num_stages >= 2, "at least 2 stages"
+        yield self.num_stages >= max(self.teams, 2), "at least a stage for each team"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
     def header(self) -> str:
@@ -100,7 +101,7 @@ class HcConfig:
             "kBlockM": self.block_m,
             "kBlockN": self.block_n,
             "kClusterK": self.cluster,
-            "kSplitterGroups": self.splitter_groups,
+            "kTeams": self.teams,
             "kNumStages": self.num_stages,
             "kMulticastCtas": 1,
             "kNumMathWarps": self.num_math_warps,
@@ -149,22 +150,25 @@ def hc_config(
 ) -> HcConfig:
     """Choose the configuration for a problem: of all the one that is estimated to take the least time.
 
-    A row's bits depend on how many CTAs share out k, and on nothing else: with `batch_invariant` always as many do.
+    A row's bits depend on how many teams of how many CTAs share out k, and on nothing else: with `batch_invariant` always
+    as many do.
     """
     clusters = (INVARIANT_CLUSTER,) if batch_invariant else range(1, min(num_sms, max_cluster) + 1)
     return min(
-        (config for config in _candidates(n) if config.cluster in clusters),
+        (config for config in _candidates(n, batch_invariant) if config.cluster in clusters),
         key=lambda config: estimated_us(config, m, n, k, splits, num_sms),
     )
 
 
-@lru_cache(len(COLUMNS))
-def _candidates(n: int) -> tuple[HcConfig, ...]:
+@lru_cache(len(COLUMNS) * 2)
+def _candidates(n: int, batch_invariant: bool) -> tuple[HcConfig, ...]:
     few = COLUMNS[:1] if n > COLUMNS[0] else ()
     tiles = [*((block_m, n) for block_m in BLOCK_M), *((BLOCK_M[0], block_n) for block_n in few)]
-    return tuple(HcConfig(*tile, cluster) for tile in tiles for cluster in AT_ONCE)
+    if batch_invariant:
+        return tuple(HcConfig(*tile, INVARIANT_CLUSTER, INVARIANT_TEAMS) for tile in tiles)
+    return tuple(HcConfig(*tile, cluster, TEAMS[tile[0]]) for tile in tiles for cluster in AT_ONCE)
 
 
 def reachable_hc() -> list[HcConfig]:
     """Every configuration that `hc_config` can give."""
-    return list(dict.fromkeys(config for n in COLUMNS for config in _candidates(n)))
+    return list(dict.fromkeys(c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant)))

@@ -1,16 +1,18 @@
 // The sum over a cluster whose CTAs each accumulated the same tile over their own part of k.
 //
-// Every CTA adds up an equal share of the tile, and it adds in order of rank, which is the order of k: the same bits
+// Every CTA adds up an equal share of the tile, and it adds in order of the senders, which is that of k: the same bits
 // each time. The unit of sharing is a chunk: four accumulators of each lane of a warp, 16 rows by 8 columns, 512 bytes.
 //
 //   chunk number                quad of accumulators * kNumMathWarps + warp
 //   who adds it up              CTA chunk / chunks_per_cta
-//   shared memory of that CTA   exchange[rank of the sender][chunk % chunks_per_cta][lane], 16 bytes each
+//   shared memory of that CTA   exchange[sender][chunk % chunks_per_cta][lane], 16 bytes each
 //
 // A warp writes and reads whole rows of 512 bytes: no bank conflicts. The bytes that arrive complete a phase of the
 // mbarrier `received`, so that nobody waits for more than what he adds up; and as a CTA stays until all has arrived that is
 // sent to it, any may end that has sent and added. Before `send_chunks` all CTAs have initialized theirs and called
 // `expect_chunks`, which a barrier of the cluster has to prove.
+//
+// A CTA without a cluster, whose teams have sums, keeps what it "sends": a barrier of the block has to follow.
 #pragma once
 #include "config.cuh"
 #include "ptx/cluster.cuh"
@@ -23,8 +25,9 @@ DEVICE_CONSTEXPR uint32_t chunks_of_tile(uint32_t accumulators) { return accumul
 DEVICE_CONSTEXPR uint32_t chunks_per_cta(uint32_t accumulators) {
   return ceil_div(chunks_of_tile(accumulators), kClusterK);
 }
-DEVICE_CONSTEXPR uint32_t exchange_floats(uint32_t accumulators) {
-  return kClusterK * chunks_per_cta(accumulators) * kChunkFloats;
+// `senders`: all CTAs, or, where several teams of a CTA have sums of their own, all teams, in the order of k.
+DEVICE_CONSTEXPR uint32_t exchange_floats(uint32_t accumulators, uint32_t senders = kClusterK) {
+  return senders * chunks_per_cta(accumulators) * kChunkFloats;
 }
 
 DEVICE uint32_t chunks_of_rank(uint32_t accumulators, uint32_t rank) {
@@ -34,33 +37,37 @@ DEVICE uint32_t chunks_of_rank(uint32_t accumulators, uint32_t rank) {
 }
 
 // One thread, once for each use of `exchange`.
-template <uint32_t kAccumulators>
+template <uint32_t kAccumulators, uint32_t kSenders = kClusterK>
 DEVICE void expect_chunks(uint64_t* received, uint32_t rank) {
-  ptx::mbarrier_arrive_expect_tx(received, kClusterK * chunks_of_rank(kAccumulators, rank) * kChunkFloats * 4);
+  ptx::mbarrier_arrive_expect_tx(received, kSenders * chunks_of_rank(kAccumulators, rank) * kChunkFloats * 4);
 }
 
 // This CTA's own share goes the same way, so that the additions need no exception. `first` is the cluster's rank of the CTA that
 // counts as 0.
 template <uint32_t kAccumulators>
-DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, uint64_t* received, uint32_t rank,
+DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, uint64_t* received, uint32_t sender,
                         uint32_t first, uint32_t warp, uint32_t lane) {
   constexpr uint32_t kChunks = chunks_per_cta(kAccumulators);
 #pragma unroll
   for (uint32_t i = 0; i < kAccumulators; i += 4) {
     const uint32_t chunk = i / 4 * kNumMathWarps + warp;
-    float* to = exchange + (rank * kChunks + chunk % kChunks) * kChunkFloats + lane * 4;
-    ptx::st_async_v4_f32(to, received, first + chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
+    float* to = exchange + (sender * kChunks + chunk % kChunks) * kChunkFloats + lane * 4;
+    if constexpr (kClusterK > 1)
+      ptx::st_async_v4_f32(to, received, first + chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
+    else
+      ptx::st_shared_v4_b32(to, ptx::bits_of(total[i]), ptx::bits_of(total[i + 1]), ptx::bits_of(total[i + 2]),
+                            ptx::bits_of(total[i + 3]));
   }
 }
 
 // What all CTAs sent of one chunk of this CTA's share.
-template <uint32_t kAccumulators>
+template <uint32_t kAccumulators, uint32_t kSenders = kClusterK>
 DEVICE ptx::Float4 sum_chunk(const float* exchange, uint32_t chunk_of_cta, uint32_t lane) {
   const float* from = exchange + chunk_of_cta * kChunkFloats + lane * 4;
   ptx::Float4 sum = ptx::ld_shared_v4_f32(from);
 #pragma unroll
-  for (uint32_t rank = 1; rank < kClusterK; ++rank) {
-    const ptx::Float4 addend = ptx::ld_shared_v4_f32(from + rank * chunks_per_cta(kAccumulators) * kChunkFloats);
+  for (uint32_t sender = 1; sender < kSenders; ++sender) {
+    const ptx::Float4 addend = ptx::ld_shared_v4_f32(from + sender * chunks_per_cta(kAccumulators) * kChunkFloats);
     sum.x += addend.x, sum.y += addend.y, sum.z += addend.z, sum.w += addend.w;
   }
   return sum;

@@ -1,15 +1,17 @@
 // D = A @ B.T and the sums of squares of A's rows, for A in BF16 and a B of few rows in FP32 that counts as TF32. Memory is the
 // limit: A is read once, so all SMs must load at once, and much at a time.
 //
-//   producer, one thread        for each k-block:  empty --wait--> TMA A, B --bytes--> full
-//   splitters, 4 warps a group  for each k-block:  full --wait--> B: FP32 -> BF16 high and low, in place --arrive--> split
-//   math, 1 or 2 warpgroups     for each k-block:  split --wait--> WGMMA; squares of A --arrive--> empty
-//                               after the last:    high + low, squares --cluster--> sums -> D, sqr_sum
+//   producer, one thread   for each k-block:    empty --wait--> TMA A, B --bytes--> full
+//   teams of 4 or 8 warps  for each k-block of  full --wait--> B: FP32 -> BF16 high and low, in place; WGMMA, and
+//                          a team's own:        squares of A beside it --arrive--> empty
+//                          after the last:      high + low, squares --all teams of a cluster--> sums -> D, sqr_sum
+//
+// A k-block is a chain of latencies, so teams take k-blocks by turns: while one waits, the others work.
 //
 // A number of TF32 has 11 significant bits, so it is exactly the sum of two of BF16, and the tensor cores' BF16 products of A with
-// both are the products of TF32. A, as wide as it came, is never widened. `split` orders the splitters' writes before the
+// both are the products of TF32. A, as wide as it came, is never widened. A team's barrier orders its writes of B before the
 // products that read them; `empty` these products before the next load into the slot; `received` and `taken` a
-// cluster's sums, of which each CTA adds up a share in the order of k.
+// cluster's sums, of which each CTA adds up a share, always in the same order.
 //
 // A unit of work is a tile of D and a part of k: of the caller's splits, one. CTAs of a cluster share out its k-blocks.
 #pragma once
@@ -38,16 +40,20 @@ struct HcParams {
 // A k-block is 64 deep: rows of 128 bytes of A, 256 of B, whose place two rows of 128 bytes take, high and low.
 constexpr uint32_t kBlockK = 64, kRowBytes = 128;
 constexpr uint32_t kABytes = kBlockM * kRowBytes, kBBytes = 2 * kBlockN * kRowBytes;
-constexpr uint32_t kNumMathThreads = kNumMathWarps * 32, kProducerWarp = kNumMathWarps + kSplitterGroups * 4;
+// kNumMathWarps: of a team, each of which has 16 rows.
+constexpr uint32_t kTeamThreads = kNumMathWarps * 32, kTeamWarps = kTeams * kNumMathWarps, kProducerWarp = kTeamWarps;
+constexpr uint32_t kSenders = kClusterK * kTeams;
+static_assert(kNumMathWarps * 16 == kBlockM, "a team has all rows of a tile");
+// Each time round the ring a team has the same stages, so it sees all phases of their barriers.
+static_assert(kNumStages % kTeams == 0, "a team has stages of its own");
 // Sums of a thread: of 2 rows and kBlockN / 4 columns, and of the squares of both rows in a quad of their own.
 constexpr uint32_t kSums = kBlockN / 2 + 4, kColumnQuads = kBlockN / 8;
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kNumStages][kABytes];  // rows past the box are never written, and their sums never stored
   alignas(1024) uint8_t b[kNumStages][kBBytes];
-  alignas(128) float exchange[kClusterK > 1 ? exchange_floats(kSums) : 4];
+  alignas(128) float exchange[exchange_floats(kSums, kSenders)];
   Ring ring;
-  uint64_t split[kNumStages];
   uint64_t received, taken;  // of `exchange`
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "HcConfig.shared_bytes and SharedStorage differ");
@@ -77,6 +83,10 @@ struct Unit {
     k_block = of_split.first + of_rank.first;
     end_k_block = k_block + of_rank.count;
   }
+
+  // All teams have as many turns, the last ones maybe without a k-block: so which k-blocks a team sums up does not depend
+  // on the unit before.
+  DEVICE uint32_t turns_end() const { return k_block + ceil_div(end_k_block - k_block, kTeams) * kTeams; }
 };
 
 // The units of this CTA's cluster: every one that is so many on from the first.
@@ -95,9 +105,13 @@ DEVICE void load(const HcParams& p, SharedStorage& shared, const Units& units) {
   for (uint32_t i = units.first; i < p.units; i += units.step) {
     const Unit unit(p, i, units.rank);
 #pragma unroll 1
-    for (uint32_t k_block = unit.k_block; k_block < unit.end_k_block; ++k_block, at = at.next()) {
+    for (uint32_t k_block = unit.k_block; k_block < unit.turns_end(); ++k_block, at = at.next()) {
       uint64_t* full = &shared.ring.full[at.stage];
       wait_until_free(shared.ring, at);
+      if (k_block >= unit.end_k_block) {
+        ptx::mbarrier_arrive(full);
+        continue;
+      }
       ptx::mbarrier_arrive_expect_tx(full, p.slot_bytes);
       ptx::tma_load_2d(&p.map_b, full, shared.b[at.stage], k_block * kBlockK, unit.row_n);
       ptx::tma_load_2d(&p.map_a, full, shared.a[at.stage], k_block * kBlockK, unit.row_m);
@@ -124,45 +138,26 @@ struct Parts {
 DEVICE uint32_t upper_halves(uint32_t first, uint32_t second) { return first >> 16 | (second & 0xffff0000u); }
 
 // Splits a k-block of B where it lies: row i becomes row 2 i, high, and row 2 i + 1, low, of BF16, swizzled as TMA swizzles rows of
-// 128 bytes. A warp has rows of its own, 16 lanes a row; all of them are in registers before one is written.
+// 128 bytes. A team's warps share out pairs of rows, 16 lanes a row; a warp has all its own in registers before it writes one.
 DEVICE void split_slot(uint8_t* b, uint32_t warp, uint32_t lane) {
-  constexpr uint32_t kSteps = kBlockN / 8;
+  constexpr uint32_t kPairs = kBlockN / 2, kSteps = ceil_div(kPairs, kNumMathWarps);
   ptx::Uint4 held[kSteps];
 #pragma unroll
-  for (uint32_t i = 0; i < kSteps; ++i) held[i] = ptx::ld_shared_v4_b32(b + (i * 4 + warp) * 512 + lane * 16);
+  for (uint32_t i = 0; i < kSteps; ++i) {
+    const uint32_t pair = i * kNumMathWarps + warp;
+    if (kPairs % kNumMathWarps == 0 || pair < kPairs) held[i] = ptx::ld_shared_v4_b32(b + pair * 512 + lane * 16);
+  }
   ptx::syncwarp();
 #pragma unroll
   for (uint32_t i = 0; i < kSteps; ++i) {
-    const uint32_t row = ((i * 4 + warp) * 2 + lane / 16) * 2, column = lane % 16;  // of 4 elements, 8 bytes
+    const uint32_t pair = i * kNumMathWarps + warp;
+    if (kPairs % kNumMathWarps != 0 && pair >= kPairs) continue;
+    const uint32_t row = (pair * 2 + lane / 16) * 2, column = lane % 16;  // of 4 elements, 8 bytes
     const Parts x(held[i].x), y(held[i].y), z(held[i].z), w(held[i].w);
     uint8_t* high = b + row * kRowBytes + (column / 2 ^ row % 8) * 16 + column % 2 * 8;
     uint8_t* low = b + (row + 1) * kRowBytes + (column / 2 ^ (row + 1) % 8) * 16 + column % 2 * 8;
     ptx::st_shared_v2_b32(high, upper_halves(x.high, y.high), upper_halves(z.high, w.high));
     ptx::st_shared_v2_b32(low, upper_halves(x.low, y.low), upper_halves(z.low, w.low));
-  }
-}
-
-// A group of splitters: every kSplitterGroups-th slot of those that are loaded. These are the same stages each time round, so
-// it sees all phases of their barriers; of a stage that it visits every other time, it would take an old phase for its own.
-static_assert(kNumStages % kSplitterGroups == 0, "a group of splitters has stages of its own");
-DEVICE void split_slots(const HcParams& p, SharedStorage& shared, const Units& units, uint32_t group, uint32_t warp,
-                        uint32_t lane) {
-  RingPosition at;
-  uint32_t turn = 0;
-#pragma unroll 1
-  for (uint32_t i = units.first; i < p.units; i += units.step) {
-    const Unit unit(p, i, units.rank);
-#pragma unroll 1
-    for (uint32_t k_block = unit.k_block; k_block < unit.end_k_block; ++k_block, at = at.next()) {
-      const bool is_mine = turn == group;
-      turn = turn + 1 == kSplitterGroups ? 0 : turn + 1;
-      if (!is_mine) continue;
-      wait_until_loaded(shared.ring, at);
-      split_slot(shared.b[at.stage], warp, lane);
-      ptx::fence_proxy_async_shared();  // the tensor cores read what this thread wrote
-      ptx::syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&shared.split[at.stage]);
-    }
   }
 }
 
@@ -203,11 +198,22 @@ struct Squares {
   }
 };
 
-// Multiplies this CTA's k-blocks of a unit. Accumulators 4 g + i of a thread: row lane / 4 + i / 2 * 8 of its warp's 16, and
+// Where a team stands in the ring, of whose stages it has every kTeams-th.
+struct TeamPosition {
+  uint32_t stage, parity = 0;
+
+  DEVICE explicit TeamPosition(uint32_t team) : stage(team) {}
+  DEVICE void next() {
+    const bool wraps = stage + kTeams >= kNumStages;
+    stage = wraps ? stage + kTeams - kNumStages : stage + kTeams, parity ^= static_cast<uint32_t>(wraps);
+  }
+};
+
+// Multiplies a team's k-blocks of a unit. Accumulators 4 g + i of a thread: row lane / 4 + i / 2 * 8 of its warp's 16, and
 // of B's row 4 g + lane % 4 the high part if i is even, else the low one. (PTX ISA, "Register Fragments for
 // wgmma.mma_async.m64nNk16".) Sums 4 g + i are those of row lane / 4 + i % 2 * 8 and column 8 g + i / 2 * 4 + lane % 4.
-DEVICE void multiply(SharedStorage& shared, const Unit& unit, RingPosition& at, uint32_t warp, uint32_t lane,
-                     float (&sums)[kSums]) {
+DEVICE void multiply(SharedStorage& shared, const Unit& unit, TeamPosition& at, uint32_t team, uint32_t warp,
+                     uint32_t lane, float (&sums)[kSums]) {
   const uint32_t a_low = ptx::smem_descriptor_low(ptx::smem_address(shared.a[0]) + warp / 4 * 64 * kRowBytes);
   const uint32_t b_low = ptx::smem_descriptor_low(ptx::smem_address(shared.b[0]));
   const uint32_t rows = ptx::smem_address(shared.a[0]) + warp * 16 * kRowBytes + Squares::offset(lane);
@@ -216,8 +222,17 @@ DEVICE void multiply(SharedStorage& shared, const Unit& unit, RingPosition& at, 
   for (float& x : products) x = 0;
   Squares squares;
 #pragma unroll 1
-  for (uint32_t k_block = unit.k_block; k_block < unit.end_k_block; ++k_block, at = at.next()) {
-    ptx::mbarrier_wait_parity(&shared.split[at.stage], at.parity);  // who split B has seen A come, too
+  for (uint32_t k_block = unit.k_block + team; k_block < unit.turns_end(); k_block += kTeams, at.next()) {
+    const RingPosition slot = {at.stage, at.parity};
+    wait_until_loaded(shared.ring, slot);
+    if (k_block >= unit.end_k_block) {
+      ptx::syncwarp();  // all lanes have seen the phase that the release lets end
+      release(shared.ring, slot, lane);
+      continue;
+    }
+    split_slot(shared.b[at.stage], warp, lane);
+    ptx::fence_proxy_async_shared();  // the tensor cores read what this thread wrote
+    ptx::bar_sync(1 + team, kTeamThreads);
     ptx::fence_registers(products);
     ptx::wgmma_fence();
     ptx::wgmma_m64k64_bf16<2 * kBlockN>(products, a_low + at.stage * (kABytes / 16), b_low + at.stage * (kBBytes / 16),
@@ -226,7 +241,7 @@ DEVICE void multiply(SharedStorage& shared, const Unit& unit, RingPosition& at, 
     const float loaded = squares.add(rows + at.stage * kABytes);  // while the tensor cores work
     ptx::fence_registers(products);
     ptx::wgmma_wait_group<0>();
-    release(shared.ring, at, lane, loaded);
+    release(shared.ring, slot, lane, loaded);
   }
 #pragma unroll
   for (uint32_t i = 0; i < kBlockN / 2; ++i) sums[i] = products[i * 2] + products[i * 2 + 1];
@@ -252,48 +267,47 @@ DEVICE void store_quad(const HcParams& p, const Unit& unit, uint32_t quad, uint3
   if (has_next) ptx::st_global_f32(next, y), ptx::st_global_f32(next + 4, w);
 }
 
-// Adds up what the cluster's CTAs have of the unit, in the order of their ranks, which is that of k; each writes a share.
+// Adds up what the cluster's teams have of the unit, in the order of CTAs and of teams; each CTA writes a share.
 DEVICE void add_up_and_store(const HcParams& p, SharedStorage& shared, const Unit& unit, const Units& units,
-                             uint32_t number, bool is_last, uint32_t warp, uint32_t lane, const float (&sums)[kSums]) {
+                             uint32_t number, bool is_last, uint32_t team, uint32_t warp, uint32_t lane,
+                             const float (&sums)[kSums]) {
   constexpr uint32_t kShare = chunks_per_cta(kSums);
   // All have taken what was sent for the unit before.
-  if (number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);
-  send_chunks(sums, shared.exchange, &shared.received, units.rank, 0, warp, lane);
-  ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);
+  if (kClusterK > 1 && number > 0) ptx::mbarrier_wait_parity_cluster(&shared.taken, (number & 1) ^ 1);
+  send_chunks(sums, shared.exchange, &shared.received, units.rank * kTeams + team, 0, warp, lane);
+  if constexpr (kClusterK > 1)
+    ptx::mbarrier_wait_parity_cluster(&shared.received, number & 1);
+  else
+    ptx::bar_sync(kTeams + 1, kTeamWarps * 32);
 #pragma unroll 1
-  for (uint32_t i = warp; i < kShare; i += kNumMathWarps) {
+  for (uint32_t i = team * kNumMathWarps + warp; i < kShare; i += kTeamWarps) {
     const uint32_t chunk = units.rank * kShare + i;
     if (chunk >= chunks_of_tile(kSums)) break;
-    const ptx::Float4 sum = sum_chunk<kSums>(shared.exchange, i, lane);
+    const ptx::Float4 sum = sum_chunk<kSums, kSenders>(shared.exchange, i, lane);
     store_quad(p, unit, chunk / kNumMathWarps, chunk % kNumMathWarps, lane, sum.x, sum.y, sum.z, sum.w);
   }
   if (is_last) return;  // nobody waits for it, and an arrival might find a CTA that has ended
-  ptx::bar_sync(1, kNumMathThreads);
-  if (ptx::thread_index() == 0) {
-    expect_chunks<kSums>(&shared.received, units.rank);
+  ptx::bar_sync(kTeams + 1, kTeamWarps * 32);
+  if (kClusterK > 1 && ptx::thread_index() == 0) {
+    expect_chunks<kSums, kSenders>(&shared.received, units.rank);
 #pragma unroll 1
     for (uint32_t rank = 0; rank < kClusterK; ++rank) ptx::mbarrier_arrive_cluster(&shared.taken, rank);
   }
 }
 
-DEVICE void multiply_units(const HcParams& p, SharedStorage& shared, const Units& units, uint32_t warp, uint32_t lane) {
-  RingPosition at;
+DEVICE void multiply_units(const HcParams& p, SharedStorage& shared, const Units& units, uint32_t team, uint32_t warp,
+                           uint32_t lane) {
+  TeamPosition at(team);
   uint32_t number = 0;
 #pragma unroll 1
   for (uint32_t i = units.first; i < p.units; i += units.step, ++number) {
     const Unit unit(p, i, units.rank);
     float sums[kSums];
-    multiply(shared, unit, at, warp, lane, sums);
+    multiply(shared, unit, at, team, warp, lane, sums);
     const bool is_last = i + units.step >= p.units;
     if (is_last) ptx::griddepcontrol_launch_dependents();
-    if constexpr (kClusterK > 1) {
-      if (number == 0) ptx::cluster_wait();  // all run, and may be written to
-      add_up_and_store(p, shared, unit, units, number, is_last, warp, lane, sums);
-    } else {
-#pragma unroll
-      for (uint32_t quad = 0; quad <= kColumnQuads; ++quad)
-        store_quad(p, unit, quad, warp, lane, sums[quad * 4], sums[quad * 4 + 1], sums[quad * 4 + 2], sums[quad * 4 + 3]);
-    }
+    if (kClusterK > 1 && number == 0) ptx::cluster_wait();  // all run, and may be written to
+    add_up_and_store(p, shared, unit, units, number, is_last, team, warp, lane, sums);
   }
 }
 
@@ -304,27 +318,22 @@ KERNEL(kNumThreads, 1) tf32_hc_prenorm_gemm(GRID_CONSTANT HcParams p) {
   if (warp == kProducerWarp && ptx::elect_sync()) {
     ptx::prefetch_tensormap(&p.map_a);
     ptx::prefetch_tensormap(&p.map_b);
-    for (uint32_t stage = 0; stage < kNumStages; ++stage) ptx::mbarrier_init(&shared.split[stage], 4);
     ptx::mbarrier_init(&shared.received, 1);
     ptx::mbarrier_init(&shared.taken, kClusterK);
     shared.ring.init();
-    if constexpr (kClusterK > 1) expect_chunks<kSums>(&shared.received, units.rank);
+    if constexpr (kClusterK > 1) expect_chunks<kSums, kSenders>(&shared.received, units.rank);
   }
   ptx::syncthreads();
   if constexpr (kClusterK > 1) ptx::cluster_arrive_relaxed();  // this CTA runs, and may be written to
 
-  if (warp < kNumMathWarps) {
+  if (warp < kTeamWarps) {
     ptx::griddepcontrol_wait();
-    multiply_units(p, shared, units, warp, lane);
+    multiply_units(p, shared, units, warp / kNumMathWarps, warp % kNumMathWarps, lane);
     return;
   }
-  if (warp == kProducerWarp) {
-    if (ptx::elect_sync()) {
-      ptx::griddepcontrol_wait();
-      load(p, shared, units);
-    }
-  } else {
-    split_slots(p, shared, units, (warp - kNumMathWarps) / 4, (warp - kNumMathWarps) % 4, lane);
+  if (ptx::elect_sync()) {
+    ptx::griddepcontrol_wait();
+    load(p, shared, units);
   }
   ptx::syncwarp();
   if constexpr (kClusterK > 1) ptx::cluster_wait();

@@ -7,7 +7,6 @@ from functools import cache, lru_cache
 import torch
 
 from .. import jit
-from ..choose.config import WARPGROUP_THREADS
 from ..choose.config_hc_prenorm import HcConfig, grid, hc_config, reachable_hc, units
 from ..gpus import H200, gpu_of
 from ..jit import driver
@@ -135,7 +134,7 @@ def build(config: HcConfig) -> jit.CompiledKernel:
 def code_plan(config: HcConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of. It writes sums by ordinary stores."""
     return CodePlan(
-        roles=((config.num_math_warps * 32, None), (WARPGROUP_THREADS * config.splitter_groups, None), (32, None)),
+        roles=((config.num_math_warps * 32 * config.teams, None), (32, None)),
         shared_bytes=config.shared_bytes,
         qgmma=0,
         hgmma=BLOCK_K // PRODUCT_K,
