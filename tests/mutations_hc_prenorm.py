@@ -179,7 +179,10 @@ MUTATIONS = [
         "  if (kClusterK > 1 && ptx",
     ),
     Mutation(
-        "more sums are not expected", _K, "    expect_chunks<kSums, kSenders>(&shared.received, units.rank);\n#pragma", "#pragma"
+        "more sums are not expected",
+        _K,
+        "    expect_chunks<kSums, kSenders>(&shared.received, units.rank);\n#pragma",
+        "#pragma",
     ),
     Mutation(
         "one CTA gives back for all",

@@ -150,7 +150,7 @@ def hc_config(
 ) -> HcConfig:
     """Choose the configuration for a problem: of all the one that is estimated to take the least time.
 
-    A row's bits depend on how many teams of how many CTAs share out k, and on nothing else: with `batch_invariant` always
+    A row's bits depend on how many teams of how many CTAs share out k, on nothing else: with `batch_invariant` always
     as many do.
     """
     clusters = (INVARIANT_CLUSTER,) if batch_invariant else range(1, min(num_sms, max_cluster) + 1)
@@ -171,4 +171,6 @@ def _candidates(n: int, batch_invariant: bool) -> tuple[HcConfig, ...]:
 
 def reachable_hc() -> list[HcConfig]:
     """Every configuration that `hc_config` can give."""
-    return list(dict.fromkeys(c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant)))
+    return list(
+        dict.fromkeys(c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant))
+    )
