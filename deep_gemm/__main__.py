@@ -87,6 +87,7 @@ def sim(
         raise typer.BadParameter(f"expected fp8_gemm or hc_prenorm, got {kernel}", param_hint="kernel")
 
     from .choose.config_hc_prenorm import HcConfig
+    from .choose.config_hc_prenorm_few import TILE_ROWS, HcFewConfig
     from .choose.config_of_tile import tile_config
     from .choose.output import Output
     from .sim import HostCompileError
@@ -95,7 +96,10 @@ def sim(
     how = {"seeds": seeds, "first_seed": first_seed, "num_sms": num_sms}
     try:
         if kernel == "hc_prenorm":
-            raise typer.Exit(0 if run_hc(HcConfig(block_m, n, cluster_k), m, n, k, **how) else WRONG)
+            few = HcFewConfig(n, cluster_k)
+            raise typer.Exit(
+                0 if run_hc(few if block_m == TILE_ROWS else HcConfig(block_m, n, cluster_k), m, n, k, **how) else WRONG
+            )
         output = Output(fp32, with_c, adds_to_d, by_row)
         config = tile_config(block_m, block_n, output, cluster_m, cluster_n, cluster_k, k)
         passed = run(config, m, n, k, **how)

@@ -24,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plai
 
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
+from deep_gemm.choose.config_hc_prenorm import reachable_hc
 from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.hc_prenorm import reachable_few
 from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.choose.skip_head_mid import reachable_skipping
@@ -37,6 +39,7 @@ from deep_gemm.kernels import (
     fp8_mqa_logits,
     fp8_paged_mqa_logits,
     hc_prenorm,
+    hc_prenorm_few,
     linear_decode,
 )
 from deep_gemm.kernels.code_plan import CodePlan
@@ -98,10 +101,11 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     # bf16_gemm is not among them yet: NVRTC 12.8 lets its WGMMAs wait for each other (note C7515).
     found += [
         Case(
-            Job(f"hc_prenorm {config.name}", hc_prenorm.SOURCE, hc_prenorm.headers(config)),
-            hc_prenorm.code_plan(config),
+            Job(f"hc_prenorm {config.name}", kernel.SOURCE, kernel.headers(config)),
+            kernel.code_plan(config),
         )
-        for config in choose(hc_prenorm.reachable_hc())
+        for kernel, configs in ((hc_prenorm, reachable_hc()), (hc_prenorm_few, reachable_few()))
+        for config in choose(configs)
     ]
     found += [
         Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))

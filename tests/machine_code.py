@@ -21,6 +21,7 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_bf16 import Majors, bf16_config
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
 from deep_gemm.choose.config_hc_prenorm import HcConfig
+from deep_gemm.choose.config_hc_prenorm_few import HcFewConfig
 from deep_gemm.choose.config_mqa_logits import mqa_config
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.config_paged_mqa_logits import paged_config
@@ -74,7 +75,13 @@ MQA = (
     mqa_config(128, 32, 4, True, False),
 )
 PAGED = (paged_config(1, 64, 128, 64, 4), paged_config(3, 32, 64, 32, 2), paged_config(2, 88, 32, 64, 4))
-HC = (HcConfig(64, 8, 16), HcConfig(128, 24, 2), HcConfig(64, 32, 1))
+HC = (
+    HcConfig(64, 8, 16, 4),
+    HcConfig(128, 24, 2),
+    HcConfig(64, 32, 1, 4),
+    HcFewConfig(8, 16, ahead=4),
+    HcFewConfig(24, 8),
+)
 TURNED = Majors(True, True)
 OF_BF16 = (
     bf16_config(64, 32, BF16, cluster_k=4, slices=4),
@@ -111,7 +118,9 @@ def jobs() -> list[Job]:
             found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
     found += [Job(f"bf16_gemm {each.name}", bf16_gemm.SOURCE, bf16_gemm.headers(each)) for each in OF_BF16]
     found += [Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(each)) for each in MQA]
-    found += [Job(f"hc_prenorm {each.name}", hc_prenorm.SOURCE, hc_prenorm.headers(each)) for each in HC]
+    for each in HC:
+        kernel = hc_prenorm.kernel_of(each)
+        found.append(Job(f"hc_prenorm {each.name}", kernel.SOURCE, kernel.headers(each)))
     found += [
         Job(f"fp8_paged_mqa_logits {each.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(each))
         for each in PAGED

@@ -1,4 +1,4 @@
-"""Ways to break the kernel of hyper-connections, and the trials they meet."""
+"""Ways to break the kernels of hyper-connections, and the trials they meet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from hc_cases import special_operands
 
 from deep_gemm.choose.config_hc_prenorm import HcConfig
+from deep_gemm.choose.config_hc_prenorm_few import HcFewConfig
 from deep_gemm.kernels import hc_prenorm
+from deep_gemm.kernels.hc_prenorm import Config
 from deep_gemm.sim import hc_prenorm as sim
 from deep_gemm.sim.hc_prenorm import mistakes
 from deep_gemm.sim.hc_prenorm import random_operands as operands
@@ -19,7 +21,7 @@ from deep_gemm.sim.mutate import Mutation
 class Trial:
     """One configuration, shape, number of splits and of SMs, seed and schedule."""
 
-    config: HcConfig
+    config: Config
     m: int
     n: int
     k: int
@@ -30,7 +32,8 @@ class Trial:
     is_special: bool = False
 
     def headers(self) -> dict[str, str]:
-        return hc_prenorm.headers(self.config)
+        headers: dict[str, str] = hc_prenorm.kernel_of(self.config).headers(self.config)
+        return headers
 
     def run(self, headers: Mapping[str, str]) -> None:
         size = self.m, self.n, self.k
@@ -71,7 +74,7 @@ TRIALS = [
     Trial(ALONE, 5, 24, 64, 3, 2, 0, "slow_producer"),  # splits without a block are written at once
 ]
 
-_K = "hc_prenorm.cuh"
+_K, _PART = "hc_prenorm.cuh", "part.cuh"
 
 MUTATIONS = [
     # the ring, and B split within it
@@ -147,10 +150,10 @@ MUTATIONS = [
     ),
     Mutation("the second warpgroup multiplies the first's rows", _K, "+ warp / 4 * 64 * kRowBytes", ""),
     # who computes and adds up what
-    Mutation("a split is its whole blocks", _K, "count = each + (index < more ? 1 : 0);", "count = each;"),
+    Mutation("a split is its whole blocks", _PART, "count = each + (index < more ? 1 : 0);", "count = each;"),
     Mutation(
         "later splits are the longer ones",
-        _K,
+        _PART,
         "first = index * each + (index < more ? index : more);",
         "first = index * each;",
     ),
@@ -216,4 +219,84 @@ MUTATIONS = [
     ),
     Mutation("all splits write the first's sums", _K, "p.d + unit.split * p.d_stride + row", "p.d + row"),
     Mutation("all splits write the first's squares", _K, "static_cast<uint64_t>(unit.split) * p.m + row", "row"),
+]
+
+
+_FEW, _ONE = HcFewConfig(24, 3, 4, 2), HcFewConfig(8, 1, 2, 3)
+FEW_TRIALS = [
+    Trial(_FEW, 37, 24, 1280, 2, 3, 0),
+    Trial(_ONE, 13, 16, 1280, 3, 2, 1),
+    Trial(_FEW, 13, 24, 192, 1, 3, 3, is_special=True),
+    Trial(_FEW, 20, 24, 448, 1, 3, 2, "slow_cta"),
+    Trial(_FEW, 20, 24, 448, 1, 3, 4, "slow_warps"),
+    Trial(_FEW, 5, 24, 64, 1, 3, 5, "slow_cta"),  # CTAs without a step send at once
+    Trial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 4, 6, "slow_lanes"),  # CTAs to whom nobody sends
+]
+
+_F = "hc_prenorm_few.cuh"
+
+FEW_MUTATIONS = [
+    # who has what
+    Mutation("rows of A end at the tile", _F, "(row < p.m ? row : p.m - 1) * p.a_pitch", "row * p.a_pitch"),
+    Mutation("both rows of A are the first", _F, "work.row_m + g + i * 8;", "work.row_m + g;"),
+    Mutation("lanes of a quad have the same numbers of A", _F, "* p.a_pitch + t * 16;", "* p.a_pitch;"),
+    Mutation("lanes of a quad have the same numbers of B", _F, "* p.b_pitch + t * 32;", "* p.b_pitch;"),
+    Mutation("all columns are the first eight", _F, "source.b + eight * source.next_b +", "source.b +"),
+    Mutation("B's second half is the first", _F, "* (kStep * 4) + i * 16);", "* (kStep * 4));"),
+    Mutation("columns of the first tile", _F, "p.b + (work.row_n + g) * p.b_pitch", "p.b + g * p.b_pitch"),
+    Mutation("a step is a block", _F, "kStepsOfBlock = 2,", "kStepsOfBlock = 1,"),
+    Mutation("all CTAs of a cluster have the same steps", _F, "+ of_rank.first;", ";"),
+    Mutation("all warps have the same steps", _F, "first = work.step + warp; first", "first = work.step; first"),
+    Mutation(
+        "steps begin with another warp's",
+        _F,
+        "steps[i].load(source, work.step + warp + i * kWarps);",
+        "steps[i].load(source, work.step + i * kWarps);",
+    ),
+    Mutation("steps under way are the last ones again", _F, "next = step + kAhead * kWarps;", "next = step;"),
+    Mutation("steps behind the last are multiplied", _F, "      if (step >= work.end_step) break;\n", ""),
+    # numbers
+    Mutation("B is cut off", _F, "bits + 0xfff + (bits >> 13 & 1);", "bits;"),
+    Mutation("the middle is rounded away from zero", _F, "bits + 0xfff + (bits >> 13 & 1);", "bits + 0x1000;"),
+    Mutation("a NaN is rounded", _F, "? nearest : 0x7fffffffu;", "? nearest : nearest;"),
+    Mutation(
+        "numbers of B change places",
+        _F,
+        "nearest_tf32(j % 2 ? half.w : half.y)",
+        "nearest_tf32(j % 2 ? half.y : half.w)",
+    ),
+    Mutation(
+        "rows of A change places", _F, "a[0][0], a[1][0], a[0][1], a[1][1],", "a[1][0], a[0][0], a[1][1], a[0][1],"
+    ),
+    Mutation("squares of one half", _F, "squares[row][0] + squares[row][1];", "squares[row][0];"),
+    Mutation("squares of a lane's numbers alone", _F, "return sum + ptx::shfl_xor_sync(sum, 2);", "return sum;"),
+    # adding up
+    Mutation("warps are not waited for", _F, "  ptx::syncthreads();\n\n#pragma", "\n#pragma"),
+    Mutation("one warp's sums", _F, "warp = 1; warp < kWarps; ++warp)", "warp = 1; warp < 1; ++warp)"),
+    Mutation("peers may not run yet", _F, "  if constexpr (kClusterK > 1) ptx::cluster_wait();\n", ""),
+    Mutation(
+        "sums are added up before they have come",
+        _F,
+        "    ptx::mbarrier_wait_parity_cluster(&shared.received, 0);\n",
+        "",
+    ),
+    Mutation("all CTAs store the first's chunks", _F, "rank * chunks_per_cta(kSums) + i, lane,", "i, lane,"),
+    Mutation("the kernel ahead is not waited for", _F, "  ptx::griddepcontrol_wait();\n", ""),
+    # the way out
+    Mutation("rows past the last are written", _F, "has_row = row < p.m,", "has_row = true,"),
+    Mutation("rows past the last are written, 8 on", _F, "has_next = row + 8 < p.m;", "has_next = true;"),
+    Mutation(
+        "squares of each tile of columns",
+        _F,
+        "is_mine = work.row_n == 0 && lane % 4 == 0;",
+        "is_mine = work.row_n != 0 && lane % 4 == 0;",
+    ),
+    Mutation(
+        "columns of a pair change places",
+        _F,
+        "st_global_f32(to, sum.x), ptx::st_global_f32(to + 1, sum.y)",
+        "st_global_f32(to, sum.y), ptx::st_global_f32(to + 1, sum.x)",
+    ),
+    Mutation("all splits write the first's sums", _F, "p.d + work.split * p.d_stride + row", "p.d + row"),
+    Mutation("all splits write the first's squares", _F, "static_cast<uint64_t>(work.split) * p.m + row", "row"),
 ]

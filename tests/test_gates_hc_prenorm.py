@@ -7,25 +7,44 @@ from itertools import combinations
 import pytest
 from thorough import covering, values
 
-from deep_gemm.choose.config_hc_prenorm import HcConfig
+from deep_gemm.choose.config_hc_prenorm import HcConfig, reachable_hc
+from deep_gemm.choose.config_hc_prenorm_few import HcFewConfig
+from deep_gemm.choose.hc_prenorm import reachable_few
 from deep_gemm.jit.compiler import compile_cubin
+from deep_gemm.jit.cubin import read_kernels
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import hc_prenorm
+from deep_gemm.kernels import hc_prenorm, hc_prenorm_few
+from deep_gemm.kernels.hc_prenorm import Config
 from deep_gemm.tools.gates import violations
 
 
-def problems(config: HcConfig, headers: dict[str, str]) -> list[str]:
-    kernel = compile_cubin(hc_prenorm.SOURCE, headers, name=hc_prenorm.NAME)
-    return violations(report(kernel.cubin, kernel.log), hc_prenorm.code_plan(config))
+def problems(config: Config, headers: dict[str, str]) -> list[str]:
+    module = hc_prenorm.kernel_of(config)
+    kernel = compile_cubin(module.SOURCE, headers, name=module.NAME)
+    return violations(report(kernel.cubin, kernel.log), module.code_plan(config))
 
 
-CONFIGS = covering(hc_prenorm.reachable_hc(), lambda config: combinations(values(config), 2))
+CONFIGS = covering(reachable_hc(), lambda config: combinations(values(config), 2))
+FEW = covering(reachable_few(), lambda config: combinations(values(config), 2))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_a_reachable_kernel_is_what_was_planned(config: HcConfig) -> None:
+@pytest.mark.parametrize("config", [*CONFIGS, *FEW], ids=lambda config: config.name)
+def test_a_reachable_kernel_is_what_was_planned(config: Config) -> None:
     assert config.why_illegal() is None
-    assert problems(config, hc_prenorm.headers(config)) == []
+    assert problems(config, hc_prenorm.kernel_of(config).headers(config)) == []
+
+
+@pytest.mark.parametrize("config", FEW, ids=lambda config: config.name)
+def test_few_rows_are_loaded_behind_the_wait_for_the_kernel_ahead_and_many_at_a_time(config: HcFewConfig) -> None:
+    compiled = compile_cubin(hc_prenorm_few.SOURCE, hc_prenorm_few.headers(config), name=hc_prenorm_few.NAME)
+    (code,) = read_kernels(compiled.cubin)
+    mnemonics = [instruction.mnemonic for instruction in code.instructions]
+    wait, products = mnemonics.index("ACQBULK"), mnemonics.index("HMMA")
+    loads = 2 + config.block_n // 8 * 2
+    assert "LDG" not in mnemonics[:wait]
+    assert mnemonics[wait:products].count("LDG") == config.ahead * loads
+    assert mnemonics.count("LDG") == 2 * config.ahead * loads
+    assert mnemonics.count("HMMA") == config.ahead * config.block_n // 8 * 4
 
 
 @pytest.mark.parametrize(
@@ -53,7 +72,11 @@ def test_configurations_that_cannot_be() -> None:
         (HcConfig(64, 24, 17), "needs clusters of 1 to 16 CTAs"),
         (HcConfig(64, 24, 1, 9), "needs 1 to 8 teams"),
         (HcConfig(64, 24, 1, 2, 1), "needs at least a stage for each team"),
+        (HcFewConfig(20), "needs tiles of (8, 16, 24, 32) columns"),
+        (HcFewConfig(24, 17), "needs clusters of 1 to 16 CTAs"),
+        (HcFewConfig(24, 1, 17), "needs 1 to 16 warps"),
+        (HcFewConfig(24, 1, 8, 9), "needs 1 to 8 steps ahead"),
     ):
         assert config.why_illegal() == reason
         with pytest.raises(ValueError, match="config: needs"):
-            hc_prenorm.build(config)
+            hc_prenorm.kernel_of(config).build(config)

@@ -9,8 +9,10 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.choose.config_hc_prenorm import HcConfig
+from deep_gemm.choose.config_hc_prenorm_few import HcFewConfig
 from deep_gemm.hyper_connections import compute
 from deep_gemm.kernels import hc_prenorm
+from deep_gemm.kernels.hc_prenorm import Config
 from deep_gemm.problem.hyper_connections import HcProblem
 from deep_gemm.sim.hc_prenorm import mistakes
 from deep_gemm.sim.hc_prenorm import random_operands as operands
@@ -32,7 +34,7 @@ def guarded(a: Tensor, b: Tensor, splits: int) -> tuple[HcProblem, list[Tensor]]
     return HcProblem(a, b, d, sqr_sum), memory
 
 
-def check(a: Tensor, b: Tensor, splits: int = 1, config: HcConfig | None = None) -> HcProblem:
+def check(a: Tensor, b: Tensor, splits: int = 1, config: Config | None = None) -> HcProblem:
     p, memory = guarded(a, b, splits)
     hc_prenorm.run(p, config)
     first = [x.clone() for x in memory]
@@ -74,17 +76,29 @@ def test_edges_of_shapes(m: int, n: int) -> None:
 @pytest.mark.parametrize("cluster", [1, 2, 3, 5, 8, 11, 14, 16])
 @pytest.mark.parametrize(("block_m", "block_n"), [(64, 8), (64, 24), (128, 24)])
 def test_any_cluster(block_m: int, block_n: int, cluster: int) -> None:
-    check(*operands(300, 24, 3200, device="cuda"), 2, HcConfig(block_m, block_n, cluster))
+    for teams in (2, 3, 4):
+        config = HcConfig(block_m, block_n, cluster, teams)
+        if config.why_illegal() is None:
+            check(*operands(300, 24, 3200, device="cuda"), 2, config)
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 3, 5, 8, 11, 14, 16])
+@pytest.mark.parametrize(("block_n", "warps", "ahead"), [(8, 8, 4), (24, 8, 3), (24, 3, 1), (8, 16, 6)])
+def test_any_cluster_for_few_rows(block_n: int, warps: int, ahead: int, cluster: int) -> None:
+    for m in (1, 16, 137):
+        check(*operands(m, 24, 3200, device="cuda"), 2, HcFewConfig(block_n, cluster, warps, ahead))
 
 
 def test_many_units_for_each_sm() -> None:
     check(*operands(5000, 24, 1984, device="cuda"), 7, HcConfig(64, 24, 2))
     check(*operands(40000, 24, 640, device="cuda"))
+    check(*operands(5000, 24, 1984, device="cuda"), 7, HcFewConfig(24, 2))
 
 
-def test_zeros_infinities_and_nan_as_torch_has_them() -> None:
+@pytest.mark.parametrize("config", [HcConfig(64, 24), HcFewConfig(24)], ids=lambda config: config.name)
+def test_zeros_infinities_and_nan_as_torch_has_them(config: Config) -> None:
     a, b = (x.cuda() for x in special_operands(13, 24, 192))
-    p = check(a, b)
+    p = check(a, b, 1, config)
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
     try:
         right = a.float() @ b.t()
@@ -107,7 +121,7 @@ def test_few_sms_give_the_same_bits() -> None:
         deep_gemm.set_num_sms(before)
 
 
-@pytest.mark.parametrize("m", [13, 1024])
+@pytest.mark.parametrize("m", [13, 137, 1024])
 def test_a_graph_is_replayed_with_other_inputs(m: int) -> None:
     a, b = operands(m, 24, 7168, device="cuda")
     p, memory = guarded(a, b, 1)

@@ -10,7 +10,9 @@ import torch
 from hc_cases import special_operands
 
 import deep_gemm
-from deep_gemm.choose.config_hc_prenorm import INVARIANT_CLUSTER, HcConfig, grid, hc_config
+from deep_gemm.choose.config_hc_prenorm import INVARIANT_CLUSTER, INVARIANT_TEAMS, HcConfig, grid, hc_config
+from deep_gemm.choose.config_hc_prenorm_few import HcFewConfig
+from deep_gemm.choose.hc_prenorm import reachable, select_hc
 from deep_gemm.jit.driver import PORTABLE_CLUSTER
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.problem.layout import parts_of
@@ -131,47 +133,52 @@ def test_outputs_must_be_apart() -> None:
 
 @pytest.mark.parametrize("num_sms", [1, 7, 78, 132])
 def test_what_is_chosen_can_be_built_and_fills_no_more_than_the_sms(num_sms: int) -> None:
-    reachable = set(hc_prenorm.reachable_hc())
-    for m in (1, 13, 64, 65, 137, 500, 1024, 4096, 8192, 20000):
+    possible = set(reachable())
+    for m in (1, 13, 64, 65, 137, 256, 500, 1024, 4096, 8192, 20000):
         for n in (8, 16, 24, 32):
             for k in (64, 128, 7168, 28672):
                 for splits in (1, 16):
-                    config = hc_config(m, n, k, splits, num_sms)
-                    assert config in reachable
-                    assert config.why_illegal() is None
-                    assert grid(config, m, n, splits, num_sms) <= num_sms
+                    ring = hc_config(m, n, k, splits, num_sms)
+                    chosen = select_hc(m, n, k, splits, num_sms, leaves_sms=True)
+                    assert {ring, chosen} <= possible
+                    assert ring.why_illegal() is chosen.why_illegal() is None
+                    assert grid(ring, m, n, splits, num_sms) <= num_sms
+                    assert hc_prenorm.kernel_of(chosen).grid(chosen, m, n, splits, num_sms) <= num_sms
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "tile"),
+    ("m", "k", "config"),
     [
-        (13, 7168, (64, 8, 16)),
-        (13, 28672, (64, 8, 16)),
-        (137, 7168, (64, 24, 16)),
-        (137, 28672, (64, 24, 16)),
-        (1024, 7168, (128, 24, 8)),
-        (1024, 28672, (128, 24, 8)),
-        (4096, 7168, (128, 24, 3)),
-        (4096, 28672, (128, 24, 3)),
-        (8192, 7168, (128, 24, 2)),
-        (8192, 28672, (128, 24, 2)),
+        (13, 7168, HcFewConfig(8, 16, ahead=4)),
+        (13, 28672, HcFewConfig(8, 16, ahead=4)),
+        (137, 7168, HcFewConfig(8, 8, ahead=4)),
+        (137, 28672, HcFewConfig(8, 8, ahead=4)),
+        (300, 28672, HcConfig(64, 8, 8, 4)),
+        (1024, 7168, HcConfig(64, 24, 6, 4)),
+        (1024, 28672, HcConfig(64, 24, 6, 4)),
+        (4096, 7168, HcConfig(64, 24, 2, 4)),
+        (4096, 28672, HcConfig(64, 24, 2, 4)),
+        (8192, 7168, HcConfig(128, 24, 2, 2)),
+        (8192, 28672, HcConfig(128, 24, 2, 2)),
     ],
 )
-def test_what_was_fastest_on_an_h200_is_chosen(m: int, k: int, tile: tuple[int, int, int]) -> None:
-    assert hc_config(m, 24, k, 1, 132) == HcConfig(*tile)
+def test_what_was_fastest_on_an_h200_is_chosen(m: int, k: int, config: HcConfig | HcFewConfig) -> None:
+    assert select_hc(m, 24, k, 1, 132) == config
 
 
 def test_usual_configurations_are_reachable() -> None:
     usual = hc_prenorm.usual_hc()
-    assert set(usual) <= set(hc_prenorm.reachable_hc())
+    assert set(usual) <= set(reachable())
     assert len(usual) < 20
 
 
 def test_as_many_share_out_k_whatever_the_batch_if_that_is_asked_for() -> None:
-    found = {hc_config(m, 24, 7168, 1, 132, batch_invariant=True) for m in range(1, 10000, 37)}
-    assert {config.cluster for config in found} == {INVARIANT_CLUSTER}
+    found = {select_hc(m, 24, 7168, 1, 132, batch_invariant=True) for m in range(1, 10000, 37)}
+    assert {(type(config), config.cluster) for config in found} == {(HcConfig, INVARIANT_CLUSTER)}
+    assert {config.teams for config in found if isinstance(config, HcConfig)} == {INVARIANT_TEAMS}
     assert len(found) > 1
 
 
 def test_a_gpu_without_room_for_large_clusters_has_others() -> None:
-    assert hc_config(13, 24, 7168, 1, 132, False, PORTABLE_CLUSTER).cluster <= PORTABLE_CLUSTER
+    for m in (13, 1024):
+        assert select_hc(m, 24, 7168, 1, 132, False, PORTABLE_CLUSTER).cluster <= PORTABLE_CLUSTER

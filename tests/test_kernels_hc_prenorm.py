@@ -11,10 +11,10 @@ from fake_gpu import FakeGpu, FakeLauncher, install, on_gpu
 
 import deep_gemm
 from deep_gemm import settings as settings_module
-from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.gpus import H200
 from deep_gemm.jit import driver
-from deep_gemm.kernels import hc_prenorm
+from deep_gemm.kernels import hc_prenorm, hc_prenorm_few
+from deep_gemm.kernels.hc_prenorm import Config
 
 
 @pytest.fixture
@@ -24,11 +24,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(hc_prenorm, "gpu_of", lambda _: H200)
     monkeypatch.setattr(hc_prenorm, "fits", lambda config, device: True)
 
-    def launcher_of(config: HcConfig, device: int, is_dependent: bool) -> FakeLauncher:
+    def launcher_of(config: Config, device: int, is_dependent: bool) -> FakeLauncher:
         fake.compiled.append(config)
-        return FakeLauncher(fake, hc_prenorm.NAME, hc_prenorm.PARAMS.size, config.cluster, is_dependent)
+        kernel = hc_prenorm.kernel_of(config)
+        return FakeLauncher(fake, kernel.NAME, kernel.PARAMS.size, config.cluster, is_dependent)
 
-    monkeypatch.setattr(hc_prenorm, "launcher_of", launcher_of)
+    for kernel in (hc_prenorm, hc_prenorm_few):
+        monkeypatch.setattr(kernel, "launcher_of", launcher_of)
     return fake
 
 
@@ -42,20 +44,30 @@ def test_one_launch_that_fills_the_sms(gpu: FakeGpu) -> None:
     for m in (1, 13, 700):
         call(m)
     call(300, 16)
-    assert [launch.kernel for launch in gpu.launches] == [hc_prenorm.NAME] * 4
+    few, many = [hc_prenorm_few.NAME], [hc_prenorm.NAME]
+    assert [launch.kernel for launch in gpu.launches] == few * 2 + many * 2
     for launch, config in zip(gpu.launches, gpu.compiled, strict=True):
         assert launch.cluster == config.cluster
         assert 48 <= launch.grid <= 132
-    boxes = [launch.maps[0].box for launch in gpu.launches]
-    assert boxes[:2] == [(64, 1), (64, 13)]  # no rows that are never there
+
+
+def test_boxes_have_no_rows_that_are_never_there(gpu: FakeGpu) -> None:
+    deep_gemm.set_batch_invariant(True)
+    try:
+        for m in (1, 13, 700):
+            call(m)
+    finally:
+        deep_gemm.set_batch_invariant(False)
+    assert [launch.maps[0].box for launch in gpu.launches] == [(64, 1), (64, 13), (64, 64)]
 
 
 def test_nothing_is_launched_for_no_rows_and_few_sms_are_enough(gpu: FakeGpu) -> None:
     call(0)
     assert gpu.launches == []
     deep_gemm.set_num_sms(6)
-    call(500)
-    assert gpu.last.grid <= 6
+    for m in (500, 13):
+        call(m)
+        assert gpu.last.grid <= 6
 
 
 def test_a_gpu_without_room_gets_smaller_clusters(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

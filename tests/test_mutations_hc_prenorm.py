@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers import assert_caught
-from mutations_hc_prenorm import MUTATIONS, TRIALS, Trial
+from mutations_hc_prenorm import FEW_MUTATIONS, FEW_TRIALS, MUTATIONS, TRIALS, Trial
 from thorough import mutations, one_in
 
 from deep_gemm.sim.mutate import Mutation
@@ -12,7 +12,7 @@ from deep_gemm.sim.mutate import Mutation
 pytestmark = pytest.mark.host_compiler
 
 
-@pytest.mark.parametrize("trial", one_in(3, TRIALS))
+@pytest.mark.parametrize("trial", one_in(3, [*TRIALS, *FEW_TRIALS]))
 def test_the_unbroken_kernel_passes(trial: Trial) -> None:
     trial.run(trial.headers())
 
@@ -20,3 +20,8 @@ def test_the_unbroken_kernel_passes(trial: Trial) -> None:
 @pytest.mark.parametrize("mutation", mutations(MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_kernel_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)
+
+
+@pytest.mark.parametrize("mutation", mutations(FEW_MUTATIONS), ids=lambda mutation: mutation.name)
+def test_a_broken_kernel_of_few_rows_is_noticed(mutation: Mutation) -> None:
+    assert_caught(mutation, FEW_TRIALS)

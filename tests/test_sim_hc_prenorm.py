@@ -1,4 +1,4 @@
-"""The hc_prenorm kernel's own source in the simulator: edges of shapes, splits, special values, schedules."""
+"""The sources of both hc_prenorm kernels in the simulator: edges of shapes, splits, special values, schedules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from hc_cases import special_operands
 
 from deep_gemm.choose.config_hc_prenorm import HcConfig
+from deep_gemm.choose.config_hc_prenorm_few import HcFewConfig
+from deep_gemm.kernels.hc_prenorm import Config
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import hc_prenorm as sim
 from deep_gemm.sim.hc_prenorm import mistakes
@@ -19,16 +21,17 @@ pytestmark = pytest.mark.host_compiler
 
 SHORT, TALL = HcConfig(64, 24, 1, 2, max_stages=4), HcConfig(128, 24, 2, 2, max_stages=4)
 FEW_ROWS, WIDE = HcConfig(64, 8, 3, 1, max_stages=2), HcConfig(64, 32, 4, 3)
+FEW, FEW_ALONE = HcFewConfig(24, 3, 4, 2), HcFewConfig(24, 1, 8, 3)
 LARGE, TEAMS = HcConfig(64, 16, 16, 2), HcConfig(64, 24, 2, 4, max_stages=8)
 
 
 @cache
-def compiled(config: HcConfig) -> HostKernel:
+def compiled(config: Config) -> HostKernel:
     return sim.compile_config(config)
 
 
 def check(
-    config: HcConfig, m: int, n: int, k: int, splits: int = 1, *, seed: int = 0, num_sms: int | None = None
+    config: Config, m: int, n: int, k: int, splits: int = 1, *, seed: int = 0, num_sms: int | None = None
 ) -> None:
     a, b = operands(m, n, k, seed)
     assert mistakes(a, b, *sim.run(compiled(config), config, a, b, splits, seed=seed, num_sms=num_sms)) is None
@@ -40,6 +43,8 @@ def test_edges_of_shapes(m: int, k: int) -> None:
     check(SHORT, m, 24, k, seed=m)
     check(TALL, m, 24, k, seed=k)
     check(FEW_ROWS, m, 24, k, seed=m + k)
+    check(FEW, m, 24, k, seed=m * k)
+    check(FEW_ALONE, m, 24, k, seed=m - k)
 
 
 def test_all_widths_and_large_clusters() -> None:
@@ -47,11 +52,13 @@ def test_all_widths_and_large_clusters() -> None:
     check(LARGE, 13, 16, 1088)
     check(TEAMS, 137, 24, 1280, 2, num_sms=4)
     check(FEW_ROWS, 70, 8, 320)
+    check(HcFewConfig(8, 16, 2, 4), 21, 16, 1088)
+    check(HcFewConfig(32, 2, 3, 1), 21, 32, 640)
 
 
 @pytest.mark.parametrize("splits", [2, 3, 5, 16])
 def test_splits_that_do_not_divide_the_blocks_and_more_splits_than_blocks(splits: int) -> None:
-    for config, n in ((SHORT, 24), (TALL, 24), (WIDE, 32)):
+    for config, n in ((SHORT, 24), (TALL, 24), (WIDE, 32), (FEW, 24), (FEW_ALONE, 24)):
         check(config, 70, n, 448, splits, seed=splits, num_sms=2 * config.cluster)
 
 
@@ -59,10 +66,11 @@ def test_few_sms_take_several_units_each() -> None:
     check(SHORT, 300, 24, 512, 3, num_sms=2)
     check(TALL, 600, 24, 512, 2, num_sms=2)
     check(FEW_ROWS, 137, 24, 448, 2, num_sms=3)
+    check(FEW, 137, 24, 448, 2, num_sms=3)
 
 
-@pytest.mark.parametrize("config", [SHORT, FEW_ROWS], ids=lambda config: config.name)
-def test_zeros_infinities_and_nan(config: HcConfig) -> None:
+@pytest.mark.parametrize("config", [SHORT, FEW_ROWS, FEW], ids=lambda config: config.name)
+def test_zeros_infinities_and_nan(config: Config) -> None:
     a, b = special_operands(13, 24, 192)
     assert mistakes(a, b, *sim.run(compiled(config), config, a, b)) is None
 
@@ -71,11 +79,12 @@ def test_rows_may_lie_apart() -> None:
     a, b = operands(70, 24, 256)
     a_apart, b_apart = torch.full((70, 264), torch.nan).bfloat16(), torch.full((24, 260), torch.nan)
     a_apart[:, :256], b_apart[:, :256] = a, b
-    assert mistakes(a, b, *sim.run(compiled(SHORT), SHORT, a_apart[:, :256], b_apart[:, :256])) is None
+    for config in (SHORT, FEW):
+        assert mistakes(a, b, *sim.run(compiled(config), config, a_apart[:, :256], b_apart[:, :256])) is None
 
 
-@pytest.mark.parametrize("config", [SHORT, TALL, FEW_ROWS], ids=lambda config: config.name)
-def test_no_race_changes_a_bit(config: HcConfig) -> None:
+@pytest.mark.parametrize("config", [SHORT, TALL, FEW_ROWS, FEW], ids=lambda config: config.name)
+def test_no_race_changes_a_bit(config: Config) -> None:
     """DeepGEMM's kernel has a race (its issues 448 and 449). Here the bits are the same under every schedule."""
     a, b = operands(137, 24, 448)
     found = [

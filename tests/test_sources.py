@@ -16,6 +16,7 @@ from deep_gemm.kernels import (
     fp8_mqa_logits,
     fp8_paged_mqa_logits,
     hc_prenorm,
+    hc_prenorm_few,
     k_group_maps,
     linear_decode,
 )
@@ -36,7 +37,15 @@ def test_loops_are_unrolled_fully_or_not_at_all(name: str) -> None:
 
 def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
     found = {name for text in SOURCES.values() for name in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
-    named = fp8_gemm_decode, fp8_mqa_logits, fp8_paged_mqa_logits, hc_prenorm, k_group_maps, linear_decode
+    named = (
+        fp8_gemm_decode,
+        fp8_mqa_logits,
+        fp8_paged_mqa_logits,
+        hc_prenorm,
+        hc_prenorm_few,
+        k_group_maps,
+        linear_decode,
+    )
     with_gates = {"KERNEL_NAME", *(kernel.NAME for kernel in named)}
     assert found == with_gates | {kernel.name for kernel, _ in reachable_ordinary()}
 

@@ -42,22 +42,27 @@ DEVICE void expect_chunks(uint64_t* received, uint32_t rank) {
   ptx::mbarrier_arrive_expect_tx(received, kSenders * chunks_of_rank(kAccumulators, rank) * kChunkFloats * 4);
 }
 
-// This CTA's own share goes the same way, so that the additions need no exception. `first` is the cluster's rank of the CTA that
-// counts as 0.
+// Four sums of each lane of a warp, as the `sender`s of them are counted, to the CTA whose share the chunk is. `first` is the
+// cluster's rank of the CTA that counts as 0.
+template <uint32_t kAccumulators>
+DEVICE void send_chunk(float* exchange, uint64_t* received, uint32_t sender, uint32_t first, uint32_t chunk, uint32_t lane,
+                       float x, float y, float z, float w) {
+  constexpr uint32_t kChunks = chunks_per_cta(kAccumulators);
+  float* to = exchange + (sender * kChunks + chunk % kChunks) * kChunkFloats + lane * 4;
+  if constexpr (kClusterK > 1)
+    ptx::st_async_v4_f32(to, received, first + chunk / kChunks, x, y, z, w);
+  else
+    ptx::st_shared_v4_b32(to, ptx::bits_of(x), ptx::bits_of(y), ptx::bits_of(z), ptx::bits_of(w));
+}
+
+// All of a warp's sums. This CTA's own share goes the same way, so that the additions need no exception.
 template <uint32_t kAccumulators>
 DEVICE void send_chunks(const float (&total)[kAccumulators], float* exchange, uint64_t* received, uint32_t sender,
                         uint32_t first, uint32_t warp, uint32_t lane) {
-  constexpr uint32_t kChunks = chunks_per_cta(kAccumulators);
 #pragma unroll
-  for (uint32_t i = 0; i < kAccumulators; i += 4) {
-    const uint32_t chunk = i / 4 * kNumMathWarps + warp;
-    float* to = exchange + (sender * kChunks + chunk % kChunks) * kChunkFloats + lane * 4;
-    if constexpr (kClusterK > 1)
-      ptx::st_async_v4_f32(to, received, first + chunk / kChunks, total[i], total[i + 1], total[i + 2], total[i + 3]);
-    else
-      ptx::st_shared_v4_b32(to, ptx::bits_of(total[i]), ptx::bits_of(total[i + 1]), ptx::bits_of(total[i + 2]),
-                            ptx::bits_of(total[i + 3]));
-  }
+  for (uint32_t i = 0; i < kAccumulators; i += 4)
+    send_chunk<kAccumulators>(exchange, received, sender, first, i / 4 * kNumMathWarps + warp, lane, total[i], total[i + 1],
+                              total[i + 2], total[i + 3]);
 }
 
 // What all CTAs sent of one chunk of this CTA's share.

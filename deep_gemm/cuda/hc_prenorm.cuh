@@ -17,6 +17,7 @@
 #pragma once
 #include "config.cuh"
 #include "exchange.cuh"
+#include "part.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -57,17 +58,6 @@ struct SharedStorage {
   uint64_t received, taken;  // of `exchange`
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "HcConfig.shared_bytes and SharedStorage differ");
-
-// A part of `count` blocks that are dealt to `parts` as evenly as can be, earlier parts being the longer ones.
-struct Part {
-  uint32_t first, count;
-
-  DEVICE Part(uint32_t blocks, uint32_t parts, uint32_t index) {
-    const uint32_t each = blocks / parts, more = blocks % parts;
-    first = index * each + (index < more ? index : more);
-    count = each + (index < more ? 1 : 0);
-  }
-};
 
 // What this CTA computes of a unit. Units that share rows of A follow each other, then those that share B.
 struct Unit {

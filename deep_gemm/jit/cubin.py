@@ -27,6 +27,7 @@ _MNEMONICS = {
     0x023: "FFMA",
     0x024: "IMAD",
     0x02E: "ACQBULK",
+    0x03C: "HMMA",
     0x044: "STSM",
     0x0CA: "R2UR",
     0x108: "MUFU",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache, lru_cache
+from typing import Any
 
 import torch
 
 from .. import jit
-from ..choose.config_hc_prenorm import HcConfig, grid, hc_config, reachable_hc, units
-from ..gpus import H200, gpu_of
+from ..choose.config_hc_prenorm import HcConfig, grid, units
+from ..choose.config_hc_prenorm_few import HcFewConfig
+from ..choose.hc_prenorm import reachable, select_hc, usual_hc
+from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
 from ..problem.hyper_connections import BLOCK_K, HcProblem
 from ..settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_of
+from . import hc_prenorm_few
 from .code_plan import CodePlan
 from .launch import launch
 from .maps import matrix_map
@@ -38,27 +43,36 @@ PARAMS = Params(
     Field("slot_bytes", Kind.UINT32),
 )
 """`HcParams` of cuda/hc_prenorm.cuh."""
-USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
 MAX_MAPS = 1024
 PRODUCT_K = 16
 """Elements along k of one product of BF16."""
+
+Config = HcConfig | HcFewConfig
 
 __all__ = [
     "NAME",
     "PARAMS",
     "SOURCE",
+    "Config",
     "build",
     "code_plan",
     "fits",
+    "grid",
     "headers",
+    "kernel_of",
     "params_of",
-    "reachable_hc",
+    "reachable",
     "run",
     "usual_hc",
 ]
 
 
-def run(p: HcProblem, config: HcConfig | None = None) -> None:
+def kernel_of(config: Config) -> Any:
+    """The module of a configuration's kernel: this one, or that for few rows."""
+    return hc_prenorm_few if isinstance(config, HcFewConfig) else sys.modules[__name__]
+
+
+def run(p: HcProblem, config: Config | None = None) -> None:
     """Compute the product and the sums of squares on the GPU that the operands are on."""
     device = p.a.get_device()
     if torch._C._cuda_getDevice() != device:
@@ -66,21 +80,18 @@ def run(p: HcProblem, config: HcConfig | None = None) -> None:
             run(p, config)
         return
     m, n, k, splits = p.sizes
-    num_sms = num_sms_of(gpu_of(device).num_sms)
+    all_sms = gpu_of(device).num_sms
+    num_sms = num_sms_of(all_sms)
     if config is None:
         how = (m, n, k, splits, num_sms, get_batch_invariant())
-        config = hc_config(*how)
+        leaves_sms = num_sms < all_sms
+        config = select_hc(*how, leaves_sms=leaves_sms)
         if config.cluster > driver.PORTABLE_CLUSTER and not fits(config, device):
-            config = hc_config(*how, driver.PORTABLE_CLUSTER)
-    launcher = launcher_of(config, device, get_pdl())
+            config = select_hc(*how, driver.PORTABLE_CLUSTER, leaves_sms)
+    kernel = kernel_of(config)
+    launcher = kernel.launcher_of(config, device, get_pdl())
     if get_compile_mode() == 0:
-        launch(launcher, params_of(config, launcher, p), grid(config, m, n, splits, num_sms), device)
-
-
-def usual_hc() -> list[HcConfig]:
-    """What is chosen at the sizes of models that exist, on a GPU of 132 SMs."""
-    sizes = ((m, k, splits) for m in USUAL_M for k in USUAL_K for splits in (1, 16))
-    return list(dict.fromkeys(hc_config(m, USUAL_N, k, splits, H200.num_sms) for m, k, splits in sizes))
+        launch(launcher, kernel.params_of(config, launcher, p), kernel.grid(config, m, n, splits, num_sms), device)
 
 
 def params_of(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
@@ -157,7 +168,8 @@ def launcher_of(config: HcConfig, device: int, is_dependent: bool) -> driver.Lau
 
 
 @cache
-def fits(config: HcConfig, device: int) -> bool:
+def fits(config: Config, device: int) -> bool:
     """Ask whether a device, which is the current one, has room for a cluster of more CTAs than every GPU runs."""
-    launcher_of(config, device, get_pdl())  # the driver wants to know first that the size is meant
-    return driver.clusters_at_once(loaded(config, device), config.num_threads, config.cluster) > 0
+    kernel = kernel_of(config)
+    kernel.launcher_of(config, device, get_pdl())  # the driver wants to know first that the size is meant
+    return driver.clusters_at_once(kernel.loaded(config, device), config.num_threads, config.cluster) > 0

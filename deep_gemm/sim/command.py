@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..choose.config import GemmConfig
-from ..choose.config_hc_prenorm import HcConfig
+from ..kernels.hc_prenorm import Config
 from . import dense as fp8_gemm
 from . import hc_prenorm
 from .simulate import SimulationError
@@ -46,7 +46,7 @@ def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: i
     return _try_seeds(title, make, lambda seed: command(config, m, n, k, seed, num_sms), seeds, first_seed)
 
 
-def run_hc(config: HcConfig, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
+def run_hc(config: Config, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
     """Do the same for hc_prenorm."""
     num_sms = max(num_sms // config.cluster, 1) * config.cluster
 
@@ -65,7 +65,7 @@ def run_hc(config: HcConfig, m: int, n: int, k: int, *, seeds: int, first_seed: 
             f"--num-sms {num_sms} --block-m {config.block_m} --cluster-k {config.cluster}"
         )
 
-    title = f"hc_prenorm {config.name}, {config.num_stages} stages, on {num_sms} simulated SMs"
+    title = f"hc_prenorm {config.name} on {num_sms} simulated SMs"
     return _try_seeds(title, make, again, seeds, first_seed)
 
 

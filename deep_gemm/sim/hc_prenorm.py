@@ -1,4 +1,4 @@
-"""The `hc_prenorm` kernel in the simulator, with the source, tensor maps and parameters that a GPU gets."""
+"""Both kernels of hyper-connections in the simulator, with the source, tensor maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..choose.config_hc_prenorm import HcConfig, grid
 from ..kernels import hc_prenorm
+from ..kernels.hc_prenorm import Config
 from ..kernels.launch import launch
 from ..problem.hyper_connections import BLOCK_K, HcProblem
 from ..problem.layout import ceil_div
@@ -24,18 +24,18 @@ LEFT_OVER = 2.0**-133
 """Of a value of B that is less than 2^-123 a smaller part is lost."""
 
 
-def compile_config(config: HcConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
+def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**hc_prenorm.headers(config), **(edits or {})}
-    return compile_kernel(hc_prenorm.SOURCE, headers, name=hc_prenorm.NAME)
+    module = hc_prenorm.kernel_of(config)
+    return compile_kernel(module.SOURCE, {**module.headers(config), **(edits or {})}, name=module.NAME)
 
 
 def run(
     kernel: HostKernel,
-    config: HcConfig,
+    config: Config,
     a: Tensor,
     b: Tensor,
     splits: int = 1,
@@ -56,17 +56,18 @@ def run(
     }
     num_sms = num_sms or 2 * config.cluster
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
+    module = hc_prenorm.kernel_of(config)
     launcher: Any = Launcher(
         simulation,
         kernel,
-        hc_prenorm.PARAMS,
+        module.PARAMS,
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster,
     )
     placed = (simulation.tensor(name, x) for name, x in (("a", a), ("b", b), ("d", d), ("sqr_sum", sqr_sum)))
-    params = hc_prenorm.params_of(config, launcher, HcProblem(*placed))
-    launch(launcher, params, grid(config, m, n, splits, num_sms), -1)
+    params = module.params_of(config, launcher, HcProblem(*placed))
+    launch(launcher, params, module.grid(config, m, n, splits, num_sms), -1)
     found = simulation.result().buffers
     return torch.as_tensor(found["d"]), torch.as_tensor(found["sqr_sum"])
 

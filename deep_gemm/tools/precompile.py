@@ -121,7 +121,8 @@ def jobs_of_layers() -> Iterator[Job]:
     for paged in fp8_paged_mqa_logits.usual_paged():
         yield Job(fp8_paged_mqa_logits.NAME, paged, partial(fp8_paged_mqa_logits.build, paged))
     for prenorm in hc_prenorm.usual_hc():
-        yield Job(hc_prenorm.NAME, prenorm, partial(hc_prenorm.build, prenorm))
+        kernel_of_rows = hc_prenorm.kernel_of(prenorm)
+        yield Job(kernel_of_rows.NAME, prenorm, partial(kernel_of_rows.build, prenorm))
 
 
 def run(jobs: Iterable[Job], console: Console) -> bool:

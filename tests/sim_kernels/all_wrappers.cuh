@@ -3,6 +3,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensormap.cuh"
 #include "ptx/tma.cuh"
@@ -37,6 +38,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
 
   // TMA
   ptx::prefetch_tensormap(&map);
+  flags[8] = static_cast<uint32_t>(ptx::evict_first_policy());
   ptx::tma_load_2d(&map, barrier, tile, 1, 2);
   ptx::tma_load_2d_evict_first(&map, barrier, tile, 1, 2);
   ptx::tma_load_2d_multicast(&map, barrier, tile, 1, 2, 3);
@@ -103,6 +105,9 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::cp_async_16(tile, out, 16);
   ptx::cp_async_wait_all();
   ptx::prefetch_l2(out);
+  float products[4] = {};
+  ptx::mma_m16n8k8_tf32(products, lane, warp, lane, warp, lane, warp);
+  out[9] = products[3];
   flags[6] = ptx::ld_global_i32(out + 1) + ptx::ld_global_nc_i32(out + 9) + ptx::ld_global_b32(out + 2);
   ptx::st_global_b32(out, 7);
   ptx::st_global_v2_b32(out, 7, ptx::ld_global_v2_b32(out + 4).y);

@@ -1,6 +1,7 @@
 // A launch. As on a GPU with `num_sms` SMs, a new cluster takes the place of one that has ended.
 #pragma once
 #include "cp_async.h"
+#include "mma.h"
 #include "tma.h"
 #include "wgmma.h"
 

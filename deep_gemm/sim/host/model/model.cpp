@@ -4,6 +4,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tensormap.cuh"
 #include "ptx/tma.cuh"
