@@ -18,6 +18,8 @@ FEW_US, CLUSTER_US = 2.0, 0.5
 """The same for few rows, and for the sums of a cluster."""
 STEP_US, COLUMN_US = 0.28, 0.0145
 """Microseconds that a CTA takes for a step of each of its warps, and more for each column."""
+ROUND_US = 1.8
+"""Microseconds from the end of a CTA to the first loads of the one that takes its place."""
 SHARED_US, SHARED_STEP = 0.6, 0.25
 """Microseconds that it costs if each SM has a CTA more, and by what part a step takes longer."""
 CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
@@ -67,7 +69,7 @@ def few_us(config: HcFewConfig, m: int, n: int, k: int, splits: int, num_sms: in
     steps = ceil_div(blocks * BLOCK_K // STEP, config.cluster * config.warps)
     step_us = (STEP_US + COLUMN_US * config.block_n) * (1 + SHARED_STEP * more)
     begin_us = FEW_US + SHARED_US * more + (CLUSTER_US if config.cluster > 1 else 0)
-    return begin_us + rounds * steps * step_us
+    return begin_us + rounds * steps * step_us + (rounds - 1) * ROUND_US
 
 
 @lru_cache(len(COLUMNS))
