@@ -18,8 +18,8 @@ def examples(*lines: str) -> str:
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-cache_app = typer.Typer(no_args_is_help=True, help="List, check or clear the directory of compiled kernels.")
-app.add_typer(cache_app, name="cache", epilog=examples("cache list", "cache verify", "cache clear --yes"))
+cache_app = typer.Typer(no_args_is_help=True, help="List, check, clear, export or import the compiled kernels.")
+app.add_typer(cache_app, name="cache", epilog=examples("cache list", "cache verify", "cache export kernels.tar"))
 
 
 def _show_version(is_asked_for: bool) -> None:
@@ -277,7 +277,8 @@ def list_cache() -> None:
     from .settings import settings
     from .tools.cache import show
 
-    show(settings().jit_cache_dir, make_console())
+    for directory in settings().jit_cache_dirs:
+        show(directory, make_console())
 
 
 @cache_app.command("verify", epilog=examples("cache verify", "cache verify --remove"))
@@ -289,22 +290,60 @@ def verify_cache(
     from .settings import settings
     from .tools.cache import verify
 
-    is_sound = verify(settings().jit_cache_dir, make_console(), remove=remove)
-    raise typer.Exit(0 if is_sound else WRONG)
+    console = make_console()
+    is_sound = [verify(directory, console, remove=remove) for directory in settings().jit_cache_dirs]
+    raise typer.Exit(0 if all(is_sound) else WRONG)
 
 
 @cache_app.command("clear", epilog=examples("cache clear", "cache clear --yes"))
 def clear_cache(
     yes: Annotated[bool, typer.Option("--yes", help="without asking")] = False,
 ) -> None:
-    """Remove every kernel that is kept, dumps and failed sources too. Other files stay."""
+    """Remove every kernel that is kept, dumps, bad files and failed sources too. Other files stay.
+
+    Of several directories only the one that is written is cleared.
+    """
+    from .jit.cache import written_directory
     from .settings import settings
     from .tools.cache import clear
 
-    directory = settings().jit_cache_dir
+    directory = written_directory(settings().jit_cache_dirs)
     if not yes and not typer.confirm(f"Remove all kernels from {directory}?"):
         raise typer.Exit(WRONG)
     typer.echo(f"{clear(directory)} kernels removed from {directory}")
+
+
+@cache_app.command("export", epilog=examples("cache export kernels.tar"))
+def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write, a tar of kernels")]) -> None:
+    """Write all kernels that are kept into FILE, for other machines and for container images."""
+    from .benchmark.table import make_console
+    from .settings import settings
+    from .tools.cache import export_to
+
+    try:
+        has_some = export_to(file, settings().jit_cache_dirs, make_console())
+    except OSError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if has_some else WRONG)
+
+
+@cache_app.command("import", epilog=examples("cache import kernels.tar"))
+def import_cache(file: Annotated[Path, typer.Argument(help="an archive that `cache export` wrote")]) -> None:
+    """Take the kernels in FILE into the directory of kernels. What is not a kernel, or not sound, is refused."""
+    import tarfile
+
+    from .benchmark.table import make_console
+    from .jit.cache import written_directory
+    from .settings import settings
+    from .tools.cache import import_from
+
+    try:
+        is_sound = import_from(file, written_directory(settings().jit_cache_dirs), make_console())
+    except (OSError, ValueError, tarfile.TarError) as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if is_sound else WRONG)
 
 
 @app.command(epilog=examples("configs"))

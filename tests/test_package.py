@@ -169,8 +169,8 @@ def test_the_version_is_stated_once() -> None:
 
 
 def test_settings_come_from_the_environment() -> None:
-    assert read_settings({"DG_CACHE_DIR": "/old"}).jit_cache_dir == Path("/old")
-    assert read_settings({"DG_CACHE_DIR": "/old", "DG_JIT_CACHE_DIR": "/new"}).jit_cache_dir == Path("/new")
+    assert read_settings({"DG_CACHE_DIR": "/old"}).jit_cache_dirs == (Path("/old"),)
+    assert read_settings({"DG_CACHE_DIR": "/old", "DG_JIT_CACHE_DIR": "/new"}).jit_cache_dirs == (Path("/new"),)
     with pytest.raises(ValueError, match="DG_JIT_DEBUG: expected 0 or 1, got 'yes'"):
         read_settings({"DG_JIT_DEBUG": "yes"})
 

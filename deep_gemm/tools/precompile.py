@@ -27,7 +27,7 @@ from ..choose.heads import select_heads
 from ..choose.output import Groups
 from ..choose.rows import select_grouped
 from ..jit import CompileError
-from ..jit.cache import files_in
+from ..jit.cache import files_in, written_directory
 from ..jit.compiler import compiler_version
 from ..kernels import (
     fp8_gemm,
@@ -128,7 +128,7 @@ def jobs_of_layers() -> Iterator[Job]:
 def run(jobs: Iterable[Job], console: Console) -> bool:
     """Compile all that the cache lacks, with progress, and say what it has now. Tell whether all is ready and kept."""
     todo = list(dict.fromkeys(jobs))
-    directory, begin = settings().jit_cache_dir, time.perf_counter()
+    directory, begin = written_directory(settings().jit_cache_dirs), time.perf_counter()
     before, failed = len(files_in(directory)), list[str]()
     compiler_version()  # says what is missing before any work
 
