@@ -222,6 +222,8 @@ def explain(
         "compile 2112,7168 7168,2048 --layers",
         "compile 64,2112,7168 --fp32 --gpu H100",
         "compile 4096,7168 --groups ids --num-groups 32",
+        "compile --model deepseek-v3 --tp 8",
+        "compile --model qwen3-235b --tp 4 --ep 4 --max-tokens 8192 --list",
     )
     + "\n\nA GPU's machine finds these kernels if it reads the same directory (DG_JIT_CACHE_DIR), and has the same "
     "version of this package and the same build of NVRTC.",
@@ -243,6 +245,13 @@ def compile_shapes(
     layers: Annotated[
         bool, typer.Option("--layers", help="casts, routes and scales too, and what `linear` runs for few rows")
     ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="all that a model needs, such as deepseek-v3; a wrong name lists all")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="ranks that share each of the model's weights")] = 1,
+    ep: Annotated[int, typer.Option(help="ranks that share its experts")] = 1,
+    max_tokens: Annotated[int, typer.Option(help="tokens of its largest batch")] = 1 << 16,
+    only_list: Annotated[bool, typer.Option("--list", help="list the kernels, compile nothing")] = False,
 ) -> None:
     """Compile the kernels of these shapes into the cache, before a program needs them. Needs no GPU."""
     import torch
@@ -255,15 +264,20 @@ def compile_shapes(
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
     dtype, recipe = dtypes[OutputName.FP32 if fp32 else output], (1, 1, 128) if by_row else None
     try:
-        if not shapes and not layers:
-            raise ValueError("shapes: expected some, or --layers, got none")
-        jobs = list(precompile.jobs_of_layers()) if layers else []
+        if not shapes and not layers and not model:
+            raise ValueError("shapes: expected some, --model or --layers, got none")
+        jobs = [("layers", job) for job in precompile.jobs_of_layers()] if layers else []
+        if model:
+            jobs += precompile.jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu)
         for shape in shapes or ():
             m, n, k = precompile.parsed(shape)
             kind = None if groups is None else groups.value
             question = asked(m or num_groups, n, k, dtype, with_c, accumulate, recipe, kind, num_groups, gpu)
-            jobs += precompile.jobs_of(question, any_m=m is None, with_layers=layers)
-        is_ready = precompile.run(jobs, make_console())
+            jobs += ((shape, job) for job in precompile.jobs_of(question, any_m=m is None, with_layers=layers))
+        if only_list:
+            precompile.show(jobs, make_console())
+            raise typer.Exit(0)
+        is_ready = precompile.run([job for _, job in jobs], make_console())
     except (ValueError, CompilerMissing) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(MISUSED) from None

@@ -271,7 +271,7 @@ def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "shapes: expected some, or --layers, got none"),
+        ((), "shapes: expected some, --model or --layers, got none"),
         (("64",), "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64'"),
         (("64,a,128",), "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64,a,128'"),
         (("0,8,128",), "m: expected an integer in 1..2147483647, got 0"),
