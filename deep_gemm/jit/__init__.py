@@ -10,13 +10,14 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ..settings import settings
-from . import interleave
+from . import interleave, ptxas_log
 from .cache import KernelCache, kernel_key
 from .compiler import (
     DEFAULT_OPTIONS,
@@ -112,6 +113,8 @@ def build(
                     kernel_cache.store(key, kernel, options=all_options, passes=done)
         if settings().jit_strict:  # it may have been compiled without the check
             check_strictly(kernel, all_options, source)
+        else:
+            _warn_if_slow(kernel)
     except CompileError as error:
         kernel_cache.keep_failed_source(error, headers, key)
         raise
@@ -134,6 +137,21 @@ def _compiled(
     if settings().jit_debug:
         _print_compiled(kernel, full_options(options), passes, time.perf_counter() - start)
     return kernel
+
+
+_told_slow: set[str] = set()
+
+
+def _warn_if_slow(kernel: CompiledKernel) -> None:
+    """Say so, once for each name, if a kernel is right but slower than it is meant to be."""
+    if kernel.name not in _told_slow and (complaints := ptxas_log.complaints(kernel.log)):
+        _told_slow.add(kernel.name)
+        warnings.warn(
+            f"{kernel.name} is slower than it is meant to be, because NVRTC {kernel.compiler} compiled it badly; "
+            f"another release may not: {complaints[0]}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _dump_if_asked(
