@@ -156,7 +156,8 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="write what was found to this file")
     options = parser.parse_args()
     chosen = [case for case in cases(sample if options.sample else list) if options.only in case.job.name]
-    record: dict[str, Any] = {"configurations": len(chosen), "is_sample": options.sample, "not_as_planned": {}}
+    record: dict[str, Any] = {"configurations": len(chosen), "is_sample": options.sample, "only": options.only}
+    record["not_as_planned"] = {}
     digests: dict[str, dict[str, str]] = {}
     bad = 0
     print(f"{'NVRTC':10}{'configurations':>15}{'not as planned':>15}{'seconds':>9}", flush=True)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deep_gemm.choose.bf16 import reachable_bf16
+from deep_gemm.choose.config_hc_prenorm import reachable_hc
 from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
+from deep_gemm.choose.hc_prenorm import reachable_few
 from deep_gemm.choose.heads import reachable_heads
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.jit import build
@@ -22,6 +25,7 @@ from deep_gemm.kernels import (
     fp8_mqa_logits,
     fp8_paged_mqa_logits,
     hc_prenorm,
+    hc_prenorm_few,
     linear_decode,
 )
 from deep_gemm.kernels.ordinary import reachable_ordinary
@@ -38,7 +42,8 @@ KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
     "bf16_gemm": (bf16_gemm.headers, reachable_bf16()[0]),
     "fp8_mqa_logits": (fp8_mqa_logits.headers, fp8_mqa_logits.reachable_mqa()[0]),
     "fp8_paged_mqa_logits": (fp8_paged_mqa_logits.headers, fp8_paged_mqa_logits.reachable_paged()[0]),
-    "hc_prenorm": (hc_prenorm.headers, hc_prenorm.usual_hc()[0]),
+    "hc_prenorm": (hc_prenorm.headers, reachable_hc()[0]),
+    "hc_prenorm_few": (hc_prenorm_few.headers, reachable_few()[0]),
     **{kernel.name: (kernel.headers, configs[0]) for kernel, configs in reachable_ordinary()},
 }
 
@@ -109,6 +114,12 @@ def test_a_header_of_anything_else_is_refused(line: str) -> None:
     assert generated(sound) == sound
     with pytest.raises(ValueError, match=r"^config: expected numbers, switches and names of sources in config\.cuh"):
         generated(f"{sound}{line}\n")
+
+
+def test_every_kernel_has_its_header_checked() -> None:
+    for path in Path(str(fp8_gemm.__file__)).parent.glob("*.py"):
+        text = path.read_text()
+        assert text.count('"config.cuh":') == text.count('"config.cuh": generated('), path.name
 
 
 def test_every_file_that_a_configuration_may_name_is_one_of_ours() -> None:

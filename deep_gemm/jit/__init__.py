@@ -144,7 +144,9 @@ _told_slow: set[str] = set()
 
 def _warn_if_slow(kernel: CompiledKernel) -> None:
     """Say so, once for each name, if a kernel is right but slower than it is meant to be."""
-    if kernel.name not in _told_slow and (complaints := ptxas_log.complaints(kernel.log)):
+    if kernel.name in _told_slow or not ptxas_log.local_memory(kernel.log):  # a log without a report proves nothing
+        return
+    if complaints := ptxas_log.complaints(kernel.log):
         _told_slow.add(kernel.name)
         warnings.warn(
             f"{kernel.name} is slower than it is meant to be, because NVRTC {kernel.compiler} compiled it badly; "
