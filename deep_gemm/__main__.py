@@ -18,8 +18,8 @@ def examples(*lines: str) -> str:
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-cache_app = typer.Typer(no_args_is_help=True, help="List, check or clear the directory of compiled kernels.")
-app.add_typer(cache_app, name="cache", epilog=examples("cache list", "cache verify", "cache clear --yes"))
+cache_app = typer.Typer(no_args_is_help=True, help="List, check, clear, export or import the compiled kernels.")
+app.add_typer(cache_app, name="cache", epilog=examples("cache list", "cache verify", "cache export kernels.tar"))
 
 
 def _show_version(is_asked_for: bool) -> None:
@@ -222,6 +222,8 @@ def explain(
         "compile 2112,7168 7168,2048 --layers",
         "compile 64,2112,7168 --fp32 --gpu H100",
         "compile 4096,7168 --groups ids --num-groups 32",
+        "compile --model deepseek-v3 --tp 8",
+        "compile --model qwen3-235b --tp 4 --ep 4 --max-tokens 8192 --list",
     )
     + "\n\nA GPU's machine finds these kernels if it reads the same directory (DG_JIT_CACHE_DIR), and has the same "
     "version of this package and the same build of NVRTC.",
@@ -243,6 +245,13 @@ def compile_shapes(
     layers: Annotated[
         bool, typer.Option("--layers", help="casts, routes and scales too, and what `linear` runs for few rows")
     ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="all that a model needs, such as deepseek-v3; a wrong name lists all")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="ranks that share each of the model's weights")] = 1,
+    ep: Annotated[int, typer.Option(help="ranks that share its experts")] = 1,
+    max_tokens: Annotated[int, typer.Option(help="tokens of its largest batch")] = 1 << 16,
+    only_list: Annotated[bool, typer.Option("--list", help="list the kernels, compile nothing")] = False,
 ) -> None:
     """Compile the kernels of these shapes into the cache, before a program needs them. Needs no GPU."""
     import torch
@@ -255,15 +264,20 @@ def compile_shapes(
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
     dtype, recipe = dtypes[OutputName.FP32 if fp32 else output], (1, 1, 128) if by_row else None
     try:
-        if not shapes and not layers:
-            raise ValueError("shapes: expected some, or --layers, got none")
-        jobs = list(precompile.jobs_of_layers()) if layers else []
+        if not shapes and not layers and not model:
+            raise ValueError("shapes: expected some, --model or --layers, got none")
+        jobs = [("layers", job) for job in precompile.jobs_of_layers()] if layers else []
+        if model:
+            jobs += precompile.jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu)
         for shape in shapes or ():
             m, n, k = precompile.parsed(shape)
             kind = None if groups is None else groups.value
             question = asked(m or num_groups, n, k, dtype, with_c, accumulate, recipe, kind, num_groups, gpu)
-            jobs += precompile.jobs_of(question, any_m=m is None, with_layers=layers)
-        is_ready = precompile.run(jobs, make_console())
+            jobs += ((shape, job) for job in precompile.jobs_of(question, any_m=m is None, with_layers=layers))
+        if only_list:
+            precompile.show(jobs, make_console())
+            raise typer.Exit(0)
+        is_ready = precompile.run([job for _, job in jobs], make_console())
     except (ValueError, CompilerMissing) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(MISUSED) from None
@@ -277,7 +291,8 @@ def list_cache() -> None:
     from .settings import settings
     from .tools.cache import show
 
-    show(settings().jit_cache_dir, make_console())
+    for directory in settings().jit_cache_dirs:
+        show(directory, make_console())
 
 
 @cache_app.command("verify", epilog=examples("cache verify", "cache verify --remove"))
@@ -289,22 +304,60 @@ def verify_cache(
     from .settings import settings
     from .tools.cache import verify
 
-    is_sound = verify(settings().jit_cache_dir, make_console(), remove=remove)
-    raise typer.Exit(0 if is_sound else WRONG)
+    console = make_console()
+    is_sound = [verify(directory, console, remove=remove) for directory in settings().jit_cache_dirs]
+    raise typer.Exit(0 if all(is_sound) else WRONG)
 
 
 @cache_app.command("clear", epilog=examples("cache clear", "cache clear --yes"))
 def clear_cache(
     yes: Annotated[bool, typer.Option("--yes", help="without asking")] = False,
 ) -> None:
-    """Remove every kernel that is kept, dumps and failed sources too. Other files stay."""
+    """Remove every kernel that is kept, dumps, bad files and failed sources too. Other files stay.
+
+    Of several directories only the one that is written is cleared.
+    """
+    from .jit.cache import written_directory
     from .settings import settings
     from .tools.cache import clear
 
-    directory = settings().jit_cache_dir
+    directory = written_directory(settings().jit_cache_dirs)
     if not yes and not typer.confirm(f"Remove all kernels from {directory}?"):
         raise typer.Exit(WRONG)
     typer.echo(f"{clear(directory)} kernels removed from {directory}")
+
+
+@cache_app.command("export", epilog=examples("cache export kernels.tar"))
+def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write, a tar of kernels")]) -> None:
+    """Write all kernels that are kept into FILE, for other machines and for container images."""
+    from .benchmark.table import make_console
+    from .settings import settings
+    from .tools.cache import export_to
+
+    try:
+        has_some = export_to(file, settings().jit_cache_dirs, make_console())
+    except OSError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if has_some else WRONG)
+
+
+@cache_app.command("import", epilog=examples("cache import kernels.tar"))
+def import_cache(file: Annotated[Path, typer.Argument(help="an archive that `cache export` wrote")]) -> None:
+    """Take the kernels in FILE into the directory of kernels. What is not a kernel, or not sound, is refused."""
+    import tarfile
+
+    from .benchmark.table import make_console
+    from .jit.cache import written_directory
+    from .settings import settings
+    from .tools.cache import import_from
+
+    try:
+        is_sound = import_from(file, written_directory(settings().jit_cache_dirs), make_console())
+    except (OSError, ValueError, tarfile.TarError) as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if is_sound else WRONG)
 
 
 @app.command(epilog=examples("configs"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-
-import torch
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,13 @@ def gpu_named(name: str) -> Gpu | None:
 @cache
 def is_hopper(device: int) -> bool:
     """Tell whether a CUDA device is a GPU that the kernels are for."""
-    return torch.cuda.get_device_properties(device).major == HOPPER
+    return bool(_properties(device).major == HOPPER)
 
 
 @cache
 def gpu_of(device: int) -> Gpu:
     """The GPU that a CUDA device is; an unknown Hopper GPU is taken for an H100 with its own number of SMs."""
-    properties = torch.cuda.get_device_properties(device)
+    properties = _properties(device)
     if properties.major != HOPPER:
         raise NotImplementedError(
             f"deep_gemm's kernels need a Hopper GPU (compute capability 9.0); cuda:{device} is {properties.name}, "
@@ -45,3 +44,9 @@ def gpu_of(device: int) -> Gpu:
         )
     known = next((gpu for gpu in GPUS if gpu.name in properties.name), H100)
     return replace(known, num_sms=properties.multi_processor_count)
+
+
+def _properties(device: int) -> Any:
+    import torch  # here, because settings and the jit room must import without torch
+
+    return torch.cuda.get_device_properties(device)

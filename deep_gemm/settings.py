@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from .gpus import H200
-from .problem.integers import integer_in_range
 
 DEFAULT_ALIGNMENT = 128
+DEFAULT_CACHE_LIMIT_MB = 2048
+"""Room for tens of thousands of kernels. A model needs some hundreds."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """What the environment asks for. Every variable of the package is a field here."""
 
-    jit_cache_dir: Path
-    """Where compiled kernels are kept: `DG_JIT_CACHE_DIR`, or the older `DG_CACHE_DIR`."""
+    jit_cache_dirs: tuple[Path, ...]
+    """Where compiled kernels are kept, `DG_JIT_CACHE_DIR` or the older `DG_CACHE_DIR`: directories, separated as in
+    PATH. The first that can be written is written; all are read."""
+    jit_cache_limit_mb: int
+    """`DG_JIT_CACHE_LIMIT_MB`: megabytes of kernels from which on those used least recently are removed."""
     jit_debug: bool
     """`DG_JIT_DEBUG`: print what is compiled, with which options, and what the compiler said."""
     jit_strict: bool
@@ -44,11 +48,12 @@ class Settings:
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Settings from a mapping of environment variables; a pure function, for tests and for `settings`."""
-    cache_dir = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR")
+    cache_dirs = environment.get("DG_JIT_CACHE_DIR") or environment.get("DG_CACHE_DIR") or ""
     tuned_table = environment.get("DG_TUNED_TABLE")
     dump_both = _flag(environment, "DG_JIT_DUMP_ASM")
     return Settings(
-        jit_cache_dir=_path("DG_JIT_CACHE_DIR", cache_dir) if cache_dir else _default_cache_dir(),
+        jit_cache_dirs=_paths("DG_JIT_CACHE_DIR", cache_dirs) or (_default_cache_dir(),),
+        jit_cache_limit_mb=_positive(environment, "DG_JIT_CACHE_LIMIT_MB", DEFAULT_CACHE_LIMIT_MB),
         jit_debug=_flag(environment, "DG_JIT_DEBUG"),
         jit_strict=_flag(environment, "DG_JIT_STRICT"),
         jit_dump_ptx=_flag(environment, "DG_JIT_DUMP_PTX") or dump_both,
@@ -81,6 +86,17 @@ def _path(name: str, value: str) -> Path:
         return Path(value).expanduser()
     except RuntimeError:
         raise ValueError(f"{name}: expected a path, got {value!r}, whose home directory is not known") from None
+
+
+def _paths(name: str, value: str) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(_path(name, part) for part in value.split(os.pathsep) if part))
+
+
+def _positive(environment: Mapping[str, str], name: str, default: int) -> int:
+    value = environment.get(name) or str(default)
+    if not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise ValueError(f"{name}: expected a positive integer, got {value!r}")
+    return int(value)
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
@@ -131,7 +147,7 @@ def set_num_sms(num_sms: int) -> None:
     kernel cannot be limited to fewer multiprocessors than it needs.
     """
     available = _device_num_sms()
-    in_force.change(num_sms=integer_in_range("num_sms", num_sms, 1, available))
+    in_force.change(num_sms=_integer_in_range("num_sms", num_sms, 1, available))
 
 
 def get_num_sms() -> int:
@@ -150,7 +166,7 @@ def set_tc_util(tc_util: int) -> None:
     Other libraries use it to slow their kernels down below a power limit. The products here never wait: the GPU
     lowers its clock if it must.
     """
-    in_force.change(tc_util=integer_in_range("tc_util", tc_util, 1, 100))
+    in_force.change(tc_util=_integer_in_range("tc_util", tc_util, 1, 100))
 
 
 def get_tc_util() -> int:
@@ -168,7 +184,7 @@ def set_block_size_multiple_of(multiple: int | tuple[int, int]) -> None:
     that a caller sees, so it changes nothing.
     """
     for number in multiple if isinstance(multiple, tuple | list) else (multiple,):
-        integer_in_range("multiple", number, 1)
+        _integer_in_range("multiple", number, 1)
 
 
 def set_pdl(enabled: bool) -> None:
@@ -217,7 +233,7 @@ def get_deterministic_algorithms() -> bool:
 
 def set_compile_mode(mode: int) -> None:
     """Set 1 to make calls compile what they need and compute nothing (to warm up a cache), 0 for ordinary calls."""
-    in_force.change(compile_mode=integer_in_range("mode", mode, 0, 1))
+    in_force.change(compile_mode=_integer_in_range("mode", mode, 0, 1))
 
 
 def get_compile_mode() -> int:
@@ -227,7 +243,7 @@ def get_compile_mode() -> int:
 
 def set_mk_alignment_for_contiguous_layout(alignment: int) -> None:
     """Set the alignment of group starts in the offsets form of grouped layouts; 1 means no padding at all."""
-    in_force.change(mk_alignment=integer_in_range("alignment", alignment, 1, 1 << 30))
+    in_force.change(mk_alignment=_integer_in_range("alignment", alignment, 1, 1 << 30))
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:
@@ -249,10 +265,16 @@ def get_theoretical_mk_alignment_for_contiguous_layout(
     128: callers size buffers by it.)
     """
     if num_groups is not None:
-        integer_in_range("num_groups", num_groups, 0)
+        _integer_in_range("num_groups", num_groups, 0)
     if expected_m is not None:
-        integer_in_range("expected_m", expected_m, 0)
+        _integer_in_range("expected_m", expected_m, 0)
     return DEFAULT_ALIGNMENT
+
+
+def _integer_in_range(name: str, value: object, low: int, high: int = (1 << 31) - 1) -> int:
+    from .problem.integers import integer_in_range  # here, because it imports torch
+
+    return integer_in_range(name, value, low, high)
 
 
 def _truth_value(enabled: bool, name: str = "enabled") -> bool:

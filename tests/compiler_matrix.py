@@ -1,8 +1,9 @@
 """Compile every configuration that can be chosen with several versions of NVRTC, and inspect the machine code.
 
-    python tests/compiler_matrix.py --versions 12.8.93 13.0.88 newest
+    python tests/compiler_matrix.py --record benchmarks/results/compilers-DATE.json
 
-installs each version into a folder, unless it is there, and prints a line for it. It needs no GPU.
+installs the last release of each minor version into a folder, unless it is there, prints a line for it, and says which
+give the same machine code. `--versions 12.8.93 newest` takes others. It needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import machine_code
 import other_nvrtc
+from thorough import sample
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
@@ -48,6 +50,8 @@ from deep_gemm.tools.gates import violations
 
 USUAL_HEADS = (16, 32, 64)
 """Of the indexer: numbers of heads that models have, and one between."""
+MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
+"""The last release of each minor version, November 2026."""
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "nvrtc"
 
 
@@ -129,14 +133,31 @@ def installed(version: str, folder: Path) -> tuple[str, Path]:
     return found.version, library
 
 
+def same_code(digests: dict[str, dict[str, str]]) -> dict[str, dict[str, int]]:
+    """For each version how many kernels have the same machine code by each of the versions before it."""
+    versions = list(digests)
+    return {
+        version: {
+            other: sum(digests[version][kernel] == digests[other][kernel] for kernel in digests[version])
+            for other in versions[:at]
+        }
+        for at, version in enumerate(versions)
+        if at
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile all configurations with several versions of NVRTC.")
-    parser.add_argument("--versions", nargs="+", default=["newest"], help='such as 12.8.93, or "newest"')
+    parser.add_argument("--versions", nargs="+", default=MINORS, help='such as 12.8.93, or "newest"')
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where versions are installed")
     parser.add_argument("--only", default="", help="configurations whose names contain this")
     parser.add_argument("--digests", type=Path, help="write digests of all machine code to this file, to compare trees")
+    parser.add_argument("--sample", action="store_true", help="the part of the configurations that CI compiles")
+    parser.add_argument("--record", type=Path, help="write what was found to this file")
     options = parser.parse_args()
-    chosen = [case for case in cases() if options.only in case.job.name]
+    chosen = [case for case in cases(sample if options.sample else list) if options.only in case.job.name]
+    record: dict[str, Any] = {"configurations": len(chosen), "is_sample": options.sample, "only": options.only}
+    record["not_as_planned"] = {}
     digests: dict[str, dict[str, str]] = {}
     bad = 0
     print(f"{'NVRTC':10}{'configurations':>15}{'not as planned':>15}{'seconds':>9}", flush=True)
@@ -154,7 +175,14 @@ def main() -> int:
         for name, told in problems.items():
             print(f"    {name}: {'; '.join(told)}", flush=True)
         bad += len(problems)
+        record["not_as_planned"][version] = problems
         digests[version] = {kernel.name: machine_code.digest(kernel.cubin) for kernel in kernels}
+    record["same_code"] = same_code(digests)
+    for version, others in record["same_code"].items():
+        counts = ", ".join(f"{same} as {other}" for other, same in others.items())
+        print(f"{version}: of {len(chosen)} kernels the same code: {counts}", flush=True)
+    if options.record:
+        options.record.write_text(json.dumps(record, indent=1) + "\n")
     if options.digests:
         options.digests.write_text(json.dumps(digests, indent=1) + "\n")
     return 1 if bad else 0

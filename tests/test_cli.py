@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import shlex
 import sys
+import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +36,10 @@ from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import reachable_grouped, select_grouped
 from deep_gemm.gpus import H200
-from deep_gemm.jit import CompilerMissing
+from deep_gemm.jit import CompilerMissing, compiler
 from deep_gemm.jit.cache import KernelCache
 from deep_gemm.jit.compiler import CompiledKernel
+from deep_gemm.jit.entry import pack
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, linear_decode
 from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.settings import settings
@@ -268,7 +271,7 @@ def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "shapes: expected some, or --layers, got none"),
+        ((), "shapes: expected some, --model or --layers, got none"),
         (("64",), "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64'"),
         (("64,a,128",), "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64,a,128'"),
         (("0,8,128",), "m: expected an integer in 1..2147483647, got 0"),
@@ -352,6 +355,95 @@ def test_cache_of_a_directory_that_is_not_there_is_empty(cache: Path) -> None:
         result = run("cache", *arguments)
         assert result.exit_code == 0
         assert "0 " in result.output
+
+
+def use_cache(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> None:
+    """As a new process with these directories."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", os.pathsep.join(map(str, directories)))
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
+
+
+def test_a_shipped_cache_serves_where_there_is_no_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "kernels.tar"
+    assert run("compile", "64,2112,7168", "64,512,7168", "--gpu", "H200").exit_code == 0
+    made = {path.name: path.read_bytes() for path in cache.glob("*.kernel")}
+    assert f"{len(made)} kernels, " in run("cache", "export", str(archive)).output
+    first = archive.read_bytes()
+    run("cache", "export", str(archive))
+    assert archive.read_bytes() == first, "the same kernels give the same bytes, and the same layer of an image"
+
+    # Elsewhere: another directory, which is read alone, and no NVRTC at all.
+    use_cache(monkeypatch, tmp_path / "there")
+    result = run("cache", "import", str(archive))
+    assert result.exit_code == 0
+    assert f"{len(made)} kernels, made by NVRTC {compiler.compiler_version()}, are in" in result.output
+    assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == made
+    use_cache(monkeypatch, tmp_path / "file" / "cache", tmp_path / "there")
+    (tmp_path / "file").write_text("")
+    compiler.compiler_version.cache_clear()
+    monkeypatch.setattr(compiler, "_nvrtc", _no_compiler)
+    for n in (2112, 512):
+        config = select(64, n, 7168, Output(), H200)
+        assert (fp8_gemm_decode if isinstance(config, DecodeConfig) else fp8_gemm).build(config).cubin
+    with pytest.raises(CompilerMissing, match=r"fp8_gemm_dense is not among the compiled kernels in .*pip install"):
+        fp8_gemm.build(next(config for config in reachable() if config.block_m == 256))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (f"../one-{'a' * 64}.kernel", None, "its name is not a kernel's"),
+        (f"/tmp/one-{'a' * 64}.kernel", None, "its name is not a kernel's"),
+        (f"failed/one-{'a' * 64}.kernel", None, "its name is not a kernel's"),
+        (f"one-{'a' * 64}.kernel\n", None, "its name is not a kernel's"),
+        ("notes.txt", b"", "its name is not a kernel's"),
+        (f"one-{'b' * 64}.kernel", None, "it holds another kernel: one-"),
+        (f"two-{'a' * 64}.kernel", None, "it holds another kernel: one-"),
+        (f"one-{'a' * 64}.kernel", b"", "it is empty"),
+        (f"one-{'a' * 64}.kernel", b"\x80\x04.", "it is not a kernel's file, or one of another format"),
+        (f"one-{'a' * 64}.kernel", tarfile.SYMTYPE, "it is no regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.LNKTYPE, "it is no regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.FIFOTYPE, "it is no regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.DIRTYPE, "it is no regular file"),
+    ],
+)
+def test_import_refuses_what_is_not_a_kernel_and_writes_nothing_elsewhere(
+    cache: Path, tmp_path: Path, name: str, content: bytes | None, reason: str
+) -> None:
+    archive = tmp_path / "kernels.tar"
+    sound = pack("a" * 64, CompiledKernel("one", b"machine code", "a log", "13.0.88 CL-1"), options=[], passes=[])
+    with tarfile.open(archive, "w") as tar:
+        member, data = tarfile.TarInfo(name), b""
+        if content in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
+            member.type, member.linkname = content or b"", "/etc/passwd"
+        else:
+            data = sound if content is None else content
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    result = run("cache", "import", str(archive))
+    assert result.exit_code == 1
+    assert f"refused: {reason}" in words(result)
+    assert "0 kernels are in" in words(result)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_import_and_export_say_what_they_cannot_do(cache: Path, tmp_path: Path) -> None:
+    assert "kernels.tar" in words(run("cache", "import", str(tmp_path / "kernels.tar")))
+    (tmp_path / "kernels.tar").write_text("no archive")
+    assert run("cache", "import", str(tmp_path / "kernels.tar")).exit_code == 2
+    assert run("cache", "export", str(tmp_path / "no" / "folder")).exit_code == 2
+    assert run("cache", "export", str(tmp_path / "kernels.tar")).exit_code == 1, "there is nothing to export"
+    (first,) = kept(cache, "one")
+    first.write_bytes(b"")
+    assert f"{first}: left out (it is empty)" in words(run("cache", "export", str(tmp_path / "kernels.tar")))
+    cache.chmod(0o777)
+    result = run("cache", "import", str(tmp_path / "kernels.tar"))
+    assert result.exit_code == 2
+    assert "others may write to it (mode 777): chmod go-w" in words(result)
 
 
 # ---- inspect ----------------------------------------------------------------------------------------------------

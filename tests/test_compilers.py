@@ -16,7 +16,7 @@ from pathlib import Path
 import newest_release
 import other_nvrtc
 import pytest
-from compiler_matrix import cases
+from compiler_matrix import cases, same_code
 from thorough import sample
 
 from deep_gemm.jit.report import report
@@ -96,3 +96,8 @@ def test_kernels_of_the_oldest_compiler_are_what_was_planned(part: int) -> None:
 def test_kernels_of_the_newest_compiler_are_what_was_planned(part: int) -> None:
     with news_if_newer():
         assert_as_planned(other_nvrtc.library(newest_release.packages()), part)
+
+
+def test_the_matrix_counts_the_kernels_that_two_versions_compile_to_the_same_code() -> None:
+    digests = {"12.8": {"a": "1", "b": "2"}, "12.9": {"a": "1", "b": "3"}, "13.0": {"a": "1", "b": "3"}}
+    assert same_code(digests) == {"12.9": {"12.8": 1}, "13.0": {"12.8": 1, "12.9": 2}}

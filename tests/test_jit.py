@@ -248,6 +248,18 @@ def test_strict_also_refuses_a_slow_kernel_that_someone_else_has_cached(monkeypa
         jit.build(SLOW_KERNELS["spills"], {}, name="kernel")
 
 
+def test_without_strict_one_warning_names_the_compiler_that_made_a_slow_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DG_JIT_STRICT", "0")
+    settings.cache_clear()
+    monkeypatch.setattr(jit, "_told_slow", set())
+    told = rf"^kernel is slower than .*NVRTC {re.escape(compiler.compiler_version())} compiled it badly.*spills"
+    with pytest.warns(RuntimeWarning, match=told) as caught:
+        for _ in range(2):
+            jit.build(SLOW_KERNELS["spills"], {}, name="kernel")
+            jit._cache_of.cache_clear()  # as a new process, which takes it from the cache
+    assert len(caught) == 1
+
+
 def test_debug_tells_what_was_compiled_and_how(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

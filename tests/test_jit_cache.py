@@ -18,14 +18,17 @@ from typing import Any
 import pytest
 
 from deep_gemm import jit
+from deep_gemm.jit import cache as cache_module
 from deep_gemm.jit.cache import KernelCache, kernel_key
 from deep_gemm.jit.compiler import CompiledKernel, CompileError
+from deep_gemm.jit.entry import pack
+from deep_gemm.jit.trust import why_untrusted
 from deep_gemm.settings import read_settings, settings
 
 PACKAGE = Path(__file__).parents[1] / "deep_gemm"
 SCALE = 'extern "C" __global__ void scale(float* p) { p[threadIdx.x] *= 2; }'
 KERNEL = CompiledKernel("scale", b"\x7fELF\n\0machine code\n" * 50, "ptxas info: a log\nof two lines", "13.0.88 CL-1")
-KEY = "k" * 64
+KEY = "f" * 64
 
 # A process that has the package without the imports of its front (torch), then forks: 64 of them start in a moment.
 LIGHT = f"""
@@ -198,12 +201,128 @@ def test_build_compiles_again_over_a_damaged_file(directory: Path, damage: Calla
     assert file.read_bytes() == whole
 
 
+# ---- bad files, old files ---------------------------------------------------------------------------------------
+
+
+def test_a_bad_file_is_set_aside_with_the_reason_and_not_too_many_are_kept(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    path = cache.path("scale", KEY)
+    store(cache)
+    sound = path.read_bytes()
+    for damage in range(cache_module.MOST_IN_QUARANTINE + 3):
+        path.write_bytes(sound[:-1] + bytes([damage]))
+        store(KernelCache(tmp_path))
+        assert path.read_bytes() == sound
+    bad = list((tmp_path / "quarantine").glob("*.bad"))
+    assert len(bad) == cache_module.MOST_IN_QUARANTINE
+    assert sound[:-1] + bytes([0]) not in [file.read_bytes() for file in bad], "the oldest went"
+    for file in bad:
+        told = file.with_suffix(".txt").read_text()
+        assert told == f"{path.name} was set aside: its content does not have the digest that it states\n"
+    assert len(list((tmp_path / "quarantine").iterdir())) == 2 * len(bad)
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    with cache.path("scale", KEY).open("wb") as file:
+        file.truncate(1 << 40)  # it takes no room on the disk
+    assert cache.load("scale", KEY) is None
+
+
+def test_the_kernels_used_least_recently_make_room(tmp_path: Path) -> None:
+    size = len(pack("a" * 64, KERNEL, options=[], passes=[]))
+    cache = KernelCache(tmp_path, limit_bytes=3 * size + 100)
+    paths = {letter: cache.path("scale", letter * 64) for letter in "abcde"}
+
+    def keep(letter: str) -> None:
+        cache.store(letter * 64, KERNEL, options=[], passes=[])
+
+    for age, letter in enumerate("abc"):
+        keep(letter)
+        written = time.time() - 10**6 + age
+        os.utime(paths[letter], (written, written))
+    (tmp_path / f"{paths['b'].stem}.ptx").write_text("x")
+    (tmp_path / "notes.txt").write_text("x" * 10**6)
+    assert KernelCache(tmp_path).load("scale", "a" * 64) == KERNEL, "now a was used last"
+    assert paths["a"].stat().st_mtime < time.time() - 10**5, "when it was written is still known"
+    keep("d")
+    assert {path.name for path in tmp_path.iterdir()} == {paths[letter].name for letter in "acd"} | {"notes.txt"}
+    keep("e")
+    assert {path.name for path in tmp_path.iterdir()} == {paths[letter].name for letter in "ade"} | {"notes.txt"}
+
+
+def test_a_kernel_larger_than_the_limit_is_kept(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path, limit_bytes=1)
+    store(cache)
+    assert cache.path("scale", KEY).exists()
+
+
+# ---- several directories, other users ----------------------------------------------------------------------------
+
+
+def test_all_directories_are_read_and_the_first_that_can_be_written_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    unwritable, shipped, own = tmp_path / "file" / "cache", tmp_path / "shipped", tmp_path / "own"
+    store(KernelCache(shipped))
+    assert KernelCache(unwritable, own, shipped).load("scale", KEY) == KERNEL
+    assert not own.exists(), "what is found is not copied"
+    cache = KernelCache(unwritable, own, shipped)
+    cache.store("o" * 64, KERNEL, options=[], passes=[])
+    assert [path.name for path in own.iterdir()] == [f"scale-{'o' * 64}.kernel"]
+    assert len(list(shipped.iterdir())) == 1
+
+
+def test_the_directory_is_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o000)
+    try:
+        cache = KernelCache(tmp_path / "made" / "cache")
+        store(cache)
+    finally:
+        os.umask(old)
+    assert (tmp_path / "made" / "cache").stat().st_mode & 0o777 == 0o700
+    assert cache.path("scale", KEY).stat().st_mode & 0o022 == 0
+    assert KernelCache(tmp_path / "made" / "cache").load("scale", KEY) == KERNEL
+
+
+@pytest.mark.parametrize("writable", ["directory", "file"])
+def test_nothing_is_loaded_that_others_may_write_and_one_warning_says_so(tmp_path: Path, writable: str) -> None:
+    store(KernelCache(tmp_path / "cache"))
+    path = KernelCache(tmp_path / "cache").path("scale", KEY)
+    (path if writable == "file" else path.parent).chmod(0o777)
+    cache = KernelCache(tmp_path / "cache")
+    told = (
+        rf"not taken from .*{(path if writable == 'file' else path.parent).name}: others may write to it .mode 777.: "
+    )
+    with pytest.warns(RuntimeWarning, match=told) as caught:
+        assert [cache.load("scale", KEY) for _ in range(3)] == [None] * 3
+    assert len(caught) == 1
+    if writable == "file":  # it gives way to one that can be trusted
+        store(KernelCache(tmp_path / "cache"))
+        assert KernelCache(tmp_path / "cache").load("scale", KEY) == KERNEL
+
+
+def test_nothing_is_loaded_from_another_user_than_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(KernelCache(tmp_path))
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    if me != 0:
+        with pytest.warns(RuntimeWarning, match=f"it belongs to user {me}, not to user {me + 1} or root"):
+            assert KernelCache(tmp_path).load("scale", KEY) is None
+    else:  # what root has put there is as good as one's own
+        assert KernelCache(tmp_path).load("scale", KEY) == KERNEL
+    real = os.fstat(0)
+    for uid, trusted in ((me + 1, True), (0, True), (me + 2, False)):
+        state = os.stat_result([0o100644, *real[1:4], uid, *real[5:]])
+        assert (why_untrusted(state) is None) is trusted
+
+
 # ---- many processes, killed processes ---------------------------------------------------------------------------
 
 
 def test_64_processes_compile_the_same_kernel_on_an_empty_cache(tmp_path: Path) -> None:
     code = """
 import hashlib
+jit.compiler_version()  # loads NVRTC once for all, which takes longer than to compile
 go_read, go_write = os.pipe()
 out_read, out_write = os.pipe()
 children = []
@@ -227,12 +346,147 @@ print(len(results), len(set(results)), len(failed))
     assert [path.suffix for path in tmp_path.iterdir()] == [".kernel"]  # one result, no temporary file
 
 
+COUNTED = """
+import time
+from deep_gemm.jit import cache, one_builder
+from deep_gemm.jit.compiler import CompiledKernel
+jit.compiler_version = lambda: "13.0.88 CL-1"
+def compile_cubin(source, headers, *, name, options, strict):
+    with open(os.environ["COUNT"], "a") as file:
+        file.write(name + "\\n")
+    time.sleep(0.1)
+    return CompiledKernel(name, source.encode(), "a log", "13.0.88 CL-1")
+jit.compile_cubin = compile_cubin
+def forked(number, work):
+    children = []
+    for index in range(number):
+        child = os.fork()
+        if child == 0:
+            work(index)
+            os._exit(0)
+        children.append(child)
+    return [os.waitpid(child, 0)[1] for child in children]
+"""
+"""A compiler that counts, and takes a while. No NVRTC."""
+
+
+def run_counted(code: str, tmp_path: Path) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    """What was compiled, in order, and the process."""
+    (tmp_path / "count").touch()
+    environment = {**os.environ, "DG_JIT_CACHE_DIR": str(tmp_path / "cache"), "COUNT": str(tmp_path / "count")}
+    environment.pop("DG_JIT_STRICT", None)
+    command = [sys.executable, "-c", LIGHT + COUNTED + code]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return (tmp_path / "count").read_text().split(), run
+
+
+def test_64_processes_on_an_empty_cache_compile_each_kernel_once(tmp_path: Path) -> None:
+    code = """
+def work(index):
+    for at in range(4):
+        name = f"kernel{(at + index) % 4}"
+        assert jit.build(name, {}, name=name).cubin == name.encode()
+assert set(forked(64, work)) == {0}
+"""
+    compiled, run = run_counted(code, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert sorted(compiled) == ["kernel0", "kernel1", "kernel2", "kernel3"]
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".kernel"}, "no lock is left"
+
+
+def test_threads_of_a_process_compile_a_kernel_once(tmp_path: Path) -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(16) as pool:
+    made = list(pool.map(lambda _: jit.build("a", {}, name="a"), range(64)))
+assert all(kernel == made[0] for kernel in made)
+"""
+    compiled, run = run_counted(code, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert compiled == ["a"]
+
+
+def test_the_next_builder_does_not_wait_for_one_that_was_killed(tmp_path: Path) -> None:
+    code = """
+real = jit.compile_cubin
+def work(index):
+    def killed(source, headers, **how):
+        real(source, headers, **how)
+        os.kill(os.getpid(), signal.SIGKILL)
+    jit.compile_cubin = killed
+    jit.build("a", {}, name="a")
+assert forked(1, work) == [signal.SIGKILL]
+begin = time.monotonic()
+jit.build("a", {}, name="a")
+assert time.monotonic() - begin < 5, "the lock outlived its holder"
+"""
+    compiled, run = run_counted(code, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert compiled == ["a", "a"]
+    assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".kernel"}, "its lock file is gone too"
+
+
+def test_a_child_that_is_forked_while_a_thread_builds_neither_keeps_the_lock_nor_waits_for_the_thread(
+    tmp_path: Path,
+) -> None:
+    code = """
+import threading
+real = jit.compile_cubin
+started = threading.Event()
+def slow(source, headers, **how):
+    started.set()
+    time.sleep(0.3)
+    return real(source, headers, **how)
+jit.compile_cubin = slow
+thread = threading.Thread(target=jit.build, args=("a", {}), kwargs={"name": "a"})
+thread.start()
+started.wait()
+lives_on = os.fork()
+if lives_on == 0:
+    time.sleep(30)
+def work(index):
+    jit.build("a", {}, name="a")
+begin = time.monotonic()
+assert forked(1, work) == [0]
+thread.join()
+jit.build("b", {}, name="b")
+assert time.monotonic() - begin < 5
+os.kill(lives_on, signal.SIGKILL)
+os.waitpid(lives_on, 0)
+"""
+    compiled, run = run_counted(code, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert compiled == ["a", "b"], "the child waited for the file, not for a thread that it does not have"
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "def refuse(*a): raise OSError(37, 'No locks available')\nimport fcntl; fcntl.lockf = refuse",
+        "one_builder.PATIENCE_S = 0.05\nimport fcntl\ndef held(*a): raise BlockingIOError\nfcntl.lockf = held",
+    ],
+    ids=["no locks on this file system", "a holder that is stopped"],
+)
+def test_where_no_lock_can_be_had_several_compile_and_all_are_right(trouble: str, tmp_path: Path) -> None:
+    code = f"""
+{trouble}
+def work(index):
+    assert jit.build("a", {{}}, name="a").cubin == b"a"
+assert set(forked(4, work)) == {{0}}
+"""
+    compiled, run = run_counted(code, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert set(compiled) == {"a"}
+    (file,) = (tmp_path / "cache").glob("*.kernel")
+    assert file.read_bytes().endswith(b"\na")
+
+
 @pytest.mark.parametrize(
     "moment",
     [
         "jit.compile_cubin = die",
         "os.replace = die",
-        "cache._pack = lambda *a, pack=cache._pack, **k: Half(pack(*a, **k))",
+        "cache._create = lambda path, create=cache._create: Half(create(path))",
     ],
     ids=["compiles", "is about to rename", "writes"],
 )
@@ -241,10 +495,17 @@ def test_a_process_killed_while_it(moment: str, tmp_path: Path) -> None:
 from deep_gemm.jit import cache
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
-def Half(data):
-    path = next(iter(cache.Path({str(tmp_path)!r}).glob(".*.tmp")))
-    path.write_bytes(data[: len(data) // 2])
-    die()
+class Half:
+    def __init__(self, file):
+        self.file = file
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        pass
+    def write(self, data):
+        self.file.write(data[: len(data) // 2])
+        self.file.flush()
+        die()
 {moment}
 jit.build(SOURCE, {{}}, name="scale")
 """
@@ -275,10 +536,10 @@ def test_a_directory_that_cannot_be_made_leaves_kernels_in_memory(tmp_path: Path
 
 
 def test_a_read_only_directory_leaves_kernels_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, mode: str) -> Any:
-        raise OSError(errno.EROFS, "Read-only file system", str(self))
+    def refuse(path: Path) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(cache_module, "_create", refuse)
     check_works_from_memory_and_warns_once(KernelCache(tmp_path))
 
 
@@ -286,13 +547,11 @@ def test_a_read_only_directory_leaves_kernels_in_memory(tmp_path: Path, monkeypa
 def test_a_full_disk_leaves_kernels_in_memory_and_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_open = Path.open
+    def open_full(path: Path) -> Any:
+        path.touch()
+        return Path("/dev/full").open("wb")
 
-    def open_full(self: Path, mode: str) -> Any:
-        real_open(self, mode).close()
-        return real_open(Path("/dev/full"), "wb")
-
-    monkeypatch.setattr(Path, "open", open_full)
+    monkeypatch.setattr(cache_module, "_create", open_full)
     check_works_from_memory_and_warns_once(KernelCache(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -319,7 +578,7 @@ def test_without_a_home_kernels_stay_in_memory(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    check_works_from_memory_and_warns_once(KernelCache(read_settings({}).jit_cache_dir))
+    check_works_from_memory_and_warns_once(KernelCache(*read_settings({}).jit_cache_dirs))
 
 
 def test_a_failed_source_is_kept_elsewhere_where_the_cache_cannot_be_written(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ import re
 import subprocess
 import sys
 import venv
+import warnings
 import zipfile
 from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import newest_release
+import oldest_release
 import pytest
 import torch
 from packaging.requirements import Requirement
@@ -143,6 +146,48 @@ def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alon
     assert shown.stdout.count("right") == 7
 
 
+COMMANDS = """
+import sys
+import typer
+from importlib import metadata
+from typer.testing import CliRunner
+from deep_gemm.__main__ import app
+for line in ("--help", "compile --help", "cache export --help", "cache list", "explain 64 2112 7168", "configs",
+             "compile --model glm-5 --max-tokens 2 --list"):
+    result = CliRunner().invoke(app, line.split())
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    if result.exit_code != 0:
+        sys.exit(f"{line}: {result.exit_code}\\n{result.output}")
+print(metadata.version("typer"), metadata.version("rich"))
+"""
+
+
+def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
+    found = oldest_release.versions()
+    if found is None:
+        pytest.skip("the oldest versions are not installed; `make test` does it")
+    environment = {**os.environ, "PYTHONPATH": f"{oldest_release.FOLDER}{os.pathsep}{ROOT}"}
+    run = subprocess.run(
+        [sys.executable, "-c", COMMANDS], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == [found["typer"], found["rich"]]
+
+
+def test_commands_run_with_the_newest_versions() -> None:
+    found = newest_release.versions()
+    if found is None:
+        pytest.skip("the newest versions are not installed; `make test` does it")
+    command = [str(newest_release.PYTHON), "-c", COMMANDS]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if run.returncode != 0 and newest_release.newer_than_tried(found):
+        warnings.warn(f"{found}, newer than any that was tried, fails:\n{run.stderr[-2000:]}", stacklevel=1)
+        return
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == [found["typer"], found["rich"]]
+
+
 def declared_by(distribution: metadata.Distribution) -> set[Path]:
     """Files and folders right below site-packages of what a distribution needs, directly or not, without extras."""
     found: set[Path] = set()
@@ -169,8 +214,8 @@ def test_the_version_is_stated_once() -> None:
 
 
 def test_settings_come_from_the_environment() -> None:
-    assert read_settings({"DG_CACHE_DIR": "/old"}).jit_cache_dir == Path("/old")
-    assert read_settings({"DG_CACHE_DIR": "/old", "DG_JIT_CACHE_DIR": "/new"}).jit_cache_dir == Path("/new")
+    assert read_settings({"DG_CACHE_DIR": "/old"}).jit_cache_dirs == (Path("/old"),)
+    assert read_settings({"DG_CACHE_DIR": "/old", "DG_JIT_CACHE_DIR": "/new"}).jit_cache_dirs == (Path("/new"),)
     with pytest.raises(ValueError, match="DG_JIT_DEBUG: expected 0 or 1, got 'yes'"):
         read_settings({"DG_JIT_DEBUG": "yes"})
 

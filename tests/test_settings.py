@@ -182,7 +182,8 @@ def test_theoretical_alignment_refuses_what_is_no_row_count(expected_m: Any) -> 
 def test_an_empty_environment_gives_the_defaults() -> None:
     defaults = read_settings({})
     assert defaults == read_settings({"DG_JIT_DEBUG": "", "DG_PRINT_CONFIGS": "0", "DG_JIT_CACHE_DIR": ""})
-    assert defaults.jit_cache_dir == Path.home() / ".cache" / "deep_gemm"
+    assert defaults.jit_cache_dirs == (Path.home() / ".cache" / "deep_gemm",)
+    assert defaults.jit_cache_limit_mb == 2048
     assert (defaults.jit_debug, defaults.print_configs) == (False, False)
     assert (defaults.jit_dump_ptx, defaults.jit_dump_sass) == (False, False)
 
@@ -224,14 +225,20 @@ def test_every_variable_that_is_read_is_told_by_the_docstring_of_its_field_and_b
     assert [name for name in read if f"`{name}" not in told.read_text()] == []
 
 
-@pytest.mark.parametrize(
-    ("variable", "field"),
-    [("DG_JIT_CACHE_DIR", "jit_cache_dir"), ("DG_CACHE_DIR", "jit_cache_dir"), ("DG_TUNED_TABLE", "tuned_table")],
-)
-def test_a_path_may_begin_at_home(variable: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_may_begin_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert getattr(read_settings({variable: "~/x"}), field) == Path("/home/somebody/x")
-    assert getattr(read_settings({variable: "x~/~y"}), field) == Path("x~/~y")
+    for given, path in (("~/x", Path("/home/somebody/x")), ("x~/~y", Path("x~/~y"))):
+        assert read_settings({"DG_TUNED_TABLE": given}).tuned_table == path
+        for variable in ("DG_JIT_CACHE_DIR", "DG_CACHE_DIR"):
+            assert read_settings({variable: given}).jit_cache_dirs == (path,)
+            assert read_settings({variable: f":/a:{given}::/a"}).jit_cache_dirs == (Path("/a"), path)
+
+
+def test_the_caches_limit_is_a_positive_number() -> None:
+    assert read_settings({"DG_JIT_CACHE_LIMIT_MB": "300"}).jit_cache_limit_mb == 300
+    for nonsense in ("0", "-1", "1.5", "1e3", " 1", "two"):
+        with pytest.raises(ValueError, match=f"DG_JIT_CACHE_LIMIT_MB: expected a positive integer, got {nonsense!r}"):
+            read_settings({"DG_JIT_CACHE_LIMIT_MB": nonsense})
 
 
 def test_a_home_that_is_not_known_is_named() -> None:

@@ -6,16 +6,18 @@ The caller renders. The first three steps depend on nothing but their arguments;
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ..settings import settings
-from . import interleave
+from . import interleave, ptxas_log
 from .cache import KernelCache, kernel_key
 from .compiler import (
     DEFAULT_OPTIONS,
@@ -42,7 +44,7 @@ class Pass(NamedTuple):
 
 def passes_for(threads_per_sm: int) -> tuple[Pass, ...]:
     """The passes for a kernel with `threads_per_sm` threads on an SM, given the compiler and the settings."""
-    if settings().disable_ffma_interleave or not interleave.helps(compiler_version(), threads_per_sm):
+    if settings().disable_ffma_interleave or not interleave.helps(_compiler(_cache()), threads_per_sm):
         return ()
     return (Pass("interleave", interleave.VERSION, interleave.interleave),)
 
@@ -57,6 +59,23 @@ def applied(passes: Iterable[Pass], kernel: CompiledKernel) -> CompiledKernel:
 _cache_of = functools.cache(KernelCache)
 
 
+def _cache() -> KernelCache:
+    return _cache_of(*settings().jit_cache_dirs, limit_bytes=settings().jit_cache_limit_mb * 10**6)
+
+
+def _compiler(kernel_cache: KernelCache) -> str:
+    """The build of NVRTC whose kernels are used: the one that is here, else the one that made the newest of the cache.
+
+    So a machine without NVRTC runs the kernels that another has made for it.
+    """
+    try:
+        return compiler_version()
+    except CompilerMissing:
+        if (made_by := kernel_cache.newest_compiler()) is None:
+            raise
+        return made_by
+
+
 def build(
     source: str,
     headers: Mapping[str, str],
@@ -65,35 +84,37 @@ def build(
     options: Iterable[str] = DEFAULT_OPTIONS,
     passes: Sequence[Pass] = (),
 ) -> CompiledKernel:
-    """Compile the kernel of `source`, or take it from the cache of `settings().jit_cache_dir`.
+    """Compile the kernel of `source`, or take it from the cache of `settings().jit_cache_dirs`.
 
     `headers` maps include names (`"ptx/mbarrier.cuh"`) to texts. `name` is for people: logs, errors, file names.
-    If threads build the same kernel at the same time, each compiles it; the results are equal.
+    If threads or processes ask for the same kernel at the same time, one compiles it, and the others wait for it.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
         raise ValueError(f"name: expected up to 100 letters, digits, '_', '-' or '.', got {name!r}")
     options = tuple(options)
     all_options = full_options(options)
-    kernel_cache = _cache_of(settings().jit_cache_dir)
+    kernel_cache = _cache()
     key = kernel_key(
         name,
         source,
         headers,
         options=all_options,
-        compiler=compiler_version(),
+        compiler=_compiler(kernel_cache),
         passes=[(p.name, p.version) for p in passes],
     )
     try:
         kernel = kernel_cache.load(name, key)
         if kernel is None:
-            start = time.perf_counter()
-            kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
-            kernel = applied(passes, kernel)
-            if settings().jit_debug:
-                _print_compiled(kernel, all_options, passes, time.perf_counter() - start)
-            kernel_cache.store(key, kernel, options=all_options, passes=[f"{p.name} {p.version}" for p in passes])
-        elif settings().jit_strict:  # it may have been compiled without the check
+            with kernel_cache.builder(name, key):
+                kernel = kernel_cache.load(name, key)  # somebody may have made it in the meantime
+                if kernel is None:
+                    kernel = _compiled(source, headers, name, options, passes)
+                    done = [f"{p.name} {p.version}" for p in passes]
+                    kernel_cache.store(key, kernel, options=all_options, passes=done)
+        if settings().jit_strict:  # it may have been compiled without the check
             check_strictly(kernel, all_options, source)
+        else:
+            _warn_if_slow(kernel)
     except CompileError as error:
         kernel_cache.keep_failed_source(error, headers, key)
         raise
@@ -101,6 +122,38 @@ def build(
         _print_reg_reuse(kernel)
     _dump_if_asked(kernel, kernel_cache.path(name, key), source, headers, options)
     return kernel
+
+
+def _compiled(
+    source: str, headers: Mapping[str, str], name: str, options: Sequence[str], passes: Sequence[Pass]
+) -> CompiledKernel:
+    start = time.perf_counter()
+    try:
+        kernel = compile_cubin(source, headers, name=name, options=options, strict=settings().jit_strict)
+    except CompilerMissing as error:
+        places = os.pathsep.join(map(str, settings().jit_cache_dirs))
+        raise CompilerMissing(f"{name} is not among the compiled kernels in {places}. {error}") from error
+    kernel = applied(passes, kernel)
+    if settings().jit_debug:
+        _print_compiled(kernel, full_options(options), passes, time.perf_counter() - start)
+    return kernel
+
+
+_told_slow: set[str] = set()
+
+
+def _warn_if_slow(kernel: CompiledKernel) -> None:
+    """Say so, once for each name, if a kernel is right but slower than it is meant to be."""
+    if kernel.name in _told_slow or not ptxas_log.local_memory(kernel.log):  # a log without a report proves nothing
+        return
+    if complaints := ptxas_log.complaints(kernel.log):
+        _told_slow.add(kernel.name)
+        warnings.warn(
+            f"{kernel.name} is slower than it is meant to be, because NVRTC {kernel.compiler} compiled it badly; "
+            f"another release may not: {complaints[0]}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _dump_if_asked(

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from .cache import make_directory
 from .compiler import CompiledKernel, compile_ptx
 from .cubin import NO_DISASSEMBLER, disassemble
 
@@ -56,7 +57,7 @@ def _warn(message: str) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         path.write_bytes(data)
     except OSError as error:
         _warn(f"dumps of kernels cannot be written to {path.parent} ({error})")

@@ -10,7 +10,7 @@ from ..choose.config_bf16 import Bf16Config
 from ..jit import driver
 from .code_plan import CodePlan
 from .fp8_gemm import params_of
-from .sources import cuda_sources
+from .sources import cuda_sources, generated
 from .wgmma_header import wgmma_bf16_header
 
 SOURCE = '#include "bf16_gemm.cuh"\n'
@@ -22,7 +22,7 @@ def headers(config: Bf16Config) -> dict[str, str]:
     """Everything that the kernel's source includes, for one configuration."""
     return {
         **cuda_sources(),
-        "config.cuh": config.header(),
+        "config.cuh": generated(config.header()),
         "params_layout.cuh": params_of(config).layout_header(),
         "wgmma_shapes.cuh": wgmma_bf16_header([config.unit_n or config.block_n], *config.majors),
     }

@@ -11,7 +11,7 @@ from ..jit import driver
 from ..problem.layout import ceil_div
 from .code_plan import CodePlan
 from .params import Field, Kind, Params, head_parts
-from .sources import cuda_sources
+from .sources import cuda_sources, generated
 from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm.cuh"\n'
@@ -90,7 +90,7 @@ def headers(config: GemmConfig) -> dict[str, str]:
     """Everything that the kernel's source includes, for one configuration."""
     return {
         **cuda_sources(),
-        "config.cuh": config.header(),
+        "config.cuh": generated(config.header()),
         "params_layout.cuh": params_of(config).layout_header(),
         "wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n]),
     }

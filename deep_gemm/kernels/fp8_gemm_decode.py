@@ -17,7 +17,7 @@ from .code_plan import CodePlan
 from .maps import matrix_map
 from .params import Field, Kind, Params, head_parts
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
-from .sources import cuda_sources
+from .sources import cuda_sources, generated
 from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_gemm_decode.cuh"\n'
@@ -66,7 +66,7 @@ def headers(config: DecodeConfig) -> dict[str, str]:
     """Everything that the kernel's source includes, for one configuration."""
     return {
         **cuda_sources(),
-        "config.cuh": config.header(),
+        "config.cuh": generated(config.header()),
         "params_layout.cuh": params_of(config).layout_header(),
         "wgmma_shapes.cuh": wgmma_header([config.block_tokens]),
     }

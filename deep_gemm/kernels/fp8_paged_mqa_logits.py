@@ -26,7 +26,7 @@ from ..settings import get_compile_mode, get_pdl, num_sms_of
 from .code_plan import CodePlan
 from .launch import launch
 from .params import Field, Kind, Params
-from .sources import cuda_sources
+from .sources import cuda_sources, generated
 from .wgmma_header import wgmma_header
 
 SOURCE = '#include "fp8_paged_mqa_logits.cuh"\n'
@@ -164,7 +164,7 @@ def headers(config: PagedConfig) -> dict[str, str]:
     """Everything that the kernel's source includes, for one configuration."""
     return {
         **cuda_sources(),
-        "config.cuh": config.header(),
+        "config.cuh": generated(config.header()),
         PARAMS.header_name: PARAMS.layout_header(),
         "wgmma_shapes.cuh": wgmma_header([config.columns]),
     }

@@ -22,7 +22,7 @@ from .code_plan import CodePlan
 from .launch import launch
 from .maps import matrix_map
 from .params import Field, Kind, Params
-from .sources import cuda_sources
+from .sources import cuda_sources, generated
 from .wgmma_header import wgmma_bf16_header
 
 SOURCE = '#include "hc_prenorm.cuh"\n'
@@ -128,7 +128,7 @@ def headers(config: HcConfig) -> dict[str, str]:
     """Everything that the kernel's source includes, for one configuration."""
     return {
         **cuda_sources(),
-        "config.cuh": config.header(),
+        "config.cuh": generated(config.header()),
         PARAMS.header_name: PARAMS.layout_header(),
         "wgmma_shapes.cuh": wgmma_bf16_header([2 * config.block_n]),
     }

@@ -10,7 +10,7 @@ from ..jit import driver
 from ..problem.hyper_connections import BLOCK_K, HcProblem
 from .code_plan import CodePlan
 from .params import Field, Kind, Params
-from .sources import cuda_sources
+from .sources import cuda_sources, generated
 
 SOURCE = '#include "hc_prenorm_few.cuh"\n'
 NAME = "tf32_hc_prenorm_gemm_few"
@@ -57,7 +57,7 @@ def params_of(config: HcFewConfig, launcher: driver.Launcher, p: HcProblem) -> b
 
 def headers(config: HcFewConfig) -> dict[str, str]:
     """Everything that the kernel's source includes, for one configuration."""
-    return {**cuda_sources(), "config.cuh": config.header(), PARAMS.header_name: PARAMS.layout_header()}
+    return {**cuda_sources(), "config.cuh": generated(config.header()), PARAMS.header_name: PARAMS.layout_header()}
 
 
 def build(config: HcFewConfig) -> jit.CompiledKernel:

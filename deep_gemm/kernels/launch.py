@@ -11,7 +11,7 @@ from ..jit import driver
 from ..settings import get_compile_mode, get_pdl
 from .code_plan import CodePlan
 from .params import Params
-from .sources import cuda_sources
+from .sources import cuda_sources, generated
 
 
 class Config(Protocol):
@@ -63,7 +63,7 @@ class OrdinaryKernel(Generic[C]):
     def headers(self, config: C) -> dict[str, str]:
         """Everything that the kernel's source includes, for one configuration."""
         layout = {self.params.header_name: self.params.layout_header()}
-        return {**cuda_sources(), "config.cuh": config.header(), **layout}
+        return {**cuda_sources(), "config.cuh": generated(config.header()), **layout}
 
     def build(self, config: C) -> jit.CompiledKernel:
         """Compile the kernel, or take it from the cache."""

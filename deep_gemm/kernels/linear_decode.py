@@ -32,7 +32,7 @@ from .code_plan import CodePlan
 from .launch import launch
 from .maps import matrix_map
 from .params import Field, Kind, Params
-from .sources import cuda_sources
+from .sources import cuda_sources, generated
 from .wgmma_header import wgmma_header
 
 SOURCE = '#include "linear_decode.cuh"\n'
@@ -166,7 +166,7 @@ def headers(config: LinearDecodeConfig) -> dict[str, str]:
     """Everything that the kernel's source includes, for one configuration."""
     return {
         **cuda_sources(),
-        "config.cuh": config.header(),
+        "config.cuh": generated(config.header()),
         "linear_params_layout.cuh": PARAMS.layout_header(),
         "wgmma_shapes.cuh": wgmma_header([config.tile.block_tokens]),
     }

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
 CUDA_DIRECTORY = Path(__file__).resolve().parents[1] / "cuda"
+_GENERATED_LINE = re.compile(
+    r"""|\#pragma\ once
+    |\#include\ "types\.cuh"
+    |constexpr\ uint32_t\ k\w+\ =\ [0-9]+;
+    |constexpr\ bool\ k\w+\ =\ (true|false);
+    |\#define\ [A-Z_]+\ ("(?P<file>[a-z0-9_/]+\.cuh)"|[a-z0-9_]+)""",
+    re.VERBOSE | re.ASCII,
+)
 
 
 @cache
@@ -14,3 +23,15 @@ def cuda_sources() -> dict[str, str]:
     return {
         path.relative_to(CUDA_DIRECTORY).as_posix(): path.read_text() for path in sorted(CUDA_DIRECTORY.rglob("*.cuh"))
     }
+
+
+def generated(header: str) -> str:
+    """The `config.cuh` of a configuration, if it states numbers, switches and names of sources here, and nothing else.
+
+    Whatever a configuration was made of, none of it becomes code.
+    """
+    for line in header.split("\n"):
+        match = _GENERATED_LINE.fullmatch(line)
+        if match is None or (match["file"] is not None and match["file"] not in cuda_sources()):
+            raise ValueError(f"config: expected numbers, switches and names of sources in config.cuh, got {line!r}")
+    return header

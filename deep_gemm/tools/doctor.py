@@ -15,9 +15,10 @@ import torch
 from .. import __version__
 from ..gpus import HOPPER
 from ..jit import CompilerMissing
-from ..jit.cache import files_in
+from ..jit.cache import can_be_written, files_in
 from ..jit.compiler import compiler_version
 from ..jit.driver import driver_version
+from ..jit.trust import why_untrusted
 from ..settings import settings
 
 OLDEST_CUDA = (12, 0)
@@ -80,15 +81,18 @@ def _gpu() -> Finding:
 
 
 def _cache() -> Finding:
-    directory = settings().jit_cache_dir
-    kernels = files_in(directory)
-    nearest = next(path for path in (directory, *directory.parents) if path.exists())
-    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-    size = sum(path.stat().st_size for path in kernels) / 1e6
-    text = f"{directory}: {len(kernels)} kernels, {size:.1f} MB"
-    if writable:
-        return Finding("cache", text)
-    return Finding("cache", f"{text}; it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can", True)
+    texts = []
+    for directory in settings().jit_cache_dirs:
+        kernels = files_in(directory)
+        size = sum(path.stat().st_size for path in kernels) / 1e6
+        reason = why_untrusted(directory.stat()) if directory.exists() else None
+        texts.append(
+            f"{directory}: {len(kernels)} kernels, {size:.1f} MB" + (f"; not used: {reason}" if reason else "")
+        )
+    if any(map(can_be_written, settings().jit_cache_dirs)):
+        return Finding("cache", "; ".join(texts))
+    told = "; ".join([*texts, "it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can"])
+    return Finding("cache", told, is_wrong=True)
 
 
 def _simulator() -> str:

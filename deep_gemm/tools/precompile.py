@@ -1,5 +1,7 @@
 """`python -m deep_gemm compile`: fills the cache with the kernels of given shapes, on a machine with or without a GPU.
 
+`compile_model` is the same for a model that tools/models.py knows, as a call.
+
 What is chosen follows from shapes and from the kind of GPU alone. A GPU finds these kernels if its machine has the same
 version of this package and the same build of NVRTC, and reads the same directory.
 """
@@ -14,22 +16,31 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from ..benchmark.command import with_progress
+from ..choose.bf16 import select_bf16
 from ..choose.config import GemmConfig
+from ..choose.config_bf16 import K_MAJOR
 from ..choose.config_decode import DecodeConfig
+from ..choose.config_hc_prenorm import MAX_CLUSTER, HcConfig
+from ..choose.config_hc_prenorm_few import HcFewConfig
 from ..choose.config_linear_decode import serving
 from ..choose.dense import select
 from ..choose.depths import select_k_grouped
-from ..choose.explain import Question
+from ..choose.explain import Question, asked
+from ..choose.hc_prenorm import select_hc
 from ..choose.heads import select_heads
-from ..choose.output import Groups
+from ..choose.output import Groups, Output
 from ..choose.rows import select_grouped
+from ..gpus import Gpu
 from ..jit import CompileError
-from ..jit.cache import files_in
+from ..jit.cache import files_in, written_directory
 from ..jit.compiler import compiler_version
+from ..jit.driver import PORTABLE_CLUSTER
 from ..kernels import (
+    bf16_gemm,
     fp8_gemm,
     fp8_gemm_decode,
     fp8_mqa_logits,
@@ -41,9 +52,14 @@ from ..kernels import (
 from ..kernels.ordinary import reachable_ordinary
 from ..problem.integers import integer_in_range
 from ..settings import get_batch_invariant, settings
+from .models import Model, Weight, model_named
 
 MOST_ROWS = 1 << 16
 """Rows up to which all sizes of a batch are looked at for a weight that is given without m."""
+
+
+MOST_SPLITS = 16
+"""Of the product ahead of the norm of hyper-connections, as engines ask for it: none, or so many."""
 
 
 @dataclass(frozen=True)
@@ -60,28 +76,97 @@ class Job:
         return f"{self.kernel} {self.config.name}" if self.config is not None else self.kernel
 
 
-def jobs_of(asked: Question, *, any_m: bool, with_layers: bool) -> Iterator[Job]:
-    """Kernels of a product; with `any_m`, of its weight with any m that a program may come with."""
-    for m in every_m() if any_m else (asked.m,):
-        config = config_of(asked, m)
+def compile_model(
+    model: str,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    max_tokens: int = MOST_ROWS,
+    gpu: str | None = None,
+    console: Console | None = None,
+) -> bool:
+    """Compile every kernel that a model may need for up to `max_tokens` tokens at once, and tell whether all are ready.
+
+    - `model`: a name in `deep_gemm.tools.models.MODELS`. `tp` ranks share its weights, `ep` ranks its experts.
+    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
+    - `console`: where progress is shown; None: nowhere.
+
+    Threads compile at the same time, and what the cache has is not compiled again.
+    """
+    jobs = [job for _, job in jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu)]
+    return run(jobs, console or Console(quiet=True))
+
+
+def jobs_of_model(
+    model: str, *, tp: int = 1, ep: int = 1, max_tokens: int = MOST_ROWS, gpu: str | None = None
+) -> Iterator[tuple[str, Job]]:
+    """Kernels that a model may need, each with what needs it."""
+    found = model_named(model)
+    for name, number in (("tp", tp), ("ep", ep), ("max_tokens", max_tokens)):
+        integer_in_range(name, number, 1)
+    kind = asked(1, 8, 16, None, False, False, None, None, 1, gpu).gpu
+    for weight in found.weights(tp, ep):
+        times = f"{weight.num_groups} of " if weight.groups else ""
+        label = f"{weight.name}: {times}{weight.n} x {weight.k}{' in BF16' if weight.is_bf16 else ''}"
+        for job in dict.fromkeys(_jobs_of_weight(weight, max_tokens, kind)):
+            yield label, job
+    for job in ordinary_jobs():
+        yield "casts, routes and scales", job
+    index_heads = found.attention.index_heads
+    for job in logits_jobs() if index_heads else ():
+        if job.config.heads == index_heads:
+            yield "logits of the indexer", job
+    for job in dict.fromkeys(_hc_jobs(found, max_tokens, kind)) if found.streams else ():
+        yield "hyper-connections", job
+
+
+def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
+    dtype = torch.float32 if weight.is_fp32 else torch.bfloat16
+    if weight.is_bf16:
+        for m in every_m(max_tokens):
+            config = select_bf16(m, weight.n, weight.k, Output(weight.is_fp32), K_MAJOR, gpu)
+            yield Job(config.kernel_name, config, partial(bf16_gemm.build, config))
+        return
+    num_groups = weight.num_groups
+    question = asked(num_groups, weight.n, weight.k, dtype, False, False, None, weight.groups, num_groups, gpu.name)
+    yield from jobs_of(question, any_m=True, with_layers=True, most=max_tokens * weight.rows_per_token)
+
+
+def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
+    n, k = model.streams * (2 + model.streams), model.streams * model.hidden
+    how = [(splits, cluster) for splits in (1, MOST_SPLITS) for cluster in (MAX_CLUSTER, PORTABLE_CLUSTER)]
+    for m in every_m(max_tokens):
+        for splits, cluster in how:  # a GPU that does not run the largest clusters takes those that every GPU runs
+            yield _hc_job(select_hc(m, n, k, splits, gpu.num_sms, get_batch_invariant(), cluster))
+
+
+def _hc_job(config: HcConfig | HcFewConfig) -> Job:
+    kernel = hc_prenorm.kernel_of(config)
+    return Job(kernel.NAME, config, partial(kernel.build, config))
+
+
+def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:
+    """Kernels of a product; with `any_m`, of its weight with any m up to `most` that a program may come with."""
+    for m in every_m(most) if any_m else (question.m,):
+        config = config_of(question, m)
         if isinstance(config, DecodeConfig):
             yield Job(fp8_gemm_decode.NAME, config, partial(fp8_gemm_decode.build, config))
             casting = (
-                serving(m, asked.k, config)
-                if with_layers and asked.output.groups == Groups.NONE and not asked.output.is_fp32
+                serving(m, question.k, config)
+                if with_layers and question.output.groups == Groups.NONE and not question.output.is_fp32
                 else None
             )
             if casting is not None:
                 yield Job(linear_decode.NAME, casting, partial(linear_decode.build, casting))
         else:
             yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
-    if asked.output.groups == Groups.DEPTHS:
+    if question.output.groups == Groups.DEPTHS:
         yield Job(k_group_maps.NAME, None, k_group_maps.build)
 
 
-def config_of(asked: Question, m: int) -> GemmConfig | DecodeConfig:
+def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:
     """What runs a product that has so many rows, or so many in all groups."""
-    n, k, output, num_groups, gpu = asked.n, asked.k, asked.output, asked.num_groups, asked.gpu
+    n, k, output, num_groups, gpu = question.n, question.k, question.output, question.num_groups, question.gpu
     if output.groups == Groups.NONE:
         return select(m, n, k, output, gpu, split_k=not get_batch_invariant())
     if output.groups == Groups.DEPTHS:
@@ -91,12 +176,13 @@ def config_of(asked: Question, m: int) -> GemmConfig | DecodeConfig:
     return select_grouped(num_groups, m if output.groups == Groups.COUNTS else m / num_groups, n, k, output, gpu)
 
 
-def every_m() -> Iterator[int]:
+def every_m(most: int = MOST_ROWS) -> Iterator[int]:
     """Sizes of batches among which all are that choose differently: each to 128, then ever larger steps."""
     m = 1
-    while m <= MOST_ROWS:
+    while m < most:
         yield m
         m += 1 if m < 128 else max(m // 64 // 8 * 8, 8)
+    yield most
 
 
 def parsed(shapes: str) -> tuple[int | None, int, int]:
@@ -113,22 +199,44 @@ def parsed(shapes: str) -> tuple[int | None, int, int]:
 
 def jobs_of_layers() -> Iterator[Job]:
     """All kernels of casts, of routes and of scales, whatever the shape; of the others the usual ones."""
+    yield from ordinary_jobs()
+    yield from logits_jobs()
+    for config in hc_prenorm.usual_hc():
+        yield _hc_job(config)
+
+
+def ordinary_jobs() -> Iterator[Job]:
+    """All kernels of casts, of routes and of scales."""
     for kernel, configs in reachable_ordinary():
         for config in configs:
             yield Job(kernel.name, config, partial(kernel.build, config))
+
+
+def logits_jobs() -> Iterator[Job]:
+    """The usual kernels of the indexer's logits."""
     for logits in fp8_mqa_logits.usual_mqa():
         yield Job(fp8_mqa_logits.NAME, logits, partial(fp8_mqa_logits.build, logits))
     for paged in fp8_paged_mqa_logits.usual_paged():
         yield Job(fp8_paged_mqa_logits.NAME, paged, partial(fp8_paged_mqa_logits.build, paged))
-    for prenorm in hc_prenorm.usual_hc():
-        kernel_of_rows = hc_prenorm.kernel_of(prenorm)
-        yield Job(kernel_of_rows.NAME, prenorm, partial(kernel_of_rows.build, prenorm))
+
+
+def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:
+    """List kernels under what needs them, each once."""
+    told, heading = set[Job](), ""
+    for needed_by, job in jobs:
+        if job not in told:
+            if needed_by != heading:
+                heading = needed_by
+                console.print(heading, markup=False, soft_wrap=True)
+            console.print(f"    {job.name}", markup=False, soft_wrap=True)
+            told.add(job)
+    console.print(f"{len(told)} kernels", markup=False)
 
 
 def run(jobs: Iterable[Job], console: Console) -> bool:
     """Compile all that the cache lacks, with progress, and say what it has now. Tell whether all is ready and kept."""
     todo = list(dict.fromkeys(jobs))
-    directory, begin = settings().jit_cache_dir, time.perf_counter()
+    directory, begin = written_directory(settings().jit_cache_dirs), time.perf_counter()
     before, failed = len(files_in(directory)), list[str]()
     compiler_version()  # says what is missing before any work
 

@@ -1,0 +1,115 @@
+"""One compiled kernel as one file, so no partial state can be read.
+
+    line 1  deep_gemm kernel 1 <sha256 of all that follows>
+    line 2  {"key": ..., "name": ..., "compiler": ..., "options": ..., "passes": ..., "log": ...}
+    rest    the cubin
+
+`head -2 <file>` shows a person what it is. The bytes may come from anywhere, so whatever is wrong with them is an
+`Unsound` that says what, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from .compiler import CompiledKernel
+
+SUFFIX = ".kernel"
+STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*-[0-9a-f]{64}")
+"""A kernel's name and key. It holds no slash, so no name leads out of a folder."""
+MOST_BYTES = 64 << 20
+"""No kernel is nearly as large, so a larger file is none, and is not read."""
+_MAGIC = b"deep_gemm kernel 1 "
+
+
+class Unsound(Exception):  # noqa: N818  "UnsoundError" would say less
+    """Bytes that are not a kernel, or not the one that their name says."""
+
+
+def file_name(name: str, key: str) -> str:
+    """Name of a kernel's file. It starts with the kernel's name, for people."""
+    return f"{name}-{key}{SUFFIX}"
+
+
+def pack(key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Sequence[str]) -> bytes:
+    """Bytes of a kernel's file."""
+    facts = {
+        "key": key,
+        "name": kernel.name,
+        "compiler": kernel.compiler,
+        "options": list(options),
+        "passes": list(passes),
+        "log": kernel.log,
+    }
+    body = json.dumps(facts).encode() + b"\n" + kernel.cubin
+    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def unpack(data: bytes, name: str, key: str) -> CompiledKernel:
+    """The kernel in these bytes, which must be of this name and key."""
+    head, _, body = data.partition(b"\n")
+    if not head.startswith(_MAGIC):
+        raise Unsound("it is not a kernel's file, or one of another format" if data else "it is empty")
+    if head != _MAGIC + hashlib.sha256(body).hexdigest().encode():
+        raise Unsound("its content does not have the digest that it states")
+    line, _, cubin = body.partition(b"\n")
+    try:
+        facts = json.loads(line)
+        found = tuple(facts[fact] for fact in ("key", "name", "log", "compiler"))
+    except (ValueError, LookupError, TypeError, RecursionError):  # intact, but not written by `pack`
+        raise Unsound("it does not state what it holds") from None
+    if not all(isinstance(text, str) for text in found):
+        raise Unsound("it does not state what it holds")
+    found_key, found_name, log, compiler = found
+    if (found_name, found_key) != (name, key):  # an intact file, renamed or copied over another
+        raise Unsound(f"it holds another kernel: {found_name}-{found_key[:16]}")
+    return CompiledKernel(found_name, cubin, log, compiler)
+
+
+def unpack_named(data: bytes, file: str) -> CompiledKernel:
+    """The kernel in the bytes of a file of this name."""
+    stem = file.removesuffix(SUFFIX)
+    if not file.endswith(SUFFIX) or not STEM.fullmatch(stem):
+        raise Unsound("its name is not a kernel's")
+    name, _, key = stem.rpartition("-")
+    return unpack(data, name, key)
+
+
+def read_entry(path: Path) -> CompiledKernel:
+    """The kernel in a file; Unsound, or an OSError, if there is none."""
+    with open_regular(path) as file:
+        return unpack_named(read_whole(file), path.name)
+
+
+class open_regular:  # noqa: N801  a context manager, called as a function
+    """A file open for reading, with its state; Unsound if it is none.
+
+    Only regular files are read: to open a pipe, for one, would wait for somebody to write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.state = os.fstat(self.descriptor)
+
+    def __enter__(self) -> open_regular:
+        if not stat.S_ISREG(self.state.st_mode):
+            self.__exit__()
+            raise Unsound("it is no regular file")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+
+def read_whole(file: open_regular) -> bytes:
+    """All bytes of a file that is not too large to be a kernel."""
+    if file.state.st_size > MOST_BYTES:
+        raise Unsound(f"it has {file.state.st_size} bytes, more than any kernel")
+    with open(file.descriptor, "rb", closefd=False) as whole:
+        return whole.read(MOST_BYTES)

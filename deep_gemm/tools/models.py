@@ -1,0 +1,190 @@
+"""Sizes of models, and the products that a GPU runs for them: what `compile --model` compiles.
+
+The sizes are those of `config.json` beside each model's public weights, under these names:
+
+    deepseek-v3          deepseek-ai/DeepSeek-V3, and R1 and V3.1 of the same sizes
+    deepseek-v3.2        deepseek-ai/DeepSeek-V3.2-Exp
+    deepseek-v4-flash    deepseek-ai/DeepSeek-V4-Flash: FP8 but for the experts, which are FP4 and not compiled
+    deepseek-v4-pro      deepseek-ai/DeepSeek-V4-Pro: the same
+    glm-4.5              zai-org/GLM-4.5, and 4.6 and 4.7 of the same sizes
+    glm-4.5-air          zai-org/GLM-4.5-Air
+    glm-5                zai-org/GLM-5
+    kimi-k2              moonshotai/Kimi-K2-Instruct
+    qwen3-30b-a3b        Qwen/Qwen3-30B-A3B-FP8
+    qwen3-235b           Qwen/Qwen3-235B-A22B-FP8
+
+How weights are merged and split is what serving engines do: projections of the same input are one weight; heads and
+widths are shared out among `tp` ranks; experts whole among `ep` ranks, or else each one's width among `tp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+BLOCK = 128
+"""Columns or rows of a weight that share a scale: no rank can have a part of them."""
+INDEX_DEPTH = 128
+"""Depth of an indexer's heads in all of these."""
+
+
+class Weight(NamedTuple):
+    """A weight as one rank has it: `[n, k]`, or one for each of `num_groups`."""
+
+    name: str
+    n: int
+    k: int
+    num_groups: int = 1
+    groups: str | None = None
+    """As `explain` calls them: "ids" and "counts" for experts, "heads"."""
+    is_bf16: bool = False
+    is_fp32: bool = False
+    """Whether D is."""
+    rows_per_token: int = 1
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Attention through latent vectors; `index_heads` of an indexer choose what is attended to."""
+
+    heads: int
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    v: int
+    index_heads: int = 0
+
+    def weights(self, hidden: int, tp: int) -> Iterator[Weight]:
+        """Weights of a layer."""
+        heads = shared("attention heads", self.heads, tp)
+        yield Weight("q_a and kv_a", self.q_rank + self.kv_rank + self.rope, hidden)
+        yield Weight("q_b", heads * (self.nope + self.rope), self.q_rank)
+        yield Weight("kv_b", heads * (self.nope + self.v), self.kv_rank)
+        yield Weight("o", hidden, heads * self.v)
+        if self.index_heads:
+            yield Weight("indexer q_b", self.index_heads * INDEX_DEPTH, self.q_rank)
+            yield Weight("indexer k", INDEX_DEPTH, hidden)
+            yield Weight("indexer weights", self.index_heads, hidden, is_bf16=True)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Attention whose keys and values serve several heads of queries each."""
+
+    heads: int
+    kv_heads: int
+    head: int
+    index_heads = 0
+
+    def weights(self, hidden: int, tp: int) -> Iterator[Weight]:
+        """Weights of a layer."""
+        heads = shared("attention heads", self.heads, tp)
+        kv_heads = shared("heads of keys", self.kv_heads, tp) if tp <= self.kv_heads else 1  # ranks then share a head
+        yield Weight("qkv", (heads + 2 * kv_heads) * self.head, hidden)
+        yield Weight("o", hidden, heads * self.head)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Attention to one head of keys; its output goes through `o_groups` narrow matrices and a wide one."""
+
+    heads: int
+    head: int
+    q_rank: int
+    o_rank: int
+    o_groups: int
+    index_heads: int
+
+    def weights(self, hidden: int, tp: int) -> Iterator[Weight]:
+        """Weights of a layer."""
+        heads, groups = shared("attention heads", self.heads, tp), shared("groups of the output", self.o_groups, tp)
+        yield Weight("q_a and kv", self.q_rank + self.head, hidden)
+        yield Weight("q_b", heads * self.head, self.q_rank)
+        yield Weight("o_a", self.o_rank, self.heads * self.head // self.o_groups, groups, "heads")
+        yield Weight("o_b", hidden, groups * self.o_rank)
+        yield Weight("indexer q_b", self.index_heads * INDEX_DEPTH, self.q_rank)
+        yield Weight("indexer weights", self.index_heads, hidden, is_bf16=True)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's sizes."""
+
+    hidden: int
+    vocabulary: int
+    attention: Latent | Grouped | Compressed
+    experts: int
+    expert_width: int
+    experts_per_token: int
+    shared_width: int = 0
+    """Of experts that every token passes."""
+    mlp_width: int = 0
+    """Of layers without experts; 0: there is no such layer."""
+    experts_are_fp8: bool = True
+    streams: int = 0
+    """Of hyper-connections."""
+
+    def weights(self, tp: int = 1, ep: int = 1) -> Iterator[Weight]:
+        """Give every weight that a product of this package multiplies by, as one of `tp` ranks has it."""
+        yield from self.attention.weights(self.hidden, tp)
+        if self.mlp_width:
+            yield from self._gated("dense", blocks_shared("width of a dense layer", self.mlp_width, tp))
+        if self.shared_width and (ep == 1 or self.shared_width % (tp * BLOCK) == 0):
+            yield from self._gated("shared expert", blocks_shared("width of the shared expert", self.shared_width, tp))
+        if self.shared_width and ep > 1 and tp > 1:  # some engines then give each rank all of it
+            yield from self._gated("whole shared expert", self.shared_width)
+        if self.experts_are_fp8:
+            experts = shared("experts", self.experts, ep)
+            width = self.expert_width if ep > 1 else blocks_shared("width of an expert", self.expert_width, tp)
+            for groups in ("ids", "counts"):
+                often = self.experts_per_token if groups == "ids" else 1
+                yield Weight("experts gate and up", 2 * width, self.hidden, experts, groups, rows_per_token=often)
+                yield Weight("experts down", self.hidden, width, experts, groups, rows_per_token=often)
+        for is_fp32 in (False, True):
+            yield Weight("router", self.experts, self.hidden, is_bf16=True, is_fp32=is_fp32)
+        yield Weight("head", shared("words of the vocabulary", self.vocabulary, tp), self.hidden, is_bf16=True)
+
+    def _gated(self, name: str, width: int) -> Iterator[Weight]:
+        yield Weight(f"{name} gate and up", 2 * width, self.hidden)
+        yield Weight(f"{name} down", self.hidden, width)
+
+
+MODELS = {
+    "deepseek-v3": Model(7168, 129280, Latent(128, 1536, 512, 128, 64, 128), 256, 2048, 8, 2048, 18432),
+    "deepseek-v3.2": Model(7168, 129280, Latent(128, 1536, 512, 128, 64, 128, 64), 256, 2048, 8, 2048, 18432),
+    "deepseek-v4-flash": Model(
+        4096, 129280, Compressed(64, 512, 1024, 1024, 8, 64), 256, 2048, 6, 2048, experts_are_fp8=False, streams=4
+    ),
+    "deepseek-v4-pro": Model(
+        7168, 129280, Compressed(128, 512, 1536, 1024, 16, 64), 384, 3072, 6, 3072, experts_are_fp8=False, streams=4
+    ),
+    "glm-4.5": Model(5120, 151552, Grouped(96, 8, 128), 160, 1536, 8, 1536, 12288),
+    "glm-4.5-air": Model(4096, 151552, Grouped(96, 8, 128), 128, 1408, 8, 1408, 10944),
+    "glm-5": Model(6144, 154880, Latent(64, 2048, 512, 192, 64, 256, 32), 256, 2048, 8, 2048, 12288),
+    "kimi-k2": Model(7168, 163840, Latent(64, 1536, 512, 128, 64, 128), 384, 2048, 8, 2048, 18432),
+    "qwen3-30b-a3b": Model(2048, 151936, Grouped(32, 4, 128), 128, 768, 8),
+    "qwen3-235b": Model(4096, 151936, Grouped(64, 4, 128), 128, 1536, 8),
+}
+
+
+def model_named(name: str) -> Model:
+    """The model of this name."""
+    if name not in MODELS:
+        raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {name!r}")
+    return MODELS[name]
+
+
+def shared(what: str, number: int, ranks: int) -> int:
+    """One rank's part."""
+    if number % ranks:
+        raise ValueError(f"tp, ep: expected a divisor of {number} {what}, got {ranks}")
+    return number // ranks
+
+
+def blocks_shared(what: str, width: int, ranks: int) -> int:
+    """One rank's part of a width, in whole blocks of scales unless the rank has all of it."""
+    if ranks > 1 and width % (ranks * BLOCK):
+        raise ValueError(f"tp: expected ranks that share {width}, the {what}, in blocks of {BLOCK}, got {ranks}")
+    return width // ranks

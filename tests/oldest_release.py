@@ -1,0 +1,55 @@
+"""The oldest versions that pyproject.toml allows of what the command line needs, in a folder beside the environment.
+
+    python tests/oldest_release.py
+
+installs them, as `make test` does, so that a lower bound which no longer holds is noticed by a test and not by a user.
+torch and numpy are not among them: too large to download each time. Without a network the tests go on without it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+NAMES = ("typer", "rich")
+FOLDER = Path(sys.prefix) / "oldest"
+PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+
+
+def bounds() -> dict[str, str]:
+    """The lower bound of each."""
+    found = dict(re.findall(r'^    "([a-z-]+)>=([\d.]+)",', PYPROJECT.read_text(), re.MULTILINE))
+    return {name: found[name] for name in NAMES}
+
+
+def versions() -> dict[str, str] | None:
+    """Those that are installed; None where the folder is not there, or is of other bounds."""
+    found = {item.metadata["Name"]: item.version for item in metadata.distributions(path=[str(FOLDER)])}
+    wanted = bounds()
+    is_complete = all(name in found and _is_of(found[name], wanted[name]) for name in NAMES)
+    return {name: found[name] for name in NAMES} if is_complete else None
+
+
+def _is_of(version: str, bound: str) -> bool:
+    return f"{version}.0.0".startswith(f"{bound}.0")
+
+
+def main() -> None:
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    wanted = [f"{name}=={bound}.0" for name, bound in bounds().items()]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "15"]
+    try:
+        subprocess.run([*pip, "--target", str(FOLDER), *wanted], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        print("The oldest versions that are allowed cannot be installed, as pip says; the tests go on without them.")
+    else:
+        print(f"The oldest versions that are allowed: {versions()}")
+
+
+if __name__ == "__main__":
+    main()
