@@ -11,10 +11,11 @@ from .draw import Draw
 from .faults import FAULTS, REFUSALS, applies
 from .judge import Before, mistakes
 from .trial import Tensors, Trial
-from .ways import Captured, in_a_thread, on_a_stream, plainly
+from .ways import Captured, at_once, in_a_thread, on_a_stream, plainly
 
 DIVISORS_OF_SMS = (1, 1, 1, 2, 3, 7)
 MOST_ROUNDS = 3
+TIMES_AT_ONCE = 5
 
 
 @dataclass
@@ -48,28 +49,38 @@ def attempt(seed: int, number: int, kinds: Sequence[type[Trial]], device: str) -
     picked = draw.rng.random()
     kind = kinds[int(picked * len(kinds))]
     # What is drawn for a kind does not depend on which others there are.
-    own = Draw(f"{seed}/{number}/{kind.kind}", device)
+    own_seed = f"{seed}/{number}/{kind.kind}"
     found = Attempt(number, kind.kind)
     with settings_restored():
         try:
-            found.wrong = _try(own, kind, found)
+            found.wrong = _try(own_seed, device, kind, found)
         except Exception as error:  # whatever it is, it is the finding
             found.wrong = f"{type(error).__name__}: {error}"
     return found
 
 
-def _try(draw: Draw, kind: type[Trial], found: Attempt) -> str | None:
-    alignment = draw.rng.choice((128, 128, 64, 1))
-    settings.set_mk_alignment_for_contiguous_layout(alignment)
-    found.done.append(f"alignment={alignment}")
-    trial = kind(draw)
-    found.text = trial.text
+def _drawn(seed: str, device: str, kind: type[Trial]) -> Trial:
+    """Draw a trial, under the alignment that is drawn with it."""
+    draw = Draw(seed, device)
+    settings.set_mk_alignment_for_contiguous_layout(draw.rng.choice((128, 128, 64, 1)))
+    return kind(draw)
+
+
+def _try(seed: str, device: str, kind: type[Trial], found: Attempt) -> str | None:
+    trial = _drawn(seed, device, kind)
+    draw, found.text = trial.draw, trial.text
+    found.done.append(f"alignment={settings.get_mk_alignment_for_contiguous_layout()}")
     for _ in range(draw.rng.randint(1, MOST_ROUNDS)):
         found.done.append(change_settings(draw))
         trial.fill()
         if (wrong := _call(trial, found)) is not None or (wrong := _call_badly(trial, found)) is not None:
             return wrong
-    if draw.device == "cuda" and trial.has_graphs and draw.flag(0.4):
+    if draw.flag(0.2):
+        twin = _drawn(seed, device, kind)  # of the same signature, so that both take one plan
+        twin.draw.generator.manual_seed(draw.rng.getrandbits(48))
+        if (wrong := _call_at_once((trial, twin), found)) is not None:
+            return wrong
+    if device == "cuda" and trial.has_graphs and draw.flag(0.4):
         return _replay(trial, found)
     return None
 
@@ -100,6 +111,22 @@ def _call(trial: Trial, found: Attempt) -> str | None:
     trial.poison()
     before = Before(trial)
     return mistakes(trial, before, ways[way](trial))
+
+
+def _call_at_once(trials: Sequence[Trial], found: Attempt) -> str | None:
+    """Call in a thread for each trial, several times unless a call adds to its output, and judge each."""
+    found.done.append("two threads at once")
+    befores = []
+    for trial in trials:
+        trial.fill()
+        trial.poison()
+        befores.append(Before(trial))
+    times = 1 if trials[0].starts else TIMES_AT_ONCE
+    found.calls += times * len(trials)
+    for trial, before, made in zip(trials, befores, at_once(trials, times), strict=True):
+        if (wrong := mistakes(trial, before, made)) is not None:
+            return wrong
+    return None
 
 
 def _call_badly(trial: Trial, found: Attempt) -> str | None:

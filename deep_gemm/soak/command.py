@@ -25,20 +25,27 @@ from .trial import Trial
 
 MOST_FAILURES = 20
 """After so many it ends: the first ones tell more than many."""
-METHOD = "random problems, each compared with FP64 or torch; bytes around outputs and operands compared before and after"
+METHOD = (
+    "random problems, each compared with FP64 or torch; bytes around outputs and operands compared before and after"
+)
 
 
 def run(
     minutes: float, seed: int, only: Sequence[str], device: str | None, first: int, count: int | None, out: Path | None
 ) -> bool:
-    """Attempt problems until time is up or `count` are done; print and write what was found. Tell whether all passed."""
+    """Attempt problems until time is up or `count` are done; print and record what was found. Tell if all passed."""
     if unknown := [name for name in only if name not in KINDS]:
         raise ValueError(f"--only: expected kinds among {', '.join(KINDS)}, got {', '.join(unknown)}")
     device = device_of(device)
     kinds = tuple(KINDS[name] for name in only) if only else ALL
     console = make_console()
     begun, memory = time.monotonic(), [memory_now(device)]
-    attempts, failures, seconds = _attempt_all(console, kinds, minutes * 60, seed, device, first, count, memory)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors are small on the CPU
+    try:
+        attempts, failures, seconds = _attempt_all(console, kinds, minutes * 60, seed, device, first, count, memory)
+    finally:
+        torch.set_num_threads(threads)
     memory.append(memory_now(device))
     record = {
         **header("soak", METHOD),
@@ -74,7 +81,8 @@ def device_of(asked: str | None) -> str:
 
 def repeat_line(seed: int, failed: Attempt, device: str) -> str:
     """The command that repeats an attempt."""
-    return f"python -m deep_gemm soak --seed {seed} --first {failed.number} --count 1 --only {failed.kind} --device {device}"
+    which = f"--seed {seed} --first {failed.number} --count 1 --only {failed.kind} --device {device}"
+    return f"python -m deep_gemm soak {which}"
 
 
 def memory_now(device: str) -> dict[str, Any]:

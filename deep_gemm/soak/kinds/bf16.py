@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
@@ -10,7 +11,7 @@ from ... import bf16
 from ...settings import get_mk_alignment_for_contiguous_layout
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
-from .groups import draw_counts, draw_ends, draw_ids, ids_of_ends, rows_written
+from .groups import BLOCK_OF_IDS, draw_counts, draw_ends, draw_ids, ids_of_ends, rows_written
 
 BF16, LARGEST = torch.bfloat16, 4
 CALLS = {
@@ -99,7 +100,7 @@ class RowsBf16(OfBf16):
     """`m_grouped_bf16_gemm_nt_contiguous` and its nn form."""
 
     kind = "m_grouped_bf16_contiguous"
-    faults = {
+    faults: ClassVar = {
         "a": "dtype address stride shape device",
         "b": "dtype address shape device",
         "layout": "dtype device",
@@ -140,8 +141,14 @@ class RowsBf16(OfBf16):
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
         product = bf16.m_grouped_bf16_gemm_nn_contiguous if self.nn else bf16.m_grouped_bf16_gemm_nt_contiguous
-        said = {"use_psum_layout": self.by_ends, "ensure_zero_padding": self.zero_padding}
-        product(x["a"], x["b"], x["d"], x["layout"], **said)
+        product(
+            x["a"],
+            x["b"],
+            x["d"],
+            x["layout"],
+            use_psum_layout=self.by_ends,
+            ensure_zero_padding=self.zero_padding,
+        )
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -153,7 +160,9 @@ class RowsBf16(OfBf16):
         for group in range(self.groups):
             at = (ids == group).nonzero().flatten()
             exact[at] = x["a"][at].double() @ b[group].t()
-        written = rows_written(ids, self.alignment, self.zero_padding or not self.by_ends)
+        written = rows_written(
+            ids, self.alignment if self.by_ends else BLOCK_OF_IDS, self.zero_padding or not self.by_ends
+        )
         return {"d": Right(exact, None, written)}
 
 
@@ -161,7 +170,7 @@ class MaskedBf16(OfBf16):
     """`m_grouped_bf16_gemm_nt_masked`."""
 
     kind = "m_grouped_bf16_masked"
-    faults = {
+    faults: ClassVar = {
         "a": "dtype address shape device",
         "b": "dtype address shape device",
         "masked_m": "dtype shape device",
@@ -208,7 +217,11 @@ class DepthsBf16(OfBf16):
     """`k_grouped_bf16_gemm_tn_contiguous`."""
 
     kind = "k_grouped_bf16"
-    faults = {"a": "dtype address stride device", "b": "dtype address stride device", "d": "dtype address shape device"}
+    faults: ClassVar = {
+        "a": "dtype address stride device",
+        "b": "dtype address stride device",
+        "d": "dtype address shape device",
+    }
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -259,7 +272,11 @@ class Expressions(OfBf16):
     """`einsum`."""
 
     kind = "einsum"
-    faults = {"a": "dtype address shape device", "b": "dtype address device", "d": "dtype address shape device"}
+    faults: ClassVar = {
+        "a": "dtype address shape device",
+        "b": "dtype address device",
+        "d": "dtype address shape device",
+    }
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ class Cast(Trial):
     """Every cast to FP8 of a matrix, or of several."""
 
     kind = "casts"
-    faults = {"x": "cast_type"}
+    faults: ClassVar = {"x": "cast_type"}
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -60,20 +62,22 @@ class Cast(Trial):
 
     def call(self, x: Tensors) -> Tensors:
         """The call makes values and scales."""
-        operand, least = x["x"], {"min_amax": self.least}
+        operand, least = x["x"], self.least
         if self.form == "both":
-            (values, sf), (values_t, sf_t) = quantize.cast_both_to_fp8(operand, self.rounds_up, **least)
+            (values, sf), (values_t, sf_t) = quantize.cast_both_to_fp8(operand, self.rounds_up, min_amax=least)
             return {"values": values, "scales": sf, "values_t": values_t, "scales_t": sf_t}
         if self.form == "groups":
-            made = quantize.k_grouped_cast_to_fp8(operand, self.ks, self.rounds_up, **least, mn_major=self.mn_major)
+            made = quantize.k_grouped_cast_to_fp8(
+                operand, self.ks, self.rounds_up, min_amax=least, mn_major=self.mn_major
+            )
         elif self.form == "channel":
-            made = quantize.per_channel_cast_to_fp8(operand, self.rounds_up, **least)
+            made = quantize.per_channel_cast_to_fp8(operand, self.rounds_up, min_amax=least)
         elif self.form == "block":
-            made = quantize.per_block_cast_to_fp8(operand, self.rounds_up, **least)
+            made = quantize.per_block_cast_to_fp8(operand, self.rounds_up, min_amax=least)
         else:
             masked_m = x.get("masked_m")
             made = quantize.per_token_cast_to_fp8(
-                operand, self.rounds_up, **least, mn_major=self.mn_major, masked_m=masked_m
+                operand, self.rounds_up, min_amax=least, mn_major=self.mn_major, masked_m=masked_m
             )
         return dict(zip(("values", "scales"), made, strict=True))
 
@@ -107,7 +111,7 @@ class Activation(Trial):
     """`silu_mul_cast_to_fp8`."""
 
     kind = "activation"
-    faults = {"x": "cast_type"}
+    faults: ClassVar = {"x": "cast_type"}
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -165,7 +169,7 @@ class Scales(Trial):
     """Scales laid as products load them, and packed as exponents."""
 
     kind = "scales"
-    faults = {"sf": "dtype"}
+    faults: ClassVar = {"sf": "dtype"}
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -199,5 +203,3 @@ class Scales(Trial):
             return {"laid": Right(sf)}
         exponents = (sf.view(torch.int32) >> 23).to(torch.uint8).contiguous()
         return {"exponents": Right(exponents.view(torch.int32)), "again": Right(sf)}
-
-

@@ -88,6 +88,4 @@ class Dense(Trial):
         b, sfb = (x["b"], x["sfb"]) if self.major[1] == "t" else (x["b"].t(), x["sfb"].t())
         c = x.get("c", self.starts.get("d"))
         rows = 1 if self.by_row else 128
-        return {
-            "d": Right(*fp8.product(fp8.spread(a, sfa, 1), fp8.spread(b, sfb, rows), c, self.dtype, self.exact))
-        }
+        return {"d": Right(*fp8.product(fp8.spread(a, sfa, 1), fp8.spread(b, sfb, rows), c, self.dtype, self.exact))}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from ...grouped import k_grouped_fp8_gemm_nt_contiguous
@@ -15,7 +17,12 @@ class Depths(Trial):
     """`k_grouped_fp8_gemm_nt_contiguous`."""
 
     kind = "k_grouped_fp8"
-    faults = {"a": "dtype address shape device", "b": "dtype address device", "sfa": fp8.SCALES, "d": "dtype address"}
+    faults: ClassVar = {
+        "a": "dtype address shape device",
+        "b": "dtype address device",
+        "sfa": fp8.SCALES,
+        "d": "dtype address",
+    }
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)

@@ -45,6 +45,10 @@ def ids_of_ends(ends: Tensor, m: int, alignment: int) -> Tensor:
     return ids
 
 
+BLOCK_OF_IDS = 128
+"""With ids, padding is made zero within blocks of so many rows, whatever alignment is set."""
+
+
 def rows_written(ids: Tensor, alignment: int, zero_padding: bool) -> Tensor:
     """`[m, 1]`: rows of groups, and the padding that is made zero."""
     written = ids >= 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from ...heads import fp8_einsum
@@ -15,7 +17,13 @@ class Heads(Trial):
     """`fp8_einsum` of tokens and weights."""
 
     kind = "fp8_einsum"
-    faults = {"a": "dtype address shape", "b": "dtype shape", "sfa": fp8.SCALES, "sfb": fp8.SCALES, "d": "dtype address"}
+    faults: ClassVar = {
+        "a": "dtype address shape",
+        "b": "dtype shape",
+        "sfa": fp8.SCALES,
+        "sfb": fp8.SCALES,
+        "d": "dtype address",
+    }
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from ...hyper_connections import tf32_hc_prenorm_gemm
@@ -16,7 +18,7 @@ class HcPrenorm(Trial):
     """`tf32_hc_prenorm_gemm`."""
 
     kind = "hc_prenorm"
-    faults = {
+    faults: ClassVar = {
         "a": "dtype address stride shape device",
         "b": "dtype address stride device",
         "d": "dtype shape device",

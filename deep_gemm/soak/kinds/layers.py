@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,12 @@ class Linear(Trial):
     """`linear`."""
 
     kind = "linear"
-    faults = {"x": "cast_type", "w": "dtype shape device", "sfw": "dtype shape device", "out": "dtype shape device"}
+    faults: ClassVar = {
+        "x": "cast_type",
+        "w": "dtype shape device",
+        "sfw": "dtype shape device",
+        "out": "dtype shape device",
+    }
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
@@ -72,7 +79,7 @@ class Experts(Trial):
     """`experts`."""
 
     kind = "experts"
-    faults = {
+    faults: ClassVar = {
         "x": "cast_type",
         "topk_ids": "shape device",
         "topk_weights": "dtype shape device",
@@ -143,7 +150,7 @@ class Routing(Trial):
     """`expert_rows`, `gather_cast_to_fp8` and `gather_weighted`."""
 
     kind = "routing"
-    faults = {"x": "cast_type", "topk_weights": "dtype shape device"}
+    faults: ClassVar = {"x": "cast_type", "topk_weights": "dtype shape device"}
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)

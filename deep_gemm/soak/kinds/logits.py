@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class MqaLogits(Trial):
     """`fp8_mqa_logits`."""
 
     kind = "mqa_logits"
-    faults = {
+    faults: ClassVar = {
         "q": "dtype shape device",
         "k": "dtype shape device",
         "scales": "dtype shape device",
@@ -98,7 +100,7 @@ class PagedLogits(Trial):
     """`fp8_paged_mqa_logits` with a schedule of `get_paged_mqa_logits_metadata`."""
 
     kind = "paged_mqa_logits"
-    faults = {
+    faults: ClassVar = {
         "q": "dtype shape device",
         "cache": "dtype shape device",
         "weights": "dtype shape device",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from ...settings import get_mk_alignment_for_contiguous_layout
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
 from . import fp8
-from .groups import draw_counts, draw_ends, draw_ids, ids_of_ends, rows_written
+from .groups import BLOCK_OF_IDS, draw_counts, draw_ends, draw_ids, ids_of_ends, rows_written
 
 
 def product_by_id(a: Tensor, b: Tensor, ids: Tensor, dtype: torch.dtype, exact: bool) -> tuple[Tensor, Tensor | None]:
@@ -30,7 +32,7 @@ class Contiguous(Trial):
     """`m_grouped_fp8_gemm_nt_contiguous` and its nn form."""
 
     kind = "m_grouped_fp8_contiguous"
-    faults = {
+    faults: ClassVar = {
         "a": fp8.VALUES,
         "sfa": fp8.SCALES,
         "b": "dtype shape device",
@@ -98,7 +100,9 @@ class Contiguous(Trial):
         ids = ids_of_ends(x["layout"], self.m, self.alignment) if self.by_ends else x["layout"]
         b, sfb = (x["b"].mT, x["sfb"].mT) if self.turned else (x["b"], x["sfb"])
         a, b = fp8.spread(x["a"], x["sfa"], 1), fp8.spread(b, sfb, 128)
-        written = rows_written(ids, self.alignment, self.zero_padding or not self.by_ends)
+        written = rows_written(
+            ids, self.alignment if self.by_ends else BLOCK_OF_IDS, self.zero_padding or not self.by_ends
+        )
         return {"d": Right(*product_by_id(a, b, ids, self.dtype, self.exact), written)}
 
 
@@ -106,7 +110,7 @@ class Masked(Trial):
     """`m_grouped_fp8_gemm_nt_masked`."""
 
     kind = "m_grouped_fp8_masked"
-    faults = {
+    faults: ClassVar = {
         "a": "dtype address shape device",
         "sfa": fp8.SCALES,
         "b": "dtype address shape device",

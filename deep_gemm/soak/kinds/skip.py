@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from ...problem.layout import ceil_div
@@ -15,7 +17,7 @@ class SkipHeadMid(Trial):
     """`fp8_gemm_nt_skip_head_mid`."""
 
     kind = "skip_head_mid"
-    faults = {"a": fp8.VALUES, "b": fp8.VALUES, "sfa": fp8.SCALES, "sfb": fp8.SCALES, "d": fp8.OUTPUT}
+    faults: ClassVar = {"a": fp8.VALUES, "b": fp8.VALUES, "sfa": fp8.SCALES, "sfb": fp8.SCALES, "d": fp8.OUTPUT}
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw)
