@@ -52,6 +52,8 @@ class Before:
 
 def mistakes(trial: Trial, before: Before, made: Tensors) -> str | None:
     """Say what is wrong after a call; None if nothing is."""
+    if (changed := before.changed_operand(trial)) is not None:
+        return changed  # first, because what is right follows from the operands
     right = trial.right()
     for name, expected in right.items():
         output = trial.outputs.get(name)
@@ -59,7 +61,7 @@ def mistakes(trial: Trial, before: Before, made: Tensors) -> str | None:
             return wrong
         if output is not None and (wrong := before.changed_around(name, output, expected)) is not None:
             return wrong
-    return before.changed_operand(trial)
+    return None
 
 
 def wrong_values(name: str, got: Tensor, right: Right) -> str | None:
