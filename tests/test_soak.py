@@ -221,3 +221,23 @@ def test_a_short_soak_on_a_gpu() -> None:
     for number in range(60):
         found = attempt(1, number, ALL, "cuda")
         assert found.wrong is None, f"{found.kind} {number}: {found.text}: {found.done}: {found.wrong}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.kind)
+def test_no_call_waits_for_the_gpu_or_reads_from_it(kind: type[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("a call synchronized")
+
+    for number in range(4):
+        trial = kind(Draw(f"wait {number}", "cuda"))
+        trial.fill()
+        trial.poison()
+        trial.call(trial.everything())
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "synchronize", forbidden)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                trial.call(trial.everything())
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
