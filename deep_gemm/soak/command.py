@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..benchmark.machine import header
 from ..benchmark.table import make_console
 from ..gpus import HOPPER
 from ..kernels.plan import PLANS
+from .ahead import compiling
 from .attempt import Attempt, attempt
 from .kinds import ALL, KINDS
 from .trial import Trial
@@ -42,8 +44,10 @@ def run(
     begun, memory = time.monotonic(), [memory_now(device)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tensors are small on the CPU
+    is_long = device == "cuda" and not only and count is None
     try:
-        attempts, failures, seconds = _attempt_all(console, kinds, minutes * 60, seed, device, first, count, memory)
+        with compiling() if is_long else nullcontext():
+            attempts, failures, seconds = _attempt_all(console, kinds, minutes * 60, seed, device, first, count, memory)
     finally:
         torch.set_num_threads(threads)
     memory.append(memory_now(device))
