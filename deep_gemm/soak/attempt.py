@@ -80,7 +80,7 @@ def _try(seed: str, device: str, kind: type[Trial], found: Attempt) -> str | Non
         twin.draw.generator.manual_seed(draw.rng.getrandbits(48))
         if (wrong := _call_at_once((trial, twin), found)) is not None:
             return wrong
-    if device == "cuda" and trial.has_graphs and draw.flag(0.4):
+    if device == "cuda" and draw.flag(0.4):
         return _replay(trial, found)
     return None
 

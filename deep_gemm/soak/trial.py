@@ -33,8 +33,6 @@ class Trial(ABC):
     """One random problem. A subclass draws it in `__init__`, and is a kind that `kinds/__init__.py` lists."""
 
     kind: ClassVar[str]
-    has_graphs: ClassVar[bool] = True
-    """A CUDA graph may capture the call."""
     faults: ClassVar[Mapping[str, str]] = {}
     """Operands, and what may be wrong with each so that the call must refuse it (faults.py)."""
 
