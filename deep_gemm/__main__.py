@@ -425,6 +425,27 @@ def bench(
     raise typer.Exit(0 if right else WRONG)
 
 
+@app.command(epilog=examples("soak --minutes 8", "soak --seed 7 --only fp8_gemm --only einsum --out soak.json"))
+def soak(
+    minutes: Annotated[float, typer.Option(min=0, help="begin nothing new after this time")] = 8,
+    seed: Annotated[int, typer.Option(help="what all problems follow from")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="this kind of problem alone; may be said again")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu, else cuda if there is a Hopper GPU")] = None,
+    first: Annotated[int, typer.Option(min=0, help="the number of the first problem")] = 0,
+    count: Annotated[int | None, typer.Option(min=1, help="how many problems, if time does not end it")] = None,
+    out: Annotated[Path | None, typer.Option(help="write a record of it into this file")] = None,
+) -> None:
+    """Run random problems of everything, bad calls among them, and check values, canaries and errors each time."""
+    from .soak.command import run
+
+    try:
+        right = run(minutes, seed, only or (), device, first, count, out)
+    except ValueError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if right else WRONG)
+
+
 @app.command(epilog=examples('tune --shapes "64,2112,7168;4096,7168,2048" --out tuned.json', "tune --audit"))
 def tune(
     files: Annotated[list[Path] | None, typer.Argument(help="with --fit, result files of --collect")] = None,

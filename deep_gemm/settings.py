@@ -15,6 +15,8 @@ from .gpus import H200
 DEFAULT_ALIGNMENT = 128
 DEFAULT_CACHE_LIMIT_MB = 2048
 """Room for tens of thousands of kernels. A model needs some hundreds."""
+MAX_CHOICES = 4096
+"""Different choices that are told apart by number before all but the current one are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -122,19 +124,26 @@ class _Choices:
 class InForce:
     """The current choices, and a number for them. Anything prepared under another number must not be used.
 
-    The same choices always get the same number, because engines set a number of SMs around a call and then restore it.
+    The same choices get the same number, because engines set a number of SMs around a call and then restore it. Only
+    after very many others they get a new one, which no other choices ever had.
     """
 
     def __init__(self) -> None:
         self.choices, self.generation = _Choices(), 0
         self._generations = {self.choices: self.generation}
+        self._newest = self.generation
         self._lock = threading.Lock()
 
     def change(self, **changes: Any) -> None:
         """Make a choice."""
         with self._lock:
             self.choices = replace(self.choices, **changes)
-            self.generation = self._generations.setdefault(self.choices, len(self._generations))
+            if self.choices not in self._generations:
+                if len(self._generations) >= MAX_CHOICES:
+                    self._generations.clear()
+                self._newest += 1
+                self._generations[self.choices] = self._newest
+            self.generation = self._generations[self.choices]
 
 
 in_force = InForce()

@@ -15,7 +15,7 @@ OF_D = [(128, 384, 128), (256, 256, 256), (384, 128, 384)]
 
 
 def right_of(a: Tensor, b: Tensor) -> Tensor:
-    parts = zip(a.split(512), b.split(512), strict=True)
+    parts = zip(torch.split(a, 512), torch.split(b, 512), strict=True)
     return sum((torch.einsum(SUM, x.double(), y.double()) for x, y in parts), torch.zeros((), device="cuda"))
 
 

@@ -149,6 +149,16 @@ def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGp
     assert of_stream != of_another
 
 
+def test_a_plan_keeps_memory_for_few_streams(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depths, "MAX_ROOMS", 3)
+    for stream in range(1, 8):
+        gpu.stream = stream
+        call(ready(sim.random_problem(FRESH, KS, 100, 72)), KS)
+    (plan,) = PLANS.plans.values()
+    assert isinstance(plan, depths.DepthsPlan)
+    assert [*plan.rooms] == [5, 6, 7]
+
+
 def test_an_operator_keeps_no_memory(gpu: FakeGpu) -> None:
     p = ready(sim.random_problem(FRESH, KS, 100, 72))
     operands = on_gpu(p.a), p.sfa, p.b, p.sfb, on_gpu(p.d)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from math import log
 from typing import NamedTuple
@@ -78,7 +78,7 @@ class Menu(NamedTuple):
         return self.offers[self.numbers[band_of(m)]].tile
 
 
-@cache
+@lru_cache(maxsize=4096)
 def menu_of(n: int, k: int, output: Output, gpu: Gpu, split_k: bool = True, whole_gpu: bool = True) -> Menu:
     """The menu of a weight.
 

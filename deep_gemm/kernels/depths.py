@@ -30,6 +30,8 @@ from .maps import matrix_map, output_map
 from .plan import PLANS, SFA, SFB, A, B, C, D, Key, Place, Plan, Resized, addresses_of, refuse_if
 from .product import call_operator
 
+MAX_ROOMS = 128
+"""Streams that a plan keeps memory for."""
 KS, ROOM = 6, 7
 """Places among the addresses of a call, behind the operands: the depths, and what the first kernel writes."""
 
@@ -57,6 +59,8 @@ class DepthsPlan(Plan):
         if room is None:
             room = torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
             if keeps_it:
+                if len(self.rooms) >= MAX_ROOMS:  # its memory goes back to its own stream, behind what reads it
+                    del self.rooms[next(iter(self.rooms))]
                 self.rooms[stream] = room
         return room
 

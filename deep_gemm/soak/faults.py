@@ -1,0 +1,77 @@
+"""What may be wrong with an operand of a bad call. Each fault makes, of a right operand, a wrong one like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+REFUSALS = (ValueError, NotImplementedError, TypeError)
+"""What a bad call raises, by contract."""
+OTHER_TYPE = {
+    torch.float8_e4m3fn: torch.float8_e5m2,
+    torch.bfloat16: torch.float16,
+    torch.float32: torch.int32,
+    torch.int32: torch.float32,
+    torch.uint8: torch.int8,
+}
+
+
+def _dtype(x: Tensor) -> Tensor:
+    return x.view(OTHER_TYPE[x.dtype])
+
+
+def _address(x: Tensor) -> Tensor:
+    """The same strides, an element behind an address that is aligned: a plan of this signature exists."""
+    span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
+    room = torch.zeros(span + 16, dtype=torch.uint8 if x.dtype.itemsize == 1 else x.dtype, device=x.device)
+    return room.view(x.dtype).as_strided(x.shape, x.stride(), 1)
+
+
+def _stride(x: Tensor) -> Tensor:
+    """Elements of a row lie apart."""
+    *outer, columns = x.shape
+    return torch.zeros((*outer, columns, 2), device=x.device).to(x.dtype)[..., 0]
+
+
+def _shape(x: Tensor) -> Tensor:
+    """One more at the end."""
+    *outer, columns = x.shape
+    return torch.zeros((*outer, columns + 1), device=x.device).to(x.dtype)
+
+
+def _device(x: Tensor) -> Tensor:
+    return x.cpu()
+
+
+def _expanded(x: Tensor) -> Tensor:
+    """All rows in one place."""
+    return x[..., :1, :].expand(x.shape)
+
+
+def _cast_type(x: Tensor) -> Tensor:
+    """Whole numbers where a cast takes numbers with a fraction."""
+    return torch.zeros(x.shape, dtype=torch.int32, device=x.device)
+
+
+FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dtype": _dtype,
+    "address": _address,
+    "stride": _stride,
+    "shape": _shape,
+    "device": _device,
+    "expanded": _expanded,
+    "cast_type": _cast_type,
+}
+
+
+def applies(fault: str, x: Tensor) -> bool:
+    """Tell whether a fault would be one: nothing is wrong with the strides of one element, or of none."""
+    if x.numel() == 0:
+        return False
+    if fault == "device":
+        return x.is_cuda
+    if fault == "stride":
+        return x.shape[-1] > 1
+    return fault != "expanded" or (x.dim() > 1 and x.shape[-2] > 1)

@@ -1,0 +1,87 @@
+"""What is wrong after a call: values, bytes around outputs, operands that changed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .draw import Output
+from .trial import Right, Tensors, Trial
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """The bytes of a tensor, of any strides."""
+    return torch.empty(x.numel(), dtype=x.dtype, device=x.device).copy_(x.reshape(-1)).view(torch.uint8)
+
+
+class Before:
+    """Everything as it was before a call."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.operands = {name: x.clone() for name, x in trial.operands.items()}
+        self.buffers = {name: output.buffer.clone() for name, output in trial.outputs.items()}
+
+    def changed(self, trial: Trial) -> str | None:
+        """Say what changed, none of which might, as after a call that was refused."""
+        for name, output in trial.outputs.items():
+            if not torch.equal(output.buffer, self.buffers[name]):
+                return f"{name}: was written"
+        return self.changed_operand(trial)
+
+    def changed_operand(self, trial: Trial) -> str | None:
+        """Say which operand changed."""
+        for name, x in trial.operands.items():
+            if not torch.equal(as_bytes(x), as_bytes(self.operands[name])):
+                return f"{name}: an operand was changed"
+        return None
+
+    def changed_around(self, name: str, output: Output, right: Right) -> str | None:
+        """Say whether an output's buffer changed where nothing is to be written."""
+        after, before = output.buffer.clone(), self.buffers[name]
+        inside, was = output.inside(after), output.inside(before)
+        written = right.written if right.rest_is_kept else None
+        if written is None:
+            inside.copy_(was)
+        else:
+            inside.copy_(torch.where(written, was, inside))
+        if torch.equal(after, before):
+            return None
+        count = int((after != before).sum())
+        return f"{name}: {count} bytes were written that do not belong to the result"
+
+
+def mistakes(trial: Trial, before: Before, made: Tensors) -> str | None:
+    """Say what is wrong after a call; None if nothing is."""
+    if (changed := before.changed_operand(trial)) is not None:
+        return changed  # first, because what is right follows from the operands
+    right = trial.right()
+    for name, expected in right.items():
+        output = trial.outputs.get(name)
+        if (wrong := wrong_values(name, made[name] if output is None else output.view, expected)) is not None:
+            return wrong
+        if output is not None and (wrong := before.changed_around(name, output, expected)) is not None:
+            return wrong
+    return None
+
+
+def wrong_values(name: str, got: Tensor, right: Right) -> str | None:
+    """Count the wrong elements, and name the first."""
+    exact = right.exact
+    if got.shape != exact.shape:
+        return f"{name}: shape {tuple(got.shape)} instead of {tuple(exact.shape)}"
+    if right.allowed is None:
+        exact = exact.to(got.dtype)
+        if got.dtype.itemsize == 1:
+            is_wrong = got.view(torch.uint8) != exact.view(torch.uint8)
+        else:
+            is_wrong = ~((got == exact) | (got.isnan() & exact.isnan()))
+    else:
+        is_wrong = ~((got.double() - exact.double()).abs() <= right.allowed)
+    if right.written is not None:
+        is_wrong &= right.written
+    if not bool(is_wrong.any()):
+        return None
+    flat = int(is_wrong.reshape(-1).int().argmax())
+    at = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), got.shape))
+    instead = f"{got[at].double().item():.9g} instead of {exact[at].double().item():.9g}"
+    return f"{name}: {int(is_wrong.sum())} of {got.numel()} elements are wrong, the first at {at}: {instead}"

@@ -1,0 +1,30 @@
+"""Kinds of problems. A new product, cast or layer is a class in a file of its own, and a line here."""
+
+from __future__ import annotations
+
+from ..trial import Trial
+from . import bf16, casts, dense, depths, heads, hyper_connections, layers, logits, rows, skip
+
+ALL: tuple[type[Trial], ...] = (
+    dense.Dense,
+    skip.SkipHeadMid,
+    rows.Contiguous,
+    rows.Masked,
+    depths.Depths,
+    heads.Heads,
+    bf16.DenseBf16,
+    bf16.RowsBf16,
+    bf16.MaskedBf16,
+    bf16.DepthsBf16,
+    bf16.Expressions,
+    logits.MqaLogits,
+    logits.PagedLogits,
+    hyper_connections.HcPrenorm,
+    casts.Cast,
+    casts.Activation,
+    casts.Scales,
+    layers.Linear,
+    layers.Experts,
+    layers.Routing,
+)
+KINDS = {trial.kind: trial for trial in ALL}

@@ -1,0 +1,78 @@
+"""What a kind of problem states: operands, a call, and what must be there afterwards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .draw import Draw, Output
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass
+class Right:
+    """What a result must be: within `allowed` of `exact`, else to the bit, wherever `written` says.
+
+    What is not written keeps what it had, or is undefined if the call made the tensor, or said so by `rest_is_kept`.
+    """
+
+    exact: Tensor
+    allowed: Tensor | None = None
+    written: Tensor | None = None
+    """Of the result's shape or one that expands to it; None means everywhere."""
+    rest_is_kept: bool = True
+
+
+class Trial(ABC):
+    """One random problem. A subclass draws it in `__init__`, and is a kind that `kinds/__init__.py` lists."""
+
+    kind: ClassVar[str]
+    faults: ClassVar[Mapping[str, str]] = {}
+    """Operands, and what may be wrong with each so that the call must refuse it (faults.py)."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self.operands: dict[str, Tensor] = {}
+        self.outputs: dict[str, Output] = {}
+        self.starts: dict[str, Tensor] = {}
+        """What an output holds before a call, if that counts; else it is poisoned."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The problem in a few words."""
+
+    @abstractmethod
+    def fill(self) -> None:
+        """Draw what the operands hold, in place."""
+
+    @abstractmethod
+    def call(self, x: Tensors) -> Tensors:
+        """Make the call with these operands and outputs; give what it made, by name."""
+
+    @abstractmethod
+    def right(self) -> dict[str, Right]:
+        """What each output, and each tensor that a call makes, must be."""
+
+    def refused_faults(self) -> Mapping[str, str]:
+        """Those of `faults` that this problem must refuse."""
+        return self.faults
+
+    def everything(self) -> dict[str, Tensor]:
+        """Operands and outputs, as `call` takes them."""
+        return {**self.operands, **{name: output.view for name, output in self.outputs.items()}}
+
+    def poison(self) -> None:
+        """Make outputs hold what they start from, else NaN."""
+        for name, output in self.outputs.items():
+            start = self.starts.get(name)
+            if start is None:
+                output.view.fill_(torch.nan)
+            else:
+                output.view.copy_(start)
