@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from itertools import combinations
 from typing import Any, TypeVar
 from zlib import crc32
@@ -62,5 +62,12 @@ def covering(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) ->
 
 
 def values(config: Any) -> list[tuple[str, Hashable]]:
-    """A dataclass's fields, as features."""
-    return [(field.name, getattr(config, field.name)) for field in fields(config)]
+    """A dataclass's fields, as features; of a field that is such a dataclass too, those of its own."""
+    found: list[tuple[str, Hashable]] = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            found += [(f"{field.name}.{name}", inner) for name, inner in values(value)]
+        else:
+            found.append((field.name, value))
+    return found

@@ -29,7 +29,10 @@ SCHEDULES = (
 )
 """Each names what is slow or prompt. Same order as `Schedule` in host/model/launch.h."""
 
-_FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
+_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
+# The model takes nearly all of a run, and a kernel is compiled about as often as it runs.
+_MODEL_FLAGS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic")
+_KERNEL_FLAGS = ("-Og",)
 # Without these, all loaded kernels would share their variables.
 _PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
 _COMPILE_SECONDS = 300
@@ -116,7 +119,8 @@ def compile_kernel(
                     path.write_text(text)
             unit.write_text(f'#include "ptx/platform.cuh"\n{source}\n#include "model/entry.h"\nSIM_EXPORT({name})\n')
             # No warnings, because g++ does not know the kernel's pragmas; NVRTC warns about kernels.
-            arguments = (*_FLAGS, *_PRIVATE, *flags, "-w", "-shared", f"-I{build}", f"-I{HOST_DIRECTORY}")
+            chosen = (*_FLAGS, *_KERNEL_FLAGS, *_PRIVATE, *flags)
+            arguments = (*chosen, "-w", "-shared", f"-I{build}", f"-I{HOST_DIRECTORY}")
             _run_compiler((*arguments, str(unit), str(model)), Path(build) / "kernel.so", library)
     loaded = ctypes.CDLL(str(library))
     loaded.sim_run.restype = ctypes.c_char_p
@@ -139,7 +143,8 @@ def _compile_model(directory: Path, flags: tuple[str, ...]) -> Path:
     model = directory / f"{_digest('', {}, 'model', flags)}.o"
     if not model.exists():
         with tempfile.TemporaryDirectory(dir=directory) as build:
-            arguments = (*_FLAGS, "-fno-gnu-unique", *flags, "-Wall", "-Wextra", "-Werror", f"-I{HOST_DIRECTORY}", "-c")
+            warnings = "-Wall", "-Wextra", "-Werror"
+            arguments = (*_FLAGS, *_MODEL_FLAGS, "-fno-gnu-unique", *flags, *warnings, f"-I{HOST_DIRECTORY}", "-c")
             _run_compiler((*arguments, str(HOST_DIRECTORY / "model" / "model.cpp")), Path(build) / "model.o", model)
     return model
 
@@ -160,7 +165,7 @@ def _run_compiler(arguments: tuple[str, ...], output: Path, final: Path) -> None
 
 def _digest(source: str, headers: Mapping[str, str], name: str, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    parts = [source, name, *flags, *_FLAGS, _compiler_version(), _host_digest()]
+    parts = [source, name, *flags, *_FLAGS, *_MODEL_FLAGS, *_KERNEL_FLAGS, _compiler_version(), _host_digest()]
     for part in [*parts, *(text for item in sorted(headers.items()) for text in item)]:
         digest.update(f"{len(part)}:{part}".encode())
     return digest.hexdigest()[:32]
