@@ -12,7 +12,8 @@ from torch import Tensor
 
 from deep_gemm import reference
 from deep_gemm.choose.config import GemmConfig
-from deep_gemm.jit.compiler import compile_cubin
+from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
+from deep_gemm.jit.cubin import read_kernels
 from deep_gemm.jit.report import KernelReport, report
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.problem import DenseProblem
@@ -141,6 +142,18 @@ def gemm_report(config: GemmConfig) -> KernelReport:
     """Compile the `fp8_gemm` kernel, without a cache, and look at its machine code."""
     kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=config.kernel_name)
     return report(kernel.cubin, kernel.log)
+
+
+def assert_loads_nothing_early(compiled: CompiledKernel) -> None:
+    """Nothing is loaded before the kernel ahead has ended.
+
+    Loads that are not volatile (`ptx::ld_global_nc_...`) may be moved: not to before `griddepcontrol_wait`.
+    """
+    (code,) = read_kernels(compiled.cubin)
+    mnemonics = [instruction.mnemonic for instruction in code.instructions]
+    assert mnemonics.count("ACQBULK") == 1
+    before = mnemonics[: mnemonics.index("ACQBULK")]
+    assert [mnemonic for mnemonic in before if mnemonic in ("LDG", "STG", "UTMALDG", "UTMASTG")] == []
 
 
 def assert_caught(mutation: Mutation, trials: Sequence[Trial]) -> None:
