@@ -81,34 +81,60 @@ struct Operand {
   }
 };
 
-inline int exponent_of(double value) {
-  uint64_t bits;
+inline int64_t exponent_of(double value) {
+  int64_t bits;
   std::memcpy(&bits, &value, 8);
-  return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
+  return (bits >> 52 & 0x7ff) - 1023;
+}
+
+// Of an exponent from -1022 to 1023.
+inline double power_of_two(int64_t exponent) {
+  const int64_t bits = (exponent + 1023) << 52;
+  double value;
+  std::memcpy(&value, &bits, 8);
+  return value;
 }
 
 // Hopper's arithmetic, to the bit (found and tested on an H200). All addends are aligned to the largest exponent among
 // them. Bits more than `fraction_bits` below it are cut off from each addend, and then bits more than that below the sum's
 // exponent from the sum. A product's exponent is the sum of its factors' stored exponents: a subnormal factor counts as
 // the least normal one, and 1.5 * 1.5 counts as 2^0. Products that are zero do not count.
-inline double add_truncated(const double* a, const double* b, uint32_t stride, uint32_t depth, double sum,
-                            int fraction_bits, int least_exponent) {
-  const auto stored_exponent_of = [=](double value) { return std::max(exponent_of(value), least_exponent); };
-  double addends[kMaximumDepth + 1];
-  int largest = -1023;
-  for (uint32_t k = 0; k <= depth; ++k) {
-    addends[k] = k == depth ? sum : a[k] * b[k * stride];
-    if (addends[k] == 0) continue;
-    largest = std::max(largest, k == depth ? exponent_of(sum) : stored_exponent_of(a[k]) + stored_exponent_of(b[k * stride]));
+// Each loop goes over columns, which lie side by side: the compiler makes vectors of them.
+inline void add_truncated(const double* a, const double (*b)[kMaximumN], uint32_t n, uint32_t depth, int64_t fraction_bits,
+                          int64_t least_exponent, double* sums) {
+  static double totals[kMaximumN], to_units[kMaximumN];
+  static int64_t largest[kMaximumN];
+  constexpr int64_t kNone = -1023;
+  for (uint32_t column = 0; column < n; ++column) largest[column] = sums[column] == 0 ? kNone : exponent_of(sums[column]);
+  for (uint32_t k = 0; k < depth; ++k) {
+    const double factor = a[k];
+    const int64_t exponent_of_factor = std::max(exponent_of(factor), least_exponent);
+    for (uint32_t column = 0; column < n; ++column) {
+      const int64_t exponent = exponent_of_factor + std::max(exponent_of(b[k][column]), least_exponent);
+      const int64_t of_product = factor * b[k][column] == 0 ? kNone : exponent;
+      largest[column] = std::max(largest[column], of_product);
+    }
   }
-  if (largest == -1023) return 0;
-  if (largest >= 1024) return std::numeric_limits<double>::quiet_NaN();
-  const double to_units = std::ldexp(1, fraction_bits - largest), from_units = std::ldexp(1, largest - fraction_bits);
-  double total = 0;
-  for (uint32_t k = 0; k <= depth; ++k) total += std::trunc(addends[k] * to_units);
-  const int kept_bits = std::min(fraction_bits, 23);
-  const double scale = std::ldexp(1, kept_bits - exponent_of(total * from_units));
-  return total == 0 ? 0 : std::trunc(total * from_units * scale) / scale;
+  for (uint32_t column = 0; column < n; ++column) {
+    largest[column] = std::min(largest[column], int64_t{1024});
+    to_units[column] = power_of_two(std::min(fraction_bits - largest[column], int64_t{1023}));
+    totals[column] = 0;
+  }
+  for (uint32_t k = 0; k < depth; ++k)
+    for (uint32_t column = 0; column < n; ++column) totals[column] += std::trunc(a[k] * b[k][column] * to_units[column]);
+  const int64_t kept_bits = std::min(fraction_bits, int64_t{23});
+  for (uint32_t column = 0; column < n; ++column) {
+    const double total = totals[column] + std::trunc(sums[column] * to_units[column]);
+    if (largest[column] == 1024)
+      sums[column] = std::numeric_limits<double>::quiet_NaN();
+    else if (total == 0)
+      sums[column] = 0;
+    else {
+      const double value = total * power_of_two(largest[column] - fraction_bits);
+      const double scale = power_of_two(kept_bits - exponent_of(value));
+      sums[column] = std::trunc(value * scale) / scale;
+    }
+  }
 }
 
 // The sum of the products is exact in double (of BF16 nearly), and is added to the accumulator with one rounding to FP32.
@@ -116,7 +142,7 @@ inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
   static double a[kRowsPerWarp][kMaximumDepth], b[kMaximumDepth][kMaximumN], b_row[kMaximumDepth], sums[kMaximumN];
   const ProductKind& kind = product.kind;
   const uint32_t n = product.n, depth = kind.depth();
-  const int fraction_bits = kind.is_bf16 ? 25 : 13, least_exponent = kind.is_bf16 ? -126 : -6;
+  const int64_t fraction_bits = kind.is_bf16 ? 25 : 13, least_exponent = kind.is_bf16 ? -126 : -6;
   const Operand operand_a(kind, kind.a_is_mn_major, product.descriptor_a, 64, "A");
   const Operand operand_b(kind, kind.b_is_mn_major, product.descriptor_b, n, "B");
   for (uint32_t row = 0; row < kRowsPerWarp; ++row) operand_a.row(cta, warp % 4 * kRowsPerWarp + row, a[row]);
@@ -131,18 +157,14 @@ inline void execute(const Cta* cta, uint32_t warp, const Product& product) {
       const uint32_t lane = row % 8 * 4 + column % 8 / 2;
       return values[lane * product.d->count + column / 8 * 4 + row / 8 * 2 + column % 2];
     };
-    if (machine->launch.truncate) {
-      for (uint32_t column = 0; column < n; ++column)
-        element(column) = static_cast<float>(add_truncated(a[row], &b[0][column], kMaximumN, depth,
-                                                           product.accumulate ? element(column) : 0.0, fraction_bits,
-                                                           least_exponent));
-      continue;
-    }
     for (uint32_t column = 0; column < n; ++column) sums[column] = product.accumulate ? element(column) : 0.0;
-    for (uint32_t k = 0; k < depth; ++k) {
-      const double factor = a[row][k];
-      for (uint32_t column = 0; column < n; ++column) sums[column] += factor * b[k][column];
-    }
+    if (machine->launch.truncate)
+      add_truncated(a[row], b, n, depth, fraction_bits, least_exponent, sums);
+    else
+      for (uint32_t k = 0; k < depth; ++k) {
+        const double factor = a[row][k];
+        for (uint32_t column = 0; column < n; ++column) sums[column] += factor * b[k][column];
+      }
     for (uint32_t column = 0; column < n; ++column) element(column) = static_cast<float>(sums[column]);
   }
   ++machine->stats.products;
