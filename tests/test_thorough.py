@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import combinations, product
 
-from thorough import covering
+from thorough import covering, values
 
 from deep_gemm.choose.dense import reachable
+from deep_gemm.kernels import linear_decode
 
 
 def test_every_feature_of_any_case_occurs_among_the_few() -> None:
@@ -24,3 +25,9 @@ def test_a_fourth_of_the_configurations_has_every_two_settings_that_occur_togeth
     few = covering(reachable(), pairs)
     assert len(few) < len(reachable()) / 4
     assert set().union(*map(pairs, few)) == set().union(*map(pairs, reachable()))
+
+
+def test_settings_inside_of_a_setting_count_one_by_one() -> None:
+    found = [set(values(config)) for config in linear_decode.reachable_linear()]
+    assert {("tile.block_tokens", 8), ("tile.block_tokens", 16)} <= set().union(*found)
+    assert "tile" not in {name for each in found for name, _ in each}

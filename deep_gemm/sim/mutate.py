@@ -81,7 +81,8 @@ def try_mutation(
         enumerate(trials), key=lambda numbered: (numbered[0] != first, numbered[1].config != mutation.shows_in)
     )
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "deep_gemm.sim.dense"])  # the slow imports, once
+    # The slow imports, once.
+    context.set_forkserver_preload(["torch", "deep_gemm.sim.dense", "deep_gemm.sim.linear_decode"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run_trials, args=(mutation, ordered, sender))
     process.start()
