@@ -98,8 +98,8 @@ class Experts(torch.nn.Module):
         """Compute the mixture of this process's tokens, with messages of exact size: the prefill form.
 
         `x` is `[tokens, hidden]`, ids are int32 or int64 `[tokens, topk]`, numbered over all processes, -1 for none.
-        The host waits for the counts of all processes once. The result is BF16, or where gradients are asked for it
-        has the type of x. A mistake of one process is an error on each.
+        The host waits for the counts of all processes once. The result is BF16; if the weights are parameters
+        it is rounded to BF16 too, but has the type of x. A mistake of one process is an error on each.
         """
         x = as_autocast_says(x) if isinstance(x, Tensor) else x
         mistake: Exception | None = None
@@ -120,7 +120,8 @@ class Experts(torch.nn.Module):
         plan = make_plan(ids, mistake, facts, self.share.here, self.room, self._device(), self.group)
         if facts.gradients:
             return self._trained(x, topk_ids, topk_weights, plan)
-        return self._computed(x, topk_ids, topk_weights, plan)
+        out = self._computed(x, topk_ids, topk_weights, plan)
+        return out if self.w1 is None else out.to(x.dtype)
 
     @torch.no_grad()
     def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
