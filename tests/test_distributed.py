@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 
 import across_cases
 import pytest
 import torch
 
 import deep_gemm
+from deep_gemm.distributed import message, owners
 
 CASES = Path(__file__).parent / "across_cases.py"
 
@@ -37,6 +40,13 @@ def test_processes_together_give_what_one_gives(lines: list[str], world: int) ->
 def test_the_example_agrees_and_would_say_if_not(lines: list[str]) -> None:
     assert across_cases.EXAMPLE.name == "experts_across_processes.py"
     assert lines.count("2: example passed") == lines.count("2: example_of_wrong_sums passed") == 2
+
+
+@pytest.mark.parametrize("module", [message, owners])
+def test_what_docstrings_show_is_so(module: ModuleType) -> None:
+    failed, attempted = doctest.testmod(module, extraglobs={"torch": torch})
+    assert attempted
+    assert not failed
 
 
 @pytest.mark.gpu

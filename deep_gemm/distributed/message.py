@@ -85,7 +85,7 @@ def decode_bytes(
     What it holds is room for the worst case, all of it at once: every token of every process on every expert here.
 
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
-    (8361984, 114070144)
+    (8361984, 117881344)
     """
     sizes = {
         "world_size": world_size,
