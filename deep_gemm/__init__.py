@@ -6,7 +6,7 @@ run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 
 from typing import NoReturn
 
-from . import nn, testing, utils
+from . import distributed, nn, testing, utils
 from . import ops as ops
 from .activation import silu_mul_cast_to_fp8
 from .bf16 import (
@@ -131,6 +131,7 @@ __all__ = [
     "cublaslt_gemm_nt",
     "cublaslt_gemm_tn",
     "cublaslt_gemm_tt",
+    "distributed",
     "einsum",
     "expert_rows",
     "experts",

@@ -11,7 +11,7 @@ from typing import NoReturn
 _TORCH = "bf16_gemm_nt or cublaslt_gemm_nt"
 _FP8 = "per_token_cast_to_fp8 and the FP8 products"
 _DEQUANTIZED = "torch.matmul on dequantized tensors"
-_MOE = "experts, m_grouped_fp8_gemm_nt_masked or m_grouped_fp8_gemm_nt_contiguous"
+_MOE = "distributed.Experts, experts, m_grouped_fp8_gemm_nt_masked or m_grouped_fp8_gemm_nt_contiguous"
 _SYMMETRIC = "torch.distributed._symmetric_memory"
 _WEIGHTS = "the weights as they are"
 

@@ -124,6 +124,12 @@ class Experts(torch.nn.Module):
         return out.view(x.shape)
 
 
+def mixture(x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None) -> Tensor:
+    """Compute a mixture of rows that are laid out already, with gradients."""
+    nowhere = (None, None)
+    return _Experts.apply(x, topk_weights, w1, w2, rows, limit, nowhere)  # type: ignore[no-any-return, no-untyped-call]
+
+
 @outside_of_graphs
 def apply_beside_main_grads(*args: Any) -> Tensor:
     """Compute the mixture, gradients of weights being added to `main_grad`: no graph has this effect."""

@@ -1,0 +1,227 @@
+"""A gated mixture of experts over the processes of a group. docs/experts_across_gpus.md has the picture.
+
+tokens --FP8, one copy for each rank--> rows --expert_rows of the experts here--> products, sums by weight
+out <--added up in order of ranks-- BF16, one row for each that came <--------------'
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..layers import activate_rows, product_of_rows
+from ..nn.experts import mixture
+from ..nn.gradients import as_autocast_says
+from ..problem import ExpertRows, Operand
+from ..problem.experts_across import check_tokens, share_of_experts
+from ..problem.integers import integer_in_range
+from ..problem.numbers import positive
+from ..quantize import per_block_cast_to_fp8
+from ..routing import expert_rows, gather_weighted, weighted_sum
+from .by_group import Everywhere, Facts, Plan, make_plan, ones
+from .message import WORD, Arrived, gather, pack, unpack
+from .owners import local_ids
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+MISTAKES = (ValueError, TypeError, NotImplementedError)
+
+
+class Experts(torch.nn.Module):
+    """The experts of a mixture, an equal part of them on each process of a group: `experts` of all tokens together.
+
+    - `num_experts`: how many there are on all processes together, a multiple of the number of processes.
+    - `w1`, `w2`: this process's, `[num_experts / processes, 2 intermediate, hidden]` and `[..., hidden, intermediate]`:
+      pairs of FP8 values and scales, as `experts` takes them, or tensors in FP32, BF16 or FP16. Tensors become
+      parameters, are cast in each call, and get gradients.
+    - `group`: the default group if it is None.
+    - `limit`: as for `experts`.
+    - `room`: the most rows that may come to this process in the prefill form; no limit if it is None.
+    - `max_tokens`: the most tokens of any process in the decode form, the same on each process.
+
+    Every process of the group makes every call, those without tokens too.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        w1: Tensor | Operand,
+        w2: Tensor | Operand,
+        group: dist.ProcessGroup | None = None,
+        *,
+        limit: float | None = None,
+        room: int | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.share = share_of_experts(num_experts, w1, w2, dist.get_rank(group), dist.get_world_size(group))
+        self.limit = None if limit is None else positive("limit", limit)
+        self.room = None if room is None else integer_in_range("room", room, 0)
+        self.w1: torch.nn.Parameter | None = None
+        self.w2: torch.nn.Parameter | None = None
+        if isinstance(w1, Tensor) and isinstance(w2, Tensor):
+            self.w1, self.w2 = (
+                w if isinstance(w, torch.nn.Parameter) else torch.nn.Parameter(w.detach()) for w in (w1, w2)
+            )
+        else:
+            for name, pair in (("w1", w1), ("w2", w2)):
+                self.register_buffer(f"{name}_values", pair[0])
+                self.register_buffer(f"{name}_scales", pair[1])
+        device = (w1 if isinstance(w1, Tensor) else w1[0]).device
+        most = None if max_tokens is None else integer_in_range("max_tokens", max_tokens, 1)
+        self._everywhere = None if most is None else Everywhere(most, device, group)
+
+    def extra_repr(self) -> str:
+        """Sizes, for `print`."""
+        share = self.share
+        return (
+            f"num_experts={share.num_experts}, here={share.first}..{share.first + share.here - 1}, "
+            f"hidden={share.hidden}, intermediate={share.intermediate}"
+        )
+
+    def weights(self) -> tuple[Operand, Operand]:
+        """Both weights in FP8."""
+        if self.w1 is not None and self.w2 is not None:
+            return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
+        values1, scales1, values2, scales2 = self.buffers()
+        return (values1, scales1), (values2, scales2)
+
+    def _device(self) -> torch.device:
+        return next(chain(self.parameters(), self.buffers())).device
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """Compute the mixture of this process's tokens, with messages of exact size: the prefill form.
+
+        `x` is `[tokens, hidden]`, ids are int32 or int64 `[tokens, topk]`, numbered over all processes, -1 for none.
+        The host waits for the counts of all processes once. The result is BF16; if the weights are parameters
+        it is rounded to BF16 too, but has the type of x. A mistake of one process is an error on each.
+        """
+        x = as_autocast_says(x) if isinstance(x, Tensor) else x
+        mistake: Exception | None = None
+        facts = Facts(self.share.num_experts, self.share.hidden, -1, -1, 0)
+        try:
+            check_tokens(x, topk_ids, topk_weights, self.share, self._device())
+            needs = [
+                torch.is_grad_enabled() and each is not None and each.requires_grad
+                for each in (x, topk_weights, self.w1, self.w2)
+            ]
+            if any(needs) and self.w1 is None:
+                raise ValueError("x: expected tensors without a gradient, because the weights are in FP8 for inference")
+            gradients = sum(2**index for index, need in enumerate(needs) if need)
+            facts = facts._replace(topk=topk_ids.shape[1], type_of_x=TYPES.index(x.dtype), gradients=gradients)
+        except MISTAKES as caught:
+            mistake = caught
+        ids = topk_ids if mistake is None else None
+        plan = make_plan(ids, mistake, facts, self.share.here, self.room, self._device(), self.group)
+        if facts.gradients:
+            return self._trained(x, topk_ids, topk_weights, plan)
+        out = self._computed(x, topk_ids, topk_weights, plan)
+        return out if self.w1 is None else out.to(x.dtype)
+
+    @torch.no_grad()
+    def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
+        """Compute the mixture where nobody wants a gradient."""
+        message = plan.dispatch(pack(x, topk_ids, topk_weights))
+        arrived = unpack(message, self.share.hidden, topk_ids.shape[1])
+        return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
+
+    def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
+        """Compute the mixture with gradients: tokens travel in their own type, as the gradients of weights need them.
+
+        The row that is cast is the same, so the result has the bits of the other way.
+        """
+        rows_x, p = _ToExperts.apply(x, topk_weights.float(), plan)  # type: ignore[no-untyped-call]
+        ids = plan.dispatch(topk_ids.to(WORD))
+        rows = self._rows(ids, plan.routes)
+        assert self.w1 is not None and self.w2 is not None
+        sums = mixture(rows_x, p, self.w1, self.w2, rows, self.limit)
+        return _ToTokens.apply(sums, plan).to(x.dtype)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
+        """Rows of the experts here, as many as there are routes if the host knows it."""
+        rows = expert_rows(local_ids(ids, self.share.first, self.share.here), self.share.here)
+        return rows._replace(token_of=rows.token_of[:routes], ids=rows.ids[:routes])
+
+    def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
+        """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
+        rows = self._rows(arrived.ids, routes)
+        if not len(rows.ids):
+            return torch.zeros(len(arrived.ids), self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
+        w1, w2 = self.weights()
+        h = product_of_rows(gather(arrived, rows), w1, rows)
+        y = product_of_rows(activate_rows(h, rows, self.limit), w2, rows)
+        sums = gather_weighted(y, rows, arrived.weights)
+        assert sums is not None
+        return sums
+
+    @torch.no_grad()
+    def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
+        """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
+
+        The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
+        Room is for the worst case (`decode_bytes`). The bits are those of the prefill form. `out`, BF16 `[tokens,
+        hidden]`, is as for `experts`. There are no gradients. A mistake is an error on this process alone.
+        """
+        everywhere = self._everywhere
+        if everywhere is None:
+            raise ValueError("max_tokens: expected a number of tokens for the decode form, got None")
+        check_tokens(x, topk_ids, topk_weights, self.share, self._device())
+        tokens, topk = topk_ids.shape
+        if tokens > everywhere.max_tokens:
+            raise ValueError(f"x: expected at most max_tokens = {everywhere.max_tokens} tokens, got {tokens}")
+        message = everywhere.dispatch(pack(x, topk_ids, topk_weights))
+        sums = self._sums(unpack(message, self.share.hidden, topk), None)
+        return everywhere.combine(sums, tokens, out)
+
+
+class _ToExperts(torch.autograd.Function):
+    """Tokens and weights of routes go to the experts' processes; their gradients come back, and are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Send one row of words for each token and rank."""
+        ctx.plan, ctx.dtype = plan, x.dtype
+        return _apart(plan.dispatch(_beside(x, p)), x.dtype, p.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_x: Tensor, of_p: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Send the gradients of what came back where it came from."""
+        plan: Plan = ctx.plan
+        rows_x, rows_p = _apart(plan.back(_beside(of_x, of_p)), ctx.dtype, of_p.shape[1])
+        of_routes = of_p.new_zeros(len(plan.rows.row_of), of_p.shape[1])
+        if len(rows_p):
+            of_routes = weighted_sum(rows_p, plan.rows.row_of, ones(plan.rows.row_of))
+        return plan.sum_up(rows_x).to(ctx.dtype), of_routes, None
+
+
+class _ToTokens(torch.autograd.Function):
+    """Sums go back to their tokens' processes, and are added up; the gradients of tokens go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, plan: Plan) -> Tensor:
+        """Send BF16: the sums are rounded to it already."""
+        ctx.plan, ctx.dtype = plan, sums.dtype
+        return plan.sum_up(plan.back(sums.to(torch.bfloat16))).to(sums.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Send the gradient of each token to each rank that added to it."""
+        return ctx.plan.dispatch(grad), None
+
+
+def _beside(x: Tensor, p: Tensor) -> Tensor:
+    """Write rows of two types beside each other, as words."""
+    return torch.cat([x.contiguous().view(WORD), p.contiguous().view(WORD)], dim=1)
+
+
+def _apart(words: Tensor, dtype: torch.dtype, topk: int) -> tuple[Tensor, Tensor]:
+    """See the two again."""
+    x, p = words[:, : words.shape[1] - topk], words[:, words.shape[1] - topk :]
+    return x.contiguous().view(dtype), p.contiguous().view(torch.float32)

@@ -1,0 +1,106 @@
+"""What travels for a token: one row of 4-byte words, so that one collective carries all of it.
+
+[ FP8 values: hidden / 4 | scales: ceil(hidden / 128) | ids of experts: topk | weights: topk | up to 16 bytes ]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels import lay_scales
+from ..layers import experts_workspace_bytes
+from ..problem import ExpertRows
+from ..problem.integers import integer_in_range
+from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
+from ..quantize import Quantized, per_token_cast_to_fp8
+
+WORD = torch.int32
+WORD_BYTES = 4
+BF16_BYTES = 2
+
+
+class Arrived(NamedTuple):
+    """Rows that arrived: views of the words."""
+
+    values: Tensor
+    """Words of FP8 values `[rows, hidden / 4]`."""
+    scales: Tensor
+    ids: Tensor
+    """int32 `[rows, topk]`, numbered over all processes."""
+    weights: Tensor
+
+
+def row_bytes(hidden: int, topk: int) -> int:
+    """Bytes that travel for a token to one process.
+
+    >>> row_bytes(hidden=7168, topk=6)  # 7168 values, 56 scales, 6 ids and 6 weights
+    7440
+    """
+    return align(hidden + WORD_BYTES * (ceil_div(hidden, SCALE_BLOCK) + 2 * topk), ADDRESS_ALIGNMENT)
+
+
+def pack(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """Cast tokens to FP8, and write each beside its routes."""
+    values, scales = per_token_cast_to_fp8(x)
+    parts = [values.view(WORD), scales.view(WORD), topk_ids.to(WORD), topk_weights.float().view(WORD)]
+    used = sum(part.shape[1] for part in parts)
+    parts.append(parts[0].new_zeros(len(x), row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES - used))
+    return torch.cat(parts, dim=1)
+
+
+def unpack(message: Tensor, hidden: int, topk: int) -> Arrived:
+    """See the parts of rows."""
+    sizes = [hidden // WORD_BYTES, ceil_div(hidden, SCALE_BLOCK), topk, topk]
+    values, scales, ids, weights, _ = torch.split(message, [*sizes, message.shape[1] - sum(sizes)], dim=1)
+    return Arrived(values, scales.view(torch.float32), ids, weights.view(torch.float32))
+
+
+def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
+    """Copy each row that arrived into the rows of its experts, as products load them."""
+    source = rows.token_of.clamp_min(0)  # rows without a token may hold anything
+    values = arrived.values.index_select(0, source).view(torch.float8_e4m3fn)
+    return values, lay_scales.laid_out(arrived.scales.index_select(0, source))
+
+
+def prefill_bytes(rows: int, hidden: int, topk: int) -> int:
+    """Bytes that a process sends in the prefill form if `rows` of its (token, process) pairs go to others, and back.
+
+    >>> prefill_bytes(rows=1, hidden=7168, topk=6)  # FP8 with scales and routes there, BF16 back
+    21776
+    """
+    rows, hidden, topk = (
+        integer_in_range(name, size, 0) for name, size in (("rows", rows), ("hidden", hidden), ("topk", topk))
+    )
+    return rows * (row_bytes(hidden, topk) + BF16_BYTES * hidden)
+
+
+def decode_bytes(
+    world_size: int, max_tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int
+) -> tuple[int, int]:
+    """Bytes of the decode form for each process: what it sends to others and they send back, and what it holds.
+
+    What it holds is room for the worst case, all of it at once: every token of every process on every expert here.
+
+    >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
+    (8361984, 117881344)
+    """
+    sizes = {
+        "world_size": world_size,
+        "max_tokens": max_tokens,
+        "topk": topk,
+        "num_experts": num_experts,
+        "hidden": hidden,
+        "intermediate": intermediate,
+    }
+    world_size, max_tokens, topk, num_experts, hidden, intermediate = (
+        integer_in_range(name, size, 1) for name, size in sizes.items()
+    )
+    rows = world_size * max_tokens
+    sent = prefill_bytes(rows - max_tokens, hidden, topk)
+    messages = (rows + max_tokens) * row_bytes(hidden, topk)
+    sums = 2 * rows * BF16_BYTES * hidden
+    here = experts_workspace_bytes(rows, topk, num_experts // world_size, hidden, intermediate)
+    return sent, messages + sums + here

@@ -1,0 +1,92 @@
+"""A mixture whose experts are spread over processes, beside one process with all of them:
+
+torchrun --nproc-per-node 2 examples/experts_across_processes.py
+
+Each process takes a GPU if there are enough, and NCCL carries the rows; otherwise Gloo carries tensors of the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.distributed import Experts, owned_experts
+
+NUM_EXPERTS, TOPK, HIDDEN, INTERMEDIATE = 8, 2, 256, 128
+BF16_ROUNDING = 2.0**-8
+
+
+def join_group() -> torch.device:
+    """Join the group that torchrun started."""
+    local_rank, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    on_gpus = torch.cuda.device_count() >= here
+    if on_gpus:
+        torch.cuda.set_device(local_rank)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if on_gpus else "gloo", timeout=timedelta(seconds=60))
+    return torch.device("cuda", local_rank) if on_gpus else torch.device("cpu")
+
+
+def of_rank(rank: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens of a rank, with their routes: other ranks have other numbers of them."""
+    generator = torch.Generator().manual_seed(1 + rank)
+    tokens = 40 + 16 * rank
+    x = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
+    weights, ids = torch.randn(tokens, NUM_EXPERTS, generator=generator).softmax(-1).topk(TOPK)
+    return x.to(device), ids.to(device), weights.to(device)
+
+
+def difference(got: Tensor, x: Tensor, ids: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> float:
+    """How far results are from one process's, in what roundings to BF16 allow: one of each rank's sum, one at the end.
+
+    A rank's sum is at most the sum of its terms' magnitudes, which is what bounds its rounding here.
+    """
+    w = deep_gemm.per_block_cast_to_fp8(w1), deep_gemm.per_block_cast_to_fp8(w2)
+    right = deep_gemm.experts(x, ids, weights, *w)
+    assert right is not None
+    terms = torch.zeros(x.shape, device=x.device)
+    for column in range(TOPK):
+        one = deep_gemm.experts(x, ids[:, column : column + 1], weights[:, column : column + 1], *w)
+        assert one is not None
+        terms += one.float().abs()
+    allowed = BF16_ROUNDING * (1.01 * terms + right.float().abs() + got.float().abs())
+    return ((got.float() - right.float()).abs() / allowed.clamp_min(1e-30)).max().item()
+
+
+@torch.no_grad()
+def main() -> int:
+    """Compute in both forms, and compare."""
+    device = join_group()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(0)  # every process draws all weights here, and keeps its own
+    w1 = torch.randn(NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN, generator=generator).to(device) / HIDDEN**0.5
+    w2 = torch.randn(NUM_EXPERTS, HIDDEN, INTERMEDIATE, generator=generator).to(device) / INTERMEDIATE**0.5
+    mine = owned_experts(NUM_EXPERTS)
+    layer = Experts(
+        NUM_EXPERTS,
+        deep_gemm.per_block_cast_to_fp8(w1[mine]),
+        deep_gemm.per_block_cast_to_fp8(w2[mine]),
+        max_tokens=40 + 16 * (world_size - 1),
+    )
+    tokens = of_rank(rank, device)
+    prefill, decode = layer(*tokens), layer.decode(*tokens)
+    assert decode is not None  # it is None only if the caller gives an `out`
+    worst = difference(prefill, *tokens, w1, w2)
+    differs = torch.tensor([not (worst <= 1 and torch.equal(prefill, decode))], dtype=torch.int32, device=device)
+    print(f"rank {rank} of {world_size}: {len(prefill)} tokens, {worst:.2f} of the difference allowed", flush=True)
+    dist.all_reduce(differs)
+    if rank == 0:
+        print("they differ" if differs.item() else "all within one BF16 rounding for each rank", flush=True)
+    dist.destroy_process_group()
+    return int(differs.item() > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
