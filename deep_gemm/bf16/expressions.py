@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..kernels import bf16
-from ..kernels.bf16_calls import Bf16Product, run, run_sum
+from ..kernels import bf16, bf16_sums
+from ..kernels.bf16_calls import Bf16Product, run
 from ..problem.bf16 import ALONG_TOKENS, EXPRESSIONS, SUM, Bf16Problem, expression, heads_problem, sum_problem
 from . import reference
 
@@ -45,7 +45,7 @@ def _product(expr: str) -> Bf16Product:
         return sum_problem(a, b, d, c) if expr == SUM else heads_problem(expr, a, b, d, c)
 
     if expr == SUM:
-        return Bf16Product("einsum", ask, reference.sum_of_products, run_sum, first=(expr,))
+        return Bf16Product("einsum", ask, reference.sum_of_products, bf16_sums.run, first=(expr,))
     heads_are_second = expr != ALONG_TOKENS
     return Bf16Product("einsum", ask, reference.dense, bf16.run, heads_are_second=heads_are_second, first=(expr,))
 

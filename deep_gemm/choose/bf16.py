@@ -201,6 +201,48 @@ def fitting_tiles(tiles: tuple[Tile, ...], output: Output) -> tuple[Tile, ...]:
     return tuple(tile for tile in tiles if tile.config(output, K_MAJOR, 1).why_illegal() is None)
 
 
+SUM_TILES = (
+    Tile(64, 128),
+    Tile(128, 128),
+    Tile(128, 192, cluster_n=2),
+    Tile(128, 256, cluster_m=2),
+    Tile(192, 128, cluster_m=2),
+)
+"""For sums over products."""
+SUM_OUTPUT = Output(is_fp32=True, groups=Groups.SUM)
+LEAST_SLICE_OF_SUM = 8
+"""Blocks of k in a slice, at least: each slice costs a D in FP32, written and read."""
+
+
+def select_bf16_sum(m: int, n: int, blocks: int, majors: Majors) -> tuple[Bf16Config, int]:
+    """The configuration for a sum over products so many blocks of k deep in all, and the number of slices.
+
+    Sizes alone decide about slices, and so about bits: as many as give each SM of an H100 one tile of a slice.
+    """
+    tile = min(SUM_TILES, key=lambda tile: _us_of_block(tile, m, n))
+    tiles = _tiles_with_neighbours(tile, m, n)
+    return tile.config(SUM_OUTPUT, majors, 1), max(1, min(NUM_SMS // tiles, blocks // LEAST_SLICE_OF_SUM))
+
+
+def _tiles_with_neighbours(tile: Tile, m: int, n: int) -> int:
+    """Tiles of D, those included that only neighbours in a cluster bring along."""
+    high, wide = tile.block_m * tile.cluster_m, tile.block_n * tile.cluster_n
+    return ceil_div(m, high) * ceil_div(n, wide) * tile.cluster_m * tile.cluster_n
+
+
+def _us_of_block(tile: Tile, m: int, n: int) -> float:
+    """What a block of k takes of SMs for all of D: operations, and what each CTA loads itself."""
+    operations_us = 2 * tile.block_m * tile.block_n * BLOCK_K / SM_TFLOPS / 1e6
+    loaded = tile.block_m // tile.cluster_n + tile.block_n // tile.cluster_m
+    return _tiles_with_neighbours(tile, m, n) * (operations_us + loaded * 128 / LOAD_KB_PER_US / 1e3)
+
+
+def reachable_bf16_sum() -> list[Bf16Config]:
+    """Every configuration that `select_bf16_sum` can give."""
+    majors = (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
+    return [tile.config(SUM_OUTPUT, each, 1) for each in majors for tile in SUM_TILES]
+
+
 def reachable_bf16_rows() -> list[Bf16Config]:
     """Every configuration that `select_bf16_rows` can give."""
     return [

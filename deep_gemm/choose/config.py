@@ -43,6 +43,7 @@ _WORK_NAMES = {
     Groups.COUNTS: "m_grouped_masked",
     Groups.DEPTHS: "k_grouped",
     Groups.HEADS: "heads",
+    Groups.SUM: "sum",
 }
 """What the kernel's name says of a kind of work."""
 

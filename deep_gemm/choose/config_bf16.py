@@ -102,6 +102,8 @@ class Bf16Config(GemmConfig):
             kinds["EPILOGUE"] = "epilogue/split_once.cuh"
         if self.groups == Groups.DEPTHS:
             kinds["WORK"] = "work/k_parts.cuh"
+        if self.groups == Groups.SUM:
+            kinds["WORK"] = "work/sums.cuh"
         return kinds
 
     @property

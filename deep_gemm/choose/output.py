@@ -21,6 +21,8 @@ class Groups(IntEnum):
     """All rows, and a part of k for each group ("k-grouped")."""
     HEADS = 5
     """All rows, and of each head its own A, B and D (`fp8_einsum`): work/heads.cuh, which does not ask `kGroups`."""
+    SUM = 6
+    """All rows of several products that are added up ("bmk,bnk->mn"), k in slices: work/sums.cuh does not ask either."""
 
 
 @dataclass(frozen=True)

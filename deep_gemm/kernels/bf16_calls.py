@@ -1,7 +1,7 @@
 """A call of a BF16 product: the plan of a call like it is launched, or it is asked anew, as kernels/product.py has it.
 
-What a caller may ask and a kernel does not take is made to fit here: groups along k of any depth, depths that only a
-GPU has, and sums over products.
+What a caller may ask and a kernel does not take is made to fit here: groups along k of any depth, and depths that only
+a GPU has.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from torch import Tensor
 from .. import settings
 from ..choose.config_bf16 import BLOCK_K
 from ..choose.output import Groups
-from ..problem.bf16 import Bf16Problem
 from ..problem.bf16_depths import Bf16DepthsProblem, check_depths
 from ..problem.bf16_rows import Bf16RowsProblem
 from ..problem.layout import align, rows_of_counts, rows_of_groups
 from ..problem.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..reference import padding_rows
 from ..settings import get_compile_mode
-from . import bf16, bf16_depths, bf16_rows
+from . import bf16_depths, bf16_rows
 from .plan import PLANS, Key, Plan
 
 
@@ -185,9 +184,3 @@ def _apart(x: Tensor, ks: tuple[int, ...]) -> Tensor:
     """Copy each group's rows, with zeros behind them up to whole blocks."""
     groups = torch.split(x[: sum(ks)], list(ks))
     return torch.cat([F.pad(group, (0, 0, 0, -len(group) % BLOCK_K)) for group in groups])
-
-
-def run_sum(p: Bf16Problem) -> None:
-    """Compute a sum over products on a GPU: as one product of copies that have all of k in a row."""
-    a, b = (x.transpose(0, 1).flatten(1) for x in (p.a, p.b))
-    bf16.run(Bf16Problem(a, b, p.d, p.c))

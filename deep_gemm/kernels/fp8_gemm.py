@@ -74,6 +74,10 @@ HEADS_PARAMS = _params(
     Field("heads.count", Kind.UINT32),
 )
 
+SUM_PARAMS = _params(
+    "map_sfb", Field("sum.products", Kind.UINT32, of_base=Kind.MAP.alignment), Field("sum.slices", Kind.UINT32)
+)
+
 
 def params_of(config: GemmConfig) -> Params:
     """The list that a configuration's kernel is launched with."""
@@ -81,6 +85,8 @@ def params_of(config: GemmConfig) -> Params:
         return DEPTHS_PARAMS if config.has_scales else K_PARTS_PARAMS
     if config.groups == Groups.HEADS:
         return HEADS_PARAMS
+    if config.groups == Groups.SUM:
+        return SUM_PARAMS
     if config.rows_are_grouped:
         return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
     return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS

@@ -1,0 +1,54 @@
+// A sum over products: D = sum over s of A[s] @ B[s].T, whose depth is that of all products together. Its k-blocks are cut into
+// slices. Each slice has a plane of its own in D, an FP32 workspace: sum_slices.cuh adds the planes up.
+//
+// Maps of A and B have the product as their last dimension, and k is whole k-blocks, so that none lies in two products.
+#pragma once
+#include "config.cuh"
+#include "operand.cuh"
+#include "params.cuh"
+#include "ptx/tma.cuh"
+#include "slot.cuh"
+
+struct Sum {
+  uint32_t products, slices;
+};
+
+struct Params : Product {
+  Sum sum;
+};
+
+DEVICE uint32_t planes_of(const Params& p) { return p.sum.slices; }
+
+#include "work/planes.cuh"
+
+DEVICE void prefetch_operand_maps(const Params& p) {
+  ptx::prefetch_tensormap(&p.map_a);
+  ptx::prefetch_tensormap(&p.map_b);
+}
+
+// Of slices that are equally deep but for one k-block. The product of both numbers may have more than 32 bits.
+DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) {
+  const uint64_t k_blocks = static_cast<uint64_t>(p.sum.products) * (p.k / kBlockK);
+  return KBlocks(static_cast<uint32_t>(k_blocks * tile.plane / p.sum.slices),
+                 static_cast<uint32_t>(k_blocks * (tile.plane + 1) / p.sum.slices));
+}
+
+// ---- Loads
+
+struct TileLoad {
+  const Params& p;
+  const Tile& tile;
+  uint32_t slot_bytes, k_blocks_of_product;
+
+  DEVICE TileLoad(const Params& p_, const Tile& tile_)
+      : p(p_), tile(tile_), slot_bytes(bytes_of_slot(p_, tile_)), k_blocks_of_product(p_.k / kBlockK) {}
+
+  DEVICE void load_slot(const Slot& slot, uint32_t k_block, uint32_t) const {
+    const uint32_t product = k_block / k_blocks_of_product;
+    const uint32_t k = (k_block - product * k_blocks_of_product) * kBlockK;
+    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, k, tile.row_m, product);
+    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, k, tile.row_n, product);
+  }
+};
+
+DEVICE const uint8_t* c_of(const Params& p, const Tile&) { return p.c; }  // nobody asks: slices have no C

@@ -1,0 +1,109 @@
+"""Sums over BF16 products on a GPU: slices of their common depth, each in a plane of a workspace, then the sum of slices."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..choose.bf16 import select_bf16_sum
+from ..choose.config_bf16 import BLOCK_K, Bf16Config
+from ..gpus import gpu_of
+from ..jit import driver
+from ..problem.bf16 import Bf16Problem
+from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
+from . import bf16_gemm, sum_slices
+from .bf16 import grid, majors_of, operand_map
+from .fp8_gemm import SUM_PARAMS
+from .maps import output_map
+from .plan import A, Addresses, B, D, Place, Plan, addresses_of
+from .sum_slices import SlicesConfig
+
+
+class Operands(NamedTuple):
+    """D `[m, n]` of A `[products, m, k]` and B `[products, n, k]`, k a multiple of 64. C is D, in FP32, or None."""
+
+    a: Tensor
+    b: Tensor
+    d: Tensor
+    c: Tensor | None
+    sfa: None = None
+    sfb: None = None
+
+
+class SumPlan(Plan):
+    """A plan of both launches, which makes the workspace between them anew each time."""
+
+    slices: tuple[int, int, int]
+    """Shape of the workspace."""
+    pitch: int
+    """Of D."""
+    slices_config: SlicesConfig
+
+    def launch(self, at: Addresses, tail: bytes = b"", tail_at: int = 0) -> None:
+        """Launch the products, and behind them the sum of their slices."""
+        workspace = torch.empty(self.slices, dtype=torch.float32, device=self.place)
+        super().launch((*at[:D], workspace.data_ptr(), 0), tail, tail_at)
+        params = sum_slices.params_of(workspace, at[D], self.pitch)
+        sum_slices.KERNEL.run(self.slices_config, params, sum_slices.grid(*self.slices[1:]), self.device)
+
+
+def run(p: Bf16Problem) -> SumPlan | None:
+    """Compute on the GPU that the tensors are on, and give the plan, which serves other calls."""
+    if 0 in p.d.shape:
+        return None
+    if p.a.numel() == 0:
+        if get_compile_mode() == 0 and p.c is None:
+            p.d.zero_()
+        return None
+    device = p.d.get_device()
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return run(p)
+    products, m, k = p.a.shape
+    n = p.d.shape[1]
+    config, slices = select_bf16_sum(m, n, products * (k // BLOCK_K), majors_of(p))
+    if settings().print_configs:
+        print(f"deep_gemm: {products} x {m} x {n} x {k}, added up, runs {slices} of {config.name}", file=sys.stderr)
+    launcher = bf16_gemm.launcher(config, device, get_pdl())
+    plan = plan_of(Operands(*p), config, slices, num_sms_of(gpu_of(device).num_sms), launcher)
+    sum_slices.KERNEL.launcher(plan.slices_config, device, get_pdl())
+    if get_compile_mode() == 1:
+        return None
+    plan.launch(addresses_of(Operands(*p)))
+    return plan
+
+
+def plan_of(p: Operands, config: Bf16Config, slices: int, num_sms: int, launcher: driver.Launcher) -> SumPlan:
+    """Prepare both launches."""
+    products, m, k = p.a.shape
+    n = p.d.shape[1]
+    workspace = torch.empty((slices, m, n), dtype=torch.float32, device="meta")
+    maps = {
+        "map_a": operand_map(p.a, min(config.box_rows_of_a, m), config.majors.a_is_mn),
+        "map_b": operand_map(p.b, config.block_n // config.cluster_m, config.majors.b_is_mn),
+        "map_d": output_map(config, workspace),
+    }
+    places = [Place("map_a", A), Place("map_b", B), Place("map_d", D), Place("d", D)]
+    numbers: dict[str, int | bytes] = {
+        "map_sfa": b"",
+        "map_sfb": b"",
+        "sfb": 0,
+        "c": 0,
+        "c_pitch": 0,
+        "d_pitch": n,
+        "sfb_stride_n": 0,
+        "sfb_stride_k": 0,
+        "m": m,
+        "n": n,
+        "k": k,
+        "sum.products": products,
+        "sum.slices": slices,
+    }
+    plan = SumPlan(p, SUM_PARAMS, numbers, maps, places, launcher, grid(config, slices, m, n, num_sms))
+    plan.config, plan.slices, plan.pitch = config, (slices, m, n), p.d.stride(0)
+    plan.slices_config = SlicesConfig(p.d.dtype == torch.float32, p.c is not None)
+    plan.c_is_d = True if p.c is not None else None
+    return plan
