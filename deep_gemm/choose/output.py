@@ -22,7 +22,7 @@ class Groups(IntEnum):
     HEADS = 5
     """All rows, and of each head its own A, B and D (`fp8_einsum`): work/heads.cuh, which does not ask `kGroups`."""
     SUM = 6
-    """All rows of several products that are added up ("bmk,bnk->mn"), k in slices: work/sums.cuh does not ask either."""
+    """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k: work/sums.cuh."""
 
 
 @dataclass(frozen=True)

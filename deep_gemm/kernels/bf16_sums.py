@@ -1,4 +1,4 @@
-"""Sums over BF16 products on a GPU: slices of their common depth, each in a plane of a workspace, then the sum of slices."""
+"""Sums over BF16 products on a GPU: slices of their common depth, each in a plane of a workspace, then their sum."""
 
 from __future__ import annotations
 
