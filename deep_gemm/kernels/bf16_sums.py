@@ -13,6 +13,7 @@ from ..choose.config_bf16 import BLOCK_K, Bf16Config
 from ..gpus import gpu_of
 from ..jit import driver
 from ..problem.bf16 import Bf16Problem
+from ..problem.layout import byte_span
 from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
 from . import bf16_gemm, sum_slices
 from .bf16 import grid, majors_of, operand_map
@@ -68,7 +69,9 @@ def run(p: Bf16Problem) -> SumPlan | None:
     if settings().print_configs:
         print(f"deep_gemm: {products} x {m} x {n} x {k}, added up, runs {slices} of {config.name}", file=sys.stderr)
     launcher = bf16_gemm.launcher(config, device, get_pdl())
-    plan = plan_of(Operands(*p), config, slices, num_sms_of(gpu_of(device).num_sms), launcher)
+    workspace = torch.empty((slices, m, n), dtype=torch.float32, device=p.d.device)
+    plan = plan_of(Operands(*p), workspace, config, num_sms_of(gpu_of(device).num_sms), launcher)
+    del workspace  # each launch makes its own
     sum_slices.KERNEL.launcher(plan.slices_config, device, get_pdl())
     if get_compile_mode() == 1:
         return None
@@ -76,11 +79,10 @@ def run(p: Bf16Problem) -> SumPlan | None:
     return plan
 
 
-def plan_of(p: Operands, config: Bf16Config, slices: int, num_sms: int, launcher: driver.Launcher) -> SumPlan:
-    """Prepare both launches."""
-    products, m, k = p.a.shape
-    n = p.d.shape[1]
-    workspace = torch.empty((slices, m, n), dtype=torch.float32, device="meta")
+def plan_of(p: Operands, workspace: Tensor, config: Bf16Config, num_sms: int, launcher: driver.Launcher) -> SumPlan:
+    """Prepare both launches, for a workspace `[slices, m, n]` like this one, which is D to the first."""
+    products, _, k = p.a.shape
+    slices, m, n = workspace.shape
     maps = {
         "map_a": operand_map(p.a, min(config.box_rows_of_a, m), config.majors.a_is_mn),
         "map_b": operand_map(p.b, config.block_n // config.cluster_m, config.majors.b_is_mn),
@@ -102,7 +104,10 @@ def plan_of(p: Operands, config: Bf16Config, slices: int, num_sms: int, launcher
         "sum.products": products,
         "sum.slices": slices,
     }
-    plan = SumPlan(p, SUM_PARAMS, numbers, maps, places, launcher, grid(config, slices, m, n, num_sms))
+    ctas = grid(config, slices, m, n, num_sms)
+    plan = SumPlan(p._replace(d=workspace), SUM_PARAMS, numbers, maps, places, launcher, ctas)
+    plan.rows = plan.rows._replace(shape=tuple(p.d.shape), span_d=byte_span(p.d))
+    plan.dtype = p.d.dtype
     plan.config, plan.slices, plan.pitch = config, (slices, m, n), p.d.stride(0)
     plan.slices_config = SlicesConfig(p.d.dtype == torch.float32, p.c is not None)
     plan.c_is_d = True if p.c is not None else None

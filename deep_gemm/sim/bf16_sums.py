@@ -1,4 +1,4 @@
-"""Sums over BF16 products in the simulator: both kernels, with the source, tensor maps and parameters that a GPU gets."""
+"""Sums over BF16 products in the simulator: both kernels, with the source, maps and parameters that a GPU gets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compile_slices(config: SlicesConfig, edits: Mapping[str, str] | None = None)
 def random_problem(
     config: Bf16Config, products: int, m: int, n: int, k: int, output: SlicesConfig, seed: int = 0, *, gap: int = 0
 ) -> Operands:
-    """Make a problem with random data. Each row is followed by `gap` NaNs, a multiple of 8. D is NaN, unless it is C."""
+    """Make a problem with random data. Behind each row are `gap` NaNs, a multiple of 8. D is NaN, unless it is C."""
     assert config.groups == SUM_OUTPUT.groups
     generator = torch.Generator().manual_seed(seed)
 
@@ -81,8 +81,8 @@ def run(
         cluster_size=cluster,
         inputs=frozenset({"d"}),
     )
-    plan = kernels.plan_of(placed, config, slices, num_sms, first)  # type: ignore[arg-type]
     between = simulation.tensor("workspace", workspace)
+    plan = kernels.plan_of(placed, between, config, num_sms, first)  # type: ignore[arg-type]
     Plan.launch(plan, (placed.a.data_ptr(), 0, placed.b.data_ptr(), 0, between.data_ptr(), 0))
     output = plan.slices_config
     second = Launcher(
