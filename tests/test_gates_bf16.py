@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from thorough import THOROUGH, covering, one_in, values
 
-from deep_gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
+from deep_gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
 from deep_gemm.choose.config_bf16 import Bf16Config
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import bf16_gemm
+from deep_gemm.kernels import bf16_gemm, sum_slices
 from deep_gemm.tools.gates import violations
 
-REACHABLE = [*reachable_bf16(), *reachable_bf16_rows(), *reachable_bf16_depths()]
+REACHABLE = [*reachable_bf16(), *reachable_bf16_rows(), *reachable_bf16_depths(), *reachable_bf16_sum()]
 COMPILED = one_in(3, covering(REACHABLE, values)) if not THOROUGH else covering(REACHABLE, values)
 """Hundreds are alike: every value of every field."""
 
@@ -26,6 +26,12 @@ def test_all_can_be_built_and_have_names_of_their_own() -> None:
 def test_a_reachable_kernel_is_what_was_planned(config: Bf16Config) -> None:
     kernel = compile_cubin(bf16_gemm.SOURCE, bf16_gemm.headers(config), name=config.kernel_name)
     assert violations(report(kernel.cubin, kernel.log), bf16_gemm.code_plan(config)) == []
+
+
+@pytest.mark.parametrize("config", sum_slices.reachable_slices(), ids=lambda config: config.name)
+def test_the_sum_of_slices_is_what_was_planned(config: sum_slices.SlicesConfig) -> None:
+    kernel = compile_cubin(sum_slices.SOURCE, sum_slices.headers(config), name=sum_slices.NAME)
+    assert violations(report(kernel.cubin, kernel.log), sum_slices.code_plan(config)) == []
 
 
 def test_the_pipeline_of_products_is_checked() -> None:
