@@ -33,7 +33,7 @@ CASES = {
     "more slices than warps": (bf16_config(64, 64, SUM_OUTPUT), 21, (23, 3, 136, 64), ADDED),
     "turned": (bf16_config(64, 64, SUM_OUTPUT, Majors(True, True)), 3, (3, 72, 72, 128), BF16),
     "sharing A": (bf16_config(128, 64, SUM_OUTPUT, cluster_n=2), 3, (3, 128, 256, 128), BF16),
-    "sharing B": (bf16_config(128, 64, SUM_OUTPUT, Majors(b_is_mn=True), cluster_n=2), 2, (3, 200, 64, 128), FP32),
+    "sharing B": (bf16_config(64, 128, SUM_OUTPUT, Majors(b_is_mn=True), cluster_m=2), 2, (3, 200, 136, 128), FP32),
 }
 
 

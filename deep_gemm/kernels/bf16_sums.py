@@ -65,6 +65,10 @@ def run(p: Bf16Problem) -> SumPlan | None:
             return run(p)
     products, m, k = p.a.shape
     n = p.d.shape[1]
+    # One matrix for all products: not every driver takes a stride of 0, and another call's addresses are not the copy's.
+    is_copied = 0 in (p.a.stride(0), p.b.stride(0))
+    if is_copied:
+        p = p._replace(a=apart(p.a), b=apart(p.b))
     config, slices = select_bf16_sum(m, n, products * (k // BLOCK_K), majors_of(p))
     if settings().print_configs:
         print(f"deep_gemm: {products} x {m} x {n} x {k}, added up, runs {slices} of {config.name}", file=sys.stderr)
@@ -76,7 +80,12 @@ def run(p: Bf16Problem) -> SumPlan | None:
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(Operands(*p)))
-    return plan
+    return None if is_copied else plan
+
+
+def apart(x: Tensor) -> Tensor:
+    """Copy an operand whose products are all in one place."""
+    return x if x.stride(0) else x.contiguous()
 
 
 def plan_of(p: Operands, workspace: Tensor, config: Bf16Config, num_sms: int, launcher: driver.Launcher) -> SumPlan:
