@@ -65,7 +65,7 @@ def run(p: Bf16Problem) -> SumPlan | None:
             return run(p)
     products, m, k = p.a.shape
     n = p.d.shape[1]
-    # One matrix for all products: not every driver takes a stride of 0, and another call's addresses are not the copy's.
+    # One matrix for all products: a driver may refuse a stride of 0. A plan would take the caller's address again.
     is_copied = 0 in (p.a.stride(0), p.b.stride(0))
     if is_copied:
         p = p._replace(a=apart(p.a), b=apart(p.b))
