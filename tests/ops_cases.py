@@ -90,6 +90,7 @@ B_HEADS = blocks(32, K)
 PLAIN_B = numbers(N, 24)
 W1, W2 = blocks(GROUPS, 2 * 64, 48), blocks(GROUPS, 48, 64)
 K_GROUPED = deep_gemm.k_grouped_cast_to_fp8(numbers(N, sum(KS)), KS)
+OF_BF16, W_OF_BF16 = numbers(N, K), numbers(GROUPS, N, K)
 
 CASES: list[Case] = []
 
@@ -180,6 +181,41 @@ def _(x: Tensor, sx: Tensor) -> Any:
 @case("weight gradient", with_fp32, (0, 0, 0), "fp8_gemm_nt.into")
 def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
     return deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt((x, sx), B_ROWS, d)
+
+
+@case("BF16 nt", lambda m: (numbers(m, K),), (0,), "bf16_gemm_nt")
+def _(a: Tensor) -> Any:
+    return deep_gemm.bf16_gemm_nt(a, OF_BF16)
+
+
+@case("BF16 nn into with c", lambda m: (numbers(m, K), numbers(m, N), numbers(m, N)), (0, 0, 0), "bf16_gemm_nn.into")
+def _(a: Tensor, d: Tensor, c: Tensor) -> Any:
+    return deep_gemm.bf16_gemm_nn(a, OF_BF16.mT, d, c)
+
+
+@case("BF16 contiguous", lambda m: (numbers(m, K), ids(m)), (0, 0), "m_grouped_bf16_gemm_nt_contiguous")
+def _(a: Tensor, layout: Tensor) -> Any:
+    return deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, W_OF_BF16, grouped_layout=layout)
+
+
+@case(
+    "BF16 masked into",
+    lambda m: (numbers(GROUPS, m, K), numbers(GROUPS, m, N)),
+    (1, 1),
+    "m_grouped_bf16_gemm_nt_masked.into",
+)
+def _(a: Tensor, d: Tensor) -> Any:
+    return deep_gemm.m_grouped_bf16_gemm_nt_masked(a, W_OF_BF16, d, counts(), 4)
+
+
+@case("BF16 products of heads", lambda m: (numbers(m, GROUPS, K),), (0,), "einsum")
+def _(a: Tensor) -> Any:
+    return deep_gemm.einsum("bhr,hdr->bhd", a, W_OF_BF16)
+
+
+@case("BF16 sum over products", lambda m: (numbers(GROUPS, m, 64),), (1,), "einsum")
+def _(a: Tensor) -> Any:
+    return deep_gemm.einsum("bmk,bnk->mn", a, W_OF_BF16[:, :, :64])
 
 
 @case("cublaslt", lambda m: (numbers(m, 24), numbers(m, N)), (0, 0), "cublaslt_gemm_nt")

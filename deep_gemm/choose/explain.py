@@ -197,7 +197,7 @@ def asked(
     gpu: str | None,
 ) -> Question:
     """Check what is asked, in the words of the products."""
-    kinds = {each.name.lower(): each for each in Groups if each}
+    kinds = {each.name.lower(): each for each in Groups if each not in (Groups.NONE, Groups.SUM)}  # FP8 has no sums
     if groups is not None and (not isinstance(groups, str) or groups not in kinds):
         raise ValueError(f"groups: expected {', '.join(kinds)} or None, got {groups!r}")
     kind = Groups.NONE if groups is None else kinds[groups]
