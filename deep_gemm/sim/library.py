@@ -29,9 +29,9 @@ SCHEDULES = (
 )
 """Each names what is slow or prompt. Same order as `Schedule` in host/model/launch.h."""
 
-_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
+_FLAGS: tuple[str, ...] = ("-std=c++17", "-march=native", "-fPIC", "-fno-strict-aliasing", "-fvisibility=hidden")
 # The model takes nearly all of a run, and a kernel is compiled about as often as it runs.
-_MODEL_FLAGS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-trapping-math")
+_MODEL_FLAGS: tuple[str, ...] = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-trapping-math")
 _KERNEL_FLAGS = ("-Og",)
 # Without these, all loaded kernels would share their variables.
 _PRIVATE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")
