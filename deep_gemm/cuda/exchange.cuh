@@ -1,6 +1,6 @@
 // The sum over a cluster whose CTAs each accumulated the same tile over their own part of k.
 //
-// Every CTA adds up an equal share of the tile, and it adds in order of the senders, which is that of k: the same bits
+// Every CTA adds up an equal share of the tile, and it adds in order of the senders, which is always one order: the same bits
 // each time. The unit of sharing is a chunk: four accumulators of each lane of a warp, 16 rows by 8 columns, 512 bytes.
 //
 //   chunk number                quad of accumulators * kNumMathWarps + warp
@@ -25,7 +25,7 @@ DEVICE_CONSTEXPR uint32_t chunks_of_tile(uint32_t accumulators) { return accumul
 DEVICE_CONSTEXPR uint32_t chunks_per_cta(uint32_t accumulators) {
   return ceil_div(chunks_of_tile(accumulators), kClusterK);
 }
-// `senders`: all CTAs, or, where several teams of a CTA have sums of their own, all teams, in the order of k.
+// `senders`: all CTAs, in the order of k; or all their teams, if these have sums of their own.
 DEVICE_CONSTEXPR uint32_t exchange_floats(uint32_t accumulators, uint32_t senders = kClusterK) {
   return senders * chunks_per_cta(accumulators) * kChunkFloats;
 }

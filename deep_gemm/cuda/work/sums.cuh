@@ -26,7 +26,7 @@ DEVICE void prefetch_operand_maps(const Params& p) {
   ptx::prefetch_tensormap(&p.map_b);
 }
 
-// Of slices that are equally deep but for one k-block. The product of both numbers may have more than 32 bits.
+// All slices have the same number of k-blocks, or one more. Products of the numbers here may need more than 32 bits.
 DEVICE KBlocks k_blocks_of(const Params& p, const Tile& tile) {
   const uint64_t k_blocks = static_cast<uint64_t>(p.sum.products) * (p.k / kBlockK);
   return KBlocks(static_cast<uint32_t>(k_blocks * tile.plane / p.sum.slices),

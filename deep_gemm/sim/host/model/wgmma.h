@@ -87,7 +87,7 @@ inline int64_t exponent_of(double value) {
   return (bits >> 52 & 0x7ff) - 1023;
 }
 
-// Of an exponent from -1022 to 1023.
+// `exponent` must be from -1022 to 1023.
 inline double power_of_two(int64_t exponent) {
   const int64_t bits = (exponent + 1023) << 52;
   double value;
