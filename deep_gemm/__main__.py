@@ -393,7 +393,10 @@ def configs() -> None:
 )
 def bench(
     kind: Annotated[
-        str, typer.Argument(help="dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, host or compile")
+        str,
+        typer.Argument(
+            help="dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, host, compile or numerics"
+        ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
     sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,
