@@ -1,4 +1,4 @@
-"""Compilers beside the one in use: the oldest that is supported, and the newest that there is.
+"""Compilers and bindings beside those in use: the oldest that are supported, and the newest that there are.
 
 The newest comes with cuda-bindings of its own day, in an environment that tests/newest_release.py makes. Where it is
 newer than the last one tried, what fails is a warning in the summary.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import newest_release
+import oldest_release
 import other_nvrtc
 import pytest
 from compiler_matrix import cases, same_code
@@ -63,12 +65,35 @@ def test_the_newest_release_is_one_that_was_tried() -> None:
 def test_tests_of_the_compiler_and_the_driver_pass_with_the_newest_release(names: tuple[str, ...]) -> None:
     """All but those of every configuration, which are below."""
     with news_if_newer():
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        files = [f"tests/test_{name}.py" for name in names]
-        command = [str(newest_release.PYTHON), "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", "not reachable"]
-        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        if run.returncode != 0:
-            raise AssertionError(run.stdout[-8000:] + run.stderr[-1000:])
+        run_tests(str(newest_release.PYTHON), names, {})
+
+
+@pytest.mark.parametrize(
+    "names", [("driver", "jit"), pytest.param(("sim",), marks=pytest.mark.host_compiler)], ids=" ".join
+)
+def test_tests_of_the_driver_compiling_and_the_simulator_pass_with_the_oldest_bindings_and_numpy(
+    names: tuple[str, ...],
+) -> None:
+    found = oldest_release.versions()
+    if found is None:
+        pytest.skip("the oldest versions are not installed; `make test` does it")
+    path = {"PYTHONPATH": f"{oldest_release.FOLDER}{os.pathsep}{ROOT}"}
+    told = subprocess.run(
+        [sys.executable, "-c", "import cuda.bindings, numpy; print(cuda.bindings.__version__, numpy.__version__)"],
+        env={**os.environ, **path}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout.split() == [found["cuda-bindings"], found.get("numpy", told.stdout.split()[1])]
+    run_tests(sys.executable, names, path)
+
+
+def run_tests(python: str, names: Sequence[str], path: Mapping[str, str]) -> None:
+    """Run these files of tests in another environment; an AssertionError tells what fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    files = [f"tests/test_{name}.py" for name in names]
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", "not reachable"]
+    run = subprocess.run(command, cwd=ROOT, env={**environment, **path}, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise AssertionError(run.stdout[-8000:] + run.stderr[-1000:])
 
 
 def assert_as_planned(library: Path | None, part: int) -> None:
