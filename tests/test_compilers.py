@@ -6,21 +6,24 @@ newer than the last one tried, what fails is a warning in the summary.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import newest_release
 import oldest_release
 import other_nvrtc
 import pytest
-from compiler_matrix import cases, same_code
+from compiler_matrix import MINORS, Kept, cases, outcomes, same_code
 from thorough import sample
 
+from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
 from deep_gemm.jit.report import report
 from deep_gemm.tools.gates import violations
 
@@ -126,3 +129,38 @@ def test_kernels_of_the_newest_compiler_are_what_was_planned(part: int) -> None:
 def test_the_matrix_counts_the_kernels_that_two_versions_compile_to_the_same_code() -> None:
     digests = {"12.8": {"a": "1", "b": "2"}, "12.9": {"a": "1", "b": "3"}, "13.0": {"a": "1", "b": "3"}}
     assert same_code(digests) == {"12.9": {"12.8": 1}, "13.0": {"12.8": 1, "12.9": 2}}
+
+
+def test_the_matrix_compiles_what_is_new_and_keeps_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, other, *_ = (case for case in cases(sample) if case.job.name.startswith("fp8_gemm "))
+    changed = case._replace(job=case.job._replace(source=case.job.source + "// another"))
+    planned = case._replace(plan=replace(case.plan, qgmma=case.plan.qgmma + 1))
+    assert len({each.key for each in (case, other, changed, planned)}) == 4
+    (kernel,) = compile_many([case.job])
+    compiled: list[str] = []
+
+    def compile_all(library: Path, jobs: Sequence[Job], threads: int) -> list[CompiledKernel]:
+        compiled.extend(job.name for job in jobs)
+        return [kernel] * len(jobs)
+
+    monkeypatch.setattr(other_nvrtc, "compile_all", compile_all)
+    file = tmp_path / "outcomes.json"
+    found = outcomes(tmp_path, [case, planned], Kept(file), 1)
+    assert [bool(outcome.wrong) for outcome in found] == [False, True]
+    assert outcomes(tmp_path, [planned, case], Kept(file), 1) == found[::-1]
+    assert compiled == [case.job.name] * 2
+    outcomes(tmp_path, [case, changed], Kept(file), 1)
+    assert len(compiled) == 3
+
+
+def test_the_record_says_that_every_minor_version_compiles_every_configuration() -> None:
+    """The newest that was tried is the newest there; a new minor version belongs into both."""
+    newest = max((ROOT / "benchmarks" / "results").glob("compilers-*.json"))
+    record = json.loads(newest.read_text())
+    assert not record["is_sample"]
+    assert record["only"] == ""
+    assert record["configurations"] > 900
+    assert record["not_as_planned"] == {version: {} for version in MINORS}
+    assert (MINORS[0], MINORS[-1]) == (other_nvrtc.OLDEST, newest_release.TRIED["nvidia-cuda-nvrtc"])
