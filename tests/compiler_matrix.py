@@ -73,7 +73,7 @@ class Case(NamedTuple):
     def key(self) -> str:
         """A digest of all that decides what comes of it, but for the compiler."""
         decisive = (self.job.source, sorted(self.job.headers.items()), full_options(self.job.options), self.plan)
-        return hashlib.sha256(repr(decisive).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
 
 
 class Outcome(NamedTuple):
@@ -212,7 +212,8 @@ def main() -> int:
     chosen = [case for case in cases(sample if options.sample else list) if options.only in case.job.name]
     commit, dirty = git_state()
     record: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "commit": commit, "dirty": dirty}
-    record |= {"configurations": len(chosen), "is_sample": options.sample, "only": options.only, "not_as_planned": {}}
+    record |= {"configurations": len(chosen), "is_sample": options.sample, "only": options.only}
+    record |= {"keys": " ".join(sorted(case.key for case in chosen)), "not_as_planned": {}}
     digests: dict[str, dict[str, str]] = {}
     bad = 0
     print(f"{'NVRTC':10}{'configurations':>15}{'not as planned':>15}{'seconds':>9}", flush=True)

@@ -287,6 +287,14 @@ def test_a_driver_of_an_older_minor_version_is_named_only_if_it_does_not_know_th
     assert told[1].endswith("CUDA_ERROR_OUT_OF_MEMORY: some text")
 
 
+def test_a_driver_from_before_any_supported_compiler_is_told_of_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no extra for CUDA 11."""
+    failure = cu.CUresult.CUDA_ERROR_INVALID_IMAGE
+    use(monkeypatch, cuModuleLoadData=(failure, None), cuDriverGetVersion=(0, 11080))
+    with pytest.raises(driver.DriverError, match=r"This driver is of CUDA 11\.8, .* needs a driver of CUDA 13$"):
+        driver.Kernel(COMPILED, 4096)
+
+
 def test_a_kernel_that_a_new_driver_refuses_is_not_blamed_on_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
     use(monkeypatch, cuModuleLoadData=(failure, None), cuDriverGetVersion=(0, 13000))

@@ -97,6 +97,8 @@ def _if_too_old(compiled: CompiledKernel, said: str) -> str:
     has, minor = version // 1000, version % 1000 // 10
     needs, of_compiler = (int(number) for number in compiled.compiler.split(".")[:2])
     both = f". This driver is of CUDA {has}.{minor}, and NVRTC {compiled.compiler} compiled the kernel: it "
+    if has < OLDEST_COMPILER[0]:
+        return f"{both}needs a driver of CUDA {needs}"
     if has < needs:
         return (
             f"{both}needs a driver of CUDA {needs}, or torch and NVRTC of CUDA {has} "
