@@ -168,6 +168,13 @@ def test_the_page_of_results_of_layers_is_what_its_script_writes() -> None:
     assert script("write_layer_results").page() == (DOCS / "layer_results.md").read_text()
 
 
+def test_the_table_of_compilers_is_what_its_script_writes() -> None:
+    writing = script("write_compilers")
+    text = writing.PAGE.read_text()
+    begin, end = text.index(writing.BEGIN) + len(writing.BEGIN), text.index(writing.END)
+    assert writing.section(writing.newest()) == text[begin:end]
+
+
 def test_the_page_of_aims_is_what_its_script_writes() -> None:
     text = (DOCS / "aims.md").read_text()
     files = [ROOT / "benchmarks" / "results" / name for name in re.findall(r"`([\w.-]+\.json)`", text)]
