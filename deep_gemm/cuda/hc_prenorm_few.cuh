@@ -195,12 +195,12 @@ KERNEL(kNumThreads, 1) tf32_hc_prenorm_gemm_few(GRID_CONSTANT HcFewParams p) {
   const uint32_t warp = ptx::warp_index(), lane = ptx::lane_index();
   const uint32_t rank = kClusterK > 1 ? ptx::cluster_rank() : 0;
   if constexpr (kClusterK > 1) {
-    if (warp == 0 && ptx::elect_sync()) {
+    if (warp == 0 && lane == 0) {
       ptx::mbarrier_init(&shared.received, 1);
       ptx::fence_mbarrier_init();
-      expect_chunks<kSums>(&shared.received, rank);
     }
     ptx::syncwarp();
+    if (warp == 0 && lane == 0) expect_chunks<kSums>(&shared.received, rank);
     ptx::cluster_arrive();  // this CTA runs, and may be written to
   }
   ptx::griddepcontrol_wait();
