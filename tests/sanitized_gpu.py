@@ -44,6 +44,7 @@ SECONDS = 300
 AT_ONCE = 6
 FOUND = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 REPORT = re.compile(r"^========= (?=\S)", re.MULTILINE)
+IS_NO_REPORT = re.compile(r"COMPUTE-SANITIZER|\w+ SUMMARY|Target application returned|Error: process did")
 PLACE = re.compile(r"^=========     (?:(?:Read|Write) Thread .* )?at (.+?)\+0x[0-9a-f]+", re.MULTILINE)
 
 READ_WHAT_TMA_STORED = ("cast_rows", "gather_weighted", "sum_slices")
@@ -271,8 +272,8 @@ def reports_of(text: str) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for report in REPORT.split(text)[1:]:
         kernels = dict.fromkeys(name.split("<")[0].removeprefix("void ") for name in PLACE.findall(report))
-        if kernels:
-            said = re.sub(r" at __shared__.*| in block.*|0x[0-9a-f]+", "", report.split("\n")[0])
+        said = re.sub(r" at __shared__.*| in block.*|0x[0-9a-f]+", "", report.split("\n")[0])
+        if kernels or not IS_NO_REPORT.match(said):
             counts[f"{said}: {', '.join(kernels)}"] += 1
     return dict(counts)
 
