@@ -125,6 +125,20 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
     assert (d[none] == (7 if ends else 0)).all()
 
 
+@pytest.mark.parametrize("zero_padding", [True, False])
+def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_padding: bool) -> None:
+    """Whatever A holds there; ids do not ask for `ensure_zero_padding`, which callers pass as False."""
+    ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100)
+    a, b, d = numbers(len(ids), K), numbers(2, N, K), torch.full((len(ids), N), 7.0)
+    a[ids < 0] = torch.nan
+    bf16.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids.int(), ensure_zero_padding=zero_padding)
+    has_group = torch.tensor([bool((ids[row // 128 * 128 :][:128] >= 0).any()) for row in range(len(ids))])
+    assert (d[~has_group] == 7).all()
+    assert (d[has_group & (ids < 0)] == 0).all()
+    assert torch.equal(d[ids == 0], a[ids == 0].float() @ b[0].float().t())
+    assert torch.equal(d[ids == 1], a[ids == 1].float() @ b[1].float().t())
+
+
 def test_counted_rows_and_their_gradients() -> None:
     a, b, counts = numbers(GROUPS, 4, K).requires_grad_(), numbers(GROUPS, N, K).requires_grad_(), int32(4, 0, 2)
     out = bf16.bf16_m_grouped_gemm_nt_masked(a, b, masked_m=counts, expected_m=2)

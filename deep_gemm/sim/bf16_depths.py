@@ -42,6 +42,7 @@ def run(
     num_sms: int = 2,
     seed: int = 0,
     schedule: str | None = None,
+    truncate: bool = False,
 ) -> Outcome:
     """Compute on simulated SMs and in FP64."""
     right, allowed = right_and_allowed_of_groups(p, p.ks)
@@ -49,7 +50,7 @@ def run(
     buffers["d"] = Buffer(p.d, is_writable=True)
     if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
         buffers["c"] = Buffer(flat_memory(p.c))
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
     placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
