@@ -100,9 +100,8 @@ def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
     a, b = numbers(sum(ks), 136), numbers(sum(ks), 264, seed=1)
     by_host = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=ks)
     by_gpu = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, grouped_layout=int32(ks))
-    ahead = bf16.k_grouped_bf16_gemm_tn_contiguous(
-        *(torch.cat([x[:3], x]) for x in (a, b)), grouped_layout=int32([3, *ks])
-    )
+    behind_others = [torch.cat([x[:3], x]) for x in (a, b)]
+    ahead = bf16.k_grouped_bf16_gemm_tn_contiguous(behind_others[0], behind_others[1], grouped_layout=int32([3, *ks]))
     assert by_host is not None
     assert by_gpu is not None
     assert ahead is not None

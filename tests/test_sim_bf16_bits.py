@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
+from deep_gemm.kernels.bf16_counted import CountedProblem
 from deep_gemm.kernels.bf16_rows import RowsProblem
 from deep_gemm.sim import HostKernel, bf16_counted, bf16_depths, bf16_rows
 from deep_gemm.sim import bf16 as sim
@@ -94,7 +95,7 @@ def test_groups_along_k_have_the_same_bits_whoever_knows_their_depths() -> None:
         a, b = (torch.cat([x, y]) for x, y in zip(ahead, (p.a, p.b), strict=True))
         counts = torch.tensor((more, *ks), dtype=torch.int32)
         d = torch.full((4, 72, N), float("nan"))
-        counted = bf16_counted.CountedProblem(a, b, d, None, counts, None)
+        counted = CountedProblem(a, b, d, None, counts, None)
         outcome = bf16_counted.run(compiled(by_gpu), by_gpu, counted, truncate=True)
         assert outcome.mistakes is None, outcome.mistakes
         assert torch.equal(outcome.d[1:], right)
