@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +92,27 @@ def test_one_row_one_column_nothing() -> None:
 def test_what_dense_products_refuse(change: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=f"^{message}"):
         bf16.bf16_gemm_nt(**{"a": numbers(M, K), "b": numbers(N, K), **change})
+
+
+HALVES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "dense": lambda a, b: bf16.bf16_gemm_nt(a[0], b[0]),
+    "transposed": lambda a, b: bf16.bf16_gemm_tt(a[0].t(), b[0]),
+    "stacked": lambda a, b: bf16.m_grouped_bf16_gemm_nt_contiguous(a[0], b, grouped_layout=int32(*[0] * M)),
+    "counted": lambda a, b: bf16.m_grouped_bf16_gemm_nt_masked(a, b, masked_m=int32(1, 1, 1)),
+    "along k": lambda a, b: bf16.k_grouped_bf16_gemm_tn_contiguous(a[0], b[0], ks_cpu=[1]),
+    "heads": lambda a, b: bf16.einsum("bhr,hdr->bhd", a.transpose(0, 1), b),
+    "sum": lambda a, b: bf16.einsum("bmk,bnk->mn", a, b),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_fp16_is_refused_as_the_documentation_says(name: str) -> None:
+    told = "expected dtype torch.bfloat16, got torch.float16"
+    assert told in (Path(__file__).parents[1] / "docs" / "bf16.md").read_text()
+    a, b = numbers(GROUPS, M, K), numbers(GROUPS, N, K)
+    for which, operands in (("a", (a.half(), b.half())), ("a", (a.half(), b)), ("b", (a, b.half()))):
+        with pytest.raises(ValueError, match=f"^{which}: {told}"):
+            HALVES[name](*operands)
 
 
 @pytest.mark.parametrize("turned", [False, True])
