@@ -4,16 +4,20 @@
 
 installs the last release of each minor version into a folder, unless it is there, prints a line for it, and says which
 give the same machine code. `--versions 12.8.93 newest` takes others. It needs no GPU.
+
+All of them take an hour and a half of one processor. What each kernel came to is kept in the folder, by all that
+decides it, so a run that was stopped goes on, and the next one compiles what has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +28,8 @@ from thorough import sample
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
+from deep_gemm.benchmark.machine import git_state
+from deep_gemm.benchmark.report import write_whole
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.config_hc_prenorm import reachable_hc
@@ -33,7 +39,7 @@ from deep_gemm.choose.hc_prenorm import reachable_few
 from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.choose.skip_head_mid import reachable_skipping
-from deep_gemm.jit.compiler import Job
+from deep_gemm.jit.compiler import Job, full_options
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import (
     fp8_gemm,
@@ -53,6 +59,8 @@ USUAL_HEADS = (16, 32, 64)
 MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
 """The last release of each minor version, November 2026."""
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "nvrtc"
+AT_A_TIME = 16
+"""Kernels that are compiled between two writes of what was found."""
 
 
 class Case(NamedTuple):
@@ -60,6 +68,21 @@ class Case(NamedTuple):
 
     job: Job
     plan: CodePlan
+
+    @property
+    def key(self) -> str:
+        """A digest of all that decides what comes of it, but for the compiler."""
+        decisive = (self.job.source, sorted(self.job.headers.items()), full_options(self.job.options), self.plan)
+        return hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
+
+
+class Outcome(NamedTuple):
+    """What came of a case with one compiler."""
+
+    digest: str
+    """Of the machine code."""
+    wrong: list[str]
+    """What is not as planned."""
 
 
 def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
@@ -133,6 +156,36 @@ def installed(version: str, folder: Path) -> tuple[str, Path]:
     return found.version, library
 
 
+class Kept:
+    """What came of cases with one compiler, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content = json.loads(path.read_text()) if path.exists() else {}
+        self.outcomes = {key: Outcome(*outcome) for key, outcome in content.items()}
+
+    def add(self, found: Mapping[str, Outcome]) -> None:
+        self.outcomes.update(found)
+        write_whole(self.path, json.dumps(self.outcomes))
+
+
+def outcomes(library: Path, chosen: Sequence[Case], kept: Kept, threads: int) -> list[Outcome]:
+    """What comes of each case with this compiler; those that are not kept are compiled."""
+    missing = [case for case in chosen if case.key not in kept.outcomes]
+    for at in range(0, len(missing), AT_A_TIME):
+        some = missing[at : at + AT_A_TIME]
+        kernels = other_nvrtc.compile_all(library, [case.job for case in some], threads=threads)
+        kept.add(
+            {
+                case.key: Outcome(
+                    machine_code.digest(kernel.cubin), violations(report(kernel.cubin, kernel.log), case.plan)
+                )
+                for case, kernel in zip(some, kernels, strict=True)
+            }
+        )
+    return [kept.outcomes[case.key] for case in chosen]
+
+
 def same_code(digests: dict[str, dict[str, str]]) -> dict[str, dict[str, int]]:
     """For each version how many kernels have the same machine code by each of the versions before it."""
     versions = list(digests)
@@ -149,34 +202,34 @@ def same_code(digests: dict[str, dict[str, str]]) -> dict[str, dict[str, int]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile all configurations with several versions of NVRTC.")
     parser.add_argument("--versions", nargs="+", default=MINORS, help='such as 12.8.93, or "newest"')
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where versions are installed")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where versions are, and what came of kernels")
     parser.add_argument("--only", default="", help="configurations whose names contain this")
     parser.add_argument("--digests", type=Path, help="write digests of all machine code to this file, to compare trees")
     parser.add_argument("--sample", action="store_true", help="the part of the configurations that CI compiles")
+    parser.add_argument("--threads", type=int, default=2, help="kernels that are compiled at the same time")
     parser.add_argument("--record", type=Path, help="write what was found to this file")
     options = parser.parse_args()
     chosen = [case for case in cases(sample if options.sample else list) if options.only in case.job.name]
-    record: dict[str, Any] = {"configurations": len(chosen), "is_sample": options.sample, "only": options.only}
-    record["not_as_planned"] = {}
+    commit, dirty = git_state()
+    record: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "commit": commit, "dirty": dirty}
+    record |= {"configurations": len(chosen), "is_sample": options.sample, "only": options.only}
+    record |= {"keys": " ".join(sorted(case.key for case in chosen)), "not_as_planned": {}}
     digests: dict[str, dict[str, str]] = {}
     bad = 0
     print(f"{'NVRTC':10}{'configurations':>15}{'not as planned':>15}{'seconds':>9}", flush=True)
     for asked in options.versions:
         version, library = installed(asked, options.folder)
         start = time.monotonic()
-        kernels = other_nvrtc.compile_all(library, [case.job for case in chosen])
+        found = outcomes(library, chosen, Kept(options.folder / f"outcomes-{version}.json"), options.threads)
         seconds = time.monotonic() - start
-        problems = {
-            kernel.name: told
-            for kernel, case in zip(kernels, chosen, strict=True)
-            if (told := violations(report(kernel.cubin, kernel.log), case.plan))
-        }
+        names = [case.job.name for case in chosen]
+        problems = {name: outcome.wrong for name, outcome in zip(names, found, strict=True) if outcome.wrong}
         print(f"{version:10}{len(chosen):15}{len(problems):15}{seconds:9.0f}", flush=True)
         for name, told in problems.items():
             print(f"    {name}: {'; '.join(told)}", flush=True)
         bad += len(problems)
         record["not_as_planned"][version] = problems
-        digests[version] = {kernel.name: machine_code.digest(kernel.cubin) for kernel in kernels}
+        digests[version] = {name: outcome.digest for name, outcome in zip(names, found, strict=True)}
     record["same_code"] = same_code(digests)
     for version, others in record["same_code"].items():
         counts = ", ".join(f"{same} as {other}" for other, same in others.items())

@@ -576,7 +576,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (
             ("bench", "sparse"),
             "kind: expected one of dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, host, compile, "
-            "got 'sparse'",
+            "numerics, got 'sparse'",
         ),
         (("bench", "dense", "--shapes", "1,2"), "shapes: expected three or four positive integers"),
         (("bench", "compile", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers"),
@@ -590,12 +590,12 @@ def test_command_line_refuses_in_words(arguments: tuple[str, ...], complaint: st
     assert complaint in output
 
 
-@pytest.mark.parametrize("kind", ["dense", "grouped", "host"])
+@pytest.mark.parametrize("kind", ["dense", "grouped", "host", "numerics"])
 def test_without_a_gpu_the_command_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "has_gpu", lambda: False)
     code, output = invoke("bench", kind)
     assert code == 2
-    assert "found no CUDA GPU; `bench compile` runs anywhere" in output
+    assert "found no CUDA GPU; `bench compile` and `bench numerics --quick` run anywhere" in output
 
 
 def test_compile_runs_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

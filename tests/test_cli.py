@@ -162,6 +162,10 @@ def test_doctor_says_what_a_hopper_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
     *_, so, more, code = machine(monkeypatch, [HOPPER], (11, 8))
     assert more == "for more   CUDA 11.8: too old, kernels need one of CUDA 12.0 or newer"
     assert code == "1"
+    *_, so, more, code = machine(monkeypatch, [HOPPER], (12, 9), "13.5.37 CL-1")
+    assert more.startswith("for more   CUDA 12.9: older than NVRTC 13.5.37, whose kernels it cannot load; take a newer")
+    assert code == "1"
+    assert "driver     CUDA 13.0" in machine(monkeypatch, [HOPPER], (13, 0), "13.5.37 CL-1")
 
 
 @pytest.mark.parametrize(
@@ -179,6 +183,13 @@ def test_doctor_without_a_hopper_says_what_can_be_done(
     assert lines[-3] == f"so         products run by the reference on the CPU; {so}"
     assert lines[-2] == f"for more   {more}: kernels need an H100, H200 or H20"
     assert lines[-1] == "0"
+
+
+def test_doctor_names_an_old_driver_with_which_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, more, code = machine(monkeypatch, [], (12, 4), "13.0.88")
+    older = "CUDA 12.4: older than NVRTC 13.0.88, whose kernels it cannot load"
+    assert more == f"for more   {older}; take a newer driver, or torch and NVRTC of CUDA 12"
+    assert code == "1"
 
 
 def test_doctor_names_settings_and_a_cache_that_cannot_be_written(
@@ -753,7 +764,7 @@ def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> N
         (
             ("int8",),
             "kind: expected one of dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, host, compile, "
-            "got 'int8'",
+            "numerics, got 'int8'",
         ),
         (("compile", "--plot", "x.png"), "--plot draws products and layers, bench compile has none"),
         (("host", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers, bench host has its own"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -258,6 +259,40 @@ def test_a_driver_too_old_for_the_kernel_is_named_with_what_helps(monkeypatch: p
     assert "NVRTC 13.0.88 CL-36424714 compiled the kernel" in told
     assert "needs a driver of CUDA 13, or torch and NVRTC of CUDA 12" in told
     assert 'pip install "hopper-gemm[cu12]"' in told
+
+
+@pytest.mark.parametrize(
+    ("driver_has", "compiler", "helps"),
+    [
+        (13000, "13.5.37 CL-1", 'pip install "nvidia-cuda-nvrtc==13.0.*"'),
+        (12080, "12.9.86 CL-1", 'or NVRTC 12.8 (pip install "nvidia-cuda-nvrtc-cu12==12.8.*")'),
+        (12040, "12.9.86 CL-1", "may need a driver of CUDA 12.9"),
+    ],
+)
+def test_a_driver_of_an_older_minor_version_is_named_only_if_it_does_not_know_the_code(
+    monkeypatch: pytest.MonkeyPatch, driver_has: int, compiler: str, helps: str
+) -> None:
+    compiled = replace(COMPILED, compiler=compiler)
+    statuses = cu.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    told = []
+    for status in statuses:
+        use(monkeypatch, cuModuleLoadData=(status, None), cuDriverGetVersion=(0, driver_has))
+        with pytest.raises(driver.DriverError) as caught:
+            driver.Kernel(compiled, 4096)
+        told.append(str(caught.value))
+    has = f"{driver_has // 1000}.{driver_has % 1000 // 10}"
+    assert f"This driver is of CUDA {has}, and NVRTC {compiler} compiled the kernel" in told[0]
+    assert helps in told[0]
+    assert ("pip install" in told[0]) is (driver_has >= 12080)
+    assert told[1].endswith("CUDA_ERROR_OUT_OF_MEMORY: some text")
+
+
+def test_a_driver_from_before_any_supported_compiler_is_told_of_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no extra for CUDA 11."""
+    failure = cu.CUresult.CUDA_ERROR_INVALID_IMAGE
+    use(monkeypatch, cuModuleLoadData=(failure, None), cuDriverGetVersion=(0, 11080))
+    with pytest.raises(driver.DriverError, match=r"This driver is of CUDA 11\.8, .* needs a driver of CUDA 13$"):
+        driver.Kernel(COMPILED, 4096)
 
 
 def test_a_kernel_that_a_new_driver_refuses_is_not_blamed_on_its_age(monkeypatch: pytest.MonkeyPatch) -> None:

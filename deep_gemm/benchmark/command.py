@@ -26,6 +26,7 @@ from . import (
     host,
     linear,
     machine,
+    numerics,
     products,
     skip_head_mid,
     table,
@@ -33,7 +34,20 @@ from . import (
 from .report import Report, Row
 from .timing import PairingError
 
-KINDS = ("dense", "grouped", "einsum", "casts", "linear", "experts", "attention", "hc", "bf16", "host", "compile")
+KINDS = (
+    "dense",
+    "grouped",
+    "einsum",
+    "casts",
+    "linear",
+    "experts",
+    "attention",
+    "hc",
+    "bf16",
+    "host",
+    "compile",
+    "numerics",
+)
 PLOTTED = ("dense", "grouped", "linear", "experts")
 METHODS = {
     "einsum": f"{einsum.METHOD}; {skip_head_mid.METHOD}",
@@ -45,6 +59,7 @@ METHODS = {
     "bf16": bf16.METHOD,
     "host": host.METHOD,
     "compile": compile_times.METHOD,
+    "numerics": numerics.METHOD,
 }
 CONTENDERS = {
     "einsum": tuple(dict.fromkeys((*einsum.CONTENDERS, *skip_head_mid.CONTENDERS))),
@@ -124,7 +139,9 @@ def has_gpu() -> bool:
 def need_gpu(command: str) -> None:
     """Refuse a command that measures a GPU if there is none."""
     if not has_gpu():
-        raise UsageError(f"{command} measures a GPU and found no CUDA GPU; `bench compile` runs anywhere")
+        raise UsageError(
+            f"{command} measures a GPU and found no CUDA GPU; `bench compile` and `bench numerics --quick` run anywhere"
+        )
 
 
 Steps = tuple[int, Callable[[Callable[[list[Row]], None], Callable[[str], None]], None]]
@@ -147,6 +164,10 @@ def _steps(
     if kind == "compile":
         configs = compile_times.configurations(quick)
         return len(configs), lambda add, announce: compile_times.measure(configs, add=add, announce=announce)
+    if kind == "numerics":
+        if not quick:
+            need_gpu("bench numerics")
+        return _numerics(numerics.steps(quick=quick))
     try:
         if kind in CONTENDERS:
             total, measure = _casts_or_layers(kind, quick, shapes)
@@ -162,6 +183,12 @@ def _steps(
     return len(chosen) * (2 if with_sustained else 1), lambda add, announce: products.measure(
         chosen, with_sustained=with_sustained, add=add, announce=announce
     )
+
+
+def _numerics(chosen: Sequence[numerics.Step]) -> Steps:
+    """Compare each product with FP64, on the GPU if there is one."""
+    device = "cuda" if has_gpu() else "cpu"
+    return len(chosen), lambda add, announce: numerics.measure(chosen, device, add=add, announce=announce)
 
 
 def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, Callable[..., None]]:

@@ -97,11 +97,11 @@ def _dense(case: Case) -> Iterator[Contender]:
         lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
         lambda got: [(got, a.double() @ b.double().t())],
     )
-    yield Contender(BLOCKWISE, _blockwise_call((a, sa), (b, sb)), lambda got: [(got, from_blocks())])
+    yield Contender(BLOCKWISE, blockwise_call((a, sa), (b, sb)), lambda got: [(got, from_blocks())])
     yield Contender(BF16, lambda: x @ w.t(), lambda got: [(got, x.double() @ w.double().t())])
 
 
-def _blockwise_call(a: Operand, b: Operand) -> Callable[[], Tensor]:
+def blockwise_call(a: Operand, b: Operand) -> Callable[[], Tensor]:
     """A call of cuBLASLt's product with 1x128 and 128x128 scales: A's m-major, B's with rows padded to 4."""
     (x, sa), (w, sb) = a, b
     k_blocks = sb.shape[1]

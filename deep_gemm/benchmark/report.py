@@ -21,7 +21,7 @@ HEADER_KEYS = frozenset(
 )
 FIELDS_OF_EVERY_ROW = frozenset({"kind", "shape", "contender", "mode", "us", "us_min", "us_max", "error", "config"})
 FIELDS_OF_OLDER_FILES = frozenset({"deepgemm_ratio_to_fast"})  # `peers` holds it now
-MODES = ("cold", "sustained", "host", "host_new_m", "host_new_weight", "compile")
+MODES = ("cold", "sustained", "host", "host_new_m", "host_new_weight", "compile", "numerics")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,13 @@ class Row:
     """Kernels that one call launched."""
     parts: dict[str, float] | None = field(default=None, hash=False)
     """Microseconds of each part of a layer, in the order in which they run."""
+    operands: str | None = None
+    """How the numbers are distributed that a product's errors were found with."""
+    output: str | None = None
+    """Type of the result that has these errors."""
+    error_with_cast: float | None = None
+    bias: float | None = None
+    """Mean of the differences away from zero, over the mean magnitude."""
     sm_mhz: float | None = None
     power_w: float | None = None
     failed: str | None = None
@@ -93,7 +100,7 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """What the run measured: dense, grouped, casts, linear, experts, host, compile or audit."""
+        """What the run measured: a kind of `bench`, or audit."""
         return str(self.header["kind"])
 
     def default_path(self) -> Path:

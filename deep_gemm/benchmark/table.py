@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import einsum, skip_head_mid
+from . import einsum, numerics, skip_head_mid
 from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
 from .contenders import BF16, BLOCKWISE, FAST, OURS
@@ -52,6 +52,9 @@ def print_report(report: Report, console: Console) -> None:
         _print_failures(report, console)
     elif report.kind == "compile":
         console.print(_compile_line(report))
+        _print_failures(report, console)
+    elif report.kind == "numerics":
+        console.print(_numerics_table(report))
         _print_failures(report, console)
     else:
         for mode in ("cold", "sustained"):
@@ -166,6 +169,34 @@ def _attention_table(report: Report) -> Table:
             f"{row.bytes / row.us / 1e6:.2f}" if row.bytes and row.us else "",
         )
     return table
+
+
+def _numerics_table(report: Report) -> Table:
+    """Errors at the largest depth of each product and kind of operands: ours, and beside them rivals' of the same."""
+    table = _table("relative errors beside FP64, at the largest depth")
+    for heading in ("product", "shape", "operands", "output"):
+        table.add_column(heading)
+    rivals = FAST, numerics.EXACT, BF16
+    for heading in ("error", "with cast", "bias", *rivals):
+        table.add_column(heading, justify="right")
+    errors = {(row.kind, row.shape, row.operands, row.output, row.contender): row.error for row in report.rows}
+    deepest = {(row.kind, row.operands): row.shape for row in report.rows}
+    for row in report.rows:
+        if row.contender != OURS or (row.shape != deepest[row.kind, row.operands] and row.kind not in numerics.ONE_BIG):
+            continue
+        table.add_row(
+            row.kind,
+            "x".join(map(str, row.shape)),
+            row.operands,
+            row.output,
+            *(_error(error) for error in (row.error, row.error_with_cast, row.bias)),
+            *(_error(errors.get((row.kind, row.shape, row.operands, row.output, rival))) for rival in rivals),
+        )
+    return table
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.1e}"
 
 
 def _linear_tables(report: Report) -> list[Table]:

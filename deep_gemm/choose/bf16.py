@@ -256,11 +256,10 @@ def reachable_bf16_rows() -> list[Bf16Config]:
 
 def reachable_bf16_depths() -> list[Bf16Config]:
     """Every configuration that `select_bf16_depths` can give."""
-    outputs = ((True, False, False), (True, True, False), (True, False, True), (False, False, False))
+    of_d = ((True, False, False), (True, True, False), (True, False, True), (False, False, False), (False, True, False))
+    outputs = [Output(*each, groups=groups) for groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS) for each in of_d]
     return [
-        tile.config(Output(*of_d, groups=Groups.DEPTHS), Majors(True, True), 1)
-        for of_d in outputs
-        for tile in fitting_tiles(DEPTHS_TILES, Output(*of_d, groups=Groups.DEPTHS))
+        tile.config(output, Majors(True, True), 1) for output in outputs for tile in fitting_tiles(DEPTHS_TILES, output)
     ]
 
 

@@ -74,26 +74,42 @@ class Kernel:
         try:
             self._module = _checked("cuModuleLoadData", cu.cuModuleLoadData(compiled.cubin))
         except DriverError as error:
-            raise DriverError(f"{compiled.name}: {error}{_if_too_old(compiled)}") from error
+            raise DriverError(f"{compiled.name}: {error}{_if_too_old(compiled, str(error))}") from error
         name = compiled.name.encode()
         self.function = _checked("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, name))
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked("cuFuncSetAttribute", cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
 
 
-def _if_too_old(compiled: CompiledKernel) -> str:
+CODES_OF_ANOTHER_CUDA = ("NO_BINARY_FOR_GPU", "INVALID_IMAGE", "UNSUPPORTED_PTX_VERSION")
+"""What a driver says of machine code that it does not know."""
+OLDEST_COMPILER = (12, 8)
+"""NVRTC that is supported."""
+
+
+def _if_too_old(compiled: CompiledKernel, said: str) -> str:
     """Advice if the driver has an older CUDA than the compiler; else an empty text.
 
-    A driver loads the code of every compiler of its own major version.
+    A driver is meant to load the code of every compiler of its own major version. If it says that it does not know the
+    code, the minor version counts too.
     """
     version = _checked("cuDriverGetVersion", _driver().cuDriverGetVersion())
-    has, needs = version // 1000, int(compiled.compiler.split(".")[0])
-    if has >= needs:
-        return ""
-    return (
-        f". This driver is of CUDA {has}.{version % 1000 // 10}, and NVRTC {compiled.compiler} compiled the kernel: it "
-        f'needs a driver of CUDA {needs}, or torch and NVRTC of CUDA {has} (pip install "hopper-gemm[cu{has}]")'
-    )
+    has, minor = version // 1000, version % 1000 // 10
+    needs, of_compiler = (int(number) for number in compiled.compiler.split(".")[:2])
+    both = f". This driver is of CUDA {has}.{minor}, and NVRTC {compiled.compiler} compiled the kernel: it "
+    if has < OLDEST_COMPILER[0]:
+        return f"{both}needs a driver of CUDA {needs}"
+    if has < needs:
+        return (
+            f"{both}needs a driver of CUDA {needs}, or torch and NVRTC of CUDA {has} "
+            f'(pip install "hopper-gemm[cu{has}]")'
+        )
+    if (has, minor) < (needs, of_compiler) and any(code in said for code in CODES_OF_ANOTHER_CUDA):
+        package = "nvidia-cuda-nvrtc-cu12" if has == 12 else "nvidia-cuda-nvrtc"
+        or_older = f', or NVRTC {has}.{minor} (pip install "{package}=={has}.{minor}.*")'
+        is_supported = (has, minor) >= OLDEST_COMPILER
+        return f"{both}may need a driver of CUDA {needs}.{of_compiler}{or_older if is_supported else ''}"
+    return ""
 
 
 PORTABLE_CLUSTER = 8

@@ -39,7 +39,8 @@ class Finding:
 
 def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Look at everything that a product needs, here and on a GPU."""
-    compiler, driver, gpu = _compiler(), _driver(), _gpu()
+    compiler, gpu = _compiler(), _gpu()
+    driver = _driver(compiler)
     package = Path(__file__).resolve().parents[1]
     variables = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("DG_")]
     return [
@@ -62,13 +63,16 @@ def _compiler() -> Finding:
         return Finding("NVRTC", str(error), is_wrong=True)
 
 
-def _driver() -> Finding:
+def _driver(compiler: Finding) -> Finding:
     version = driver_version()
     if version is None:
         return Finding("driver", "none found (libcuda.so.1)", is_wrong=True)
     text = f"CUDA {version[0]}.{version[1]}"
     if version < OLDEST_CUDA:
         return Finding("driver", f"{text}: too old, kernels need one of CUDA 12.0 or newer", is_wrong=True)
+    if not compiler.is_wrong and version[0] < int(compiler.found.split(".")[0]):
+        why = f"{text}: older than NVRTC {compiler.found.split()[0]}, whose kernels it cannot load; take a newer driver"
+        return Finding("driver", f"{why}, or torch and NVRTC of CUDA {version[0]}", is_wrong=True)
     return Finding("driver", text)
 
 
@@ -110,9 +114,10 @@ def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
         why = "there is no Hopper GPU" if not torch.cuda.is_available() else "the GPU is not a Hopper"
         if torch.version.cuda is None and not driver.is_wrong:
             why = "torch is a build for the CPU: install one for CUDA"
+        is_old = driver.is_wrong and driver.found.startswith("CUDA")  # then torch may find no GPU though there is one
         return [
             Finding("so", f"products run by the reference on the CPU; {can_compile}"),
-            Finding("for more", f"{why}: kernels need an H100, H200 or H20"),
+            Finding("for more", driver.found if is_old else f"{why}: kernels need an H100, H200 or H20", is_old),
         ]
     return [
         Finding("so", "products run by the reference on the CPU alone"),
