@@ -48,7 +48,8 @@ class SumPlan(Plan):
         workspace = torch.empty(self.slices, dtype=torch.float32, device=self.place)
         super().launch((*at[:D], workspace.data_ptr(), 0), tail, tail_at)
         params = sum_slices.params_of(workspace, at[D], self.pitch)
-        sum_slices.KERNEL.run(self.slices_config, params, sum_slices.grid(*self.slices[1:]), self.device)
+        ctas = sum_slices.grid(*self.slices[1:])
+        sum_slices.KERNEL.run(self.slices_config, params, ctas, self.device, is_dependent=True)
 
 
 def run(p: Bf16Problem) -> SumPlan | None:
@@ -76,7 +77,7 @@ def run(p: Bf16Problem) -> SumPlan | None:
     workspace = torch.empty((slices, m, n), dtype=torch.float32, device=p.d.device)
     plan = plan_of(Operands(*p), workspace, config, num_sms_of(gpu_of(device).num_sms), launcher)
     del workspace  # each launch makes its own
-    sum_slices.KERNEL.launcher(plan.slices_config, device, get_pdl())
+    sum_slices.KERNEL.launcher(plan.slices_config, device, True)
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(Operands(*p)))
