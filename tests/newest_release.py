@@ -1,4 +1,4 @@
-"""The newest NVRTC, cuda-bindings, typer and rich on PyPI, in an environment inside the one that this runs in.
+"""The newest NVRTC, cuda-bindings, typer, rich and numpy on PyPI, in an environment inside the one that this runs in.
 
     python tests/newest_release.py cu13
 
@@ -20,6 +20,7 @@ TRIED = {
     "cuda-bindings": "13.5.0",
     "typer": "0.29.2",
     "rich": "15.0.0",
+    "numpy": "2.4.6",
 }
 """The newest that passed all tests, of CUDA 13. What a newer one fails is told, and does not fail the run."""
 
@@ -50,7 +51,7 @@ def _number(version: str) -> tuple[int, ...]:
 def install(extra: str) -> None:
     """Make the environment: these packages, and behind them everything that the present one has."""
     names = [line for line in metadata.requires("hopper-gemm") or () if f'extra == "{extra}"' in line.replace("'", '"')]
-    requirements = [*(line.split(";")[0].strip() for line in names), "typer", "rich"]
+    requirements = [*(line.split(";")[0].strip() for line in names), "typer", "rich", "numpy"]
     venv.create(FOLDER, clear=True, symlinks=True, system_site_packages=_sees_the_systems_packages())
     beside = [path for path in sys.path if path.endswith("site-packages")]
     (packages() / "beside.pth").write_text("".join(f"{path}\n" for path in beside))

@@ -62,10 +62,16 @@ def test_the_newest_release_is_one_that_was_tried() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("driver", "jit", "cubin", "ptx"), ("interleave", "gates")],
+    [
+        ("driver", "jit", "cubin", "ptx"),
+        ("interleave", "gates"),
+        pytest.param(("sim",), marks=pytest.mark.host_compiler),
+    ],
     ids=" ".join,
 )
-def test_tests_of_the_compiler_and_the_driver_pass_with_the_newest_release(names: tuple[str, ...]) -> None:
+def test_tests_of_the_compiler_the_driver_and_the_simulator_pass_with_the_newest_release(
+    names: tuple[str, ...],
+) -> None:
     """All but those of every configuration, which are below."""
     with news_if_newer():
         run_tests(str(newest_release.PYTHON), names, {})

@@ -414,27 +414,29 @@ ONE_BIG: Mapping[str, slice] = {
 """Where along k the small products lie."""
 
 
+def one_big_operands(kind: str, gap: int) -> tuple[Tensor, Tensor]:
+    """A `[m, k]` and B `[n, k]` that FP8 holds, with the small products `gap` powers of two below the big one."""
+    a, b, at = torch.zeros(M, 256), torch.zeros(N, 256), ONE_BIG[kind]
+    a[:, 0], b[:, 0] = 2.0**BIG, 2.0**BIG
+    exponent = 2 * BIG - gap
+    a[:, at], b[:, at] = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
+    return a, b
+
+
 def one_big(kind: str) -> Make:
     """One big product, and small ones in the same 32 of k, in the same 128, or in the next 128."""
-    at = ONE_BIG[kind]
 
     def make(shape: Shape, numbers: Numbers) -> Iterator[Way]:
         (gap,) = shape
-        k = 256
-        a, b = torch.zeros(M, k), torch.zeros(N, k)
-        a[:, 0], b[:, 0] = 2.0**BIG, 2.0**BIG
-        exponent = 2 * BIG - gap
-        a[:, at], b[:, at] = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
-        right, small = exact(a, b), exact(a[:, at], b[:, at])
+        a, b = one_big_operands(kind, gap)
+        right, small = exact(a, b), exact(a[:, ONE_BIG[kind]], b[:, ONE_BIG[kind]])
         p, q = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         operands = (p, torch.ones(M, 2)), (q, torch.ones(N // 128, 2))
         yield Way(OURS, torch.float32, into((M, N), torch.float32, lambda d: fp8_gemm_nt(*operands, d)), right, small)
         one = torch.ones(())
-        yield from (
-            Way(way.contender, way.output, way.call, right, small)
-            for way in by_tensorwise_scales((p, one), (q, one), right)
-            if way.output == torch.float32
-        )
+        for way in by_tensorwise_scales((p, one), (q, one), right):
+            if way.output == torch.float32:
+                yield Way(way.contender, way.output, way.call, right, small)
         x, w = a.bfloat16(), b.bfloat16()
         yield Way(BF16, torch.float32, lambda: torch.mm(x, w.t(), out_dtype=torch.float32), right, small)
 
