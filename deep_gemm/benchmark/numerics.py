@@ -44,7 +44,7 @@ METHOD = (
     "product of 2^16 and small ones of 2^(16-gap), shape: gap, error: share of the small ones' sum that is lost"
 )
 MOST_ERROR = 0.05
-"""Above this, beside the numbers that were multiplied, a result of ours is no product of them; others may be that far."""
+"""Above this, beside the numbers that were multiplied, a result of ours is no product of them. Others may be there."""
 M, N = 256, 256
 FEW_ROWS = 16
 DEPTHS = tuple(1 << e for e in range(7, 17))

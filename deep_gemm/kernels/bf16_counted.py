@@ -21,7 +21,7 @@ from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
 from . import bf16_depths, bf16_gemm
 from .bf16 import grid
 from .fp8_gemm import K_COUNTED_PARAMS, MOST_INLINE_COUNTS
-from .maps import cut_map, output_map, row_pitch
+from .maps import late_map, output_map
 from .plan import SFA, A, B, C, D, Place, Plan, addresses_of
 
 
@@ -91,12 +91,7 @@ def _plan_of(p: CountedProblem, config: Bf16Config, num_sms: int, launcher: driv
     groups, m, n = p.d.shape
     count = min(groups - first, MOST_COUNTED)
     maps = {"map_a": _rows_map(p.a), "map_b": _rows_map(p.b), "map_d": output_map(config, p.d)}
-    before_a, before_b = (BLOCK_K * row_pitch(x) * x.element_size() for x in (p.a, p.b))
-    places = [
-        # Maps that cut boxes off begin a box before their tensor.
-        *(Place("map_a", A, before_a), Place("map_b", B, before_b)),
-        *(Place("map_d", D), Place("c", C), Place("d", D)),
-    ]
+    places = [Place("map_a", A), Place("map_b", B), Place("map_d", D), Place("c", C), Place("d", D)]
     numbers: dict[str, int | bytes] = {
         "map_sfa": b"",
         "map_sfb": b"",
@@ -128,5 +123,5 @@ def _plan_of(p: CountedProblem, config: Bf16Config, num_sms: int, launcher: driv
 
 
 def _rows_map(x: Tensor) -> TensorMap:
-    """Rows in boxes of a k-block, which an edge between groups may cut off, and of 64 columns."""
-    return cut_map(ElementType.BFLOAT16, x, (BLOCK_K, WGMMA_ROWS), 128)
+    """Rows in boxes of a k-block, which may begin with zeros, and of 64 columns."""
+    return late_map(ElementType.BFLOAT16, x, (BLOCK_K, WGMMA_ROWS), 128)

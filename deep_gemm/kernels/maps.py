@@ -37,11 +37,11 @@ def clipped_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: 
     return TensorMap(element, (columns, box[0], rows + 1, planes), strides, (box[1], box[0], 1, 1), swizzle)
 
 
-def cut_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
-    """A row-major matrix whose boxes can be cut off behind any row; as for `clipped_map` it begins a box before."""
+def late_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """A row-major matrix whose boxes may begin with zeros: `(column, i, row)` is `x[row + i, column]` for i >= 0."""
     rows, columns = x.shape
     pitch = row_pitch(x) * element.value
-    return TensorMap(element, (columns, box[0], rows + 1), (pitch, pitch), (box[1], box[0], 1), swizzle)
+    return TensorMap(element, (columns, box[0], rows), (pitch, pitch), (box[1], box[0], 1), swizzle)
 
 
 def scales_map(rows: int, sf: Tensor) -> TensorMap:

@@ -4,12 +4,13 @@
 // A CTA reads the depths when it starts, and writes into shared memory where each group begins, the deepest first. So the host
 // waits for nothing, and a captured launch follows the depths that are there when it is replayed.
 //
-// A group's last k-block is cut off where the next group's rows begin. For that, maps have two dimensions of rows, and a step in
-// either leads to the next row; the first has kBlockK of them:
+// A group's last k-block ends where the next group's rows begin. For that, maps have two dimensions of rows, and a step in
+// either leads to the next row:
 //
-//   element (column, i, row)  is  operand[row + i - kBlockK][column],  i < kBlockK
+//   element (column, i, row)  is  operand[row + i][column],  0 <= i
 //
-// A box that begins at i = cut has kBlockK - cut rows, and zeros behind them.
+// A box of kBlockK rows that begins at i = -zeros has so many rows of zeros, and behind them the first ones of the group's last
+// k-block. They lie alike in A and in B, so their products add up to the same.
 #pragma once
 #include "config.cuh"
 #include "operand.cuh"
@@ -178,10 +179,10 @@ struct TileLoad {
   DEVICE TileLoad(const Params& p_, const TileToLoad& tile_) : p(p_), tile(tile_) {}
 
   DEVICE void load_slot(const Slot& slot, uint32_t, uint32_t k_of_part) const {
-    const uint32_t rest = tile.k - k_of_part, cut = rest < kBlockK ? kBlockK - rest : 0;
-    const uint32_t row = tile.first_k + k_of_part + kBlockK - cut;
-    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, cut, tile.row_m, row);
-    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, cut, tile.row_n, row);
+    const uint32_t rest = tile.k - k_of_part, zeros = rest < kBlockK ? kBlockK - rest : 0, first = 0 - zeros;
+    const uint32_t row = tile.first_k + k_of_part;
+    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, first, tile.row_m, row);
+    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, first, tile.row_n, row);
   }
 };
 
