@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -136,16 +137,17 @@ def test_groups_along_k(ks: list[int], dtype: torch.dtype, on_host: bool) -> Non
         assert calc_diff(d, right if c is None else right + 32) < TOLERANCE
 
 
-@pytest.fixture
+@contextmanager
 def no_waiting() -> Iterator[None]:
     """The host must not wait for the GPU."""
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("ends", [False, True])
-@pytest.mark.usefixtures("no_waiting")
 def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> None:
     drawn = ([200, 3, 0, 129], [0, 0, 448, 63], [1, 1, 1, 1], [0, 0, 0, 0], [447, 0, 64, 0])
     a, b = numbers(512, 136), numbers(512, 264, seed=1)
@@ -155,9 +157,10 @@ def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> 
     layout = layouts[0].clone()
     set_mk_alignment_for_contiguous_layout(1)
     try:
-        bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
+        with no_waiting():
+            bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph), no_waiting():
             bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
         found = []
         for other in layouts:
@@ -167,7 +170,6 @@ def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> 
             found.append(d.clone())
     finally:
         set_mk_alignment_for_contiguous_layout(128)
-    torch.cuda.set_sync_debug_mode("default")
     for ks, of_ks in zip(drawn, found, strict=True):
         parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), c, strict=True)
         assert calc_diff(of_ks, torch.stack([x.t() @ y + z for x, y, z in parts])) < TOLERANCE, ks
