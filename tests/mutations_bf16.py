@@ -93,6 +93,7 @@ TRIALS = [
     Trial(PAIRS, (192, 136, 136), 7),
     *(Trial(config, (100, 136, 72), 6) for config in (COUNTED, COUNTED_ADDING)),
     Trial(COUNTED, (100, 136, 72), 6, on_gpu_alone=False),
+    *(Trial(COUNTED, (100, 136, 72), 6, name) for name in ("slow_math", "slow_warps")),
     Trial(COUNTED, (0, 8, 8), 6, ks=tuple(i % 3 for i in range(MOST_COUNTED + 5))),
     Trial(COUNTED, (0, 72, 72), 6, ks=(70, 0, 30, 0), told=(70, -5, 1000, 2**31 - 1)),
     Trial(COUNTED_PAIRS, (100, 136, 136), 7, "slow_cta"),

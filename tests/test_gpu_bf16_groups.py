@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -136,29 +137,30 @@ def test_groups_along_k(ks: list[int], dtype: torch.dtype, on_host: bool) -> Non
         assert calc_diff(d, right if c is None else right + 32) < TOLERANCE
 
 
-@pytest.fixture
-def waiting_is_an_error() -> Iterator[Callable[[], None]]:
-    """From the call on, the host must not wait for the GPU."""
-    yield lambda: torch.cuda.set_sync_debug_mode("error")
-    torch.cuda.set_sync_debug_mode("default")
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """The host must not wait for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(
-    ends: bool, waiting_is_an_error: Callable[[], None]
-) -> None:
+def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(ends: bool) -> None:
     drawn = ([200, 3, 0, 129], [0, 0, 448, 63], [1, 1, 1, 1], [0, 0, 0, 0], [447, 0, 64, 0])
     a, b = numbers(512, 136), numbers(512, 264, seed=1)
     a[-1] = torch.nan  # no group has the last row
     c, d = numbers(4, 136, 264, seed=2).float(), torch.empty(4, 136, 264, device="cuda")
     layouts = [int32(ks).cumsum(0).int() if ends else int32(ks) for ks in drawn]
     layout = layouts[0].clone()
-    waiting_is_an_error()
     set_mk_alignment_for_contiguous_layout(1)
     try:
-        bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
+        with no_waiting():
+            bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph), no_waiting():
             bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c, use_psum_layout=ends)
         found = []
         for other in layouts:
@@ -168,7 +170,6 @@ def test_a_graph_follows_depths_along_k_that_the_gpu_alone_knows(
             found.append(d.clone())
     finally:
         set_mk_alignment_for_contiguous_layout(128)
-    torch.cuda.set_sync_debug_mode("default")
     for ks, of_ks in zip(drawn, found, strict=True):
         parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), c, strict=True)
         assert calc_diff(of_ks, torch.stack([x.t() @ y + z for x, y, z in parts])) < TOLERANCE, ks
