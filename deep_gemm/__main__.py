@@ -243,7 +243,7 @@ def compile_shapes(
     num_groups: Annotated[int, typer.Option(help="how many groups")] = 1,
     gpu: Annotated[str | None, typer.Option(help="H200, H100 or H20, else the one that there is")] = None,
     layers: Annotated[
-        bool, typer.Option("--layers", help="casts, routes and scales too, and what `linear` runs for few rows")
+        bool, typer.Option("--layers", help="casts, routes, scales and sums too, and what `linear` runs for few rows")
     ] = False,
     model: Annotated[
         str | None, typer.Option(help="all that a model needs, such as deepseek-v3; a wrong name lists all")

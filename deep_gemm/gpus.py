@@ -22,6 +22,10 @@ GPUS = (H200, H100, H20)
 HOPPER = 9
 
 
+class UnsupportedGpuError(NotImplementedError):
+    """A CUDA device that the kernels are not for."""
+
+
 def gpu_named(name: str) -> Gpu | None:
     """The GPU of this name; None if there is none."""
     return next((gpu for gpu in GPUS if gpu.name == name), None)
@@ -38,7 +42,7 @@ def gpu_of(device: int) -> Gpu:
     """The GPU that a CUDA device is; an unknown Hopper GPU is taken for an H100 with its own number of SMs."""
     properties = _properties(device)
     if properties.major != HOPPER:
-        raise NotImplementedError(
+        raise UnsupportedGpuError(
             f"deep_gemm's kernels need a Hopper GPU (compute capability 9.0); cuda:{device} is {properties.name}, "
             f"compute capability {properties.major}.{properties.minor}"
         )

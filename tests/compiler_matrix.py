@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plai
 
 from deep_gemm.benchmark.machine import git_state
 from deep_gemm.benchmark.report import write_whole
+from deep_gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.config_hc_prenorm import reachable_hc
@@ -42,6 +43,7 @@ from deep_gemm.choose.skip_head_mid import reachable_skipping
 from deep_gemm.jit.compiler import Job, full_options
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import (
+    bf16_gemm,
     fp8_gemm,
     fp8_gemm_decode,
     fp8_mqa_logits,
@@ -125,7 +127,11 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         )
         for config in choose(fp8_paged_mqa_logits.usual_paged())
     ]
-    # bf16_gemm is not among them yet: NVRTC 12.8 lets its WGMMAs wait for each other (note C7515).
+    found += [
+        Case(Job(f"bf16_gemm {config.name}", bf16_gemm.SOURCE, bf16_gemm.headers(config)), bf16_gemm.code_plan(config))
+        for kind in (reachable_bf16(), reachable_bf16_rows(), reachable_bf16_depths(), reachable_bf16_sum())
+        for config in choose(kind)
+    ]
     found += [
         Case(
             Job(f"hc_prenorm {config.name}", kernel.SOURCE, kernel.headers(config)),

@@ -16,7 +16,22 @@ from torch import Tensor
 from deep_gemm.gpus import H200, Gpu
 from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import MAP_BYTES, TensorMap
-from deep_gemm.kernels import dense, depths, fp8_gemm, fp8_gemm_decode, heads, k_group_maps, rows
+from deep_gemm.kernels import (
+    bf16,
+    bf16_counted,
+    bf16_depths,
+    bf16_gemm,
+    bf16_rows,
+    bf16_sums,
+    dense,
+    depths,
+    fp8_gemm,
+    fp8_gemm_decode,
+    heads,
+    k_group_maps,
+    rows,
+    sum_slices,
+)
 from deep_gemm.kernels.params import Params
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.kernels.seen import Seen
@@ -129,7 +144,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     fake = FakeGpu(gpu)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
-    for kind in (dense, rows, depths, heads):
+    for kind in (dense, rows, depths, heads, bf16, bf16_rows, bf16_depths, bf16_counted, bf16_sums):
         monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "_templates", {})
@@ -148,6 +163,9 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
 
     gemm = launcher_of(lambda config: config.kernel_name, fp8_gemm.params_of, lambda config: config.cluster_size)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
+    monkeypatch.setattr(bf16_gemm, "launcher", gemm)
+    slices = launcher_of(lambda _: sum_slices.NAME, lambda _: sum_slices.PARAMS, lambda _: 1)
+    monkeypatch.setattr(sum_slices.KERNEL, "launcher", slices)
     decode = launcher_of(lambda _: fp8_gemm_decode.NAME, fp8_gemm_decode.params_of, lambda config: config.cluster_k)
     monkeypatch.setattr(fp8_gemm_decode, "launcher", decode)
     of_maps = FakeLauncher(fake, k_group_maps.NAME, k_group_maps.PARAMS.size, 1, is_dependent=False)

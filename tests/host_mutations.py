@@ -14,8 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import host_mutations_bf16 as of_bf16
 import torch
 from casts import assert_same_bits, wild
+from host_mutations_bf16 import wider
 
 import deep_gemm
 from deep_gemm.choose.config import GemmConfig
@@ -39,20 +41,15 @@ MODULES = (
         for name in ("launch", "cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")
     ),
     *(f"kernels.{name}" for name in ("dense", "rows", "depths", "heads", "skip_head_mid")),
+    *(f"kernels.{name}" for name in of_bf16.MODULES),
     *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths", "heads", "skip_head_mid")),
     *(f"sim.{name}" for name in ("cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")),
+    *(f"sim.{name}" for name in of_bf16.SIMULATED),
 )
 SECONDS = 120
 
 
 # Trials. Strides differ wherever two could be mistaken for each other.
-
-
-def wider(x: torch.Tensor, extra: int) -> torch.Tensor:
-    """The same numbers in rows that lie further apart."""
-    room = torch.zeros(*x.shape[:-1], x.shape[-1] + extra, dtype=x.dtype)
-    room[..., : x.shape[-1]] = x
-    return room[..., : x.shape[-1]]
 
 
 def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
@@ -250,6 +247,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "weighted sums": gather_trial,
     "scales": lambda: scales_trial(False),
     "m-major scales": lambda: scales_trial(True),
+    **of_bf16.TRIALS,
 }
 
 
@@ -524,6 +522,8 @@ MUTATIONS = [
     *_swap("lay_scales", '"k_blocks": sf.shape[-1]', '"k_blocks": sf.shape[-1] - 1', SCALES),
     *_swap("lay_scales", "(groups[0] if groups else 1) *", "1 *", SCALES),
     *_swap("lay_scales", "ceil_div(m, config.rows)", "m // config.rows", SCALES),
+    # BF16
+    *(mutation for swap in of_bf16.SWAPS for mutation in _swap(*swap)),
 ]
 
 

@@ -94,6 +94,7 @@ OF_BF16 = (
     bf16_config(128, 256, Output(groups=Groups.IDS)),
     bf16_config(64, 128, Output(groups=Groups.COUNTS), Majors(b_is_mn=True)),
     bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TURNED, cluster_m=2),
+    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS), TURNED),
     bf16_config(128, 256, Output(is_fp32=True, groups=Groups.SUM), cluster_m=2),
 )
 DECODE = (

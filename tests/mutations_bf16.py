@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
+import torch
+
+from deep_gemm.choose.config_bf16 import MOST_COUNTED, Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.kernels import bf16_gemm
 from deep_gemm.sim import bf16 as sim
-from deep_gemm.sim import bf16_depths, bf16_rows
+from deep_gemm.sim import bf16_counted, bf16_depths, bf16_rows
 from deep_gemm.sim.mutate import Mutation
 
 
@@ -21,6 +23,12 @@ class Trial:
     shape: tuple[int, int, int]
     seed: int = 0
     schedule: str | None = None
+    on_gpu_alone: bool = True
+    """Of groups along k that are counted: where the counts are."""
+    ks: tuple[int, ...] = ()
+    """Their depths, if not as for other groups along k."""
+    told: tuple[int, ...] = ()
+    """What the GPU finds for depths, if that is wrong."""
 
     def headers(self) -> dict[str, str]:
         return bf16_gemm.headers(self.config)
@@ -32,6 +40,16 @@ class Trial:
             k, m, n = self.shape
             of_depths = bf16_depths.random_problem(config, (k, 0, 2 * k, 64), m, n, seed)
             outcome = bf16_depths.run(kernel, config, of_depths, num_sms=num_sms, seed=seed, schedule=self.schedule)
+        elif config.groups == Groups.COUNTED_DEPTHS:
+            k, m, n = self.shape
+            ks = self.ks or (k, 0, 2 * k + 3, 64, k)
+            counted = bf16_counted.random_problem(config, ks, m, n, seed, on_gpu_alone=self.on_gpu_alone, more_rows=70)
+            if self.told:
+                counted = counted._replace(sfa=torch.tensor(self.told, dtype=torch.int32))
+                counted = counted._replace(a=counted.a[: sum(ks)], b=counted.b[: sum(ks)])
+            outcome = bf16_counted.run(
+                kernel, config, counted, ks=ks, num_sms=num_sms, seed=seed, schedule=self.schedule
+            )
         elif config.groups == Groups.ENDS:
             ends = [70, 128, 128 + self.shape[0]]
             of_rows = bf16_rows.random_problem(config, ends, *self.shape[1:], seed)
@@ -54,6 +72,10 @@ SPLITS_C = Bf16Config(128, 32, 3, panel_columns=32, cluster_k=2, slices=2, with_
 SLICES = Bf16Config(64, 32, 3, 1, panel_columns=32, slices=3)
 DEPTHS = bf16_config(64, 64, ALONG_K, TN)
 ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN)
+BY_COUNTS = Output(is_fp32=True, with_c=True, groups=Groups.COUNTED_DEPTHS)
+COUNTED = bf16_config(64, 64, BY_COUNTS, TN)
+COUNTED_PAIRS = bf16_config(128, 64, BY_COUNTS, TN, cluster_n=2)
+COUNTED_ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS), TN)
 PAIRS = bf16_config(128, 64, ALONG_K, TN, cluster_n=2)
 WIDE = bf16_config(64, 64, Output(groups=Groups.ENDS), Majors(b_is_mn=True))
 
@@ -69,13 +91,19 @@ TRIALS = [
     Trial(SPLITS_C, (140, 72, 264), 9),
     *(Trial(config, (128, 136, 72), 6) for config in (DEPTHS, ADDING)),
     Trial(PAIRS, (192, 136, 136), 7),
+    *(Trial(config, (100, 136, 72), 6) for config in (COUNTED, COUNTED_ADDING)),
+    Trial(COUNTED, (100, 136, 72), 6, on_gpu_alone=False),
+    *(Trial(COUNTED, (100, 136, 72), 6, name) for name in ("slow_math", "slow_warps")),
+    Trial(COUNTED, (0, 8, 8), 6, ks=tuple(i % 3 for i in range(MOST_COUNTED + 5))),
+    Trial(COUNTED, (0, 72, 72), 6, ks=(70, 0, 30, 0), told=(70, -5, 1000, 2**31 - 1)),
+    Trial(COUNTED_PAIRS, (100, 136, 136), 7, "slow_cta"),
     Trial(WIDE, (70, 136, 200), 8),
 ]
 
 _OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.cuh"
 _OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
 _GEMM, _ONCE = "fp8_gemm.cuh", "epilogue/split_once.cuh"
-_PARTS, _DENSE, _ROWS = "work/k_parts.cuh", "work/dense.cuh", "work/rows.cuh"
+_PARTS, _DENSE, _ROWS, _COUNTED = "work/k_parts.cuh", "work/dense.cuh", "work/rows.cuh", "work/k_counted.cuh"
 _LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
 
 MUTATIONS = [
@@ -138,5 +166,33 @@ MUTATIONS = [
     Mutation("as deep as the first group", _PARTS, "KBlocks(0, p.parts.num_k_blocks[tile.part])", "KBlocks(0, p.parts.num_k_blocks[0])", shows_in=DEPTHS),
     Mutation("C of the first group", _PARTS, "p.c + p.parts.group[tile.part] * p.parts.c_stride * kOutputBytes", "p.c", shows_in=DEPTHS),
     Mutation("C of the deepest group", _PARTS, "p.c + p.parts.group[tile.part] *", "p.c + tile.part *", shows_in=DEPTHS),
-    Mutation("D of the deepest group", _PARTS, "group(p_.parts.group[tile.part])", "group(tile.part)", shows_in=DEPTHS),
+    Mutation("D of the deepest group", _PARTS, "{ return p.parts.group[tile.part]; }", "{ return tile.part; }", shows_in=DEPTHS),
+    # Groups along k that the GPU counts
+    Mutation("depths from the host everywhere", _COUNTED, "if (depths.counts == nullptr)", "if (true)", shows_in=COUNTED),
+    Mutation("depths from the GPU everywhere", _COUNTED, "if (depths.counts == nullptr)", "if (false)", shows_in=COUNTED),
+    Mutation("begins behind the groups that are deeper", _COUNTED, "row += is_before ?", "row += is_ahead ?", shows_in=COUNTED),
+    Mutation("begins behind itself", _COUNTED, "is_before = other + i < group;", "is_before = other + i <= group;", shows_in=COUNTED),
+    Mutation("the shallowest first", _COUNTED, "(counts[i] > own)", "(counts[i] < own)", shows_in=COUNTED_ADDING),
+    Mutation("groups of one depth in one place", _COUNTED, "((counts[i] == own) & is_before)", "false", shows_in=COUNTED),
+    Mutation("the last group counted again", _COUNTED, "place += (other + i < depths.groups) & is_ahead;", "place += is_ahead;", shows_in=COUNTED),
+    Mutation("each launch places all groups", _COUNTED, "place >= depths.first && place - depths.first < depths.count", "place < depths.count", shows_in=COUNTED),
+    Mutation("depths that are wrong", _COUNTED, "own < rest ? own : rest", "own", shows_in=COUNTED),
+    Mutation("depths below zero", _COUNTED, "count < 0 ? 0 : static_cast", "static_cast", shows_in=COUNTED),
+    Mutation("tiles before all parts are placed", _COUNTED, "  ptx::syncthreads();\n", "", shows_in=COUNTED),
+    Mutation("whole k-blocks of every group", _COUNTED, "rest < kBlockK ? kBlockK - rest : 0,", "0,", shows_in=COUNTED),
+    Mutation("zeros are rows of the group before", _COUNTED, "row = tile.first_k + k_of_part;", "row = tile.first_k + k_of_part - zeros;", shows_in=COUNTED),
+    Mutation("all groups from the first row on", _COUNTED, "row = tile.first_k + k_of_part", "row = k_of_part", shows_in=COUNTED),
+    Mutation("A uncut", _COUNTED, "slot.a, first, tile.row_m", "slot.a, 0, tile.row_m", shows_in=COUNTED),
+    Mutation("B uncut", _COUNTED, "slot.b, first, tile.row_n", "slot.b, 0, tile.row_n", shows_in=COUNTED),
+    Mutation("k-blocks rounded down", _COUNTED, "ceil_div(part.y, kBlockK)", "(part.y / kBlockK)", shows_in=COUNTED),
+    Mutation("the last counted group left out", _COUNTED, "tiles_of_part * depths.count) return", "tiles_of_part * (depths.count - 1)) return", shows_in=COUNTED),
+    Mutation("counted groups without depth still added", _COUNTED, "!kAddsToD || tile.num_k_blocks != 0", "!kAddsToD || tile.num_k_blocks == 0", shows_in=COUNTED_ADDING),
+    Mutation("counted tiles go through all groups", _COUNTED, "next_tile - number * tiles_of_part,", "next_tile,", shows_in=COUNTED),
+    Mutation("counted tiles of m rounded down", _COUNTED, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM)", shows_in=COUNTED),
+    Mutation("counted tiles of n rounded down", _COUNTED, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=COUNTED),
+    Mutation("every CTA takes every counted tile", _COUNTED, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=COUNTED_ADDING),
+    Mutation("clusters count tiles as CTAs", _COUNTED, "ptx::block_index() / kClusterSize)", "ptx::block_index())", shows_in=COUNTED_PAIRS),
+    Mutation("both CTAs take the same counted columns", _COUNTED, "tile_of_cta<kClusterN>(index.n)", "index.n * kClusterN", shows_in=COUNTED_PAIRS),
+    Mutation("C of the first counted group", _COUNTED, "p.c + tile.group * p.depths.c_stride * kOutputBytes", "p.c", shows_in=COUNTED),
+    Mutation("D of the first counted group", _COUNTED, "{ return tile.group; }", "{ return 0; }", shows_in=COUNTED),
 ]  # fmt: skip

@@ -155,6 +155,6 @@ MUTATIONS = [
     Mutation("the D that is added to is the first group's", _PANELS, "ptx::tma_reduce_add_4d(map_d, panel, c0, c1, c2, c3)", "ptx::tma_reduce_add_4d(map_d, panel, c0, c1, c2, 0)", shows_in=IN_PLACE),
     Mutation("D is overwritten where it is added to", _PANELS, "ptx::tma_reduce_add_4d(", "ptx::tma_store_4d(", shows_in=IN_PLACE),
     Mutation("D is added to where it is overwritten", _PANELS, "ptx::tma_store_4d(", "ptx::tma_reduce_add_4d("),
-    Mutation("the place of a tile is that of one before", _GEMM, "      if (share.is_any) tiles.finish(tile);\n", ""),
+    Mutation("the place of a tile is that of one before", _GEMM, "      if (!kStoresAtOnce && share.is_any) tiles.finish(tile);\n", ""),
 ]
 # fmt: on

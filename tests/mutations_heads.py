@@ -79,6 +79,7 @@ TRIALS = [
 ]
 
 _HEADS, _PLANES, _DECODE = "work/heads.cuh", "work/planes.cuh", "decode/heads.cuh"
+_TO_PLANE = "epilogue/to_plane.cuh"
 
 MUTATIONS = [
     # fp8_gemm
@@ -99,8 +100,8 @@ MUTATIONS = [
     Mutation("C's stride taken for bytes", _HEADS, "p.heads.c_stride * kOutputBytes", "p.heads.c_stride", shows_in=WITH_C.config),
     Mutation("bytes of whole boxes announced", _PLANES, "return kSlotBytes - (kBlockM - rows)", "return kSlotBytes + 0 * (kBlockM - rows)", shows_in=FEW.config),
     Mutation("bytes of all scales announced", _PLANES, " - (kBlockM - scales) * 4;", ";", shows_in=FEW.config),
-    Mutation("D of the first head", _PLANES, "store_panel(&p.map_d, panel, column, row, plane)", "store_panel(&p.map_d, panel, column, row, 0)", shows_in=PLAIN.config),
-    Mutation("a wide D of the first head", _PLANES, "span.at_column(column), row, plane);\n    else\n      store_panel", "span.at_column(column), row, 0);\n    else\n      store_panel", shows_in=WITH_C.config),
+    Mutation("D of the first head", _TO_PLANE, "store_panel(&p.map_d, panel, column, row, plane)", "store_panel(&p.map_d, panel, column, row, 0)", shows_in=PLAIN.config),
+    Mutation("a wide D of the first head", _TO_PLANE, "span.at_column(column), row, plane);\n    else\n      store_panel", "span.at_column(column), row, 0);\n    else\n      store_panel", shows_in=WITH_C.config),
     # fp8_gemm_decode
     Mutation("tiles of n rounded down in few rows", _DECODE, "tiles_n = ceil_div(p.n, kBlockN)", "tiles_n = p.n / kBlockN", shows_in=DECODE.config),
     Mutation("columns counted through all heads", _DECODE, "(tile_n - head * tiles_n) * kBlockN", "tile_n * kBlockN", shows_in=DECODE.config),

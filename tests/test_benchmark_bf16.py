@@ -21,6 +21,7 @@ SMALL: list[tuple[str, Any, tuple[int, ...]]] = [
     ("uneven", partial(bf16.contiguous, uneven=True), (2, 100, 24, 16)),
     ("masked", bf16.masked, (3, 10, 24, 16)),
     ("along k", bf16.along_k, (2, 16, 24, 64)),
+    ("along k, counted", partial(bf16.along_k, counted=True), (2, 16, 24, 40)),
     *((expr, bf16.expression(expr), (6, 8, 16, 64)) for expr in ("bmk,bnk->mn", "bhr,hdr->bhd", "bhd,hdr->bhr")),
 ]
 
@@ -40,7 +41,7 @@ def test_each_work_is_right_and_a_wrong_one_is_noticed(make: Any, shape: Any, mo
 
 def test_kinds_and_shapes_are_those_that_deepgemm_was_timed_at() -> None:
     timed = {(row["kind"], tuple(row["shape"])) for row in yardsticks._family()["rows"]}
-    ours = {x for x in bf16.shapes_of() if x[0] != "bf16_contiguous_uneven"}
+    ours = {x for x in bf16.shapes_of() if x[0] not in ("bf16_contiguous_uneven", "bf16_k_grouped_counted")}
     assert {x for x in timed if x[0] in bf16.KINDS} == ours
     assert set(bf16.shapes_of(quick=True)) < set(bf16.shapes_of())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +15,12 @@ from torch import Tensor
 
 from deep_gemm import bf16, calc_diff, set_mk_alignment_for_contiguous_layout
 from deep_gemm.bf16.dense import DENSE
-from deep_gemm.kernels import bf16_calls, bf16_depths
+from deep_gemm.bf16.grouped import DEPTHS
+from deep_gemm.kernels import bf16_calls, bf16_counted, bf16_depths
+from deep_gemm.kernels.fp8_gemm import MOST_INLINE_COUNTS
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.problem.bf16 import EXPRESSIONS, bf16_problem, laid_out
-from deep_gemm.problem.bf16_depths import bf16_depths_problem
+from deep_gemm.problem.bf16_depths import Bf16DepthsProblem
 
 M, N, K, GROUPS = 5, 24, 16, 3
 IDS = [0, 2, 2, -1, 1]
@@ -90,6 +94,27 @@ def test_what_dense_products_refuse(change: dict[str, Any], message: str) -> Non
         bf16.bf16_gemm_nt(**{"a": numbers(M, K), "b": numbers(N, K), **change})
 
 
+HALVES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "dense": lambda a, b: bf16.bf16_gemm_nt(a[0], b[0]),
+    "transposed": lambda a, b: bf16.bf16_gemm_tt(a[0].t(), b[0]),
+    "stacked": lambda a, b: bf16.m_grouped_bf16_gemm_nt_contiguous(a[0], b, grouped_layout=int32(*[0] * M)),
+    "counted": lambda a, b: bf16.m_grouped_bf16_gemm_nt_masked(a, b, masked_m=int32(1, 1, 1)),
+    "along k": lambda a, b: bf16.k_grouped_bf16_gemm_tn_contiguous(a[0], b[0], ks_cpu=[1]),
+    "heads": lambda a, b: bf16.einsum("bhr,hdr->bhd", a.transpose(0, 1), b),
+    "sum": lambda a, b: bf16.einsum("bmk,bnk->mn", a, b),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_fp16_is_refused_as_the_documentation_says(name: str) -> None:
+    told = "expected dtype torch.bfloat16, got torch.float16"
+    assert told in (Path(__file__).parents[1] / "docs" / "bf16.md").read_text()
+    a, b = numbers(GROUPS, M, K), numbers(GROUPS, N, K)
+    for which, operands in (("a", (a.half(), b.half())), ("a", (a.half(), b)), ("b", (a, b.half()))):
+        with pytest.raises(ValueError, match=f"^{which}: {told}"):
+            HALVES[name](*operands)
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("ends", [False, True])
 def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
@@ -121,6 +146,20 @@ def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
     none = torch.tensor(ids) < 0
     assert torch.equal(d[~none], out[~none])
     assert (d[none] == (7 if ends else 0)).all()
+
+
+@pytest.mark.parametrize("zero_padding", [True, False])
+def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_padding: bool) -> None:
+    """Whatever A holds there; ids do not ask for `ensure_zero_padding`, which callers pass as False."""
+    ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100)
+    a, b, d = numbers(len(ids), K), numbers(2, N, K), torch.full((len(ids), N), 7.0)
+    a[ids < 0] = torch.nan
+    bf16.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids.int(), ensure_zero_padding=zero_padding)
+    has_group = torch.tensor([bool((ids[row // 128 * 128 :][:128] >= 0).any()) for row in range(len(ids))])
+    assert (d[~has_group] == 7).all()
+    assert (d[has_group & (ids < 0)] == 0).all()
+    assert torch.equal(d[ids == 0], a[ids == 0].float() @ b[0].float().t())
+    assert torch.equal(d[ids == 1], a[ids == 1].float() @ b[1].float().t())
 
 
 def test_counted_rows_and_their_gradients() -> None:
@@ -249,27 +288,64 @@ def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPa
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("ks", [[64, 0, 128], [3, 0, 70], [64, 64, 0]])
-def test_blocks_of_k_lie_in_one_group(monkeypatch: pytest.MonkeyPatch, ks: list[int]) -> None:
-    """Groups of other depths are copied apart; only what the host knows and nobody copied may serve other calls."""
-    a, b = numbers(192, 8), numbers(192, N)
-    plan: Any = SimpleNamespace()
+class Unread(Tensor):
+    """A tensor whose elements the host must not ask for, as it would wait for a GPU."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (Tensor.tolist, Tensor.item, Tensor.cpu, Tensor.numpy, Tensor.__bool__, Tensor.to)
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Any]:
+    """Problems that a module is asked to compute from now on. It gives one plan for each."""
+    problems = []
 
     def run(p: Any) -> list[Any]:
-        assert sum(p.ks) == len(p.a) == len(p.b)
-        assert all(k % 64 == 0 for k in p.ks)
-        first = 0
-        for group, k in enumerate(p.ks):
-            p.d[group] = p.a[first : first + k].float().t() @ p.b[first : first + k].float()
-            first += k
-        return [plan]
+        problems.append(p)
+        return [SimpleNamespace()]
 
-    monkeypatch.setattr(bf16_depths, "run", run)
-    for on_host in (ks, None):
-        p = bf16_depths_problem(a, b, None, on_host, int32(*ks), None, False, 128)
-        p = p._replace(ks=None) if on_host is None else p
-        found = bf16_calls.run_depths(p)
-        right = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, ks_cpu=ks)
-        assert right is not None
-        assert calc_diff(p.d, right) < NEAR
-        assert (found is plan) == (on_host is not None and all(k % 64 == 0 for k in ks))
+    monkeypatch.setattr(module, "run", run)
+    return problems
+
+
+@pytest.mark.parametrize("ks", [(64, 0, 128), (3, 0, 70), (64, 64, 0)])
+@pytest.mark.parametrize("said", ["host", "tensor", "both", "ends"])
+def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[int, ...], said: str) -> None:
+    """Depths of whole k-blocks that the host knows are parameters; others are counted, and nobody waits for them."""
+    of_blocks, counted = (launched(monkeypatch, module) for module in (bf16_depths, bf16_counted))
+    a, b, tensor = numbers(192, 8), numbers(192, N), int32(*ks).as_subclass(Unread)
+    layout = {"host": None, "ends": tensor.cumsum(0).int()}.get(said, tensor)
+    on_host = ks if said in ("host", "both") else None
+    d = torch.empty(3, 8, N)
+    p = Bf16DepthsProblem(a, b, d, None, on_host, tensor if said == "ends" else layout, layout)
+    plan = bf16_calls.run_depths(p)
+    is_whole = on_host is not None and all(k % 64 == 0 for k in ks)
+    assert (len(of_blocks), len(counted)) == (is_whole, not is_whole)
+    assert (plan is None) == (said == "ends")  # ends of another call make depths of their own
+    (found,) = of_blocks or counted
+    if is_whole:
+        assert len(found.a) == len(found.b) == sum(ks)
+    assert found.ks == on_host
+    assert is_whole or (found.sfa is None) == (on_host is not None)
+
+
+def test_depths_that_do_not_fit_parameters_are_the_callers_tensor() -> None:
+    ks = (1,) * (MOST_INLINE_COUNTS + 1)
+    a, d, counts = numbers(len(ks), 8), torch.empty(len(ks), 8, 8), int32(*ks)
+    assert bf16_counted.problem(a, a, d, None, ks[1:], counts).sfa is None
+    p = bf16_counted.problem(a, a, d, None, ks, counts)
+    assert (p.sfa is counts, p.ks) == (True, None)
+
+
+def test_a_plan_of_counted_depths_takes_the_layout_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLANS, "plans", {})
+    monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
+    plan = Plan()
+    monkeypatch.setattr(DEPTHS, "on_gpu", lambda p: plan)
+    a, b, d, c = (on_gpu(x) for x in (numbers(64, 8), numbers(64, N), torch.empty(2, 8, N), torch.empty(2, 8, N)))
+    for ks in ((64, 0), (3, 60), (1, 1)):
+        layout = on_gpu(int32(*ks))
+        bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c)
+    assert len(plan.launches) == 2
+    assert plan.launches[-1] == (a.data_ptr(), layout.data_ptr(), b.data_ptr(), 0, d.data_ptr(), c.data_ptr())

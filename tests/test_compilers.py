@@ -172,8 +172,8 @@ def test_the_record_says_that_every_minor_version_compiles_every_configuration()
     keys = {case.key for case in cases()}
     if new := keys - set(record["keys"].split()):
         warnings.warn(
-            f"{len(new)} of {len(keys)} configurations are new or have changed since all versions of NVRTC compiled them "
-            f"({newest.name}): run tests/compiler_matrix.py --record",
+            f"{len(new)} of {len(keys)} configurations are new, or have changed since all versions of NVRTC compiled "
+            f"them ({newest.name}): run tests/compiler_matrix.py --record",
             stacklevel=1,
         )
     assert not record["is_sample"]

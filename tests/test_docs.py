@@ -179,3 +179,13 @@ def test_the_page_of_aims_is_what_its_script_writes() -> None:
     text = (DOCS / "aims.md").read_text()
     files = [ROOT / "benchmarks" / "results" / name for name in re.findall(r"`([\w.-]+\.json)`", text)]
     assert script("write_aims").page(files) == text
+
+
+def test_every_incident_has_tests_that_exist() -> None:
+    rows = [line for line in (DOCS / "incidents.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named, row
+        for name, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / name).read_text(), f"{name}::{test}"

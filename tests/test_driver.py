@@ -129,14 +129,46 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", None, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     driver._torchs_context.cache_clear()
-    yield SimpleNamespace(function="function", shared_bytes=4096)
+    yield SimpleNamespace(name="fp8_gemm_dense", function="function", shared_bytes=4096)
     driver._torchs_context.cache_clear()
 
 
-def test_a_launch_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+def test_a_launch_that_fails_says_what_was_launched(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
     use(monkeypatch)
-    with pytest.raises(driver.DriverError, match="cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
-        driver.Launcher(kernel, 8, 32, 1).start_again(cu.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, NO_DEVICE)
+    launcher = driver.Launcher(kernel, 8, 32, 2)
+    launcher.hold(SimpleNamespace(config=SimpleNamespace(name="128x64")), b"", 66)
+    with pytest.raises(driver.LaunchError) as caught:
+        launcher.start_again(cu.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, NO_DEVICE)
+    asked = "fp8_gemm_dense (128x64) with 66 CTAs in clusters of 2, 32 threads and 4096 bytes of shared memory each"
+    said = f"cuLaunchKernelEx of {asked} failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: some text"
+    assert str(caught.value) == said
+
+
+EARLIER = (
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+)
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_an_error_that_was_there_before_is_not_taken_for_ours(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any, name: str
+) -> None:
+    use(monkeypatch)
+    with pytest.raises(
+        driver.EarlierError, match=rf"fp8_gemm_dense .* ran before, of this package or another's: {name}"
+    ):
+        driver.Launcher(kernel, 8, 32, 1).start_again(cu.CUresult[name], NO_DEVICE)
+
+
+def test_what_the_driver_says_of_kernels_that_run_are_names_that_it_has() -> None:
+    assert set(EARLIER) <= driver.OF_EARLIER_KERNELS
+    unknown = {name for name in driver.OF_EARLIER_KERNELS if name not in cu.CUresult.__members__}
+    assert unknown <= {"CUDA_ERROR_TENSOR_MEMORY_LEAK", "CUDA_ERROR_CONTAINED"}  # bindings of CUDA 12 lack these
 
 
 def test_a_thread_without_a_context_launches_in_torchs(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:

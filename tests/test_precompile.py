@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from deep_gemm import jit
 from deep_gemm.__main__ import app
-from deep_gemm.choose.bf16 import select_bf16
+from deep_gemm.choose.bf16 import select_bf16, select_bf16_sum
 from deep_gemm.choose.config_bf16 import K_MAJOR
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.config_linear_decode import serving
@@ -24,6 +24,7 @@ from deep_gemm.choose.output import Output
 from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing, compiler
 from deep_gemm.jit.compiler import CompiledKernel
+from deep_gemm.kernels.sum_slices import reachable_slices
 from deep_gemm.settings import settings
 from deep_gemm.tools import models, precompile
 from deep_gemm.tools.models import MODELS, Weight
@@ -132,6 +133,14 @@ def test_a_model_takes_the_kernels_that_it_has_a_use_for() -> None:
         assert any(kernel.startswith("tf32_hc_prenorm") for kernel in kernels) == ("v4" in name)
         assert ("fp8_gemm_m_grouped_masked" in kernels) == ("v4" not in name), "whose experts are FP4"
         assert "bf16_gemm_dense" in kernels
+
+
+def test_layers_bring_what_sums_over_products_need() -> None:
+    jobs = {(job.kernel, job.config) for job in precompile.jobs_of_layers()}
+    for m, n in ((128, 384), (256, 256), (384, 128), (64, 64), (1000, 8)):
+        config, _ = select_bf16_sum(m, n, 4096, K_MAJOR)
+        assert ("bf16_gemm_sum", config) in jobs
+    assert {("sum_slices", config) for config in reachable_slices()} <= jobs
 
 
 def test_a_filled_cache_serves_a_model_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,7 @@ def test_multicast_brings_each_half_to_both(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_named_barrier_orders_those_who_arrive_before_those_who_wait(seed: int) -> None:
     assert (run("named_barriers", seed=seed)[:32] == 3).all()
+    assert (run("arrivals_at_a_named_barrier", seed=seed)[:32] == 7).all()
 
 
 def test_a_block_can_wait_for_another_that_runs_at_the_same_time() -> None:

@@ -46,6 +46,20 @@ def test_padding_is_zeroed_where_asked(groups: Groups) -> None:
     assert outcome.mistakes is None, outcome.mistakes
 
 
+@pytest.mark.parametrize("tile", [(64, 64), (128, 128)])
+def test_rows_without_a_group_cost_nothing(tile: tuple[int, int]) -> None:
+    """Neither loads nor products; and a block of such rows alone is not written."""
+    config, found = bf16_config(*tile, Output(groups=Groups.IDS)), []
+    for none in (0, 58, 700):
+        layout = [-1] * none + [0] * 70 + [-1] * none + [1] * 100 + [-1] * none
+        p = bf16_rows.random_problem(config, layout, 72, 200, zero_padding=True)
+        outcome = bf16_rows.run(compiled(config), config, p, num_sms=3)
+        assert outcome.mistakes is None, outcome.mistakes
+        found.append((outcome.result.loads, outcome.result.products))
+        assert (none == 700) == bool((outcome.d == bf16_rows.CANARY).all(-1).any())
+    assert len(set(found)) == 1
+
+
 OUTPUTS = (
     Output(groups=Groups.DEPTHS),
     Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS),

@@ -50,15 +50,17 @@ def test_sums_are_right(case: str, schedule: str | None) -> None:
 
 def test_slices_follow_from_sizes() -> None:
     """As many as give every SM one tile; fewer where they would be shallow, since each costs a D in FP32."""
+    sums = ((128, 384, 8192), (256, 256, 32768), (384, 128, 24576), (128, 384, 258), (64, 64, 64), (128, 384, 2))
     found = {
         (m, n, blocks): (config.block_m, config.block_n, config.cluster_size, slices)
-        for m, n, blocks in ((128, 384, 8192), (256, 256, 32768), (384, 128, 24576), (64, 64, 64), (128, 384, 2))
+        for m, n, blocks in sums
         for config, slices in [select_bf16_sum(m, n, blocks, Majors())]
     }
     assert found == {
         (128, 384, 8192): (128, 192, 2, 66),
         (256, 256, 32768): (128, 256, 2, 66),
         (384, 128, 24576): (192, 128, 2, 66),
+        (128, 384, 258): (64, 128, 1, 22),
         (64, 64, 64): (64, 128, 1, 8),
-        (128, 384, 2): (128, 192, 2, 1),
+        (128, 384, 2): (64, 128, 1, 1),
     }

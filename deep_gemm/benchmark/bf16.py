@@ -163,20 +163,21 @@ def masked(shape: Shape, device: str = "cuda") -> Work:
     return Work(2 * used * n * k, moved, lambda: m_grouped_bf16_gemm_nt_masked(a, b, d, counts, rows), None, error)
 
 
-def along_k(shape: Shape, device: str = "cuda") -> Work:
-    """Make gradients of experts' weights, added in FP32."""
+def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Work:
+    """Make gradients of experts' weights, added in FP32; `counted`: the GPU alone has the groups' depths."""
     groups, m, n, k = shape
-    ks = [k] * groups
+    ks = None if counted else [k] * groups
+    layout = torch.full((groups,), k, dtype=torch.int32, device=device) if counted else None
     a, b = random(groups * k, m, device=device), random(groups * k, n, device=device)
     d = torch.zeros(groups, m, n, device=device)
 
     def error() -> float:
         d.fill_(1)
-        k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks, c=d)
+        k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks, layout, c=d)
         return float(calc_diff(d[-1, -CHECKED:], a[-k:, -CHECKED:].float().t() @ b[-k:].float() + 1))
 
     def ours() -> None:
-        k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks, c=d)
+        k_grouped_bf16_gemm_tn_contiguous(a, b, d, ks, layout, c=d)
 
     return work(2 * groups * m * n * k, (a, b, d, d), ours, None, error)
 
@@ -232,6 +233,7 @@ KINDS: Mapping[str, Kind] = {
     "bf16_contiguous_uneven": Kind(CONTIGUOUS, CONTIGUOUS[-1:], lambda shape: contiguous(shape, uneven=True)),
     "bf16_masked": Kind(MASKED, MASKED[-1:], masked),
     "bf16_k_grouped": Kind(ALONG_K, ALONG_K[1:2], along_k),
+    "bf16_k_grouped_counted": Kind(ALONG_K, ALONG_K[1:2], lambda shape: along_k(shape, counted=True)),
     "einsum_bmk_bnk_mn": Kind(SUMS, SUMS[:1], expression("bmk,bnk->mn")),
     "einsum_bhr_hdr_bhd": Kind(HEADS, HEADS[:1], expression("bhr,hdr->bhd")),
     "einsum_bhd_hdr_bhr": Kind(HEADS, HEADS[:1], expression("bhd,hdr->bhr")),

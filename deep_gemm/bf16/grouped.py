@@ -98,8 +98,9 @@ def k_grouped_bf16_gemm_tn_contiguous(
     - `a`: `[sum of ks, m]`, `b`: `[sum of ks, n]`, the rows of one group behind those of another; m and n are multiples
       of 8. Rows behind the last group's are not read.
     - `ks_cpu`: the groups' rows, of any number, on the host. `grouped_layout`: the same as an int32 tensor on the
-      operands' device, or with `use_psum_layout=True` where each group ends. Without `ks_cpu` the host reads it, so
-      that a CUDA graph cannot capture the call. On a GPU groups that are no multiples of 64 rows are copied.
+      operands' device, or with `use_psum_layout=True` where each group ends. Without `ks_cpu` the GPU alone reads it:
+      the host waits for nothing, and a captured graph computes what the tensor says when it is replayed. Rows that
+      it says `a` has not are cut off.
     - `d`: `[groups, m, n]`, BF16 or FP32, made and returned, FP32 or of C's type, where it is left out; `c`: added in
       FP32, D itself or disjoint from it. An empty group gives C, or zero.
 

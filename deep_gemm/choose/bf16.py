@@ -210,6 +210,8 @@ SUM_TILES = (
 )
 """For sums over products."""
 SUM_OUTPUT = Output(is_fp32=True, groups=Groups.SUM)
+SLICES_US_PER_MB = 0.64
+"""Of all slices. Fitted on an H200, on sums of 16 to 512 products into D of 128 x 128 to 512 x 512."""
 LEAST_SLICE_OF_SUM = 8
 """Blocks of k in a slice, at least: each slice costs a D in FP32, written and read."""
 
@@ -219,9 +221,12 @@ def select_bf16_sum(m: int, n: int, blocks: int, majors: Majors) -> tuple[Bf16Co
 
     Sizes alone decide about slices, and so about bits: as many as give each SM of an H100 one tile of a slice.
     """
-    tile = min(SUM_TILES, key=lambda tile: _us_of_block(tile, m, n))
-    tiles = _tiles_with_neighbours(tile, m, n)
-    return tile.config(SUM_OUTPUT, majors, 1), max(1, min(NUM_SMS // tiles, blocks // LEAST_SLICE_OF_SUM))
+    tile = min(SUM_TILES, key=lambda tile: _us_of_sum(tile, m, n, blocks))
+    return tile.config(SUM_OUTPUT, majors, 1), _slices_of_sum(tile, m, n, blocks)
+
+
+def _slices_of_sum(tile: Tile, m: int, n: int, blocks: int) -> int:
+    return max(1, min(NUM_SMS // _tiles_with_neighbours(tile, m, n), blocks // LEAST_SLICE_OF_SUM))
 
 
 def _tiles_with_neighbours(tile: Tile, m: int, n: int) -> int:
@@ -230,11 +235,14 @@ def _tiles_with_neighbours(tile: Tile, m: int, n: int) -> int:
     return ceil_div(m, high) * ceil_div(n, wide) * tile.cluster_m * tile.cluster_n
 
 
-def _us_of_block(tile: Tile, m: int, n: int) -> float:
-    """What a block of k takes of SMs for all of D: operations, and what each CTA loads itself."""
+def _us_of_sum(tile: Tile, m: int, n: int, blocks: int) -> float:
+    """What the blocks of a CTA take, operations and what it loads itself; and slices, to be written and read."""
     operations_us = 2 * tile.block_m * tile.block_n * BLOCK_K / SM_TFLOPS / 1e6
     loaded = tile.block_m // tile.cluster_n + tile.block_n // tile.cluster_m
-    return _tiles_with_neighbours(tile, m, n) * (operations_us + loaded * 128 / LOAD_KB_PER_US / 1e3)
+    slices = _slices_of_sum(tile, m, n, blocks)
+    rounds = ceil_div(_tiles_with_neighbours(tile, m, n) * slices, NUM_SMS)
+    us_of_blocks = ceil_div(blocks, slices) * (operations_us + loaded * 128 / LOAD_KB_PER_US / 1e3)
+    return rounds * us_of_blocks + slices * m * n * 4 / 1e6 * SLICES_US_PER_MB
 
 
 def reachable_bf16_sum() -> list[Bf16Config]:
@@ -256,11 +264,10 @@ def reachable_bf16_rows() -> list[Bf16Config]:
 
 def reachable_bf16_depths() -> list[Bf16Config]:
     """Every configuration that `select_bf16_depths` can give."""
-    outputs = ((True, False, False), (True, True, False), (True, False, True), (False, False, False))
+    of_d = ((True, False, False), (True, True, False), (True, False, True), (False, False, False), (False, True, False))
+    outputs = [Output(*each, groups=groups) for groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS) for each in of_d]
     return [
-        tile.config(Output(*of_d, groups=Groups.DEPTHS), Majors(True, True), 1)
-        for of_d in outputs
-        for tile in fitting_tiles(DEPTHS_TILES, Output(*of_d, groups=Groups.DEPTHS))
+        tile.config(output, Majors(True, True), 1) for output in outputs for tile in fitting_tiles(DEPTHS_TILES, output)
     ]
 
 

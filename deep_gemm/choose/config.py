@@ -44,6 +44,7 @@ _WORK_NAMES = {
     Groups.DEPTHS: "k_grouped",
     Groups.HEADS: "heads",
     Groups.SUM: "sum",
+    Groups.COUNTED_DEPTHS: "k_grouped",
 }
 """What the kernel's name says of a kind of work."""
 

@@ -14,6 +14,8 @@ from .output import Groups, Output
 
 BLOCK_K = 64
 """BF16 values of a k-block."""
+MOST_COUNTED, PART_BYTES = 128, 16
+"""Groups of a launch that counts depths on the GPU (`kMostCounted` of cuda/work/k_counted.cuh), and bytes of each."""
 MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
 """Registers of a math thread for sums, by math warpgroups."""
 
@@ -104,12 +106,19 @@ class Bf16Config(GemmConfig):
             kinds["WORK"] = "work/k_parts.cuh"
         if self.groups == Groups.SUM:
             kinds["WORK"] = "work/sums.cuh"
+        if self.groups == Groups.COUNTED_DEPTHS:
+            kinds["WORK"] = "work/k_counted.cuh"
         return kinds
 
     @property
     def finds_tiles_alone(self) -> bool:
-        """Each role of a CTA finds its tiles by itself: along k too, as one map serves all groups."""
-        return not self.rows_are_grouped
+        """Each role of a CTA finds its tiles by itself: along k too, as one map serves all groups, unless it counts."""
+        return not self.rows_are_grouped and self.groups != Groups.COUNTED_DEPTHS
+
+    @property
+    def work_bytes(self) -> int:
+        """Size of `WorkStorage` in the file of cuda/work: of depths that are counted, where each group begins."""
+        return MOST_COUNTED * PART_BYTES if self.groups == Groups.COUNTED_DEPTHS else super().work_bytes
 
     @property
     def kernel_name(self) -> str:
@@ -128,7 +137,7 @@ class Bf16Config(GemmConfig):
             **super().switches,
             "kAIsMnMajor": self.majors.a_is_mn,
             "kBIsMnMajor": self.majors.b_is_mn,
-            "kMayBeEmpty": self.groups == Groups.DEPTHS,
+            "kMayBeEmpty": self.groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS),
             "kStartsAlone": self.cluster_k > 1,
         }
 

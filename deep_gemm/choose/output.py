@@ -23,6 +23,8 @@ class Groups(IntEnum):
     """All rows, and of each head its own A, B and D (`fp8_einsum`): work/heads.cuh, which does not ask `kGroups`."""
     SUM = 6
     """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k: work/sums.cuh."""
+    COUNTED_DEPTHS = 7
+    """As `DEPTHS`, of BF16, of any depths, which the GPU alone may know: work/k_counted.cuh."""
 
 
 @dataclass(frozen=True)

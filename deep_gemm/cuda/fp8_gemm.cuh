@@ -92,17 +92,21 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
     while (true) {
       // The next tile is taken, and its first scales are asked for, before the totals of the last one are stored: the answer
       // would keep the first product waiting.
-      if (share.is_any) tiles.finish(tile);
+      if (!kStoresAtOnce && share.is_any) tiles.finish(tile);
       const Tile done = tile;
       const bool is_tile = tiles.next(tile);
       if (is_tile) begin_scales(p, tile, first_scales);
-      if (share.is_any) share.with(total, [&](auto& units) { output.store_tile(p, done, units); });
+      if (!kStoresAtOnce && share.is_any) share.with(total, [&](auto& units) { output.store_tile(p, done, units); });
       if (!is_tile) break;
       share.set(tile, warpgroup);
       if (share.is_any)
         share.with(total, [&](auto& units) { multiply_tile(p, shared.ring, operands, first_scales, tile, at, units); });
       else
         skip_tile(p, shared.ring, tile, at);
+      if (kStoresAtOnce && share.is_any) {
+        tiles.finish(tile);
+        share.with(total, [&](auto& units) { output.store_tile(p, tile, units); });
+      }
     }
     output.finish();
   }

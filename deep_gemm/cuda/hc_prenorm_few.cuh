@@ -198,9 +198,9 @@ KERNEL(kNumThreads, 1) tf32_hc_prenorm_gemm_few(GRID_CONSTANT HcFewParams p) {
     if (warp == 0 && lane == 0) {
       ptx::mbarrier_init(&shared.received, 1);
       ptx::fence_mbarrier_init();
-      expect_chunks<kSums>(&shared.received, rank);
     }
     ptx::syncwarp();
+    if (warp == 0 && lane == 0) expect_chunks<kSums>(&shared.received, rank);
     ptx::cluster_arrive();  // this CTA runs, and may be written to
   }
   ptx::griddepcontrol_wait();

@@ -185,7 +185,7 @@ DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work
   Pieces pieces;
   pieces.load(p, work, group, lane);
   // B comes behind the first of x in memory's queues: else x waits for all that the ring takes.
-  ptx::bar_sync(kXIsOnItsWay, kCasters + 32);
+  ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
   ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
 #pragma unroll 1
   for (uint32_t number = 0;; ++number) {

@@ -36,6 +36,12 @@ template <uint32_t kUnits>
 DEVICE void multiply_slice(Ring& ring, const Operands& operands, uint32_t count, RingPosition& at,
                            float (&sum)[kUnits][kUnitN / 2]) {
   RingPosition last = at;
+  if constexpr (kStoresAtOnce) {
+#pragma unroll
+    for (auto& unit : sum)
+#pragma unroll
+      for (float& x : unit) x = 0;
+  }
 #pragma unroll 1
   for (uint32_t i = 0; i < count; ++i) {
     wait_until_loaded(ring, at);

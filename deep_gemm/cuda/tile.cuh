@@ -66,6 +66,10 @@ struct KBlocks {
 
 using Totals = float[kUnitsPerWarpgroup][kUnitN / 2];
 
+// If the tensor cores add to a tile's sums over its k-blocks, ptxas of CUDA 12.8 must see that these begin as zeros and end with
+// the tile, or it lets all WGMMAs wait for each other (note C7515). So there a tile is stored before the next one is looked for.
+constexpr bool kStoresAtOnce = !kHasScales && kCudaRelease < 1209;
+
 struct WholeShare {
   bool is_any = false;  // not before the first tile
 

@@ -23,18 +23,52 @@ class DriverError(RuntimeError):
     """A call of the CUDA driver failed."""
 
 
+class LaunchError(DriverError):
+    """A kernel was not launched: what was asked of the GPU, it refuses."""
+
+
+class EarlierError(DriverError):
+    """A kernel that ran before has failed, one of this package or another's. The process has lost its GPU."""
+
+
+OF_EARLIER_KERNELS = frozenset(
+    {
+        "CUDA_ERROR_ASSERT",
+        "CUDA_ERROR_CONTAINED",
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+        "CUDA_ERROR_EXTERNAL_DEVICE",
+        "CUDA_ERROR_HARDWARE_STACK_ERROR",
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+        "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+        "CUDA_ERROR_INVALID_PC",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_MISALIGNED_ADDRESS",
+        "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+    }
+)
+"""Errors of kernels that run. Any later call of the driver gives them, and no call can have caused them itself."""
+
+
 @cache
 def _driver() -> Any:
     return importlib.import_module("cuda.bindings.driver")
 
 
-def _checked(call: str, result: tuple[Any, ...]) -> Any:
+def _checked(call: str, result: tuple[Any, ...], failure: type[DriverError] = DriverError) -> Any:
     status, *values = result
     if int(status) != 0:
-        _, name = _driver().cuGetErrorName(status)
-        _, text = _driver().cuGetErrorString(status)
-        detail = f"{(name or b'?').decode()}: {(text or b'?').decode()}"
-        raise DriverError(f"{call} failed: {detail}")
+        name, text = (
+            (said or b"?").decode()
+            for _, said in (_driver().cuGetErrorName(status), _driver().cuGetErrorString(status))
+        )
+        if name in OF_EARLIER_KERNELS:
+            raise EarlierError(
+                f"{call} met an error of a kernel that ran before, of this package or another's: {name}: {text}. "
+                f"The process has lost its GPU; run it with CUDA_LAUNCH_BLOCKING=1 to see which call it was"
+            )
+        raise failure(f"{call} failed: {name}: {text}")
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -69,12 +103,12 @@ class Kernel:
 
     def __init__(self, compiled: CompiledKernel, shared_bytes: int) -> None:
         cu = _driver()
-        self.shared_bytes = shared_bytes
+        self.name, self.shared_bytes = compiled.name, shared_bytes
         use_torchs_context()
         try:
             self._module = _checked("cuModuleLoadData", cu.cuModuleLoadData(compiled.cubin))
         except DriverError as error:
-            raise DriverError(f"{compiled.name}: {error}{_if_too_old(compiled, str(error))}") from error
+            raise type(error)(f"{compiled.name}: {error}{_if_too_old(compiled, str(error))}") from error
         name = compiled.name.encode()
         self.function = _checked("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, name))
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -150,6 +184,7 @@ class Launcher:
         self.stream: int | None = None
         """The stream in `config`."""
         self.function, self.pointers = kernel.function, ctypes.addressof(self.params.pointers)
+        self.kernel, self.cluster = kernel, cluster
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
@@ -186,7 +221,16 @@ class Launcher:
         with torch.cuda.device(device):
             if use_torchs_context():
                 (status,) = self.start(self.config, self.function, self.pointers, 0)
-        _checked("cuLaunchKernelEx", (status,))
+        _checked(f"cuLaunchKernelEx of {self.text()}", (status,), LaunchError)
+
+    def text(self) -> str:
+        """What is launched, for an error's text."""
+        config = getattr(getattr(self.plan, "config", None), "name", None)
+        clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
+        return (
+            f"{self.kernel.name}{f' ({config})' if config else ''} with {self.config.gridDimX} CTAs{clusters}, "
+            f"{self.config.blockDimX} threads and {self.kernel.shared_bytes} bytes of shared memory each"
+        )
 
 
 @cache

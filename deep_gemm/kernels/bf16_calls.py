@@ -1,8 +1,4 @@
-"""A call of a BF16 product: the plan of a call like it is launched, or it is asked anew, as kernels/product.py has it.
-
-What a caller may ask and a kernel does not take is made to fit here: groups along k of any depth, and depths that only
-a GPU has.
-"""
+"""A call of a BF16 product: the plan of a call like it is launched, or it is asked anew: see kernels/product.py."""
 
 from __future__ import annotations
 
@@ -11,19 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import settings
 from ..choose.config_bf16 import BLOCK_K
 from ..choose.output import Groups
-from ..problem.bf16_depths import Bf16DepthsProblem, check_depths
+from ..problem.bf16_depths import Bf16DepthsProblem
 from ..problem.bf16_rows import Bf16RowsProblem
-from ..problem.layout import align, rows_of_counts, rows_of_groups
+from ..problem.layout import rows_of_counts, rows_of_groups
 from ..problem.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..reference import padding_rows
 from ..settings import get_compile_mode
-from . import bf16_depths, bf16_rows
+from . import bf16_counted, bf16_depths, bf16_rows
 from .plan import PLANS, Key, Plan
 
 
@@ -109,8 +104,9 @@ def run(
         key = ()
     if plan is not None:
         out = plan.new_output() if d is None else d
-        third = c if product.has_c else layout
-        at = (a.data_ptr(), 0, b.data_ptr(), 0, out.data_ptr(), 0 if third is None else third.data_ptr())
+        at_layout = 0 if layout is None else layout.data_ptr()
+        at_second, third = (at_layout, 0 if c is None else c.data_ptr()) if product.has_c else (0, at_layout)
+        at = (a.data_ptr(), at_second, b.data_ptr(), 0, out.data_ptr(), third)
         if plan.fits(at):
             plan.launch(at)
             return out if d is None else None
@@ -160,27 +156,13 @@ def written_rows(p: Bf16RowsProblem) -> Tensor:
 
 
 def run_depths(p: Bf16DepthsProblem) -> Plan | None:
-    """Compute a product of groups along k on a GPU.
-
-    A block of k must lie in one group, so groups of other depths are copied apart. The host waits for depths that it
-    does not have.
-    """
-    is_read, ks = p.ks is None, p.ks
-    if ks is None:
-        ks = tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]
-        check_depths(ks, p.a.shape[0])
-    a, b = p.a, p.b
-    is_copied = any(k % BLOCK_K for k in ks)
-    if is_copied:
-        a, b = (_apart(x, ks) for x in (a, b))
-        ks = tuple(align(k, BLOCK_K) for k in ks)
-    elif sum(ks) < len(a):
-        a, b = a[: sum(ks)], b[: sum(ks)]
-    plans = bf16_depths.run(bf16_depths.DepthsProblem(a, b, p.d, p.c, ks))
-    return plans[0] if len(plans) == 1 and not is_copied and not is_read else None
-
-
-def _apart(x: Tensor, ks: tuple[int, ...]) -> Tensor:
-    """Copy each group's rows, with zeros behind them up to whole blocks."""
-    groups = torch.split(x[: sum(ks)], list(ks))
-    return torch.cat([F.pad(group, (0, 0, 0, -len(group) % BLOCK_K)) for group in groups])
+    """Compute a product of groups along k on a GPU. The host waits for no depth: those that it lacks the GPU reads."""
+    if p.ks is not None and not any(k % BLOCK_K for k in p.ks):
+        rows = sum(p.ks)
+        plans = bf16_depths.run(bf16_depths.DepthsProblem(p.a[:rows], p.b[:rows], p.d, p.c, p.ks))
+        return plans[0] if len(plans) == 1 else None
+    counted = bf16_counted.problem(p.a, p.b, p.d, p.c, p.ks, p.ks_tensor)
+    plans = bf16_counted.run(counted)
+    # Another call has depths of its own where this one's were made of something else.
+    is_callers = counted.sfa is None or counted.sfa is p.layout
+    return plans[0] if len(plans) == 1 and is_callers else None

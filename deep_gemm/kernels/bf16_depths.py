@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +38,18 @@ class DepthsProblem(NamedTuple):
     sfb: None = None
 
 
+class Outputs(Protocol):
+    """What a problem says of its output."""
+
+    @property
+    def d(self) -> Tensor:
+        """`[groups, m, n]`"""
+
+    @property
+    def c(self) -> Tensor | None:
+        """`[groups, m, n]`, of the type of D: D itself, or apart from it."""
+
+
 def run(p: DepthsProblem, config: Bf16Config | None = None) -> list[Plan]:
     """Compute on the GPU that the tensors are on; give the plans, which together serve other calls of these depths."""
     if 0 in p.d.shape:
@@ -63,7 +75,7 @@ def run(p: DepthsProblem, config: Bf16Config | None = None) -> list[Plan]:
     return plans
 
 
-def output_of(p: DepthsProblem) -> Output:
+def output_of(p: Outputs) -> Output:
     """What decides the kernel's code besides the tile."""
     is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()

@@ -14,6 +14,7 @@ from ..gpus import gpu_of
 from ..jit import driver
 from ..problem.bf16 import Bf16Problem
 from ..problem.layout import byte_span
+from ..problem.memory import copied, empty
 from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
 from . import bf16_gemm, sum_slices
 from .bf16 import grid, majors_of, operand_map
@@ -21,6 +22,8 @@ from .fp8_gemm import SUM_PARAMS
 from .maps import output_map
 from .plan import A, Addresses, B, D, Place, Plan, addresses_of
 from .sum_slices import SlicesConfig
+
+SLICES = "slices of a sum over products"
 
 
 class Operands(NamedTuple):
@@ -45,10 +48,11 @@ class SumPlan(Plan):
 
     def launch(self, at: Addresses, tail: bytes = b"", tail_at: int = 0) -> None:
         """Launch the products, and behind them the sum of their slices."""
-        workspace = torch.empty(self.slices, dtype=torch.float32, device=self.place)
+        workspace = empty(SLICES, self.slices, torch.float32, self.place)
         super().launch((*at[:D], workspace.data_ptr(), 0), tail, tail_at)
         params = sum_slices.params_of(workspace, at[D], self.pitch)
-        sum_slices.KERNEL.run(self.slices_config, params, sum_slices.grid(*self.slices[1:]), self.device)
+        ctas = sum_slices.grid(*self.slices[1:])
+        sum_slices.KERNEL.run(self.slices_config, params, ctas, self.device, is_dependent=True)
 
 
 def run(p: Bf16Problem) -> SumPlan | None:
@@ -73,10 +77,10 @@ def run(p: Bf16Problem) -> SumPlan | None:
     if settings().print_configs:
         print(f"deep_gemm: {products} x {m} x {n} x {k}, added up, runs {slices} of {config.name}", file=sys.stderr)
     launcher = bf16_gemm.launcher(config, device, get_pdl())
-    workspace = torch.empty((slices, m, n), dtype=torch.float32, device=p.d.device)
+    workspace = empty(SLICES, (slices, m, n), torch.float32, p.d.device)
     plan = plan_of(Operands(*p), workspace, config, num_sms_of(gpu_of(device).num_sms), launcher)
     del workspace  # each launch makes its own
-    sum_slices.KERNEL.launcher(plan.slices_config, device, get_pdl())
+    sum_slices.KERNEL.launcher(plan.slices_config, device, True)
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(Operands(*p)))
@@ -85,7 +89,7 @@ def run(p: Bf16Problem) -> SumPlan | None:
 
 def apart(x: Tensor) -> Tensor:
     """Copy an operand whose products are all in one place."""
-    return x if x.stride(0) else x.contiguous()
+    return x if x.stride(0) else copied("products that share one matrix", x)
 
 
 def plan_of(p: Operands, workspace: Tensor, config: Bf16Config, num_sms: int, launcher: driver.Launcher) -> SumPlan:

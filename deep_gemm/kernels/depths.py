@@ -20,6 +20,7 @@ from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import KGroupedProblem, Operand, cuts_gradient, k_grouped_problem
 from ..problem.checks import K_MULTIPLE
 from ..problem.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div
+from ..problem.memory import empty
 from ..problem.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..settings import get_compile_mode, get_num_sms, get_pdl
 from . import fp8_gemm, k_group_maps
@@ -57,7 +58,8 @@ class DepthsPlan(Plan):
         keeps_it = keeps_it and not self.launcher.is_capturing()
         room = self.rooms.get(stream) if keeps_it else None
         if room is None:
-            room = torch.empty(k_group_maps.room_bytes(self.num_groups), dtype=torch.uint8, device=self.place)
+            size = k_group_maps.room_bytes(self.num_groups)
+            room = empty("maps of groups along k", (size,), torch.uint8, self.place)
             if keeps_it:
                 if len(self.rooms) >= MAX_ROOMS:  # its memory goes back to its own stream, behind what reads it
                     del self.rooms[next(iter(self.rooms))]

@@ -67,6 +67,18 @@ K_PARTS_PARAMS = _params(
     Field("parts.num_k_blocks", Kind.UINT32, MOST_K_PARTS),
     Field("parts.group", Kind.UINT32, MOST_K_PARTS),
 )
+MOST_INLINE_COUNTS = 768
+"""Depths from the host that a launch takes among its parameters: `kMostInlineCounts` of cuda/work/k_counted.cuh."""
+K_COUNTED_PARAMS = _params(
+    "map_sfb",
+    Field("depths.counts", Kind.POINTER),
+    Field("depths.c_stride", Kind.UINT64),
+    Field("depths.groups", Kind.UINT32),
+    Field("depths.rows", Kind.UINT32),
+    Field("depths.first", Kind.UINT32),
+    Field("depths.count", Kind.UINT32),
+    Field("depths.inline_counts", Kind.UINT32, MOST_INLINE_COUNTS),
+)
 HEADS_PARAMS = _params(
     "map_sfb",
     Field("heads.sfb_stride", Kind.UINT64),
@@ -87,6 +99,8 @@ def params_of(config: GemmConfig) -> Params:
         return HEADS_PARAMS
     if config.groups == Groups.SUM:
         return SUM_PARAMS
+    if config.groups == Groups.COUNTED_DEPTHS:
+        return K_COUNTED_PARAMS
     if config.rows_are_grouped:
         return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
     return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS

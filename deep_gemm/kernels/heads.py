@@ -19,6 +19,7 @@ from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import HeadsProblem
 from ..problem.layout import ceil_div, empty_mn_major
+from ..problem.memory import empty
 from ..settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_of, settings
 from . import fp8_gemm, fp8_gemm_decode, lay_scales
 from .dense import box_rows_of_sfa
@@ -48,7 +49,7 @@ class ScalesLaid(NamedTuple):
 
     def lay(self, address: int, place: torch.device, device: int) -> Tensor:
         """Lay scales out that begin at an address."""
-        out = torch.empty_strided(self.shape, self.strides, dtype=torch.float32, device=place)
+        out = empty("scales laid out for TMA", self.shape, torch.float32, place, self.strides)
         params = _ADDRESSES.pack(address, out.data_ptr()) + self.params[_ADDRESSES.size :]  # PARAMS begins with these
         lay_scales.KERNEL.run(lay_scales.CONFIG, params, self.grid, device)
         return out

@@ -93,13 +93,16 @@ class OrdinaryKernel(Generic[C]):
             found = self._launchers.setdefault(key, made)
         return found
 
-    def run(self, config: C, params: bytes, grid: int, device: int) -> None:
-        """Launch for a configuration on the current stream of this device."""
+    def run(self, config: C, params: bytes, grid: int, device: int, *, is_dependent: bool = False) -> None:
+        """Launch for a configuration on the current stream of this device.
+
+        `is_dependent` says that the kernel before is the package's own, and may still be ending.
+        """
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
-                self.run(config, params, grid, device)
+                self.run(config, params, grid, device, is_dependent=is_dependent)
             return
-        launcher = self.launcher(config, device, get_pdl())
+        launcher = self.launcher(config, device, is_dependent or get_pdl())
         if get_compile_mode() == 0:
             launch(launcher, params, grid, device)
 

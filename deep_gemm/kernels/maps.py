@@ -37,6 +37,13 @@ def clipped_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: 
     return TensorMap(element, (columns, box[0], rows + 1, planes), strides, (box[1], box[0], 1, 1), swizzle)
 
 
+def late_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """A row-major matrix whose boxes may begin with zeros: `(column, i, row)` is `x[row + i, column]` for i >= 0."""
+    rows, columns = x.shape
+    pitch = row_pitch(x) * element.value
+    return TensorMap(element, (columns, box[0], rows), (pitch, pitch), (box[1], box[0], 1), swizzle)
+
+
 def scales_map(rows: int, sf: Tensor) -> TensorMap:
     """Scales by row, m-major, in boxes of so many rows and one block of k."""
     return matrix_map(ElementType.FLOAT32, sf, (1, rows), 0, transposed=True)

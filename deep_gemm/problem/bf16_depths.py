@@ -29,6 +29,8 @@ class Bf16DepthsProblem(NamedTuple):
     """The groups' rows, of any number, if the host knows them. Rows behind the last group's are not read."""
     ks_tensor: Tensor | None
     """The same on the operands' device, if the caller gave it."""
+    layout: Tensor | None
+    """What the caller gave: `ks_tensor`, or the ends that it was made of."""
 
 
 def bf16_depths_problem(
@@ -47,24 +49,25 @@ def bf16_depths_problem(
     sizes: Sizes = {}
     a, b = operand("a", a, ("sum_k", "m"), sizes), operand("b", b, ("sum_k", "n"), sizes)
     inputs = {"a": a, "b": b}
+    counts = None
     host_ks = None if ks is None else checks.integers("ks_cpu", ks)
     if layout is not None:
         groups = checks.tensor("grouped_layout", layout).numel() if host_ks is None else len(host_ks)
         layout = checks.int32("grouped_layout", layout, "groups", groups)
         inputs["grouped_layout"] = layout
-        layout = depths_of_ends(layout, alignment, "grouped_layout") if layout_is_ends else layout
-        if checks.on_host(layout):
-            of_layout = tuple(layout.tolist())
+        counts = depths_of_ends(layout, alignment, "grouped_layout") if layout_is_ends else layout
+        if checks.on_host(counts):
+            of_layout = tuple(counts.tolist())
             if host_ks is not None and of_layout != host_ks:
                 raise ValueError(f"grouped_layout: expected the numbers of ks_cpu, {host_ks}, got {of_layout}")
             host_ks = of_layout
     if host_ks is not None:
         check_depths(host_ks, sizes["sum_k"])
-    sizes["groups"] = len(host_ks) if host_ks is not None else layout.numel()  # type: ignore[union-attr]
+    sizes["groups"] = len(host_ks) if host_ks is not None else counts.numel()  # type: ignore[union-attr]
     d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32)
     for name, x, axis in (("a", a, "m"), ("b", b, "n")):
         checks.rows(name, x, axis)
-    return Bf16DepthsProblem(a, b, d, c, host_ks, layout)
+    return Bf16DepthsProblem(a, b, d, c, host_ks, counts, layout)
 
 
 def check_depths(ks: tuple[int, ...], sum_k: int) -> None:

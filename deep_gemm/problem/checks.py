@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .integers import as_integer
 from .layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, byte_span, ceil_div, whole_elements
+from .memory import copied
 from .tracing import has_memory
 
 K_MULTIPLE = 16
@@ -178,7 +179,7 @@ def weights(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tens
 def k_major(name: str, values: Tensor, copy_if_transposed: bool = False) -> Tensor:
     """Check that values are contiguous along k and TMA can address their rows; copy a transposed operand if allowed."""
     if copy_if_transposed and values.shape[-1] > 1 and values.stride(-1) != 1:
-        return values.contiguous()
+        return copied(f"{name} along k", values)
     rows(name, values, "k")
     return values
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .integers import as_integer, integer_in_range
+from .memory import empty
 from .tracing import has_memory
 
 ADDRESS_ALIGNMENT = 16
@@ -147,7 +148,7 @@ def empty_mn_major(sf: Tensor) -> Tensor:
     mn, num_k_blocks = sf.shape[-2:]
     pitch = pitch_of_scales(mn)
     strides = (num_k_blocks * pitch, 1, pitch)[3 - sf.dim() :]
-    return torch.empty_strided(sf.shape, strides, dtype=sf.dtype, device=sf.device)
+    return empty("scales laid out for TMA", sf.shape, sf.dtype, sf.device, strides)
 
 
 def whole_elements(name: str, x: Tensor) -> None:

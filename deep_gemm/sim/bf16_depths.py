@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..choose.config_bf16 import Bf16Config
 from ..kernels import bf16_depths as kernels
+from ..kernels.bf16_counted import CountedProblem
 from ..kernels.bf16_depths import DepthsProblem
 from ..kernels.fp8_gemm import params_of
 from ..kernels.plan import addresses_of
@@ -40,19 +42,15 @@ def run(
     num_sms: int = 2,
     seed: int = 0,
     schedule: str | None = None,
+    truncate: bool = False,
 ) -> Outcome:
     """Compute on simulated SMs and in FP64."""
-    parts, first = [], 0
-    for group, k in enumerate(p.ks):
-        a, b = p.a[first : first + k].mT, p.b[first : first + k].mT
-        parts.append(right_and_allowed(Problem(a, b, p.d[group], None if p.c is None else p.c[group]), 1))
-        first += k
-    right, allowed = (torch.stack(each) for each in zip(*parts, strict=True))
+    right, allowed = right_and_allowed_of_groups(p, p.ks)
     buffers = {name: Buffer(flat_memory(getattr(p, name))) for name in ("a", "b")}
     buffers["d"] = Buffer(p.d, is_writable=True)
     if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
         buffers["c"] = Buffer(flat_memory(p.c))
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
     placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,
@@ -65,3 +63,14 @@ def run(
     for plan in kernels.plans_of(placed, config, num_sms, launcher):  # type: ignore[arg-type]
         plan.launch(addresses_of(placed))
     return outcome(simulation.result(), right, allowed, (config.block_m, config.block_n))
+
+
+def right_and_allowed_of_groups(p: DepthsProblem | CountedProblem, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The right D of all groups, and how far each element may be from it."""
+    parts, first = [], 0
+    for group, k in enumerate(ks):
+        a, b = p.a[first : first + k].mT, p.b[first : first + k].mT
+        parts.append(right_and_allowed(Problem(a, b, p.d[group], None if p.c is None else p.c[group]), 1))
+        first += k
+    right, allowed = (torch.stack(each) for each in zip(*parts, strict=True))
+    return right, allowed

@@ -76,6 +76,7 @@ def run(
     num_sms: int = 2,
     seed: int = 0,
     schedule: str | None = None,
+    truncate: bool = False,
 ) -> Outcome:
     """Compute on simulated SMs and in FP64."""
     p = kernels.prepared(problem)
@@ -86,7 +87,7 @@ def run(
         "c": Buffer(p.c, alignment=16 if p.groups == Groups.IDS else 4),
     }
     right, allowed = right_and_allowed(p)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
     placed = placed_in(simulation, p)
     launcher = Launcher(
         simulation,

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from ..benchmark.command import with_progress
-from ..choose.bf16 import select_bf16
+from ..choose.bf16 import reachable_bf16_sum, select_bf16
 from ..choose.config import GemmConfig
 from ..choose.config_bf16 import K_MAJOR
 from ..choose.config_decode import DecodeConfig
@@ -203,6 +203,9 @@ def jobs_of_layers() -> Iterator[Job]:
     yield from logits_jobs()
     for config in hc_prenorm.usual_hc():
         yield _hc_job(config)
+    for summing in reachable_bf16_sum():  # sum_slices, which adds up what they give, is among the ordinary ones
+        if summing.majors == K_MAJOR:
+            yield Job(summing.kernel_name, summing, partial(bf16_gemm.build, summing))
 
 
 def ordinary_jobs() -> Iterator[Job]:

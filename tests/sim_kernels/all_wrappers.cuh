@@ -85,6 +85,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::syncwarp();
   ptx::syncthreads();
   if (ptx::syncthreads_and(sum > 2)) ptx::bar_sync(2, 256);
+  else ptx::bar_arrive(2, 256);
   flags[4] = ptx::grid_size() + ptx::block_index();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
@@ -102,7 +103,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::stmatrix_x4(tile + lane * 4, 1, 2, 3, 4);
   sum += ptx::ld_global_f32(out) + ptx::ld_global_v2_f32(out).y + ptx::ld_global_v4_f32(out).z;
   sum += ptx::ld_global_nc_f32(out + 8);
-  ptx::cp_async_16(tile, out, 16);
+  ptx::cp_async_16(tile, out);
   ptx::cp_async_wait_all();
   ptx::prefetch_l2(out);
   float products[4] = {};

@@ -179,6 +179,21 @@ CASE(named_barriers) {
   }
 }
 
+// Who arrives goes on before the others come: warp 0 writes what warp 1 waits for before it comes to the barrier.
+CASE(arrivals_at_a_named_barrier) {
+  if (warp == 0) {
+    ptx::st_shared_f32(&shared.floats[lane], 3);
+    ptx::bar_arrive(1, 64);
+    ptx::st_shared_f32(&shared.floats[32 + lane], 4);
+    ptx::bar_arrive(2, 64);
+  }
+  if (warp == 1) {
+    ptx::bar_sync(2, 64);
+    ptx::bar_sync(1, 64);
+    write_f32(c.out + lane, ptx::ld_shared_f32(&shared.floats[lane]) + ptx::ld_shared_f32(&shared.floats[32 + lane]));
+  }
+}
+
 // Words sent by st.async: read before their mbarrier was waited for, and after.
 CASE(async_exchange) {
   if (thread == 0) {

@@ -9,10 +9,9 @@ DEVICE void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 
 
 // ---- Global to shared memory, with no register in between
 
-// 16 bytes, of which the first `bytes` are read and the others are zeros.
-DEVICE void cp_async_16(void* shared, const void* global, uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(shared)), "l"(global), "r"(bytes)
-               : "memory");
+// 16 bytes.
+DEVICE void cp_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(shared)), "l"(global) : "memory");
 }
 // Until all is there that this thread has copied so; other threads see it once they meet this one at a barrier.
 DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -22,6 +22,9 @@ static_assert(sizeof(uint32_t) == 4 && sizeof(uint64_t) == 8, "fixed-width types
 // Where a member lies in its struct, in constant expressions too. NVRTC's front end has this for <cstddef>'s `offsetof`.
 #define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
 
+// The release of CUDA that NVRTC is from: 1208 is 12.8.
+constexpr uint32_t kCudaRelease = __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__;
+
 // The swizzled layouts of TMA and WGMMA repeat every 1024 bytes.
 extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
 

@@ -57,6 +57,10 @@ DEVICE bool syncthreads_and(bool value) { return __syncthreads_and(value); }
 DEVICE void bar_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Arrives at such a barrier for others to go on, and does not wait.
+DEVICE void bar_arrive(uint32_t id, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // ---- Grid: a kernel may start while the one before it ends. (PTX ISA, "griddepcontrol".)
 

@@ -129,25 +129,6 @@ DEVICE const uint8_t* c_of(const Params& p, const Tile& tile) {
 }
 DEVICE uint32_t skipped_scales(const Tile&) { return 0; }
 
-// Where the panels of a tile lie in D.
-struct Destination {
-  const Params& p;
-  uint32_t group;
-  Span span;
+DEVICE uint32_t plane_of(const Params&, const Tile& tile) { return tile.group; }
 
-  DEVICE Destination(const Params& p_, const Tile& tile, uint32_t) : p(p_), group(tile.group), span(p_.n) {}
-
-  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
-    if constexpr (kPanelIsWide)
-      store_panel(&p.map_d, panel, 0, span.at_column(column), row, group);
-    else
-      store_panel(&p.map_d, panel, column, row, group);
-  }
-
-  DEVICE void prefetch(uint32_t column, uint32_t row) const {
-    if constexpr (kPanelIsWide)
-      ptx::tma_prefetch_4d(&p.map_d, 0, span.at_column(column), row, group);
-    else
-      ptx::tma_prefetch_3d(&p.map_d, column, row, group);
-  }
-};
+#include "epilogue/to_plane.cuh"

@@ -126,8 +126,14 @@ struct Stretches {
     window_first = first / 4 * 4;  // 16 bytes, to which the layout is aligned
     window_end = window_first + kWindowRows < g.rows ? window_first + kWindowRows : g.rows;
     ptx::syncwarp();  // all lanes have read what was there before
-    for (uint32_t row = window_first + ptx::lane_index() * 4; row < window_end; row += 128)
-      ptx::cp_async_16(&window[row - window_first], g.layout + row, (window_end - row < 4 ? window_end - row : 4) * 4);
+    for (uint32_t row = window_first + ptx::lane_index() * 4; row < window_end; row += 128) {
+      uint32_t* to = &window[row - window_first];
+      if (row + 4 <= window_end)
+        ptx::cp_async_16(to, g.layout + row);
+      else  // nothing behind the layout is touched
+        ptx::st_shared_v4_b32(to, id_of_row(g, row), row + 1 < window_end ? id_of_row(g, row + 1) : 0,
+                              row + 2 < window_end ? id_of_row(g, row + 2) : 0, 0);
+    }
     ptx::cp_async_wait_all();
     ptx::syncwarp();
   }

@@ -72,25 +72,6 @@ DEVICE uint32_t bytes_of_slot(const Params& p, const Tile&) {
   return kSlotBytes - (kBlockM - rows) * kLineBytes - (kBlockM - scales) * 4;
 }
 
-// Where the panels of a tile lie in D.
-struct Destination {
-  const Params& p;
-  Span span;
-  uint32_t plane;
+DEVICE uint32_t plane_of(const Params&, const Tile& tile) { return tile.plane; }
 
-  DEVICE Destination(const Params& p_, const Tile& tile, uint32_t) : p(p_), span(p_.n), plane(tile.plane) {}
-
-  DEVICE void store(const uint8_t* panel, uint32_t column, uint32_t row) const {
-    if constexpr (kPanelIsWide)
-      store_panel(&p.map_d, panel, 0, span.at_column(column), row, plane);
-    else
-      store_panel(&p.map_d, panel, column, row, plane);
-  }
-
-  DEVICE void prefetch(uint32_t column, uint32_t row) const {
-    if constexpr (kPanelIsWide)
-      ptx::tma_prefetch_4d(&p.map_d, 0, span.at_column(column), row, plane);
-    else
-      ptx::tma_prefetch_3d(&p.map_d, column, row, plane);
-  }
-};
+#include "epilogue/to_plane.cuh"

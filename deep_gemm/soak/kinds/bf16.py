@@ -231,10 +231,13 @@ class DepthsBf16(OfBf16):
         self.m, self.n = draw.size(8, 1000, 8), draw.size(8, 1000, 8)
         self.dtype = BF16 if draw.flag(0.2) else torch.float32
         total = sum(self.ks) + draw.rng.choice((0, 0, 9))
+        self.is_counted = draw.flag(0.4)  # on the GPU alone, where each filling draws other depths
         self.operands = {
             "a": torch.empty(total, self.m, dtype=BF16, device=draw.device),
             "b": torch.empty(total, self.n, dtype=BF16, device=draw.device),
         }
+        if self.is_counted:
+            self.operands["grouped_layout"] = torch.tensor(self.ks, dtype=torch.int32, device=draw.device)
         if self.c == "c":
             self.operands["c"] = torch.empty(groups, self.m, self.n, dtype=self.dtype, device=draw.device)
         self.outputs = {"d": draw.output((groups, self.m, self.n), self.dtype, packed=True)}
@@ -242,17 +245,21 @@ class DepthsBf16(OfBf16):
     @property
     def text(self) -> str:
         """The problem in a few words."""
-        return f"{self.m}x{self.n} ks={self.ks} {self.dtype} C={self.c}"
+        return f"{self.m}x{self.n} ks={self.ks} {self.dtype} C={self.c} counted={self.is_counted}"
 
     def fill(self) -> None:
-        """Draw all anew, but the depths."""
+        """Draw all anew, but depths that the host states."""
         super().fill()
+        if self.is_counted:
+            self.draw.rng.shuffle(self.ks)
+            self.operands["grouped_layout"].copy_(torch.tensor(self.ks, dtype=torch.int32))
         self.draw_c((len(self.ks), self.m, self.n), self.c)
 
     def call(self, x: Tensors) -> Tensors:
         """D is given."""
         c = {"c": x.get("c"), "d": x["d"], None: None}[self.c]
-        bf16.k_grouped_bf16_gemm_tn_contiguous(x["a"], x["b"], x["d"], self.ks, None, c)
+        ks = None if self.is_counted else self.ks
+        bf16.k_grouped_bf16_gemm_tn_contiguous(x["a"], x["b"], x["d"], ks, x.get("grouped_layout"), c)
         return {}
 
     def right(self) -> dict[str, Right]:

@@ -6,13 +6,12 @@
 
 namespace ptx {
 
-void cp_async_16(void* shared, const void* global, uint32_t bytes) {
+void cp_async_16(void* shared, const void* global) {
   yield();
-  if (bytes > 16) fail("cp_async_16: reads " + text(bytes) + " bytes");
   const auto address = reinterpret_cast<uint64_t>(global);
   if (address % 16) fail("cp_async_16: the address is not a multiple of 16: " + describe_address(address));
   Copy copy{shared_offset(shared, 16, 16, "cp_async_16"), {}};
-  for (uint32_t i = 0; i < bytes; ++i)
+  for (uint32_t i = 0; i < 16; ++i)
     copy.bytes[i] = *global_access(static_cast<const uint8_t*>(global) + i, 1, false, "cp_async_16");
   poison(self->cta, {copy.offset, 16});
   self->copies.push_back(copy);

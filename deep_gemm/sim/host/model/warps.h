@@ -36,15 +36,14 @@ inline void complete(NamedBarrier& barrier) {
 }
 
 // One thread's arrival. All arrivals of a generation must pass the same `threads`.
-inline void arrive_at_named(uint32_t id, uint32_t threads) {
-  if (id >= kNamedBarriers) fail("bar_sync: barrier " + text(id) + " does not exist (0 to 15)");
+inline void arrive_at_named(const char* operation, uint32_t id, uint32_t threads) {
+  const std::string what = std::string(operation) + ": barrier " + text(id);
+  if (id >= kNamedBarriers) fail(what + " does not exist (0 to 15)");
   if (threads == 0 || threads % kLanes || threads > machine->launch.threads)
-    fail("bar_sync: barrier " + text(id) + " for " + text(threads) +
-         " threads; that is no multiple of 32, or more than the block has");
+    fail(what + " for " + text(threads) + " threads; that is no multiple of 32, or more than the block has");
   NamedBarrier& barrier = self->cta->named[id];
   if (barrier.arrived && barrier.threads != threads)
-    fail("bar_sync: barrier " + text(id) + " for " + text(threads) + " threads, but others arrived at it" +
-         " for " + text(barrier.threads));
+    fail(what + " for " + text(threads) + " threads, but others arrived at it for " + text(barrier.threads));
   barrier.threads = threads;
   if (++barrier.arrived == threads) complete(barrier);
 }
@@ -162,8 +161,14 @@ void bar_sync(uint32_t id, uint32_t threads) {
   yield();
   gather("bar_sync", id);
   const uint64_t generation = id < kNamedBarriers ? self->cta->named[id].generation : 0;
-  arrive_at_named(id, threads);
+  arrive_at_named("bar_sync", id, threads);
   wait_at_named(id, generation, "waits in bar_sync at barrier");
+  yield();
+}
+void bar_arrive(uint32_t id, uint32_t threads) {
+  yield();
+  gather("bar_arrive", id);
+  arrive_at_named("bar_arrive", id, threads);
   yield();
 }
 

@@ -5,7 +5,7 @@ namespace ptx {
 
 void prefetch_l2(const void* address);
 
-void cp_async_16(void* shared, const void* global, uint32_t bytes);
+void cp_async_16(void* shared, const void* global);
 void cp_async_wait_all();
 
 float ld_shared_f32(uint32_t address);

@@ -13,6 +13,9 @@
   static const sim::LaunchBounds SIM_JOIN(sim_launch_bounds_, __LINE__)((threads), (min_blocks)); \
   extern "C" void
 
+// None: the code is that for the newest.
+constexpr uint32_t kCudaRelease = ~0u;
+
 namespace sim {
 
 // Records the kernel's bounds, so that a launch can be checked against them.

@@ -23,6 +23,7 @@ void syncwarp();
 void syncthreads();
 bool syncthreads_and(bool value);
 void bar_sync(uint32_t id, uint32_t threads);
+void bar_arrive(uint32_t id, uint32_t threads);
 
 void griddepcontrol_wait();
 void griddepcontrol_launch_dependents();

@@ -1,0 +1,195 @@
+// Products of several groups along k of any depth, which the GPU alone may know: D[g] = C[g] + A_g.T @ B_g. The groups' rows of
+// A [rows, m] and B [rows, n] follow each other, so one map of each serves all groups, as in work/k_parts.cuh.
+//
+// A CTA reads the depths when it starts, and writes into shared memory where each group begins, the deepest first. So the host
+// waits for nothing, and a captured launch follows the depths that are there when it is replayed.
+//
+// A group's last k-block ends where the next group's rows begin. For that, maps have two dimensions of rows, and a step in
+// either leads to the next row:
+//
+//   element (column, i, row)  is  operand[row + i][column],  0 <= i
+//
+// A box of kBlockK rows that begins at i = -zeros has so many rows of zeros, and behind them the first ones of the group's last
+// k-block. They lie alike in A and in B, so their products add up to the same.
+#pragma once
+#include "config.cuh"
+#include "operand.cuh"
+#include "params.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include "tile.cuh"
+
+static_assert(kAIsMnMajor && kBIsMnMajor, "rows that follow each other along k");
+
+// Groups of one launch: the host launches again for those behind them.
+constexpr uint32_t kMostCounted = 128;
+constexpr uint32_t kMostInlineCounts = 768;
+
+struct KCounts {
+  const int32_t* counts;  // the groups' depths; null: they are in inline_counts
+  uint64_t c_stride;      // from one group's C to the next, in elements
+  uint32_t groups, rows;  // how many there are in all; of A and B
+  uint32_t first, count;  // of the groups in order of depth, those of this launch
+  int32_t inline_counts[kMostInlineCounts];
+};
+
+struct Params : Product {
+  KCounts depths;
+};
+
+struct WorkStorage {
+  alignas(16) ptx::Uint4 parts[kMostCounted];  // first row, rows, plane of D
+
+  DEVICE void init() {}
+};
+
+DEVICE void prefetch_operand_maps(const Params& p) {
+  ptx::prefetch_tensormap(&p.map_a);
+  ptx::prefetch_tensormap(&p.map_b);
+}
+
+// ---- Depths
+
+template <bool kIsInline>
+DEVICE uint32_t count_of(const KCounts& depths, uint32_t group) {
+  int32_t count;
+  if constexpr (kIsInline) count = depths.inline_counts[group]; else count = ptx::ld_global_i32(depths.counts + group);
+  return count < 0 ? 0 : static_cast<uint32_t>(count);
+}
+
+// Writes where a group begins to its place in order of depth, if that is this launch's. By one thread.
+template <bool kIsInline>
+DEVICE void place_part(const KCounts& depths, uint32_t group, WorkStorage& storage) {
+  constexpr uint32_t kEach = 16;  // loads under way at a time
+  const uint32_t own = count_of<kIsInline>(depths, group);
+  uint32_t row = 0, place = 0;
+#pragma unroll 1
+  for (uint32_t other = 0; other < depths.groups; other += kEach) {
+    uint32_t counts[kEach];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      const uint32_t last = depths.groups - 1;
+      counts[i] = count_of<kIsInline>(depths, other + i < last ? other + i : last);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      const bool is_before = other + i < group;
+      const bool is_ahead = (counts[i] > own) | ((counts[i] == own) & is_before);  // no branches: all loads together
+      row += is_before ? counts[i] : 0;
+      place += (other + i < depths.groups) & is_ahead;
+    }
+  }
+  // Whatever the depths are, nothing leads outside of the operands.
+  const uint32_t rest = row < depths.rows ? depths.rows - row : 0;
+  if (place >= depths.first && place - depths.first < depths.count)
+    ptx::st_shared_v4_b32(&storage.parts[place - depths.first], row, own < rest ? own : rest, group, 0);
+}
+
+// By all threads of the CTA.
+DEVICE void place_parts(const KCounts& depths, WorkStorage& storage) {
+  for (uint32_t group = ptx::thread_index(); group < depths.groups; group += kNumThreads) {
+    if (depths.counts == nullptr)
+      place_part<true>(depths, group, storage);
+    else
+      place_part<false>(depths, group, storage);
+  }
+  ptx::syncthreads();
+}
+
+// ---- Tiles
+
+struct Tile {
+  uint32_t row_m;  // first row of D
+  uint32_t row_n;  // first column of D, a row of B
+  uint32_t num_k_blocks;
+  uint32_t group;  // which plane of C and D
+};
+
+// What the loading thread knows besides: where the group's rows begin, and how many there are.
+struct TileToLoad : Tile {
+  uint32_t first_k, k;
+};
+
+struct Tiles {
+  const KCounts& depths;
+  WorkStorage& storage;
+  uint32_t tiles_m, tiles_n, next_tile;
+
+  DEVICE Tiles(const Params& p, WorkStorage& storage_)
+      : depths(p.depths),
+        storage(storage_),
+        tiles_m(ceil_div(ceil_div(p.m, kBlockM), kClusterM)),
+        tiles_n(ceil_div(ceil_div(p.n, kBlockN), kClusterN)),
+        next_tile(ptx::block_index() / kClusterSize) {
+    place_parts(depths, storage);
+  }
+
+  // By one thread, or a warp.
+  DEVICE bool find(TileToLoad& tile) {
+    const uint32_t tiles_of_part = tiles_m * tiles_n;
+    if (next_tile >= tiles_of_part * depths.count) return false;
+    const uint32_t number = next_tile / tiles_of_part;
+    const ptx::Uint4 part = ptx::ld_shared_v4_b32(&storage.parts[number]);
+    const TileIndex index = place_in_raster(next_tile - number * tiles_of_part, tiles_m, tiles_n);
+    tile.row_m = tile_of_cta<kClusterM>(index.m) * kBlockM;
+    tile.row_n = tile_of_cta<kClusterN>(index.n) * kBlockN;
+    tile.num_k_blocks = ceil_div(part.y, kBlockK);
+    tile.group = part.z;
+    tile.first_k = part.x;
+    tile.k = part.y;
+    next_tile += ptx::grid_size() / kClusterSize;
+    return !kAddsToD || tile.num_k_blocks != 0;  // else nor has any other tile something to add
+  }
+
+  // By a math warp.
+  DEVICE bool next(Tile& tile) {
+    TileToLoad found;
+    if (!find(found)) return false;
+    tile = found;
+    tile.num_k_blocks = ptx::shfl_sync(found.num_k_blocks, 0);  // uniform, which the compiler cannot see
+    return true;
+  }
+
+  // By the loading thread.
+  template <typename Load>
+  DEVICE void load_all(const Load& load) {
+    for (TileToLoad tile; find(tile);) load(tile);
+  }
+
+  DEVICE void find_for_others(uint32_t) {}
+
+  DEVICE void finish(Tile&) {}
+};
+
+DEVICE KBlocks k_blocks_of(const Params&, const Tile& tile) { return KBlocks(0, tile.num_k_blocks); }
+
+using Share = WholeShare;
+
+// ---- Loads
+
+struct TileLoad {
+  static constexpr uint32_t slot_bytes = kSlotBytes;
+  const Params& p;
+  const TileToLoad& tile;
+
+  DEVICE TileLoad(const Params& p_, const TileToLoad& tile_) : p(p_), tile(tile_) {}
+
+  DEVICE void load_slot(const Slot& slot, uint32_t, uint32_t k_of_part) const {
+    const uint32_t rest = tile.k - k_of_part, zeros = rest < kBlockK ? kBlockK - rest : 0, first = 0 - zeros;
+    const uint32_t row = tile.first_k + k_of_part;
+    load_operand<kAIsMnMajor, kBlockM, kClusterN>(&p.map_a, slot.full, slot.a, first, tile.row_m, row);
+    load_operand<kBIsMnMajor, kBlockN, kClusterM>(&p.map_b, slot.full, slot.b, first, tile.row_n, row);
+  }
+};
+
+// ---- C and D
+
+DEVICE uint32_t plane_of(const Params&, const Tile& tile) { return tile.group; }
+
+DEVICE const uint8_t* c_of(const Params& p, const Tile& tile) { return p.c + tile.group * p.depths.c_stride * kOutputBytes; }
+
+#include "epilogue/to_plane.cuh"

@@ -1,0 +1,10 @@
+"""What may be raised besides errors of arguments: one type for each thing that a caller can do about it.
+
+Memory that a call needs besides its output comes from torch; if there is none, that is `torch.OutOfMemoryError`.
+"""
+
+from .gpus import UnsupportedGpuError
+from .jit import CompileError, CompilerMissing
+from .jit.driver import DriverError, EarlierError, LaunchError
+
+__all__ = ["CompileError", "CompilerMissing", "DriverError", "EarlierError", "LaunchError", "UnsupportedGpuError"]

@@ -1,0 +1,127 @@
+"""Products of groups along k of BF16 on a GPU that alone may know their depths: plans that serve any depths."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..choose.bf16 import select_bf16_depths
+from ..choose.config import WGMMA_ROWS
+from ..choose.config_bf16 import BLOCK_K, MOST_COUNTED, Bf16Config
+from ..choose.output import Groups, Output
+from ..gpus import gpu_of
+from ..jit import driver
+from ..jit.tensor_map import ElementType, TensorMap
+from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
+from . import bf16_depths, bf16_gemm
+from .bf16 import grid
+from .fp8_gemm import K_COUNTED_PARAMS, MOST_INLINE_COUNTS
+from .maps import late_map, output_map
+from .plan import SFA, A, B, C, D, Place, Plan, addresses_of
+
+
+class CountedProblem(NamedTuple):
+    """D[g] = C[g] + A_g.T @ B_g, with the groups' rows of A and B one after another."""
+
+    a: Tensor
+    """`[rows, m]`, of which the groups have the first ones."""
+    b: Tensor
+    """`[rows, n]`"""
+    d: Tensor
+    c: Tensor | None
+    sfa: Tensor | None
+    """No scales: the groups' depths, in their place among the operands. None: they are `ks`."""
+    ks: tuple[int, ...] | None
+    """Depths from the host, at most `MOST_INLINE_COUNTS`."""
+    sfb: None = None
+
+
+def problem(
+    a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, ks: tuple[int, ...] | None, counts: Tensor | None
+) -> CountedProblem:
+    """State a problem whose depths the host has, or a tensor on the GPU. The host waits for neither."""
+    if ks is not None and len(ks) <= MOST_INLINE_COUNTS:
+        return CountedProblem(a, b, d, c, None, ks)
+    if counts is None:  # more than fit a kernel's parameters; to capture such a call in a graph, pass a tensor
+        counts = torch.tensor(ks, dtype=torch.int32).pin_memory().to(d.device, non_blocking=True)
+    return CountedProblem(a, b, d, c, counts, None)
+
+
+def run(p: CountedProblem, config: Bf16Config | None = None) -> list[Plan]:
+    """Compute on the GPU that the tensors are on; give the plans, which together serve other calls."""
+    if 0 in p.d.shape:
+        return []
+    device = p.d.get_device()
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return run(p, config)
+    if p.a.shape[0] == 0:
+        if get_compile_mode() == 0:
+            p.d.zero_() if p.c is None else p.d.copy_(p.c)
+        return []
+    groups, m, n = p.d.shape
+    if config is None:
+        config = select_bf16_depths(groups, m, n, output_of(p), gpu_of(device))
+    if settings().print_configs:
+        print(f"deep_gemm: {groups} groups of {m} x {n} run {config.name}", file=sys.stderr)
+    plans = plans_of(p, config, num_sms_of(gpu_of(device).num_sms), bf16_gemm.launcher(config, device, get_pdl()))
+    if get_compile_mode() == 1:
+        return []
+    for plan in plans:
+        plan.launch(addresses_of(p))
+    return plans
+
+
+def output_of(p: CountedProblem) -> Output:
+    """What decides the kernel's code besides the tile."""
+    return replace(bf16_depths.output_of(p), groups=Groups.COUNTED_DEPTHS)
+
+
+def plans_of(p: CountedProblem, config: Bf16Config, num_sms: int, launcher: driver.Launcher) -> list[Plan]:
+    """Prepare a launch for each so many groups as one takes, the deepest ones first."""
+    return [_plan_of(p, config, num_sms, launcher, first) for first in range(0, p.d.shape[0], MOST_COUNTED)]
+
+
+def _plan_of(p: CountedProblem, config: Bf16Config, num_sms: int, launcher: driver.Launcher, first: int) -> Plan:
+    groups, m, n = p.d.shape
+    count = min(groups - first, MOST_COUNTED)
+    maps = {"map_a": _rows_map(p.a), "map_b": _rows_map(p.b), "map_d": output_map(config, p.d)}
+    places = [Place("map_a", A), Place("map_b", B), Place("map_d", D), Place("c", C), Place("d", D)]
+    numbers: dict[str, int | bytes] = {
+        "map_sfa": b"",
+        "map_sfb": b"",
+        "sfb": 0,
+        "c_pitch": 0 if p.c is None else p.c.stride(1),
+        "d_pitch": p.d.stride(1),
+        "sfb_stride_n": 0,
+        "sfb_stride_k": 0,
+        "m": m,
+        "n": n,
+        "k": 0,
+        "depths.c_stride": 0 if p.c is None else p.c.stride(0),
+        "depths.groups": groups,
+        "depths.rows": p.a.shape[0],
+        "depths.first": first,
+        "depths.count": count,
+        "depths.inline_counts": b"" if p.ks is None else struct.pack(f"<{groups}i", *p.ks),
+    }
+    if p.sfa is not None:
+        places.append(Place("depths.counts", SFA))
+    else:
+        numbers["depths.counts"] = 0
+    plan = Plan(p, K_COUNTED_PARAMS, numbers, maps, places, launcher, grid(config, count, m, n, num_sms))
+    plan.config, plan.output, plan.n = config, output_of(p), n
+    if p.c is not None:
+        # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
+        plan.c_is_d = True if plan.output.adds_to_d else False if plan.output.is_fp32 else None
+    return plan
+
+
+def _rows_map(x: Tensor) -> TensorMap:
+    """Rows in boxes of a k-block, which may begin with zeros, and of 64 columns."""
+    return late_map(ElementType.BFLOAT16, x, (BLOCK_K, WGMMA_ROWS), 128)

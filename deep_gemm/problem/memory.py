@@ -1,0 +1,32 @@
+"""Memory of torch's allocator that a call needs besides its output. If there is none, the error says for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def empty(
+    what: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: Sequence[int] | None = None
+) -> Tensor:
+    """Make a tensor as torch does, of these strides or none in between."""
+    try:
+        if strides is None:
+            return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(_text(what, shape, dtype, error)) from error
+
+
+def copied(what: str, x: Tensor) -> Tensor:
+    """Copy a tensor to where its elements follow each other."""
+    try:
+        return x.contiguous()
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(_text(what, x.shape, x.dtype, error)) from error
+
+
+def _text(what: str, shape: Sequence[int], dtype: torch.dtype, error: Exception) -> str:
+    return f"no memory for {what}, {tuple(shape)} of {dtype}: {error}"

@@ -1,0 +1,33 @@
+"""What the run under compute-sanitizer relies on where there is no GPU: its edits, and how it reads reports."""
+
+from __future__ import annotations
+
+from sanitized_gpu import EVERY_LANE_ARRIVES, edited_sources, reports_of
+
+SAID = """========= COMPUTE-SANITIZER
+========= Error: Potential WAR hazard detected at __shared__ 0x35090 in block (2,0,0) :
+=========     Read Thread (63,0,0) at fp8_gemm_dense+0x970
+=========     Write Thread (160,0,0) at fp8_gemm_dense+0x5500
+=========     Current Value : 68, Incoming Value : 0
+=========
+========= Error: Potential WAR hazard detected at __shared__ 0x35091 in block (2,0,0) :
+=========     Read Thread (63,0,0) at fp8_gemm_dense+0x970
+=========     Write Thread (160,0,0) at fp8_gemm_dense+0x5500
+=========
+========= Invalid __global__ read of size 16 bytes
+=========     at cast_rows+0x44c0
+=========     by thread (301,0,0) in block (31,0,0)
+=========
+========= ERROR SUMMARY: 3 errors
+"""
+
+
+def test_edits_occur_once() -> None:
+    assert edited_sources().keys() == EVERY_LANE_ARRIVES.keys()
+
+
+def test_reports_are_counted_by_what_they_say_and_by_kernel() -> None:
+    assert reports_of(SAID) == {
+        "Error: Potential WAR hazard detected: fp8_gemm_dense": 2,
+        "Invalid __global__ read of size 16 bytes: cast_rows": 1,
+    }
