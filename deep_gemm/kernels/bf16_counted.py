@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import struct
-import sys
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..choose.bf16 import select_bf16_depths
 from ..choose.config import WGMMA_ROWS
 from ..choose.config_bf16 import BLOCK_K, MOST_COUNTED, Bf16Config
 from ..choose.output import Groups, Output
-from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
-from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
-from . import bf16_depths, bf16_gemm
+from . import bf16_depths
 from .bf16 import grid
 from .fp8_gemm import K_COUNTED_PARAMS, MOST_INLINE_COUNTS
 from .maps import late_map, output_map
-from .plan import SFA, A, B, C, D, Place, Plan, addresses_of
+from .plan import SFA, A, B, C, D, Place, Plan
 
 
 class CountedProblem(NamedTuple):
@@ -54,27 +50,7 @@ def problem(
 
 def run(p: CountedProblem, config: Bf16Config | None = None) -> list[Plan]:
     """Compute on the GPU that the tensors are on; give the plans, which together serve other calls."""
-    if 0 in p.d.shape:
-        return []
-    device = p.d.get_device()
-    if torch._C._cuda_getDevice() != device:
-        with torch.cuda.device(device):
-            return run(p, config)
-    if p.a.shape[0] == 0:
-        if get_compile_mode() == 0:
-            p.d.zero_() if p.c is None else p.d.copy_(p.c)
-        return []
-    groups, m, n = p.d.shape
-    if config is None:
-        config = select_bf16_depths(groups, m, n, output_of(p), gpu_of(device))
-    if settings().print_configs:
-        print(f"deep_gemm: {groups} groups of {m} x {n} run {config.name}", file=sys.stderr)
-    plans = plans_of(p, config, num_sms_of(gpu_of(device).num_sms), bf16_gemm.launcher(config, device, get_pdl()))
-    if get_compile_mode() == 1:
-        return []
-    for plan in plans:
-        plan.launch(addresses_of(p))
-    return plans
+    return bf16_depths.run_plans(p, output_of(p), plans_of, config)
 
 
 def output_of(p: CountedProblem) -> Output:

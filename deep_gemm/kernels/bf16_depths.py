@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from . import bf16_gemm
 from .bf16 import grid, operand_map
 from .fp8_gemm import K_PARTS_PARAMS, MOST_K_PARTS
 from .maps import output_map
-from .plan import A, B, C, D, Place, Plan, addresses_of
+from .plan import A, B, C, D, Operands, Place, Plan, addresses_of
+
+P = TypeVar("P", bound=Operands)
 
 
 class DepthsProblem(NamedTuple):
@@ -52,19 +54,29 @@ class Outputs(Protocol):
 
 def run(p: DepthsProblem, config: Bf16Config | None = None) -> list[Plan]:
     """Compute on the GPU that the tensors are on; give the plans, which together serve other calls of these depths."""
+    return run_plans(p, output_of(p), plans_of, config)
+
+
+def run_plans(
+    p: P,
+    output: Output,
+    plans_of: Callable[[P, Bf16Config, int, driver.Launcher], list[Plan]],
+    config: Bf16Config | None = None,
+) -> list[Plan]:
+    """Compute by the plans of a problem, of whatever kind; give them."""
     if 0 in p.d.shape:
         return []
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            return run(p, config)
+            return run_plans(p, output, plans_of, config)
     if p.a.shape[0] == 0:
         if get_compile_mode() == 0:
             p.d.zero_() if p.c is None else p.d.copy_(p.c)
         return []
     groups, m, n = p.d.shape
     if config is None:
-        config = select_bf16_depths(groups, m, n, output_of(p), gpu_of(device))
+        config = select_bf16_depths(groups, m, n, output, gpu_of(device))
     if settings().print_configs:
         print(f"deep_gemm: {groups} groups of {m} x {n} run {config.name}", file=sys.stderr)
     plans = plans_of(p, config, num_sms_of(gpu_of(device).num_sms), bf16_gemm.launcher(config, device, get_pdl()))
