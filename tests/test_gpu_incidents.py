@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -60,3 +63,74 @@ def test_the_same_layer_again_and_again() -> None:
     for _ in range(50):
         deep_gemm.experts(x, ids, weights, w1, w2, again.fill_(torch.nan))
         assert torch.equal(again, first)
+
+
+WHERE_MEMORY_BEGINS = """
+import torch, deep_gemm
+from cuda.bindings import driver as cu
+
+torch.empty(1, device="cuda")
+
+
+def checked(result):
+    assert int(result[0]) == 0, result[0]
+    return result[1] if len(result) > 1 else None
+
+
+place = cu.CUmemLocation()
+place.type, place.id = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
+kind = cu.CUmemAllocationProp()
+kind.type, kind.location = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, place
+access = cu.CUmemAccessDesc()
+access.location, access.flags = place, cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+size = 32 << 20
+
+
+def at_the_beginning(x):
+    # In the middle of addresses of which only the second half has memory.
+    start = int(checked(cu.cuMemAddressReserve(2 * size, 0, 0, 0))) + size
+    checked(cu.cuMemMap(start, size, 0, checked(cu.cuMemCreate(size, kind, 0)), 0))
+    checked(cu.cuMemSetAccess(start, size, [access], 1))
+    told = {"shape": (x.numel() * x.element_size(),), "typestr": "|u1", "data": (start, False), "version": 3}
+    memory = torch.as_tensor(type("Told", (), {"__cuda_array_interface__": told})(), device="cuda")
+    assert memory.data_ptr() == start
+    return memory.view(x.dtype).view(x.shape).copy_(x)
+
+
+def random(*shape):
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+rows, groups, n, k = 300, 3, 256, 512
+x, w = random(rows, k), random(groups, n, k)
+a, b = deep_gemm.per_token_cast_to_fp8(x, mn_major=True), deep_gemm.per_block_cast_to_fp8(w)
+ids = torch.arange(groups, device="cuda", dtype=torch.int32).repeat_interleave(rows // groups)
+counts = torch.tensor([7, 100, 33], dtype=torch.int32, device="cuda")
+form = {form!r}
+d = at_the_beginning(torch.zeros(rows, n, device="cuda", dtype=torch.bfloat16))
+if form == "contiguous":
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous((at_the_beginning(a[0]), a[1]), b, d, ids)
+elif form == "masked":
+    a = a[0].view(groups, 100, k), a[1].t().contiguous().t().view(groups, 100, -1)
+    a = at_the_beginning(a[0]), deep_gemm.get_mn_major_tma_aligned_tensor(a[1].contiguous())
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d.view(groups, 100, n), counts, 40)
+elif form == "contiguous of BF16":
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(at_the_beginning(x), w, d, ids)
+elif form == "masked of BF16":
+    x = at_the_beginning(x.view(groups, 100, k))
+    deep_gemm.m_grouped_bf16_gemm_nt_masked(x, w, d.view(groups, 100, n), counts, 40)
+else:
+    x, y = at_the_beginning(x), at_the_beginning(random(rows, n))
+    sums = at_the_beginning(torch.zeros(groups, k, n, device="cuda"))
+    deep_gemm.k_grouped_bf16_gemm_tn_contiguous(x, y, sums, None, counts)
+torch.cuda.synchronize()
+print("nothing before was touched")
+"""
+
+
+@pytest.mark.parametrize("form", ["contiguous", "masked", "contiguous of BF16", "masked of BF16", "along k of BF16"])
+def test_operands_and_results_may_lie_where_memory_begins(form: str) -> None:
+    """Some tensor maps begin a box before their tensor, and reach no row there."""
+    program = WHERE_MEMORY_BEGINS.replace("{form!r}", repr(form))
+    done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=120, check=False)
+    assert "nothing before was touched" in done.stdout, done.stderr[-2000:]
