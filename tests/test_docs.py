@@ -184,8 +184,12 @@ def test_the_page_of_aims_is_what_its_script_writes() -> None:
 def test_every_incident_has_tests_that_exist() -> None:
     rows = [line for line in (DOCS / "incidents.md").read_text().splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 20
+    all_named = set()
     for row in rows:
         named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
         assert named, row
         for name, test in named:
-            assert f"def {test}(" in (ROOT / "tests" / name).read_text(), f"{name}::{test}"
+            assert f"\ndef {test}(" in (ROOT / "tests" / name).read_text(), f"{name}::{test}"
+        all_named.update(named)
+    here = re.findall(r"^def (test_\w+)\(", (ROOT / "tests" / "test_gpu_incidents.py").read_text(), re.MULTILINE)
+    assert {("test_gpu_incidents.py", test) for test in here} <= all_named

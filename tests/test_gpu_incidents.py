@@ -134,3 +134,25 @@ def test_operands_and_results_may_lie_where_memory_begins(form: str) -> None:
     program = WHERE_MEMORY_BEGINS.replace("{form!r}", repr(form))
     done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=120, check=False)
     assert "nothing before was touched" in done.stdout, done.stderr[-2000:]
+
+
+def test_groups_along_k_with_an_odd_number_of_tiles() -> None:
+    """121 tiles of 128x128 for each group, so a cluster of two that takes them in order straddles two depths."""
+    ks, m = [384, 256], 1408
+    a, b = random(sum(ks), m), random(m, sum(ks)).t().contiguous()
+    groups = zip(torch.split(a, ks), torch.split(b, ks), strict=True)
+    right = torch.stack([x.float().t() @ y.float() for x, y in groups])
+    layout = torch.tensor(ks, dtype=torch.int32, device="cuda")
+    for depths in (ks, None):
+        d = torch.full((2, m, m), 32.0, device="cuda")
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, depths, layout, d)
+        assert calc_diff(d - 32, right) < 1e-6
+
+
+@pytest.mark.parametrize("m", [1, 64, 4096])
+def test_an_odd_number_of_blocks_along_k(m: int) -> None:
+    """9 scales for a row of B: DeepSeek-V3's down projection on one of 16 ranks."""
+    x, y = random(m, 1152), random(7168, 1152)
+    d = torch.full((m, 7168), torch.nan, dtype=torch.bfloat16, device="cuda")
+    deep_gemm.fp8_gemm_nt(deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_block_cast_to_fp8(y), d)
+    assert calc_diff(d, x.float() @ y.float().t()) < TOLERANCE

@@ -76,3 +76,13 @@ def test_bad_arguments_of_schedules_are_refused() -> None:
         deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 64, 0)
     with pytest.raises(NotImplementedError, match="indices"):
         deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 64, 132, P.contexts)  # type: ignore[arg-type]
+
+
+def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
+    """Their rows are not beside each other: read as if they were, they would be other lengths."""
+    wide = torch.zeros(2, 5, dtype=torch.int32)
+    wide[:, :2] = P.contexts
+    with pytest.raises(ValueError, match=r"context_lens: expected a contiguous tensor, got strides \(5, 1\)"):
+        deep_gemm.fp8_paged_mqa_logits(**{**GOOD, "context_lens": wide[:, :2]})
+    with pytest.raises(ValueError, match=r"context_lens: expected a contiguous .* strides \(5, 1\)"):
+        deep_gemm.get_paged_mqa_logits_metadata(wide[:, :2], 64, 132)

@@ -40,6 +40,16 @@ def test_groups_along_k_of_any_depth(
     assert outcome.mistakes is None, outcome.mistakes
 
 
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("on_gpu_alone", [True, False])
+def test_no_cluster_straddles_two_groups(cluster: tuple[int, int], on_gpu_alone: bool) -> None:
+    """Where a group has an odd number of tiles, its last one has no neighbour, and takes none of the next group."""
+    config = bf16_config(128, 128, OUTPUTS[2], TN, *cluster)
+    p = bf16_counted.random_problem(config, (384, 256), 296, 296, seed=3, on_gpu_alone=on_gpu_alone)
+    outcome = bf16_counted.run(compiled(config), config, p, num_sms=4, seed=3)
+    assert outcome.mistakes is None, outcome.mistakes
+
+
 def test_more_groups_than_a_launch_takes() -> None:
     config = bf16_config(64, 64, OUTPUTS[0], TN)
     p = bf16_counted.random_problem(config, [i % 3 for i in range(MOST_COUNTED + 5)], 8, 8)

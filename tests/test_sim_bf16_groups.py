@@ -86,3 +86,12 @@ def test_more_groups_along_k_than_a_launch_takes() -> None:
 
 def test_the_deepest_parts_come_first() -> None:
     assert parts_of((64, 0, 192)) == [(1, 3, 2), (0, 1, 0), (1, 0, 1)]
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2)])
+def test_no_cluster_straddles_two_groups(cluster: tuple[int, int]) -> None:
+    """Where a group has an odd number of tiles, its last one has no neighbour, and takes none of the next group."""
+    config = bf16_config(128, 128, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN, *cluster)
+    p = bf16_depths.random_problem(config, (384, 256), 296, 296, seed=3)
+    outcome = bf16_depths.run(compiled(config), config, p, num_sms=4, seed=3)
+    assert outcome.mistakes is None, outcome.mistakes
