@@ -18,7 +18,6 @@ from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import MAP_BYTES, TensorMap
 from deep_gemm.kernels import (
     bf16,
-    bf16_counted,
     bf16_depths,
     bf16_gemm,
     bf16_rows,
@@ -144,7 +143,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     fake = FakeGpu(gpu)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
-    for kind in (dense, rows, depths, heads, bf16, bf16_rows, bf16_depths, bf16_counted, bf16_sums):
+    for kind in (dense, rows, depths, heads, bf16, bf16_rows, bf16_depths, bf16_sums):
         monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "_templates", {})
