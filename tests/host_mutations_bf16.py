@@ -109,7 +109,7 @@ TRIALS: dict[str, Callable[[], None]] = {
 ONE, TURNED_ONE, SPLIT, HEADS = "bf16", "bf16 turned", "bf16 split", "bf16 heads"
 ROWS = ("bf16 ids", "bf16 ends", "bf16 counts")
 DEPTHS, MANY = "bf16 along k", "bf16 along k, many"
-LATE_PITCH = "rows, columns = x.shape\n    pitch = "
+LATE_MAP = " * element.value\n    return TensorMap(element, (columns, box[0], rows), (pitch"
 COUNTED = ("bf16 along k, counted", "bf16 along k, counted from the host")
 SUMS = ("bf16 sum", "bf16 sum, turned")
 NO_C = "0 if p.c is None else p.c"
@@ -159,7 +159,7 @@ SWAPS: list[tuple[str, ...]] = [
     # Groups along k that the GPU counts
     ("maps", "(columns, box[0], rows), (pitch, pitch)", "(columns, box[0], rows - 1), (pitch, pitch)", *COUNTED),
     ("maps", "(columns, box[0], rows), (pitch, pitch)", "(columns, box[0] - 1, rows), (pitch, pitch)", *COUNTED),
-    ("maps", f"{LATE_PITCH}row_pitch(x)", f"{LATE_PITCH}columns", *COUNTED),
+    ("maps", f"row_pitch(x){LATE_MAP}", f"columns{LATE_MAP}", *COUNTED),
     ("bf16_counted", 'Place("map_a", A)', 'Place("map_a", B)', *COUNTED),
     ("bf16_counted", 'Place("map_b", B)', 'Place("map_b", A)', *COUNTED),
     ("bf16_counted", 'Place("c", C)', 'Place("c", D)', *COUNTED),

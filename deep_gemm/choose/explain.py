@@ -20,7 +20,7 @@ from .config import GemmConfig
 from .config_decode import DecodeConfig
 from .cost import Estimate, dense_memory_us, on_weight, row_bytes
 from .dense import chosen_tile, menu_of, tuned_tile
-from .output import Groups, Output
+from .output import OF_BF16_ALONE, Groups, Output
 from .tiles import Tile, tiles_for
 from .timings import Timings, timings_of
 
@@ -197,7 +197,7 @@ def asked(
     gpu: str | None,
 ) -> Question:
     """Check what is asked, in the words of the products."""
-    kinds = {each.name.lower(): each for each in Groups if each not in (Groups.NONE, Groups.SUM)}  # FP8 has no sums
+    kinds = {each.name.lower(): each for each in Groups if each not in (Groups.NONE, *OF_BF16_ALONE)}
     if groups is not None and (not isinstance(groups, str) or groups not in kinds):
         raise ValueError(f"groups: expected {', '.join(kinds)} or None, got {groups!r}")
     kind = Groups.NONE if groups is None else kinds[groups]

@@ -27,6 +27,10 @@ class Groups(IntEnum):
     """As `DEPTHS`, of BF16, of any depths, which the GPU alone may know: work/k_counted.cuh."""
 
 
+OF_BF16_ALONE = (Groups.SUM, Groups.COUNTED_DEPTHS)
+"""Work that no FP8 product does."""
+
+
 @dataclass(frozen=True)
 class Output:
     """What becomes of a product: the type of D, and how C takes part."""
