@@ -21,7 +21,7 @@ import oldest_release
 import other_nvrtc
 import pytest
 from compiler_matrix import MINORS, Kept, cases, outcomes, same_code
-from thorough import sample
+from thorough import ALL, sample
 
 from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
 from deep_gemm.jit.report import report
@@ -169,7 +169,7 @@ def test_the_record_says_that_every_minor_version_compiles_every_configuration()
     """
     newest = max((ROOT / "benchmarks" / "results").glob("compilers-20*.json"))
     record = json.loads(newest.read_text())
-    keys = {case.key for case in cases()}
+    keys = {case.key for case in (cases() if ALL else cases(sample))}
     if new := keys - set(record["keys"].split()):
         warnings.warn(
             f"{len(new)} of {len(keys)} configurations are new, or have changed since all versions of NVRTC compiled "

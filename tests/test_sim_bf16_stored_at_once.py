@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from thorough import ends
 
 from deep_gemm.choose.bf16 import SUM_OUTPUT
 from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
@@ -36,7 +37,7 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", ends(list(PRODUCTS)))
 @pytest.mark.parametrize("schedule", [None, "slow_math", "late_loads"])
 def test_products(name: str, schedule: str | None) -> None:
     config = PRODUCTS[name]
