@@ -389,14 +389,14 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
             results.append(to(inner @ second[expert].t()) * weights[:, expert, None].to(gate.dtype))
         return results[0] + results[1]
 
+    in_fp64 = cache(lambda: chain(w1.double(), w2.double(), Tensor.double, Tensor.double))
     yield Way(
         OURS,
         torch.bfloat16,
         into((tokens, k), torch.bfloat16, lambda d: experts(x, ids, weights, q1, q2, d)),
         lambda: chain(dequantized(q1, 128), dequantized(q2, 128), lambda between: between.bfloat16().double(), to_fp8),
-        lambda: chain(w1.double(), w2.double(), Tensor.double, Tensor.double),
+        in_fp64,
     )
-    in_fp64 = cache(lambda: chain(w1.double(), w2.double(), Tensor.double, Tensor.double))
     yield Way(BF16, torch.bfloat16, lambda: chain(w1, w2, Tensor.bfloat16, Tensor.bfloat16), in_fp64, in_fp64)
 
 

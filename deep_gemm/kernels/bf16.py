@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -113,6 +114,16 @@ def why_unfit(config: Bf16Config, p: Asked) -> str | None:
     return None
 
 
+NO_SCALES: Mapping[str, int | bytes] = {
+    "map_sfa": b"",
+    "map_sfb": b"",
+    "sfb": 0,
+    "sfb_stride_n": 0,
+    "sfb_stride_k": 0,
+}
+"""Members of Params that only products with scales use."""
+
+
 def plan_of(p: Asked, config: Bf16Config, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch."""
     m, n, k = p.a.shape[-2], p.b.shape[-2], p.a.shape[-1]
@@ -125,13 +136,9 @@ def plan_of(p: Asked, config: Bf16Config, num_sms: int, launcher: driver.Launche
     }
     places = [Place("map_a", A), Place("map_b", B), Place("map_d", D), Place("c", C), Place("d", D)]
     numbers: dict[str, int | bytes] = {
-        "map_sfa": b"",
-        "map_sfb": b"",
-        "sfb": 0,
+        **NO_SCALES,
         "c_pitch": 0 if p.c is None else p.c.stride(-2),
         "d_pitch": p.d.stride(-2),
-        "sfb_stride_n": 0,
-        "sfb_stride_k": 0,
         "m": m,
         "n": n,
         "k": k,

@@ -15,7 +15,7 @@ from ..choose.output import Groups, Output
 from ..jit import driver
 from ..jit.tensor_map import ElementType, TensorMap
 from . import bf16_depths
-from .bf16 import grid
+from .bf16 import NO_SCALES, grid
 from .fp8_gemm import K_COUNTED_PARAMS, MOST_INLINE_COUNTS
 from .maps import late_map, output_map
 from .plan import SFA, A, B, C, D, Place, Plan
@@ -69,13 +69,9 @@ def _plan_of(p: CountedProblem, config: Bf16Config, num_sms: int, launcher: driv
     maps = {"map_a": _rows_map(p.a), "map_b": _rows_map(p.b), "map_d": output_map(config, p.d)}
     places = [Place("map_a", A), Place("map_b", B), Place("map_d", D), Place("c", C), Place("d", D)]
     numbers: dict[str, int | bytes] = {
-        "map_sfa": b"",
-        "map_sfb": b"",
-        "sfb": 0,
+        **NO_SCALES,
         "c_pitch": 0 if p.c is None else p.c.stride(1),
         "d_pitch": p.d.stride(1),
-        "sfb_stride_n": 0,
-        "sfb_stride_k": 0,
         "m": m,
         "n": n,
         "k": 0,
@@ -91,11 +87,7 @@ def _plan_of(p: CountedProblem, config: Bf16Config, num_sms: int, launcher: driv
     else:
         numbers["depths.counts"] = 0
     plan = Plan(p, K_COUNTED_PARAMS, numbers, maps, places, launcher, grid(config, count, m, n, num_sms))
-    plan.config, plan.output, plan.n = config, output_of(p), n
-    if p.c is not None:
-        # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
-        plan.c_is_d = True if plan.output.adds_to_d else False if plan.output.is_fp32 else None
-    return plan
+    return bf16_depths.completed(plan, p, config, output_of(p))
 
 
 def _rows_map(x: Tensor) -> TensorMap:

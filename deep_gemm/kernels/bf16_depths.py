@@ -17,7 +17,7 @@ from ..gpus import gpu_of
 from ..jit import driver
 from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
 from . import bf16_gemm
-from .bf16 import grid, operand_map
+from .bf16 import NO_SCALES, grid, operand_map
 from .fp8_gemm import K_PARTS_PARAMS, MOST_K_PARTS
 from .maps import output_map
 from .plan import A, B, C, D, Operands, Place, Plan, addresses_of
@@ -134,13 +134,9 @@ def _plan_of(
         struct.pack(f"<{len(parts)}I", *numbers) for numbers in zip(*parts, strict=True)
     )
     numbers: dict[str, int | bytes] = {
-        "map_sfa": b"",
-        "map_sfb": b"",
-        "sfb": 0,
+        **NO_SCALES,
         "c_pitch": 0 if p.c is None else p.c.stride(1),
         "d_pitch": p.d.stride(1),
-        "sfb_stride_n": 0,
-        "sfb_stride_k": 0,
         "m": m,
         "n": n,
         "k": 0,
@@ -151,9 +147,13 @@ def _plan_of(
         "parts.group": group,
     }
     ctas = grid(config, len(parts), m, n, num_sms)
-    plan = Plan(p, K_PARTS_PARAMS, numbers, maps, places, launcher, ctas)
-    plan.config, plan.output, plan.n = config, output_of(p), n
+    return completed(Plan(p, K_PARTS_PARAMS, numbers, maps, places, launcher, ctas), p, config, output_of(p))
+
+
+def completed(plan: Plan, p: Outputs, config: Bf16Config, output: Output) -> Plan:
+    """Tell a plan of groups along k what calls of its kind have."""
+    plan.config, plan.output, plan.n = config, output, p.d.shape[-1]
     if p.c is not None:
         # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
-        plan.c_is_d = True if plan.output.adds_to_d else False if plan.output.is_fp32 else None
+        plan.c_is_d = True if output.adds_to_d else False if output.is_fp32 else None
     return plan

@@ -17,7 +17,7 @@ from ..problem.layout import byte_span
 from ..problem.memory import copied, empty
 from ..settings import get_compile_mode, get_pdl, num_sms_of, settings
 from . import bf16_gemm, sum_slices
-from .bf16 import grid, majors_of, operand_map
+from .bf16 import NO_SCALES, grid, majors_of, operand_map
 from .fp8_gemm import SUM_PARAMS
 from .maps import output_map
 from .plan import A, Addresses, B, D, Place, Plan, addresses_of
@@ -103,14 +103,10 @@ def plan_of(p: Operands, workspace: Tensor, config: Bf16Config, num_sms: int, la
     }
     places = [Place("map_a", A), Place("map_b", B), Place("map_d", D), Place("d", D)]
     numbers: dict[str, int | bytes] = {
-        "map_sfa": b"",
-        "map_sfb": b"",
-        "sfb": 0,
+        **NO_SCALES,
         "c": 0,
         "c_pitch": 0,
         "d_pitch": n,
-        "sfb_stride_n": 0,
-        "sfb_stride_k": 0,
         "m": m,
         "n": n,
         "k": k,

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ..choose.config_bf16 import Bf16Config
+from ..jit import driver
 from ..kernels import bf16_depths as kernels
 from ..kernels.bf16_counted import CountedProblem
 from ..kernels.bf16_depths import DepthsProblem
 from ..kernels.fp8_gemm import params_of
-from ..kernels.plan import addresses_of
+from ..kernels.plan import Plan, addresses_of
 from .bf16 import Problem, right_and_allowed
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel
 from .simulate import Buffer, Simulation
 
+P = TypeVar("P", DepthsProblem, CountedProblem)
+
 
 def random_problem(config: Bf16Config, ks: Sequence[int], m: int, n: int, seed: int = 0) -> DepthsProblem:
     """Make a problem with random data. D is NaN, unless it is also C."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (torch.randn(sum(ks), rows, generator=generator).to(torch.bfloat16) for rows in (m, n))
+    d, c = random_d_and_c(config, (len(ks), m, n), generator)
+    return DepthsProblem(a, b, d, c, tuple(ks))
+
+
+def random_d_and_c(
+    config: Bf16Config, shape: Sequence[int], generator: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """D full of NaN, and C if there is one; D is random if it is C."""
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
-    d = torch.full((len(ks), m, n), float("nan"), dtype=dtype)
+    d = torch.full(tuple(shape), float("nan"), dtype=dtype)
     c = None
     if config.adds_to_d:
         c = d.normal_(generator=generator)
     elif config.with_c:
         c = torch.randn(d.shape, generator=generator).to(dtype)
-    return DepthsProblem(a, b, d, c, tuple(ks))
+    return d, c
 
 
 def run(
@@ -45,9 +57,29 @@ def run(
     truncate: bool = False,
 ) -> Outcome:
     """Compute on simulated SMs and in FP64."""
-    right, allowed = right_and_allowed_of_groups(p, p.ks)
+    return run_plans(
+        kernel, config, p, p.ks, kernels.plans_of, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate
+    )
+
+
+def run_plans(
+    kernel: HostKernel,
+    config: Bf16Config,
+    p: P,
+    ks: Sequence[int],
+    plans_of: Callable[[P, Bf16Config, int, driver.Launcher], list[Plan]],
+    *,
+    num_sms: int,
+    seed: int,
+    schedule: str | None,
+    truncate: bool,
+) -> Outcome:
+    """Compute by the plans of a problem, and in FP64 for groups of these depths."""
+    right, allowed = right_and_allowed_of_groups(p, ks)
     buffers = {name: Buffer(flat_memory(getattr(p, name))) for name in ("a", "b")}
     buffers["d"] = Buffer(p.d, is_writable=True)
+    if p.sfa is not None:
+        buffers["sfa"] = Buffer(p.sfa)
     if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
         buffers["c"] = Buffer(flat_memory(p.c))
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
@@ -60,7 +92,7 @@ def run(
         shared_bytes=config.shared_bytes,
         cluster_size=config.cluster_size,
     )
-    for plan in kernels.plans_of(placed, config, num_sms, launcher):  # type: ignore[arg-type]
+    for plan in plans_of(placed, config, num_sms, launcher):  # type: ignore[arg-type]
         plan.launch(addresses_of(placed))
     return outcome(simulation.result(), right, allowed, (config.block_m, config.block_n))
 
