@@ -36,8 +36,8 @@ METHOD = (
     "bf16: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
     "contenders of a shape interleaved in one process in rotating order, median, least and most; random normal "
     "operands; shapes: dense and wgrad m, n, k; groups: groups, rows of each, n, k; along k: groups, m, n, k; einsum: "
-    "b, m, n, k or b, h, r, d; uneven groups and counts: 0.7 to 1.3 of the rows; torch: mm, addmm into FP32, "
-    f"grouped_mm, einsum; our results checked against FP32 products for some rows; {yardsticks.METHOD}"
+    "b, m, n, k or b, h, r, d; planes: D as torch lays its own; uneven groups and counts: 0.7 to 1.3 of the rows; torch: "
+    f"mm, addmm into FP32, grouped_mm, einsum; our results checked against FP32 products for some rows; {yardsticks.METHOD}"
 )
 CHECKED = 64
 
@@ -182,14 +182,15 @@ def along_k(shape: Shape, device: str = "cuda", *, counted: bool = False) -> Wor
     return work(2 * groups * m * n * k, (a, b, d, d), ours, None, error)
 
 
-def expression(expr: str) -> Callable[..., Work]:
-    """Make what makes the work of an expression."""
+def expression(expr: str, *, in_planes: bool = False) -> Callable[..., Work]:
+    """Make what makes the work of an expression; `in_planes`: D as torch lays its own, a head at a time."""
 
     def make(shape: Shape, device: str = "cuda") -> Work:
         sizes = dict(zip("bmnk" if expr.startswith("bmk") else "bhrd", shape, strict=True))
         operands, _, out = expr.partition("->")
         a, b = (random(*(sizes[x] for x in axes), device=device) for axes in operands.split(","))
         d = random(*(sizes[x] for x in out), device=device)
+        d = d.transpose(0, 1).contiguous().transpose(0, 1) if in_planes else d
         operations = 2
         for size in shape:
             operations *= size
@@ -237,4 +238,5 @@ KINDS: Mapping[str, Kind] = {
     "einsum_bmk_bnk_mn": Kind(SUMS, SUMS[:1], expression("bmk,bnk->mn")),
     "einsum_bhr_hdr_bhd": Kind(HEADS, HEADS[:1], expression("bhr,hdr->bhd")),
     "einsum_bhd_hdr_bhr": Kind(HEADS, HEADS[:1], expression("bhd,hdr->bhr")),
+    "einsum_bhd_hdr_bhr_planes": Kind(HEADS, HEADS[:1], expression("bhd,hdr->bhr", in_planes=True)),
 }

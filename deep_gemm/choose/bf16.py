@@ -46,6 +46,8 @@ NARROW = 0.16
 """How much longer it takes to store panels of 32 columns, not of 64; of 16, three times that."""
 REREAD = 0.06
 """What it takes, as a part of reading a weight, that another row of tiles reads it at the same time."""
+REREAD_SPLIT = 0.55
+"""The same if a cluster splits k: an H200 takes 1 to 3 us longer with two rows of tiles than with one."""
 MOST_REREADS = 3
 MOST_SLICES = 7
 LEAST_SLICE = 1024
@@ -138,7 +140,8 @@ def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices
         return NEVER
     multiply_us = ceil_div(clusters, at_once) * tile_us(tile, m, k, output, slices)
     timings = timings_of(gpu)
-    weight = n * (1 + REREAD * min(ceil_div(m, block_m * cluster_m) - 1, MOST_REREADS))
+    reread = REREAD_SPLIT if splits else REREAD
+    weight = n * (1 + reread * min(ceil_div(m, block_m * cluster_m) - 1, MOST_REREADS))
     moved_us = memory_us(planes * (2 * k * (m + weight) + m * n * bytes_of_d(output)) / 1e6, timings)
     return timings.launch_us + together(multiply_us, moved_us)
 
