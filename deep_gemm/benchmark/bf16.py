@@ -36,8 +36,9 @@ METHOD = (
     "bf16: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
     "contenders of a shape interleaved in one process in rotating order, median, least and most; random normal "
     "operands; shapes: dense and wgrad m, n, k; groups: groups, rows of each, n, k; along k: groups, m, n, k; einsum: "
-    "b, m, n, k or b, h, r, d; planes: D as torch lays its own; uneven groups and counts: 0.7 to 1.3 of the rows; torch: "
-    f"mm, addmm into FP32, grouped_mm, einsum; our results checked against FP32 products for some rows; {yardsticks.METHOD}"
+    "b, m, n, k or b, h, r, d; planes: D as torch lays its own; uneven groups and counts: 0.7 to 1.3 of the rows; "
+    "torch: mm, addmm into FP32, grouped_mm, einsum; our results checked against FP32 products for some rows; "
+    f"{yardsticks.METHOD}"
 )
 CHECKED = 64
 
