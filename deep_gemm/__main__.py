@@ -437,12 +437,13 @@ def soak(
     first: Annotated[int, typer.Option(min=0, help="the number of the first problem")] = 0,
     count: Annotated[int | None, typer.Option(min=1, help="how many problems, if time does not end it")] = None,
     out: Annotated[Path | None, typer.Option(help="write a record of it into this file")] = None,
+    commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
     """Run random problems of everything, bad calls among them, and check values, canaries and errors each time."""
     from .soak.command import run
 
     try:
-        right = run(minutes, seed, only or (), device, first, count, out)
+        right = run(minutes, seed, only or (), device, first, count, out, commit)
     except ValueError as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(MISUSED) from None

@@ -33,7 +33,14 @@ METHOD = (
 
 
 def run(
-    minutes: float, seed: int, only: Sequence[str], device: str | None, first: int, count: int | None, out: Path | None
+    minutes: float,
+    seed: int,
+    only: Sequence[str],
+    device: str | None,
+    first: int,
+    count: int | None,
+    out: Path | None,
+    commit: str | None = None,
 ) -> bool:
     """Attempt problems until time is up or `count` are done; print and record what was found. Tell if all passed."""
     if unknown := [name for name in only if name not in KINDS]:
@@ -52,7 +59,7 @@ def run(
         torch.set_num_threads(threads)
     memory.append(memory_now(device))
     record = {
-        **header("soak", METHOD),
+        **header("soak", METHOD, commit),
         "device": device,
         "seed": seed,
         "first": first,
