@@ -9,7 +9,7 @@ import pytest
 from deep_gemm.choose.bf16 import select_bf16, select_bf16_depths, select_bf16_rows, slices_of
 from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
-from deep_gemm.gpus import H20, H200
+from deep_gemm.gpus import H20, H100, H200
 
 NT, NN, TN = Majors(), Majors(b_is_mn=True), Majors(True, True)
 
@@ -46,6 +46,14 @@ def test_large_products_take_large_tiles() -> None:
 def test_groups_of_rows(rows: int, tile: tuple[int, int]) -> None:
     config = select_bf16_rows(32, rows, 4096, 7168, Output(groups=Groups.COUNTS), False, H200)
     assert (config.block_m, config.block_n) == tile
+
+
+def test_many_rows_of_groups_take_wide_tiles_where_memory_is_slower() -> None:
+    tiles = {}
+    for gpu in (H200, H100):
+        config = select_bf16_rows(8, 4096, 7168, 2048, Output(groups=Groups.IDS), False, gpu)
+        tiles[gpu.name] = config.block_m, config.block_n
+    assert tiles == {"H200": (128, 128), "H100": (128, 256)}
 
 
 def test_groups_along_k() -> None:
