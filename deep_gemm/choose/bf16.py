@@ -164,10 +164,6 @@ ROWS_TILES = (Tile(64, 64), Tile(64, 128), Tile(64, 256), Tile(128, 64), Tile(12
 """For groups of rows, without clusters."""
 DEPTHS_TILES = (Tile(64, 64), Tile(128, 64), Tile(128, 128), Tile(128, 192), Tile(128, 256))
 """For groups along k."""
-LONG_ROUNDS = 16
-"""Rounds of tiles from which on a product of groups takes so long that an H200 is limited by its power: tiles of
-128x128 then took 1 to 3% less. An H100, whose memory is slower, takes 11 to 17% longer with them."""
-FAST_MEMORY_TB_PER_S = 4.0
 
 
 @lru_cache(maxsize=1024)
@@ -189,13 +185,10 @@ def select_bf16_depths(num_groups: int, m: int, n: int, output: Output, gpu: Gpu
 
 
 def grouped_tile(tiles: tuple[Tile, ...], height: int, tiles_m: float, n: int, output: Output, gpu: Gpu) -> Tile:
-    """The widest tile of a height with which no SM is idle, but no wider than n; or 128x128, if that is faster."""
+    """The widest tile of a height with which no SM is idle, but no wider than n."""
     fitting = [tile for tile in fitting_tiles(tiles, output) if tile.block_m == height]
     columns = [tile.block_n for tile in fitting]
     rounds = [tiles_m * ceil_div(n, width) / gpu.num_sms for width in columns]
-    has_fast_memory = timings_of(gpu).dram_tb_per_s >= FAST_MEMORY_TB_PER_S
-    if rounds[-1] >= LONG_ROUNDS and has_fast_memory and 128 in columns:
-        return fitting[columns.index(128)]
     wide = [at for at, width in enumerate(columns) if rounds[at] > 0.75 and width < n + columns[0]]
     return fitting[max(wide, default=0)]
 
