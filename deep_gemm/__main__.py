@@ -405,6 +405,7 @@ def bench(
     shapes: Annotated[str | None, typer.Option(help="only these shapes: '64,2112,7168;4096,7168,2048'")] = None,
     only: Annotated[str | None, typer.Option(help="casts and layers: only these, as 'deep_gemm,copy'")] = None,
     minutes: Annotated[float | None, typer.Option(help="begin nothing new after this time")] = None,
+    part: Annotated[str | None, typer.Option(help="dense, grouped: only what is 'fitted', or 'judged'")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
     """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables."""
@@ -421,6 +422,7 @@ def bench(
             only=only,
             minutes=minutes,
             commit=commit,
+            part=part,
         )
     except UsageError as error:
         typer.echo(str(error), err=True)
@@ -465,6 +467,7 @@ def tune(
         Path | None,
         typer.Option(help="the result file of --audit or --collect, the table to extend, the constants of --fit"),
     ] = None,
+    part: Annotated[str | None, typer.Option(help="with --audit, only what is 'fitted', or 'judged'")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record where git cannot tell")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="a line for each shape as it is measured")] = False,
 ) -> None:
@@ -482,6 +485,7 @@ def tune(
             shapes=shapes,
             output=output,
             out=out,
+            part=part,
             commit=commit,
             verbose=verbose,
         )

@@ -79,7 +79,7 @@ def two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit of two small products, instead of all."""
     cases = [Case("dense", SHAPE), Case("dense_1d1d", (256, 384, 512))]
     contests = [tune.Contest.of(case, products.DENSE_OUTPUTS[case.kind], H200) for case in cases]
-    monkeypatch.setattr(tune, "audit_contests", lambda gpu: contests)
+    monkeypatch.setattr(tune, "audit_contests", lambda gpu, is_judged: contests)
 
 
 @pytest.fixture

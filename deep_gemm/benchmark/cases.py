@@ -6,12 +6,16 @@ import json
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from ..choose.config import BLOCK_K
+from ..gpus import GPUS
 from ..problem.layout import ceil_div
+from .grid import ROOM, grid, grouped_grid
+from .tune_samples import samples
 
 Shape = tuple[int, ...]
 
@@ -85,6 +89,8 @@ class Case:
     shape: Shape
     sizes: tuple[int, ...] = ()
     """Rows of each group; for k_grouped, each group's k."""
+    is_judged: bool | None = field(default=None, compare=False)
+    """True: nothing was tuned to it, and it is there to judge by; False: it may be tuned to; None: it is no case."""
 
     @property
     def name(self) -> str:
@@ -131,7 +137,7 @@ class Case:
     @property
     def max_m(self) -> int:
         """Room for rows in each group of a masked product."""
-        return 1024 if self.shape[0] == 1 else 4096
+        return 1024 if self.shape[0] == 1 else ROOM
 
     @property
     def _mnk(self) -> tuple[int, int, int]:
@@ -160,22 +166,51 @@ def cold_copy_us(num_bytes: float) -> float:
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """All cases: those of `peers.json` in its order, then dense shapes at which no peer was measured."""
+    """Cases that choices were tuned to: those of `peers.json` in its order, then some at which no peer was measured."""
     peers = json.loads(PEERS_FILE.read_text())
     found = dict.fromkeys(
         (row["kind"], tuple(row["shape"])) for session in peers["sessions"] for row in session["rows"]
     )
-    known = [Case(kind, shape, _sizes(kind, shape, peers["uneven_groups"])) for kind, shape in found]
-    return (*known, *(Case("dense", shape) for shape in UNKNOWN_TO_PEERS + ODD_SHAPES))
+    known = [Case(kind, shape, _sizes(kind, shape, peers["uneven_groups"]), is_judged=False) for kind, shape in found]
+    return (*known, *(Case("dense", shape, is_judged=False) for shape in UNKNOWN_TO_PEERS + ODD_SHAPES))
 
 
-def cases_of(command: str, *, quick: bool = False, shapes: Sequence[Shape] = ()) -> list[Case]:
+@cache
+def grid_cases() -> tuple[Case, ...]:
+    """Cases of weights that nothing was tuned to; `grid` says by what rule, and which are judged."""
+    tuned_to = tuned_weights()
+    return (
+        *(Case("dense", each.shape, is_judged=each.is_judged) for each in grid(tuned_to)),
+        *(
+            Case(each.kind, each.shape, _sizes(each.kind, each.shape, {}), each.is_judged)
+            for each in grouped_grid(tuned_to)
+        ),
+    )
+
+
+@cache
+def tuned_weights() -> frozenset[Shape]:
+    """Weights `(n, k)` of `all_cases`, and of the products that the cost model was fitted to on any GPU."""
+    of_cases = {
+        case.shape[1:] if case.kind in KINDS[:2] else case.shape[1:3] if case.kind == "k_grouped" else case.shape[2:]
+        for case in all_cases()
+    }
+    fitted = {(each.n, each.k) for gpu in GPUS for each in samples(gpu.num_sms) if each.is_fitted}
+    return frozenset(of_cases | fitted)
+
+
+def cases_of(
+    command: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
+) -> list[Case]:
     """The cases of `bench dense` or `bench grouped`.
 
-    `shapes` selects cases; dense shapes may be new. Grouped cases include the dense anchors they are compared with.
+    `shapes` selects cases; dense shapes may be new. `is_judged` selects a part of all. Grouped cases include the dense
+    anchors they are compared with.
     """
     kinds = {"dense": KINDS[:2], "grouped": KINDS[2:]}.get(command, ())
-    cases = [case for case in all_cases() if case.kind in kinds]
+    cases = [case for case in (*all_cases(), *grid_cases()) if case.kind in kinds]
+    if is_judged is not None:
+        cases = [case for case in cases if case.is_judged == is_judged]
     if shapes:
         cases = [case for shape in shapes for case in _asked_for(shape, cases, command)]
     elif quick:
@@ -239,14 +274,29 @@ def _asked_for(shape: Shape, cases: Iterable[Case], command: str) -> list[Case]:
 
 
 def _sizes(kind: str, shape: Shape, uneven_groups: dict[str, list[int]]) -> tuple[int, ...]:
-    """Sizes of the groups. `peers.json` states the rule, and lists the sizes of uneven groups."""
+    """Sizes of the groups. `peers.json` states the rule, and lists the sizes of its uneven groups."""
     if kind == "contiguous":
         return (shape[1],) * shape[0]
     if kind == "contiguous_uneven":
-        return tuple(uneven_groups[f"{shape[0]}x{shape[1]}"])
+        return tuple(uneven_groups.get(f"{shape[0]}x{shape[1]}") or _zipf(shape[0], shape[1]))
     if kind == "k_grouped":
         return (shape[3],) * shape[0]
     if kind == "masked":
         generator = random.Random(1)
         return tuple(int(shape[1] * generator.uniform(0.7, 1.3)) for _ in range(shape[0]))
     return ()
+
+
+def _zipf(groups: int, rows: int) -> list[int]:
+    """Shares of all rows by Zipf's law, groups in random order, the same each time.
+
+    >>> _zipf(4, 50)
+    [8, 6, 12, 24]
+    """
+    places = random.Random(f"{groups}x{rows}").sample(range(1, groups + 1), groups)
+    ends, total = 0.0, sum(1 / place for place in places)
+    cuts = [0]
+    for place in places:
+        ends += rows / place / total
+        cuts.append(round(ends))
+    return [end - begin for begin, end in pairwise(cuts)]

@@ -61,6 +61,17 @@ METHODS = {
     "compile": compile_times.METHOD,
     "numerics": numerics.METHOD,
 }
+PARTS = {"fitted": False, "judged": True}
+"""What --part may name, and what `Case.is_judged` is there."""
+
+
+def judged_of(part: str | None) -> bool | None:
+    """What `Case.is_judged` is in the part that was asked for; None for all."""
+    if part not in (None, *PARTS):
+        raise UsageError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
+    return None if part is None else PARTS[part]
+
+
 CONTENDERS = {
     "einsum": tuple(dict.fromkeys((*einsum.CONTENDERS, *skip_head_mid.CONTENDERS))),
     "casts": casts.CONTENDERS,
@@ -92,9 +103,10 @@ def run(
     only: str | None = None,
     minutes: float | None = None,
     commit: str | None = None,
+    part: str | None = None,
 ) -> bool:
     """Measure, write the result file and print the tables. Tell whether all products of this package were right."""
-    steps = _steps(kind, quick, with_sustained, plot, shapes, only)
+    steps = _steps(kind, quick, with_sustained, plot, shapes, only, part)
     console = table.make_console()
     report = Report(machine.header(kind, METHODS.get(kind, products.METHOD), commit))
     path = out or report.default_path()
@@ -149,7 +161,13 @@ Steps = tuple[int, Callable[[Callable[[list[Row]], None], Callable[[str], None]]
 
 
 def _steps(
-    kind: str, quick: bool, with_sustained: bool, plot: Path | None, shapes: str | None, only: str | None
+    kind: str,
+    quick: bool,
+    with_sustained: bool,
+    plot: Path | None,
+    shapes: str | None,
+    only: str | None,
+    part: str | None,
 ) -> Steps:
     """Check the request and plan it."""
     if kind not in KINDS:
@@ -160,6 +178,9 @@ def _steps(
         _need_matplotlib()
     if shapes is not None and kind not in ("dense", "grouped", *CONTENDERS):
         raise UsageError(f"--shapes chooses products, casts and layers, bench {kind} has its own")
+    if part is not None and (kind not in ("dense", "grouped") or quick or shapes is not None):
+        raise UsageError("--part chooses among all cases of bench dense and grouped; not with --quick or --shapes")
+    is_judged = judged_of(part)
     names = _contenders(kind, only)
     if kind == "compile":
         configs = compile_times.configurations(quick)
@@ -174,7 +195,7 @@ def _steps(
             need_gpu(f"bench {kind}")
             return total, lambda add, announce: measure(only=names, add=add, announce=announce)
         asked_for = cases.parse_shapes(shapes) if shapes is not None else ()
-        chosen = cases.cases_of(kind, quick=quick, shapes=asked_for)
+        chosen = cases.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
     except ValueError as error:
         raise UsageError(str(error)) from error
     need_gpu(f"bench {kind}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .cases import Shape
+from .cases import KINDS, Shape
 from .contenders import FAST, OURS
 from .peers import DEEPGEMM, deepgemm_ratio_to_fast
 from .report import Report, Row, geometric_mean
@@ -46,14 +46,26 @@ def _compare(row: Row, times: dict[tuple[str, str, Shape], float], gpu: str | No
     )
 
 
+def _regime(kind: str, *, is_judged: bool, least: int = 0, most: int | None = None) -> Callable[[Row], bool]:
+    """Rows of a kind that are judged, or that are not, whose first size is within these limits."""
+
+    def belongs(row: Row) -> bool:
+        is_of_part = row.kind == kind and (row.is_judged is True) == is_judged
+        return is_of_part and least <= row.shape[0] and (most is None or row.shape[0] <= most)
+
+    return belongs
+
+
+GROUPED = KINDS[2:]
 REGIMES: tuple[tuple[str, Callable[[Row], bool]], ...] = (
-    ("dense, m <= 128", lambda row: row.kind == "dense" and row.shape[0] <= 128),
-    ("dense, m >= 128", lambda row: row.kind == "dense" and row.shape[0] >= 128),
-    ("dense_1d1d", lambda row: row.kind == "dense_1d1d"),
-    ("contiguous", lambda row: row.kind == "contiguous"),
-    ("contiguous_uneven", lambda row: row.kind == "contiguous_uneven"),
-    ("masked", lambda row: row.kind == "masked"),
-    ("k_grouped", lambda row: row.kind == "k_grouped"),
+    ("dense, m <= 128", _regime("dense", is_judged=False, most=128)),
+    ("dense, m >= 128", _regime("dense", is_judged=False, least=128)),
+    ("dense_1d1d", _regime("dense_1d1d", is_judged=False)),
+    *((kind, _regime(kind, is_judged=False)) for kind in GROUPED),
+    ("judged, m <= 128", _regime("dense", is_judged=True, most=128)),
+    ("judged, m > 128", _regime("dense", is_judged=True, least=129)),
+    ("judged, dense", _regime("dense", is_judged=True)),
+    *((f"judged, {kind}", _regime(kind, is_judged=True)) for kind in GROUPED),
 )
 
 
@@ -66,6 +78,8 @@ class Summary:
     to_fast: float | None
     to_deepgemm: float | None
     fraction_of_floor: float | None
+    worst: Comparison | None
+    """The one that is furthest behind cuBLASLt's fast product."""
 
 
 def summaries(compared: Sequence[Comparison]) -> list[Summary]:
@@ -81,6 +95,7 @@ def summaries(compared: Sequence[Comparison]) -> list[Summary]:
                     geometric_mean(each.to_fast for each in inside if each.to_fast),
                     geometric_mean(each.to_deepgemm for each in inside if each.to_deepgemm),
                     geometric_mean(each.row.fraction_of_floor for each in inside if each.row.fraction_of_floor),
+                    max((each for each in inside if each.to_fast), key=lambda each: each.to_fast or 0.0, default=None),
                 )
             )
     return found

@@ -42,6 +42,8 @@ class Row:
     bytes: int | None = None
     fast_shape: Shape | None = None
     """The dense shape whose `cublaslt_fast` is this case's yardstick."""
+    is_judged: bool | None = None
+    """Whether the case is there to judge by; None for new shapes and in files that are older than this field."""
     kernels: tuple[str, ...] = ()
     """Kernels that one call launched."""
     parts: dict[str, float] | None = field(default=None, hash=False)
@@ -77,6 +79,7 @@ class Row:
             operations=computed.operations,
             bytes=computed.bytes,
             fast_shape=case.fast_shape,
+            is_judged=case.is_judged,
             **more,
         )
 

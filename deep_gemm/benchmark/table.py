@@ -314,12 +314,17 @@ def _product_table(report: Report, compared: list[Comparison], mode: str) -> Tab
 def _summary_table(compared: list[Comparison]) -> Table | None:
     table = _table("geometric means")
     table.add_column("regime")
-    for heading in ("shapes", "/ fast", "/ DeepGEMM*", "of floor"):
+    for heading in ("shapes", "/ fast", "/ DeepGEMM*", "of floor", "worst / fast"):
         table.add_column(heading, justify="right")
+    table.add_column("at")
     for each in summaries(compared):
         ratios = _ratio(each.to_fast), _ratio(each.to_deepgemm)
-        table.add_row(each.regime, str(each.count), *ratios, _percent(each.fraction_of_floor))
+        table.add_row(each.regime, str(each.count), *ratios, _percent(each.fraction_of_floor), *_worst(each.worst))
     return table if table.row_count else None
+
+
+def _worst(worst: Comparison | None) -> tuple[str, str]:
+    return ("", "") if worst is None else (_ratio(worst.to_fast), "x".join(map(str, worst.row.shape)))
 
 
 def contest_table(rows: Iterable[Sequence[str]]) -> Table:

@@ -102,9 +102,9 @@ class Judgement:
         return [Row.of(self.contest.case, name, "cold", time.spread, config=time.config) for name, time in named]
 
 
-def audit_contests(gpu: Gpu) -> list[Contest]:
-    """Enter all dense shapes of the benchmark, weight gradients too, and some at random."""
-    cases = [*cases_of("dense"), *(Case("dense", shape) for shape in random_shapes(RANDOM_SHAPES))]
+def audit_contests(gpu: Gpu, is_judged: bool | None = None) -> list[Contest]:
+    """Enter all dense shapes of the benchmark or a part of them, weight gradients too, and some at random."""
+    cases = [*cases_of("dense", is_judged=is_judged), *(Case("dense", shape) for shape in random_shapes(RANDOM_SHAPES))]
     return [Contest.of(case, DENSE_OUTPUTS[case.kind], gpu) for case in cases]
 
 

@@ -23,7 +23,7 @@ from ..jit import CompilerMissing
 from ..settings import settings
 from . import machine, table, tune, tune_collect, tune_fit, tune_samples
 from .cases import Case, parse_shapes
-from .command import UsageError, need_gpu, with_progress
+from .command import UsageError, judged_of, need_gpu, with_progress
 from .contenders import OURS
 from .products import GpuLostError, raise_if_lost, reason
 from .report import Report, Row, write_whole
@@ -51,6 +51,7 @@ def run(
     shapes: str | None = None,
     output: str | None = None,
     out: Path | None = None,
+    part: str | None = None,
     commit: str | None = None,
     verbose: bool = False,
 ) -> bool:
@@ -69,6 +70,9 @@ def run(
         raise UsageError(f"--output is for --shapes; {asked_for[0]} has products of its own")
     if commit is not None and not (audit or collect):
         raise UsageError(f"--commit is for --audit and --collect; {asked_for[0]} records none")
+    if part is not None and not audit:
+        raise UsageError(f"--part is for --audit; {asked_for[0]} has products of its own")
+    is_judged = judged_of(part)
     if minutes is not None and not (collect and minutes > 0):
         raise UsageError(f"--minutes is for --collect, and above 0, got {minutes}")
     if fit:
@@ -77,7 +81,9 @@ def run(
     try:
         if collect:
             return session.collect(DEFAULT_MINUTES if minutes is None else minutes, out, commit)
-        return session.audit(out, commit) if audit else session.tune(_cases(shapes or ""), _output(output), out)
+        return (
+            session.audit(is_judged, out, commit) if audit else session.tune(_cases(shapes or ""), _output(output), out)
+        )
     except CompilerMissing as error:
         raise UsageError(str(error)) from error
 
@@ -120,10 +126,10 @@ class _Session:
         self.failures: list[tuple[Contest, str]] = []
         self.stopped: str | None = None
 
-    def audit(self, out: Path | None, commit: str | None) -> bool:
+    def audit(self, is_judged: bool | None, out: Path | None, commit: str | None) -> bool:
         """Compare what is chosen with the best, and keep all times in a result file."""
         try:
-            contests = tune.audit_contests(_gpu())
+            contests = tune.audit_contests(_gpu(), is_judged)
         except ValueError as error:  # of a table in force
             raise UsageError(str(error)) from error
         report = Report(machine.header("audit", tune.METHOD, commit))

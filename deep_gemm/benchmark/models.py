@@ -1,4 +1,4 @@
-"""Sizes of models, and the products that a GPU runs for them: what `compile --model` compiles.
+"""Sizes of models, and the products that a GPU runs for them: what `compile --model` compiles, and `grid.py` measures.
 
 The sizes are those of `config.json` beside each model's public weights, under these names:
 
