@@ -52,6 +52,11 @@ BANDWIDTH_WEIGHTS = (
 RATE_DEPTHS = (4096, 8192, 16384)
 """Depths of a product that gives each SM one tile: what a block of k takes is the slope."""
 
+PITCHES = (16, 32, 64)
+"""Bytes beyond a multiple of 128 from one row to the next."""
+PITCH_SIZES = ((100, 4096, 4096), (1000, 4096, 4096), (333, 8192, 2048), (4000, 2048, 4096))
+"""Products that are timed with k longer by each of these."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -68,7 +73,7 @@ class Sample:
     is_fitted: bool = True
     """Whether the fit may see it; it is judged by the others."""
     purpose: str = "choice"
-    """"choice", or the fact of the GPU that it shows: "launch", "bandwidth", "rate"."""
+    """"choice", or the fact of the GPU that it shows: "launch", "bandwidth", "rate", "pitch"."""
 
     @property
     def name(self) -> str:
@@ -98,7 +103,7 @@ def samples(num_sms: int) -> list[Sample]:
 
 
 def fact_samples(num_sms: int) -> list[Sample]:
-    """Products that show what a launch, reading a weight, and multiplying take."""
+    """Products that show what a launch, reading a weight, multiplying, and rows across lines of the L2 take."""
     bf16 = Output()
     high = max(i for i in range(1, num_sms + 1) if num_sms % i == 0 and i * i <= num_sms)  # 11 x 12 tiles for 132 SMs
     rows, columns = 128 * (num_sms // high), 256 * high
@@ -106,6 +111,7 @@ def fact_samples(num_sms: int) -> list[Sample]:
         *(Sample(bf16, *sizes, purpose="launch") for sizes in LAUNCH_SIZES),
         *(Sample(bf16, 8, n, k, purpose="bandwidth") for n, k in BANDWIDTH_WEIGHTS),
         *(Sample(bf16, rows, columns, k, purpose="rate") for k in RATE_DEPTHS),
+        *(Sample(bf16, m, n, k + more, purpose="pitch") for m, n, k in PITCH_SIZES for more in PITCHES),
     ]
 
 

@@ -37,6 +37,8 @@ MOST_DECODE_ROWS = 128
 CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 8: (15, 30)}
 """By their CTAs how many clusters 132 SMs run at a time, with one and with two CTAs on an SM: the driver says so."""
 NUM_SMS = 132
+SECTOR_BYTES = 32
+"""The L2 gives parts of so many bytes of its lines of 128."""
 
 
 class Estimate(NamedTuple):
@@ -158,11 +160,18 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
         at_once,
         uncrowded,
         share * block_us + tile_us,
-        (rows + columns) * blocks * timings.straddling_ps / 1e6 if k % BLOCK_K else 0.0,
+        (rows + columns) * blocks * _straddling_ps(k, timings) / 1e6,
         tile.block_m + 1 if tile.cluster_m > 1 else 1,
         0 if never else MOST_DECODE_ROWS if tile.is_decode else sys.maxsize,
         never,
     )
+
+
+def _straddling_ps(k: int, timings: Timings) -> float:
+    """What the L2 takes for 128 bytes of a row beyond what multiplying hides, by where rows begin."""
+    if k % BLOCK_K == 0:
+        return 0.0
+    return timings.across_sectors_ps if k % SECTOR_BYTES else timings.across_lines_ps
 
 
 @lru_cache(maxsize=2048)

@@ -48,8 +48,10 @@ class Timings:
     """What it takes besides for an element of a tile if C is added: it is read only then."""
     add_us: float
     """What adding a tile of 256x128 to D takes along k. The next tile hides it if it has enough blocks of k."""
-    straddling_ps: float
+    across_lines_ps: float
     """What the L2 takes for 128 bytes of a row across two of its lines, as they lie if k is no multiple of 128."""
+    across_sectors_ps: float
+    """The same across five of its sectors of 32 bytes instead of four: if k is no multiple of 32 either."""
     by_row: float
     """How much longer a block of k takes if B has a scale for each row."""
     find_us: float
