@@ -1,7 +1,11 @@
-"""What each kind of product aims at, beside what was measured: python docs/write_aims.py sustained.json > docs/aims.md
+"""What each kind of product aims at, beside what was measured.
 
-Times of one call are those of the peers' sessions (deep_gemm/benchmark/peers.json), in which DeepGEMM and cuBLASLt
-were measured beside this package. Sustained times are those of a result file of `bench dense --sustained`.
+    cd benchmarks/results
+    python ../../docs/write_aims.py dense.json dense-h100.json sustained.json > ../../docs/aims.md
+
+Judged shapes are those of two result files of `bench dense`, one for each GPU. Other times of one call are those of the
+peers' sessions (deep_gemm/benchmark/peers.json), in which DeepGEMM and cuBLASLt were measured beside this package.
+Sustained times are those of a result file of `bench dense --sustained`.
 """
 
 from __future__ import annotations
@@ -24,8 +28,12 @@ H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 class Products:
     """The products of one kind in a run, and the ratios of our times to others'."""
 
-    def __init__(self, report: Report, kind: str, mode: str = "cold") -> None:
-        self.compared = [each for each in comparisons(report, mode) if each.row.kind == kind and each.row.us]
+    def __init__(self, report: Report, kind: str, mode: str = "cold", *, is_judged: bool = False) -> None:
+        self.compared = [
+            each
+            for each in comparisons(report, mode)
+            if each.row.kind == kind and each.row.us and (each.row.is_judged is True) == is_judged
+        ]
         self.others = {
             (row.contender, row.shape): row.us for row in report.rows if (row.kind, row.mode) == (kind, mode) and row.us
         }
@@ -90,6 +98,22 @@ class Table:
 
     def _add(self, what: str, aim: str, measured: str, *, met: bool, h100: str) -> None:
         self.lines.append(f"| {what} | {aim} | {measured}{'' if met else ', **missed**'} | {h100} |")
+
+
+def judged(table: Table, h200: Report, h100: Report) -> None:
+    """Shapes that nothing was tuned to, and those of the peers' sessions, in one run on each GPU."""
+    new = [Products(report, "dense", is_judged=True) for report in (h200, h100)]
+    known = [Products(report, "dense") for report in (h200, h100)]
+    parts: tuple[tuple[str, float, Choice], ...] = (
+        ("judged", 0.94, lambda _: True),
+        ("judged, m <= 128", 0.86, lambda s: s[0] <= 128),
+        ("judged, m > 128", 1.00, lambda s: s[0] > 128),
+    )
+    for words, aim, choice in parts:
+        table.mean(f"cuBLASLt fast, {words}, geometric mean", aim, *(each.to_fast(choice) for each in new))
+    table.worst("the same, worst of all", 1.12, *(each.to_fast(lambda _: True) for each in new))
+    table.mean("DeepGEMM*, 67 shapes, geometric mean", 0.85, *(each.to_deepgemm(lambda _: True) for each in known))
+    table.worst("the same, worst", 1.03, *(each.to_deepgemm(lambda _: True) for each in known))
 
 
 def dense(table: Table, h200: Products, h100: Products, sustained: Products) -> None:
@@ -159,9 +183,11 @@ def grouped(table: Table, h200: Report, h100: Report) -> None:
 
 def page(files: Iterable[Path]) -> str:
     """All of it."""
-    (file,) = files
+    *dense_files, file = files
     h200, h100, sustained = sessions()[H200], sessions()[H100], Report.load(file)
-    table = Table()
+    new = [Report.load(each) for each in dense_files]
+    table, of_new = Table(), Table()
+    judged(of_new, *new)
     products = Products(h200, "dense"), Products(h100, "dense")
     dense(table, *products, Products(sustained, "dense", "sustained"))
     weight_gradients(table, Products(h200, "dense_1d1d"), Products(h100, "dense_1d1d"))
@@ -173,6 +199,18 @@ def page(files: Iterable[Path]) -> str:
             "",
             "Is it as fast as it should be? Each line is a ratio of times, ours over another's: below 1 this package",
             "is faster. The aims are set for the H200; the H100 stands beside it.",
+            "",
+            "## Shapes that nothing was tuned to",
+            "",
+            "The judged part of the [benchmark's cases](benchmark.md#cases), measured",
+            f"{new[0].header['date'][:10]} at commit {new[0].header['commit']}: "
+            + " and ".join(f"`{each.name}`" for each in dense_files)
+            + ".",
+            "DeepGEMM*: its ratio to cuBLASLt fast in the sessions below, times what fast took in this run.",
+            "",
+            *of_new.lines,
+            "",
+            "## Beside the original",
             "",
             f"Measured {h200.header['date']} at commit {h200.header['commit']} on an H200 and an H100 (SXM), every",
             "contender of a shape in one process ([method](benchmark.md#rivals)). The sustained figure is from",
