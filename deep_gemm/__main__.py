@@ -405,6 +405,7 @@ def bench(
     shapes: Annotated[str | None, typer.Option(help="only these shapes: '64,2112,7168;4096,7168,2048'")] = None,
     only: Annotated[str | None, typer.Option(help="casts and layers: only these, as 'deep_gemm,copy'")] = None,
     minutes: Annotated[float | None, typer.Option(help="begin nothing new after this time")] = None,
+    processes: Annotated[int | None, typer.Option(help="distributed: how many; one for each GPU unless given")] = None,
     part: Annotated[str | None, typer.Option(help="dense, grouped: only what is 'fitted', or 'judged'")] = None,
     commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
 ) -> None:
@@ -423,6 +424,7 @@ def bench(
             minutes=minutes,
             commit=commit,
             part=part,
+            processes=processes,
         )
     except UsageError as error:
         typer.echo(str(error), err=True)

@@ -763,8 +763,8 @@ def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> N
     [
         (
             ("int8",),
-            "kind: expected one of dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, host, compile, "
-            "numerics, got 'int8'",
+            "kind: expected one of dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, "
+            "distributed, host, compile, numerics, got 'int8'",
         ),
         (("compile", "--plot", "x.png"), "--plot draws products and layers, bench compile has none"),
         (("host", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers, bench host has its own"),

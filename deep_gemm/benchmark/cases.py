@@ -78,7 +78,7 @@ QUICK: dict[str, tuple[Shape, ...]] = {
 }
 
 
-NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,10 @@ def random_shapes(count: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def parse_shapes(text: str, lengths: Sequence[int] = (3, 4), example: str = "64,2112,7168") -> list[Shape]:
-    """Read `m,n,k;m,n,k`, or shapes of as many numbers as `lengths` allow.
+def parse_shapes(
+    text: str, lengths: Sequence[int] = (3, 4), example: str = "64,2112,7168", least_last: int = 1
+) -> list[Shape]:
+    """Read `m,n,k;m,n,k`, or shapes of as many numbers as `lengths` allow, the last of which may be `least_last`.
 
     >>> parse_shapes("64,2112,7168; 4096,7168,2048")
     [(64, 2112, 7168), (4096, 7168, 2048)]
@@ -253,7 +255,7 @@ def parse_shapes(text: str, lengths: Sequence[int] = (3, 4), example: str = "64,
             shape = tuple(int(number) for number in part.split(","))
         except ValueError:
             shape = ()
-        if len(shape) not in lengths or min(shape) < 1:
+        if len(shape) not in lengths or min(*shape[:-1], shape[-1] + 1 - least_last) < 1:
             raise ValueError(f"shapes: expected {count} positive integers like {example}, got {part!r}")
         shapes.append(shape)
     if not shapes:

@@ -20,6 +20,7 @@ from . import (
     cases,
     casts,
     compile_times,
+    distributed,
     einsum,
     experts,
     hc,
@@ -44,6 +45,7 @@ KINDS = (
     "attention",
     "hc",
     "bf16",
+    "distributed",
     "host",
     "compile",
     "numerics",
@@ -57,6 +59,7 @@ METHODS = {
     "attention": attention.METHOD,
     "hc": hc.METHOD,
     "bf16": bf16.METHOD,
+    "distributed": distributed.METHOD,
     "host": host.METHOD,
     "compile": compile_times.METHOD,
     "numerics": numerics.METHOD,
@@ -80,6 +83,7 @@ CONTENDERS = {
     "attention": attention.CONTENDERS,
     "hc": hc.CONTENDERS,
     "bf16": bf16.CONTENDERS,
+    "distributed": distributed.CONTENDERS,
 }
 """What --only may name."""
 
@@ -104,9 +108,10 @@ def run(
     minutes: float | None = None,
     commit: str | None = None,
     part: str | None = None,
+    processes: int | None = None,
 ) -> bool:
     """Measure, write the result file and print the tables. Tell whether all products of this package were right."""
-    steps = _steps(kind, quick, with_sustained, plot, shapes, only, part)
+    steps = _steps(kind, quick, with_sustained, plot, shapes, only, part, processes)
     console = table.make_console()
     report = Report(machine.header(kind, METHODS.get(kind, products.METHOD), commit))
     path = out or report.default_path()
@@ -168,6 +173,7 @@ def _steps(
     shapes: str | None,
     only: str | None,
     part: str | None,
+    processes: int | None,
 ) -> Steps:
     """Check the request and plan it."""
     if kind not in KINDS:
@@ -181,7 +187,11 @@ def _steps(
     if part is not None and (kind not in ("dense", "grouped") or quick or shapes is not None):
         raise UsageError("--part chooses among all cases of bench dense and grouped; not with --quick or --shapes")
     is_judged = judged_of(part)
+    if processes is not None and kind != "distributed":
+        raise UsageError(f"--processes is for bench distributed; bench {kind} runs in one")
     names = _contenders(kind, only)
+    if kind == "distributed":
+        return _distributed(quick, shapes, names, processes)
     if kind == "compile":
         configs = compile_times.configurations(quick)
         return len(configs), lambda add, announce: compile_times.measure(configs, add=add, announce=announce)
@@ -210,6 +220,39 @@ def _numerics(chosen: Sequence[numerics.Step]) -> Steps:
     """Compare each product with FP64, on the GPU if there is one."""
     device = "cuda" if has_gpu() else "cpu"
     return len(chosen), lambda add, announce: numerics.measure(chosen, device, add=add, announce=announce)
+
+
+def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processes: int | None) -> Steps:
+    """Mixtures over processes, one for each GPU; without GPUs small ones over Gloo."""
+    gpus = torch.cuda.device_count()
+    count = processes if processes is not None else gpus or 2
+    if count < 1 or (gpus and count > gpus):
+        raise UsageError(f"processes: expected 1 to {gpus or 'some'}, as many as GPUs, got {count}")
+    if shapes is not None:
+        try:
+            chosen: Sequence[Any] = cases.parse_shapes(shapes, (distributed.NUMBERS,), "256,6,128,4096,2048,0", 0)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    elif gpus:
+        chosen = distributed.QUICK if quick else distributed.SHAPES
+    elif quick:
+        chosen = distributed.WITHOUT_GPU
+    else:
+        raise UsageError("bench distributed measures GPUs and found none; --quick and --shapes run anywhere")
+    for shape in chosen:
+        if shape[0] % count or shape[1] > shape[0]:
+            raise UsageError(f"shapes: expected experts for {count} processes to share, at least top-k, got {shape}")
+    return len(chosen), partial(_measure_distributed, chosen, count, names)
+
+
+def _measure_distributed(
+    chosen: Sequence[Any],
+    count: int,
+    names: Sequence[str],
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    distributed.measure(chosen, count, only=names, add=add, announce=announce)
 
 
 def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, Callable[..., None]]:

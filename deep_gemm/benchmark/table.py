@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import einsum, numerics, skip_head_mid
+from . import distributed, einsum, numerics, skip_head_mid
 from .casts import COMPILED, COPY, EAGER
 from .compare import Comparison, comparisons, summaries
 from .contenders import BF16, BLOCKWISE, FAST, OURS
@@ -19,6 +19,8 @@ from .tune_fit import Regret
 from .yardsticks import yardsticks_of
 
 WIDTH_WITHOUT_TERMINAL = 160
+SHORT = {"nccl_fixed": "fixed", "product_alone": "products"}
+"""Names of contenders that are long for a table."""
 
 
 def make_console() -> Console:
@@ -43,6 +45,9 @@ def print_report(report: Report, console: Console) -> None:
         for part in _linear_tables(report) if report.kind == "linear" else _experts_tables(report):
             console.print(part)
         _print_failures(report, console)
+    elif report.kind == "distributed":
+        console.print(_distributed_table(report))
+        console.print("microseconds of the slowest process; more: the fastest way over the products alone")
     elif report.kind == "einsum":
         console.print(_einsum_table(report))
         console.print(_into_heads_table(report))
@@ -255,6 +260,33 @@ def _experts_tables(report: Report) -> list[Table]:
     for (num_experts, *sizes), of_weights in ratios.items():
         means.add_row(str(num_experts), "x".join(map(str, sizes)), str(len(of_weights)), *_means(of_weights))
     return [table, means]
+
+
+def _distributed_table(report: Report) -> Table:
+    """What each way took, and what the layer takes beside its products on the busiest process."""
+    table = _table("distributed", gap=2)
+    for heading in ("kind", "experts", "tokens", "hidden", "skew"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for name in distributed.CONTENDERS:
+        table.add_column(SHORT.get(name, name), justify="right")
+    table.add_column("more", justify="right")
+    found: dict[tuple[str, tuple[int, ...]], dict[str, float | None]] = {}
+    for row in report.rows:
+        found.setdefault((row.kind, row.shape), {})[row.contender] = row.us
+    for (kind, shape), us in found.items():
+        experts, _, tokens, hidden, _, skew = shape
+        alone = us.get(ALONE)
+        ways = [each for name, each in us.items() if each and name != ALONE]
+        table.add_row(
+            kind,
+            str(experts),
+            str(tokens),
+            str(hidden),
+            str(skew),
+            *(_figure(us.get(name)) for name in distributed.CONTENDERS),
+            _figure(min(ways) - alone) if ways and alone else "",
+        )
+    return table
 
 
 def _beside(report: Report) -> list[tuple[Row, dict[str, float]]]:

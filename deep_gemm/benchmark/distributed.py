@@ -1,0 +1,315 @@
+"""Mixtures of experts over the processes of a group: the layer, its way there and its way back, each beside others.
+
+Each process has a GPU, or none has one. Rank 0 tells the process that started them what was measured.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import groupby, product
+from multiprocessing.queues import Queue
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from ..distributed import Experts, message, owned_experts
+from ..distributed.by_group import Everywhere, Facts, Plan, all_gather, make_plan
+from ..distributed.owners import local_ids
+from ..layers import activate_rows, product_of_rows
+from ..problem import ExpertRows
+from ..problem.checks import Operand
+from ..quantize import Quantized
+from ..routing import expert_rows, gather_cast_to_fp8
+from ..scales import get_mn_major_tma_aligned_tensor
+from .cases import Shape
+from .experts import weights_of
+from .layers import ALONE
+from .products import reason
+from .report import Row
+from .timing import L2Flush, Spread
+
+GROUP, GROUP_FIXED = "nccl", "nccl_fixed"
+CONTENDERS = (GROUP, GROUP_FIXED, ALONE)
+LAYER, DISPATCH, COMBINE = "ep_layer", "ep_dispatch", "ep_combine"
+NUMBERS = 6
+"""Of a shape: experts, top-k, tokens of each process, hidden, intermediate, and the exponent of Zipf's law."""
+REPEATS, WARM_UPS = 30, 3
+REPEATS_ON_CPU = 5
+MOST_FIXED_TOKENS = 1024
+"""The decode form has room for every token of every process on every expert: too much for more of them."""
+SECONDS = 120
+"""How long a process waits for another one."""
+METHOD = (
+    "distributed: a process for each GPU (without GPUs: CPU tensors over Gloo, by the clock), random routes, top-k of "
+    "all experts, each process with the same number of tokens; shapes are experts, top-k, tokens of each process, "
+    "hidden, intermediate, exponent of Zipf's law by which experts are chosen (0: all alike); before each call a "
+    "512 MB fill and an all_reduce, then the call between CUDA events, launches included; of each call the slowest "
+    f"process, of {REPEATS} calls the median, least and most. nccl: the prefill form, with its wait of the host; "
+    "nccl_fixed: the decode form, the layer as a replayed CUDA graph; ep_layer: the whole, ep_dispatch: rows on their "
+    "way to the experts, ep_combine: sums on their way back and added up; product_alone: both products of a process's "
+    "rows, which the busiest has most of, without anything between. Both forms checked: the same bits"
+)
+MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072))
+TOKENS = (1, 8, 32, 128, 512, 1024, 4096, 8192)
+SHAPES: tuple[Shape, ...] = tuple(
+    (experts, topk, tokens, hidden, intermediate, skew)
+    for experts, topk, hidden, intermediate in MODELS
+    for skew, tokens in product((0, 1), TOKENS)
+)
+QUICK = tuple(shape for shape in SHAPES[:8] if shape[2] in (1, 128, 4096))
+WITHOUT_GPU: tuple[Shape, ...] = ((8, 2, 16, 256, 128, 0), (8, 2, 16, 256, 128, 1))
+"""What a CPU computes within seconds."""
+
+Say = Callable[[str, Any], None]
+
+
+def measure(
+    shapes: Sequence[Shape],
+    processes: int,
+    *,
+    only: Sequence[str] = (),
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Start the processes, and hear from them until they are done."""
+    context = multiprocessing.get_context("spawn")
+    heard = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        running = spawn(_process, (processes, str(store), shapes, only, heard), processes, join=False)  # type: ignore[no-untyped-call]
+        try:
+            while True:
+                try:
+                    what, value = heard.get(timeout=1)
+                except Empty:
+                    running.join(timeout=0)  # raises what a process failed with
+                    continue
+                if what == "done":
+                    break
+                (add if what == "rows" else announce)(value)
+            while not running.join():
+                pass
+        finally:
+            for each in running.processes:
+                each.terminate()
+
+
+def _process(
+    rank: int, processes: int, store: str, shapes: Sequence[Shape], only: Sequence[str], heard: Queue[Any]
+) -> None:
+    """One process: all go through the same steps, as a collective needs them all."""
+    on_gpus = torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if on_gpus else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=processes,
+        timeout=timedelta(seconds=SECONDS),
+    )
+
+    def say(what: str, value: Any) -> None:
+        if rank == 0:
+            heard.put((what, value))
+
+    try:
+        clock = Clock(torch.device("cuda", rank) if on_gpus else torch.device("cpu"))
+        for (experts, _, hidden, intermediate), alike in groupby(shapes, key=lambda s: (s[0], s[1], s[3], s[4])):
+            weights = _weights(experts, hidden, intermediate, clock.device)
+            for shape in alike:
+                say("step", f"{LAYER} {'x'.join(map(str, shape))}")
+                say("rows", rows_of(shape, weights, clock, only))
+        say("done", None)
+    finally:
+        dist.destroy_process_group()
+
+
+def _weights(experts: int, hidden: int, intermediate: int, device: torch.device) -> tuple[Operand, Operand]:
+    here = owned_experts(experts)
+    found = weights_of(here.stop - here.start, hidden, intermediate, str(device))
+    return found.w1, found.w2
+
+
+class Clock:
+    """Times of calls that all processes make."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.flush = L2Flush() if device.type == "cuda" else None
+        self.one = torch.ones(1, device=device)
+
+    def times(self, call: Callable[[], object]) -> Spread:
+        """Microseconds of the slowest process. All begin as an all_reduce ends, so nearly together."""
+        repeats = REPEATS if self.flush else REPEATS_ON_CPU
+        for _ in range(WARM_UPS):
+            call()
+        mine = torch.tensor([self._once(call) for _ in range(repeats)], dtype=torch.float64, device=self.device)
+        of_all = mine.new_empty(dist.get_world_size() * repeats)
+        all_gather(of_all, mine)
+        slowest = of_all.view(-1, repeats).amax(dim=0).tolist()
+        return Spread.of(slowest)
+
+    def _once(self, call: Callable[[], object]) -> float:
+        if self.flush is None:
+            dist.barrier()
+            begin = time.perf_counter()
+            call()
+            return (time.perf_counter() - begin) * 1e6
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self.flush()
+        dist.all_reduce(self.one)
+        first.record()
+        call()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) * 1e3
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one contender does of the layer."""
+
+    kind: str
+    contender: str
+    call: Callable[[], Any]
+
+
+class Work:
+    """The tokens of this process, and the ways to have them computed."""
+
+    def __init__(self, shape: Shape, weights: tuple[Operand, Operand], device: torch.device) -> None:
+        self.shape, self.weights, self.device = shape, weights, device
+        experts, topk, tokens, hidden, _, skew = shape
+        rank = dist.get_rank()
+        of_all = routes_of_all(experts, topk, tokens, skew, dist.get_world_size())
+        self.ids_of_all = of_all.to(device)
+        self.ids = self.ids_of_all[rank * tokens :][:tokens]
+        g = torch.Generator().manual_seed(1 + rank)
+        self.x = torch.randn(tokens, hidden, generator=g).bfloat16().to(device)
+        self.p = torch.rand(tokens, topk, generator=g).to(device)
+        fixed = tokens if tokens <= MOST_FIXED_TOKENS else None
+        self.layer = Experts(experts, *weights, max_tokens=fixed)
+        self.has_fixed = fixed is not None
+
+    def steps(self) -> Iterator[Step]:
+        """All that is timed."""
+        x, ids, p, layer = self.x, self.ids, self.p, self.layer
+        yield Step(LAYER, GROUP, lambda: layer(x, ids, p))
+        if self.has_fixed:
+            yield Step(LAYER, GROUP_FIXED, _replayed(lambda: layer.decode(x, ids, p), self.device))
+        yield Step(LAYER, ALONE, self._products())
+        plan, sent = self._plan(), message.pack(x, ids, p)
+        sums = torch.empty(sum(plan.receives), x.shape[1], dtype=torch.bfloat16, device=self.device)
+        yield Step(DISPATCH, GROUP, lambda: plan.dispatch(sent))
+        yield Step(COMBINE, GROUP, lambda: plan.sum_up(plan.back(sums)))
+        if self.has_fixed:
+            everywhere = Everywhere(len(x), self.device, None)
+            back = x.new_empty(everywhere.world_size * len(x), x.shape[1])
+            yield Step(DISPATCH, GROUP_FIXED, lambda: everywhere.dispatch(sent))
+            yield Step(COMBINE, GROUP_FIXED, lambda: everywhere.combine(back, len(x), None))
+
+    def check(self) -> str | None:
+        """What is wrong with the forms: they must agree on every process."""
+        if not self.has_fixed:
+            return None
+        a, b = self.layer(self.x, self.ids, self.p), self.layer.decode(self.x, self.ids, self.p)
+        assert b is not None
+        wrong = torch.tensor([int((a != b).sum())], device=self.device)
+        dist.all_reduce(wrong)
+        count = int(wrong)
+        return f"wrong: {count} elements differ between prefill and decode" if count else None
+
+    def _plan(self) -> Plan:
+        facts = Facts(self.shape[0], self.shape[3], self.shape[1], 0, 0)
+        return make_plan(self.ids, None, facts, self.layer.share.here, None, self.device, None)
+
+    def _products(self) -> Callable[[], None]:
+        """Both grouped products of the rows that come here, given what they multiply."""
+        share, (w1, w2) = self.layer.share, self.weights
+        ids = local_ids(self.ids_of_all, share.first, share.here)
+        ids = ids[(ids >= 0).any(dim=1)]
+        rows = expert_rows(ids, share.here)
+        count = int((ids >= 0).sum())
+        rows = rows._replace(token_of=rows.token_of[:count], ids=rows.ids[:count])
+        if not count:
+            return lambda: None
+        x = torch.randn(len(ids), share.hidden, dtype=torch.bfloat16, device=self.device)
+        a = _m_major(gather_cast_to_fp8(x, rows))
+        b = activate_rows(product_of_rows(a, w1, rows), rows, None)
+        return lambda: _both(a, w1, b, w2, rows)
+
+
+def _replayed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The call as a CUDA graph, or itself if there is no GPU."""
+    if device.type == "cpu":
+        return call
+    call()  # kernels compile, and NCCL connects
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has a thread that watches
+        call()
+    return graph.replay
+
+
+def _both(a: Quantized, w1: Operand, b: Quantized, w2: Operand, rows: ExpertRows) -> None:
+    product_of_rows(a, w1, rows)
+    product_of_rows(b, w2, rows)
+
+
+def _m_major(a: Quantized) -> Quantized:
+    return a[0], get_mn_major_tma_aligned_tensor(a[1])
+
+
+def routes_of_all(experts: int, topk: int, tokens: int, skew: int, processes: int) -> Tensor:
+    """Different experts for each token of all processes, the same wherever it is called.
+
+    With `skew` s the expert of place i among all, in random order, is as likely as 1 / (i + 1)^s.
+    """
+    g = torch.Generator().manual_seed(0)
+    likely = (torch.arange(experts) + 1.0).pow(-skew)[torch.randperm(experts, generator=g)]
+    # The largest of log(p) + Gumbel noise are a draw without replacement.
+    noise = -(-torch.rand(tokens * processes, experts, generator=g).log()).log()
+    return (likely.log() + noise).topk(topk).indices
+
+
+def rows_of(shape: Shape, weights: tuple[Operand, Operand], clock: Clock, only: Sequence[str]) -> list[Row]:
+    """Check and time a shape. Every process makes the same calls."""
+    config = f"{dist.get_world_size()} processes"
+    try:
+        work = Work(shape, weights, clock.device)
+        wrong = work.check()
+    except Exception as error:
+        return [Row(LAYER, shape, GROUP, "cold", config=config, failed=reason(error))]
+    if wrong is not None:
+        return [Row(LAYER, shape, GROUP, "cold", config=config, failed=wrong)]
+    found = []
+    for step in work.steps():
+        if only and step.contender not in only:
+            continue
+        spread = clock.times(step.call)
+        found.append(
+            Row(
+                step.kind,
+                shape,
+                step.contender,
+                "cold",
+                us=spread.us,
+                us_min=spread.us_min,
+                us_max=spread.us_max,
+                config=config,
+            )
+        )
+    return found

@@ -1,0 +1,76 @@
+"""`bench distributed`: two processes over Gloo on this machine, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from deep_gemm.benchmark import command, distributed, table
+from deep_gemm.benchmark.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER
+from deep_gemm.benchmark.layers import ALONE
+from deep_gemm.benchmark.report import Report, Row
+
+SHAPE = (4, 2, 6, 256, 128, 1)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the processes that it starts see none either
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+def test_two_processes_measure_the_layer_and_its_ways(
+    no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.json"
+    assert command.run("distributed", shapes=",".join(map(str, SHAPE)), processes=2, out=path, commit="abc")
+    rows = Report.load(path).rows
+    assert {(row.kind, row.contender) for row in rows} == {
+        *((LAYER, name) for name in (GROUP, GROUP_FIXED, ALONE)),
+        *((kind, name) for kind in (DISPATCH, COMBINE) for name in (GROUP, GROUP_FIXED)),
+    }
+    for row in rows:
+        assert row.shape == SHAPE and row.config == "2 processes" and row.failed is None
+        assert row.us_min and row.us and row.us_max and 0 < row.us_min <= row.us <= row.us_max
+    assert "ep_combine" in capsys.readouterr().out
+
+
+def test_routes_are_different_experts_and_skew_prefers_few() -> None:
+    even, skewed = (distributed.routes_of_all(64, 4, 500, skew, processes=2) for skew in (0, 1))
+    for routes in (even, skewed):
+        assert routes.shape == (1000, 4)
+        assert all(len(set(row)) == 4 for row in routes.tolist())
+    most = [int(torch.bincount(routes.flatten(), minlength=64).max()) for routes in (even, skewed)]
+    assert most[0] < 100 and most[1] > 500  # 62.5 on average; a third of 4000 draws want the first, 1000 get it at most
+    assert torch.equal(even, distributed.routes_of_all(64, 4, 500, 0, processes=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"kind": "dense", "processes": 2}, "--processes is for bench distributed"),
+        ({"kind": "distributed"}, "found none; --quick and --shapes run anywhere"),
+        ({"kind": "distributed", "quick": True, "processes": 0}, "processes: expected 1 to"),
+        ({"kind": "distributed", "shapes": "8,2,8"}, "shapes: expected six positive integers like 256,6,"),
+        ({"kind": "distributed", "shapes": "5,2,6,256,128,0"}, "expected experts for 2 processes to share"),
+        ({"kind": "distributed", "quick": True, "only": "torch"}, "only: expected some of nccl, nccl_fixed"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(no_gpu: None, arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(command.UsageError, match=re.escape(says)):
+        command.run(**arguments)  # type: ignore[arg-type]
+
+
+def test_its_table_fits_a_terminal() -> None:
+    shape = (384, 6, 8192, 7168, 3072, 1)
+    rows = [Row(kind, shape, name, "cold", us=12345.6) for kind in (LAYER, DISPATCH) for name in distributed.CONTENDERS]
+    console = Console(width=80, record=True)
+    header = {"kind": "distributed", "commit": "abc", "machine": {"gpu": "NVIDIA H200"}}
+    table.print_report(Report(header, rows), console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("12345.6  12345.6   12345.6" in line for line in lines) == 2
