@@ -109,6 +109,11 @@ uint32_t atom_add(uint32_t* p, uint32_t value) {
   return before;
 }
 
+uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) { return atom_add(p, value); }
+void st_release_sys_b32(uint32_t* p, uint32_t value) { global_store(p, value, "st_release_sys_b32"); }
+uint32_t ld_acquire_sys_b32(const uint32_t* p) { return global_load<uint32_t>(p, "ld_acquire_sys_b32"); }
+uint64_t global_timer() { return machine->now; }
+
 float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float mul_rn(float a, float b) { return a * b; }
