@@ -1,7 +1,7 @@
 """Calls of several ranks of a node, one after another: what the kernels that write to peers are given, and must give.
 
-Each call of a rank is send_rows, a copy of all that came (sim_kernels/keep_room.cuh), return_sums, and the sum over ranks. The
-products in between are made up: their rows are random, and known before.
+Each call of a rank is send_rows, a copy of all that came (sim_kernels/keep_room.cuh), return_sums, and the sum over
+ranks. The products in between are made up: their rows are random, and known before.
 """
 
 from __future__ import annotations

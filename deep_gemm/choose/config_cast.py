@@ -118,7 +118,8 @@ class CastConfig:
             "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
             "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
         }
-        return cast_header(self.dtype, constants, switches, vector=self.vector, num_threads=self.num_threads, files=files)
+        vector, num_threads = self.vector, self.num_threads
+        return cast_header(self.dtype, constants, switches, vector=vector, num_threads=num_threads, files=files)
 
 
 class Grain(Enum):

@@ -23,6 +23,7 @@ struct Meeting {
   uint64_t limit;             // of a wait, in nanoseconds
   uint32_t* reached;          // of this rank: its epoch, and how many blocks have counted
   uint32_t* error;            // 1 + the rank that did not come; 0: none
+  uint32_t* report;           // the same in the host's memory, where it is read without waiting for this GPU
   uint32_t rank, ranks;
 };
 
@@ -62,6 +63,7 @@ DEVICE void meet(const Meeting& m, MeetingStorage& shared) {
   while (static_cast<int32_t>(ptx::ld_acquire_sys_b32(flag_of(m, m.rank, thread)) - epoch) < 0) {
     if (ptx::global_timer() - start <= m.limit) continue;
     ptx::st_global_b32(m.error, thread + 1);
+    ptx::st_global_b32(m.report, thread + 1);
     return;
   }
 }

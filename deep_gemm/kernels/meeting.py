@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-import torch
 from torch import Tensor
 
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
@@ -18,7 +17,7 @@ MAX_ROW_BYTES = 32768
 STORAGE_BYTES = 8
 """Size of `MeetingStorage`."""
 STATE_WORDS = 5
-"""int32 words of a rank's own: for each way its epoch and the count of its blocks, and whom it missed."""
+"""Words of a rank's own: for each way its epoch and the count of its blocks, and whom it missed."""
 ERROR_WORD = STATE_WORDS - 1
 WORD_BYTES, BF16_BYTES = 4, 2
 FIELDS = (
@@ -27,6 +26,7 @@ FIELDS = (
     Field("meeting.limit", Kind.UINT64),
     Field("meeting.reached", Kind.POINTER),
     Field("meeting.error", Kind.POINTER),
+    Field("meeting.report", Kind.POINTER),
     Field("meeting.rank", Kind.UINT32),
     Field("meeting.ranks", Kind.UINT32),
 )
@@ -112,7 +112,9 @@ class Node:
     addresses: tuple[int, ...]
     rank: int
     state: Tensor
-    """int32 `[STATE_WORDS]`, zeros before the first call."""
+    """int32 `[STATE_WORDS]` on the GPU, zeros before the first call."""
+    report: Tensor
+    """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
     limit: int
     """Of a wait, in nanoseconds."""
 
@@ -125,11 +127,7 @@ class Node:
             "meeting.limit": self.limit,
             "meeting.reached": self.state.data_ptr() + way.value * 2 * WORD_BYTES,
             "meeting.error": self.state.data_ptr() + ERROR_WORD * WORD_BYTES,
+            "meeting.report": self.report.data_ptr(),
             "meeting.rank": self.rank,
             "meeting.ranks": self.room.ranks,
         }
-
-
-def no_state(device: torch.device | None = None) -> Tensor:
-    """The state of a rank before its first call."""
-    return torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
