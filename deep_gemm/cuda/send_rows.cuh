@@ -79,12 +79,19 @@ DEVICE void make_row(const SendParams& p, uint8_t* row, uint32_t token) {
   }
 }
 
+// What sums up the tokens of this rank still runs.
+DEVICE void send_nothing(const SendParams& p) {
+  for (uint32_t i = ptx::block_index() * kNumThreads + ptx::thread_index(); i < p.tokens * p.meeting.ranks;
+       i += ptx::grid_size() * kNumThreads)
+    ptx::st_global_b32(p.row_of + i, kNone);
+}
+
 KERNEL(kNumThreads, kCtasPerSm) send_rows(GRID_CONSTANT SendParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const Meeting& m = p.meeting;
   const uint32_t thread = ptx::thread_index();
   ptx::griddepcontrol_wait();
-  if (!is_whole(m)) return;
+  if (!is_whole(m)) return send_nothing(p);
 #pragma unroll 1
   for (uint32_t token = ptx::block_index(); token < p.max_tokens; token += ptx::grid_size()) {
     const bool is_there = token < p.tokens;
