@@ -6,9 +6,10 @@ import pytest
 
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import gather_weighted, route_rows
+from deep_gemm.kernels import gather_weighted, return_sums, route_rows, send_rows
 from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
 from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
+from deep_gemm.kernels.send_rows import SendConfig, reachable_send
 from deep_gemm.tools.gates import violations
 
 
@@ -23,4 +24,18 @@ def test_gathering_is_what_was_planned_and_fuses_no_addition(config: GatherConfi
     kernel = compile_cubin(gather_weighted.SOURCE, gather_weighted.headers(config), name=gather_weighted.NAME)
     found = report(kernel.cubin, kernel.log)
     assert violations(found, gather_weighted.code_plan(config)) == []
+    assert found.counts["FFMA"] == 0
+
+
+@pytest.mark.parametrize("config", reachable_send(), ids=lambda config: config.name)
+def test_sending_is_what_was_planned(config: SendConfig) -> None:
+    kernel = compile_cubin(send_rows.SOURCE, send_rows.headers(config), name=send_rows.NAME)
+    assert violations(report(kernel.cubin, kernel.log), send_rows.code_plan(config)) == []
+
+
+def test_returning_is_what_was_planned_and_fuses_no_addition() -> None:
+    config = return_sums.CONFIG
+    kernel = compile_cubin(return_sums.SOURCE, return_sums.headers(config), name=return_sums.NAME)
+    found = report(kernel.cubin, kernel.log)
+    assert violations(found, return_sums.code_plan(config)) == []
     assert found.counts["FFMA"] == 0

@@ -17,7 +17,7 @@ VECTOR_BYTES = 16
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def _header(
+def cast_header(
     dtype: torch.dtype,
     constants: Mapping[str, int],
     switches: Mapping[str, bool],
@@ -118,7 +118,8 @@ class CastConfig:
             "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
             "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
         }
-        return _header(self.dtype, constants, switches, vector=self.vector, num_threads=self.num_threads, files=files)
+        vector, num_threads = self.vector, self.num_threads
+        return cast_header(self.dtype, constants, switches, vector=vector, num_threads=num_threads, files=files)
 
 
 class Grain(Enum):
@@ -183,7 +184,7 @@ class TileCastConfig:
             "kSharedBytes": self.shared_bytes,
         }
         switches = {grain.value: grain == self.grain for grain in Grain} | {"kActivates": False}
-        return _header(self.dtype, constants, switches, vector=self.vector, num_threads=self.num_threads, files={})
+        return cast_header(self.dtype, constants, switches, vector=self.vector, num_threads=self.num_threads, files={})
 
 
 @cache

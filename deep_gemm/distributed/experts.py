@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..kernels.meeting import Room
 from ..layers import activate_rows, product_of_rows
 from ..nn.experts import mixture
 from ..nn.gradients import as_autocast_says
@@ -24,6 +25,7 @@ from ..problem.numbers import positive
 from ..quantize import per_block_cast_to_fp8
 from ..routing import expert_rows, gather_weighted, weighted_sum
 from .by_group import Everywhere, Facts, Plan, make_plan, ones
+from .by_peers import Peers, connect, why_not
 from .message import WORD, Arrived, gather, pack, unpack
 from .owners import local_ids
 
@@ -42,6 +44,8 @@ class Experts(torch.nn.Module):
     - `limit`: as for `experts`.
     - `room`: the most rows that may come to this process in the prefill form; no limit if it is None.
     - `max_tokens`: the most tokens of any process in the decode form, the same on each process.
+    - `peer_memory`: the decode form writes straight into the memory of the other GPUs, all of one node, instead of
+      through collectives; `seconds` is how long a GPU waits there for another one.
 
     Every process of the group makes every call, those without tokens too.
     """
@@ -56,6 +60,8 @@ class Experts(torch.nn.Module):
         limit: float | None = None,
         room: int | None = None,
         max_tokens: int | None = None,
+        peer_memory: bool = False,
+        seconds: float = 30.0,
     ) -> None:
         super().__init__()
         self.group = group
@@ -74,7 +80,16 @@ class Experts(torch.nn.Module):
                 self.register_buffer(f"{name}_scales", pair[1])
         device = (w1 if isinstance(w1, Tensor) else w1[0]).device
         most = None if max_tokens is None else integer_in_range("max_tokens", max_tokens, 1)
-        self._everywhere = None if most is None else Everywhere(most, device, group)
+        if peer_memory:
+            reason = why_not(device, dist.get_world_size(group))
+            if most is None:
+                reason = "expected max_tokens beside it, got None"
+            if reason is not None:
+                raise ValueError(f"peer_memory: {reason}")
+        self._seconds = positive("seconds", seconds) if peer_memory else None
+        self._most = most
+        self._everywhere = None if most is None or peer_memory else Everywhere(most, device, group)
+        self._peers: Peers | None = None
 
     def extra_repr(self) -> str:
         """Sizes, for `print`."""
@@ -152,12 +167,15 @@ class Experts(torch.nn.Module):
         rows = self._rows(arrived.ids, routes)
         if not len(rows.ids):
             return torch.zeros(len(arrived.ids), self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
-        w1, w2 = self.weights()
-        h = product_of_rows(gather(arrived, rows), w1, rows)
-        y = product_of_rows(activate_rows(h, rows, self.limit), w2, rows)
-        sums = gather_weighted(y, rows, arrived.weights)
+        sums = gather_weighted(self._products(arrived, rows), rows, arrived.weights)
         assert sums is not None
         return sums
+
+    def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
+        """BF16 results of the experts here, for each of their rows."""
+        w1, w2 = self.weights()
+        h = product_of_rows(gather(arrived, rows), w1, rows)
+        return product_of_rows(activate_rows(h, rows, self.limit), w2, rows)
 
     @torch.no_grad()
     def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
@@ -166,17 +184,40 @@ class Experts(torch.nn.Module):
         The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
         Room is for the worst case (`decode_bytes`). The bits are those of the prefill form. `out`, BF16 `[tokens,
         hidden]`, is as for `experts`. There are no gradients. A mistake is an error on this process alone.
+        With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
+        the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
         """
-        everywhere = self._everywhere
-        if everywhere is None:
+        if self._most is None:
             raise ValueError("max_tokens: expected a number of tokens for the decode form, got None")
         check_tokens(x, topk_ids, topk_weights, self.share, self._device())
         tokens, topk = topk_ids.shape
-        if tokens > everywhere.max_tokens:
-            raise ValueError(f"x: expected at most max_tokens = {everywhere.max_tokens} tokens, got {tokens}")
-        message = everywhere.dispatch(pack(x, topk_ids, topk_weights))
+        if tokens > self._most:
+            raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
+        if self._everywhere is None:
+            peers = self._connected(topk)
+            arrived, goes_to = peers.dispatch(x, topk_ids, topk_weights, self.share.here)
+            rows = expert_rows(arrived.ids, self.share.here)
+            return peers.combine(self._products(arrived, rows), rows.row_of, goes_to, out)
+        message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights))
         sums = self._sums(unpack(message, self.share.hidden, topk), None)
-        return everywhere.combine(sums, tokens, out)
+        return self._everywhere.combine(sums, tokens, out)
+
+    def _connected(self, topk: int) -> Peers:
+        """The peers of this process, connected in the first call; later calls have as many routes for a token."""
+        if self._peers is None:
+            assert self._most is not None and self._seconds is not None
+            room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk)
+            self._peers = connect(room, self._device(), self.group, self._seconds)
+        if topk != self._peers.room.topk:
+            raise ValueError(f"topk_ids: expected {self._peers.room.topk} columns, as in the first call, got {topk}")
+        self._peers.check()
+        return self._peers
+
+    def check(self) -> None:
+        """Raise if, with `peer_memory`, another GPU did not come in time to a call that has run: see `decode`."""
+        if self._peers is not None:
+            torch.cuda.synchronize(self._device())
+            self._peers.check()
 
 
 class _ToExperts(torch.autograd.Function):

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..choose.config_cast import reachable_cast, reachable_tile_casts
-from . import cast_rows, cast_tiles, gather_weighted, lay_scales, plan_paged_contexts, route_rows, sum_slices
+from . import (
+    cast_rows,
+    cast_tiles,
+    gather_weighted,
+    lay_scales,
+    plan_paged_contexts,
+    return_sums,
+    route_rows,
+    send_rows,
+    sum_slices,
+)
 from .launch import Config, OrdinaryKernel
 
 Reachable = tuple[OrdinaryKernel[Any], Sequence[Config]]
@@ -20,6 +30,8 @@ def reachable_ordinary() -> list[Reachable]:
         (cast_tiles.KERNEL, reachable_tile_casts()),
         (route_rows.KERNEL, route_rows.reachable_route()),
         (gather_weighted.KERNEL, gather_weighted.reachable_gather()),
+        (send_rows.KERNEL, send_rows.reachable_send()),
+        (return_sums.KERNEL, [return_sums.CONFIG]),
         (sum_slices.KERNEL, sum_slices.reachable_slices()),
         (lay_scales.KERNEL, [lay_scales.CONFIG]),
         (plan_paged_contexts.KERNEL, [plan_paged_contexts.CONFIG]),

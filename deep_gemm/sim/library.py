@@ -51,7 +51,13 @@ class Buffer(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("is_writable", ctypes.c_uint32),
         ("is_dependent", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("news", ctypes.c_void_p),
     )
+
+
+OtherRanks = ctypes.CFUNCTYPE(ctypes.c_uint32)
+"""`Launch.other_ranks`."""
 
 
 class Launch(ctypes.Structure):
@@ -70,6 +76,8 @@ class Launch(ctypes.Structure):
         ("num_buffers", ctypes.c_uint32),
         ("buffers", ctypes.POINTER(Buffer)),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("rank", ctypes.c_uint32),
+        ("other_ranks", OtherRanks),
     )
 
 
@@ -122,6 +130,17 @@ def compile_kernel(
             chosen = (*_FLAGS, *_KERNEL_FLAGS, *_PRIVATE, *flags)
             arguments = (*chosen, "-w", "-shared", f"-I{build}", f"-I{HOST_DIRECTORY}")
             _run_compiler((*arguments, str(unit), str(model)), Path(build) / "kernel.so", library)
+    return _loaded(name, library)
+
+
+def copy_of(kernel: HostKernel, directory: Path) -> HostKernel:
+    """The same kernel with a model of its own, which runs while those of other copies do."""
+    copy = directory / f"{len(list(directory.iterdir()))}.so"
+    shutil.copyfile(kernel.path, copy)
+    return _loaded(kernel.name, copy)
+
+
+def _loaded(name: str, library: Path) -> HostKernel:
     loaded = ctypes.CDLL(str(library))
     loaded.sim_run.restype = ctypes.c_char_p
     loaded.sim_run.argtypes = (ctypes.POINTER(Launch), ctypes.POINTER(Stats))

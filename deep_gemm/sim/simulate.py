@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .arguments import Argument, encode
-from .library import SCHEDULES, HostKernel, Launch, Stats
+from .library import SCHEDULES, HostKernel, Launch, OtherRanks, Stats
 from .library import Buffer as NativeBuffer
 
 Array = np.ndarray[Any, Any] | torch.Tensor
@@ -41,6 +41,8 @@ class Buffer:
     """The copy begins at a multiple of this, but not of twice this."""
     is_dependent: bool = False
     """The kernel before may still use it: nothing may touch it before griddepcontrol_wait."""
+    rank: int = 0
+    """Whose memory it is."""
 
 
 @dataclass(frozen=True)
@@ -125,15 +127,20 @@ class Simulation:
         data = torch.from_numpy(self._arena.memory[self._arena.spans[name]])
         return data.view(like.dtype).as_strided(like.shape, like.stride())
 
-    def launch(self, launched: KernelLaunch) -> None:
-        """Run a kernel. A SimulationError says what it did wrong."""
+    def launch(
+        self, launched: KernelLaunch, *, rank: int = 0, other_ranks: Callable[[], int] | None = None, seed: int = 0
+    ) -> None:
+        """Run a kernel. A SimulationError says what it did wrong.
+
+        Among several ranks, it runs on `rank`, and calls `other_ranks` to let others go on; `seed` is this launch's.
+        """
         kernel, native = launched.kernel, self._arena.native_but_inputs(launched.inputs)
         encoded = [_Aligned(encode(argument, self._arena.addresses)) for argument in launched.arguments]
         sizes = [len(argument.data) for argument in encoded]
         if sizes != kernel.argument_bytes():
             raise ValueError(f"arguments: expected parameters of {kernel.argument_bytes()} bytes, got {sizes}")
         launch = Launch(
-            seed=self.seed,
+            seed=self.seed + seed,
             max_steps=self._max_steps,
             grid=self.num_sms if launched.grid is None else launched.grid,
             cluster_size=launched.cluster_size,
@@ -145,6 +152,8 @@ class Simulation:
             num_buffers=len(native),
             buffers=native,
             arguments=(ctypes.c_void_p * max(len(encoded), 1))(*(argument.address for argument in encoded)),
+            rank=rank,
+            other_ranks=OtherRanks() if other_ranks is None else OtherRanks(other_ranks),
         )
         self._stats = Stats()
         with kernel.lock:
@@ -190,6 +199,8 @@ class _Arena:
             self.spans[name] = slice(at, at + len(data))
             self.memory[self.spans[name]] = data
             at += len(data)
+        # A byte for each word of memory, and more room than that, so that a buffer's lie where it does.
+        self.news = np.zeros(len(self.memory), np.uint8)
         base = self.memory.ctypes.data
         self.addresses = {name: base + span.start for name, span in self.spans.items()}
 
@@ -203,6 +214,8 @@ class _Arena:
                     name=name.encode(),
                     is_writable=self.buffers[name].is_writable and name not in inputs,
                     is_dependent=self.buffers[name].is_dependent,
+                    rank=self.buffers[name].rank,
+                    news=self.news[span].ctypes.data if self.buffers[name].is_writable else None,
                 )
                 for name, span in self.spans.items()
             )

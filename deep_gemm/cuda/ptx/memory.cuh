@@ -187,6 +187,28 @@ DEVICE uint32_t atom_add(uint32_t* pointer, uint32_t value) {
   return before;
 }
 
+// Acquires what others released by it and releases what this thread knows of, so blocks that count with it see each other's stores.
+DEVICE uint32_t atom_add_acq_rel_b32(uint32_t* pointer, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
+  return before;
+}
+// Between GPUs: who loads with acquire what was stored with release sees all that the storing thread knew of.
+DEVICE void st_release_sys_b32(uint32_t* pointer, uint32_t value) {
+  asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+DEVICE uint32_t ld_acquire_sys_b32(const uint32_t* pointer) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+// Nanoseconds.
+DEVICE uint64_t global_timer() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
+  return time;
+}
+
 // ---- Arithmetic
 
 // Volatile, so that it stays behind the wait for products whose sums it takes, without a fence for each register.

@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "scheduler.h"
+#include "peers.h"
 
 namespace sim {
 
@@ -58,16 +58,28 @@ T global_load(const void* pointer, const char* what, bool is_nc = false) {
   yield();
   T value;
   std::memcpy(&value, global_access(pointer, sizeof(T), false, what), sizeof(T));
+  if (machine->launch.other_ranks) {
+    const auto address = reinterpret_cast<uint64_t>(pointer);
+    check_no_news(*find_buffer(address, sizeof(T)), address, sizeof(T), what);
+  }
   if (is_nc && find_buffer(reinterpret_cast<uint64_t>(pointer), sizeof(T))->is_writable)
     fail(std::string(what) + " reads memory that the kernel may write: " +
          describe_address(reinterpret_cast<uint64_t>(pointer)) + "; the .nc path is for constant data");
   return value;
 }
 
+inline void store_bytes(uint8_t* to, const void* bytes, uint32_t size, bool is_release) {
+  const auto address = reinterpret_cast<uint64_t>(to);
+  const Buffer& buffer = *find_buffer(address, size);
+  if (is_of_peer(buffer)) return store_to_peer(buffer, address, bytes, size, is_release);
+  std::memcpy(to, bytes, size);
+  if (uint8_t* news = news_at(buffer, address)) std::memset(news, 0, (size + 3) / 4);
+}
+
 template <typename T>
 void global_store(void* pointer, const T& value, const char* what) {
   yield();
-  std::memcpy(global_access(pointer, sizeof(T), true, what), &value, sizeof(T));
+  store_bytes(global_access(pointer, sizeof(T), true, what), &value, sizeof(T), false);
 }
 
 }  // namespace sim
@@ -103,11 +115,30 @@ void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 uint32_t atom_add(uint32_t* p, uint32_t value) {
   yield();
   auto* word = reinterpret_cast<uint32_t*>(global_access(p, 4, true, "atomic add"));
+  if (is_of_peer(*find_buffer(reinterpret_cast<uint64_t>(word), 4))) fail("atomic add to another rank's memory");
   const uint32_t before = *word;
   *word += value;
   yield();
   return before;
 }
+
+uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
+  yield();
+  tell(machine->counted[p]);
+  learn(machine->counted[p]);
+  return atom_add(p, value);
+}
+void st_release_sys_b32(uint32_t* p, uint32_t value) {
+  yield();
+  store_bytes(global_access(p, 4, true, "st_release_sys_b32"), &value, 4, true);
+}
+uint32_t ld_acquire_sys_b32(const uint32_t* p) {
+  yield();
+  const auto address = reinterpret_cast<uint64_t>(global_access(p, 4, false, "ld_acquire_sys_b32"));
+  acquire(*find_buffer(address, 4), address);
+  return *p;
+}
+uint64_t global_timer() { return machine->now; }
 
 float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

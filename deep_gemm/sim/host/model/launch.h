@@ -192,6 +192,7 @@ inline void run(const Launch& launch) {
   std::vector<uint8_t> memory(slots * 2 * kViewBytes + 1024);
   places.shared_memory = memory.data() + (1024 - reinterpret_cast<uintptr_t>(memory.data()) % 1024);
   machine->fibers.resize(slots * launch.threads);
+  machine->stored.resize(slots * launch.threads);
   for (size_t place = 0; place < resident; ++place) start_cluster(place);
   size_t left = clusters;
   const auto on_exit = [&](const Fiber* fiber) {

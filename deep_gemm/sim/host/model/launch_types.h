@@ -9,6 +9,8 @@ struct Buffer {
   const char* name;
   uint32_t is_writable;
   uint32_t is_dependent;  // the kernel before may still use it: not to be touched before griddepcontrol.wait
+  uint32_t rank;          // whose memory it is
+  uint8_t* news;          // for each word, who of the peers wrote it and has not been acquired from since; see peers.h
 };
 
 struct Launch {
@@ -19,6 +21,8 @@ struct Launch {
   uint32_t num_buffers;
   const Buffer* buffers;
   void** arguments;
+  uint32_t rank;              // where the kernel runs
+  uint32_t (*other_ranks)();  // lets kernels of other ranks run; null: there are none. Not 0: one of them has failed
 };
 
 struct Stats {

@@ -122,8 +122,21 @@ struct Warpgroup {
   WaitList waiting;
 };
 
+// How many stores to peers of each place for a fiber a thread knows of.
+using Known = std::vector<uint64_t>;
+
+// A store to another rank's memory, on its way.
+struct PeerStore {
+  uint64_t address;
+  uint32_t size;
+  uint8_t bytes[16];
+  uint8_t* news;
+  bool has_landed = false;
+};
+
 struct NamedBarrier {
   uint32_t threads = 0, arrived = 0;
+  Known known[2];  // of those that arrive at even and at odd generations
   uint64_t generation = 0;
   WaitList waiting;
 };
@@ -179,6 +192,7 @@ struct Fiber {
   std::set<const void*> acquired_maps;       // maps made by kernels that this thread may use
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
+  Known known;
 
   uint32_t lane() const { return thread % kLanes; }
   Warp& warp() const { return cta->warps[thread / kLanes]; }
@@ -205,6 +219,9 @@ struct Machine {
   uint32_t next_cta = 0;
   std::vector<Fiber> fibers;
   std::vector<Fiber*> ready;
+  std::vector<uint64_t> stored;                                                   // to peers, by place for a fiber
+  std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
+  std::map<const void*, Known> counted;                                           // at words of atomics that release
   uint32_t ready_polling = 0;
   std::priority_queue<Event> events;
   bool is_ahead_over = false, is_end_of_ahead_due = false;  // the kernel ahead, if this one is launched as its dependent

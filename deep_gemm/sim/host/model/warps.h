@@ -1,5 +1,6 @@
 // What the lanes of a warp do together, the barriers of a block, and the pool of registers.
 #pragma once
+#include "peers.h"
 #include "shared_memory.h"
 
 namespace sim {
@@ -45,6 +46,7 @@ inline void arrive_at_named(const char* operation, uint32_t id, uint32_t threads
   if (barrier.arrived && barrier.threads != threads)
     fail(what + " for " + text(threads) + " threads, but others arrived at it for " + text(barrier.threads));
   barrier.threads = threads;
+  tell(barrier.known[barrier.generation % 2]);
   if (++barrier.arrived == threads) complete(barrier);
 }
 
@@ -55,6 +57,7 @@ inline void wait_at_named(uint32_t id, uint64_t generation, const char* what) {
                               return text(id) + ", where " + text(barrier.arrived) + " of " + text(barrier.threads) +
                                      " threads have arrived";
                             }});
+  learn(barrier.known[generation % 2]);
 }
 
 // __syncthreads waits for the threads that have not exited; they may exit while others wait.
@@ -151,6 +154,7 @@ bool syncthreads_and(bool value) {
   bool& agreed = cta->agreed[generation % 2];
   agreed = value && (agreed || cta->named[0].arrived == 0);
   cta->named[0].threads = cta->live_threads;
+  tell(cta->named[0].known[generation % 2]);
   ++cta->named[0].arrived;
   recheck_syncthreads(cta);
   wait_at_named(0, generation, "waits at syncthreads, barrier");

@@ -1,0 +1,133 @@
+"""Where the ranks of a node meet: cuda/meeting.cuh, and the memory that they write to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor
+
+from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
+from .params import Field, Kind
+
+MAX_RANKS = 8
+"""Of a node: `kMaxRanks` of cuda/meeting.cuh."""
+MAX_ROW_BYTES = 32768
+"""Of a row as send_rows makes it in shared memory."""
+STORAGE_BYTES = 8
+"""Size of `MeetingStorage`."""
+STATE_WORDS = 5
+"""Words of a rank's own: for each way its epoch and the count of its blocks, and whom it missed."""
+ERROR_WORD = STATE_WORDS - 1
+WORD_BYTES, BF16_BYTES = 4, 2
+FIELDS = (
+    Field("meeting.rooms", Kind.POINTER, MAX_RANKS),
+    Field("meeting.flags", Kind.UINT64),
+    Field("meeting.limit", Kind.UINT64),
+    Field("meeting.reached", Kind.POINTER),
+    Field("meeting.error", Kind.POINTER),
+    Field("meeting.report", Kind.POINTER),
+    Field("meeting.rank", Kind.UINT32),
+    Field("meeting.ranks", Kind.UINT32),
+)
+"""`Meeting` of cuda/meeting.cuh, as a member of a kernel's parameters. Its base is aligned as its first field is."""
+
+
+class Way(Enum):
+    """Ranks meet twice in a call. The values are places of a way's flags and of its words."""
+
+    THERE = 0
+    """Rows have gone to their experts."""
+    BACK = 1
+    """Sums have come back."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of a rank that all ranks of a node write to, in one allocation. Places are bytes from its start.
+
+    rows [ranks, max_tokens] | ids [ranks, max_tokens, topk] | sums [ranks, max_tokens, hidden] | flags
+    """
+
+    ranks: int
+    max_tokens: int
+    """Of each rank."""
+    hidden: int
+    topk: int
+
+    @property
+    def slots(self) -> int:
+        """Slots for tokens: of each rank as many."""
+        return self.ranks * self.max_tokens
+
+    @property
+    def scales(self) -> int:
+        """Where in a row its scales begin, behind the FP8 values."""
+        return self.hidden
+
+    @property
+    def weights(self) -> int:
+        """Where in a row the weights of its routes begin, behind the scales."""
+        return self.scales + ceil_div(self.hidden, SCALE_BLOCK) * WORD_BYTES
+
+    @property
+    def row_bytes(self) -> int:
+        """From a row to the next."""
+        return align(self.weights + self.topk * WORD_BYTES, ADDRESS_ALIGNMENT)
+
+    @property
+    def ids(self) -> int:
+        """int32: experts of this rank, numbered from 0; -1 for routes to others."""
+        return self.slots * self.row_bytes
+
+    @property
+    def sums(self) -> int:
+        """BF16: what each rank's experts gave of this rank's tokens."""
+        return align(self.ids + self.slots * self.topk * WORD_BYTES, ADDRESS_ALIGNMENT)
+
+    @property
+    def flags(self) -> int:
+        """uint32: for each way, the epochs that the ranks have reached."""
+        return self.sums + self.slots * self.hidden * BF16_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of it."""
+        return self.flags + len(Way) * MAX_RANKS * WORD_BYTES
+
+    def why_impossible(self) -> str | None:
+        """Say what a caller must change; None if there can be such a room."""
+        if self.ranks > MAX_RANKS:
+            return f"expected at most {MAX_RANKS} processes, all of one node, got {self.ranks}"
+        if self.row_bytes > MAX_ROW_BYTES:
+            return f"expected rows of at most {MAX_ROW_BYTES} bytes, got {self.row_bytes} for hidden = {self.hidden}"
+        return None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A rank among those of its node: where the room of each is, as this rank's GPU addresses it."""
+
+    room: Room
+    addresses: tuple[int, ...]
+    rank: int
+    state: Tensor
+    """int32 `[STATE_WORDS]` on the GPU, zeros before the first call."""
+    report: Tensor
+    """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
+    limit: int
+    """Of a wait, in nanoseconds."""
+
+    def meeting(self, way: Way) -> dict[str, float | bytes]:
+        """Give the values of FIELDS."""
+        rooms = b"".join(address.to_bytes(8, "little") for address in self.addresses)
+        return {
+            "meeting.rooms": rooms,
+            "meeting.flags": self.room.flags + way.value * MAX_RANKS * WORD_BYTES,
+            "meeting.limit": self.limit,
+            "meeting.reached": self.state.data_ptr() + way.value * 2 * WORD_BYTES,
+            "meeting.error": self.state.data_ptr() + ERROR_WORD * WORD_BYTES,
+            "meeting.report": self.report.data_ptr(),
+            "meeting.rank": self.rank,
+            "meeting.ranks": self.room.ranks,
+        }

@@ -1,0 +1,32 @@
+"""The simulator notices every way to break the kernels that write to peers, and how ranks meet, that we could think of."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import assert_caught
+from mutations_peers import MEETING_MUTATIONS, RETURN_MUTATIONS, SEND_MUTATIONS, TRIALS, PeerTrial
+from thorough import mutations
+
+from deep_gemm.sim.mutate import Mutation
+
+pytestmark = pytest.mark.host_compiler
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+def test_the_unbroken_kernels_pass(trial: PeerTrial) -> None:
+    trial.run(trial.headers())
+
+
+@pytest.mark.parametrize("mutation", mutations(MEETING_MUTATIONS), ids=lambda mutation: mutation.name)
+def test_ranks_that_do_not_meet_are_noticed(mutation: Mutation) -> None:
+    assert_caught(mutation, TRIALS)
+
+
+@pytest.mark.parametrize("mutation", mutations(SEND_MUTATIONS), ids=lambda mutation: mutation.name)
+def test_broken_sending_is_noticed(mutation: Mutation) -> None:
+    assert_caught(mutation, TRIALS)
+
+
+@pytest.mark.parametrize("mutation", mutations(RETURN_MUTATIONS), ids=lambda mutation: mutation.name)
+def test_broken_returning_is_noticed(mutation: Mutation) -> None:
+    assert_caught(mutation, TRIALS)
