@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,6 +68,7 @@ def script(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -173,6 +176,22 @@ def test_the_table_of_compilers_is_what_its_script_writes() -> None:
     text = writing.PAGE.read_text()
     begin, end = text.index(writing.BEGIN) + len(writing.BEGIN), text.index(writing.END)
     assert writing.section(writing.newest()) == text[begin:end]
+
+
+def test_the_model_of_nodes_is_what_its_script_writes_and_near_what_it_did_not_see() -> None:
+    model = script("model_nodes")
+    assert model.page() == model.PAGE.read_text()
+    rows = json.loads(model.MEASURED.read_text())["rows"]
+    line = model.Line.fit(list(model.points(rows, model.FITTED_HIDDEN)))
+    mean, _ = model.error_of(line, list(model.points(rows, model.JUDGED_HIDDEN)))
+    assert mean < 1.25
+    exact = model.Line(10.0, 200.0)
+    found = model.Line.fit([(x, exact.us(x)) for x in (1e3, 1e6, 1e8)])
+    assert (found.start_us, found.gb_s) == pytest.approx((10.0, 200.0))
+    two, many = ((model.copies_to_ranks(model.LAYER, n), model.copies_to_nodes(model.LAYER, n)) for n in (2, 64))
+    for ranks, nodes in (two, many):
+        assert nodes.beyond < ranks.beyond < model.LAYER.topk
+        assert nodes.within >= ranks.within
 
 
 def test_the_page_of_aims_is_what_its_script_writes() -> None:

@@ -1,0 +1,193 @@
+"""What experts across nodes would take, by what one node was measured to take: python docs/model_nodes.py
+
+It writes the tables of "Beyond a node" in experts_across_gpus.md. Times of collectives are those of
+benchmarks/collectives-h200x4-2026-11-22.json. Lines are fitted to those with hidden = 4096, and judged by those with
+7168.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MEASURED = ROOT / "benchmarks" / "collectives-h200x4-2026-11-22.json"
+PAGE = ROOT / "docs" / "experts_across_gpus.md"
+BEGIN, END = "<!-- docs/model_nodes.py writes this -->\n", "<!-- as far as here -->"
+
+MEASURED_GPUS = 4
+FITTED_HIDDEN, JUDGED_HIDDEN = 4096, 7168
+GPUS_OF_A_NODE = 8
+NODES = (1, 2, 4, 8, 16, 32, 64)
+TOKENS = (128, 4096)
+NETWORK_GB_S, NETWORK_START_US = 40.0, 20.0
+"""Assumed: 400 Gbit/s for each GPU, of which 80% arrive; what a message takes besides its bytes."""
+PRODUCT_TFLOPS, DRAM_TB_S = 1240.0, 4.2
+"""Of an H200: sustained products at 700 W, and cold copies."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A time that grows with bytes."""
+
+    start_us: float
+    gb_s: float
+
+    def us(self, num_bytes: float) -> float:
+        """Microseconds for so many bytes."""
+        return self.start_us + num_bytes / self.gb_s / 1e3
+
+    @classmethod
+    def fit(cls, points: Sequence[tuple[float, float]]) -> Line:
+        """The line through (bytes, microseconds) with the least squares of relative errors."""
+        ones = sum(1 / us**2 for _, us in points)
+        xs = sum(x / us**2 for x, us in points)
+        xx = sum((x / us) ** 2 for x, us in points)
+        y, xy = sum(1 / us for _, us in points), sum(x / us for x, us in points)
+        slope = (ones * xy - xs * y) / (ones * xx - xs**2)
+        return cls((y - slope * xs) / ones, 1e-3 / slope)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A mixture, all of whose experts are as likely."""
+
+    hidden: int
+    intermediate: int
+    experts: int
+    topk: int
+
+    @property
+    def there_bytes(self) -> int:
+        """Of a token's row: FP8 values, scales, routes."""
+        return self.hidden + 4 * (self.hidden // 128 + 2 * self.topk)
+
+    @property
+    def back_bytes(self) -> int:
+        """Of a sum in BF16."""
+        return 2 * self.hidden
+
+    def wants(self, parts: int) -> float:
+        """How likely a token wants one of `parts` equal parts of the experts."""
+        return 1 - (1 - 1 / parts) ** self.topk
+
+
+LAYER = Layer(7168, 3072, 384, 6)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of a token that one GPU sends: over NVLink, those that it forwards too, and over the network."""
+
+    within: float
+    beyond: float
+
+
+def copies_to_ranks(layer: Layer, nodes: int) -> Copies:
+    """One copy for each rank that has any of the token's experts."""
+    ranks = nodes * GPUS_OF_A_NODE
+    return Copies(layer.wants(ranks) * (GPUS_OF_A_NODE - 1), layer.wants(ranks) * (ranks - GPUS_OF_A_NODE))
+
+
+def copies_to_nodes(layer: Layer, nodes: int) -> Copies:
+    """One copy for each node; the GPU that gets it forwards it to those of its node that want it."""
+    ranks = nodes * GPUS_OF_A_NODE
+    beyond = layer.wants(nodes) * (nodes - 1) if nodes > 1 else 0.0
+    forwarded = layer.wants(ranks) * (nodes - 1) * (GPUS_OF_A_NODE - 1)
+    return Copies(layer.wants(ranks) * (GPUS_OF_A_NODE - 1) + forwarded, beyond)
+
+
+def way_us(copies: Copies, tokens: int, row_bytes: int, within: Line, network: Line) -> float:
+    """Rows on one of their two ways: NVLink and network carry them at the same time."""
+    times = [within.us(tokens * copies.within * row_bytes)]
+    if copies.beyond:
+        times.append(network.us(tokens * copies.beyond * row_bytes))
+    return max(times)
+
+
+def products_us(layer: Layer, nodes: int, tokens: int) -> float:
+    """Both products of one GPU: operations, or reading the weights of its experts that any token wants."""
+    ranks = nodes * GPUS_OF_A_NODE
+    operations = 6 * tokens * layer.topk * layer.hidden * layer.intermediate
+    used = 1 - (1 - 1 / layer.experts) ** (ranks * tokens * layer.topk)
+    weights = max(layer.experts / ranks, 1) * used * 3 * layer.hidden * layer.intermediate
+    return max(operations / PRODUCT_TFLOPS / 1e6, weights / DRAM_TB_S / 1e6)
+
+
+def points(rows: Iterable[dict[str, Any]], hidden: int) -> Iterator[tuple[float, float]]:
+    """Bytes that a rank sent to others, and what the collective took: ways there and back of rows for each rank."""
+    for row in rows:
+        if row.get("rows") == "dedup" and row["hidden"] == hidden:
+            sent = row["sent_rows"] * (MEASURED_GPUS - 1) / MEASURED_GPUS  # one of four stays
+            yield sent * (hidden + 4 * hidden // 128), row["dispatch_us"]
+            yield sent * 2 * hidden, row["combine_bf16_us"]
+
+
+def error_of(line: Line, judged: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Mean and largest ratio between the line and what was measured."""
+    ratios = [max(line.us(x) / us, us / line.us(x)) for x, us in judged]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)), max(ratios)
+
+
+def section() -> str:
+    """The tables."""
+    rows = json.loads(MEASURED.read_text())["rows"]
+    collective = Line.fit(list(points(rows, FITTED_HIDDEN)))
+    mean, worst = error_of(collective, list(points(rows, JUDGED_HIDDEN)))
+    copies = [row for row in rows if row["what"].startswith("symmetric memory, copy to the next")]
+    stores = Line.fit([(row["bytes"], row["us"]) for row in copies])
+    network = Line(NETWORK_START_US, NETWORK_GB_S)
+    lines = [
+        f"Fitted: NCCL's exchange takes {collective.start_us:.0f} us and goes on at {collective.gb_s:.0f} GB/s "
+        f"(times with hidden = {JUDGED_HIDDEN}, which the fit did not see, are within {mean:.2f} times on average, "
+        f"{worst:.2f} at worst); copies to a peer {stores.start_us:.0f} us and {stores.gb_s:.0f} GB/s.",
+        "",
+    ]
+    for tokens in TOKENS:
+        lines += [
+            f"{tokens} tokens of each GPU:",
+            "",
+            "| nodes | copies of a token: to ranks, to nodes | network MB: to ranks, to nodes | to ranks, us "
+            "| to nodes, us | products, us | one after the other | overlapped |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for nodes in NODES:
+            lines.append(_row(LAYER, nodes, tokens, stores, network))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _row(layer: Layer, nodes: int, tokens: int, within: Line, network: Line) -> str:
+    both = [way(layer, nodes) for way in (copies_to_ranks, copies_to_nodes)]
+    row_bytes = layer.there_bytes, layer.back_bytes
+    ways = [sum(way_us(copies, tokens, size, within, network) for size in row_bytes) for copies in both]
+    megabytes = [copies.beyond * tokens * sum(row_bytes) / 1e6 for copies in both]
+    products = products_us(layer, nodes, tokens)
+    least = min(ways)
+    counts = [both[0].within + both[0].beyond, both[1].beyond + both[0].within]
+    cells = (
+        f"{nodes}",
+        f"{counts[0]:.1f}, {counts[1]:.1f}",
+        f"{megabytes[0]:.0f}, {megabytes[1]:.0f}",
+        f"{ways[0]:.0f}",
+        f"{ways[1]:.0f}",
+        f"{products:.0f}",
+        f"{least + products:.0f}",
+        f"{max(least, products) + 2 * within.start_us:.0f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def page() -> str:
+    """The page with today's tables."""
+    text = PAGE.read_text()
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return text[:begin] + section() + text[end:]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
