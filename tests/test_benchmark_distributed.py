@@ -73,4 +73,4 @@ def test_its_table_fits_a_terminal() -> None:
     table.print_report(Report(header, rows), console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
-    assert sum("12345.6  12345.6   12345.6" in line for line in lines) == 2
+    assert sum("12345.6  12345.6  12345.6   12345.6" in line for line in lines) == 2

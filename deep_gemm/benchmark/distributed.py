@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import spawn
 
 from ..distributed import Experts, message, owned_experts
 from ..distributed.by_group import Everywhere, Facts, Plan, all_gather, make_plan
+from ..distributed.by_peers import why_not
 from ..distributed.owners import local_ids
 from ..layers import activate_rows, product_of_rows
 from ..problem import ExpertRows
@@ -38,26 +39,27 @@ from .products import reason
 from .report import Row
 from .timing import L2Flush, Spread
 
-GROUP, GROUP_FIXED = "nccl", "nccl_fixed"
-CONTENDERS = (GROUP, GROUP_FIXED, ALONE)
+GROUP, GROUP_FIXED, FUSED = "nccl", "nccl_fixed", "fused"
+CONTENDERS = (GROUP, GROUP_FIXED, FUSED, ALONE)
 LAYER, DISPATCH, COMBINE = "ep_layer", "ep_dispatch", "ep_combine"
 NUMBERS = 6
 """Of a shape: experts, top-k, tokens of each process, hidden, intermediate, and the exponent of Zipf's law."""
 REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
-"""The decode form has room for every token of every process on every expert: too much for more of them."""
+"""With collectives the decode form computes sums for all tokens of all processes: too many to send beyond this."""
 SECONDS = 120
 """How long a process waits for another one."""
 METHOD = (
-    "distributed: a process for each GPU (without GPUs: CPU tensors over Gloo, by the clock), random routes, top-k of "
-    "all experts, each process with the same number of tokens; shapes are experts, top-k, tokens of each process, "
-    "hidden, intermediate, exponent of Zipf's law by which experts are chosen (0: all alike); before each call a "
-    "512 MB fill and an all_reduce, then the call between CUDA events, launches included; of each call the slowest "
-    f"process, of {REPEATS} calls the median, least and most. nccl: the prefill form, with its wait of the host; "
-    "nccl_fixed: the decode form, the layer as a replayed CUDA graph; ep_layer: the whole, ep_dispatch: rows on their "
-    "way to the experts, ep_combine: sums on their way back and added up; product_alone: both products of a process's "
-    "rows, which the busiest has most of, without anything between. Both forms checked: the same bits"
+    "distributed: a process for each GPU (without GPUs: CPU tensors over Gloo, by the clock), random routes, "
+    "top-k of all experts, each process with the same number of tokens; shapes are experts, top-k, tokens of "
+    "each process, hidden, intermediate, exponent of Zipf's law by which experts are chosen (0: all alike); "
+    "before each call a 512 MB fill and an all_reduce, then the call between CUDA events, launches included; of "
+    f"each call the slowest process, of {REPEATS} calls the median, least and most. nccl: the prefill form, with "
+    "its wait of the host; nccl_fixed: the decode form, the layer as a replayed CUDA graph; fused: the same "
+    "with peer_memory, the cast being part of its ep_dispatch; ep_layer: the whole, ep_dispatch: rows on their "
+    "way to the experts, ep_combine: sums on their way back and added up; product_alone: both products of a "
+    "process's rows, which the busiest has most of, without anything between. All forms checked: the same bits"
 )
 MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072))
 TOKENS = (1, 8, 32, 128, 512, 1024, 4096, 8192)
@@ -203,6 +205,9 @@ class Work:
         fixed = tokens if tokens <= MOST_FIXED_TOKENS else None
         self.layer = Experts(experts, *weights, max_tokens=fixed)
         self.has_fixed = fixed is not None
+        self.fused: Experts | None = None
+        if why_not(device, dist.get_world_size()) is None:
+            self.fused = Experts(experts, *weights, max_tokens=tokens, peer_memory=True)
 
     def steps(self) -> Iterator[Step]:
         """All that is timed."""
@@ -211,6 +216,8 @@ class Work:
         if self.has_fixed:
             yield Step(LAYER, GROUP_FIXED, _replayed(lambda: layer.decode(x, ids, p), self.device))
         yield Step(LAYER, ALONE, self._products())
+        if self.fused is not None:
+            yield from self._fused_steps(self.fused)
         plan, sent = self._plan(), message.pack(x, ids, p)
         sums = torch.empty(sum(plan.receives), x.shape[1], dtype=torch.bfloat16, device=self.device)
         yield Step(DISPATCH, GROUP, lambda: plan.dispatch(sent))
@@ -221,16 +228,30 @@ class Work:
             yield Step(DISPATCH, GROUP_FIXED, lambda: everywhere.dispatch(sent))
             yield Step(COMBINE, GROUP_FIXED, lambda: everywhere.combine(back, len(x), None))
 
+    def _fused_steps(self, fused: Experts) -> Iterator[Step]:
+        x, ids, p = self.x, self.ids, self.p
+        yield Step(LAYER, FUSED, _replayed(lambda: fused.decode(x, ids, p), self.device))
+        peers, here = fused.connected(ids.shape[1]), fused.share.here
+        arrived, goes_to = peers.dispatch(x, ids, p, here)
+        rows = expert_rows(arrived.ids, here)
+        y = x.new_zeros(len(rows.ids), x.shape[1])
+        yield Step(DISPATCH, FUSED, lambda: peers.dispatch(x, ids, p, here))
+        yield Step(COMBINE, FUSED, lambda: peers.combine(y, rows.row_of, goes_to, None))
+
     def check(self) -> str | None:
         """What is wrong with the forms: they must agree on every process."""
-        if not self.has_fixed:
-            return None
-        a, b = self.layer(self.x, self.ids, self.p), self.layer.decode(self.x, self.ids, self.p)
-        assert b is not None
-        wrong = torch.tensor([int((a != b).sum())], device=self.device)
-        dist.all_reduce(wrong)
-        count = int(wrong)
-        return f"wrong: {count} elements differ between prefill and decode" if count else None
+        right = self.layer(self.x, self.ids, self.p)
+        others = {"decode": self.layer} if self.has_fixed else {}
+        if self.fused is not None:
+            others["peer_memory"] = self.fused
+        for name, layer in others.items():
+            got = layer.decode(self.x, self.ids, self.p)
+            assert got is not None
+            wrong = torch.tensor([int((got != right).sum())], device=self.device)
+            dist.all_reduce(wrong)
+            if int(wrong):
+                return f"wrong: {int(wrong)} elements differ between prefill and {name}"
+        return None
 
     def _plan(self) -> Plan:
         facts = Facts(self.shape[0], self.shape[3], self.shape[1], 0, 0)

@@ -265,7 +265,7 @@ def _experts_tables(report: Report) -> list[Table]:
 def _distributed_table(report: Report) -> Table:
     """What each way took, and what the layer takes beside its products on the busiest process."""
     table = _table("distributed", gap=2)
-    for heading in ("kind", "experts", "tokens", "hidden", "skew"):
+    for heading in ("kind", "experts", "tokens", "skew"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for name in distributed.CONTENDERS:
         table.add_column(SHORT.get(name, name), justify="right")
@@ -274,14 +274,13 @@ def _distributed_table(report: Report) -> Table:
     for row in report.rows:
         found.setdefault((row.kind, row.shape), {})[row.contender] = row.us
     for (kind, shape), us in found.items():
-        experts, _, tokens, hidden, _, skew = shape
+        experts, _, tokens, *_, skew = shape
         alone = us.get(ALONE)
         ways = [each for name, each in us.items() if each and name != ALONE]
         table.add_row(
             kind,
             str(experts),
             str(tokens),
-            str(hidden),
             str(skew),
             *(_figure(us.get(name)) for name in distributed.CONTENDERS),
             _figure(min(ways) - alone) if ways and alone else "",

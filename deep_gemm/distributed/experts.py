@@ -194,7 +194,7 @@ class Experts(torch.nn.Module):
         if tokens > self._most:
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         if self._everywhere is None:
-            peers = self._connected(topk)
+            peers = self.connected(topk)
             arrived, goes_to = peers.dispatch(x, topk_ids, topk_weights, self.share.here)
             rows = expert_rows(arrived.ids, self.share.here)
             return peers.combine(self._products(arrived, rows), rows.row_of, goes_to, out)
@@ -202,7 +202,7 @@ class Experts(torch.nn.Module):
         sums = self._sums(unpack(message, self.share.hidden, topk), None)
         return self._everywhere.combine(sums, tokens, out)
 
-    def _connected(self, topk: int) -> Peers:
+    def connected(self, topk: int) -> Peers:
         """The peers of this process, connected in the first call; later calls have as many routes for a token."""
         if self._peers is None:
             assert self._most is not None and self._seconds is not None
