@@ -92,7 +92,7 @@ GATHER_TRIALS = [
     GatherTrial(FP32, 2, 3, 4104, 4, "slow_warps"),
 ]
 
-_ROUTE, _GATHER = "route_rows.cuh", "gather_weighted.cuh"
+_ROUTE, _GATHER, _SUM = "route_rows.cuh", "gather_weighted.cuh", "weighted_rows.cuh"
 ROUTE_MUTATIONS = [
     Mutation("an id that no expert has is the last one", _ROUTE, "return id < p.num_experts ? id : kNoExpert;", "return id < p.num_experts ? id : p.num_experts - 1;"),
     Mutation("the upper half of an id is not looked at", _ROUTE, "words.y == 0 ? words.x : kNoExpert", "words.x", shows_in=INT64),
@@ -125,20 +125,20 @@ ROUTE_MUTATIONS = [
     Mutation("the last row has no token", _ROUTE, "route >= ptx::ld_shared_b32(&shared.used)", "route + 1 >= ptx::ld_shared_b32(&shared.used)"),
 ]  # fmt: skip
 GATHER_MUTATIONS = [
-    Mutation("the sum is rounded once for a product and an addition", _GATHER, "ptx::add_rn(total[pair * 2], ptx::mul_rn(values.x, weight))", "ptx::fma(values.x, weight, total[pair * 2])"),
-    Mutation("columns of a pair swapped", _GATHER, "ptx::mul_rn(values.x, weight)", "ptx::mul_rn(values.y, weight)"),
-    Mutation("weights of the first routes", _GATHER, "weight_of(p, first_route + first + i)", "weight_of(p, first_route + i)"),
-    Mutation("rows of the first routes", _GATHER, "p.row_of + first_route + first + i", "p.row_of + first_route + i"),
+    Mutation("the sum is rounded once for a product and an addition", _SUM, "ptx::add_rn(total[pair * 2], ptx::mul_rn(values.x, weight))", "ptx::fma(values.x, weight, total[pair * 2])"),
+    Mutation("columns of a pair swapped", _SUM, "ptx::mul_rn(values.x, weight)", "ptx::mul_rn(values.y, weight)"),
+    Mutation("weights of the first routes", _SUM, "weight_of(first_route + first + i)", "weight_of(first_route + i)"),
+    Mutation("rows of the first routes", _SUM, "row_of + first_route + first + i", "row_of + first_route + i"),
     Mutation("weights of the token before", _GATHER, "static_cast<uint64_t>(token) * p.topk", "static_cast<uint64_t>(token > 0 ? token - 1 : 0) * p.topk"),
-    Mutation("routes past the last are read", _GATHER, "first + i < p.topk ? ptx::ld_global_i32", "true ? ptx::ld_global_i32"),
-    Mutation("a route without a row adds the first one", _GATHER, "if (rows[i] < 0) continue;", "if (first + i >= p.topk) continue;"),
-    Mutation("eight routes at most", _GATHER, "first < p.topk; first += kAtOnce", "first < 1; first += kAtOnce"),
-    Mutation("the order of routes is turned around", _GATHER, "      if (rows[i] < 0) continue;\n      const float weight = weight_of(p, first_route + first + i);\n      const uint32_t words[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};", "      const uint32_t j = kAtOnce - 1 - i;\n      if (rows[j] < 0) continue;\n      const float weight = weight_of(p, first_route + first + j);\n      const uint32_t words[4] = {loaded[j].x, loaded[j].y, loaded[j].z, loaded[j].w};"),
+    Mutation("routes past the last are read", _SUM, "first + i < topk ? ptx::ld_global_i32", "true ? ptx::ld_global_i32"),
+    Mutation("a route without a row adds the first one", _SUM, "if (rows[i] < 0) continue;", "if (first + i >= topk) continue;"),
+    Mutation("eight routes at most", _SUM, "first < topk; first += kAtOnce", "first < 1; first += kAtOnce"),
+    Mutation("the order of routes is turned around", _SUM, "      if (rows[i] < 0) continue;\n      has_rows = true;\n      const float weight = weight_of(first_route + first + i);\n      const uint32_t words[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};", "      const uint32_t j = kAtOnce - 1 - i;\n      if (rows[j] < 0) continue;\n      has_rows = true;\n      const float weight = weight_of(first_route + first + j);\n      const uint32_t words[4] = {loaded[j].x, loaded[j].y, loaded[j].z, loaded[j].w};"),
     Mutation("columns past the last are written", _GATHER, "  if (piece >= pieces) return;\n", ""),
     Mutation("a token's columns end with the first CTA", _GATHER, "ptx::block_index() % per_token * kNumThreads + ", ""),
     Mutation("the CTAs of a token count as tokens", _GATHER, "token = ptx::block_index() / per_token", "token = ptx::block_index()"),
     Mutation("operands are read before the kernel ahead has ended", _GATHER, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("BF16 weights taken for FP16", _GATHER, "kWeightIsFp16 ? ptx::unpack_f16", "true ? ptx::unpack_f16", shows_in=BF16),
     Mutation("FP16 weights taken for BF16", _GATHER, "kWeightIsFp16 ? ptx::unpack_f16", "false ? ptx::unpack_f16", shows_in=FP16),
-    Mutation("pairs of a store swapped", _GATHER, "ptx::pack_bf16(total[0], total[1]), ptx::pack_bf16(total[2], total[3])", "ptx::pack_bf16(total[2], total[3]), ptx::pack_bf16(total[0], total[1])"),
+    Mutation("pairs of a store swapped", _SUM, "ptx::pack_bf16(total[0], total[1]), ptx::pack_bf16(total[2], total[3])", "ptx::pack_bf16(total[2], total[3]), ptx::pack_bf16(total[0], total[1])"),
 ]  # fmt: skip

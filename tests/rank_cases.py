@@ -81,6 +81,8 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
             each[each.shape[0] // 2 : each.shape[0] // 2 + 1] = -1
             if sizes.ids == torch.int64 and each.numel():
                 each[-1, 0] = (1 << 32) + 1  # the lower half is an expert's
+            elif each.numel():
+                each[0, 0] = 32 * sizes.experts_here  # far past the last expert
         ps = [torch.randn(count, sizes.topk, generator=g) for count in counts]
         of_all = [torch.where(each < sizes.num_experts, each, -1) for each in given]
         # Slots of each rank: the tokens of all ranks.

@@ -65,7 +65,8 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
     room, found = sizes.room, {}
 
     def add(name: str, data: Tensor, *, written: bool = False, alignment: int = 4) -> None:
-        found[name] = Buffer(data, is_writable=written, alignment=alignment, is_dependent=True, rank=int(name.split()[-1]))
+        rank = int(name.rsplit(maxsplit=1)[-1])
+        found[name] = Buffer(data, is_writable=written, alignment=alignment, is_dependent=True, rank=rank)
 
     for rank, calls in enumerate(by_rank):
         memory = torch.full((room.num_bytes,), POISON, dtype=torch.uint8)

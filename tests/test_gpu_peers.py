@@ -69,7 +69,7 @@ def warm_up(ranks: list[Rank]) -> None:
     """Compile, load and allocate all that a call needs, as if all flags were set. Later the host never waits."""
     for rank in ranks:
         flags = rank.peers.memory[rank.peers.room.flags :].view(torch.int32)
-        flags.fill_(1 << 20)
+        flags.fill_(1)
         rank.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(rank.stream):
             rank.decode()

@@ -1,4 +1,4 @@
-"""The simulator notices every way to break the kernels that write to peers, and how ranks meet, that we could think of."""
+"""The simulator notices every way that we could think of to break the kernels that write to peers."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class _Turns:
                     other_ranks = lambda: self._pass_on(rank)  # noqa: E731
                     self.simulation.launch(launched, rank=rank, other_ranks=other_ranks, seed=1000 * rank + number)
                     self._pass_on(rank)
-        except Exception as error:  # noqa: BLE001 (it is raised in the thread that waits for all)
+        except Exception as error:  # raised in the thread that waits for all
             self.error = self.error or error
         self.left.remove(rank)
         self._hand_over()
