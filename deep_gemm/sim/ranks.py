@@ -1,7 +1,8 @@
 """Several ranks of a node in the simulator, each with kernels of its own, one after another.
 
-Each rank's kernels run in a thread, and one thread runs at a time: who has the turn hands it to a rank that is drawn, every
-few steps. So runs are repeatable. One rank, drawn too, is slow: the others come to it long before it comes to them.
+Each rank's kernels run in a thread, and one thread runs at a time: who has the turn hands it to a rank that is drawn,
+every few steps. So runs are repeatable. One rank, drawn too, is slow: the others come to it long before it comes to
+them.
 """
 
 from __future__ import annotations
