@@ -55,7 +55,7 @@ def pack(
     """
     rows = len(x) if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES
-    if x.is_cuda and is_hopper(x.get_device()):
+    if _has_kernel(x):
         message = torch.empty(rows, words, dtype=WORD, device=x.device)
         p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
         pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
@@ -71,6 +71,10 @@ def pack(
         token, column = (row_of >= 0).nonzero(as_tuple=True)
         message[row_of[token, column].long()] = of_tokens[token]
     return message
+
+
+def _has_kernel(x: Tensor) -> bool:
+    return x.is_cuda and is_hopper(x.get_device())
 
 
 def with_aligned_rows(x: Tensor) -> Tensor:
