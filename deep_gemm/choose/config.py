@@ -91,6 +91,8 @@ class GemmConfig:
     """How rows belong to groups, each with its own B."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
+    to_addresses: bool = False
+    """Each row of D goes to an address of its own: a unit at a time, in a buffer of `panels_per_store` panels."""
 
     @property
     def name(self) -> str:
@@ -102,8 +104,9 @@ class GemmConfig:
         scales = " 1d1d" if self.sfb_is_per_row else ""
         output = "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        heads = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
-        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{heads}"
+        places = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
+        places += " to addresses" if self.to_addresses else ""
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{places}"
 
     @property
     def units_along_n(self) -> int:
@@ -144,6 +147,8 @@ class GemmConfig:
     @property
     def store_buffer_bytes(self) -> int:
         """One store buffer of one warpgroup."""
+        if self.to_addresses:  # rows of a unit, each with room behind it: cuda/epilogue/store_rows.cuh
+            return WGMMA_ROWS * ((self.unit_n or self.block_n) * self.output_bytes + 16)
         return self.panels_per_store * WGMMA_ROWS * self.panel_columns * self.output_bytes
 
     @property
@@ -311,6 +316,8 @@ class GemmConfig:
             "scales of B for each row where groups are along k",
         )
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
+        by_ids = self.groups == Groups.IDS and not (self.output_is_fp32 or self.sfb_is_per_row)
+        yield by_ids or not self.to_addresses, "BF16 rows that have ids where each has an address"
         plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
@@ -328,6 +335,7 @@ class GemmConfig:
     @property
     def kinds(self) -> dict[str, str]:
         """The files that cuda/kinds.cuh includes, one of each kind."""
+        stores = "split" if self.cluster_k > 1 else "store_rows" if self.to_addresses else "store"
         work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
         by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
         return {
@@ -335,7 +343,7 @@ class GemmConfig:
             "WORK": f"work/{work}.cuh",
             "MAINLOOP": "mainloop.cuh",
             "SCALES": f"scales/{by_row if self.sfb_is_per_row else 'by_block'}.cuh",
-            "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'store'}.cuh",
+            "EPILOGUE": f"epilogue/{stores}.cuh",
         }
 
     @property
@@ -414,6 +422,7 @@ class GemmConfig:
             "kHasTail": self.has_tail,
             "kSfbIsPerRow": self.sfb_is_per_row,
             "kSkipsMid": self.skips_mid,
+            "kToAddresses": self.to_addresses,
             "kLoopsInBatches": self.groups != Groups.DEPTHS,
             "kLoadsScalesByAddress": self.groups == Groups.DEPTHS,
         }

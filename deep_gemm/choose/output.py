@@ -44,6 +44,8 @@ class Output:
     """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
     groups: Groups = Groups.NONE
     """The caller's as well: how rows belong to groups."""
+    to_addresses: bool = False
+    """Each row goes to an address of its own, perhaps in another GPU's memory: of BF16, by ids of rows alone."""
 
     @property
     def name(self) -> str:
@@ -51,4 +53,5 @@ class Output:
         scales = "1d1d " if self.sfb_is_per_row else ""
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        return f"{scales}{'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}"
+        places = " to addresses" if self.to_addresses else ""
+        return f"{scales}{'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}{places}"

@@ -22,10 +22,10 @@ from ..problem.experts_across import check_tokens, share_of_experts
 from ..problem.integers import integer_in_range
 from ..problem.numbers import positive
 from ..quantize import per_block_cast_to_fp8
-from ..routing import expert_rows, stack_routes, sum_rows, weighted_sum
+from ..routing import stack_routes, sum_rows, weighted_sum
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
-from .message import WORD, Arrived, gather, pack, unpack
+from .message import WORD, Arrived, gather, pack
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MISTAKES = (ValueError, TypeError, NotImplementedError)
@@ -156,7 +156,7 @@ class Experts(torch.nn.Module):
         # While the host waits for counts, a GPU packs. It may need as many rows as this.
         sent = pack(x, topk_ids, topk_weights, asked.row_of, tokens * min(topk, planner.world_size))
         plan = planner.hear(asked)
-        arrived = unpack(plan.forth(sent), self.share.hidden, topk)
+        arrived = Arrived(plan.forth(sent), self.share.hidden, topk)
         return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
 
     def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
@@ -180,7 +180,7 @@ class Experts(torch.nn.Module):
         """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
         rows = self._rows(arrived.ids, routes)
         if not len(rows.ids):
-            return torch.zeros(len(arrived.ids), self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
+            return torch.zeros(len(arrived.message), self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
         return sum_rows(self._products(arrived, rows), rows.row_of, arrived.weights)
 
     def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
@@ -207,11 +207,13 @@ class Experts(torch.nn.Module):
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         if self._everywhere is None:
             peers = self.connected(topk)
-            arrived, goes_to = peers.dispatch(x, topk_ids, topk_weights, self.share.here)
-            rows = expert_rows(arrived.ids, self.share.here)
-            return peers.combine(self._products(arrived, rows), rows.row_of, goes_to, out)
+            row_of = peers.send(x, topk_ids, topk_weights, self.share.here)
+            rows, a, addresses = peers.gather(self.share.here)
+            w1, w2 = self.weights()
+            peers.product(activate_rows(product_of_rows(a, w1, rows), rows, self.limit), w2, rows, addresses)
+            return peers.combine(row_of, topk_weights, out)
         message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
-        sums = self._sums(unpack(message, self.share.hidden, topk), None)
+        sums = self._sums(Arrived(message, self.share.hidden, topk), None)
         return self._everywhere.combine(sums, tokens, out)
 
     def connected(self, topk: int) -> Peers:

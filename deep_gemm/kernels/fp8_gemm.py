@@ -133,7 +133,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_tail
     units = config.units_per_warpgroup + config.units_of_part
-    stores = units * (config.unit_n or config.block_n) // config.panel_columns
+    stores = 0 if config.to_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
     boxes = 2  # of A and B
     if config.rows_are_grouped:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
@@ -154,6 +154,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         else 1,  # and A's scales
         tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_second_map),
         tma_reduces=stores if config.adds_to_d else 0,
+        bulk_stores=units if config.to_addresses else 0,
     )
 
 
@@ -162,7 +163,7 @@ def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     of_output = (config.output_is_fp32, config.sfb_is_per_row, config.with_c or config.adds_to_d)
     if of_output != (output.is_fp32, output.sfb_is_per_row, output.with_c or output.adds_to_d):
         return "is for another type of D, another C, or other scales of B"
-    if config.groups != output.groups:
+    if (config.groups, config.to_addresses) != (output.groups, output.to_addresses):
         return "is for rows that are grouped otherwise, or not at all"
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"

@@ -29,8 +29,8 @@ struct WorkStorage {
   DEVICE void init() { queue.init(kNumMathWarps + 1); }  // the math warps and the loading thread take
 };
 
-// D has a plain map too, for boxes that are not cut off.
-constexpr bool kHasWholeD = !kSfbIsPerRow;
+// D has a plain map too, for boxes that are not cut off. Rows that have addresses need no map.
+constexpr bool kHasWholeD = !kSfbIsPerRow && !kToAddresses;
 
 DEVICE void prefetch_operand_maps(const Params& p) {
   ptx::prefetch_tensormap(&p.map_a);
