@@ -1,4 +1,4 @@
-"""Grouped products whose rows go to addresses, in the simulator: beside the reference, and all that lies around them."""
+"""Grouped products whose rows go to addresses, in the simulator: beside the reference, and all that lies around."""
 
 from __future__ import annotations
 
