@@ -56,8 +56,7 @@ struct Output {
     for (uint32_t unit = 0; unit < kUnits; ++unit) {
       uint8_t* rows = buffers + next_buffer * kBufferBytes;
       ptx::tma_store_wait_read<kNumStoreBuffers - 1>();
-      ptx::syncwarp();
-      // stmatrix takes the address of row i of its four 8x8 matrices from lane i: as in epilogue/panels.cuh.
+      // stmatrix waits for all lanes. It takes the address of row i of its 8x8 matrices from lane i: as in epilogue/panels.cuh.
 #pragma unroll
       for (uint32_t column = 0; column < kUnitN; column += 16) {
         const float* v = &total[unit][column / 2];
