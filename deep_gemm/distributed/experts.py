@@ -179,8 +179,8 @@ class Experts(torch.nn.Module):
     def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
         """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
         rows = self._rows(arrived.ids, routes)
-        if not len(rows.ids):
-            return torch.zeros(len(arrived.message), self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
+        if not rows.ids.shape[0]:
+            return torch.zeros(arrived.message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
         return sum_rows(self._products(arrived, rows), rows.row_of, arrived.weights)
 
     def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:

@@ -77,7 +77,7 @@ def pack(
     Without `row_of` each token has the row of its number. If there are to be more `rows` than that, those behind the
     last have no routes.
     """
-    rows = len(x) if rows is None else rows
+    rows = x.shape[0] if rows is None else rows
     words = row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES
     if _has_kernel(x):
         message = torch.empty(rows, words, dtype=WORD, device=x.device)
@@ -118,7 +118,7 @@ def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
 
 
 def _gathered(arrived: Arrived, rows: ExpertRows) -> Quantized:
-    hidden, count = arrived.hidden, len(rows.token_of)
+    hidden, count = arrived.hidden, rows.token_of.shape[0]
     values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=arrived.message.device)
     scales = empty_scales((count,), hidden, values, mn_major=True)
     gather_rows.run(Slots(arrived.message, hidden, hidden, 0), rows, Gathered(values, scales))
