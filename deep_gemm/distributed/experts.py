@@ -173,14 +173,15 @@ class Experts(torch.nn.Module):
 
     def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
         """Rows of the experts here, as many as there are routes if the host knows it."""
-        rows = stack_routes(ids, self.share.here, self.share.first)
-        return rows._replace(token_of=rows.token_of[:routes], ids=rows.ids[:routes])
+        return stack_routes(ids, self.share.here, self.share.first, routes)
 
     def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
         """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
         rows = self._rows(arrived.ids, routes)
         if not rows.ids.shape[0]:
-            return torch.zeros(arrived.message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
+            return torch.zeros(
+                arrived.message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device
+            )
         return sum_rows(self._products(arrived, rows), rows.row_of, arrived.weights)
 
     def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
