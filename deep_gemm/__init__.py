@@ -39,6 +39,13 @@ from .dense import (
     gemm_fp8_fp8_bf16_nt,
     wgrad_gemm_fp8_fp8_fp32_nt,
 )
+from .distributed import (
+    SM90SymmBuffer,
+    fp8_mega_moe,
+    get_symm_buffer_for_sm90_mega_moe,
+    mega_moe_pre_dispatch_sm90,
+    transform_weights_for_mega_moe_sm90,
+)
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
     k_grouped_fp8_gemm_nt_contiguous,
@@ -113,6 +120,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ExpertRows",
+    "SM90SymmBuffer",
     "align",
     "bench",
     "bench_kineto",
@@ -150,6 +158,7 @@ __all__ = [
     "fp8_gemm_tn",
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",
+    "fp8_mega_moe",
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
     "gather_cast_to_fp8",
@@ -168,6 +177,7 @@ __all__ = [
     "get_num_sms",
     "get_paged_mqa_logits_metadata",
     "get_pdl",
+    "get_symm_buffer_for_sm90_mega_moe",
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
@@ -187,6 +197,7 @@ __all__ = [
     "m_grouped_fp8_gemm_nt_masked",
     "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous",
     "m_grouped_gemm_fp8_fp8_bf16_nt_masked",
+    "mega_moe_pre_dispatch_sm90",
     "nn",
     "pack_ue8m0_to_int",
     "per_block_cast_to_fp8",
@@ -206,6 +217,7 @@ __all__ = [
     "testing",
     "tf32_hc_prenorm_gemm",
     "transform_sf_into_required_layout",
+    "transform_weights_for_mega_moe_sm90",
     "transpose_packed_fp4",
     "unpack_ue8m0_from_int",
     "use_deterministic_algorithms",

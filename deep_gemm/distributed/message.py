@@ -44,10 +44,15 @@ def row_bytes(hidden: int, topk: int) -> int:
 
 def pack(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
     """Cast tokens to FP8, and write each beside its routes."""
-    values, scales = per_token_cast_to_fp8(x)
+    return pack_fp8(per_token_cast_to_fp8(x), topk_ids, topk_weights)
+
+
+def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """Write tokens that are FP8 beside their routes."""
+    values, scales = x
     parts = [values.view(WORD), scales.view(WORD), topk_ids.to(WORD), topk_weights.float().view(WORD)]
     used = sum(part.shape[1] for part in parts)
-    parts.append(parts[0].new_zeros(len(x), row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES - used))
+    parts.append(parts[0].new_zeros(len(values), row_bytes(values.shape[1], topk_ids.shape[1]) // WORD_BYTES - used))
     return torch.cat(parts, dim=1)
 
 
