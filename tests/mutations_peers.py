@@ -78,6 +78,7 @@ TRIALS = [
 ]
 
 _MEET, _SEND, _RETURN, _SUM = "meeting.cuh", "send_rows.cuh", "return_sums.cuh", "weighted_rows.cuh"
+_IDS = "routes.cuh"
 _COUNT = "ptx::atom_add_acq_rel_b32(m.reached + 1, 1)"
 MEETING_MUTATIONS = [
     Mutation("the flag is an ordinary store", _MEET, "ptx::st_release_sys_b32(flag_of(m, thread, m.rank), epoch);", "ptx::st_global_b32(flag_of(m, thread, m.rank), epoch);"),
@@ -109,11 +110,11 @@ SEND_MUTATIONS = [
     Mutation("ids of routes elsewhere stay as they are", _SEND, "        ptx::st_global_b32(m.rooms[r] + p.ids", "        if (is_here) ptx::st_global_b32(m.rooms[r] + p.ids"),
     Mutation("ids of tokens that are not there stay as they are", _SEND, "token < p.max_tokens; token += ", "token < p.tokens; token += "),
     Mutation("ids are those of all ranks", _SEND, "expert - r * p.experts_here : kNone", "expert : kNone"),
-    Mutation("an expert is on every rank", _SEND, "expert != kNone && expert / p.experts_here == r", "expert != kNone"),
-    Mutation("an id that no expert has is one", _SEND, "id < p.experts_here * p.meeting.ranks ? id : kNone", "id"),
-    Mutation("the upper half of an id is not looked at", _SEND, "words.y == 0 ? words.x : kNone", "words.x"),
-    Mutation("ids of 8 bytes read as if of 4", _SEND, "p.topk_ids + route * 8", "p.topk_ids + route * 4"),
-    Mutation("ids of the first token", _SEND, "uint64_t{token} * p.topk + j;\n  uint32_t id;", "j;\n  uint32_t id;"),
+    Mutation("an expert is on every rank", _SEND, "expert != kNoExpert && expert / p.experts_here == r", "expert != kNoExpert"),
+    Mutation("an id that no expert has is one", _IDS, "id - first < count ? id - first : kNoExpert", "id - first"),
+    Mutation("the upper half of an id is not looked at", _IDS, "words.y == 0 ? words.x : kNoExpert", "words.x"),
+    Mutation("ids of 8 bytes read as if of 4", _IDS, "ids + at * 8", "ids + at * 4"),
+    Mutation("ids of the first token", _SEND, "uint64_t{token} * p.topk + j, 0, ", "j, 0, "),
     Mutation("a token goes to its last expert's rank", _SEND, "goes_to |= 1u << expert", "goes_to = 1u << expert"),
     Mutation("the first route is not looked at", _SEND, "for (uint32_t j = 0; j < p.topk; ++j) {", "for (uint32_t j = 1; j < p.topk; ++j) {"),
     Mutation("slots of the first rank", _SEND, "uint64_t{m.rank} * p.max_tokens + token;", "token;"),
@@ -126,9 +127,9 @@ SEND_MUTATIONS = [
     Mutation("the row's last bytes are not sent", _SEND, "at < p.row_bytes; at += kNumThreads * 16", "at + 16 < p.row_bytes; at += kNumThreads * 16"),
     Mutation("words of a piece swapped", _SEND, "piece.x, piece.y, piece.z, piece.w", "piece.x, piece.z, piece.y, piece.w"),
     Mutation("a team casts one block", _SEND, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
-    Mutation("columns past the last are cast", _SEND, "if (column < p.hidden) {", "if (true) {"),
-    Mutation("a scale of the block before", _SEND, "row + p.hidden + block * 4, divisor.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, divisor.scale"),
-    Mutation("scales behind columns of whole blocks", _SEND, "row + p.hidden + block * 4, divisor.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, divisor.scale"),
+    Mutation("columns past the last are cast", _SEND, "  if (column >= p.hidden) return;\n", ""),
+    Mutation("a scale of the block before", _SEND, "row + p.hidden + block * 4, cast.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, cast.scale"),
+    Mutation("scales behind columns of whole blocks", _SEND, "row + p.hidden + block * 4, cast.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, cast.scale"),
     Mutation("weights of the first token", _SEND, "p.topk_weights + uint64_t{token} * p.topk + j) : 0.f", "p.topk_weights + j) : 0.f"),
     Mutation("weights without their padding", _SEND, "words = (p.row_bytes - weights) / 4;", "words = p.topk;"),
     Mutation("the first token's columns", _SEND, "p.x + uint64_t{token} * p.x_pitch", "p.x"),

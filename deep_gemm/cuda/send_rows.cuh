@@ -7,8 +7,9 @@
 // A slot whose ids are all -1 may hold anything. So ids are written to all slots in each call, those of tokens that this rank lacks
 // too: a slot that is not sent to held another call's row.
 #pragma once
-#include "cast/values.cuh"
+#include "cast/piece.cuh"
 #include "meeting.cuh"
+#include "routes.cuh"
 
 struct SendParams {
   const uint8_t* x;           // [tokens, hidden]
@@ -32,38 +33,19 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "SendConfig.shared_bytes an
 
 constexpr uint32_t kNone = ~0u;
 
-// The number of a route's expert; kNone if no rank has it.
+// The number of a route's expert; kNoExpert if no rank has it.
 DEVICE uint32_t expert_of(const SendParams& p, uint32_t token, uint32_t j) {
-  const uint64_t route = uint64_t{token} * p.topk + j;
-  uint32_t id;
-  if constexpr (kIdBytes == 8) {
-    const ptx::Uint2 words = ptx::ld_global_v2_b32(p.topk_ids + route * 8);
-    id = words.y == 0 ? words.x : kNone;
-  } else {
-    id = ptx::ld_global_b32(p.topk_ids + route * 4);
-  }
-  return id < p.experts_here * p.meeting.ranks ? id : kNone;
+  return load_expert(p.topk_ids, uint64_t{token} * p.topk + j, 0, p.experts_here * p.meeting.ranks);
 }
 
-// Casts 128 columns of a row, by a team. As in cast_rows, it writes nothing if it takes a block for ordinary that is not.
-template <bool kIsOrdinary>
-DEVICE bool cast_piece(const SendParams& p, uint8_t* row, const Piece& piece, uint32_t block, uint32_t lane) {
-  uint32_t keys[1] = {key_of<kIsOrdinary>(piece)};
-  const Divisor divisor = divisor_of<kIsOrdinary>(amax_of(largest_of_team(keys, lane)), 0.f, false);
-  if (kIsOrdinary && !ptx::all_sync(is_ordinary(divisor))) return false;
-  float quotients[kElements];
-#pragma unroll
-  for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(piece, e), divisor);
-  const Values values = pack_values(quotients);
+DEVICE void store_piece(const SendParams& p, uint8_t* row, uint32_t block, uint32_t lane, const CastPiece& cast) {
   const uint32_t column = block * kBlock + column_of(lane, 0);
-  if (column < p.hidden) {
-    if constexpr (kVector == 8)
-      ptx::st_shared_v2_b32(row + column, values.words[0], values.words[1]);
-    else
-      ptx::st_shared_b32(row + column, values.words[0]);
-    if (lane == 0) ptx::st_shared_f32(row + p.hidden + block * 4, divisor.scale);
-  }
-  return true;
+  if (column >= p.hidden) return;
+  if constexpr (kVector == 8)
+    ptx::st_shared_v2_b32(row + column, cast.values.words[0], cast.values.words[1]);
+  else
+    ptx::st_shared_b32(row + column, cast.values.words[0]);
+  if (lane == 0) ptx::st_shared_f32(row + p.hidden + block * 4, cast.scale);
 }
 
 DEVICE void make_row(const SendParams& p, uint8_t* row, uint32_t token) {
@@ -75,7 +57,7 @@ DEVICE void make_row(const SendParams& p, uint8_t* row, uint32_t token) {
   for (uint32_t first = 0; first < blocks; first += kTeams) {
     const uint32_t block = first + ptx::thread_index() / kLanes;  // past the last for some teams: a warp stays together
     const Piece piece = load_piece(p.x + uint64_t{token} * p.x_pitch, true, block * kBlock, p.hidden, lane);
-    if (!cast_piece<true>(p, row, piece, block, lane)) cast_piece<false>(p, row, piece, block, lane);
+    store_piece(p, row, block, lane, cast_piece(piece, lane));
   }
 }
 
@@ -100,7 +82,7 @@ KERNEL(kNumThreads, kCtasPerSm) send_rows(GRID_CONSTANT SendParams p) {
       make_row(p, shared.row, token);
       for (uint32_t j = 0; j < p.topk; ++j) {
         const uint32_t expert = expert_of(p, token, j);
-        if (expert != kNone) goes_to |= 1u << expert / p.experts_here;
+        if (expert != kNoExpert) goes_to |= 1u << expert / p.experts_here;
       }
       if (thread < m.ranks)
         ptx::st_global_b32(p.row_of + uint64_t{token} * m.ranks + thread,
@@ -111,8 +93,8 @@ KERNEL(kNumThreads, kCtasPerSm) send_rows(GRID_CONSTANT SendParams p) {
     for (uint32_t r = 0; r < m.ranks; ++r) {
       const uint64_t slot = uint64_t{m.rank} * p.max_tokens + token;
       for (uint32_t j = thread; j < p.topk; j += kNumThreads) {
-        const uint32_t expert = is_there ? expert_of(p, token, j) : kNone;
-        const bool is_here = expert != kNone && expert / p.experts_here == r;
+        const uint32_t expert = is_there ? expert_of(p, token, j) : kNoExpert;
+        const bool is_here = expert != kNoExpert && expert / p.experts_here == r;
         ptx::st_global_b32(m.rooms[r] + p.ids + (slot * p.topk + j) * 4, is_here ? expert - r * p.experts_here : kNone);
       }
       if ((goes_to >> r & 1) == 0) continue;
