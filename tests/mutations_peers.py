@@ -79,6 +79,7 @@ TRIALS = [
 
 _MEET, _SEND, _RETURN, _SUM = "meeting.cuh", "send_rows.cuh", "return_sums.cuh", "weighted_rows.cuh"
 _IDS = "routes.cuh"
+_CAST = "send/cast_token.cuh"
 _COUNT = "ptx::atom_add_acq_rel_b32(m.reached + 1, 1)"
 MEETING_MUTATIONS = [
     Mutation("the flag is an ordinary store", _MEET, "ptx::st_release_sys_b32(flag_of(m, thread, m.rank), epoch);", "ptx::st_global_b32(flag_of(m, thread, m.rank), epoch);"),
@@ -126,13 +127,13 @@ SEND_MUTATIONS = [
     Mutation("16 bytes of a row for each thread", _SEND, "at < p.row_bytes; at += kNumThreads * 16", "at < p.row_bytes && at < kNumThreads * 16; at += kNumThreads * 16"),
     Mutation("the row's last bytes are not sent", _SEND, "at < p.row_bytes; at += kNumThreads * 16", "at + 16 < p.row_bytes; at += kNumThreads * 16"),
     Mutation("words of a piece swapped", _SEND, "piece.x, piece.y, piece.z, piece.w", "piece.x, piece.z, piece.y, piece.w"),
-    Mutation("a team casts one block", _SEND, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
-    Mutation("columns past the last are cast", _SEND, "  if (column >= p.hidden) return;\n", ""),
-    Mutation("a scale of the block before", _SEND, "row + p.hidden + block * 4, cast.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, cast.scale"),
-    Mutation("scales behind columns of whole blocks", _SEND, "row + p.hidden + block * 4, cast.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, cast.scale"),
+    Mutation("a team casts one block", _CAST, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
+    Mutation("columns past the last are cast", _CAST, "  if (column >= p.hidden) return;\n", ""),
+    Mutation("a scale of the block before", _CAST, "row + p.hidden + block * 4, cast.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, cast.scale"),
+    Mutation("scales behind columns of whole blocks", _CAST, "row + p.hidden + block * 4, cast.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, cast.scale"),
     Mutation("weights of the first token", _SEND, "p.topk_weights + uint64_t{token} * p.topk + j) : 0.f", "p.topk_weights + j) : 0.f"),
     Mutation("weights without their padding", _SEND, "words = (p.row_bytes - weights) / 4;", "words = p.topk;"),
-    Mutation("the first token's columns", _SEND, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
+    Mutation("the first token's columns", _CAST, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
 ]  # fmt: skip
 RETURN_MUTATIONS = [
     Mutation("sums go to this rank", _RETURN, "m.rooms[to] + p.sums", "m.rooms[m.rank] + p.sums"),
