@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import reference
 from .choose.config_cast import MAX_GROUPS
-from .kernels import cast_rows
+from .kernels import cast_rows, rows_silu
 from .kernels.cast_rows import RowCast
-from .problem import ActivationProblem, activation_problem
+from .problem import ActivationProblem, Operand, activation_problem, silu_rows_problem
 from .problem.layout import rows_of_counts, rows_of_groups
 from .problem.numbers import magnitude
+from .problem.rows_silu import SILU_COLUMNS
 from .problem.tracing import is_dispatched
 from .quantize import Quantized, as_rows, empty_scales, empty_values, has_kernels, per_token_cast_to_fp8
 from .settings import get_mk_alignment_for_contiguous_layout
@@ -120,3 +122,28 @@ def defined_rows(p: ActivationProblem) -> Tensor | None:
     if p.masked_m is not None:
         return rows_of_counts(p.masked_m, p.x.shape[1])
     return None if p.ends is None else rows_of_groups(p.ends, p.x.shape[0], p.alignment)
+
+
+@torch.no_grad()
+def activated_product_of_rows(
+    a: Operand, b: Operand, d: Operand, ids: Tensor, row_weights: Tensor | None = None, *, limit: float | None = None
+) -> None:
+    """Multiply rows by gate and up of their groups, activate, weight, and cast at once: into `d`, values and scales.
+
+    `b` `[groups, 2 i, k]` has 8 rows of gate and 8 of up in turn, but its scales, one for each 128x128 block, are those
+    of gate and then those of up. `d` is room for values `[m, i]` and for scales `[m, i / 64]`, m-major, as
+    `grouped.product_of_rows_by_64` takes them. Rows of id -1 are neither read nor written.
+
+    The result is `silu_mul_cast_to_fp8` of the FP32 product, but with a scale for each row and 64 columns.
+    """
+    p = silu_rows_problem(a, b, d, ids, row_weights, limit)
+    if p.d.is_cuda:
+        rows_silu.run(p)
+        return
+    y = silu_mul(reference.gate_and_up(p), p.limit)
+    if p.row_weights is not None:
+        y *= p.row_weights[:, None]
+    values, scales = per_token_cast_to_fp8(y, gran_k=SILU_COLUMNS)
+    rows = (p.ids >= 0).nonzero().flatten()
+    p.d.view(torch.uint8)[rows] = values.view(torch.uint8)[rows]
+    p.scales[rows] = scales[rows]

@@ -15,6 +15,7 @@ from .problem.checks import tensor
 from .problem.depths import depths_of_ends
 from .problem.layout import Recipe
 from .problem.recipes import whole_recipe
+from .problem.rows_silu import SILU_COLUMNS
 from .settings import get_mk_alignment_for_contiguous_layout
 
 
@@ -239,6 +240,11 @@ def product_of_stacked_rows(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> N
     run(CONTIGUOUS_NT, a, b, d, ids, (NO_RECIPES, None, False, False))
 
 
+def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> None:
+    """Compute the same, but A has a scale for each row and 64 columns, as `activated_product_of_rows` makes them."""
+    run(BY_64, a, b, d, ids)
+
+
 def _masked_as_operator(
     a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: tuple[Recipes, int | None, type]
 ) -> Tensor | None:
@@ -248,5 +254,14 @@ def _masked_as_operator(
     return call_operator(name, a, b, d, counts, expected_m=expected_m, recipe=whole_recipe(recipes))
 
 
+def _ask_by_64(a: Operand, b: Operand, d: Tensor | None, ids: Tensor | None, _: tuple[()]) -> ContiguousProblem:
+    return contiguous_problem(a, b, d, ids, ensure_zero_padding=False, sfa_columns=SILU_COLUMNS)
+
+
+def _no_operator(*_: object) -> Tensor | None:
+    raise NotImplementedError("product_of_rows_by_64: there is no operator of torch for it, so nothing may trace it")
+
+
 CONTIGUOUS_NT, CONTIGUOUS_NN = map(_contiguous_product, ("nt", "nn"))
 MASKED = Product(_ask_masked, reference.masked, rows.run, _masked_as_operator)
+BY_64 = Product(_ask_by_64, reference.contiguous, rows.run, _no_operator)

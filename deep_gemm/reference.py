@@ -19,9 +19,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .problem import ContiguousProblem, DenseProblem, HeadsProblem, KGroupedProblem, MaskedProblem, SkipProblem
+from .problem import (
+    ContiguousProblem,
+    DenseProblem,
+    HeadsProblem,
+    KGroupedProblem,
+    MaskedProblem,
+    SiluRowsProblem,
+    SkipProblem,
+)
 from .problem.hyper_connections import BLOCK_K, HcProblem
 from .problem.layout import SCALE_BLOCK, align, ceil_div, parts_of
+from .problem.rows_silu import INTERLEAVED
 from .problem.skip_head_mid import parts
 
 # One tile of FP64 partial sums stays in a core's cache.
@@ -57,9 +66,25 @@ def contiguous(p: ContiguousProblem) -> None:
     for group in range(p.num_groups):
         rows = (ids == group).nonzero().flatten()
         if len(rows):
-            p.d[rows] = block_scaled_product(p.a[rows], p.sfa[rows], p.b[group], p.sfb[group], p.sfb_rows).to(p.d.dtype)
+            a, sfa, b, sfb = p.a[rows], p.sfa[rows], p.b[group], p.sfb[group]
+            p.d[rows] = block_scaled_product(a, sfa, b, sfb, p.sfb_rows, p.sfa_columns).to(p.d.dtype)
     if p.zero_padding and p.m:
         p.d[padding_rows(ids, p.alignment)] = 0
+
+
+@torch.no_grad()
+def gate_and_up(p: SiluRowsProblem) -> Tensor:
+    """Give the FP32 products `[m, n]` that are activated: of each row, gate and then up; zeros of rows without a group.
+
+    The sizes of the groups decide shapes here, so the host waits for ids on a GPU.
+    """
+    product = torch.zeros(len(p.a), p.b.shape[1], dtype=torch.float32, device=p.a.device)
+    for group in range(len(p.b)):
+        rows = (p.ids == group).nonzero().flatten()
+        if len(rows):
+            b = p.b[group].reshape(-1, 2, INTERLEAVED, p.b.shape[2]).transpose(0, 1).reshape(p.b.shape[1:])
+            product[rows] = block_scaled_product(p.a[rows], p.sfa[rows], b, p.sfb[group], SCALE_BLOCK)
+    return product
 
 
 @torch.no_grad()
@@ -123,8 +148,13 @@ def padding_rows(ids: Tensor, alignment: int) -> Tensor:
     return near_valid & ~valid
 
 
-def block_scaled_product(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> Tensor:
-    """FP32 `[m, n]` of A `[m, k]` and B `[n, k]`, accumulated as this module's head defines."""
+def block_scaled_product(
+    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int, sfa_columns: int = SCALE_BLOCK
+) -> Tensor:
+    """FP32 `[m, n]` of A `[m, k]` and B `[n, k]`, accumulated as this module's head defines.
+
+    A block of k that is summed from zero is as deep as a scale of A reaches.
+    """
     m, k, n = *a.shape, b.shape[0]
     out = torch.zeros(m, n, dtype=torch.float32, device=a.device)
     for first_n in range(0, n, TILE_N):
@@ -136,10 +166,10 @@ def block_scaled_product(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_row
             a_tile = a[rows].double()
             # [rows, columns] -> [rows, scales of B, columns under one scale]
             acc = torch.zeros(len(a_tile), len(sfb_tile), sfb_rows, dtype=torch.float64, device=a.device)
-            for block in range(ceil_div(k, SCALE_BLOCK)):
-                ks = slice(block * SCALE_BLOCK, (block + 1) * SCALE_BLOCK)
+            for block in range(ceil_div(k, sfa_columns)):
+                ks = slice(block * sfa_columns, (block + 1) * sfa_columns)
                 partial = (a_tile[:, ks] @ b_tile[:, ks].t()).float().view_as(acc)
-                scale = sfa[rows, block, None] * sfb_tile[:, block]  # rounded to FP32
+                scale = sfa[rows, block, None] * sfb_tile[:, ks.start // SCALE_BLOCK]  # rounded to FP32
                 acc = fma_fp32(partial, scale[..., None], acc)
             out[rows, columns] = acc.view(len(a_tile), -1)[:, : columns.stop - first_n].float()
     return out

@@ -91,6 +91,10 @@ class GemmConfig:
     """How rows belong to groups, each with its own B."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
+    activates: bool = False
+    """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
+    scale_parts: int = 1
+    """Parts of a k-block for which A has scales of their own: 2 if a scale is for 64 columns."""
 
     @property
     def name(self) -> str:
@@ -99,8 +103,8 @@ class GemmConfig:
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
-        scales = " 1d1d" if self.sfb_is_per_row else ""
-        output = "fp32" if self.output_is_fp32 else "bf16"
+        scales = " 1d1d" if self.sfb_is_per_row else " by 64" if self.scale_parts == 2 else ""
+        output = "silu" if self.activates else "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
         heads = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
         return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{heads}"
@@ -149,7 +153,12 @@ class GemmConfig:
     @property
     def output_bytes(self) -> int:
         """Bytes of one element of D."""
-        return 4 if self.output_is_fp32 else 2
+        return 4 if self.output_is_fp32 else 1 if self.activates else 2
+
+    @property
+    def stores_by_tma(self) -> bool:
+        """Tiles of D go through panels in shared memory, and by a tensor map to where they lie."""
+        return self.cluster_k == 1 and not self.activates
 
     @property
     def has_wide_panels(self) -> bool:
@@ -163,6 +172,8 @@ class GemmConfig:
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
+        elif not self.stores_by_tma:
+            outputs = EMPTY_BYTES
         barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
         return align(align(before_work, 1 if self.finds_tiles_alone else 16) + self.work_bytes, 1024)
@@ -181,7 +192,8 @@ class GemmConfig:
     @property
     def scales_bytes(self) -> int:
         """Scales of all slots."""
-        return self.num_stages * align(self.scale_rows + (self.block_n if self.sfb_is_per_row else 0), 32) * 4
+        rows_of_b = self.block_n if self.sfb_is_per_row else 0
+        return self.num_stages * align(self.scale_parts * self.scale_rows + rows_of_b, 32) * 4
 
     @property
     def work_bytes(self) -> int:
@@ -313,6 +325,12 @@ class GemmConfig:
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
         plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
+        of_ids = self.groups == Groups.IDS and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
+        yield of_ids or not self.activates, "FP8 rows with ids, and scales of B by blocks, where they are activated"
+        of_halves = unit_n == 128 and self.block_n in (128, 256)
+        yield of_halves or not self.activates, "units of 128 columns, one or two, where rows are activated"
+        yield self.scale_parts in (1, 2), "a scale of A for each 128 or 64 columns"
+        yield of_ids or self.scale_parts == 1, "rows with ids, and scales of B by blocks, where A has them for 64"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
         yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
@@ -330,12 +348,15 @@ class GemmConfig:
         """The files that cuda/kinds.cuh includes, one of each kind."""
         work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
         by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
+        by_block = "by_halves" if self.activates else "by_block"
+        of_rows = {"ROWS_PARAMS": f"work/rows{'_silu' if self.activates else ''}_params.cuh"}
         return {
             "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
             "WORK": f"work/{work}.cuh",
             "MAINLOOP": "mainloop.cuh",
-            "SCALES": f"scales/{by_row if self.sfb_is_per_row else 'by_block'}.cuh",
-            "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'store'}.cuh",
+            "SCALES": f"scales/{by_row if self.sfb_is_per_row else by_block}.cuh",
+            "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'silu' if self.activates else 'store'}.cuh",
+            **(of_rows if self.rows_are_grouped else {}),
         }
 
     @property
@@ -346,7 +367,8 @@ class GemmConfig:
         one match a call, so no kernel that only helps a product has any of these in its name.
         """
         work = "skip_head_mid" if self.skips_mid else _WORK_NAMES[self.groups]
-        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{work}"
+        of_rows = "_silu" if self.activates else "_by_64" if self.scale_parts == 2 else ""
+        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{work}{of_rows}"
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
@@ -393,6 +415,7 @@ class GemmConfig:
             "kBoxRowsOfA": self.box_rows_of_a,
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
+            "kScaleParts": self.scale_parts,
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
             "kSharedBytes": self.shared_bytes,
@@ -403,6 +426,7 @@ class GemmConfig:
         """What the header says holds or does not."""
         return {
             "kHasScales": self.has_scales,
+            "kStoresByTma": self.stores_by_tma,
             "kStartsAlone": False,
             "kAIsMnMajor": False,
             "kBIsMnMajor": False,

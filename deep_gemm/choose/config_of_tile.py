@@ -78,6 +78,8 @@ def tile_config(
             with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
             adds_to_d=output.adds_to_d and cluster_k == 1,
             groups=output.groups,
+            activates=output.activates,
+            scale_parts=2 if output.sfa_by_64 else 1,
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
             break
@@ -111,14 +113,14 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
     """How many blocks of k are multiplied in a straight line, and whether there is code for a tail that they leave.
 
     Each block in the line is more to compile, as a tail is. With one set of partial sums lines of 2 are 0.4% faster
-    than a plain loop, with scales by row 2%. With two sets lines of 4 are 2% faster than of 2 in small tiles and with
-    scales by row, and level in other large ones (an H200).
+    than a plain loop, with scales by row 2%; scales of A for 64 columns leave no registers for them. With two sets
+    lines of 4 are 2% faster than of 2 in small tiles and with scales by row, and level in other large ones (an H200).
     """
     if output.groups == Groups.DEPTHS:
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
-        return (1 if is_odd else 2), False
+        return (1 if is_odd or output.sfa_by_64 else 2), False
     gains_by_four = area <= 64 * 128 or output.sfb_is_per_row
     if gains_by_four and k_blocks % 4 == 0:
         return 4, False

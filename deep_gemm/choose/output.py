@@ -44,11 +44,15 @@ class Output:
     """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
     groups: Groups = Groups.NONE
     """The caller's as well: how rows belong to groups."""
+    activates: bool = False
+    """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
+    sfa_by_64: bool = False
+    """The caller's as well: A has a scale for 64 columns, as `activates` makes them, not for 128."""
 
     @property
     def name(self) -> str:
         """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
-        scales = "1d1d " if self.sfb_is_per_row else ""
+        scales = "1d1d " if self.sfb_is_per_row else "by 64 " if self.sfa_by_64 else ""
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        return f"{scales}{'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}"
+        return f"{scales}{'silu' if self.activates else 'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}"

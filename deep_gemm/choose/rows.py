@@ -25,6 +25,8 @@ TILES_COUNTS = (*TILES, Tile(256, 128))
 """For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
 TILES_1D1D = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
+TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
+"""A warpgroup has gates and ups of whole scales, 128 columns, and a tile those of one block of B's scales each."""
 
 SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
 """Rows of a group, as parts of `expected_m`."""
@@ -100,6 +102,8 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
     if output.sfb_is_per_row:
         return TILES_1D1D
+    if output.activates:
+        return TILES_SILU
     return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
 
 

@@ -2,7 +2,7 @@
 // these to the kernel and to the main loop:
 //
 // WORK (cuda/work): which tiles a CTA computes, what TMA loads for them, and where they lie in D
-//   Params                           the kernel's parameters: Product, and what this kind adds
+//   Params                           the kernel's parameters: Product, and what this kind adds; of rows in a file, ROWS_PARAMS
 //   WorkStorage                      shared memory of this kind; init() by one thread
 //   Tile, TileToLoad                 where a tile of D begins, and what else the math warps, the loading thread need to know
 //   Tiles(p, storage)                a CTA's tiles, in order; all of its roles go through the same ones
@@ -35,10 +35,10 @@
 // SCALES (cuda/scales), for mainloop.cuh: where the scales are when partial sums are promoted
 //   TileScales                       B's scales under a tile; start(first), then advance(k_block) before every 32nd k-block
 //   FirstScales                      those that a tile needs first; TileScales::ask(k_block, first) loads them
-//   RunScales<kCount, kUnits>(in_first_slot, of_tile)  the scales of kCount k-blocks in a line, each of kUnits units
+//   RunScales<kCount, kPieces>(in_first_slot, of_tile)  the scales of kCount k-blocks in a line, each of kPieces pieces
 //     begin_k_block(k_block, k_block_of_32)
-//     load_ahead(stage, k_block, unit), load_behind(stage, k_block, unit)  before and behind the unit's WGMMA
-//     promote(total, partial, stage, k_block, unit, release_slot)  calls release_slot(loaded) as soon as the slot may go
+//     load_ahead(stage, k_block, piece), load_behind(stage, k_block, piece)  before and behind the piece's WGMMA
+//     promote(total, partial, stage, k_block, piece, release_slot)  calls release_slot(loaded) as soon as the slot may go
 #pragma once
 #include "config.cuh"
 #include WORK

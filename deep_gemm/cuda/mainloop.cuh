@@ -22,14 +22,21 @@ struct Operands {
         scales(first_scales, warpgroup) {}
 };
 
-// Multiplies one unit of one slot: 64 rows of A by kUnitN rows of B, 128 deep, from zero.
-DEVICE void issue_unit(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
+// Multiplies one piece of one slot: 64 rows of A by kUnitN rows of B, as deep as one scale of A reaches, from zero.
+DEVICE void issue_piece(float (&partial)[kUnitN / 2], uint32_t a_low, uint32_t b_low) {
   ptx::wgmma_fence();
-  ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);
+  if constexpr (kScaleParts == 1) {
+    ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);
+  } else {
+#pragma unroll
+    for (uint32_t k = 0; k < kBlockK / kScaleParts; k += 32)
+      ptx::wgmma_m64k32_e4m3<kUnitN>(partial, ptx::smem_descriptor_from_low(a_low + k / 16),
+                                     ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);
+  }
   ptx::wgmma_commit_group();
 }
 
-// Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`. A piece is one unit of one k-block.
+// Multiplies the next kCount k-blocks as they arrive, and promotes each into `total`, piece by piece.
 //
 // With two sets of partial sums the tensor cores work on a piece while the one before is promoted. In a straight line
 // only: ptxas serializes all WGMMAs of a loop whose accumulators are in flight where it turns back (note C7514).
@@ -40,35 +47,36 @@ template <uint32_t kCount, uint32_t kUnits>
 DEVICE void multiply_k_blocks(Ring& ring, const Operands& operands, const TileScales& tile_scales,
                               uint32_t k_block_of_32, RingPosition& at, bool& is_loaded,
                               float (&total)[kUnits][kUnitN / 2]) {
-  constexpr uint32_t kPieces = kCount * kUnits, kLag = kNumPartials - 1;
+  constexpr uint32_t kPieces = kUnits * kScaleParts, kLag = kNumPartials - 1;  // of a k-block
   RingPosition slots[kCount];
-  RunScales<kCount, kUnits> scales(operands.scales, tile_scales);
+  RunScales<kCount, kPieces> scales(operands.scales, tile_scales);
   float partial[kNumPartials][kUnitN / 2];
 #pragma unroll
-  for (uint32_t i = 0; i < kPieces + kLag; ++i) {
-    if (i < kPieces) {
-      const uint32_t k_block = i / kUnits, unit = i % kUnits;
-      if (unit == 0) {
+  for (uint32_t i = 0; i < kCount * kPieces + kLag; ++i) {
+    if (i < kCount * kPieces) {
+      const uint32_t k_block = i / kPieces, piece = i % kPieces, unit = unit_of_piece(piece);
+      const uint32_t low = part_of_piece(piece) * (kBlockK / kScaleParts / 16);  // of the part, in low words of descriptors
+      if (piece == 0) {
         slots[k_block] = at;
         scales.begin_k_block(k_block, k_block_of_32 + k_block);
         if (!is_loaded) wait_until_loaded(ring, at);
       }
       const uint32_t stage = slots[k_block].stage;
-      scales.load_ahead(stage, k_block, unit);
-      issue_unit(partial[i % kNumPartials],
-                 operands.a + stage * (kABytes / 16) + row_of_unit(unit) * (kBlockK / 16),
-                 operands.b + stage * (kBBytes / 16) + column_of_unit(unit) * (kBlockK / 16));
-      scales.load_behind(stage, k_block, unit);
-      if (unit + 1 == kUnits) {
+      scales.load_ahead(stage, k_block, piece);
+      issue_piece(partial[i % kNumPartials],
+                  operands.a + stage * (kABytes / 16) + row_of_unit(unit) * (kBlockK / 16) + low,
+                  operands.b + stage * (kBBytes / 16) + column_of_unit(unit) * (kBlockK / 16) + low);
+      scales.load_behind(stage, k_block, piece);
+      if (piece + 1 == kPieces) {
         // While the tensor cores work, ask for the next slot; one answer for the warp, which WGMMA needs converged.
         at = at.next();
         is_loaded = ptx::all_sync(ptx::mbarrier_test_wait_parity(&ring.full[at.stage], at.parity));
       }
     }
     if (i >= kLag) {
-      const uint32_t done = i - kLag, k_block = done / kUnits, unit = done % kUnits;
-      if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
-      scales.promote(total[unit], partial[done % kNumPartials], slots[k_block].stage, k_block, unit,
+      const uint32_t done = i - kLag, k_block = done / kPieces, piece = done % kPieces;
+      if (i < kCount * kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();
+      scales.promote(total[unit_of_piece(piece)], partial[done % kNumPartials], slots[k_block].stage, k_block, piece,
                      [&](float loaded) { release(ring, slots[k_block], ptx::lane_index(), loaded); });
     }
   }

@@ -10,6 +10,10 @@
 DEVICE_CONSTEXPR uint32_t row_of_unit(uint32_t unit) { return unit / kUnitsAlongN * kUnitStride; }
 DEVICE_CONSTEXPR uint32_t column_of_unit(uint32_t unit) { return unit % kUnitsAlongN * kUnitN; }
 
+// A piece of a k-block that is multiplied from zero, and promoted: a unit, or half of its depth if A has scales for each half.
+DEVICE_CONSTEXPR uint32_t unit_of_piece(uint32_t piece) { return piece / kScaleParts; }
+DEVICE_CONSTEXPR uint32_t part_of_piece(uint32_t piece) { return piece % kScaleParts; }
+
 // ---- The order of tiles
 
 struct TileIndex {

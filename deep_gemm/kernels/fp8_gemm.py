@@ -51,6 +51,14 @@ _ROWS = (
 DENSE_PARAMS = _params("map_sfb")
 SKIP_PARAMS = _params("map_right_d", *head_parts(Kind.MAP.alignment))
 ROWS_PARAMS = {"by block": _params("map_whole_d", *_ROWS), "by row": _params("map_sfb", *_ROWS)}
+ROWS_SILU_PARAMS = _params(
+    "map_whole_d",
+    *_ROWS,
+    Field("activation.row_weights", Kind.POINTER),
+    Field("activation.scales", Kind.POINTER),
+    Field("activation.scales_pitch", Kind.UINT32),
+    Field("activation.limit", Kind.FLOAT32),
+)
 DEPTHS_PARAMS = _params(
     "map_sfb",
     Field("groups.by_depth", Kind.POINTER),
@@ -101,6 +109,8 @@ def params_of(config: GemmConfig) -> Params:
         return SUM_PARAMS
     if config.groups == Groups.COUNTED_DEPTHS:
         return K_COUNTED_PARAMS
+    if config.activates:
+        return ROWS_SILU_PARAMS
     if config.rows_are_grouped:
         return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
     return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS
@@ -152,7 +162,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         else 2
         if config.groups == Groups.DEPTHS
         else 1,  # and A's scales
-        tma_stores=0 if config.adds_to_d or config.cluster_k > 1 else stores * (1 + has_second_map),
+        tma_stores=stores * (1 + has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
     )
 
@@ -162,6 +172,8 @@ def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     of_output = (config.output_is_fp32, config.sfb_is_per_row, config.with_c or config.adds_to_d)
     if of_output != (output.is_fp32, output.sfb_is_per_row, output.with_c or output.adds_to_d):
         return "is for another type of D, another C, or other scales of B"
+    if (config.activates, config.scale_parts == 2) != (output.activates, output.sfa_by_64):
+        return "activates rows, or does not, or is for other scales of A"
     if config.groups != output.groups:
         return "is for rows that are grouped otherwise, or not at all"
     if config.adds_to_d and not output.adds_to_d:

@@ -16,7 +16,7 @@ from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import ElementType
 from ..problem import ContiguousProblem, MaskedProblem
-from ..problem.layout import ADDRESS_ALIGNMENT, ceil_div
+from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..reference import padding_rows
 from ..settings import get_compile_mode, get_num_sms, get_pdl, settings
 from . import fp8_gemm
@@ -60,6 +60,8 @@ class GroupedProblem(NamedTuple):
     zero_padding: bool
     expected_m: float
     """Rows of a group, about."""
+    sfa_columns: int = SCALE_BLOCK
+    """Values of a row of A under one scale."""
 
     @property
     def planes(self) -> int:
@@ -97,7 +99,18 @@ def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
     a, sfa, d = p.a[None], p.sfa[None], p.d[None]
     rows_of_a_group = p.m / max(p.num_groups, 1)
     return GroupedProblem(
-        a, sfa, p.b, p.sfb, d, p.grouped_layout, groups, p.sfb_rows, p.alignment, p.zero_padding, rows_of_a_group
+        a,
+        sfa,
+        p.b,
+        p.sfb,
+        d,
+        p.grouped_layout,
+        groups,
+        p.sfb_rows,
+        p.alignment,
+        p.zero_padding,
+        rows_of_a_group,
+        p.sfa_columns,
     )
 
 
@@ -168,7 +181,12 @@ def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> 
 
 def output_of(p: GroupedProblem) -> Output:
     """What decides the kernel's code besides the tile."""
-    return Output(p.d.dtype == torch.float32, sfb_is_per_row=p.sfb_rows == 1, groups=p.groups)
+    return Output(
+        p.d.dtype == torch.float32,
+        sfb_is_per_row=p.sfb_rows == 1,
+        groups=p.groups,
+        sfa_by_64=p.sfa_columns < SCALE_BLOCK,
+    )
 
 
 def prepared(p: GroupedProblem) -> GroupedProblem:
@@ -188,7 +206,7 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
     maps = {
         "map_a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
         "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, BLOCK_K), 128),
-        "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (1, config.scale_rows), 0),
+        "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (config.scale_parts, config.scale_rows), 0),
         "map_d": clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle),
     }
     places = [

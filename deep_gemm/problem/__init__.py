@@ -14,6 +14,7 @@ from .linear import LinearProblem, linear_problem
 from .recipes import NO_RECIPES, Recipes
 from .routing import ExpertRows, check_gather, check_routes, check_weighted
 from .rows import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
+from .rows_silu import SiluRowsProblem, silu_rows_problem
 from .skip_head_mid import HeadParts, SkipProblem, skip_problem
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MaskedProblem",
     "Operand",
     "Recipes",
+    "SiluRowsProblem",
     "SkipProblem",
     "activation_problem",
     "check_counts",
@@ -46,5 +48,6 @@ __all__ = [
     "linear_problem",
     "masked_problem",
     "no_alpha",
+    "silu_rows_problem",
     "skip_problem",
 ]

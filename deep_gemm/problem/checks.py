@@ -139,15 +139,22 @@ def operand(name: str, given: Operand, axes: Axes, sizes: Sizes) -> Operand:
 
 
 def scales(
-    name: str, sf: Tensor, axis: str, outer: tuple[int, ...], k: int, rows: int, transposed: bool = False
+    name: str,
+    sf: Tensor,
+    axis: str,
+    outer: tuple[int, ...],
+    k: int,
+    rows: int,
+    transposed: bool = False,
+    columns: int = SCALE_BLOCK,
 ) -> Tensor:
-    """Check scales, one for `rows` x 128 values of a matrix `[outer, k]`; transpose them back if `transposed`."""
+    """Check scales, one for `rows` x `columns` values of a matrix `[outer, k]`; transpose them back if `transposed`."""
     fp32_scales(name, sf)
     *groups, mn = outer
-    num_mn_blocks, num_k_blocks = ceil_div(mn, rows), ceil_div(k, SCALE_BLOCK)
+    num_mn_blocks, num_k_blocks = ceil_div(mn, rows), ceil_div(k, columns)
     expected = (*groups, num_k_blocks, num_mn_blocks) if transposed else (*groups, num_mn_blocks, num_k_blocks)
     if sf.shape != expected:
-        axes = [axis if rows == 1 else f"ceil({axis} / {rows})", "ceil(k / 128)"]
+        axes = [axis if rows == 1 else f"ceil({axis} / {rows})", f"ceil(k / {columns})"]
         axes = [*(["groups"] if groups else []), *(axes[::-1] if transposed else axes)]
         raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {expected}, got {tuple(sf.shape)}")
     return sf.mT if transposed else sf

@@ -10,6 +10,7 @@ from torch import Tensor
 from . import checks
 from .checks import Operand, Sizes
 from .integers import INT32_MAX, as_integer, integer_in_range
+from .layout import SCALE_BLOCK
 from .recipes import NO_RECIPES, Recipes, default_dtype, sfb_rows_of
 
 ZERO_PADDING_BLOCK = 128
@@ -34,6 +35,8 @@ class ContiguousProblem(NamedTuple):
     alignment: int
     """Alignment, in rows, of group starts (offsets form) and of zero padding."""
     zero_padding: bool
+    sfa_columns: int = SCALE_BLOCK
+    """Values of a row of A under one scale."""
 
 
 class MaskedProblem(NamedTuple):
@@ -65,6 +68,7 @@ def contiguous_problem(
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
     alignment: int = ZERO_PADDING_BLOCK,
+    sfa_columns: int = SCALE_BLOCK,
 ) -> ContiguousProblem:
     """Check a product grouped along m whose groups' rows are stacked.
 
@@ -79,7 +83,7 @@ def contiguous_problem(
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
     if num_groups is not None and as_integer(num_groups) != groups:
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
-    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1)
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, columns=sfa_columns)
     sfb = checks.scales("sfb", sfb, "n", (groups, n), k, sfb_rows, transposed=turn_b)
     if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
         grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
@@ -111,6 +115,7 @@ def contiguous_problem(
         use_psum_layout,
         alignment,
         ensure_zero_padding,
+        sfa_columns,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from ..choose.config import GemmConfig
+from ..choose.config import BLOCK_K, GemmConfig
 from ..choose.output import Groups
 from ..kernels import fp8_gemm
 from ..kernels import rows as kernels
@@ -53,7 +53,8 @@ def random_problem(
     elif rows is None:
         rows = int(numbers.max())
     planes = [groups] if config.groups == Groups.COUNTS else []
-    a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator))
+    sfa_columns = BLOCK_K // config.scale_parts
+    a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=sfa_columns)
     cast_b = per_token_cast_to_fp8 if config.sfb_is_per_row else per_block_cast_to_fp8
     b = cast_b(torch.randn(groups, n, k, generator=generator))
     d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
@@ -71,6 +72,7 @@ def random_problem(
             use_psum_layout=config.groups == Groups.ENDS,
             ensure_zero_padding=zero_padding,
             alignment=alignment,
+            sfa_columns=sfa_columns,
         )
     unused = ids_of(problem) < 0
     a.view(torch.uint8)[unused] = 0x7F
@@ -140,5 +142,6 @@ def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
         if bool(rows.any()):
             a, sfa, d = p.a[rows], p.sfa[rows], right[rows]
             part = DenseProblem(a, sfa, p.b[group], p.sfb[group], d, None, len(a), p.n, p.k, p.sfb_rows)
-            allowed[rows] = allowed_difference(part, d, partial_sums)
+            sfa_columns = p.sfa_columns if isinstance(p, ContiguousProblem) else BLOCK_K
+            allowed[rows] = allowed_difference(part, d, partial_sums, sfa_columns)
     return right, allowed

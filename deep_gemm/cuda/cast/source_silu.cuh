@@ -1,8 +1,8 @@
 // What is cast is silu(gate) * up, times the row's weight: gate is the first half of a row of x, up the other one.
 //
-// Each product is rounded to FP32, in this order. Two instructions give sigmoid(gate) within 2^-20 of it for gates from -10
-// on; below 2^-126 it is zero.
+// Each product is rounded to FP32, in this order.
 #pragma once
+#include "cast/silu.cuh"
 
 struct Loaded {
   Piece gate, up;
@@ -17,11 +17,6 @@ DEVICE Loaded load(const CastParams& p, uint32_t row, bool is_there, uint32_t bl
   loaded.up = load_piece(gate + uint64_t{p.k} * kInputBytes, is_there, block * kBlock, p.k, lane);
   loaded.weight = p.row_weights != nullptr && is_there ? ptx::ld_global_f32(p.row_weights + row) : 1.f;
   return loaded;
-}
-
-DEVICE float silu(float gate) {
-  constexpr float kLog2OfE = 1.44269504f;
-  return ptx::mul_rn(gate, ptx::rcp_approx(1.f + ptx::ex2_approx(gate * -kLog2OfE)));
 }
 
 // kIsPlain: without a limit and weights.

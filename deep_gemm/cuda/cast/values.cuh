@@ -1,13 +1,12 @@
-// What the kernels that cast share: elements as a lane holds them, largest magnitudes, scales, and FP8 quotients.
+// What the kernels that cast share: elements as a lane holds them, largest magnitudes, and where scales and values lie.
 #pragma once
+#include "cast/division.cuh"
 #include "config.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "types.cuh"
 
-constexpr uint32_t kBlock = 128;                  // elements under one scale, of a row or of a column
-constexpr float kLargest = 448.f;                 // of E4M3
-constexpr float kLeastScale = 1.1754943508e-38f;  // 2^-126, the smallest normal number
+constexpr uint32_t kBlock = 128;  // elements under one scale, of a row or of a column
 
 // ---- Elements
 //
@@ -145,41 +144,7 @@ DEVICE uint32_t largest_of_team(uint32_t (&keys)[kCount], uint32_t lane) {
   return keys[0];
 }
 
-// ---- Scales, and division by them
-
-// A scale, and -1 over it; over its significand, which lies in [1, 2), if blocks are not ordinary.
-struct Divisor {
-  float scale, reciprocal;
-};
-
-DEVICE float significand_of(float scale) { return ptx::float_of((ptx::bits_of(scale) & 0x7fffff) | 0x3f800000); }
-
-// The scale of elements whose largest magnitude is `amax`; it counts as at least `min_amax`.
-DEVICE float scale_of(float amax, float min_amax, bool rounds_up) {
-  amax = amax < min_amax ? min_amax : amax;
-  // amax / kLargest as a division rounds it, whatever amax is, but for numbers below kLeastScale.
-  const float guess = amax * (1.f / kLargest);
-  const float quotient = ptx::fma_rn(ptx::fma_rn(guess, -kLargest, amax), 1.f / kLargest, guess);
-  const float least = quotient < kLeastScale ? kLeastScale : quotient;
-  // Up to a power of two: a carry out of the mantissa is the next one.
-  const float power = ptx::float_of((ptx::bits_of(least) + 0x7fffff) & 0x7f800000);
-  return amax == 0.f ? 1.f : rounds_up ? power : least;
-}
-
-// 1 / scale as a division rounds it, where neither is so small or large that a step underflows.
-DEVICE float reciprocal_of(float scale) {
-  const float guess = ptx::rcp_approx(scale);
-  return ptx::fma_rn(ptx::fma_rn(guess, -scale, 1.f), guess, guess);
-}
-
-template <bool kIsOrdinary>
-DEVICE Divisor divisor_of(float amax, float min_amax, bool rounds_up) {
-  const float scale = scale_of(amax, min_amax, rounds_up);
-  return {scale, -reciprocal_of(kIsOrdinary ? scale : significand_of(scale))};
-}
-
-// Whether ordinary quotients by this scale are right. That of an infinity is NaN, or zero as a power of two.
-DEVICE bool is_ordinary(Divisor d) { return d.scale >= 0x1p-90f; }
+// ---- Scales and values in memory
 
 DEVICE Divisor load_divisor(const Divisor* from) {
   const ptx::Float2 loaded = ptx::ld_shared_v2_f32(from);
@@ -187,31 +152,8 @@ DEVICE Divisor load_divisor(const Divisor* from) {
 }
 DEVICE void store_divisor(Divisor* to, Divisor d) { ptx::st_shared_v2_f32(to, d.scale, d.reciprocal); }
 
-// x / scale as a division rounds it, for |x| <= 448 * scale, zeros with their signs, and NaN. An infinity becomes a number
-// above 448. `guess` is off by two units in the last place at most, and `excess` is exact; one step from there gives the
-// rounded quotient wherever FP8 rounds differently on its two sides. (The test of hard quotients has all that are near.)
-// `excess` may underflow if the scale is tiny, and an infinity has none: so in general numbers are multiplied by a power of
-// two that makes the scale a significand. Then nothing underflows that FP8 can tell from zero.
-template <bool kIsOrdinary>
-DEVICE float quotient_of(float x, Divisor d) {
-  if constexpr (!kIsOrdinary) {
-    const float power = ptx::float_of(0x7f000000 - (ptx::bits_of(d.scale) & 0x7f800000));
-    x = ptx::min_magnitude(x * power, 1024.f);
-    d.scale = significand_of(d.scale);
-  }
-  const float guess = x * -d.reciprocal;
-  const float excess = ptx::fma_rn(guess, d.scale, -x);
-  return ptx::fma_rn(excess, d.reciprocal, guess);
-}
-
 DEVICE uint8_t* scale_at(uint8_t* scales, uint32_t row, uint32_t stride_m, uint32_t block, uint32_t stride_k) {
   return scales + uint64_t{row} * stride_m + uint64_t{block} * stride_k;
-}
-
-// ---- FP8 values
-
-DEVICE uint32_t pack_quotients(float a, float b, float c, float d) {
-  return ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16;
 }
 
 // What became of a piece: four values in a word.

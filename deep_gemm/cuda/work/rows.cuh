@@ -9,7 +9,6 @@
 #include "config.cuh"
 #include "epilogue/panels.cuh"
 #include "operand.cuh"
-#include "params.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ring.cuh"
@@ -18,10 +17,7 @@
 #include "work/layout.cuh"
 #include "work/padding.cuh"
 #include "work/tile_queue.cuh"
-
-struct Params : Product {
-  Groups groups;
-};
+#include ROWS_PARAMS
 
 struct WorkStorage {
   TileQueue queue;
@@ -30,7 +26,7 @@ struct WorkStorage {
 };
 
 // D has a plain map too, for boxes that are not cut off.
-constexpr bool kHasWholeD = !kSfbIsPerRow;
+constexpr bool kHasWholeD = !kSfbIsPerRow && kStoresByTma;
 
 DEVICE void prefetch_operand_maps(const Params& p) {
   ptx::prefetch_tensormap(&p.map_a);
@@ -243,7 +239,8 @@ struct TileLoad {
   }
 
   DEVICE void load_scales(const Slot& slot, uint32_t k_block) const {
-    ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales, tile.row_m - skipped_scales(tile), k_block, plane_of(tile));
+    ptx::tma_load_3d(&p.map_sfa, slot.full, slot.scales, tile.row_m - skipped_scales(tile), k_block * kScaleParts,
+                     plane_of(tile));
     if constexpr (kSfbIsPerRow)
       ptx::tma_load_3d(&p.map_sfb, slot.full, slot.scales + kScaleRows, tile.row_n, k_block, tile.group);
   }

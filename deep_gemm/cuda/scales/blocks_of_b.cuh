@@ -1,0 +1,88 @@
+// B has one scale for each 128x128 block: a few numbers for a tile and k-block, kept in registers. A's come through the ring.
+// What by_block.cuh and by_halves.cuh have in common; they say which blocks a tile has, and which columns are in which.
+#pragma once
+#include "config.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "scales/thread.cuh"
+
+// The scales of B under one tile, never loaded inside the k loop: lane l holds those of k-block first + l, the next 32
+// k-blocks are on their way meanwhile, and a shuffle hands the current one to all lanes.
+template <uint32_t kBlocks>
+struct BlockScales {
+  const float* row[kBlocks];
+  uint32_t stride_k, end_k_block;
+  uint32_t first_column;  // of the tile, within its first block of B, if its columns lie in blocks as they follow each other
+  float current[kBlocks], coming[kBlocks];
+
+  DEVICE BlockScales(uint32_t stride_k_, uint32_t end_k_block_, uint32_t first_column_ = 0)
+      : stride_k(stride_k_), end_k_block(end_k_block_), first_column(first_column_) {}
+
+  DEVICE float load(uint32_t i, uint32_t first_k_block) const {
+    const uint32_t k_block = first_k_block + ptx::lane_index();
+    return ptx::ld_global_nc_f32(row[i] + static_cast<uint64_t>(k_block < end_k_block ? k_block : end_k_block - 1) * stride_k);
+  }
+
+  // Those of a tile's first k-blocks: each lane's of a block of B.
+  DEVICE void ask(uint32_t first_k_block, float (&first)[kBlocks]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocks; ++i) first[i] = load(i, first_k_block);
+  }
+
+  DEVICE void start(const float (&first)[kBlocks]) {
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocks; ++i) coming[i] = first[i];
+  }
+
+  // To be called before every 32nd k-block.
+  DEVICE void advance(uint32_t first_k_block) {
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocks; ++i) {
+      current[i] = coming[i];
+      coming[i] = load(i, first_k_block + 32);
+    }
+  }
+
+  DEVICE void of_k_block(uint32_t k_block_of_32, float (&scales)[kBlocks]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocks; ++i) scales[i] = ptx::shfl_sync(current[i], k_block_of_32);
+  }
+};
+
+// The scales of kCount k-blocks in a line, each multiplied in kPieces: units, or halves of units along k. `kChunk` columns,
+// from a multiple of them on, are in one block of B.
+template <typename TileScales, uint32_t kBlocks, uint32_t kChunk, uint32_t kCount, uint32_t kPieces>
+struct RunBlockScales {
+  const ThreadScales in_first_slot;
+  const TileScales& of_tile;
+  float sfa[kCount * kPieces][2], sfb[kCount][kBlocks];
+
+  DEVICE RunBlockScales(const ThreadScales& in_first_slot_, const TileScales& of_tile_)
+      : in_first_slot(in_first_slot_), of_tile(of_tile_) {}
+
+  DEVICE void begin_k_block(uint32_t k_block, uint32_t k_block_of_32) { of_tile.of_k_block(k_block_of_32, sfb[k_block]); }
+
+  DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t piece) {
+    load_scales(in_first_slot.sfa + stage * kScales + part_of_piece(piece) * kScaleRows + row_of_unit(unit_of_piece(piece)),
+                sfa[k_block * kPieces + piece]);
+  }
+
+  DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}
+
+  // total = fma(partial, round(sfa * sfb), total)
+  template <typename Release>
+  DEVICE void promote(float (&total)[kUnitN / 2], const float (&partial)[kUnitN / 2], uint32_t, uint32_t k_block,
+                      uint32_t piece, const Release& release_slot) const {
+    const float(&rows)[2] = sfa[k_block * kPieces + piece];
+    if (piece + 1 == kPieces) release_slot(rows[1]);
+#pragma unroll
+    for (uint32_t column = 0; column < kUnitN; column += kChunk) {
+      const float scale_of_b = of_tile.at_column(sfb[k_block], column_of_unit(unit_of_piece(piece)) + column);
+      const float scale[2] = {rows[0] * scale_of_b, rows[1] * scale_of_b};
+#pragma unroll
+      for (uint32_t i = column / 2; i < (column + kChunk) / 2; ++i)
+        total[i] = ptx::fma(partial[i], scale[i / 2 % 2], total[i]);
+    }
+  }
+};

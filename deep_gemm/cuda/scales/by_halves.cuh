@@ -1,0 +1,22 @@
+// B's rows are those of two matrices in turn, 8 of gate and 8 of up, and its scales one for each 128x128 block of these: those
+// of gate, then those of up. So the columns of a tile of up to 256 are in one block of gate and in one of up.
+#pragma once
+#include "scales/blocks_of_b.cuh"
+
+using FirstScales = float[2];
+
+struct TileScales : BlockScales<2> {
+  DEVICE TileScales(const float* sfb, uint32_t stride_n, uint32_t stride_k_, uint32_t row_n, uint32_t n,
+                    uint32_t end_k_block_)
+      : BlockScales(stride_k_, end_k_block_) {
+    static_assert(256 % kBlockN == 0, "a tile must not reach into the next blocks");
+    row[0] = sfb + static_cast<uint64_t>(row_n / 256) * stride_n;
+    row[1] = row[0] + static_cast<uint64_t>(n / 256) * stride_n;
+  }
+
+  // The scale of the 8 columns from `column` of the tile on.
+  DEVICE float at_column(const float (&scales)[2], uint32_t column) const { return scales[column / 8 % 2]; }
+};
+
+template <uint32_t kCount, uint32_t kPieces>
+using RunScales = RunBlockScales<TileScales, 2, 8, kCount, kPieces>;
