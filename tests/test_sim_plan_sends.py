@@ -25,9 +25,7 @@ def compiled(config: PlanSendsConfig) -> HostKernel:
 
 def check(topk_ids: Tensor, experts_here: int, ranks: int, seed: int = 0, schedule: str | None = None) -> None:
     config = config_of(topk_ids.element_size())
-    row_of, told = sim.run(
-        compiled(config), config, topk_ids, FACTS, experts_here, ranks, seed=seed, schedule=schedule
-    )
+    row_of, told = sim.run(compiled(config), config, topk_ids, FACTS, experts_here, ranks, seed=seed, schedule=schedule)
     owners = owners_of_routes(topk_ids, experts_here, ranks)
     rows = expert_rows(owners_of_tokens(owners, ranks), ranks)
     assert torch.equal(row_of, rows.row_of)

@@ -7,6 +7,8 @@
 #include "cast/piece.cuh"
 #include "routes.cuh"
 
+constexpr uint32_t kMaxIds = 1u << 31;  // a rank knows its own experts: other ids need not be told from each other
+
 struct PackParams {
   const uint8_t* x;           // [tokens, hidden]
   const uint8_t* topk_ids;    // [tokens, topk], of kIdBytes
@@ -16,7 +18,7 @@ struct PackParams {
   uint32_t x_pitch;           // in bytes
   uint32_t tokens;
   uint32_t slots;             // if row_of is null: so many rows; those without a token get routes to no expert
-  uint32_t hidden, topk, num_experts, row_bytes;
+  uint32_t hidden, topk, row_bytes;
   uint32_t unit_reciprocal;   // of the units of a token: see BlockOfRows
 };
 #include "pack_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
@@ -37,7 +39,7 @@ DEVICE void for_each_row(const PackParams& p, uint32_t token, const Store& store
 DEVICE uint32_t word_of_routes(const PackParams& p, uint32_t token, uint32_t i) {
   const uint64_t first_route = uint64_t{token} * p.topk;
   const bool is_there = token < p.tokens;
-  if (i < p.topk) return is_there ? load_expert(p.topk_ids, first_route + i, 0, p.num_experts) : kNoExpert;
+  if (i < p.topk) return is_there ? load_expert(p.topk_ids, first_route + i, 0, kMaxIds) : kNoExpert;
   return is_there && i < 2 * p.topk ? ptx::ld_global_b32(p.topk_weights + first_route + i - p.topk) : 0;
 }
 

@@ -19,8 +19,9 @@ from ..kernels import return_sums, send_rows
 from ..kernels.meeting import STATE_WORDS, Node, Room
 from ..problem.layout import ADDRESS_ALIGNMENT
 from ..routing import expert_rows, gather_weighted
-from .by_group import all_gather, ones
-from .message import WORD, WORD_BYTES, Arrived
+from .by_group import ones
+from .collectives import all_gather
+from .message import WORD, WORD_BYTES, Arrived, with_aligned_rows
 
 
 class Peers:
@@ -39,8 +40,7 @@ class Peers:
 
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts_here: int) -> tuple[Arrived, Tensor]:
         """Give what comes, ids being numbered from this rank's first expert, and where each token's sums will lie."""
-        if x.stride(1) != 1 or x.stride(0) * x.element_size() % ADDRESS_ALIGNMENT or x.data_ptr() % ADDRESS_ALIGNMENT:
-            x = x.clone(memory_format=torch.contiguous_format)
+        x = with_aligned_rows(x)
         goes_to = torch.empty(len(x), self.room.ranks, dtype=torch.int32, device=x.device)
         send_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), goes_to, experts_here, self.node)
         return self.arrived(), goes_to

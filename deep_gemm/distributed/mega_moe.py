@@ -14,7 +14,6 @@ from ..kernels.cast_rows import RowCast
 from ..problem import Operand
 from ..problem.layout import SCALE_BLOCK, Recipe
 from ..problem.mega_moe import (
-    MIDDLE_BLOCK,
     RECIPE,
     SWIGLU,
     MegaProblem,
@@ -25,9 +24,10 @@ from ..problem.mega_moe import (
     mega_problem,
     mega_sizes,
 )
+from ..problem.rows_silu import INTERLEAVED, SILU_COLUMNS
 from ..quantize import as_rows, empty_scales, has_kernels, per_token_cast_to_fp8
 from . import mega_by_group
-from .mega_products import in_turns
+from .by_group import Planner
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
@@ -46,7 +46,8 @@ class SM90SymmBuffer:
     """
 
     def __init__(self, sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None) -> None:
-        self.sizes, self.device, self.group = sizes, device, group
+        self.sizes, self.group = sizes, group
+        self.planner = Planner(sizes.here, None, device, group) if sizes.ranks > 1 else None
         tokens, rows = sizes.max_tokens, sizes.rows
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = sizes.num_experts, tokens, sizes.topk
         self.hidden, self.intermediate_hidden = sizes.hidden, sizes.intermediate
@@ -63,7 +64,7 @@ class SM90SymmBuffer:
             fp8(rows, sizes.hidden),
             empty_scales((rows,), sizes.hidden, weights, mn_major=True),
             fp8(rows, sizes.intermediate),
-            empty_scales((rows,), sizes.intermediate, weights, mn_major=True, gran_k=MIDDLE_BLOCK),
+            empty_scales((rows,), sizes.intermediate, weights, mn_major=True, gran_k=SILU_COLUMNS),
         )
 
     def destroy(self) -> None:
@@ -176,7 +177,11 @@ def transform_weights_for_mega_moe_sm90(l1: Operand, l2: Operand) -> tuple[Opera
     [2.0, 2.0, 448.0, 448.0, 2.0, 2.0]
     """
     l1, l2 = check_weights(l1, l2, {})
-    return (in_turns(l1[0].detach().view(torch.uint8)).view(l1[0].dtype), l1[1]), l2
+    values = l1[0].detach()
+    experts, rows, hidden = values.shape
+    # [experts, gate or up, turns, 8, hidden] -> [experts, turns, gate or up, 8, hidden]
+    halves = values.view(torch.uint8).reshape(experts, 2, rows // (2 * INTERLEAVED), INTERLEAVED, hidden)
+    return (halves.transpose(1, 2).reshape(values.shape).view(values.dtype), l1[1]), l2
 
 
 @torch.no_grad()
@@ -264,4 +269,4 @@ def fp8_mega_moe(
         asked = mega_problem(y, l1, l2, sizes, tensors, *said)
     except MISTAKES as mistake:
         asked = mistake
-    mega_by_group.compute(asked, sizes, buffer.device, buffer.group)
+    mega_by_group.compute(asked, sizes, buffer.planner)

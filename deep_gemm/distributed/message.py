@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import lay_scales
+from ..gpus import is_hopper
+from ..kernels import lay_scales, pack_rows
 from ..layers import experts_workspace_bytes
 from ..problem import ExpertRows
 from ..problem.integers import integer_in_range
@@ -20,6 +21,8 @@ from ..quantize import Quantized, per_token_cast_to_fp8
 WORD = torch.int32
 WORD_BYTES = 4
 BF16_BYTES = 2
+PITCH_LIMIT = 1 << 32
+"""Bytes from a token to the next for which kernels have room."""
 
 
 class Arrived(NamedTuple):
@@ -42,18 +45,44 @@ def row_bytes(hidden: int, topk: int) -> int:
     return align(hidden + WORD_BYTES * (ceil_div(hidden, SCALE_BLOCK) + 2 * topk), ADDRESS_ALIGNMENT)
 
 
-def pack(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """Cast tokens to FP8, and write each beside its routes."""
-    return pack_fp8(per_token_cast_to_fp8(x), topk_ids, topk_weights)
+def pack(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None = None, rows: int | None = None
+) -> Tensor:
+    """Cast tokens to FP8, and write each beside its routes into its rows: those of `row_of` `[tokens, topk]` up to -1.
+
+    Without `row_of` each token has the row of its number. If there are to be more `rows` than that, those behind the
+    last have no routes.
+    """
+    rows = len(x) if rows is None else rows
+    words = row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES
+    if x.is_cuda and is_hopper(x.get_device()):
+        message = torch.empty(rows, words, dtype=WORD, device=x.device)
+        p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
+        pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
+        return message
+    of_tokens = pack_fp8(per_token_cast_to_fp8(x), topk_ids, topk_weights)
+    message = of_tokens.new_full((rows, words), -1)
+    if row_of is None:
+        message[: len(x)] = of_tokens
+    else:
+        token, column = (row_of >= 0).nonzero(as_tuple=True)
+        message[row_of[token, column].long()] = of_tokens[token]
+    return message
 
 
 def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """Write tokens that are FP8 beside their routes."""
+    """Write tokens that are FP8 beside their routes, each into the row of its number."""
     values, scales = x
     parts = [values.view(WORD), scales.view(WORD), topk_ids.to(WORD), topk_weights.float().view(WORD)]
-    used = sum(part.shape[1] for part in parts)
-    parts.append(parts[0].new_zeros(len(values), row_bytes(values.shape[1], topk_ids.shape[1]) // WORD_BYTES - used))
-    return torch.cat(parts, dim=1)
+    words = row_bytes(values.shape[1], topk_ids.shape[1]) // WORD_BYTES - sum(part.shape[1] for part in parts)
+    return torch.cat([*parts, parts[0].new_zeros(len(values), words)], dim=1)
+
+
+def with_aligned_rows(x: Tensor) -> Tensor:
+    """A matrix itself if kernels may load 16 bytes at once of its rows, else a copy."""
+    pitch = x.stride(0) * x.element_size()
+    is_aligned = x.stride(1) == 1 and pitch % ADDRESS_ALIGNMENT == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return x if is_aligned and pitch < PITCH_LIMIT else x.clone(memory_format=torch.contiguous_format)
 
 
 def unpack(message: Tensor, hidden: int, topk: int) -> Arrived:

@@ -27,7 +27,6 @@ PARAMS = Params(
     Field("slots", Kind.UINT32),
     Field("hidden", Kind.UINT32),
     Field("topk", Kind.UINT32),
-    Field("num_experts", Kind.UINT32),
     Field("row_bytes", Kind.UINT32),
     Field("unit_reciprocal", Kind.UINT32),
 )
@@ -80,9 +79,7 @@ KERNEL: OrdinaryKernel[PackConfig] = OrdinaryKernel("pack_rows", PARAMS)
 SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 
-def run(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor, num_experts: int
-) -> None:
+def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> None:
     """Write tokens into `rows`, int32 `[rows, words]`, on the GPU that they are on.
 
     Rows of `x` begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are contiguous.
@@ -91,7 +88,7 @@ def run(
     if rows.shape[0] > 0:
         config = config_of(x.dtype, topk_ids.element_size())
         slots = rows.shape[0] if row_of is None else x.shape[0]
-        params = params_of(x, topk_ids, topk_weights, row_of, rows, num_experts)
+        params = params_of(x, topk_ids, topk_weights, row_of, rows)
         KERNEL.run(config, params, grid(config, slots, x.shape[1]), rows.get_device())
 
 
@@ -116,9 +113,7 @@ def grid(config: PackConfig, slots: int, hidden: int) -> int:
     return ceil_div(slots * units_of_token(hidden), config.teams)
 
 
-def params_of(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor, num_experts: int
-) -> bytes:
+def params_of(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> bytes:
     """Give the kernel's parameters."""
     tokens, hidden = x.shape
     return PARAMS.pack(
@@ -133,7 +128,6 @@ def params_of(
             "slots": rows.shape[0] if row_of is None else tokens,
             "hidden": hidden,
             "topk": topk_ids.shape[1],
-            "num_experts": num_experts,
             "row_bytes": rows.shape[1] * rows.element_size(),
             "unit_reciprocal": (1 << 32) // units_of_token(hidden),
         }

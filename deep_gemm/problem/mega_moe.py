@@ -20,10 +20,6 @@ from .numbers import positive
 from .routing import route_weights
 
 TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128
-INTERLEAVED = 8
-"""Rows of the gate, then as many of up, that follow each other in l1 as `fp8_mega_moe` takes it."""
-MIDDLE_BLOCK = 64
-"""Columns of the middle activations under one scale."""
 RECIPE = (SCALE_BLOCK, SCALE_BLOCK, SCALE_BLOCK)
 SWIGLU = "swiglu"
 

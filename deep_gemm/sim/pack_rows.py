@@ -31,7 +31,6 @@ def run(
     topk_weights: Tensor,
     row_of: Tensor | None,
     shape: tuple[int, int],
-    num_experts: int,
     *,
     num_sms: int = 2,
     seed: int = 0,
@@ -57,7 +56,6 @@ def run(
         simulation.tensor("topk_weights", topk_weights),
         None if row_of is None else simulation.tensor("row_of", row_of),
         simulation.tensor("rows", rows),
-        num_experts,
     )
     slots = shape[0] if row_of is None else x.shape[0]
     launch(launcher, params, pack_rows.grid(config, slots, x.shape[1]), -1)  # type: ignore[arg-type]
