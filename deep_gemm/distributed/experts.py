@@ -22,7 +22,7 @@ from ..problem.experts_across import check_tokens, share_of_experts
 from ..problem.integers import integer_in_range
 from ..problem.numbers import positive
 from ..quantize import per_block_cast_to_fp8
-from ..routing import expert_rows, stack_routes, sum_rows, weighted_sum
+from ..routing import stack_routes, sum_rows, weighted_sum
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
 from .message import WORD, Arrived, gather, pack, unpack
@@ -207,9 +207,11 @@ class Experts(torch.nn.Module):
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         if self._everywhere is None:
             peers = self.connected(topk)
-            arrived, goes_to = peers.dispatch(x, topk_ids, topk_weights, self.share.here)
-            rows = expert_rows(arrived.ids, self.share.here)
-            return peers.combine(self._products(arrived, rows), rows.row_of, goes_to, out)
+            row_of = peers.send(x, topk_ids, topk_weights, self.share.here)
+            rows, a, addresses = peers.gather(self.share.here)
+            w1, w2 = self.weights()
+            peers.product(activate_rows(product_of_rows(a, w1, rows), rows, self.limit), w2, rows, addresses)
+            return peers.combine(row_of, topk_weights, out)
         message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
         sums = self._sums(unpack(message, self.share.hidden, topk), None)
         return self._everywhere.combine(sums, tokens, out)
