@@ -6,9 +6,14 @@ import gc
 
 import pytest
 import torch
-from mega_cases import Model, Tokens, chain, fill, result
+from mega_cases import Model, Tokens, chain, fill, part, result
+from torch import Tensor
 
 import deep_gemm
+from deep_gemm import SM90SymmBuffer
+from deep_gemm.distributed import mega_by_peers
+from deep_gemm.distributed.by_peers import Peers
+from deep_gemm.problem.mega_moe import mega_sizes
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -94,3 +99,67 @@ def test_tokens_are_cast_into_the_buffer_as_on_the_cpu() -> None:
     assert torch.equal(buffer.topk_idx[:5].cpu(), ids[:5].long())
     assert bool((buffer.topk_idx[5:] == -1).all())
     assert torch.equal(buffer.topk_weights[:5].cpu(), p[:5] * 2.5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int) -> None:
+    """Each rank on a stream of its own, three calls in a row."""
+    model, by_rank = Model(512, 256, 16, 4), (24, 0, 7, 1)[:ranks]
+    weights, here = model.weights(DEVICE), 16 // ranks
+    sizes = [mega_sizes(16, 128, 4, 512, 256, True, "swiglu", rank, ranks) for rank in range(ranks)]
+    room = mega_by_peers.room_of(sizes[0])
+    memories = [torch.zeros(room.num_bytes, dtype=torch.uint8, device=DEVICE) for _ in range(ranks)]
+    addresses = tuple(memory.data_ptr() for memory in memories)
+    peers = [Peers(memory, addresses, room, rank, 5.0) for rank, memory in enumerate(memories)]
+    buffers = [SM90SymmBuffer(s, torch.device(DEVICE, 0), None, p) for s, p in zip(sizes, peers, strict=True)]
+    own = [
+        deep_gemm.transform_weights_for_mega_moe_sm90(*part(weights, slice(rank * here, (rank + 1) * here)))
+        for rank in range(ranks)
+    ]
+    ys = [torch.empty(count, 512, dtype=torch.bfloat16, device=DEVICE) for count in by_rank]
+    counts = [torch.zeros(here, dtype=torch.int32, device=DEVICE) for _ in range(ranks)]
+    streams = [torch.cuda.Stream() for _ in range(ranks)]  # type: ignore[no-untyped-call]
+
+    def call(rank: int) -> None:
+        with torch.cuda.stream(streams[rank]):
+            deep_gemm.fp8_mega_moe(ys[rank], *own[rank], buffers[rank], counts[rank], activation_clamp=0.5)
+
+    # All that a call compiles, loads and allocates, as if all flags were set: later the host never waits.
+    for rank in range(ranks):
+        peers[rank].memory[room.flags :].view(torch.int32).fill_(1)
+        torch.cuda.synchronize()
+        call(rank)
+        torch.cuda.synchronize()
+    for each in peers:
+        each.memory.zero_()
+        each.node.state.zero_()
+    for seed in range(3):
+        tokens = model.tokens(sum(by_rank), DEVICE, seed=20 + seed)
+        shares: list[Tokens] = list(zip(*(torch.split(each, by_rank) for each in tokens), strict=True))  # type: ignore[arg-type]
+        for rank in range(ranks):
+            fill(buffers[rank], shares[rank])
+            counts[rank].zero_()
+            ys[rank].fill_(torch.nan)
+        torch.cuda.synchronize()
+        for rank in range(ranks):
+            call(rank)
+        torch.cuda.synchronize()
+        for each in peers:
+            each.check()
+        right = result(model.buffer(), tokens, *weights, clamp=0.5)
+        assert torch.equal(torch.cat(ys).view(torch.int16), right.view(torch.int16))
+        came = torch.bincount(tokens[2][tokens[2] >= 0], minlength=16).int()
+        assert torch.equal(torch.cat(counts), came)
+
+
+def test_other_routes_leave_nothing_behind() -> None:
+    """Slots keep rows of calls before: one that has no expert now adds nothing."""
+    model = Model(512, 256, 16, 4)
+    weights, buffer = model.weights(DEVICE), model.buffer()
+    result(buffer, model.tokens(128, DEVICE, seed=1), *weights)
+    tokens = model.tokens(5, DEVICE, seed=2)
+    tokens[2][2] = -1
+    got: Tensor = result(buffer, tokens, *weights)
+    fresh = result(model.buffer(), tokens, *weights)
+    assert torch.equal(got.view(torch.int16), fresh.view(torch.int16))
+    assert not got[2].any()

@@ -26,8 +26,9 @@ from ..problem.mega_moe import (
 )
 from ..problem.rows_silu import INTERLEAVED, SILU_COLUMNS
 from ..quantize import as_rows, empty_scales, has_kernels, per_token_cast_to_fp8
-from . import mega_by_group
+from . import mega_by_group, mega_by_peers
 from .by_group import Planner
+from .by_peers import Peers
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
@@ -45,9 +46,12 @@ class SM90SymmBuffer:
     call read, each row being one route's: room for every token of every rank on all its experts here.
     """
 
-    def __init__(self, sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None) -> None:
-        self.sizes, self.group = sizes, group
-        self.planner = Planner(sizes.here, None, device, group) if sizes.ranks > 1 else None
+    def __init__(
+        self, sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None, peers: Peers | None = None
+    ) -> None:
+        self.sizes, self.group, self.peers = sizes, group, peers
+        by_collectives = peers is None and sizes.ranks > 1
+        self.planner = Planner(sizes.here, None, device, group) if by_collectives else None
         tokens, rows = sizes.max_tokens, sizes.rows
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = sizes.num_experts, tokens, sizes.topk
         self.hidden, self.intermediate_hidden = sizes.hidden, sizes.intermediate
@@ -69,7 +73,7 @@ class SM90SymmBuffer:
 
     def destroy(self) -> None:
         """Give the memory back. No call takes the buffer from then on."""
-        self._tensors = None
+        self._tensors = self.peers = self.planner = None
 
     @property
     def tensors(self) -> MegaTensors:
@@ -137,7 +141,8 @@ def get_symm_buffer_for_sm90_mega_moe(
     - `hidden`, `intermediate_hidden`: multiples of 256 and of 128.
     - `use_fp8_dispatch`, `activation`: True and "swiglu", or a NotImplementedError.
 
-    Its tensors are on the current GPU; on the CPU if there is no GPU or the group is Gloo's.
+    Its tensors are on the current GPU; on the CPU if there is no GPU or the group is Gloo's. At most 8 Hopper GPUs,
+    which have to be of one node, write into each other's memory in a call; otherwise rows go through collectives.
 
     >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 8, 100, 2, 256, 128)
     >>> buffer.x.shape, buffer.x_sf.shape, buffer.topk_idx.shape
@@ -158,7 +163,7 @@ def get_symm_buffer_for_sm90_mega_moe(
     )
     on_cpu = not torch.cuda.is_available() or (not is_alone and dist.get_backend(group) == "gloo")
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
-    return SM90SymmBuffer(sizes, device, group)
+    return SM90SymmBuffer(sizes, device, group, mega_by_peers.peers_of(sizes, device, group))
 
 
 def transform_weights_for_mega_moe_sm90(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
@@ -249,7 +254,9 @@ def fp8_mega_moe(
 
     gate and up are FP32, accumulated as in `fp8_gemm_nt`. Q casts to FP8 with one scale, largest / 448, for each row
     and 64 columns. A route's result is rounded to BF16. The sum over k is FP32, in order of k, and rounded once to
-    BF16: the same bits each time, whatever the number of ranks. A mistake of one rank is an error on each.
+    BF16: the same bits each time, whatever the number of ranks. A mistake of one rank is an error on each if rows go
+    through collectives. By peer memory it is one there, and if another rank waits for this one in vain for 30 seconds,
+    the next call there raises a RuntimeError.
 
     >>> l1, l2 = per_block_cast_to_fp8(torch.ones(2, 256, 256)), per_block_cast_to_fp8(torch.ones(2, 256, 128))
     >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 2, 128, 2, 256, 128)
@@ -263,9 +270,12 @@ def fp8_mega_moe(
     if not isinstance(buffer, SM90SymmBuffer):
         raise TypeError(f"buffer: expected SM90SymmBuffer, got {type(buffer).__name__}")
     sizes, tensors = buffer.sizes, buffer.tensors
+    said = cumulative_local_expert_recv_stats, recipe, activation, activation_clamp
+    if buffer.peers is not None:
+        mega_by_peers.compute(mega_problem(y, l1, l2, sizes, tensors, *said), sizes, buffer.peers)
+        return
     asked: MegaProblem | Exception
     try:
-        said = cumulative_local_expert_recv_stats, recipe, activation, activation_clamp
         asked = mega_problem(y, l1, l2, sizes, tensors, *said)
     except MISTAKES as mistake:
         asked = mistake
