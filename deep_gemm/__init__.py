@@ -6,7 +6,9 @@ run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 
 from typing import NoReturn
 
-from . import distributed, nn, testing, utils
+from torch.distributed import is_available
+
+from . import nn, testing, utils
 from . import ops as ops
 from .activation import silu_mul_cast_to_fp8
 from .bf16 import (
@@ -38,13 +40,6 @@ from .dense import (
     fp8_gemm_tt,
     gemm_fp8_fp8_bf16_nt,
     wgrad_gemm_fp8_fp8_fp32_nt,
-)
-from .distributed import (
-    SM90SymmBuffer,
-    fp8_mega_moe,
-    get_symm_buffer_for_sm90_mega_moe,
-    mega_moe_pre_dispatch_sm90,
-    transform_weights_for_mega_moe_sm90,
 )
 from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
@@ -115,6 +110,16 @@ from .settings import (
 )
 from .skip_head_mid import fp8_gemm_nt_skip_head_mid
 from .testing import bench, bench_kineto, calc_diff
+
+if is_available():  # torch is built without it for some systems
+    from . import distributed
+    from .distributed import (
+        SM90SymmBuffer,
+        fp8_mega_moe,
+        get_symm_buffer_for_sm90_mega_moe,
+        mega_moe_pre_dispatch_sm90,
+        transform_weights_for_mega_moe_sm90,
+    )
 
 __version__ = "0.1.0"
 
@@ -224,6 +229,9 @@ __all__ = [
     "utils",
     "wgrad_gemm_fp8_fp8_fp32_nt",
 ]
+
+if not is_available():
+    __all__ = [name for name in __all__ if name in globals()]
 
 
 def __getattr__(name: str) -> NoReturn:

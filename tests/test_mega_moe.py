@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import doctest
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +34,28 @@ def test_names_are_there_and_those_that_could_not_work_are_not() -> None:
     assert all(getattr(deep_gemm, name) is getattr(deep_gemm.distributed, name) for name in NAMES)
     for name in ("SymmBuffer", "get_symm_buffer_for_mega_moe", "fp8_fp4_mega_moe", "bf16_mega_moe"):
         assert not hasattr(deep_gemm, name)
+
+
+WITHOUT_DISTRIBUTED = """
+import sys, types
+import torch
+for name in [name for name in sys.modules if name.startswith("torch.distributed.")]:
+    sys.modules[name] = None
+sys.modules["torch._C._distributed_c10d"] = None
+torch.distributed = sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+torch.distributed.is_available = lambda: False
+import deep_gemm
+from deep_gemm import *
+print(sorted(name for name in {"distributed", *NAMES} if hasattr(deep_gemm, name)))
+print(linear(torch.ones(2, 128), per_block_cast_to_fp8(torch.ones(8, 128)))[0, 0].item())
+"""
+
+
+def test_the_package_works_without_these_where_torch_has_no_distributed() -> None:
+    code = WITHOUT_DISTRIBUTED.replace("NAMES", str(NAMES))
+    environment = {**os.environ, "PYTHONPATH": str(Path(deep_gemm.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "128.0"]
 
 
 def test_examples_in_docstrings_run() -> None:
