@@ -1,7 +1,7 @@
 """Rows that are activated and cast on their way out of fp8_gemm, in the simulator.
 
-Values and scales are full of canaries, and rows without a group hold NaN: in A, in its scales, among the weights. What a run
-leaves is compared whole.
+Values and scales are full of canaries, and rows without a group hold NaN: in A, in its scales, among the weights. What
+a run leaves is compared whole.
 """
 
 from __future__ import annotations
