@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from rank_cases import Sizes, calls_of
-from rank_runs import LIMIT, buffers_of, check, compiled, launches_of, send_config
+from rank_runs import LIMIT, POISON, buffers_of, check, compiled, launches_of, send_config
 
 from deep_gemm.kernels.meeting import ERROR_WORD
 from deep_gemm.kernels.send_rows import SendConfig
@@ -60,6 +60,9 @@ class AbsentTrial(PeerTrial):
             for what, got in (("report", found[f"report {rank}"][0]), ("error", found[f"state {rank}"][ERROR_WORD])):
                 if int(got) != last + 1:
                     raise ValueError(f"{what} of rank {rank}: expected {last + 1}, got {int(got)}")
+        for rank in range(self.sizes.ranks):  # nobody stores results that others may still read over
+            if not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
+                raise ValueError(f"results on rank {rank}: expected none")
         flags = found[f"room {last}"][room.flags :].view(torch.int32).view(2, -1)[:, :last]
         if flags.tolist() != [[1] * last, [0] * last]:
             raise ValueError(f"flags on the absent rank: expected epoch 1 of one meeting, got {flags.tolist()}")
@@ -67,17 +70,20 @@ class AbsentTrial(PeerTrial):
 
 TWO = Sizes(((3, 2), (0, 4), (4, 1), (2, 3)))
 WIDE = Sizes(((5, 6), (6, 0), (1, 5)), max_tokens=6, hidden=1040, topk=9, dtype=torch.float32, ids=torch.int32)
+MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=2)
+"""More tokens for each CTA than rows that it makes at a time."""
 THREE = Sizes(((2, 3, 1), (3, 0, 3), (1, 2, 2)), max_tokens=3, topk=2, dtype=torch.float16)
 TRIALS = [
     *(PeerTrial(TWO, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"), (4, "late_stores"))),
     PeerTrial(WIDE, 5),
+    *(PeerTrial(MANY, seed, name, num_sms=1) for seed, name in ((16, "late_stores"), (17, "slow_warps"))),
     *(PeerTrial(THREE, seed, name) for seed, name in ((6, None), (7, "slow_lanes"), (8, "late_stores"))),
     *(PeerTrial(TWO, seed, "slow_warps") for seed in range(9, 15)),
     AbsentTrial(TWO, 20),
     AbsentTrial(THREE, 21),
 ]
 
-_MEET, _SEND, _RETURN, _SUM = "meeting.cuh", "send_rows.cuh", "return_sums.cuh", "weighted_rows.cuh"
+_MEET, _SEND, _GATHER, _LAST = "meeting.cuh", "send_rows.cuh", "gather_rows.cuh", "meet_ranks.cuh"
 _COUNT = "ptx::atom_add_acq_rel_b32(m.reached + 1, 1)"
 MEETING_MUTATIONS = [
     Mutation("the flag is an ordinary store", _MEET, "ptx::st_release_sys_b32(flag_of(m, thread, m.rank), epoch);", "ptx::st_global_b32(flag_of(m, thread, m.rank), epoch);"),
@@ -99,11 +105,13 @@ MEETING_MUTATIONS = [
     Mutation("the rank that waited is named", _MEET, "ptx::st_global_b32(m.report, thread + 1);", "ptx::st_global_b32(m.report, m.rank + 1);"),
     Mutation("the host is not told", _MEET, "    ptx::st_global_b32(m.report, thread + 1);\n", ""),
     Mutation("the rank forgets whom it missed", _MEET, "    ptx::st_global_b32(m.error, thread + 1);\n", ""),
-    Mutation("a rank that missed another sends sums", _RETURN, "  if (!is_whole(m)) return;\n", ""),
+    Mutation("a rank that missed another stores results", _GATHER, "is_whole(p.meeting) ? room", "true ? room"),
+    Mutation("a rank that missed another meets again", _LAST, "if (is_whole(p.meeting)) meet", "meet"),
+    Mutation("nobody waits for results", _LAST, "if (is_whole(p.meeting)) meet(p.meeting, shared.meeting);", ""),
     Mutation("a rank that missed another sends rows", _SEND, "  if (!is_whole(m)) return send_nothing(p);\n", ""),
     Mutation("a rank that missed another sums up what it finds", _SEND, "return send_nothing(p);", "return;"),
-    Mutation("sums come behind their flag", _RETURN, "#pragma unroll 1\n  for (uint32_t row = ", "  meet(m, shared.meeting);\n#define meet(...)\n#pragma unroll 1\n  for (uint32_t row = "),
-    Mutation("rows come behind their flag", _SEND, "#pragma unroll 1\n  for (uint32_t token = ", "  meet(m, shared.meeting);\n#define meet(...)\n#pragma unroll 1\n  for (uint32_t token = "),
+    Mutation("rows come behind their flag", _SEND, "  uint32_t next_row = 0;\n", "  meet(m, shared.meeting);\n#define meet(...)\n  uint32_t next_row = 0;\n"),
+    Mutation("rows are on their way when the flag is set", _SEND, "  if (thread == 0) ptx::tma_store_wait<0>();", "  if (thread == 0) ptx::tma_store_wait_read<0>();"),
 ]  # fmt: skip
 SEND_MUTATIONS = [
     Mutation("ids of routes elsewhere stay as they are", _SEND, "        ptx::st_global_b32(m.rooms[r] + p.ids", "        if (is_here) ptx::st_global_b32(m.rooms[r] + p.ids"),
@@ -117,14 +125,15 @@ SEND_MUTATIONS = [
     Mutation("a token goes to its last expert's rank", _SEND, "goes_to |= 1u << expert", "goes_to = 1u << expert"),
     Mutation("the first route is not looked at", _SEND, "for (uint32_t j = 0; j < p.topk; ++j) {", "for (uint32_t j = 1; j < p.topk; ++j) {"),
     Mutation("slots of the first rank", _SEND, "uint64_t{m.rank} * p.max_tokens + token;", "token;"),
-    Mutation("sums are looked for on another rank", _SEND, "thread * p.max_tokens + token : kNone", "m.rank * p.max_tokens + token : kNone"),
-    Mutation("sums are looked for everywhere", _SEND, "goes_to >> thread & 1 ? thread", "true ? thread"),
-    Mutation("the row is sent before it is whole", _SEND, "    ptx::syncthreads();  // the row is whole\n", ""),
-    Mutation("the next row is made while this one is sent", _SEND, "    ptx::syncthreads();  // all have read the row\n", ""),
+    Mutation("results are looked for at the token's first route", _SEND, "const uint32_t route = token * p.topk + j;", "const uint32_t route = token * p.topk;"),
+    Mutation("results of routes without an expert are looked for", _SEND, "== kNone ? kNone : route", "== kNone ? route : route"),
+    Mutation("the row is sent before it is whole", _SEND, "    ptx::syncthreads();               // the row is whole\n", ""),
+    Mutation("the row is sent before TMA sees it", _SEND, "    ptx::fence_proxy_async_shared();  // every writing thread, before the row is copied\n", ""),
+    Mutation("the next row is made while this one is sent", _SEND, "    if (thread == 0) ptx::tma_store_wait_read<kNumRows - 1>();\n", ""),
+    Mutation("the next row is made before all know that it may be", _SEND, "    ptx::syncthreads();  // the row may be written again\n", ""),
+    Mutation("rows are never committed", _SEND, "    if (thread == 0) ptx::tma_store_commit();\n", ""),
     Mutation("operands are read before the kernel ahead has ended", _SEND, "  ptx::griddepcontrol_wait();\n", ""),
-    Mutation("16 bytes of a row for each thread", _SEND, "at < p.row_bytes; at += kNumThreads * 16", "at < p.row_bytes && at < kNumThreads * 16; at += kNumThreads * 16"),
-    Mutation("the row's last bytes are not sent", _SEND, "at < p.row_bytes; at += kNumThreads * 16", "at + 16 < p.row_bytes; at += kNumThreads * 16"),
-    Mutation("words of a piece swapped", _SEND, "piece.x, piece.y, piece.z, piece.w", "piece.x, piece.z, piece.y, piece.w"),
+    Mutation("the row's last bytes are not sent", _SEND, "row, p.row_bytes);", "row, p.row_bytes - 16);"),
     Mutation("a team casts one block", _SEND, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
     Mutation("columns past the last are cast", _SEND, "if (column < p.hidden) {", "if (true) {"),
     Mutation("a scale of the block before", _SEND, "row + p.hidden + block * 4, divisor.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, divisor.scale"),
@@ -133,17 +142,33 @@ SEND_MUTATIONS = [
     Mutation("weights without their padding", _SEND, "words = (p.row_bytes - weights) / 4;", "words = p.topk;"),
     Mutation("the first token's columns", _SEND, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
 ]  # fmt: skip
-RETURN_MUTATIONS = [
-    Mutation("sums go to this rank", _RETURN, "m.rooms[to] + p.sums", "m.rooms[m.rank] + p.sums"),
-    Mutation("sums of one rank lie over another's", _RETURN, "(uint64_t{m.rank} * p.max_tokens + token) * p.n * 2", "(uint64_t{to} * p.max_tokens + token) * p.n * 2"),
-    Mutation("sums lie at their row", _RETURN, "(uint64_t{m.rank} * p.max_tokens + token) * p.n * 2", "uint64_t{row} * p.n * 2"),
-    Mutation("weights of the first row", _RETURN, "uint64_t{row} * p.row_bytes + p.weights", "p.weights"),
-    Mutation("weights of the token's rank", _RETURN, "m.rooms[m.rank] + uint64_t{row}", "m.rooms[to] + uint64_t{row}"),
-    Mutation("one weight for all routes", _RETURN, "weights + (route - first_route) * 4", "weights"),
-    Mutation("routes of the first row", _RETURN, "first_route = uint64_t{row} * p.topk", "first_route = 0"),
-    Mutation("rows of this rank's own tokens alone", _RETURN, "row < m.ranks * p.max_tokens; row +=", "row < p.max_tokens; row +="),
-    Mutation("a CTA sums one row", _RETURN, "row += ptx::grid_size()", "row += m.ranks * p.max_tokens"),
-    Mutation("a thread has one piece", _RETURN, "piece < p.n / kColumns; piece += kNumThreads", "piece < p.n / kColumns && piece < kNumThreads; piece += kNumThreads"),
-    Mutation("no row has routes", _SUM, "      has_rows = true;\n", ""),
-    Mutation("operands are read before the kernel ahead has ended", _RETURN, "  ptx::griddepcontrol_wait();\n", ""),
+GATHER_MUTATIONS = [
+    Mutation("values of the first slot", _GATHER, "return p.slots + uint64_t{slot} * p.slot_bytes;", "return p.slots;"),
+    Mutation("routes of the first slot", _GATHER, "p.row_of + uint64_t{slot} * p.topk + route", "p.row_of + route"),
+    Mutation("rows of routes without an expert", _GATHER, "ptx::ballot_sync(row >= 0)", "ptx::ballot_sync(true)"),
+    Mutation("the first of a slot's rows alone", _GATHER, "for (uint32_t left = mask; left != 0; left &= left - 1) {", "for (uint32_t left = mask & -mask; left != 0; left &= left - 1) {"),
+    Mutation("the last of a slot's rows is left out", _GATHER, "for (uint32_t left = mask; left != 0; left &= left - 1) {", "for (uint32_t left = mask; (left & (left - 1)) != 0; left &= left - 1) {"),
+    Mutation("another lane's row", _GATHER, "ptx::popc((left & -left) - 1)", "ptx::popc(left & -left)"),
+    Mutation("columns past the last are copied", _GATHER, "if (first + i * 512 < p.hidden)\n          ptx::st", "if (true)\n          ptx::st"),
+    Mutation("the first columns alone are copied", _GATHER, "first < p.hidden + lane * 16; first += kAtOnce * 512", "first < 1; first += kAtOnce * 512"),
+    Mutation("words of a piece swapped", _GATHER, "pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w", "pieces[i].x, pieces[i].z, pieces[i].y, pieces[i].w"),
+    Mutation("weights of the first route", _GATHER, "p.weights_at + route * 4", "p.weights_at"),
+    Mutation("weights lie where scales do", _GATHER, "p.weights_at + route * 4", "p.scales_at + route * 4"),
+    Mutation("a weight of the slot's number", _GATHER, "p.weights + row, ptx", "p.weights + route, ptx"),
+    Mutation("results go to the first rank", _GATHER, "p.meeting.rooms[slot / p.max_tokens]", "p.meeting.rooms[0]"),
+    Mutation("results go to this rank", _GATHER, "p.meeting.rooms[slot / p.max_tokens]", "p.meeting.rooms[p.meeting.rank]"),
+    Mutation("results lie at the slot's number", _GATHER, "uint64_t{slot % p.max_tokens} * p.topk", "uint64_t{slot} * p.topk"),
+    Mutation("results of a token's routes lie over each other", _GATHER, "* p.topk + route) * p.hidden", "* p.topk) * p.hidden"),
+    Mutation("results of FP8", _GATHER, "* p.hidden * 2;", "* p.hidden;"),
+    Mutation("half an address", _GATHER, "static_cast<uint32_t>(address >> 32)", "0"),
+    Mutation("scales of the first slot", _GATHER, "slot_at(p, slot) + p.scales_at", "p.slots + p.scales_at"),
+    Mutation("scales of the first block", _GATHER, "p.scales_at + block * 4", "p.scales_at"),
+    Mutation("scales of another row", _GATHER, "ptx::shfl_sync(static_cast<uint32_t>(slot_of_lane), i)", "ptx::shfl_sync(static_cast<uint32_t>(slot_of_lane), i ^ 1)"),
+    Mutation("scales are read before they are all there", _GATHER, "  ptx::syncthreads();\n  if (slot_of_lane < 0) return;", "  if (slot_of_lane < 0) return;"),
+    Mutation("scales of rows without a token", _GATHER, "  if (slot_of_lane < 0) return;\n", ""),
+    Mutation("scales of blocks lie over each other", _GATHER, "uint64_t{block} * p.pitch + first_row", "first_row"),
+    Mutation("rows of the first CTA of scales", _GATHER, "(ptx::block_index() - of_values) * kRows", "0"),
+    Mutation("slots past the last", _GATHER, "if (slot < p.num_slots) gather_slot", "gather_slot"),
+    Mutation("a slot for each CTA", _GATHER, "ptx::block_index() * kWarps + ptx::warp_index();", "ptx::block_index();"),
+    Mutation("operands are read before the kernel ahead has ended", _GATHER, "  ptx::griddepcontrol_wait();\n", ""),
 ]  # fmt: skip

@@ -1,19 +1,19 @@
 """Calls of several ranks of a node, one after another: what the kernels that write to peers are given, and must give.
 
-Each call of a rank is send_rows, a copy of all that came (sim_kernels/keep_room.cuh), return_sums, and the sum over
-ranks. The products in between are made up: their rows are random, and known before.
+Each call of a rank is send_rows, a copy of all that came (sim_kernels/keep_room.cuh), gather_rows, stores of results
+(sim_kernels/store_results.cuh), meet_ranks, and the sums. The results are made up: random, and known before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from deep_gemm.distributed import message
 from deep_gemm.distributed.owners import local_ids
 from deep_gemm.kernels.meeting import Room
+from deep_gemm.problem import ExpertRows
 from deep_gemm.quantize import per_token_cast_to_fp8
 from deep_gemm.routing import expert_rows, weighted_sum
 
@@ -50,14 +50,19 @@ class Call:
     x: Tensor
     topk_ids: Tensor
     topk_weights: Tensor
-    goes_to: Tensor
-    """What send_rows says of its own tokens."""
+    returns_to: Tensor
+    """What send_rows says of its own tokens: where the result of each route will lie."""
     came: list[Tensor | None]
     """Of each slot: the bytes of its row."""
     ids: Tensor
     """Of each slot: the experts here."""
     y: Tensor
-    row_of: Tensor
+    rows: ExpertRows
+    """Of the experts here."""
+    gathered: Tensor
+    """The FP8 values of these rows, scales, and the weights of their routes, as bytes beside each other."""
+    places: list[tuple[int, int] | None]
+    """Of these rows: the rank that the result goes to, and its place there."""
     out: Tensor
 
 
@@ -94,37 +99,44 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
             p_slots[source, : len(ids)] = p
             for token, row in enumerate(row_bytes_of(x, p, room.row_bytes)):
                 rows[source * room.max_tokens + token] = row
-        sums = []
+        results = torch.full((ranks, room.max_tokens * sizes.topk, sizes.hidden), torch.nan).bfloat16()
         for rank in range(ranks):
             here = local_ids(slots.flatten(0, 1).clone(), rank * sizes.experts_here, sizes.experts_here).int()
             stacked = expert_rows(here, sizes.experts_here)
             y = torch.randn(room.slots * sizes.topk, sizes.hidden, generator=g).bfloat16()
-            y[int(stacked.ends[-1]) :] = torch.nan
+            gathered = torch.zeros(len(y), room.row_bytes, dtype=torch.uint8)
+            places: list[tuple[int, int] | None] = [None] * len(y)
+            for slot, route in (here >= 0).nonzero().tolist():
+                row, came = int(stacked.row_of[slot, route]), rows[slot]
+                assert came is not None
+                source, token = divmod(slot, room.max_tokens)
+                gathered[row, : room.weights] = came[: room.weights]
+                gathered[row, room.weights : room.weights + 4] = came[room.weights + 4 * route :][:4]
+                places[row] = source, token * sizes.topk + route
+                results[source, token * sizes.topk + route] = y[row]
             has_routes = (here >= 0).any(1)
-            came = [row if has else None for row, has in zip(rows, has_routes.tolist(), strict=True)]
-            sums.append(weighted_sum(y, stacked.row_of, p_slots.flatten(0, 1)).bfloat16())
-            tokens, owners = len(xs[rank]), of_all[rank].div(sizes.experts_here, rounding_mode="floor")
-            goes = torch.full((tokens, ranks), -1, dtype=torch.int32)
-            for r in range(ranks):
-                is_sent = ((owners == r) & (of_all[rank] >= 0)).any(1)
-                goes[:, r] = torch.where(is_sent, r * room.max_tokens + torch.arange(tokens), -1)
+            came_here = [row if has else None for row, has in zip(rows, has_routes.tolist(), strict=True)]
+            tokens = len(xs[rank])
+            routes = torch.arange(tokens * sizes.topk, dtype=torch.int32).view(tokens, sizes.topk)
+            returns_to = torch.where(of_all[rank] >= 0, routes, -1)
             nothing = torch.empty(0)
-            call = Call(
-                xs[rank], given[rank].to(sizes.ids), ps[rank], goes, came, here, y, stacked.row_of.contiguous(), nothing
+            by_rank[rank].append(
+                Call(
+                    xs[rank],
+                    given[rank].to(sizes.ids),
+                    ps[rank],
+                    returns_to,
+                    came_here,
+                    here,
+                    y,
+                    stacked,
+                    gathered,
+                    places,
+                    nothing,
+                )
             )
-            by_rank[rank].append(call)
         for rank in range(ranks):
-            mine = slice(rank * room.max_tokens, rank * room.max_tokens + len(xs[rank]))
-            total = torch.zeros(len(xs[rank]), sizes.hidden)
-            for of in sums:
-                total += of[mine].float()
-            by_rank[rank][-1] = _with_out(by_rank[rank][-1], total.bfloat16())
+            call = by_rank[rank][-1]
+            out = weighted_sum(results[rank], call.returns_to, call.topk_weights).bfloat16()
+            by_rank[rank][-1] = replace(call, out=out)
     return by_rank
-
-
-def _with_out(call: Call, out: Tensor) -> Call:
-    return Call(**{**call.__dict__, "out": out})
-
-
-def words_of(row: Tensor) -> Tensor:
-    return row.contiguous().view(message.WORD)

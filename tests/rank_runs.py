@@ -12,31 +12,38 @@ from rank_cases import Call, Sizes
 from torch import Tensor
 
 from deep_gemm.kernels import gather_weighted
+from deep_gemm.kernels.gather_rows import Gathered, GatherRowsConfig, Slots
 from deep_gemm.kernels.gather_weighted import GatherConfig
 from deep_gemm.kernels.meeting import STATE_WORDS, Node
 from deep_gemm.kernels.params import Field, Kind, Params
-from deep_gemm.kernels.return_sums import ReturnConfig
 from deep_gemm.kernels.send_rows import SendConfig
 from deep_gemm.kernels.sources import cuda_sources
+from deep_gemm.problem.layout import ceil_div, get_tma_aligned_size
+from deep_gemm.sim import gather_rows as sim_gather_rows
 from deep_gemm.sim import gather_weighted as sim_gather
-from deep_gemm.sim import return_sums as sim_return
+from deep_gemm.sim import meet_ranks as sim_meet
 from deep_gemm.sim import send_rows as sim_send
 from deep_gemm.sim.library import HostKernel, compile_kernel
 from deep_gemm.sim.simulate import Buffer, KernelLaunch, Simulation
 
 KEEP = Params("KeepParams", Field("room", Kind.POINTER), Field("kept", Kind.POINTER), Field("words", Kind.UINT32))
-KEEP_ROOM = Path(__file__).parent / "sim_kernels" / "keep_room.cuh"
+STORE = Params(
+    "StoreParams",
+    *(Field(name, Kind.POINTER) for name in ("y", "addresses", "token_of")),
+    *(Field(name, Kind.UINT32) for name in ("rows", "n")),
+)
+SOURCES = Path(__file__).parent / "sim_kernels"
 SUM = GatherConfig(torch.float32)
-RETURN = ReturnConfig(num_threads=32)
+GATHER = GatherRowsConfig(num_threads=64)
 LIMIT = 1 << 20
 """Steps that a wait may take."""
 POISON = 0xA5
 
 
 @cache
-def keep_kernel() -> HostKernel:
-    headers = {**cuda_sources(), "keep_room.cuh": KEEP_ROOM.read_text()}
-    return compile_kernel('#include "keep_room.cuh"\n', headers, name="keep_room")
+def own_kernel(name: str) -> HostKernel:
+    headers = {**cuda_sources(), f"{name}.cuh": (SOURCES / f"{name}.cuh").read_text()}
+    return compile_kernel(f'#include "{name}.cuh"\n', headers, name=name)
 
 
 @cache
@@ -48,7 +55,8 @@ def sum_kernel() -> HostKernel:
 class Kernels:
     send_config: SendConfig
     send: HostKernel
-    back: HostKernel
+    gather: HostKernel
+    meet: HostKernel
 
 
 def send_config(sizes: Sizes) -> SendConfig:
@@ -57,7 +65,8 @@ def send_config(sizes: Sizes) -> SendConfig:
 
 def compiled(sizes: Sizes, edits: Mapping[str, str] | None = None) -> Kernels:
     config = send_config(sizes)
-    return Kernels(config, sim_send.compile_config(config, edits), sim_return.compile_config(RETURN, edits))
+    gather, meet = sim_gather_rows.compile_config(GATHER, edits), sim_meet.compile_config(edits)
+    return Kernels(config, sim_send.compile_config(config, edits), gather, meet)
 
 
 def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
@@ -79,11 +88,16 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
             add(f"x {i} {rank}", call.x, alignment=16)
             add(f"ids {i} {rank}", call.topk_ids, alignment=call.topk_ids.element_size())
             add(f"p {i} {rank}", call.topk_weights)
-            add(f"goes_to {i} {rank}", torch.full((rows, sizes.ranks), 77, dtype=torch.int32), written=True)
-            add(f"kept {i} {rank}", torch.full((room.sums // 4,), 77, dtype=torch.int32), written=True)
+            add(f"returns_to {i} {rank}", torch.full((rows, sizes.topk), 77, dtype=torch.int32), written=True)
+            add(f"kept {i} {rank}", torch.full((room.results // 4,), 77, dtype=torch.int32), written=True)
             add(f"y {i} {rank}", call.y, alignment=16)
-            add(f"row_of {i} {rank}", call.row_of)
-            add(f"ones {i} {rank}", torch.ones(rows, sizes.ranks))
+            for name in ("row_of", "token_of"):
+                add(f"{name} {i} {rank}", getattr(call.rows, name).contiguous())
+            to = gathered_of(sizes)
+            add(f"values {i} {rank}", to.values, written=True, alignment=16)
+            add(f"sfa {i} {rank}", to.sfa.t(), written=True, alignment=16)
+            for name in ("weights", "addresses"):
+                add(f"{name} {i} {rank}", getattr(to, name), written=True, alignment=8)
             add(f"out {i} {rank}", torch.full((rows, sizes.hidden), torch.nan).bfloat16(), written=True, alignment=16)
     return found
 
@@ -105,30 +119,73 @@ def launches_of(
             def at(name: str, like: Tensor, i: int = i, rank: int = rank) -> Tensor:
                 return simulation.tensor(f"{name} {i} {rank}", like)
 
-            goes_to = at("goes_to", call.goes_to)
+            returns_to = at("returns_to", call.returns_to)
             x, ids, p = at("x", call.x), at("ids", call.topk_ids), at("p", call.topk_weights)
-            y, row_of = at("y", call.y), at("row_of", call.row_of)
             launches.append(
                 sim_send.launch_of(
-                    kernels.send, kernels.send_config, x, ids, p, goes_to, sizes.experts_here, node, num_sms
+                    kernels.send, kernels.send_config, x, ids, p, returns_to, sizes.experts_here, node, num_sms
                 )
             )
             kept = KEEP.pack(
-                {"room": addresses[rank], "kept": simulation.address(f"kept {i} {rank}"), "words": room.sums // 4}
+                {"room": addresses[rank], "kept": simulation.address(f"kept {i} {rank}"), "words": room.results // 4}
             )
-            launches.append(KernelLaunch(keep_kernel(), [kept], 64, 0, 1))
-            launches.append(sim_return.launch_of(kernels.back, RETURN, y, row_of, node, num_sms))
+            launches.append(KernelLaunch(own_kernel("keep_room"), [kept], 64, 0, 1))
+            memory = simulation.tensor(f"room {rank}", torch.empty(room.num_bytes, dtype=torch.uint8))
+            slots = Slots(memory[: room.ids].view(room.slots, -1), sizes.hidden, room.scales, room.weights)
+            like = gathered_of(sizes)
+            assert like.weights is not None
+            assert like.addresses is not None
+            to = Gathered(
+                at("values", like.values),
+                at("sfa", like.sfa.t()).t(),
+                at("weights", like.weights),
+                at("addresses", like.addresses),
+            )
+            of_experts = call.rows._replace(
+                row_of=at("row_of", call.rows.row_of), token_of=at("token_of", call.rows.token_of)
+            )
+            launches.append(sim_gather_rows.launch_of(kernels.gather, GATHER, slots, of_experts, to, node))
+            places = {name: simulation.address(f"{name} {i} {rank}") for name in ("y", "addresses", "token_of")}
+            stored = STORE.pack({**places, "rows": len(call.y), "n": sizes.hidden})
+            launches.append(KernelLaunch(own_kernel("store_results"), [stored], 64, 0, 1))
+            launches.append(sim_meet.launch_of(kernels.meet, node))
             if call.x.shape[0]:
-                sums = simulation.tensor(f"room {rank}", torch.empty(room.num_bytes, dtype=torch.uint8))
-                sums = sums[room.sums : room.flags].view(torch.bfloat16).view(-1, sizes.hidden)
-                ones = at("ones", torch.empty(call.goes_to.shape))
+                results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, sizes.hidden)
                 out = at("out", call.out)
-                params = gather_weighted.params_of(sums, goes_to, ones, out)
+                params = gather_weighted.params_of(results, returns_to, p, out)
                 launches.append(
                     KernelLaunch(sum_kernel(), [params], SUM.num_threads, 0, gather_weighted.grid(SUM, *out.shape))
                 )
         found.append(launches)
     return found
+
+
+def gathered_of(sizes: Sizes) -> Gathered:
+    """Where rows are gathered to, as it is before. Scales lie as `sfa.t()`, contiguous."""
+    rows, hidden = sizes.room.slots * sizes.topk, sizes.hidden
+    sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan)
+    values = torch.full((rows, hidden), POISON, dtype=torch.uint8)
+    return Gathered(values, sfa.t(), torch.full((rows,), torch.nan), torch.full((rows,), -1, dtype=torch.int64))
+
+
+def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which: str) -> None:
+    """Compare what gather_rows wrote; rows without a token stay as they were."""
+    room, before = sizes.room, gathered_of(sizes)
+    values, sfa = found[f"values {which}"], found[f"sfa {which}"].t()
+    weights = found[f"weights {which}"]
+    for row, place in enumerate(call.places):
+        got = torch.cat([each[row].reshape(-1).view(torch.uint8) for each in (values, sfa.contiguous(), weights)])
+        if place is None:
+            assert before.weights is not None
+            parts = before.values, before.sfa.contiguous(), before.weights
+            right = torch.cat([each[row].reshape(-1).view(torch.uint8) for each in parts])
+        else:
+            right = call.gathered[row, : room.weights + 4]
+        _same(f"row {row} gathered {which}", got, right)
+    at = found[f"addresses {which}"]
+    unused = [row for row, place in enumerate(call.places) if place is None]
+    if not bool((at[unused] == -1).all()):
+        raise ValueError(f"addresses {which}: expected no address for a row without a token")
 
 
 def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) -> None:
@@ -138,13 +195,14 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
         for i, call in enumerate(calls):
             where = f"of call {i} on rank {rank}"
             tokens = call.x.shape[0]
-            _same(f"row_of {where}", found[f"goes_to {i} {rank}"][:tokens], call.goes_to)
+            _same(f"row_of {where}", found[f"returns_to {i} {rank}"][:tokens], call.returns_to)
             kept = found[f"kept {i} {rank}"].view(torch.uint8)
             ids = kept[room.ids :][: room.slots * room.topk * 4].view(torch.int32).view(room.slots, room.topk)
             _same(f"ids {where}", ids, call.ids)
             for slot, row in enumerate(call.came):
                 if row is not None:
                     _same(f"row {slot} {where}", kept[slot * room.row_bytes :][: room.row_bytes], row)
+            check_gathered(sizes, call, found, f"{i} {rank}")
             out = found[f"out {i} {rank}"][:tokens]
             _same(f"out {where}", out.view(torch.int16), call.out.view(torch.int16))
         if (missed := int(found[f"report {rank}"])) != 0:

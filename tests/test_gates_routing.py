@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import gather_weighted, return_sums, route_rows, send_rows
+from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, route_rows, send_rows
 from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
 from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
 from deep_gemm.kernels.send_rows import SendConfig, reachable_send
@@ -33,9 +35,7 @@ def test_sending_is_what_was_planned(config: SendConfig) -> None:
     assert violations(report(kernel.cubin, kernel.log), send_rows.code_plan(config)) == []
 
 
-def test_returning_is_what_was_planned_and_fuses_no_addition() -> None:
-    config = return_sums.CONFIG
-    kernel = compile_cubin(return_sums.SOURCE, return_sums.headers(config), name=return_sums.NAME)
-    found = report(kernel.cubin, kernel.log)
-    assert violations(found, return_sums.code_plan(config)) == []
-    assert found.counts["FFMA"] == 0
+@pytest.mark.parametrize("module", [gather_rows, meet_ranks], ids=lambda module: module.NAME)
+def test_gathering_and_meeting_are_what_was_planned(module: ModuleType) -> None:
+    kernel = compile_cubin(module.SOURCE, module.headers(module.CONFIG), name=module.NAME)
+    assert violations(report(kernel.cubin, kernel.log), module.code_plan(module.CONFIG)) == []

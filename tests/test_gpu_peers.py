@@ -13,12 +13,8 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.distributed import Experts
-from deep_gemm.distributed.by_group import ones
 from deep_gemm.distributed.by_peers import Peers
-from deep_gemm.distributed.message import pack, unpack
-from deep_gemm.distributed.owners import local_ids
 from deep_gemm.kernels.meeting import Room
-from deep_gemm.routing import expert_rows, gather_weighted
 
 pytestmark = pytest.mark.gpu
 NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
@@ -81,20 +77,15 @@ def warm_up(ranks: list[Rank]) -> None:
 
 
 def right(ranks: list[Rank]) -> list[Tensor]:
-    """What the collectives of `Everywhere` give: every row on every rank, and the sums of ranks in their order."""
-    packed = [pack(rank.x, rank.ids, rank.p) for rank in ranks]
-    sums = []
-    for rank in ranks:
-        arrived = unpack(torch.cat(packed), HIDDEN, TOPK)
-        share = rank.layer.share
-        rows = expert_rows(local_ids(arrived.ids, share.first, share.here), share.here)
-        sums.append(gather_weighted(rank.layer._products(arrived, rows), rows, arrived.weights))
-    total = len(torch.cat(packed))
-    rows = expert_rows(torch.arange(len(ranks), device="cuda").expand(total, -1), len(ranks))
-    stacked = torch.cat([each for each in sums if each is not None])
-    out = gather_weighted(stacked, rows, ones(rows.row_of))
-    assert out is not None
-    return list(torch.split(out, [len(rank.x) for rank in ranks]))
+    """What one process with all experts gives."""
+
+    def whole(i: int) -> tuple[Tensor, Tensor]:
+        values, scales = zip(*(rank.layer.weights()[i] for rank in ranks), strict=True)
+        return torch.cat(values), torch.cat(scales)
+
+    w1, w2 = whole(0), whole(1)
+    found = [deep_gemm.experts(rank.x, rank.ids, rank.p, w1, w2) for rank in ranks]
+    return [each for each in found if each is not None]
 
 
 def draw(ranks: list[Rank], seed: int) -> None:
@@ -114,7 +105,7 @@ def assert_right(ranks: list[Rank]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_ranks_give_what_collectives_give(count: int, dtype: torch.dtype) -> None:
+def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype) -> None:
     ranks = ranks_of_one_gpu(count, dtype=dtype)
     for seed in range(4):
         draw(ranks, seed)

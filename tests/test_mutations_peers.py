@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers import assert_caught
-from mutations_peers import MEETING_MUTATIONS, RETURN_MUTATIONS, SEND_MUTATIONS, TRIALS, PeerTrial
+from mutations_peers import GATHER_MUTATIONS, MEETING_MUTATIONS, SEND_MUTATIONS, TRIALS, PeerTrial
 from thorough import mutations
 
 from deep_gemm.sim.mutate import Mutation
@@ -27,6 +27,6 @@ def test_broken_sending_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)
 
 
-@pytest.mark.parametrize("mutation", mutations(RETURN_MUTATIONS), ids=lambda mutation: mutation.name)
-def test_broken_returning_is_noticed(mutation: Mutation) -> None:
+@pytest.mark.parametrize("mutation", mutations(GATHER_MUTATIONS), ids=lambda mutation: mutation.name)
+def test_broken_gathering_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)

@@ -30,7 +30,7 @@ from ..layers import activate_rows, product_of_rows
 from ..problem import ExpertRows
 from ..problem.checks import Operand
 from ..quantize import Quantized
-from ..routing import expert_rows, gather_cast_to_fp8
+from ..routing import expert_rows, gather_cast_to_fp8, weighted_sum
 from ..scales import get_mn_major_tma_aligned_tensor
 from .cases import Shape
 from .experts import weights_of
@@ -232,26 +232,32 @@ class Work:
         x, ids, p = self.x, self.ids, self.p
         yield Step(LAYER, FUSED, _replayed(lambda: fused.decode(x, ids, p), self.device))
         peers, here = fused.connected(ids.shape[1]), fused.share.here
-        arrived, goes_to = peers.dispatch(x, ids, p, here)
-        rows = expert_rows(arrived.ids, here)
-        y = x.new_zeros(len(rows.ids), x.shape[1])
-        yield Step(DISPATCH, FUSED, lambda: peers.dispatch(x, ids, p, here))
-        yield Step(COMBINE, FUSED, lambda: peers.combine(y, rows.row_of, goes_to, None))
+        row_of = peers.send(x, ids, p, here)
+        yield Step(DISPATCH, FUSED, _replayed(lambda: peers.send(x, ids, p, here), self.device))
+        yield Step(COMBINE, FUSED, _replayed(lambda: peers.combine(row_of, p, None), self.device))
 
     def check(self) -> str | None:
         """What is wrong with the forms: they must agree on every process."""
-        right = self.layer(self.x, self.ids, self.p)
-        others = {"decode": self.layer} if self.has_fixed else {}
+        layers = {"decode": (self.layer, self.layer(self.x, self.ids, self.p))} if self.has_fixed else {}
         if self.fused is not None:
-            others["peer_memory"] = self.fused
-        for name, layer in others.items():
+            layers["peer_memory"] = (self.fused, self._of_one_process())
+        for name, (layer, right) in layers.items():
             got = layer.decode(self.x, self.ids, self.p)
             assert got is not None
             wrong = torch.tensor([int((got != right).sum())], device=self.device)
             dist.all_reduce(wrong)
             if int(wrong):
-                return f"wrong: {int(wrong)} elements differ between prefill and {name}"
+                return f"wrong: {int(wrong)} elements of {name} are not as they must be"
         return None
+
+    def _of_one_process(self) -> Tensor:
+        """What one process with all experts gives: each route by itself, which no rank rounds, and the sum of these."""
+        routes = [
+            self.layer(self.x, self.ids[:, [j]], torch.ones_like(self.p[:, [j]])) for j in range(self.ids.shape[1])
+        ]
+        y = torch.stack(routes, dim=1).flatten(0, 1)
+        row_of = torch.arange(len(y), device=self.device, dtype=torch.int32).view(self.ids.shape)
+        return weighted_sum(y, row_of, self.p).bfloat16()
 
     def _plan(self) -> Plan:
         facts = Facts(self.shape[0], self.shape[3], self.shape[1], 0, 0)

@@ -91,6 +91,8 @@ class GemmConfig:
     """How rows belong to groups, each with its own B."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
+    to_addresses: bool = False
+    """Each row of D goes to an address of its own: a unit at a time, in a buffer of `panels_per_store` panels."""
     activates: bool = False
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
     scale_parts: int = 1
@@ -106,8 +108,9 @@ class GemmConfig:
         scales = " 1d1d" if self.sfb_is_per_row else " by 64" if self.scale_parts == 2 else ""
         output = "silu" if self.activates else "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        heads = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
-        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{heads}"
+        places = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
+        places += " to addresses" if self.to_addresses else ""
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{places}"
 
     @property
     def units_along_n(self) -> int:
@@ -148,6 +151,8 @@ class GemmConfig:
     @property
     def store_buffer_bytes(self) -> int:
         """One store buffer of one warpgroup."""
+        if self.to_addresses:  # rows of a unit, each with room behind it: cuda/epilogue/store_rows.cuh
+            return WGMMA_ROWS * ((self.unit_n or self.block_n) * self.output_bytes + 16)
         return self.panels_per_store * WGMMA_ROWS * self.panel_columns * self.output_bytes
 
     @property
@@ -158,7 +163,7 @@ class GemmConfig:
     @property
     def stores_by_tma(self) -> bool:
         """Tiles of D go through panels in shared memory, and by a tensor map to where they lie."""
-        return self.cluster_k == 1 and not self.activates
+        return self.cluster_k == 1 and not self.activates and not self.to_addresses
 
     @property
     def has_wide_panels(self) -> bool:
@@ -172,7 +177,7 @@ class GemmConfig:
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
-        elif not self.stores_by_tma:
+        elif self.activates:
             outputs = EMPTY_BYTES
         barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
@@ -326,7 +331,12 @@ class GemmConfig:
         plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
         of_ids = self.groups == Groups.IDS and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
+        yield not (self.activates and self.to_addresses), "rows that are activated, or go to addresses, not both"
         yield of_ids or not self.activates, "FP8 rows with ids, and scales of B by blocks, where they are activated"
+        yield (
+            of_ids or not self.to_addresses,
+            "BF16 rows with ids, and scales of B by blocks, where each has an address",
+        )
         of_halves = unit_n == 128 and self.block_n in (128, 256)
         yield of_halves or not self.activates, "units of 128 columns, one or two, where rows are activated"
         yield self.scale_parts in (1, 2), "a scale of A for each 128 or 64 columns"
@@ -346,6 +356,8 @@ class GemmConfig:
     @property
     def kinds(self) -> dict[str, str]:
         """The files that cuda/kinds.cuh includes, one of each kind."""
+        stores = "store_rows" if self.to_addresses else "silu" if self.activates else "store"
+        stores = "split" if self.cluster_k > 1 else stores
         work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
         by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
         by_block = "by_halves" if self.activates else "by_block"
@@ -355,7 +367,7 @@ class GemmConfig:
             "WORK": f"work/{work}.cuh",
             "MAINLOOP": "mainloop.cuh",
             "SCALES": f"scales/{by_row if self.sfb_is_per_row else by_block}.cuh",
-            "EPILOGUE": f"epilogue/{'split' if self.cluster_k > 1 else 'silu' if self.activates else 'store'}.cuh",
+            "EPILOGUE": f"epilogue/{stores}.cuh",
             **(of_rows if self.rows_are_grouped else {}),
         }
 

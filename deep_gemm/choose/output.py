@@ -44,6 +44,8 @@ class Output:
     """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
     groups: Groups = Groups.NONE
     """The caller's as well: how rows belong to groups."""
+    to_addresses: bool = False
+    """Each row goes to an address of its own, perhaps in another GPU's memory: of BF16, by ids of rows alone."""
     activates: bool = False
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
     sfa_by_64: bool = False
@@ -55,4 +57,6 @@ class Output:
         scales = "1d1d " if self.sfb_is_per_row else "by 64 " if self.sfa_by_64 else ""
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        return f"{scales}{'silu' if self.activates else 'fp32' if self.is_fp32 else 'bf16'}{addition}{groups}"
+        places = " to addresses" if self.to_addresses else ""
+        of = "silu" if self.activates else "fp32" if self.is_fp32 else "bf16"
+        return f"{scales}{of}{addition}{groups}{places}"

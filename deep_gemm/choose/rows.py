@@ -109,15 +109,17 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
 
 def reachable_grouped() -> list[GemmConfig]:
     """Every configuration that `select_grouped` can give."""
-    found = [
-        tile_config(
-            tile.block_m, tile.block_n, Output(is_fp32, sfb_is_per_row=per_row, groups=groups), k=BLOCK_K * blocks
-        )
+    outputs = [
+        Output(is_fp32, sfb_is_per_row=per_row, groups=groups)
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
         for per_row in (False, True)
+    ]
+    found = [
+        tile_config(tile.block_m, tile.block_n, output, k=BLOCK_K * blocks)
+        for output in (*outputs, Output(groups=Groups.IDS, to_addresses=True))
         for blocks in (4, 5)
-        for tile in tiles_for(Output(sfb_is_per_row=per_row, groups=groups))
+        for tile in tiles_for(output)
     ]
     by_64 = Output(groups=Groups.IDS, sfa_by_64=True)
     found += [

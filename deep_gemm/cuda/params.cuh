@@ -12,7 +12,7 @@ struct Product {
   };
   const float* sfb;  // B has a scale for each 128x128 block
   const uint8_t* c;
-  uint8_t* d;                 // for what is stored without TMA: sums of a split k, padding between groups
+  uint8_t* d;                 // for what no map stores: sums of a split k, padding between groups; or the addresses of rows
   uint64_t c_pitch, d_pitch;  // in elements
   uint32_t sfb_stride_n, sfb_stride_k;
   uint32_t m, n, k;

@@ -1,8 +1,9 @@
 """The way of rows between the GPUs of a node by our own kernels, which store them into the memory of their peers.
 
-    send_rows:       tokens, cast to FP8 -> slots of the ranks that have their experts
-    return_sums:     sums of the experts here -> slots of the tokens' ranks
-    gather_weighted: what the ranks sent of a token, added up in order of ranks
+    send_rows:          tokens, cast to FP8 -> slots of the ranks that have their experts
+    gather_rows:        slots -> rows of the experts here, and where the result of each row goes
+    rows_to_addresses:  the second product, each row -> the place of its route on the token's rank
+    meet_ranks, gather_weighted: a token's results, summed up by weight in order of its routes
 
 `Peers` takes addresses, wherever they are from; `connect` gets them from torch's symmetric memory.
 """
@@ -15,12 +16,15 @@ from torch import Tensor
 from torch.distributed import _symmetric_memory
 
 from ..gpus import is_hopper
-from ..kernels import return_sums, send_rows
+from ..kernels import gather_rows, gather_weighted, meet_ranks, rows_to_addresses, send_rows
+from ..kernels.gather_rows import Gathered, Slots
 from ..kernels.meeting import STATE_WORDS, Node, Room
+from ..problem import ExpertRows, Operand
 from ..problem.layout import ADDRESS_ALIGNMENT
-from ..routing import expert_rows, gather_weighted
-from .by_group import all_gather, ones
-from .message import WORD, WORD_BYTES, Arrived
+from ..quantize import Quantized, empty_scales
+from ..routing import expert_rows
+from .by_group import all_gather
+from .message import WORD, WORD_BYTES
 
 
 class Peers:
@@ -33,36 +37,44 @@ class Peers:
         state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
         report = torch.zeros(1, dtype=torch.int32).pin_memory()
         self.node = Node(room, addresses, rank, state, report, round(seconds * 1e9))
-        # Made here, so that no graph captures it.
-        self.rows = expert_rows(torch.arange(room.ranks, device=device).expand(room.max_tokens, -1), room.ranks)
-        self.ones = ones(self.rows.row_of)
+        self.slots = Slots(memory[: room.ids].view(room.slots, room.row_bytes), room.hidden, room.scales, room.weights)
+        of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
+        self.ids = of_slots.view(WORD).view(room.slots, room.topk)
+        """Experts here that each slot goes to, numbered from 0, -1 for none. A slot without any may hold anything."""
+        self.results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, room.hidden)
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts_here: int) -> tuple[Arrived, Tensor]:
-        """Give what comes, ids being numbered from this rank's first expert, and where each token's sums will lie."""
+    def send(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts_here: int) -> Tensor:
+        """Send tokens, and wait for those of others; give where the result of each route will lie."""
         if x.stride(1) != 1 or x.stride(0) * x.element_size() % ADDRESS_ALIGNMENT or x.data_ptr() % ADDRESS_ALIGNMENT:
             x = x.clone(memory_format=torch.contiguous_format)
-        goes_to = torch.empty(len(x), self.room.ranks, dtype=torch.int32, device=x.device)
-        send_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), goes_to, experts_here, self.node)
-        return self.arrived(), goes_to
+        row_of = torch.empty_like(topk_ids, dtype=torch.int32, memory_format=torch.contiguous_format)
+        send_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, experts_here, self.node)
+        return row_of
 
-    def arrived(self) -> Arrived:
-        """See the slots for rows. One whose ids are all -1 may hold anything."""
-        room = self.room
-        ids = self.memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES].view(WORD)
-        rows = self.memory[: room.ids].view(WORD).view(room.slots, -1)
-        scales, weights = room.scales // WORD_BYTES, room.weights // WORD_BYTES
-        return Arrived(
-            rows[:, :scales],
-            rows[:, scales:weights].view(torch.float32),
-            ids.view(room.slots, -1),
-            rows[:, weights : weights + room.topk].view(torch.float32),
+    def gather(self, experts_here: int) -> tuple[ExpertRows, Quantized, Tensor]:
+        """Give the rows of the experts here, as products load them, and the address that each result goes to."""
+        rows = expert_rows(self.ids, experts_here)
+        count, device = self.ids.numel(), self.memory.device
+        values = torch.empty(count, self.room.hidden, dtype=torch.float8_e4m3fn, device=device)
+        scales = empty_scales((count,), self.room.hidden, values, mn_major=True)
+        addresses = torch.empty(count, dtype=torch.int64, device=device)
+        gather_rows.run(self.slots, rows, Gathered(values, scales, addresses=addresses), self.node)
+        return rows, (values, scales), addresses
+
+    def product(self, a: Quantized, w: Operand, rows: ExpertRows, addresses: Tensor) -> None:
+        """Multiply, and store each result on its token's rank."""
+        rows_to_addresses.run(a, w, rows.ids, addresses)
+
+    def combine(self, row_of: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
+        """Wait for the results of all ranks, and sum up each token's by weight in order of its routes."""
+        meet_ranks.run(self.node, self.memory.get_device())
+        made = (
+            torch.empty(len(row_of), self.room.hidden, dtype=torch.bfloat16, device=row_of.device)
+            if out is None
+            else out
         )
-
-    def combine(self, y: Tensor, row_of: Tensor, goes_to: Tensor, out: Tensor | None) -> Tensor | None:
-        """Send each rank the sums of its tokens, and add up what comes in order of ranks."""
-        return_sums.run(y, row_of.contiguous(), self.node)
-        sums = self.memory[self.room.sums : self.room.flags].view(torch.bfloat16).view(self.room.slots, -1)
-        return gather_weighted(sums, self.rows._replace(row_of=goes_to), self.ones[: len(goes_to)], out)
+        gather_weighted.run(self.results, row_of, topk_weights.contiguous(), made)
+        return made if out is None else None
 
     def check(self) -> None:
         """Raise if a rank did not come in time, so far as this rank's kernels have run."""

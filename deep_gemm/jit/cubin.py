@@ -48,6 +48,7 @@ _MNEMONICS = {
     0x1B5: "UTMASTG",
     0x1B6: "UTMAREDG",
     0x1B7: "UTMACMDFLUSH",
+    0x1BA: "UBLKCP",
     0x1C5: "WARPGROUP",
     0x1C8: "USETMAXREG",
     0x1F0: "HGMMA",

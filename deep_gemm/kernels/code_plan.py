@@ -21,6 +21,8 @@ class CodePlan:
     tma_stores: int = 0
     tma_reduces: int = 0
     """Stores that add to what lies in global memory."""
+    bulk_stores: int = 0
+    """Copies from shared memory to addresses."""
     hgmma: int = 0
     """Those on BF16."""
     ctas_per_sm: int = 1

@@ -143,7 +143,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
     producer_registers, math_registers = config.registers
     k_blocks_in_code = config.run_k_blocks + config.has_tail
     units = config.units_per_warpgroup + config.units_of_part
-    stores = units * (config.unit_n or config.block_n) // config.panel_columns
+    stores = 0 if config.to_addresses else units * (config.unit_n or config.block_n) // config.panel_columns
     boxes = 2  # of A and B
     if config.rows_are_grouped:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
@@ -164,6 +164,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         else 1,  # and A's scales
         tma_stores=stores * (1 + has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
+        bulk_stores=units if config.to_addresses else 0,
     )
 
 
@@ -174,7 +175,7 @@ def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
         return "is for another type of D, another C, or other scales of B"
     if (config.activates, config.scale_parts == 2) != (output.activates, output.sfa_by_64):
         return "activates rows, or does not, or is for other scales of A"
-    if config.groups != output.groups:
+    if (config.groups, config.to_addresses) != (output.groups, output.to_addresses):
         return "is for rows that are grouped otherwise, or not at all"
     if config.adds_to_d and not output.adds_to_d:
         return "adds to D, which is not C"

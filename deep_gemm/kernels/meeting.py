@@ -39,14 +39,14 @@ class Way(Enum):
     THERE = 0
     """Rows have gone to their experts."""
     BACK = 1
-    """Sums have come back."""
+    """Results have come back."""
 
 
 @dataclass(frozen=True)
 class Room:
     """The memory of a rank that all ranks of a node write to, in one allocation. Places are bytes from its start.
 
-    rows [ranks, max_tokens] | ids [ranks, max_tokens, topk] | sums [ranks, max_tokens, hidden] | flags
+    rows [ranks, max_tokens] | ids [ranks, max_tokens, topk] | results [max_tokens, topk, hidden] | flags
     """
 
     ranks: int
@@ -81,14 +81,14 @@ class Room:
         return self.slots * self.row_bytes
 
     @property
-    def sums(self) -> int:
-        """BF16: what each rank's experts gave of this rank's tokens."""
+    def results(self) -> int:
+        """BF16: what each expert of this rank's tokens gave, wherever the expert is."""
         return align(self.ids + self.slots * self.topk * WORD_BYTES, ADDRESS_ALIGNMENT)
 
     @property
     def flags(self) -> int:
         """uint32: for each way, the epochs that the ranks have reached."""
-        return self.sums + self.slots * self.hidden * BF16_BYTES
+        return self.results + self.max_tokens * self.topk * self.hidden * BF16_BYTES
 
     @property
     def num_bytes(self) -> int:
@@ -131,3 +131,8 @@ class Node:
             "meeting.rank": self.rank,
             "meeting.ranks": self.room.ranks,
         }
+
+
+def no_meeting() -> dict[str, float | bytes]:
+    """Give the values of FIELDS for a kernel that has no peers."""
+    return dict.fromkeys((field.name for field in FIELDS), 0)

@@ -14,7 +14,7 @@ from ..choose.output import Groups, Output
 from ..choose.rows import select_grouped
 from ..gpus import gpu_of
 from ..jit import driver
-from ..jit.tensor_map import ElementType
+from ..jit.tensor_map import ElementType, TensorMap
 from ..problem import ContiguousProblem, MaskedProblem
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..reference import padding_rows
@@ -203,32 +203,51 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
     """Prepare the launch for a problem that is `prepared`."""
     element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
     swizzle = config.panel_columns * config.output_bytes
-    maps = {
-        "map_a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
-        "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, BLOCK_K), 128),
-        "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (config.scale_parts, config.scale_rows), 0),
-        "map_d": clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle),
-    }
-    places = [
-        # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", cuda/work/rows.cuh.
-        Place("map_a", A, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()),
-        Place("map_b", B),
-        Place("map_sfa", SFA),
-        Place("map_d", D, WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()),
-        Place("sfb", SFB),
-        Place("d", D),
-        Place("groups.layout", C),
-    ]
+    maps, places = operand_maps(p, config)
+    maps["map_d"] = clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle)
+    places.append(Place("map_d", D, WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()))
     if config.sfb_is_per_row:
         maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
         places.append(Place("map_sfb", SFB))
     else:
         maps["map_whole_d"] = output_map(config, p.d)
         places.append(Place("map_whole_d", D))
-    numbers = {
+    numbers = numbers_of(p, row_pitch(p.d))
+    params = ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
+    plan = Plan(p, params, numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
+    plan.config, plan.output, plan.n, plan.k = config, output_of(p), p.n, p.k
+    plan.c_is_d, plan.needs_c = False, True
+    plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4
+    if p.groups != Groups.COUNTS:
+        plan.rows = plan.rows._replace(shape=plan.rows.shape[1:])
+    return plan
+
+
+def operand_maps(p: GroupedProblem, config: GemmConfig) -> tuple[dict[str, TensorMap], list[Place]]:
+    """Maps of what is loaded, and places of what has an address, D's map apart."""
+    maps = {
+        "map_a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
+        "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, BLOCK_K), 128),
+        "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (config.scale_parts, config.scale_rows), 0),
+    }
+    places = [
+        # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", cuda/work/rows.cuh.
+        Place("map_a", A, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()),
+        Place("map_b", B),
+        Place("map_sfa", SFA),
+        Place("sfb", SFB),
+        Place("d", D),
+        Place("groups.layout", C),
+    ]
+    return maps, places
+
+
+def numbers_of(p: GroupedProblem, d_pitch: int) -> dict[str, int | bytes]:
+    """Parameters that are neither maps nor addresses."""
+    return {
         "c": 0,
         "c_pitch": 0,
-        "d_pitch": row_pitch(p.d),
+        "d_pitch": d_pitch,
         "sfb_stride_n": p.sfb.stride(1),
         "sfb_stride_k": p.sfb.stride(2),
         "m": p.m,
@@ -240,14 +259,6 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
         "groups.alignment": p.alignment,
         "groups.zeroes_padding": int(p.zero_padding),
     }
-    params = ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
-    plan = Plan(p, params, numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
-    plan.config, plan.output, plan.n, plan.k = config, output_of(p), p.n, p.k
-    plan.c_is_d, plan.needs_c = False, True
-    plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4
-    if p.groups != Groups.COUNTS:
-        plan.rows = plan.rows._replace(shape=plan.rows.shape[1:])
-    return plan
 
 
 def grid(config: GemmConfig, planes: int, m: int, n: int, num_sms: int) -> int:

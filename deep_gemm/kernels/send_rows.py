@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..choose.config_cast import INPUTS, VECTOR_BYTES, cast_header
 from ..gpus import gpu_of
+from ..problem.layout import align
 from .launch import OrdinaryKernel
 from .meeting import FIELDS, MAX_ROW_BYTES, STORAGE_BYTES, Node, Way
 from .params import Field, Kind, Params
@@ -41,7 +42,9 @@ class SendConfig:
     dtype: torch.dtype
     id_bytes: int
     num_threads: int = 512
-    shared_bytes: ClassVar[int] = MAX_ROW_BYTES + STORAGE_BYTES
+    num_rows: ClassVar[int] = 3
+    """One is made while others are copied."""
+    shared_bytes: ClassVar[int] = align(num_rows * MAX_ROW_BYTES + STORAGE_BYTES, 16)
     ctas_per_sm: ClassVar[int] = 2
 
     @property
@@ -63,6 +66,7 @@ class SendConfig:
         constants = {
             "kIdBytes": self.id_bytes,
             "kMaxRowBytes": MAX_ROW_BYTES,
+            "kNumRows": self.num_rows,
             "kSharedBytes": self.shared_bytes,
             "kCtasPerSm": self.ctas_per_sm,
         }
@@ -71,14 +75,14 @@ class SendConfig:
         return cast_header(self.dtype, constants, switches, vector=vector, num_threads=self.num_threads, files={})
 
 
-KERNEL: OrdinaryKernel[SendConfig] = OrdinaryKernel("send_rows", PARAMS)
+KERNEL: OrdinaryKernel[SendConfig] = OrdinaryKernel("send_rows", PARAMS, bulk_stores=1)
 SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 
 def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor, experts_here: int, node: Node) -> None:
     """Send tokens to the ranks that have their experts, and wait until all ranks have sent theirs.
 
-    `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, ranks]`, are
+    `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
     contiguous.
     """
     config, device = config_of(x, topk_ids), x.get_device()

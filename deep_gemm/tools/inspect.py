@@ -46,6 +46,7 @@ OPCODES = {
     "WARPGROUP": "fences and waits around the products",
     "UTMALDG": "TMA loads",
     "UTMASTG": "TMA stores",
+    "UBLKCP": "copies of rows",
     "UTMAREDG": "TMA stores that add",
     "SYNCS": "barriers of the ring (mbarrier)",
     "BAR": "barriers of a block or a warpgroup",

@@ -1,4 +1,4 @@
-// Copies what lies in a rank's room, by words: what the kernels between send_rows and return_sums would read.
+// Copies what lies in a rank's room, by words: what the kernels between two meetings would read.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

@@ -148,7 +148,20 @@ DEVICE void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t 
                : "memory");
 }
 
+// Whole 16 bytes to any place in global memory, a peer's too. (PTX ISA, "cp.async.bulk".)
+DEVICE void bulk_store(void* global, const void* source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(smem_address(source)),
+               "r"(bytes)
+               : "memory");
+}
+
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until at most kPending of this thread's groups are on their way: the others have been written, and this thread sees that.
+template <int kPending>
+DEVICE void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // Until at most kPending of this thread's groups have shared memory still to read: it may then be written again.
 template <int kPending>

@@ -165,9 +165,9 @@ struct Cluster {
   WaitList waiting;
 };
 
-// TMA stores of one commit.
+// TMA stores of one commit: those whose shared memory is still to be read, and those that are still to be written.
 struct StoreGroup {
-  uint32_t unread = 0;
+  uint32_t unread = 0, unwritten = 0;
   WaitList waiting;
 };
 

@@ -156,7 +156,7 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
   check_rows(box, true, self->cta, what);
   Cta* cta = self->cta;
   self->uncommitted.push_back([=](const std::shared_ptr<StoreGroup>& group) {
-    ++group->unread;
+    ++group->unread, ++group->unwritten;
     later(machine->bias.store_delay, [=] {
       auto bytes = std::make_shared<std::vector<uint8_t>>();
       bytes->reserve(box.rows * box.row_bytes);
@@ -173,6 +173,7 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
             std::memcpy(reinterpret_cast<void*>(address + from), chunk + from, to - from);
           chunk += 16;
         });
+        if (--group->unwritten == 0) wake(group->waiting);
       });
     });
   });
@@ -180,18 +181,54 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
   yield();
 }
 
-void tma_store_wait_read(uint32_t pending) {
+// To a peer its bytes are news, as other stores are; none is on its way once the kernel has ended.
+inline void land_bytes(uint64_t address, const std::vector<uint8_t>& bytes) {
+  const Buffer& buffer = *find_buffer(address, bytes.size());
+  std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
+  if (uint8_t* news = news_at(buffer, address))
+    std::memset(news, is_of_peer(buffer) ? static_cast<uint8_t>(machine->launch.rank + 1) : 0, bytes.size() / 4);
+}
+
+inline void store_bulk(void* global, const void* source, uint32_t bytes, const char* what) {
+  yield();
+  const auto address = reinterpret_cast<uint64_t>(global);
+  if (bytes == 0 || bytes % 16 || address % 16)
+    fail(std::string(what) + ": " + text(bytes) + " bytes to " + describe_address(address) + ": expected whole 16 bytes");
+  const uint32_t offset = shared_offset(source, bytes, 16, what);
+  check_global(address, bytes, true, self->cta, what);
+  Cta* cta = self->cta;
+  self->uncommitted.push_back([=](const std::shared_ptr<StoreGroup>& group) {
+    ++group->unread, ++group->unwritten;
+    later(machine->bias.store_delay, [=] {
+      const std::vector<uint8_t> read(cta->async + offset, cta->async + offset + bytes);
+      if (--group->unread == 0) wake(group->waiting);
+      later(machine->bias.store_delay, [=] {
+        land_bytes(address, read);
+        if (--group->unwritten == 0) wake(group->waiting);
+      });
+    });
+  });
+  ++machine->stats.stores;
+  yield();
+}
+
+// Groups end in any order; all but the `pending` newest are waited for. Those that were written are dropped.
+inline void wait_for_stores(uint32_t pending, uint32_t StoreGroup::*left, const char* what, const char* details) {
   yield();
   auto& groups = self->store_groups;
-  // Groups are read in any order; all but the `pending` newest are waited for. Those that were read are dropped.
   for (size_t i = 0; i + pending < groups.size(); ++i) {
     const auto group = groups[i];
-    while (group->unread)
-      block(group->waiting,
-            {"tma_store_wait_read", [] { return std::string("for a store of its own that TMA has not read"); }});
+    while ((*group).*left) block(group->waiting, {what, [details] { return std::string(details); }});
   }
-  while (!groups.empty() && groups.front()->unread == 0) groups.pop_front();
+  while (!groups.empty() && groups.front()->unwritten == 0) groups.pop_front();
   yield();
+}
+
+void tma_store_wait_read(uint32_t pending) {
+  wait_for_stores(pending, &StoreGroup::unread, "tma_store_wait_read", "for a store of its own that TMA has not read");
+}
+void tma_store_wait(uint32_t pending) {
+  wait_for_stores(pending, &StoreGroup::unwritten, "tma_store_wait", "for a store of its own that is on its way");
 }
 
 }  // namespace sim
@@ -286,6 +323,8 @@ void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int
 void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
   store_box(map, source, {c0, c1, c2, c3}, true, "tma_reduce_add_4d");
 }
+
+void bulk_store(void* global, const void* source, uint32_t bytes) { store_bulk(global, source, bytes, "bulk_store"); }
 
 void tma_store_commit() {
   yield();

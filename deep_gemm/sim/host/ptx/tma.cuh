@@ -42,16 +42,25 @@ void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, int32_t 
 void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1);
 void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2);
 void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
+void bulk_store(void* global, const void* source, uint32_t bytes);
 void tma_store_commit();
 
+template <int kPending>
+void tma_store_wait();
 template <int kPending>
 void tma_store_wait_read();
 
 }  // namespace ptx
 
 namespace sim {
+void tma_store_wait(uint32_t pending);
 void tma_store_wait_read(uint32_t pending);
 }  // namespace sim
+
+template <int kPending>
+void ptx::tma_store_wait() {
+  sim::tma_store_wait(kPending);
+}
 
 template <int kPending>
 void ptx::tma_store_wait_read() {

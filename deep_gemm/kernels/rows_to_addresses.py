@@ -1,0 +1,75 @@
+"""Products of grouped rows whose results go each to an address of its own: cuda/epilogue/store_rows.cuh.
+
+The table of addresses takes the place of D among the operands.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..choose.config import GemmConfig
+from ..choose.output import Groups, Output
+from ..choose.rows import select_grouped
+from ..gpus import gpu_of
+from ..jit import driver
+from ..jit.tensor_map import MAP_BYTES
+from ..problem import Operand
+from ..settings import get_compile_mode, get_num_sms, get_pdl
+from . import fp8_gemm, product
+from .fp8_gemm import ROWS_PARAMS
+from .plan import Key, Plan, addresses_of
+from .rows import GroupedProblem, grid, numbers_of, operand_maps, prepared
+
+OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
+
+
+def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor) -> None:
+    """Multiply each row by its group's weight, and store the result, BF16 `[n]`, at the row's address.
+
+    `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ids` is int32 `[rows]`, -1 for a row without a
+    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them; nobody checks them.
+    """
+    product.run(PRODUCT, a, w, addresses, ids)
+
+
+def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) -> GroupedProblem:
+    assert d is not None
+    assert c is not None
+    rows_of_a_group = len(d) / max(len(b[0]), 1)
+    return GroupedProblem(a[0][None], a[1][None], *b, d, c, Groups.IDS, 128, 1, False, rows_of_a_group)
+
+
+def _on_gpu(p: GroupedProblem) -> Plan | None:
+    if 0 in (p.m, p.n, p.num_groups):
+        return None
+    device = p.d.get_device()
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return _on_gpu(p)
+    config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, OUTPUT, gpu_of(device))
+    ready = prepared(p)
+    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    plan.copies_sfa = ready.sfa is not p.sfa
+    if get_compile_mode() == 1:
+        return None
+    plan.launch(addresses_of(ready))
+    return plan
+
+
+def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+    """Prepare the launch for a problem that is `prepared`; its `d` is the table of addresses."""
+    maps, places = operand_maps(p, config)
+    numbers = {**numbers_of(p, 0), "map_d": bytes(MAP_BYTES), "map_whole_d": bytes(MAP_BYTES)}  # which it does not have
+    ctas = grid(config, p.planes, p.m, p.n, num_sms)
+    plan = Plan(p, ROWS_PARAMS["by block"], numbers, maps, places, launcher, ctas)
+    plan.config, plan.output, plan.n, plan.k = config, OUTPUT, p.n, p.k
+    plan.c_is_d, plan.needs_c = False, True
+    return plan
+
+
+def _refuse(*_: object) -> None:
+    raise NotImplementedError("rows to addresses: expected tensors on a Hopper GPU, outside of torch.compile")
+
+
+PRODUCT = product.Product(_ask, _refuse, _on_gpu, _refuse)
