@@ -73,12 +73,14 @@ WIDE = Sizes(((5, 6), (6, 0), (1, 5)), max_tokens=6, hidden=1040, topk=9, dtype=
 MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=2)
 """More tokens for each CTA than rows that it makes at a time."""
 THREE = Sizes(((2, 3, 1), (3, 0, 3), (1, 2, 2)), max_tokens=3, topk=2, dtype=torch.float16)
+LONG = Sizes(((11, 8),), max_tokens=11, topk=2)
 TRIALS = [
     *(PeerTrial(TWO, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"), (4, "late_stores"))),
     PeerTrial(WIDE, 5),
     *(PeerTrial(MANY, seed, name, num_sms=1) for seed, name in ((16, "late_stores"), (17, "slow_warps"))),
     *(PeerTrial(THREE, seed, name) for seed, name in ((6, None), (7, "slow_lanes"), (8, "late_stores"))),
     *(PeerTrial(TWO, seed, "slow_warps") for seed in range(9, 15)),
+    *(PeerTrial(LONG, seed, name, num_sms=1) for seed, name in ((15, None), (16, "late_stores"))),
     AbsentTrial(TWO, 20),
     AbsentTrial(THREE, 21),
 ]

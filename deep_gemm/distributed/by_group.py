@@ -61,8 +61,8 @@ class Plan(NamedTuple):
 
     def sum_up(self, y: Tensor) -> Tensor:
         """Add up the rows of each token in order of ranks, in FP32, rounded once to BF16."""
-        if not len(y):
-            return y.new_zeros(len(self.row_of), y.shape[1], dtype=torch.bfloat16)
+        if not y.shape[0]:
+            return y.new_zeros(self.row_of.shape[0], y.shape[1], dtype=torch.bfloat16)
         return sum_rows(y, self.row_of)
 
 
@@ -138,7 +138,7 @@ class Planner:
         """
         if self._event is not None:
             self._event.synchronize()
-        numbers, each = self._on_host.tolist(), len(self._told)
+        numbers, each = self._on_host.tolist(), self._told.shape[0]
         if asked.mistake is not None:
             raise asked.mistake
         told = [numbers[start : start + each] for start in range(0, len(numbers), each)]

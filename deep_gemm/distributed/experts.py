@@ -25,7 +25,7 @@ from ..quantize import per_block_cast_to_fp8
 from ..routing import stack_routes, sum_rows, weighted_sum
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
-from .message import WORD, Arrived, gather, pack, unpack
+from .message import WORD, Arrived, gather, pack
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MISTAKES = (ValueError, TypeError, NotImplementedError)
@@ -156,7 +156,7 @@ class Experts(torch.nn.Module):
         # While the host waits for counts, a GPU packs. It may need as many rows as this.
         sent = pack(x, topk_ids, topk_weights, asked.row_of, tokens * min(topk, planner.world_size))
         plan = planner.hear(asked)
-        arrived = unpack(plan.forth(sent), self.share.hidden, topk)
+        arrived = Arrived(plan.forth(sent), self.share.hidden, topk)
         return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
 
     def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
@@ -179,8 +179,10 @@ class Experts(torch.nn.Module):
     def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
         """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
         rows = self._rows(arrived.ids, routes)
-        if not len(rows.ids):
-            return torch.zeros(len(arrived.ids), self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
+        if not rows.ids.shape[0]:
+            return torch.zeros(
+                arrived.message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device
+            )
         return sum_rows(self._products(arrived, rows), rows.row_of, arrived.weights)
 
     def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
@@ -213,7 +215,7 @@ class Experts(torch.nn.Module):
             peers.product(activate_rows(product_of_rows(a, w1, rows), rows, self.limit), w2, rows, addresses)
             return peers.combine(row_of, topk_weights, out)
         message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
-        sums = self._sums(unpack(message, self.share.hidden, topk), None)
+        sums = self._sums(Arrived(message, self.share.hidden, topk), None)
         return self._everywhere.combine(sums, tokens, out)
 
     def connected(self, topk: int) -> Peers:

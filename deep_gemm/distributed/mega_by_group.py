@@ -14,7 +14,7 @@ from ..problem import ExpertRows
 from ..problem.mega_moe import MegaProblem, MegaSizes
 from ..routing import stack_routes, sum_rows
 from .by_group import Facts, Plan, Planner, exchange
-from .message import WORD, Arrived, pack_fp8, unpack
+from .message import WORD, Arrived, pack_fp8
 from .owners import owners_of_routes
 
 IS_FP8 = -1
@@ -40,23 +40,28 @@ def compute(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Planner |
 
 
 def _compute_alone(asked: MegaProblem, sizes: MegaSizes) -> None:
-    """Compute without a group: rows are read where the caller put them."""
-    tensors = asked.tensors
-    came = Arrived(tensors.x.view(WORD), tensors.x_sf, tensors.topk_idx, tensors.topk_weights)
-    results, rows = experts_here(came, asked, sizes, None)
+    """Compute without a group: what is sent has come."""
+    results, rows = experts_here(_came(_message(asked), sizes), asked, sizes, None)
     sum_rows(results, rows.row_of, out=asked.y)
+
+
+def _message(asked: MegaProblem) -> Tensor:
+    tensors = asked.tensors
+    return pack_fp8((tensors.x, tensors.x_sf), tensors.topk_idx, tensors.topk_weights)
+
+
+def _came(message: Tensor, sizes: MegaSizes) -> Arrived:
+    return Arrived(message, sizes.hidden, sizes.topk)
 
 
 def _compute_by(plan: Plan, asked: MegaProblem, sizes: MegaSizes) -> None:
     """Send rows to their experts, and a result back for each route."""
-    tensors = asked.tensors
-    message = pack_fp8((tensors.x, tensors.x_sf), tensors.topk_idx, tensors.topk_weights)
-    came = unpack(plan.dispatch(message), sizes.hidden, sizes.topk)
+    came = _came(plan.dispatch(_message(asked)), sizes)
     results, rows = experts_here(came, asked, sizes, plan.routes)
     # By row that came, then by route, as the ranks of tokens stack them.
     is_here = rows.row_of >= 0
     routes = torch.cat([each.sum()[None] for each in torch.split(is_here, plan.receives)])
-    own = stack_routes(owners_of_routes(tensors.topk_idx, sizes.here, sizes.ranks), sizes.ranks)
+    own = stack_routes(owners_of_routes(asked.tensors.topk_idx, sizes.here, sizes.ranks), sizes.ranks)
     comes, goes = torch.stack([routes, own.counts.long()]).tolist()
     back = exchange(results.index_select(0, rows.row_of[is_here]), comes, goes, plan.group)
     if len(back):
