@@ -367,7 +367,7 @@ def configs() -> None:
     from .choose.dense import reachable, reachable_decode
     from .choose.depths import reachable_k_grouped
     from .choose.heads import reachable_heads, reachable_heads_decode
-    from .choose.rows import reachable_grouped
+    from .choose.rows import reachable_grouped, reachable_silu
     from .kernels.ordinary import reachable_ordinary
     from .tools.inspect import show_configs, show_ordinary_configs
 
@@ -377,6 +377,7 @@ def configs() -> None:
             *reachable(),
             *reachable_decode(),
             *reachable_grouped(),
+            *reachable_silu(),
             *reachable_k_grouped(),
             *reachable_heads(),
             *reachable_heads_decode(),

@@ -22,6 +22,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from mega_cases import mega_mistakes, over_ranks, to_one_rank
 from torch import Tensor
 
 import deep_gemm
@@ -323,8 +324,20 @@ def example_exits_with(world: int) -> int:
 
 
 CASES: dict[int, list[Callable[[int], None]]] = {
-    2: [uneven, without_tokens, all_to_one_expert, without_routes, trained, mistakes, bytes_sent, example],
-    3: [uneven, all_to_one_expert, trained, mistakes, dies],
+    2: [
+        uneven,
+        without_tokens,
+        all_to_one_expert,
+        without_routes,
+        trained,
+        mistakes,
+        bytes_sent,
+        over_ranks,
+        to_one_rank,
+        mega_mistakes,
+        example,
+    ],
+    3: [uneven, all_to_one_expert, trained, mistakes, over_ranks, to_one_rank, mega_mistakes, dies],
     4: [uneven, without_tokens, trained, bytes_sent],
 }
 """By number of processes. A case that leaves the group broken is the last."""

@@ -38,7 +38,7 @@ from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.hc_prenorm import reachable_few
 from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
-from deep_gemm.choose.rows import reachable_grouped
+from deep_gemm.choose.rows import reachable_grouped, reachable_silu
 from deep_gemm.choose.skip_head_mid import reachable_skipping
 from deep_gemm.jit.compiler import Job, full_options
 from deep_gemm.jit.report import report
@@ -93,7 +93,14 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     into_heads_decode = [config for config in reachable_skipping() if isinstance(config, DecodeConfig)]
     found = [
         Case(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)), fp8_gemm.code_plan(config))
-        for kind in (reachable(), reachable_grouped(), reachable_k_grouped(), reachable_heads(), into_heads)
+        for kind in (
+            reachable(),
+            reachable_grouped(),
+            reachable_silu(),
+            reachable_k_grouped(),
+            reachable_heads(),
+            into_heads,
+        )
         for config in choose(kind)
     ]
     found += [

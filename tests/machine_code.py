@@ -58,6 +58,10 @@ GROUPED = (
     tile_config(64, 128, Output(groups=Groups.ENDS), k=128),
     tile_config(256, 128, Output(groups=Groups.COUNTS)),
     tile_config(128, 256, Output(groups=Groups.COUNTS)),
+    tile_config(128, 128, Output(groups=Groups.IDS, activates=True)),
+    tile_config(128, 256, Output(groups=Groups.IDS, activates=True)),
+    tile_config(128, 128, Output(groups=Groups.IDS, sfa_by_64=True)),
+    tile_config(64, 128, Output(groups=Groups.IDS, sfa_by_64=True), k=128),
     tile_config(256, 128, ALONG_K, k=128),
     tile_config(256, 128, ALONG_K, cluster_n=2, k=128),
 )

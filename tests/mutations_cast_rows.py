@@ -37,7 +37,7 @@ TRIALS = [
     Case(SINGLE_FP32, 6, 771, 9, data="ordinary", padding=3),
 ]
 
-_KERNEL, _VALUES = "cast_rows.cuh", "cast/values.cuh"
+_KERNEL, _VALUES, _DIVISION = "cast_rows.cuh", "cast/values.cuh", "cast/division.cuh"
 _ALL, _PLAIN, _TO_ROWS = "cast/rows_all.cuh", "cast/source_plain.cuh", "cast/to_rows.cuh"
 
 MUTATIONS = [
@@ -75,8 +75,8 @@ MUTATIONS = [
     Mutation("other blocks are tried as ordinary ones again", _KERNEL, "    cast_unit<false>(p", "    cast_unit<true>(p"),
     Mutation("every block counts as ordinary", _KERNEL, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;", ""),
     Mutation("each lane decides for itself", _KERNEL, "!ptx::all_sync(is_ordinary(of_lane))", "!is_ordinary(of_lane)"),
-    Mutation("tiny scales count as ordinary", _VALUES, "return d.scale >= 0x1p-90f;", "return d.scale >= 0x1p-126f;", shows_in=FP32),
-    Mutation("the scale of an infinity counts as ordinary", _VALUES, "return d.scale >= 0x1p-90f;", "return !(d.scale < 0x1p-90f);"),
+    Mutation("tiny scales count as ordinary", _DIVISION, "return d.scale >= 0x1p-90f;", "return d.scale >= 0x1p-126f;", shows_in=FP32),
+    Mutation("the scale of an infinity counts as ordinary", _DIVISION, "return d.scale >= 0x1p-90f;", "return !(d.scale < 0x1p-90f);"),
     Mutation("infinities never count", _VALUES, "  if constexpr (kIsOrdinary) return key;\n", ""),
     # Largest magnitudes
     Mutation("signs count in FP32", _VALUES, "ptx::bits_of(ptx::abs_f32(ptx::float_of(word)))", "word", shows_in=FP32),
@@ -98,30 +98,30 @@ MUTATIONS = [
     Mutation("a lane keeps the other's keys", _VALUES, "is_odd = (lane & distance) != 0;", "is_odd = (lane & distance) == 0;"),
     Mutation("keys are exchanged, not compared", _VALUES, "keys[0] = larger_key(keys[0], ptx::shfl_sync(keys[0], other));", "keys[0] = ptx::shfl_sync(keys[0], other);"),
     # Scales
-    Mutation("no floor", _VALUES, "amax = amax < min_amax ? min_amax : amax;", ""),
-    Mutation("scales are multiplied, not divided", _VALUES, "const float quotient = ptx::fma_rn(ptx::fma_rn(guess, -kLargest, amax), 1.f / kLargest, guess);", "const float quotient = guess;"),
-    Mutation("no least scale", _VALUES, "quotient < kLeastScale ? kLeastScale : quotient", "quotient", shows_in=FP32),
-    Mutation("powers of two rounded down", _VALUES, "(ptx::bits_of(least) + 0x7fffff) & 0x7f800000", "ptx::bits_of(least) & 0x7f800000"),
-    Mutation("a power of two becomes the next", _VALUES, "ptx::bits_of(least) + 0x7fffff", "ptx::bits_of(least) + 0x800000"),
-    Mutation("zeros have the least scale", _VALUES, "amax == 0.f ? 1.f : rounds_up", "rounds_up"),
-    Mutation("always powers of two", _VALUES, "rounds_up ? power : least", "power"),
-    Mutation("never powers of two", _VALUES, "rounds_up ? power : least", "least"),
+    Mutation("no floor", _DIVISION, "amax = amax < min_amax ? min_amax : amax;", ""),
+    Mutation("scales are multiplied, not divided", _DIVISION, "const float quotient = ptx::fma_rn(ptx::fma_rn(guess, -kLargest, amax), 1.f / kLargest, guess);", "const float quotient = guess;"),
+    Mutation("no least scale", _DIVISION, "quotient < kLeastScale ? kLeastScale : quotient", "quotient", shows_in=FP32),
+    Mutation("powers of two rounded down", _DIVISION, "(ptx::bits_of(least) + 0x7fffff) & 0x7f800000", "ptx::bits_of(least) & 0x7f800000"),
+    Mutation("a power of two becomes the next", _DIVISION, "ptx::bits_of(least) + 0x7fffff", "ptx::bits_of(least) + 0x800000"),
+    Mutation("zeros have the least scale", _DIVISION, "amax == 0.f ? 1.f : rounds_up", "rounds_up"),
+    Mutation("always powers of two", _DIVISION, "rounds_up ? power : least", "power"),
+    Mutation("never powers of two", _DIVISION, "rounds_up ? power : least", "least"),
     Mutation("rows by the first one's scale", _KERNEL, "divisor = {ptx::shfl_sync(of_lane.scale, first_of_team + i), ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)};", "divisor = {ptx::shfl_sync(of_lane.scale, first_of_team), ptx::shfl_sync(of_lane.reciprocal, first_of_team)};"),
     Mutation("all teams by the first one's scale", _KERNEL, "first_of_team = ptx::lane_index() / kLanes * kLanes;", "first_of_team = 0;"),
     Mutation("lanes keep their reciprocals", _KERNEL, "ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)", "of_lane.reciprocal"),
     # Quotients
-    Mutation("a reciprocal is corrected the wrong way", _VALUES, "ptx::fma_rn(guess, -scale, 1.f), guess, guess)", "ptx::fma_rn(guess, scale, 1.f), guess, guess)"),
-    Mutation("other numbers over the scale itself", _VALUES, "kIsOrdinary ? scale : significand_of(scale)", "scale"),
-    Mutation("a significand of twice its size", _VALUES, "| 0x3f800000)", "| 0x40000000)"),
-    Mutation("other numbers by the scale itself", _VALUES, "    d.scale = significand_of(d.scale);\n", ""),
-    Mutation("infinities stay", _VALUES, "ptx::min_magnitude(x * power, 1024.f)", "x * power"),
-    Mutation("the largest are cut off", _VALUES, "1024.f)", "512.f)"),
-    Mutation("numbers as they are, by a significand", _VALUES, "x * power, 1024.f", "x, 1024.f"),
-    Mutation("a power of two too many", _VALUES, "ptx::float_of(0x7f000000 - ", "ptx::float_of(0x7e800000 - "),
-    Mutation("a guess is enough", _VALUES, "return ptx::fma_rn(excess, d.reciprocal, guess);", "return guess;", shows_in=FP32),
-    Mutation("negative zeros become positive", _VALUES, "ptx::fma_rn(guess, d.scale, -x);\n  return ptx::fma_rn(excess, d.reciprocal, guess);", "ptx::fma_rn(-guess, d.scale, x);\n  return ptx::fma_rn(excess, -d.reciprocal, guess);"),
+    Mutation("a reciprocal is corrected the wrong way", _DIVISION, "ptx::fma_rn(guess, -scale, 1.f), guess, guess)", "ptx::fma_rn(guess, scale, 1.f), guess, guess)"),
+    Mutation("other numbers over the scale itself", _DIVISION, "kIsOrdinary ? scale : significand_of(scale)", "scale"),
+    Mutation("a significand of twice its size", _DIVISION, "| 0x3f800000)", "| 0x40000000)"),
+    Mutation("other numbers by the scale itself", _DIVISION, "    d.scale = significand_of(d.scale);\n", ""),
+    Mutation("infinities stay", _DIVISION, "ptx::min_magnitude(x * power, 1024.f)", "x * power"),
+    Mutation("the largest are cut off", _DIVISION, "1024.f)", "512.f)"),
+    Mutation("numbers as they are, by a significand", _DIVISION, "x * power, 1024.f", "x, 1024.f"),
+    Mutation("a power of two too many", _DIVISION, "ptx::float_of(0x7f000000 - ", "ptx::float_of(0x7e800000 - "),
+    Mutation("a guess is enough", _DIVISION, "return ptx::fma_rn(excess, d.reciprocal, guess);", "return guess;", shows_in=FP32),
+    Mutation("negative zeros become positive", _DIVISION, "ptx::fma_rn(guess, d.scale, -x);\n  return ptx::fma_rn(excess, d.reciprocal, guess);", "ptx::fma_rn(-guess, d.scale, x);\n  return ptx::fma_rn(excess, -d.reciprocal, guess);"),
     # FP8 values
-    Mutation("pairs of values exchanged", _VALUES, "ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16", "ptx::pack_e4m3(c, d) | ptx::pack_e4m3(a, b) << 16"),
+    Mutation("pairs of values exchanged", _DIVISION, "ptx::pack_e4m3(a, b) | ptx::pack_e4m3(c, d) << 16", "ptx::pack_e4m3(c, d) | ptx::pack_e4m3(a, b) << 16"),
     Mutation("the last four alone", _VALUES, "values.words[i / 4] = ", "values.words[0] = "),
     Mutation("words of values exchanged", _VALUES, "values.words[0], values.words[1]);", "values.words[1], values.words[0]);"),
     Mutation("a lane's first single value four times", _VALUES, "values.words[0] >> i * 8", "values.words[0]", shows_in=SINGLE),

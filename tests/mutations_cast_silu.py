@@ -25,7 +25,7 @@ TRIALS = [
     Case(SINGLE, 5, 261, 7, data="mixed", padding=3),
 ]
 
-_SILU, _VALUES = "cast/source_silu.cuh", "cast/values.cuh"
+_SILU, _SIGMOID, _VALUES = "cast/source_silu.cuh", "cast/silu.cuh", "cast/values.cuh"
 _PRODUCT = "const float product = ptx::mul_rn(silu(gate), up);\n    held.words[e] = ptx::bits_of(kIsPlain ? product : ptx::mul_rn(product, loaded.weight));"
 
 MUTATIONS = [
@@ -46,11 +46,11 @@ MUTATIONS = [
     Mutation("up is weighted", _SILU, _PRODUCT, "held.words[e] = ptx::bits_of(ptx::mul_rn(silu(gate), ptx::mul_rn(up, loaded.weight)));"),
     Mutation("gate times up first", _SILU, _PRODUCT, _PRODUCT.replace("ptx::mul_rn(silu(gate), up)", "ptx::mul_rn(ptx::mul_rn(gate, up), silu(gate) / gate)")),
     # The activation
-    Mutation("a sigmoid alone", _SILU, "return ptx::mul_rn(gate, ptx::rcp_approx(", "return ptx::mul_rn(1.f, ptx::rcp_approx("),
-    Mutation("exp of the gate", _SILU, "gate * -kLog2OfE", "gate * kLog2OfE"),
-    Mutation("powers of two for those of e", _SILU, "gate * -kLog2OfE", "-gate"),
-    Mutation("a logarithm that was cut off", _SILU, "1.44269504f", "1.44f"),
-    Mutation("no 1 below the fraction", _SILU, "1.f + ptx::ex2_approx", "ptx::ex2_approx"),
+    Mutation("a sigmoid alone", _SIGMOID, "return ptx::mul_rn(gate, ptx::rcp_approx(", "return ptx::mul_rn(1.f, ptx::rcp_approx("),
+    Mutation("exp of the gate", _SIGMOID, "gate * -kLog2OfE", "gate * kLog2OfE"),
+    Mutation("powers of two for those of e", _SIGMOID, "gate * -kLog2OfE", "-gate"),
+    Mutation("a logarithm that was cut off", _SIGMOID, "1.44269504f", "1.44f"),
+    Mutation("no 1 below the fraction", _SIGMOID, "1.f + ptx::ex2_approx", "ptx::ex2_approx"),
     Mutation("up is forgotten", _SILU, "ptx::mul_rn(silu(gate), up)", "silu(gate)"),
     # The limit
     Mutation("gates have no limit", _SILU, "gate = ptx::min_nan(gate, limit), ", ""),

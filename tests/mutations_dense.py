@@ -78,15 +78,15 @@ TRIALS = [
 
 _GEMM, _MAINLOOP, _RING, _SLOT, _TILE = (f"{name}.cuh" for name in ("fp8_gemm", "mainloop", "ring", "slot", "tile"))
 _WORK, _OPERAND = "work/dense.cuh", "operand.cuh"
-_BY_BLOCK, _BY_ROW, _BY_ROW_KEPT, _ROWS_OF_B, _THREAD = (
-    f"scales/{name}.cuh" for name in ("by_block", "by_row", "by_row_kept", "rows_of_b", "thread")
+_BY_BLOCK, _BLOCKS, _BY_ROW, _BY_ROW_KEPT, _ROWS_OF_B, _THREAD = (
+    f"scales/{name}.cuh" for name in ("by_block", "blocks_of_b", "by_row", "by_row_kept", "rows_of_b", "thread")
 )
 _PANELS, _SPLIT, _STORE = (f"epilogue/{name}.cuh" for name in ("panels", "split", "store"))
 _EXCHANGE = "exchange.cuh"
 _WAIT_LOADED = "ptx::mbarrier_wait_parity(&ring.full[at.stage], at.parity);"
 _WAIT_FREE = "ptx::mbarrier_wait_parity(&ring.empty[at.stage], at.parity ^ 1);"
 _RELEASE = "release(ring, slots[k_block], ptx::lane_index(), loaded);"
-_WAIT_WGMMA = "      if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n"
+_WAIT_WGMMA = "      if (i < kCount * kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n"
 _PROXY_FENCE = "      ptx::fence_proxy_async_shared();"
 _BAR = "      ptx::bar_sync(named_barrier, 128);\n"
 _STORING = "      if (is_storing_thread) {\n"
@@ -135,23 +135,23 @@ MUTATIONS = [
     Mutation("waits for all products but one group", _MAINLOOP, "ptx::wgmma_wait_group<0>();", "ptx::wgmma_wait_group<1>();"),
     Mutation("k begins 32 bytes into the rows of A", _MAINLOOP, "(partial, a_low, b_low)", "(partial, a_low + 2, b_low)"),
     Mutation("slot released before its products are done", _MAINLOOP, _WAIT_WGMMA, "      if (done % kUnitsPerWarpgroup + 1 == kUnitsPerWarpgroup) { release(ring, slots[done / kUnitsPerWarpgroup], ptx::lane_index(), 0); }\n" + _WAIT_WGMMA),
-    Mutation("slot released after the first unit", _BY_BLOCK, "if (unit + 1 == kUnits) release_slot(rows[1]);", "if (unit == 0) release_slot(rows[1]);", shows_in=TWO_UNITS),
-    Mutation("slot released by every unit", _BY_BLOCK, "if (unit + 1 == kUnits) release_slot(rows[1]);", "release_slot(rows[1]);", shows_in=TWO_UNITS),
+    Mutation("slot released after the first unit", _BLOCKS, "if (piece + 1 == kPieces) release_slot(rows[1]);", "if (piece == 0) release_slot(rows[1]);", shows_in=TWO_UNITS),
+    Mutation("slot released by every unit", _BLOCKS, "if (piece + 1 == kPieces) release_slot(rows[1]);", "release_slot(rows[1]);", shows_in=TWO_UNITS),
     Mutation("slot never released", _MAINLOOP, _RELEASE, ""),
     Mutation("a warpgroup's second unit of rows is the other's first", _MAINLOOP, "row_of_unit(unit) * (kBlockK / 16)", "unit / kUnitsAlongN * 64 * (kBlockK / 16)", shows_in=TWO_UNITS),
     Mutation("both warpgroups multiply the same rows", _MAINLOOP, "(first_a) + warpgroup * 64 * kBlockK", "(first_a)"),
-    Mutation("units along n multiply the same columns", _MAINLOOP, " + column_of_unit(unit) * (kBlockK / 16));", ");", shows_in=ALONG_N),
+    Mutation("units along n multiply the same columns", _MAINLOOP, " + column_of_unit(unit) * (kBlockK / 16) + low);", " + low);", shows_in=ALONG_N),
     # Scales
     Mutation("second row takes the first row's scale", _THREAD, "ptx::ld_shared_f32(sfa + 8);", "ptx::ld_shared_f32(sfa);"),
-    Mutation("scales of all units from the first", _BY_BLOCK, "in_first_slot.sfa + stage * kScales + row_of_unit(unit),", "in_first_slot.sfa + stage * kScales,", shows_in=TWO_UNITS),
+    Mutation("scales of all units from the first", _BLOCKS, " + row_of_unit(unit_of_piece(piece)),", ",", shows_in=TWO_UNITS),
     Mutation("scales read after the release", _MAINLOOP, _RELEASE, _RELEASE + " scales.load_ahead(slots[k_block].stage, k_block, unit);"),
-    Mutation("scale of B from the next block of k", _BY_BLOCK, "ptx::shfl_sync(current[i], k_block_of_32)", "ptx::shfl_sync(current[i], k_block_of_32 + 1)"),
-    Mutation("scales of B past the 32nd block not renewed", _BY_BLOCK, "      current[i] = coming[i];\n", "      if (first_k_block == 0) current[i] = coming[i];\n"),
-    Mutation("scales of B read past the last k-block", _BY_BLOCK, "(k_block < end_k_block ? k_block : end_k_block - 1)", "(k_block)"),
+    Mutation("scale of B from the next block of k", _BLOCKS, "ptx::shfl_sync(current[i], k_block_of_32)", "ptx::shfl_sync(current[i], k_block_of_32 + 1)"),
+    Mutation("scales of B past the 32nd block not renewed", _BLOCKS, "      current[i] = coming[i];\n", "      if (first_k_block == 0) current[i] = coming[i];\n"),
+    Mutation("scales of B read past the last k-block", _BLOCKS, "(k_block < end_k_block ? k_block : end_k_block - 1)", "(k_block)"),
     Mutation("scales of B read past the last block of n", _BY_BLOCK, "row_n / 128 + i < last_block ? row_n / 128 + i : last_block", "row_n / 128 + i", shows_in=ALONG_N),
     Mutation("second block of B never used", _BY_BLOCK, "first_column + column >= i * 128 ?", "first_column + column >= i * 1024 ?", shows_in=RAGGED),
-    Mutation("tile's offset in its block of B forgotten", _BY_BLOCK, "first_column(row_n % 128)", "first_column(0)", shows_in=RAGGED),
-    Mutation("rows of a pair swapped in the promotion", _BY_BLOCK, "scale[i / 2 % 2]", "scale[i % 2]"),
+    Mutation("tile's offset in its block of B forgotten", _BY_BLOCK, "end_k_block_, row_n % 128)", "end_k_block_, 0)", shows_in=RAGGED),
+    Mutation("rows of a pair swapped in the promotion", _BLOCKS, "scale[i / 2 % 2]", "scale[i % 2]"),
     Mutation("scales by row of the next columns", _ROWS_OF_B, "scales_of_columns(column);", "scales_of_columns((column + 8) % kUnitN);", shows_in=BY_ROW),
     Mutation("scales by row of the first slot", _BY_ROW, "in_first_slot.sfb + stage * kScales + column_of_unit(unit);", "in_first_slot.sfb + column_of_unit(unit);", shows_in=BY_ROW),
     Mutation("kept scales by row of the first slot", _BY_ROW_KEPT, "return scales + stage * kScales + index;", "return scales + index;", shows_in=KEEPING),
@@ -168,8 +168,8 @@ MUTATIONS = [
     Mutation("scales by row of another tile", _WORK, "+ kScaleRows, tile.row_n, k_block);", "+ kScaleRows, 0, k_block);", shows_in=BY_ROW),
     # Runs and pairs of partial sums
     Mutation("waits for the piece that runs, not for the one before", _MAINLOOP, "ptx::wgmma_wait_group<kLag>();", "ptx::wgmma_wait_group<kLag + 1>();", shows_in=PAIRS),
-    Mutation("one set of partial sums for both pieces", _MAINLOOP, "issue_unit(partial[i % kNumPartials]", "issue_unit(partial[0]", shows_in=PAIRS),
-    Mutation("promotes the set that is being filled", _MAINLOOP, "promote(total[unit], partial[done % kNumPartials]", "promote(total[unit], partial[i % kNumPartials]", shows_in=PAIRS),
+    Mutation("one set of partial sums for both pieces", _MAINLOOP, "issue_piece(partial[i % kNumPartials]", "issue_piece(partial[0]", shows_in=PAIRS),
+    Mutation("promotes the set that is being filled", _MAINLOOP, "promote(total[unit_of_piece(piece)], partial[done % kNumPartials]", "promote(total[unit_of_piece(piece)], partial[i % kNumPartials]", shows_in=PAIRS),
     Mutation("releases the slot at hand for the one before", _MAINLOOP, _RELEASE, _RELEASE.replace("slots[k_block]", "at"), shows_in=PAIRS),
     Mutation("scale of B of the run's first block for all", _MAINLOOP, "begin_k_block(k_block, k_block_of_32 + k_block);", "begin_k_block(k_block, k_block_of_32);", shows_in=PAIRS),
     Mutation("tail of the blocks forgotten", _MAINLOOP, "    for (; k_block < count; ++k_block)\n", "    for (; k_block + 1 < count; ++k_block)\n", shows_in=PAIRS),
@@ -188,7 +188,7 @@ MUTATIONS = [
     Mutation("sums stored at the sender's rows", _SPLIT, "owner / 4 * 64 +", "", shows_in=SPLITS),
     Mutation("sums of units stored at the first unit's columns", _SPLIT, "column_of_unit(unit) + quad * 8, p.m", "quad % 4 * 8, p.m", shows_in=SPLITS),
     Mutation("a part counted twice", _EXCHANGE, "sum.x += addend.x,", "sum.x += 2 * addend.x,", shows_in=SPLITS_C),
-    Mutation("promotion replaces the total", _BY_BLOCK, "scale[i / 2 % 2], total[i]);", "scale[i / 2 % 2], 0.f);"),
+    Mutation("promotion replaces the total", _BLOCKS, "scale[i / 2 % 2], total[i]);", "scale[i / 2 % 2], 0.f);"),
     # Tiles
     Mutation("tiles of m rounded down", _WORK, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM / kClusterM)"),
     Mutation("last tile skipped", _WORK, "next_tile >= tiles_m * tiles_n", "next_tile + 1 >= tiles_m * tiles_n"),

@@ -87,6 +87,7 @@ TRIALS = [
 
 _MEET, _SEND, _GATHER, _LAST = "meeting.cuh", "send_rows.cuh", "gather_rows.cuh", "meet_ranks.cuh"
 _IDS = "routes.cuh"
+_CAST = "send/cast_token.cuh"
 _COUNT = "ptx::atom_add_acq_rel_b32(m.reached + 1, 1)"
 MEETING_MUTATIONS = [
     Mutation("the flag is an ordinary store", _MEET, "ptx::st_release_sys_b32(flag_of(m, thread, m.rank), epoch);", "ptx::st_global_b32(flag_of(m, thread, m.rank), epoch);"),
@@ -137,13 +138,13 @@ SEND_MUTATIONS = [
     Mutation("rows are never committed", _SEND, "    if (thread == 0) ptx::tma_store_commit();\n", ""),
     Mutation("operands are read before the kernel ahead has ended", _SEND, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("the row's last bytes are not sent", _SEND, "row, p.row_bytes);", "row, p.row_bytes - 16);"),
-    Mutation("a team casts one block", _SEND, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
-    Mutation("columns past the last are cast", _SEND, "  if (column >= p.hidden) return;\n", ""),
-    Mutation("a scale of the block before", _SEND, "row + p.hidden + block * 4, cast.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, cast.scale"),
-    Mutation("scales behind columns of whole blocks", _SEND, "row + p.hidden + block * 4, cast.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, cast.scale"),
+    Mutation("a team casts one block", _CAST, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
+    Mutation("columns past the last are cast", _CAST, "  if (column >= p.hidden) return;\n", ""),
+    Mutation("a scale of the block before", _CAST, "row + p.hidden + block * 4, cast.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, cast.scale"),
+    Mutation("scales behind columns of whole blocks", _CAST, "row + p.hidden + block * 4, cast.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, cast.scale"),
     Mutation("weights of the first token", _SEND, "p.topk_weights + uint64_t{token} * p.topk + j) : 0.f", "p.topk_weights + j) : 0.f"),
     Mutation("weights without their padding", _SEND, "words = (p.row_bytes - weights) / 4;", "words = p.topk;"),
-    Mutation("the first token's columns", _SEND, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
+    Mutation("the first token's columns", _CAST, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
 ]  # fmt: skip
 GATHER_MUTATIONS = [
     Mutation("values of the first slot", _GATHER, "return p.slots + uint64_t{slot} * p.slot_bytes;", "return p.slots;"),

@@ -154,7 +154,7 @@ MUTATIONS = [
     Mutation("bytes of all boxes expected", _WORK, "return kSlotBytes - (kBlockM - rows_loaded(tile)) * kLineBytes - ", "return kSlotBytes - ", shows_in=WIDE),
     Mutation("all boxes of A from the tile's first row on", _WORK, "box(tile.row_m + row,", "box(tile.row_m,", shows_in=WIDE),
     Mutation("all boxes of A into a slot's first rows", _WORK, "slot.a + row * kLineBytes, k", "slot.a, k", shows_in=WIDE),
-    Mutation("A's scales of the first group", _WORK, "skipped_scales(tile), k_block, plane_of(tile));", "skipped_scales(tile), k_block, 0);", shows_in=COUNTS),
+    Mutation("A's scales of the first group", _WORK, "k_block * kScaleParts,\n                     plane_of(tile));", "k_block * kScaleParts, 0);", shows_in=COUNTS),
     Mutation("scales from the tile's first row on, which TMA cannot load", _WORK, "tile.row_m - skipped_scales(tile), k_block", "tile.row_m, k_block", shows_in=IDS),
     Mutation("scales of rows before the tile", _MAINLOOP, "  operands.scales.sfa += skipped_scales(tile);\n", "", shows_in=IDS),
     Mutation("B of the first group", _WORK, "k, tile.row_n + row, tile.group);", "k, tile.row_n + row, 0);"),

@@ -34,7 +34,7 @@ from deep_gemm.choose.dense import reachable, reachable_decode, select
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.output import Groups, Output
-from deep_gemm.choose.rows import reachable_grouped, select_grouped
+from deep_gemm.choose.rows import reachable_grouped, reachable_silu, select_grouped
 from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing, compiler
 from deep_gemm.jit.cache import KernelCache
@@ -783,7 +783,7 @@ def test_configs_lists_every_reachable_configuration() -> None:
     result = run("configs")
     assert result.exit_code == 0
     lines = [line.split() for line in result.output.splitlines()]
-    listed = [*reachable(), *reachable_grouped(), *reachable_k_grouped(), *reachable_heads()]
+    listed = [*reachable(), *reachable_grouped(), *reachable_silu(), *reachable_k_grouped(), *reachable_heads()]
     for config in listed:
         producer, math = map(str, config.registers)
         sizes = [str(config.num_stages), str(config.shared_bytes), str(config.num_threads)]

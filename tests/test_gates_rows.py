@@ -7,16 +7,17 @@ from helpers import gemm_report
 from thorough import configurations
 
 from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.rows import reachable_grouped
+from deep_gemm.choose.rows import reachable_grouped, reachable_silu
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.tools.gates import violations
 
+CONFIGS = [*reachable_grouped(), *reachable_silu()]
+
 
 def test_all_have_names_of_their_own() -> None:
-    configs = reachable_grouped()
-    assert len({config.name for config in configs}) == len(configs)
+    assert len({config.name for config in CONFIGS}) == len(CONFIGS)
 
 
-@pytest.mark.parametrize("config", configurations(reachable_grouped()), ids=lambda config: config.name)
+@pytest.mark.parametrize("config", configurations(CONFIGS), ids=lambda config: config.name)
 def test_a_kernel_for_grouped_rows_is_what_was_planned(config: GemmConfig) -> None:
     assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []

@@ -16,7 +16,7 @@ from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.hc_prenorm import reachable_few
 from deep_gemm.choose.heads import reachable_heads
-from deep_gemm.choose.rows import reachable_grouped
+from deep_gemm.choose.rows import reachable_grouped, reachable_silu
 from deep_gemm.jit import build
 from deep_gemm.kernels import (
     bf16_gemm,
@@ -35,6 +35,7 @@ EVIL = '1; }\n#include "/etc/passwd"\n// '
 KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
     "fp8_gemm": (fp8_gemm.headers, reachable()[0]),
     "fp8_gemm by ids": (fp8_gemm.headers, reachable_grouped()[0]),
+    "fp8_gemm that activates": (fp8_gemm.headers, reachable_silu()[0]),
     "fp8_gemm by depths": (fp8_gemm.headers, reachable_k_grouped()[0]),
     "fp8_gemm of heads": (fp8_gemm.headers, reachable_heads()[0]),
     "fp8_gemm_decode": (fp8_gemm_decode.headers, reachable_decode()[0]),

@@ -10,7 +10,7 @@ from deep_gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachab
 from deep_gemm.choose.dense import reachable
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.heads import reachable_heads
-from deep_gemm.choose.rows import reachable_grouped
+from deep_gemm.choose.rows import reachable_grouped, reachable_silu
 from deep_gemm.kernels import (
     fp8_gemm_decode,
     fp8_mqa_logits,
@@ -53,11 +53,19 @@ def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
 def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
     names = {
         config.kernel_name: config
-        for config in (*reachable(), *reachable_grouped(), *reachable_k_grouped(), *reachable_heads())
+        for config in (
+            *reachable(),
+            *reachable_grouped(),
+            *reachable_silu(),
+            *reachable_k_grouped(),
+            *reachable_heads(),
+        )
     }
     assert set(names) == {
         "fp8_gemm_dense",
         "fp8_gemm_m_grouped_contiguous",
+        "fp8_gemm_m_grouped_contiguous_silu",
+        "fp8_gemm_m_grouped_contiguous_by_64",
         "fp8_gemm_m_grouped_masked",
         "fp8_gemm_heads",
         "fp8_wgrad_gemm_dense",

@@ -121,4 +121,21 @@ def reachable_grouped() -> list[GemmConfig]:
         for blocks in (4, 5)
         for tile in tiles_for(output)
     ]
+    by_64 = Output(groups=Groups.IDS, sfa_by_64=True)
+    found += [
+        tile_config(tile.block_m, tile.block_n, by_64, k=BLOCK_K * blocks)
+        for blocks in (4, 5)
+        for tile in tiles_for(by_64)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def reachable_silu() -> list[GemmConfig]:
+    """The same of rows that are activated."""
+    silu = Output(groups=Groups.IDS, activates=True)
+    found = [
+        tile_config(tile.block_m, tile.block_n, silu, k=BLOCK_K * blocks)
+        for blocks in (4, 5)
+        for tile in tiles_for(silu)
+    ]
     return list(dict.fromkeys(found))

@@ -1,30 +1,32 @@
-// This rank's tokens, cast to FP8, straight into the memory of the ranks that have their experts.
+// This rank's tokens in FP8, straight into the memory of the ranks that have their experts.
 //
-//   x --cast_piece--> a row in shared memory | values | scales | weights of routes |
+//   x --put_token--> a row in shared memory | values | scales | weights of routes |
 //                     --a bulk copy--> slot (this rank, token) of each rank that has any of the token's experts
 //   topk_ids --> ids of the slot on every rank: the experts there, numbered from 0, or -1
 //
 // A slot whose ids are all -1 may hold anything. So ids are written to all slots in each call, those of tokens that this rank lacks
 // too: a slot that is not sent to held another call's row.
 #pragma once
-#include "cast/piece.cuh"
+#include "config.cuh"
 #include "meeting.cuh"
 #include "ptx/tma.cuh"
 #include "routes.cuh"
 
 struct SendParams {
   const uint8_t* x;           // [tokens, hidden]
+  const uint8_t* sf;          // FP32 [tokens, blocks], if x is FP8 already
   const uint8_t* topk_ids;    // [tokens, topk], of kIdBytes
   const float* topk_weights;  // [tokens, topk]
   int32_t* row_of;            // [tokens, topk]: the route as a row of the results that come back; -1: it has no expert
   uint64_t ids;               // byte of a room: int32 [ranks, max_tokens, topk]; rows [ranks, max_tokens] lie at 0
-  uint32_t x_pitch;           // in bytes
+  uint32_t x_pitch, sf_pitch; // in bytes
   uint32_t tokens, max_tokens, hidden, topk;
   uint32_t experts_here;      // of each rank
   uint32_t row_bytes;
   Meeting meeting;
 };
 #include "send_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
+#include TOKEN                     // put_token
 
 struct SharedStorage {
   alignas(16) uint8_t rows[kNumRows][kMaxRowBytes];  // one is made while others are copied
@@ -39,27 +41,12 @@ DEVICE uint32_t expert_of(const SendParams& p, uint32_t token, uint32_t j) {
   return load_expert(p.topk_ids, uint64_t{token} * p.topk + j, 0, p.experts_here * p.meeting.ranks);
 }
 
-DEVICE void store_piece(const SendParams& p, uint8_t* row, uint32_t block, uint32_t lane, const CastPiece& cast) {
-  const uint32_t column = block * kBlock + column_of(lane, 0);
-  if (column >= p.hidden) return;
-  if constexpr (kVector == 8)
-    ptx::st_shared_v2_b32(row + column, cast.values.words[0], cast.values.words[1]);
-  else
-    ptx::st_shared_b32(row + column, cast.values.words[0]);
-  if (lane == 0) ptx::st_shared_f32(row + p.hidden + block * 4, cast.scale);
-}
-
 DEVICE void make_row(const SendParams& p, uint8_t* row, uint32_t token) {
-  const uint32_t blocks = ceil_div(p.hidden, kBlock), lane = ptx::thread_index() % kLanes;
+  const uint32_t blocks = ceil_div(p.hidden, kBlock);
   const uint32_t weights = p.hidden + blocks * 4, words = (p.row_bytes - weights) / 4;  // the last ones are padding
   for (uint32_t j = ptx::thread_index(); j < words; j += kNumThreads)
     ptx::st_shared_f32(row + weights + j * 4, j < p.topk ? ptx::ld_global_f32(p.topk_weights + uint64_t{token} * p.topk + j) : 0.f);
-#pragma unroll 1
-  for (uint32_t first = 0; first < blocks; first += kTeams) {
-    const uint32_t block = first + ptx::thread_index() / kLanes;  // past the last for some teams: a warp stays together
-    const Piece piece = load_piece(p.x + uint64_t{token} * p.x_pitch, true, block * kBlock, p.hidden, lane);
-    store_piece(p, row, block, lane, cast_piece(piece, lane));
-  }
+  put_token(p, row, token, blocks);
 }
 
 // What sums up the tokens of this rank still runs.

@@ -84,10 +84,7 @@ def pack(
         p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
         pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
         return message
-    values, scales = per_token_cast_to_fp8(x)
-    parts = [values.view(WORD), scales.view(WORD), topk_ids.to(WORD), topk_weights.float().view(WORD)]
-    used = sum(part.shape[1] for part in parts)
-    of_tokens = torch.cat([*parts, parts[0].new_zeros(len(x), words - used)], dim=1)
+    of_tokens = pack_fp8(per_token_cast_to_fp8(x), topk_ids, topk_weights)
     message = of_tokens.new_full((rows, words), -1)
     if row_of is None:
         message[: len(x)] = of_tokens
@@ -95,6 +92,14 @@ def pack(
         token, column = (row_of >= 0).nonzero(as_tuple=True)
         message[row_of[token, column].long()] = of_tokens[token]
     return message
+
+
+def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """Write tokens that are FP8 beside their routes, each into the row of its number."""
+    values, scales = x
+    parts = [values.view(WORD), scales.view(WORD), topk_ids.to(WORD), topk_weights.float().view(WORD)]
+    words = row_bytes(values.shape[1], topk_ids.shape[1]) // WORD_BYTES - sum(part.shape[1] for part in parts)
+    return torch.cat([*parts, parts[0].new_zeros(len(values), words)], dim=1)
 
 
 def _has_kernel(x: Tensor) -> bool:

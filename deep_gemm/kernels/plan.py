@@ -146,7 +146,7 @@ class Plan:
         self,
         p: Operands,
         params: Params,
-        numbers: Mapping[str, int | bytes],
+        numbers: Mapping[str, float | bytes],
         maps: Mapping[str, TensorMap],
         places: Sequence[Place],
         launcher: driver.Launcher,

@@ -1,28 +1,27 @@
-"""Products of grouped rows that are activated and cast on their way out: the plan that launches them."""
+"""Products of grouped rows that are activated and cast on their way out: cuda/epilogue/silu.cuh."""
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import torch
 
-from ..choose.config import BLOCK_K, GemmConfig
+from ..choose.config import GemmConfig
 from ..choose.output import Groups, Output
 from ..choose.rows import select_grouped
 from ..gpus import gpu_of
 from ..jit import driver
-from ..jit.tensor_map import ElementType
+from ..jit.tensor_map import MAP_BYTES
 from ..problem import SiluRowsProblem
-from ..problem.layout import ADDRESS_ALIGNMENT
+from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..settings import get_compile_mode, get_num_sms, get_pdl, in_force, settings
 from . import fp8_gemm
 from .fp8_gemm import ROWS_SILU_PARAMS
 from .lay_scales import mn_major
-from .maps import clipped_map, plane_map, row_pitch
-from .plan import PLANS, SFA, SFB, A, Addresses, B, C, D, Key, Place, Plan, addresses_of, refuse_if
-from .rows import grid
+from .maps import row_pitch
+from .plan import PLANS, Addresses, Key, Place, Plan, addresses_of, refuse_if
+from .rows import GroupedProblem, grid, numbers_of, operand_maps
 
 OUTPUT = Output(groups=Groups.IDS, activates=True)
 ROW_WEIGHTS, SCALES = 6, 7
@@ -72,47 +71,22 @@ def addresses(p: SiluRowsProblem) -> Addresses:
 
 def _key(p: SiluRowsProblem, config: GemmConfig | None) -> Key:
     """Everything that decides what is launched, but for addresses."""
-    tensors = (p.a, p.sfa, p.b, p.sfb, p.d, p.scales)
-    strides = tuple((x.shape, x.stride()) for x in tensors)
-    return run, strides, p.limit, config, p.d.get_device(), in_force.generation
+    lie = tuple((x.shape, x.stride()) for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.scales))
+    return run, lie, p.limit, config, p.d.get_device(), in_force.generation
 
 
 def plan_of(p: SiluRowsProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch for a problem that is `prepared`."""
     (m, k), (groups, n, _) = p.a.shape, p.b.shape
-    a, sfa = p.a[None], p.sfa[None]
-    maps = {
-        "map_a": clipped_map(ElementType.UINT8, a, (config.box_rows_of_a, BLOCK_K), 128),
-        "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, BLOCK_K), 128),
-        "map_sfa": plane_map(ElementType.FLOAT32, sfa.mT, (config.scale_parts, config.scale_rows), 0),
-    }
-    places = [
-        # It begins a box before its tensor: "Rows that are not the group's", cuda/work/rows.cuh.
-        Place("map_a", A, config.box_rows_of_a * row_pitch(a)),
-        Place("map_b", B),
-        Place("map_sfa", SFA),
-        Place("sfb", SFB),
-        Place("d", D),
-        Place("groups.layout", C),
-        Place("activation.row_weights", ROW_WEIGHTS),
-        Place("activation.scales", SCALES),
-    ]
-    numbers: dict[str, Any] = {
-        "map_d": b"",  # stored without TMA
-        "map_whole_d": b"",
-        "c": 0,
-        "c_pitch": 0,
-        "d_pitch": row_pitch(p.d),
-        "sfb_stride_n": p.sfb.stride(1),
-        "sfb_stride_k": p.sfb.stride(2),
-        "m": m,
-        "n": n,
-        "k": k,
-        "groups.sfb_stride": p.sfb.stride(0),
-        "groups.count": groups,
-        "groups.rows": m,
-        "groups.alignment": 1,
-        "groups.zeroes_padding": 0,
+    rows = GroupedProblem(
+        p.a[None], p.sfa[None], p.b, p.sfb, p.d[None], p.ids, Groups.IDS, SCALE_BLOCK, 1, False, m / groups
+    )
+    maps, places = operand_maps(rows, config)
+    places += [Place("activation.row_weights", ROW_WEIGHTS), Place("activation.scales", SCALES)]
+    numbers = {
+        **numbers_of(rows, row_pitch(p.d)),
+        "map_d": bytes(MAP_BYTES),  # D is stored without TMA
+        "map_whole_d": bytes(MAP_BYTES),
         "activation.scales_pitch": p.scales.stride(1),
         "activation.limit": math.inf if p.limit is None else p.limit,
     }
