@@ -6,7 +6,9 @@ run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 
 from typing import NoReturn
 
-from . import distributed, nn, testing, utils
+from torch.distributed import is_available
+
+from . import nn, testing, utils
 from . import ops as ops
 from .activation import silu_mul_cast_to_fp8
 from .bf16 import (
@@ -109,10 +111,21 @@ from .settings import (
 from .skip_head_mid import fp8_gemm_nt_skip_head_mid
 from .testing import bench, bench_kineto, calc_diff
 
+if is_available():  # torch is built without it for some systems
+    from . import distributed
+    from .distributed import (
+        SM90SymmBuffer,
+        fp8_mega_moe,
+        get_symm_buffer_for_sm90_mega_moe,
+        mega_moe_pre_dispatch_sm90,
+        transform_weights_for_mega_moe_sm90,
+    )
+
 __version__ = "0.1.0"
 
 __all__ = [
     "ExpertRows",
+    "SM90SymmBuffer",
     "align",
     "bench",
     "bench_kineto",
@@ -150,6 +163,7 @@ __all__ = [
     "fp8_gemm_tn",
     "fp8_gemm_tt",
     "fp8_m_grouped_gemm_nt_masked",
+    "fp8_mega_moe",
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
     "gather_cast_to_fp8",
@@ -168,6 +182,7 @@ __all__ = [
     "get_num_sms",
     "get_paged_mqa_logits_metadata",
     "get_pdl",
+    "get_symm_buffer_for_sm90_mega_moe",
     "get_tc_util",
     "get_theoretical_mk_alignment_for_contiguous_layout",
     "get_tma_aligned_size",
@@ -187,6 +202,7 @@ __all__ = [
     "m_grouped_fp8_gemm_nt_masked",
     "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous",
     "m_grouped_gemm_fp8_fp8_bf16_nt_masked",
+    "mega_moe_pre_dispatch_sm90",
     "nn",
     "pack_ue8m0_to_int",
     "per_block_cast_to_fp8",
@@ -206,12 +222,16 @@ __all__ = [
     "testing",
     "tf32_hc_prenorm_gemm",
     "transform_sf_into_required_layout",
+    "transform_weights_for_mega_moe_sm90",
     "transpose_packed_fp4",
     "unpack_ue8m0_from_int",
     "use_deterministic_algorithms",
     "utils",
     "wgrad_gemm_fp8_fp8_fp32_nt",
 ]
+
+if not is_available():
+    __all__ = [name for name in __all__ if name in globals()]
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -22,6 +22,8 @@ from .quantize import Quantized, as_rows, empty_scales, empty_values, has_kernel
 __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
 
 MANY_ROWS = 4096
+MAX_PITCH = 1 << 31
+"""Elements from a row to the next, for kernels that count them in 32 bits."""
 
 
 def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
@@ -39,25 +41,29 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     """
     if is_dispatched(topk_ids):
         return ExpertRows(*torch.ops.deep_gemm.expert_rows.default(topk_ids, num_experts))
-    num_experts = check_routes(topk_ids, num_experts)
+    return stack_routes(topk_ids, check_routes(topk_ids, num_experts))
+
+
+def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0) -> ExpertRows:
+    """Compute `expert_rows` for the experts whose ids are `first` to `first + num_experts - 1`; others count as -1."""
     if _has_kernel(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]:
-        p = route_rows.RouteProblem(topk_ids.contiguous(), num_experts)
+        p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts, first)
         route_rows.run(p)
         return ExpertRows(p.counts, p.ends, p.row_of, p.token_of, p.ids)
-    expert = topk_ids.flatten()
-    has_expert = (expert >= 0) & (expert < num_experts)
+    has_expert = (topk_ids >= first) & (topk_ids < first + num_experts)
     # Routes without an expert are sorted behind all others.
-    sorted_expert, route = expert.masked_fill(~has_expert, num_experts).sort(stable=True)
+    expert = torch.where(has_expert, topk_ids - first, num_experts).flatten()
+    sorted_expert, route = expert.sort(stable=True)
     device = topk_ids.device
     experts = torch.arange(num_experts, dtype=sorted_expert.dtype, device=device)
     ends = torch.searchsorted(sorted_expert, experts, right=True, out_int32=True)
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
     rows = torch.arange(expert.numel(), dtype=torch.int32, device=device)
-    row_of = torch.empty_like(rows).scatter_(0, route, rows).masked_fill_(~has_expert, -1)
+    row_of = torch.empty_like(rows).scatter_(0, route, rows).view(topk_ids.shape).masked_fill_(~has_expert, -1)
     is_behind = sorted_expert == num_experts
     token_of = route.div(max(topk_ids.shape[1], 1), rounding_mode="floor").to(torch.int32).masked_fill_(is_behind, -1)
     ids = sorted_expert.to(torch.int32).masked_fill(is_behind, -1)
-    return ExpertRows(counts, ends, row_of.view(topk_ids.shape), token_of, ids)
+    return ExpertRows(counts, ends, row_of, token_of, ids)
 
 
 def gather_cast_to_fp8(
@@ -129,15 +135,23 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tens
 def sum_up(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
     """Compute `gather_weighted`."""
     check_weighted(y, rows, topk_weights, out)
+    made = sum_rows(y, rows.row_of, topk_weights, out)
+    return made if out is None else None
+
+
+def sum_rows(y: Tensor, row_of: Tensor, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Compute `gather_weighted` of what nobody has to check; `weights` None: each is 1. Gives the output."""
+    out = torch.empty(row_of.shape[0], y.shape[1], dtype=torch.bfloat16, device=y.device) if out is None else out
     if _has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y):
-        made = torch.empty(rows.row_of.shape[0], y.shape[1], dtype=y.dtype, device=y.device) if out is None else out
-        gather_weighted_kernel.run(y, rows.row_of.contiguous(), topk_weights.contiguous(), made)
-        return made if out is None else None
-    total = weighted_sum(y, rows.row_of, topk_weights)
-    if out is None:
-        return total.to(torch.bfloat16)
-    out.copy_(total)
-    return None
+        weights = None if weights is None else with_contiguous_rows(weights)
+        gather_weighted_kernel.run(y, row_of.contiguous(), weights, out)
+        return out
+    return out.copy_(weighted_sum(y, row_of, weights))
+
+
+def with_contiguous_rows(x: Tensor) -> Tensor:
+    """A matrix itself if its rows follow each other at some distance, each without gaps; else a copy."""
+    return x if x.stride(1) == 1 and x.shape[1] <= x.stride(0) < MAX_PITCH else x.contiguous()
 
 
 def _has_kernel(x: Tensor) -> bool:
@@ -149,12 +163,14 @@ def _begins_at_16_bytes(y: Tensor) -> bool:
     return y.stride(1) == 1 and y.stride(0) % 8 == 0 and y.data_ptr() % ADDRESS_ALIGNMENT == 0
 
 
-def weighted_sum(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
-    """FP32 `[tokens, n]`: for each token the sum of its rows times their weights, in order of columns."""
+def weighted_sum(y: Tensor, row_of: Tensor, weights: Tensor | None) -> Tensor:
+    """FP32 `[tokens, n]`: for each token the sum of its rows times their weights, or 1, in order of columns."""
     tokens, topk = row_of.shape
     total = torch.zeros(tokens, y.shape[1], dtype=torch.float32, device=y.device)
     for column in range(topk):
         row = row_of[:, column]
-        term = y.index_select(0, row.clamp_min(0)).float() * weights[:, column, None].float()
+        term = y.index_select(0, row.clamp_min(0)).float()
+        if weights is not None:
+            term = term * weights[:, column, None].float()
         total = torch.where(row[:, None] < 0, total, total + term)
     return total

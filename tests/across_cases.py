@@ -22,10 +22,11 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from mega_cases import mega_mistakes, over_ranks, to_one_rank
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.distributed import Experts, by_group, decode_bytes, owned_experts, prefill_bytes
+from deep_gemm.distributed import Experts, by_group, collectives, decode_bytes, owned_experts, prefill_bytes
 
 HIDDEN, INTER, TOPK, MAX_TOKENS = 144, 80, 3, 20
 SECONDS = 60
@@ -204,7 +205,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
-        self.real = dist.all_to_all_single, by_group.all_gather
+        self.real = collectives.all_to_all, collectives.all_gather
 
     def __enter__(self) -> Counted:
         self._set(self.all_to_all, self.all_gather)
@@ -215,14 +216,14 @@ class Counted:
 
     @staticmethod
     def _set(all_to_all: Any, all_gather: Any) -> None:
-        setattr(dist, "all_to_all_single", all_to_all)  # noqa: B010
+        setattr(by_group, "all_to_all", all_to_all)  # noqa: B010
         setattr(by_group, "all_gather", all_gather)  # noqa: B010
 
-    def all_to_all(self, to: Tensor, of: Tensor, receives: Any = None, sends: Any = None, group: Any = None) -> None:
+    def all_to_all(self, to: Tensor, of: Tensor, receives: Any, sends: Any, group: Any) -> None:
         sends_to = sends or [len(of) // dist.get_world_size()] * dist.get_world_size()
         others = sum(sends_to) - sends_to[dist.get_rank()]
         self.calls.append(("all_to_all", others * of.shape[1] * of.element_size()))
-        self.real[0](to, of, receives, sends, group=group)
+        self.real[0](to, of, receives, sends, group)
 
     def all_gather(self, to: Tensor, of: Tensor, group: Any = None) -> None:
         self.calls.append(("all_gather", (dist.get_world_size() - 1) * of.numel() * of.element_size()))
@@ -323,8 +324,20 @@ def example_exits_with(world: int) -> int:
 
 
 CASES: dict[int, list[Callable[[int], None]]] = {
-    2: [uneven, without_tokens, all_to_one_expert, without_routes, trained, mistakes, bytes_sent, example],
-    3: [uneven, all_to_one_expert, trained, mistakes, dies],
+    2: [
+        uneven,
+        without_tokens,
+        all_to_one_expert,
+        without_routes,
+        trained,
+        mistakes,
+        bytes_sent,
+        over_ranks,
+        to_one_rank,
+        mega_mistakes,
+        example,
+    ],
+    3: [uneven, all_to_one_expert, trained, mistakes, over_ranks, to_one_rank, mega_mistakes, dies],
     4: [uneven, without_tokens, trained, bytes_sent],
 }
 """By number of processes. A case that leaves the group broken is the last."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import host_mutations_bf16 as of_bf16
+import host_mutations_sends as of_sends
 import torch
 from casts import assert_same_bits, wild
 from host_mutations_bf16 import wider
@@ -41,10 +42,10 @@ MODULES = (
         for name in ("launch", "cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")
     ),
     *(f"kernels.{name}" for name in ("dense", "rows", "depths", "heads", "skip_head_mid")),
-    *(f"kernels.{name}" for name in of_bf16.MODULES),
+    *(f"kernels.{name}" for name in (*of_bf16.MODULES, *of_sends.MODULES)),
     *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths", "heads", "skip_head_mid")),
     *(f"sim.{name}" for name in ("cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")),
-    *(f"sim.{name}" for name in of_bf16.SIMULATED),
+    *(f"sim.{name}" for name in (*of_bf16.SIMULATED, *of_sends.SIMULATED)),
 )
 SECONDS = 120
 
@@ -175,7 +176,8 @@ def route_trial(dtype: torch.dtype) -> None:
 
     ids = torch.randint(-1, 65, (300, 4), generator=torch.Generator().manual_seed(0)).to(dtype)
     config = route_rows.config_of(ids.element_size(), 65)
-    found = sim.run(sim.compile_config(config), config, ids, 65)
+    given = wider(torch.where(ids < 0, ids, ids + 9), 3)
+    found = sim.run(sim.compile_config(config), config, given, 65, first=9)
     for name, right in deep_gemm.expert_rows(ids, 65)._asdict().items():
         if not torch.equal(found[name], right):
             raise ValueError(name)
@@ -189,7 +191,7 @@ def gather_trial() -> None:
     generator = torch.Generator().manual_seed(0)
     y = wider(torch.randn(15, 4104, generator=generator).bfloat16(), 8)
     row_of = torch.randperm(15, generator=generator).int().view(5, 3)
-    weights = torch.rand(5, 3, generator=generator)
+    weights = wider(torch.rand(5, 3, generator=generator), 4)
     found = sim.run(sim.compile_config(config), config, y, row_of, weights)
     if not torch.equal(found, weighted_sum(y, row_of, weights).bfloat16()):
         raise ValueError("other sums")
@@ -248,6 +250,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "scales": lambda: scales_trial(False),
     "m-major scales": lambda: scales_trial(True),
     **of_bf16.TRIALS,
+    **of_sends.TRIALS,
 }
 
 
@@ -298,14 +301,14 @@ MUTATIONS = [
         '        Field("d", Kind.POINTER),\n        Field("c", Kind.POINTER),\n',
         (SPLIT,),
     ),
-    *_swap("params", "at += -at % max(field.of_base, field.kind.alignment)", "pass", *ROWS),
+    *_swap("params", "before = -at % max(field.of_base, field.kind.alignment)", "before = 0", *ROWS),
     *_swap(
         "params",
         "max(field.of_base, field.kind.alignment)",
         "field.kind.alignment",
         *INTO_HEADS,
     ),
-    *_swap("params", "at += field.kind.size * field.length", "at += field.kind.size", DEPTHS[0]),
+    *_swap("params", "at += before + field.num_bytes", "at += before + field.kind.size", DEPTHS[0]),
     # What a plan writes
     *_swap("plan", "words[word] = at[operand] - before", "words[word] = at[operand]", *ROWS),
     *_swap("plan", "at[place.operand] - place.before, at[place.operand]", "at[0], at[0]", DENSE, "counts"),
@@ -500,12 +503,15 @@ MUTATIONS = [
     *_swap("route_rows", '"ids": p.ids.data_ptr()', '"ids": p.token_of.data_ptr()', ROUTES),
     *_swap("route_rows", '"num_routes": p.topk_ids.numel()', '"num_routes": p.topk_ids.numel() - 1', ROUTES),
     *_swap("route_rows", '"topk": p.topk_ids.shape[1]', '"topk": p.topk_ids.shape[0]', ROUTES),
+    *_swap("route_rows", "p.topk_ids.stride(0) - p.topk_ids.shape[1] if", "0 if", ROUTES),
+    *_swap("route_rows", '"first": p.first', '"first": 0', ROUTES),
     *_swap("route_rows", '"num_experts": p.num_experts', '"num_experts": p.num_experts - 1', ROUTES),
     *_swap("route_rows", "ceil_div(num_routes, config.num_threads)", "num_routes // config.num_threads", ROUTES),
     *_swap("route_rows", "if num_experts <= most", "if num_experts <= 2 * most", ROUTES),
     *_swap("gather_weighted", '"y": y.data_ptr()', '"y": out.data_ptr()', SUMS),
     *_swap("gather_weighted", '"row_of": row_of.data_ptr()', '"row_of": weights.data_ptr()', SUMS),
-    *_swap("gather_weighted", '"weights": weights.data_ptr()', '"weights": row_of.data_ptr()', SUMS),
+    *_swap("gather_weighted", "else weights.data_ptr()", "else row_of.data_ptr()", SUMS),
+    *_swap("gather_weighted", "else weights.stride(0)", "else weights.shape[1]", SUMS),
     *_swap("gather_weighted", '"y_pitch": y.stride(0)', '"y_pitch": out.stride(0)', SUMS),
     *_swap("gather_weighted", '"out_pitch": out.stride(0)', '"out_pitch": y.stride(0)', SUMS),
     *_swap("gather_weighted", '"topk": row_of.shape[1]', '"topk": row_of.shape[1] - 1', SUMS),
@@ -522,8 +528,8 @@ MUTATIONS = [
     *_swap("lay_scales", '"k_blocks": sf.shape[-1]', '"k_blocks": sf.shape[-1] - 1', SCALES),
     *_swap("lay_scales", "(groups[0] if groups else 1) *", "1 *", SCALES),
     *_swap("lay_scales", "ceil_div(m, config.rows)", "m // config.rows", SCALES),
-    # BF16
-    *(mutation for swap in of_bf16.SWAPS for mutation in _swap(*swap)),
+    # BF16, and what travels by collectives
+    *(mutation for swap in (*of_bf16.SWAPS, *of_sends.SWAPS) for mutation in _swap(*swap)),
 ]
 
 

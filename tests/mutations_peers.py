@@ -73,17 +73,21 @@ WIDE = Sizes(((5, 6), (6, 0), (1, 5)), max_tokens=6, hidden=1040, topk=9, dtype=
 MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=2)
 """More tokens for each CTA than rows that it makes at a time."""
 THREE = Sizes(((2, 3, 1), (3, 0, 3), (1, 2, 2)), max_tokens=3, topk=2, dtype=torch.float16)
+LONG = Sizes(((11, 8),), max_tokens=11, topk=2)
 TRIALS = [
     *(PeerTrial(TWO, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"), (4, "late_stores"))),
     PeerTrial(WIDE, 5),
     *(PeerTrial(MANY, seed, name, num_sms=1) for seed, name in ((16, "late_stores"), (17, "slow_warps"))),
     *(PeerTrial(THREE, seed, name) for seed, name in ((6, None), (7, "slow_lanes"), (8, "late_stores"))),
     *(PeerTrial(TWO, seed, "slow_warps") for seed in range(9, 15)),
+    *(PeerTrial(LONG, seed, name, num_sms=1) for seed, name in ((15, None), (16, "late_stores"))),
     AbsentTrial(TWO, 20),
     AbsentTrial(THREE, 21),
 ]
 
 _MEET, _SEND, _GATHER, _LAST = "meeting.cuh", "send_rows.cuh", "gather_rows.cuh", "meet_ranks.cuh"
+_IDS = "routes.cuh"
+_CAST = "send/cast_token.cuh"
 _COUNT = "ptx::atom_add_acq_rel_b32(m.reached + 1, 1)"
 MEETING_MUTATIONS = [
     Mutation("the flag is an ordinary store", _MEET, "ptx::st_release_sys_b32(flag_of(m, thread, m.rank), epoch);", "ptx::st_global_b32(flag_of(m, thread, m.rank), epoch);"),
@@ -117,16 +121,16 @@ SEND_MUTATIONS = [
     Mutation("ids of routes elsewhere stay as they are", _SEND, "        ptx::st_global_b32(m.rooms[r] + p.ids", "        if (is_here) ptx::st_global_b32(m.rooms[r] + p.ids"),
     Mutation("ids of tokens that are not there stay as they are", _SEND, "token < p.max_tokens; token += ", "token < p.tokens; token += "),
     Mutation("ids are those of all ranks", _SEND, "expert - r * p.experts_here : kNone", "expert : kNone"),
-    Mutation("an expert is on every rank", _SEND, "expert != kNone && expert / p.experts_here == r", "expert != kNone"),
-    Mutation("an id that no expert has is one", _SEND, "id < p.experts_here * p.meeting.ranks ? id : kNone", "id"),
-    Mutation("the upper half of an id is not looked at", _SEND, "words.y == 0 ? words.x : kNone", "words.x"),
-    Mutation("ids of 8 bytes read as if of 4", _SEND, "p.topk_ids + route * 8", "p.topk_ids + route * 4"),
-    Mutation("ids of the first token", _SEND, "uint64_t{token} * p.topk + j;\n  uint32_t id;", "j;\n  uint32_t id;"),
+    Mutation("an expert is on every rank", _SEND, "expert != kNoExpert && expert / p.experts_here == r", "expert != kNoExpert"),
+    Mutation("an id that no expert has is one", _IDS, "id - first < count ? id - first : kNoExpert", "id - first"),
+    Mutation("the upper half of an id is not looked at", _IDS, "words.y == 0 ? words.x : kNoExpert", "words.x"),
+    Mutation("ids of 8 bytes read as if of 4", _IDS, "ids + at * 8", "ids + at * 4"),
+    Mutation("ids of the first token", _SEND, "uint64_t{token} * p.topk + j, 0, ", "j, 0, "),
     Mutation("a token goes to its last expert's rank", _SEND, "goes_to |= 1u << expert", "goes_to = 1u << expert"),
     Mutation("the first route is not looked at", _SEND, "for (uint32_t j = 0; j < p.topk; ++j) {", "for (uint32_t j = 1; j < p.topk; ++j) {"),
     Mutation("slots of the first rank", _SEND, "uint64_t{m.rank} * p.max_tokens + token;", "token;"),
     Mutation("results are looked for at the token's first route", _SEND, "const uint32_t route = token * p.topk + j;", "const uint32_t route = token * p.topk;"),
-    Mutation("results of routes without an expert are looked for", _SEND, "== kNone ? kNone : route", "== kNone ? route : route"),
+    Mutation("results of routes without an expert are looked for", _SEND, "== kNoExpert ? kNone : route", "== kNoExpert ? route : route"),
     Mutation("the row is sent before it is whole", _SEND, "    ptx::syncthreads();               // the row is whole\n", ""),
     Mutation("the row is sent before TMA sees it", _SEND, "    ptx::fence_proxy_async_shared();  // every writing thread, before the row is copied\n", ""),
     Mutation("the next row is made while this one is sent", _SEND, "    if (thread == 0) ptx::tma_store_wait_read<kNumRows - 1>();\n", ""),
@@ -134,13 +138,13 @@ SEND_MUTATIONS = [
     Mutation("rows are never committed", _SEND, "    if (thread == 0) ptx::tma_store_commit();\n", ""),
     Mutation("operands are read before the kernel ahead has ended", _SEND, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("the row's last bytes are not sent", _SEND, "row, p.row_bytes);", "row, p.row_bytes - 16);"),
-    Mutation("a team casts one block", _SEND, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
-    Mutation("columns past the last are cast", _SEND, "if (column < p.hidden) {", "if (true) {"),
-    Mutation("a scale of the block before", _SEND, "row + p.hidden + block * 4, divisor.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, divisor.scale"),
-    Mutation("scales behind columns of whole blocks", _SEND, "row + p.hidden + block * 4, divisor.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, divisor.scale"),
+    Mutation("a team casts one block", _CAST, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
+    Mutation("columns past the last are cast", _CAST, "  if (column >= p.hidden) return;\n", ""),
+    Mutation("a scale of the block before", _CAST, "row + p.hidden + block * 4, cast.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, cast.scale"),
+    Mutation("scales behind columns of whole blocks", _CAST, "row + p.hidden + block * 4, cast.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, cast.scale"),
     Mutation("weights of the first token", _SEND, "p.topk_weights + uint64_t{token} * p.topk + j) : 0.f", "p.topk_weights + j) : 0.f"),
     Mutation("weights without their padding", _SEND, "words = (p.row_bytes - weights) / 4;", "words = p.topk;"),
-    Mutation("the first token's columns", _SEND, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
+    Mutation("the first token's columns", _CAST, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
 ]  # fmt: skip
 GATHER_MUTATIONS = [
     Mutation("values of the first slot", _GATHER, "return p.slots + uint64_t{slot} * p.slot_bytes;", "return p.slots;"),

@@ -26,6 +26,7 @@ class RouteTrial:
     num_experts: int
     seed: int
     schedule: str | None = None
+    first: int = 0
 
     def headers(self) -> dict[str, str]:
         return route_rows.headers(self.config)
@@ -34,12 +35,17 @@ class RouteTrial:
         kernel = sim_route.compile_config(self.config, headers)
         generator = torch.Generator().manual_seed(self.seed)
         dtype = torch.int64 if self.config.id_bytes == 8 else torch.int32
-        shape = (self.tokens, self.topk)
-        ids = torch.randint(-1, self.num_experts, shape, generator=generator).to(dtype)
+        shape, among = (self.tokens, self.topk), range(-1, self.num_experts + 2 * self.first)
+        ids = torch.randint(among.start, among.stop, shape, generator=generator).to(dtype)
         given = ids.clone()
         if self.config.id_bytes == 8:  # an id whose lower half alone is an expert's
-            given[0, 0], ids[0, 0] = (1 << 32) + 1, -1
-        found = sim_route.run(kernel, self.config, given, self.num_experts, seed=self.seed, schedule=self.schedule)
+            given[0, 0], ids[0, 0] = (1 << 32) + 1 + self.first, -1
+        if self.first:  # in wider rows, as in a message
+            given = torch.cat([given, given.flip(1), given], dim=1)[:, : self.topk]
+        ids = torch.where((ids >= self.first) & (ids < self.first + self.num_experts), ids - self.first, -1)
+        found = sim_route.run(
+            kernel, self.config, given, self.num_experts, first=self.first, seed=self.seed, schedule=self.schedule
+        )
         for name, right in expert_rows(ids, self.num_experts)._asdict().items():
             if not torch.equal(found[name], right):
                 raise ValueError(f"{name}: expected {right.flatten()[:8]}, got {found[name].flatten()[:8]}")
@@ -68,9 +74,11 @@ class GatherTrial:
         y[1::2] = -y[: len(y) // 2 * 2 : 2]
         row_of = torch.arange(y.shape[0], dtype=torch.int32).view(self.tokens, self.topk).roll(1, 1)
         row_of[torch.rand(row_of.shape, generator=generator) < 0.2] = -1
-        weights = torch.rand(row_of.shape, generator=generator).to(self.config.weights)
-        weights[: self.tokens // 2] = 0.7
-        weights[row_of < 0] = float("nan")
+        weights = None
+        if self.config.weights is not None:  # in wider rows, as in a message
+            weights = torch.rand(self.tokens, self.topk + 3, generator=generator).to(self.config.weights)[:, 2:-1]
+            weights[: self.tokens // 2] = 0.7
+            weights[row_of < 0] = float("nan")
         found = sim_gather.run(kernel, self.config, y, row_of, weights, seed=self.seed, schedule=self.schedule)
         right = weighted_sum(y, row_of, weights).bfloat16()
         if not torch.equal(found, right):
@@ -83,20 +91,27 @@ ROUTE_TRIALS = [
     *(RouteTrial(INT64, 130, 8, 33, seed, name) for seed, name in ((4, None), (5, "slow_lanes"))),
     RouteTrial(INT32, 7, 3, 64, 6),
     RouteTrial(INT32, 1100, 8, 5, 7),
+    RouteTrial(INT32, 40, 5, 12, 8, first=12),
+    RouteTrial(INT64, 40, 5, 12, 9, first=12),
 ]
-FP32, BF16, FP16 = (GatherConfig(dtype) for dtype in gather_weighted.WEIGHTS)
+FP32, BF16, FP16, ALIKE = (GatherConfig(dtype) for dtype in gather_weighted.WEIGHTS)
 GATHER_TRIALS = [
     GatherTrial(FP32, 5, 9, 2056, 1),
     GatherTrial(BF16, 3, 8, 40, 2),
     GatherTrial(FP16, 3, 17, 40, 3),
     GatherTrial(FP32, 2, 3, 4104, 4, "slow_warps"),
+    GatherTrial(ALIKE, 3, 8, 40, 5),
 ]
 
-_ROUTE, _GATHER, _SUM = "route_rows.cuh", "gather_weighted.cuh", "weighted_rows.cuh"
+_ROUTE, _IDS, _GATHER, _SUM = "route_rows.cuh", "routes.cuh", "gather_weighted.cuh", "weighted_rows.cuh"
 ROUTE_MUTATIONS = [
-    Mutation("an id that no expert has is the last one", _ROUTE, "return id < p.num_experts ? id : kNoExpert;", "return id < p.num_experts ? id : p.num_experts - 1;"),
-    Mutation("the upper half of an id is not looked at", _ROUTE, "words.y == 0 ? words.x : kNoExpert", "words.x", shows_in=INT64),
-    Mutation("ids of 8 bytes read as if of 4", _ROUTE, "static_cast<uint64_t>(route) * 8", "static_cast<uint64_t>(route) * 4", shows_in=INT64),
+    Mutation("an id that no expert has is the last one", _IDS, "? id - first : kNoExpert;", "? id - first : count - 1;"),
+    Mutation("ids are not counted from the first expert", _IDS, "? id - first : kNoExpert;", "? id : kNoExpert;", shows_in=INT32),
+    Mutation("ids before the first expert count", _IDS, "id - first < count", "id < first + count", shows_in=INT32),
+    Mutation("the gap between the ids of tokens is skipped for each route", _ROUTE, "uint64_t{route / p.topk} * p.gap", "uint64_t{route} * p.gap"),
+    Mutation("the gap between the ids of tokens is forgotten", _ROUTE, "p.gap == 0 ? 0", "true ? 0"),
+    Mutation("the upper half of an id is not looked at", _IDS, "words.y == 0 ? words.x : kNoExpert", "words.x", shows_in=INT64),
+    Mutation("ids of 8 bytes read as if of 4", _IDS, "ids + at * 8", "ids + at * 4", shows_in=INT64),
     Mutation("routes behind the last are counted", _ROUTE, "experts[i] = route < p.num_routes ? expert_of(p, route) : kNoExpert;", "experts[i] = expert_of(p, route);"),
     Mutation("the first routes alone are counted", _ROUTE, "first < p.num_routes; first += kNumThreads * kAtOnce", "first < 1; first += kNumThreads * kAtOnce * 8"),
     Mutation("routes of this CTA count as before it", _ROUTE, "ptx::thread_index() < first_of_cta)", "ptx::thread_index() < first_of_cta + kNumThreads)"),
@@ -118,7 +133,7 @@ ROUTE_MUTATIONS = [
     Mutation("an expert's rows begin at the first of all", _ROUTE, "uint32_t row = start + ptx::ld_shared_b32", "uint32_t row = ptx::ld_shared_b32"),
     Mutation("an expert ends where it starts", _ROUTE, "p.ends + of, start + total", "p.ends + of, start"),
     Mutation("rows are given before warps know where", _ROUTE, "  ptx::syncthreads();\n\n  if (route >= p.num_routes) return;", "  if (route >= p.num_routes) return;"),
-    Mutation("the token of a row is its route", _ROUTE, "route / p.topk", "route"),
+    Mutation("the token of a row is its route", _ROUTE, "row, route / p.topk", "row, route"),
     Mutation("a route without an expert keeps its row", _ROUTE, "    ptx::st_global_b32(p.row_of + route, ~0u);\n", ""),
     Mutation("rows behind the last keep their token", _ROUTE, "    ptx::st_global_b32(p.token_of + route, ~0u);\n", ""),
     Mutation("rows behind the last keep their expert", _ROUTE, "    ptx::st_global_b32(p.ids + route, ~0u);\n", ""),
@@ -129,7 +144,10 @@ GATHER_MUTATIONS = [
     Mutation("columns of a pair swapped", _SUM, "ptx::mul_rn(values.x, weight)", "ptx::mul_rn(values.y, weight)"),
     Mutation("weights of the first routes", _SUM, "weight_of(first_route + first + i)", "weight_of(first_route + i)"),
     Mutation("rows of the first routes", _SUM, "row_of + first_route + first + i", "row_of + first_route + i"),
-    Mutation("weights of the token before", _GATHER, "static_cast<uint64_t>(token) * p.topk", "static_cast<uint64_t>(token > 0 ? token - 1 : 0) * p.topk"),
+    Mutation("rows of the token before", _GATHER, "static_cast<uint64_t>(token) * p.topk", "static_cast<uint64_t>(token > 0 ? token - 1 : 0) * p.topk"),
+    Mutation("weights of the token before", _GATHER, "uint64_t{token} * p.weights_pitch", "uint64_t{token > 0 ? token - 1 : 0} * p.weights_pitch"),
+    Mutation("weights lie without gaps", _GATHER, "uint64_t{token} * p.weights_pitch", "uint64_t{token} * p.topk"),
+    Mutation("all weights are 2 where there are none", _GATHER, "return 1.f;", "return 2.f;", shows_in=ALIKE),
     Mutation("routes past the last are read", _SUM, "first + i < topk ? ptx::ld_global_i32", "true ? ptx::ld_global_i32"),
     Mutation("a route without a row adds the first one", _SUM, "if (rows[i] < 0) continue;", "if (first + i >= topk) continue;"),
     Mutation("eight routes at most", _SUM, "first < topk; first += kAtOnce", "first < 1; first += kAtOnce"),

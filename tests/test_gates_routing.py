@@ -8,8 +8,10 @@ import pytest
 
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, route_rows, send_rows
+from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, pack_rows, plan_sends, route_rows, send_rows
 from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
+from deep_gemm.kernels.pack_rows import PackConfig, reachable_pack
+from deep_gemm.kernels.plan_sends import PlanSendsConfig, reachable_plan_sends
 from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
 from deep_gemm.kernels.send_rows import SendConfig, reachable_send
 from deep_gemm.tools.gates import violations
@@ -27,6 +29,18 @@ def test_gathering_is_what_was_planned_and_fuses_no_addition(config: GatherConfi
     found = report(kernel.cubin, kernel.log)
     assert violations(found, gather_weighted.code_plan(config)) == []
     assert found.counts["FFMA"] == 0
+
+
+@pytest.mark.parametrize("config", reachable_plan_sends(), ids=lambda config: config.name)
+def test_planning_is_what_was_planned(config: PlanSendsConfig) -> None:
+    kernel = compile_cubin(plan_sends.SOURCE, plan_sends.headers(config), name=plan_sends.NAME)
+    assert violations(report(kernel.cubin, kernel.log), plan_sends.code_plan(config)) == []
+
+
+@pytest.mark.parametrize("config", reachable_pack(), ids=lambda config: config.name)
+def test_packing_is_what_was_planned(config: PackConfig) -> None:
+    kernel = compile_cubin(pack_rows.SOURCE, pack_rows.headers(config), name=pack_rows.NAME)
+    assert violations(report(kernel.cubin, kernel.log), pack_rows.code_plan(config)) == []
 
 
 @pytest.mark.parametrize("config", reachable_send(), ids=lambda config: config.name)

@@ -61,6 +61,11 @@ def test_no_member_is_forgotten_and_none_is_made_up(change: dict[str, int | None
         SMALL.pack(values)
 
 
+def test_an_array_takes_bytes_alone() -> None:
+    with pytest.raises(struct.error):
+        SMALL.pack({"number": 7, "map": b"", "numbers": 1, "p": 0})
+
+
 def test_what_does_not_fit_is_refused() -> None:
     values: dict[str, int | bytes] = {"number": 1 << 32, "map": b"", "numbers": b"", "p": 0}
     with pytest.raises(struct.error):

@@ -37,10 +37,10 @@ def right(topk_ids: Tensor, num_experts: int) -> dict[str, list[int]]:
     }
 
 
-def check(topk_ids: Tensor, num_experts: int, seed: int = 0) -> None:
+def check(topk_ids: Tensor, num_experts: int, seed: int = 0, first: int = 0) -> None:
     config = config_of(topk_ids.element_size(), num_experts)
-    found = sim.run(compiled(config), config, topk_ids, num_experts, seed=seed)
-    for name, expected in right(topk_ids, num_experts).items():
+    found = sim.run(compiled(config), config, topk_ids, num_experts, seed=seed, first=first)
+    for name, expected in right(topk_ids - first, num_experts).items():
         assert found[name].flatten().tolist() == expected, name
 
 
@@ -73,3 +73,10 @@ def test_all_routes_to_one_expert_and_none_to_any() -> None:
 def test_a_cta_that_is_full_and_one_that_has_a_single_route() -> None:
     check(random_ids(1024, 1, 9, torch.int64, 1), 9)
     check(random_ids(1025, 1, 9, torch.int64, 2), 9)
+
+
+def test_experts_are_numbered_from_the_first_one_and_ids_lie_in_wider_rows() -> None:
+    wide = random_ids(70, 11, 60, torch.int32, 3)
+    check(wide[:, 4:9], 20, first=20)
+    check(wide[:, :5].long(), 30, first=30)
+    check(wide[2:3, 1:], 64, first=0)

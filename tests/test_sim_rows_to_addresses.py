@@ -11,7 +11,7 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.rows import TILES
 from deep_gemm.choose.tiles import Tile
-from deep_gemm.kernels.rows_to_addresses import OUTPUT
+from deep_gemm.kernels.rows_to_addresses import OUTPUT, OUTPUT_BY_64
 from deep_gemm.problem import ContiguousProblem
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import rows as sim_rows
@@ -44,3 +44,9 @@ def test_buffers_that_are_used_again(schedule: str) -> None:
     config = tile_config(128, 32, OUTPUT, k=128)
     for seed in (1, 2):
         check(config, ids_of_sizes([3, 0, 70, 129, 1]), 136, 128, seed, schedule)
+
+
+@pytest.mark.parametrize("block_n", [64, 256])
+def test_scales_of_64_columns(block_n: int) -> None:
+    config = tile_config(128, block_n, OUTPUT_BY_64, k=384)
+    check(config, [*ids_of_sizes([70, 0, 3, 129, 1]), *[-1] * 9], block_n + 8, 384)

@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from ..distributed import Experts, message, owned_experts
-from ..distributed.by_group import Everywhere, Facts, Plan, all_gather, make_plan
+from ..distributed.by_group import Everywhere, Facts
 from ..distributed.by_peers import why_not
+from ..distributed.collectives import all_gather
 from ..distributed.owners import local_ids
 from ..layers import activate_rows, product_of_rows
 from ..problem import ExpertRows
@@ -218,9 +219,11 @@ class Work:
         yield Step(LAYER, ALONE, self._products())
         if self.fused is not None:
             yield from self._fused_steps(self.fused)
-        plan, sent = self._plan(), message.pack(x, ids, p)
+        facts = Facts(self.shape[0], self.shape[3], self.shape[1], 0, 0)
+        plan = layer.planner().plan(ids, None, facts)
+        rows, sent = message.pack(x, ids, p, plan.row_of, sum(plan.sends)), message.pack(x, ids, p)
         sums = torch.empty(sum(plan.receives), x.shape[1], dtype=torch.bfloat16, device=self.device)
-        yield Step(DISPATCH, GROUP, lambda: plan.dispatch(sent))
+        yield Step(DISPATCH, GROUP, lambda: plan.forth(rows))
         yield Step(COMBINE, GROUP, lambda: plan.sum_up(plan.back(sums)))
         if self.has_fixed:
             everywhere = Everywhere(len(x), self.device, None)
@@ -258,10 +261,6 @@ class Work:
         y = torch.stack(routes, dim=1).flatten(0, 1)
         row_of = torch.arange(len(y), device=self.device, dtype=torch.int32).view(self.ids.shape)
         return weighted_sum(y, row_of, self.p).bfloat16()
-
-    def _plan(self) -> Plan:
-        facts = Facts(self.shape[0], self.shape[3], self.shape[1], 0, 0)
-        return make_plan(self.ids, None, facts, self.layer.share.here, None, self.device, None)
 
     def _products(self) -> Callable[[], None]:
         """Both grouped products of the rows that come here, given what they multiply."""

@@ -12,22 +12,15 @@ _TORCH = "bf16_gemm_nt or cublaslt_gemm_nt"
 _FP8 = "per_token_cast_to_fp8 and the FP8 products"
 _DEQUANTIZED = "torch.matmul on dequantized tensors"
 _MOE = "distributed.Experts, experts, m_grouped_fp8_gemm_nt_masked or m_grouped_fp8_gemm_nt_contiguous"
-_SYMMETRIC = "torch.distributed._symmetric_memory"
-_WEIGHTS = "the weights as they are"
 
 INSTEAD: dict[str, str] = {
     "k_grouped_fp8_gemm_tn_contiguous": "k_grouped_fp8_gemm_nt_contiguous",
-    "fp8_mega_moe": _MOE,
-    "fp8_fp4_mega_moe": _MOE,
-    "get_symm_buffer_for_mega_moe": _SYMMETRIC,
-    "transform_weights_for_mega_moe": _WEIGHTS,
+    "fp8_fp4_mega_moe": "fp8_mega_moe",
+    "get_symm_buffer_for_mega_moe": "get_symm_buffer_for_sm90_mega_moe",
+    "transform_weights_for_mega_moe": "transform_weights_for_mega_moe_sm90",
     "batched_syrk": _TORCH,
     "batched_symm": _TORCH,
-    "get_symm_buffer_for_sm90_mega_moe": _SYMMETRIC,
-    "SymmBuffer": _SYMMETRIC,
-    "SM90SymmBuffer": _SYMMETRIC,
-    "transform_weights_for_mega_moe_sm90": _WEIGHTS,
-    "mega_moe_pre_dispatch_sm90": "gather_cast_to_fp8",
+    "SymmBuffer": "SM90SymmBuffer",
     "bf16_mega_moe": _MOE,
     "bf16_mega_gate": "torch.topk",
     "mega_mhc": _TORCH,

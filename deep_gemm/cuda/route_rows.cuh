@@ -6,22 +6,21 @@
 // CTA i gives rows to kNumThreads routes. It counts all routes by itself, those before its own apart: they lie in the L2, and
 // nobody waits for another CTA.
 #pragma once
-#include "config.cuh"
-#include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "types.cuh"
+#include "routes.cuh"
 
 struct RouteParams {
-  const uint8_t* topk_ids;  // [tokens, topk], of kIdBytes
+  const uint8_t* topk_ids;  // [tokens, topk], of kIdBytes; ids of a token lie beside each other
   int32_t *counts, *ends;   // [experts]
   int32_t* row_of;          // [tokens, topk], -1: no expert
   int32_t *token_of, *ids;  // [tokens * topk], -1 behind the last row
-  uint32_t num_routes, topk, num_experts;
+  uint32_t num_routes, topk;
+  uint32_t gap;                 // ids between those of a token and of the next
+  uint32_t first, num_experts;  // the id that counts as expert 0; as many experts from there on
 };
 #include "route_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
 constexpr uint32_t kWarps = kNumThreads / 32;
-constexpr uint32_t kNoExpert = ~0u;
 constexpr uint32_t kAtOnce = 8;  // loads under way at a time
 
 struct SharedStorage {
@@ -32,16 +31,9 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "RouteConfig.shared_bytes and SharedStorage differ");
 
-// An id that no expert has counts as none.
 DEVICE uint32_t expert_of(const RouteParams& p, uint32_t route) {
-  uint32_t id;
-  if constexpr (kIdBytes == 8) {
-    const ptx::Uint2 words = ptx::ld_global_v2_b32(p.topk_ids + static_cast<uint64_t>(route) * 8);
-    id = words.y == 0 ? words.x : kNoExpert;
-  } else {
-    id = ptx::ld_global_b32(p.topk_ids + static_cast<uint64_t>(route) * 4);
-  }
-  return id < p.num_experts ? id : kNoExpert;
+  const uint64_t skipped = p.gap == 0 ? 0 : uint64_t{route / p.topk} * p.gap;
+  return load_expert(p.topk_ids, route + skipped, p.first, p.num_experts);
 }
 
 DEVICE void count_all(const RouteParams& p, SharedStorage& shared, uint32_t first_of_cta) {

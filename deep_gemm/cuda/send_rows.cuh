@@ -1,29 +1,32 @@
-// This rank's tokens, cast to FP8, straight into the memory of the ranks that have their experts.
+// This rank's tokens in FP8, straight into the memory of the ranks that have their experts.
 //
-//   x --cast_piece--> a row in shared memory | values | scales | weights of routes |
+//   x --put_token--> a row in shared memory | values | scales | weights of routes |
 //                     --a bulk copy--> slot (this rank, token) of each rank that has any of the token's experts
 //   topk_ids --> ids of the slot on every rank: the experts there, numbered from 0, or -1
 //
 // A slot whose ids are all -1 may hold anything. So ids are written to all slots in each call, those of tokens that this rank lacks
 // too: a slot that is not sent to held another call's row.
 #pragma once
-#include "cast/values.cuh"
+#include "config.cuh"
 #include "meeting.cuh"
 #include "ptx/tma.cuh"
+#include "routes.cuh"
 
 struct SendParams {
   const uint8_t* x;           // [tokens, hidden]
+  const uint8_t* sf;          // FP32 [tokens, blocks], if x is FP8 already
   const uint8_t* topk_ids;    // [tokens, topk], of kIdBytes
   const float* topk_weights;  // [tokens, topk]
   int32_t* row_of;            // [tokens, topk]: the route as a row of the results that come back; -1: it has no expert
   uint64_t ids;               // byte of a room: int32 [ranks, max_tokens, topk]; rows [ranks, max_tokens] lie at 0
-  uint32_t x_pitch;           // in bytes
+  uint32_t x_pitch, sf_pitch; // in bytes
   uint32_t tokens, max_tokens, hidden, topk;
   uint32_t experts_here;      // of each rank
   uint32_t row_bytes;
   Meeting meeting;
 };
 #include "send_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
+#include TOKEN                     // put_token
 
 struct SharedStorage {
   alignas(16) uint8_t rows[kNumRows][kMaxRowBytes];  // one is made while others are copied
@@ -33,51 +36,17 @@ static_assert(sizeof(SharedStorage) == kSharedBytes, "SendConfig.shared_bytes an
 
 constexpr uint32_t kNone = ~0u;
 
-// The number of a route's expert; kNone if no rank has it.
+// The number of a route's expert; kNoExpert if no rank has it.
 DEVICE uint32_t expert_of(const SendParams& p, uint32_t token, uint32_t j) {
-  const uint64_t route = uint64_t{token} * p.topk + j;
-  uint32_t id;
-  if constexpr (kIdBytes == 8) {
-    const ptx::Uint2 words = ptx::ld_global_v2_b32(p.topk_ids + route * 8);
-    id = words.y == 0 ? words.x : kNone;
-  } else {
-    id = ptx::ld_global_b32(p.topk_ids + route * 4);
-  }
-  return id < p.experts_here * p.meeting.ranks ? id : kNone;
-}
-
-// Casts 128 columns of a row, by a team. As in cast_rows, it writes nothing if it takes a block for ordinary that is not.
-template <bool kIsOrdinary>
-DEVICE bool cast_piece(const SendParams& p, uint8_t* row, const Piece& piece, uint32_t block, uint32_t lane) {
-  uint32_t keys[1] = {key_of<kIsOrdinary>(piece)};
-  const Divisor divisor = divisor_of<kIsOrdinary>(amax_of(largest_of_team(keys, lane)), 0.f, false);
-  if (kIsOrdinary && !ptx::all_sync(is_ordinary(divisor))) return false;
-  float quotients[kElements];
-#pragma unroll
-  for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(piece, e), divisor);
-  const Values values = pack_values(quotients);
-  const uint32_t column = block * kBlock + column_of(lane, 0);
-  if (column < p.hidden) {
-    if constexpr (kVector == 8)
-      ptx::st_shared_v2_b32(row + column, values.words[0], values.words[1]);
-    else
-      ptx::st_shared_b32(row + column, values.words[0]);
-    if (lane == 0) ptx::st_shared_f32(row + p.hidden + block * 4, divisor.scale);
-  }
-  return true;
+  return load_expert(p.topk_ids, uint64_t{token} * p.topk + j, 0, p.experts_here * p.meeting.ranks);
 }
 
 DEVICE void make_row(const SendParams& p, uint8_t* row, uint32_t token) {
-  const uint32_t blocks = ceil_div(p.hidden, kBlock), lane = ptx::thread_index() % kLanes;
+  const uint32_t blocks = ceil_div(p.hidden, kBlock);
   const uint32_t weights = p.hidden + blocks * 4, words = (p.row_bytes - weights) / 4;  // the last ones are padding
   for (uint32_t j = ptx::thread_index(); j < words; j += kNumThreads)
     ptx::st_shared_f32(row + weights + j * 4, j < p.topk ? ptx::ld_global_f32(p.topk_weights + uint64_t{token} * p.topk + j) : 0.f);
-#pragma unroll 1
-  for (uint32_t first = 0; first < blocks; first += kTeams) {
-    const uint32_t block = first + ptx::thread_index() / kLanes;  // past the last for some teams: a warp stays together
-    const Piece piece = load_piece(p.x + uint64_t{token} * p.x_pitch, true, block * kBlock, p.hidden, lane);
-    if (!cast_piece<true>(p, row, piece, block, lane)) cast_piece<false>(p, row, piece, block, lane);
-  }
+  put_token(p, row, token, blocks);
 }
 
 // What sums up the tokens of this rank still runs.
@@ -106,11 +75,11 @@ KERNEL(kNumThreads, kCtasPerSm) send_rows(GRID_CONSTANT SendParams p) {
       make_row(p, row, token);
       for (uint32_t j = 0; j < p.topk; ++j) {
         const uint32_t expert = expert_of(p, token, j);
-        if (expert != kNone) goes_to |= 1u << expert / p.experts_here;
+        if (expert != kNoExpert) goes_to |= 1u << expert / p.experts_here;
       }
       for (uint32_t j = thread; j < p.topk; j += kNumThreads) {
         const uint32_t route = token * p.topk + j;
-        ptx::st_global_b32(p.row_of + route, expert_of(p, token, j) == kNone ? kNone : route);
+        ptx::st_global_b32(p.row_of + route, expert_of(p, token, j) == kNoExpert ? kNone : route);
       }
     }
     ptx::fence_proxy_async_shared();  // every writing thread, before the row is copied
@@ -120,8 +89,8 @@ KERNEL(kNumThreads, kCtasPerSm) send_rows(GRID_CONSTANT SendParams p) {
     for (uint32_t r = 0; r < m.ranks; ++r) {
       if (thread == 0 && (goes_to >> r & 1)) ptx::bulk_store(m.rooms[r] + slot * p.row_bytes, row, p.row_bytes);
       for (uint32_t j = thread; j < p.topk; j += kNumThreads) {
-        const uint32_t expert = is_there ? expert_of(p, token, j) : kNone;
-        const bool is_here = expert != kNone && expert / p.experts_here == r;
+        const uint32_t expert = is_there ? expert_of(p, token, j) : kNoExpert;
+        const bool is_here = expert != kNoExpert && expert / p.experts_here == r;
         ptx::st_global_b32(m.rooms[r] + p.ids + (slot * p.topk + j) * 4, is_here ? expert - r * p.experts_here : kNone);
       }
     }

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..problem import ExpertRows
-from ..routing import expert_rows, gather_weighted
+from ..gpus import is_hopper
+from ..kernels import plan_sends
+from ..routing import expert_rows, gather_weighted, sum_rows
+from .collectives import all_gather, all_to_all
 from .message import WORD
-from .owners import count_routes, owners_of_routes, owners_of_tokens
+from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
 
 UNLIMITED = 2**62
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""torch 2.13 has a new name for it, and warns of the old one."""
 
 
 class Facts(NamedTuple):
@@ -37,8 +37,8 @@ class Facts(NamedTuple):
 class Plan(NamedTuple):
     """Which rows go where."""
 
-    rows: ExpertRows
-    """A row for each token and rank that it goes to, stacked by rank."""
+    row_of: Tensor
+    """int32 `[tokens, topk]`: the rows of each token among those that are sent, stacked by rank; then -1."""
     sends: list[int]
     """How many rows go to each rank."""
     receives: list[int]
@@ -49,11 +49,11 @@ class Plan(NamedTuple):
 
     def dispatch(self, tokens: Tensor) -> Tensor:
         """Send each token to its ranks, once to each; give what comes."""
-        return self.forth(tokens.index_select(0, self.rows.token_of))
+        return self.forth(tokens.index_select(0, tokens_of_rows(self.row_of, sum(self.sends))))
 
-    def forth(self, sent: Tensor) -> Tensor:
-        """Send rows that are stacked by rank."""
-        return exchange(sent, self.sends, self.receives, self.group)
+    def forth(self, rows: Tensor) -> Tensor:
+        """Send rows that are stacked by rank. There may be more of them than are sent."""
+        return exchange(rows[: sum(self.sends)], self.sends, self.receives, self.group)
 
     def back(self, received: Tensor) -> Tensor:
         """Send a row back for each that came, and give them as this process stacked its own."""
@@ -61,12 +61,9 @@ class Plan(NamedTuple):
 
     def sum_up(self, y: Tensor) -> Tensor:
         """Add up the rows of each token in order of ranks, in FP32, rounded once to BF16."""
-        tokens = len(self.rows.row_of)
-        if not len(y):
-            return y.new_zeros(tokens, y.shape[1], dtype=torch.bfloat16)
-        out = gather_weighted(y, self.rows, ones(self.rows.row_of))
-        assert out is not None
-        return out
+        if not y.shape[0]:
+            return y.new_zeros(self.row_of.shape[0], y.shape[1], dtype=torch.bfloat16)
+        return sum_rows(y, self.row_of)
 
 
 def ones(like: Tensor) -> Tensor:
@@ -78,57 +75,93 @@ def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group:
     """Send rows to all ranks, and give those that come, stacked by rank. They travel as words."""
     words = sent.contiguous().view(WORD)
     received = words.new_empty(sum(receives), words.shape[1])
-    dist.all_to_all_single(received, words, list(receives), list(sends), group=group)
+    all_to_all(received, words, receives, sends, group)
     return received.view(sent.dtype)
 
 
-def make_plan(
-    topk_ids: Tensor | None,
-    mistake: Exception | None,
-    facts: Facts,
-    count: int,
-    room: int | None,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-) -> Plan:
-    """Tell all processes how many rows come, and make sure that each of them can go on.
+class Asked(NamedTuple):
+    """What a process has told the others of a call, while it waits for what they tell."""
 
-    The host waits for the counts of all. A mistake of one process is an error on each, before anything else is sent.
-    """
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    if mistake is not None or topk_ids is None:
-        topk_ids = torch.empty(0, max(facts.topk, 0), dtype=torch.int64, device=device)
-    owners = owners_of_routes(topk_ids, count, world_size)
-    rows = expert_rows(owners_of_tokens(owners, world_size), world_size)
-    said = torch.tensor([mistake is not None, UNLIMITED if room is None else room, *facts], dtype=torch.int64)
-    mine = torch.cat([said.to(device), rows.counts.long(), count_routes(owners, world_size)])
-    of_all = mine.new_empty(world_size * len(mine))
-    all_gather(of_all, mine, group=group)
-    told = of_all.view(world_size, -1).tolist()  # the one wait of the host
-    if mistake is not None:
-        raise mistake
-    check_told(told, facts)
-    start = len(said)
-    sends = told[rank][start : start + world_size]
-    receives = [each[start + rank] for each in told]
-    routes = sum(each[start + world_size + rank] for each in told)
-    sent = sum(sends)
-    return Plan(rows._replace(token_of=rows.token_of[:sent], ids=rows.ids[:sent]), sends, receives, routes, group)
+    row_of: Tensor
+    facts: Facts
+    mistake: Exception | None
+
+
+class Planner:
+    """Tells all processes how many rows come, and makes sure that each of them can go on. One plans call after call."""
+
+    def __init__(self, count: int, room: int | None, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        """`count` experts are on each process, and at most `room` rows may come to this one."""
+        self.count, self.room, self.device, self.group = count, room, device, group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        on_gpu = device.type == "cuda"
+        self.has_kernel = on_gpu and is_hopper(device.index) and self.world_size <= plan_sends.MAX_RANKS
+        # A call uses them until the host has heard, which it waits for: so the next call may have them.
+        numbers = plan_sends.NUM_FACTS + 2 * self.world_size
+        self._told = torch.empty(numbers, dtype=torch.int64, device=device)
+        self._of_all = torch.empty(self.world_size * numbers, dtype=torch.int64, device=device)
+        self._on_host = torch.empty(len(self._of_all), dtype=torch.int64, pin_memory=True) if on_gpu else self._of_all
+        self._no_ids = torch.empty(0, 1, dtype=torch.int64, device=device)
+        self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def plan(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Plan:
+        """Ask, and wait for the answer."""
+        return self.hear(self.ask(topk_ids, mistake, facts))
+
+    def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Asked:
+        """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
+        ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
+        numbers = [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
+        row_of = self._by_kernel(ids, numbers) if self.has_kernel else self._by_torch(ids, numbers)
+        all_gather(self._of_all, self._told, self.group)
+        if self._event is not None:
+            self._on_host.copy_(self._of_all, non_blocking=True)
+            self._event.record()
+        return Asked(row_of, facts, mistake)
+
+    def _by_kernel(self, ids: Tensor, numbers: list[int]) -> Tensor:
+        row_of = torch.empty(ids.shape, dtype=torch.int32, device=self.device)
+        plan_sends.run(ids.contiguous(), numbers, row_of, self._told, self.count, self.world_size)
+        return row_of
+
+    def _by_torch(self, ids: Tensor, numbers: list[int]) -> Tensor:
+        owners = owners_of_routes(ids, self.count, self.world_size)
+        rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
+        said = torch.tensor(numbers, dtype=torch.int64).to(self.device)
+        torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self._told)
+        return rows.row_of
+
+    def hear(self, asked: Asked) -> Plan:
+        """Wait for what all processes tell: the one wait of the host.
+
+        A mistake of one process is an error on each, before anything else is sent.
+        """
+        if self._event is not None:
+            self._event.synchronize()
+        numbers, each = self._on_host.tolist(), self._told.shape[0]
+        if asked.mistake is not None:
+            raise asked.mistake
+        told = [numbers[start : start + each] for start in range(0, len(numbers), each)]
+        check_told(told, asked.facts)
+        rank, rows, routes = self.rank, plan_sends.NUM_FACTS, plan_sends.NUM_FACTS + self.world_size
+        receives = [of_rank[rows + rank] for of_rank in told]
+        comes = sum(of_rank[routes + rank] for of_rank in told)
+        return Plan(asked.row_of, told[rank][rows:routes], receives, comes, self.group)
 
 
 def check_told(told: Sequence[Sequence[int]], facts: Facts) -> None:
     """Raise what keeps any process from going on, in the same words on each."""
-    world_size = len(told)
+    world_size, start = len(told), plan_sends.NUM_FACTS
     wrong = [rank for rank, each in enumerate(told) if each[0]]
     if wrong:
         raise ValueError(f"experts across processes: the arguments of rank {wrong[0]} were refused there")
-    for index, name in enumerate(Facts._fields, start=2):
-        values = [each[index] for each in told]
-        if len(set(values)) > 1:
-            raise ValueError(f"experts across processes: expected one {name} on all ranks, got {values} by rank")
-    start = 2 + len(facts)
-    for rank in range(world_size):
-        comes, room = sum(each[start + rank] for each in told), told[rank][1]
+    if any(each[2:start] != [*facts] for each in told):
+        for name, values in zip(Facts._fields, zip(*(each[2:start] for each in told), strict=True), strict=True):
+            if len(set(values)) > 1:
+                raise ValueError(f"experts across processes: expected one {name} on all ranks, got {[*values]} by rank")
+    comes_to = map(sum, zip(*(each[start : start + world_size] for each in told), strict=True))
+    for rank, comes in enumerate(comes_to):
+        room = told[rank][1]
         if comes > room:
             raise ValueError(f"room: expected at least {comes} rows on rank {rank}, which come there, got {room}")
 
@@ -142,19 +175,17 @@ class Everywhere:
         # Made here, so that no graph captures it: the row of each token on each rank.
         ranks = torch.arange(self.world_size, device=device).expand(max_tokens, -1)
         self.rows = expert_rows(ranks, self.world_size)
+        self.ones = ones(self.rows.row_of)
 
     def dispatch(self, message: Tensor) -> Tensor:
-        """Give the tokens of all ranks, as many from each; those that a rank lacks have no routes."""
-        tokens, words = message.shape
-        mine = message.new_full((self.max_tokens, words), -1)
-        mine[:tokens] = message
-        received = message.new_empty(self.world_size * self.max_tokens, words)
-        all_gather(received, mine, group=self.group)
+        """Send `max_tokens` rows to all ranks; give those of all, as many from each."""
+        received = message.new_empty(self.world_size * self.max_tokens, message.shape[1])
+        all_gather(received, message, self.group)
         return received
 
     def combine(self, y: Tensor, tokens: int, out: Tensor | None) -> Tensor | None:
         """Send each rank the sums of its tokens, and add up what comes in order of ranks."""
         back = torch.empty_like(y)
-        dist.all_to_all_single(back.view(WORD), y.view(WORD), group=self.group)
+        all_to_all(back.view(WORD), y.view(WORD), [], [], self.group)
         rows = self.rows._replace(row_of=self.rows.row_of[:tokens])
-        return gather_weighted(back, rows, ones(rows.row_of), out)
+        return gather_weighted(back, rows, self.ones[:tokens], out)

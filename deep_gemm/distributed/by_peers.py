@@ -23,8 +23,8 @@ from ..problem import ExpertRows, Operand
 from ..problem.layout import ADDRESS_ALIGNMENT
 from ..quantize import Quantized, empty_scales
 from ..routing import expert_rows
-from .by_group import all_gather
-from .message import WORD, WORD_BYTES
+from .collectives import all_gather
+from .message import WORD, WORD_BYTES, with_aligned_rows
 
 
 class Peers:
@@ -43,12 +43,16 @@ class Peers:
         """Experts here that each slot goes to, numbered from 0, -1 for none. A slot without any may hold anything."""
         self.results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, room.hidden)
 
-    def send(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts_here: int) -> Tensor:
-        """Send tokens, and wait for those of others; give where the result of each route will lie."""
-        if x.stride(1) != 1 or x.stride(0) * x.element_size() % ADDRESS_ALIGNMENT or x.data_ptr() % ADDRESS_ALIGNMENT:
-            x = x.clone(memory_format=torch.contiguous_format)
+    def send(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts_here: int, sf: Tensor | None = None
+    ) -> Tensor:
+        """Send tokens, and wait for those of others; give where the result of each route will lie.
+
+        `sf` are the scales of tokens that are FP8 already.
+        """
+        x = with_aligned_rows(x)
         row_of = torch.empty_like(topk_ids, dtype=torch.int32, memory_format=torch.contiguous_format)
-        send_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, experts_here, self.node)
+        send_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, experts_here, self.node, sf)
         return row_of
 
     def gather(self, experts_here: int) -> tuple[ExpertRows, Quantized, Tensor]:
@@ -65,15 +69,16 @@ class Peers:
         """Multiply, and store each result on its token's rank."""
         rows_to_addresses.run(a, w, rows.ids, addresses)
 
-    def combine(self, row_of: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
-        """Wait for the results of all ranks, and sum up each token's by weight in order of its routes."""
+    def combine(self, row_of: Tensor, topk_weights: Tensor | None, out: Tensor | None) -> Tensor | None:
+        """Wait for the results of all ranks, and sum up each token's by weight, or as they are, in order of routes."""
         meet_ranks.run(self.node, self.memory.get_device())
         made = (
             torch.empty(len(row_of), self.room.hidden, dtype=torch.bfloat16, device=row_of.device)
             if out is None
             else out
         )
-        gather_weighted.run(self.results, row_of, topk_weights.contiguous(), made)
+        weights = None if topk_weights is None else topk_weights.contiguous()
+        gather_weighted.run(self.results, row_of, weights, made)
         return made if out is None else None
 
     def check(self) -> None:

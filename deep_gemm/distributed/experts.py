@@ -6,7 +6,6 @@ out <--added up in order of ranks-- BF16, one row for each that came <----------
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -23,11 +22,10 @@ from ..problem.experts_across import check_tokens, share_of_experts
 from ..problem.integers import integer_in_range
 from ..problem.numbers import positive
 from ..quantize import per_block_cast_to_fp8
-from ..routing import expert_rows, gather_weighted, weighted_sum
-from .by_group import Everywhere, Facts, Plan, make_plan, ones
+from ..routing import stack_routes, sum_rows, weighted_sum
+from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
-from .message import WORD, Arrived, gather, pack, unpack
-from .owners import local_ids
+from .message import WORD, Arrived, gather, pack
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MISTAKES = (ValueError, TypeError, NotImplementedError)
@@ -49,6 +47,11 @@ class Experts(torch.nn.Module):
 
     Every process of the group makes every call, those without tokens too.
     """
+
+    w1_values: Tensor
+    w1_scales: Tensor
+    w2_values: Tensor
+    w2_scales: Tensor
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class Experts(torch.nn.Module):
         self._most = most
         self._everywhere = None if most is None or peer_memory else Everywhere(most, device, group)
         self._peers: Peers | None = None
+        self._planner: Planner | None = None
 
     def extra_repr(self) -> str:
         """Sizes, for `print`."""
@@ -103,11 +107,18 @@ class Experts(torch.nn.Module):
         """Both weights in FP8."""
         if self.w1 is not None and self.w2 is not None:
             return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
-        values1, scales1, values2, scales2 = self.buffers()
-        return (values1, scales1), (values2, scales2)
+        return (self.w1_values, self.w1_scales), (self.w2_values, self.w2_scales)
 
     def _device(self) -> torch.device:
-        return next(chain(self.parameters(), self.buffers())).device
+        return self.w1_values.device if self.w1 is None else self.w1.device
+
+    def planner(self) -> Planner:
+        """What plans the prefill form's calls, made in the first one."""
+        device = self._device()
+        if self._planner is None or self._planner.device != device:
+            with torch.inference_mode(False):  # calls of any mode write into its tensors
+                self._planner = Planner(self.share.here, self.room, device, self.group)
+        return self._planner
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Compute the mixture of this process's tokens, with messages of exact size: the prefill form.
@@ -131,18 +142,21 @@ class Experts(torch.nn.Module):
             facts = facts._replace(topk=topk_ids.shape[1], type_of_x=TYPES.index(x.dtype), gradients=gradients)
         except MISTAKES as caught:
             mistake = caught
-        ids = topk_ids if mistake is None else None
-        plan = make_plan(ids, mistake, facts, self.share.here, self.room, self._device(), self.group)
-        if facts.gradients:
+        if mistake is not None or facts.gradients:
+            plan = self.planner().plan(topk_ids, mistake, facts)
             return self._trained(x, topk_ids, topk_weights, plan)
-        out = self._computed(x, topk_ids, topk_weights, plan)
+        out = self._computed(x, topk_ids, topk_weights, facts)
         return out if self.w1 is None else out.to(x.dtype)
 
     @torch.no_grad()
-    def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
+    def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, facts: Facts) -> Tensor:
         """Compute the mixture where nobody wants a gradient."""
-        message = plan.dispatch(pack(x, topk_ids, topk_weights))
-        arrived = unpack(message, self.share.hidden, topk_ids.shape[1])
+        planner, (tokens, topk) = self.planner(), topk_ids.shape
+        asked = planner.ask(topk_ids, None, facts)
+        # While the host waits for counts, a GPU packs. It may need as many rows as this.
+        sent = pack(x, topk_ids, topk_weights, asked.row_of, tokens * min(topk, planner.world_size))
+        plan = planner.hear(asked)
+        arrived = Arrived(plan.forth(sent), self.share.hidden, topk)
         return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
 
     def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
@@ -159,17 +173,17 @@ class Experts(torch.nn.Module):
 
     def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
         """Rows of the experts here, as many as there are routes if the host knows it."""
-        rows = expert_rows(local_ids(ids, self.share.first, self.share.here), self.share.here)
+        rows = stack_routes(ids, self.share.here, self.share.first)
         return rows._replace(token_of=rows.token_of[:routes], ids=rows.ids[:routes])
 
     def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
         """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
         rows = self._rows(arrived.ids, routes)
-        if not len(rows.ids):
-            return torch.zeros(len(arrived.ids), self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device)
-        sums = gather_weighted(self._products(arrived, rows), rows, arrived.weights)
-        assert sums is not None
-        return sums
+        if not rows.ids.shape[0]:
+            return torch.zeros(
+                arrived.message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device
+            )
+        return sum_rows(self._products(arrived, rows), rows.row_of, arrived.weights)
 
     def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
         """BF16 results of the experts here, for each of their rows."""
@@ -200,8 +214,8 @@ class Experts(torch.nn.Module):
             w1, w2 = self.weights()
             peers.product(activate_rows(product_of_rows(a, w1, rows), rows, self.limit), w2, rows, addresses)
             return peers.combine(row_of, topk_weights, out)
-        message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights))
-        sums = self._sums(unpack(message, self.share.hidden, topk), None)
+        message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
+        sums = self._sums(Arrived(message, self.share.hidden, topk), None)
         return self._everywhere.combine(sums, tokens, out)
 
     def connected(self, topk: int) -> Peers:
@@ -237,9 +251,9 @@ class _ToExperts(torch.autograd.Function):
         """Send the gradients of what came back where it came from."""
         plan: Plan = ctx.plan
         rows_x, rows_p = _apart(plan.back(_beside(of_x, of_p)), ctx.dtype, of_p.shape[1])
-        of_routes = of_p.new_zeros(len(plan.rows.row_of), of_p.shape[1])
+        of_routes = of_p.new_zeros(len(plan.row_of), of_p.shape[1])
         if len(rows_p):
-            of_routes = weighted_sum(rows_p, plan.rows.row_of, ones(plan.rows.row_of))
+            of_routes = weighted_sum(rows_p, plan.row_of, None)
         return plan.sum_up(rows_x).to(ctx.dtype), of_routes, None
 
 

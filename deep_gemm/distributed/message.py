@@ -10,27 +10,54 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import lay_scales
+from ..gpus import is_hopper
+from ..kernels import gather_rows, lay_scales, pack_rows
+from ..kernels.gather_rows import Gathered, Slots
+from ..kernels.meeting import MAX_ROW_BYTES
 from ..layers import experts_workspace_bytes
 from ..problem import ExpertRows
 from ..problem.integers import integer_in_range
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
-from ..quantize import Quantized, per_token_cast_to_fp8
+from ..quantize import Quantized, empty_scales, per_token_cast_to_fp8
 
 WORD = torch.int32
 WORD_BYTES = 4
 BF16_BYTES = 2
+PITCH_LIMIT = 1 << 32
+"""Bytes from a token to the next for which kernels have room."""
 
 
 class Arrived(NamedTuple):
-    """Rows that arrived: views of the words."""
+    """Rows that arrived, and views of their parts."""
 
-    values: Tensor
-    """Words of FP8 values `[rows, hidden / 4]`."""
-    scales: Tensor
-    ids: Tensor
-    """int32 `[rows, topk]`, numbered over all processes."""
-    weights: Tensor
+    message: Tensor
+    """Words `[rows, ...]`."""
+    hidden: int
+    topk: int
+
+    @property
+    def values(self) -> Tensor:
+        """Words of FP8 values `[rows, hidden / 4]`."""
+        return self.message.narrow(1, 0, self.hidden // WORD_BYTES)
+
+    @property
+    def scales(self) -> Tensor:
+        """FP32 `[rows, blocks]`."""
+        return self.message.view(torch.float32).narrow(1, self.hidden // WORD_BYTES, ceil_div(self.hidden, SCALE_BLOCK))
+
+    @property
+    def ids(self) -> Tensor:
+        """int32 `[rows, topk]`, numbered over all processes."""
+        return self.message.narrow(1, self._routes, self.topk)
+
+    @property
+    def weights(self) -> Tensor:
+        """FP32 `[rows, topk]`."""
+        return self.message.view(torch.float32).narrow(1, self._routes + self.topk, self.topk)
+
+    @property
+    def _routes(self) -> int:
+        return self.hidden // WORD_BYTES + ceil_div(self.hidden, SCALE_BLOCK)
 
 
 def row_bytes(hidden: int, topk: int) -> int:
@@ -42,27 +69,65 @@ def row_bytes(hidden: int, topk: int) -> int:
     return align(hidden + WORD_BYTES * (ceil_div(hidden, SCALE_BLOCK) + 2 * topk), ADDRESS_ALIGNMENT)
 
 
-def pack(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """Cast tokens to FP8, and write each beside its routes."""
-    values, scales = per_token_cast_to_fp8(x)
+def pack(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None = None, rows: int | None = None
+) -> Tensor:
+    """Cast tokens to FP8, and write each beside its routes into its rows: those of `row_of` `[tokens, topk]` up to -1.
+
+    Without `row_of` each token has the row of its number. If there are to be more `rows` than that, those behind the
+    last have no routes.
+    """
+    rows = x.shape[0] if rows is None else rows
+    words = row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES
+    if _has_kernel(x):
+        message = torch.empty(rows, words, dtype=WORD, device=x.device)
+        p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
+        pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
+        return message
+    of_tokens = pack_fp8(per_token_cast_to_fp8(x), topk_ids, topk_weights)
+    message = of_tokens.new_full((rows, words), -1)
+    if row_of is None:
+        message[: len(x)] = of_tokens
+    else:
+        token, column = (row_of >= 0).nonzero(as_tuple=True)
+        message[row_of[token, column].long()] = of_tokens[token]
+    return message
+
+
+def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """Write tokens that are FP8 beside their routes, each into the row of its number."""
+    values, scales = x
     parts = [values.view(WORD), scales.view(WORD), topk_ids.to(WORD), topk_weights.float().view(WORD)]
-    used = sum(part.shape[1] for part in parts)
-    parts.append(parts[0].new_zeros(len(x), row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES - used))
-    return torch.cat(parts, dim=1)
+    words = row_bytes(values.shape[1], topk_ids.shape[1]) // WORD_BYTES - sum(part.shape[1] for part in parts)
+    return torch.cat([*parts, parts[0].new_zeros(len(values), words)], dim=1)
 
 
-def unpack(message: Tensor, hidden: int, topk: int) -> Arrived:
-    """See the parts of rows."""
-    sizes = [hidden // WORD_BYTES, ceil_div(hidden, SCALE_BLOCK), topk, topk]
-    values, scales, ids, weights, _ = torch.split(message, [*sizes, message.shape[1] - sum(sizes)], dim=1)
-    return Arrived(values, scales.view(torch.float32), ids, weights.view(torch.float32))
+def _has_kernel(x: Tensor) -> bool:
+    return x.is_cuda and is_hopper(x.get_device())
+
+
+def with_aligned_rows(x: Tensor) -> Tensor:
+    """A matrix itself if kernels may load 16 bytes at once of its rows, else a copy."""
+    pitch = x.stride(0) * x.element_size()
+    is_aligned = x.stride(1) == 1 and pitch % ADDRESS_ALIGNMENT == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return x if is_aligned and pitch < PITCH_LIMIT else x.clone(memory_format=torch.contiguous_format)
 
 
 def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
     """Copy each row that arrived into the rows of its experts, as products load them."""
+    if _has_kernel(arrived.message) and arrived.hidden <= MAX_ROW_BYTES:
+        return _gathered(arrived, rows)
     source = rows.token_of.clamp_min(0)  # rows without a token may hold anything
     values = arrived.values.index_select(0, source).view(torch.float8_e4m3fn)
     return values, lay_scales.laid_out(arrived.scales.index_select(0, source))
+
+
+def _gathered(arrived: Arrived, rows: ExpertRows) -> Quantized:
+    hidden, count = arrived.hidden, rows.token_of.shape[0]
+    values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=arrived.message.device)
+    scales = empty_scales((count,), hidden, values, mn_major=True)
+    gather_rows.run(Slots(arrived.message, hidden, hidden, 0), rows, Gathered(values, scales))
+    return values, scales
 
 
 def prefill_bytes(rows: int, hidden: int, topk: int) -> int:

@@ -102,8 +102,8 @@ SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, K
 
 def run(slots: Slots, rows: ExpertRows, to: Gathered, node: Node | None = None) -> None:
     """Copy rows to those of their experts. `node` is where results go, if there are addresses of them."""
-    if len(to.values) > 0:
-        ctas = grid(CONFIG, len(slots.memory), len(to.values))
+    if to.values.shape[0] > 0:
+        ctas = grid(CONFIG, slots.memory.shape[0], to.values.shape[0])
         KERNEL.run(CONFIG, params_of(slots, rows, to, node), ctas, to.values.get_device())
 
 

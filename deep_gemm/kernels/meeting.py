@@ -135,4 +135,4 @@ class Node:
 
 def no_meeting() -> dict[str, float | bytes]:
     """Give the values of FIELDS for a kernel that has no peers."""
-    return dict.fromkeys((field.name for field in FIELDS), 0)
+    return {field.name: b"" if field.is_bytes else 0 for field in FIELDS}

@@ -50,6 +50,16 @@ class Field(NamedTuple):
     of_base: int = 1
     """Of the first that a struct adds to its base: the base's alignment, of which its size is a multiple."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all of them."""
+        return self.kind.size * self.length
+
+    @property
+    def is_bytes(self) -> bool:
+        """Tell whether its value is bytes, a map or an array, instead of a number."""
+        return self.kind is Kind.MAP or self.length > 1
+
 
 def head_parts(of_base: int) -> tuple[Field, ...]:
     """`HeadParts` of cuda/head_parts.cuh, behind a base of this alignment."""
@@ -63,16 +73,21 @@ class Params:
     def __init__(self, struct_name: str, *fields: Field) -> None:
         self.struct_name, self.fields = struct_name, fields
         self._offsets: dict[str, int] = {}
-        at, alignment = 0, 1
+        at, alignment, whole = 0, 1, "<"
         for field in fields:
-            at += -at % max(field.of_base, field.kind.alignment)
+            before = -at % max(field.of_base, field.kind.alignment)
             alignment = max(alignment, field.kind.alignment)
-            self._offsets[field.name] = at
-            at += field.kind.size * field.length
+            self._offsets[field.name] = at + before
+            at += before + field.num_bytes
+            whole += f"{before}x" + (f"{field.num_bytes}s" if field.is_bytes else field.kind.format)
         self.end = at
         """Where the last member ends."""
         self.size = at + -at % alignment
         """What `sizeof` says."""
+        # A launch packs its parameters, so all of them are packed by one call.
+        self._whole = struct.Struct(f"{whole}{self.size - at}x")
+        self._members = [field.name for field in fields]
+        self._bytes_of = {field.name: field.num_bytes for field in fields if field.is_bytes}
 
     @property
     def header_name(self) -> str:
@@ -94,16 +109,11 @@ class Params:
         """Give the struct's bytes. Every member has a value: a number, or bytes for a map or an array."""
         if values.keys() != self._offsets.keys():
             raise ValueError(f"{self.struct_name}: expected values of {sorted(self._offsets)}, got {sorted(values)}")
-        data = bytearray(self.size)
-        for name, kind, length, _ in self.fields:
-            at, value = self._offsets[name], values[name]
-            if isinstance(value, bytes):
-                if len(value) > kind.size * length:
-                    raise ValueError(f"{name}: expected at most {kind.size * length} bytes, got {len(value)}")
-                data[at : at + len(value)] = value
-            else:
-                struct.pack_into(f"<{kind.format}", data, at, value)
-        return bytes(data)
+        for name, most in self._bytes_of.items():
+            given = values[name]
+            if isinstance(given, bytes) and len(given) > most:
+                raise ValueError(f"{name}: expected at most {most} bytes, got {len(given)}")
+        return self._whole.pack(*[values[name] for name in self._members])
 
     def layout_header(self) -> str:
         """Text by which a source asserts that the compiler lays the struct out as `pack` does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -22,6 +23,8 @@ PARAMS = Params(
     Field("ids", Kind.POINTER),
     Field("num_routes", Kind.UINT32),
     Field("topk", Kind.UINT32),
+    Field("gap", Kind.UINT32),
+    Field("first", Kind.UINT32),
     Field("num_experts", Kind.UINT32),
 )
 """`RouteParams` of cuda/route_rows.cuh."""
@@ -73,13 +76,17 @@ SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, K
 class RouteProblem:
     """The experts of tokens, and where the rows of their routes go: the members of `ExpertRows`, int32."""
 
-    def __init__(self, topk_ids: Tensor, num_experts: int) -> None:
-        """`topk_ids` is contiguous, int32 or int64 `[tokens, topk]`."""
-        self.topk_ids, self.num_experts = topk_ids, num_experts
-        self.counts = torch.empty(num_experts, dtype=torch.int32, device=topk_ids.device)
-        self.ends = torch.empty_like(self.counts)
-        self.row_of = torch.empty_like(topk_ids, dtype=torch.int32)
-        self.token_of, self.ids = (torch.empty_like(self.row_of.view(-1)) for _ in range(2))
+    def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0) -> None:
+        """`topk_ids` is int32 or int64 `[tokens, topk]`; ids of a token lie beside each other. Experts are numbered
+        from `first`.
+        """
+        self.topk_ids, self.num_experts, self.first = topk_ids, num_experts, first
+        device, routes = topk_ids.device, topk_ids.numel()
+        self.counts = torch.empty(num_experts, dtype=torch.int32, device=device)
+        self.ends = torch.empty(num_experts, dtype=torch.int32, device=device)
+        self.row_of = torch.empty(topk_ids.shape, dtype=torch.int32, device=device)
+        self.token_of = torch.empty(routes, dtype=torch.int32, device=device)
+        self.ids = torch.empty(routes, dtype=torch.int32, device=device)
 
 
 def run(p: RouteProblem) -> None:
@@ -92,6 +99,7 @@ def run(p: RouteProblem) -> None:
     KERNEL.run(config, params_of(p), grid(config, p.topk_ids.numel()), p.topk_ids.get_device())
 
 
+@cache
 def config_of(id_bytes: int, num_experts: int) -> RouteConfig:
     """The configuration that thinks of enough experts."""
     most = next((most for most in MAX_EXPERTS if num_experts <= most), None)
@@ -122,6 +130,8 @@ def params_of(p: RouteProblem) -> bytes:
             "ids": p.ids.data_ptr(),
             "num_routes": p.topk_ids.numel(),
             "topk": p.topk_ids.shape[1],
+            "gap": p.topk_ids.stride(0) - p.topk_ids.shape[1] if p.topk_ids.shape[0] > 1 else 0,
+            "first": p.first,
             "num_experts": p.num_experts,
         }
     )

@@ -5,6 +5,8 @@ The table of addresses takes the place of D among the operands.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import MAP_BYTES
 from ..problem import Operand
+from ..problem.layout import SCALE_BLOCK
+from ..problem.rows_silu import SILU_COLUMNS
 from ..settings import get_compile_mode, get_num_sms, get_pdl
 from . import fp8_gemm, product
 from .fp8_gemm import ROWS_PARAMS
@@ -22,22 +26,32 @@ from .plan import Key, Plan, addresses_of
 from .rows import GroupedProblem, grid, numbers_of, operand_maps, prepared
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
+OUTPUT_BY_64 = replace(OUTPUT, sfa_by_64=True)
 
 
-def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor) -> None:
+def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor, *, sfa_columns: int = SCALE_BLOCK) -> None:
     """Multiply each row by its group's weight, and store the result, BF16 `[n]`, at the row's address.
 
     `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ids` is int32 `[rows]`, -1 for a row without a
-    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them; nobody checks them.
+    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them, but that a scale of A may be for 64 columns;
+    nobody checks them.
     """
-    product.run(PRODUCT, a, w, addresses, ids)
+    product.run(PRODUCT if sfa_columns == SCALE_BLOCK else BY_64, a, w, addresses, ids)
 
 
 def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) -> GroupedProblem:
     assert d is not None
     assert c is not None
     rows_of_a_group = len(d) / max(len(b[0]), 1)
-    return GroupedProblem(a[0][None], a[1][None], *b, d, c, Groups.IDS, 128, 1, False, rows_of_a_group)
+    return GroupedProblem(a[0][None], a[1][None], *b, d, c, Groups.IDS, SCALE_BLOCK, 1, False, rows_of_a_group)
+
+
+def _ask_by_64(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) -> GroupedProblem:
+    return _ask(a, b, d, c, said)._replace(sfa_columns=SILU_COLUMNS)
+
+
+def _output(p: GroupedProblem) -> Output:
+    return OUTPUT if p.sfa_columns == SCALE_BLOCK else OUTPUT_BY_64
 
 
 def _on_gpu(p: GroupedProblem) -> Plan | None:
@@ -47,7 +61,7 @@ def _on_gpu(p: GroupedProblem) -> Plan | None:
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             return _on_gpu(p)
-    config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, OUTPUT, gpu_of(device))
+    config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, _output(p), gpu_of(device))
     ready = prepared(p)
     plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
     plan.copies_sfa = ready.sfa is not p.sfa
@@ -63,7 +77,7 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
     numbers = {**numbers_of(p, 0), "map_d": bytes(MAP_BYTES), "map_whole_d": bytes(MAP_BYTES)}  # which it does not have
     ctas = grid(config, p.planes, p.m, p.n, num_sms)
     plan = Plan(p, ROWS_PARAMS["by block"], numbers, maps, places, launcher, ctas)
-    plan.config, plan.output, plan.n, plan.k = config, OUTPUT, p.n, p.k
+    plan.config, plan.output, plan.n, plan.k = config, _output(p), p.n, p.k
     plan.c_is_d, plan.needs_c = False, True
     return plan
 
@@ -72,4 +86,4 @@ def _refuse(*_: object) -> None:
     raise NotImplementedError("rows to addresses: expected tensors on a Hopper GPU, outside of torch.compile")
 
 
-PRODUCT = product.Product(_ask, _refuse, _on_gpu, _refuse)
+PRODUCT, BY_64 = (product.Product(ask, _refuse, _on_gpu, _refuse) for ask in (_ask, _ask_by_64))

@@ -19,11 +19,13 @@ from .params import Field, Kind, Params
 PARAMS = Params(
     "SendParams",
     Field("x", Kind.POINTER),
+    Field("sf", Kind.POINTER),
     Field("topk_ids", Kind.POINTER),
     Field("topk_weights", Kind.POINTER),
     Field("row_of", Kind.POINTER),
     Field("ids", Kind.UINT64),
     Field("x_pitch", Kind.UINT32),
+    Field("sf_pitch", Kind.UINT32),
     Field("tokens", Kind.UINT32),
     Field("max_tokens", Kind.UINT32),
     Field("hidden", Kind.UINT32),
@@ -33,6 +35,8 @@ PARAMS = Params(
     *FIELDS,
 )
 """`SendParams` of cuda/send_rows.cuh."""
+TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token")}
+"""The file of cuda/send that puts a token into its row, by the type of tokens."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class SendConfig:
         return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
-        yield self.dtype in INPUTS, "BF16, FP16 or FP32"
+        yield self.dtype in TOKENS, "FP8, BF16, FP16 or FP32"
         yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
         yield self.num_threads % 32 == 0, "whole warps"
 
@@ -71,22 +75,30 @@ class SendConfig:
             "kCtasPerSm": self.ctas_per_sm,
         }
         vector = VECTOR_BYTES // self.dtype.itemsize
-        switches = {"kActivates": False}
-        return cast_header(self.dtype, constants, switches, vector=vector, num_threads=self.num_threads, files={})
+        switches, files = {"kActivates": False}, {"TOKEN": f"send/{TOKENS[self.dtype]}.cuh"}
+        return cast_header(self.dtype, constants, switches, vector=vector, num_threads=self.num_threads, files=files)
 
 
 KERNEL: OrdinaryKernel[SendConfig] = OrdinaryKernel("send_rows", PARAMS, bulk_stores=1)
 SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 
-def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor, experts_here: int, node: Node) -> None:
+def run(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    row_of: Tensor,
+    experts_here: int,
+    node: Node,
+    sf: Tensor | None = None,
+) -> None:
     """Send tokens to the ranks that have their experts, and wait until all ranks have sent theirs.
 
     `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
-    contiguous.
+    contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
     """
     config, device = config_of(x, topk_ids), x.get_device()
-    params = params_of(x, topk_ids, topk_weights, row_of, experts_here, node)
+    params = params_of(x, topk_ids, topk_weights, row_of, experts_here, node, sf)
     KERNEL.run(config, params, grid(config, node, gpu_of(device).num_sms), device)
 
 
@@ -97,7 +109,7 @@ def config_of(x: Tensor, topk_ids: Tensor) -> SendConfig:
 
 def reachable_send() -> list[SendConfig]:
     """Every configuration that `run` can take."""
-    return [SendConfig(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
+    return [SendConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)]
 
 
 def grid(config: SendConfig, node: Node, num_sms: int) -> int:
@@ -106,17 +118,25 @@ def grid(config: SendConfig, node: Node, num_sms: int) -> int:
 
 
 def params_of(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor, experts_here: int, node: Node
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    row_of: Tensor,
+    experts_here: int,
+    node: Node,
+    sf: Tensor | None = None,
 ) -> bytes:
     """Give the kernel's parameters."""
     return PARAMS.pack(
         {
             "x": x.data_ptr(),
+            "sf": 0 if sf is None else sf.data_ptr(),
             "topk_ids": topk_ids.data_ptr(),
             "topk_weights": topk_weights.data_ptr(),
             "row_of": row_of.data_ptr(),
             "ids": node.room.ids,
             "x_pitch": x.stride(0) * x.element_size(),
+            "sf_pitch": 0 if sf is None else sf.stride(0) * sf.element_size(),
             "tokens": x.shape[0],
             "max_tokens": node.room.max_tokens,
             "hidden": node.room.hidden,

@@ -39,6 +39,8 @@ def lies_transposed(x: Tensor) -> bool:
 
 def as_rows(x: Tensor) -> Tensor:
     """See a tensor as a matrix of all its rows, each contiguous; a copy if that is not possible."""
+    if x.dim() == 2:
+        return with_rows(x)
     m, k = x.shape[:-1].numel(), x.shape[-1]
     return with_rows(with_rows(x).reshape(m, k))
 

@@ -26,7 +26,7 @@ def run(
     config: GatherConfig,
     y: Tensor,
     row_of: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     *,
     num_sms: int = 2,
     seed: int = 0,
@@ -37,14 +37,17 @@ def run(
     buffers = {
         "y": Buffer(flat_memory(y), is_dependent=True),
         "row_of": Buffer(row_of, alignment=4, is_dependent=True),
-        "weights": Buffer(weights, alignment=weights.element_size(), is_dependent=True),
         "out": Buffer(out, is_writable=True, is_dependent=True),
     }
+    if weights is not None:
+        buffers["weights"] = Buffer(flat_memory(weights), alignment=weights.element_size(), is_dependent=True)
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
     launcher = Launcher(simulation, kernel, gather_weighted.PARAMS, threads=config.num_threads, shared_bytes=0)
-    operands = [
-        simulation.tensor(name, x) for name, x in (("y", y), ("row_of", row_of), ("weights", weights), ("out", out))
-    ]
+    placed_y, placed_rows, placed_out = (
+        simulation.tensor(name, x) for name, x in (("y", y), ("row_of", row_of), ("out", out))
+    )
+    placed_weights = None if weights is None else simulation.tensor("weights", weights)
     grid = gather_weighted.grid(config, *out.shape)
-    launch(launcher, gather_weighted.params_of(*operands), grid, -1)  # type: ignore[arg-type]
+    params = gather_weighted.params_of(placed_y, placed_rows, placed_weights, placed_out)
+    launch(launcher, params, grid, -1)  # type: ignore[arg-type]
     return torch.as_tensor(simulation.result().buffers["out"])

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..kernels import route_rows
 from ..kernels.launch import launch
 from ..kernels.route_rows import RouteConfig, RouteProblem
-from .launcher import Launcher
+from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel
 from .simulate import Buffer, Simulation
 
@@ -30,13 +30,14 @@ def run(
     topk_ids: Tensor,
     num_experts: int,
     *,
+    first: int = 0,
     num_sms: int = 2,
     seed: int = 0,
     schedule: str | None = None,
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernel leaves unwritten is poison."""
-    p = RouteProblem(topk_ids, num_experts)
-    buffers = {"topk_ids": Buffer(topk_ids, alignment=topk_ids.element_size(), is_dependent=True)}
+    p = RouteProblem(topk_ids, num_experts, first)
+    buffers = {"topk_ids": Buffer(flat_memory(topk_ids), alignment=topk_ids.element_size(), is_dependent=True)}
     for name in OUTPUTS:
         poisoned = getattr(p, name).fill_(POISON)
         buffers[name] = Buffer(poisoned, is_writable=True, alignment=4, is_dependent=True)

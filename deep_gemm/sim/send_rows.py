@@ -29,8 +29,9 @@ def launch_of(
     experts_here: int,
     node: Node,
     num_sms: int,
+    sf: Tensor | None = None,
 ) -> KernelLaunch:
     """Give the launch by which a rank sends its tokens. All tensors lie in the simulator's memory."""
-    params = send_rows.params_of(x, topk_ids, topk_weights, row_of, experts_here, node)
+    params = send_rows.params_of(x, topk_ids, topk_weights, row_of, experts_here, node, sf)
     grid = send_rows.grid(config, node, num_sms)
     return KernelLaunch(kernel, [params], config.num_threads, config.shared_bytes, grid)

@@ -1,0 +1,42 @@
+"""The collectives of a call, asked of the process group itself.
+
+Around it torch's functions check what holds here anyway, and take as long again: a call of few tokens would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
+
+# torch 2.13 has new names for both, and warns of the old ones.
+_all_gather: Any = getattr(dist.ProcessGroup, "all_gather_single", None) or dist.ProcessGroup._allgather_base
+_all_to_all: Any = getattr(dist.ProcessGroup, "all_to_all_single", None) or dist.ProcessGroup.alltoall_base
+_GATHERS, _EXCHANGES = AllgatherOptions(), AllToAllOptions()
+_GATHERS.asyncOp = _EXCHANGES.asyncOp = False
+
+
+def all_gather(received: Tensor, sent: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Give each rank what all send, in order of ranks."""
+    _finish(_all_gather(_group(group), received, sent, _GATHERS))
+
+
+def all_to_all(
+    received: Tensor, sent: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup | None
+) -> None:
+    """Send each rank its rows, so many, and get as many as it sends; equal parts if both lists are empty."""
+    _finish(_all_to_all(_group(group), received, sent, receives, sends, _EXCHANGES))
+
+
+def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    group = dist.group.WORLD if group is None else group
+    assert group is not None  # a layer is made in a group
+    return group
+
+
+def _finish(work: Any) -> None:
+    if work is not None:  # a backend that does not order its work behind the stream by itself
+        work.wait()

@@ -1,0 +1,61 @@
+"""The way of mega MoE between the GPUs of a node, by kernels that write into the memory of peers: see by_peers.py.
+
+    send_rows:          tokens, FP8 already -> slots of the ranks that have their experts
+    gather_rows:        slots -> rows of the experts here, their weights, and where each row's result goes
+    the first product:  gate and up, activated, weighted, cast
+    rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
+    gather_weighted:    a token's results, summed up in order of its routes
+
+The host waits for nothing. A rank of a group of one has the same way, so that a GPU gives the same bits in any group.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from ..activation import activated_product_of_rows
+from ..kernels import gather_rows, rows_to_addresses
+from ..kernels.gather_rows import Gathered
+from ..kernels.meeting import Room
+from ..problem.mega_moe import MegaProblem, MegaSizes
+from ..problem.rows_silu import SILU_COLUMNS
+from ..routing import expert_rows
+from .by_peers import Peers, connect, why_not
+
+SECONDS = 30.0
+"""How long a GPU waits for another one."""
+
+
+def room_of(sizes: MegaSizes) -> Room:
+    """The memory of each rank that all ranks write to."""
+    return Room(sizes.ranks, sizes.max_tokens, sizes.hidden, sizes.topk)
+
+
+def peers_of(sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None) -> Peers | None:
+    """Connect the ranks of a group, which all call it; None if rows have to go through collectives."""
+    room = room_of(sizes)
+    if why_not(device, sizes.ranks) is not None or room.why_impossible() is not None:
+        return None
+    if sizes.ranks > 1:
+        return connect(room, device, group, SECONDS)
+    memory = torch.zeros(room.num_bytes, dtype=torch.uint8, device=device)
+    return Peers(memory, (memory.data_ptr(),), room, 0, SECONDS)
+
+
+@torch.no_grad()
+def compute(p: MegaProblem, sizes: MegaSizes, peers: Peers) -> None:
+    """Compute one call of this rank, together with the others'."""
+    peers.check()
+    tensors, device = p.tensors, p.y.device
+    row_of = peers.send(tensors.x, tensors.topk_idx, tensors.topk_weights, sizes.here, tensors.x_sf)
+    rows = expert_rows(peers.ids, sizes.here)
+    if p.counts is not None:
+        p.counts.add_(rows.counts)
+    weights = torch.empty(sizes.rows, dtype=torch.float32, device=device)
+    addresses = torch.empty(sizes.rows, dtype=torch.int64, device=device)
+    a, middles = (tensors.l1_acts, tensors.l1_acts_sf), (tensors.l2_acts, tensors.l2_acts_sf)
+    gather_rows.run(peers.slots, rows, Gathered(*a, weights, addresses), peers.node)
+    activated_product_of_rows(a, p.l1, middles, rows.ids, weights, limit=p.limit)
+    rows_to_addresses.run(middles, p.l2, rows.ids, addresses, sfa_columns=SILU_COLUMNS)
+    peers.combine(row_of, None, p.y)
