@@ -10,7 +10,7 @@ from .choose.config_cast import MAX_GROUPS
 from .kernels import cast_rows, rows_silu
 from .kernels.cast_rows import RowCast
 from .problem import ActivationProblem, Operand, activation_problem, silu_rows_problem
-from .problem.layout import rows_of_counts, rows_of_groups
+from .problem.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
 from .problem.numbers import magnitude
 from .problem.rows_silu import SILU_COLUMNS
 from .problem.tracing import is_dispatched
@@ -126,7 +126,14 @@ def defined_rows(p: ActivationProblem) -> Tensor | None:
 
 @torch.no_grad()
 def activated_product_of_rows(
-    a: Operand, b: Operand, d: Operand, ids: Tensor, row_weights: Tensor | None = None, *, limit: float | None = None
+    a: Operand,
+    b: Operand,
+    d: Operand,
+    ids: Tensor,
+    row_weights: Tensor | None = None,
+    *,
+    limit: float | None = None,
+    gates_apart: bool = False,
 ) -> None:
     """Multiply rows by gate and up of their groups, activate, weight, and cast at once: into `d`, values and scales.
 
@@ -135,15 +142,18 @@ def activated_product_of_rows(
     `grouped.product_of_rows_by_64` takes them. Rows of id -1 are neither read nor written.
 
     The result is `silu_mul_cast_to_fp8` of the FP32 product, but with a scale for each row and 64 columns.
+
+    With `gates_apart` b has all rows of gate first, and scales are `[m, i / 128]`: the result is that of
+    `silu_mul_cast_to_fp8` of the product in BF16, to the bit if both are computed on one device.
     """
-    p = silu_rows_problem(a, b, d, ids, row_weights, limit)
+    p = silu_rows_problem(a, b, d, ids, row_weights, limit, gates_apart)
     if p.d.is_cuda:
         rows_silu.run(p)
         return
     y = silu_mul(reference.gate_and_up(p), p.limit)
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
-    values, scales = per_token_cast_to_fp8(y, gran_k=SILU_COLUMNS)
+    values, scales = per_token_cast_to_fp8(y, gran_k=SCALE_BLOCK if gates_apart else SILU_COLUMNS)
     rows = (p.ids >= 0).nonzero().flatten()
     p.d.view(torch.uint8)[rows] = values.view(torch.uint8)[rows]
     p.scales[rows] = scales[rows]

@@ -7,17 +7,21 @@ from torch import Tensor
 
 from .activation import cast_activated
 from .dense import product_behind_cast
+from .gpus import is_hopper
 from .grouped import product_of_stacked_rows
-from .kernels import linear_decode
-from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
+from .kernels import linear_decode, rows_silu
+from .problem import ActivationProblem, ExpertRows, Operand, SiluRowsProblem, experts_problem, linear_problem
 from .problem.checks import pair
 from .problem.integers import integer_in_range
 from .problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, get_tma_aligned_size
 from .problem.tracing import is_dispatched
-from .quantize import Quantized, per_token_cast_to_fp8
+from .quantize import Quantized, empty_scales, per_token_cast_to_fp8
 from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
 
 __all__ = ["experts", "experts_workspace_bytes", "linear"]
+
+MANY_ROWS = 1536
+"""From so many on rows of experts are activated where they are multiplied."""
 
 
 def linear(x: Tensor, w: Operand, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor | None:
@@ -118,8 +122,8 @@ def compute_experts(
     """Compute `experts`, part by part."""
     p = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)
     rows = expert_rows(p.topk_ids, p.num_experts)
-    h = product_of_rows(gather_cast_to_fp8(p.x, rows, mn_major=True), p.w1, rows)
-    y = product_of_rows(activate_rows(h, rows, p.limit), p.w2, rows)
+    a = gather_cast_to_fp8(p.x, rows, mn_major=True)
+    y = product_of_rows(activations_of_rows(a, p.w1, rows, p.limit), p.w2, rows)
     gather_weighted(y, rows, p.topk_weights, p.out)
     return p.out if out is None else None
 
@@ -129,6 +133,22 @@ def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows) -> Tensor:
     d = torch.empty((a[0].shape[0], w[0].shape[1]), dtype=torch.bfloat16, device=a[0].device)
     product_of_stacked_rows(a, w, d, rows.ids)
     return d
+
+
+def activations_of_rows(a: Quantized, w: Operand, rows: ExpertRows, limit: float | None) -> Quantized:
+    """Compute `activate_rows` of `product_of_rows`, to the bit: on a Hopper GPU many rows in one kernel.
+
+    An epilogue that activates keeps the tensor cores waiting, so it gains 1 to 2% on an H200. A kernel that casts few
+    rows takes 2 us, less than what the products lose by fewer, wider tiles.
+    """
+    (values, sfa), intermediate = a, w[0].shape[1] // 2
+    is_few = values.shape[0] < MANY_ROWS
+    if is_few or not (values.is_cuda and is_hopper(values.get_device())) or intermediate % SCALE_BLOCK:
+        return activate_rows(product_of_rows(a, w, rows), rows, limit)
+    d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
+    scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
+    rows_silu.run(SiluRowsProblem(values, sfa, *w, d, scales, rows.ids, None, limit, gates_apart=True))
+    return d, scales
 
 
 def activate_rows(h: Tensor, rows: ExpertRows, limit: float | None) -> Quantized:

@@ -82,9 +82,11 @@ def gate_and_up(p: SiluRowsProblem) -> Tensor:
     for group in range(len(p.b)):
         rows = (p.ids == group).nonzero().flatten()
         if len(rows):
-            b = p.b[group].reshape(-1, 2, INTERLEAVED, p.b.shape[2]).transpose(0, 1).reshape(p.b.shape[1:])
+            b = p.b[group]
+            if not p.gates_apart:
+                b = b.reshape(-1, 2, INTERLEAVED, b.shape[1]).transpose(0, 1).reshape(b.shape)
             product[rows] = block_scaled_product(p.a[rows], p.sfa[rows], b, p.sfb[group], SCALE_BLOCK)
-    return product
+    return product.bfloat16().float() if p.gates_apart else product
 
 
 @torch.no_grad()

@@ -17,7 +17,9 @@ def right(p: SiluRowsProblem) -> Quantized:
     """Values and scales by the CPU, in copies of the problem's: rows without a group keep what they have."""
     values, scales = p.d.clone(), torch.empty_strided(p.scales.shape, p.scales.stride()).copy_(p.scales)
     b, d = (p.b, p.sfb), (values, scales)
-    activation.activated_product_of_rows((p.a, p.sfa), b, d, p.ids, p.row_weights, limit=p.limit)
+    activation.activated_product_of_rows(
+        (p.a, p.sfa), b, d, p.ids, p.row_weights, limit=p.limit, gates_apart=p.gates_apart
+    )
     return values, scales
 
 
@@ -27,10 +29,11 @@ def codes(values: Tensor) -> Tensor:
     return torch.where(byte >= 128, 128 - byte, byte)
 
 
-def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized, share: float = 0.01) -> str | None:
-    """Say what is wrong; None if nothing is. So many values may be the FP8 number beside the right one.
+def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | None:
+    """Say what is wrong; None if nothing is. Some values may be the FP8 number beside the right one.
 
-    Rows without a group are compared to the bit, and so are NaN.
+    They are fewer where gate and up are rounded to BF16, which hides sums of another order. Rows without a group are
+    compared to the bit, and so are NaN.
     """
     (values, scales), (right_values, right_scales) = got, wanted
     apart = (codes(values) - codes(right_values)).abs()
@@ -46,5 +49,6 @@ def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized, share: float
     ):
         if bool(wrong.any()):
             return f"{int(wrong.sum())} {name} are wrong, the first at {wrong.nonzero()[0].tolist()}"
+    share = 0.002 if p.gates_apart else 0.01
     beside = int((apart > 0).sum())
     return f"{beside} of {apart.numel()} values are beside the right ones" if beside > share * apart.numel() else None

@@ -24,8 +24,10 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.rows import reachable_silu
 from deep_gemm.grouped import product_of_rows_by_64
 from deep_gemm.kernels import rows_silu
+from deep_gemm.layers import activate_rows, activations_of_rows, product_of_rows
 from deep_gemm.problem import SiluRowsProblem
 from deep_gemm.quantize import Quantized, empty_scales, per_token_cast_to_fp8
+from deep_gemm.routing import expert_rows, gather_cast_to_fp8
 from deep_gemm.sim import rows_silu as sim
 
 pytestmark = pytest.mark.gpu
@@ -46,14 +48,17 @@ def on_gpu(p: SiluRowsProblem) -> SiluRowsProblem:
 def by_torch(p: SiluRowsProblem) -> Quantized:
     """What must come, in copies of the outputs."""
     groups, n, k = p.b.shape
-    gates_first = p.b.view(torch.uint8).reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
+    gates_first = p.b.view(torch.uint8)
+    if not p.gates_apart:
+        gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
     product = torch.zeros(len(p.a), n, device=p.a.device)
     b = gates_first.view(torch.float8_e4m3fn), p.sfb
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), b, product, p.ids)
+    product = product.bfloat16().float() if p.gates_apart else product
     y = silu_mul(product, p.limit)
     if p.row_weights is not None:
         y *= p.row_weights[:, None]
-    values, scales = per_token_cast_to_fp8(y, gran_k=64)
+    values, scales = per_token_cast_to_fp8(y, gran_k=128 if p.gates_apart else 64)
     is_defined = (p.ids >= 0)[:, None]
     kept = torch.where(is_defined, values.view(torch.uint8), p.d.view(torch.uint8)).view(torch.float8_e4m3fn)
     return kept, torch.where(is_defined, scales, p.scales)
@@ -78,8 +83,25 @@ def test_every_configuration_that_can_be_chosen(index: int) -> None:
     config, rng = reachable_silu()[index], random.Random(index)
     for n, k in ((768, 128 * 4 + 128 * config.has_tail), (1024, 128 * 12 + 16 * config.has_tail)):
         limit, has_weights = rng.choice([None, 1.0]), rng.random() < 0.7
-        p = sim.random_problem(ragged(rng, 12), n, k, index, groups=12, limit=limit, has_weights=has_weights)
+        how = {"groups": 12, "limit": limit, "has_weights": has_weights, "gates_apart": config.gates_apart}
+        p = sim.random_problem(ragged(rng, 12), n, k, index, **how)  # type: ignore[arg-type]
         check(on_gpu(p), config)
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+@pytest.mark.parametrize("rows", [1, 37, 512, 3000])
+def test_gate_and_up_that_lie_apart_give_the_bits_of_separate_kernels(rows: int, limit: float | None) -> None:
+    hidden, intermediate, groups = 1040, 768, 9
+    generator = torch.Generator("cuda").manual_seed(rows)
+    x = torch.randn(rows, hidden, device="cuda", generator=generator)
+    w = deep_gemm.per_block_cast_to_fp8(torch.randn(groups, 2 * intermediate, hidden, device="cuda") / hidden**0.5)
+    stacked = expert_rows(torch.randint(-1, groups, (rows, 3), device="cuda", generator=generator), groups)
+    a = gather_cast_to_fp8(x, stacked, mn_major=True)
+    count = int(stacked.ends[-1])
+    values, scales = activations_of_rows(a, w, stacked, limit)
+    wanted_values, wanted_scales = activate_rows(product_of_rows(a, w, stacked), stacked, limit)
+    assert torch.equal(values.view(torch.uint8)[:count], wanted_values.view(torch.uint8)[:count])
+    assert torch.equal(scales[:count], wanted_scales[:count])
 
 
 @pytest.mark.parametrize("seed", range(12))

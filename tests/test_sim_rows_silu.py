@@ -18,7 +18,7 @@ from thorough import up_to
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
-from deep_gemm.choose.rows import TILES_SILU
+from deep_gemm.choose.rows import TILES_APART, TILES_SILU
 from deep_gemm.problem import SiluRowsProblem
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import rows_silu as sim
@@ -35,8 +35,8 @@ def compiled(config: GemmConfig) -> HostKernel:
     return compile_config(config)
 
 
-def config_of(tile: tuple[int, int] = (128, 128), k: int = 384) -> GemmConfig:
-    return tile_config(*tile, Output(groups=Groups.IDS, activates=True), k=k)
+def config_of(tile: tuple[int, int] = (128, 128), k: int = 384, apart: bool = False) -> GemmConfig:
+    return tile_config(*tile, Output(groups=Groups.IDS, activates=True, gates_apart=apart), k=k)
 
 
 def check(p: SiluRowsProblem, config: GemmConfig, seed: int = 1, schedule: str | None = None, num_sms: int = 2) -> None:
@@ -49,6 +49,13 @@ def check(p: SiluRowsProblem, config: GemmConfig, seed: int = 1, schedule: str |
 @pytest.mark.parametrize("k", [384, 512])
 def test_every_tile(tile: tuple[int, int], k: int) -> None:
     check(sim.random_problem(RAGGED, 768, k, 1), config_of(tile, k))
+
+
+@pytest.mark.parametrize("tile", [(tile.block_m, tile.block_n) for tile in TILES_APART], ids=str)
+def test_gate_and_up_that_lie_apart(tile: tuple[int, int]) -> None:
+    for k, limit, has_weights in ((384, None, False), (272, 0.5, True)):
+        p = sim.random_problem(RAGGED, 768, k, 7, limit=limit, has_weights=has_weights, gates_apart=True)
+        check(p, config_of(tile, k, apart=True), num_sms=5)
 
 
 @pytest.mark.parametrize("schedule", ["slow_warps", "slow_math", "slow_warpgroup", "slow_lanes", "late_loads"])

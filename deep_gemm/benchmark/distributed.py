@@ -27,7 +27,7 @@ from ..distributed.by_group import Everywhere, Facts
 from ..distributed.by_peers import why_not
 from ..distributed.collectives import all_gather
 from ..distributed.owners import local_ids
-from ..layers import activate_rows, product_of_rows
+from ..layers import activations_of_rows, product_of_rows
 from ..problem import ExpertRows
 from ..problem.checks import Operand
 from ..quantize import Quantized
@@ -60,8 +60,9 @@ METHOD = (
     f"each call the slowest process, of {REPEATS} calls the median, least and most. nccl: the prefill form, with "
     "its wait of the host; nccl_fixed: the decode form, the layer as a replayed CUDA graph; fused: the same "
     "with peer_memory, the cast being part of its ep_dispatch; ep_layer: the whole, ep_dispatch: rows on their "
-    "way to the experts, ep_combine: sums on their way back and added up; product_alone: both products of a "
-    "process's rows, which the busiest has most of, without anything between; mega: fp8_mega_moe, whose tokens are "
+    "way to the experts, ep_combine: sums on their way back and added up, by peer memory without the way itself, which "
+    "the second product takes; product_alone: both products of a process's rows, which the busiest has most of, as a "
+    "replayed graph, without anything between; mega: fp8_mega_moe, whose tokens are "
     "in FP8 before, as a replayed graph where rows go by peer memory. All forms checked: the same bits, but mega, "
     "another function, near them"
 )
@@ -274,7 +275,7 @@ class Work:
         row_of = torch.arange(len(y), device=self.device, dtype=torch.int32).view(self.ids.shape)
         return weighted_sum(y, row_of, self.p).bfloat16()
 
-    def _products(self) -> Callable[[], None]:
+    def _products(self) -> Callable[[], object]:
         """Both grouped products of the rows that come here, given what they multiply."""
         share, (w1, w2) = self.layer.share, self.weights
         ids = local_ids(self.ids_of_all, share.first, share.here)
@@ -286,8 +287,8 @@ class Work:
             return lambda: None
         x = torch.randn(len(ids), share.hidden, dtype=torch.bfloat16, device=self.device)
         a = _m_major(gather_cast_to_fp8(x, rows))
-        b = activate_rows(product_of_rows(a, w1, rows), rows, None)
-        return lambda: _both(a, w1, b, w2, rows)
+        b = activations_of_rows(a, w1, rows, None)
+        return _replayed(lambda: _both(a, w1, b, w2, rows), self.device)
 
 
 def _replayed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:

@@ -95,6 +95,8 @@ class GemmConfig:
     """Each row of D goes to an address of its own: a unit at a time, in a buffer of `panels_per_store` panels."""
     activates: bool = False
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
+    gates_apart: bool = False
+    """Of what `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
     scale_parts: int = 1
     """Parts of a k-block for which A has scales of their own: 2 if a scale is for 64 columns."""
 
@@ -106,7 +108,8 @@ class GemmConfig:
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
         scales = " 1d1d" if self.sfb_is_per_row else " by 64" if self.scale_parts == 2 else ""
-        output = "silu" if self.activates else "fp32" if self.output_is_fp32 else "bf16"
+        silu = "silu of halves" if self.gates_apart else "silu"
+        output = silu if self.activates else "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
         places = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
         places += " to addresses" if self.to_addresses else ""
@@ -242,9 +245,10 @@ class GemmConfig:
 
         A wave of few tiles takes as long as one of many, but only two thirds of it in halves of tiles, for which
         warpgroups of two units have code: 144 tiles for the 132 SMs of an H200 take 70 us instead of 85. Quarters
-        gained 2% more, halves of rows nothing.
+        gained 2% more, halves of rows nothing. Gate and up cannot go apart.
         """
-        return self.rows_are_grouped and self.units_along_n == self.units_per_warpgroup == 2
+        has_halves = self.units_along_n == self.units_per_warpgroup == 2 and not self.gates_apart
+        return self.rows_are_grouped and has_halves
 
     @property
     def units_of_part(self) -> int:
@@ -268,8 +272,8 @@ class GemmConfig:
 
     @property
     def box_rows_of_b(self) -> int:
-        """Rows of B that one TMA load brings to a grouped product: a tile's, or half of them where it may be cut."""
-        return self.block_n // 2 if self.cuts_last_tiles else self.block_n
+        """Rows of B that one TMA load brings to a grouped product: a tile's, or half where these may lie apart."""
+        return self.block_n // 2 if self.cuts_last_tiles or self.gates_apart else self.block_n
 
     @property
     def window_rows(self) -> int:
@@ -339,6 +343,8 @@ class GemmConfig:
         )
         of_halves = unit_n == 128 and self.block_n in (128, 256)
         yield of_halves or not self.activates, "units of 128 columns, one or two, where rows are activated"
+        yield self.activates or not self.gates_apart, "rows that are activated where gate and up lie apart"
+        yield self.block_n == 256 or not self.gates_apart, "tiles of 256 columns where gate and up lie apart"
         yield self.scale_parts in (1, 2), "a scale of A for each 128 or 64 columns"
         yield of_ids or self.scale_parts == 1, "rows with ids, and scales of B by blocks, where A has them for 64"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
@@ -362,6 +368,7 @@ class GemmConfig:
         by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
         by_block = "by_halves" if self.activates else "by_block"
         of_rows = {"ROWS_PARAMS": f"work/rows{'_silu' if self.activates else ''}_params.cuh"}
+        gates = {"GATES": f"epilogue/gates_{'apart' if self.gates_apart else 'in_turn'}.cuh"}
         return {
             "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
             "WORK": f"work/{work}.cuh",
@@ -369,6 +376,7 @@ class GemmConfig:
             "SCALES": f"scales/{by_row if self.sfb_is_per_row else by_block}.cuh",
             "EPILOGUE": f"epilogue/{stores}.cuh",
             **(of_rows if self.rows_are_grouped else {}),
+            **(gates if self.activates else {}),
         }
 
     @property
@@ -428,6 +436,7 @@ class GemmConfig:
             "kBoxRowsOfB": self.box_rows_of_b,
             "kScaleRows": self.scale_rows,
             "kScaleParts": self.scale_parts,
+            "kGateColumns": 128 if self.gates_apart else 8,
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
             "kSharedBytes": self.shared_bytes,

@@ -48,6 +48,8 @@ class Output:
     """Each row goes to an address of its own, perhaps in another GPU's memory: of BF16, by ids of rows alone."""
     activates: bool = False
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
+    gates_apart: bool = False
+    """Of what `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
     sfa_by_64: bool = False
     """The caller's as well: A has a scale for 64 columns, as `activates` makes them, not for 128."""
 
@@ -58,5 +60,6 @@ class Output:
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
         places = " to addresses" if self.to_addresses else ""
-        of = "silu" if self.activates else "fp32" if self.is_fp32 else "bf16"
+        silu = "silu of halves" if self.gates_apart else "silu"
+        of = silu if self.activates else "fp32" if self.is_fp32 else "bf16"
         return f"{scales}{of}{addition}{groups}{places}"

@@ -28,6 +28,9 @@ TILES_1D1D = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has gates and ups of whole scales, 128 columns, and a tile those of one block of B's scales each."""
 
+TILES_APART = (Tile(64, 256), Tile(128, 256))
+"""Gate and up of the same columns in two units of one warpgroup."""
+
 SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
 """Rows of a group, as parts of `expected_m`."""
 
@@ -103,7 +106,7 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
     if output.sfb_is_per_row:
         return TILES_1D1D
     if output.activates:
-        return TILES_SILU
+        return TILES_APART if output.gates_apart else TILES_SILU
     return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
 
 
@@ -132,9 +135,9 @@ def reachable_grouped() -> list[GemmConfig]:
 
 def reachable_silu() -> list[GemmConfig]:
     """The same of rows that are activated."""
-    silu = Output(groups=Groups.IDS, activates=True)
     found = [
         tile_config(tile.block_m, tile.block_n, silu, k=BLOCK_K * blocks)
+        for silu in (Output(groups=Groups.IDS, activates=True, gates_apart=apart) for apart in (False, True))
         for blocks in (4, 5)
         for tile in tiles_for(silu)
     ]

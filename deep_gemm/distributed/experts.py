@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..kernels.meeting import Room
-from ..layers import activate_rows, product_of_rows
+from ..layers import activations_of_rows, product_of_rows
 from ..nn.experts import mixture
 from ..nn.gradients import as_autocast_says
 from ..problem import ExpertRows, Operand
@@ -187,8 +187,7 @@ class Experts(torch.nn.Module):
     def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
         """BF16 results of the experts here, for each of their rows."""
         w1, w2 = self.weights()
-        h = product_of_rows(gather(arrived, rows), w1, rows)
-        return product_of_rows(activate_rows(h, rows, self.limit), w2, rows)
+        return product_of_rows(activations_of_rows(gather(arrived, rows), w1, rows, self.limit), w2, rows)
 
     @torch.no_grad()
     def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
@@ -211,7 +210,7 @@ class Experts(torch.nn.Module):
             row_of = peers.send(x, topk_ids, topk_weights, self.share.here)
             rows, a, addresses = peers.gather(self.share.here)
             w1, w2 = self.weights()
-            peers.product(activate_rows(product_of_rows(a, w1, rows), rows, self.limit), w2, rows, addresses)
+            peers.product(activations_of_rows(a, w1, rows, self.limit), w2, rows, addresses)
             return peers.combine(row_of, topk_weights, out)
         message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
         sums = self._sums(Arrived(message, self.share.hidden, topk), None)

@@ -173,7 +173,8 @@ def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     of_output = (config.output_is_fp32, config.sfb_is_per_row, config.with_c or config.adds_to_d)
     if of_output != (output.is_fp32, output.sfb_is_per_row, output.with_c or output.adds_to_d):
         return "is for another type of D, another C, or other scales of B"
-    if (config.activates, config.scale_parts == 2) != (output.activates, output.sfa_by_64):
+    of_rows = (config.activates, config.gates_apart, config.scale_parts == 2)
+    if of_rows != (output.activates, output.gates_apart, output.sfa_by_64):
         return "activates rows, or does not, or is for other scales of A"
     if (config.groups, config.to_addresses) != (output.groups, output.to_addresses):
         return "is for rows that are grouped otherwise, or not at all"

@@ -24,6 +24,7 @@ from .plan import PLANS, Addresses, Key, Place, Plan, addresses_of, refuse_if
 from .rows import GroupedProblem, grid, numbers_of, operand_maps
 
 OUTPUT = Output(groups=Groups.IDS, activates=True)
+APART = Output(groups=Groups.IDS, activates=True, gates_apart=True)
 ROW_WEIGHTS, SCALES = 6, 7
 """Further operands, behind those of every plan."""
 
@@ -45,16 +46,22 @@ def run(p: SiluRowsProblem, config: GemmConfig | None = None) -> None:
     key = _key(ready, config)
     plan = PLANS.plans.get(key)
     if plan is None:
+        output = output_of(p)
         if config is None:
-            config = select_grouped(groups, m / groups, n, k, OUTPUT, gpu_of(device))
+            config = select_grouped(groups, m / groups, n, k, output, gpu_of(device))
         else:
-            refuse_if(config.name, fp8_gemm.why_unfit(config, k, OUTPUT))
+            refuse_if(config.name, fp8_gemm.why_unfit(config, k, output))
         if settings().print_configs:
             print(f"deep_gemm: {groups} groups of {n} x {k} run {config.name}", file=sys.stderr)
         plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
         PLANS.keep(key, plan)
     if get_compile_mode() == 0:
         plan.launch(addresses(ready))
+
+
+def output_of(p: SiluRowsProblem) -> Output:
+    """What decides the kernel's code besides the tile."""
+    return APART if p.gates_apart else OUTPUT
 
 
 def prepared(p: SiluRowsProblem) -> SiluRowsProblem:
@@ -72,7 +79,7 @@ def addresses(p: SiluRowsProblem) -> Addresses:
 def _key(p: SiluRowsProblem, config: GemmConfig | None) -> Key:
     """Everything that decides what is launched, but for addresses."""
     lie = tuple((x.shape, x.stride()) for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.scales))
-    return run, lie, p.limit, config, p.d.get_device(), in_force.generation
+    return run, lie, p.limit, p.gates_apart, config, p.d.get_device(), in_force.generation
 
 
 def plan_of(p: SiluRowsProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
@@ -91,5 +98,5 @@ def plan_of(p: SiluRowsProblem, config: GemmConfig, num_sms: int, launcher: driv
         "activation.limit": math.inf if p.limit is None else p.limit,
     }
     plan = Plan(p, ROWS_SILU_PARAMS, numbers, maps, places, launcher, grid(config, 1, m, n, num_sms))
-    plan.config, plan.output, plan.n, plan.k = config, OUTPUT, n, k
+    plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, k
     return plan

@@ -24,19 +24,21 @@ class SiluRowsProblem(NamedTuple):
     a: Tensor
     sfa: Tensor
     b: Tensor
-    """8 rows of gate and 8 of up in turn."""
+    """8 rows of gate and 8 of up in turn, or with `gates_apart` all of gate first."""
     sfb: Tensor
-    """`[groups, n / 128, k / 128]`, as if all rows of gate came first."""
+    """`[groups, n / 128, k / 128]`, those of gate first."""
     d: Tensor
     """FP8 `[m, n / 2]`."""
     scales: Tensor
-    """One for each row of d and 64 columns, m-major."""
+    """One for each row of d and 64 columns, or 128 with `gates_apart`, m-major."""
     ids: Tensor
     """The group of each row, -1 for none: such rows are neither read nor written."""
     row_weights: Tensor | None
     """FP32 `[m]`: factors of whole rows."""
     limit: float | None
     """gate counts as at most this, up as within +-this."""
+    gates_apart: bool = False
+    """B has all rows of gate first, scales are for 128 columns, and gate and up are rounded to BF16."""
 
     @property
     def c(self) -> Tensor:
@@ -51,6 +53,7 @@ def silu_rows_problem(
     ids: Tensor,
     row_weights: Tensor | None,
     limit: float | None,
+    gates_apart: bool = False,
 ) -> SiluRowsProblem:
     """Check a product of grouped rows that is activated. `d` is room for values and scales."""
     sizes: Sizes = {}
@@ -59,12 +62,13 @@ def silu_rows_problem(
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
     if n % (2 * SCALE_BLOCK):
         raise ValueError(f"b: expected a multiple of {2 * SCALE_BLOCK} rows, gate and up, got n = {n}")
-    sizes |= {"n / 2": n // 2, "n / 128": n // (2 * SILU_COLUMNS)}
+    blocks = "n / 256" if gates_apart else "n / 128"
+    sizes |= {"n / 2": n // 2, blocks: n // 2 // (SCALE_BLOCK if gates_apart else SILU_COLUMNS)}
     sfa = checks.scales("sfa", sfa, "m", (m,), k, 1)
     sfb = checks.scales("sfb", sfb, "n", (groups, n), k, SCALE_BLOCK)
     values, scales = checks.operand("d", d, ("m", "n / 2"), sizes)
     checks.fp32_scales("sfd", scales)
-    checks.bind("sfd", scales, ("m", "n / 128"), sizes)
+    checks.bind("sfd", scales, ("m", blocks), sizes)
     if not is_mn_major_tma_aligned(scales):
         raise ValueError(f"sfd: expected scales that lie m-major, as products load them, got strides {scales.stride()}")
     checks.int32("ids", ids, "m", m)
@@ -86,4 +90,4 @@ def silu_rows_problem(
         checks.in_range("ids", ids, -1, groups - 1)
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
     limit = None if limit is None else positive("limit", limit)
-    return SiluRowsProblem(av, sfa, bv, sfb, values, scales, ids, row_weights, limit)
+    return SiluRowsProblem(av, sfa, bv, sfb, values, scales, ids, row_weights, limit, gates_apart)

@@ -12,6 +12,7 @@ from ..choose.config import GemmConfig
 from ..kernels import rows_silu as kernels
 from ..kernels.fp8_gemm import ROWS_SILU_PARAMS
 from ..problem import SiluRowsProblem, silu_rows_problem
+from ..problem.layout import SCALE_BLOCK
 from ..problem.rows_silu import SILU_COLUMNS
 from ..quantize import Quantized, empty_scales, per_block_cast_to_fp8, per_token_cast_to_fp8
 from .launcher import Launcher, flat_memory
@@ -35,6 +36,7 @@ def random_problem(
     limit: float | None = None,
     has_weights: bool = True,
     size: float = 1.0,
+    gates_apart: bool = False,
 ) -> SiluRowsProblem:
     """Make a problem with random data. Rows without a group are NaN: values, scales and weights.
 
@@ -49,13 +51,14 @@ def random_problem(
     b[1].mul_(torch.rand(b[1].shape, generator=generator) + 0.5)
     row_weights = torch.rand(m, generator=generator) * 2 - 0.5 if has_weights else None
     d = torch.full((m, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    scales = empty_scales((m,), n // 2, d, mn_major=True, gran_k=SILU_COLUMNS).fill_(CANARY)
+    columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
+    scales = empty_scales((m,), n // 2, d, mn_major=True, gran_k=columns).fill_(CANARY)
     unused = numbers < 0
     a.view(torch.uint8)[unused] = 0x7F
     for x in (sfa, row_weights):
         if x is not None:
             x[unused] = float("nan")
-    return silu_rows_problem((a, sfa), b, (d, scales), numbers, row_weights, limit)
+    return silu_rows_problem((a, sfa), b, (d, scales), numbers, row_weights, limit, gates_apart)
 
 
 def run(

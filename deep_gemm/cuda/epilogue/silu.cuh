@@ -1,18 +1,17 @@
 // From accumulators to the operand of the next product: silu(gate) * up, times the row's weight, cast to FP8 with a scale for
-// each row and 64 of these columns.
+// each row and kColumns of these columns. GATES names the file that says where gate and up of a column are.
 //
-// B has 8 rows of gate and 8 of up in turn. Of 16 columns of the product a thread therefore holds, of each of its two rows, two
-// gates and the two ups that belong to them. The four threads of a row tell each other its largest magnitude, and exchange
-// words until each has 16 bytes that lie in a line: they are stored from registers, rows of other groups left out.
+// The four threads of a row tell each other its largest magnitude, and exchange words until each has 16 bytes that lie in a
+// line: they are stored from registers, rows of other groups left out.
 //
-// A number is what cast/source_silu.cuh would make of FP32 gates and ups, and per_token_cast_to_fp8 of that.
+// A number is what cast/source_silu.cuh would make of gates and ups, and per_token_cast_to_fp8 of that.
 #pragma once
 #include "cast/division.cuh"
-#include "cast/silu.cuh"
 #include "config.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "tile.cuh"
+#include GATES
 #include WORK
 
 struct OutputStorage {};
@@ -24,22 +23,7 @@ struct OutputBarriers {
 DEVICE void prefetch_output_map(const Params&) {}
 DEVICE void prefetch_d(const Params&, const TileToLoad&, uint32_t, uint32_t) {}
 
-constexpr uint32_t kColumns = 64;  // of activations, under one scale
 constexpr uint32_t kOfThread = kColumns / 4;
-static_assert(kUnitN == 2 * kColumns, "a unit is what lies under one scale");
-
-// What one thread has of the activations of a row: those of columns 8 * j + lane % 4 * 2 and the next, for each j.
-using Activated = float[kOfThread];
-
-// `half` says which of the thread's two rows.
-DEVICE void activate(const float (&total)[kUnitN / 2], uint32_t half, float limit, float weight, Activated& activated) {
-#pragma unroll
-  for (uint32_t i = 0; i < kOfThread; ++i) {
-    const uint32_t at = i / 2 * 8 + half * 2 + i % 2;
-    const float gate = ptx::min_nan(total[at], limit), up = ptx::min_magnitude(total[at + 4], limit);
-    activated[i] = ptx::mul_rn(ptx::mul_rn(silu(gate), up), weight);
-  }
-}
 
 // The largest magnitude of the row. NaN do not count, and infinities not where numbers are of any kind.
 template <bool kIsOrdinary>
@@ -54,10 +38,10 @@ DEVICE float amax_of(const Activated& activated) {
   return ptx::max_f32(amax, ptx::shfl_xor_sync(amax, 2));
 }
 
-// Word i holds the values of activated[4 * i] and the three behind it.
+// Of each 64 columns, word i holds the values of activated[4 * i] and the three behind it.
 struct CastRow {
   Divisor divisor;
-  uint32_t words[kOfThread / 4];
+  uint32_t words[kColumns / 64][4];
 };
 
 template <bool kIsOrdinary>
@@ -66,7 +50,7 @@ DEVICE void cast(const Activated& activated, CastRow& row) {
   const auto quotient = [&](uint32_t i) { return quotient_of<kIsOrdinary>(activated[i], row.divisor); };
 #pragma unroll
   for (uint32_t i = 0; i < kOfThread; i += 4)
-    row.words[i / 4] = pack_quotients(quotient(i), quotient(i + 1), quotient(i + 2), quotient(i + 3));
+    row.words[i / 16][i / 4 % 4] = pack_quotients(quotient(i), quotient(i + 1), quotient(i + 2), quotient(i + 3));
 }
 
 // Word i of lane j of four becomes word j of lane i.
@@ -94,32 +78,37 @@ struct Output {
   DEVICE void store_tile(const Params& p, const Tile& tile, float (&total)[kUnits][kUnitN / 2]) {
     const uint32_t first_row = tile.row_m + warpgroup * 64 + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4;
 #pragma unroll
-    for (uint32_t unit = 0; unit < kUnits; ++unit)
+    for (uint32_t unit = 0; unit < kUnits; unit += kUnitsOfScale)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half)
-        store_row(p.activation, p.d, p.d_pitch, total[unit], half, first_row + row_of_unit(unit) + half * 8, tile.end_m,
+        store_row(p.activation, p.d, p.d_pitch, total, unit, half, first_row + row_of_unit(unit) + half * 8, tile.end_m,
                   (tile.row_n + column_of_unit(unit)) / 2);
   }
 
   // One row of each four lanes. All lanes take part, those of rows that are not the group's too.
-  DEVICE void store_row(const Activation& a, uint8_t* d, uint64_t pitch, const float (&total)[kUnitN / 2], uint32_t half,
-                        uint32_t row, uint32_t end_row, uint32_t column) const {
+  template <uint32_t kUnits>
+  DEVICE void store_row(const Activation& a, uint8_t* d, uint64_t pitch, const float (&total)[kUnits][kUnitN / 2],
+                        uint32_t unit, uint32_t half, uint32_t row, uint32_t end_row, uint32_t column) const {
     const uint32_t lane = ptx::lane_index();
     const bool is_there = row < end_row;
     const float weight = a.row_weights != nullptr && is_there ? ptx::ld_global_f32(a.row_weights + row) : 1.f;
     Activated activated;
-    activate(total, half, a.limit, weight, activated);
+    activate(total, unit, half, a.limit, weight, activated);
     CastRow cast_row;
     cast<true>(activated, cast_row);
     if (!ptx::all_sync(!is_there || is_ordinary(cast_row.divisor))) cast<false>(activated, cast_row);
-    uint32_t(&words)[4] = cast_row.words;
-    transpose(words, lane);
-    if (!is_there) return;
     // The lower half of word j is lane j's two of 8 columns, and the upper half its two of the next 8.
     const auto lower = [](uint32_t x, uint32_t y) { return (x & 0xffff) | y << 16; };
     const auto upper = [](uint32_t x, uint32_t y) { return x >> 16 | (y & 0xffff0000); };
-    ptx::st_global_v4_b32(d + row * pitch + column + lane % 4 * 16, lower(words[0], words[1]), lower(words[2], words[3]),
-                          upper(words[0], words[1]), upper(words[2], words[3]));
+#pragma unroll
+    for (uint32_t part = 0; part < kColumns / 64; ++part) {
+      uint32_t(&words)[4] = cast_row.words[part];
+      transpose(words, lane);
+      if (!is_there) continue;
+      ptx::st_global_v4_b32(d + row * pitch + column + part * 64 + lane % 4 * 16, lower(words[0], words[1]),
+                            lower(words[2], words[3]), upper(words[0], words[1]), upper(words[2], words[3]));
+    }
+    if (!is_there) return;
     if (lane % 4 == 0)
       ptx::st_global_f32(a.scales + uint64_t{column / kColumns} * a.scales_pitch + row, cast_row.divisor.scale);
   }

@@ -1,5 +1,5 @@
-// B's rows are those of two matrices in turn, 8 of gate and 8 of up, and its scales one for each 128x128 block of these: those
-// of gate, then those of up. So the columns of a tile of up to 256 are in one block of gate and in one of up.
+// A tile's columns are those of two matrices in turn, kGateColumns of gate and as many of up, and B's scales one for each
+// 128x128 block of these: those of gate, then those of up. So a tile of up to 256 columns is in one block of each.
 #pragma once
 #include "scales/blocks_of_b.cuh"
 
@@ -14,9 +14,9 @@ struct TileScales : BlockScales<2> {
     row[1] = row[0] + static_cast<uint64_t>(n / 256) * stride_n;
   }
 
-  // The scale of the 8 columns from `column` of the tile on.
-  DEVICE float at_column(const float (&scales)[2], uint32_t column) const { return scales[column / 8 % 2]; }
+  // The scale of the columns from `column` of the tile on, which are all of gate or of up.
+  DEVICE float at_column(const float (&scales)[2], uint32_t column) const { return scales[column / kGateColumns % 2]; }
 };
 
 template <uint32_t kCount, uint32_t kPieces>
-using RunScales = RunBlockScales<TileScales, 2, 8, kCount, kPieces>;
+using RunScales = RunBlockScales<TileScales, 2, kGateColumns, kCount, kPieces>;

@@ -233,7 +233,8 @@ struct TileLoad {
 #pragma unroll
     for (uint32_t row = 0; row < kBlockN; row += kBoxRowsOfB) {
       if (row > 0 && tile.is_narrow) break;
-      load_rows<kBIsMnMajor, kBoxRowsOfB>(&p.map_b, slot.full, slot.b + row * kLineBytes, k, tile.row_n + row, tile.group);
+      load_rows<kBIsMnMajor, kBoxRowsOfB>(&p.map_b, slot.full, slot.b + row * kLineBytes, k, row_of_b(p, tile.row_n + row),
+                                              tile.group);
     }
     if constexpr (kHasScales) load_scales(slot, k_block);
   }

@@ -14,3 +14,10 @@ struct Params : Product {
   Groups groups;
   Activation activation;
 };
+
+// The row of B that is a column of the product: kGateColumns of gate, and as many of up, in turn. Where these are 128, B has
+// all rows of gate first.
+DEVICE uint32_t row_of_b(const Params& p, uint32_t column) {
+  if constexpr (kGateColumns == 8) return column;
+  return column / 256 * 128 + column % 128 + (column % 256 < 128 ? 0 : p.n / 2);
+}
