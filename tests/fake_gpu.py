@@ -30,6 +30,7 @@ from deep_gemm.kernels import (
     k_group_maps,
     rows,
     rows_silu,
+    rows_to_addresses,
     sum_slices,
 )
 from deep_gemm.kernels.params import Params
@@ -144,7 +145,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     fake = FakeGpu(gpu)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
-    for kind in (dense, rows, rows_silu, depths, heads, bf16, bf16_rows, bf16_depths, bf16_sums):
+    for kind in (dense, rows, rows_silu, rows_to_addresses, depths, heads, bf16, bf16_rows, bf16_depths, bf16_sums):
         monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "_templates", {})

@@ -88,7 +88,7 @@ def test_no_field_of_a_configuration_becomes_code(kernel: str) -> None:
         assert [name for name, text in found.items() if "passwd" in text] == [], field
         assert found.keys() == sound.keys(), field
     has_numbers = any(type(getattr(config, field.name)) is int for field in dataclasses.fields(config))
-    assert tried > 0
+    assert tried > 0 or not dataclasses.fields(config)
     assert refused > 0 or not has_numbers, "the check was never reached"
 
 

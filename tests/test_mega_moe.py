@@ -90,6 +90,14 @@ def test_a_buffer_is_what_callers_fill() -> None:
     assert bool((buffer.topk_idx == -1).all())
 
 
+def test_a_buffer_serves_calls_with_and_without_inference_mode() -> None:
+    tokens, weights = MODEL.tokens(3), MODEL.weights()
+    with torch.inference_mode():
+        buffer = MODEL.buffer()
+        first = result(buffer, tokens, *weights)
+    assert torch.equal(first, result(buffer, tokens, *weights))
+
+
 def test_a_buffer_that_was_destroyed_is_refused() -> None:
     buffer = MODEL.buffer()
     buffer.destroy()

@@ -118,17 +118,15 @@ def reachable_grouped() -> list[GemmConfig]:
         for is_fp32 in (False, True)
         for per_row in (False, True)
     ]
+    by_ids = [
+        Output(groups=Groups.IDS, to_addresses=to_addresses, sfa_by_64=by_64)
+        for to_addresses, by_64 in ((True, False), (False, True), (True, True))
+    ]
     found = [
         tile_config(tile.block_m, tile.block_n, output, k=BLOCK_K * blocks)
-        for output in (*outputs, Output(groups=Groups.IDS, to_addresses=True))
+        for output in (*outputs, *by_ids)
         for blocks in (4, 5)
         for tile in tiles_for(output)
-    ]
-    by_64 = Output(groups=Groups.IDS, sfa_by_64=True)
-    found += [
-        tile_config(tile.block_m, tile.block_n, by_64, k=BLOCK_K * blocks)
-        for blocks in (4, 5)
-        for tile in tiles_for(by_64)
     ]
     return list(dict.fromkeys(found))
 

@@ -87,7 +87,7 @@ class Peers:
         if missed:
             raise RuntimeError(
                 f"experts across GPUs: rank {missed - 1} did not come within {self.seconds} s, so results since then "
-                f"are undefined; make a new layer on all ranks"
+                f"are undefined; make a new layer, or buffer, on all ranks"
             )
 
 

@@ -163,7 +163,8 @@ def get_symm_buffer_for_sm90_mega_moe(
     )
     on_cpu = not torch.cuda.is_available() or (not is_alone and dist.get_backend(group) == "gloo")
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
-    return SM90SymmBuffer(sizes, device, group, mega_by_peers.peers_of(sizes, device, group))
+    with torch.inference_mode(False):  # calls of any mode write into its tensors
+        return SM90SymmBuffer(sizes, device, group, mega_by_peers.peers_of(sizes, device, group))
 
 
 def transform_weights_for_mega_moe_sm90(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:

@@ -56,8 +56,10 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::tma_reduce_add_2d(&map, tile, 1, 2);
   ptx::tma_reduce_add_3d(&map, tile, 1, 2, 3);
   ptx::tma_reduce_add_4d(&map, tile, 1, 2, 3, 4);
+  ptx::bulk_store(out, tile, 16);
   ptx::tma_store_commit();
   ptx::tma_store_wait_read<1>();
+  ptx::tma_store_wait<0>();
 
   // Tensor maps that a kernel makes
   ptx::TensorMap* made = reinterpret_cast<ptx::TensorMap*>(out);
