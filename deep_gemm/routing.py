@@ -41,15 +41,34 @@ def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
     """
     if is_dispatched(topk_ids):
         return ExpertRows(*torch.ops.deep_gemm.expert_rows.default(topk_ids, num_experts))
-    return stack_routes(topk_ids, check_routes(topk_ids, num_experts))
+    num_experts = check_routes(topk_ids, num_experts)
+    if _routes_have_kernel(topk_ids, num_experts):
+        return _stacked(route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts))
+    return _stacked_by_torch(topk_ids, num_experts, 0)
 
 
-def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0) -> ExpertRows:
-    """Compute `expert_rows` for the experts whose ids are `first` to `first + num_experts - 1`; others count as -1."""
-    if _has_kernel(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]:
-        p = route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts, first)
-        route_rows.run(p)
-        return ExpertRows(p.counts, p.ends, p.row_of, p.token_of, p.ids)
+def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int | None = None) -> ExpertRows:
+    """Compute `expert_rows` for the experts whose ids are `first` to `first + num_experts - 1`; others count as -1.
+
+    `used` rows have a token, if the host knows how many: then there are no other rows. Members share their memory.
+    """
+    if _routes_have_kernel(topk_ids, num_experts):
+        rows = _stacked(route_rows.RouteProblem.in_one_piece(with_contiguous_rows(topk_ids), num_experts, first))
+    else:
+        rows = _stacked_by_torch(topk_ids, num_experts, first)
+    return rows if used is None else rows._replace(token_of=rows.token_of[:used], ids=rows.ids[:used])
+
+
+def _routes_have_kernel(topk_ids: Tensor, num_experts: int) -> bool:
+    return _has_kernel(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]
+
+
+def _stacked(p: route_rows.RouteProblem) -> ExpertRows:
+    route_rows.run(p)
+    return ExpertRows(p.counts, p.ends, p.row_of, p.token_of, p.ids)
+
+
+def _stacked_by_torch(topk_ids: Tensor, num_experts: int, first: int) -> ExpertRows:
     has_expert = (topk_ids >= first) & (topk_ids < first + num_experts)
     # Routes without an expert are sorted behind all others.
     expert = torch.where(has_expert, topk_ids - first, num_experts).flatten()

@@ -9,7 +9,6 @@ from torch import Tensor
 from deep_gemm.distributed.message import Arrived, gather, pack, row_bytes
 from deep_gemm.distributed.owners import count_routes, owners_of_routes, owners_of_tokens
 from deep_gemm.kernels import plan_sends
-from deep_gemm.problem import ExpertRows
 from deep_gemm.routing import expert_rows, stack_routes, sum_rows, weighted_sum
 
 pytestmark = pytest.mark.gpu
@@ -49,11 +48,15 @@ def test_tokens_are_packed_and_gathered_again(sizes: tuple[int, int, int], dtype
     assert torch.equal(packed.cpu(), right)
 
     on_gpu, on_cpu = Arrived(packed, hidden, topk), Arrived(right, hidden, topk)
-    of_gpu, of_cpu = (stack_routes(each.ids, here, 2 * here) for each in (on_gpu, on_cpu))
+    of_cpu = stack_routes(on_cpu.ids, here, 2 * here)
+    of_gpu = stack_routes(on_gpu.ids, here, 2 * here)
     for name in ("counts", "ends", "row_of", "token_of", "ids"):
         assert torch.equal(getattr(of_gpu, name).cpu(), getattr(of_cpu, name)), name
     count = int(of_cpu.ends[-1])
-    (values, scales), right_rows = gather(on_gpu, cut(of_gpu, count)), gather(on_cpu, cut(of_cpu, count))
+    used = [stack_routes(each.ids, here, 2 * here, count) for each in (on_cpu, on_gpu)]
+    assert torch.equal(used[1].ids.cpu(), of_cpu.ids[:count])
+    assert torch.equal(used[1].token_of.cpu(), of_cpu.token_of[:count])
+    right_rows, (values, scales) = gather(on_cpu, used[0]), gather(on_gpu, used[1])
     assert torch.equal(values.cpu().view(torch.uint8), right_rows[0].view(torch.uint8))
     assert torch.equal(scales.cpu(), right_rows[1])
 
@@ -69,7 +72,3 @@ def test_rows_of_all_ranks_have_no_routes_behind_the_last_token() -> None:
     assert packed.shape == (5, row_bytes(256, 4) // 4)
     assert torch.equal(packed[:3].cpu(), pack(x, ids, p))
     assert (Arrived(packed, 256, 4).ids[3:] == -1).all()
-
-
-def cut(rows: ExpertRows, count: int) -> ExpertRows:
-    return rows._replace(token_of=rows.token_of[:count], ids=rows.ids[:count])

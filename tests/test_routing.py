@@ -14,6 +14,8 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted, per_token_cast_to_fp8
+from deep_gemm.kernels import route_rows
+from deep_gemm.routing import stack_routes
 
 TOKENS, TOPK, EXPERTS = 6, 3, 4
 
@@ -431,3 +433,19 @@ def test_wrong_sums_are_refused(changes: dict[str, Any], error: type[Exception],
 def test_rows_are_a_public_type() -> None:
     assert isinstance(rows_of_six(), deep_gemm.ExpertRows)
     assert ExpertRows._fields == ("counts", "ends", "row_of", "token_of", "ids")
+
+
+def test_rows_in_one_piece_lie_apart_and_ids_begin_where_products_read_them() -> None:
+    p = route_rows.RouteProblem.in_one_piece(torch.zeros(5, 3, dtype=torch.int64), 7, first=2)
+    members = (p.ids, p.token_of, p.row_of, p.counts, p.ends)
+    assert [tuple(each.shape) for each in members] == [(15,), (15,), (5, 3), (7,), (7,)]
+    assert [each.storage_offset() for each in members] == [0, 15, 30, 45, 52]
+
+
+def test_own_experts_are_numbered_from_the_first_one() -> None:
+    ids = torch.tensor([[5, 2, 9, 1], [3, -1, 2, 4]])[:, 1:]
+    right = expert_rows(torch.tensor([[0, -1, -1], [-1, 0, 2]]), 3)
+    for found, expected in zip(stack_routes(ids, 3, first=2), right, strict=True):
+        assert torch.equal(found, expected)
+    used = stack_routes(ids, 3, first=2, used=3)
+    assert (used.ids.tolist(), used.token_of.tolist()) == ([0, 0, 2], [0, 1, 1])

@@ -17,7 +17,6 @@ from ..gpus import is_hopper
 from ..kernels import plan_sends
 from ..routing import expert_rows, gather_weighted, sum_rows
 from .collectives import all_gather, all_to_all
-from .message import WORD
 from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
 
 UNLIMITED = 2**62
@@ -72,11 +71,10 @@ def ones(like: Tensor) -> Tensor:
 
 
 def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
-    """Send rows to all ranks, and give those that come, stacked by rank. They travel as words."""
-    words = sent.contiguous().view(WORD)
-    received = words.new_empty(sum(receives), words.shape[1])
-    all_to_all(received, words, receives, sends, group)
-    return received.view(sent.dtype)
+    """Send rows to all ranks, and give those that come, stacked by rank."""
+    received = sent.new_empty(sum(receives), sent.shape[1])
+    all_to_all(received, sent.contiguous(), receives, sends, group)
+    return received
 
 
 class Asked(NamedTuple):
@@ -186,6 +184,6 @@ class Everywhere:
     def combine(self, y: Tensor, tokens: int, out: Tensor | None) -> Tensor | None:
         """Send each rank the sums of its tokens, and add up what comes in order of ranks."""
         back = torch.empty_like(y)
-        all_to_all(back.view(WORD), y.view(WORD), [], [], self.group)
+        all_to_all(back, y, [], [], self.group)
         rows = self.rows._replace(row_of=self.rows.row_of[:tokens])
         return gather_weighted(back, rows, self.ones[:tokens], out)

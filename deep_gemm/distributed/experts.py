@@ -173,8 +173,7 @@ class Experts(torch.nn.Module):
 
     def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
         """Rows of the experts here, as many as there are routes if the host knows it."""
-        rows = stack_routes(ids, self.share.here, self.share.first)
-        return rows._replace(token_of=rows.token_of[:routes], ids=rows.ids[:routes])
+        return stack_routes(ids, self.share.here, self.share.first, routes)
 
     def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
         """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""

@@ -88,6 +88,20 @@ class RouteProblem:
         self.token_of = torch.empty(routes, dtype=torch.int32, device=device)
         self.ids = torch.empty(routes, dtype=torch.int32, device=device)
 
+    @classmethod
+    def in_one_piece(cls, topk_ids: Tensor, num_experts: int, first: int) -> RouteProblem:
+        """The same with one allocation, as a host is what a call of few tokens waits for."""
+        p = cls.__new__(cls)
+        p.topk_ids, p.num_experts, p.first = topk_ids, num_experts, first
+        routes = topk_ids.numel()
+        memory = torch.empty(3 * routes + 2 * num_experts, dtype=torch.int32, device=topk_ids.device)
+        # Ids are the first: products read them from where 16 bytes may be loaded.
+        p.ids, p.token_of, row_of, p.counts, p.ends = memory.split_with_sizes(
+            (routes, routes, routes, num_experts, num_experts)
+        )
+        p.row_of = row_of.view(topk_ids.shape)
+        return p
+
 
 def run(p: RouteProblem) -> None:
     """Give each route a row, on the GPU that the ids are on."""
