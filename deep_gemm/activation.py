@@ -146,6 +146,8 @@ def activated_product_of_rows(
     With `gates_apart` b has all rows of gate first, and scales are `[m, i / 128]`: the result is that of
     `silu_mul_cast_to_fp8` of the product in BF16, to the bit if both are computed on one device.
     """
+    if rows_silu.again(a, b, d, ids, row_weights, limit, gates_apart):
+        return
     p = silu_rows_problem(a, b, d, ids, row_weights, limit, gates_apart)
     if p.d.is_cuda:
         rows_silu.run(p)

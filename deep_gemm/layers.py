@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .activation import cast_activated
+from .activation import activated_product_of_rows, cast_activated
 from .dense import product_behind_cast
 from .gpus import is_hopper
 from .grouped import product_of_stacked_rows
-from .kernels import linear_decode, rows_silu
-from .problem import ActivationProblem, ExpertRows, Operand, SiluRowsProblem, experts_problem, linear_problem
+from .kernels import linear_decode
+from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
 from .problem.checks import pair
 from .problem.integers import integer_in_range
 from .problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, get_tma_aligned_size
@@ -141,13 +141,13 @@ def activations_of_rows(a: Quantized, w: Operand, rows: ExpertRows, limit: float
     An epilogue that activates keeps the tensor cores waiting, so it gains 1 to 2% on an H200. A kernel that casts few
     rows takes 2 us, less than what the products lose by fewer, wider tiles.
     """
-    (values, sfa), intermediate = a, w[0].shape[1] // 2
+    values, intermediate = a[0], w[0].shape[1] // 2
     is_few = values.shape[0] < MANY_ROWS
     if is_few or not (values.is_cuda and is_hopper(values.get_device())) or intermediate % SCALE_BLOCK:
         return activate_rows(product_of_rows(a, w, rows), rows, limit)
     d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
-    rows_silu.run(SiluRowsProblem(values, sfa, *w, d, scales, rows.ids, None, limit, gates_apart=True))
+    activated_product_of_rows(a, w, (d, scales), rows.ids, limit=limit, gates_apart=True)
     return d, scales
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import host_mutations_bf16 as of_bf16
 import host_mutations_sends as of_sends
+import silu_cases
 import torch
 from casts import assert_same_bits, wild
 from host_mutations_bf16 import wider
@@ -41,9 +42,10 @@ MODULES = (
         f"kernels.{name}"
         for name in ("launch", "cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")
     ),
-    *(f"kernels.{name}" for name in ("dense", "rows", "depths", "heads", "skip_head_mid")),
+    *(f"kernels.{name}" for name in ("dense", "rows", "rows_silu", "depths", "heads", "skip_head_mid")),
     *(f"kernels.{name}" for name in (*of_bf16.MODULES, *of_sends.MODULES)),
-    *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "depths", "heads", "skip_head_mid")),
+    *(f"sim.{name}" for name in ("launcher", "dense", "fp8_gemm_decode", "rows", "rows_silu", "depths", "heads")),
+    "sim.skip_head_mid",
     *(f"sim.{name}" for name in ("cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales")),
     *(f"sim.{name}" for name in (*of_bf16.SIMULATED, *of_sends.SIMULATED)),
 )
@@ -96,6 +98,19 @@ def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, a
     outcome = sim.run(dense.compile_config(config), config, p)
     if outcome.mistakes is not None:
         raise ValueError(outcome.mistakes)
+
+
+def silu_trial(has_weights: bool) -> None:
+    from deep_gemm.sim import dense
+    from deep_gemm.sim import rows_silu as sim
+
+    config = tile_config(64, 128, Output(groups=Groups.IDS, activates=True), k=400)
+    p = sim.random_problem([-1, *[0] * 70, -1, *[1] * 21], 512, 400, has_weights=has_weights, limit=0.5)
+    p = p._replace(b=wider(p.b, 16), sfb=wider(p.sfb, 3), d=wider(p.d, 32))
+    got, _ = sim.run(dense.compile_config(config), config, p)
+    found = silu_cases.mistakes(p, got, silu_cases.right(p))
+    if found is not None:
+        raise ValueError(found)
 
 
 def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
@@ -226,6 +241,11 @@ TRIALS: dict[str, Callable[[], None]] = {
     "rows by row": lambda: rows_trial(
         tile_config(64, 64, Output(True, sfb_is_per_row=True, groups=Groups.COUNTS), k=400), [3, 70, 0], 75
     ),
+    "rows by 64": lambda: rows_trial(
+        tile_config(64, 64, Output(groups=Groups.IDS, sfa_by_64=True), k=400), [-1, *[0] * 70, -1, *[1] * 20]
+    ),
+    "activated rows": lambda: silu_trial(True),
+    "activated rows without weights": lambda: silu_trial(False),
     "heads": lambda: heads_trial(Tile(64, 64), Output(with_c=True, groups=Groups.HEADS)),
     "heads by row": lambda: heads_trial(Tile(64, 64), Output(True, sfb_is_per_row=True, groups=Groups.HEADS)),
     "heads of few rows": lambda: heads_trial(
@@ -284,6 +304,7 @@ DENSE, SPLIT, BY_ROW, DECODE = "dense", "split", "by row", "decode"
 INTO_HEADS = "into heads", "into heads, few rows"
 ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
+SILU = "activated rows"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
 MUTATIONS = [
     # The list of members
@@ -369,13 +390,25 @@ MUTATIONS = [
     *_swap("rows", '"groups.rows": p.m', '"groups.rows": p.m - 1', "ids"),
     *_swap("rows", '"groups.alignment": p.alignment', '"groups.alignment": 1', "ids", "ends"),
     *_swap("rows", '"groups.zeroes_padding": int(p.zero_padding)', '"groups.zeroes_padding": 0', "ids", "ends"),
-    *_swap("rows", '"d_pitch": row_pitch(p.d)', '"d_pitch": row_pitch(p.a)', "ids", "ends"),
+    *_swap("rows", "numbers_of(p, row_pitch(p.d))", "numbers_of(p, row_pitch(p.a))", "ids", "ends"),
     *_swap("rows", "config.box_rows_of_a * row_pitch(p.a)", "config.block_m // 2 * row_pitch(p.a)", *ROWS),
     *_swap("rows", "WGMMA_ROWS * row_pitch(p.d)", "WGMMA_ROWS * row_pitch(p.a)", *ROWS),
     *_swap("rows", 'Place("map_whole_d", D)', 'Place("map_whole_d", A)', "counts"),
     *_swap("rows", 'Place("d", D)', 'Place("d", A)', "ids", "ends"),
     *_swap("rows", 'Place("groups.layout", C)', 'Place("groups.layout", SFB)', *ROWS),
     *_swap("rows", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', "rows by row"),
+    *_swap("rows", "(config.scale_parts, config.scale_rows)", "(1, config.scale_rows)", "rows by 64"),
+    # Rows that are activated
+    *_swap("rows_silu", "numbers_of(rows, row_pitch(p.d))", "numbers_of(rows, p.d.shape[1])", SILU),
+    *_swap("rows_silu", '"activation.scales_pitch": p.scales.stride(1)', '"activation.scales_pitch": m', SILU),
+    *_swap("rows_silu", "math.inf if p.limit is None else p.limit", "1.0", SILU),
+    *_swap("rows_silu", "ROW_WEIGHTS, SCALES = 6, 7", "ROW_WEIGHTS, SCALES = 7, 6", SILU),
+    *_swap(
+        "rows_silu",
+        'Place("activation.row_weights", ROW_WEIGHTS), ',
+        'Place("activation.row_weights", SFB), ',
+        "activated rows without weights",
+    ),
     # Heads
     *_swap(
         "heads",

@@ -147,12 +147,18 @@ def groups() -> None:
     import torch
 
     import deep_gemm
+    from deep_gemm.activation import activated_product_of_rows
+    from deep_gemm.grouped import product_of_rows_by_64
+    from deep_gemm.quantize import empty_scales, empty_values
 
     deep_gemm.set_num_sms(6)
     w, ids = _blocks(3, 264, 640), torch.tensor([0] * 130 + [-1] * 5 + [2] * 301, dtype=torch.int32, device="cuda")
     deep_gemm.m_grouped_fp8_gemm_nt_contiguous(_rows(436, 640), w, grouped_layout=ids)
     counts = torch.tensor([130, 0, 257], dtype=torch.int32, device="cuda")
     deep_gemm.m_grouped_fp8_gemm_nt_masked(_rows(3, 260, 640), w, masked_m=counts, expected_m=128)
+    d = empty_values((436, 256), ids), empty_scales((436,), 256, ids, mn_major=True, gran_k=64)
+    activated_product_of_rows(_rows(436, 640), _blocks(3, 512, 640), d, ids, torch.rand(436, device="cuda"))
+    product_of_rows_by_64(d, _blocks(3, 264, 256), _random(436, 264), ids)
     ks = [384, 0, 128, 208]
     a, b = (deep_gemm.k_grouped_cast_to_fp8(_random(x, sum(ks)), ks, mn_major=True) for x in (200, 264))
     deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, ks=ks)

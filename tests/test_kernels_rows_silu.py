@@ -10,6 +10,7 @@ from fake_gpu import install, on_gpu
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm import activation
 from deep_gemm.activation import activated_product_of_rows
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
@@ -19,6 +20,7 @@ from deep_gemm.grouped import product_of_rows_by_64
 from deep_gemm.kernels import rows_silu as kernels
 from deep_gemm.kernels.fp8_gemm import ROWS_PARAMS, ROWS_SILU_PARAMS
 from deep_gemm.problem import SiluRowsProblem
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.sim import rows as sim_rows
 from deep_gemm.sim import rows_silu as sim
 
@@ -27,7 +29,7 @@ SILU, BY_64 = Output(groups=Groups.IDS, activates=True), Output(groups=Groups.ID
 
 def problem(m: int = 300, limit: float | None = None, has_weights: bool = True) -> SiluRowsProblem:
     p = sim.random_problem([0] * (m - 3) + [1] * 3, 512, 256, limit=limit, has_weights=has_weights)
-    return p._replace(a=on_gpu(p.a), d=on_gpu(p.d))
+    return p._replace(a=on_gpu(p.a), d=on_gpu(p.d), sfa=get_mn_major_tma_aligned_tensor(p.sfa))
 
 
 def call(p: SiluRowsProblem) -> None:
@@ -65,6 +67,53 @@ def test_everything_has_an_address_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     assert gpu.last.words[ROWS_SILU_PARAMS.word("activation.row_weights")] == 0
 
 
+def test_a_call_like_one_before_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(monkeypatch)
+    call(problem())
+    with monkeypatch.context() as patched:
+        patched.setattr(activation, "silu_rows_problem", None)
+        call(problem())
+    assert len(gpu.launches) == 2
+    call(problem(301))
+    assert gpu.plans == 2
+
+
+@pytest.mark.parametrize(
+    ("out", "other"), [(out, other) for out in ("d", "sfd") for other in ("a", "sfa", "b", "sfb", "ids", "row_weights")]
+)
+def test_outputs_that_lie_over_an_input_are_looked_at_closely(
+    monkeypatch: pytest.MonkeyPatch, out: str, other: str
+) -> None:
+    """A call whose addresses alone differ from one before."""
+    gpu = install(monkeypatch)
+    p = problem()
+    call(p)
+    name, member = {"d": "d", "sfd": "scales"}[out], {"ids": "ids"}.get(other, other)
+    room = torch.empty(1 << 20, dtype=torch.uint8)
+    room = room[-room.data_ptr() % 16 :]
+
+    def placed(x: Tensor) -> Tensor:
+        of_type = room[: len(room) // 4 * 4].view(x.dtype)
+        there = of_type.as_strided(x.shape, x.stride())
+        return on_gpu(there) if x.is_cuda else there
+
+    inside: Any = {name: placed(getattr(p, name)), member: placed(getattr(p, member))}
+    inside["ids"] = inside.get("ids", p.ids)
+    with pytest.raises(ValueError, match=f"{out}: expected memory that does not overlap {other}|ids: expected values"):
+        call(p._replace(**inside))
+    assert len(gpu.launches) == 1
+
+
+def test_malformed_calls_get_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    p = problem()
+    for a in (p.a, [1, 2, 3], None):
+        with pytest.raises(TypeError, match="a: expected a pair"):
+            activated_product_of_rows(a, (p.b, p.sfb), (p.d, p.scales), p.ids)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ids: expected a tensor"):
+        activated_product_of_rows((p.a, p.sfa), (p.b, p.sfb), (p.d, p.scales), [0])  # type: ignore[arg-type]
+
+
 def test_what_is_launched_depends_on_the_limit_and_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = install(monkeypatch)
     limits: list[Any] = [None, 1.0, 2.0, None]
@@ -88,12 +137,16 @@ def test_no_rows_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.launches == []
 
 
-def test_ids_at_an_odd_address_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_at_an_odd_address_and_scales_that_lie_otherwise_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = install(monkeypatch)
     p = problem()
     odd = torch.cat([p.ids[:1], p.ids])[1:]
-    call(p._replace(ids=odd))
-    assert gpu.last.words[ROWS_SILU_PARAMS.word("groups.layout")] % 16 == 0
+    for of_call in (p._replace(ids=odd), p._replace(sfa=p.sfa.contiguous())):
+        for _ in range(2):
+            call(of_call)
+            assert gpu.last.words[ROWS_SILU_PARAMS.word("groups.layout")] % 16 == 0
+            assert gpu.last.words[ROWS_SILU_PARAMS.word("map_sfa")] % 16 == 0
+    assert gpu.plans == 0
 
 
 def test_a_configuration_for_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

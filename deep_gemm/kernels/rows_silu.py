@@ -6,6 +6,7 @@ import math
 import sys
 
 import torch
+from torch import Tensor
 
 from ..choose.config import GemmConfig
 from ..choose.output import Groups, Output
@@ -13,20 +14,65 @@ from ..choose.rows import select_grouped
 from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import MAP_BYTES
-from ..problem import SiluRowsProblem
-from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
+from ..problem import Operand, SiluRowsProblem
+from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span
 from ..settings import get_compile_mode, get_num_sms, get_pdl, in_force, settings
 from . import fp8_gemm
 from .fp8_gemm import ROWS_SILU_PARAMS
 from .lay_scales import mn_major
 from .maps import row_pitch
-from .plan import PLANS, Addresses, Key, Place, Plan, addresses_of, refuse_if
+from .plan import PLANS, SCALE_BYTES, Addresses, Key, Place, Plan, addresses_of, refuse_if
 from .rows import GroupedProblem, grid, numbers_of, operand_maps
 
 OUTPUT = Output(groups=Groups.IDS, activates=True)
 APART = Output(groups=Groups.IDS, activates=True, gates_apart=True)
 ROW_WEIGHTS, SCALES = 6, 7
 """Further operands, behind those of every plan."""
+
+
+class SiluPlan(Plan):
+    """A plan that has two operands more: row weights, and the output's scales."""
+
+    span_weights = span_scales = 0
+
+    def fits(self, at: Addresses) -> bool:
+        """Tell whether a launch at these addresses is right, of all eight operands."""
+        *_, at_d, _, at_weights, at_scales = at
+        if at_scales % ADDRESS_ALIGNMENT or at_weights % SCALE_BYTES or not super().fits(at[:ROW_WEIGHTS]):
+            return False
+        rows, end_scales, end_weights = self.rows, at_scales + self.span_scales, at_weights + self.span_weights
+        if at_weights < at_d + rows.span_d and at_d < end_weights:
+            return False
+        spans = (rows.span_a, rows.span_sfa, rows.span_b, rows.span_sfb, rows.span_d, rows.span_c, self.span_weights)
+        return all(end_scales <= first or first + span <= at_scales for first, span in zip(at, spans, strict=False))
+
+
+def again(
+    a: Operand,
+    b: Operand,
+    d: Operand,
+    ids: Tensor,
+    row_weights: Tensor | None,
+    limit: float | None,
+    gates_apart: bool = False,
+) -> bool:
+    """Launch the plan of a call like one before, which nobody has checked; False if it wants to be."""
+    try:
+        p = SiluRowsProblem(*a, *b, *d, ids, row_weights, limit, gates_apart)
+        plan = PLANS.plans.get(signature(p)) if p.d.is_cuda else None
+        if plan is None or not plan.fits(at := addresses(p)):
+            return False
+    except (AttributeError, TypeError, RuntimeError):  # malformed: the checks say how
+        return False
+    plan.launch(at)
+    return True
+
+
+def signature(p: SiluRowsProblem) -> Key:
+    """Everything that decides whether a call is right and what it launches, but for addresses."""
+    tensors = (*p[:7], p.row_weights)
+    lie = tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors)
+    return run, lie, p.limit, p.gates_apart, in_force.generation
 
 
 def run(p: SiluRowsProblem, config: GemmConfig | None = None) -> None:
@@ -42,21 +88,20 @@ def run(p: SiluRowsProblem, config: GemmConfig | None = None) -> None:
         with torch.cuda.device(device):
             run(p, config)
         return
+    is_chosen = config is None
+    if config is None:
+        config = select_grouped(groups, m / groups, n, k, output_of(p), gpu_of(device))
+    else:
+        refuse_if(config.name, fp8_gemm.why_unfit(config, k, output_of(p)))
+    if settings().print_configs:
+        print(f"deep_gemm: {groups} groups of {n} x {k} run {config.name}", file=sys.stderr)
     ready = prepared(p)
-    key = _key(ready, config)
-    plan = PLANS.plans.get(key)
-    if plan is None:
-        output = output_of(p)
-        if config is None:
-            config = select_grouped(groups, m / groups, n, k, output, gpu_of(device))
-        else:
-            refuse_if(config.name, fp8_gemm.why_unfit(config, k, output))
-        if settings().print_configs:
-            print(f"deep_gemm: {groups} groups of {n} x {k} run {config.name}", file=sys.stderr)
-        plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
-        PLANS.keep(key, plan)
-    if get_compile_mode() == 0:
-        plan.launch(addresses(ready))
+    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    if get_compile_mode() == 1:
+        return
+    plan.launch(addresses(ready))
+    if is_chosen and ready is p:  # others are copied anew by each call
+        PLANS.keep(signature(p), plan)
 
 
 def output_of(p: SiluRowsProblem) -> Output:
@@ -76,13 +121,7 @@ def addresses(p: SiluRowsProblem) -> Addresses:
     return (*addresses_of(p), 0 if p.row_weights is None else p.row_weights.data_ptr(), p.scales.data_ptr())
 
 
-def _key(p: SiluRowsProblem, config: GemmConfig | None) -> Key:
-    """Everything that decides what is launched, but for addresses."""
-    lie = tuple((x.shape, x.stride()) for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.scales))
-    return run, lie, p.limit, p.gates_apart, config, p.d.get_device(), in_force.generation
-
-
-def plan_of(p: SiluRowsProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+def plan_of(p: SiluRowsProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> SiluPlan:
     """Prepare the launch for a problem that is `prepared`."""
     (m, k), (groups, n, _) = p.a.shape, p.b.shape
     rows = GroupedProblem(
@@ -97,6 +136,9 @@ def plan_of(p: SiluRowsProblem, config: GemmConfig, num_sms: int, launcher: driv
         "activation.scales_pitch": p.scales.stride(1),
         "activation.limit": math.inf if p.limit is None else p.limit,
     }
-    plan = Plan(p, ROWS_SILU_PARAMS, numbers, maps, places, launcher, grid(config, 1, m, n, num_sms))
+    plan = SiluPlan(p, ROWS_SILU_PARAMS, numbers, maps, places, launcher, grid(config, 1, m, n, num_sms))
     plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, k
+    plan.c_is_d = False  # ids are not D
+    plan.span_scales = byte_span(p.scales)
+    plan.span_weights = 0 if p.row_weights is None else byte_span(p.row_weights)
     return plan

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import checks
 from .checks import Operand, Sizes
-from .layout import SCALE_BLOCK, is_mn_major_tma_aligned
+from .layout import SCALE_BLOCK, is_mn_major_tma_aligned, whole_elements
 from .numbers import positive
 
 INTERLEAVED = 8
@@ -76,6 +76,7 @@ def silu_rows_problem(
     if row_weights is not None:
         checks.has_type("row_weights", checks.tensor("row_weights", row_weights), (torch.float32,))
         checks.bind("row_weights", row_weights, ("m",), sizes)
+        whole_elements("row_weights", row_weights)
         given["row_weights"] = row_weights = row_weights.contiguous()
     checks.supported_device("a", av)
     checks.same_device({**given, "d": values, "sfd": scales}, av.device)
