@@ -148,8 +148,9 @@ MUTATIONS = [
     Mutation("a scale for 128 columns", _SILU, "column / kColumns}", "column / 128}", shows_in=USUAL),
     Mutation("the reciprocal for the scale", _SILU, "cast_row.divisor.scale);", "cast_row.divisor.reciprocal);", shows_in=USUAL),
     # Scales of A for 64 columns
-    Mutation("the second half by the scales of the first", _BLOCKS, "part_of_piece(piece) * kScaleRows + ", "", shows_in=SECOND),
-    Mutation("halves by each other's scales", _BLOCKS, "part_of_piece(piece) * kScaleRows + ", "(1 - part_of_piece(piece)) * kScaleRows + ", shows_in=SECOND),
+    Mutation("the second half by the scales of the first", _BLOCKS, "part * kScaleRows + ", "", shows_in=SECOND),
+    Mutation("halves by each other's scales", _BLOCKS, "part * kScaleRows + ", "(1 - part) * kScaleRows + ", shows_in=SECOND),
+    Mutation("each half loads both halves' scales", _BLOCKS, "    if (part_of_piece(piece) > 0) return;\n", "", shows_in=SECOND),
     Mutation("scales of the k-block's half number", _WORK, "k_block * kScaleParts,", "k_block,", shows_in=SECOND),
     Mutation("the first half twice", _MAINLOOP, "part_of_piece(piece) * (kBlockK / kScaleParts / 16);", "0;", shows_in=SECOND),
     Mutation("the second half begins within the first", _MAINLOOP, "(kBlockK / kScaleParts / 16);", "(kBlockK / kScaleParts / 32);", shows_in=SECOND),

@@ -87,6 +87,21 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs a plain BF16 product without a split of k where columns of D are skipped",
         {"skips_mid": True, "with_c": True},
     ),
+    (
+        "needs rows that are activated, or go to addresses, not both",
+        {"groups": Groups.IDS, "activates": True, "to_addresses": True},
+    ),
+    ("needs FP8 rows with ids, and scales of B by blocks, where they are activated", {"activates": True}),
+    (
+        "needs BF16 rows with ids, and scales of B by blocks, where each has an address",
+        {"groups": Groups.COUNTS, "to_addresses": True},
+    ),
+    (
+        "needs units of 128 columns, one or two, where rows are activated",
+        {"groups": Groups.IDS, "activates": True, "unit_n": 64},
+    ),
+    ("needs a scale of A for each 128 or 64 columns", {"groups": Groups.IDS, "scale_parts": 4}),
+    ("needs rows with ids, and scales of B by blocks, where A has them for 64", {"scale_parts": 2}),
     ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),
     ("needs runs that fill 32 blocks of k", {"run_k_blocks": 3}),
     ("needs longer runs, if a tail is left by them", {"has_tail": True}),

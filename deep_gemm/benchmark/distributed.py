@@ -33,6 +33,7 @@ from ..problem.checks import Operand
 from ..quantize import Quantized
 from ..routing import expert_rows, gather_cast_to_fp8, weighted_sum
 from ..scales import get_mn_major_tma_aligned_tensor
+from . import mega_moe
 from .cases import Shape
 from .experts import weights_of
 from .layers import ALONE
@@ -40,8 +41,8 @@ from .products import reason
 from .report import Row
 from .timing import L2Flush, Spread
 
-GROUP, GROUP_FIXED, FUSED = "nccl", "nccl_fixed", "fused"
-CONTENDERS = (GROUP, GROUP_FIXED, FUSED, ALONE)
+GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
+CONTENDERS = (GROUP, GROUP_FIXED, FUSED, MEGA, ALONE)
 LAYER, DISPATCH, COMBINE = "ep_layer", "ep_dispatch", "ep_combine"
 NUMBERS = 6
 """Of a shape: experts, top-k, tokens of each process, hidden, intermediate, and the exponent of Zipf's law."""
@@ -60,7 +61,9 @@ METHOD = (
     "its wait of the host; nccl_fixed: the decode form, the layer as a replayed CUDA graph; fused: the same "
     "with peer_memory, the cast being part of its ep_dispatch; ep_layer: the whole, ep_dispatch: rows on their "
     "way to the experts, ep_combine: sums on their way back and added up; product_alone: both products of a "
-    "process's rows, which the busiest has most of, without anything between. All forms checked: the same bits"
+    "process's rows, which the busiest has most of, without anything between; mega: fp8_mega_moe, whose tokens are "
+    "in FP8 before, as a replayed graph where rows go by peer memory. All forms checked: the same bits, but mega, "
+    "another function, near them"
 )
 MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072))
 TOKENS = (1, 8, 32, 128, 512, 1024, 4096, 8192)
@@ -209,6 +212,8 @@ class Work:
         self.fused: Experts | None = None
         if why_not(device, dist.get_world_size()) is None:
             self.fused = Experts(experts, *weights, max_tokens=tokens, peer_memory=True)
+        has_mega = mega_moe.fits(hidden, shape[4])
+        self.mega = mega_moe.MegaCall(self.x, self.ids, self.p, weights, experts) if has_mega else None
 
     def steps(self) -> Iterator[Step]:
         """All that is timed."""
@@ -216,6 +221,8 @@ class Work:
         yield Step(LAYER, GROUP, lambda: layer(x, ids, p))
         if self.has_fixed:
             yield Step(LAYER, GROUP_FIXED, _replayed(lambda: layer.decode(x, ids, p), self.device))
+        if self.mega is not None:
+            yield Step(LAYER, MEGA, self.mega if self.mega.waits else _replayed(self.mega, self.device))
         yield Step(LAYER, ALONE, self._products())
         if self.fused is not None:
             yield from self._fused_steps(self.fused)
@@ -251,6 +258,11 @@ class Work:
             dist.all_reduce(wrong)
             if int(wrong):
                 return f"wrong: {int(wrong)} elements of {name} are not as they must be"
+        if self.mega is not None:
+            far = torch.tensor([int(not self.mega.is_near(self.layer(self.x, self.ids, self.p)))], device=self.device)
+            dist.all_reduce(far)
+            if int(far):
+                return f"wrong: fp8_mega_moe is far from the layer on {int(far)} processes"
         return None
 
     def _of_one_process(self) -> Tensor:

@@ -264,7 +264,7 @@ def _experts_tables(report: Report) -> list[Table]:
 
 def _distributed_table(report: Report) -> Table:
     """What each way took, and what the layer takes beside its products on the busiest process."""
-    table = _table("distributed", gap=2)
+    table = _table("distributed", gap=1)
     for heading in ("kind", "experts", "tokens", "skew"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for name in distributed.CONTENDERS:
@@ -276,7 +276,7 @@ def _distributed_table(report: Report) -> Table:
     for (kind, shape), us in found.items():
         experts, _, tokens, *_, skew = shape
         alone = us.get(ALONE)
-        ways = [each for name, each in us.items() if each and name != ALONE]
+        ways = [each for name, each in us.items() if each and name not in (ALONE, distributed.MEGA)]
         table.add_row(
             kind,
             str(experts),

@@ -63,9 +63,13 @@ struct RunBlockScales {
 
   DEVICE void begin_k_block(uint32_t k_block, uint32_t k_block_of_32) { of_tile.of_k_block(k_block_of_32, sfb[k_block]); }
 
+  // Those of all parts of a unit before its first WGMMA, behind which loads wait.
   DEVICE void load_ahead(uint32_t stage, uint32_t k_block, uint32_t piece) {
-    load_scales(in_first_slot.sfa + stage * kScales + part_of_piece(piece) * kScaleRows + row_of_unit(unit_of_piece(piece)),
-                sfa[k_block * kPieces + piece]);
+    if (part_of_piece(piece) > 0) return;
+#pragma unroll
+    for (uint32_t part = 0; part < kScaleParts; ++part)
+      load_scales(in_first_slot.sfa + stage * kScales + part * kScaleRows + row_of_unit(unit_of_piece(piece)),
+                  sfa[k_block * kPieces + piece + part]);
   }
 
   DEVICE void load_behind(uint32_t, uint32_t, uint32_t) {}

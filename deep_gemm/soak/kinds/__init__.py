@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..trial import Trial
-from . import bf16, casts, dense, depths, heads, hyper_connections, layers, logits, rows, skip
+from . import bf16, casts, dense, depths, heads, hyper_connections, layers, logits, mega_moe, rows, skip
 
 ALL: tuple[type[Trial], ...] = (
     dense.Dense,
@@ -26,5 +26,6 @@ ALL: tuple[type[Trial], ...] = (
     layers.Linear,
     layers.Experts,
     layers.Routing,
+    mega_moe.MegaMoe,
 )
 KINDS = {trial.kind: trial for trial in ALL}
