@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 from torch import Tensor
 
@@ -133,6 +134,7 @@ class Node:
         }
 
 
+@cache
 def no_meeting() -> dict[str, float | bytes]:
     """Give the values of FIELDS for a kernel that has no peers."""
     return {field.name: b"" if field.is_bytes else 0 for field in FIELDS}
