@@ -41,7 +41,8 @@ class RouteTrial:
         if self.config.id_bytes == 8:  # an id whose lower half alone is an expert's
             given[0, 0], ids[0, 0] = (1 << 32) + 1 + self.first, -1
         if self.first:  # in wider rows, as in a message
-            given = torch.cat([given, given.flip(1), given], dim=1)[:, : self.topk]
+            others = torch.full_like(given, self.first + 1)
+            given = torch.cat([given, others, others], dim=1)[:, : self.topk]
         ids = torch.where((ids >= self.first) & (ids < self.first + self.num_experts), ids - self.first, -1)
         found = sim_route.run(
             kernel, self.config, given, self.num_experts, first=self.first, seed=self.seed, schedule=self.schedule
@@ -91,7 +92,7 @@ ROUTE_TRIALS = [
     *(RouteTrial(INT64, 130, 8, 33, seed, name) for seed, name in ((4, None), (5, "slow_lanes"))),
     RouteTrial(INT32, 7, 3, 64, 6),
     RouteTrial(INT32, 1100, 8, 5, 7),
-    RouteTrial(INT32, 40, 5, 12, 8, first=12),
+    RouteTrial(INT32, 300, 5, 12, 8, first=12),
     RouteTrial(INT64, 40, 5, 12, 9, first=12),
 ]
 FP32, BF16, FP16, ALIKE = (GatherConfig(dtype) for dtype in gather_weighted.WEIGHTS)
@@ -109,10 +110,13 @@ ROUTE_MUTATIONS = [
     Mutation("ids are not counted from the first expert", _IDS, "? id - first : kNoExpert;", "? id : kNoExpert;", shows_in=INT32),
     Mutation("ids before the first expert count", _IDS, "id - first < count", "id < first + count", shows_in=INT32),
     Mutation("the gap between the ids of tokens is skipped for each route", _ROUTE, "uint64_t{route / p.topk} * p.gap", "uint64_t{route} * p.gap"),
-    Mutation("the gap between the ids of tokens is forgotten", _ROUTE, "p.gap == 0 ? 0", "true ? 0"),
+    Mutation("the gap between the ids of tokens is forgotten", _ROUTE, "of_token -= p.topk, at += p.gap;", "of_token -= p.topk;"),
+    Mutation("a route of the next token is one of this", _ROUTE, "if (of_token >= p.topk) of_token -= p.topk, at += p.gap;", ""),
+    Mutation("steps without their rest", _ROUTE, "at += step.at, of_token += step.of_token;", "at += step.at;"),
+    Mutation("routes are one place apart", _ROUTE, "at += step.at, of", "at += kNumThreads, of"),
     Mutation("the upper half of an id is not looked at", _IDS, "words.y == 0 ? words.x : kNoExpert", "words.x", shows_in=INT64),
     Mutation("ids of 8 bytes read as if of 4", _IDS, "ids + at * 8", "ids + at * 4", shows_in=INT64),
-    Mutation("routes behind the last are counted", _ROUTE, "experts[i] = route < p.num_routes ? expert_of(p, route) : kNoExpert;", "experts[i] = expert_of(p, route);"),
+    Mutation("routes behind the last are counted", _ROUTE, "experts[i] = route < p.num_routes ? place.expert(p) : kNoExpert;", "experts[i] = place.expert(p);"),
     Mutation("the first routes alone are counted", _ROUTE, "first < p.num_routes; first += kNumThreads * kAtOnce", "first < 1; first += kNumThreads * kAtOnce * 8"),
     Mutation("routes of this CTA count as before it", _ROUTE, "ptx::thread_index() < first_of_cta)", "ptx::thread_index() < first_of_cta + kNumThreads)"),
     Mutation("routes before this CTA are forgotten", _ROUTE, "ptx::red_shared_add(&shared.before[experts[i]], 1);", ";"),

@@ -31,19 +31,34 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == kSharedBytes, "RouteConfig.shared_bytes and SharedStorage differ");
 
-DEVICE uint32_t expert_of(const RouteParams& p, uint32_t route) {
-  const uint64_t skipped = p.gap == 0 ? 0 : uint64_t{route / p.topk} * p.gap;
-  return load_expert(p.topk_ids, route + skipped, p.first, p.num_experts);
-}
+// Where a route's id is. Routes kNumThreads apart follow each other by additions: divisions would take longer than loads.
+struct Place {
+  uint64_t at;        // among the ids
+  uint32_t of_token;  // which of its token's routes
+
+  DEVICE Place(const RouteParams& p, uint32_t route)
+      : at(route + uint64_t{route / p.topk} * p.gap), of_token(route % p.topk) {}
+
+  // `step` is the place of route kNumThreads.
+  DEVICE void advance(const RouteParams& p, const Place& step) {
+    at += step.at, of_token += step.of_token;
+    if (of_token >= p.topk) of_token -= p.topk, at += p.gap;
+  }
+
+  DEVICE uint32_t expert(const RouteParams& p) const { return load_expert(p.topk_ids, at, p.first, p.num_experts); }
+};
 
 DEVICE void count_all(const RouteParams& p, SharedStorage& shared, uint32_t first_of_cta) {
+  const Place step(p, kNumThreads);
+  Place place(p, ptx::thread_index());
 #pragma unroll 1
   for (uint32_t first = 0; first < p.num_routes; first += kNumThreads * kAtOnce) {
     uint32_t experts[kAtOnce];
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t route = first + i * kNumThreads + ptx::thread_index();
-      experts[i] = route < p.num_routes ? expert_of(p, route) : kNoExpert;
+      experts[i] = route < p.num_routes ? place.expert(p) : kNoExpert;
+      place.advance(p, step);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
@@ -87,7 +102,7 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
   count_all(p, shared, first_of_cta);
-  const uint32_t expert = route < p.num_routes ? expert_of(p, route) : kNoExpert;
+  const uint32_t expert = route < p.num_routes ? Place(p, route).expert(p) : kNoExpert;
   const uint32_t same = ptx::match_any_sync(expert), rank = ptx::popc(same & ((1u << lane) - 1));
   if (expert != kNoExpert && rank == 0) ptx::st_shared_b32(&shared.next[warp][expert], ptx::popc(same));
   ptx::syncthreads();
