@@ -60,6 +60,8 @@ GROUPED = (
     tile_config(128, 256, Output(groups=Groups.COUNTS)),
     tile_config(128, 128, Output(groups=Groups.IDS, activates=True)),
     tile_config(128, 256, Output(groups=Groups.IDS, activates=True)),
+    tile_config(128, 256, Output(groups=Groups.IDS, activates=True, gates_apart=True)),
+    tile_config(128, 256, Output(groups=Groups.IDS, to_addresses=True)),
     tile_config(128, 128, Output(groups=Groups.IDS, sfa_by_64=True)),
     tile_config(64, 128, Output(groups=Groups.IDS, sfa_by_64=True), k=128),
     tile_config(256, 128, ALONG_K, k=128),

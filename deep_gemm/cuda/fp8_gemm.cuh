@@ -99,6 +99,7 @@ KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
       if (!kStoresAtOnce && share.is_any) share.with(total, [&](auto& units) { output.store_tile(p, done, units); });
       if (!is_tile) break;
       share.set(tile, warpgroup);
+      output.expect(p, tile);
       if (share.is_any)
         share.with(total, [&](auto& units) { multiply_tile(p, shared.ring, operands, first_scales, tile, at, units); });
       else

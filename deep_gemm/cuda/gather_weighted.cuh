@@ -27,7 +27,7 @@ DEVICE float weight_of(const uint8_t* weights, uint64_t j) {
     return kWeightIsFp16 ? ptx::unpack_f16(ptx::ld_global_b16(at)).x : ptx::unpack_bf16(ptx::ld_global_b16(at)).x;
 }
 
-KERNEL(kNumThreads, 8) gather_weighted(GRID_CONSTANT GatherParams p) {
+KERNEL(kNumThreads, 512 / kNumThreads) gather_weighted(GRID_CONSTANT GatherParams p) {
   const uint32_t pieces = p.n / kColumns, per_token = ceil_div(pieces, kNumThreads);
   const uint32_t token = ptx::block_index() / per_token;
   const uint32_t piece = ptx::block_index() % per_token * kNumThreads + ptx::thread_index();

@@ -23,7 +23,9 @@
 //
 // EPILOGUE (cuda/epilogue): how accumulators become D
 //   OutputStorage, OutputBarriers    shared memory; init() of the barriers by one thread
-//   Output(storage, barriers, warpgroup)  store_tile(p, tile, total), and finish() behind the last tile
+//   Output(storage, barriers, warpgroup)  what becomes of a warpgroup's tiles; finish() behind the last one
+//     expect(p, tile)                  before a tile is multiplied: asks for what its stores will need
+//     store_tile(p, tile, total)
 //   prefetch_output_map(p), prefetch_d(p, tile, k_block, end)
 //   leave()                          by all threads of the CTA, at last
 //

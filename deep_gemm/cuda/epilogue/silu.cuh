@@ -74,6 +74,8 @@ struct Output {
 
   DEVICE Output(OutputStorage&, OutputBarriers&, uint32_t warpgroup_) : warpgroup(warpgroup_) {}
 
+  DEVICE void expect(const Params&, const Tile&) {}
+
   template <uint32_t kUnits>
   DEVICE void store_tile(const Params& p, const Tile& tile, float (&total)[kUnits][kUnitN / 2]) {
     const uint32_t first_row = tile.row_m + warpgroup * 64 + ptx::warp_index() % 4 * 16 + ptx::lane_index() / 4;

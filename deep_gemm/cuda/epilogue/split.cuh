@@ -40,6 +40,8 @@ struct Output {
   DEVICE Output(OutputStorage& storage, OutputBarriers& barriers_, uint32_t)
       : exchange(storage.exchange), barriers(barriers_) {}
 
+  DEVICE void expect(const Params&, const Tile&) {}
+
   DEVICE void store_tile(const Params& p, const Tile& tile, Totals& total) {
     constexpr uint32_t kShare = chunks_per_cta(kAccumulators), kQuadsPerUnit = kUnitN / 8;
     const uint32_t rank = ptx::cluster_rank(), warp = ptx::warp_index(), lane = ptx::lane_index();

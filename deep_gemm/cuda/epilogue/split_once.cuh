@@ -43,6 +43,8 @@ struct Output {
     return ((sender * kQuadsPerCta + quad_of_cta) * kNumMathWarps + warp) * kChunkFloats;
   }
 
+  DEVICE void expect(const Params&, const Tile&) {}
+
   DEVICE void store_tile(const Params& p, const Tile& tile, Totals& total) {
     const uint32_t rank = ptx::cluster_rank(), warp = ptx::warp_index(), lane = ptx::lane_index();
     const uint32_t used = ceil_div(p.m - tile.row_m, 16), warps = used < kNumMathWarps ? used : kNumMathWarps;

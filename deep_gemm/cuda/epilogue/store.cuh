@@ -67,6 +67,8 @@ struct Output {
   DEVICE Output(OutputStorage& storage, OutputBarriers&, uint32_t warpgroup_)
       : buffers(storage.buffers + warpgroup_ * kNumStoreBuffers * kStoreBufferBytes), warpgroup(warpgroup_) {}
 
+  DEVICE void expect(const Params&, const Tile&) {}
+
   template <uint32_t kUnits>
   DEVICE void store_tile(const Params& p, const Tile& tile, float (&total)[kUnits][kUnitN / 2]) {
     const uint32_t row_m = tile.row_m + warpgroup * 64;

@@ -14,6 +14,7 @@
 
 // 16 bytes more than the columns take: eight rows, which stmatrix writes at a time, lie in different banks.
 constexpr uint32_t kRowPitch = kUnitN * 2 + 16, kWarpBytes = 16 * kRowPitch, kBufferBytes = 4 * kWarpBytes;
+constexpr uint32_t kUnitsAlongM = kUnitsPerWarpgroup / kUnitsAlongN;
 static_assert(kUnitN % 16 == 0 && !kOutputIsFp32, "whole pieces of 16 bytes of BF16");
 
 struct OutputStorage {
@@ -32,26 +33,26 @@ DEVICE void prefetch_d(const Params&, const Tile&, uint32_t, uint32_t) {}
 struct Output {
   uint8_t* buffers;  // the warp's own part of its warpgroup's
   uint32_t row_of_lane, next_buffer = 0;
+  uint64_t addresses[kUnitsAlongM];  // where the rows of a tile go that this lane copies; 0: nowhere
 
   DEVICE Output(OutputStorage& storage, OutputBarriers&, uint32_t warpgroup)
       : buffers(storage.buffers + warpgroup * kNumStoreBuffers * kBufferBytes + ptx::warp_index() % 4 * kWarpBytes),
         row_of_lane(warpgroup * 64 + ptx::warp_index() % 4 * 16 + ptx::lane_index()) {}
 
-  // Where the row goes that this lane copies; 0: nowhere.
-  DEVICE uint64_t address_of(const Params& p, const Tile& tile, uint32_t unit) const {
-    const uint32_t row = tile.row_m + row_of_unit(unit) + row_of_lane;
-    if (ptx::lane_index() >= 16 || row >= tile.end_m) return 0;
-    const ptx::Uint2 words = ptx::ld_global_v2_b32(p.d + uint64_t{row} * 8);
-    return uint64_t{words.y} << 32 | words.x;
+  // Addresses come while the tile is multiplied.
+  DEVICE void expect(const Params& p, const Tile& tile) {
+#pragma unroll
+    for (uint32_t i = 0; i < kUnitsAlongM; ++i) {
+      const uint32_t row = tile.row_m + row_of_unit(i * kUnitsAlongN) + row_of_lane;
+      ptx::Uint2 words = {0, 0};
+      if (ptx::lane_index() < 16 && row < tile.end_m) words = ptx::ld_global_v2_b32(p.d + uint64_t{row} * 8);
+      addresses[i] = uint64_t{words.y} << 32 | words.x;
+    }
   }
 
   template <uint32_t kUnits>
   DEVICE void store_tile(const Params& p, const Tile& tile, float (&total)[kUnits][kUnitN / 2]) {
     const uint32_t lane = ptx::lane_index();
-    uint64_t addresses[kUnits];  // all on their way before the first is needed
-#pragma unroll
-    for (uint32_t unit = 0; unit < kUnits; ++unit)
-      addresses[unit] = unit % kUnitsAlongN == 0 ? address_of(p, tile, unit) : addresses[unit - 1];
 #pragma unroll
     for (uint32_t unit = 0; unit < kUnits; ++unit) {
       uint8_t* rows = buffers + next_buffer * kBufferBytes;
@@ -66,9 +67,10 @@ struct Output {
       ptx::fence_proxy_async_shared();  // every writing thread, before what it wrote is copied
       ptx::syncwarp();
       const uint32_t column = tile.row_n + column_of_unit(unit);
-      if (addresses[unit] != 0 && column < p.n) {
+      const uint64_t address = addresses[unit / kUnitsAlongN];
+      if (address != 0 && column < p.n) {
         const uint32_t columns = p.n - column < kUnitN ? p.n - column : kUnitN;
-        ptx::bulk_store(reinterpret_cast<uint8_t*>(addresses[unit]) + column * 2, rows + lane * kRowPitch, columns * 2);
+        ptx::bulk_store(reinterpret_cast<uint8_t*>(address) + column * 2, rows + lane * kRowPitch, columns * 2);
       }
       ptx::tma_store_commit();
       next_buffer = next_buffer + 1 == kNumStoreBuffers ? 0 : next_buffer + 1;
