@@ -50,13 +50,16 @@ REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
 """With collectives the decode form computes sums for all tokens of all processes: too many to send beyond this."""
+AHEAD_CYCLES = 2_000_000
+"""A GPU sleeps so long, about a millisecond, ahead of what is replayed: time for all hosts to launch it."""
 SECONDS = 120
 """How long a process waits for another one."""
 METHOD = (
     "distributed: a process for each GPU (without GPUs: CPU tensors over Gloo, by the clock), random routes, "
     "top-k of all experts, each process with the same number of tokens; shapes are experts, top-k, tokens of "
     "each process, hidden, intermediate, exponent of Zipf's law by which experts are chosen (0: all alike); "
-    "before each call a 512 MB fill and an all_reduce, then the call between CUDA events, launches included; of "
+    "before each call a 512 MB fill and an all_reduce, then the call between CUDA events, launches included (those of "
+    "graphs lie ahead, while GPUs sleep a millisecond); of "
     f"each call the slowest process, of {REPEATS} calls the median, least and most. nccl: the prefill form, with "
     "its wait of the host; nccl_fixed: the decode form, the layer as a replayed CUDA graph; fused: the same "
     "with peer_memory, the cast being part of its ep_dispatch; ep_layer: the whole, ep_dispatch: rows on their "
@@ -176,6 +179,8 @@ class Clock:
             call()
             return (time.perf_counter() - begin) * 1e6
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        if isinstance(call, Replayed):
+            torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         self.flush()
         dist.all_reduce(self.one)
         first.record()
@@ -291,16 +296,24 @@ class Work:
         return _replayed(lambda: _both(a, w1, b, w2, rows), self.device)
 
 
+class Replayed:
+    """A call as a CUDA graph. Its host is ahead of the GPUs, so that none waits for another one's launch."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        call()  # kernels compile, and NCCL connects
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # NCCL has a thread that watches
+            call()
+
+    def __call__(self) -> None:
+        """Replay it."""
+        self.graph.replay()
+
+
 def _replayed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """The call as a CUDA graph, or itself if there is no GPU."""
-    if device.type == "cpu":
-        return call
-    call()  # kernels compile, and NCCL connects
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has a thread that watches
-        call()
-    return graph.replay
+    return call if device.type == "cpu" else Replayed(call)
 
 
 def _both(a: Quantized, w1: Operand, b: Quantized, w2: Operand, rows: ExpertRows) -> None:

@@ -92,7 +92,7 @@ class GemmConfig:
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
     to_addresses: bool = False
-    """Each row of D goes to an address of its own: a unit at a time, in a buffer of `panels_per_store` panels."""
+    """Each row of D goes to an address of its own, without panels."""
     activates: bool = False
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
     gates_apart: bool = False
@@ -154,8 +154,6 @@ class GemmConfig:
     @property
     def store_buffer_bytes(self) -> int:
         """One store buffer of one warpgroup."""
-        if self.to_addresses:  # rows of a unit, each with room behind it: cuda/epilogue/store_rows.cuh
-            return WGMMA_ROWS * ((self.unit_n or self.block_n) * self.output_bytes + 16)
         return self.panels_per_store * WGMMA_ROWS * self.panel_columns * self.output_bytes
 
     @property
@@ -178,6 +176,8 @@ class GemmConfig:
         """Size of `SharedStorage` in cuda/fp8_gemm.cuh, which asserts that it is the same."""
         operands = self.num_stages * (self.block_m + self.block_n) * LINE_BYTES
         outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
+        if self.to_addresses:  # 64 rows of a tile, each with room behind it: cuda/epilogue/store_rows.cuh
+            outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
         if self.cluster_k > 1:
             outputs = self.exchange_bytes
         elif self.activates:
@@ -245,9 +245,10 @@ class GemmConfig:
 
         A wave of few tiles takes as long as one of many, but only two thirds of it in halves of tiles, for which
         warpgroups of two units have code: 144 tiles for the 132 SMs of an H200 take 70 us instead of 85. Quarters
-        gained 2% more, halves of rows nothing. Gate and up cannot go apart.
+        gained 2% more, halves of rows nothing. Gate and up cannot go apart, and where rows go to addresses the warp
+        that looks for halves would take registers that the math warps need.
         """
-        has_halves = self.units_along_n == self.units_per_warpgroup == 2 and not self.gates_apart
+        has_halves = self.units_along_n == self.units_per_warpgroup == 2 and not (self.gates_apart or self.to_addresses)
         return self.rows_are_grouped and has_halves
 
     @property
@@ -459,6 +460,7 @@ class GemmConfig:
             "kHasTail": self.has_tail,
             "kSfbIsPerRow": self.sfb_is_per_row,
             "kSkipsMid": self.skips_mid,
+            "kToAddresses": self.to_addresses,
             "kLoopsInBatches": self.groups != Groups.DEPTHS,
             "kLoadsScalesByAddress": self.groups == Groups.DEPTHS,
         }

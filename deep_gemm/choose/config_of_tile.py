@@ -53,9 +53,8 @@ def tile_config(
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
     min_stages = 3 if slot_bytes >= 44 * 1024 else 4
-    at_once = unit_n // panel_columns if output.to_addresses else 1  # panels that are always stored together
-    for buffered in range(panels // at_once, 0, -1):
-        if panels // at_once % buffered and buffered > 3:
+    for buffered in range(panels, 0, -1):
+        if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit
         whole = buffered == panels
         config = GemmConfig(
@@ -72,7 +71,7 @@ def tile_config(
             cluster_n=cluster_n,
             cluster_k=cluster_k,
             panel_columns=panel_columns,
-            panels_per_store=panels if whole else at_once,
+            panels_per_store=panels if whole else 1,
             num_store_buffers=1 if whole else buffered,
             raster_group=raster_group(block_m, block_n, cluster_m),
             output_is_fp32=output.is_fp32,

@@ -164,7 +164,6 @@ def code_plan(config: GemmConfig) -> CodePlan:
         else 1,  # and A's scales
         tma_stores=stores * (1 + has_second_map) if config.stores_by_tma and not config.adds_to_d else 0,
         tma_reduces=stores if config.adds_to_d else 0,
-        bulk_stores=units if config.to_addresses else 0,
     )
 
 

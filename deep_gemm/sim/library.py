@@ -90,6 +90,7 @@ class Stats(ctypes.Structure):
         ("loads", ctypes.c_uint64),
         ("stores", ctypes.c_uint64),
         ("prefetches", ctypes.c_uint64),
+        ("to_peers", ctypes.c_uint64),
     )
 
 

@@ -57,6 +57,11 @@ def run(
     result = simulation.result()
     found = [torch.as_tensor(result.buffers[name]) for name in ("here", "there")]
     _check_untouched(found, place, on_peer, n)
+    pieces = int((on_peer & ~nowhere & (problem.grouped_layout >= 0)).sum()) * n // 8
+    if result.to_peers != pieces:
+        raise ValueError(
+            f"expected each row stored once, {pieces} pieces of 16 bytes to the peer, got {result.to_peers}"
+        )
     d = torch.where(on_peer[:, None], found[1][place, :n], found[0][place, :n])
     right, allowed = right_and_allowed(problem, EXACT_STEPS)
     right[nowhere] = CANARY

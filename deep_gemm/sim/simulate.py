@@ -55,6 +55,8 @@ class Result:
     loads: int
     stores: int
     prefetches: int
+    to_peers: int
+    """Ordinary stores to memory of other ranks."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,8 @@ class Simulation:
     def result(self) -> Result:
         """Give the writable buffers as they are now, and the counters of the last kernel."""
         stats = self._stats
-        return Result(self._arena.outputs(), stats.steps, stats.products, stats.loads, stats.stores, stats.prefetches)
+        counters = stats.steps, stats.products, stats.loads, stats.stores, stats.prefetches, stats.to_peers
+        return Result(self._arena.outputs(), *counters)
 
 
 class _Aligned:

@@ -44,9 +44,14 @@ struct Tile {
   uint32_t end_m;  // where the group's rows end
   uint32_t group;
   bool is_narrow = false;  // it is only the first kUnitN columns
+  uint32_t stored_before = 0;  // how many of its first rows the tile above has too, with kToAddresses
 };
 
 using TileToLoad = Tile;
+
+// Of a tile's last word in the queue: the group, then `stored_before`; the highest bit says whether the tile is narrow.
+constexpr uint32_t kGroupBits = kToAddresses ? 24 : 31;
+static_assert(!kToAddresses || kBlockM <= 128, "a count of rows in 7 bits");
 
 // What follows the last tile: any other ends behind a row.
 constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
@@ -90,7 +95,8 @@ struct Tiles {
 
   DEVICE void deal(const Tile& tile) {
     if (ptx::lane_index() == 0)
-      queue.deal(number, {tile.row_m, tile.row_n, tile.end_m, tile.group | static_cast<uint32_t>(tile.is_narrow) << 31});
+      queue.deal(number, {tile.row_m, tile.row_n, tile.end_m,
+                          tile.group | tile.stored_before << kGroupBits | static_cast<uint32_t>(tile.is_narrow) << 31});
     ptx::syncwarp();
     ++number;
   }
@@ -102,7 +108,8 @@ struct Tiles {
     ptx::Uint4 words = dealt;
     if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
-    tile = {words.x, words.y, words.z, words.w & kGroupOfWord, words.w >> 31 != 0};
+    tile = {words.x, words.y, words.z, words.w & ((1u << kGroupBits) - 1), words.w >> 31 != 0};
+    if constexpr (kToAddresses) tile.stored_before = words.w >> kGroupBits & 127;
     queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
     ++number;
     return tile.end_m != kNoMoreTiles.end_m;
@@ -122,6 +129,7 @@ struct Tiles {
     const uint32_t rows_of_units = ceil_div(rows - tile.row_m, 64) * 64;
     const uint32_t height = kHasShortTiles && rows_of_units < kBlockM ? rows_of_units : kBlockM;
     move_up(tile.row_m, rows, height);
+    if constexpr (kToAddresses) tile.stored_before = index.m * kBlockM - tile.row_m;
     tile.row_m += found.stretch.first, tile.end_m = found.stretch.end, tile.group = found.stretch.group;
     if (found.is_second_half) tile.row_n += kUnitN;  // past the last column of D perhaps
     tile.is_narrow = found.is_half;

@@ -9,7 +9,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 
-// The last word of a tile is its group; the highest bit is free for something else.
+// The last word of a tile is its group; the highest bit is free for something else. (work/rows.cuh has its own layout of it.)
 constexpr uint32_t kGroupOfWord = 0x7fffffff;
 
 // `number` counts the tiles that the caller has dealt, or taken, before. Each function is one thread's.

@@ -26,7 +26,7 @@ struct Launch {
 };
 
 struct Stats {
-  uint64_t steps, products, loads, stores, prefetches;
+  uint64_t steps, products, loads, stores, prefetches, to_peers;
 };
 
 // How a schedule is unfair. Fair schedules find little, because a race shows only if one side is late.

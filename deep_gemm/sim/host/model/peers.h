@@ -64,6 +64,7 @@ inline void learn(const Known& known) {
 }
 
 inline void store_to_peer(const Buffer& buffer, uint64_t address, const void* bytes, uint32_t size, bool is_release) {
+  ++machine->stats.to_peers;
   auto store = std::make_shared<PeerStore>();
   store->address = address, store->size = size, store->news = news_at(buffer, address);
   std::memcpy(store->bytes, bytes, size);
