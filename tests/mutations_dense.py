@@ -144,7 +144,7 @@ MUTATIONS = [
     # Scales
     Mutation("second row takes the first row's scale", _THREAD, "ptx::ld_shared_f32(sfa + 8);", "ptx::ld_shared_f32(sfa);"),
     Mutation("scales of all units from the first", _BLOCKS, " + row_of_unit(unit_of_piece(piece)),", ",", shows_in=TWO_UNITS),
-    Mutation("scales read after the release", _MAINLOOP, _RELEASE, _RELEASE + " scales.load_ahead(slots[k_block].stage, k_block, unit);"),
+    Mutation("scales read after the release", _MAINLOOP, _RELEASE, _RELEASE + " scales.load_ahead(slots[k_block].stage, k_block, piece);"),
     Mutation("scale of B from the next block of k", _BLOCKS, "ptx::shfl_sync(current[i], k_block_of_32)", "ptx::shfl_sync(current[i], k_block_of_32 + 1)"),
     Mutation("scales of B past the 32nd block not renewed", _BLOCKS, "      current[i] = coming[i];\n", "      if (first_k_block == 0) current[i] = coming[i];\n"),
     Mutation("scales of B read past the last k-block", _BLOCKS, "(k_block < end_k_block ? k_block : end_k_block - 1)", "(k_block)"),

@@ -100,6 +100,11 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs units of 128 columns, one or two, where rows are activated",
         {"groups": Groups.IDS, "activates": True, "unit_n": 64},
     ),
+    ("needs rows that are activated where gate and up lie apart", {"gates_apart": True}),
+    (
+        "needs tiles of 256 columns where gate and up lie apart",
+        {"groups": Groups.IDS, "activates": True, "gates_apart": True, "unit_n": 128},
+    ),
     ("needs a scale of A for each 128 or 64 columns", {"groups": Groups.IDS, "scale_parts": 4}),
     ("needs rows with ids, and scales of B by blocks, where A has them for 64", {"scale_parts": 2}),
     ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),

@@ -84,14 +84,19 @@ BREAKS = {
         "an array is indexed by what is unknown",
         tile_config(256, 64, Output()),
         file="mainloop.cuh",
-        edits=(("promote(total[unit], partial[", "promote(total[ptx::lane_index() % kUnitsPerWarpgroup], partial["),),
+        edits=(
+            (
+                "promote(total[unit_of_piece(piece)], partial[",
+                "promote(total[ptx::lane_index() % kUnitsPerWarpgroup], partial[",
+            ),
+        ),
     ),
     "accumulators read before the wait": Break(
         "no C75xx note",
         "registers of a running WGMMA are used before wgmma.wait_group",
         file="mainloop.cuh",
         edits=(
-            ("      if (i < kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n", ""),
+            ("      if (i < kCount * kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n", ""),
             (
                 "ptx::lane_index(), loaded); });\n",
                 "ptx::lane_index(), loaded); });\n      ptx::wgmma_wait_group<0>();\n",
