@@ -194,8 +194,9 @@ class Experts(torch.nn.Module):
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
 
         The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
-        Room is for the worst case (`decode_bytes`). The bits are those of the prefill form. `out`, BF16 `[tokens,
-        hidden]`, is as for `experts`. There are no gradients. A mistake is an error on this process alone.
+        Room is for the worst case (`decode_bytes`). The bits are those of the prefill form, or with `peer_memory` those
+        of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There are no gradients. A
+        mistake is an error on this process alone.
         With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
         the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
         """

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..gpus import is_hopper
 from ..kernels import gather_rows, lay_scales, pack_rows
 from ..kernels.gather_rows import Gathered, Slots
-from ..kernels.meeting import MAX_ROW_BYTES
+from ..kernels.meeting import MAX_ROW_BYTES, Room
 from ..layers import experts_workspace_bytes
 from ..problem import ExpertRows
 from ..problem.integers import integer_in_range
@@ -22,7 +22,7 @@ from ..quantize import Quantized, empty_scales, per_token_cast_to_fp8
 
 WORD = torch.int32
 WORD_BYTES = 4
-BF16_BYTES = 2
+BF16_BYTES, ADDRESS_BYTES = 2, 8
 PITCH_LIMIT = 1 << 32
 """Bytes from a token to the next for which kernels have room."""
 
@@ -143,14 +143,24 @@ def prefill_bytes(rows: int, hidden: int, topk: int) -> int:
 
 
 def decode_bytes(
-    world_size: int, max_tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int
+    world_size: int,
+    max_tokens: int,
+    topk: int,
+    num_experts: int,
+    hidden: int,
+    intermediate: int,
+    *,
+    peer_memory: bool = False,
 ) -> tuple[int, int]:
     """Bytes of the decode form for each process: what it sends to others and they send back, and what it holds.
 
-    What it holds is room for the worst case, all of it at once: every token of every process on every expert here.
+    What it holds is room for the worst case, all of it at once: every token of every process on every expert here. With
+    `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
 
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
     (8361984, 117881344)
+    >>> decode_bytes(4, 128, 6, 256, 7168, 2048, peer_memory=True)
+    (13860864, 69247552)
     """
     sizes = {
         "world_size": world_size,
@@ -164,6 +174,14 @@ def decode_bytes(
         integer_in_range(name, size, 1) for name, size in sizes.items()
     )
     rows = world_size * max_tokens
+    if peer_memory:
+        room = Room(world_size, max_tokens, hidden, topk)
+        results = max_tokens * topk * BF16_BYTES * hidden
+        of_products = experts_workspace_bytes(rows, topk, num_experts // world_size, hidden, intermediate)
+        not_held = rows * topk * BF16_BYTES * hidden  # results of experts here: they go to rooms at once
+        addresses = rows * topk * ADDRESS_BYTES
+        sent = (rows - max_tokens) * room.row_bytes + (results if world_size > 1 else 0)
+        return sent, room.num_bytes + of_products - not_held + addresses
     sent = prefill_bytes(rows - max_tokens, hidden, topk)
     messages = (rows + max_tokens) * row_bytes(hidden, topk)
     sums = 2 * rows * BF16_BYTES * hidden
