@@ -88,16 +88,22 @@ def _calls(work: Any, replayed: Callable[..., Any]) -> dict[str, Callable[[], An
 
 
 def _kernels(call: Callable[[], Any]) -> list[Kernel]:
-    """The kernels of a call, behind the fill and the all_reduce."""
+    """The kernels of a call."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         call()
         torch.cuda.synchronize()
     on_gpu = [each for each in profiler.events() if each.device_type == torch.autograd.DeviceType.CUDA]
-    on_gpu = sorted(on_gpu, key=lambda each: each.time_range.start)[2:]
-    first = on_gpu[0].time_range.start
-    return [(e.name[:80], e.time_range.start - first, e.time_range.elapsed_us()) for e in on_gpu]
+    on_gpu = sorted(on_gpu, key=lambda each: each.time_range.start)
+    return behind_all_reduce([(e.name[:80], e.time_range.start, e.time_range.elapsed_us()) for e in on_gpu])
+
+
+def behind_all_reduce(kernels: list[Kernel]) -> list[Kernel]:
+    """Those of the call itself, from its first on."""
+    begin = max((i + 1 for i, (name, _, _) in enumerate(kernels) if "AllReduce" in name), default=0)
+    first = kernels[begin][1]
+    return [(name, at - first, duration) for name, at, duration in kernels[begin:]]
 
 
 def draw(path: Path, source: Path | None = None) -> None:
