@@ -71,13 +71,16 @@ struct Output {
   DEVICE void store_rows(const Params& p, const uint8_t* rows, uint32_t row_n, uint32_t columns, uint64_t address) const {
     if (row_n >= p.n) return;
     const uint32_t bytes = (p.n - row_n < columns ? p.n - row_n : columns) * 2, low = address, high = address >> 32;
-#pragma unroll 4
-    for (uint32_t row = 0; row < 16; ++row) {
-      const uint64_t to = uint64_t{ptx::shfl_sync(high, row)} << 32 | ptx::shfl_sync(low, row);
-      if (to == 0) continue;
-      for (uint32_t at = ptx::lane_index() * 16; at < bytes; at += 512) {
-        const ptx::Uint4 piece = ptx::ld_shared_v4_b32(rows + row * kRowPitch + at);
-        ptx::st_global_v4_b32(reinterpret_cast<uint8_t*>(to) + row_n * 2 + at, piece.x, piece.y, piece.z, piece.w);
+#pragma unroll 1
+    for (uint32_t first = 0; first < 16; first += 4) {
+#pragma unroll
+      for (uint32_t row = first; row < first + 4; ++row) {
+        const uint64_t to = uint64_t{ptx::shfl_sync(high, row)} << 32 | ptx::shfl_sync(low, row);
+        if (to == 0) continue;
+        for (uint32_t at = ptx::lane_index() * 16; at < bytes; at += 512) {
+          const ptx::Uint4 piece = ptx::ld_shared_v4_b32(rows + row * kRowPitch + at);
+          ptx::st_global_v4_b32(reinterpret_cast<uint8_t*>(to) + row_n * 2 + at, piece.x, piece.y, piece.z, piece.w);
+        }
       }
     }
   }
