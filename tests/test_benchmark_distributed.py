@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from test_docs import script
 
 from deep_gemm.benchmark import command, distributed, table
 from deep_gemm.benchmark.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER, MEGA
@@ -74,3 +75,11 @@ def test_its_table_fits_a_terminal() -> None:
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.count("12345.6") == 5 for line in lines) == 2
+
+
+def test_the_time_line_of_a_call_is_drawn_from_its_record(tmp_path: Path) -> None:
+    timeline = script("draw_timeline")
+    seen = [("fill", 5.0, 1.0), ("ncclDevKernel_AllReduce", 6.0, 1.0), ("send_rows", 8.0, 2.0), ("fp8_gemm", 10.0, 3.0)]
+    assert timeline.behind_all_reduce(seen) == [("send_rows", 0.0, 2.0), ("fp8_gemm", 2.0, 3.0)]
+    timeline.draw(tmp_path / "line.png")
+    assert (tmp_path / "line.png").read_bytes().startswith(b"\x89PNG")
