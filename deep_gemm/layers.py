@@ -157,7 +157,9 @@ def activate_rows(h: Tensor, rows: ExpertRows, limit: float | None) -> Quantized
 
 
 def experts_workspace_bytes(tokens: int, topk: int, num_experts: int, hidden: int, intermediate: int) -> int:
-    """Bytes of what `experts` holds between its parts, all of it at once: rows, FP8 operands, and both products.
+    """Bytes of what `experts` holds between its parts at most, all at once: rows, FP8 operands, and both products.
+
+    Many rows are activated where they are multiplied, and a GPU then holds no first product.
 
     >>> experts_workspace_bytes(tokens=1, topk=1, num_experts=1, hidden=128, intermediate=128)
     1076

@@ -27,6 +27,7 @@ from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing, compiler
 from deep_gemm.jit.compiler import CompiledKernel
 from deep_gemm.kernels.sum_slices import reachable_slices
+from deep_gemm.layers import MANY_ROWS
 from deep_gemm.settings import settings
 from deep_gemm.tools import precompile
 
@@ -116,6 +117,9 @@ def test_no_number_of_tokens_needs_a_kernel_that_is_left_out(name: str) -> None:
                 bf16 = select_bf16(m, weight.n, weight.k, Output(weight.is_fp32), K_MAJOR, H200)
                 assert (bf16.kernel_name, bf16) in made, (weight, m)
                 continue
+            if weight.is_gated and m >= MANY_ROWS:
+                activating = precompile.activating_config(weight, m, H200)
+                assert ("fp8_gemm_m_grouped_contiguous_silu", activating) in made, (weight, m)
             config = precompile.config_of(question(weight), m)
             if isinstance(config, DecodeConfig):
                 casting = serving(m, weight.k, config) if weight.groups is None else None

@@ -42,6 +42,8 @@ class Weight(NamedTuple):
     is_fp32: bool = False
     """Whether D is."""
     rows_per_token: int = 1
+    is_gated: bool = False
+    """Whether it is gate and up of experts, so that many rows may be activated where they are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class Model:
             width = self.expert_width if ep > 1 else blocks_shared("width of an expert", self.expert_width, tp)
             for groups in ("ids", "counts"):
                 often = self.experts_per_token if groups == "ids" else 1
-                yield Weight("experts gate and up", 2 * width, self.hidden, experts, groups, rows_per_token=often)
+                gated = Weight("experts gate and up", 2 * width, self.hidden, experts, groups, rows_per_token=often)
+                yield gated._replace(is_gated=groups == "ids")
                 yield Weight("experts down", self.hidden, width, experts, groups, rows_per_token=often)
         for is_fp32 in (False, True):
             yield Weight("router", self.experts, self.hidden, is_bf16=True, is_fp32=is_fp32)

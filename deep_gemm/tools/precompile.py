@@ -49,9 +49,12 @@ from ..kernels import (
     hc_prenorm,
     k_group_maps,
     linear_decode,
+    rows_silu,
 )
 from ..kernels.ordinary import reachable_ordinary
+from ..layers import MANY_ROWS
 from ..problem.integers import integer_in_range
+from ..problem.layout import SCALE_BLOCK
 from ..settings import get_batch_invariant, settings
 
 MOST_ROWS = 1 << 16
@@ -129,7 +132,17 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
         return
     num_groups = weight.num_groups
     question = asked(num_groups, weight.n, weight.k, dtype, False, False, None, weight.groups, num_groups, gpu.name)
-    yield from jobs_of(question, any_m=True, with_layers=True, most=max_tokens * weight.rows_per_token)
+    most = max_tokens * weight.rows_per_token
+    yield from jobs_of(question, any_m=True, with_layers=True, most=most)
+    if weight.is_gated and most >= MANY_ROWS and weight.n % (2 * SCALE_BLOCK) == 0:
+        for m in every_m(most):
+            silu = activating_config(weight, max(m, MANY_ROWS), gpu)
+            yield Job(silu.kernel_name, silu, partial(fp8_gemm.build, silu))
+
+
+def activating_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig:
+    """What `experts` runs for so many rows, which it activates where they are multiplied."""
+    return select_grouped(weight.num_groups, m / weight.num_groups, weight.n, weight.k, rows_silu.APART, gpu)
 
 
 def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
