@@ -96,7 +96,7 @@ class GemmConfig:
     activates: bool = False
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
     gates_apart: bool = False
-    """Of what `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
+    """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
     scale_parts: int = 1
     """Parts of a k-block for which A has scales of their own: 2 if a scale is for 64 columns."""
 
@@ -273,7 +273,7 @@ class GemmConfig:
 
     @property
     def box_rows_of_b(self) -> int:
-        """Rows of B that one TMA load brings to a grouped product: a tile's, or half where these may lie apart."""
+        """Rows of B that a TMA load brings to a grouped product: a tile's, or half of them if halves may lie apart."""
         return self.block_n // 2 if self.cuts_last_tiles or self.gates_apart else self.block_n
 
     @property

@@ -45,11 +45,11 @@ class Output:
     groups: Groups = Groups.NONE
     """The caller's as well: how rows belong to groups."""
     to_addresses: bool = False
-    """Each row goes to an address of its own, perhaps in another GPU's memory: of BF16, by ids of rows alone."""
+    """Each row goes to an address of its own, perhaps in another GPU's memory. Only BF16 rows with ids can."""
     activates: bool = False
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
     gates_apart: bool = False
-    """Of what `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
+    """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
     sfa_by_64: bool = False
     """The caller's as well: A has a scale for 64 columns, as `activates` makes them, not for 128."""
 

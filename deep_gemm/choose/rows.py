@@ -26,8 +26,7 @@ TILES_COUNTS = (*TILES, Tile(256, 128))
 TILES_1D1D = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
-"""A warpgroup has gates and ups of whole scales, 128 columns, and a tile those of one block of B's scales each."""
-
+"""A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
 TILES_APART = (Tile(64, 256), Tile(128, 256))
 """Gate and up of the same columns in two units of one warpgroup."""
 

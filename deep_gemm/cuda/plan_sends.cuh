@@ -1,4 +1,5 @@
-// Which ranks each token goes to, once to each, and its row among those that are sent: stacked by rank, and by token within a rank.
+// Which ranks each token goes to, once to each, and its row for each of them. Rows that are sent are stacked by rank, and by
+// token within a rank.
 // So it is the same each time.
 //
 //   row of a token for a rank = where the rank's rows start + tokens for that rank before this CTA's + before it in this CTA

@@ -7,7 +7,7 @@
 constexpr uint32_t kABytes = kBlockM * kLineBytes, kBBytes = kBlockN * kLineBytes;
 // Scales of A's rows, of each part of the k-block that has its own, then those of B's rows if each has one. TMA writes to whole
 // lines of 128 bytes.
-// (BF16 has none, but C++ no array of nothing.)
+// (BF16 has none, but C++ has no empty arrays.)
 constexpr uint32_t kScalesLoaded = kHasScales ? kScaleParts * kScaleRows + (kSfbIsPerRow ? kBlockN : 0) : 0;
 constexpr uint32_t kScales = kHasScales ? ceil_div(kScalesLoaded, 32) * 32 : 1;
 constexpr uint32_t kSlotBytes = kABytes + kBBytes + kScalesLoaded * 4;

@@ -1,6 +1,6 @@
 """The collectives of a call, asked of the process group itself.
 
-Around it torch's functions check what holds here anyway, and take as long again: a call of few tokens would notice.
+torch's own functions also check what holds here anyway. That takes as long again, which a call of few tokens notices.
 """
 
 from __future__ import annotations

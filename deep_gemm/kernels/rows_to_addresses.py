@@ -33,8 +33,8 @@ def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor, *, sfa_columns: 
     """Multiply each row by its group's weight, and store the result, BF16 `[n]`, at the row's address.
 
     `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ids` is int32 `[rows]`, -1 for a row without a
-    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them, but that a scale of A may be for 64 columns;
-    nobody checks them.
+    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them, except that a scale of A may be for 64
+    columns. Nobody checks them.
     """
     product.run(PRODUCT if sfa_columns == SCALE_BLOCK else BY_64, a, w, addresses, ids)
 
@@ -74,7 +74,7 @@ def _on_gpu(p: GroupedProblem) -> Plan | None:
 def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch for a problem that is `prepared`; its `d` is the table of addresses."""
     maps, places = operand_maps(p, config)
-    numbers = {**numbers_of(p, 0), "map_d": bytes(MAP_BYTES), "map_whole_d": bytes(MAP_BYTES)}  # which it does not have
+    numbers = {**numbers_of(p, 0), "map_d": bytes(MAP_BYTES), "map_whole_d": bytes(MAP_BYTES)}  # D has none
     ctas = grid(config, p.planes, p.m, p.n, num_sms)
     plan = Plan(p, ROWS_PARAMS["by block"], numbers, maps, places, launcher, ctas)
     plan.config, plan.output, plan.n, plan.k = config, _output(p), p.n, p.k

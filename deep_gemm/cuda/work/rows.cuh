@@ -44,12 +44,12 @@ struct Tile {
   uint32_t end_m;  // where the group's rows end
   uint32_t group;
   bool is_narrow = false;  // it is only the first kUnitN columns
-  uint32_t stored_before = 0;  // how many of its first rows the tile above has too, with kToAddresses
+  uint32_t stored_before = 0;  // how many of its first rows the tile above stores, with kToAddresses
 };
 
 using TileToLoad = Tile;
 
-// Of a tile's last word in the queue: the group, then `stored_before`; the highest bit says whether the tile is narrow.
+// A tile's last word in the queue holds the group, then `stored_before`. Its highest bit says whether the tile is narrow.
 constexpr uint32_t kGroupBits = kToAddresses ? 24 : 31;
 static_assert(!kToAddresses || kBlockM <= 128, "a count of rows in 7 bits");
 

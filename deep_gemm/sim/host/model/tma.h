@@ -181,7 +181,7 @@ inline void store_box(const TensorMap* map, const void* source, std::initializer
   yield();
 }
 
-// To a peer its bytes are news, as other stores are; none is on its way once the kernel has ended.
+// A peer sees these bytes as news, like those of other stores. None is still on its way when the kernel has ended.
 inline void land_bytes(uint64_t address, const std::vector<uint8_t>& bytes) {
   const Buffer& buffer = *find_buffer(address, bytes.size());
   std::memcpy(reinterpret_cast<void*>(address), bytes.data(), bytes.size());
