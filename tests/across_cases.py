@@ -255,9 +255,20 @@ def mistakes(world: int) -> None:
         assert [name for name, _ in sent.calls] == ["all_gather"] * 4  # counts, and nothing else
         assert error_of(lambda: layer.decode(x, ids, p)) == "x: expected at most max_tokens = 5 tokens, got 6"
         assert error_of(lambda: Experts(num, w1, w2).decode(x, ids, p)).startswith("max_tokens: expected a number")
+        few = x[:5], ids[:5], p[:5]
+        for out, message in (
+            (torch.empty(5, HIDDEN), "out: expected dtype torch.bfloat16, got torch.float32"),
+            (torch.empty(6, HIDDEN, dtype=torch.bfloat16), "out: expected shape (tokens, hidden) = (5, 144)"),
+            (torch.empty(5, HIDDEN + 4, dtype=torch.bfloat16)[:, :HIDDEN], "out: expected rows"),
+        ):
+            said = error_of(lambda: layer.decode(*few, out))  # noqa: B023
+            assert said.startswith(message), said
         assert len(sent.calls) == 4
     assert error_of(lambda: Experts(num + 1, w1, w2)).startswith("num_experts: expected a multiple of the number")
     assert error_of(lambda: Experts(2 * num, w1, w2)).startswith("w1: expected shape (experts / processes")
+    wide = torch.zeros(*w2[0].shape[:2], 2 * INTER, dtype=torch.float8_e4m3fn)
+    said = error_of(lambda: Experts(num, w1, (wide[..., ::2], w2[1])))
+    assert said.startswith("w2: expected values contiguous along k"), said
     layer(x, ids, p)  # the group still works
 
 

@@ -168,3 +168,12 @@ def mega_mistakes(world: int) -> None:
     except ValueError as error:
         said = str(error)
     assert said.startswith("num_experts: expected a multiple of the number of processes"), said
+    names = ("num_max_tokens_per_rank", "intermediate_hidden")
+    for name in names:
+        tokens, inter = (256 if rank == last and name == each else 128 for each in names)
+        try:
+            deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, world, tokens, 2, 256, inter)
+        except ValueError as error:
+            said = str(error)
+        by_rank = [128] * last + [256]
+        assert said == f"experts across processes: expected one {name} on all ranks, got {by_rank} by rank", said

@@ -23,7 +23,7 @@ from ..problem import ExpertRows, Operand
 from ..problem.layout import ADDRESS_ALIGNMENT
 from ..quantize import Quantized, empty_scales
 from ..routing import expert_rows
-from .collectives import all_gather
+from .collectives import all_agree
 from .message import WORD, WORD_BYTES, with_aligned_rows
 
 
@@ -104,7 +104,7 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
     if reason is not None:
         raise ValueError(f"peer_memory: {reason}")
     rank = dist.get_rank(group)
-    _all_agree(room, device, group)
+    all_agree({name: getattr(room, name) for name in ("max_tokens", "hidden", "topk")}, device, group)
     try:
         everyone = dist.distributed_c10d._get_default_group() if group is None else group
         memory = _symmetric_memory.empty(room.num_bytes, dtype=torch.uint8, device=device)
@@ -120,13 +120,3 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
     torch.cuda.synchronize(device)
     dist.barrier(group)  # nobody writes to a room before it is zeros
     return peers
-
-
-def _all_agree(room: Room, device: torch.device, group: dist.ProcessGroup | None) -> None:
-    names = ("max_tokens", "hidden", "topk")
-    mine = torch.tensor([getattr(room, name) for name in names], dtype=torch.int64, device=device)
-    of_all = mine.new_empty(room.ranks * len(names))
-    all_gather(of_all, mine, group=group)
-    for name, values in zip(names, of_all.view(room.ranks, -1).t().tolist(), strict=True):
-        if len(set(values)) > 1:
-            raise ValueError(f"experts across processes: expected one {name} on all ranks, got {values} by rank")

@@ -5,9 +5,10 @@ torch's own functions also check what holds here anyway. That takes as long agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
@@ -29,6 +30,16 @@ def all_to_all(
 ) -> None:
     """Send each rank its rows, so many, and get as many as it sends; equal parts if both lists are empty."""
     _finish(_all_to_all(_group(group), received, sent, receives, sends, _EXCHANGES))
+
+
+def all_agree(values: Mapping[str, int], device: torch.device, group: dist.ProcessGroup | None) -> None:
+    """Raise on each rank if a value is not the same on all. All ranks call it; the host waits."""
+    mine = torch.tensor(list(values.values()), dtype=torch.int64, device=device)
+    of_all = mine.new_empty(dist.get_world_size(group) * len(values))
+    all_gather(of_all, mine, group)
+    for name, each in zip(values, of_all.view(-1, len(values)).t().tolist(), strict=True):
+        if len(set(each)) > 1:
+            raise ValueError(f"experts across processes: expected one {name} on all ranks, got {each} by rank")
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

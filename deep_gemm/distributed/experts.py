@@ -202,7 +202,7 @@ class Experts(torch.nn.Module):
         """
         if self._most is None:
             raise ValueError("max_tokens: expected a number of tokens for the decode form, got None")
-        check_tokens(x, topk_ids, topk_weights, self.share, self._device())
+        check_tokens(x, topk_ids, topk_weights, self.share, self._device(), out)
         tokens, topk = topk_ids.shape
         if tokens > self._most:
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")

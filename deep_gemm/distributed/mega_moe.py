@@ -29,6 +29,7 @@ from ..quantize import as_rows, empty_scales, has_kernels, per_token_cast_to_fp8
 from . import mega_by_group, mega_by_peers
 from .by_group import Planner
 from .by_peers import Peers
+from .collectives import all_agree
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
@@ -133,7 +134,7 @@ def get_symm_buffer_for_sm90_mega_moe(
     use_fp8_dispatch: bool = True,
     activation: str = "swiglu",
 ) -> SM90SymmBuffer:
-    """Make a buffer for `fp8_mega_moe`. All ranks of the group call it together.
+    """Make a buffer for `fp8_mega_moe`. All ranks of the group call it together, with the same numbers.
 
     - `group`: the default group if it is None; without one this process is alone.
     - `num_experts`: of all ranks together. Each has an equal part, in order of ranks.
@@ -163,6 +164,9 @@ def get_symm_buffer_for_sm90_mega_moe(
     )
     on_cpu = not torch.cuda.is_available() or (not is_alone and dist.get_backend(group) == "gloo")
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
+    if not is_alone:
+        given = {"num_experts": sizes.num_experts, "num_max_tokens_per_rank": sizes.max_tokens, "num_topk": sizes.topk}
+        all_agree({**given, "hidden": sizes.hidden, "intermediate_hidden": sizes.intermediate}, device, group)
     with torch.inference_mode(False):  # calls of any mode write into its tensors
         return SM90SymmBuffer(sizes, device, group, mega_by_peers.peers_of(sizes, device, group))
 
@@ -252,6 +256,8 @@ def fp8_mega_moe(
     - `recipe`, `activation`: (128, 128, 128) and "swiglu", or a NotImplementedError.
     - `activation_clamp`: the gate counts as at most this, up as within +-this.
     - `fast_math`: accepted; it changes nothing.
+
+    Calls with one buffer follow each other on one stream.
 
     gate and up are FP32, accumulated as in `fp8_gemm_nt`. Q casts to FP8 with one scale, largest / 448, for each row
     and 64 columns. A route's result is rounded to BF16. The sum over k is FP32, in order of k, and rounded once to

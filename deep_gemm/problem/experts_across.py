@@ -12,7 +12,7 @@ from .activation import LAYER_TYPES
 from .checks import K_MULTIPLE, Operand, Sizes
 from .integers import integer_in_range
 from .linear import weight
-from .routing import check_routes, route_weights
+from .routing import check_routes, layer_output, route_weights
 
 MASTER_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -55,6 +55,7 @@ def share_of_experts(num_experts: int, w1: Tensor | Operand, w2: Tensor | Operan
             given[name] = w
         else:
             given[name], given[f"sf{name}"] = weight(name, w, axes, sizes)
+            checks.weights(name, given[name])
     hidden, intermediate = sizes["hidden"], sizes["intermediate"]
     if sizes["2 intermediate"] != 2 * intermediate:
         raise ValueError(
@@ -67,13 +68,18 @@ def share_of_experts(num_experts: int, w1: Tensor | Operand, w2: Tensor | Operan
     return Share(num_experts, rank * count, count, hidden, intermediate)
 
 
-def check_tokens(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, share: Share, device: torch.device) -> None:
-    """Check the tokens of one process and their routes. The host reads no ids of a GPU."""
+def check_tokens(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, share: Share, device: torch.device, out: Tensor | None = None
+) -> None:
+    """Check the tokens of one process, their routes, and where results go. The host reads no ids of a GPU."""
     sizes: Sizes = {"hidden": share.hidden}
     checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
     checks.supported_device("x", x)
     checks.bind("x", x, ("tokens", "hidden"), sizes)
     checks.bind("topk_ids", checks.tensor("topk_ids", topk_ids), ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
-    checks.same_device({"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}, device, "w1")
+    inputs = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
+    checks.same_device(inputs, device, "w1")
+    if out is not None:
+        layer_output(out, ("tokens", "hidden"), sizes, inputs, "x")
     check_routes(topk_ids, share.num_experts)
