@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -10,10 +10,11 @@ from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, pack_rows, plan_sends, route_rows, send_rows
 from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
-from deep_gemm.kernels.pack_rows import PackConfig, reachable_pack
-from deep_gemm.kernels.plan_sends import PlanSendsConfig, reachable_plan_sends
+from deep_gemm.kernels.launch import OrdinaryKernel
+from deep_gemm.kernels.pack_rows import reachable_pack
+from deep_gemm.kernels.plan_sends import reachable_plan_sends
 from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
-from deep_gemm.kernels.send_rows import SendConfig, reachable_send
+from deep_gemm.kernels.send_rows import reachable_send
 from deep_gemm.tools.gates import violations
 
 
@@ -31,25 +32,17 @@ def test_gathering_is_what_was_planned_and_fuses_no_addition(config: GatherConfi
     assert found.counts["FFMA"] == 0
 
 
-@pytest.mark.parametrize("config", reachable_plan_sends(), ids=lambda config: config.name)
-def test_planning_is_what_was_planned(config: PlanSendsConfig) -> None:
-    kernel = compile_cubin(plan_sends.SOURCE, plan_sends.headers(config), name=plan_sends.NAME)
-    assert violations(report(kernel.cubin, kernel.log), plan_sends.code_plan(config)) == []
+PLANNED: dict[OrdinaryKernel[Any], list[Any]] = {
+    plan_sends.KERNEL: reachable_plan_sends(),
+    pack_rows.KERNEL: reachable_pack(),
+    send_rows.KERNEL: reachable_send(),
+    gather_rows.KERNEL: [gather_rows.CONFIG],
+    meet_ranks.KERNEL: [meet_ranks.CONFIG],
+}
+CASES = [pytest.param(k, config, id=f"{k.name} {config.name}") for k, configs in PLANNED.items() for config in configs]
 
 
-@pytest.mark.parametrize("config", reachable_pack(), ids=lambda config: config.name)
-def test_packing_is_what_was_planned(config: PackConfig) -> None:
-    kernel = compile_cubin(pack_rows.SOURCE, pack_rows.headers(config), name=pack_rows.NAME)
-    assert violations(report(kernel.cubin, kernel.log), pack_rows.code_plan(config)) == []
-
-
-@pytest.mark.parametrize("config", reachable_send(), ids=lambda config: config.name)
-def test_sending_is_what_was_planned(config: SendConfig) -> None:
-    kernel = compile_cubin(send_rows.SOURCE, send_rows.headers(config), name=send_rows.NAME)
-    assert violations(report(kernel.cubin, kernel.log), send_rows.code_plan(config)) == []
-
-
-@pytest.mark.parametrize("module", [gather_rows, meet_ranks], ids=lambda module: module.NAME)
-def test_gathering_and_meeting_are_what_was_planned(module: ModuleType) -> None:
-    kernel = compile_cubin(module.SOURCE, module.headers(module.CONFIG), name=module.NAME)
-    assert violations(report(kernel.cubin, kernel.log), module.code_plan(module.CONFIG)) == []
+@pytest.mark.parametrize(("kernel", "config"), CASES)
+def test_rows_of_ranks_are_what_was_planned(kernel: OrdinaryKernel[Any], config: Any) -> None:
+    built = compile_cubin(kernel.source, kernel.headers(config), name=kernel.name)
+    assert violations(report(built.cubin, built.log), kernel.code_plan(config)) == []

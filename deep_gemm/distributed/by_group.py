@@ -16,7 +16,7 @@ from torch import Tensor
 from ..gpus import is_hopper
 from ..kernels import plan_sends
 from ..routing import expert_rows, gather_weighted, sum_rows
-from .collectives import all_gather, all_to_all
+from .collectives import all_gather, all_to_all, check_agreed
 from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
 
 UNLIMITED = 2**62
@@ -154,9 +154,7 @@ def check_told(told: Sequence[Sequence[int]], facts: Facts) -> None:
     if wrong:
         raise ValueError(f"experts across processes: the arguments of rank {wrong[0]} were refused there")
     if any(each[2:start] != [*facts] for each in told):
-        for name, values in zip(Facts._fields, zip(*(each[2:start] for each in told), strict=True), strict=True):
-            if len(set(values)) > 1:
-                raise ValueError(f"experts across processes: expected one {name} on all ranks, got {[*values]} by rank")
+        check_agreed(Facts._fields, (each[2:start] for each in told))
     comes_to = map(sum, zip(*(each[start : start + world_size] for each in told), strict=True))
     for rank, comes in enumerate(comes_to):
         room = told[rank][1]

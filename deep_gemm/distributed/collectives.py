@@ -5,7 +5,7 @@ torch's own functions also check what holds here anyway. That takes as long agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,9 +37,14 @@ def all_agree(values: Mapping[str, int], device: torch.device, group: dist.Proce
     mine = torch.tensor(list(values.values()), dtype=torch.int64, device=device)
     of_all = mine.new_empty(dist.get_world_size(group) * len(values))
     all_gather(of_all, mine, group)
-    for name, each in zip(values, of_all.view(-1, len(values)).t().tolist(), strict=True):
-        if len(set(each)) > 1:
-            raise ValueError(f"experts across processes: expected one {name} on all ranks, got {each} by rank")
+    check_agreed(values, of_all.view(-1, len(values)).tolist())
+
+
+def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[int]]) -> None:
+    """Raise if a value is not the same on all ranks. Each rank gives one for each name."""
+    for name, values in zip(names, zip(*of_ranks, strict=True), strict=True):
+        if len(set(values)) > 1:
+            raise ValueError(f"experts across processes: expected one {name} on all ranks, got {[*values]} by rank")
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

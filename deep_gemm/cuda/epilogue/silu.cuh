@@ -38,7 +38,7 @@ DEVICE float amax_of(const Activated& activated) {
   return ptx::max_f32(amax, ptx::shfl_xor_sync(amax, 2));
 }
 
-// Of each 64 columns, word i holds the values of activated[4 * i] and the three behind it.
+// words[part][i] holds activated[16 * part + 4 * i] and the next three values, in FP8. A part is 64 columns.
 struct CastRow {
   Divisor divisor;
   uint32_t words[kColumns / 64][4];
