@@ -1,4 +1,4 @@
-"""Ways to break the kernels that write to peers and the protocol by which ranks meet, and the trials they meet."""
+"""Ways to break the kernels that read and write memory of peers and the protocol by which ranks meet, and the trials they meet."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from rank_cases import Sizes, calls_of
-from rank_runs import LIMIT, POISON, buffers_of, check, compiled, launches_of, send_config
+from rank_runs import LIMIT, POISON, buffers_of, check, compiled, launches_of, post_config
 
 from deep_gemm.kernels.meeting import ERROR_WORD
-from deep_gemm.kernels.send_rows import SendConfig
+from deep_gemm.kernels.post_rows import PostConfig
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.sim.mutate import Mutation
 from deep_gemm.sim.ranks import run_ranks
@@ -27,8 +27,8 @@ class PeerTrial:
     num_sms: int = 2
 
     @property
-    def config(self) -> SendConfig:
-        return send_config(self.sizes)
+    def config(self) -> PostConfig:
+        return post_config(self.sizes)
 
     def headers(self) -> dict[str, str]:
         return dict(cuda_sources())
@@ -70,8 +70,8 @@ class AbsentTrial(PeerTrial):
 
 TWO = Sizes(((3, 2), (0, 4), (4, 1), (2, 3)))
 WIDE = Sizes(((5, 6), (6, 0), (1, 5)), max_tokens=6, hidden=1040, topk=9, dtype=torch.float32, ids=torch.int32)
-MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=2)
-"""More tokens for each CTA than rows that it makes at a time."""
+MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=34)
+"""More tokens for each CTA than it has warps, more routes than a warp has lanes."""
 THREE = Sizes(((2, 3, 1), (3, 0, 3), (1, 2, 2)), max_tokens=3, topk=2, dtype=torch.float16)
 LONG = Sizes(((11, 8),), max_tokens=11, topk=2)
 TRIALS = [
@@ -85,9 +85,9 @@ TRIALS = [
     AbsentTrial(THREE, 21),
 ]
 
-_MEET, _SEND, _GATHER, _LAST = "meeting.cuh", "send_rows.cuh", "gather_rows.cuh", "meet_ranks.cuh"
+_MEET, _POST, _GATHER, _LAST, _ROOMS = "meeting.cuh", "post_rows.cuh", "gather_rows.cuh", "meet_ranks.cuh", "rooms.cuh"
 _IDS = "routes.cuh"
-_CAST = "send/cast_token.cuh"
+_CAST = "post/cast_token.cuh"
 _COUNT = "ptx::atom_add_acq_rel_b32(m.reached + 1, 1)"
 MEETING_MUTATIONS = [
     Mutation("the flag is an ordinary store", _MEET, "ptx::st_release_sys_b32(flag_of(m, thread, m.rank), epoch);", "ptx::st_global_b32(flag_of(m, thread, m.rank), epoch);"),
@@ -109,45 +109,46 @@ MEETING_MUTATIONS = [
     Mutation("the rank that waited is named", _MEET, "ptx::st_global_b32(m.report, thread + 1);", "ptx::st_global_b32(m.report, m.rank + 1);"),
     Mutation("the host is not told", _MEET, "    ptx::st_global_b32(m.report, thread + 1);\n", ""),
     Mutation("the rank forgets whom it missed", _MEET, "    ptx::st_global_b32(m.error, thread + 1);\n", ""),
-    Mutation("a rank that missed another stores results", _GATHER, "is_whole(p.meeting) ? room", "true ? room"),
+    Mutation("a rank that missed another stores results", _GATHER, "address, is_whole(p.meeting));", "address, true);"),
     Mutation("a rank that missed another meets again", _LAST, "if (is_whole(p.meeting)) meet", "meet"),
     Mutation("nobody waits for results", _LAST, "if (is_whole(p.meeting)) meet(p.meeting, shared.meeting);", ""),
-    Mutation("a rank that missed another sends rows", _SEND, "  if (!is_whole(m)) return send_nothing(p);\n", ""),
-    Mutation("a rank that missed another sums up what it finds", _SEND, "return send_nothing(p);", "return;"),
-    Mutation("rows come behind their flag", _SEND, "  uint32_t next_row = 0;\n", "  meet(m, shared.meeting);\n#define meet(...)\n  uint32_t next_row = 0;\n"),
-    Mutation("rows are on their way when the flag is set", _SEND, "  if (thread == 0) ptx::tma_store_wait<0>();", "  if (thread == 0) ptx::tma_store_wait_read<0>();"),
+    Mutation("a rank that missed another posts rows", _POST, "  if (!is_whole(m)) return post_nothing(p);\n", ""),
+    Mutation("a rank that missed another sums up what it finds", _POST, "return post_nothing(p);", "return;"),
+    Mutation("rows come behind their flag", _POST, "  uint32_t turn = 0;", "  meet(m, shared.meeting);\n#define meet(...)\n  uint32_t turn = 0;"),
 ]  # fmt: skip
-SEND_MUTATIONS = [
-    Mutation("ids of routes elsewhere stay as they are", _SEND, "        ptx::st_global_b32(m.rooms[r] + p.ids", "        if (is_here) ptx::st_global_b32(m.rooms[r] + p.ids"),
-    Mutation("ids of tokens that are not there stay as they are", _SEND, "token < p.max_tokens; token += ", "token < p.tokens; token += "),
-    Mutation("ids are those of all ranks", _SEND, "expert - r * p.experts_here : kNone", "expert : kNone"),
-    Mutation("an expert is on every rank", _SEND, "expert != kNoExpert && expert / p.experts_here == r", "expert != kNoExpert"),
+POST_MUTATIONS = [
+    Mutation("ids of routes elsewhere stay as they are", _POST, "      ptx::st_global_b32(m.rooms[r] + p.ids", "      if (is_here) ptx::st_global_b32(m.rooms[r] + p.ids"),
+    Mutation("ids of tokens that are not there stay as they are", _POST, "token < p.max_tokens; token += ", "token < p.tokens; token += "),
+    Mutation("ids are those of all ranks", _POST, "expert - r * p.experts_here : kNone", "expert : kNone"),
+    Mutation("an expert is on every rank", _POST, "expert != kNoExpert && expert / p.experts_here == r", "expert != kNoExpert"),
     Mutation("an id that no expert has is one", _IDS, "id - first < count ? id - first : kNoExpert", "id - first"),
     Mutation("the upper half of an id is not looked at", _IDS, "words.y == 0 ? words.x : kNoExpert", "words.x"),
     Mutation("ids of 8 bytes read as if of 4", _IDS, "ids + at * 8", "ids + at * 4"),
-    Mutation("ids of the first token", _SEND, "uint64_t{token} * p.topk + j, 0, ", "j, 0, "),
-    Mutation("a token goes to its last expert's rank", _SEND, "goes_to |= 1u << expert", "goes_to = 1u << expert"),
-    Mutation("the first route is not looked at", _SEND, "for (uint32_t j = 0; j < p.topk; ++j) {", "for (uint32_t j = 1; j < p.topk; ++j) {"),
-    Mutation("slots of the first rank", _SEND, "uint64_t{m.rank} * p.max_tokens + token;", "token;"),
-    Mutation("results are looked for at the token's first route", _SEND, "const uint32_t route = token * p.topk + j;", "const uint32_t route = token * p.topk;"),
-    Mutation("results of routes without an expert are looked for", _SEND, "== kNoExpert ? kNone : route", "== kNoExpert ? route : route"),
-    Mutation("the row is sent before it is whole", _SEND, "    ptx::syncthreads();               // the row is whole\n", ""),
-    Mutation("the row is sent before TMA sees it", _SEND, "    ptx::fence_proxy_async_shared();  // every writing thread, before the row is copied\n", ""),
-    Mutation("the next row is made while this one is sent", _SEND, "    if (thread == 0) ptx::tma_store_wait_read<kNumRows - 1>();\n", ""),
-    Mutation("the next row is made before all know that it may be", _SEND, "    ptx::syncthreads();  // the row may be written again\n", ""),
-    Mutation("rows are never committed", _SEND, "    if (thread == 0) ptx::tma_store_commit();\n", ""),
-    Mutation("operands are read before the kernel ahead has ended", _SEND, "  ptx::griddepcontrol_wait();\n", ""),
-    Mutation("the row's last bytes are not sent", _SEND, "row, p.row_bytes);", "row, p.row_bytes - 16);"),
-    Mutation("a team casts one block", _CAST, "first < blocks; first += kTeams", "first < 1; first += kTeams"),
-    Mutation("columns past the last are cast", _CAST, "  if (column >= p.hidden) return;\n", ""),
+    Mutation("ids of the first token", _POST, "uint64_t{token} * p.topk + j, 0, ", "j, 0, "),
+    Mutation("ids of the first 32 routes alone", _POST, "j < p.topk; j += 32", "j < (p.topk < 32 ? p.topk : 32); j += 32"),
+    Mutation("slots of the first rank", _POST, "uint64_t{m.rank} * p.max_tokens + token;", "token;"),
+    Mutation("results are looked for at the token's first route", _POST, "? kNone : token * p.topk + j);", "? kNone : token * p.topk);"),
+    Mutation("results of routes without an expert are looked for", _POST, "expert == kNoExpert ? kNone : token", "expert == kNoExpert ? token : token"),
+    Mutation("no warp puts routes but the first", _POST, "turn = turn + 1 == kNumThreads / 32 ? 0 : turn + 1;", "turn = kNumThreads / 32;"),
+    Mutation("rows lie in the first rank's room", _POST, "m.rooms[m.rank] + uint64_t{token} * p.row_bytes", "m.rooms[0] + uint64_t{token} * p.row_bytes"),
+    Mutation("rows lie over each other", _POST, "m.rooms[m.rank] + uint64_t{token} * p.row_bytes", "m.rooms[m.rank]"),
+    Mutation("rows of tokens that are not there", _POST, "if (token < p.tokens) put_token", "put_token"),
+    Mutation("arrivals stay as they are", _POST, "ptx::st_global_b32(p.arrivals + i, 0);", ";"),
+    Mutation("rows that were taken stay taken", _POST, "i <= p.experts_here; i += kNumThreads", "i < p.experts_here; i += kNumThreads"),
+    Mutation("operands are read before the kernel ahead has ended", _POST, "  ptx::griddepcontrol_wait();\n", ""),
+    Mutation("a team casts one block", _CAST, "first < blocks; first += kPieces * kTeams", "first < 1; first += kPieces * kTeams"),
+    Mutation("the first pieces alone are cast", _CAST, "if (first + i * kTeams >= blocks) break;", "if (i > 0) break;"),
+    Mutation("blocks past the last are cast", _CAST, "      if (block >= blocks) continue;\n", ""),
     Mutation("a scale of the block before", _CAST, "row + p.hidden + block * 4, cast.scale", "row + p.hidden + (block > 0 ? block - 1 : 0) * 4, cast.scale"),
     Mutation("scales behind columns of whole blocks", _CAST, "row + p.hidden + block * 4, cast.scale", "row + ceil_div(p.hidden, kBlock) * kBlock + block * 4, cast.scale"),
-    Mutation("weights of the first token", _SEND, "p.topk_weights + uint64_t{token} * p.topk + j) : 0.f", "p.topk_weights + j) : 0.f"),
-    Mutation("weights without their padding", _SEND, "words = (p.row_bytes - weights) / 4;", "words = p.topk;"),
+    Mutation("weights of the first token", _POST, "p.topk_weights + uint64_t{token} * p.topk + j", "p.topk_weights + j"),
+    Mutation("weights lie over scales", _POST, "row + p.hidden + (blocks + j) * 4, weight", "row + p.hidden + j * 4, weight"),
     Mutation("the first token's columns", _CAST, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
 ]  # fmt: skip
 GATHER_MUTATIONS = [
-    Mutation("values of the first slot", _GATHER, "return p.slots + uint64_t{slot} * p.slot_bytes;", "return p.slots;"),
+    Mutation("values of the first slot", _ROOMS, "m.rooms[slot / max_tokens] + uint64_t{slot % max_tokens} * row_bytes", "m.rooms[slot / max_tokens]"),
+    Mutation("values of the first rank", _ROOMS, "m.rooms[slot / max_tokens] + uint64_t", "m.rooms[0] + uint64_t"),
+    Mutation("values at the slot's number among all", _ROOMS, "uint64_t{slot % max_tokens} * row_bytes", "uint64_t{slot} * row_bytes"),
     Mutation("routes of the first slot", _GATHER, "p.row_of + uint64_t{slot} * p.topk + route", "p.row_of + route"),
     Mutation("rows of routes without an expert", _GATHER, "ptx::ballot_sync(row >= 0)", "ptx::ballot_sync(true)"),
     Mutation("the first of a slot's rows alone", _GATHER, "for (uint32_t left = mask; left != 0; left &= left - 1) {", "for (uint32_t left = mask & -mask; left != 0; left &= left - 1) {"),
@@ -159,13 +160,13 @@ GATHER_MUTATIONS = [
     Mutation("weights of the first route", _GATHER, "p.weights_at + route * 4", "p.weights_at"),
     Mutation("weights lie where scales do", _GATHER, "p.weights_at + route * 4", "p.scales_at + route * 4"),
     Mutation("a weight of the slot's number", _GATHER, "p.weights + row, ptx", "p.weights + route, ptx"),
-    Mutation("results go to the first rank", _GATHER, "p.meeting.rooms[slot / p.max_tokens]", "p.meeting.rooms[0]"),
-    Mutation("results go to this rank", _GATHER, "p.meeting.rooms[slot / p.max_tokens]", "p.meeting.rooms[p.meeting.rank]"),
-    Mutation("results lie at the slot's number", _GATHER, "uint64_t{slot % p.max_tokens} * p.topk", "uint64_t{slot} * p.topk"),
-    Mutation("results of a token's routes lie over each other", _GATHER, "* p.topk + route) * p.hidden", "* p.topk) * p.hidden"),
-    Mutation("results of FP8", _GATHER, "* p.hidden * 2;", "* p.hidden;"),
-    Mutation("half an address", _GATHER, "static_cast<uint32_t>(address >> 32)", "0"),
-    Mutation("scales of the first slot", _GATHER, "slot_at(p, slot) + p.scales_at", "p.slots + p.scales_at"),
+    Mutation("results go to the first rank", _ROOMS, "reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens])", "reinterpret_cast<uint64_t>(m.rooms[0])"),
+    Mutation("results go to this rank", _ROOMS, "reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens])", "reinterpret_cast<uint64_t>(m.rooms[m.rank])"),
+    Mutation("results lie at the slot's number", _ROOMS, "uint64_t{slot % max_tokens} * topk", "uint64_t{slot} * topk"),
+    Mutation("results of a token's routes lie over each other", _ROOMS, "* topk + route) * columns", "* topk) * columns"),
+    Mutation("results of FP8", _ROOMS, "* columns * 2;", "* columns;"),
+    Mutation("half an address", _ROOMS, "static_cast<uint32_t>(address >> 32)", "0"),
+    Mutation("scales of the first slot", _GATHER, "slot_at(p, slot) + p.scales_at", "slot_at(p, 0) + p.scales_at"),
     Mutation("scales of the first block", _GATHER, "p.scales_at + block * 4", "p.scales_at"),
     Mutation("scales of another row", _GATHER, "ptx::shfl_sync(static_cast<uint32_t>(slot_of_lane), i)", "ptx::shfl_sync(static_cast<uint32_t>(slot_of_lane), i ^ 1)"),
     Mutation("scales are read before they are all there", _GATHER, "  ptx::syncthreads();\n  if (slot_of_lane < 0) return;", "  if (slot_of_lane < 0) return;"),

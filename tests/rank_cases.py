@@ -1,6 +1,6 @@
-"""Calls of several ranks of a node, one after another: what the kernels that write to peers are given, and must give.
+"""Calls of several ranks of a node, one after another: what the kernels that read and write memory of peers are given, and must give.
 
-Each call of a rank is send_rows, a copy of all that came (sim_kernels/keep_room.cuh), gather_rows, stores of results
+Each call of a rank is post_rows, a copy of its room (sim_kernels/keep_room.cuh), gather_rows, stores of results
 (sim_kernels/store_results.cuh), meet_ranks, and the sums. The results are made up: random, and known before.
 """
 
@@ -51,9 +51,9 @@ class Call:
     topk_ids: Tensor
     topk_weights: Tensor
     returns_to: Tensor
-    """What send_rows says of its own tokens: where the result of each route will lie."""
-    came: list[Tensor | None]
-    """Of each slot: the bytes of its row."""
+    """What post_rows says of them: where the result of each route will lie."""
+    posted: Tensor
+    """Of each token: the bytes of its row in this rank's room, up to the weights of its routes."""
     ids: Tensor
     """Of each slot: the experts here."""
     y: Tensor
@@ -67,7 +67,7 @@ class Call:
 
 
 def row_bytes_of(x: Tensor, weights: Tensor, num_bytes: int) -> Tensor:
-    """Rows as they lie in a slot."""
+    """Rows as they lie in a room."""
     values, scales = per_token_cast_to_fp8(x)
     parts = [each.contiguous().view(torch.uint8) for each in (values, scales, weights)]
     rows = torch.cat(parts, dim=1)
@@ -114,9 +114,8 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
                 gathered[row, room.weights : room.weights + 4] = came[room.weights + 4 * route :][:4]
                 places[row] = source, token * sizes.topk + route
                 results[source, token * sizes.topk + route] = y[row]
-            has_routes = (here >= 0).any(1)
-            came_here = [row if has else None for row, has in zip(rows, has_routes.tolist(), strict=True)]
             tokens = len(xs[rank])
+            posted = row_bytes_of(xs[rank], ps[rank], room.row_bytes)[:, : room.weights + 4 * sizes.topk]
             routes = torch.arange(tokens * sizes.topk, dtype=torch.int32).view(tokens, sizes.topk)
             returns_to = torch.where(of_all[rank] >= 0, routes, -1)
             nothing = torch.empty(0)
@@ -126,7 +125,7 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
                     given[rank].to(sizes.ids),
                     ps[rank],
                     returns_to,
-                    came_here,
+                    posted,
                     here,
                     y,
                     stacked,

@@ -12,17 +12,17 @@ from rank_cases import Call, Sizes
 from torch import Tensor
 
 from deep_gemm.kernels import gather_weighted
-from deep_gemm.kernels.gather_rows import Gathered, GatherRowsConfig, Slots
+from deep_gemm.kernels.gather_rows import Gathered, GatherRowsConfig
 from deep_gemm.kernels.gather_weighted import GatherConfig
 from deep_gemm.kernels.meeting import STATE_WORDS, Node
 from deep_gemm.kernels.params import Field, Kind, Params
-from deep_gemm.kernels.send_rows import SendConfig
+from deep_gemm.kernels.post_rows import PostConfig
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.problem.layout import ceil_div, get_tma_aligned_size
 from deep_gemm.sim import gather_rows as sim_gather_rows
 from deep_gemm.sim import gather_weighted as sim_gather
 from deep_gemm.sim import meet_ranks as sim_meet
-from deep_gemm.sim import send_rows as sim_send
+from deep_gemm.sim import post_rows as sim_post
 from deep_gemm.sim.library import HostKernel, compile_kernel
 from deep_gemm.sim.simulate import Buffer, KernelLaunch, Simulation
 
@@ -53,20 +53,20 @@ def sum_kernel() -> HostKernel:
 
 @dataclass(frozen=True)
 class Kernels:
-    send_config: SendConfig
-    send: HostKernel
+    post_config: PostConfig
+    post: HostKernel
     gather: HostKernel
     meet: HostKernel
 
 
-def send_config(sizes: Sizes) -> SendConfig:
-    return SendConfig(sizes.dtype, sizes.ids.itemsize, num_threads=64)
+def post_config(sizes: Sizes) -> PostConfig:
+    return PostConfig(sizes.dtype, sizes.ids.itemsize, num_threads=64)
 
 
 def compiled(sizes: Sizes, edits: Mapping[str, str] | None = None) -> Kernels:
-    config = send_config(sizes)
+    config = post_config(sizes)
     gather, meet = sim_gather_rows.compile_config(GATHER, edits), sim_meet.compile_config(edits)
-    return Kernels(config, sim_send.compile_config(config, edits), gather, meet)
+    return Kernels(config, sim_post.compile_config(config, edits), gather, meet)
 
 
 def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
@@ -83,6 +83,7 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
         add(f"room {rank}", memory, written=True, alignment=16)
         add(f"state {rank}", torch.zeros(STATE_WORDS, dtype=torch.int32), written=True)
         add(f"report {rank}", torch.zeros(1, dtype=torch.int32), written=True)
+        add(f"arrivals {rank}", torch.full((sizes.experts_here + 1,), 77, dtype=torch.int32), written=True)
         for i, call in enumerate(calls):
             rows = max(call.x.shape[0], 1)  # no buffer is empty
             add(f"x {i} {rank}", call.x, alignment=16)
@@ -112,7 +113,8 @@ def launches_of(
     for rank, calls in enumerate(by_rank):
         state = simulation.tensor(f"state {rank}", torch.empty(STATE_WORDS, dtype=torch.int32))
         report = simulation.tensor(f"report {rank}", torch.empty(1, dtype=torch.int32))
-        node = Node(room, addresses, rank, state, report, limit)
+        arrivals = simulation.tensor(f"arrivals {rank}", torch.empty(sizes.experts_here + 1, dtype=torch.int32))
+        node = Node(room, addresses, rank, state, arrivals, report, limit)
         launches: list[KernelLaunch] = []
         for i, call in enumerate(calls):
 
@@ -122,16 +124,13 @@ def launches_of(
             returns_to = at("returns_to", call.returns_to)
             x, ids, p = at("x", call.x), at("ids", call.topk_ids), at("p", call.topk_weights)
             launches.append(
-                sim_send.launch_of(
-                    kernels.send, kernels.send_config, x, ids, p, returns_to, sizes.experts_here, node, num_sms
-                )
+                sim_post.launch_of(kernels.post, kernels.post_config, x, ids, p, returns_to, node, num_sms)
             )
             kept = KEEP.pack(
                 {"room": addresses[rank], "kept": simulation.address(f"kept {i} {rank}"), "words": room.results // 4}
             )
             launches.append(KernelLaunch(own_kernel("keep_room"), [kept], 64, 0, 1))
             memory = simulation.tensor(f"room {rank}", torch.empty(room.num_bytes, dtype=torch.uint8))
-            slots = Slots(memory[: room.ids].view(room.slots, -1), sizes.hidden, room.scales, room.weights)
             like = gathered_of(sizes)
             assert like.weights is not None
             assert like.addresses is not None
@@ -144,7 +143,7 @@ def launches_of(
             of_experts = call.rows._replace(
                 row_of=at("row_of", call.rows.row_of), token_of=at("token_of", call.rows.token_of)
             )
-            launches.append(sim_gather_rows.launch_of(kernels.gather, GATHER, slots, of_experts, to, node))
+            launches.append(sim_gather_rows.launch_of(kernels.gather, GATHER, node, of_experts, to))
             places = {name: simulation.address(f"{name} {i} {rank}") for name in ("y", "addresses", "token_of")}
             stored = STORE.pack({**places, "rows": len(call.y), "n": sizes.hidden})
             launches.append(KernelLaunch(own_kernel("store_results"), [stored], 64, 0, 1))
@@ -199,12 +198,15 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
             kept = found[f"kept {i} {rank}"].view(torch.uint8)
             ids = kept[room.ids :][: room.slots * room.topk * 4].view(torch.int32).view(room.slots, room.topk)
             _same(f"ids {where}", ids, call.ids)
-            for slot, row in enumerate(call.came):
-                if row is not None:
-                    _same(f"row {slot} {where}", kept[slot * room.row_bytes :][: room.row_bytes], row)
+            rows = kept[: room.ids].view(room.max_tokens, room.row_bytes)
+            _same(f"rows {where}", rows[:tokens, : call.posted.shape[1]], call.posted)
+            if i == 0 and bool((rows[tokens:] != POISON).any()):
+                raise ValueError(f"rows {where}: expected none of tokens that are not there")
             check_gathered(sizes, call, found, f"{i} {rank}")
             out = found[f"out {i} {rank}"][:tokens]
             _same(f"out {where}", out.view(torch.int16), call.out.view(torch.int16))
+        if bool(found[f"arrivals {rank}"].any()):
+            raise ValueError(f"arrivals of rank {rank}: expected zeros, got {found[f'arrivals {rank}'].tolist()}")
         if (missed := int(found[f"report {rank}"])) != 0:
             raise ValueError(f"rank {rank} missed rank {missed - 1}")
 

@@ -79,7 +79,7 @@ def test_its_table_fits_a_terminal() -> None:
 
 def test_the_time_line_of_a_call_is_drawn_from_its_record(tmp_path: Path) -> None:
     timeline = script("draw_timeline")
-    seen = [("fill", 5.0, 1.0), ("ncclDevKernel_AllReduce", 6.0, 1.0), ("send_rows", 8.0, 2.0), ("fp8_gemm", 10.0, 3.0)]
-    assert timeline.behind_all_reduce(seen) == [("send_rows", 0.0, 2.0), ("fp8_gemm", 2.0, 3.0)]
+    seen = [("fill", 5.0, 1.0), ("ncclDevKernel_AllReduce", 6.0, 1.0), ("post_rows", 8.0, 2.0), ("fp8_gemm", 10.0, 3.0)]
+    assert timeline.behind_all_reduce(seen) == [("post_rows", 0.0, 2.0), ("fp8_gemm", 2.0, 3.0)]
     timeline.draw(tmp_path / "line.png")
     assert (tmp_path / "line.png").read_bytes().startswith(b"\x89PNG")

@@ -8,13 +8,13 @@ import pytest
 
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, pack_rows, plan_sends, route_rows, send_rows
+from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, pack_rows, plan_sends, route_rows, post_rows
 from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
 from deep_gemm.kernels.launch import OrdinaryKernel
 from deep_gemm.kernels.pack_rows import reachable_pack
 from deep_gemm.kernels.plan_sends import reachable_plan_sends
 from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
-from deep_gemm.kernels.send_rows import reachable_send
+from deep_gemm.kernels.post_rows import reachable_post
 from deep_gemm.tools.gates import violations
 
 
@@ -35,7 +35,7 @@ def test_gathering_is_what_was_planned_and_fuses_no_addition(config: GatherConfi
 PLANNED: dict[OrdinaryKernel[Any], list[Any]] = {
     plan_sends.KERNEL: reachable_plan_sends(),
     pack_rows.KERNEL: reachable_pack(),
-    send_rows.KERNEL: reachable_send(),
+    post_rows.KERNEL: reachable_post(),
     gather_rows.KERNEL: [gather_rows.CONFIG],
     meet_ranks.KERNEL: [meet_ranks.CONFIG],
 }

@@ -110,7 +110,7 @@ def test_one_gpu_plays_several_ranks_and_gives_the_bits_of_one(ranks: int) -> No
     room = mega_by_peers.room_of(sizes[0])
     memories = [torch.zeros(room.num_bytes, dtype=torch.uint8, device=DEVICE) for _ in range(ranks)]
     addresses = tuple(memory.data_ptr() for memory in memories)
-    peers = [Peers(memory, addresses, room, rank, 5.0) for rank, memory in enumerate(memories)]
+    peers = [Peers(memory, addresses, room, rank, 5.0, here) for rank, memory in enumerate(memories)]
     buffers = [SM90SymmBuffer(s, torch.device(DEVICE, 0), None, p) for s, p in zip(sizes, peers, strict=True)]
     own = [
         deep_gemm.transform_weights_for_mega_moe_sm90(*part(weights, slice(rank * here, (rank + 1) * here)))

@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.distributed import Experts
+from deep_gemm.distributed import Experts, by_peers
 from deep_gemm.distributed.by_peers import Peers
 from deep_gemm.kernels.meeting import Room
 
 pytestmark = pytest.mark.gpu
 NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
+
+
+@pytest.fixture(params=["gathered", "fetched"], autouse=True)
+def rows_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are gathered by a kernel of their own, many by the first product: both ways with few."""
+    if request.param == "fetched":
+        monkeypatch.setattr(by_peers, "MANY_ROWS", 1)
 
 
 @dataclass
@@ -49,7 +56,7 @@ def ranks_of_one_gpu(ranks: int, seconds: float = SECONDS, dtype: torch.dtype = 
         with mock.patch.multiple(torch.distributed, get_rank=lambda _, rank=rank: rank, get_world_size=lambda _: ranks):
             w1, w2 = ((values[mine], scales[mine]) for values, scales in weights)
             layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True)
-        layer._peers = Peers(memory, addresses, room, rank, seconds)
+        layer._peers = Peers(memory, addresses, room, rank, seconds, here)
         tokens = (MAX_TOKENS, 0, 7, 1)[rank]
         x = torch.randn(tokens, HIDDEN, device="cuda", generator=g).to(dtype)
         ids = torch.randint(-1, NUM, (tokens, TOPK), device="cuda", generator=g)

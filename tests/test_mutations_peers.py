@@ -1,10 +1,10 @@
-"""The simulator notices every way that we could think of to break the kernels that write to peers."""
+"""The simulator notices every way that we could think of to break the kernels of a node's ranks."""
 
 from __future__ import annotations
 
 import pytest
 from helpers import assert_caught
-from mutations_peers import GATHER_MUTATIONS, MEETING_MUTATIONS, SEND_MUTATIONS, TRIALS, PeerTrial
+from mutations_peers import GATHER_MUTATIONS, MEETING_MUTATIONS, POST_MUTATIONS, TRIALS, PeerTrial
 from thorough import mutations
 
 from deep_gemm.sim.mutate import Mutation
@@ -22,8 +22,8 @@ def test_ranks_that_do_not_meet_are_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)
 
 
-@pytest.mark.parametrize("mutation", mutations(SEND_MUTATIONS), ids=lambda mutation: mutation.name)
-def test_broken_sending_is_noticed(mutation: Mutation) -> None:
+@pytest.mark.parametrize("mutation", mutations(POST_MUTATIONS), ids=lambda mutation: mutation.name)
+def test_broken_posting_is_noticed(mutation: Mutation) -> None:
     assert_caught(mutation, TRIALS)
 
 

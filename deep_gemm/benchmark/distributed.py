@@ -247,9 +247,9 @@ class Work:
     def _fused_steps(self, fused: Experts) -> Iterator[Step]:
         x, ids, p = self.x, self.ids, self.p
         yield Step(LAYER, FUSED, _replayed(lambda: fused.decode(x, ids, p), self.device))
-        peers, here = fused.connected(ids.shape[1]), fused.share.here
-        row_of = peers.send(x, ids, p, here)
-        yield Step(DISPATCH, FUSED, _replayed(lambda: peers.send(x, ids, p, here), self.device))
+        peers = fused.connected(ids.shape[1])
+        row_of = peers.post(x, ids, p)
+        yield Step(DISPATCH, FUSED, _replayed(lambda: peers.post(x, ids, p), self.device))
         yield Step(COMBINE, FUSED, _replayed(lambda: peers.combine(row_of, p, None), self.device))
 
     def check(self) -> str | None:

@@ -32,6 +32,14 @@ MAIL_BYTES = 24
 EMPTY_BYTES = 1
 """Size of a struct without members, in C++."""
 WINDOW_ROWS = 2048
+FETCHED_BYTES = 29696
+"""Room in a CTA for rows that are on their way to it: four of 7168 columns, six of 4096."""
+MOST_FETCHED = 6
+"""Rows on their way at most."""
+MOST_ROUTES = 32
+"""Routes of a token whose row is fetched: a lane each."""
+ARRIVAL_BYTES = align(FETCHED_BYTES + MOST_FETCHED * (2 * 8 + 4 + 2 * MOST_ROUTES * 4), 128)
+"""Size of `ArrivalStorage` in cuda/work/rows_fetched.cuh."""
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
 
@@ -97,6 +105,8 @@ class GemmConfig:
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
     gates_apart: bool = False
     """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
+    fetches: bool = False
+    """With `activates`: rows of A lie in rooms of the ranks of a node, and the kernel fetches them as it goes."""
     scale_parts: int = 1
     """Parts of a k-block for which A has scales of their own: 2 if a scale is for 64 columns."""
 
@@ -112,7 +122,7 @@ class GemmConfig:
         output = silu if self.activates else "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
         places = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
-        places += " to addresses" if self.to_addresses else ""
+        places += " to addresses" if self.to_addresses else " fetched" if self.fetches else ""
         return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{places}"
 
     @property
@@ -184,7 +194,8 @@ class GemmConfig:
             outputs = EMPTY_BYTES
         barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
         before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
-        return align(align(before_work, 1 if self.finds_tiles_alone else 16) + self.work_bytes, 1024)
+        alignment = 1 if self.finds_tiles_alone else 128 if self.fetches else 16
+        return align(align(before_work, alignment) + self.work_bytes, 1024)
 
     @property
     def exchange_bytes(self) -> int:
@@ -209,7 +220,8 @@ class GemmConfig:
         queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
         if self.finds_tiles_alone:
             return EMPTY_BYTES
-        return queue + MAIL_BYTES if self.groups == Groups.DEPTHS else queue
+        more = MAIL_BYTES if self.groups == Groups.DEPTHS else ARRIVAL_BYTES if self.fetches else 0
+        return queue + more
 
     @property
     def finds_tiles_alone(self) -> bool:
@@ -335,7 +347,8 @@ class GemmConfig:
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
         plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
-        of_ids = self.groups == Groups.IDS and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
+        found = Groups.ENDS if self.fetches else Groups.IDS
+        of_ids = self.groups == found and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
         yield not (self.activates and self.to_addresses), "rows that are activated, or go to addresses, not both"
         yield of_ids or not self.activates, "FP8 rows with ids, and scales of B by blocks, where they are activated"
         yield (
@@ -345,6 +358,8 @@ class GemmConfig:
         of_halves = unit_n == 128 and self.block_n in (128, 256)
         yield of_halves or not self.activates, "units of 128 columns, one or two, where rows are activated"
         yield self.activates or not self.gates_apart, "rows that are activated where gate and up lie apart"
+        yield self.activates or not self.fetches, "rows that are activated where they are fetched"
+        yield self.num_math_warpgroups < 3 or not self.fetches, "1 or 2 math warpgroups where rows are fetched"
         yield self.block_n == 256 or not self.gates_apart, "tiles of 256 columns where gate and up lie apart"
         yield self.scale_parts in (1, 2), "a scale of A for each 128 or 64 columns"
         yield of_ids or self.scale_parts == 1, "rows with ids, and scales of B by blocks, where A has them for 64"
@@ -368,7 +383,9 @@ class GemmConfig:
         work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
         by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
         by_block = "by_halves" if self.activates else "by_block"
-        of_rows = {"ROWS_PARAMS": f"work/rows{'_silu' if self.activates else ''}_params.cuh"}
+        arrival = "fetched" if self.fetches else "there"
+        params = "_fetched" if self.fetches else "_silu" if self.activates else ""
+        of_rows = {"ARRIVAL": f"work/rows_{arrival}.cuh", "ROWS_PARAMS": f"work/rows{params}_params.cuh"}
         gates = {"GATES": f"epilogue/gates_{'apart' if self.gates_apart else 'in_turn'}.cuh"}
         return {
             "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
@@ -388,7 +405,15 @@ class GemmConfig:
         one match a call, so no kernel that only helps a product has any of these in its name.
         """
         work = "skip_head_mid" if self.skips_mid else _WORK_NAMES[self.groups]
-        of_rows = "_silu" if self.activates else "_by_64" if self.scale_parts == 2 else ""
+        of_rows = (
+            "_fetched_silu"
+            if self.fetches
+            else "_silu"
+            if self.activates
+            else "_by_64"
+            if self.scale_parts == 2
+            else ""
+        )
         return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{work}{of_rows}"
 
     def header(self) -> str:
@@ -403,6 +428,7 @@ class GemmConfig:
     def constants(self) -> dict[str, int]:
         """Numbers in the header."""
         producer_registers, math_registers = self.registers
+        of_fetched = {"kFetchedBytes": FETCHED_BYTES, "kMostFetched": MOST_FETCHED, "kMostRoutes": MOST_ROUTES}
         return {
             "kBlockM": self.block_m,
             "kBlockN": self.block_n,
@@ -440,6 +466,7 @@ class GemmConfig:
             "kGateColumns": 128 if self.gates_apart else 8,
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
+            **(of_fetched if self.fetches else {}),
             "kSharedBytes": self.shared_bytes,
         }
 

@@ -81,6 +81,7 @@ def tile_config(
             to_addresses=output.to_addresses,
             activates=output.activates,
             gates_apart=output.gates_apart,
+            fetches=output.fetches,
             scale_parts=2 if output.sfa_by_64 else 1,
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:

@@ -50,6 +50,8 @@ class Output:
     """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
     gates_apart: bool = False
     """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
+    fetches: bool = False
+    """The caller's as well, with `activates`: rows of A lie in rooms of a node's ranks, and are fetched as needed."""
     sfa_by_64: bool = False
     """The caller's as well: A has a scale for 64 columns, as `activates` makes them, not for 128."""
 
@@ -59,7 +61,7 @@ class Output:
         scales = "1d1d " if self.sfb_is_per_row else "by 64 " if self.sfa_by_64 else ""
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        places = " to addresses" if self.to_addresses else ""
+        places = " to addresses" if self.to_addresses else " fetched" if self.fetches else ""
         silu = "silu of halves" if self.gates_apart else "silu"
         of = silu if self.activates else "fp32" if self.is_fp32 else "bf16"
         return f"{scales}{of}{addition}{groups}{places}"

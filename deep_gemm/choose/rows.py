@@ -134,7 +134,11 @@ def reachable_silu() -> list[GemmConfig]:
     """The same of rows that are activated."""
     found = [
         tile_config(tile.block_m, tile.block_n, silu, k=BLOCK_K * blocks)
-        for silu in (Output(groups=Groups.IDS, activates=True, gates_apart=apart) for apart in (False, True))
+        for silu in (
+            Output(groups=groups, activates=True, gates_apart=apart, fetches=groups == Groups.ENDS)
+            for groups in (Groups.IDS, Groups.ENDS)
+            for apart in (False, True)
+        )
         for blocks in (4, 5)
         for tile in tiles_for(silu)
     ]

@@ -1,4 +1,4 @@
-// Rows that arrived, each into the rows of its experts: values as they are, scales as products load them, those of a block of
+// Rows that came, or that lie ready on other ranks, each into the rows of its experts: values as they are, scales as products load them, those of a block of
 // columns beside each other. With `addresses` it also says where the result of each row goes, and with `weights` by what weight.
 //
 //   first CTAs, a warp a slot:  slot | values | scales | weights |  --values--> its rows, by row_of: read once
@@ -7,13 +7,12 @@
 // A row without a token, which lies behind all others, stays as it is.
 #pragma once
 #include "config.cuh"
-#include "meeting.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "rooms.cuh"
 #include "types.cuh"
 
 struct GatherRowsParams {
-  const uint8_t* slots;     // rows as they came, `slot_bytes` apart
   const int32_t* token_of;  // [rows]: a row's slot
   const int32_t* row_of;    // [slots, topk]: the rows of a slot's routes, -1: none
   uint8_t* values;          // [rows, hidden]
@@ -21,8 +20,9 @@ struct GatherRowsParams {
   float* weights;           // [rows], or null
   uint64_t* addresses;      // [rows], or null
   uint64_t results;         // byte of a room: [max_tokens, topk, hidden] of BF16
-  uint32_t num_slots, rows, hidden, topk, slot_bytes, scales_at, weights_at, pitch, max_tokens;
-  Meeting meeting;          // the rooms that addresses lie in; zeros without `addresses`
+  uint32_t num_slots, rows, hidden, topk, scales_at, weights_at, pitch;
+  uint32_t max_tokens, slot_bytes;  // of a rank, whose slots begin where its room does
+  Meeting meeting;
 };
 #include "gather_rows_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
@@ -35,7 +35,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == kSharedBytes, "GatherRowsConfig.shared_bytes and SharedStorage differ");
 
 DEVICE const uint8_t* slot_at(const GatherRowsParams& p, uint32_t slot) {
-  return p.slots + uint64_t{slot} * p.slot_bytes;
+  return row_of_slot(p.meeting, slot, p.max_tokens, p.slot_bytes);
 }
 
 // Copies a slot's values to the rows that lanes of this mask hold in `row`.
@@ -63,11 +63,8 @@ DEVICE void say_where(const GatherRowsParams& p, uint32_t slot, uint32_t route, 
   if (p.weights != nullptr)
     ptx::st_global_f32(p.weights + row, ptx::ld_global_f32(slot_at(p, slot) + p.weights_at + route * 4));
   if (p.addresses == nullptr) return;
-  // A rank that missed another may not write to rooms: 0 is nowhere.
-  const uint64_t place = (uint64_t{slot % p.max_tokens} * p.topk + route) * p.hidden * 2;
-  const uint64_t room = reinterpret_cast<uint64_t>(p.meeting.rooms[slot / p.max_tokens]);
-  const uint64_t address = is_whole(p.meeting) ? room + p.results + place : 0;
-  ptx::st_global_v2_b32(p.addresses + row, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
+  const uint64_t address = place_of_result(p.meeting, slot, route, p.max_tokens, p.topk, p.hidden, p.results);
+  store_address(p.addresses + row, address, is_whole(p.meeting));
 }
 
 DEVICE void gather_slot(const GatherRowsParams& p, uint32_t slot, uint32_t lane) {

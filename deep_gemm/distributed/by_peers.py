@@ -1,7 +1,8 @@
-"""The way of rows between the GPUs of a node by our own kernels, which store them into the memory of their peers.
+"""The way of rows between the GPUs of a node by our own kernels, which read and write the memory of their peers.
 
-    send_rows:          tokens, cast to FP8 -> slots of the ranks that have their experts
-    gather_rows:        slots -> rows of the experts here, and where the result of each row goes
+    post_rows:          tokens, cast to FP8 -> this rank's room; which experts want them -> all rooms
+    gather_rows:        rooms -> rows of the experts here, and where the result of each row goes
+    rows_fetched:       many rows: the same within the first product, of rows that have come while others come
     rows_to_addresses:  the second product, each row -> the place of its route on the token's rank
     meet_ranks, gather_weighted: a token's results, summed up by weight in order of its routes
 
@@ -16,11 +17,13 @@ from torch import Tensor
 from torch.distributed import _symmetric_memory
 
 from ..gpus import is_hopper
-from ..kernels import gather_rows, gather_weighted, meet_ranks, rows_to_addresses, send_rows
-from ..kernels.gather_rows import Gathered, Slots
+from ..kernels import gather_rows, gather_weighted, meet_ranks, post_rows, rows_fetched, rows_to_addresses
+from ..kernels.gather_rows import Gathered
 from ..kernels.meeting import STATE_WORDS, Node, Room
-from ..problem import ExpertRows, Operand
-from ..problem.layout import ADDRESS_ALIGNMENT
+from ..kernels.rows_fetched import FetchedRowsProblem
+from ..layers import MANY_ROWS, activations_of_rows
+from ..problem import ExpertRows, Operand, SiluRowsProblem
+from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..quantize import Quantized, empty_scales
 from ..routing import expert_rows
 from .collectives import all_agree
@@ -30,40 +33,76 @@ from .message import WORD, WORD_BYTES, with_aligned_rows
 class Peers:
     """Every token goes to the ranks of its experts alone. Sizes are fixed, and the host reads nothing."""
 
-    def __init__(self, memory: Tensor, addresses: tuple[int, ...], room: Room, rank: int, seconds: float) -> None:
-        """`memory` is this rank's room, zeros, uint8; `addresses` are those of all ranks' rooms, its own too."""
+    def __init__(
+        self, memory: Tensor, addresses: tuple[int, ...], room: Room, rank: int, seconds: float, experts: int
+    ) -> None:
+        """`memory` is this rank's room, zeros, uint8; `addresses` are those of all ranks' rooms, its own too.
+
+        Each rank has so many `experts`.
+        """
         device = memory.device
         self.memory, self.room, self.seconds = memory, room, seconds
         state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
+        arrivals = torch.zeros(experts + 1, dtype=torch.int32, device=device)
         report = torch.zeros(1, dtype=torch.int32).pin_memory()
-        self.node = Node(room, addresses, rank, state, report, round(seconds * 1e9))
-        self.slots = Slots(memory[: room.ids].view(room.slots, room.row_bytes), room.hidden, room.scales, room.weights)
+        self.node = Node(room, addresses, rank, state, arrivals, report, round(seconds * 1e9))
         of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
         self.ids = of_slots.view(WORD).view(room.slots, room.topk)
         """Experts here that each slot goes to, numbered from 0, -1 for none. A slot without any may hold anything."""
         self.results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, room.hidden)
 
-    def send(
-        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts_here: int, sf: Tensor | None = None
-    ) -> Tensor:
-        """Send tokens, and wait for those of others; give where the result of each route will lie.
+    def post(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, sf: Tensor | None = None) -> Tensor:
+        """Lay tokens out, and wait until all ranks have; give where the result of each route will lie.
 
         `sf` are the scales of tokens that are FP8 already.
         """
         x = with_aligned_rows(x)
         row_of = torch.empty_like(topk_ids, dtype=torch.int32, memory_format=torch.contiguous_format)
-        send_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, experts_here, self.node, sf)
+        post_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, self.node, sf)
         return row_of
 
-    def gather(self, experts_here: int) -> tuple[ExpertRows, Quantized, Tensor]:
-        """Give the rows of the experts here, as products load them, and the address that each result goes to."""
-        rows = expert_rows(self.ids, experts_here)
-        count, device = self.ids.numel(), self.memory.device
-        values = torch.empty(count, self.room.hidden, dtype=torch.float8_e4m3fn, device=device)
-        scales = empty_scales((count,), self.room.hidden, values, mn_major=True)
-        addresses = torch.empty(count, dtype=torch.int64, device=device)
-        gather_rows.run(self.slots, rows, Gathered(values, scales, addresses=addresses), self.node)
-        return rows, (values, scales), addresses
+    def rows(self) -> ExpertRows:
+        """Give the routes of all ranks' tokens to the experts here as rows."""
+        return expert_rows(self.ids, self.node.experts)
+
+    def activations(self, w: Operand, rows: ExpertRows, limit: float | None) -> tuple[Quantized, Tensor]:
+        """Compute the first product, activated, and give the address that the result of each row goes to."""
+        count, hidden, device = self.ids.numel(), self.room.hidden, self.memory.device
+        intermediate = w[0].shape[1] // 2
+        values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=device)
+        scales = empty_scales((count,), hidden, values, mn_major=True)
+        to = Gathered(values, scales, addresses=torch.empty(count, dtype=torch.int64, device=device))
+        assert to.addresses is not None
+        if not self.fetches(intermediate):
+            gather_rows.run(self.node, rows, to)
+            return activations_of_rows((values, scales), w, rows, limit), to.addresses
+        d = (
+            torch.empty(count, intermediate, dtype=values.dtype, device=device),
+            empty_scales((count,), intermediate, values, mn_major=True),
+        )
+        self.fetch(w, rows, to, d, limit, gates_apart=True)
+        return d, to.addresses
+
+    def fetches(self, intermediate: int) -> bool:
+        """Tell whether the first product fetches its rows."""
+        is_many = self.ids.numel() >= MANY_ROWS
+        return is_many and intermediate % SCALE_BLOCK == 0 and rows_fetched.why_not(self.room) is None
+
+    def fetch(
+        self,
+        w: Operand,
+        rows: ExpertRows,
+        to: Gathered,
+        d: Quantized,
+        limit: float | None,
+        *,
+        gates_apart: bool = False,
+    ) -> None:
+        """Compute the first product into `d`. Its rows come to `to` meanwhile."""
+        assert to.addresses is not None
+        a = to.values, to.sfa
+        silu = SiluRowsProblem(*a, *w, *d, rows.ends, to.weights, limit, gates_apart)
+        rows_fetched.run(FetchedRowsProblem(silu, rows, self.ids, to.addresses, self.node))
 
     def product(self, a: Quantized, w: Operand, rows: ExpertRows, addresses: Tensor) -> None:
         """Multiply, and store each result on its token's rank."""
@@ -98,8 +137,11 @@ def why_not(device: torch.device, ranks: int) -> str | None:
     return Room(ranks, 1, ADDRESS_ALIGNMENT, 1).why_impossible()
 
 
-def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, seconds: float) -> Peers:
-    """Make the rooms of all ranks, and tell each where the others' are. All ranks call it together."""
+def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, seconds: float, experts: int) -> Peers:
+    """Make the rooms of all ranks, and tell each where the others' are. All ranks call it together.
+
+    Each has so many `experts`.
+    """
     reason = room.why_impossible()
     if reason is not None:
         raise ValueError(f"peer_memory: {reason}")
@@ -116,7 +158,7 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
             f"node and reach each other by NVLink: {error}"
         ) from error
     within = memory.data_ptr() - starts[rank]  # where the tensor lies in its allocation, on each rank the same
-    peers = Peers(memory.zero_(), tuple(start + within for start in starts), room, rank, seconds)
+    peers = Peers(memory.zero_(), tuple(start + within for start in starts), room, rank, seconds, experts)
     torch.cuda.synchronize(device)
     dist.barrier(group)  # nobody writes to a room before it is zeros
     return peers

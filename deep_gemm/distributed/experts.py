@@ -208,10 +208,10 @@ class Experts(torch.nn.Module):
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         if self._everywhere is None:
             peers = self.connected(topk)
-            row_of = peers.send(x, topk_ids, topk_weights, self.share.here)
-            rows, a, addresses = peers.gather(self.share.here)
+            row_of, rows = peers.post(x, topk_ids, topk_weights), peers.rows()
             w1, w2 = self.weights()
-            peers.product(activations_of_rows(a, w1, rows, self.limit), w2, rows, addresses)
+            middle, addresses = peers.activations(w1, rows, self.limit)
+            peers.product(middle, w2, rows, addresses)
             return peers.combine(row_of, topk_weights, out)
         message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
         sums = self._sums(Arrived(message, self.share.hidden, topk), None)
@@ -222,7 +222,7 @@ class Experts(torch.nn.Module):
         if self._peers is None:
             assert self._most is not None and self._seconds is not None
             room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk)
-            self._peers = connect(room, self._device(), self.group, self._seconds)
+            self._peers = connect(room, self._device(), self.group, self._seconds, self.share.here)
         if topk != self._peers.room.topk:
             raise ValueError(f"topk_ids: expected {self._peers.room.topk} columns, as in the first call, got {topk}")
         self._peers.check()

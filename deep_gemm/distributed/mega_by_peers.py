@@ -1,6 +1,6 @@
 """The way of mega MoE between the GPUs of a node, by kernels that write into the memory of peers: see by_peers.py.
 
-    send_rows:          tokens, FP8 already -> slots of the ranks that have their experts
+    post_rows:          tokens, FP8 already -> slots of the ranks that have their experts
     gather_rows:        slots -> rows of the experts here, their weights, and where each row's result goes
     the first product:  gate and up, activated, weighted, cast
     rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
@@ -20,7 +20,6 @@ from ..kernels.gather_rows import Gathered
 from ..kernels.meeting import Room
 from ..problem.mega_moe import MegaProblem, MegaSizes
 from ..problem.rows_silu import SILU_COLUMNS
-from ..routing import expert_rows
 from .by_peers import Peers, connect, why_not
 
 SECONDS = 30.0
@@ -38,9 +37,9 @@ def peers_of(sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | 
     if why_not(device, sizes.ranks) is not None or room.why_impossible() is not None:
         return None
     if sizes.ranks > 1:
-        return connect(room, device, group, SECONDS)
+        return connect(room, device, group, SECONDS, sizes.here)
     memory = torch.zeros(room.num_bytes, dtype=torch.uint8, device=device)
-    return Peers(memory, (memory.data_ptr(),), room, 0, SECONDS)
+    return Peers(memory, (memory.data_ptr(),), room, 0, SECONDS, sizes.here)
 
 
 @torch.no_grad()
@@ -48,14 +47,17 @@ def compute(p: MegaProblem, sizes: MegaSizes, peers: Peers) -> None:
     """Compute one call of this rank, together with the others'."""
     peers.check()
     tensors, device = p.tensors, p.y.device
-    row_of = peers.send(tensors.x, tensors.topk_idx, tensors.topk_weights, sizes.here, tensors.x_sf)
-    rows = expert_rows(peers.ids, sizes.here)
+    row_of, rows = peers.post(tensors.x, tensors.topk_idx, tensors.topk_weights, tensors.x_sf), peers.rows()
     if p.counts is not None:
         p.counts.add_(rows.counts)
     weights = torch.empty(sizes.rows, dtype=torch.float32, device=device)
     addresses = torch.empty(sizes.rows, dtype=torch.int64, device=device)
     a, middles = (tensors.l1_acts, tensors.l1_acts_sf), (tensors.l2_acts, tensors.l2_acts_sf)
-    gather_rows.run(peers.slots, rows, Gathered(*a, weights, addresses), peers.node)
-    activated_product_of_rows(a, p.l1, middles, rows.ids, weights, limit=p.limit)
+    to = Gathered(*a, weights, addresses)
+    if peers.fetches(sizes.intermediate):
+        peers.fetch(p.l1, rows, to, middles, p.limit)
+    else:
+        gather_rows.run(peers.node, rows, to)
+        activated_product_of_rows(a, p.l1, middles, rows.ids, weights, limit=p.limit)
     rows_to_addresses.run(middles, p.l2, rows.ids, addresses, sfa_columns=SILU_COLUMNS)
     peers.combine(row_of, None, p.y)

@@ -126,7 +126,7 @@ def _gathered(arrived: Arrived, rows: ExpertRows) -> Quantized:
     hidden, count = arrived.hidden, rows.token_of.shape[0]
     values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=arrived.message.device)
     scales = empty_scales((count,), hidden, values, mn_major=True)
-    gather_rows.run(Slots(arrived.message, hidden, hidden, 0), rows, Gathered(values, scales))
+    gather_rows.run(Slots(arrived.message, hidden), rows, Gathered(values, scales))
     return values, scales
 
 

@@ -9,6 +9,7 @@ from ..choose.config import BLOCK_K, WARPGROUP_THREADS, WGMMA_K, GemmConfig
 from ..choose.output import Groups, Output
 from ..jit import driver
 from ..problem.layout import ceil_div
+from . import meeting
 from .code_plan import CodePlan
 from .params import Field, Kind, Params, head_parts
 from .sources import cuda_sources, generated
@@ -51,13 +52,33 @@ _ROWS = (
 DENSE_PARAMS = _params("map_sfb")
 SKIP_PARAMS = _params("map_right_d", *head_parts(Kind.MAP.alignment))
 ROWS_PARAMS = {"by block": _params("map_whole_d", *_ROWS), "by row": _params("map_sfb", *_ROWS)}
-ROWS_SILU_PARAMS = _params(
-    "map_whole_d",
-    *_ROWS,
+_ACTIVATION = (
     Field("activation.row_weights", Kind.POINTER),
     Field("activation.scales", Kind.POINTER),
     Field("activation.scales_pitch", Kind.UINT32),
     Field("activation.limit", Kind.FLOAT32),
+)
+ROWS_SILU_PARAMS = _params("map_whole_d", *_ROWS, *_ACTIVATION)
+ROWS_FETCHED_PARAMS = _params(
+    "map_whole_d",
+    *_ROWS,
+    *_ACTIVATION,
+    Field("fetching.token_of", Kind.POINTER),
+    Field("fetching.row_of", Kind.POINTER),
+    Field("fetching.ids", Kind.POINTER),
+    Field("fetching.counts", Kind.POINTER),
+    Field("fetching.arrivals", Kind.POINTER),
+    Field("fetching.values", Kind.POINTER),
+    Field("fetching.sfa", Kind.POINTER),
+    Field("fetching.weights", Kind.POINTER),
+    Field("fetching.addresses", Kind.POINTER),
+    Field("fetching.results", Kind.UINT64),
+    Field("fetching.topk", Kind.UINT32),
+    Field("fetching.row_bytes", Kind.UINT32),
+    Field("fetching.weights_at", Kind.UINT32),
+    Field("fetching.pitch", Kind.UINT32),
+    Field("fetching.max_tokens", Kind.UINT32),
+    *(field._replace(name=f"fetching.{field.name}") for field in meeting.FIELDS),
 )
 DEPTHS_PARAMS = _params(
     "map_sfb",
@@ -110,7 +131,7 @@ def params_of(config: GemmConfig) -> Params:
     if config.groups == Groups.COUNTED_DEPTHS:
         return K_COUNTED_PARAMS
     if config.activates:
-        return ROWS_SILU_PARAMS
+        return ROWS_FETCHED_PARAMS if config.fetches else ROWS_SILU_PARAMS
     if config.rows_are_grouped:
         return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
     return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS
@@ -172,9 +193,9 @@ def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     of_output = (config.output_is_fp32, config.sfb_is_per_row, config.with_c or config.adds_to_d)
     if of_output != (output.is_fp32, output.sfb_is_per_row, output.with_c or output.adds_to_d):
         return "is for another type of D, another C, or other scales of B"
-    of_rows = (config.activates, config.gates_apart, config.scale_parts == 2)
-    if of_rows != (output.activates, output.gates_apart, output.sfa_by_64):
-        return "activates rows, or does not, or is for other scales of A"
+    of_rows = (config.activates, config.gates_apart, config.fetches, config.scale_parts == 2)
+    if of_rows != (output.activates, output.gates_apart, output.fetches, output.sfa_by_64):
+        return "activates rows, or does not, fetches them, or does not, or is for other scales of A"
     if (config.groups, config.to_addresses) != (output.groups, output.to_addresses):
         return "is for rows that are grouped otherwise, or not at all"
     if config.adds_to_d and not output.adds_to_d:

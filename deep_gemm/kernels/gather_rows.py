@@ -10,12 +10,11 @@ from torch import Tensor
 from ..problem import ExpertRows
 from ..problem.layout import SCALE_BLOCK, ceil_div
 from .launch import OrdinaryKernel
-from .meeting import FIELDS, MAX_ROW_BYTES, Node, Way, no_meeting
+from .meeting import FIELDS, MAX_ROW_BYTES, Node, Way, alone
 from .params import Field, Kind, Params
 
 PARAMS = Params(
     "GatherRowsParams",
-    Field("slots", Kind.POINTER),
     Field("token_of", Kind.POINTER),
     Field("row_of", Kind.POINTER),
     Field("values", Kind.POINTER),
@@ -27,11 +26,11 @@ PARAMS = Params(
     Field("rows", Kind.UINT32),
     Field("hidden", Kind.UINT32),
     Field("topk", Kind.UINT32),
-    Field("slot_bytes", Kind.UINT32),
     Field("scales_at", Kind.UINT32),
     Field("weights_at", Kind.UINT32),
     Field("pitch", Kind.UINT32),
     Field("max_tokens", Kind.UINT32),
+    Field("slot_bytes", Kind.UINT32),
     *FIELDS,
 )
 """`GatherRowsParams` of cuda/gather_rows.cuh."""
@@ -39,13 +38,11 @@ MAX_BLOCKS = MAX_ROW_BYTES // SCALE_BLOCK
 
 
 class Slots(NamedTuple):
-    """Rows as they came: FP8 values first, then what lies at these bytes of each."""
+    """Rows as they came: FP8 values first, and scales from this byte of each on."""
 
     memory: Tensor
     """`[slots, ...]` of any type, from the first slot's first byte on; slots begin at multiples of 16 bytes."""
-    hidden: int
     scales_at: int
-    weights_at: int
 
 
 class Gathered(NamedTuple):
@@ -100,11 +97,14 @@ KERNEL: OrdinaryKernel[GatherRowsConfig] = OrdinaryKernel("gather_rows", PARAMS)
 SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 
-def run(slots: Slots, rows: ExpertRows, to: Gathered, node: Node | None = None) -> None:
-    """Copy rows to those of their experts. `node` is where results go, if there are addresses of them."""
+def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
+    """Copy rows to those of their experts: rows that came, or those that lie ready in the rooms of a node's ranks.
+
+    Results have addresses only in a node.
+    """
     if to.values.shape[0] > 0:
-        ctas = grid(CONFIG, slots.memory.shape[0], to.values.shape[0])
-        KERNEL.run(CONFIG, params_of(slots, rows, to, node), ctas, to.values.get_device())
+        ctas = grid(CONFIG, rows.row_of.shape[0], to.values.shape[0])
+        KERNEL.run(CONFIG, params_of(source, rows, to), ctas, to.values.get_device())
 
 
 def grid(config: GatherRowsConfig, slots: int, rows: int) -> int:
@@ -112,28 +112,46 @@ def grid(config: GatherRowsConfig, slots: int, rows: int) -> int:
     return ceil_div(slots, config.num_threads // 32) + ceil_div(rows, config.rows)
 
 
-def params_of(slots: Slots, rows: ExpertRows, to: Gathered, node: Node | None) -> bytes:
+def params_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> bytes:
     """Give the kernel's parameters."""
-    memory = slots.memory
+    slots, topk = rows.row_of.shape
     return PARAMS.pack(
         {
-            "slots": memory.data_ptr(),
             "token_of": rows.token_of.data_ptr(),
             "row_of": rows.row_of.data_ptr(),
             "values": to.values.data_ptr(),
             "sfa": to.sfa.data_ptr(),
             "weights": 0 if to.weights is None else to.weights.data_ptr(),
             "addresses": 0 if to.addresses is None else to.addresses.data_ptr(),
-            "results": 0 if node is None else node.room.results,
-            "num_slots": memory.shape[0],
+            "num_slots": slots,
             "rows": to.values.shape[0],
-            "hidden": slots.hidden,
-            "topk": rows.row_of.shape[1],
-            "slot_bytes": memory.stride(0) * memory.element_size(),
-            "scales_at": slots.scales_at,
-            "weights_at": slots.weights_at,
+            "hidden": to.values.shape[1],
+            "topk": topk,
             "pitch": to.sfa.stride(1),
-            "max_tokens": 1 if node is None else node.room.max_tokens,
-            **(no_meeting() if node is None else node.meeting(Way.THERE)),
+            **(_in_rooms(source) if isinstance(source, Node) else _in_memory(source)),
         }
     )
+
+
+def _in_rooms(node: Node) -> dict[str, float | bytes]:
+    room = node.room
+    return {
+        "scales_at": room.scales,
+        "weights_at": room.weights,
+        "max_tokens": room.max_tokens,
+        "slot_bytes": room.row_bytes,
+        "results": room.results,
+        **node.meeting(Way.THERE),
+    }
+
+
+def _in_memory(slots: Slots) -> dict[str, float | bytes]:
+    memory = slots.memory
+    return {
+        "scales_at": slots.scales_at,
+        "weights_at": 0,
+        "max_tokens": max(memory.shape[0], 1),
+        "slot_bytes": memory.stride(0) * memory.element_size(),
+        "results": 0,
+        **alone(memory.data_ptr()),
+    }

@@ -14,7 +14,7 @@ from .params import Field, Kind
 MAX_RANKS = 8
 """Of a node: `kMaxRanks` of cuda/meeting.cuh."""
 MAX_ROW_BYTES = 32768
-"""Of a row as send_rows makes it in shared memory."""
+"""Of a row as post_rows makes it in shared memory."""
 STORAGE_BYTES = 8
 """Size of `MeetingStorage`."""
 STATE_WORDS = 5
@@ -47,7 +47,7 @@ class Way(Enum):
 class Room:
     """The memory of a rank that all ranks of a node write to, in one allocation. Places are bytes from its start.
 
-    rows [ranks, max_tokens] | ids [ranks, max_tokens, topk] | results [max_tokens, topk, hidden] | flags
+    rows [max_tokens] | ids [ranks, max_tokens, topk] | results [max_tokens, topk, hidden] | flags
     """
 
     ranks: int
@@ -79,7 +79,7 @@ class Room:
     @property
     def ids(self) -> int:
         """int32: experts of this rank, numbered from 0; -1 for routes to others."""
-        return self.slots * self.row_bytes
+        return self.max_tokens * self.row_bytes
 
     @property
     def results(self) -> int:
@@ -114,10 +114,18 @@ class Node:
     rank: int
     state: Tensor
     """int32 `[STATE_WORDS]` on the GPU, zeros before the first call."""
+    arrivals: Tensor
+    """int32 `[experts here + 1]` on the GPU: how many rows of each expert have come, and how many have been taken to be
+    fetched: see cuda/work/rows_fetched.cuh."""
     report: Tensor
     """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
     limit: int
     """Of a wait, in nanoseconds."""
+
+    @property
+    def experts(self) -> int:
+        """How many there are on each rank."""
+        return len(self.arrivals) - 1
 
     def meeting(self, way: Way) -> dict[str, float | bytes]:
         """Give the values of FIELDS."""
@@ -134,7 +142,11 @@ class Node:
         }
 
 
+def alone(address: int) -> dict[str, float | bytes]:
+    """Give the values of FIELDS for a kernel that meets nobody, and reads what lies at an address."""
+    return {**_nobody(), "meeting.rooms": address.to_bytes(8, "little")}
+
+
 @cache
-def no_meeting() -> dict[str, float | bytes]:
-    """Give the values of FIELDS for a kernel that has no peers."""
+def _nobody() -> dict[str, float | bytes]:
     return {field.name: b"" if field.is_bytes else 0 for field in FIELDS}

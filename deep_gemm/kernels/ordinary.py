@@ -16,8 +16,8 @@ from . import (
     pack_rows,
     plan_paged_contexts,
     plan_sends,
+    post_rows,
     route_rows,
-    send_rows,
     sum_slices,
 )
 from .launch import Config, OrdinaryKernel
@@ -35,7 +35,7 @@ def reachable_ordinary() -> list[Reachable]:
         (gather_weighted.KERNEL, gather_weighted.reachable_gather()),
         (plan_sends.KERNEL, plan_sends.reachable_plan_sends()),
         (pack_rows.KERNEL, pack_rows.reachable_pack()),
-        (send_rows.KERNEL, send_rows.reachable_send()),
+        (post_rows.KERNEL, post_rows.reachable_post()),
         (gather_rows.KERNEL, [gather_rows.CONFIG]),
         (meet_ranks.KERNEL, [meet_ranks.CONFIG]),
         (sum_slices.KERNEL, sum_slices.reachable_slices()),

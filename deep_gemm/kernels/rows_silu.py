@@ -13,7 +13,7 @@ from ..choose.output import Groups, Output
 from ..choose.rows import select_grouped
 from ..gpus import gpu_of
 from ..jit import driver
-from ..jit.tensor_map import MAP_BYTES
+from ..jit.tensor_map import MAP_BYTES, TensorMap
 from ..problem import Operand, SiluRowsProblem
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span
 from ..settings import get_compile_mode, get_num_sms, get_pdl, in_force, settings
@@ -123,22 +123,31 @@ def addresses(p: SiluRowsProblem) -> Addresses:
 
 def plan_of(p: SiluRowsProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> SiluPlan:
     """Prepare the launch for a problem that is `prepared`."""
-    (m, k), (groups, n, _) = p.a.shape, p.b.shape
+    numbers, maps, places = parameters_of(p, config)
+    (m, _), (_, n, _) = p.a.shape, p.b.shape
+    plan = SiluPlan(p, ROWS_SILU_PARAMS, numbers, maps, places, launcher, grid(config, 1, m, n, num_sms))
+    plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, p.b.shape[2]
+    plan.c_is_d = False  # ids are not D
+    plan.span_scales = byte_span(p.scales)
+    plan.span_weights = 0 if p.row_weights is None else byte_span(p.row_weights)
+    return plan
+
+
+def parameters_of(
+    p: SiluRowsProblem, config: GemmConfig, groups: Groups = Groups.IDS
+) -> tuple[dict[str, float | bytes], dict[str, TensorMap], list[Place]]:
+    """Numbers, maps and places of addresses among the parameters of a problem that is `prepared`."""
+    rows_of_group = p.a.shape[0] / p.b.shape[0]
     rows = GroupedProblem(
-        p.a[None], p.sfa[None], p.b, p.sfb, p.d[None], p.ids, Groups.IDS, SCALE_BLOCK, 1, False, m / groups
+        p.a[None], p.sfa[None], p.b, p.sfb, p.d[None], p.ids, groups, SCALE_BLOCK, 1, False, rows_of_group
     )
     maps, places = operand_maps(rows, config)
     places += [Place("activation.row_weights", ROW_WEIGHTS), Place("activation.scales", SCALES)]
-    numbers = {
+    numbers: dict[str, float | bytes] = {
         **numbers_of(rows, row_pitch(p.d)),
         "map_d": bytes(MAP_BYTES),  # D is stored without TMA
         "map_whole_d": bytes(MAP_BYTES),
         "activation.scales_pitch": p.scales.stride(1),
         "activation.limit": math.inf if p.limit is None else p.limit,
     }
-    plan = SiluPlan(p, ROWS_SILU_PARAMS, numbers, maps, places, launcher, grid(config, 1, m, n, num_sms))
-    plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, k
-    plan.c_is_d = False  # ids are not D
-    plan.span_scales = byte_span(p.scales)
-    plan.span_weights = 0 if p.row_weights is None else byte_span(p.row_weights)
-    return plan
+    return numbers, maps, places

@@ -19,9 +19,9 @@ def compile_config(config: GatherRowsConfig, edits: Mapping[str, str] | None = N
 
 
 def launch_of(
-    kernel: HostKernel, config: GatherRowsConfig, slots: Slots, rows: ExpertRows, to: Gathered, node: Node | None
+    kernel: HostKernel, config: GatherRowsConfig, source: Slots | Node, rows: ExpertRows, to: Gathered
 ) -> KernelLaunch:
     """Give the launch by which a rank gathers what came. All tensors lie in the simulator's memory."""
-    params = gather_rows.params_of(slots, rows, to, node)
-    grid = gather_rows.grid(config, len(slots.memory), len(to.values))
+    params = gather_rows.params_of(source, rows, to)
+    grid = gather_rows.grid(config, len(rows.row_of), len(to.values))
     return KernelLaunch(kernel, [params], config.num_threads, config.shared_bytes, grid)

@@ -53,6 +53,8 @@ class Buffer(ctypes.Structure):
         ("is_dependent", ctypes.c_uint32),
         ("rank", ctypes.c_uint32),
         ("news", ctypes.c_void_p),
+        ("held", ctypes.c_void_p),
+        ("released", ctypes.c_void_p),
     )
 
 

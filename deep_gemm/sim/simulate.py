@@ -203,7 +203,7 @@ class _Arena:
             self.memory[self.spans[name]] = data
             at += len(data)
         # A byte for each word of memory, and more room than that, so that a buffer's lie where it does.
-        self.news = np.zeros(len(self.memory), np.uint8)
+        self.of_words = {name: np.zeros(len(self.memory), np.uint8) for name in ("news", "held", "released")}
         base = self.memory.ctypes.data
         self.addresses = {name: base + span.start for name, span in self.spans.items()}
 
@@ -218,7 +218,10 @@ class _Arena:
                     is_writable=self.buffers[name].is_writable and name not in inputs,
                     is_dependent=self.buffers[name].is_dependent,
                     rank=self.buffers[name].rank,
-                    news=self.news[span].ctypes.data if self.buffers[name].is_writable else None,
+                    **{
+                        kind: bytes_of[span].ctypes.data if self.buffers[name].is_writable else None
+                        for kind, bytes_of in self.of_words.items()
+                    },
                 )
                 for name, span in self.spans.items()
             )

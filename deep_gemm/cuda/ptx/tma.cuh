@@ -21,6 +21,9 @@ DEVICE void prefetch_tensormap(const TensorMap* map) {
 // barrier that tells the issuing thread. (PTX ISA, "Async proxy".)
 DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same for what this thread has seen of global memory, before TMA loads it.
+DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // An access policy for the L2. (PTX ISA, "createpolicy".) Not volatile: one for all loads will do.
 DEVICE uint64_t evict_first_policy() {
   uint64_t policy;
@@ -148,7 +151,13 @@ DEVICE void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t 
                : "memory");
 }
 
-// Whole 16 bytes to any place in global memory, a peer's too. (PTX ISA, "cp.async.bulk".)
+// Whole 16 bytes from and to any place in global memory, a peer's too. (PTX ISA, "cp.async.bulk".)
+DEVICE void bulk_load(void* destination, uint64_t* barrier, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   smem_address(destination)),
+               "l"(global), "r"(bytes), "r"(smem_address(barrier))
+               : "memory");
+}
 DEVICE void bulk_store(void* global, const void* source, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(smem_address(source)),
                "r"(bytes)

@@ -17,12 +17,15 @@
 #include "work/layout.cuh"
 #include "work/padding.cuh"
 #include "work/tile_queue.cuh"
-#include ROWS_PARAMS
+#include ARRIVAL
 
-struct WorkStorage {
+struct WorkStorage : ArrivalStorage {
   TileQueue queue;
 
-  DEVICE void init() { queue.init(kNumMathWarps + 1); }  // the math warps and the loading thread take
+  DEVICE void init() {
+    ArrivalStorage::init();
+    queue.init(kNumMathWarps + 1);  // the math warps and the loading thread take
+  }
 };
 
 // D has a plain map too, for boxes that are not cut off.
@@ -59,6 +62,7 @@ constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
 struct Tiles {
   const Params& p;
   TileQueue& queue;
+  ArrivalStorage& arrival;
   uint32_t number = 0;  // of the tiles that this thread has dealt or taken
   uint32_t rows, tiles_m, tiles_n, next_tile;
   Stretches stretches;
@@ -66,6 +70,7 @@ struct Tiles {
   DEVICE Tiles(const Params& p_, WorkStorage& storage)
       : p(p_),
         queue(storage.queue),
+        arrival(storage),
         rows(p.m),
         tiles_m(ceil_div(p.m, kBlockM)),
         tiles_n(ceil_div(p.n, kBlockN)),
@@ -80,8 +85,11 @@ struct Tiles {
 
   // By the producer's other warps: one finds the tiles, and hands them out.
   DEVICE void find_for_others(uint32_t warp) {
-    if (warp != 1) return;
-    for (Tile tile; find_next(tile);) deal(tile);
+    if (warp != 1) return fetch_rows(p, arrival, warp);
+    for (Tile tile; find_next(tile);) {
+      wait_for_rows(p, tile.group);
+      deal(tile);
+    }
     deal(kNoMoreTiles);
     if (p.groups.zeroes_padding) zero_padding(p.groups, p.d, p.d_pitch * kOutputBytes, p.n * kOutputBytes);
   }

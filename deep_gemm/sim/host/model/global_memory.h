@@ -60,7 +60,9 @@ T global_load(const void* pointer, const char* what, bool is_nc = false) {
   std::memcpy(&value, global_access(pointer, sizeof(T), false, what), sizeof(T));
   if (machine->launch.other_ranks) {
     const auto address = reinterpret_cast<uint64_t>(pointer);
-    check_no_news(*find_buffer(address, sizeof(T)), address, sizeof(T), what);
+    const Buffer& buffer = *find_buffer(address, sizeof(T));
+    check_no_news(buffer, address, sizeof(T), what);
+    check_not_held(buffer, address, sizeof(T), what);
   }
   if (is_nc && find_buffer(reinterpret_cast<uint64_t>(pointer), sizeof(T))->is_writable)
     fail(std::string(what) + " reads memory that the kernel may write: " +
@@ -73,6 +75,7 @@ inline void store_bytes(uint8_t* to, const void* bytes, uint32_t size, bool is_r
   const Buffer& buffer = *find_buffer(address, size);
   if (is_of_peer(buffer)) return store_to_peer(buffer, address, bytes, size, is_release);
   std::memcpy(to, bytes, size);
+  hold(buffer, address, size, static_cast<size_t>(self - machine->fibers.data()));
   if (uint8_t* news = news_at(buffer, address)) std::memset(news, 0, (size + 3) / 4);
 }
 
@@ -80,6 +83,19 @@ template <typename T>
 void global_store(void* pointer, const T& value, const char* what) {
   yield();
   store_bytes(global_access(pointer, sizeof(T), true, what), &value, sizeof(T), false);
+}
+
+// What the word's users know of each other changes in the same step as the word.
+template <typename Order>
+uint32_t add_at_once(uint32_t* pointer, uint32_t value, const Order& order) {
+  yield();
+  auto* word = reinterpret_cast<uint32_t*>(global_access(pointer, 4, true, "atomic add"));
+  if (is_of_peer(*find_buffer(reinterpret_cast<uint64_t>(word), 4))) fail("atomic add to another rank's memory");
+  order(machine->counted[pointer]);
+  const uint32_t before = *word;
+  *word += value;
+  yield();
+  return before;
 }
 
 }  // namespace sim
@@ -113,20 +129,18 @@ void st_global_v4_b32(void* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 }
 
 uint32_t atom_add(uint32_t* p, uint32_t value) {
-  yield();
-  auto* word = reinterpret_cast<uint32_t*>(global_access(p, 4, true, "atomic add"));
-  if (is_of_peer(*find_buffer(reinterpret_cast<uint64_t>(word), 4))) fail("atomic add to another rank's memory");
-  const uint32_t before = *word;
-  *word += value;
-  yield();
-  return before;
+  return sim::add_at_once(p, value, [](sim::Known&) {});
 }
-
 uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
-  yield();
-  tell(machine->counted[p]);
+  return sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known), sim::learn(known); });
+}
+void red_release_gpu_add(uint32_t* p, uint32_t value) {
+  sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known); });
+}
+uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
+  const uint32_t value = global_load<uint32_t>(p, "ld_acquire_gpu_b32");
   learn(machine->counted[p]);
-  return atom_add(p, value);
+  return value;
 }
 void st_release_sys_b32(uint32_t* p, uint32_t value) {
   yield();

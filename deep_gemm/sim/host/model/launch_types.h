@@ -10,7 +10,10 @@ struct Buffer {
   uint32_t is_writable;
   uint32_t is_dependent;  // the kernel before may still use it: not to be touched before griddepcontrol.wait
   uint32_t rank;          // whose memory it is
-  uint8_t* news;          // for each word, who of the peers wrote it and has not been acquired from since; see peers.h
+  // For each word, see peers.h:
+  uint8_t* news;      // who of the peers wrote it and has not been acquired from since
+  uint8_t* held;      // bit r: its own rank wrote it, and rank r may not read it yet
+  uint8_t* released;  // bit r: it may, if it acquires what its own rank has released there
 };
 
 struct Launch {

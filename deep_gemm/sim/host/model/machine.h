@@ -10,6 +10,7 @@
 #include <queue>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -219,8 +220,9 @@ struct Machine {
   uint32_t next_cta = 0;
   std::vector<Fiber> fibers;
   std::vector<Fiber*> ready;
-  std::vector<uint64_t> stored;                                                   // to peers, by place for a fiber
+  std::vector<uint64_t> stored;                                                   // by place for a fiber
   std::map<std::pair<size_t, uint64_t>, std::shared_ptr<PeerStore>> on_the_way;  // by place and number
+  std::unordered_map<uint64_t, std::pair<size_t, uint64_t>> own_stores;            // place and number of a word's last one
   std::map<const void*, Known> counted;                                           // at words of atomics that release
   uint32_t ready_polling = 0;
   std::priority_queue<Event> events;

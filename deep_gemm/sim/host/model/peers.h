@@ -1,6 +1,9 @@
 // Memory of other ranks. A store there lands late, and out of order; by what barriers and counts order, a thread knows of other
 // threads' stores, and a release lands behind all stores that its thread knows of. What has landed is news, which no
 // ordinary load of its rank may read before a load with acquire has read a flag that was released by the same peer.
+//
+// The other way round a peer may read what this rank has stored in its own memory if a thread that knew of the store has released
+// a flag there, and the peer has acquired it.
 #pragma once
 #include "scheduler.h"
 
@@ -35,15 +38,56 @@ inline void check_no_news(const Buffer& buffer, uint64_t address, uint32_t size,
            text((news[i] & ~kReleased) - 1) + " has written: no acquire of a flag of that rank lies in between");
 }
 
+inline uint8_t bit_of(uint32_t rank) { return static_cast<uint8_t>(1u << rank); }
+
+inline void check_not_held(const Buffer& buffer, uint64_t address, uint32_t size, const char* what) {
+  if (!is_of_peer(buffer) || !buffer.held) return;
+  const uint8_t* held = buffer.held + (address - buffer.base) / 4;
+  for (uint32_t i = 0; i < (size + 3) / 4; ++i)
+    if (held[i] & bit_of(machine->launch.rank))
+      fail(std::string(what) + " reads byte " + text(address - buffer.base) + " of `" + buffer.name + "`, which rank " +
+           text(buffer.rank) + " has written: it has released no flag behind that which this rank has acquired");
+}
+
+// This rank has stored in its own memory.
+inline void hold(const Buffer& buffer, uint64_t address, uint32_t size, size_t place) {
+  if (!machine->launch.other_ranks || !buffer.held) return;
+  const uint64_t word = (address - buffer.base) / 4, words = (size + 3) / 4;
+  std::memset(buffer.held + word, 0xff, words);
+  std::memset(buffer.released + word, 0, words);
+  for (uint64_t i = 0; i < words; ++i) machine->own_stores[address / 4 + i] = {place, machine->stored[place]};
+  ++machine->stored[place];
+}
+
+// What a thread knows of is released to a rank, all that kernels before have stored too.
+inline void release_own(const Known& known, uint32_t to) {
+  for (uint32_t i = 0; i < machine->launch.num_buffers; ++i) {
+    const Buffer& own = machine->launch.buffers[i];
+    if (is_of_peer(own) || !own.held) continue;
+    for (uint64_t word = 0; word < (own.bytes + 3) / 4; ++word) {
+      if (!(own.held[word] & bit_of(to))) continue;
+      const auto store = machine->own_stores.find(own.base / 4 + word);
+      const bool is_known = store == machine->own_stores.end() ||
+                            (store->second.first < known.size() && store->second.second < known[store->second.first]);
+      if (is_known) own.released[word] |= bit_of(to);
+    }
+  }
+}
+
 inline void acquire(const Buffer& buffer, uint64_t address) {
   const uint8_t* news = news_at(buffer, address);
   if (!news || !(*news & kReleased)) return;
   const uint8_t from = *news & static_cast<uint8_t>(~kReleased);
   for (uint32_t i = 0; i < machine->launch.num_buffers; ++i) {
-    const Buffer& own = machine->launch.buffers[i];
-    if (is_of_peer(own) || !own.news) continue;
-    for (uint64_t word = 0; word < (own.bytes + 3) / 4; ++word)
-      if ((own.news[word] & ~kReleased) == from) own.news[word] = 0;
+    const Buffer& each = machine->launch.buffers[i];
+    if (!each.news || (is_of_peer(each) && each.rank + 1 != from)) continue;
+    for (uint64_t word = 0; word < (each.bytes + 3) / 4; ++word) {
+      if (!is_of_peer(each)) {
+        if ((each.news[word] & ~kReleased) == from) each.news[word] = 0;
+      } else if (each.released[word] & bit_of(machine->launch.rank)) {
+        each.held[word] &= static_cast<uint8_t>(~bit_of(machine->launch.rank));
+      }
+    }
   }
 }
 
@@ -69,9 +113,10 @@ inline void store_to_peer(const Buffer& buffer, uint64_t address, const void* by
   store->address = address, store->size = size, store->news = news_at(buffer, address);
   std::memcpy(store->bytes, bytes, size);
   if (is_release) {
-    later(300, [store, known = known_of(*self)] {
+    later(300, [store, known = known_of(*self), to = buffer.rank] {
       for (auto& [of, earlier] : machine->on_the_way)
         if (of.first < known.size() && of.second < known[of.first]) land(*earlier);
+      release_own(known, to);
       land(*store, kReleased);
     });
     return;

@@ -189,6 +189,29 @@ inline void land_bytes(uint64_t address, const std::vector<uint8_t>& bytes) {
     std::memset(news, is_of_peer(buffer) ? static_cast<uint8_t>(machine->launch.rank + 1) : 0, bytes.size() / 4);
 }
 
+inline void load_bulk(void* destination, uint64_t* barrier, const void* global, uint32_t bytes, const char* what) {
+  yield();
+  const auto address = reinterpret_cast<uint64_t>(global);
+  if (bytes == 0 || bytes % 16 || address % 16)
+    fail(std::string(what) + ": " + text(bytes) + " bytes from " + describe_address(address) + ": expected whole 16 bytes");
+  Cta* cta = self->cta;
+  const uint32_t offset = shared_offset(destination, bytes, 16, what), barrier_offset = shared_offset(barrier, 8, 8, what);
+  const Buffer& buffer = check_global(address, bytes, false, cta, what);
+  check_signal(cta, barrier_offset, what);
+  poison(cta, {offset, bytes});
+  ++cta->loads_in_flight;
+  later(machine->bias.load_delay, [=, &buffer] {
+    check_not_held(buffer, address, bytes, what);
+    const Range range{offset, bytes};
+    land(cta, barrier_offset, range, [&](Mbarrier& barrier_there) {
+      std::memcpy(cta->async + offset, reinterpret_cast<const void*>(address), bytes);
+      barrier_there.landed.push_back({barrier_there.phase, range});
+    });
+  });
+  ++machine->stats.loads;
+  yield();
+}
+
 inline void store_bulk(void* global, const void* source, uint32_t bytes, const char* what) {
   yield();
   const auto address = reinterpret_cast<uint64_t>(global);
@@ -324,6 +347,9 @@ void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int
   store_box(map, source, {c0, c1, c2, c3}, true, "tma_reduce_add_4d");
 }
 
+void bulk_load(void* destination, uint64_t* barrier, const void* global, uint32_t bytes) {
+  load_bulk(destination, barrier, global, bytes, "bulk_load");
+}
 void bulk_store(void* global, const void* source, uint32_t bytes) { store_bulk(global, source, bytes, "bulk_store"); }
 
 void tma_store_commit() {

@@ -19,6 +19,7 @@ static_assert(sizeof(TensorMap) == 128, "as large as the driver's");
 
 void prefetch_tensormap(const TensorMap* map);
 void fence_proxy_async_shared();
+void fence_proxy_async_global();
 inline uint64_t evict_first_policy() { return 0; }  // without a model of the L2
 
 void tma_load_2d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1);
@@ -42,6 +43,7 @@ void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, int32_t 
 void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1);
 void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2);
 void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
+void bulk_load(void* destination, uint64_t* barrier, const void* global, uint32_t bytes);
 void bulk_store(void* global, const void* source, uint32_t bytes);
 void tma_store_commit();
 

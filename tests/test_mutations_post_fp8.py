@@ -1,10 +1,10 @@
-"""send_rows of tokens that are FP8 already: they arrive as they are, and every way to break it is noticed."""
+"""post_rows of tokens that are FP8 already: they arrive as they are, and every way to break it is noticed."""
 
 from __future__ import annotations
 
 import pytest
 from helpers import assert_caught
-from mutations_send_fp8 import MUTATIONS, TRIALS, SendTrial
+from mutations_post_fp8 import MUTATIONS, TRIALS, PostTrial
 from thorough import mutations
 
 from deep_gemm.sim.mutate import Mutation
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.host_compiler
 
 
 @pytest.mark.parametrize("trial", TRIALS)
-def test_tokens_arrive_as_they_are(trial: SendTrial) -> None:
+def test_tokens_arrive_as_they_are(trial: PostTrial) -> None:
     trial.run(trial.headers())
 
 

@@ -1,4 +1,4 @@
-"""The kernel of cuda/send_rows.cuh: how it is compiled, and launched for the tokens of a rank."""
+"""The kernel of cuda/post_rows.cuh: how it is compiled, and launched for the tokens of a rank."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from ..choose.config_cast import INPUTS, VECTOR_BYTES, cast_header
 from ..gpus import gpu_of
-from ..problem.layout import align
 from .launch import OrdinaryKernel
-from .meeting import FIELDS, MAX_ROW_BYTES, STORAGE_BYTES, Node, Way
+from .meeting import FIELDS, STORAGE_BYTES, Node, Way
 from .params import Field, Kind, Params
 
 PARAMS = Params(
-    "SendParams",
+    "PostParams",
     Field("x", Kind.POINTER),
     Field("sf", Kind.POINTER),
     Field("topk_ids", Kind.POINTER),
     Field("topk_weights", Kind.POINTER),
     Field("row_of", Kind.POINTER),
+    Field("arrivals", Kind.POINTER),
     Field("ids", Kind.UINT64),
     Field("x_pitch", Kind.UINT32),
     Field("sf_pitch", Kind.UINT32),
@@ -34,22 +34,20 @@ PARAMS = Params(
     Field("row_bytes", Kind.UINT32),
     *FIELDS,
 )
-"""`SendParams` of cuda/send_rows.cuh."""
+"""`PostParams` of cuda/post_rows.cuh."""
 TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token")}
-"""The file of cuda/send that puts a token into its row, by the type of tokens."""
+"""The file of cuda/post that puts a token into its row, by the type of tokens."""
 
 
 @dataclass(frozen=True)
-class SendConfig:
-    """One configuration. A CTA makes the row of a token, then stores it to each rank."""
+class PostConfig:
+    """One configuration. A CTA makes the row of a token, then that of another."""
 
     dtype: torch.dtype
     id_bytes: int
-    num_threads: int = 512
-    num_rows: ClassVar[int] = 3
-    """One is made while others are copied."""
-    shared_bytes: ClassVar[int] = align(num_rows * MAX_ROW_BYTES + STORAGE_BYTES, 16)
-    ctas_per_sm: ClassVar[int] = 2
+    num_threads: int = 256
+    shared_bytes: ClassVar[int] = STORAGE_BYTES
+    ctas_per_sm: ClassVar[int] = 6
 
     @property
     def name(self) -> str:
@@ -69,17 +67,15 @@ class SendConfig:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
         constants = {
             "kIdBytes": self.id_bytes,
-            "kMaxRowBytes": MAX_ROW_BYTES,
-            "kNumRows": self.num_rows,
             "kSharedBytes": self.shared_bytes,
             "kCtasPerSm": self.ctas_per_sm,
         }
         vector = VECTOR_BYTES // self.dtype.itemsize
-        switches, files = {"kActivates": False}, {"TOKEN": f"send/{TOKENS[self.dtype]}.cuh"}
+        switches, files = {"kActivates": False}, {"TOKEN": f"post/{TOKENS[self.dtype]}.cuh"}
         return cast_header(self.dtype, constants, switches, vector=vector, num_threads=self.num_threads, files=files)
 
 
-KERNEL: OrdinaryKernel[SendConfig] = OrdinaryKernel("send_rows", PARAMS, bulk_stores=1)
+KERNEL: OrdinaryKernel[PostConfig] = OrdinaryKernel("post_rows", PARAMS)
 SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 
@@ -88,31 +84,30 @@ def run(
     topk_ids: Tensor,
     topk_weights: Tensor,
     row_of: Tensor,
-    experts_here: int,
     node: Node,
     sf: Tensor | None = None,
 ) -> None:
-    """Send tokens to the ranks that have their experts, and wait until all ranks have sent theirs.
+    """Lay tokens out for the ranks that have their experts, and wait until all ranks have done so.
 
     `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
     contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
     """
     config, device = config_of(x, topk_ids), x.get_device()
-    params = params_of(x, topk_ids, topk_weights, row_of, experts_here, node, sf)
+    params = params_of(x, topk_ids, topk_weights, row_of, node, sf)
     KERNEL.run(config, params, grid(config, node, gpu_of(device).num_sms), device)
 
 
-def config_of(x: Tensor, topk_ids: Tensor) -> SendConfig:
+def config_of(x: Tensor, topk_ids: Tensor) -> PostConfig:
     """The configuration for these types."""
-    return SendConfig(x.dtype, topk_ids.element_size())
+    return PostConfig(x.dtype, topk_ids.element_size())
 
 
-def reachable_send() -> list[SendConfig]:
+def reachable_post() -> list[PostConfig]:
     """Every configuration that `run` can take."""
-    return [SendConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)]
+    return [PostConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)]
 
 
-def grid(config: SendConfig, node: Node, num_sms: int) -> int:
+def grid(config: PostConfig, node: Node, num_sms: int) -> int:
     """A CTA for each token that there may be, but no more than run at once."""
     return min(node.room.max_tokens, config.ctas_per_sm * num_sms)
 
@@ -122,7 +117,6 @@ def params_of(
     topk_ids: Tensor,
     topk_weights: Tensor,
     row_of: Tensor,
-    experts_here: int,
     node: Node,
     sf: Tensor | None = None,
 ) -> bytes:
@@ -134,6 +128,7 @@ def params_of(
             "topk_ids": topk_ids.data_ptr(),
             "topk_weights": topk_weights.data_ptr(),
             "row_of": row_of.data_ptr(),
+            "arrivals": node.arrivals.data_ptr(),
             "ids": node.room.ids,
             "x_pitch": x.stride(0) * x.element_size(),
             "sf_pitch": 0 if sf is None else sf.stride(0) * sf.element_size(),
@@ -141,7 +136,7 @@ def params_of(
             "max_tokens": node.room.max_tokens,
             "hidden": node.room.hidden,
             "topk": node.room.topk,
-            "experts_here": experts_here,
+            "experts_here": node.experts,
             "row_bytes": node.room.row_bytes,
             **node.meeting(Way.THERE),
         }

@@ -1,4 +1,4 @@
-"""Ways to break send_rows of tokens that are FP8 already, and calls of some ranks that notice them.
+"""Ways to break post_rows of tokens that are FP8 already, and calls of some ranks that notice them.
 
 The rest of the kernel is that of other tokens: mutations_peers.py.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from deep_gemm.kernels.meeting import STATE_WORDS, Node, Room
-from deep_gemm.kernels.send_rows import SendConfig
+from deep_gemm.kernels.post_rows import PostConfig
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.quantize import per_token_cast_to_fp8
-from deep_gemm.sim import send_rows as sim_send
+from deep_gemm.sim import post_rows as sim_post
 from deep_gemm.sim.mutate import Mutation
 from deep_gemm.sim.ranks import run_ranks
 from deep_gemm.sim.simulate import Buffer, Simulation
@@ -25,7 +25,7 @@ EXPERTS_HERE = 2
 
 
 @dataclass(frozen=True)
-class SendTrial:
+class PostTrial:
     """One call of each rank, whose token t has its expert t of the next rank, and one of its own."""
 
     tokens: tuple[int, ...]
@@ -35,8 +35,8 @@ class SendTrial:
     schedule: str | None = None
 
     @property
-    def config(self) -> SendConfig:
-        return SendConfig(torch.float8_e4m3fn, self.ids.itemsize, num_threads=32)
+    def config(self) -> PostConfig:
+        return PostConfig(torch.float8_e4m3fn, self.ids.itemsize, num_threads=32)
 
     @property
     def room(self) -> Room:
@@ -47,7 +47,7 @@ class SendTrial:
 
     def run(self, headers: Mapping[str, str]) -> None:
         g, room, ranks = torch.Generator().manual_seed(self.seed), self.room, len(self.tokens)
-        kernel = sim_send.compile_config(self.config, headers)
+        kernel = sim_post.compile_config(self.config, headers)
         buffers, rows = {}, []
         for rank, tokens in enumerate(self.tokens):
             values, scales = per_token_cast_to_fp8(torch.randn(tokens, self.hidden, generator=g))
@@ -55,8 +55,7 @@ class SendTrial:
             owners = torch.tensor([(rank + 1) % ranks, rank]).expand(tokens, 2)
             ids = owners * EXPERTS_HERE + torch.arange(tokens)[:, None] % EXPERTS_HERE
             parts = [each.contiguous().view(torch.uint8) for each in (values, scales, p)]
-            row = torch.cat(parts, dim=1)
-            rows.append(torch.nn.functional.pad(row, (0, room.row_bytes - row.shape[1])))
+            rows.append(torch.cat(parts, dim=1))
             memory = torch.full((room.num_bytes,), POISON, dtype=torch.uint8)
             memory[room.flags :] = 0
             # Rows of a wider matrix: pitches are not sizes.
@@ -69,6 +68,7 @@ class SendTrial:
                 "room": (memory, True, 16),
                 "state": (torch.zeros(STATE_WORDS, dtype=torch.int32), True, 4),
                 "report": (torch.zeros(1, dtype=torch.int32), True, 4),
+                "arrivals": (torch.zeros(EXPERTS_HERE + 1, dtype=torch.int32), True, 4),
                 "x": (wide, False, 16),
                 "sf": (wide_scales, False, 4),
                 "ids": (ids.to(self.ids), False, self.ids.itemsize),
@@ -82,16 +82,16 @@ class SendTrial:
         addresses = tuple(simulation.address(f"room {rank}") for rank in range(ranks))
         launches = []
         for rank, tokens in enumerate(self.tokens):
-            state, report, row_of, ids, p = (
+            state, arrivals, report, row_of, ids, p = (
                 simulation.tensor(f"{name} {rank}", torch.as_tensor(buffers[f"{name} {rank}"].data))
-                for name in ("state", "report", "row_of", "ids", "p")
+                for name in ("state", "arrivals", "report", "row_of", "ids", "p")
             )
             x = simulation.tensor(f"x {rank}", torch.as_tensor(buffers[f"x {rank}"].data)).view(torch.float8_e4m3fn)[
                 :, : self.hidden
             ]
             sf = simulation.tensor(f"sf {rank}", torch.as_tensor(buffers[f"sf {rank}"].data))[:, :-1]
-            node = Node(room, addresses, rank, state, report, LIMIT)
-            launch = sim_send.launch_of(kernel, self.config, x, ids, p, row_of, EXPERTS_HERE, node, 2, sf)
+            node = Node(room, addresses, rank, state, arrivals, report, LIMIT)
+            launch = sim_post.launch_of(kernel, self.config, x, ids, p, row_of, node, 2, sf)
             assert launch is not None
             assert tokens == len(x)
             launches.append([launch])
@@ -99,23 +99,22 @@ class SendTrial:
         found = simulation.result().buffers
         for rank in range(ranks):
             memory = torch.as_tensor(found[f"room {rank}"])
-            slots = memory[: room.ids].view(room.slots, room.row_bytes)
-            for source in {rank, (rank - 1) % ranks}:
-                first = source * room.max_tokens
-                got = slots[first : first + self.tokens[source]]
-                if not torch.equal(got, rows[source]):
-                    at = (got != rows[source]).nonzero()[0].tolist()
-                    raise ValueError(f"rows of rank {source} on rank {rank}: wrong at {at}")
-                if bool((slots[first + self.tokens[source] : first + room.max_tokens] != POISON).any()):
-                    raise ValueError(f"a row on rank {rank} of a token that rank {source} lacks")
+            posted = memory[: room.ids].view(room.max_tokens, room.row_bytes)
+            tokens = self.tokens[rank]
+            got = posted[:tokens, : rows[rank].shape[1]]
+            if not torch.equal(got, rows[rank]):
+                at = (got != rows[rank]).nonzero()[0].tolist()
+                raise ValueError(f"rows of rank {rank}: wrong at {at}")
+            if bool((posted[tokens:] != POISON).any()):
+                raise ValueError(f"a row on rank {rank} of a token that it lacks")
 
 
 TRIALS = [
-    SendTrial((3, 2), 768, 1),
-    SendTrial((1, 4), 256, 2, torch.int32, "slow_warps"),
-    SendTrial((2, 0, 3), 1280, 3, schedule="late_stores"),
+    PostTrial((3, 2), 768, 1),
+    PostTrial((1, 4), 256, 2, torch.int32, "slow_warps"),
+    PostTrial((2, 0, 3), 1280, 3, schedule="late_stores"),
 ]
-_COPY, _SEND = "send/copy_token.cuh", "send_rows.cuh"
+_COPY, _POST = "post/copy_token.cuh", "post_rows.cuh"
 MUTATIONS = [
     Mutation("the first token's values", _COPY, "p.x + uint64_t{token} * p.x_pitch", "p.x"),
     Mutation("the first token's scales", _COPY, "p.sf + uint64_t{token} * p.sf_pitch", "p.sf"),
@@ -128,5 +127,5 @@ MUTATIONS = [
     Mutation("one scale", _COPY, "block < blocks;", "block < 1;"),
     Mutation("scales one too far", _COPY, "row + p.hidden + block * 4", "row + p.hidden + block * 4 + 4"),
     Mutation("the first scale for all blocks", _COPY, "ptx::ld_global_f32(scales + block * 4)", "ptx::ld_global_f32(scales)"),
-    Mutation("weights lie over scales", _SEND, "const uint32_t weights = p.hidden + blocks * 4", "const uint32_t weights = p.hidden"),
+    Mutation("weights lie over scales", _POST, "(blocks + j) * 4, weight", "j * 4, weight"),
 ]  # fmt: skip

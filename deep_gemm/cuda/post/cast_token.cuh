@@ -1,0 +1,25 @@
+// A token's values and scales in its row: cast to FP8 here, with a scale for each 128 columns.
+#pragma once
+#include "cast/piece.cuh"
+
+constexpr uint32_t kPieces = 4;  // under way at a time
+
+DEVICE void put_token(const PostParams& p, uint8_t* row, uint32_t token, uint32_t blocks) {
+  const uint32_t lane = ptx::thread_index() % kLanes, team = ptx::thread_index() / kLanes;
+#pragma unroll 1
+  for (uint32_t first = 0; first < blocks; first += kPieces * kTeams) {
+    Piece pieces[kPieces];
+#pragma unroll
+    for (uint32_t i = 0; i < kPieces; ++i)  // past the last column it loads nothing
+      pieces[i] = load_piece(p.x + uint64_t{token} * p.x_pitch, true, (first + i * kTeams + team) * kBlock, p.hidden, lane);
+#pragma unroll
+    for (uint32_t i = 0; i < kPieces; ++i) {
+      if (first + i * kTeams >= blocks) break;
+      const uint32_t block = first + i * kTeams + team;  // past the last for some teams: a warp stays together
+      const CastPiece cast = cast_piece(pieces[i], lane);
+      if (block >= blocks) continue;
+      store_values(row, block * kBlock, p.hidden, lane, cast.values);
+      if (lane == 0) ptx::st_global_f32(row + p.hidden + block * 4, cast.scale);
+    }
+  }
+}
