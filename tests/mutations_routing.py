@@ -9,7 +9,7 @@ import torch
 
 from deep_gemm.kernels import gather_weighted, route_rows
 from deep_gemm.kernels.gather_weighted import GatherConfig
-from deep_gemm.kernels.route_rows import RouteConfig
+from deep_gemm.kernels.route_rows import COUNTER, CountConfig, RouteConfig, Totals
 from deep_gemm.routing import expert_rows, weighted_sum
 from deep_gemm.sim import gather_weighted as sim_gather
 from deep_gemm.sim import route_rows as sim_route
@@ -29,10 +29,10 @@ class RouteTrial:
     first: int = 0
 
     def headers(self) -> dict[str, str]:
-        return route_rows.headers(self.config)
+        return {**COUNTER.headers(CountConfig(self.config.id_bytes)), **route_rows.headers(self.config)}
 
     def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim_route.compile_config(self.config, headers)
+        kernels = sim_route.compile_config(self.config, headers)
         generator = torch.Generator().manual_seed(self.seed)
         dtype = torch.int64 if self.config.id_bytes == 8 else torch.int32
         shape, among = (self.tokens, self.topk), range(-1, self.num_experts + 2 * self.first)
@@ -45,7 +45,7 @@ class RouteTrial:
             given = torch.cat([given, others, others], dim=1)[:, : self.topk]
         ids = torch.where((ids >= self.first) & (ids < self.first + self.num_experts), ids - self.first, -1)
         found = sim_route.run(
-            kernel, self.config, given, self.num_experts, first=self.first, seed=self.seed, schedule=self.schedule
+            kernels, self.config, given, self.num_experts, first=self.first, seed=self.seed, schedule=self.schedule
         )
         for name, right in expert_rows(ids, self.num_experts)._asdict().items():
             if not torch.equal(found[name], right):
@@ -87,6 +87,8 @@ class GatherTrial:
 
 
 INT32, INT64 = RouteConfig(4, 64), RouteConfig(8, 64)
+BY_PARTS, BY_PARTS_64 = (RouteConfig(id_bytes, 64, Totals.OF_PARTS) for id_bytes in (4, 8))
+MANY = RouteConfig(4, 1024, Totals.OF_PARTS)
 ROUTE_TRIALS = [
     *(RouteTrial(INT32, 150, 8, 40, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"))),
     *(RouteTrial(INT64, 130, 8, 33, seed, name) for seed, name in ((4, None), (5, "slow_lanes"))),
@@ -94,6 +96,12 @@ ROUTE_TRIALS = [
     RouteTrial(INT32, 1100, 8, 5, 7),
     RouteTrial(INT32, 300, 5, 12, 8, first=12),
     RouteTrial(INT64, 40, 5, 12, 9, first=12),
+    *(
+        RouteTrial(BY_PARTS, 410, 8, 40, seed, name)
+        for seed, name in ((10, None), (11, "slow_warps"), (12, "slow_cta"))
+    ),
+    RouteTrial(BY_PARTS_64, 300, 5, 12, 13, first=12),
+    RouteTrial(MANY, 4352, 4, 1000, 14),
 ]
 FP32, BF16, FP16, ALIKE = (GatherConfig(dtype) for dtype in gather_weighted.WEIGHTS)
 GATHER_TRIALS = [
@@ -104,22 +112,23 @@ GATHER_TRIALS = [
     GatherTrial(ALIKE, 3, 8, 40, 5),
 ]
 
-_ROUTE, _IDS, _GATHER, _SUM = "route_rows.cuh", "routes.cuh", "gather_weighted.cuh", "weighted_rows.cuh"
+_ROUTE, _IDS, _PLACES, _ALL = "route_rows.cuh", "routes.cuh", "route/params.cuh", "route/count_all.cuh"
+_COUNT, _PARTS, _GATHER, _SUM = "count_routes.cuh", "route/sum_parts.cuh", "gather_weighted.cuh", "weighted_rows.cuh"
 ROUTE_MUTATIONS = [
     Mutation("an id that no expert has is the last one", _IDS, "? id - first : kNoExpert;", "? id - first : count - 1;"),
     Mutation("ids are not counted from the first expert", _IDS, "? id - first : kNoExpert;", "? id : kNoExpert;", shows_in=INT32),
     Mutation("ids before the first expert count", _IDS, "id - first < count", "id < first + count", shows_in=INT32),
-    Mutation("the gap between the ids of tokens is skipped for each route", _ROUTE, "uint64_t{route / p.topk} * p.gap", "uint64_t{route} * p.gap"),
-    Mutation("the gap between the ids of tokens is forgotten", _ROUTE, "of_token -= p.topk, at += p.gap;", "of_token -= p.topk;"),
-    Mutation("a route of the next token is one of this", _ROUTE, "if (of_token >= p.topk) of_token -= p.topk, at += p.gap;", ""),
-    Mutation("steps without their rest", _ROUTE, "at += step.at, of_token += step.of_token;", "at += step.at;"),
-    Mutation("routes are one place apart", _ROUTE, "at += step.at, of", "at += kNumThreads, of"),
+    Mutation("the gap between the ids of tokens is skipped for each route", _PLACES, "uint64_t{route / p.topk} * p.gap", "uint64_t{route} * p.gap"),
+    Mutation("the gap between the ids of tokens is forgotten", _PLACES, "of_token -= p.topk, at += p.gap;", "of_token -= p.topk;"),
+    Mutation("a route of the next token is one of this", _PLACES, "if (of_token >= p.topk) of_token -= p.topk, at += p.gap;", ""),
+    Mutation("steps without their rest", _PLACES, "at += step.at, of_token += step.of_token;", "at += step.at;"),
+    Mutation("routes are one place apart", _PLACES, "at += step.at, of", "at += kNumThreads, of"),
     Mutation("the upper half of an id is not looked at", _IDS, "words.y == 0 ? words.x : kNoExpert", "words.x", shows_in=INT64),
     Mutation("ids of 8 bytes read as if of 4", _IDS, "ids + at * 8", "ids + at * 4", shows_in=INT64),
-    Mutation("routes behind the last are counted", _ROUTE, "experts[i] = route < p.num_routes ? place.expert(p) : kNoExpert;", "experts[i] = place.expert(p);"),
-    Mutation("the first routes alone are counted", _ROUTE, "first < p.num_routes; first += kNumThreads * kAtOnce", "first < 1; first += kNumThreads * kAtOnce * 8"),
-    Mutation("routes of this CTA count as before it", _ROUTE, "ptx::thread_index() < first_of_cta)", "ptx::thread_index() < first_of_cta + kNumThreads)"),
-    Mutation("routes before this CTA are forgotten", _ROUTE, "ptx::red_shared_add(&shared.before[experts[i]], 1);", ";"),
+    Mutation("routes behind the last are counted", _ALL, "experts[i] = route < p.num_routes ? place.expert(p) : kNoExpert;", "experts[i] = place.expert(p);"),
+    Mutation("the first routes alone are counted", _ALL, "first < p.num_routes; first += kNumThreads * kAtOnce", "first < 1; first += kNumThreads * kAtOnce * 8"),
+    Mutation("routes of this CTA count as before it", _ALL, "ptx::thread_index() < first_of_cta)", "ptx::thread_index() < first_of_cta + kNumThreads)"),
+    Mutation("routes before this CTA are forgotten", _ALL, "ptx::red_shared_add(&shared.before[experts[i]], 1);", ";"),
     Mutation("counters begin as they are", _ROUTE, "    ptx::st_shared_b32(&shared.total[expert], 0);\n", ""),
     Mutation("counters of the CTAs before begin as they are", _ROUTE, "    ptx::st_shared_b32(&shared.before[expert], 0);\n", ""),
     Mutation("counters of warps begin as they are", _ROUTE, "ptx::st_shared_b32(&shared.next[w][expert], 0);", ";"),
@@ -142,6 +151,25 @@ ROUTE_MUTATIONS = [
     Mutation("rows behind the last keep their token", _ROUTE, "    ptx::st_global_b32(p.token_of + route, ~0u);\n", ""),
     Mutation("rows behind the last keep their expert", _ROUTE, "    ptx::st_global_b32(p.ids + route, ~0u);\n", ""),
     Mutation("the last row has no token", _ROUTE, "route >= ptx::ld_shared_b32(&shared.used)", "route + 1 >= ptx::ld_shared_b32(&shared.used)"),
+    Mutation("counters of a part begin as they are", _COUNT, "ptx::st_shared_b32(&shared.count[expert], 0);", ";", shows_in=BY_PARTS),
+    Mutation("a part is counted before its counters are zero", _COUNT, "  Place place(p, first);\n  ptx::syncthreads();\n", "  Place place(p, first);\n", shows_in=BY_PARTS),
+    Mutation("ids of a part are read before the kernel ahead has ended", _COUNT, "  ptx::griddepcontrol_wait();\n", "", shows_in=BY_PARTS),
+    Mutation("each part is the first one", _COUNT, "first = ptx::block_index() * kPart + thread", "first = thread", shows_in=BY_PARTS),
+    Mutation("routes of the last part that are not there count", _COUNT, "first + i * kNumThreads < p.num_routes ? place.expert(p) : kNoExpert", "place.expert(p)", shows_in=BY_PARTS),
+    Mutation("a thread counts its first route alone", _COUNT, "    place.advance(p, step);\n", "", shows_in=BY_PARTS),
+    Mutation("routes to no expert count", _COUNT, "    if (experts[i] != kNoExpert) ptx::red_shared_add(&shared.count[experts[i]], 1);", "    ptx::red_shared_add(&shared.count[experts[i]], 1);", shows_in=BY_PARTS),
+    Mutation("a table is written before all have counted", _COUNT, "  ptx::syncthreads();\n\n  uint32_t* counts", "  uint32_t* counts", shows_in=BY_PARTS),
+    Mutation("all parts are written to the first", _COUNT, "p.of_parts + uint64_t{ptx::block_index()} * p.num_experts", "p.of_parts", shows_in=BY_PARTS),
+    Mutation("as many experts of a part as there are threads", _COUNT, "expert < p.num_experts; expert += kNumThreads)\n    ptx::st_global_b32", "expert < p.num_experts && expert < kNumThreads; expert += kNumThreads)\n    ptx::st_global_b32", shows_in=MANY),
+    Mutation("threads that are left over sum too", _PARTS, "  if (group >= groups) return;  // threads that are left over\n", "", shows_in=BY_PARTS),
+    Mutation("an expert is a thread of the group before", _PARTS, "ptx::thread_index() - group * p.num_experts", "(ptx::thread_index() + 1) % p.num_experts", shows_in=BY_PARTS),
+    Mutation("all groups begin with the first part", _PARTS, "first = group; first < parts", "first = 0; first < parts", shows_in=BY_PARTS),
+    Mutation("sixteen parts of a thread at most", _PARTS, "first < parts; first += groups * kAtOnce", "first < 1; first += groups * kAtOnce", shows_in=MANY),
+    Mutation("parts that are not there are summed", _PARTS, "first + i * groups < parts ? ptx::ld_global_b32(counts) : 0", "ptx::ld_global_b32(counts)", shows_in=BY_PARTS),
+    Mutation("a thread sums one part again and again", _PARTS, "      counts += groups * p.num_experts;\n", "", shows_in=MANY),
+    Mutation("a CTA's own part counts as before it", _PARTS, "< ptx::block_index()) before", "<= ptx::block_index()) before", shows_in=BY_PARTS),
+    Mutation("parts before are forgotten", _PARTS, "  ptx::red_shared_add(&shared.before[expert], before);\n", "", shows_in=BY_PARTS),
+    Mutation("groups of threads overwrite each other's sums", _PARTS, "ptx::red_shared_add(&shared.total[expert], total)", "ptx::st_shared_b32(&shared.total[expert], total)", shows_in=BY_PARTS),
 ]  # fmt: skip
 GATHER_MUTATIONS = [
     Mutation("the sum is rounded once for a product and an addition", _SUM, "ptx::add_rn(total[pair * 2], ptx::mul_rn(values.x, weight))", "ptx::fma(values.x, weight, total[pair * 2])"),

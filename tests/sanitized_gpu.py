@@ -233,6 +233,7 @@ def casts() -> None:
     _blocks(3, 517, 1168)
     ids = torch.randint(-1, 16, (517, 6), generator=torch.Generator().manual_seed(0)).cuda()
     weights = torch.rand(517, 6, generator=torch.Generator().manual_seed(1)).cuda()
+    deep_gemm.expert_rows(ids.repeat(4, 1), 16)
     rows = deep_gemm.expert_rows(ids, 16)
     deep_gemm.gather_weighted(_random(517 * 6, 512), rows, weights)
     deep_gemm.experts(x[:, :512].contiguous(), ids, weights, _blocks(16, 512, 512), _blocks(16, 512, 256))

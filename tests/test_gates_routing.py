@@ -33,6 +33,7 @@ def test_gathering_is_what_was_planned_and_fuses_no_addition(config: GatherConfi
 
 
 PLANNED: dict[OrdinaryKernel[Any], list[Any]] = {
+    route_rows.COUNTER: route_rows.reachable_count(),
     plan_sends.KERNEL: reachable_plan_sends(),
     pack_rows.KERNEL: reachable_pack(),
     send_rows.KERNEL: reachable_send(),
@@ -43,6 +44,6 @@ CASES = [pytest.param(k, config, id=f"{k.name} {config.name}") for k, configs in
 
 
 @pytest.mark.parametrize(("kernel", "config"), CASES)
-def test_rows_of_ranks_are_what_was_planned(kernel: OrdinaryKernel[Any], config: Any) -> None:
+def test_other_kernels_of_rows_are_what_was_planned(kernel: OrdinaryKernel[Any], config: Any) -> None:
     built = compile_cubin(kernel.source, kernel.headers(config), name=kernel.name)
     assert violations(report(built.cubin, built.log), kernel.code_plan(config)) == []

@@ -32,6 +32,7 @@ def reachable_ordinary() -> list[Reachable]:
         (cast_rows.KERNEL, reachable_cast()),
         (cast_tiles.KERNEL, reachable_tile_casts()),
         (route_rows.KERNEL, route_rows.reachable_route()),
+        (route_rows.COUNTER, route_rows.reachable_count()),
         (gather_weighted.KERNEL, gather_weighted.reachable_gather()),
         (plan_sends.KERNEL, plan_sends.reachable_plan_sends()),
         (pack_rows.KERNEL, pack_rows.reachable_pack()),
