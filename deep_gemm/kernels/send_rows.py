@@ -79,7 +79,7 @@ class SendConfig:
         return cast_header(self.dtype, constants, switches, vector=vector, num_threads=self.num_threads, files=files)
 
 
-KERNEL: OrdinaryKernel[SendConfig] = OrdinaryKernel("send_rows", PARAMS, bulk_stores=1)
+KERNEL: OrdinaryKernel[SendConfig] = OrdinaryKernel("send_rows", PARAMS, bulk_copies=1)
 SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 
 

@@ -94,6 +94,14 @@ DEVICE void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
+// Whole 16 bytes from any place in global memory. (PTX ISA, "cp.async.bulk".)
+DEVICE void bulk_load(uint64_t* barrier, void* destination, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   smem_address(destination)),
+               "l"(global), "r"(bytes), "r"(smem_address(barrier))
+               : "memory");
+}
+
 // Only into the L2.
 DEVICE void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1) : "memory");
