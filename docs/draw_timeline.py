@@ -31,7 +31,7 @@ KINDS = (
     ("between GPUs", "#c8502d", ("send_rows", "ncclDevKernel", "meet_ranks")),
     ("routes", "#8a8a8a", ("count_routes", "route_rows", "plan_sends")),
     ("copies and casts", "#e0a030", ("gather_rows", "cast_rows", "pack_rows", "lay_scales")),
-    ("sums", "#5c9e52", ("gather_weighted",)),
+    ("sums", "#5c9e52", ("gather_weighted", "gather_weighted_many")),
 )
 OTHER = ("small operations of torch", "#c9b6d9")
 Kernel = tuple[str, float, float]

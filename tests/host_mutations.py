@@ -199,11 +199,11 @@ def route_trial(*, by_parts: bool) -> None:
             raise ValueError(name)
 
 
-def gather_trial() -> None:
+def gather_trial(*, is_many: bool) -> None:
     from deep_gemm.kernels import gather_weighted
     from deep_gemm.sim import gather_weighted as sim
 
-    config = gather_weighted.GatherConfig(torch.float32)
+    config = gather_weighted.ManyConfig(torch.float32) if is_many else gather_weighted.GatherConfig(torch.float32)
     generator = torch.Generator().manual_seed(0)
     y = wider(torch.randn(15, 4104, generator=generator).bfloat16(), 8)
     row_of = torch.randperm(15, generator=generator).int().view(5, 3)
@@ -268,7 +268,8 @@ TRIALS: dict[str, Callable[[], None]] = {
     "cast of columns": lambda: cast_tiles_trial(wider(wild(136, 264, torch.bfloat16, 0), 24), alone=True),
     "routes": lambda: route_trial(by_parts=False),
     "routes by parts": lambda: route_trial(by_parts=True),
-    "weighted sums": gather_trial,
+    "weighted sums": lambda: gather_trial(is_many=False),
+    "weighted sums of many": lambda: gather_trial(is_many=True),
     "scales": lambda: scales_trial(False),
     "m-major scales": lambda: scales_trial(True),
     **of_bf16.TRIALS,
@@ -308,6 +309,7 @@ ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
 SILU = "activated rows"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
+SUMS_OF_MANY = "weighted sums of many"
 MUTATIONS = [
     # The list of members
     Mutation(
@@ -554,6 +556,9 @@ MUTATIONS = [
     *_swap("gather_weighted", '"topk": row_of.shape[1]', '"topk": row_of.shape[1] - 1', SUMS),
     *_swap("gather_weighted", '"n": out.shape[1]', '"n": out.shape[1] - 8', SUMS),
     *_swap("gather_weighted", "ceil_div(n // COLUMNS, config.num_threads)", "n // COLUMNS // config.num_threads", SUMS),
+    *_swap(
+        "gather_weighted", "self.panels * self.num_math_warps * 32 * COLUMNS", "self.num_math_warps * 256", SUMS_OF_MANY
+    ),
     # Scales
     *_swap("lay_scales", '"sf": sf.data_ptr()', '"sf": out.data_ptr()', SCALES),
     *_swap("lay_scales", '"out": out.data_ptr()', '"out": sf.data_ptr()', SCALES),

@@ -9,7 +9,7 @@ import pytest
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, pack_rows, plan_sends, route_rows, send_rows
-from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
+from deep_gemm.kernels.gather_weighted import reachable_gather, reachable_many
 from deep_gemm.kernels.launch import OrdinaryKernel
 from deep_gemm.kernels.pack_rows import reachable_pack
 from deep_gemm.kernels.plan_sends import reachable_plan_sends
@@ -24,11 +24,15 @@ def test_routing_is_what_was_planned(config: RouteConfig) -> None:
     assert violations(report(kernel.cubin, kernel.log), route_rows.code_plan(config)) == []
 
 
-@pytest.mark.parametrize("config", reachable_gather(), ids=lambda config: config.name)
-def test_gathering_is_what_was_planned_and_fuses_no_addition(config: GatherConfig) -> None:
-    kernel = compile_cubin(gather_weighted.SOURCE, gather_weighted.headers(config), name=gather_weighted.NAME)
-    found = report(kernel.cubin, kernel.log)
-    assert violations(found, gather_weighted.code_plan(config)) == []
+SUMS = [(gather_weighted.KERNEL, each) for each in reachable_gather()]
+SUMS_OF_MANY = [(gather_weighted.MANY, each) for each in reachable_many()]
+
+
+@pytest.mark.parametrize(("kernel", "config"), [*SUMS, *SUMS_OF_MANY], ids=lambda each: each.name)
+def test_gathering_is_what_was_planned_and_fuses_no_addition(kernel: OrdinaryKernel[Any], config: Any) -> None:
+    built = compile_cubin(kernel.source, kernel.headers(config), name=kernel.name)
+    found = report(built.cubin, built.log)
+    assert violations(found, kernel.code_plan(config)) == []
     assert found.counts["FFMA"] == 0
 
 

@@ -16,7 +16,7 @@ import deep_gemm
 from deep_gemm import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted, per_token_cast_to_fp8
 from deep_gemm.kernels import route_rows
 from deep_gemm.kernels.launch import OrdinaryKernel
-from deep_gemm.routing import stack_routes
+from deep_gemm.routing import stack_routes, weighted_sum
 
 TOKENS, TOPK, EXPERTS = 6, 3, 4
 
@@ -329,6 +329,19 @@ def test_many_routes_have_the_rows_of_the_cpu_and_a_graph_counts_them_anew(
         graph.replay()
         for mine, its in zip(got, expert_rows(topk_ids, experts), strict=True):
             assert same_bits(mine.cpu(), its)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tokens", "topk", "n"), [(1, 6, 4096), (700, 6, 7168), (1100, 40, 512), (3000, 3, 5000)])
+def test_few_and_many_tokens_are_summed_to_the_bits_of_the_cpu(
+    tokens: int, topk: int, n: int, dtype: torch.dtype
+) -> None:
+    rows = expert_rows(random_routes(tokens, topk, 16), 16)
+    y, weights = random_rows(tokens * topk, n), random_rows(tokens, topk, dtype, seed=1)
+    out = gather_weighted(y.cuda(), ExpertRows(*(each.cuda() for each in rows)), weights.cuda())
+    assert out is not None
+    assert torch.equal(out.cpu(), weighted_sum(y, rows.row_of, weights).bfloat16())
 
 
 @pytest.mark.parametrize(("tokens", "kernels"), [(1024, ["route_rows"]), (1025, ["count_routes", "route_rows"])])

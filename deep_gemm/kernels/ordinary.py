@@ -34,6 +34,7 @@ def reachable_ordinary() -> list[Reachable]:
         (route_rows.KERNEL, route_rows.reachable_route()),
         (route_rows.COUNTER, route_rows.reachable_count()),
         (gather_weighted.KERNEL, gather_weighted.reachable_gather()),
+        (gather_weighted.MANY, gather_weighted.reachable_many()),
         (plan_sends.KERNEL, plan_sends.reachable_plan_sends()),
         (pack_rows.KERNEL, pack_rows.reachable_pack()),
         (send_rows.KERNEL, send_rows.reachable_send()),
