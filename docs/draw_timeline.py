@@ -29,9 +29,9 @@ WARM_UPS = 5
 KINDS = (
     ("products", "#2f6fb0", ("gemm",)),
     ("between GPUs", "#c8502d", ("post_rows", "ncclDevKernel", "meet_ranks")),
-    ("routes", "#8a8a8a", ("route_rows", "plan_sends")),
+    ("routes", "#8a8a8a", ("count_routes", "route_rows", "plan_sends")),
     ("copies and casts", "#e0a030", ("gather_rows", "cast_rows", "pack_rows", "lay_scales")),
-    ("sums", "#5c9e52", ("gather_weighted",)),
+    ("sums", "#5c9e52", ("gather_weighted", "gather_weighted_many")),
 )
 OTHER = ("small operations of torch", "#c9b6d9")
 Kernel = tuple[str, float, float]

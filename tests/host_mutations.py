@@ -185,12 +185,13 @@ def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
         assert_same_bits(found, deep_gemm.per_token_cast_to_fp8(of, True, min_amax=0.25))
 
 
-def route_trial(dtype: torch.dtype) -> None:
+def route_trial(*, by_parts: bool) -> None:
     from deep_gemm.kernels import route_rows
     from deep_gemm.sim import route_rows as sim
 
-    ids = torch.randint(-1, 65, (300, 4), generator=torch.Generator().manual_seed(0)).to(dtype)
-    config = route_rows.config_of(ids.element_size(), 65)
+    ids = torch.randint(-1, 65, (300, 4), generator=torch.Generator().manual_seed(0)).int()
+    totals = route_rows.Totals.OF_PARTS if by_parts else route_rows.Totals.COUNTED
+    config = route_rows.config_of(ids.element_size(), 65, totals)
     given = wider(torch.where(ids < 0, ids, ids + 9), 3)
     found = sim.run(sim.compile_config(config), config, given, 65, first=9)
     for name, right in deep_gemm.expert_rows(ids, 65)._asdict().items():
@@ -198,11 +199,11 @@ def route_trial(dtype: torch.dtype) -> None:
             raise ValueError(name)
 
 
-def gather_trial() -> None:
+def gather_trial(*, is_many: bool) -> None:
     from deep_gemm.kernels import gather_weighted
     from deep_gemm.sim import gather_weighted as sim
 
-    config = gather_weighted.GatherConfig(torch.float32)
+    config = gather_weighted.ManyConfig(torch.float32) if is_many else gather_weighted.GatherConfig(torch.float32)
     generator = torch.Generator().manual_seed(0)
     y = wider(torch.randn(15, 4104, generator=generator).bfloat16(), 8)
     row_of = torch.randperm(15, generator=generator).int().view(5, 3)
@@ -265,8 +266,10 @@ TRIALS: dict[str, Callable[[], None]] = {
     "cast to routes": lambda: row_cast_trial(23, 264, to_routes=True),
     "cast of both": lambda: cast_tiles_trial(wider(wild(144, 264, torch.bfloat16, 0), 24)),
     "cast of columns": lambda: cast_tiles_trial(wider(wild(136, 264, torch.bfloat16, 0), 24), alone=True),
-    "routes": lambda: route_trial(torch.int32),
-    "weighted sums": gather_trial,
+    "routes": lambda: route_trial(by_parts=False),
+    "routes by parts": lambda: route_trial(by_parts=True),
+    "weighted sums": lambda: gather_trial(is_many=False),
+    "weighted sums of many": lambda: gather_trial(is_many=True),
     "scales": lambda: scales_trial(False),
     "m-major scales": lambda: scales_trial(True),
     **of_bf16.TRIALS,
@@ -306,6 +309,7 @@ ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
 CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
 SILU = "activated rows"
 BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
+SUMS_OF_MANY = "weighted sums of many"
 MUTATIONS = [
     # The list of members
     Mutation(
@@ -539,7 +543,9 @@ MUTATIONS = [
     *_swap("route_rows", "p.topk_ids.stride(0) - p.topk_ids.shape[1] if", "0 if", ROUTES),
     *_swap("route_rows", '"first": p.first', '"first": 0', ROUTES),
     *_swap("route_rows", '"num_experts": p.num_experts', '"num_experts": p.num_experts - 1', ROUTES),
-    *_swap("route_rows", "ceil_div(num_routes, config.num_threads)", "num_routes // config.num_threads", ROUTES),
+    *_swap("route_rows", '"of_parts": of_parts', '"of_parts": p.ids.data_ptr()', "routes by parts"),
+    *_swap("route_rows", '"kPart": PART', '"kPart": PART // 2', "routes by parts"),
+    *_swap("route_rows", "ceil_div(num_routes, PART)", "num_routes // PART", ROUTES),
     *_swap("route_rows", "if num_experts <= most", "if num_experts <= 2 * most", ROUTES),
     *_swap("gather_weighted", '"y": y.data_ptr()', '"y": out.data_ptr()', SUMS),
     *_swap("gather_weighted", '"row_of": row_of.data_ptr()', '"row_of": weights.data_ptr()', SUMS),
@@ -550,6 +556,9 @@ MUTATIONS = [
     *_swap("gather_weighted", '"topk": row_of.shape[1]', '"topk": row_of.shape[1] - 1', SUMS),
     *_swap("gather_weighted", '"n": out.shape[1]', '"n": out.shape[1] - 8', SUMS),
     *_swap("gather_weighted", "ceil_div(n // COLUMNS, config.num_threads)", "n // COLUMNS // config.num_threads", SUMS),
+    *_swap(
+        "gather_weighted", "self.panels * self.num_math_warps * 32 * COLUMNS", "self.num_math_warps * 256", SUMS_OF_MANY
+    ),
     # Scales
     *_swap("lay_scales", '"sf": sf.data_ptr()', '"sf": out.data_ptr()', SCALES),
     *_swap("lay_scales", '"out": out.data_ptr()', '"out": sf.data_ptr()', SCALES),

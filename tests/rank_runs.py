@@ -123,9 +123,7 @@ def launches_of(
 
             returns_to = at("returns_to", call.returns_to)
             x, ids, p = at("x", call.x), at("ids", call.topk_ids), at("p", call.topk_weights)
-            launches.append(
-                sim_post.launch_of(kernels.post, kernels.post_config, x, ids, p, returns_to, node, num_sms)
-            )
+            launches.append(sim_post.launch_of(kernels.post, kernels.post_config, x, ids, p, returns_to, node, num_sms))
             kept = KEEP.pack(
                 {"room": addresses[rank], "kept": simulation.address(f"kept {i} {rank}"), "words": room.results // 4}
             )

@@ -49,7 +49,9 @@ IS_NO_REPORT = re.compile(
 )
 PLACE = re.compile(r"^=========     (?:(?:Read|Write) Thread .* )?at (.+?)\+0x[0-9a-f]+", re.MULTILINE)
 
-READ_WHAT_TMA_STORED = re.compile(r": (cast_rows|gather_weighted|sum_slices|at::.*)$|^Warning: Error buffer overflow")
+READ_WHAT_TMA_STORED = re.compile(
+    r": (cast_rows|gather_weighted(_many)?|sum_slices|at::.*)$|^Warning: Error buffer overflow"
+)
 """Where these fill the tool's buffer, it says so once for each launch, and counts that too."""
 EVERY_LANE_ARRIVES = {
     "work/rows.cuh": {
@@ -233,8 +235,10 @@ def casts() -> None:
     _blocks(3, 517, 1168)
     ids = torch.randint(-1, 16, (517, 6), generator=torch.Generator().manual_seed(0)).cuda()
     weights = torch.rand(517, 6, generator=torch.Generator().manual_seed(1)).cuda()
+    deep_gemm.expert_rows(ids.repeat(4, 1), 16)
     rows = deep_gemm.expert_rows(ids, 16)
     deep_gemm.gather_weighted(_random(517 * 6, 512), rows, weights)
+    deep_gemm.gather_weighted(_random(517 * 6, 16384), rows, weights)
     deep_gemm.experts(x[:, :512].contiguous(), ids, weights, _blocks(16, 512, 512), _blocks(16, 512, 256))
     deep_gemm.experts(x[:3, :512].contiguous(), ids[:3], weights[:3], _blocks(16, 512, 512), _blocks(16, 512, 256))
 

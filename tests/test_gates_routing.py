@@ -8,8 +8,8 @@ import pytest
 
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
-from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, pack_rows, plan_sends, route_rows, post_rows
-from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
+from deep_gemm.kernels import gather_rows, gather_weighted, meet_ranks, pack_rows, plan_sends, post_rows, route_rows
+from deep_gemm.kernels.gather_weighted import reachable_gather, reachable_many
 from deep_gemm.kernels.launch import OrdinaryKernel
 from deep_gemm.kernels.pack_rows import reachable_pack
 from deep_gemm.kernels.plan_sends import reachable_plan_sends
@@ -24,15 +24,20 @@ def test_routing_is_what_was_planned(config: RouteConfig) -> None:
     assert violations(report(kernel.cubin, kernel.log), route_rows.code_plan(config)) == []
 
 
-@pytest.mark.parametrize("config", reachable_gather(), ids=lambda config: config.name)
-def test_gathering_is_what_was_planned_and_fuses_no_addition(config: GatherConfig) -> None:
-    kernel = compile_cubin(gather_weighted.SOURCE, gather_weighted.headers(config), name=gather_weighted.NAME)
-    found = report(kernel.cubin, kernel.log)
-    assert violations(found, gather_weighted.code_plan(config)) == []
+SUMS = [(gather_weighted.KERNEL, each) for each in reachable_gather()]
+SUMS_OF_MANY = [(gather_weighted.MANY, each) for each in reachable_many()]
+
+
+@pytest.mark.parametrize(("kernel", "config"), [*SUMS, *SUMS_OF_MANY], ids=lambda each: each.name)
+def test_gathering_is_what_was_planned_and_fuses_no_addition(kernel: OrdinaryKernel[Any], config: Any) -> None:
+    built = compile_cubin(kernel.source, kernel.headers(config), name=kernel.name)
+    found = report(built.cubin, built.log)
+    assert violations(found, kernel.code_plan(config)) == []
     assert found.counts["FFMA"] == 0
 
 
 PLANNED: dict[OrdinaryKernel[Any], list[Any]] = {
+    route_rows.COUNTER: route_rows.reachable_count(),
     plan_sends.KERNEL: reachable_plan_sends(),
     pack_rows.KERNEL: reachable_pack(),
     post_rows.KERNEL: reachable_post(),
@@ -43,6 +48,6 @@ CASES = [pytest.param(k, config, id=f"{k.name} {config.name}") for k, configs in
 
 
 @pytest.mark.parametrize(("kernel", "config"), CASES)
-def test_rows_of_ranks_are_what_was_planned(kernel: OrdinaryKernel[Any], config: Any) -> None:
+def test_other_kernels_of_rows_are_what_was_planned(kernel: OrdinaryKernel[Any], config: Any) -> None:
     built = compile_cubin(kernel.source, kernel.headers(config), name=kernel.name)
     assert violations(report(built.cubin, built.log), kernel.code_plan(config)) == []

@@ -15,7 +15,8 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted, per_token_cast_to_fp8
 from deep_gemm.kernels import route_rows
-from deep_gemm.routing import stack_routes
+from deep_gemm.kernels.launch import OrdinaryKernel
+from deep_gemm.routing import stack_routes, weighted_sum
 
 TOKENS, TOPK, EXPERTS = 6, 3, 4
 
@@ -309,6 +310,51 @@ def test_a_gpu_gives_the_bits_of_the_cpu_and_a_graph_captures_it() -> None:
 def test_ids_that_no_expert_has_count_as_none_on_a_gpu() -> None:
     rows = expert_rows(torch.tensor([[7, 0], [-5, 2], [1, 2**40]], device="cuda"), 2)
     assert rows.row_of.tolist() == [[-1, 0], [-1, -1], [1, -1]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("tokens", "experts"), [(1024, 7), (1025, 128), (6200, 300), (20000, 1024)])
+def test_many_routes_have_the_rows_of_the_cpu_and_a_graph_counts_them_anew(
+    tokens: int, experts: int, dtype: torch.dtype
+) -> None:
+    ids = torch.full((tokens, 8), -1, dtype=dtype, device="cuda")
+    expert_rows(ids, experts)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = expert_rows(ids, experts)
+    for seed in range(3):
+        topk_ids = random_routes(tokens, 8, experts, seed, dtype)
+        ids.copy_(topk_ids)
+        graph.replay()
+        for mine, its in zip(got, expert_rows(topk_ids, experts), strict=True):
+            assert same_bits(mine.cpu(), its)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tokens", "topk", "n"), [(1, 6, 4096), (700, 6, 7168), (1100, 40, 512), (3000, 3, 5000)])
+def test_few_and_many_tokens_are_summed_to_the_bits_of_the_cpu(
+    tokens: int, topk: int, n: int, dtype: torch.dtype
+) -> None:
+    rows = expert_rows(random_routes(tokens, topk, 16), 16)
+    y, weights = random_rows(tokens * topk, n), random_rows(tokens, topk, dtype, seed=1)
+    out = gather_weighted(y.cuda(), ExpertRows(*(each.cuda() for each in rows)), weights.cuda())
+    assert out is not None
+    assert torch.equal(out.cpu(), weighted_sum(y, rows.row_of, weights).bfloat16())
+
+
+@pytest.mark.parametrize(("tokens", "kernels"), [(1024, ["route_rows"]), (1025, ["count_routes", "route_rows"])])
+def test_only_many_routes_take_a_launch_more(tokens: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[str, bool]] = []
+
+    def run(kernel: Any, config: Any, params: bytes, grid: int, device: int, *, is_dependent: bool = False) -> None:
+        assert grid == -(-tokens * 8 // 1024)
+        launched.append((kernel.name, is_dependent))
+
+    monkeypatch.setattr(OrdinaryKernel, "run", run)
+    route_rows.run(route_rows.RouteProblem(random_routes(tokens, 8, 16), 16))
+    assert launched == [(name, name == "route_rows" and len(kernels) == 2) for name in kernels]
 
 
 # Mistakes

@@ -73,6 +73,23 @@ FAILURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         r"setmaxnreg_inc needs 256 registers for its warp; \d+ of the block are free",
         {"threads": 256, "seed": 3},
     ),
+    # ---- Copies from and to addresses
+    "bulk_load_of_half_a_chunk": (
+        INIT + "if (thread == 0) ptx::bulk_load(bar, shared.tile, c.in, 24);",
+        r"bulk_load: 24 bytes from byte 0 of `in` .*: expected whole 16 bytes",
+        {},
+    ),
+    "bulk_load_before_its_barrier": (
+        "if (thread == 0) ptx::bulk_load(bar, shared.tile, c.in, 32);",
+        r"bulk_load: the mbarrier at shared-memory offset 36864 of CTA 0 is not initialized",
+        {},
+    ),
+    "bulk_load_that_nobody_waits_for": (
+        INIT
+        + "if (thread == 0) { ptx::mbarrier_arrive_expect_tx(bar, 32); ptx::bulk_load(bar, shared.tile, c.in, 32); }",
+        r"pieces of TMA loads in flight into its shared memory",
+        {},
+    ),
     # ---- mbarriers
     "barrier_not_initialized": (
         "ptx::mbarrier_arrive(bar + 1);",

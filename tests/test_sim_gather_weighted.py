@@ -8,16 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from deep_gemm.kernels.gather_weighted import GatherConfig, reachable_gather
+from deep_gemm.kernels.gather_weighted import (
+    WEIGHTS,
+    GatherConfig,
+    ManyConfig,
+    config_of,
+    reachable_gather,
+    reachable_many,
+)
 from deep_gemm.sim import HostKernel
 from deep_gemm.sim import gather_weighted as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
-CONFIGS = reachable_gather()
+CONFIGS: list[GatherConfig | ManyConfig] = [*reachable_gather(), *reachable_many()]
+IDS = [f"{type(config).__name__} {config.name}" for config in CONFIGS]
 
 
 @cache
-def compiled(config: GatherConfig) -> HostKernel:
+def compiled(config: GatherConfig | ManyConfig) -> HostKernel:
     return sim.compile_config(config)
 
 
@@ -31,9 +39,9 @@ def right(y: Tensor, row_of: Tensor, weights: Tensor | None) -> Tensor:
     return total.bfloat16()
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 8), (5, 8, 24), (3, 9, 2056), (7, 2, 4096), (2, 17, 16)])
-@pytest.mark.parametrize("config", CONFIGS, ids=[config.name for config in CONFIGS])
-def test_sums_have_the_bits_of_a_plain_loop(config: GatherConfig, sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(1, 1, 8), (5, 8, 24), (3, 9, 2056), (7, 2, 4096), (2, 17, 16), (5, 40, 4200)])
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_sums_have_the_bits_of_a_plain_loop(config: GatherConfig | ManyConfig, sizes: tuple[int, int, int]) -> None:
     tokens, topk, n = sizes
     generator = torch.Generator().manual_seed(n)
     rows = tokens * topk
@@ -50,8 +58,17 @@ def test_sums_have_the_bits_of_a_plain_loop(config: GatherConfig, sizes: tuple[i
     assert torch.equal(found, right(y, row_of, weights))
 
 
-def test_a_token_without_rows_is_zero() -> None:
-    config = CONFIGS[0]
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_a_token_without_rows_is_zero(config: GatherConfig | ManyConfig) -> None:
     y, row_of = torch.full((2, 16), float("nan")).bfloat16(), torch.full((2, 3), -1, dtype=torch.int32)
-    found = sim.run(compiled(config), config, y, row_of, torch.full((2, 3), float("inf")))
+    weights = None if config.weights is None else torch.full((2, 3), float("inf"), dtype=config.weights)
+    found = sim.run(compiled(config), config, y, row_of, weights)
     assert torch.equal(found, torch.zeros(2, 16).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", WEIGHTS)
+def test_the_ring_is_for_many_tokens(dtype: torch.dtype | None) -> None:
+    kinds = {tokens: type(config_of(dtype, tokens, 4096, 132)) for tokens in (1, 128, 8192)}
+    assert kinds == {1: GatherConfig, 128: GatherConfig, 8192: ManyConfig}
+    assert config_of(dtype, 1 << 20, 8, 132) in reachable_many()
+    assert config_of(dtype, 1, 1 << 20, 132) in reachable_gather()

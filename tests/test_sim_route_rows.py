@@ -8,15 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from deep_gemm.kernels.route_rows import RouteConfig, config_of, reachable_route
-from deep_gemm.sim import HostKernel
+from deep_gemm.kernels.route_rows import (
+    MAX_EXPERTS,
+    PART,
+    PARTS_ALONE,
+    RouteConfig,
+    Totals,
+    config_of,
+    reachable_route,
+    totals_for,
+)
 from deep_gemm.sim import route_rows as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
 
 @cache
-def compiled(config: RouteConfig) -> HostKernel:
+def compiled(config: RouteConfig) -> sim.Kernels:
     return sim.compile_config(config)
 
 
@@ -38,10 +46,12 @@ def right(topk_ids: Tensor, num_experts: int) -> dict[str, list[int]]:
 
 
 def check(topk_ids: Tensor, num_experts: int, seed: int = 0, first: int = 0) -> None:
-    config = config_of(topk_ids.element_size(), num_experts)
-    found = sim.run(compiled(config), config, topk_ids, num_experts, seed=seed, first=first)
-    for name, expected in right(topk_ids - first, num_experts).items():
-        assert found[name].flatten().tolist() == expected, name
+    expected = right(topk_ids - first, num_experts)
+    for totals in Totals:
+        config = config_of(topk_ids.element_size(), num_experts, totals)
+        found = sim.run(compiled(config), config, topk_ids, num_experts, seed=seed, first=first)
+        for name in expected:
+            assert found[name].flatten().tolist() == expected[name], (totals, name)
 
 
 def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -50,11 +60,11 @@ def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, see
     return torch.randint(-3, num_experts + 2, (tokens, topk), generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("config", reachable_route(), ids=[config.name for config in reachable_route()])
-def test_every_configuration(config: RouteConfig) -> None:
-    dtype = torch.int64 if config.id_bytes == 8 else torch.int32
+@pytest.mark.parametrize("max_experts", MAX_EXPERTS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_every_configuration(max_experts: int, dtype: torch.dtype) -> None:
     for seed, (tokens, topk, fewer) in enumerate([(1, 1, 0), (37, 8, 5), (300, 8, 1)]):
-        num_experts = config.max_experts - fewer
+        num_experts = max_experts - fewer
         check(random_ids(tokens, topk, num_experts, dtype, seed), num_experts, seed)
 
 
@@ -80,3 +90,15 @@ def test_experts_are_numbered_from_the_first_one_and_ids_lie_in_wider_rows() -> 
     check(wide[:, 4:9], 20, first=20)
     check(wide[:, :5].long(), 30, first=30)
     check(wide[2:3, 1:], 64, first=0)
+
+
+def test_more_parts_than_one_thread_sums_at_once() -> None:
+    check(random_ids(4352, 4, 1000, torch.int32, 4), 1000)
+
+
+def test_many_routes_are_counted_by_parts() -> None:
+    alone = PART * PARTS_ALONE
+    assert [totals_for(routes) for routes in (1, alone)] == [Totals.COUNTED] * 2
+    assert [totals_for(routes) for routes in (alone + 1, 1 << 30)] == [Totals.OF_PARTS] * 2
+    kinds = [(id_bytes, most, totals) for totals in Totals for id_bytes in (4, 8) for most in MAX_EXPERTS]
+    assert [config_of(*kind) for kind in kinds] == reachable_route()

@@ -21,8 +21,8 @@ class CodePlan:
     tma_stores: int = 0
     tma_reduces: int = 0
     """Stores that add to what lies in global memory."""
-    bulk_stores: int = 0
-    """Copies from shared memory to addresses."""
+    bulk_copies: int = 0
+    """Copies from shared memory to addresses, or the other way."""
     hgmma: int = 0
     """Those on BF16."""
     ctas_per_sm: int = 1

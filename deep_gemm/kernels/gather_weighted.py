@@ -1,4 +1,6 @@
-"""The kernel of cuda/gather_weighted.cuh: how it is compiled, and launched for the rows of experts."""
+"""The kernels of cuda/gather_weighted.cuh and cuda/gather_weighted_many.cuh, for few tokens and for many: how they are
+compiled, and launched for the rows of experts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..choose.config import SHARED_BYTES_LIMIT
+from ..gpus import gpu_of
 from ..problem.layout import ceil_div
+from ..settings import num_sms_of
 from .launch import OrdinaryKernel
 from .params import Field, Kind, Params
 
@@ -26,26 +31,50 @@ PARAMS = Params(
     Field("topk", Kind.UINT32),
     Field("n", Kind.UINT32),
 )
-"""`GatherParams` of cuda/gather_weighted.cuh."""
+"""`GatherParams` of cuda/gather/params.cuh, of both kernels."""
 COLUMNS = 8
 """Columns of a thread: 16 bytes, at a multiple of which rows of y and of the output begin."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
 """None: rows are summed up as they are."""
+MANY_UNITS = 4
+"""Units for each CTA of the ring from which on it is taken: with fewer, some CTAs have half as many as others."""
+
+
+def _weights_name(weights: torch.dtype | None) -> str:
+    return "no weights" if weights is None else f"weights in {str(weights).removeprefix('torch.')}"
+
+
+def _header(weights: torch.dtype | None, constants: dict[str, int]) -> str:
+    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+    return "\n".join(
+        [
+            "#pragma once",
+            '#include "types.cuh"',
+            f"constexpr uint32_t kWeightBytes = {0 if weights is None else weights.itemsize};",
+            f"constexpr bool kWeightIsFp16 = {str(weights == torch.float16).lower()};",
+            *lines,
+            "",
+        ]
+    )
 
 
 @dataclass(frozen=True)
 class GatherConfig:
-    """One configuration."""
+    """One configuration of gather_weighted."""
 
     weights: torch.dtype | None
-    num_threads: int = 64
+    num_threads: ClassVar[int] = 64
     shared_bytes: ClassVar[int] = 0
-    ctas_per_sm: ClassVar[int] = 8
 
     @property
     def name(self) -> str:
         """Short, for people."""
-        return "no weights" if self.weights is None else f"weights in {str(self.weights).removeprefix('torch.')}"
+        return _weights_name(self.weights)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs that are to share an SM: as many as registers suffice for without a stack."""
+        return 10 if self.weights in (torch.bfloat16, torch.float16) else 11
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
@@ -53,38 +82,96 @@ class GatherConfig:
 
     def header(self) -> str:
         """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        return "\n".join(
-            [
-                "#pragma once",
-                '#include "types.cuh"',
-                f"constexpr uint32_t kWeightBytes = {0 if self.weights is None else self.weights.itemsize};",
-                f"constexpr bool kWeightIsFp16 = {str(self.weights == torch.float16).lower()};",
-                f"constexpr uint32_t kNumThreads = {self.num_threads};",
-                "",
-            ]
-        )
+        return _header(self.weights, {"kNumThreads": self.num_threads, "kCtasPerSm": self.ctas_per_sm})
+
+
+@dataclass(frozen=True)
+class ManyConfig:
+    """One configuration of gather_weighted_many: a producer, and math warps with 8 columns of each panel a thread."""
+
+    weights: torch.dtype | None
+    num_stages: int = 6
+    panels: int = 2
+    num_math_warps: int = 8
+    ctas_per_sm: int = 2
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        return _weights_name(self.weights)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a CTA."""
+        return self.num_math_warps * 32 + 32
+
+    @property
+    def piece(self) -> int:
+        """Columns of a unit, and of a slot of the ring."""
+        return self.panels * self.num_math_warps * 32 * COLUMNS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in cuda/gather_weighted_many.cuh, which asserts that it is the same."""
+        return self.num_stages * (self.piece * 2 + 2 * 8)
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        if self.shared_bytes > SHARED_BYTES_LIMIT:
+            return f"needs {self.shared_bytes} bytes of shared memory, more than {SHARED_BYTES_LIMIT}"
+        return None if self.weights in WEIGHTS else "needs weights in FP32, BF16 or FP16, or none"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        constants = {
+            "kNumStages": self.num_stages,
+            "kPanels": self.panels,
+            "kNumMathWarps": self.num_math_warps,
+            "kMulticastCtas": 1,
+            "kNumThreads": self.num_threads,
+            "kCtasPerSm": self.ctas_per_sm,
+            "kSharedBytes": self.shared_bytes,
+        }
+        return _header(self.weights, constants)
 
 
 KERNEL: OrdinaryKernel[GatherConfig] = OrdinaryKernel("gather_weighted", PARAMS)
 SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+MANY: OrdinaryKernel[ManyConfig] = OrdinaryKernel("gather_weighted_many", PARAMS, bulk_copies=1)
 
 
 def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
     """Sum up each token's rows on the GPU that they are on. `row_of` is contiguous, and so are rows of `weights`."""
-    if out.numel() > 0:
-        config = config_of(None if weights is None else weights.dtype)
-        KERNEL.run(config, params_of(y, row_of, weights, out), grid(config, *out.shape), y.get_device())
+    if out.numel() == 0:
+        return
+    device, (tokens, n) = y.get_device(), out.shape
+    num_sms = num_sms_of(gpu_of(device).num_sms)
+    config = config_of(None if weights is None else weights.dtype, tokens, n, num_sms)
+    params = params_of(y, row_of, weights, out)
+    if isinstance(config, GatherConfig):
+        KERNEL.run(config, params, grid(config, tokens, n), device)
+    else:
+        MANY.run(config, params, config.ctas_per_sm * num_sms, device)
 
 
-@cache
-def config_of(weights: torch.dtype | None) -> GatherConfig:
-    """The configuration for weights of this type."""
-    return GatherConfig(weights)
+def config_of(weights: torch.dtype | None, tokens: int, n: int, num_sms: int) -> GatherConfig | ManyConfig:
+    """The configuration for weights of this type: the ring's if each of its CTAs has some units."""
+    many = many_of(weights)
+    is_many = tokens * ceil_div(n, many.piece) >= MANY_UNITS * many.ctas_per_sm * num_sms
+    return many if is_many else few_of(weights)
+
+
+few_of, many_of = cache(GatherConfig), cache(ManyConfig)
 
 
 def reachable_gather() -> list[GatherConfig]:
-    """Every configuration that `run` can take."""
+    """Every configuration that `run` can take for few tokens."""
     return [GatherConfig(dtype) for dtype in WEIGHTS]
+
+
+def reachable_many() -> list[ManyConfig]:
+    """Every configuration that `run` can take for many tokens."""
+    return [ManyConfig(dtype) for dtype in WEIGHTS]
 
 
 def grid(config: GatherConfig, tokens: int, n: int) -> int:
@@ -93,7 +180,7 @@ def grid(config: GatherConfig, tokens: int, n: int) -> int:
 
 
 def params_of(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> bytes:
-    """Give the kernel's parameters."""
+    """Give the parameters of either kernel."""
     return PARAMS.pack(
         {
             "y": y.data_ptr(),

@@ -55,9 +55,9 @@ class OrdinaryKernel(Generic[C]):
     A kernel of this sort states its parameters, chooses a configuration of type `C`, and says how many CTAs it needs.
     """
 
-    def __init__(self, name: str, params: Params, *, bulk_stores: int = 0) -> None:
-        """`bulk_stores` is how many copies from shared memory to addresses its code has."""
-        self.name, self.params, self.bulk_stores = name, params, bulk_stores
+    def __init__(self, name: str, params: Params, *, bulk_copies: int = 0) -> None:
+        """`bulk_copies` is how many copies between shared memory and addresses its code has."""
+        self.name, self.params, self.bulk_copies = name, params, bulk_copies
         self.source = f'#include "{name}.cuh"\n'
         self._launchers: dict[tuple[C, int, bool], driver.Launcher] = {}
 
@@ -74,14 +74,14 @@ class OrdinaryKernel(Generic[C]):
         return jit.build(self.source, self.headers(config), name=self.name)
 
     def code_plan(self, config: C) -> CodePlan:
-        """Derive what the kernel's machine code must consist of: ordinary loads and stores, and bulk stores."""
+        """Derive what the kernel's machine code must consist of: ordinary loads and stores, and bulk copies."""
         return CodePlan(
             roles=((config.num_threads, None),),
             shared_bytes=config.shared_bytes,
             qgmma=0,
             tma_loads=0,
             multicast_loads=0,
-            bulk_stores=self.bulk_stores,
+            bulk_copies=self.bulk_copies,
             ctas_per_sm=config.ctas_per_sm,
         )
 

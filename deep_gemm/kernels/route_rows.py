@@ -1,8 +1,11 @@
-"""The kernel of cuda/route_rows.cuh: how it is compiled, and launched for the experts of tokens."""
+"""The kernels of cuda/route_rows.cuh and cuda/count_routes.cuh: how they are compiled, and launched for the experts of
+tokens: the first alone for few routes, behind the second for many.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from typing import ClassVar
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..problem.layout import ceil_div
+from ..problem.memory import empty
 from .launch import OrdinaryKernel
 from .params import Field, Kind, Params
 
@@ -26,25 +30,41 @@ PARAMS = Params(
     Field("gap", Kind.UINT32),
     Field("first", Kind.UINT32),
     Field("num_experts", Kind.UINT32),
+    Field("of_parts", Kind.POINTER),
 )
-"""`RouteParams` of cuda/route_rows.cuh."""
+"""`RouteParams` of cuda/route/params.cuh, of both kernels."""
 MAX_EXPERTS = (64, 256, 1024)
 """For how many experts there are configurations, at most: each thinks of as many."""
+ID_BYTES = (4, 8)
+PART = 1024
+"""Routes of a part: those that a CTA gives rows to. A CTA that counts all of them takes longer with each part."""
+PARTS_ALONE = 8
+"""Parts up to which each CTA counts all routes by itself: about 0.25 us a part, where another launch takes 2."""
+
+
+class Totals(Enum):
+    """How a CTA of route_rows finds the routes of each expert. The value names the source in cuda/route/."""
+
+    COUNTED = "count_all"
+    """It counts all of them."""
+    OF_PARTS = "sum_parts"
+    """It sums up what count_routes found of each part."""
 
 
 @dataclass(frozen=True)
 class RouteConfig:
-    """One configuration. A CTA gives rows to as many routes as it has threads."""
+    """One configuration of route_rows. A CTA gives rows to as many routes as it has threads."""
 
     id_bytes: int
     max_experts: int
-    num_threads: int = 1024
+    totals: Totals = Totals.COUNTED
+    num_threads: ClassVar[int] = PART
     ctas_per_sm: ClassVar[int] = 1
 
     @property
     def name(self) -> str:
         """Short, for people: such as "int64 256 experts"."""
-        return f"int{self.id_bytes * 8} {self.max_experts} experts"
+        return f"int{self.id_bytes * 8} {self.max_experts} experts" + " of parts" * (self.totals == Totals.OF_PARTS)
 
     @property
     def shared_bytes(self) -> int:
@@ -53,7 +73,7 @@ class RouteConfig:
 
     def why_illegal(self) -> str | None:
         """Say why the kernel cannot be built so; None if it can."""
-        if self.id_bytes not in (4, 8):
+        if self.id_bytes not in ID_BYTES:
             return "needs ids of 4 or 8 bytes"
         return None if self.max_experts in MAX_EXPERTS else f"needs a number of experts among {MAX_EXPERTS}"
 
@@ -65,12 +85,47 @@ class RouteConfig:
             "kNumThreads": self.num_threads,
             "kSharedBytes": self.shared_bytes,
         }
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+        return _header(constants, f'#define TOTALS "route/{self.totals.value}.cuh"')
+
+
+@dataclass(frozen=True)
+class CountConfig:
+    """One configuration of count_routes, whatever the number of experts."""
+
+    id_bytes: int
+    num_threads: ClassVar[int] = 256
+    shared_bytes: ClassVar[int] = MAX_EXPERTS[-1] * 4
+    ctas_per_sm: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        """Short, for people: such as "int64"."""
+        return f"int{self.id_bytes * 8}"
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return None if self.id_bytes in ID_BYTES else "needs ids of 4 or 8 bytes"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        constants = {
+            "kIdBytes": self.id_bytes,
+            "kMaxExperts": MAX_EXPERTS[-1],
+            "kPart": PART,
+            "kNumThreads": self.num_threads,
+            "kSharedBytes": self.shared_bytes,
+        }
+        return _header(constants)
+
+
+def _header(constants: dict[str, int], *switches: str) -> str:
+    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+    return "\n".join(["#pragma once", '#include "types.cuh"', *switches, *lines, ""])
 
 
 KERNEL: OrdinaryKernel[RouteConfig] = OrdinaryKernel("route_rows", PARAMS)
 SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+COUNTER: OrdinaryKernel[CountConfig] = OrdinaryKernel("count_routes", PARAMS)
 
 
 class RouteProblem:
@@ -109,31 +164,48 @@ def run(p: RouteProblem) -> None:
         p.counts.zero_()
         p.ends.zero_()
         return
-    config = config_of(p.topk_ids.element_size(), p.num_experts)
-    KERNEL.run(config, params_of(p), grid(config, p.topk_ids.numel()), p.topk_ids.get_device())
+    id_bytes, num_routes, device = p.topk_ids.element_size(), p.topk_ids.numel(), p.topk_ids.get_device()
+    config = config_of(id_bytes, p.num_experts, totals_for(num_routes))
+    if config.totals == Totals.COUNTED:
+        KERNEL.run(config, params_of(p), grid(num_routes), device)
+        return
+    of_parts = empty("counts of routes", (grid(num_routes), p.num_experts), torch.int32, p.topk_ids.device)
+    params = params_of(p, of_parts.data_ptr())
+    COUNTER.run(CountConfig(id_bytes), params, grid(num_routes), device)
+    KERNEL.run(config, params, grid(num_routes), device, is_dependent=True)
+
+
+def totals_for(num_routes: int) -> Totals:
+    """How totals of so many routes are found sooner."""
+    return Totals.COUNTED if grid(num_routes) <= PARTS_ALONE else Totals.OF_PARTS
 
 
 @cache
-def config_of(id_bytes: int, num_experts: int) -> RouteConfig:
+def config_of(id_bytes: int, num_experts: int, totals: Totals) -> RouteConfig:
     """The configuration that thinks of enough experts."""
     most = next((most for most in MAX_EXPERTS if num_experts <= most), None)
     if most is None:
         raise ValueError(f"num_experts: expected at most {MAX_EXPERTS[-1]}, got {num_experts}")
-    return RouteConfig(id_bytes, most)
+    return RouteConfig(id_bytes, most, totals)
 
 
 def reachable_route() -> list[RouteConfig]:
     """Every configuration that `config_of` can give."""
-    return [RouteConfig(id_bytes, most) for id_bytes in (4, 8) for most in MAX_EXPERTS]
+    return [RouteConfig(id_bytes, most, totals) for totals in Totals for id_bytes in ID_BYTES for most in MAX_EXPERTS]
 
 
-def grid(config: RouteConfig, num_routes: int) -> int:
-    """A CTA for each of its threads' routes."""
-    return ceil_div(num_routes, config.num_threads)
+def reachable_count() -> list[CountConfig]:
+    """Every configuration of count_routes that `run` can take."""
+    return [CountConfig(id_bytes) for id_bytes in ID_BYTES]
 
 
-def params_of(p: RouteProblem) -> bytes:
-    """Give the kernel's parameters."""
+def grid(num_routes: int) -> int:
+    """A CTA for each part, of either kernel."""
+    return ceil_div(num_routes, PART)
+
+
+def params_of(p: RouteProblem, of_parts: int = 0) -> bytes:
+    """Give the parameters of both kernels; `of_parts` is where the counts of parts are, if there are any."""
     return PARAMS.pack(
         {
             "topk_ids": p.topk_ids.data_ptr(),
@@ -147,5 +219,6 @@ def params_of(p: RouteProblem) -> bytes:
             "gap": p.topk_ids.stride(0) - p.topk_ids.shape[1] if p.topk_ids.shape[0] > 1 else 0,
             "first": p.first,
             "num_experts": p.num_experts,
+            "of_parts": of_parts,
         }
     )

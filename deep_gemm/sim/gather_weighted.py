@@ -1,4 +1,4 @@
-"""The `gather_weighted` kernel in the simulator, with the source and parameters that a GPU gets."""
+"""The kernels `gather_weighted` and `gather_weighted_many` in the simulator, with a GPU's source and parameters."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import torch
 from torch import Tensor
 
 from ..kernels import gather_weighted
-from ..kernels.gather_weighted import GatherConfig
+from ..kernels.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
 from ..kernels.launch import launch
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel
 from .simulate import Buffer, Simulation
 
 
-def compile_config(config: GatherConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
+def compile_config(config: GatherConfig | ManyConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    headers = {**gather_weighted.headers(config), **(edits or {})}
-    return compile_kernel(gather_weighted.SOURCE, headers, name=gather_weighted.NAME)
+    if isinstance(config, ManyConfig):
+        return compile_kernel(MANY.source, {**MANY.headers(config), **(edits or {})}, name=MANY.name)
+    return compile_kernel(KERNEL.source, {**KERNEL.headers(config), **(edits or {})}, name=KERNEL.name)
 
 
 def run(
     kernel: HostKernel,
-    config: GatherConfig,
+    config: GatherConfig | ManyConfig,
     y: Tensor,
     row_of: Tensor,
     weights: Tensor | None,
@@ -42,12 +43,13 @@ def run(
     if weights is not None:
         buffers["weights"] = Buffer(flat_memory(weights), alignment=weights.element_size(), is_dependent=True)
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    launcher = Launcher(simulation, kernel, gather_weighted.PARAMS, threads=config.num_threads, shared_bytes=0)
+    threads, shared_bytes = config.num_threads, config.shared_bytes
+    launcher = Launcher(simulation, kernel, gather_weighted.PARAMS, threads=threads, shared_bytes=shared_bytes)
     placed_y, placed_rows, placed_out = (
         simulation.tensor(name, x) for name, x in (("y", y), ("row_of", row_of), ("out", out))
     )
     placed_weights = None if weights is None else simulation.tensor("weights", weights)
-    grid = gather_weighted.grid(config, *out.shape)
+    grid = num_sms if isinstance(config, ManyConfig) else gather_weighted.grid(config, *out.shape)
     params = gather_weighted.params_of(placed_y, placed_rows, placed_weights, placed_out)
     launch(launcher, params, grid, -1)  # type: ignore[arg-type]
     return torch.as_tensor(simulation.result().buffers["out"])

@@ -148,13 +148,13 @@ def _tma_loads(report: KernelReport, plan: CodePlan) -> list[str]:
 
 
 def _tma_stores(report: KernelReport, plan: CodePlan) -> list[str]:
-    planned = {"UTMASTG": plan.tma_stores, "UTMAREDG": plan.tma_reduces, "UBLKCP": plan.bulk_stores}
+    planned = {"UTMASTG": plan.tma_stores, "UTMAREDG": plan.tma_reduces, "UBLKCP": plan.bulk_copies}
     if all(report.counts[mnemonic] == count for mnemonic, count in planned.items()):
         return []
     return [
         f"{report.counts['UTMASTG']} TMA stores (UTMASTG), {report.counts['UTMAREDG']} that add (UTMAREDG) and "
         f"{report.counts['UBLKCP']} of rows (UBLKCP) where {plan.tma_stores}, {plan.tma_reduces} and "
-        f"{plan.bulk_stores} were planned, one for each panel or unit: part of D would not be written, or D would be "
+        f"{plan.bulk_copies} were planned, one for each panel or unit: part of D would not be written, or D would be "
         f"overwritten where it is to be added to"
     ]
 

@@ -46,6 +46,7 @@ KERNEL(256, 1) all_wrappers(GRID_CONSTANT ptx::TensorMap map, float* out, uint32
   ptx::tma_load_3d_evict_first(&map, barrier, tile, 1, 2, 3);
   ptx::tma_load_3d_multicast(&map, barrier, tile, 1, 2, 3, 3);
   ptx::tma_load_4d(&map, barrier, tile, 1, 2, 3, 4);
+  ptx::bulk_load(barrier, tile, out, 16);
   ptx::tma_prefetch_2d(&map, 1, 2);
   ptx::tma_prefetch_3d(&map, 1, 2, 3);
   ptx::tma_prefetch_4d(&map, 1, 2, 3, 4);

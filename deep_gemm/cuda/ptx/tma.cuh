@@ -97,6 +97,14 @@ DEVICE void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destinati
       : "memory");
 }
 
+// Whole 16 bytes from any place in global memory, a peer's too. (PTX ISA, "cp.async.bulk".)
+DEVICE void bulk_load(uint64_t* barrier, void* destination, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   smem_address(destination)),
+               "l"(global), "r"(bytes), "r"(smem_address(barrier))
+               : "memory");
+}
+
 // Only into the L2.
 DEVICE void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1) : "memory");
@@ -151,13 +159,7 @@ DEVICE void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t 
                : "memory");
 }
 
-// Whole 16 bytes from and to any place in global memory, a peer's too. (PTX ISA, "cp.async.bulk".)
-DEVICE void bulk_load(void* destination, uint64_t* barrier, const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   smem_address(destination)),
-               "l"(global), "r"(bytes), "r"(smem_address(barrier))
-               : "memory");
-}
+// Whole 16 bytes to any place in global memory, a peer's too. (PTX ISA, "cp.async.bulk".)
 DEVICE void bulk_store(void* global, const void* source, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(smem_address(source)),
                "r"(bytes)

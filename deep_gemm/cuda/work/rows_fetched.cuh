@@ -34,9 +34,10 @@ struct ArrivalStorage {
 // By the warp that finds tiles. If a rank missed another, rows are of no use, and nobody waits for them.
 DEVICE void wait_for_rows(const Params& p, uint32_t group) {
   const Fetching& f = p.fetching;
+  if (!is_whole(f.meeting)) return;
   const uint32_t rows = ptx::ld_global_b32(f.counts + group);
-  while (ptx::ld_acquire_gpu_b32(f.arrivals + group) != rows)
-    if (!is_whole(f.meeting)) break;
+  while (ptx::ld_acquire_gpu_b32(f.arrivals + group) != rows) {
+  }
   ptx::fence_proxy_async_global();  // TMA loads what other threads have stored
 }
 
@@ -120,7 +121,7 @@ struct RowLoader {
       uint64_t* landed = &storage.landed[ring.place];
       if (is_of_use && slot != kNoSlot) {
         ptx::mbarrier_arrive_expect_tx(landed, f.row_bytes);
-        ptx::bulk_load(ring.row(), landed, row_of_slot(f.meeting, slot, f.max_tokens, f.row_bytes), f.row_bytes);
+        ptx::bulk_load(landed, ring.row(), row_of_slot(f.meeting, slot, f.max_tokens, f.row_bytes), f.row_bytes);
       } else {
         ptx::mbarrier_arrive(landed);
       }
@@ -188,10 +189,9 @@ struct RowStorer {
   DEVICE void settle() {
     if (unwritten == kNoSlot) return;
     ptx::tma_store_wait<kNewer>();
-    ptx::syncwarp();  // each lane has stored, and read the place
     const uint32_t group = ptx::ld_shared_b32(&ring.storage.groups[unwritten][lane]);
+    ptx::syncwarp();  // each lane has stored, and read the place
     if (group != kNoGroup) ptx::red_release_gpu_add(p.fetching.arrivals + group, 1);
-    ptx::syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&ring.storage.free[unwritten]);
     unwritten = kNoSlot;
   }

@@ -94,6 +94,7 @@ uint32_t add_at_once(uint32_t* pointer, uint32_t value, const Order& order) {
   order(machine->counted[pointer]);
   const uint32_t before = *word;
   *word += value;
+  wake(machine->watching[pointer]);
   yield();
   return before;
 }
@@ -137,8 +138,16 @@ uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
 void red_release_gpu_add(uint32_t* p, uint32_t value) {
   sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known); });
 }
+// Who asks again, and would get the same answer, waits until an atomic changes the word: no schedule can starve others then.
 uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
-  const uint32_t value = global_load<uint32_t>(p, "ld_acquire_gpu_b32");
+  const char* what = "ld_acquire_gpu_b32";
+  uint32_t value = global_load<uint32_t>(p, what);
+  if (self->asked == p && self->answer == value) {
+    const auto where = [p] { return describe_address(reinterpret_cast<uint64_t>(p)); };
+    block(machine->watching[p], {"waits for another value of", where});
+    value = global_load<uint32_t>(p, what);
+  }
+  self->asked = p, self->answer = value;
   learn(machine->counted[p]);
   return value;
 }

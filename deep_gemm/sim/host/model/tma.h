@@ -131,6 +131,40 @@ inline void load_box(const TensorMap* map, uint64_t* barrier, void* destination,
   yield();
 }
 
+inline void check_bulk(uint64_t address, uint32_t bytes, const char* direction, const char* what) {
+  if (bytes == 0 || bytes % 16 || address % 16)
+    fail(std::string(what) + ": " + text(bytes) + " bytes " + direction + " " + describe_address(address) +
+         ": expected whole 16 bytes");
+}
+
+inline void load_bulk(uint64_t* barrier, void* destination, const void* global, uint32_t bytes, const char* what) {
+  yield();
+  const auto address = reinterpret_cast<uint64_t>(global);
+  check_bulk(address, bytes, "from", what);
+  const uint32_t offset = shared_offset(destination, bytes, 16, what);
+  const uint32_t barrier_offset = shared_offset(barrier, 8, 8, what);
+  const Buffer& buffer = check_global(address, bytes, false, self->cta, what);
+  if (machine->launch.other_ranks) check_no_news(buffer, address, bytes, what), check_not_held(buffer, address, bytes, what);
+  Cta* cta = self->cta;
+  check_signal(cta, barrier_offset, what);
+  poison(cta, {offset, bytes});
+  const uint32_t pieces = std::min(bytes / 16, 1 + random_below(3));
+  for (uint32_t i = 0; i < pieces; ++i) {
+    const uint32_t first = bytes / 16 * i / pieces * 16, end = bytes / 16 * (i + 1) / pieces * 16;
+    ++cta->loads_in_flight;
+    later(machine->bias.load_delay, [=] {
+      const Range range{offset + first, end - first};
+      const auto copy = [&](Mbarrier& barrier_there) {
+        std::memcpy(cta->async + range.offset, reinterpret_cast<const void*>(address + first), range.bytes);
+        barrier_there.landed.push_back({barrier_there.phase, range});
+      };
+      land(cta, barrier_offset, range, copy, what);
+    });
+  }
+  ++machine->stats.loads;
+  yield();
+}
+
 // A prefetch has no effect that a kernel could see.
 inline void prefetch_box(const TensorMap* map, std::initializer_list<int32_t> corner, const char* what) {
   make_box(map, corner, what);
@@ -189,34 +223,10 @@ inline void land_bytes(uint64_t address, const std::vector<uint8_t>& bytes) {
     std::memset(news, is_of_peer(buffer) ? static_cast<uint8_t>(machine->launch.rank + 1) : 0, bytes.size() / 4);
 }
 
-inline void load_bulk(void* destination, uint64_t* barrier, const void* global, uint32_t bytes, const char* what) {
-  yield();
-  const auto address = reinterpret_cast<uint64_t>(global);
-  if (bytes == 0 || bytes % 16 || address % 16)
-    fail(std::string(what) + ": " + text(bytes) + " bytes from " + describe_address(address) + ": expected whole 16 bytes");
-  Cta* cta = self->cta;
-  const uint32_t offset = shared_offset(destination, bytes, 16, what), barrier_offset = shared_offset(barrier, 8, 8, what);
-  const Buffer& buffer = check_global(address, bytes, false, cta, what);
-  check_signal(cta, barrier_offset, what);
-  poison(cta, {offset, bytes});
-  ++cta->loads_in_flight;
-  later(machine->bias.load_delay, [=, &buffer] {
-    check_not_held(buffer, address, bytes, what);
-    const Range range{offset, bytes};
-    land(cta, barrier_offset, range, [&](Mbarrier& barrier_there) {
-      std::memcpy(cta->async + offset, reinterpret_cast<const void*>(address), bytes);
-      barrier_there.landed.push_back({barrier_there.phase, range});
-    });
-  });
-  ++machine->stats.loads;
-  yield();
-}
-
 inline void store_bulk(void* global, const void* source, uint32_t bytes, const char* what) {
   yield();
   const auto address = reinterpret_cast<uint64_t>(global);
-  if (bytes == 0 || bytes % 16 || address % 16)
-    fail(std::string(what) + ": " + text(bytes) + " bytes to " + describe_address(address) + ": expected whole 16 bytes");
+  check_bulk(address, bytes, "to", what);
   const uint32_t offset = shared_offset(source, bytes, 16, what);
   check_global(address, bytes, true, self->cta, what);
   Cta* cta = self->cta;
@@ -347,8 +357,8 @@ void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int
   store_box(map, source, {c0, c1, c2, c3}, true, "tma_reduce_add_4d");
 }
 
-void bulk_load(void* destination, uint64_t* barrier, const void* global, uint32_t bytes) {
-  load_bulk(destination, barrier, global, bytes, "bulk_load");
+void bulk_load(uint64_t* barrier, void* destination, const void* global, uint32_t bytes) {
+  load_bulk(barrier, destination, global, bytes, "bulk_load");
 }
 void bulk_store(void* global, const void* source, uint32_t bytes) { store_bulk(global, source, bytes, "bulk_store"); }
 

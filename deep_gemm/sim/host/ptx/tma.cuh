@@ -33,6 +33,7 @@ void tma_load_3d_multicast(const TensorMap* map, uint64_t* barrier, void* destin
                            uint32_t cta_mask);
 void tma_load_4d(const TensorMap* map, uint64_t* barrier, void* destination, int32_t c0, int32_t c1, int32_t c2,
                  int32_t c3);
+void bulk_load(uint64_t* barrier, void* destination, const void* global, uint32_t bytes);
 void tma_prefetch_2d(const TensorMap* map, int32_t c0, int32_t c1);
 void tma_prefetch_3d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2);
 void tma_prefetch_4d(const TensorMap* map, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
@@ -43,7 +44,6 @@ void tma_store_4d(const TensorMap* map, const void* source, int32_t c0, int32_t 
 void tma_reduce_add_2d(const TensorMap* map, const void* source, int32_t c0, int32_t c1);
 void tma_reduce_add_3d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2);
 void tma_reduce_add_4d(const TensorMap* map, const void* source, int32_t c0, int32_t c1, int32_t c2, int32_t c3);
-void bulk_load(void* destination, uint64_t* barrier, const void* global, uint32_t bytes);
 void bulk_store(void* global, const void* source, uint32_t bytes);
 void tma_store_commit();
 

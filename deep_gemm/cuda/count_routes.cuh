@@ -1,0 +1,39 @@
+// How many routes each expert has in each part of them, ahead of route_rows where there are many: a part is the kPart routes that
+// one of its CTAs gives rows to. CTA i counts part i.
+#pragma once
+#include "ptx/warp.cuh"
+#include "route/params.cuh"
+
+constexpr uint32_t kOfThread = kPart / kNumThreads;  // routes, whose loads are all under way at a time
+
+struct SharedStorage {
+  uint32_t count[kMaxExperts];
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "CountConfig.shared_bytes and SharedStorage differ");
+
+KERNEL(kNumThreads, 1) count_routes(GRID_CONSTANT RouteParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const uint32_t thread = ptx::thread_index(), first = ptx::block_index() * kPart + thread;
+  for (uint32_t expert = thread; expert < p.num_experts; expert += kNumThreads)
+    ptx::st_shared_b32(&shared.count[expert], 0);
+  const Place step(p, kNumThreads);
+  Place place(p, first);
+  ptx::syncthreads();
+
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  uint32_t experts[kOfThread];
+#pragma unroll
+  for (uint32_t i = 0; i < kOfThread; ++i) {
+    experts[i] = first + i * kNumThreads < p.num_routes ? place.expert(p) : kNoExpert;
+    place.advance(p, step);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kOfThread; ++i)
+    if (experts[i] != kNoExpert) ptx::red_shared_add(&shared.count[experts[i]], 1);
+  ptx::syncthreads();
+
+  uint32_t* counts = p.of_parts + uint64_t{ptx::block_index()} * p.num_experts;
+  for (uint32_t expert = thread; expert < p.num_experts; expert += kNumThreads)
+    ptx::st_global_b32(counts + expert, ptx::ld_shared_b32(&shared.count[expert]));
+}

@@ -1,0 +1,27 @@
+// A CTA counts all routes by itself, those before its own apart: they lie in the L2, and nobody waits for another CTA. The time
+// grows with the square of the routes.
+#pragma once
+
+constexpr uint32_t kAtOnce = 8;  // loads under way at a time
+
+DEVICE void find_totals(const RouteParams& p, SharedStorage& shared) {
+  const uint32_t first_of_cta = ptx::block_index() * kNumThreads;
+  const Place step(p, kNumThreads);
+  Place place(p, ptx::thread_index());
+#pragma unroll 1
+  for (uint32_t first = 0; first < p.num_routes; first += kNumThreads * kAtOnce) {
+    uint32_t experts[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t route = first + i * kNumThreads + ptx::thread_index();
+      experts[i] = route < p.num_routes ? place.expert(p) : kNoExpert;
+      place.advance(p, step);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (experts[i] == kNoExpert) continue;
+      ptx::red_shared_add(&shared.total[experts[i]], 1);
+      if (first + i * kNumThreads + ptx::thread_index() < first_of_cta) ptx::red_shared_add(&shared.before[experts[i]], 1);
+    }
+  }
+}
