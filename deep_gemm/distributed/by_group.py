@@ -99,6 +99,11 @@ class Planner:
         self._told = torch.empty(numbers, dtype=torch.int64, device=device)
         self._of_all = torch.empty(self.world_size * numbers, dtype=torch.int64, device=device)
         self._on_host = torch.empty(len(self._of_all), dtype=torch.int64, pin_memory=True) if on_gpu else self._of_all
+        # Of what all ranks told, by rank: what they must agree about; how many rows go where; and what comes here.
+        heard = self._on_host.view(self.world_size, numbers)
+        self._heads = heard[:, : plan_sends.NUM_FACTS].t()
+        self._rows = heard[:, plan_sends.NUM_FACTS :][:, : self.world_size]
+        self._to_here = heard[:, plan_sends.NUM_FACTS + self.rank :: self.world_size].t()  # rows, and routes
         self._no_ids = torch.empty(0, 1, dtype=torch.int64, device=device)
         self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
@@ -136,28 +141,27 @@ class Planner:
         """
         if self._event is not None:
             self._event.synchronize()
-        numbers, each = self._on_host.tolist(), self._told.shape[0]
         if asked.mistake is not None:
             raise asked.mistake
-        told = [numbers[start : start + each] for start in range(0, len(numbers), each)]
-        check_told(told, asked.facts)
-        rank, rows, routes = self.rank, plan_sends.NUM_FACTS, plan_sends.NUM_FACTS + self.world_size
-        receives = [of_rank[rows + rank] for of_rank in told]
-        comes = sum(of_rank[routes + rank] for of_rank in told)
-        return Plan(asked.row_of, told[rank][rows:routes], receives, comes, self.group)
+        check_told(self._heads.tolist(), asked.facts, self._rows)
+        receives, comes = self._to_here.tolist()
+        return Plan(asked.row_of, self._rows[self.rank].tolist(), receives, sum(comes), self.group)
 
 
-def check_told(told: Sequence[Sequence[int]], facts: Facts) -> None:
-    """Raise what keeps any process from going on, in the same words on each."""
-    world_size, start = len(told), plan_sends.NUM_FACTS
-    wrong = [rank for rank, each in enumerate(told) if each[0]]
-    if wrong:
-        raise ValueError(f"experts across processes: the arguments of rank {wrong[0]} were refused there")
-    if any(each[2:start] != [*facts] for each in told):
-        check_agreed(Facts._fields, (each[2:start] for each in told))
-    comes_to = map(sum, zip(*(each[start : start + world_size] for each in told), strict=True))
-    for rank, comes in enumerate(comes_to):
-        room = told[rank][1]
+def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> None:
+    """Raise what keeps any process from going on, in the same words on each.
+
+    `heads` are a list by rank for each number that ranks must agree about, `rows` how many each sends to each.
+    """
+    mistakes, rooms, *told = heads
+    if any(mistakes):
+        rank = next(rank for rank, is_wrong in enumerate(mistakes) if is_wrong)
+        raise ValueError(f"experts across processes: the arguments of rank {rank} were refused there")
+    if told != [[fact] * len(mistakes) for fact in facts]:
+        check_agreed(Facts._fields, zip(*told, strict=True))
+    if min(rooms) == UNLIMITED:
+        return
+    for rank, (comes, room) in enumerate(zip(rows.sum(dim=0).tolist(), rooms, strict=True)):
         if comes > room:
             raise ValueError(f"room: expected at least {comes} rows on rank {rank}, which come there, got {room}")
 
