@@ -77,6 +77,17 @@ def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group:
     return received
 
 
+class Counts(NamedTuple):
+    """What a process must know of a call before rows are sent."""
+
+    sends: list[int]
+    """How many rows go to each rank."""
+    receives: list[int]
+    """How many come from each rank."""
+    routes: int
+    """How many routes of the rows that come have an expert here."""
+
+
 class Asked(NamedTuple):
     """What a process has told the others of a call, while it waits for what they tell."""
 
@@ -96,7 +107,7 @@ class Planner:
         self.has_kernel = on_gpu and is_hopper(device.index) and self.world_size <= plan_sends.MAX_RANKS
         # A call uses them until the host has heard, which it waits for: so the next call may have them.
         numbers = plan_sends.NUM_FACTS + 2 * self.world_size
-        self._told = torch.empty(numbers, dtype=torch.int64, device=device)
+        self.told = torch.empty(numbers, dtype=torch.int64, device=device)
         self._of_all = torch.empty(self.world_size * numbers, dtype=torch.int64, device=device)
         self._on_host = torch.empty(len(self._of_all), dtype=torch.int64, pin_memory=True) if on_gpu else self._of_all
         # Of what all ranks told, by rank: what they must agree about; how many rows go where; and what comes here.
@@ -114,24 +125,32 @@ class Planner:
     def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Asked:
         """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
-        numbers = [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
+        numbers = self.numbers(facts, mistake)
         row_of = self._by_kernel(ids, numbers) if self.has_kernel else self._by_torch(ids, numbers)
-        all_gather(self._of_all, self._told, self.group)
+        self.tell()
+        return Asked(row_of, facts, mistake)
+
+    def numbers(self, facts: Facts, mistake: Exception | None = None) -> list[int]:
+        """Give what this process tells of itself beside how many rows and routes go to each rank."""
+        return [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
+
+    def tell(self) -> None:
+        """Send all ranks what is in `told`, and have what they tell come to the host."""
+        all_gather(self._of_all, self.told, self.group)
         if self._event is not None:
             self._on_host.copy_(self._of_all, non_blocking=True)
             self._event.record()
-        return Asked(row_of, facts, mistake)
 
     def _by_kernel(self, ids: Tensor, numbers: list[int]) -> Tensor:
         row_of = torch.empty(ids.shape, dtype=torch.int32, device=self.device)
-        plan_sends.run(ids.contiguous(), numbers, row_of, self._told, self.count, self.world_size)
+        plan_sends.run(ids.contiguous(), numbers, row_of, self.told, self.count, self.world_size)
         return row_of
 
     def _by_torch(self, ids: Tensor, numbers: list[int]) -> Tensor:
         owners = owners_of_routes(ids, self.count, self.world_size)
         rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
         said = torch.tensor(numbers, dtype=torch.int64).to(self.device)
-        torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self._told)
+        torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self.told)
         return rows.row_of
 
     def hear(self, asked: Asked) -> Plan:
@@ -139,13 +158,18 @@ class Planner:
 
         A mistake of one process is an error on each, before anything else is sent.
         """
+        counts = self.counts(asked.facts, asked.mistake)
+        return Plan(asked.row_of, *counts, self.group)
+
+    def counts(self, facts: Facts, mistake: Exception | None = None) -> Counts:
+        """Wait as `hear` does, and give the numbers alone."""
         if self._event is not None:
             self._event.synchronize()
-        if asked.mistake is not None:
-            raise asked.mistake
-        check_told(self._heads.tolist(), asked.facts, self._rows)
+        if mistake is not None:
+            raise mistake
+        check_told(self._heads.tolist(), facts, self._rows)
         receives, comes = self._to_here.tolist()
-        return Plan(asked.row_of, self._rows[self.rank].tolist(), receives, sum(comes), self.group)
+        return Counts(self._rows[self.rank].tolist(), receives, sum(comes))
 
 
 def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> None:
