@@ -114,6 +114,7 @@ class Planner:
         heard = self._on_host.view(self.world_size, numbers)
         self._heads = heard[:, : plan_sends.NUM_FACTS].t()
         self._rows = heard[:, plan_sends.NUM_FACTS :][:, : self.world_size]
+        self._from_here = self._rows[self.rank]
         self._to_here = heard[:, plan_sends.NUM_FACTS + self.rank :: self.world_size].t()  # rows, and routes
         self._no_ids = torch.empty(0, 1, dtype=torch.int64, device=device)
         self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
@@ -169,7 +170,7 @@ class Planner:
             raise mistake
         check_told(self._heads.tolist(), facts, self._rows)
         receives, comes = self._to_here.tolist()
-        return Counts(self._rows[self.rank].tolist(), receives, sum(comes))
+        return Counts(self._from_here.tolist(), receives, sum(comes))
 
 
 def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> None:

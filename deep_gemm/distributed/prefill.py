@@ -125,6 +125,7 @@ class Prefill:
         h = x.new_empty(FEW, 2 * share.intermediate, dtype=torch.bfloat16)
         middle, of_middle = self._fp8(share.intermediate)
         self._cast = RowCast(h, middle, of_middle, activates=True, limit=limit, ends=rows.ends)
+        self._is_aligned = cast_rows.is_aligned(h, middle)
         self._casts: dict[CastConfig, Prepared[CastConfig]] = {}
 
     def _fp8(self, columns: int) -> Operand:
@@ -153,12 +154,12 @@ class Prefill:
         """Compute the mixture."""
         planner, tokens, hidden = self.planner, given.x.shape[0], self.share.hidden
         sent, row_of = self._ask(given)
+        out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=self.place)  # here the host has time
         sends, receives, routes = planner.counts(self.facts)
-        received = exchange(sent.narrow(0, 0, sum(sends)), sends, receives, planner.group)
+        received = exchange(sent[: sum(sends)], sends, receives, planner.group)
         back = exchange(self._sums(received, routes, weights), receives, sends, planner.group)
         if not back.shape[0]:
-            return back.new_zeros(tokens, hidden)
-        out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=self.place)
+            return out.zero_()
         ctas = gather_weighted.grid(self.sum.config, tokens, hidden)
         self.sum.launch(ctas, back.data_ptr(), row_of, 0, out.data_ptr(), tokens)
         return out
@@ -230,7 +231,7 @@ class Prefill:
             m,
             self.share.intermediate,
             num_sms,
-            is_aligned=cast_rows.is_aligned(like.x, like.values),
+            is_aligned=self._is_aligned,
             activates=True,
             groups=Groups.UNTIL,
         )
