@@ -26,7 +26,7 @@ from deep_gemm.gpus import H200
 from deep_gemm.grouped import product_of_stacked_rows
 from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import TensorMap
-from deep_gemm.kernels import fp8_gemm
+from deep_gemm.kernels import fp8_gemm, rows_at
 from deep_gemm.kernels.launch import OrdinaryKernel
 from deep_gemm.kernels.params import Params
 from deep_gemm.layers import activate_rows
@@ -197,6 +197,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(OrdinaryKernel, "launcher", ordinary)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    for module in ("distributed.prefill", "kernels.rows_at"):
-        monkeypatch.setattr(f"deep_gemm.{module}.gpu_of", lambda _: H200)
+    monkeypatch.setattr(rows_at, "gpu_of", lambda _: H200)
     return launched

@@ -7,6 +7,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import addressed_kernels
@@ -236,3 +238,30 @@ def test_a_call_that_only_compiles_goes_by_tensors(monkeypatch: pytest.MonkeyPat
             set_compile_mode(0)
 
     ranks.run(of_rank)
+
+
+@pytest.mark.gpu
+def test_one_gpu_over_nccl_gives_the_bits_of_calls_by_tensors(tmp_path: Path) -> None:
+    dist = torch.distributed
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
+    )
+    try:
+        num, hidden, inter, topk = 8, 512, 256, 4
+        g = torch.Generator("cuda").manual_seed(0)
+        w1, w2 = (
+            deep_gemm.per_block_cast_to_fp8(torch.randn(s, device="cuda", generator=g) / s[2] ** 0.5)
+            for s in ((num, 2 * inter, hidden), (num, hidden, inter))
+        )
+        layer = Experts(num, w1, w2)
+        for call, tokens in enumerate((24, 1, 900, 24, 0, 899, 4096, 901)):  # from 2048 routes on product 1 activates
+            x = torch.randn(tokens, hidden, device="cuda", generator=g).bfloat16()
+            ids = torch.randint(-1, num, (tokens, topk), device="cuda", generator=g)
+            one = x, ids, torch.rand(tokens, topk, device="cuda", generator=g)
+            right = by_tensors(layer, one)
+            torch.empty(1 << 26, device="cuda").fill_(torch.nan)  # memory that a buffer may get
+            got = layer(*one)
+            assert torch.equal(got, right), tokens
+            assert len(layer._prefills) == 1, call
+    finally:
+        dist.destroy_process_group()

@@ -161,8 +161,11 @@ class Experts(torch.nn.Module):
 
     def _prepared(self, given: Tokens, weights: Weights | None) -> Prefill | None:
         """Find what is prepared for a call like this one, which nobody has checked."""
-        if weights is not None and self._prefills and all(isinstance(each, Tensor) for each in given):
-            return next((each for each in self._prefills if each.is_like(given, weights)), None)
+        x, ids, p = given
+        if weights is not None and isinstance(x, Tensor) and isinstance(ids, Tensor) and isinstance(p, Tensor):
+            for each in self._prefills:
+                if each.is_like(given, weights):
+                    return each
         return None
 
     def _prepare(self, given: Tokens, weights: Weights, facts: Facts) -> None:

@@ -1,11 +1,11 @@
 """The prefill form on a Hopper GPU, for calls like one before: the GPU waits for the host, so the host does little.
 
-    host  prepared launches; one buffer           the host waits       all_to_all first, then launches by address
-    GPU   plan_sends, all_gather, copy | pack_rows | ... idle ... | rows | route_rows, gather_rows, products, sums
+    host  plan_sends, all_gather, copy, pack_rows | waits | all_to_all, route_rows, gather_rows, products, ...
+    GPU       plan_sends, all_gather, copy, pack_rows | idle |  all_to_all, route_rows, gather_rows, products, ...
 
 It launches the kernels that the way by tensors launches (`Experts._computed`), so results have the same bits, and ranks
-that go either way understand each other. What is left out: checks of what was checked, tensors that nobody but a kernel
-sees, and parameters that stay.
+that go different ways understand each other. What is left out: checks of what was checked, tensors that nobody but a
+kernel sees, and packing parameters that stay.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..choose.config_cast import MAX_GROUPS, CastConfig, Groups, num_ctas, select_cast
-from ..gpus import gpu_of
-from ..kernels import cast_rows, gather_rows, gather_weighted, pack_rows, plan_sends, route_rows
-from ..kernels.cast_rows import RowCast
+from ..kernels import gather_rows, gather_weighted, pack_rows, plan_sends, route_rows
 from ..kernels.gather_rows import Gathered, Slots
-from ..kernels.launch import Prepared
+from ..kernels.launch import computes_on
 from ..kernels.meeting import MAX_ROW_BYTES
-from ..kernels.rows_at import RowsAt
+from ..kernels.rows_at import FEW, MAX_GROUPS, ActivationAt, RowsAt, few_in_fp8
 from ..kernels.seen import check_of, torch_compares
 from ..layers import MANY_ROWS
 from ..problem import ExpertRows, Operand
@@ -30,15 +27,11 @@ from ..problem.experts_across import Share
 from ..problem.integers import INT32_MAX
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..problem.tracing import is_dynamo_compiling, num_modes
-from ..quantize import empty_scales
-from ..settings import get_compile_mode, num_sms_of
 from .by_group import Facts, Planner, exchange
 from .message import BF16_BYTES, WORD, WORD_BYTES, Arrived, row_bytes
 
 APART = 256
 """Bytes. Parts of a buffer begin at multiples of it."""
-FEW = 2
-"""Rows of the tensors that parameters are stated with: strides of a single row say nothing."""
 
 
 class Tokens(NamedTuple):
@@ -105,7 +98,7 @@ class Prefill:
             device,
         )
         rows = ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
-        values, scales = self._fp8(share.hidden)
+        values, scales = few_in_fp8(share.hidden, self.place)
         self.gather = gather_rows.KERNEL.prepared(
             gather_rows.CONFIG,
             gather_rows.params_of(Slots(message, share.hidden, share.hidden, 0), rows, Gathered(values, scales), None),
@@ -122,15 +115,7 @@ class Prefill:
             )
             for weights in (arrived.weights, None)
         )
-        h = x.new_empty(FEW, 2 * share.intermediate, dtype=torch.bfloat16)
-        middle, of_middle = self._fp8(share.intermediate)
-        self._cast = RowCast(h, middle, of_middle, activates=True, limit=limit, ends=rows.ends)
-        self._is_aligned = cast_rows.is_aligned(h, middle)
-        self._casts: dict[CastConfig, Prepared[CastConfig]] = {}
-
-    def _fp8(self, columns: int) -> Operand:
-        values = torch.empty(FEW, columns, dtype=torch.float8_e4m3fn, device=self.place)
-        return values, empty_scales((FEW,), columns, values, mn_major=True)
+        self.activation = ActivationAt(share.intermediate, share.here, limit, self.place)
 
     def is_like(self, given: Tokens, weights: Weights) -> bool:
         """Tell whether a call is like that which was checked, but for the number of tokens and for addresses."""
@@ -144,8 +129,7 @@ class Prefill:
             x.shape[0] == ids.shape[0] == p.shape[0]
             and x.shape[0] * self.topk <= INT32_MAX
             and addresses % ADDRESS_ALIGNMENT == 0
-            and torch._C._cuda_getDevice() == self.device
-            and get_compile_mode() == 0
+            and computes_on(self.device)
             and not num_modes()
             and not is_dynamo_compiling()
         )
@@ -215,33 +199,13 @@ class Prefill:
         else:
             h = at + at_h
             self.product1.plan(routes, weights.w1).launch((*operands, h, ids))
-            self._activate(routes, h, middle, of_middle, ends, pitch)
+            self.activation.launch(routes, h, middle, of_middle, ends)
         y = values
         self.product2.plan(routes, weights.w2).launch((middle, of_middle, w2.data_ptr(), sfw2.data_ptr(), y, ids))
         sums = torch.empty((slots, hidden), dtype=torch.bfloat16, device=self.place)
         ctas = gather_weighted.grid(self.weigh.config, slots, hidden)
         self.weigh.launch(ctas, y, row_of, message + self.weights_at, sums.data_ptr(), slots)
         return sums
-
-    def _activate(self, m: int, h: int, values: int, scales: int, ends: int, pitch: int) -> None:
-        """Launch `activate_rows`."""
-        like, num_sms = self._cast, num_sms_of(gpu_of(self.device).num_sms)
-        config = select_cast(
-            like.x.dtype,
-            m,
-            self.share.intermediate,
-            num_sms,
-            is_aligned=self._is_aligned,
-            activates=True,
-            groups=Groups.UNTIL,
-        )
-        prepared = self._casts.get(config)
-        if prepared is None:
-            changing = ("x", "values", "scales", "sizes", "scales_stride_k", "m")
-            prepared = cast_rows.KERNEL.prepared(config, cast_rows.params_of(like), changing, self.device)
-            self._casts[config] = prepared
-        ctas = num_ctas(config, m, self.share.intermediate, num_sms)
-        prepared.launch(ctas, h, values, scales, ends, pitch * WORD_BYTES, m)
 
 
 def _apart(size: int) -> int:

@@ -170,6 +170,11 @@ class Prepared(Generic[C]):
         return self._launcher
 
 
+def computes_on(device: int) -> bool:
+    """Tell whether this device is the current one, and calls compute what they are asked, instead of only compiling."""
+    return torch._C._cuda_getDevice() == device and get_compile_mode() == 0
+
+
 def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> None:
     """Launch with these parameters on the current stream of the current device, which is `device`."""
     with launcher.lock:
