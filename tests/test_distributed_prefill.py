@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.distributed import Experts, by_group, prefill
+from deep_gemm.distributed import Experts, by_group, experts, prefill
 from deep_gemm.settings import set_compile_mode
 
 HIDDEN, TOPK, HERE = 144, 3, 2
@@ -194,6 +194,32 @@ def test_what_was_not_prepared_goes_by_tensors(launched: Counter[str], monkeypat
         assert launched["route_rows"] == 3
         assert torch.equal(layer(x, ids, p), got)
         assert launched["route_rows"] == 4
+
+    ranks.run(of_rank)
+
+
+def test_each_mode_of_torch_is_prepared_once(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, 1)
+
+    def of_rank(rank: int) -> None:
+        layer = layer_of(rank, 1)
+        one = given(6, 1, 0)
+        right = layer(*one)
+        modes = (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.enable_grad)
+        for mode in modes:
+            with mode():
+                layer(*one)
+                kinds = len(layer._prefills)
+                launched.clear()
+                for _ in range(3):
+                    assert torch.equal(layer(*one), right)
+                assert launched["route_rows"] == 3
+            assert len(layer._prefills) == kinds <= 3
+        monkeypatch.setattr(experts, "MAX_KINDS", kinds)
+        x, ids, p = one
+        for _ in range(2):
+            layer(x.float(), ids, p)
+        assert len(layer._prefills) == kinds
 
     ranks.run(of_rank)
 

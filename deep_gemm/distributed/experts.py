@@ -32,7 +32,7 @@ from .prefill import why_not as why_not_prepared
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 MAX_KINDS = 8
-"""Of tokens, for which a module keeps prepared calls."""
+"""Of tokens and modes of torch, for which a module prepares calls; others go by tensors."""
 
 
 class Experts(torch.nn.Module):
@@ -170,10 +170,9 @@ class Experts(torch.nn.Module):
 
     def _prepare(self, given: Tokens, weights: Weights, facts: Facts) -> None:
         """Prepare calls like this one, which was checked, if there can be such."""
-        if why_not_prepared(self.planner(), self.share, given, weights) is None:
-            with torch.inference_mode(False):  # calls of any mode may come
-                made = Prefill(self.planner(), self.share, self.limit, facts, given, weights)
-            self._prefills = [made, *self._prefills[: MAX_KINDS - 1]]
+        if len(self._prefills) < MAX_KINDS and why_not_prepared(self.planner(), self.share, given, weights) is None:
+            made = Prefill(self.planner(), self.share, self.limit, facts, given, weights)
+            self._prefills = [made, *self._prefills]  # a new list: others may be reading the old
 
     @torch.no_grad()
     def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, facts: Facts) -> Tensor:
