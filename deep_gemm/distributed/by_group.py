@@ -77,6 +77,17 @@ def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group:
     return received
 
 
+class Counts(NamedTuple):
+    """What a process must know of a call before rows are sent."""
+
+    sends: list[int]
+    """How many rows go to each rank."""
+    receives: list[int]
+    """How many come from each rank."""
+    routes: int
+    """How many routes of the rows that come have an expert here."""
+
+
 class Asked(NamedTuple):
     """What a process has told the others of a call, while it waits for what they tell."""
 
@@ -96,9 +107,15 @@ class Planner:
         self.has_kernel = on_gpu and is_hopper(device.index) and self.world_size <= plan_sends.MAX_RANKS
         # A call uses them until the host has heard, which it waits for: so the next call may have them.
         numbers = plan_sends.NUM_FACTS + 2 * self.world_size
-        self._told = torch.empty(numbers, dtype=torch.int64, device=device)
+        self.told = torch.empty(numbers, dtype=torch.int64, device=device)
         self._of_all = torch.empty(self.world_size * numbers, dtype=torch.int64, device=device)
         self._on_host = torch.empty(len(self._of_all), dtype=torch.int64, pin_memory=True) if on_gpu else self._of_all
+        # Of what all ranks told, by rank: what they must agree about; how many rows go where; and what comes here.
+        heard = self._on_host.view(self.world_size, numbers)
+        self._heads = heard[:, : plan_sends.NUM_FACTS].t()
+        self._rows = heard[:, plan_sends.NUM_FACTS :][:, : self.world_size]
+        self._from_here = self._rows[self.rank]
+        self._to_here = heard[:, plan_sends.NUM_FACTS + self.rank :: self.world_size].t()  # rows, and routes
         self._no_ids = torch.empty(0, 1, dtype=torch.int64, device=device)
         self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
@@ -109,24 +126,32 @@ class Planner:
     def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Asked:
         """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
-        numbers = [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
+        numbers = self.numbers(facts, mistake)
         row_of = self._by_kernel(ids, numbers) if self.has_kernel else self._by_torch(ids, numbers)
-        all_gather(self._of_all, self._told, self.group)
+        self.tell()
+        return Asked(row_of, facts, mistake)
+
+    def numbers(self, facts: Facts, mistake: Exception | None = None) -> list[int]:
+        """Give what this process tells of itself beside how many rows and routes go to each rank."""
+        return [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
+
+    def tell(self) -> None:
+        """Send all ranks what is in `told`, and have what they tell come to the host."""
+        all_gather(self._of_all, self.told, self.group)
         if self._event is not None:
             self._on_host.copy_(self._of_all, non_blocking=True)
             self._event.record()
-        return Asked(row_of, facts, mistake)
 
     def _by_kernel(self, ids: Tensor, numbers: list[int]) -> Tensor:
         row_of = torch.empty(ids.shape, dtype=torch.int32, device=self.device)
-        plan_sends.run(ids.contiguous(), numbers, row_of, self._told, self.count, self.world_size)
+        plan_sends.run(ids.contiguous(), numbers, row_of, self.told, self.count, self.world_size)
         return row_of
 
     def _by_torch(self, ids: Tensor, numbers: list[int]) -> Tensor:
         owners = owners_of_routes(ids, self.count, self.world_size)
         rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
         said = torch.tensor(numbers, dtype=torch.int64).to(self.device)
-        torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self._told)
+        torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self.told)
         return rows.row_of
 
     def hear(self, asked: Asked) -> Plan:
@@ -134,30 +159,34 @@ class Planner:
 
         A mistake of one process is an error on each, before anything else is sent.
         """
+        counts = self.counts(asked.facts, asked.mistake)
+        return Plan(asked.row_of, *counts, self.group)
+
+    def counts(self, facts: Facts, mistake: Exception | None = None) -> Counts:
+        """Wait as `hear` does, and give the numbers alone."""
         if self._event is not None:
             self._event.synchronize()
-        numbers, each = self._on_host.tolist(), self._told.shape[0]
-        if asked.mistake is not None:
-            raise asked.mistake
-        told = [numbers[start : start + each] for start in range(0, len(numbers), each)]
-        check_told(told, asked.facts)
-        rank, rows, routes = self.rank, plan_sends.NUM_FACTS, plan_sends.NUM_FACTS + self.world_size
-        receives = [of_rank[rows + rank] for of_rank in told]
-        comes = sum(of_rank[routes + rank] for of_rank in told)
-        return Plan(asked.row_of, told[rank][rows:routes], receives, comes, self.group)
+        if mistake is not None:
+            raise mistake
+        check_told(self._heads.tolist(), facts, self._rows)
+        receives, comes = self._to_here.tolist()
+        return Counts(self._from_here.tolist(), receives, sum(comes))
 
 
-def check_told(told: Sequence[Sequence[int]], facts: Facts) -> None:
-    """Raise what keeps any process from going on, in the same words on each."""
-    world_size, start = len(told), plan_sends.NUM_FACTS
-    wrong = [rank for rank, each in enumerate(told) if each[0]]
-    if wrong:
-        raise ValueError(f"experts across processes: the arguments of rank {wrong[0]} were refused there")
-    if any(each[2:start] != [*facts] for each in told):
-        check_agreed(Facts._fields, (each[2:start] for each in told))
-    comes_to = map(sum, zip(*(each[start : start + world_size] for each in told), strict=True))
-    for rank, comes in enumerate(comes_to):
-        room = told[rank][1]
+def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> None:
+    """Raise what keeps any process from going on, in the same words on each.
+
+    `heads` are a list by rank for each number that ranks must agree about, `rows` how many each sends to each.
+    """
+    mistakes, rooms, *told = heads
+    if any(mistakes):
+        rank = next(rank for rank, is_wrong in enumerate(mistakes) if is_wrong)
+        raise ValueError(f"experts across processes: the arguments of rank {rank} were refused there")
+    if told != [[fact] * len(mistakes) for fact in facts]:
+        check_agreed(Facts._fields, zip(*told, strict=True))
+    if min(rooms) == UNLIMITED:
+        return
+    for rank, (comes, room) in enumerate(zip(rows.sum(dim=0).tolist(), rooms, strict=True)):
         if comes > room:
             raise ValueError(f"room: expected at least {comes} rows on rank {rank}, which come there, got {room}")
 

@@ -26,9 +26,13 @@ from ..routing import stack_routes, sum_rows, weighted_sum
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
 from .message import WORD, Arrived, gather, pack
+from .prefill import Prefill, Tokens, Weights
+from .prefill import why_not as why_not_prepared
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MISTAKES = (ValueError, TypeError, NotImplementedError)
+MAX_KINDS = 8
+"""Of tokens and modes of torch, for which a module prepares calls; others go by tensors."""
 
 
 class Experts(torch.nn.Module):
@@ -94,6 +98,7 @@ class Experts(torch.nn.Module):
         self._everywhere = None if most is None or peer_memory else Everywhere(most, device, group)
         self._peers: Peers | None = None
         self._planner: Planner | None = None
+        self._prefills: list[Prefill] = []
 
     def extra_repr(self) -> str:
         """Sizes, for `print`."""
@@ -128,6 +133,10 @@ class Experts(torch.nn.Module):
         it is rounded to BF16 too, but has the type of x. A mistake of one process is an error on each.
         """
         x = as_autocast_says(x) if isinstance(x, Tensor) else x
+        given, weights = Tokens(x, topk_ids, topk_weights), Weights(*self.weights()) if self.w1 is None else None
+        prepared = self._prepared(given, weights)
+        if prepared is not None and weights is not None and prepared.is_right(given, weights):
+            return prepared(given, weights)
         mistake: Exception | None = None
         facts = Facts(self.share.num_experts, self.share.hidden, -1, -1, 0)
         try:
@@ -146,7 +155,24 @@ class Experts(torch.nn.Module):
             plan = self.planner().plan(topk_ids, mistake, facts)
             return self._trained(x, topk_ids, topk_weights, plan)
         out = self._computed(x, topk_ids, topk_weights, facts)
+        if prepared is None and weights is not None:
+            self._prepare(given, weights, facts)
         return out if self.w1 is None else out.to(x.dtype)
+
+    def _prepared(self, given: Tokens, weights: Weights | None) -> Prefill | None:
+        """Find what is prepared for a call like this one, which nobody has checked."""
+        x, ids, p = given
+        if weights is not None and isinstance(x, Tensor) and isinstance(ids, Tensor) and isinstance(p, Tensor):
+            for each in self._prefills:
+                if each.is_like(given, weights):
+                    return each
+        return None
+
+    def _prepare(self, given: Tokens, weights: Weights, facts: Facts) -> None:
+        """Prepare calls like this one, which was checked, if there can be such."""
+        if len(self._prefills) < MAX_KINDS and why_not_prepared(self.planner(), self.share, given, weights) is None:
+            made = Prefill(self.planner(), self.share, self.limit, facts, given, weights)
+            self._prefills = [made, *self._prefills]  # a new list: others may be reading the old
 
     @torch.no_grad()
     def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, facts: Facts) -> Tensor:

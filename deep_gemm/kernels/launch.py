@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from .. import jit
 from ..jit import driver
-from ..settings import get_compile_mode, get_pdl
+from ..settings import get_compile_mode, get_pdl, in_force
 from .code_plan import CodePlan
 from .params import Params
 from .sources import cuda_sources, generated
@@ -107,6 +108,71 @@ class OrdinaryKernel(Generic[C]):
         launcher = self.launcher(config, device, is_dependent or get_pdl())
         if get_compile_mode() == 0:
             launch(launcher, params, grid, device)
+
+    def prepared(
+        self, config: C, params: bytes, changing: Sequence[str], device: int, *, is_dependent: bool = False
+    ) -> Prepared[C]:
+        """Prepare launches on this device that have these parameters but for members `changing`; see `run`."""
+        return Prepared(self, config, params, changing, device, is_dependent)
+
+
+class Prepared(Generic[C]):
+    """Launches of one kernel that differ in a few parameters: the others are packed once, and all else is looked up.
+
+    Each launch states the values that change. The settings in force are those of the launch, as everywhere.
+    """
+
+    def __init__(
+        self,
+        kernel: OrdinaryKernel[C],
+        config: C,
+        params: bytes,
+        changing: Sequence[str],
+        device: int,
+        is_dependent: bool,
+    ) -> None:
+        self.kernel, self.config, self.params, self.device = kernel, config, params, device
+        self.changes = kernel.params.patch(changing)
+        self._is_dependent = is_dependent
+        self._launcher: driver.Launcher | None = None
+        self._generation = -1  # of the settings for which the launcher was looked up
+
+    def launch(self, grid: int, *values: int) -> None:
+        """Launch so many CTAs on the current stream of the device; `values` of the members that change, in order."""
+        launcher, device = self._launcher, self.device
+        if launcher is None or self._generation != in_force.generation:
+            launcher = self._look_up()
+        if launcher.current_device() != device:
+            with torch.cuda.device(device):
+                self.launch(grid, *values)
+            return
+        if in_force.choices.compile_mode:
+            return
+        with launcher.lock:
+            launcher.hold(self, self.params, grid)
+            memory = launcher.params.bytes
+            for pack_into, at, which in self.changes:
+                pack_into(memory, at, *values[which])
+            stream = launcher.current_stream(device)
+            if stream != launcher.stream:
+                launcher.set_stream(stream)
+            (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+            if status != launcher.success:
+                launcher.start_again(status, device)
+
+    def _look_up(self) -> driver.Launcher:
+        generation = in_force.generation
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self._look_up()
+        self._launcher = self.kernel.launcher(self.config, self.device, self._is_dependent or get_pdl())
+        self._generation = generation
+        return self._launcher
+
+
+def computes_on(device: int) -> bool:
+    """Tell whether this device is the current one, and calls compute what they are asked, instead of only compiling."""
+    return torch._C._cuda_getDevice() == device and get_compile_mode() == 0
 
 
 def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -61,6 +61,19 @@ class Field(NamedTuple):
         return self.kind is Kind.MAP or self.length > 1
 
 
+class Run(NamedTuple):
+    """Members beside each other, written by one call of `struct`."""
+
+    pack_into: Callable[..., None]
+    at: int
+    """Byte of the first."""
+    which: slice
+    """Of the values of all members that a patch writes."""
+
+
+Patch = tuple[Run, ...]
+
+
 def head_parts(of_base: int) -> tuple[Field, ...]:
     """`HeadParts` of cuda/head_parts.cuh, behind a base of this alignment."""
     more = (Field(f"heads.{name}", Kind.UINT32) for name in ("mid", "columns", "multiplier", "shift"))
@@ -88,6 +101,7 @@ class Params:
         self._whole = struct.Struct(f"{whole}{self.size - at}x")
         self._members = [field.name for field in fields]
         self._bytes_of = {field.name: field.num_bytes for field in fields if field.is_bytes}
+        self._formats = {field.name: field.kind.format for field in fields}
 
     @property
     def header_name(self) -> str:
@@ -114,6 +128,21 @@ class Params:
             if isinstance(given, bytes) and len(given) > most:
                 raise ValueError(f"{name}: expected at most {most} bytes, got {len(given)}")
         return self._whole.pack(*[values[name] for name in self._members])
+
+    def patch(self, names: Sequence[str]) -> Patch:
+        """Prepare to write these members anew: numbers, in the struct's order. Neighbours go by one call."""
+        unknown = [name for name in names if name not in self._offsets or name in self._bytes_of]
+        if unknown or [*names] != [name for name in self._members if name in names]:
+            raise ValueError(f"{self.struct_name}: expected numbers among its members, in their order, got {[*names]}")
+        runs: list[Run] = []
+        first, form = 0, "<"
+        for index, name in enumerate(names, start=1):
+            form += self._formats[name]
+            at = self._offsets[names[first]]
+            if index == len(names) or self._offsets[names[index]] != at + struct.calcsize(form):
+                runs.append(Run(struct.Struct(form).pack_into, at, slice(first, index)))
+                first, form = index, "<"
+        return tuple(runs)
 
     def layout_header(self) -> str:
         """Text by which a source asserts that the compiler lays the struct out as `pack` does."""

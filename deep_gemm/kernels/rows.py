@@ -135,7 +135,7 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
         config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, output, gpu_of(device))
     else:
         refuse_if(config.name, fp8_gemm.why_unfit(config, p.k, output))
-    _print_if_asked(p.num_groups, p.n, p.k, config)
+    print_if_asked(p.num_groups, p.n, p.k, config)
     ready = prepared(p)
     plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
@@ -162,21 +162,28 @@ def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> 
     template = templates.get(config)
     if template is None or template.copies_sfa:
         return None
-    _print_if_asked(num_groups, like.n, like.k, config)
+    print_if_asked(num_groups, like.n, like.k, config)
     of_rows, ctas = rows_of(like, m, pitch, operands), grid(config, 1, m, like.n, get_num_sms())
     if template.resizing is not None and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
         return template.with_rows(m, pitch * SCALE_BYTES, of_rows, ctas)
-    resized = [  # places where a box of rows may begin: one more than there are rows
-        Resized("map_a", 2, m + 1),
-        Resized("map_sfa", 0, m, pitch * SCALE_BYTES),
-        Resized("map_d", 2, m + 1),
-    ]
-    if "map_whole_d" in template.maps:
-        resized.append(Resized("map_whole_d", len(template.maps["map_whole_d"].sizes) - 2, m))
+    resized = resized_for(template, m, pitch * SCALE_BYTES)
     plan = template.derived(of_rows, ctas, {"m": m, "groups.rows": m}, resized)
     if driver.sizes_are_numbers():
         template.resizing = plan.resizing = Resizing.of(plan.params, ("m", "groups.rows"), resized, m)
     return plan
+
+
+def resized_for(plan: Plan, m: int, pitch: int) -> list[Resized]:
+    """The maps of a plan of stacked rows for other rows; `pitch` is that of A's scales in bytes."""
+    resized = [  # places where a box of rows may begin: one more than there are rows
+        Resized("map_a", 2, m + 1),
+        Resized("map_sfa", 0, m, pitch),
+    ]
+    if "map_d" in plan.maps:
+        resized.append(Resized("map_d", 2, m + 1))
+    if "map_whole_d" in plan.maps:
+        resized.append(Resized("map_whole_d", len(plan.maps["map_whole_d"].sizes) - 2, m))
+    return resized
 
 
 def output_of(p: GroupedProblem) -> Output:
@@ -284,6 +291,7 @@ def write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
     p.d.masked_fill_(is_written[..., None], 0)
 
 
-def _print_if_asked(num_groups: int, n: int, k: int, config: GemmConfig) -> None:
+def print_if_asked(num_groups: int, n: int, k: int, config: GemmConfig) -> None:
+    """Say what is planned, if DG_PRINT_CONFIGS asks for it."""
     if settings().print_configs:
         print(f"deep_gemm: {num_groups} groups of {n} x {k} run {config.name}", file=sys.stderr)

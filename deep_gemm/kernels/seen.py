@@ -44,11 +44,14 @@ def _unless_it_cuts_a_gradient(check: Check) -> Check:
     return lambda *tensors: check(*tensors) and not cuts_gradient(tensors[:4], tensors[4:])
 
 
-def check_of(tensors: Sequence[Tensor]) -> Check:
-    """Make a check that takes as many tensors and tells whether they are like these."""
+def check_of(tensors: Sequence[Tensor], *, any_rows: bool = False) -> Check:
+    """Make a check that takes as many tensors and tells whether they are like these.
+
+    With `any_rows` their first size may be another one, not their strides.
+    """
     from torch._C._dynamo.guards import TensorGuards
 
-    shapes: Any = [list(x.shape) for x in tensors]
+    shapes: Any = [[None, *x.shape[1:]] if any_rows else [*x.shape] for x in tensors]
     strides: Any = [list(x.stride()) for x in tensors]
     guards = TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
     return guards.check
@@ -60,9 +63,9 @@ def check_of(tensors: Sequence[Tensor]) -> Check:
 def torch_compares() -> bool:
     """Tell whether this torch's guards see every difference that a signature has, a gradient's way, and no other."""
     like = torch.zeros(4, 8), torch.zeros(3, 5, dtype=torch.float16).t()
+    rows = [torch.zeros(5, 8), torch.zeros(1, 8), torch.zeros(0, 8)]
     others = [
         torch.zeros(4, 9),
-        torch.zeros(5, 8),
         torch.zeros(4, 16)[:, :8],
         torch.zeros(4, 16)[:, ::2],
         torch.zeros(4, 8, 1),
@@ -72,12 +75,14 @@ def torch_compares() -> bool:
         torch.zeros(4, 8, requires_grad=True),
     ]
     try:
-        check = check_of(like)
+        check, check_rows = check_of(like), check_of(like[:1], any_rows=True)
         return (
             check(*like) is True
             and check(torch.ones(8, 8)[2:6], torch.ones(5, 3, dtype=torch.float16).as_strided((5, 3), (1, 5))) is True
-            and all(check(other, like[1]) is False for other in others)
+            and all(check(other, like[1]) is False for other in (*rows, *others))
             and all(check(like[0], other) is False for other in (like[0], like[1].contiguous(), like[1].t()))
+            and all(check_rows(other) is True for other in (like[0], *rows))
+            and all(check_rows(other) is False for other in others)
         )
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
         return False

@@ -1,0 +1,129 @@
+"""Products of experts' rows, and the activation between them, at addresses, for any number of rows.
+
+A public product recognizes a call by its tensors (`product.py`). Here the package lays operands out itself, so there is
+nothing to recognize: a plan is found by the number of rows, and launched at addresses.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..choose.config import GemmConfig
+from ..choose.config_cast import MAX_GROUPS, CastConfig, Groups, num_ctas, select_cast
+from ..choose.rows import select_grouped
+from ..gpus import gpu_of
+from ..problem import Operand, SiluRowsProblem, contiguous_problem, silu_rows_problem
+from ..problem.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
+from ..settings import get_num_sms, get_pdl, in_force, num_sms_of
+from . import cast_rows, fp8_gemm, rows, rows_silu
+from .cast_rows import RowCast
+from .launch import Prepared
+from .plan import SCALE_BYTES, Plan
+from .rows import GroupedProblem
+
+__all__ = ["FEW", "MAX_GROUPS", "ActivationAt", "RowsAt", "few_in_fp8"]
+
+MAX_PLANS = 256
+"""Numbers of rows for which a product keeps plans."""
+FEW = 2
+"""Rows of tensors that parameters and plans are stated with: strides of a single row say nothing."""
+
+
+class RowsAt:
+    """A product of rows with the weights of their experts: `product_of_stacked_rows` into BF16, by ids.
+
+    If it `activates`: `activated_product_of_rows` with gates apart. Rows of an operand follow each other without gaps,
+    scales lie m-major with the least pitch, all operands begin at multiples of 16 bytes, and no output overlaps another
+    one. Weights of each call have the shapes and strides of those given here, and are not kept.
+    """
+
+    def __init__(self, weight: Operand, *, activates: bool = False, limit: float | None = None) -> None:
+        self.groups, self.n, self.k = weight[0].shape
+        self.device, self._activates, self._limit = weight[0].get_device(), activates, limit
+        self._output = rows_silu.APART if activates else rows.output_of(_few_rows(weight))
+        self._templates: dict[GemmConfig, Plan] = {}
+        self._plans: dict[int, Plan] = {}
+        self._generation = in_force.generation
+
+    def plan(self, m: int, weight: Operand) -> Plan:
+        """The plan for so many rows, at least one. The device is the current one."""
+        if self._generation != in_force.generation:
+            self._templates, self._plans, self._generation = {}, {}, in_force.generation
+        found = self._plans.get(m)
+        if found is None:
+            found = self._derived(m, weight)
+            if len(self._plans) >= MAX_PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[m] = found
+        return found
+
+    def _derived(self, m: int, weight: Operand) -> Plan:
+        """Copy the plan of a few rows, in the configuration that is best for m, and make it one of m rows."""
+        config = select_grouped(self.groups, m / self.groups, self.n, self.k, self._output, gpu_of(self.device))
+        rows.print_if_asked(self.groups, self.n, self.k, config)
+        template = self._templates.get(config)
+        if template is None:
+            template = self._templates[config] = self._template(config, weight)
+        pitch = pitch_of_scales(m)
+        numbers = {"m": m, "groups.rows": m}
+        if self._activates:
+            numbers["activation.scales_pitch"] = pitch
+        shape = template.rows._replace(shape=(m, self.n))  # the other members are for questions that nobody asks here
+        ctas = rows.grid(config, 1, m, self.n, get_num_sms())
+        return template.derived(shape, ctas, numbers, rows.resized_for(template, m, pitch * SCALE_BYTES))
+
+    def _template(self, config: GemmConfig, weight: Operand) -> Plan:
+        num_sms, launcher = get_num_sms(), fp8_gemm.launcher(config, self.device, get_pdl())
+        if self._activates:
+            return rows_silu.plan_of(_few_activated_rows(weight, self._limit), config, num_sms, launcher)
+        return rows.plan_of(_few_rows(weight), config, num_sms, launcher)
+
+
+class ActivationAt:
+    """The cast between two such products: `layers.activate_rows` of BF16 rows that have so many `columns` of gate."""
+
+    def __init__(self, columns: int, groups: int, limit: float | None, device: torch.device) -> None:
+        h = torch.empty(FEW, 2 * columns, dtype=torch.bfloat16, device=device)
+        ends = torch.zeros(groups, dtype=torch.int32, device=device)
+        self._like = RowCast(h, *few_in_fp8(columns, device), activates=True, limit=limit, ends=ends)
+        self._is_aligned = cast_rows.is_aligned(h, self._like.values)
+        self._prepared: dict[CastConfig, Prepared[CastConfig]] = {}
+
+    def launch(self, m: int, h: int, values: int, scales: int, ends: int) -> None:
+        """Cast m rows, those of a group up to its end."""
+        device, columns = self._like.x.get_device(), self._like.values.shape[1]
+        num_sms = num_sms_of(gpu_of(device).num_sms)
+        config = select_cast(
+            torch.bfloat16, m, columns, num_sms, is_aligned=self._is_aligned, activates=True, groups=Groups.UNTIL
+        )
+        prepared = self._prepared.get(config)
+        if prepared is None:
+            changing = ("x", "values", "scales", "sizes", "scales_stride_k", "m")
+            prepared = cast_rows.KERNEL.prepared(config, cast_rows.params_of(self._like), changing, device)
+            self._prepared[config] = prepared
+        pitch = pitch_of_scales(m) * SCALE_BYTES
+        prepared.launch(num_ctas(config, m, columns, num_sms), h, values, scales, ends, pitch, m)
+
+
+def _few_rows(weight: Operand) -> GroupedProblem:
+    ids = _ids(weight)
+    d = torch.empty(FEW, weight[0].shape[1], dtype=torch.bfloat16, device=ids.device)
+    a = few_in_fp8(weight[0].shape[2], ids.device)
+    return rows.grouped_problem(contiguous_problem(a, weight, d, ids, ensure_zero_padding=False))
+
+
+def _few_activated_rows(weight: Operand, limit: float | None) -> SiluRowsProblem:
+    ids = _ids(weight)
+    a, d = (few_in_fp8(columns, ids.device) for columns in (weight[0].shape[2], weight[0].shape[1] // 2))
+    return silu_rows_problem(a, weight, d, ids, None, limit, gates_apart=True)
+
+
+def _ids(weight: Operand) -> torch.Tensor:
+    return torch.zeros(FEW, dtype=torch.int32, device=weight[0].device)
+
+
+def few_in_fp8(columns: int, device: torch.device) -> Operand:
+    """A few rows as products take them, to state parameters with."""
+    values = torch.empty(FEW, columns, dtype=torch.float8_e4m3fn, device=device)
+    shape, strides = (FEW, ceil_div(columns, SCALE_BLOCK)), (1, pitch_of_scales(FEW))
+    return values, torch.empty_strided(shape, strides, dtype=torch.float32, device=device)
