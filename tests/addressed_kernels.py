@@ -21,14 +21,18 @@ from torch import Tensor
 
 from deep_gemm.activation import activated_product_of_rows
 from deep_gemm.distributed import message
-from deep_gemm.distributed.owners import count_routes, owners_of_routes, owners_of_tokens
+from deep_gemm.distributed.owners import count_routes as routes_by_rank
+from deep_gemm.distributed.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.gpus import H200
 from deep_gemm.grouped import product_of_stacked_rows
 from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import TensorMap
 from deep_gemm.kernels import fp8_gemm, rows_at
+from deep_gemm.kernels import gather_weighted as gather_weighted_kernel
+from deep_gemm.kernels import route_rows as route_rows_kernel
 from deep_gemm.kernels.launch import OrdinaryKernel
 from deep_gemm.kernels.params import Params
+from deep_gemm.kernels.route_rows import Totals
 from deep_gemm.layers import activate_rows
 from deep_gemm.problem import ExpertRows
 from deep_gemm.routing import expert_rows, stack_routes, weighted_sum
@@ -63,7 +67,7 @@ def plan_sends(config: Any, p: Launched) -> None:
     owners = owners_of_routes(ids, p["experts_here"], p["ranks"])
     rows = expert_rows(owners_of_tokens(owners, p["ranks"]), p["ranks"])
     at(p["row_of"], ids.shape, INT32).copy_(rows.row_of)
-    numbers = [at(p["facts"], (7,), INT64), rows.counts.long(), count_routes(owners, p["ranks"])]
+    numbers = [at(p["facts"], (7,), INT64), rows.counts.long(), routes_by_rank(owners, p["ranks"])]
     at(p["told"], (7 + 2 * p["ranks"],), INT64).copy_(torch.cat(numbers))
 
 
@@ -77,11 +81,22 @@ def pack_rows(config: Any, p: Launched) -> None:
     at(p["rows"], (used, p["row_bytes"] // 4), INT32).copy_(message.pack(x, ids, weights, row_of, used))
 
 
+def count_routes(config: Any, p: Launched) -> None:
+    routes, topk, experts = p["num_routes"], p["topk"], p["num_experts"]
+    ids = at(p["topk_ids"], (routes // topk, topk), INT32, (topk + p["gap"], 1)).flatten() - p["first"]
+    of_parts = ids.split(route_rows_kernel.PART)
+    for of_part, counts in zip(of_parts, at(p["of_parts"], (len(of_parts), experts), INT32), strict=True):
+        counts.copy_(of_part[(of_part >= 0) & (of_part < experts)].long().bincount(minlength=experts))
+
+
 def route_rows(config: Any, p: Launched) -> None:
     routes, topk, experts = p["num_routes"], p["topk"], p["num_experts"]
     ids = at(p["topk_ids"], (routes // topk, topk), INT32, (topk + p["gap"], 1))
     shapes = (experts,), (experts,), (routes // topk, topk), (routes,), (routes,)
     found = stack_routes(ids, experts, p["first"])
+    if config.totals == Totals.OF_PARTS:
+        table = at(p["of_parts"], (-(-routes // route_rows_kernel.PART), experts), INT32)
+        assert torch.equal(table.sum(0, dtype=INT32), found.counts)
     parts = [at(p[name], shape, INT32) for name, shape in zip(ExpertRows._fields, shapes, strict=True)]
     for part, right in zip(parts, found, strict=True):
         part.copy_(right)
@@ -93,8 +108,10 @@ def gather_rows(config: Any, p: Launched) -> None:
     source = at(p["token_of"], (rows,), INT32).long()
     assert int(source.min()) >= 0 and int(source.max()) < slots
     blocks = -(-hidden // 128)
-    values = at(p["slots"], (slots, hidden), torch.uint8, (slot_bytes, 1))
-    scales = at(p["slots"] + p["scales_at"], (slots, blocks), FP32, (slot_bytes // 4, 1))
+    assert p["max_tokens"] >= slots
+    first = int(at(p["meeting.rooms"], (1,), INT64))
+    values = at(first, (slots, hidden), torch.uint8, (slot_bytes, 1))
+    scales = at(first + p["scales_at"], (slots, blocks), FP32, (slot_bytes // 4, 1))
     at(p["values"], (rows, hidden), torch.uint8).copy_(values[source])
     at(p["sfa"], (rows, blocks), FP32, (1, p["pitch"])).copy_(scales[source])
 
@@ -106,6 +123,10 @@ def gather_weighted(config: Any, p: Launched) -> None:
     weights = at(p["weights"], (tokens, topk), FP32, (p["weights_pitch"], 1)) if config.weights else None
     out = at(p["out"], (tokens, n), BF16, (p["out_pitch"], 1))
     out.copy_(weighted_sum(y, row_of, weights) if len(y) else torch.zeros(1))
+
+
+def gather_weighted_many(config: Any, p: Launched) -> None:
+    gather_weighted(config, p)
 
 
 def cast_rows(config: Any, p: Launched) -> None:
@@ -140,7 +161,17 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
 
 KERNELS = {
     each.__name__: each
-    for each in (plan_sends, pack_rows, route_rows, gather_rows, gather_weighted, cast_rows, fp8_gemm_rows)
+    for each in (
+        plan_sends,
+        pack_rows,
+        count_routes,
+        route_rows,
+        gather_rows,
+        gather_weighted,
+        gather_weighted_many,
+        cast_rows,
+        fp8_gemm_rows,
+    )
 }
 
 
@@ -197,5 +228,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(OrdinaryKernel, "launcher", ordinary)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    monkeypatch.setattr(rows_at, "gpu_of", lambda _: H200)
+    for module in (rows_at, gather_weighted_kernel):
+        monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched

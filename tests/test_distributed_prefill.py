@@ -18,6 +18,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.distributed import Experts, by_group, experts, prefill
+from deep_gemm.kernels import route_rows
 from deep_gemm.settings import set_compile_mode
 
 HIDDEN, TOPK, HERE = 144, 3, 2
@@ -103,6 +104,8 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
 ) -> None:
     world, limit = 2, 1.5 if many else None
     monkeypatch.setattr(prefill, "MANY_ROWS", many)
+    monkeypatch.setattr(route_rows, "PART", 32)
+    monkeypatch.setattr(route_rows, "PARTS_ALONE", 100 if many else 0)
     ranks = Ranks(monkeypatch, world)
 
     def of_rank(rank: int) -> None:
@@ -119,7 +122,8 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
             ranks.meeting.wait()
             if tokens > 3:
                 casts = {} if intermediate == 256 and not many else {"cast_rows": 1}
-                assert launched == {name: world * count for name, count in {**ALL, **casts}.items()}
+                parts = {} if many else {"count_routes": 1}
+                assert launched == {name: world * count for name, count in {**ALL, **casts, **parts}.items()}
             assert got.dtype == right.dtype and torch.equal(got.view(torch.int16), right.view(torch.int16))
             ranks.meeting.wait()
         assert len(layer._prefills) == 1

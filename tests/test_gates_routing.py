@@ -13,8 +13,8 @@ from deep_gemm.kernels.gather_weighted import reachable_gather, reachable_many
 from deep_gemm.kernels.launch import OrdinaryKernel
 from deep_gemm.kernels.pack_rows import reachable_pack
 from deep_gemm.kernels.plan_sends import reachable_plan_sends
-from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
 from deep_gemm.kernels.post_rows import reachable_post
+from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
 from deep_gemm.tools.gates import violations
 
 

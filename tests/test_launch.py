@@ -24,8 +24,17 @@ MIXED = Params(
     Field("n", Kind.UINT32),
     Field("q", Kind.POINTER),
     Field("facts", Kind.UINT64, 2),
+    Field("map", Kind.MAP),
 )
-OLD: dict[str, float | bytes] = {"p": 1, "m": 2, "limit": 0.5, "n": 3, "q": 4, "facts": struct.pack("<2Q", 5, 6)}
+OLD: dict[str, float | bytes] = {
+    "p": 1,
+    "m": 2,
+    "limit": 0.5,
+    "n": 3,
+    "q": 4,
+    "facts": struct.pack("<2Q", 5, 6),
+    "map": b"",
+}
 
 
 @pytest.mark.parametrize(
@@ -46,12 +55,19 @@ def test_a_patch_gives_the_bytes_of_packing_anew(new: dict[str, int]) -> None:
     assert patched == MIXED.pack({**OLD, **new})
 
 
+def test_an_array_is_patched_at_its_first_number() -> None:
+    patched = bytearray(MIXED.pack(OLD))
+    for pack_into, at, which in MIXED.patch(("q", "facts")):
+        pack_into(patched, at, *[8, 9][which])
+    assert patched == MIXED.pack({**OLD, "q": 8, "facts": struct.pack("<2Q", 9, 6)})
+
+
 def test_members_beside_each_other_are_written_by_one_call() -> None:
     assert len(MIXED.patch(("p", "m", "limit", "n"))) == 1
     assert len(MIXED.patch(("p", "limit", "n"))) == 2
 
 
-@pytest.mark.parametrize("names", [("m", "p"), ("p", "p"), ("other",), ("p", "facts")])
+@pytest.mark.parametrize("names", [("m", "p"), ("p", "p"), ("other",), ("map", "p")])
 def test_a_patch_takes_numbers_in_the_order_of_the_struct(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="Mixed: expected numbers among its members, in their order, got"):
         MIXED.patch(names)

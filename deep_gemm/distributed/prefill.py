@@ -15,10 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import gather_rows, gather_weighted, pack_rows, plan_sends, route_rows
+from ..kernels import gather_rows, pack_rows, plan_sends, route_rows
 from ..kernels.gather_rows import Gathered, Slots
+from ..kernels.gather_weighted import SumsAt
 from ..kernels.launch import computes_on
 from ..kernels.meeting import MAX_ROW_BYTES
+from ..kernels.route_rows import RoutesAt
 from ..kernels.rows_at import FEW, MAX_GROUPS, ActivationAt, RowsAt, few_in_fp8
 from ..kernels.seen import check_of, torch_compares
 from ..layers import MANY_ROWS
@@ -91,30 +93,17 @@ class Prefill:
             device,
         )
         routes = route_rows.RouteProblem.in_one_piece(arrived.ids, share.here, share.first)
-        self.route = route_rows.KERNEL.prepared(
-            route_rows.config_of(WORD_BYTES, share.here),
-            route_rows.params_of(routes),
-            ("topk_ids", "counts", "ends", "row_of", "token_of", "ids", "num_routes"),
-            device,
-        )
+        self.route = RoutesAt(routes)
         rows = ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
         values, scales = few_in_fp8(share.hidden, self.place)
         self.gather = gather_rows.KERNEL.prepared(
             gather_rows.CONFIG,
-            gather_rows.params_of(Slots(message, share.hidden, share.hidden, 0), rows, Gathered(values, scales), None),
-            ("slots", "token_of", "row_of", "values", "sfa", "num_slots", "rows", "pitch"),
+            gather_rows.params_of(Slots(message, share.hidden), rows, Gathered(values, scales)),
+            ("token_of", "row_of", "values", "sfa", "num_slots", "rows", "pitch", "meeting.rooms"),
             device,
         )
         y = x.new_empty(FEW, share.hidden, dtype=torch.bfloat16)
-        self.weigh, self.sum = (
-            gather_weighted.KERNEL.prepared(
-                gather_weighted.config_of(None if weights is None else weights.dtype),
-                gather_weighted.params_of(y, row_of, weights, y),
-                ("y", "row_of", "weights", "out", "tokens"),
-                device,
-            )
-            for weights in (arrived.weights, None)
-        )
+        self.weigh, self.sum = SumsAt(y, row_of, arrived.weights, y), SumsAt(y, row_of, None, y)
         self.activation = ActivationAt(share.intermediate, share.here, limit, self.place)
 
     def is_like(self, given: Tokens, weights: Weights) -> bool:
@@ -144,8 +133,7 @@ class Prefill:
         back = exchange(self._sums(received, routes, weights), receives, sends, planner.group)
         if not back.shape[0]:
             return out.zero_()
-        ctas = gather_weighted.grid(self.sum.config, tokens, hidden)
-        self.sum.launch(ctas, back.data_ptr(), row_of, 0, out.data_ptr(), tokens)
+        self.sum.launch(tokens, back.data_ptr(), row_of, 0, out.data_ptr())
         return out
 
     def _ask(self, given: Tokens) -> tuple[Tensor, int]:
@@ -172,7 +160,8 @@ class Prefill:
         pitch = pitch_of_scales(routes)
         # What the first product reads has room where the second one's result is then written.
         numbers = slots * self.topk
-        at_values = _apart(WORD_BYTES * (3 * numbers + 2 * here))
+        at_table = _apart(WORD_BYTES * (3 * numbers + 2 * here))
+        at_values = at_table + _apart(self.route.table_bytes(numbers))
         at_scales = at_values + _apart(routes * hidden)
         at_h = at_scales + _apart(WORD_BYTES * pitch * ceil_div(hidden, SCALE_BLOCK))
         behind_h = at_h + (0 if fused else _apart(BF16_BYTES * routes * 2 * intermediate))
@@ -185,11 +174,10 @@ class Prefill:
         ids, token_of, row_of = at, at + WORD_BYTES * numbers, at + 2 * WORD_BYTES * numbers
         counts = at + 3 * WORD_BYTES * numbers
         ends = counts + WORD_BYTES * here
-        ctas = route_rows.grid(self.route.config, numbers)
-        self.route.launch(ctas, message + self.ids_at, counts, ends, row_of, token_of, ids, numbers)
+        self.route.launch(numbers, message + self.ids_at, counts, ends, row_of, token_of, ids, at + at_table)
         values, scales = at + at_values, at + at_scales
         ctas = gather_rows.grid(gather_rows.CONFIG, slots, routes)
-        self.gather.launch(ctas, message, token_of, row_of, values, scales, slots, routes, pitch)
+        self.gather.launch(ctas, token_of, row_of, values, scales, slots, routes, pitch, message)
 
         (w1, sfw1), (w2, sfw2) = weights
         middle, of_middle = at + at_middle, at + at_of_middle
@@ -203,8 +191,7 @@ class Prefill:
         y = values
         self.product2.plan(routes, weights.w2).launch((middle, of_middle, w2.data_ptr(), sfw2.data_ptr(), y, ids))
         sums = torch.empty((slots, hidden), dtype=torch.bfloat16, device=self.place)
-        ctas = gather_weighted.grid(self.weigh.config, slots, hidden)
-        self.weigh.launch(ctas, y, row_of, message + self.weights_at, sums.data_ptr(), slots)
+        self.weigh.launch(slots, y, row_of, message + self.weights_at, sums.data_ptr())
         return sums
 
 

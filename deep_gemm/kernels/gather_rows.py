@@ -35,6 +35,8 @@ PARAMS = Params(
 )
 """`GatherRowsParams` of cuda/gather_rows.cuh."""
 MAX_BLOCKS = MAX_ROW_BYTES // SCALE_BLOCK
+ALL_TOKENS = (1 << 32) - 1
+"""Slots of one memory are those of one rank, however many they are."""
 
 
 class Slots(NamedTuple):
@@ -150,7 +152,7 @@ def _in_memory(slots: Slots) -> dict[str, float | bytes]:
     return {
         "scales_at": slots.scales_at,
         "weights_at": 0,
-        "max_tokens": max(memory.shape[0], 1),
+        "max_tokens": ALL_TOKENS,
         "slot_bytes": memory.stride(0) * memory.element_size(),
         "results": 0,
         **alone(memory.data_ptr()),

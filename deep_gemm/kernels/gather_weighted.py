@@ -154,6 +154,28 @@ def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
         MANY.run(config, params, config.ctas_per_sm * num_sms, device)
 
 
+class SumsAt:
+    """The kernels of `run` at addresses, for any number of tokens of rows that lie alike."""
+
+    CHANGING = ("y", "row_of", "weights", "out", "tokens")
+
+    def __init__(self, y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
+        self._dtype, self._n, device = None if weights is None else weights.dtype, out.shape[1], y.get_device()
+        params = params_of(y, row_of, weights, out)
+        self._gpu = gpu_of(device)
+        self._few = KERNEL.prepared(few_of(self._dtype), params, self.CHANGING, device)
+        self._many = MANY.prepared(many_of(self._dtype), params, self.CHANGING, device)
+
+    def launch(self, tokens: int, y: int, row_of: int, weights: int, out: int) -> None:
+        """Sum up the rows of so many tokens, at least one."""
+        num_sms = num_sms_of(self._gpu.num_sms)
+        config = config_of(self._dtype, tokens, self._n, num_sms)
+        if isinstance(config, GatherConfig):
+            self._few.launch(grid(config, tokens, self._n), y, row_of, weights, out, tokens)
+        else:
+            self._many.launch(config.ctas_per_sm * num_sms, y, row_of, weights, out, tokens)
+
+
 def config_of(weights: torch.dtype | None, tokens: int, n: int, num_sms: int) -> GatherConfig | ManyConfig:
     """The configuration for weights of this type: the ring's if each of its CTAs has some units."""
     many = many_of(weights)

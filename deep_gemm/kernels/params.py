@@ -131,7 +131,7 @@ class Params:
 
     def patch(self, names: Sequence[str]) -> Patch:
         """Prepare to write these members anew: numbers, in the struct's order. Neighbours go by one call."""
-        unknown = [name for name in names if name not in self._offsets or name in self._bytes_of]
+        unknown = [name for name in names if not self._formats.get(name)]
         if unknown or [*names] != [name for name in self._members if name in names]:
             raise ValueError(f"{self.struct_name}: expected numbers among its members, in their order, got {[*names]}")
         runs: list[Run] = []

@@ -175,6 +175,50 @@ def run(p: RouteProblem) -> None:
     KERNEL.run(config, params, grid(num_routes), device, is_dependent=True)
 
 
+class RoutesAt:
+    """The kernels of `run` at addresses, for any number of routes of ids that lie alike and are of so many experts."""
+
+    CHANGING = ("topk_ids", "counts", "ends", "row_of", "token_of", "ids", "num_routes", "of_parts")
+
+    def __init__(self, like: RouteProblem) -> None:
+        id_bytes, device, params = like.topk_ids.element_size(), like.topk_ids.get_device(), params_of(like)
+        self.num_experts = like.num_experts
+        self._alone, self._of_parts = (
+            KERNEL.prepared(
+                config_of(id_bytes, like.num_experts, totals),
+                params,
+                self.CHANGING,
+                device,
+                is_dependent=totals == Totals.OF_PARTS,
+            )
+            for totals in (Totals.COUNTED, Totals.OF_PARTS)
+        )
+        self._counter = COUNTER.prepared(CountConfig(id_bytes), params, self.CHANGING, device)
+
+    def table_bytes(self, num_routes: int) -> int:
+        """Bytes of the counts of parts, if there are any."""
+        return 0 if totals_for(num_routes) == Totals.COUNTED else grid(num_routes) * self.num_experts * 4
+
+    def launch(
+        self,
+        num_routes: int,
+        topk_ids: int,
+        counts: int,
+        ends: int,
+        row_of: int,
+        token_of: int,
+        ids: int,
+        of_parts: int,
+    ) -> None:
+        """Give each of so many routes, at least one, a row; `of_parts` is room of `table_bytes`."""
+        values, ctas = (topk_ids, counts, ends, row_of, token_of, ids, num_routes, of_parts), grid(num_routes)
+        if totals_for(num_routes) == Totals.COUNTED:
+            self._alone.launch(ctas, *values)
+        else:
+            self._counter.launch(ctas, *values)
+            self._of_parts.launch(ctas, *values)
+
+
 def totals_for(num_routes: int) -> Totals:
     """How totals of so many routes are found sooner."""
     return Totals.COUNTED if grid(num_routes) <= PARTS_ALONE else Totals.OF_PARTS

@@ -1,4 +1,4 @@
-"""The first product of experts across GPUs in the simulator: rows lie in rooms of several ranks, one of which multiplies.
+"""The first product of experts across GPUs in the simulator: rows lie in rooms of several ranks, and one multiplies.
 
 All ranks have met before, so only this one's kernel runs.
 """
@@ -6,7 +6,7 @@ All ranks have met before, so only this one's kernel runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,9 +183,8 @@ def run(
     if asked.has_missed:  # its room may be gone
         rooms = tuple(start if rank == asked.rank else 0 for rank, start in enumerate(rooms))
     node = Node(room, rooms, asked.rank, at["state"], at["arrivals"], torch.zeros(1, dtype=torch.int32), LIMIT)
-    placed = silu._replace(
-        **{name: at[name] for name in ("a", "sfa", "b", "sfb", "d", "scales", "row_weights")}, ids=at["ends"]
-    )
+    operands: Any = {name: at[name] for name in ("a", "sfa", "b", "sfb", "d", "scales", "row_weights")}
+    placed = silu._replace(**operands, ids=at["ends"])
     of_rows = rows._replace(token_of=at["token_of"], row_of=at["row_of"], counts=at["counts"], ends=at["ends"])
     problem = FetchedRowsProblem(placed, of_rows, at["ids"], at["addresses"], node)
     launcher = Launcher(
