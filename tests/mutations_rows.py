@@ -97,7 +97,7 @@ _WAIT_FREE = "    ptx::mbarrier_wait_parity(&empty[slot], (number / kTileSlots &
 _WAIT_DEALT = "    ptx::mbarrier_wait_parity(&full[number % kTileSlots], number / kTileSlots & 1);\n"
 _WRITE = "    ptx::st_shared_v4_b32(&tiles[slot], tile.x, tile.y, tile.z, tile.w);\n"
 _TELL = "    ptx::mbarrier_arrive(&full[slot]);\n"
-_ONE_LANE_DEALS = "    if (ptx::lane_index() == 0)\n      queue.deal("
+_ONE_LANE_DEALS = "    if (ptx::lane_index() == 0)\n      storage.queue.deal("
 
 MUTATIONS = [
     # The layout
@@ -126,7 +126,7 @@ MUTATIONS = [
     Mutation("does not wait for a tile", _QUEUE, _WAIT_DEALT, ""),
     Mutation("waits for the other parity of a free slot", _QUEUE, _WAIT_FREE, _WAIT_FREE.replace(" ^ 1", "")),
     Mutation("waits for the other parity of a tile", _QUEUE, _WAIT_DEALT, _WAIT_DEALT.replace(", number", ", ~number")),
-    Mutation("all lanes wait for a free slot, and one goes ahead", _WORK, _ONE_LANE_DEALS, _WAIT_FREE.replace("empty[slot]", "queue.empty[number % kTileSlots]") + _ONE_LANE_DEALS),
+    Mutation("all lanes wait for a free slot, and one goes ahead", _WORK, _ONE_LANE_DEALS, _WAIT_FREE.replace("empty[slot]", "storage.queue.empty[number % kTileSlots]") + _ONE_LANE_DEALS),
     Mutation("tells of a tile before it is there", _QUEUE, _WRITE + _TELL, _TELL + _WRITE),
     Mutation("nobody says that no tiles are left", _WORK, "    deal(kNoMoreTiles);\n", ""),
     Mutation("the queue's barriers are not initialized", _GEMM, "    shared.work.init();\n", ""),
