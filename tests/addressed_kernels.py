@@ -183,6 +183,7 @@ class Launcher:
         self.params = driver.ParamsBuffer(params.size)
         self.lock = threading.Lock()
         self.plan: object = None
+        self.grid = 0
         self.stream: int | None = None
         self.config = self.function = self.pointers = None
         self.success = 0
@@ -195,7 +196,7 @@ class Launcher:
 
     def hold(self, plan: object, template: bytes, grid: int) -> None:
         self.params.bytes[: len(template)] = template
-        self.plan = plan
+        self.plan, self.grid = plan, grid
 
     def set_stream(self, stream: int) -> None:
         self.stream = stream

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.distributed import Experts, by_group, experts, prefill
+from deep_gemm.distributed import Experts, by_group, experts, prefill, prepared
 from deep_gemm.kernels import route_rows
 from deep_gemm.settings import set_compile_mode
 
@@ -259,7 +259,7 @@ def test_a_call_that_only_compiles_goes_by_tensors(monkeypatch: pytest.MonkeyPat
         layer(*one)
         launched.clear()
         (made,) = layer._prefills
-        tokens, weights = prefill.Tokens(*one), prefill.Weights(*layer.weights())
+        tokens, weights = prepared.Tokens(*one), prepared.Weights(*layer.weights())
         assert made.is_right(tokens, weights)
         set_compile_mode(1)
         try:

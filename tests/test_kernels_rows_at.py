@@ -15,7 +15,7 @@ from deep_gemm.gpus import H200
 from deep_gemm.grouped import product_of_stacked_rows
 from deep_gemm.jit import driver
 from deep_gemm.kernels import rows_at
-from deep_gemm.kernels.rows_at import RowsAt
+from deep_gemm.kernels.rows_at import ActivatedRowsAt, RowsAt
 from deep_gemm.problem import checks
 from deep_gemm.quantize import empty_scales
 from deep_gemm.settings import set_num_sms
@@ -63,7 +63,7 @@ def test_launches_are_those_of_tensors(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, call: Any, k: int, knows_maps: bool
 ) -> None:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: knows_maps)
-    made = RowsAt(weight(k), activates=call is activated, limit=2.0)
+    made = ActivatedRowsAt(weight(k), 2.0) if call is activated else RowsAt(weight(k))
     w = weight(k)  # others than those it was made with
     for m in ROWS:
         by_tensors, addresses = call(m, w)
