@@ -23,7 +23,7 @@ from . import cast_rows, fp8_gemm, rows, rows_fetched, rows_silu, rows_to_addres
 from .cast_rows import RowCast
 from .launch import Prepared
 from .meeting import Node
-from .plan import SCALE_BYTES, Plan
+from .plan import SCALE_BYTES, Plan, put
 from .rows_fetched import FetchedRowsProblem
 
 __all__ = [
@@ -69,9 +69,7 @@ class RowsAt:
         found = self._plans.get(m)
         if found is None:
             found = self._derived(m, weight)
-            if len(self._plans) >= MAX_PLANS:
-                del self._plans[next(iter(self._plans))]
-            self._plans[m] = found
+            put(self._plans, m, found, MAX_PLANS)
         return found
 
     def _derived(self, m: int, weight: Operand) -> Plan:
@@ -150,22 +148,31 @@ class ActivationAt:
         ends = torch.zeros(groups, dtype=torch.int32, device=device)
         self._like = RowCast(h, *few_in_fp8(columns, device), activates=True, limit=limit, ends=ends)
         self._is_aligned = cast_rows.is_aligned(h, self._like.values)
+        self._device, self._gpu = h.get_device(), gpu_of(h.get_device())
         self._prepared: dict[CastConfig, Prepared[CastConfig]] = {}
+        self._chosen: dict[tuple[int, int], tuple[Prepared[CastConfig], int]] = {}  # and how many CTAs
 
     def launch(self, m: int, h: int, values: int, scales: int, ends: int) -> None:
         """Cast m rows, those of a group up to its end."""
-        device, columns = self._like.x.get_device(), self._like.values.shape[1]
-        num_sms = num_sms_of(gpu_of(device).num_sms)
+        num_sms = num_sms_of(self._gpu.num_sms)
+        found = self._chosen.get((m, num_sms))
+        if found is None:
+            found = self._choose(m, num_sms)
+            put(self._chosen, (m, num_sms), found, MAX_PLANS)
+        prepared, ctas = found
+        prepared.launch(ctas, h, values, scales, ends, pitch_of_scales(m) * SCALE_BYTES, m)
+
+    def _choose(self, m: int, num_sms: int) -> tuple[Prepared[CastConfig], int]:
+        columns = self._like.values.shape[1]
         config = select_cast(
             torch.bfloat16, m, columns, num_sms, is_aligned=self._is_aligned, activates=True, groups=CastGroups.UNTIL
         )
         prepared = self._prepared.get(config)
         if prepared is None:
             changing = ("x", "values", "scales", "sizes", "scales_stride_k", "m")
-            prepared = cast_rows.KERNEL.prepared(config, cast_rows.params_of(self._like), changing, device)
+            prepared = cast_rows.KERNEL.prepared(config, cast_rows.params_of(self._like), changing, self._device)
             self._prepared[config] = prepared
-        pitch = pitch_of_scales(m) * SCALE_BYTES
-        prepared.launch(num_ctas(config, m, columns, num_sms), h, values, scales, ends, pitch, m)
+        return prepared, num_ctas(config, m, columns, num_sms)
 
 
 def _zeros(count: int, weight: Operand) -> Tensor:
