@@ -61,6 +61,7 @@ GROUPED = (
     tile_config(128, 128, Output(groups=Groups.IDS, activates=True)),
     tile_config(128, 256, Output(groups=Groups.IDS, activates=True)),
     tile_config(128, 256, Output(groups=Groups.IDS, activates=True, gates_apart=True)),
+    tile_config(128, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)),
     tile_config(128, 256, Output(groups=Groups.IDS, to_addresses=True)),
     tile_config(128, 128, Output(groups=Groups.IDS, sfa_by_64=True)),
     tile_config(64, 128, Output(groups=Groups.IDS, sfa_by_64=True), k=128),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
+from deep_gemm.distributed import mega_by_peers
 from deep_gemm.problem import Operand
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -177,3 +179,11 @@ def mega_mistakes(world: int) -> None:
             said = str(error)
         by_rank = [128] * last + [256]
         assert said == f"experts across processes: expected one {name} on all ranks, got {by_rank} by rank", said
+    # A rank whose GPU has no such kernels would go by collectives while the others wait for it elsewhere.
+    with mock.patch.object(mega_by_peers, "why_not_by_peers", lambda *_: "another GPU" if rank == last else None):
+        try:
+            deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, world, 128, 2, 256, 128)
+        except ValueError as error:
+            said = str(error)
+    by_rank = [1] * last + [0]
+    assert said == f"experts across processes: expected one peer_memory on all ranks, got {by_rank} by rank", said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fetched_cases import ask, mistake
 from silu_cases import mistakes, right
 
 from deep_gemm.choose.config import GemmConfig
@@ -37,7 +38,7 @@ class FetchTrial:
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = compile_config(self.config, headers)
         assert fp8_gemm.why_unfit(self.config, self.k, fetched(apart=self.config.gates_apart)) is None
-        asked = rows_fetched.ask(
+        asked = ask(
             self.tokens,
             self.topk,
             self.experts,
@@ -53,7 +54,7 @@ class FetchTrial:
             if bool((got["addresses"][:used] != 0).any()):
                 raise ValueError("addresses: expected none from a rank that missed another")
             return
-        found = rows_fetched.mistake(asked, got)
+        found = mistake(asked, got)
         if found is None:
             found = mistakes(asked.silu, (got["d"], got["scales"]), right(asked.silu))
         if found is not None:

@@ -91,7 +91,10 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs rows that are activated, or go to addresses, not both",
         {"groups": Groups.IDS, "activates": True, "to_addresses": True},
     ),
-    ("needs FP8 rows with ids, and scales of B by blocks, where they are activated", {"activates": True}),
+    (
+        "needs FP8 rows with ids, or fetched ones with ends, and scales of B by blocks, where they are activated",
+        {"activates": True},
+    ),
     (
         "needs BF16 rows with ids, and scales of B by blocks, where each has an address",
         {"groups": Groups.COUNTS, "to_addresses": True},
@@ -100,6 +103,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs units of 128 columns, one or two, where rows are activated",
         {"groups": Groups.IDS, "activates": True, "unit_n": 64},
     ),
+    ("needs rows that are activated where they are fetched", {"fetches": True}),
     ("needs rows that are activated where gate and up lie apart", {"gates_apart": True}),
     (
         "needs tiles of 256 columns where gate and up lie apart",

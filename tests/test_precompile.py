@@ -130,6 +130,20 @@ def test_no_number_of_tokens_needs_a_kernel_that_is_left_out(name: str) -> None:
         assert select_hc(m, 24, 4 * MODELS[name].hidden, 1, 132) in {config for _, config in made}, m
 
 
+def test_products_across_gpus_are_those_of_all_ranks_rows() -> None:
+    made = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", ep=4, max_tokens=3000, gpu="H200")}
+    draw, seen = random.Random(1), set()
+    for weight in MODELS["deepseek-v3"].weights(1, 4):
+        for _ in range(30 if weight.groups == "ids" else 0):
+            m = draw.choice((draw.randint(1, 4000), draw.randint(1, 4 * 3000 * weight.rows_per_token)))
+            for config in precompile.across_configs(weight, m, H200):
+                assert config in made, (weight, m)
+                seen.add((config.fetches, config.gates_apart, config.to_addresses, config.scale_parts))
+    assert {(True, True, False, 1), (True, False, False, 1), (False, False, True, 1), (False, False, True, 2)} <= seen
+    alone = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", max_tokens=3000, gpu="H200")}
+    assert not any(getattr(config, "to_addresses", False) for config in alone), "nobody to send to"
+
+
 def test_a_model_takes_the_kernels_that_it_has_a_use_for() -> None:
     needed = {name: {job.kernel for _, job in precompile.jobs_of_model(name, max_tokens=64)} for name in MODELS}
     for name, kernels in needed.items():

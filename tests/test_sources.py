@@ -65,6 +65,7 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
         "fp8_gemm_dense",
         "fp8_gemm_m_grouped_contiguous",
         "fp8_gemm_m_grouped_contiguous_silu",
+        "fp8_gemm_m_grouped_contiguous_fetched_silu",
         "fp8_gemm_m_grouped_contiguous_by_64",
         "fp8_gemm_m_grouped_masked",
         "fp8_gemm_heads",

@@ -300,6 +300,7 @@ class Replayed:
     """A call as a CUDA graph. Its host is ahead of the GPUs, so that none waits for another one's launch."""
 
     def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call  # the graph reads tensors that nothing else may hold
         call()  # kernels compile, and NCCL connects
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()

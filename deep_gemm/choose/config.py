@@ -350,7 +350,10 @@ class GemmConfig:
         found = Groups.ENDS if self.fetches else Groups.IDS
         of_ids = self.groups == found and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
         yield not (self.activates and self.to_addresses), "rows that are activated, or go to addresses, not both"
-        yield of_ids or not self.activates, "FP8 rows with ids, and scales of B by blocks, where they are activated"
+        yield (
+            of_ids or not self.activates,
+            "FP8 rows with ids, or fetched ones with ends, and scales of B by blocks, where they are activated",
+        )
         yield (
             of_ids or not self.to_addresses,
             "BF16 rows with ids, and scales of B by blocks, where each has an address",
@@ -359,7 +362,6 @@ class GemmConfig:
         yield of_halves or not self.activates, "units of 128 columns, one or two, where rows are activated"
         yield self.activates or not self.gates_apart, "rows that are activated where gate and up lie apart"
         yield self.activates or not self.fetches, "rows that are activated where they are fetched"
-        yield self.num_math_warpgroups < 3 or not self.fetches, "1 or 2 math warpgroups where rows are fetched"
         yield self.block_n == 256 or not self.gates_apart, "tiles of 256 columns where gate and up lie apart"
         yield self.scale_parts in (1, 2), "a scale of A for each 128 or 64 columns"
         yield of_ids or self.scale_parts == 1, "rows with ids, and scales of B by blocks, where A has them for 64"

@@ -31,11 +31,16 @@ def room_of(sizes: MegaSizes) -> Room:
     return Room(sizes.ranks, sizes.max_tokens, sizes.hidden, sizes.topk)
 
 
+def why_not_by_peers(sizes: MegaSizes, device: torch.device) -> str | None:
+    """Say why rows of this rank have to go through collectives; None if they need not."""
+    return why_not(device, sizes.ranks) or room_of(sizes).why_impossible()
+
+
 def peers_of(sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None) -> Peers | None:
     """Connect the ranks of a group, which all call it; None if rows have to go through collectives."""
-    room = room_of(sizes)
-    if why_not(device, sizes.ranks) is not None or room.why_impossible() is not None:
+    if why_not_by_peers(sizes, device) is not None:
         return None
+    room = room_of(sizes)
     if sizes.ranks > 1:
         return connect(room, device, group, SECONDS, sizes.here)
     memory = torch.zeros(room.num_bytes, dtype=torch.uint8, device=device)

@@ -166,7 +166,10 @@ def get_symm_buffer_for_sm90_mega_moe(
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
     if not is_alone:
         given = {"num_experts": sizes.num_experts, "num_max_tokens_per_rank": sizes.max_tokens, "num_topk": sizes.topk}
-        all_agree({**given, "hidden": sizes.hidden, "intermediate_hidden": sizes.intermediate}, device, group)
+        # A GPU of another kind has another way, on which it would wait for the others for ever.
+        way = {"peer_memory": int(mega_by_peers.why_not_by_peers(sizes, device) is None)}
+        given |= {"hidden": sizes.hidden, "intermediate_hidden": sizes.intermediate, **way}
+        all_agree(given, device, group)
     with torch.inference_mode(False):  # calls of any mode write into its tensors
         return SM90SymmBuffer(sizes, device, group, mega_by_peers.peers_of(sizes, device, group))
 

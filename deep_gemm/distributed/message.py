@@ -165,7 +165,7 @@ def decode_bytes(
     >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
     (8361984, 117881344)
     >>> decode_bytes(4, 128, 6, 256, 7168, 2048, peer_memory=True)
-    (13860864, 69247552)
+    (13860864, 66396736)
     """
     sizes = {
         "world_size": world_size,

@@ -49,8 +49,11 @@ from ..kernels import (
     hc_prenorm,
     k_group_maps,
     linear_decode,
+    rows_fetched,
     rows_silu,
+    rows_to_addresses,
 )
+from ..kernels.meeting import MAX_RANKS
 from ..kernels.ordinary import reachable_ordinary
 from ..layers import MANY_ROWS
 from ..problem.integers import integer_in_range
@@ -113,6 +116,8 @@ def jobs_of_model(
         label = f"{weight.name}: {times}{weight.n} x {weight.k}{' in BF16' if weight.is_bf16 else ''}"
         for job in dict.fromkeys(_jobs_of_weight(weight, max_tokens, kind)):
             yield label, job
+        for job in dict.fromkeys(_jobs_across(weight, max_tokens, ep, kind)):
+            yield label, job
     for job in ordinary_jobs():
         yield "casts, routes and scales", job
     index_heads = found.attention.index_heads
@@ -138,6 +143,28 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
         for m in every_m(most):
             silu = activating_config(weight, max(m, MANY_ROWS), gpu)
             yield Job(silu.kernel_name, silu, partial(fp8_gemm.build, silu))
+
+
+def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
+    """Products of experts by the memory of peers, and of `fp8_mega_moe`: rows come from all ranks."""
+    if weight.groups != "ids" or not 1 < ranks <= MAX_RANKS:
+        return
+    most = max_tokens * weight.rows_per_token * ranks
+    for m in every_m(most):
+        for config in across_configs(weight, m, gpu):
+            yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
+
+
+def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
+    """What experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
+    if weight.is_gated:
+        is_whole = weight.n % (2 * SCALE_BLOCK) == 0
+        fetched = [rows_fetched.IN_TURN, rows_fetched.APART] if m >= MANY_ROWS else [rows_silu.OUTPUT]
+        outputs = fetched if is_whole else []
+    else:
+        outputs = [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
+    rows = m / weight.num_groups
+    return [select_grouped(weight.num_groups, rows, weight.n, weight.k, output, gpu) for output in outputs]
 
 
 def activating_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig:

@@ -61,21 +61,19 @@ constexpr Tile kNoMoreTiles = {0, 0, 0, 0};
 
 struct Tiles {
   const Params& p;
-  TileQueue& queue;
-  ArrivalStorage& arrival;
+  WorkStorage& storage;
   uint32_t number = 0;  // of the tiles that this thread has dealt or taken
   uint32_t rows, tiles_m, tiles_n, next_tile;
   Stretches stretches;
 
-  DEVICE Tiles(const Params& p_, WorkStorage& storage)
+  DEVICE Tiles(const Params& p_, WorkStorage& storage_)
       : p(p_),
-        queue(storage.queue),
-        arrival(storage),
+        storage(storage_),
         rows(p.m),
         tiles_m(ceil_div(p.m, kBlockM)),
         tiles_n(ceil_div(p.n, kBlockN)),
         next_tile(ptx::block_index()),
-        stretches(queue.window) {}
+        stretches(storage_.queue.window) {}
 
   // By the loading thread.
   template <typename Load>
@@ -85,7 +83,7 @@ struct Tiles {
 
   // By the producer's other warps: one finds the tiles, and hands them out.
   DEVICE void find_for_others(uint32_t warp) {
-    if (warp != 1) return fetch_rows(p, arrival, warp);
+    if (warp != 1) return fetch_rows(p, storage, warp);
     for (Tile tile; find_next(tile);) {
       wait_for_rows(p, tile.group);
       deal(tile);
@@ -103,7 +101,7 @@ struct Tiles {
 
   DEVICE void deal(const Tile& tile) {
     if (ptx::lane_index() == 0)
-      queue.deal(number, {tile.row_m, tile.row_n, tile.end_m,
+      storage.queue.deal(number, {tile.row_m, tile.row_n, tile.end_m,
                           tile.group | tile.stored_before << kGroupBits | static_cast<uint32_t>(tile.is_narrow) << 31});
     ptx::syncwarp();
     ++number;
@@ -111,14 +109,14 @@ struct Tiles {
 
   template <bool kIsWarp>
   DEVICE bool take(Tile& tile) {
-    queue.wait_until_dealt(number);
-    const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(queue.tile(number));
+    storage.queue.wait_until_dealt(number);
+    const ptx::Uint4 dealt = ptx::ld_shared_v4_b32(storage.queue.tile(number));
     ptx::Uint4 words = dealt;
     if constexpr (kIsWarp)  // waits until all lanes have read, and shows the compiler that they have read the same
       words = {ptx::shfl_sync(dealt.x, 0), ptx::shfl_sync(dealt.y, 0), ptx::shfl_sync(dealt.z, 0), ptx::shfl_sync(dealt.w, 0)};
     tile = {words.x, words.y, words.z, words.w & ((1u << kGroupBits) - 1), words.w >> 31 != 0};
     if constexpr (kToAddresses) tile.stored_before = words.w >> kGroupBits & 127;
-    queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
+    storage.queue.give_back(number, dealt.x, !kIsWarp || ptx::lane_index() == 0);
     ++number;
     return tile.end_m != kNoMoreTiles.end_m;
   }

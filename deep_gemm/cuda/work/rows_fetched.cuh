@@ -93,7 +93,7 @@ struct RowLoader {
   DEVICE uint32_t rows_that_are_first(int32_t slot, uint32_t row) const {
     const Fetching& f = p.fetching;
     bool has_before = slot < 0;
-#pragma unroll 2
+#pragma unroll 1
     for (uint32_t j = lane % kLanesOfRow; slot >= 0 && j < f.topk; j += kLanesOfRow)
       has_before |= ptx::ld_global_b32(f.row_of + static_cast<uint64_t>(slot) * f.topk + j) < row;
     uint32_t votes = ptx::ballot_sync(has_before);
