@@ -142,13 +142,18 @@ def activations_of_rows(a: Quantized, w: Operand, rows: ExpertRows, limit: float
     rows takes 2 us, less than what the products lose by fewer, wider tiles.
     """
     values, intermediate = a[0], w[0].shape[1] // 2
-    is_few = values.shape[0] < MANY_ROWS
-    if is_few or not (values.is_cuda and is_hopper(values.get_device())) or intermediate % SCALE_BLOCK:
+    has_kernel = values.is_cuda and is_hopper(values.get_device())
+    if not has_kernel or not activates_in_product(values.shape[0], intermediate):
         return activate_rows(product_of_rows(a, w, rows), rows, limit)
     d = torch.empty((values.shape[0], intermediate), dtype=values.dtype, device=values.device)
     scales = empty_scales((values.shape[0],), intermediate, d, mn_major=True)
     activated_product_of_rows(a, w, (d, scales), rows.ids, limit=limit, gates_apart=True)
     return d, scales
+
+
+def activates_in_product(rows: int, intermediate: int) -> bool:
+    """Tell whether a Hopper GPU activates so many rows where they are multiplied."""
+    return rows >= MANY_ROWS and intermediate % SCALE_BLOCK == 0
 
 
 def activate_rows(h: Tensor, rows: ExpertRows, limit: float | None) -> Quantized:

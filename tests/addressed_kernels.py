@@ -1,4 +1,4 @@
-"""Kernels of the prefill form by torch's operations: what a launch reads and writes at the addresses it was given.
+"""Kernels of experts across GPUs by torch's operations: what a launch reads and writes at the addresses it was given.
 
 So a host that hands addresses to kernels is tested without a GPU. Bits are those of the package on the CPU.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -20,21 +21,23 @@ from fake_gpu import encoded_map
 from torch import Tensor
 
 from deep_gemm.activation import activated_product_of_rows
-from deep_gemm.distributed import message
+from deep_gemm.distributed import decode, message
 from deep_gemm.distributed.owners import count_routes as routes_by_rank
 from deep_gemm.distributed.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.gpus import H200
 from deep_gemm.grouped import product_of_stacked_rows
 from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import TensorMap
-from deep_gemm.kernels import fp8_gemm, rows_at
+from deep_gemm.kernels import fp8_gemm, rows_at, rows_fetched, rows_to_addresses
 from deep_gemm.kernels import gather_weighted as gather_weighted_kernel
+from deep_gemm.kernels import post_rows as post_rows_kernel
 from deep_gemm.kernels import route_rows as route_rows_kernel
 from deep_gemm.kernels.launch import OrdinaryKernel
 from deep_gemm.kernels.params import Params
 from deep_gemm.kernels.route_rows import Totals
 from deep_gemm.layers import activate_rows
 from deep_gemm.problem import ExpertRows
+from deep_gemm.quantize import per_token_cast_to_fp8
 from deep_gemm.routing import expert_rows, stack_routes, weighted_sum
 
 INT32, INT64, FP8, FP32, BF16 = torch.int32, torch.int64, torch.float8_e4m3fn, torch.float32, torch.bfloat16
@@ -51,15 +54,18 @@ def at(address: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).as_strided(shape, strides)
 
 
-class Launched(dict[str, Any]):
-    """The members of a launch's parameters; those that are bytes by their address."""
+Launched = dict[str, Any]
 
-    def __init__(self, params: Params, memory: memoryview, address: int) -> None:
-        for field in params.fields:
-            offset = params.offset(field.name)
-            self[field.name] = (
-                address + offset if field.is_bytes else struct.unpack_from(f"<{field.kind.format}", memory, offset)[0]
-            )
+
+def members(params: Params, memory: memoryview, address: int) -> Launched:
+    """The members of a launch's parameters; those that are bytes by their address."""
+    found = {}
+    for field in params.fields:
+        offset = params.offset(field.name)
+        found[field.name] = (
+            address + offset if field.is_bytes else struct.unpack_from(f"<{field.kind.format}", memory, offset)[0]
+        )
+    return found
 
 
 def plan_sends(config: Any, p: Launched) -> None:
@@ -103,17 +109,86 @@ def route_rows(config: Any, p: Launched) -> None:
     assert all(map(torch.equal, parts, found)), "parts that overlap"
 
 
+def is_whole(p: Launched) -> bool:
+    return not int(at(p["meeting.error"], (1,), INT32))
+
+
+def meet(p: Launched) -> None:
+    """Set this rank's flag on all, and wait for theirs: ranks are threads."""
+    rank, ranks = p["meeting.rank"], p["meeting.ranks"]
+    epoch = at(p["meeting.reached"], (1,), INT32).add_(1)
+    flags = [at(room + p["meeting.flags"], (ranks,), INT32) for room in rooms_of(p)]
+    for each in flags:
+        each[rank] = epoch
+    begin = time.monotonic()
+    for other in range(ranks):
+        while int(flags[rank][other]) != int(epoch):
+            if time.monotonic() - begin > p["meeting.limit"] / 1e9:
+                for word in ("meeting.error", "meeting.report"):
+                    at(p[word], (1,), INT32).fill_(other + 1)
+                return
+            time.sleep(1e-4)
+
+
+def rooms_of(p: Launched) -> list[int]:
+    return at(p["meeting.rooms"], (max(p["meeting.ranks"], 1),), INT64).tolist()
+
+
+def post_rows(config: Any, p: Launched) -> None:
+    tokens, most, topk, hidden, here = (p[name] for name in ("tokens", "max_tokens", "topk", "hidden", "experts_here"))
+    x = at(p["x"], (tokens, hidden), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
+    ids = at(p["topk_ids"], (tokens, topk), {4: INT32, 8: INT64}[config.id_bytes])
+    weights, row_of = at(p["topk_weights"], (tokens, topk), FP32), at(p["row_of"], (tokens, topk), INT32)
+    at(p["arrivals"], (here + 1,), INT32).zero_()
+    assert p["sf"] == 0
+    if not is_whole(p):
+        row_of.fill_(-1)
+        return
+    rooms, rank, blocks = rooms_of(p), p["meeting.rank"], -(-hidden // 128)
+    values, scales = per_token_cast_to_fp8(x)
+    for column, part in ((0, values), (hidden, scales), (hidden + 4 * blocks, weights)):
+        place = rooms[rank] + column
+        at(place, part.shape, part.dtype, (p["row_bytes"] // part.element_size(), 1)).copy_(part)
+    has_expert = (ids >= 0) & (ids < here * len(rooms))
+    row_of.copy_(torch.arange(tokens * topk).view(tokens, topk).masked_fill(~has_expert, -1))
+    for other, room in enumerate(rooms):
+        there = at(room + p["ids"] + rank * most * topk * 4, (most, topk), INT32).fill_(-1)
+        there[:tokens] = torch.where(has_expert & (ids // here == other), ids - other * here, -1)
+    meet(p)
+
+
+def meet_ranks(config: Any, p: Launched) -> None:
+    if is_whole(p):
+        meet(p)
+
+
 def gather_rows(config: Any, p: Launched) -> None:
-    slots, rows, hidden, slot_bytes = p["num_slots"], p["rows"], p["hidden"], p["slot_bytes"]
-    source = at(p["token_of"], (rows,), INT32).long()
-    assert int(source.min()) >= 0 and int(source.max()) < slots
+    """Rows of one memory, or of the rooms of a node's ranks; those behind the last of an expert stay."""
+    slots, rows, hidden, slot_bytes, most = (
+        p[name] for name in ("num_slots", "rows", "hidden", "slot_bytes", "max_tokens")
+    )
     blocks = -(-hidden // 128)
-    assert p["max_tokens"] >= slots
-    first = int(at(p["meeting.rooms"], (1,), INT64))
-    values = at(first, (slots, hidden), torch.uint8, (slot_bytes, 1))
-    scales = at(first + p["scales_at"], (slots, blocks), FP32, (slot_bytes // 4, 1))
-    at(p["values"], (rows, hidden), torch.uint8).copy_(values[source])
-    at(p["sfa"], (rows, blocks), FP32, (1, p["pitch"])).copy_(scales[source])
+    source = at(p["token_of"], (rows,), INT32).long()
+    assert int(source.max()) < slots
+    is_used = source >= 0
+    source = source[is_used]
+    rooms, counts = rooms_of(p), [min(most, slots - first) for first in range(0, slots, most)]
+
+    def of_slots(column: int, columns: int, dtype: torch.dtype) -> Tensor:
+        pitch = slot_bytes // dtype.itemsize
+        of_rooms = zip(rooms, counts, strict=True)
+        parts = [at(room + column, (count, columns), dtype, (pitch, 1)) for room, count in of_rooms]
+        return torch.cat(parts)[source]
+
+    at(p["values"], (rows, hidden), torch.uint8)[is_used] = of_slots(0, hidden, torch.uint8)
+    at(p["sfa"], (rows, blocks), FP32, (1, p["pitch"]))[is_used] = of_slots(p["scales_at"], blocks, FP32)
+    assert p["weights"] == 0
+    if p["addresses"] == 0:
+        return
+    row_of = at(p["row_of"], (slots, p["topk"]), INT32).long()
+    slot, route = (row_of >= 0).nonzero().unbind(1)
+    place = (slot % most * p["topk"] + route) * hidden * 2 + torch.tensor(rooms)[slot // most] + p["results"]
+    at(p["addresses"], (rows,), INT64)[row_of[slot, route]] = place if is_whole(p) else torch.zeros_like(place)
 
 
 def gather_weighted(config: Any, p: Launched) -> None:
@@ -139,6 +214,23 @@ def cast_rows(config: Any, p: Launched) -> None:
     at(p["scales"], scales.shape, FP32, strides).copy_(scales)
 
 
+def fetched(p: Launched, groups: int) -> Tensor:
+    """What the product's kernel fetches; and the group of each row, of ends of groups."""
+    of_fetching = {name.removeprefix("fetching."): p[name] for name in p if name.startswith("fetching.")}
+    room = {"slot_bytes": p["fetching.row_bytes"], "scales_at": p["k"], "hidden": p["k"], "rows": p["m"]}
+    slots = p["fetching.max_tokens"] * p["fetching.meeting.ranks"]
+    gather_rows(None, {**of_fetching, **room, "num_slots": slots})
+    arrivals, counts = (at(p[f"fetching.{name}"], (groups,), INT32) for name in ("arrivals", "counts"))
+    assert not arrivals.any()
+    arrivals.copy_(counts)
+    row_of, ids = (at(p[f"fetching.{name}"], (slots, p["fetching.topk"]), INT32) for name in ("row_of", "ids"))
+    group_of = torch.full((p["m"],), -1, dtype=INT32)
+    group_of[row_of[row_of >= 0].long()] = ids[row_of >= 0]
+    ends = at(p["groups.layout"], (groups,), INT32)
+    assert torch.equal(ends, torch.searchsorted(group_of[: int(ends[-1])], torch.arange(groups), right=True).int())
+    return group_of
+
+
 def fp8_gemm_rows(config: Any, p: Launched) -> None:
     m, n, k, groups = p["m"], p["n"], p["k"], p["groups.count"]
     first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_b", "map_sfa")}
@@ -149,7 +241,14 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     b = at(first_words["map_b"][0], (groups, n, k), FP8, (group, row, 1))
     strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
     sfb = at(p["sfb"], (groups, -(-n // 128), -(-k // 128)), FP32, strides)
-    ids = at(p["groups.layout"], (m,), INT32)
+    ids = fetched(p, groups) if config.fetches else at(p["groups.layout"], (m,), INT32)
+    if config.to_addresses:
+        d = torch.empty(m, n, dtype=BF16)
+        product_of_stacked_rows((a, sfa), (b, sfb), d, ids)
+        for row, address in enumerate(at(p["d"], (m,), INT64).tolist()):
+            if int(ids[row]) >= 0 and address:
+                at(address, (n,), BF16).copy_(d[row])
+        return
     if not config.activates:
         product_of_stacked_rows((a, sfa), (b, sfb), at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
         return
@@ -164,6 +263,8 @@ KERNELS = {
     for each in (
         plan_sends,
         pack_rows,
+        post_rows,
+        meet_ranks,
         count_routes,
         route_rows,
         gather_rows,
@@ -183,6 +284,7 @@ class Launcher:
         self.params = driver.ParamsBuffer(params.size)
         self.lock = threading.Lock()
         self.plan: object = None
+        self.grid = 0
         self.stream: int | None = None
         self.config = self.function = self.pointers = None
         self.success = 0
@@ -195,7 +297,7 @@ class Launcher:
 
     def hold(self, plan: object, template: bytes, grid: int) -> None:
         self.params.bytes[: len(template)] = template
-        self.plan = plan
+        self.plan, self.grid = plan, grid
 
     def set_stream(self, stream: int) -> None:
         self.stream = stream
@@ -208,7 +310,7 @@ class Launcher:
 
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
         self.launched[self.name] += 1
-        KERNELS[self.name](self.of, Launched(self.layout, self.params.bytes, self.params.address))
+        KERNELS[self.name](self.of, members(self.layout, self.params.bytes, self.params.address))
         return (0,)
 
 
@@ -216,8 +318,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Have these kernels take the place of a GPU's; give how often each is launched."""
     launched: Counter[str] = Counter()
 
-    @cache
     def ordinary(kernel: OrdinaryKernel[Any], config: Any, device: int, is_dependent: bool) -> Launcher:
+        return of_thread(kernel, config, device, is_dependent, threading.get_ident())
+
+    @cache  # a rank that waits for others holds its launcher
+    def of_thread(kernel: OrdinaryKernel[Any], config: Any, device: int, is_dependent: bool, rank: int) -> Launcher:
         return Launcher(kernel.name, kernel.params, config, launched)
 
     @cache
@@ -228,6 +333,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(OrdinaryKernel, "launcher", ordinary)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    for module in (rows_at, gather_weighted_kernel):
+    modules = (rows_at, gather_weighted_kernel, post_rows_kernel, rows_fetched, rows_to_addresses, decode)
+    for module in modules:
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,52 +11,17 @@ from typing import Any
 import addressed_kernels
 import pytest
 import torch
+from rank_threads import Ranks
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.distributed import Experts, by_group, experts, prefill
+from deep_gemm.distributed import Experts, experts, prefill, prepared
 from deep_gemm.kernels import route_rows
 from deep_gemm.settings import set_compile_mode
 
 HIDDEN, TOPK, HERE = 144, 3, 2
 ALL = {"plan_sends": 1, "pack_rows": 1, "route_rows": 1, "gather_rows": 1, "gather_weighted": 2, "fp8_gemm_rows": 2}
 Given = tuple[Tensor, Tensor, Tensor]
-
-
-class Ranks:
-    """Ranks as threads of this process, and their collectives."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int) -> None:
-        self.world, self.own = world, threading.local()
-        self.meeting, self.sent = threading.Barrier(world, timeout=60), [()] * world
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: self.own.rank)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda _=None: world)
-        monkeypatch.setattr(by_group, "all_gather", self.all_gather)
-        monkeypatch.setattr(by_group, "all_to_all", self.all_to_all)
-
-    def run(self, call: Callable[[int], None]) -> None:
-        def of_rank(rank: int) -> None:
-            self.own.rank = rank
-            call(rank)
-
-        with ThreadPoolExecutor(self.world) as pool:
-            for each in [pool.submit(of_rank, rank) for rank in range(self.world)]:
-                each.result()
-
-    def _exchanged(self, *sent: Any) -> list[Any]:
-        self.sent[self.own.rank] = sent
-        self.meeting.wait()
-        of_all = [*self.sent]
-        self.meeting.wait()
-        return of_all
-
-    def all_gather(self, received: Tensor, sent: Tensor, group: Any = None) -> None:
-        received.copy_(torch.cat([each for (each,) in self._exchanged(sent.clone())]))
-
-    def all_to_all(self, received: Tensor, sent: Tensor, receives: Any, sends: Any, group: Any) -> None:
-        assert len(sent) == sum(sends) and len(received) == sum(receives)
-        of_all = self._exchanged(sent.clone(), sends)
-        received.copy_(torch.cat([rows.split(parts)[self.own.rank] for rows, parts in of_all]))
 
 
 @pytest.fixture
@@ -259,7 +221,7 @@ def test_a_call_that_only_compiles_goes_by_tensors(monkeypatch: pytest.MonkeyPat
         layer(*one)
         launched.clear()
         (made,) = layer._prefills
-        tokens, weights = prefill.Tokens(*one), prefill.Weights(*layer.weights())
+        tokens, weights = prepared.Tokens(*one), prepared.Weights(*layer.weights())
         assert made.is_right(tokens, weights)
         set_compile_mode(1)
         try:

@@ -69,14 +69,19 @@ def ranks_of_one_gpu(ranks: int, seconds: float = SECONDS, dtype: torch.dtype = 
 
 
 def warm_up(ranks: list[Rank]) -> None:
-    """Compile, load and allocate all that a call needs, as if all flags were set. Later the host never waits."""
+    """Compile, load and allocate all that a call needs, as if all flags were set. Later the host never waits.
+
+    The first call goes by tensors, and prepares those that follow.
+    """
     for rank in ranks:
         flags = rank.peers.memory[rank.peers.room.flags :].view(torch.int32)
-        flags.fill_(1)
-        rank.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(rank.stream):
-            rank.decode()
-        torch.cuda.synchronize()
+        for call in (1, 2):
+            flags.fill_(call)
+            rank.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(rank.stream):
+                rank.decode()
+                assert len(rank.layer._decodes) == 1
+            torch.cuda.synchronize()
     for rank in ranks:
         rank.peers.memory.zero_()
         rank.peers.node.state.zero_()
@@ -121,6 +126,35 @@ def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype) -> No
             with torch.cuda.stream(rank.stream):
                 rank.decode()
         assert_right(ranks)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_calls_by_tensors_and_prepared_ones_have_the_same_bits(count: int) -> None:
+    """The latter eagerly and captured, in memory that held NaN."""
+    ranks = ranks_of_one_gpu(count)
+    graphs = [torch.cuda.CUDAGraph() for _ in ranks]
+    for rank, graph in zip(ranks, graphs, strict=True):
+        with torch.cuda.graph(graph, stream=rank.stream):
+            rank.decode()
+
+    def by_tensors(rank: Rank) -> None:
+        assert rank.layer._decoded(rank.x, rank.ids, rank.p, rank.out) is None
+
+    for seed in range(3):
+        for way in ("by tensors", "prepared", "replayed"):
+            draw(ranks, seed)
+            for rank in ranks:
+                with torch.cuda.stream(rank.stream):
+                    size = rank.layer._decodes[0].places.end
+                    torch.empty(size, dtype=torch.uint8, device="cuda").fill_(255)
+            torch.cuda.synchronize()
+            for rank, graph in zip(ranks, graphs, strict=True):
+                with torch.cuda.stream(rank.stream):
+                    if way == "replayed":
+                        graph.replay()
+                    else:
+                        (by_tensors if way == "by tensors" else Rank.decode)(rank)
+            assert_right(ranks)
 
 
 def test_ranks_go_on_without_the_host() -> None:

@@ -14,20 +14,25 @@ from deep_gemm.activation import activated_product_of_rows
 from deep_gemm.gpus import H200
 from deep_gemm.grouped import product_of_stacked_rows
 from deep_gemm.jit import driver
-from deep_gemm.kernels import rows_at
-from deep_gemm.kernels.rows_at import RowsAt
-from deep_gemm.problem import checks
+from deep_gemm.kernels import rows_at, rows_fetched, rows_to_addresses
+from deep_gemm.kernels.meeting import STATE_WORDS, Node, Room
+from deep_gemm.kernels.rows_at import ActivatedRowsAt, FetchedRowsAt, RowsAt, RowsToAddressesAt
+from deep_gemm.kernels.rows_fetched import FetchedRowsProblem
+from deep_gemm.problem import ExpertRows, SiluRowsProblem, checks
 from deep_gemm.quantize import empty_scales
 from deep_gemm.settings import set_num_sms
 
 GROUPS, N, ROWS = 3, 512, (700, 1, 2, 5, 64, 700, 4096)
+STATE = torch.zeros(STATE_WORDS, dtype=torch.int32)
+NODE = Node(Room(2, 8, 144, 3), (1 << 20, 1 << 21), 1, STATE, torch.zeros(GROUPS + 1, dtype=torch.int32), STATE, 7)
 Fp8 = tuple[Tensor, Tensor]
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(Tensor, "is_cuda", True)
-    monkeypatch.setattr(rows_at, "gpu_of", lambda _: H200)
+    for module in (rows_at, rows_fetched):
+        monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     monkeypatch.setattr(checks, "on_host", lambda _: False)
     return install(monkeypatch)
 
@@ -52,18 +57,42 @@ def activated(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
     return by_tensors, (*at(*a, *w, d[0], ids), 0, d[1].data_ptr())
 
 
+def fetched(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
+    a, d, addresses = fp8(m, w[0].shape[2]), fp8(m, N // 2), torch.zeros(m, dtype=torch.int64)
+    of_rows, ends = [torch.zeros(m, dtype=torch.int32) for _ in range(3)], torch.zeros(GROUPS, dtype=torch.int32)
+    token_of, row_of, ids = of_rows
+    silu = SiluRowsProblem(*a, *w, *d, ends, None, 2.0, gates_apart=True)
+    problem = FetchedRowsProblem(silu, ExpertRows(ends + 1, ends, row_of, token_of, ids), ids, addresses, NODE)
+    counts = problem.rows.counts
+    place = (*at(*a, *w, d[0], ends), 0, *at(d[1], token_of, row_of, ids, counts, addresses))
+    return lambda: rows_fetched.run(problem), place
+
+
+def to_addresses(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
+    a, addresses, ids = fp8(m, w[0].shape[2]), torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.int32)
+    return lambda: rows_to_addresses.run(a, w, ids, addresses), at(*a, *w, addresses, ids)
+
+
+def made_for(call: Any, w: Fp8) -> RowsAt:
+    if call is fetched:
+        return FetchedRowsAt(w, 2.0, NODE)
+    if call is activated:
+        return ActivatedRowsAt(w, 2.0)
+    return RowsToAddressesAt(w) if call is to_addresses else RowsAt(w)
+
+
 def at(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(x.data_ptr() for x in tensors)
 
 
 @pytest.mark.parametrize("knows_maps", [True, False])
 @pytest.mark.parametrize("k", [16, 144, 512])
-@pytest.mark.parametrize("call", [stacked, activated])
+@pytest.mark.parametrize("call", [stacked, activated, fetched, to_addresses])
 def test_launches_are_those_of_tensors(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, call: Any, k: int, knows_maps: bool
 ) -> None:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: knows_maps)
-    made = RowsAt(weight(k), activates=call is activated, limit=2.0)
+    made = made_for(call, weight(k))
     w = weight(k)  # others than those it was made with
     for m in ROWS:
         by_tensors, addresses = call(m, w)

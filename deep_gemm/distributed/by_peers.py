@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -46,6 +48,7 @@ class Peers:
         arrivals = torch.zeros(experts + 1, dtype=torch.int32, device=device)
         report = torch.zeros(1, dtype=torch.int32).pin_memory()
         self.node = Node(room, addresses, rank, state, arrivals, report, round(seconds * 1e9))
+        self._missed = ctypes.c_int32.from_address(report.data_ptr())
         of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
         self.ids = of_slots.view(WORD).view(room.slots, room.topk)
         """Experts here that each slot goes to, numbered from 0, -1 for none. A slot without any may hold anything."""
@@ -122,7 +125,7 @@ class Peers:
 
     def check(self) -> None:
         """Raise if a rank did not come in time, so far as this rank's kernels have run."""
-        missed = int(self.node.report)
+        missed = self._missed.value
         if missed:
             raise RuntimeError(
                 f"experts across GPUs: rank {missed - 1} did not come within {self.seconds} s, so results since then "

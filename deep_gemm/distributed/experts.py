@@ -6,6 +6,7 @@ out <--added up in order of ranks-- BF16, one row for each that came <----------
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,14 +26,15 @@ from ..quantize import per_block_cast_to_fp8
 from ..routing import stack_routes, sum_rows, weighted_sum
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
+from .decode import Decode
+from .decode import why_not as why_not_decode
 from .message import WORD, Arrived, gather, pack
-from .prefill import Prefill, Tokens, Weights
-from .prefill import why_not as why_not_prepared
+from .prefill import Prefill
+from .prefill import why_not as why_not_prefill
+from .prepared import MAX_KINDS, Tokens, Weights, find
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MISTAKES = (ValueError, TypeError, NotImplementedError)
-MAX_KINDS = 8
-"""Of tokens and modes of torch, for which a module prepares calls; others go by tensors."""
 
 
 class Experts(torch.nn.Module):
@@ -99,6 +101,7 @@ class Experts(torch.nn.Module):
         self._peers: Peers | None = None
         self._planner: Planner | None = None
         self._prefills: list[Prefill] = []
+        self._decodes: list[Decode] = []
 
     def extra_repr(self) -> str:
         """Sizes, for `print`."""
@@ -112,7 +115,12 @@ class Experts(torch.nn.Module):
         """Both weights in FP8."""
         if self.w1 is not None and self.w2 is not None:
             return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
-        return (self.w1_values, self.w1_scales), (self.w2_values, self.w2_scales)
+        here = self._buffers  # by attribute the four take 2 us: torch looks for each among parameters first
+        return (here["w1_values"], here["w1_scales"]), (here["w2_values"], here["w2_scales"])  # type: ignore[return-value]
+
+    def _weights_that_stay(self) -> Weights | None:
+        """The weights, unless each call casts them."""
+        return Weights(*self.weights()) if self.w1 is None else None
 
     def _device(self) -> torch.device:
         return self.w1_values.device if self.w1 is None else self.w1.device
@@ -133,8 +141,8 @@ class Experts(torch.nn.Module):
         it is rounded to BF16 too, but has the type of x. A mistake of one process is an error on each.
         """
         x = as_autocast_says(x) if isinstance(x, Tensor) else x
-        given, weights = Tokens(x, topk_ids, topk_weights), Weights(*self.weights()) if self.w1 is None else None
-        prepared = self._prepared(given, weights)
+        given, weights = Tokens(x, topk_ids, topk_weights), self._weights_that_stay()
+        prepared = None if weights is None else find(self._prefills, given, weights)
         if prepared is not None and weights is not None and prepared.is_right(given, weights):
             return prepared(given, weights)
         mistake: Exception | None = None
@@ -159,18 +167,9 @@ class Experts(torch.nn.Module):
             self._prepare(given, weights, facts)
         return out if self.w1 is None else out.to(x.dtype)
 
-    def _prepared(self, given: Tokens, weights: Weights | None) -> Prefill | None:
-        """Find what is prepared for a call like this one, which nobody has checked."""
-        x, ids, p = given
-        if weights is not None and isinstance(x, Tensor) and isinstance(ids, Tensor) and isinstance(p, Tensor):
-            for each in self._prefills:
-                if each.is_like(given, weights):
-                    return each
-        return None
-
     def _prepare(self, given: Tokens, weights: Weights, facts: Facts) -> None:
         """Prepare calls like this one, which was checked, if there can be such."""
-        if len(self._prefills) < MAX_KINDS and why_not_prepared(self.planner(), self.share, given, weights) is None:
+        if len(self._prefills) < MAX_KINDS and why_not_prefill(self.planner(), self.share, given, weights) is None:
             made = Prefill(self.planner(), self.share, self.limit, facts, given, weights)
             self._prefills = [made, *self._prefills]  # a new list: others may be reading the old
 
@@ -215,7 +214,6 @@ class Experts(torch.nn.Module):
         w1, w2 = self.weights()
         return product_of_rows(activations_of_rows(gather(arrived, rows), w1, rows, self.limit), w2, rows)
 
-    @torch.no_grad()
     def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
 
@@ -226,6 +224,25 @@ class Experts(torch.nn.Module):
         With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
         the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
         """
+        given = (x, topk_ids, topk_weights) if out is None else (x, topk_ids, topk_weights, out)
+        weights = None if self._everywhere is not None else self._weights_that_stay()
+        prepared = None if weights is None else find(self._decodes, given, weights)
+        if prepared is not None and weights is not None and prepared.is_right(given, weights):
+            return prepared(given, weights)
+        made = self._decoded(x, topk_ids, topk_weights, out)
+        if prepared is None and weights is not None:
+            self._prepare_decode(given, weights)
+        return made
+
+    def _prepare_decode(self, given: Sequence[Tensor], weights: Weights) -> None:
+        """Prepare calls like this one, which went by peer memory, if there can be such."""
+        peers = self._peers
+        if peers is not None and len(self._decodes) < MAX_KINDS and why_not_decode(peers, self.share, given) is None:
+            self._decodes = [Decode(peers, self.share, self.limit, given, weights), *self._decodes]
+
+    @torch.no_grad()
+    def _decoded(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
+        """Compute `decode` of what nobody has checked."""
         if self._most is None:
             raise ValueError("max_tokens: expected a number of tokens for the decode form, got None")
         check_tokens(x, topk_ids, topk_weights, self.share, self._device(), out)

@@ -106,11 +106,16 @@ def _has_kernel(x: Tensor) -> bool:
     return x.is_cuda and is_hopper(x.get_device())
 
 
-def with_aligned_rows(x: Tensor) -> Tensor:
-    """A matrix itself if kernels may load 16 bytes at once of its rows, else a copy."""
+def has_aligned_rows(x: Tensor) -> bool:
+    """Tell whether kernels may load 16 bytes at once of a matrix's rows."""
     pitch = x.stride(0) * x.element_size()
     is_aligned = x.stride(1) == 1 and pitch % ADDRESS_ALIGNMENT == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
-    return x if is_aligned and pitch < PITCH_LIMIT else x.clone(memory_format=torch.contiguous_format)
+    return is_aligned and pitch < PITCH_LIMIT
+
+
+def with_aligned_rows(x: Tensor) -> Tensor:
+    """A matrix itself if it `has_aligned_rows`, else a copy."""
+    return x if has_aligned_rows(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:

@@ -10,65 +10,42 @@ kernel sees, and packing parameters that stay.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from ..kernels import gather_rows, pack_rows, plan_sends, route_rows
 from ..kernels.gather_rows import Gathered, Slots
 from ..kernels.gather_weighted import SumsAt
-from ..kernels.launch import computes_on
 from ..kernels.meeting import MAX_ROW_BYTES
 from ..kernels.route_rows import RoutesAt
-from ..kernels.rows_at import FEW, MAX_GROUPS, ActivationAt, RowsAt, few_in_fp8
-from ..kernels.seen import check_of, torch_compares
+from ..kernels.rows_at import FEW, MAX_GROUPS, ActivatedRowsAt, ActivationAt, RowsAt, few_in_fp8
+from ..kernels.seen import torch_compares
 from ..layers import MANY_ROWS
-from ..problem import ExpertRows, Operand
+from ..problem import ExpertRows
 from ..problem.experts_across import Share
 from ..problem.integers import INT32_MAX
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
-from ..problem.tracing import is_dynamo_compiling, num_modes
 from .by_group import Facts, Planner, exchange
 from .message import BF16_BYTES, WORD, WORD_BYTES, Arrived, row_bytes
-
-APART = 256
-"""Bytes. Parts of a buffer begin at multiples of it."""
+from .prepared import Kind, Tokens, Weights, apart
 
 
-class Tokens(NamedTuple):
-    """What a call is given."""
-
-    x: Tensor
-    topk_ids: Tensor
-    topk_weights: Tensor
-
-
-class Weights(NamedTuple):
-    """The experts of a process, in FP8."""
-
-    w1: Operand
-    w2: Operand
-
-
-class Prefill:
-    """Calls with tokens of one kind, as many as there may be, and weights of one kind."""
+class Prefill(Kind):
+    """Calls of one kind."""
 
     def __init__(
         self, planner: Planner, share: Share, limit: float | None, facts: Facts, given: Tokens, weights: Weights
     ) -> None:
         """For calls like this one, which was checked and `why_not` has nothing against."""
+        super().__init__(given, weights)
         self.planner, self.share, self.facts = planner, share, facts
         self.topk = given.topk_ids.shape[1]
-        self.device, self.place = given.x.get_device(), given.x.device
         self.words = row_bytes(share.hidden, self.topk) // WORD_BYTES
         self.rows_of_token = min(self.topk, planner.world_size)
-        self._is_like = check_of(given, any_rows=True)
-        self._has_weights_like = check_of((*weights.w1, *weights.w2))
         self.product1 = RowsAt(weights.w1)
         self.product2 = RowsAt(weights.w2)
         has_whole_blocks = share.intermediate % SCALE_BLOCK == 0
-        self.activated = RowsAt(weights.w1, activates=True, limit=limit) if has_whole_blocks else None
+        self.activated = ActivatedRowsAt(weights.w1, limit) if has_whole_blocks else None
         self._prepare(given, limit)
 
     def _prepare(self, given: Tokens, limit: float | None) -> None:
@@ -106,10 +83,6 @@ class Prefill:
         self.weigh, self.sum = SumsAt(y, row_of, arrived.weights, y), SumsAt(y, row_of, None, y)
         self.activation = ActivationAt(share.intermediate, share.here, limit, self.place)
 
-    def is_like(self, given: Tokens, weights: Weights) -> bool:
-        """Tell whether a call is like that which was checked, but for the number of tokens and for addresses."""
-        return self._is_like(*given) and self._has_weights_like(*weights.w1, *weights.w2)
-
     def is_right(self, given: Tokens, weights: Weights) -> bool:
         """Tell whether a call that `is_like` is right, and nothing watches it: else it wants a closer look."""
         x, ids, p = given
@@ -118,9 +91,7 @@ class Prefill:
             x.shape[0] == ids.shape[0] == p.shape[0]
             and x.shape[0] * self.topk <= INT32_MAX
             and addresses % ADDRESS_ALIGNMENT == 0
-            and computes_on(self.device)
-            and not num_modes()
-            and not is_dynamo_compiling()
+            and self.is_straight()
         )
 
     def __call__(self, given: Tokens, weights: Weights) -> Tensor:
@@ -160,13 +131,13 @@ class Prefill:
         pitch = pitch_of_scales(routes)
         # What the first product reads has room where the second one's result is then written.
         numbers = slots * self.topk
-        at_table = _apart(WORD_BYTES * (3 * numbers + 2 * here))
-        at_values = at_table + _apart(self.route.table_bytes(numbers))
-        at_scales = at_values + _apart(routes * hidden)
-        at_h = at_scales + _apart(WORD_BYTES * pitch * ceil_div(hidden, SCALE_BLOCK))
-        behind_h = at_h + (0 if fused else _apart(BF16_BYTES * routes * 2 * intermediate))
-        at_middle = max(behind_h, at_values + _apart(BF16_BYTES * routes * hidden))
-        at_of_middle = at_middle + _apart(routes * intermediate)
+        at_table = apart(WORD_BYTES * (3 * numbers + 2 * here))
+        at_values = at_table + apart(self.route.table_bytes(numbers))
+        at_scales = at_values + apart(routes * hidden)
+        at_h = at_scales + apart(WORD_BYTES * pitch * ceil_div(hidden, SCALE_BLOCK))
+        behind_h = at_h + (0 if fused else apart(BF16_BYTES * routes * 2 * intermediate))
+        at_middle = max(behind_h, at_values + apart(BF16_BYTES * routes * hidden))
+        at_of_middle = at_middle + apart(routes * intermediate)
         end = at_of_middle + WORD_BYTES * pitch * ceil_div(intermediate, SCALE_BLOCK)
         buffer = torch.empty(end, dtype=torch.uint8, device=self.place)
         at, message = buffer.data_ptr(), received.data_ptr()
@@ -193,10 +164,6 @@ class Prefill:
         sums = torch.empty((slots, hidden), dtype=torch.bfloat16, device=self.place)
         self.weigh.launch(slots, y, row_of, message + self.weights_at, sums.data_ptr())
         return sums
-
-
-def _apart(size: int) -> int:
-    return (size + (APART - 1)) & -APART
 
 
 def why_not(planner: Planner, share: Share, given: Tokens, weights: Weights) -> str | None:

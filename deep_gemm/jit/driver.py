@@ -181,6 +181,7 @@ class Launcher:
         self.lock = threading.Lock()  # held from writing the parameters until the launch has read them
         self.plan: object = None
         """The plan whose parameters are in `params` now."""
+        self.grid = 0
         self.stream: int | None = None
         """The stream in `config`."""
         self.function, self.pointers = kernel.function, ctypes.addressof(self.params.pointers)
@@ -209,7 +210,7 @@ class Launcher:
     def hold(self, plan: object, template: bytes, grid: int) -> None:
         """Switch to the parameters and the grid of another plan."""
         self.params.bytes[: len(template)] = template
-        self.config.gridDimX = grid
+        self.config.gridDimX = self.grid = grid
         self.plan = plan
 
     def set_stream(self, stream: int) -> None:

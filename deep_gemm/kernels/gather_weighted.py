@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from ..choose.config import SHARED_BYTES_LIMIT
 from ..gpus import gpu_of
 from ..problem.layout import ceil_div
 from ..settings import num_sms_of
-from .launch import OrdinaryKernel
+from .launch import OrdinaryKernel, Prepared
 from .params import Field, Kind, Params
+from .plan import MAX_PLANS, put
 
 PARAMS = Params(
     "GatherParams",
@@ -165,15 +166,23 @@ class SumsAt:
         self._gpu = gpu_of(device)
         self._few = KERNEL.prepared(few_of(self._dtype), params, self.CHANGING, device)
         self._many = MANY.prepared(many_of(self._dtype), params, self.CHANGING, device)
+        self._chosen: dict[tuple[int, int], tuple[Prepared[Any], int]] = {}  # and how many CTAs
 
     def launch(self, tokens: int, y: int, row_of: int, weights: int, out: int) -> None:
         """Sum up the rows of so many tokens, at least one."""
         num_sms = num_sms_of(self._gpu.num_sms)
+        found = self._chosen.get((tokens, num_sms))
+        if found is None:
+            found = self._choose(tokens, num_sms)
+            put(self._chosen, (tokens, num_sms), found, MAX_PLANS)
+        prepared, ctas = found
+        prepared.launch(ctas, y, row_of, weights, out, tokens)
+
+    def _choose(self, tokens: int, num_sms: int) -> tuple[Prepared[Any], int]:
         config = config_of(self._dtype, tokens, self._n, num_sms)
         if isinstance(config, GatherConfig):
-            self._few.launch(grid(config, tokens, self._n), y, row_of, weights, out, tokens)
-        else:
-            self._many.launch(config.ctas_per_sm * num_sms, y, row_of, weights, out, tokens)
+            return self._few, grid(config, tokens, self._n)
+        return self._many, config.ctas_per_sm * num_sms
 
 
 def config_of(weights: torch.dtype | None, tokens: int, n: int, num_sms: int) -> GatherConfig | ManyConfig:

@@ -149,7 +149,8 @@ class Prepared(Generic[C]):
         if in_force.choices.compile_mode:
             return
         with launcher.lock:
-            launcher.hold(self, self.params, grid)
+            if launcher.plan is not self or launcher.grid != grid:
+                launcher.hold(self, self.params, grid)
             memory = launcher.params.bytes
             for pack_into, at, which in self.changes:
                 pack_into(memory, at, *values[which])

@@ -283,14 +283,14 @@ class PlanCache:
     def keep(self, key: Key, plan: Plan) -> None:
         """Keep a plan for calls of this signature."""
         with self._lock:
-            _put(self.plans, key, plan)
+            put(self.plans, key, plan, MAX_PLANS)
 
     def keep_to_derive(self, key: Key, plan: Plan) -> None:
         """Keep a plan of this signature to derive others from. (Not of a single row, whose strides say nothing.)"""
         if plan.rows.shape[0] > 1:
             with self._lock:
                 if (family := family_of(key)) not in self._templates:
-                    _put(self._templates, family, {})
+                    put(self._templates, family, {}, MAX_PLANS)
                 self._templates[family].setdefault(plan.config, plan)
 
     def templates(self, key: Key) -> dict[Any, Any] | None:
@@ -308,9 +308,9 @@ class PlanCache:
 PLANS = PlanCache()
 
 
-def _put(kept: dict[Any, Any], key: object, value: object) -> None:
+def put(kept: dict[Any, Any], key: object, value: object, most: int) -> None:
     """Keep a value; the oldest goes if there are too many."""
-    if len(kept) >= MAX_PLANS:
+    if len(kept) >= most:
         del kept[next(iter(kept))]
     kept[key] = value
 

@@ -7,21 +7,35 @@ nothing to recognize: a plan is found by the number of rows, and launched at add
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..choose.config import GemmConfig
-from ..choose.config_cast import MAX_GROUPS, CastConfig, Groups, num_ctas, select_cast
+from ..choose.config_cast import MAX_GROUPS, CastConfig, num_ctas, select_cast
+from ..choose.config_cast import Groups as CastGroups
+from ..choose.output import Groups, Output
 from ..choose.rows import select_grouped
 from ..gpus import gpu_of
-from ..problem import Operand, SiluRowsProblem, contiguous_problem, silu_rows_problem
+from ..jit import driver
+from ..problem import ExpertRows, Operand, SiluRowsProblem, contiguous_problem
 from ..problem.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..settings import get_num_sms, get_pdl, in_force, num_sms_of
-from . import cast_rows, fp8_gemm, rows, rows_silu
+from . import cast_rows, fp8_gemm, rows, rows_fetched, rows_silu, rows_to_addresses
 from .cast_rows import RowCast
 from .launch import Prepared
-from .plan import SCALE_BYTES, Plan
-from .rows import GroupedProblem
+from .meeting import Node
+from .plan import SCALE_BYTES, Plan, put
+from .rows_fetched import FetchedRowsProblem
 
-__all__ = ["FEW", "MAX_GROUPS", "ActivationAt", "RowsAt", "few_in_fp8"]
+__all__ = [
+    "FEW",
+    "MAX_GROUPS",
+    "ActivatedRowsAt",
+    "ActivationAt",
+    "FetchedRowsAt",
+    "RowsAt",
+    "RowsToAddressesAt",
+    "few_in_fp8",
+]
 
 MAX_PLANS = 256
 """Numbers of rows for which a product keeps plans."""
@@ -32,15 +46,18 @@ FEW = 2
 class RowsAt:
     """A product of rows with the weights of their experts: `product_of_stacked_rows` into BF16, by ids.
 
-    If it `activates`: `activated_product_of_rows` with gates apart. Rows of an operand follow each other without gaps,
-    scales lie m-major with the least pitch, all operands begin at multiples of 16 bytes, and no output overlaps another
-    one. Weights of each call have the shapes and strides of those given here, and are not kept.
+    Rows of an operand follow each other without gaps, scales lie m-major with the least pitch, all operands begin at
+    multiples of 16 bytes, and no output overlaps another one. Weights of each call have the shapes and strides of those
+    given here, and are not kept.
     """
 
-    def __init__(self, weight: Operand, *, activates: bool = False, limit: float | None = None) -> None:
+    OUTPUT = Output(groups=Groups.IDS)
+    PITCHES: tuple[str, ...] = ()
+    """Parameters that hold the pitch of m scales."""
+
+    def __init__(self, weight: Operand) -> None:
         self.groups, self.n, self.k = weight[0].shape
-        self.device, self._activates, self._limit = weight[0].get_device(), activates, limit
-        self._output = rows_silu.APART if activates else rows.output_of(_few_rows(weight))
+        self.device = weight[0].get_device()
         self._templates: dict[GemmConfig, Plan] = {}
         self._plans: dict[int, Plan] = {}
         self._generation = in_force.generation
@@ -52,31 +69,75 @@ class RowsAt:
         found = self._plans.get(m)
         if found is None:
             found = self._derived(m, weight)
-            if len(self._plans) >= MAX_PLANS:
-                del self._plans[next(iter(self._plans))]
-            self._plans[m] = found
+            put(self._plans, m, found, MAX_PLANS)
         return found
 
     def _derived(self, m: int, weight: Operand) -> Plan:
         """Copy the plan of a few rows, in the configuration that is best for m, and make it one of m rows."""
-        config = select_grouped(self.groups, m / self.groups, self.n, self.k, self._output, gpu_of(self.device))
+        config = select_grouped(self.groups, m / self.groups, self.n, self.k, self.OUTPUT, gpu_of(self.device))
         rows.print_if_asked(self.groups, self.n, self.k, config)
         template = self._templates.get(config)
         if template is None:
-            template = self._templates[config] = self._template(config, weight)
+            launcher = fp8_gemm.launcher(config, self.device, get_pdl())
+            template = self._templates[config] = self._template(weight, config, get_num_sms(), launcher)
         pitch = pitch_of_scales(m)
-        numbers = {"m": m, "groups.rows": m}
-        if self._activates:
-            numbers["activation.scales_pitch"] = pitch
+        numbers = {"m": m, "groups.rows": m, **dict.fromkeys(self.PITCHES, pitch)}
         shape = template.rows._replace(shape=(m, self.n))  # the other members are for questions that nobody asks here
         ctas = rows.grid(config, 1, m, self.n, get_num_sms())
         return template.derived(shape, ctas, numbers, rows.resized_for(template, m, pitch * SCALE_BYTES))
 
-    def _template(self, config: GemmConfig, weight: Operand) -> Plan:
-        num_sms, launcher = get_num_sms(), fp8_gemm.launcher(config, self.device, get_pdl())
-        if self._activates:
-            return rows_silu.plan_of(_few_activated_rows(weight, self._limit), config, num_sms, launcher)
-        return rows.plan_of(_few_rows(weight), config, num_sms, launcher)
+    def _template(self, weight: Operand, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+        """Prepare the launch for `FEW` rows."""
+        a, ids = few_in_fp8(self.k, weight[0].device), _zeros(FEW, weight)
+        d = torch.empty(FEW, self.n, dtype=torch.bfloat16, device=ids.device)
+        p = contiguous_problem(a, weight, d, ids, ensure_zero_padding=False)
+        return rows.plan_of(rows.grouped_problem(p), config, num_sms, launcher)
+
+
+class ActivatedRowsAt(RowsAt):
+    """`activated_product_of_rows` with gates apart, by ids."""
+
+    OUTPUT = rows_silu.APART
+    PITCHES: tuple[str, ...] = ("activation.scales_pitch",)
+
+    def __init__(self, weight: Operand, limit: float | None) -> None:
+        super().__init__(weight)
+        self.limit = limit
+
+    def _template(self, weight: Operand, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+        return rows_silu.plan_of(self._few(weight, _zeros(FEW, weight)), config, num_sms, launcher)
+
+    def _few(self, weight: Operand, layout: Tensor) -> SiluRowsProblem:
+        a, d = (few_in_fp8(columns, layout.device) for columns in (self.k, self.n // 2))
+        return SiluRowsProblem(*a, *weight, *d, layout, None, self.limit, gates_apart=True)
+
+
+class FetchedRowsAt(ActivatedRowsAt):
+    """The same by `rows_fetched`, which gathers the rows of a node: see there for its operands."""
+
+    OUTPUT = rows_fetched.APART
+    PITCHES = ("activation.scales_pitch", "fetching.pitch")
+
+    def __init__(self, weight: Operand, limit: float | None, node: Node) -> None:
+        super().__init__(weight, limit)
+        self._node = node
+
+    def _template(self, weight: Operand, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+        ends = _zeros(self.groups, weight)
+        of_rows = ExpertRows(ends, ends, ends, ends, ends)  # a plan is the same wherever they are
+        p = FetchedRowsProblem(self._few(weight, ends), of_rows, ends, ends, self._node)
+        return rows_fetched.plan_of(p, config, num_sms, launcher)
+
+
+class RowsToAddressesAt(RowsAt):
+    """`rows_to_addresses.run`: the table of addresses takes the place of D."""
+
+    OUTPUT = rows_to_addresses.OUTPUT
+
+    def _template(self, weight: Operand, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+        a, ids = few_in_fp8(self.k, weight[0].device), _zeros(FEW, weight)
+        p = rows_to_addresses.problem(a, weight, ids.long(), ids)
+        return rows_to_addresses.plan_of(p, config, num_sms, launcher)
 
 
 class ActivationAt:
@@ -87,39 +148,35 @@ class ActivationAt:
         ends = torch.zeros(groups, dtype=torch.int32, device=device)
         self._like = RowCast(h, *few_in_fp8(columns, device), activates=True, limit=limit, ends=ends)
         self._is_aligned = cast_rows.is_aligned(h, self._like.values)
+        self._device, self._gpu = h.get_device(), gpu_of(h.get_device())
         self._prepared: dict[CastConfig, Prepared[CastConfig]] = {}
+        self._chosen: dict[tuple[int, int], tuple[Prepared[CastConfig], int]] = {}  # and how many CTAs
 
     def launch(self, m: int, h: int, values: int, scales: int, ends: int) -> None:
         """Cast m rows, those of a group up to its end."""
-        device, columns = self._like.x.get_device(), self._like.values.shape[1]
-        num_sms = num_sms_of(gpu_of(device).num_sms)
+        num_sms = num_sms_of(self._gpu.num_sms)
+        found = self._chosen.get((m, num_sms))
+        if found is None:
+            found = self._choose(m, num_sms)
+            put(self._chosen, (m, num_sms), found, MAX_PLANS)
+        prepared, ctas = found
+        prepared.launch(ctas, h, values, scales, ends, pitch_of_scales(m) * SCALE_BYTES, m)
+
+    def _choose(self, m: int, num_sms: int) -> tuple[Prepared[CastConfig], int]:
+        columns = self._like.values.shape[1]
         config = select_cast(
-            torch.bfloat16, m, columns, num_sms, is_aligned=self._is_aligned, activates=True, groups=Groups.UNTIL
+            torch.bfloat16, m, columns, num_sms, is_aligned=self._is_aligned, activates=True, groups=CastGroups.UNTIL
         )
         prepared = self._prepared.get(config)
         if prepared is None:
             changing = ("x", "values", "scales", "sizes", "scales_stride_k", "m")
-            prepared = cast_rows.KERNEL.prepared(config, cast_rows.params_of(self._like), changing, device)
+            prepared = cast_rows.KERNEL.prepared(config, cast_rows.params_of(self._like), changing, self._device)
             self._prepared[config] = prepared
-        pitch = pitch_of_scales(m) * SCALE_BYTES
-        prepared.launch(num_ctas(config, m, columns, num_sms), h, values, scales, ends, pitch, m)
+        return prepared, num_ctas(config, m, columns, num_sms)
 
 
-def _few_rows(weight: Operand) -> GroupedProblem:
-    ids = _ids(weight)
-    d = torch.empty(FEW, weight[0].shape[1], dtype=torch.bfloat16, device=ids.device)
-    a = few_in_fp8(weight[0].shape[2], ids.device)
-    return rows.grouped_problem(contiguous_problem(a, weight, d, ids, ensure_zero_padding=False))
-
-
-def _few_activated_rows(weight: Operand, limit: float | None) -> SiluRowsProblem:
-    ids = _ids(weight)
-    a, d = (few_in_fp8(columns, ids.device) for columns in (weight[0].shape[2], weight[0].shape[1] // 2))
-    return silu_rows_problem(a, weight, d, ids, None, limit, gates_apart=True)
-
-
-def _ids(weight: Operand) -> torch.Tensor:
-    return torch.zeros(FEW, dtype=torch.int32, device=weight[0].device)
+def _zeros(count: int, weight: Operand) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=weight[0].device)
 
 
 def few_in_fp8(columns: int, device: torch.device) -> Operand:

@@ -39,11 +39,18 @@ def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor, *, sfa_columns: 
     product.run(PRODUCT if sfa_columns == SCALE_BLOCK else BY_64, a, w, addresses, ids)
 
 
+def problem(a: Operand, w: Operand, addresses: Tensor, ids: Tensor) -> GroupedProblem:
+    """Take the operands of `run` for those of grouped rows, scales being for 128 columns."""
+    rows_of_a_group = len(addresses) / max(len(w[0]), 1)
+    return GroupedProblem(
+        a[0][None], a[1][None], *w, addresses, ids, Groups.IDS, SCALE_BLOCK, 1, False, rows_of_a_group
+    )
+
+
 def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) -> GroupedProblem:
     assert d is not None
     assert c is not None
-    rows_of_a_group = len(d) / max(len(b[0]), 1)
-    return GroupedProblem(a[0][None], a[1][None], *b, d, c, Groups.IDS, SCALE_BLOCK, 1, False, rows_of_a_group)
+    return problem(a, b, d, c)
 
 
 def _ask_by_64(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) -> GroupedProblem:

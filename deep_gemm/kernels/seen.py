@@ -64,7 +64,8 @@ def torch_compares() -> bool:
     """Tell whether this torch's guards see every difference that a signature has, a gradient's way, and no other."""
     like = torch.zeros(4, 8), torch.zeros(3, 5, dtype=torch.float16).t()
     rows = [torch.zeros(5, 8), torch.zeros(1, 8), torch.zeros(0, 8)]
-    others = [
+    others: list[object] = [
+        None,
         torch.zeros(4, 9),
         torch.zeros(4, 16)[:, :8],
         torch.zeros(4, 16)[:, ::2],

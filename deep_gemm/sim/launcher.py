@@ -66,7 +66,7 @@ class Launcher:
             "cluster_size": cluster_size,
             "inputs": inputs,
         }
-        self._grid = 0
+        self.grid = 0
 
     def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
         """Encode a map in the simulator's format."""
@@ -79,7 +79,7 @@ class Launcher:
     def hold(self, plan: object, template: bytes, grid: int) -> None:
         """Switch to the parameters and the grid of another plan."""
         self.params.bytes[: len(template)] = template
-        self.plan, self._grid = plan, grid
+        self.plan, self.grid = plan, grid
 
     def set_stream(self, stream: int) -> None:
         """Note the stream, which is always the same."""
@@ -100,7 +100,7 @@ class Launcher:
     def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
         """Run the kernel."""
         params = bytes(self.params.bytes[: self._size])
-        self.simulation.launch(KernelLaunch(self.kernel, [params], grid=self._grid, **self._fixed))
+        self.simulation.launch(KernelLaunch(self.kernel, [params], grid=self.grid, **self._fixed))
         return (0,)
 
     def start_again(self, status: int, device: int) -> NoReturn:

@@ -1,0 +1,73 @@
+"""Calls of a module like one before: torch recognizes them, so only what may differ between them is asked again.
+
+Calls of a `Kind` have these in common: types, strides and devices of all tensors, shapes but for the number of tokens,
+and the mode of torch. prefill.py and decode.py are the two forms of a call that derive from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from ..kernels.launch import computes_on
+from ..kernels.seen import check_of
+from ..problem import Operand
+from ..problem.tracing import is_dynamo_compiling, num_modes
+
+MAX_KINDS = 8
+"""For which a module prepares calls of a form; others go by tensors."""
+APART = 256
+"""Bytes. Parts of a buffer begin at multiples of it."""
+
+
+class Tokens(NamedTuple):
+    """What a call is given."""
+
+    x: Tensor
+    topk_ids: Tensor
+    topk_weights: Tensor
+
+
+class Weights(NamedTuple):
+    """The experts of a process, in FP8."""
+
+    w1: Operand
+    w2: Operand
+
+
+class Kind:
+    """Calls with tensors of one kind, of any number of tokens, and weights of one kind."""
+
+    def __init__(self, given: Sequence[Tensor], weights: Weights) -> None:
+        """For calls like this one, which was checked. `given` are x and others that have a row for each token."""
+        self.device, self.place = given[0].get_device(), given[0].device
+        self._count = len(given)
+        self._is_like = check_of(given, any_rows=True)
+        self._has_weights_like = check_of((*weights.w1, *weights.w2))
+
+    def is_like(self, given: Sequence[Tensor], weights: Weights) -> bool:
+        """Tell whether a call is like that which was checked, but for the number of tokens and for addresses."""
+        (w1, sfw1), (w2, sfw2) = weights
+        return len(given) == self._count and self._is_like(*given) and self._has_weights_like(w1, sfw1, w2, sfw2)
+
+    def is_straight(self) -> bool:
+        """Tell whether a call goes straight to kernels: nothing watches it, and the device is the current one."""
+        return computes_on(self.device) and not num_modes() and not is_dynamo_compiling()
+
+
+K = TypeVar("K", bound=Kind)
+
+
+def find(kinds: Iterable[K], given: Sequence[Tensor], weights: Weights) -> K | None:
+    """Find the kind of a call that nobody has checked: what it was given may be anything."""
+    for each in kinds:
+        if each.is_like(given, weights):
+            return each
+    return None
+
+
+def apart(size: int) -> int:
+    """Where the next part of a buffer may begin."""
+    return (size + (APART - 1)) & -APART
