@@ -54,6 +54,7 @@ def ask(
         ids[first : first + count] = torch.where(is_here, of_rank, -1)
         rooms.append(memory)
     stacked = expert_rows(ids, experts)
+    ids[::2][ids[::2] < 0] = experts  # what no expert here has counts as -1
     return Asked(
         room,
         rank,

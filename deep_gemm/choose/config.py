@@ -149,10 +149,10 @@ class GemmConfig:
     def registers(self) -> tuple[int, int]:
         """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
 
-        The producer's warps are two where rows are grouped: one searches the layout, and keeps more where it looks for
-        the last tiles too, or where it searches ids while the other loads B's scales by row. The other, the loading
-        thread, has enough with 24. Tiles of 256x128 that keep B's scales by row, for which rows are never grouped,
-        spill with 232 registers, which cost up to 12% on an H200.
+        Where rows are grouped one of the producer's warps searches the layout, and keeps more where it looks for the
+        last tiles too, or where it searches ids while the loading thread loads B's scales by row. That one has enough
+        with 24, and two that fetch rows with 40. Tiles of 256x128 that keep B's scales by row, for which rows are never
+        grouped, spill with 232 registers, which cost up to 12% on an H200.
         """
         if self.keeps_row_scales:
             return 24, 240
@@ -347,8 +347,8 @@ class GemmConfig:
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
         plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
-        found = Groups.ENDS if self.fetches else Groups.IDS
-        of_ids = self.groups == found and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
+        of_experts = self.groups == (Groups.ENDS if self.fetches else Groups.IDS)
+        of_ids = of_experts and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
         yield not (self.activates and self.to_addresses), "rows that are activated, or go to addresses, not both"
         yield (
             of_ids or not self.activates,

@@ -7,6 +7,7 @@
 // A row without a token, which lies behind all others, stays as it is.
 #pragma once
 #include "config.cuh"
+#include "lanes.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "rooms.cuh"
@@ -48,7 +49,7 @@ DEVICE void copy_values(const GatherRowsParams& p, const uint8_t* from, uint32_t
       if (first + i * 512 < p.hidden) pieces[i] = ptx::ld_global_v4_b32(from + first + i * 512);
 #pragma unroll 1
     for (uint32_t left = mask; left != 0; left &= left - 1) {
-      const uint32_t to_row = ptx::shfl_sync(row, ptx::popc((left & -left) - 1));
+      const uint32_t to_row = ptx::shfl_sync(row, lowest(left));
       uint8_t* to = p.values + uint64_t{to_row} * p.hidden + first;
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i)
@@ -64,7 +65,7 @@ DEVICE void say_where(const GatherRowsParams& p, uint32_t slot, uint32_t route, 
     ptx::st_global_f32(p.weights + row, ptx::ld_global_f32(slot_at(p, slot) + p.weights_at + route * 4));
   if (p.addresses == nullptr) return;
   const uint64_t address = place_of_result(p.meeting, slot, route, p.max_tokens, p.topk, p.hidden, p.results);
-  store_address(p.addresses + row, address, is_whole(p.meeting));
+  store_address(p.addresses + row, address);
 }
 
 DEVICE void gather_slot(const GatherRowsParams& p, uint32_t slot, uint32_t lane) {
@@ -99,6 +100,8 @@ KERNEL(kNumThreads, kCtasPerSm) gather_rows(GRID_CONSTANT GatherRowsParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  if (p.addresses != nullptr && !is_whole(p.meeting))
+    return send_nowhere(p.addresses, p.rows, ptx::block_index() * kNumThreads + ptx::thread_index(), ptx::grid_size() * kNumThreads);
   const uint32_t of_values = ceil_div(p.num_slots, kWarps);
   if (ptx::block_index() >= of_values) return lay_scales(p, shared, (ptx::block_index() - of_values) * kRows);
   const uint32_t slot = ptx::block_index() * kWarps + ptx::warp_index();

@@ -9,6 +9,7 @@
 #pragma once
 #include "gather/params.cuh"
 #include "gather/sums.cuh"
+#include "lanes.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "ring.cuh"
@@ -51,9 +52,6 @@ DEVICE Routes routes_behind(const GatherParams& p, const Routes& now) {
   const bool has_more = now.first + 32 < p.topk;
   return routes_of<kWithWeights>(p, has_more ? now.unit : now.unit + ptx::grid_size(), has_more ? now.first + 32 : 0);
 }
-
-// The lane of the lowest bit.
-DEVICE uint32_t lowest(uint32_t lanes) { return ptx::popc((lanes & -lanes) - 1); }
 
 DEVICE void load_rows(const GatherParams& p, SharedStorage& shared) {
   const uint32_t lane = ptx::lane_index();

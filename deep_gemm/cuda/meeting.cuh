@@ -59,8 +59,8 @@ DEVICE void meet(const Meeting& m, MeetingStorage& shared) {
   const uint32_t epoch = ptx::ld_shared_b32(&shared.epoch);
   ptx::st_release_sys_b32(flag_of(m, thread, m.rank), epoch);
   const uint64_t start = ptx::global_timer();
-  // No rank is ever ahead: it would have had to meet this one, this way and the other.
-  while (ptx::ld_acquire_sys_b32(flag_of(m, m.rank, thread)) != epoch) {
+  // A rank may be ahead where ranks meet this way alone, as when a part of a call is timed.
+  while (static_cast<int32_t>(ptx::ld_acquire_sys_b32(flag_of(m, m.rank, thread)) - epoch) < 0) {
     if (ptx::global_timer() - start <= m.limit) continue;
     ptx::st_global_b32(m.error, thread + 1);
     ptx::st_global_b32(m.report, thread + 1);

@@ -14,7 +14,12 @@ DEVICE uint64_t place_of_result(const Meeting& m, uint32_t slot, uint32_t route,
   return reinterpret_cast<uint64_t>(m.rooms[slot / max_tokens]) + results + place;
 }
 
-// The same as a word of a table. A rank that missed another may not write to rooms: 0 is nowhere.
-DEVICE void store_address(uint64_t* to, uint64_t address, bool is_whole) {
-  ptx::st_global_v2_b32(to, is_whole ? static_cast<uint32_t>(address) : 0, is_whole ? static_cast<uint32_t>(address >> 32) : 0);
+DEVICE void store_address(uint64_t* to, uint64_t address) {
+  ptx::st_global_v2_b32(to, static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
+}
+
+// A rank that missed another has rows that are of no use, touches no room, and has no results either: 0 is nowhere. By all of
+// some threads, this one being number `thread`.
+DEVICE void send_nowhere(uint64_t* addresses, uint32_t rows, uint32_t thread, uint32_t threads) {
+  for (uint32_t row = thread; row < rows; row += threads) store_address(addresses + row, 0);
 }

@@ -78,8 +78,8 @@ KERNEL(kNumThreads, 1) route_rows(GRID_CONSTANT RouteParams p) {
   ptx::syncthreads();
 
   if (route >= p.num_routes) return;
-  if (expert != kNoExpert) {
-    const uint32_t row = ptx::ld_shared_b32(&shared.next[warp][expert]) + rank;
+  const uint32_t row = expert != kNoExpert ? ptx::ld_shared_b32(&shared.next[warp][expert]) + rank : ~0u;
+  if (row < p.num_routes) {  // not where a rank that comes too late has written ids anew since they were counted
     ptx::st_global_b32(p.row_of + route, row);
     ptx::st_global_b32(p.token_of + row, route / p.topk);
     ptx::st_global_b32(p.ids + row, expert);

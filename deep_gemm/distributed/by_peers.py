@@ -33,7 +33,7 @@ from .message import WORD, WORD_BYTES, with_aligned_rows
 
 
 class Peers:
-    """Every token goes to the ranks of its experts alone. Sizes are fixed, and the host reads nothing."""
+    """Each rank fetches the tokens of its experts alone. Sizes are fixed, and the host reads nothing."""
 
     def __init__(
         self, memory: Tensor, addresses: tuple[int, ...], room: Room, rank: int, seconds: float, experts: int
@@ -149,7 +149,8 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
     if reason is not None:
         raise ValueError(f"peer_memory: {reason}")
     rank = dist.get_rank(group)
-    all_agree({name: getattr(room, name) for name in ("max_tokens", "hidden", "topk")}, device, group)
+    sizes = {name: getattr(room, name) for name in ("max_tokens", "hidden", "topk")}
+    all_agree({**sizes, "number of experts of a rank": experts}, device, group)
     try:
         everyone = dist.distributed_c10d._get_default_group() if group is None else group
         memory = _symmetric_memory.empty(room.num_bytes, dtype=torch.uint8, device=device)

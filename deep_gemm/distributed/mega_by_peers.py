@@ -1,8 +1,8 @@
-"""The way of mega MoE between the GPUs of a node, by kernels that write into the memory of peers: see by_peers.py.
+"""The way of mega MoE between the GPUs of a node, by kernels that use the memory of peers: see by_peers.py.
 
-    post_rows:          tokens, FP8 already -> slots of the ranks that have their experts
-    gather_rows:        slots -> rows of the experts here, their weights, and where each row's result goes
-    the first product:  gate and up, activated, weighted, cast
+    post_rows:          tokens, FP8 already -> this rank's room; which experts want them -> all rooms
+    gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
+    the first product:  gate and up, activated, weighted, cast; it fetches many rows itself
     rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
     gather_weighted:    a token's results, summed up in order of its routes
 

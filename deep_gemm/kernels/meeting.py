@@ -14,7 +14,7 @@ from .params import Field, Kind
 MAX_RANKS = 8
 """Of a node: `kMaxRanks` of cuda/meeting.cuh."""
 MAX_ROW_BYTES = 32768
-"""Of a row as post_rows makes it in shared memory."""
+"""Of a row in a room: gather_rows has room for as many scales in shared memory."""
 STORAGE_BYTES = 8
 """Size of `MeetingStorage`."""
 STATE_WORDS = 5

@@ -130,7 +130,10 @@ class Params:
         return self._whole.pack(*[values[name] for name in self._members])
 
     def patch(self, names: Sequence[str]) -> Patch:
-        """Prepare to write these members anew: numbers, in the struct's order. Neighbours go by one call."""
+        """Prepare to write these members anew: numbers, of an array its first, in the struct's order.
+
+        Neighbours go by one call.
+        """
         unknown = [name for name in names if not self._formats.get(name)]
         if unknown or [*names] != [name for name in self._members if name in names]:
             raise ValueError(f"{self.struct_name}: expected numbers among its members, in their order, got {[*names]}")

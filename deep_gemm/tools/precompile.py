@@ -57,7 +57,8 @@ from ..kernels.meeting import MAX_RANKS
 from ..kernels.ordinary import reachable_ordinary
 from ..layers import MANY_ROWS
 from ..problem.integers import integer_in_range
-from ..problem.layout import SCALE_BLOCK
+from ..problem.layout import SCALE_BLOCK, align
+from ..problem.mega_moe import TOKEN_MULTIPLE
 from ..settings import get_batch_invariant, settings
 
 MOST_ROWS = 1 << 16
@@ -149,7 +150,7 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
     """Products of experts by the memory of peers, and of `fp8_mega_moe`: rows come from all ranks."""
     if weight.groups != "ids" or not 1 < ranks <= MAX_RANKS:
         return
-    most = max_tokens * weight.rows_per_token * ranks
+    most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
         for config in across_configs(weight, m, gpu):
             yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
@@ -159,8 +160,8 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
     """What experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
     if weight.is_gated:
         is_whole = weight.n % (2 * SCALE_BLOCK) == 0
-        fetched = [rows_fetched.IN_TURN, rows_fetched.APART] if m >= MANY_ROWS else [rows_silu.OUTPUT]
-        outputs = fetched if is_whole else []
+        many = [rows_fetched.IN_TURN, rows_fetched.APART] if m >= MANY_ROWS else []
+        outputs = [rows_silu.OUTPUT, *many] if is_whole else []
     else:
         outputs = [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
     rows = m / weight.num_groups

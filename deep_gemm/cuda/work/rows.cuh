@@ -81,7 +81,7 @@ struct Tiles {
     for (Tile tile; take<false>(tile);) load(tile);
   }
 
-  // By the producer's other warps: one finds the tiles, and hands them out.
+  // By the producer's other warps: one finds the tiles, and hands them out; the rest may fetch rows (ARRIVAL).
   DEVICE void find_for_others(uint32_t warp) {
     if (warp != 1) return fetch_rows(p, storage, warp);
     for (Tile tile; find_next(tile);) {

@@ -9,6 +9,7 @@
 // that may not run yet. A slot is fetched with the first of its rows, for all of them.
 #pragma once
 #include ROWS_PARAMS
+#include "lanes.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -31,7 +32,7 @@ struct ArrivalStorage {
   }
 };
 
-// By the warp that finds tiles. If a rank missed another, rows are of no use, and nobody waits for them.
+// By the warp that finds tiles. Nobody waits for rows that are of no use.
 DEVICE void wait_for_rows(const Params& p, uint32_t group) {
   const Fetching& f = p.fetching;
   if (!is_whole(f.meeting)) return;
@@ -64,10 +65,8 @@ struct RowLoader {
   const Params& p;
   RowRing ring;
   const uint32_t lane;
-  const bool is_of_use;
 
-  DEVICE RowLoader(const Params& p_, ArrivalStorage& storage)
-      : p(p_), ring(p_, storage), lane(ptx::lane_index()), is_of_use(is_whole(p_.fetching.meeting)) {}
+  DEVICE RowLoader(const Params& p_, ArrivalStorage& storage) : p(p_), ring(p_, storage), lane(ptx::lane_index()) {}
 
   DEVICE void load_all() {
     uint32_t first = ptx::shfl_sync(take(), 0);
@@ -78,7 +77,7 @@ struct RowLoader {
       const int32_t slot = row < p.m ? ptx::ld_global_i32(p.fetching.token_of + row) : -1;
 #pragma unroll 1
       for (uint32_t left = rows_that_are_first(slot, row); left != 0; left &= left - 1)
-        load(ptx::shfl_sync(static_cast<uint32_t>(slot), ptx::popc((left & -left) - 1)));
+        load(ptx::shfl_sync(static_cast<uint32_t>(slot), lowest(left)));
       if (!ptx::all_sync(slot >= 0)) break;  // rows behind the last have no slot
       first = ptx::shfl_sync(following, 0);
     }
@@ -115,11 +114,11 @@ struct RowLoader {
     ptx::mbarrier_wait_parity(&storage.free[ring.place], ring.parity ^ 1);
     if (lane == 0) ptx::st_shared_b32(&storage.slots[ring.place], slot);
     ptx::st_shared_b32(&storage.routes[ring.place][lane], row);
-    ptx::st_shared_b32(&storage.groups[ring.place][lane], group);
+    ptx::st_shared_b32(&storage.groups[ring.place][lane], row >= 0 ? group : kNoGroup);
     ptx::syncwarp();
     if (lane == 0) {
       uint64_t* landed = &storage.landed[ring.place];
-      if (is_of_use && slot != kNoSlot) {
+      if (slot != kNoSlot) {
         ptx::mbarrier_arrive_expect_tx(landed, f.row_bytes);
         ptx::bulk_load(landed, ring.row(), row_of_slot(f.meeting, slot, f.max_tokens, f.row_bytes), f.row_bytes);
       } else {
@@ -134,11 +133,9 @@ struct RowStorer {
   const Params& p;
   RowRing ring;
   const uint32_t lane;
-  const bool is_of_use;
   uint32_t unwritten = kNoSlot;  // the place of the slot that was stored last, if nobody knows yet that it is written
 
-  DEVICE RowStorer(const Params& p_, ArrivalStorage& storage)
-      : p(p_), ring(p_, storage), lane(ptx::lane_index()), is_of_use(is_whole(p_.fetching.meeting)) {}
+  DEVICE RowStorer(const Params& p_, ArrivalStorage& storage) : p(p_), ring(p_, storage), lane(ptx::lane_index()) {}
 
   DEVICE void store_all() {
     ArrivalStorage& storage = ring.storage;
@@ -169,14 +166,14 @@ struct RowStorer {
     ptx::tma_store_commit();
 #pragma unroll 1
     for (uint32_t left = ptx::ballot_sync(row >= 0); left != 0; left &= left - 1)
-      lay_scales(ptx::shfl_sync(static_cast<uint32_t>(row), ptx::popc((left & -left) - 1)));
+      lay_scales(ptx::shfl_sync(static_cast<uint32_t>(row), lowest(left)));
   }
 
   // By what weight a lane's row counts, and where its result goes.
   DEVICE void say_where(uint32_t slot, uint32_t row) const {
     const Fetching& f = p.fetching;
     if (f.weights != nullptr) ptx::st_global_f32(f.weights + row, ptx::ld_shared_f32(ring.row() + f.weights_at + lane * 4));
-    store_address(f.addresses + row, place_of_result(f.meeting, slot, lane, f.max_tokens, f.topk, p.k, f.results), is_of_use);
+    store_address(f.addresses + row, place_of_result(f.meeting, slot, lane, f.max_tokens, f.topk, p.k, f.results));
   }
 
   DEVICE void lay_scales(uint32_t row) const {
@@ -199,6 +196,11 @@ struct RowStorer {
 
 // By the producer's other warps.
 DEVICE void fetch_rows(const Params& p, ArrivalStorage& storage, uint32_t warp) {
+  const Fetching& f = p.fetching;
+  if (!is_whole(f.meeting)) {
+    if (warp == 2) send_nowhere(f.addresses, p.m, ptx::block_index() * 32 + ptx::lane_index(), ptx::grid_size() * 32);
+    return;
+  }
   if (warp == 2) RowLoader(p, storage).load_all();
   if (warp == 3) RowStorer(p, storage).store_all();
 }
