@@ -338,6 +338,11 @@ def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypa
                 into = shared[at_out:][: x.nbytes].view(x.dtype).view(x.shape)
                 with pytest.raises(ValueError, match=f"out: expected memory that does not overlap {name}"):
                     layer.decode(inputs[0], inputs[1], inputs[2], into)
+        kept = layer.w1_values
+        layer.w1_values = kept.bfloat16()  # as `module.to(torch.bfloat16)` does
+        with pytest.raises(ValueError, match=r"w1: expected dtype torch\.float8_e4m3fn, got torch\.bfloat16"):
+            layer.decode(x, ids, p)
+        layer.w1_values = kept
         assert not launched
         beside = torch.cat([x, x], dim=1)  # two column ranges of one matrix
         for _ in range(2):

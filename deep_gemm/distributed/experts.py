@@ -251,8 +251,8 @@ class Experts(torch.nn.Module):
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         if self._everywhere is None:
             if self.w1 is None:  # a module may have been moved or cast since it was made
-                ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-                share_of_experts(self.share.num_experts, *self.weights(), *ranks)
+                share = self.share
+                share_of_experts(share.num_experts, *self.weights(), share.rank, share.ranks)
             peers = self.connected(topk)
             row_of, rows = peers.post(x, topk_ids, topk_weights), peers.rows()
             w1, w2 = self.weights()

@@ -26,6 +26,16 @@ class Share(NamedTuple):
     hidden: int
     intermediate: int
 
+    @property
+    def rank(self) -> int:
+        """The number of the process."""
+        return self.first // self.here
+
+    @property
+    def ranks(self) -> int:
+        """How many processes there are."""
+        return self.num_experts // self.here
+
 
 def count_of_each(num_experts: int, world_size: int) -> int:
     """How many experts each process has."""
