@@ -74,6 +74,8 @@ MANY = Sizes(((14, 3), (9, 14)), max_tokens=14, topk=34)
 """More tokens for each CTA than it has warps, more routes than a warp has lanes."""
 THREE = Sizes(((2, 3, 1), (3, 0, 3), (1, 2, 2)), max_tokens=3, topk=2, dtype=torch.float16)
 LONG = Sizes(((11, 8),), max_tokens=11, topk=2)
+LARGE = Sizes(((2, 1),), max_tokens=2, hidden=4096 + 144, topk=2)
+"""Rows of two stretches."""
 TRIALS = [
     *(PeerTrial(TWO, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"), (4, "late_stores"))),
     PeerTrial(WIDE, 5),
@@ -81,6 +83,7 @@ TRIALS = [
     *(PeerTrial(THREE, seed, name) for seed, name in ((6, None), (7, "slow_lanes"), (8, "late_stores"))),
     *(PeerTrial(TWO, seed, "slow_warps") for seed in range(9, 15)),
     *(PeerTrial(LONG, seed, name, num_sms=1) for seed, name in ((15, None), (16, "late_stores"))),
+    PeerTrial(LARGE, 18),
     AbsentTrial(TWO, 20),
     AbsentTrial(THREE, 21),
 ]
@@ -154,8 +157,10 @@ GATHER_MUTATIONS = [
     Mutation("the first of a slot's rows alone", _GATHER, "for (uint32_t left = mask; left != 0; left &= left - 1) {", "for (uint32_t left = mask & -mask; left != 0; left &= left - 1) {"),
     Mutation("the last of a slot's rows is left out", _GATHER, "for (uint32_t left = mask; left != 0; left &= left - 1) {", "for (uint32_t left = mask; (left & (left - 1)) != 0; left &= left - 1) {"),
     Mutation("another lane's row", _GATHER, "lowest(left)", "lowest(left) + 1"),
-    Mutation("columns past the last are copied", _GATHER, "if (first + i * 512 < p.hidden)\n          ptx::st", "if (true)\n          ptx::st"),
-    Mutation("the first columns alone are copied", _GATHER, "first < p.hidden + lane * 16; first += kAtOnce * 512", "first < 1; first += kAtOnce * 512"),
+    Mutation("columns past the last are copied", _GATHER, "if (first + i * 512 < p.hidden)\n        ptx::st", "if (true)\n        ptx::st"),
+    Mutation("the first stretch alone is copied", _GATHER, "const uint32_t first = stretch * kColumns + lane * 16;", "const uint32_t first = lane * 16;"),
+    Mutation("a stretch of each slot", _GATHER, "stretches = ceil_div(p.hidden, kColumns), of", "stretches = 1, of"),
+    Mutation("each stretch is of another slot", _GATHER, "unit % stretches, ptx", "0, ptx"),
     Mutation("words of a piece swapped", _GATHER, "pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w", "pieces[i].x, pieces[i].z, pieces[i].y, pieces[i].w"),
     Mutation("weights of the first route", _GATHER, "p.weights_at + route * 4", "p.weights_at"),
     Mutation("weights lie where scales do", _GATHER, "p.weights_at + route * 4", "p.scales_at + route * 4"),
@@ -174,6 +179,6 @@ GATHER_MUTATIONS = [
     Mutation("scales of blocks lie over each other", _GATHER, "uint64_t{block} * p.pitch + first_row", "first_row"),
     Mutation("rows of the first CTA of scales", _GATHER, "(ptx::block_index() - of_values) * kRows", "0"),
     Mutation("slots past the last", _GATHER, "if (slot < p.num_slots) gather_slot", "gather_slot"),
-    Mutation("a slot for each CTA", _GATHER, "ptx::block_index() * kWarps + ptx::warp_index();", "ptx::block_index();"),
+    Mutation("a slot for each CTA", _GATHER, "ptx::block_index() * kWarps + ptx::warp_index(), slot", "ptx::block_index(), slot"),
     Mutation("operands are read before the kernel ahead has ended", _GATHER, "  ptx::griddepcontrol_wait();\n", ""),
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-// Rows that came, or that lie ready on other ranks, each into the rows of its experts: values as they are, scales as products load them, those of a block of
-// columns beside each other. With `addresses` it also says where the result of each row goes, and with `weights` by what weight.
+// Rows that came, or that lie ready on other ranks, each into the rows of its experts: values as they are, scales as products
+// load them, those of a block of columns beside each other. With `addresses` it also says where the result of each row goes, and with `weights` by what weight.
 //
-//   first CTAs, a warp a slot:  slot | values | scales | weights |  --values--> its rows, by row_of: read once
+//   first CTAs, a warp a stretch of kColumns:  slot | values | scales | weights |  --values--> its rows, by row_of: read once
 //   other CTAs, 32 rows each:   their slots, by token_of --scales--> shared memory --> sfa[block][rows]: one line a block
 //
 // A row without a token, which lies behind all others, stays as it is.
@@ -27,7 +27,7 @@ struct GatherRowsParams {
 };
 #include "gather_rows_params_layout.cuh"  // asserts that it lies as kernels/params.py packs it
 
-constexpr uint32_t kWarps = kNumThreads / 32, kAtOnce = 8;
+constexpr uint32_t kWarps = kNumThreads / 32, kAtOnce = kColumns / 512;
 constexpr uint32_t kRows = 32;  // whose scales a CTA lays
 
 struct SharedStorage {
@@ -39,23 +39,22 @@ DEVICE const uint8_t* slot_at(const GatherRowsParams& p, uint32_t slot) {
   return row_of_slot(p.meeting, slot, p.max_tokens, p.slot_bytes);
 }
 
-// Copies a slot's values to the rows that lanes of this mask hold in `row`.
-DEVICE void copy_values(const GatherRowsParams& p, const uint8_t* from, uint32_t mask, uint32_t row, uint32_t lane) {
+// Copies a stretch of a slot's values to the rows that lanes of this mask hold in `row`.
+DEVICE void copy_values(const GatherRowsParams& p, const uint8_t* from, uint32_t stretch, uint32_t mask, uint32_t row,
+                        uint32_t lane) {
+  const uint32_t first = stretch * kColumns + lane * 16;
+  ptx::Uint4 pieces[kAtOnce];  // all on their way before the first is stored
+#pragma unroll
+  for (uint32_t i = 0; i < kAtOnce; ++i)
+    if (first + i * 512 < p.hidden) pieces[i] = ptx::ld_global_v4_b32(from + first + i * 512);
 #pragma unroll 1
-  for (uint32_t first = lane * 16; first < p.hidden + lane * 16; first += kAtOnce * 512) {
-    ptx::Uint4 pieces[kAtOnce];  // all on their way before the first is stored
+  for (uint32_t left = mask; left != 0; left &= left - 1) {
+    const uint32_t to_row = ptx::shfl_sync(row, lowest(left));
+    uint8_t* to = p.values + uint64_t{to_row} * p.hidden + first;
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i)
-      if (first + i * 512 < p.hidden) pieces[i] = ptx::ld_global_v4_b32(from + first + i * 512);
-#pragma unroll 1
-    for (uint32_t left = mask; left != 0; left &= left - 1) {
-      const uint32_t to_row = ptx::shfl_sync(row, lowest(left));
-      uint8_t* to = p.values + uint64_t{to_row} * p.hidden + first;
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i)
-        if (first + i * 512 < p.hidden)
-          ptx::st_global_v4_b32(to + i * 512, pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w);
-    }
+      if (first + i * 512 < p.hidden)
+        ptx::st_global_v4_b32(to + i * 512, pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w);
   }
 }
 
@@ -68,15 +67,15 @@ DEVICE void say_where(const GatherRowsParams& p, uint32_t slot, uint32_t route, 
   store_address(p.addresses + row, address);
 }
 
-DEVICE void gather_slot(const GatherRowsParams& p, uint32_t slot, uint32_t lane) {
+DEVICE void gather_slot(const GatherRowsParams& p, uint32_t slot, uint32_t stretch, uint32_t lane) {
 #pragma unroll 1
   for (uint32_t first = 0; first < p.topk; first += 32) {
     const uint32_t route = first + lane;
     const int32_t row = route < p.topk ? ptx::ld_global_i32(p.row_of + uint64_t{slot} * p.topk + route) : -1;
     const uint32_t mask = ptx::ballot_sync(row >= 0);
     if (mask == 0) continue;
-    if (row >= 0) say_where(p, slot, route, row);
-    copy_values(p, slot_at(p, slot), mask, row, lane);
+    if (row >= 0 && stretch == 0) say_where(p, slot, route, row);
+    copy_values(p, slot_at(p, slot), stretch, mask, row, lane);
   }
 }
 
@@ -102,8 +101,8 @@ KERNEL(kNumThreads, kCtasPerSm) gather_rows(GRID_CONSTANT GatherRowsParams p) {
   ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
   if (p.addresses != nullptr && !is_whole(p.meeting))
     return send_nowhere(p.addresses, p.rows, ptx::block_index() * kNumThreads + ptx::thread_index(), ptx::grid_size() * kNumThreads);
-  const uint32_t of_values = ceil_div(p.num_slots, kWarps);
+  const uint32_t stretches = ceil_div(p.hidden, kColumns), of_values = ceil_div(p.num_slots * stretches, kWarps);
   if (ptx::block_index() >= of_values) return lay_scales(p, shared, (ptx::block_index() - of_values) * kRows);
-  const uint32_t slot = ptx::block_index() * kWarps + ptx::warp_index();
-  if (slot < p.num_slots) gather_slot(p, slot, ptx::lane_index());
+  const uint32_t unit = ptx::block_index() * kWarps + ptx::warp_index(), slot = unit / stretches;
+  if (slot < p.num_slots) gather_slot(p, slot, unit % stretches, ptx::lane_index());
 }

@@ -114,7 +114,7 @@ class Decode(Kind):
             ("token_of", "row_of", "values", "sfa", "weights", "addresses"),
             self.device,
         )
-        self.ctas_of_gather = gather_rows.grid(gather_rows.CONFIG, room.slots, self.rows)
+        self.ctas_of_gather = gather_rows.grid(gather_rows.CONFIG, room.slots, self.rows, room.hidden)
         self.meet = meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), self.device)
         self.sum, self.at_results = SumsAt(results, result_of, p, y), results.data_ptr()
 

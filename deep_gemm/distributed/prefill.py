@@ -147,7 +147,7 @@ class Prefill(Kind):
         ends = counts + WORD_BYTES * here
         self.route.launch(numbers, message + self.ids_at, counts, ends, row_of, token_of, ids, at + at_table)
         values, scales = at + at_values, at + at_scales
-        ctas = gather_rows.grid(gather_rows.CONFIG, slots, routes)
+        ctas = gather_rows.grid(gather_rows.CONFIG, slots, routes, hidden)
         self.gather.launch(ctas, token_of, row_of, values, scales, slots, routes, pitch, message)
 
         (w1, sfw1), (w2, sfw2) = weights

@@ -62,11 +62,13 @@ class Gathered(NamedTuple):
 
 @dataclass(frozen=True)
 class GatherRowsConfig:
-    """The configuration: there is one. A CTA copies values, of a slot for each warp, or lays scales of `rows` rows."""
+    """The configuration: there is one. A warp copies `columns` values of a slot, a CTA lays scales of `rows` rows."""
 
     num_threads: int = 256
     ctas_per_sm: ClassVar[int] = 4
     rows: ClassVar[int] = 32
+    columns: ClassVar[int] = 4096
+    """Of a warp: all of them are on their way before the first is stored."""
 
     @property
     def name(self) -> str:
@@ -87,6 +89,7 @@ class GatherRowsConfig:
         constants = {
             "kNumThreads": self.num_threads,
             "kCtasPerSm": self.ctas_per_sm,
+            "kColumns": self.columns,
             "kMaxBlocks": MAX_BLOCKS,
             "kSharedBytes": self.shared_bytes,
         }
@@ -105,13 +108,14 @@ def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
     Results have addresses only in a node.
     """
     if to.values.shape[0] > 0:
-        ctas = grid(CONFIG, rows.row_of.shape[0], to.values.shape[0])
+        ctas = grid(CONFIG, rows.row_of.shape[0], *to.values.shape)
         KERNEL.run(CONFIG, params_of(source, rows, to), ctas, to.values.get_device())
 
 
-def grid(config: GatherRowsConfig, slots: int, rows: int) -> int:
+def grid(config: GatherRowsConfig, slots: int, rows: int, hidden: int) -> int:
     """CTAs that copy values, and CTAs that lay scales."""
-    return ceil_div(slots, config.num_threads // 32) + ceil_div(rows, config.rows)
+    stretches = ceil_div(hidden, config.columns)
+    return ceil_div(slots * stretches, config.num_threads // 32) + ceil_div(rows, config.rows)
 
 
 def params_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> bytes:

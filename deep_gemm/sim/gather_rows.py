@@ -23,5 +23,5 @@ def launch_of(
 ) -> KernelLaunch:
     """Give the launch by which a rank gathers what came. All tensors lie in the simulator's memory."""
     params = gather_rows.params_of(source, rows, to)
-    grid = gather_rows.grid(config, len(rows.row_of), len(to.values))
+    grid = gather_rows.grid(config, len(rows.row_of), *to.values.shape)
     return KernelLaunch(kernel, [params], config.num_threads, config.shared_bytes, grid)
