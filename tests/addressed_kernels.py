@@ -21,14 +21,14 @@ from fake_gpu import encoded_map
 from torch import Tensor
 
 from deep_gemm.activation import activated_product_of_rows
-from deep_gemm.distributed import decode, message
+from deep_gemm.distributed import decode, mega_by_peers, message
 from deep_gemm.distributed.owners import count_routes as routes_by_rank
 from deep_gemm.distributed.owners import owners_of_routes, owners_of_tokens
 from deep_gemm.gpus import H200
-from deep_gemm.grouped import product_of_stacked_rows
+from deep_gemm.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import TensorMap
-from deep_gemm.kernels import fp8_gemm, rows_at, rows_fetched, rows_to_addresses
+from deep_gemm.kernels import fp8_gemm, rows_at, rows_fetched, rows_silu, rows_to_addresses
 from deep_gemm.kernels import gather_weighted as gather_weighted_kernel
 from deep_gemm.kernels import post_rows as post_rows_kernel
 from deep_gemm.kernels import route_rows as route_rows_kernel
@@ -140,12 +140,15 @@ def post_rows(config: Any, p: Launched) -> None:
     ids = at(p["topk_ids"], (tokens, topk), {4: INT32, 8: INT64}[config.id_bytes])
     weights, row_of = at(p["topk_weights"], (tokens, topk), FP32), at(p["row_of"], (tokens, topk), INT32)
     at(p["arrivals"], (here + 1,), INT32).zero_()
-    assert p["sf"] == 0
     if not is_whole(p):
         row_of.fill_(-1)
         return
     rooms, rank, blocks = rooms_of(p), p["meeting.rank"], -(-hidden // 128)
-    values, scales = per_token_cast_to_fp8(x)
+    if config.dtype == FP8:
+        values, scales = x, at(p["sf"], (tokens, blocks), FP32, (p["sf_pitch"] // 4, 1))
+    else:
+        assert p["sf"] == 0
+        values, scales = per_token_cast_to_fp8(x)
     for column, part in ((0, values), (hidden, scales), (hidden + 4 * blocks, weights)):
         place = rooms[rank] + column
         at(place, part.shape, part.dtype, (p["row_bytes"] // part.element_size(), 1)).copy_(part)
@@ -177,16 +180,18 @@ def gather_rows(config: Any, p: Launched) -> None:
     def of_slots(column: int, columns: int, dtype: torch.dtype) -> Tensor:
         pitch = slot_bytes // dtype.itemsize
         of_rooms = zip(rooms, counts, strict=True)
-        parts = [at(room + column, (count, columns), dtype, (pitch, 1)) for room, count in of_rooms]
-        return torch.cat(parts)[source]
+        return torch.cat([at(room + column, (count, columns), dtype, (pitch, 1)) for room, count in of_rooms])
 
-    at(p["values"], (rows, hidden), torch.uint8)[is_used] = of_slots(0, hidden, torch.uint8)
-    at(p["sfa"], (rows, blocks), FP32, (1, p["pitch"]))[is_used] = of_slots(p["scales_at"], blocks, FP32)
-    assert p["weights"] == 0
+    at(p["values"], (rows, hidden), torch.uint8)[is_used] = of_slots(0, hidden, torch.uint8)[source]
+    at(p["sfa"], (rows, blocks), FP32, (1, p["pitch"]))[is_used] = of_slots(p["scales_at"], blocks, FP32)[source]
     if p["addresses"] == 0:
+        assert p["weights"] == 0
         return
     row_of = at(p["row_of"], (slots, p["topk"]), INT32).long()
     slot, route = (row_of >= 0).nonzero().unbind(1)
+    if p["weights"]:
+        of_routes = of_slots(p["weights_at"], p["topk"], FP32)
+        at(p["weights"], (rows,), FP32)[row_of[slot, route]] = of_routes[slot, route]
     place = (slot % most * p["topk"] + route) * hidden * 2 + torch.tensor(rooms)[slot // most] + p["results"]
     at(p["addresses"], (rows,), INT64)[row_of[slot, route]] = place if is_whole(p) else torch.zeros_like(place)
 
@@ -236,7 +241,7 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_b", "map_sfa")}
     a = at(first_words["map_a"][0] + config.box_rows_of_a * k, (m, k), FP8)
     pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
-    sfa = at(first_words["map_sfa"][0], (m, -(-k // 128)), FP32, (1, pitch))
+    sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
     row, group = (16 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
     b = at(first_words["map_b"][0], (groups, n, k), FP8, (group, row, 1))
     strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
@@ -244,7 +249,7 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
     ids = fetched(p, groups) if config.fetches else at(p["groups.layout"], (m,), INT32)
     if config.to_addresses:
         d = torch.empty(m, n, dtype=BF16)
-        product_of_stacked_rows((a, sfa), (b, sfb), d, ids)
+        (product_of_rows_by_64 if config.scale_parts == 2 else product_of_stacked_rows)((a, sfa), (b, sfb), d, ids)
         for row, address in enumerate(at(p["d"], (m,), INT64).tolist()):
             if int(ids[row]) >= 0 and address:
                 at(address, (n,), BF16).copy_(d[row])
@@ -253,9 +258,11 @@ def fp8_gemm_rows(config: Any, p: Launched) -> None:
         product_of_stacked_rows((a, sfa), (b, sfb), at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
         return
     d = at(p["d"], (m, n // 2), FP8, (p["d_pitch"], 1))
-    scales = at(p["activation.scales"], (m, n // 256), FP32, (1, p["activation.scales_pitch"]))
-    limit = None if p["activation.limit"] == inf else p["activation.limit"]
-    activated_product_of_rows((a, sfa), (b, sfb), (d, scales), ids, limit=limit, gates_apart=True)
+    blocks = n // 2 // (128 if config.gates_apart else 64)
+    scales = at(p["activation.scales"], (m, blocks), FP32, (1, p["activation.scales_pitch"]))
+    weights = at(p["activation.row_weights"], (m,), FP32) if p["activation.row_weights"] else None
+    said = {"limit": None if p["activation.limit"] == inf else p["activation.limit"], "gates_apart": config.gates_apart}
+    activated_product_of_rows((a, sfa), (b, sfb), (d, scales), ids, weights, **said)
 
 
 KERNELS = {
@@ -333,7 +340,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(OrdinaryKernel, "launcher", ordinary)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    modules = (rows_at, gather_weighted_kernel, post_rows_kernel, rows_fetched, rows_to_addresses, decode)
-    for module in modules:
+    kernels = (rows_at, gather_weighted_kernel, post_rows_kernel, rows_fetched, rows_silu, rows_to_addresses)
+    for module in (*kernels, decode, mega_by_peers):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched

@@ -33,7 +33,7 @@ class MegaCall:
     @property
     def waits(self) -> bool:
         """The host waits in a call: no graph can hold it."""
-        return self.buffer.peers is None
+        return self.buffer.calls is None
 
     def __call__(self) -> Tensor:
         """Compute the tokens."""

@@ -54,14 +54,11 @@ class Peers:
         """Experts here that each slot goes to, numbered from 0, -1 for none. A slot without any may hold anything."""
         self.results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, room.hidden)
 
-    def post(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, sf: Tensor | None = None) -> Tensor:
-        """Lay tokens out, and wait until all ranks have; give where the result of each route will lie.
-
-        `sf` are the scales of tokens that are FP8 already.
-        """
+    def post(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """Lay tokens out, and wait until all ranks have; give where the result of each route will lie."""
         x = with_aligned_rows(x)
         row_of = torch.empty_like(topk_ids, dtype=torch.int32, memory_format=torch.contiguous_format)
-        post_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, self.node, sf)
+        post_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, self.node)
         return row_of
 
     def rows(self) -> ExpertRows:
@@ -74,53 +71,36 @@ class Peers:
         intermediate = w[0].shape[1] // 2
         values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=device)
         scales = empty_scales((count,), hidden, values, mn_major=True)
-        to = Gathered(values, scales, addresses=torch.empty(count, dtype=torch.int64, device=device))
-        assert to.addresses is not None
+        addresses = torch.empty(count, dtype=torch.int64, device=device)
         if not self.fetches(intermediate):
-            gather_rows.run(self.node, rows, to)
-            return activations_of_rows((values, scales), w, rows, limit), to.addresses
+            gather_rows.run(self.node, rows, Gathered(values, scales, addresses=addresses))
+            return activations_of_rows((values, scales), w, rows, limit), addresses
         d = (
             torch.empty(count, intermediate, dtype=values.dtype, device=device),
             empty_scales((count,), intermediate, values, mn_major=True),
         )
-        self.fetch(w, rows, to, d, limit, gates_apart=True)
-        return d, to.addresses
+        silu = SiluRowsProblem(values, scales, *w, *d, rows.ends, None, limit, gates_apart=True)
+        rows_fetched.run(FetchedRowsProblem(silu, rows, self.ids, addresses, self.node))
+        return d, addresses
 
     def fetches(self, intermediate: int) -> bool:
         """Tell whether the first product fetches its rows."""
         is_many = self.ids.numel() >= MANY_ROWS
         return is_many and intermediate % SCALE_BLOCK == 0 and rows_fetched.why_not(self.room) is None
 
-    def fetch(
-        self,
-        w: Operand,
-        rows: ExpertRows,
-        to: Gathered,
-        d: Quantized,
-        limit: float | None,
-        *,
-        gates_apart: bool = False,
-    ) -> None:
-        """Compute the first product into `d`. Its rows come to `to` meanwhile."""
-        assert to.addresses is not None
-        a = to.values, to.sfa
-        silu = SiluRowsProblem(*a, *w, *d, rows.ends, to.weights, limit, gates_apart)
-        rows_fetched.run(FetchedRowsProblem(silu, rows, self.ids, to.addresses, self.node))
-
     def product(self, a: Quantized, w: Operand, rows: ExpertRows, addresses: Tensor) -> None:
         """Multiply, and store each result on its token's rank."""
         rows_to_addresses.run(a, w, rows.ids, addresses)
 
-    def combine(self, row_of: Tensor, topk_weights: Tensor | None, out: Tensor | None) -> Tensor | None:
-        """Wait for the results of all ranks, and sum up each token's by weight, or as they are, in order of routes."""
+    def combine(self, row_of: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
+        """Wait for the results of all ranks, and sum up each token's by weight, in order of routes."""
         meet_ranks.run(self.node, self.memory.get_device())
         made = (
             torch.empty(len(row_of), self.room.hidden, dtype=torch.bfloat16, device=row_of.device)
             if out is None
             else out
         )
-        weights = None if topk_weights is None else topk_weights.contiguous()
-        gather_weighted.run(self.results, row_of, weights, made)
+        gather_weighted.run(self.results, row_of, topk_weights.contiguous(), made)
         return made if out is None else None
 
     def check(self) -> None:

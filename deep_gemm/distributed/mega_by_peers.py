@@ -1,26 +1,40 @@
 """The way of mega MoE between the GPUs of a node, by kernels that use the memory of peers: see by_peers.py.
 
     post_rows:          tokens, FP8 already -> this rank's room; which experts want them -> all rooms
+    route_rows:         a row for each route to an expert here
     gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
     the first product:  gate and up, activated, weighted, cast; it fetches many rows itself
     rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
-    gather_weighted:    a token's results, summed up in order of its routes
+    meet_ranks, gather_weighted: a token's results, summed up in order of its routes
 
 The host waits for nothing. A rank of a group of one has the same way, so that a GPU gives the same bits in any group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from ..activation import activated_product_of_rows
-from ..kernels import gather_rows, rows_to_addresses
+from ..gpus import gpu_of
+from ..kernels import gather_rows, meet_ranks, post_rows, rows_fetched, rows_silu, rows_to_addresses
 from ..kernels.gather_rows import Gathered
+from ..kernels.gather_weighted import SumsAt
 from ..kernels.meeting import Room
-from ..problem.mega_moe import MegaProblem, MegaSizes
+from ..kernels.plan import Addresses, B, D, Plan, addresses_of, put
+from ..kernels.route_rows import MAX_EXPERTS, RouteProblem, RoutesAt
+from ..kernels.rows_fetched import FetchedRowsProblem
+from ..kernels.seen import torch_compares
+from ..problem import ExpertRows, Operand, SiluRowsProblem, cuts_gradient
+from ..problem.layout import ADDRESS_ALIGNMENT, byte_span
+from ..problem.mega_moe import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
 from ..problem.rows_silu import SILU_COLUMNS
+from ..settings import get_compile_mode, in_force
 from .by_peers import Peers, connect, why_not
+from .message import BF16_BYTES, WORD_BYTES, has_aligned_rows
+from .prepared import MAX_KINDS, Kind, Weights, find
 
 SECONDS = 30.0
 """How long a GPU waits for another one."""
@@ -33,6 +47,8 @@ def room_of(sizes: MegaSizes) -> Room:
 
 def why_not_by_peers(sizes: MegaSizes, device: torch.device) -> str | None:
     """Say why rows of this rank have to go through collectives; None if they need not."""
+    if sizes.here > MAX_EXPERTS[-1]:
+        return f"expected at most {MAX_EXPERTS[-1]} experts of a rank, got {sizes.here}"
     return why_not(device, sizes.ranks) or room_of(sizes).why_impossible()
 
 
@@ -47,22 +63,162 @@ def peers_of(sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | 
     return Peers(memory, (memory.data_ptr(),), room, 0, SECONDS, sizes.here)
 
 
-@torch.no_grad()
-def compute(p: MegaProblem, sizes: MegaSizes, peers: Peers) -> None:
-    """Compute one call of this rank, together with the others'."""
-    peers.check()
-    tensors, device = p.tensors, p.y.device
-    row_of, rows = peers.post(tensors.x, tensors.topk_idx, tensors.topk_weights, tensors.x_sf), peers.rows()
-    if p.counts is not None:
-        p.counts.add_(rows.counts)
-    weights = torch.empty(sizes.rows, dtype=torch.float32, device=device)
-    addresses = torch.empty(sizes.rows, dtype=torch.int64, device=device)
-    a, middles = (tensors.l1_acts, tensors.l1_acts_sf), (tensors.l2_acts, tensors.l2_acts_sf)
-    to = Gathered(*a, weights, addresses)
-    if peers.fetches(sizes.intermediate):
-        peers.fetch(p.l1, rows, to, middles, p.limit)
-    else:
-        gather_rows.run(peers.node, rows, to)
-        activated_product_of_rows(a, p.l1, middles, rows.ids, weights, limit=p.limit)
-    rows_to_addresses.run(middles, p.l2, rows.ids, addresses, sfa_columns=SILU_COLUMNS)
-    peers.combine(row_of, None, p.y)
+class Calls:
+    """The calls of one buffer. Sizes and most addresses stay, so launches are stated once.
+
+    Calls follow each other, so what lies between kernels is one piece of memory for all of them.
+    """
+
+    def __init__(self, sizes: MegaSizes, tensors: MegaTensors, peers: Peers) -> None:
+        self.sizes, self.tensors, self.peers = sizes, tensors, peers
+        self._alike: list[Alike] = []
+        self._launches: dict[object, Launches] = {}
+        self.fetches = peers.fetches(sizes.intermediate)
+        routes = RouteProblem(peers.ids, sizes.here)
+        self.rows = ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
+        self.weights = torch.empty_like(routes.ids, dtype=torch.float32)
+        self.addresses = torch.empty_like(routes.ids, dtype=torch.int64)
+        self.result_of = torch.empty_like(tensors.topk_idx, dtype=torch.int32)
+        self._route = RoutesAt(routes)
+        self._table = routes.ids.new_empty(self._route.table_bytes(sizes.rows) // WORD_BYTES)
+        self._at_routes = tuple(each.data_ptr() for each in (peers.ids, *self.rows, self._table))
+        self._at_results = peers.results.data_ptr(), self.result_of.data_ptr()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """State the launches that are the same in each call, but for the number of tokens."""
+        t, node, device = self.tensors, self.peers.node, self.tensors.x.get_device()
+        config = post_rows.config_of(t.x, t.topk_idx)
+        params = post_rows.params_of(t.x, t.topk_idx, t.topk_weights, self.result_of, node, t.x_sf)
+        self._post = post_rows.KERNEL.prepared(config, params, ("tokens",), device)
+        self._ctas_of_post = post_rows.grid(config, node, gpu_of(device).num_sms)
+        to = Gathered(t.l1_acts, t.l1_acts_sf, self.weights, self.addresses)
+        params = gather_rows.params_of(node, self.rows, to)
+        self._gather = gather_rows.KERNEL.prepared(gather_rows.CONFIG, params, (), device)
+        self._ctas_of_gather = gather_rows.grid(gather_rows.CONFIG, node.room.slots, *t.l1_acts.shape)
+        self._meet = meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), device)
+
+    def __call__(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None, limit: float | None) -> None:
+        """Compute a call of this rank, of which `limit` alone was checked, together with the others'."""
+        given, weights = (y,) if counts is None else (y, counts), Weights(l1, l2)
+        like = self._find(given, weights, limit)
+        if like is not None and like.is_right(given, weights):
+            self._launch(like.launches, y, l1, l2, counts)
+            return
+        p, device = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit), self.tensors.x.get_device()
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
+                self(y, l1, l2, counts, limit)
+            return
+        launches = self._launches_of(p)
+        self._launch(launches, y, p.l1, p.l2, counts)
+        if like is None and why_not_alike(y) is None:
+            like = Alike(self, launches, given, weights, limit)
+            self._alike = [like, *self._alike[: MAX_KINDS - 1]]  # a new list: others may be reading the old
+
+    def _find(self, given: Sequence[Tensor], weights: Weights, limit: float | None) -> Alike | None:
+        """Find calls like one that nobody has checked: what it was given may be anything."""
+        of_limit = (each for each in self._alike if (each.limit, each.generation) == (limit, in_force.generation))
+        try:
+            return find(of_limit, given, weights)
+        except (TypeError, ValueError):  # weights that are no pairs: the checks say how
+            return None
+
+    def _launches_of(self, p: MegaProblem) -> Launches:
+        strides = tuple(x.stride() for x in (p.y, *p.l1, *p.l2))
+        lie = p.limit, in_force.generation, strides
+        found = self._launches.get(lie)
+        if found is None:
+            found = Launches(self, p)
+            put(self._launches, lie, found, MAX_KINDS)
+        return found
+
+    def _launch(self, launches: Launches, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None) -> None:
+        self.peers.check()
+        tokens = y.shape[0]
+        self._post.launch(self._ctas_of_post, tokens)
+        self._route.launch(self.sizes.rows, *self._at_routes)
+        if not self.fetches:
+            self._gather.launch(self._ctas_of_gather)
+        if get_compile_mode() == 0:
+            if counts is not None:
+                counts.add_(self.rows.counts)
+            launches.first.launch(l1)
+            launches.second.launch(l2)
+        self._meet.launch(1)
+        if tokens:
+            launches.sums.launch(tokens, *self._at_results, 0, y.data_ptr())
+
+
+class Product:
+    """A launch whose operands stay where they are, but for the weight."""
+
+    def __init__(self, plan: Plan, at: Addresses) -> None:
+        self._plan, self._ahead, self._behind = plan, at[:B], at[D:]
+
+    def launch(self, weight: Operand) -> None:
+        """Multiply by a weight that lies as that of the plan does."""
+        values, scales = weight
+        self._plan.launch((*self._ahead, values.data_ptr(), scales.data_ptr(), *self._behind))
+
+
+class Launches:
+    """What depends on how y and the weights lie, and on the limit: both products, and the sums."""
+
+    def __init__(self, calls: Calls, p: MegaProblem) -> None:
+        """For a call that was checked. Its device is the current one."""
+        t, rows, peers = calls.tensors, calls.rows, calls.peers
+        a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
+        layout = rows.ends if calls.fetches else rows.ids
+        silu = SiluRowsProblem(*a, *p.l1, *middle, layout, calls.weights, p.limit)
+        if calls.fetches:
+            fetched = FetchedRowsProblem(silu, rows, peers.ids, calls.addresses, peers.node)
+            self.first = Product(rows_fetched.planned(fetched), rows_fetched.addresses(fetched))
+        else:
+            self.first = Product(rows_silu.planned(silu), rows_silu.addresses(silu))
+        second = rows_to_addresses.problem(middle, p.l2, calls.addresses, rows.ids, sfa_columns=SILU_COLUMNS)
+        self.second = Product(rows_to_addresses.planned(second), addresses_of(second))
+        self.sums = SumsAt(peers.results, calls.result_of, None, p.y)
+
+
+class Alike(Kind):
+    """Calls with one limit, and a y, weights and counts of one kind. What they are given is y, and counts if any."""
+
+    def __init__(
+        self, calls: Calls, launches: Launches, given: Sequence[Tensor], weights: Weights, limit: float | None
+    ) -> None:
+        """For calls like this one, which was checked and `why_not_alike` has nothing against."""
+        super().__init__(given, weights)
+        self.launches, self.limit, self.generation = launches, limit, in_force.generation
+        self._most, self._here = calls.sizes.max_tokens, calls.sizes.here
+        y = given[0]
+        self._pitch, self._row_bytes = y.stride(0) * BF16_BYTES, y.shape[1] * BF16_BYTES
+        self._spans_of_weights = [byte_span(x) for x in (*weights.w1, *weights.w2)]
+        self._requires_grad = any(x.requires_grad for x in (*weights.w1, *weights.w2))
+        self._filled = [(x.data_ptr(), byte_span(x)) for x in calls.tensors[:FILLED]]
+
+    def is_right(self, given: Sequence[Tensor], weights: Weights) -> bool:
+        """Tell whether a call that `is_like` is right, and nothing watches it: else it wants a closer look."""
+        y, *counts = given
+        tokens, first = y.shape[0], y.data_ptr()
+        end = first + (tokens - 1) * self._pitch + self._row_bytes
+        at = [x.data_ptr() for x in (*weights.w1, *weights.w2)]
+        inputs = [*zip(at, self._spans_of_weights, strict=True), *self._filled]
+        for each in counts:
+            if each.shape[0] != self._here:
+                return False
+            inputs.append((each.data_ptr(), self._here * WORD_BYTES))
+        return (
+            tokens <= self._most
+            and (first | at[0] | at[2]) % ADDRESS_ALIGNMENT == 0
+            and not any(begin < end and first < begin + span for begin, span in inputs)
+            and self.is_straight()
+            and not (self._requires_grad and cuts_gradient((*weights.w1, *weights.w2), ()))
+        )
+
+
+def why_not_alike(y: Tensor) -> str | None:
+    """Say why calls with a y like this one, which was checked, are checked each; None if they need not be."""
+    if y.stride(0) < y.shape[1] or not has_aligned_rows(y):
+        return "strides that suit a single row"
+    return None if torch_compares() else "this torch compares tensors otherwise"

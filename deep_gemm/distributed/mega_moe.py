@@ -21,6 +21,7 @@ from ..problem.mega_moe import (
     MegaTensors,
     check_weights,
     fill_problem,
+    mega_limit,
     mega_problem,
     mega_sizes,
 )
@@ -50,7 +51,7 @@ class SM90SymmBuffer:
     def __init__(
         self, sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None, peers: Peers | None = None
     ) -> None:
-        self.sizes, self.group, self.peers = sizes, group, peers
+        self.sizes, self.group = sizes, group
         by_collectives = peers is None and sizes.ranks > 1
         self.planner = Planner(sizes.here, None, device, group) if by_collectives else None
         tokens, rows = sizes.max_tokens, sizes.rows
@@ -71,10 +72,11 @@ class SM90SymmBuffer:
             fp8(rows, sizes.intermediate),
             empty_scales((rows,), sizes.intermediate, weights, mn_major=True, gran_k=SILU_COLUMNS),
         )
+        self.calls = None if peers is None else mega_by_peers.Calls(sizes, self._tensors, peers)
 
     def destroy(self) -> None:
         """Give the memory back. No call takes the buffer from then on."""
-        self._tensors = self.peers = self.planner = None
+        self._tensors = self.calls = self.planner = None
 
     @property
     def tensors(self) -> MegaTensors:
@@ -280,13 +282,13 @@ def fp8_mega_moe(
     if not isinstance(buffer, SM90SymmBuffer):
         raise TypeError(f"buffer: expected SM90SymmBuffer, got {type(buffer).__name__}")
     sizes, tensors = buffer.sizes, buffer.tensors
-    said = cumulative_local_expert_recv_stats, recipe, activation, activation_clamp
-    if buffer.peers is not None:
-        mega_by_peers.compute(mega_problem(y, l1, l2, sizes, tensors, *said), sizes, buffer.peers)
+    said = recipe, activation, activation_clamp
+    if buffer.calls is not None:
+        buffer.calls(y, l1, l2, cumulative_local_expert_recv_stats, mega_limit(*said))
         return
     asked: MegaProblem | Exception
     try:
-        asked = mega_problem(y, l1, l2, sizes, tensors, *said)
+        asked = mega_problem(y, l1, l2, sizes, tensors, cumulative_local_expert_recv_stats, mega_limit(*said))
     except MISTAKES as mistake:
         asked = mistake
     mega_by_group.compute(asked, sizes, buffer.planner)

@@ -5,7 +5,6 @@ cuda/work/rows_fetched.cuh says how. It is rows_silu.py for rows that are not th
 
 from __future__ import annotations
 
-import sys
 from typing import NamedTuple
 
 import torch
@@ -17,12 +16,12 @@ from ..choose.rows import select_grouped
 from ..gpus import gpu_of
 from ..jit import driver
 from ..problem import ExpertRows, SiluRowsProblem
-from ..settings import get_compile_mode, get_num_sms, get_pdl, in_force, settings
+from ..settings import get_compile_mode, get_num_sms, get_pdl, in_force
 from . import fp8_gemm
 from .fp8_gemm import ROWS_FETCHED_PARAMS
 from .meeting import Node, Room, Way
 from .plan import PLANS, SFA, A, Addresses, Key, Place, Plan
-from .rows import grid
+from .rows import grid, print_if_asked
 from .rows_silu import ROW_WEIGHTS, parameters_of
 from .rows_silu import addresses as addresses_of_silu
 
@@ -64,22 +63,26 @@ def run(p: FetchedRowsProblem, config: GemmConfig | None = None) -> None:
     if plan is not None:
         plan.launch(addresses(p))
         return
-    (m, _), (groups, n, k) = p.silu.a.shape, p.silu.b.shape
     device = p.silu.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             run(p, config)
         return
-    if config is None:
-        config = select_grouped(groups, m / groups, n, k, output_of(p), gpu_of(device))
-    if settings().print_configs:
-        print(f"deep_gemm: {groups} groups of {n} x {k} run {config.name}", file=sys.stderr)
-    plan = plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    plan = planned(p, config)
     if get_compile_mode() == 1:
         return
     plan.launch(addresses(p))
     if key:
         PLANS.keep(key, plan)
+
+
+def planned(p: FetchedRowsProblem, config: GemmConfig | None = None) -> Plan:
+    """Choose a configuration if there is none, and prepare the launch. The problem's device is the current one."""
+    (m, _), (groups, n, k), device = p.silu.a.shape, p.silu.b.shape, p.silu.d.get_device()
+    if config is None:
+        config = select_grouped(groups, m / groups, n, k, output_of(p), gpu_of(device))
+    print_if_asked(groups, n, k, config)
+    return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
 
 
 def output_of(p: FetchedRowsProblem) -> Output:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import torch
 from torch import Tensor
@@ -16,13 +15,13 @@ from ..jit import driver
 from ..jit.tensor_map import MAP_BYTES, TensorMap
 from ..problem import Operand, SiluRowsProblem
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span
-from ..settings import get_compile_mode, get_num_sms, get_pdl, in_force, settings
+from ..settings import get_compile_mode, get_num_sms, get_pdl, in_force
 from . import fp8_gemm
 from .fp8_gemm import ROWS_SILU_PARAMS
 from .lay_scales import mn_major
 from .maps import row_pitch
 from .plan import PLANS, SCALE_BYTES, Addresses, Key, Place, Plan, addresses_of, refuse_if
-from .rows import GroupedProblem, grid, numbers_of, operand_maps
+from .rows import GroupedProblem, grid, numbers_of, operand_maps, print_if_asked
 
 OUTPUT = Output(groups=Groups.IDS, activates=True)
 APART = Output(groups=Groups.IDS, activates=True, gates_apart=True)
@@ -80,28 +79,34 @@ def run(p: SiluRowsProblem, config: GemmConfig | None = None) -> None:
 
     `config` None leaves the choice to the heuristics.
     """
-    (m, k), (groups, n, _) = p.a.shape, p.b.shape
-    if 0 in (m, n, groups):
+    if 0 in (p.a.shape[0], p.b.shape[1], p.b.shape[0]):
         return
     device = p.d.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             run(p, config)
         return
-    is_chosen = config is None
+    ready = prepared(p)
+    plan = planned(ready, config)
+    if get_compile_mode() == 1:
+        return
+    plan.launch(addresses(ready))
+    if config is None and ready is p:  # others are copied anew by each call
+        PLANS.keep(signature(p), plan)
+
+
+def planned(p: SiluRowsProblem, config: GemmConfig | None = None) -> SiluPlan:
+    """Choose a configuration if there is none, and prepare the launch of a problem that is `prepared`.
+
+    Its device is the current one.
+    """
+    (m, k), (groups, n, _), device = p.a.shape, p.b.shape, p.d.get_device()
     if config is None:
         config = select_grouped(groups, m / groups, n, k, output_of(p), gpu_of(device))
     else:
         refuse_if(config.name, fp8_gemm.why_unfit(config, k, output_of(p)))
-    if settings().print_configs:
-        print(f"deep_gemm: {groups} groups of {n} x {k} run {config.name}", file=sys.stderr)
-    ready = prepared(p)
-    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
-    if get_compile_mode() == 1:
-        return
-    plan.launch(addresses(ready))
-    if is_chosen and ready is p:  # others are copied anew by each call
-        PLANS.keep(signature(p), plan)
+    print_if_asked(groups, n, k, config)
+    return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
 
 
 def output_of(p: SiluRowsProblem) -> Output:

@@ -18,32 +18,42 @@ from ..jit import driver
 from ..jit.tensor_map import MAP_BYTES
 from ..problem import Operand
 from ..problem.layout import SCALE_BLOCK
-from ..problem.rows_silu import SILU_COLUMNS
 from ..settings import get_compile_mode, get_num_sms, get_pdl
 from . import fp8_gemm, product
 from .fp8_gemm import ROWS_PARAMS
 from .plan import Key, Plan, addresses_of
-from .rows import GroupedProblem, grid, numbers_of, operand_maps, prepared
+from .rows import GroupedProblem, grid, numbers_of, operand_maps, prepared, print_if_asked
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
 OUTPUT_BY_64 = replace(OUTPUT, sfa_by_64=True)
 
 
-def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor, *, sfa_columns: int = SCALE_BLOCK) -> None:
+def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor) -> None:
     """Multiply each row by its group's weight, and store the result, BF16 `[n]`, at the row's address.
 
     `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ids` is int32 `[rows]`, -1 for a row without a
-    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them, except that a scale of A may be for 64
-    columns. Nobody checks them.
+    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them. Nobody checks them.
     """
-    product.run(PRODUCT if sfa_columns == SCALE_BLOCK else BY_64, a, w, addresses, ids)
+    product.run(PRODUCT, a, w, addresses, ids)
 
 
-def problem(a: Operand, w: Operand, addresses: Tensor, ids: Tensor) -> GroupedProblem:
-    """Take the operands of `run` for those of grouped rows, scales being for 128 columns."""
-    rows_of_a_group = len(addresses) / max(len(w[0]), 1)
+def problem(
+    a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, sfa_columns: int = SCALE_BLOCK
+) -> GroupedProblem:
+    """Take the operands of `run` for those of grouped rows; here a scale of A may be for 64 columns."""
+    (values, scales), rows_of_a_group = a, len(addresses) / max(len(w[0]), 1)
     return GroupedProblem(
-        a[0][None], a[1][None], *w, addresses, ids, Groups.IDS, SCALE_BLOCK, 1, False, rows_of_a_group
+        values[None],
+        scales[None],
+        *w,
+        addresses,
+        ids,
+        Groups.IDS,
+        SCALE_BLOCK,
+        1,
+        False,
+        rows_of_a_group,
+        sfa_columns,
     )
 
 
@@ -51,10 +61,6 @@ def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) 
     assert d is not None
     assert c is not None
     return problem(a, b, d, c)
-
-
-def _ask_by_64(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) -> GroupedProblem:
-    return _ask(a, b, d, c, said)._replace(sfa_columns=SILU_COLUMNS)
 
 
 def _output(p: GroupedProblem) -> Output:
@@ -68,14 +74,21 @@ def _on_gpu(p: GroupedProblem) -> Plan | None:
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             return _on_gpu(p)
-    config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, _output(p), gpu_of(device))
     ready = prepared(p)
-    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    plan = planned(ready)
     plan.copies_sfa = ready.sfa is not p.sfa
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(ready))
     return plan
+
+
+def planned(p: GroupedProblem) -> Plan:
+    """Choose a configuration, and prepare the launch of a problem that is `prepared`. Its device is the current one."""
+    device = p.d.get_device()
+    config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, _output(p), gpu_of(device))
+    print_if_asked(p.num_groups, p.n, p.k, config)
+    return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
 
 
 def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
@@ -93,4 +106,4 @@ def _refuse(*_: object) -> None:
     raise NotImplementedError("rows to addresses: expected tensors on a Hopper GPU, outside of torch.compile")
 
 
-PRODUCT, BY_64 = (product.Product(ask, _refuse, _on_gpu, _refuse) for ask in (_ask, _ask_by_64))
+PRODUCT = product.Product(_ask, _refuse, _on_gpu, _refuse)

@@ -21,6 +21,8 @@ from .routing import route_weights
 
 TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128
 RECIPE = (SCALE_BLOCK, SCALE_BLOCK, SCALE_BLOCK)
+FILLED = 4
+"""The first of `MegaTensors`: those that the caller fills."""
 SWIGLU = "swiglu"
 
 
@@ -152,6 +154,14 @@ def check_weights(l1: Operand, l2: Operand, sizes: Sizes) -> tuple[Operand, Oper
     return l1, l2
 
 
+def mega_limit(recipe: Recipe, activation: str, activation_clamp: float | None) -> float | None:
+    """Check what a call says besides its tensors; give the limit of gate and up."""
+    if recipe is not RECIPE and recipe_numbers("recipe", recipe) != RECIPE:
+        raise NotImplementedError(f"recipe: expected {RECIPE}, got {recipe!r}")
+    check_activation(activation)
+    return None if activation_clamp is None else positive("activation_clamp", activation_clamp)
+
+
 def mega_problem(
     y: Tensor,
     l1: Operand,
@@ -159,15 +169,9 @@ def mega_problem(
     sizes: MegaSizes,
     tensors: MegaTensors,
     counts: Tensor | None,
-    recipe: Recipe,
-    activation: str,
-    activation_clamp: float | None,
+    limit: float | None,
 ) -> MegaProblem:
-    """Check a call. The host reads no ids of a GPU."""
-    if recipe_numbers("recipe", recipe) != RECIPE:
-        raise NotImplementedError(f"recipe: expected {RECIPE}, got {recipe!r}")
-    check_activation(activation)
-    limit = None if activation_clamp is None else positive("activation_clamp", activation_clamp)
+    """Check a call whose `limit` was checked. The host reads no ids of a GPU."""
     checks.has_type("y", checks.tensor("y", y), (torch.bfloat16,))
     known: Sizes = {
         "hidden": sizes.hidden,
