@@ -12,10 +12,11 @@ import torch
 from mega_cases import Model, Tokens, fill, part, result
 from rank_threads import Ranks
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
 from deep_gemm import SM90SymmBuffer
-from deep_gemm.distributed import by_peers, mega_by_peers
+from deep_gemm.distributed import by_peers, mega_by_peers, prepared
 from deep_gemm.distributed.by_peers import Peers
 from deep_gemm.distributed.prepared import MAX_KINDS
 from deep_gemm.kernels import route_rows
@@ -205,6 +206,14 @@ def test_each_kind_is_checked_once(launched: Counter[str], monkeypatch: pytest.M
     assert len(calls._alike) == len(calls._launches) == MAX_KINDS
 
 
+def shifted(weight: Operand) -> Operand:
+    """The same with values that begin 8 bytes behind a multiple of 16."""
+    values, scales = weight
+    room = torch.zeros(values.nbytes + 24, dtype=torch.uint8)
+    place = room[-room.data_ptr() % 16 + 8 :][: values.nbytes].view(values.dtype).view(values.shape)
+    return place.copy_(values), scales
+
+
 def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Alone(monkeypatch)
     y, counts = alone.y(), torch.zeros(6, dtype=torch.int32)
@@ -241,11 +250,35 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             alone.call(y, wrong_counts)
+    shared = torch.zeros(y.nbytes + 16, dtype=torch.uint8)
+    aligned = shared[-shared.data_ptr() % 16 :][: y.nbytes]
+    of_shared = aligned.view(torch.bfloat16).view(y.shape)
+    for begin in (0, y.nbytes - y[0].nbytes, y.nbytes - 32):
+        with pytest.raises(ValueError, match="y: expected memory that does not overlap cumulative"):
+            alone.call(of_shared, aligned[begin:][:24].view(torch.int32))
+    misaligned = shared[-shared.data_ptr() % 16 + 8 :][: 5 * y[0].nbytes].view(torch.bfloat16).view(5, -1)
+    with pytest.raises(ValueError, match="y: expected an address that is a multiple of 16 bytes"):
+        alone.call(misaligned)
+    for name, weights in (("l1", (shifted(l1), l2)), ("l2", (l1, shifted(l2)))):
+        with pytest.raises(ValueError, match=f"{name}: expected an address that is a multiple of 16 bytes"):
+            deep_gemm.fp8_mega_moe(y, *weights, alone.buffer)
     assert not launched
     alone.checked.clear()
     alone.call(y)
     assert not alone.checked
     assert same(y, alone.right)
+    with monkeypatch.context() as watched:
+        watched.setattr(prepared, "num_modes", lambda: 1)
+        alone.call(y.zero_())
+    assert same(y, alone.right)
+    assert len(alone.checked) == 1
+    with FakeTensorMode():
+        of_no_memory = torch.empty(6, MODEL.hidden, dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="fp8_mega_moe: expected a y that has memory"):
+        alone.call(of_no_memory)
+    calls = alone.buffer.calls
+    assert calls is not None
+    assert len(calls._alike) == 2, "one without counts, and one with counts"
 
 
 def test_a_single_row_whose_stride_suits_no_other_is_checked(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import host_mutations
 import pytest
 from helpers import assert_caught
 from sim_basic import BasicTrial
@@ -17,7 +19,8 @@ from thorough import one_in
 from deep_gemm.sim import HostCompileError
 from deep_gemm.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, try_mutation
 
-ROOT = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 
 
 @dataclass(frozen=True)
@@ -103,3 +106,22 @@ def test_the_documentation_names_each_list_of_mutations() -> None:
     lists = [*Path(__file__).parent.glob("*mutations*.py")]
     assert lists
     assert [path.name for path in lists if f"`tests/{path.name}`" not in text] == []
+
+
+@pytest.mark.parametrize("module", sorted(path.stem for path in TESTS.glob("mutations_*.py")))
+def test_every_mutation_finds_the_text_that_it_breaks(module: str) -> None:
+    """CI runs a part of each list: one whose text has changed would wait there for somebody to run it."""
+    lists = vars(importlib.import_module(module))
+    names = [name for name in lists if name.endswith("MUTATIONS")]
+    assert names
+    for name in names:
+        trials = lists.get(name.replace("MUTATIONS", "TRIALS"), lists.get("TRIALS"))
+        headers = [trial.headers() for trial in trials]
+        for mutation in lists[name]:
+            for each in headers:
+                mutation.apply(each)
+
+
+def test_every_mutation_of_the_host_finds_its_text() -> None:
+    for mutation in host_mutations.MUTATIONS:
+        mutation.text()

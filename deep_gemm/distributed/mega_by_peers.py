@@ -31,6 +31,7 @@ from ..problem import ExpertRows, Operand, SiluRowsProblem, cuts_gradient
 from ..problem.layout import ADDRESS_ALIGNMENT, byte_span
 from ..problem.mega_moe import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
 from ..problem.rows_silu import SILU_COLUMNS
+from ..problem.tracing import has_memory
 from ..settings import get_compile_mode, in_force
 from .by_peers import Peers, connect, why_not
 from .message import BF16_BYTES, WORD_BYTES, has_aligned_rows
@@ -106,6 +107,8 @@ class Calls:
             self._launch(like.launches, y, l1, l2, counts)
             return
         p, device = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit), self.tensors.x.get_device()
+        if not has_memory(y):
+            raise NotImplementedError("fp8_mega_moe: expected a y that has memory, outside of torch.compile")
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
                 self(y, l1, l2, counts, limit)
