@@ -327,15 +327,17 @@ def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.M
     alone.call(y)
     calls = alone.buffer.calls
     assert calls is not None
-    (usual,) = calls._launches.values()
+    (launches,) = calls._launches.values()
+    usual = launches.first.plan, launches.second.plan
     try:
         set_num_sms(1)
         set_pdl(True)
         alone.call(y.zero_())
         assert same(y, alone.right)
-        limited = [*calls._launches.values()][-1]
-        assert limited.second._plan.grid == 1 < usual.second._plan.grid
-        assert limited.first._plan.launcher is not usual.first._plan.launcher, "one that may start early"
+        for product, plan in zip((launches.first, launches.second), usual, strict=True):
+            assert product.plan is not None and plan is not None
+            assert product.plan.grid == 1 < plan.grid
+            assert product.plan.launcher is not plan.launcher, "one that may start early"
         set_compile_mode(1)
         launched.clear()
         counts = torch.zeros(6, dtype=torch.int32)
@@ -345,7 +347,6 @@ def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.M
         set_compile_mode(0)
         set_num_sms(132)
         set_pdl(False)
-    alone.call(y)
     alone.checked.clear()
     alone.call(y.zero_())
     assert same(y, alone.right)

@@ -115,8 +115,8 @@ def test_every_mutation_finds_the_text_that_it_breaks(module: str) -> None:
     names = [name for name in lists if name.endswith("MUTATIONS")]
     assert names
     for name in names:
-        trials = lists.get(name.replace("MUTATIONS", "TRIALS"), lists.get("TRIALS"))
-        headers = [trial.headers() for trial in trials]
+        own = name.replace("MUTATIONS", "TRIALS")
+        headers = [trial.headers() for trial in lists[own if own in lists else "TRIALS"]]
         for mutation in lists[name]:
             for each in headers:
                 mutation.apply(each)

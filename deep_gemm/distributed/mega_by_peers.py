@@ -22,9 +22,12 @@ from ..gpus import gpu_of
 from ..kernels import gather_rows, meet_ranks, post_rows, rows_fetched, rows_silu, rows_to_addresses
 from ..kernels.gather_rows import Gathered
 from ..kernels.gather_weighted import SumsAt
+from ..kernels.launch import computes_on
 from ..kernels.meeting import Room
-from ..kernels.plan import Addresses, B, D, Plan, addresses_of, put
+from ..kernels.plan import addresses_of, put
 from ..kernels.route_rows import MAX_EXPERTS, RouteProblem, RoutesAt
+from ..kernels.rows import GroupedProblem
+from ..kernels.rows_at import RowsInPlace
 from ..kernels.rows_fetched import FetchedRowsProblem
 from ..kernels.seen import torch_compares
 from ..problem import ExpertRows, Operand, SiluRowsProblem, cuts_gradient
@@ -32,7 +35,6 @@ from ..problem.layout import ADDRESS_ALIGNMENT, byte_span
 from ..problem.mega_moe import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
 from ..problem.rows_silu import SILU_COLUMNS
 from ..problem.tracing import has_memory
-from ..settings import get_compile_mode, in_force
 from .by_peers import Peers, connect, why_not
 from .message import BF16_BYTES, WORD_BYTES, has_aligned_rows
 from .prepared import MAX_KINDS, Kind, Weights, find
@@ -74,6 +76,7 @@ class Calls:
         self.sizes, self.tensors, self.peers = sizes, tensors, peers
         self._alike: list[Alike] = []
         self._launches: dict[object, Launches] = {}
+        self._device = tensors.x.get_device()
         self.fetches = peers.fetches(sizes.intermediate)
         routes = RouteProblem(peers.ids, sizes.here)
         self.rows = ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
@@ -88,7 +91,7 @@ class Calls:
 
     def _prepare(self) -> None:
         """State the launches that are the same in each call, but for the number of tokens."""
-        t, node, device = self.tensors, self.peers.node, self.tensors.x.get_device()
+        t, node, device = self.tensors, self.peers.node, self._device
         config = post_rows.config_of(t.x, t.topk_idx)
         params = post_rows.params_of(t.x, t.topk_idx, t.topk_weights, self.result_of, node, t.x_sf)
         self._post = post_rows.KERNEL.prepared(config, params, ("tokens",), device)
@@ -106,11 +109,11 @@ class Calls:
         if like is not None and like.is_right(given, weights):
             self._launch(like.launches, y, l1, l2, counts)
             return
-        p, device = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit), self.tensors.x.get_device()
+        p = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit)
         if not has_memory(y):
             raise NotImplementedError("fp8_mega_moe: expected a y that has memory, outside of torch.compile")
-        if torch._C._cuda_getDevice() != device:
-            with torch.cuda.device(device):
+        if torch._C._cuda_getDevice() != self._device:
+            with torch.cuda.device(self._device):
                 self(y, l1, l2, counts, limit)
             return
         launches = self._launches_of(p)
@@ -121,15 +124,14 @@ class Calls:
 
     def _find(self, given: Sequence[Tensor], weights: Weights, limit: float | None) -> Alike | None:
         """Find calls like one that nobody has checked: what it was given may be anything."""
-        of_limit = (each for each in self._alike if (each.limit, each.generation) == (limit, in_force.generation))
+        of_limit = (each for each in self._alike if each.limit == limit)
         try:
             return find(of_limit, given, weights)
         except (TypeError, ValueError):  # weights that are no pairs: the checks say how
             return None
 
     def _launches_of(self, p: MegaProblem) -> Launches:
-        strides = tuple(x.stride() for x in (p.y, *p.l1, *p.l2))
-        lie = p.limit, in_force.generation, strides
+        lie = p.limit, *(x.stride() for x in (p.y, *p.l1, *p.l2))
         found = self._launches.get(lie)
         if found is None:
             found = Launches(self, p)
@@ -143,44 +145,41 @@ class Calls:
         self._route.launch(self.sizes.rows, *self._at_routes)
         if not self.fetches:
             self._gather.launch(self._ctas_of_gather)
-        if get_compile_mode() == 0:
-            if counts is not None:
-                counts.add_(self.rows.counts)
-            launches.first.launch(l1)
-            launches.second.launch(l2)
+        if counts is not None and computes_on(self._device):
+            counts.add_(self.rows.counts)
+        launches.first.launch(l1)
+        launches.second.launch(l2)
         self._meet.launch(1)
         if tokens:
             launches.sums.launch(tokens, *self._at_results, 0, y.data_ptr())
-
-
-class Product:
-    """A launch whose operands stay where they are, but for the weight."""
-
-    def __init__(self, plan: Plan, at: Addresses) -> None:
-        self._plan, self._ahead, self._behind = plan, at[:B], at[D:]
-
-    def launch(self, weight: Operand) -> None:
-        """Multiply by a weight that lies as that of the plan does."""
-        values, scales = weight
-        self._plan.launch((*self._ahead, values.data_ptr(), scales.data_ptr(), *self._behind))
 
 
 class Launches:
     """What depends on how y and the weights lie, and on the limit: both products, and the sums."""
 
     def __init__(self, calls: Calls, p: MegaProblem) -> None:
-        """For a call that was checked. Its device is the current one."""
-        t, rows, peers = calls.tensors, calls.rows, calls.peers
+        """For a call that was checked. It keeps neither y nor weights."""
+        t, rows, peers, limit = calls.tensors, calls.rows, calls.peers, p.limit
         a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
-        layout = rows.ends if calls.fetches else rows.ids
-        silu = SiluRowsProblem(*a, *p.l1, *middle, layout, calls.weights, p.limit)
+
+        def activated(l1: Operand) -> SiluRowsProblem:
+            return SiluRowsProblem(*a, *l1, *middle, rows.ids, calls.weights, limit)
+
+        def fetched(l1: Operand) -> FetchedRowsProblem:
+            silu = activated(l1)._replace(ids=rows.ends)
+            return FetchedRowsProblem(silu, rows, peers.ids, calls.addresses, peers.node)
+
+        def second(l2: Operand) -> GroupedProblem:
+            return rows_to_addresses.problem(middle, l2, calls.addresses, rows.ids, sfa_columns=SILU_COLUMNS)
+
         if calls.fetches:
-            fetched = FetchedRowsProblem(silu, rows, peers.ids, calls.addresses, peers.node)
-            self.first = Product(rows_fetched.planned(fetched), rows_fetched.addresses(fetched))
+            at_first = rows_fetched.addresses(fetched(p.l1))
+            self.first = RowsInPlace(lambda l1: rows_fetched.planned(fetched(l1)), at_first)
         else:
-            self.first = Product(rows_silu.planned(silu), rows_silu.addresses(silu))
-        second = rows_to_addresses.problem(middle, p.l2, calls.addresses, rows.ids, sfa_columns=SILU_COLUMNS)
-        self.second = Product(rows_to_addresses.planned(second), addresses_of(second))
+            at_first = rows_silu.addresses(activated(p.l1))
+            self.first = RowsInPlace(lambda l1: rows_silu.planned(activated(l1)), at_first)
+        at_second = addresses_of(second(p.l2))
+        self.second = RowsInPlace(lambda l2: rows_to_addresses.planned(second(l2)), at_second)
         self.sums = SumsAt(peers.results, calls.result_of, None, p.y)
 
 
@@ -192,7 +191,7 @@ class Alike(Kind):
     ) -> None:
         """For calls like this one, which was checked and `why_not_alike` has nothing against."""
         super().__init__(given, weights)
-        self.launches, self.limit, self.generation = launches, limit, in_force.generation
+        self.launches, self.limit = launches, limit
         self._most, self._here = calls.sizes.max_tokens, calls.sizes.here
         y = given[0]
         self._pitch, self._row_bytes = y.stride(0) * BF16_BYTES, y.shape[1] * BF16_BYTES

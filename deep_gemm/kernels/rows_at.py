@@ -6,6 +6,8 @@ nothing to recognize: a plan is found by the number of rows, and launched at add
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ from . import cast_rows, fp8_gemm, rows, rows_fetched, rows_silu, rows_to_addres
 from .cast_rows import RowCast
 from .launch import Prepared
 from .meeting import Node
-from .plan import SCALE_BYTES, Plan, put
+from .plan import SCALE_BYTES, Addresses, B, D, Plan, put
 from .rows_fetched import FetchedRowsProblem
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "ActivationAt",
     "FetchedRowsAt",
     "RowsAt",
+    "RowsInPlace",
     "RowsToAddressesAt",
     "few_in_fp8",
 ]
@@ -138,6 +141,27 @@ class RowsToAddressesAt(RowsAt):
         a, ids = few_in_fp8(self.k, weight[0].device), _zeros(FEW, weight)
         p = rows_to_addresses.problem(a, weight, ids.long(), ids)
         return rows_to_addresses.plan_of(p, config, num_sms, launcher)
+
+
+class RowsInPlace:
+    """A product all of whose operands stay where they are but the weight; weights lie alike."""
+
+    def __init__(self, planned: Callable[[Operand], Plan], at: Addresses) -> None:
+        """`planned` prepares the launch for a weight; `at` is where operands are, those of a weight among them."""
+        self._planned, self._ahead, self._behind = planned, at[:B], at[D:]
+        self.plan: Plan | None = None
+        self._generation = -1
+
+    def launch(self, weight: Operand) -> None:
+        """Multiply by a weight. The device is the current one."""
+        plan = self.plan
+        if plan is None or self._generation != in_force.generation:
+            plan = self.plan = self._planned(weight)
+            self._generation = in_force.generation
+        if in_force.choices.compile_mode:
+            return
+        values, scales = weight
+        plan.launch((*self._ahead, values.data_ptr(), scales.data_ptr(), *self._behind))
 
 
 class ActivationAt:
