@@ -106,6 +106,8 @@ def route_rows(config: Any, p: Launched) -> None:
     parts = [at(p[name], shape, INT32) for name, shape in zip(ExpertRows._fields, shapes, strict=True)]
     for part, right in zip(parts, found, strict=True):
         part.copy_(right)
+    if p["arrivals"]:
+        at(p["arrivals"], (route_rows_kernel.num_arrivals(routes),), INT32).zero_()
     assert all(map(torch.equal, parts, found)), "parts that overlap"
 
 
@@ -139,7 +141,6 @@ def post_rows(config: Any, p: Launched) -> None:
     x = at(p["x"], (tokens, hidden), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
     ids = at(p["topk_ids"], (tokens, topk), {4: INT32, 8: INT64}[config.id_bytes])
     weights, row_of = at(p["topk_weights"], (tokens, topk), FP32), at(p["row_of"], (tokens, topk), INT32)
-    at(p["arrivals"], (here + 1,), INT32).zero_()
     if not is_whole(p):
         row_of.fill_(-1)
         return
@@ -224,16 +225,18 @@ def fetched(p: Launched, groups: int) -> Tensor:
     of_fetching = {name.removeprefix("fetching."): p[name] for name in p if name.startswith("fetching.")}
     room = {"slot_bytes": p["fetching.row_bytes"], "scales_at": p["k"], "hidden": p["k"], "rows": p["m"]}
     slots = p["fetching.max_tokens"] * p["fetching.meeting.ranks"]
+    assert is_whole(of_fetching)
     gather_rows(None, {**of_fetching, **room, "num_slots": slots})
-    arrivals, counts = (at(p[f"fetching.{name}"], (groups,), INT32) for name in ("arrivals", "counts"))
+    arrivals = at(p["fetching.arrivals"], (route_rows_kernel.num_arrivals(p["m"]),), INT32)
     assert not arrivals.any()
-    arrivals.copy_(counts)
-    row_of, ids = (at(p[f"fetching.{name}"], (slots, p["fetching.topk"]), INT32) for name in ("row_of", "ids"))
-    group_of = torch.full((p["m"],), -1, dtype=INT32)
-    group_of[row_of[row_of >= 0].long()] = ids[row_of >= 0]
-    ends = at(p["groups.layout"], (groups,), INT32)
-    assert torch.equal(ends, torch.searchsorted(group_of[: int(ends[-1])], torch.arange(groups), right=True).int())
-    return group_of
+    arrivals.fill_(1)
+    row_of, ends = (
+        at(p["fetching.row_of"], (slots, p["fetching.topk"]), INT32),
+        at(p["groups.layout"], (groups,), INT32),
+    )
+    assert sorted(row_of[row_of >= 0].tolist()) == list(range(int(ends[-1])))
+    group_of = torch.searchsorted(ends, torch.arange(p["m"]), right=True, out_int32=True)
+    return group_of.masked_fill_(group_of == groups, -1)
 
 
 def fp8_gemm_rows(config: Any, p: Launched) -> None:

@@ -136,8 +136,6 @@ POST_MUTATIONS = [
     Mutation("rows lie in the first rank's room", _POST, "m.rooms[m.rank] + uint64_t{token} * p.row_bytes", "m.rooms[0] + uint64_t{token} * p.row_bytes"),
     Mutation("rows lie over each other", _POST, "m.rooms[m.rank] + uint64_t{token} * p.row_bytes", "m.rooms[m.rank]"),
     Mutation("rows of tokens that are not there", _POST, "if (token < p.tokens) put_token", "put_token"),
-    Mutation("arrivals stay as they are", _POST, "ptx::st_global_b32(p.arrivals + i, 0);", ";"),
-    Mutation("rows that were taken stay taken", _POST, "i <= p.experts_here; i += kNumThreads", "i < p.experts_here; i += kNumThreads"),
     Mutation("operands are read before the kernel ahead has ended", _POST, "  ptx::griddepcontrol_wait();\n", ""),
     Mutation("a team casts one block", _CAST, "first < blocks; first += kPieces * kTeams", "first < 1; first += kPieces * kTeams"),
     Mutation("the first pieces alone are cast", _CAST, "if (first + i * kTeams >= blocks) break;", "if (i > 0) break;"),

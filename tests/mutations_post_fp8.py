@@ -68,7 +68,6 @@ class PostTrial:
                 "room": (memory, True, 16),
                 "state": (torch.zeros(STATE_WORDS, dtype=torch.int32), True, 4),
                 "report": (torch.zeros(1, dtype=torch.int32), True, 4),
-                "arrivals": (torch.zeros(EXPERTS_HERE + 1, dtype=torch.int32), True, 4),
                 "x": (wide, False, 16),
                 "sf": (wide_scales, False, 4),
                 "ids": (ids.to(self.ids), False, self.ids.itemsize),
@@ -82,15 +81,15 @@ class PostTrial:
         addresses = tuple(simulation.address(f"room {rank}") for rank in range(ranks))
         launches = []
         for rank, tokens in enumerate(self.tokens):
-            state, arrivals, report, row_of, ids, p = (
+            state, report, row_of, ids, p = (
                 simulation.tensor(f"{name} {rank}", torch.as_tensor(buffers[f"{name} {rank}"].data))
-                for name in ("state", "arrivals", "report", "row_of", "ids", "p")
+                for name in ("state", "report", "row_of", "ids", "p")
             )
             x = simulation.tensor(f"x {rank}", torch.as_tensor(buffers[f"x {rank}"].data)).view(torch.float8_e4m3fn)[
                 :, : self.hidden
             ]
             sf = simulation.tensor(f"sf {rank}", torch.as_tensor(buffers[f"sf {rank}"].data))[:, :-1]
-            node = Node(room, addresses, rank, state, arrivals, report, LIMIT)
+            node = Node(room, addresses, rank, state, EXPERTS_HERE, torch.empty(0), report, LIMIT)
             launch = sim_post.launch_of(kernel, self.config, x, ids, p, row_of, node, 2, sf)
             assert launch is not None
             assert tokens == len(x)

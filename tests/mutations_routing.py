@@ -9,7 +9,7 @@ import torch
 
 from deep_gemm.kernels import gather_weighted, route_rows
 from deep_gemm.kernels.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
-from deep_gemm.kernels.route_rows import COUNTER, CountConfig, RouteConfig, Totals
+from deep_gemm.kernels.route_rows import COUNTER, CountConfig, RouteConfig, Totals, num_arrivals
 from deep_gemm.routing import expert_rows, weighted_sum
 from deep_gemm.sim import gather_weighted as sim_gather
 from deep_gemm.sim import route_rows as sim_route
@@ -47,7 +47,9 @@ class RouteTrial:
         found = sim_route.run(
             kernels, self.config, given, self.num_experts, first=self.first, seed=self.seed, schedule=self.schedule
         )
-        for name, right in expert_rows(ids, self.num_experts)._asdict().items():
+        of_routes = expert_rows(ids, self.num_experts)._asdict()
+        of_routes["arrivals"] = torch.zeros(num_arrivals(ids.numel()), dtype=torch.int32)
+        for name, right in of_routes.items():
             if not torch.equal(found[name], right):
                 raise ValueError(f"{name}: expected {right.flatten()[:8]}, got {found[name].flatten()[:8]}")
 
@@ -158,6 +160,9 @@ ROUTE_MUTATIONS = [
     Mutation("an expert's rows begin at the first of all", _ROUTE, "uint32_t row = start + ptx::ld_shared_b32", "uint32_t row = ptx::ld_shared_b32"),
     Mutation("an expert ends where it starts", _ROUTE, "p.ends + of, start + total", "p.ends + of, start"),
     Mutation("rows are given before warps know where", _ROUTE, "  ptx::syncthreads();\n\n  if (route >= p.num_routes) return;", "  if (route >= p.num_routes) return;"),
+    Mutation("rows that are taken are not counted anew", _ROUTE, "    if (route == 0) ptx::st_global_b32(p.arrivals, 0);\n", ""),
+    Mutation("one part alone is counted anew", _ROUTE, "route % kRowsOfPart == 0) {", "route == 0) {"),
+    Mutation("parts are counted anew a word too far", _ROUTE, "p.arrivals + 1 + route / kRowsOfPart", "p.arrivals + 2 + route / kRowsOfPart"),
     Mutation("the token of a row is its route", _ROUTE, "row, route / p.topk", "row, route"),
     Mutation("a route without an expert keeps its row", _ROUTE, "    ptx::st_global_b32(p.row_of + route, ~0u);\n", ""),
     Mutation("rows behind the last keep their token", _ROUTE, "    ptx::st_global_b32(p.token_of + route, ~0u);\n", ""),

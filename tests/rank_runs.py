@@ -83,7 +83,6 @@ def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
         add(f"room {rank}", memory, written=True, alignment=16)
         add(f"state {rank}", torch.zeros(STATE_WORDS, dtype=torch.int32), written=True)
         add(f"report {rank}", torch.zeros(1, dtype=torch.int32), written=True)
-        add(f"arrivals {rank}", torch.full((sizes.experts_here + 1,), 77, dtype=torch.int32), written=True)
         for i, call in enumerate(calls):
             rows = max(call.x.shape[0], 1)  # no buffer is empty
             add(f"x {i} {rank}", call.x, alignment=16)
@@ -113,8 +112,7 @@ def launches_of(
     for rank, calls in enumerate(by_rank):
         state = simulation.tensor(f"state {rank}", torch.empty(STATE_WORDS, dtype=torch.int32))
         report = simulation.tensor(f"report {rank}", torch.empty(1, dtype=torch.int32))
-        arrivals = simulation.tensor(f"arrivals {rank}", torch.empty(sizes.experts_here + 1, dtype=torch.int32))
-        node = Node(room, addresses, rank, state, arrivals, report, limit)
+        node = Node(room, addresses, rank, state, sizes.experts_here, torch.empty(0), report, limit)
         launches: list[KernelLaunch] = []
         for i, call in enumerate(calls):
 
@@ -203,8 +201,6 @@ def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) 
             check_gathered(sizes, call, found, f"{i} {rank}")
             out = found[f"out {i} {rank}"][:tokens]
             _same(f"out {where}", out.view(torch.int16), call.out.view(torch.int16))
-        if bool(found[f"arrivals {rank}"].any()):
-            raise ValueError(f"arrivals of rank {rank}: expected zeros, got {found[f'arrivals {rank}'].tolist()}")
         if (missed := int(found[f"report {rank}"])) != 0:
             raise ValueError(f"rank {rank} missed rank {missed - 1}")
 

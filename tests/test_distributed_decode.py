@@ -19,6 +19,7 @@ from deep_gemm.distributed.by_peers import Peers
 from deep_gemm.kernels import route_rows, rows_fetched, rows_to_addresses
 from deep_gemm.kernels.meeting import Room
 from deep_gemm.kernels.plan import PLANS
+from deep_gemm.routing import expert_rows
 from deep_gemm.settings import set_compile_mode, set_num_sms, set_pdl
 
 HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
@@ -237,10 +238,16 @@ def test_what_was_not_prepared_goes_by_tensors(launched: Counter[str], monkeypat
                 got = layer.decode(*one)
                 assert not seen and len(layer._decodes) == kinds, name
                 assert name == "weights in FP16" or same(one_row if got is None else got, right[: len(one[0])]), name
-        for mode in (1, 0):
-            set_compile_mode(mode)
-            layer.decode(x, ids, p)
-            assert len(seen) == 1 - mode
+        with monkeypatch.context() as patched:  # nothing is launched, and products of the CPU look at ids
+            patched.setattr(by_peers.Peers, "rows", lambda peers: expert_rows(peers.ids, HERE))
+            try:
+                set_compile_mode(1)
+                layer.decode(x, ids, p)
+            finally:
+                set_compile_mode(0)
+        assert not seen
+        layer.decode(x, ids, p)
+        assert len(seen) == 1
         w1, w2 = torch.randn(HERE, 160, HIDDEN), torch.randn(HERE, HIDDEN, 80)
         learned = Experts(HERE, w1, w2, max_tokens=MOST, peer_memory=True)
         learned._peers = layer._peers

@@ -33,10 +33,13 @@ from deep_gemm.sim import rows_silu as sim
 pytestmark = pytest.mark.gpu
 
 
+OF_ROWS_THAT_ARE_THERE = [config for config in reachable_silu() if not config.fetches]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> None:
     """All that are needed, compiled on all processors at once."""
-    compile_all(reachable_silu(), lambda _: None)
+    compile_all(OF_ROWS_THAT_ARE_THERE, lambda _: None)
 
 
 def on_gpu(p: SiluRowsProblem) -> SiluRowsProblem:
@@ -78,9 +81,9 @@ def ragged(rng: random.Random, groups: int) -> list[int]:
     return [*ids, *[-1] * rng.choice([1, 3000])]
 
 
-@pytest.mark.parametrize("index", range(len(reachable_silu())))
+@pytest.mark.parametrize("index", range(len(OF_ROWS_THAT_ARE_THERE)))
 def test_every_configuration_that_can_be_chosen(index: int) -> None:
-    config, rng = reachable_silu()[index], random.Random(index)
+    config, rng = OF_ROWS_THAT_ARE_THERE[index], random.Random(index)
     for n, k in ((768, 128 * 4 + 128 * config.has_tail), (1024, 128 * 12 + 16 * config.has_tail)):
         limit, has_weights = rng.choice([None, 1.0]), rng.random() < 0.7
         how = {"groups": 12, "limit": limit, "has_weights": has_weights, "gates_apart": config.gates_apart}

@@ -24,7 +24,7 @@ from deep_gemm.settings import set_num_sms
 
 GROUPS, N, ROWS = 3, 512, (700, 1, 2, 5, 64, 700, 4096)
 STATE = torch.zeros(STATE_WORDS, dtype=torch.int32)
-NODE = Node(Room(2, 8, 144, 3), (1 << 20, 1 << 21), 1, STATE, torch.zeros(GROUPS + 1, dtype=torch.int32), STATE, 7)
+NODE = Node(Room(2, 8, 144, 3), (1 << 20, 1 << 21), 1, STATE, GROUPS, STATE, STATE, 7)
 Fp8 = tuple[Tensor, Tensor]
 
 
@@ -62,9 +62,8 @@ def fetched(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
     of_rows, ends = [torch.zeros(m, dtype=torch.int32) for _ in range(3)], torch.zeros(GROUPS, dtype=torch.int32)
     token_of, row_of, ids = of_rows
     silu = SiluRowsProblem(*a, *w, *d, ends, None, 2.0, gates_apart=True)
-    problem = FetchedRowsProblem(silu, ExpertRows(ends + 1, ends, row_of, token_of, ids), ids, addresses, NODE)
-    counts = problem.rows.counts
-    place = (*at(*a, *w, d[0], ends), 0, *at(d[1], token_of, row_of, ids, counts, addresses))
+    problem = FetchedRowsProblem(silu, ExpertRows(ends + 1, ends, row_of, token_of, ids), addresses, NODE)
+    place = (*at(*a, *w, d[0], ends), 0, *at(d[1], token_of, row_of, addresses))
     return lambda: rows_fetched.run(problem), place
 
 

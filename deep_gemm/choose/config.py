@@ -38,7 +38,9 @@ MOST_FETCHED = 6
 """Rows on their way at most."""
 MOST_ROUTES = 32
 """Routes of a token whose row is fetched: a lane each."""
-ARRIVAL_BYTES = align(FETCHED_BYTES + MOST_FETCHED * (2 * 8 + 4 + 2 * MOST_ROUTES * 4), 128)
+ROWS_OF_PART = 128
+"""Rows of A that are waited for together: as many as a tile has."""
+ARRIVAL_BYTES = align(FETCHED_BYTES + MOST_FETCHED * (2 * 8 + 4 + MOST_ROUTES * 4), 128)
 """Size of `ArrivalStorage` in cuda/work/rows_fetched.cuh."""
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
@@ -430,7 +432,12 @@ class GemmConfig:
     def constants(self) -> dict[str, int]:
         """Numbers in the header."""
         producer_registers, math_registers = self.registers
-        of_fetched = {"kFetchedBytes": FETCHED_BYTES, "kMostFetched": MOST_FETCHED, "kMostRoutes": MOST_ROUTES}
+        of_fetched = {
+            "kFetchedBytes": FETCHED_BYTES,
+            "kMostFetched": MOST_FETCHED,
+            "kMostRoutes": MOST_ROUTES,
+            "kRowsOfPart": ROWS_OF_PART,
+        }
         return {
             "kBlockM": self.block_m,
             "kBlockN": self.block_n,

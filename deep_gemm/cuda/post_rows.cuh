@@ -15,7 +15,6 @@ struct PostParams {
   const uint8_t* topk_ids;    // [tokens, topk], of kIdBytes
   const float* topk_weights;  // [tokens, topk]
   int32_t* row_of;            // [tokens, topk]: the route as a row of the results that come back; -1: it has no expert
-  uint32_t* arrivals;         // [experts_here + 1], which this kernel sets to zero: see work/rows_fetched.cuh
   uint64_t ids;               // byte of a room: int32 [ranks, max_tokens, topk]; rows [max_tokens] lie at 0
   uint32_t x_pitch, sf_pitch; // in bytes
   uint32_t tokens, max_tokens, hidden, topk;
@@ -68,8 +67,6 @@ KERNEL(kNumThreads, kCtasPerSm) post_rows(GRID_CONSTANT PostParams p) {
   SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
   const Meeting& m = p.meeting;
   ptx::griddepcontrol_wait();
-  if (ptx::block_index() == 0)
-    for (uint32_t i = ptx::thread_index(); i <= p.experts_here; i += kNumThreads) ptx::st_global_b32(p.arrivals + i, 0);
   if (!is_whole(m)) return post_nothing(p);
   const uint32_t blocks = ceil_div(p.hidden, kBlock);
   uint32_t turn = 0;  // the warp that puts routes: each in turn, as it falls behind the others by their loads

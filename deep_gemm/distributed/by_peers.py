@@ -19,15 +19,15 @@ from torch import Tensor
 from torch.distributed import _symmetric_memory
 
 from ..gpus import is_hopper
-from ..kernels import gather_rows, gather_weighted, meet_ranks, post_rows, rows_fetched, rows_to_addresses
+from ..kernels import gather_rows, gather_weighted, meet_ranks, post_rows, route_rows, rows_fetched, rows_to_addresses
 from ..kernels.gather_rows import Gathered
 from ..kernels.meeting import STATE_WORDS, Node, Room
+from ..kernels.route_rows import RouteProblem
 from ..kernels.rows_fetched import FetchedRowsProblem
 from ..layers import MANY_ROWS, activations_of_rows
 from ..problem import ExpertRows, Operand, SiluRowsProblem
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..quantize import Quantized, empty_scales
-from ..routing import expert_rows
 from .collectives import all_agree
 from .message import WORD, WORD_BYTES, with_aligned_rows
 
@@ -45,9 +45,9 @@ class Peers:
         device = memory.device
         self.memory, self.room, self.seconds = memory, room, seconds
         state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
-        arrivals = torch.zeros(experts + 1, dtype=torch.int32, device=device)
+        arrivals = state.new_zeros(route_rows.num_arrivals(room.slots * room.topk))
         report = torch.zeros(1, dtype=torch.int32).pin_memory()
-        self.node = Node(room, addresses, rank, state, arrivals, report, round(seconds * 1e9))
+        self.node = Node(room, addresses, rank, state, experts, arrivals, report, round(seconds * 1e9))
         self._missed = ctypes.c_int32.from_address(report.data_ptr())
         of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
         self.ids = of_slots.view(WORD).view(room.slots, room.topk)
@@ -61,9 +61,17 @@ class Peers:
         post_rows.run(x, topk_ids.contiguous(), topk_weights.float().contiguous(), row_of, self.node)
         return row_of
 
+    def routes(self) -> RouteProblem:
+        """What `rows` asks for: rows of all ranks' tokens, none of which has come."""
+        routes = RouteProblem(self.ids, self.node.experts)
+        routes.arrivals = self.node.arrivals
+        return routes
+
     def rows(self) -> ExpertRows:
         """Give the routes of all ranks' tokens to the experts here as rows."""
-        return expert_rows(self.ids, self.node.experts)
+        routes = self.routes()
+        route_rows.run(routes)
+        return ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
 
     def activations(self, w: Operand, rows: ExpertRows, limit: float | None) -> tuple[Quantized, Tensor]:
         """Compute the first product, activated, and give the address that the result of each row goes to."""
@@ -80,7 +88,7 @@ class Peers:
             empty_scales((count,), intermediate, values, mn_major=True),
         )
         silu = SiluRowsProblem(values, scales, *w, *d, rows.ends, None, limit, gates_apart=True)
-        rows_fetched.run(FetchedRowsProblem(silu, rows, self.ids, addresses, self.node))
+        rows_fetched.run(FetchedRowsProblem(silu, rows, addresses, self.node))
         return d, addresses
 
     def fetches(self, intermediate: int) -> bool:

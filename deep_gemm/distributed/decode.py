@@ -79,7 +79,7 @@ class Decode(Kind):
         )
         self.fetches = isinstance(self.first, FetchedRowsAt)
         self.second = RowsToAddressesAt(weights.w2)
-        self.route = RoutesAt(route_rows.RouteProblem(peers.ids, share.here))
+        self.route = RoutesAt(peers.routes())
         self.places = Places(peers.room, share, self.route.table_bytes(self.rows), has_h=self.activation is not None)
         self._prepare(given)
         self.first.plan(self.rows, weights.w1)  # now, so that no graph captures how a plan is made
@@ -170,7 +170,7 @@ class Decode(Kind):
         middle, of_middle, first = at + here.middle, at + here.of_middle, self.first.plan(rows, weights.w1)
         operands = values, scales, w1.data_ptr(), sfw1.data_ptr()
         if self.fetches:
-            first.launch((*operands, middle, ends, 0, of_middle, token_of, row_of, self.at_ids, counts, addresses))
+            first.launch((*operands, middle, ends, 0, of_middle, token_of, row_of, addresses))
         else:
             self.gather.launch(self.ctas_of_gather, token_of, row_of, values, scales, 0, addresses)
             if self.activation is None:

@@ -25,7 +25,7 @@ from ..kernels.gather_weighted import SumsAt
 from ..kernels.launch import computes_on
 from ..kernels.meeting import Room
 from ..kernels.plan import addresses_of, put
-from ..kernels.route_rows import MAX_EXPERTS, RouteProblem, RoutesAt
+from ..kernels.route_rows import MAX_EXPERTS, RoutesAt
 from ..kernels.rows import GroupedProblem
 from ..kernels.rows_at import RowsInPlace
 from ..kernels.rows_fetched import FetchedRowsProblem
@@ -78,7 +78,7 @@ class Calls:
         self._launches: dict[object, Launches] = {}
         self._device = tensors.x.get_device()
         self.fetches = peers.fetches(sizes.intermediate)
-        routes = RouteProblem(peers.ids, sizes.here)
+        routes = peers.routes()
         self.rows = ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
         self.weights = torch.empty_like(routes.ids, dtype=torch.float32)
         self.addresses = torch.empty_like(routes.ids, dtype=torch.int64)
@@ -167,7 +167,7 @@ class Launches:
 
         def fetched(l1: Operand) -> FetchedRowsProblem:
             silu = activated(l1)._replace(ids=rows.ends)
-            return FetchedRowsProblem(silu, rows, peers.ids, calls.addresses, peers.node)
+            return FetchedRowsProblem(silu, rows, calls.addresses, peers.node)
 
         def second(l2: Operand) -> GroupedProblem:
             return rows_to_addresses.problem(middle, l2, calls.addresses, rows.ids, sfa_columns=SILU_COLUMNS)

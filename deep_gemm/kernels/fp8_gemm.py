@@ -65,8 +65,6 @@ ROWS_FETCHED_PARAMS = _params(
     *_ACTIVATION,
     Field("fetching.token_of", Kind.POINTER),
     Field("fetching.row_of", Kind.POINTER),
-    Field("fetching.ids", Kind.POINTER),
-    Field("fetching.counts", Kind.POINTER),
     Field("fetching.arrivals", Kind.POINTER),
     Field("fetching.values", Kind.POINTER),
     Field("fetching.sfa", Kind.POINTER),

@@ -114,18 +114,14 @@ class Node:
     rank: int
     state: Tensor
     """int32 `[STATE_WORDS]` on the GPU, zeros before the first call."""
+    experts: int
+    """How many there are on each rank."""
     arrivals: Tensor
-    """int32 `[experts here + 1]` on the GPU: how many rows of each expert have come, and how many have been taken to be
-    fetched: see cuda/work/rows_fetched.cuh."""
+    """int32 `[route_rows.num_arrivals(...)]` on the GPU: see cuda/work/rows_fetched.cuh."""
     report: Tensor
     """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
     limit: int
     """Of a wait, in nanoseconds."""
-
-    @property
-    def experts(self) -> int:
-        """How many there are on each rank."""
-        return len(self.arrivals) - 1
 
     def meeting(self, way: Way) -> dict[str, float | bytes]:
         """Give the values of FIELDS."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..choose.config import ROWS_OF_PART
 from ..problem.layout import ceil_div
 from ..problem.memory import empty
 from .launch import OrdinaryKernel
@@ -30,6 +31,7 @@ PARAMS = Params(
     Field("gap", Kind.UINT32),
     Field("first", Kind.UINT32),
     Field("num_experts", Kind.UINT32),
+    Field("arrivals", Kind.POINTER),
     Field("of_parts", Kind.POINTER),
 )
 """`RouteParams` of cuda/route/params.cuh, of both kernels."""
@@ -82,6 +84,7 @@ class RouteConfig:
         constants = {
             "kIdBytes": self.id_bytes,
             "kMaxExperts": self.max_experts,
+            "kRowsOfPart": ROWS_OF_PART,
             "kNumThreads": self.num_threads,
             "kSharedBytes": self.shared_bytes,
         }
@@ -130,6 +133,9 @@ COUNTER: OrdinaryKernel[CountConfig] = OrdinaryKernel("count_routes", PARAMS)
 
 class RouteProblem:
     """The experts of tokens, and where the rows of their routes go: the members of `ExpertRows`, int32."""
+
+    arrivals: Tensor | None = None
+    """int32 `[num_arrivals(routes)]`, set to zero for a product that fetches these rows."""
 
     def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0) -> None:
         """`topk_ids` is int32 or int64 `[tokens, topk]`; ids of a token lie beside each other. Experts are numbered
@@ -219,6 +225,11 @@ class RoutesAt:
             self._of_parts.launch(ctas, *values)
 
 
+def num_arrivals(num_routes: int) -> int:
+    """Words in which a product counts the rows that it fetches, of so many routes: cuda/work/rows_fetched.cuh."""
+    return 1 + ceil_div(num_routes, ROWS_OF_PART)
+
+
 def totals_for(num_routes: int) -> Totals:
     """How totals of so many routes are found sooner."""
     return Totals.COUNTED if grid(num_routes) <= PARTS_ALONE else Totals.OF_PARTS
@@ -263,6 +274,7 @@ def params_of(p: RouteProblem, of_parts: int = 0) -> bytes:
             "gap": p.topk_ids.stride(0) - p.topk_ids.shape[1] if p.topk_ids.shape[0] > 1 else 0,
             "first": p.first,
             "num_experts": p.num_experts,
+            "arrivals": 0 if p.arrivals is None else p.arrivals.data_ptr(),
             "of_parts": of_parts,
         }
     )

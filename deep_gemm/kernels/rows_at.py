@@ -128,7 +128,7 @@ class FetchedRowsAt(ActivatedRowsAt):
     def _template(self, weight: Operand, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
         ends = _zeros(self.groups, weight)
         of_rows = ExpertRows(ends, ends, ends, ends, ends)  # a plan is the same wherever they are
-        p = FetchedRowsProblem(self._few(weight, ends), of_rows, ends, ends, self._node)
+        p = FetchedRowsProblem(self._few(weight, ends), of_rows, ends, self._node)
         return rows_fetched.plan_of(p, config, num_sms, launcher)
 
 

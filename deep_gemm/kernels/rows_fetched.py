@@ -27,7 +27,7 @@ from .rows_silu import addresses as addresses_of_silu
 
 IN_TURN = Output(groups=Groups.ENDS, activates=True, fetches=True)
 APART = Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)
-TOKEN_OF, ROW_OF, IDS, COUNTS, RESULTS = range(8, 13)
+TOKEN_OF, ROW_OF, RESULTS = range(8, 11)
 """Further operands, behind those of rows_silu.py."""
 
 
@@ -38,8 +38,6 @@ class FetchedRowsProblem(NamedTuple):
     """`ids` are ends of groups. A, its scales and `row_weights` are room: the kernel fills them."""
     rows: ExpertRows
     """Of all slots of the node."""
-    ids: Tensor
-    """int32 `[slots, topk]`: the experts here of each slot."""
     addresses: Tensor
     """int64 `[rows]`, room: where the result of each row goes."""
     node: Node
@@ -101,7 +99,7 @@ def signature(p: FetchedRowsProblem) -> Key:
 
 def addresses(p: FetchedRowsProblem) -> Addresses:
     """Where the operands are, those of rows_silu.py first."""
-    more = (p.rows.token_of, p.rows.row_of, p.ids, p.rows.counts, p.addresses)
+    more = (p.rows.token_of, p.rows.row_of, p.addresses)
     return (*addresses_of_silu(p.silu), *(x.data_ptr() for x in more))
 
 
@@ -123,8 +121,6 @@ def plan_of(p: FetchedRowsProblem, config: GemmConfig, num_sms: int, launcher: d
     operands = {
         "token_of": TOKEN_OF,
         "row_of": ROW_OF,
-        "ids": IDS,
-        "counts": COUNTS,
         "values": A,
         "sfa": SFA,
         "weights": ROW_WEIGHTS,

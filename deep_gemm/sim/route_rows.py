@@ -16,7 +16,7 @@ from .library import HostKernel, compile_kernel
 from .simulate import Buffer, Simulation
 
 POISON = -0x5A5A5A5A
-OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids")
+OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids", "arrivals")
 
 
 class Kernels(NamedTuple):
@@ -51,6 +51,7 @@ def run(
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
     p = RouteProblem(topk_ids, num_experts, first)
+    p.arrivals = p.ids.new_empty(route_rows.num_arrivals(topk_ids.numel()))
     grid = route_rows.grid(topk_ids.numel())
     buffers = {"topk_ids": Buffer(flat_memory(topk_ids), alignment=topk_ids.element_size(), is_dependent=True)}
     for name in OUTPUTS:

@@ -15,6 +15,7 @@ from ..choose.config import GemmConfig
 from ..kernels import rows_fetched as kernels
 from ..kernels.fp8_gemm import ROWS_FETCHED_PARAMS
 from ..kernels.meeting import STATE_WORDS, Node, Room
+from ..kernels.route_rows import num_arrivals
 from ..kernels.rows_fetched import FetchedRowsProblem
 from ..problem import ExpertRows, SiluRowsProblem
 from ..quantize import empty_scales
@@ -33,8 +34,6 @@ class Asked(NamedTuple):
     rank: int
     rooms: list[Tensor]
     """The memory of each rank, with rows of its tokens and nothing else that counts."""
-    ids: Tensor
-    """int32 `[slots, topk]`: experts here."""
     rows: ExpertRows
     silu: SiluRowsProblem
     """As it must be when the rows have come."""
@@ -71,16 +70,14 @@ def run(
         "d": silu.d,
         "scales": silu.scales,
         "addresses": torch.full((len(rows.ids),), -1, dtype=torch.int64),
-        "arrivals": torch.zeros(asked.experts + 1, dtype=torch.int32),
+        "arrivals": torch.zeros(num_arrivals(len(rows.ids)), dtype=torch.int32),
     }
     read = {
         "b": silu.b,
         "sfb": silu.sfb,
-        "ends": rows.ends,
+        "ends": rows.ends + asked.has_missed,  # of routes that were told while they were counted
         "token_of": rows.token_of,
         "row_of": rows.row_of.contiguous(),
-        "counts": rows.counts + asked.has_missed,  # of routes that were told while they were counted
-        "ids": asked.ids,
         "state": state,
         **{f"room {rank}": memory for rank, memory in enumerate(asked.rooms)},
     }
@@ -95,11 +92,12 @@ def run(
     rooms = tuple(simulation.address(f"room {rank}") for rank in range(room.ranks))
     if asked.has_missed:  # its room may be gone
         rooms = tuple(start if rank == asked.rank else 0 for rank, start in enumerate(rooms))
-    node = Node(room, rooms, asked.rank, at["state"], at["arrivals"], torch.zeros(1, dtype=torch.int32), LIMIT)
+    of_node = at["state"], asked.experts, at["arrivals"], torch.zeros(1, dtype=torch.int32), LIMIT
+    node = Node(room, rooms, asked.rank, *of_node)
     operands: Any = {name: at[name] for name in ("a", "sfa", "b", "sfb", "d", "scales", "row_weights")}
     placed = silu._replace(**operands, ids=at["ends"])
-    of_rows = rows._replace(token_of=at["token_of"], row_of=at["row_of"], counts=at["counts"], ends=at["ends"])
-    problem = FetchedRowsProblem(placed, of_rows, at["ids"], at["addresses"], node)
+    of_rows = rows._replace(**{name: at[name] for name in ("token_of", "row_of", "ends")})
+    problem = FetchedRowsProblem(placed, of_rows, at["addresses"], node)
     launcher = Launcher(
         simulation, kernel, ROWS_FETCHED_PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
     )
@@ -108,7 +106,7 @@ def run(
     found = simulation.result().buffers
     got = {name: _as_before(x, found[name]) for name, x in written.items()}
     if not asked.has_missed:
-        got["addresses"] = _in_rooms(got["addresses"], rooms, room)
+        got["addresses"] = in_rooms(got["addresses"], rooms, room)
     return got
 
 
@@ -118,8 +116,8 @@ def _as_before(like: Tensor, written: object) -> Tensor:
     return written.view(like.dtype).as_strided(like.shape, like.stride())
 
 
-def _in_rooms(addresses: Tensor, rooms: Sequence[int], room: Room) -> Tensor:
-    """Addresses as ranks and bytes; others stay as they are."""
+def in_rooms(addresses: Tensor, rooms: Sequence[int], room: Room) -> Tensor:
+    """Give addresses as ranks and bytes; others stay as they are."""
     found = addresses.clone()
     for rank, start in enumerate(rooms):
         is_there = (addresses >= start) & (addresses < start + room.num_bytes)

@@ -85,7 +85,8 @@ struct Tiles {
   DEVICE void find_for_others(uint32_t warp) {
     if (warp != 1) return fetch_rows(p, storage, warp);
     for (Tile tile; find_next(tile);) {
-      wait_for_rows(p, tile.group);
+      const uint32_t end = tile.row_m + kBlockM;
+      wait_for_rows(p, tile.row_m, end < tile.end_m ? end : tile.end_m);
       deal(tile);
     }
     deal(kNoMoreTiles);

@@ -2,10 +2,10 @@
 //
 //   warp 2:  free --wait--> row in a room, of this rank or a peer --bulk load, bytes--> landed
 //   warp 3:  landed --wait--> bulk stores to its rows of A, one for each route here; scales to sfa[block][rows]
-//            written: arrivals[group] += 1 for each row --release, acquire--> finding warp: deals tiles of whole groups
+//            written: arrivals[part] += 1 for each row --release, acquire--> finding warp: deals tiles of whole parts
 //            --arrive--> free
 //
-// Warps take rows by a count, in the order in which tiles need them. So groups are whole soon, and nobody waits for a warp
+// Warps take rows by a count, in the order in which tiles need them. So parts are whole soon, and nobody waits for a warp
 // that may not run yet. A slot is fetched with the first of its rows, for all of them.
 #pragma once
 #include ROWS_PARAMS
@@ -16,15 +16,14 @@
 #include "ptx/warp.cuh"
 #include "rooms.cuh"
 
-constexpr uint32_t kNoSlot = ~0u, kNoGroup = ~0u;
+constexpr uint32_t kNoSlot = ~0u, kNoPart = ~0u;
 
 struct ArrivalStorage {
   alignas(128) uint8_t rows[kFetchedBytes];  // a ring of rows, as many as there is room for
   uint64_t landed[kMostFetched], free[kMostFetched];
   // Of the slot in each place:
   uint32_t slots[kMostFetched];  // its number; kNoSlot behind the last one
-  int32_t routes[kMostFetched][kMostRoutes];   // its rows of A, -1: none
-  uint32_t groups[kMostFetched][kMostRoutes];  // and their groups
+  int32_t routes[kMostFetched][kMostRoutes];  // its rows of A, -1: none
 
   DEVICE void init() {
     for (uint32_t i = 0; i < kMostFetched; ++i)
@@ -32,12 +31,18 @@ struct ArrivalStorage {
   }
 };
 
-// By the warp that finds tiles. Nobody waits for rows that are of no use.
-DEVICE void wait_for_rows(const Params& p, uint32_t group) {
-  const Fetching& f = p.fetching;
-  if (!is_whole(f.meeting)) return;
-  const uint32_t rows = ptx::ld_global_b32(f.counts + group);
-  while (ptx::ld_acquire_gpu_b32(f.arrivals + group) != rows) {
+// How many rows of a part have come.
+DEVICE uint32_t* arrivals_of(const Params& p, uint32_t part) { return p.fetching.arrivals + 1 + part; }
+
+// By the warp that finds tiles: until rows [first, end) have come. Nobody waits for rows that are of no use.
+DEVICE void wait_for_rows(const Params& p, uint32_t first, uint32_t end) {
+  if (!is_whole(p.fetching.meeting)) return;
+  const uint32_t used = end_of_group(p.groups, p.groups.count - 1);
+#pragma unroll 1
+  for (uint32_t part = first / kRowsOfPart; part * kRowsOfPart < end; ++part) {
+    const uint32_t left = used - part * kRowsOfPart, rows = left < kRowsOfPart ? left : kRowsOfPart;
+    while (ptx::ld_acquire_gpu_b32(arrivals_of(p, part)) != rows) {
+    }
   }
   ptx::fence_proxy_async_global();  // TMA loads what other threads have stored
 }
@@ -85,7 +90,7 @@ struct RowLoader {
   }
 
   DEVICE uint32_t take() const {
-    return lane == 0 ? ptx::atom_add(p.fetching.arrivals + p.groups.count, kRowsAtOnce) : 0;
+    return lane == 0 ? ptx::atom_add(p.fetching.arrivals, kRowsAtOnce) : 0;
   }
 
   // Of each row's lanes the first, if no row of its slot is before it.
@@ -104,17 +109,11 @@ struct RowLoader {
   DEVICE void load(uint32_t slot) {
     const Fetching& f = p.fetching;
     ArrivalStorage& storage = ring.storage;
-    int32_t row = -1;
-    uint32_t group = kNoGroup;
-    if (slot != kNoSlot && lane < f.topk) {
-      const uint64_t route = uint64_t{slot} * f.topk + lane;
-      row = ptx::ld_global_i32(f.row_of + route);
-      group = ptx::ld_global_b32(f.ids + route);
-    }
+    const bool is_route = slot != kNoSlot && lane < f.topk;
+    const int32_t row = is_route ? ptx::ld_global_i32(f.row_of + uint64_t{slot} * f.topk + lane) : -1;
     ptx::mbarrier_wait_parity(&storage.free[ring.place], ring.parity ^ 1);
     if (lane == 0) ptx::st_shared_b32(&storage.slots[ring.place], slot);
     ptx::st_shared_b32(&storage.routes[ring.place][lane], row);
-    ptx::st_shared_b32(&storage.groups[ring.place][lane], row >= 0 ? group : kNoGroup);
     ptx::syncwarp();
     if (lane == 0) {
       uint64_t* landed = &storage.landed[ring.place];
@@ -134,6 +133,7 @@ struct RowStorer {
   RowRing ring;
   const uint32_t lane;
   uint32_t unwritten = kNoSlot;  // the place of the slot that was stored last, if nobody knows yet that it is written
+  uint32_t part = kNoPart;       // of its row that this lane has stored
 
   DEVICE RowStorer(const Params& p_, ArrivalStorage& storage) : p(p_), ring(p_, storage), lane(ptx::lane_index()) {}
 
@@ -148,15 +148,16 @@ struct RowStorer {
       }
       const uint32_t slot = ptx::ld_shared_b32(&storage.slots[ring.place]);
       if (slot == kNoSlot) break;
-      store(slot);
+      const uint32_t part_of_row = store(slot);
       settle<1>();
-      unwritten = ring.place;
+      unwritten = ring.place, part = part_of_row;
       ring.advance();
     }
     settle<0>();
   }
 
-  DEVICE void store(uint32_t slot) const {
+  // Gives the part of this lane's row.
+  DEVICE uint32_t store(uint32_t slot) const {
     const Fetching& f = p.fetching;
     const int32_t row = static_cast<int32_t>(ptx::ld_shared_b32(&ring.storage.routes[ring.place][lane]));
     if (row >= 0) {
@@ -167,6 +168,7 @@ struct RowStorer {
 #pragma unroll 1
     for (uint32_t left = ptx::ballot_sync(row >= 0); left != 0; left &= left - 1)
       lay_scales(ptx::shfl_sync(static_cast<uint32_t>(row), lowest(left)));
+    return row >= 0 ? row / kRowsOfPart : kNoPart;
   }
 
   // By what weight a lane's row counts, and where its result goes.
@@ -186,9 +188,8 @@ struct RowStorer {
   DEVICE void settle() {
     if (unwritten == kNoSlot) return;
     ptx::tma_store_wait<kNewer>();
-    const uint32_t group = ptx::ld_shared_b32(&ring.storage.groups[unwritten][lane]);
     ptx::syncwarp();  // each lane has stored, and read the place
-    if (group != kNoGroup) ptx::red_release_gpu_add(p.fetching.arrivals + group, 1);
+    if (part != kNoPart) ptx::red_release_gpu_add(arrivals_of(p, part), 1);
     if (lane == 0) ptx::mbarrier_arrive(&ring.storage.free[unwritten]);
     unwritten = kNoSlot;
   }

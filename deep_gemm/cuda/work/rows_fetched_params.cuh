@@ -7,9 +7,7 @@
 struct Fetching {
   const int32_t* token_of;  // [rows]: a row's slot, -1 behind the last row
   const int32_t* row_of;    // [slots, topk]: the rows of a slot's routes, -1: none
-  const int32_t* ids;       // [slots, topk]: their groups
-  const int32_t* counts;    // [groups]: rows of each
-  uint32_t* arrivals;       // [groups + 1]: how many of them have come, and how many rows have been taken; zeros before
+  uint32_t* arrivals;       // [1 + parts]: rows that have been taken, and of each kRowsOfPart that have come; zeros before
   uint8_t* values;          // A: FP8 [rows, k]
   float* sfa;               // its scales [blocks of 128 columns, pitch]
   float* weights;           // [rows], or null

@@ -56,6 +56,7 @@ inline uint8_t* global_access(const void* pointer, uint32_t bytes, bool writes, 
 template <typename T>
 T global_load(const void* pointer, const char* what, bool is_nc = false) {
   yield();
+  self->asked = nullptr;
   T value;
   std::memcpy(&value, global_access(pointer, sizeof(T), false, what), sizeof(T));
   if (machine->launch.other_ranks) {
@@ -138,11 +139,13 @@ uint32_t atom_add_acq_rel_b32(uint32_t* p, uint32_t value) {
 void red_release_gpu_add(uint32_t* p, uint32_t value) {
   sim::add_at_once(p, value, [](sim::Known& known) { sim::tell(known); });
 }
-// Who asks again, and would get the same answer, waits until an atomic changes the word: no schedule can starve others then.
+// Who asks again and again, and would get the same answer, waits until an atomic changes the word: no schedule can starve
+// others then.
 uint32_t ld_acquire_gpu_b32(const uint32_t* p) {
   const char* what = "ld_acquire_gpu_b32";
+  const bool asks_again = self->asked == p;
   uint32_t value = global_load<uint32_t>(p, what);
-  if (self->asked == p && self->answer == value) {
+  if (asks_again && self->answer == value) {
     const auto where = [p] { return describe_address(reinterpret_cast<uint64_t>(p)); };
     block(machine->watching[p], {"waits for another value of", where});
     value = global_load<uint32_t>(p, what);

@@ -194,7 +194,7 @@ struct Fiber {
   bool has_arrived = false;  // at the cluster's barrier
   uint64_t arrived_generation = 0;
   Known known;
-  const void* asked = nullptr;  // the word that it loaded last with acquire, for its own GPU, and what was there
+  const void* asked = nullptr;  // the word that it has just loaded with acquire, for its own GPU, and what was there
   uint32_t answer = 0;
 
   uint32_t lane() const { return thread % kLanes; }
