@@ -62,6 +62,16 @@ EVERY_LANE_ARRIVES = {
         "queue.init(kNumMathWarps)": "queue.init(kNumMathWarps * 32)",
         "dealt.x, ptx::lane_index() == 0": "dealt.x, true",
     },
+    "work/rows_fetched.cuh": {
+        "mbarrier_init(&landed[i], 1), ptx::mbarrier_init(&free[i], 1)": (
+            "mbarrier_init(&landed[i], 32), ptx::mbarrier_init(&free[i], 32)"
+        ),
+        "    if (lane == 0) {\n      uint64_t* landed": (
+            "    if (lane != 0) ptx::mbarrier_arrive(&storage.landed[ring.place]);\n"
+            "    if (lane == 0) {\n      uint64_t* landed"
+        ),
+        "if (lane == 0) ptx::mbarrier_arrive(&ring.storage.free": "ptx::mbarrier_arrive(&ring.storage.free",
+    },
     "fp8_mqa_logits.cuh": {
         "if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty": "ptx::mbarrier_arrive(&shared.q_empty",
         "q_empty[slot], kNumMathWarps)": "q_empty[slot], kNumMathWarps * 32)",
@@ -241,6 +251,44 @@ def casts() -> None:
     deep_gemm.gather_weighted(_random(517 * 6, 16384), rows, weights)
     deep_gemm.experts(x[:, :512].contiguous(), ids, weights, _blocks(16, 512, 512), _blocks(16, 512, 256))
     deep_gemm.experts(x[:3, :512].contiguous(), ids[:3], weights[:3], _blocks(16, 512, 512), _blocks(16, 512, 256))
+
+
+@part
+def ranks() -> None:
+    """A node of one rank, with few routes and with many; mega MoE; what goes by collectives."""
+    from unittest import mock
+
+    import torch
+    from mega_cases import Model, result
+
+    from deep_gemm.distributed import Experts, by_peers, message
+    from deep_gemm.distributed.by_peers import Peers
+    from deep_gemm.kernels import plan_sends
+    from deep_gemm.kernels.meeting import Room
+    from deep_gemm.routing import stack_routes, sum_rows
+
+    tokens, hidden, topk, experts = 300, 512, 4, 8
+    x, w1, w2 = _random(tokens, hidden), _blocks(experts, 512, hidden), _blocks(experts, hidden, 256)
+    ids = torch.randint(-1, experts, (tokens, topk), generator=torch.Generator().manual_seed(0)).cuda()
+    weights, model = torch.rand(tokens, topk, generator=torch.Generator().manual_seed(1)).cuda(), Model(512, 256, 8, 4)
+    for many in (1, 2**30):
+        room = Room(1, tokens, hidden, topk)
+        memory = torch.zeros(room.num_bytes, dtype=torch.uint8, device="cuda")
+        with mock.patch.object(by_peers, "MANY_ROWS", many):
+            with mock.patch.multiple(torch.distributed, get_rank=lambda _: 0, get_world_size=lambda _: 1):
+                layer = Experts(experts, w1, w2, max_tokens=tokens, peer_memory=True)
+            layer._peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
+            for _ in range(2):  # by tensors, and prepared
+                layer.decode(x, ids, weights)
+            result(model.buffer(tokens), model.tokens(tokens, "cuda"), *model.weights("cuda"))
+    row_of = torch.empty(tokens, topk, dtype=torch.int32, device="cuda")
+    told = torch.empty(plan_sends.NUM_FACTS + 2 * 4, dtype=torch.int64, device="cuda")
+    plan_sends.run(ids, [0] * plan_sends.NUM_FACTS, row_of, told, experts // 4, 4)
+    sent = int(told[plan_sends.NUM_FACTS :][:4].sum())
+    arrived = message.Arrived(message.pack(x, ids, weights, row_of, tokens * 4)[:sent], hidden, topk)
+    rows = stack_routes(arrived.ids, experts // 4, experts // 4)
+    message.gather(arrived, rows)
+    sum_rows(_random(len(rows.ids), hidden), rows.row_of, arrived.weights)
 
 
 @part
