@@ -9,6 +9,7 @@ from typing import Any
 import addressed_kernels
 import pytest
 import torch
+from prepared_cases import at_any_byte
 from rank_threads import Ranks
 from torch import Tensor
 
@@ -374,3 +375,33 @@ def test_a_rank_that_does_not_come_is_named(launched: Counter[str], monkeypatch:
                 layer.decode(*one)
 
     node.ranks.run(of_rank)
+
+
+def test_tensors_that_begin_at_any_byte_are_refused(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, 1)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(6, 1, 0)
+        for _ in range(2):
+            for wrong in ((x, at_any_byte(ids), p), (x, ids, at_any_byte(p))):
+                with pytest.raises(ValueError, match="expected an address that is a multiple of"):
+                    layer.decode(*wrong)
+            layer.decode(x, ids, p)
+
+    node.ranks.run(of_rank)
+
+
+def test_more_experts_than_the_kernel_counts_get_their_rows_by_torch(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, room = route_rows.MAX_EXPERTS[-1] + 1, Room(1, MOST, HIDDEN, TOPK)
+    memory = torch.zeros(room.num_bytes + 16, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % 16 :][: room.num_bytes]
+    peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
+    peers.ids.copy_(torch.randint(-1, experts, peers.ids.shape, generator=torch.Generator().manual_seed(0)))
+    peers.node.arrivals.fill_(7)
+    for got, right in zip(peers.rows(), expert_rows(peers.ids, experts), strict=True):
+        assert torch.equal(got, right)
+    assert not peers.node.arrivals.any()
+    assert not launched

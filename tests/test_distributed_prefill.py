@@ -11,6 +11,7 @@ from typing import Any
 import addressed_kernels
 import pytest
 import torch
+from prepared_cases import at_any_byte
 from rank_threads import Ranks
 from torch import Tensor
 
@@ -257,3 +258,18 @@ def test_one_gpu_over_nccl_gives_the_bits_of_calls_by_tensors(tmp_path: Path) ->
             assert len(layer._prefills) == 1, call
     finally:
         dist.destroy_process_group()
+
+
+def test_tensors_that_begin_at_any_byte_are_refused(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, 1)
+
+    def of_rank(rank: int) -> None:
+        layer = layer_of(rank, 1)
+        x, ids, p = given(6, 1, 0)
+        for _ in range(2):
+            for wrong in ((x, at_any_byte(ids), p), (x, ids, at_any_byte(p))):
+                with pytest.raises(ValueError, match="expected an address that is a multiple of"):
+                    layer(*wrong)
+            layer(x, ids, p)
+
+    ranks.run(of_rank)

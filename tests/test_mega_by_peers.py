@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,7 @@ import addressed_kernels
 import pytest
 import torch
 from mega_cases import Model, Tokens, fill, part, result
+from prepared_cases import at_any_byte
 from rank_threads import Ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -262,6 +265,10 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
     for name, weights in (("l1", (shifted(l1), l2)), ("l2", (l1, shifted(l2)))):
         with pytest.raises(ValueError, match=f"{name}: expected an address that is a multiple of 16 bytes"):
             deep_gemm.fp8_mega_moe(y, *weights, alone.buffer)
+    with pytest.raises(ValueError, match="cumulative_local_expert_recv_stats: expected an address"):
+        alone.call(y, at_any_byte(counts))
+    with pytest.raises(ValueError, match="sfl1: expected an address that is a multiple of 4 bytes"):
+        deep_gemm.fp8_mega_moe(y, (l1[0], at_any_byte(l1[1])), l2, alone.buffer)
     assert not launched
     alone.checked.clear()
     alone.call(y)
@@ -274,8 +281,11 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
     assert len(alone.checked) == 1
     with FakeTensorMode():
         of_no_memory = torch.empty(6, MODEL.hidden, dtype=torch.bfloat16)
-    with pytest.raises(NotImplementedError, match="fp8_mega_moe: expected a y that has memory"):
+    with pytest.raises(NotImplementedError, match=r"y: expected a tensor that has memory, .* got a FakeTensor"):
         alone.call(of_no_memory)
+    faked = FakeTensorMode().from_tensor(l1[0]), l1[1]
+    with pytest.raises(NotImplementedError, match=r"l1: expected a tensor that has memory, .* got a FakeTensor"):
+        deep_gemm.fp8_mega_moe(y, faked, l2, alone.buffer)
     calls = alone.buffer.calls
     assert calls is not None
     assert len(calls._alike) == 2, "one without counts, and one with counts"
@@ -375,7 +385,17 @@ def test_a_buffer_that_was_destroyed_lets_go_of_its_memory(
 ) -> None:
     alone, y = Alone(monkeypatch), torch.zeros(6, MODEL.hidden, dtype=torch.bfloat16)
     alone.call(y)
-    alone.buffer.destroy()
-    assert alone.buffer.calls is None
+    calls = alone.buffer.calls
+    assert calls is not None
+    held = [weakref.ref(each) for each in (calls, calls.peers, alone.buffer.l2_acts)]
+    calls = None
+    alone.checked.clear()
+    gc.collect()
+    gc.disable()  # memory of a GPU is given back at once
+    try:
+        alone.buffer.destroy()
+        assert [each() for each in held] == [None, None, None]
+    finally:
+        gc.enable()
     with pytest.raises(ValueError, match="buffer: expected one that is in use"):
         alone.call(y)

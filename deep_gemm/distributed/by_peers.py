@@ -1,6 +1,7 @@
 """The way of rows between the GPUs of a node by our own kernels, which read and write the memory of their peers.
 
     post_rows:          tokens, cast to FP8 -> this rank's room; which experts want them -> all rooms
+    route_rows:         a row for each route to an expert here
     gather_rows:        rooms -> rows of the experts here, and where the result of each row goes
     rows_fetched:       many rows: the same within the first product, of rows that have come while others come
     rows_to_addresses:  the second product, each row -> the place of its route on the token's rank
@@ -28,6 +29,7 @@ from ..layers import MANY_ROWS, activations_of_rows
 from ..problem import ExpertRows, Operand, SiluRowsProblem
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..quantize import Quantized, empty_scales
+from ..routing import expert_rows
 from .collectives import all_agree
 from .message import WORD, WORD_BYTES, with_aligned_rows
 
@@ -63,12 +65,13 @@ class Peers:
 
     def routes(self) -> RouteProblem:
         """What `rows` asks for: rows of all ranks' tokens, none of which has come."""
-        routes = RouteProblem(self.ids, self.node.experts)
-        routes.arrivals = self.node.arrivals
-        return routes
+        return RouteProblem(self.ids, self.node.experts, arrivals=self.node.arrivals)
 
     def rows(self) -> ExpertRows:
         """Give the routes of all ranks' tokens to the experts here as rows."""
+        if self.node.experts > route_rows.MAX_EXPERTS[-1]:
+            self.node.arrivals.zero_()
+            return expert_rows(self.ids, self.node.experts)
         routes = self.routes()
         route_rows.run(routes)
         return ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)

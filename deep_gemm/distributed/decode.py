@@ -31,7 +31,7 @@ from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_
 from ..quantize import empty_scales
 from .by_peers import Peers
 from .message import ADDRESS_BYTES, BF16_BYTES, WORD, WORD_BYTES, has_aligned_rows
-from .prepared import Kind, Weights, apart
+from .prepared import Kind, Weights, apart, are_whole
 
 
 class Places:
@@ -131,6 +131,7 @@ class Decode(Kind):
             tokens <= self.max_tokens
             and tokens == ids.shape[0] == p.shape[0]
             and addresses % ADDRESS_ALIGNMENT == 0
+            and are_whole(ids, p, weights.w1[1], weights.w2[1])
             and self.is_straight()
         )
 

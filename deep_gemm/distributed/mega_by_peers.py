@@ -34,10 +34,9 @@ from ..problem import ExpertRows, Operand, SiluRowsProblem, cuts_gradient
 from ..problem.layout import ADDRESS_ALIGNMENT, byte_span
 from ..problem.mega_moe import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
 from ..problem.rows_silu import SILU_COLUMNS
-from ..problem.tracing import has_memory
 from .by_peers import Peers, connect, why_not
 from .message import BF16_BYTES, WORD_BYTES, has_aligned_rows
-from .prepared import MAX_KINDS, Kind, Weights, find
+from .prepared import MAX_KINDS, Kind, Weights, are_whole, find
 
 SECONDS = 30.0
 """How long a GPU waits for another one."""
@@ -109,13 +108,11 @@ class Calls:
         if like is not None and like.is_right(given, weights):
             self._launch(like.launches, y, l1, l2, counts)
             return
-        p = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit)
-        if not has_memory(y):
-            raise NotImplementedError("fp8_mega_moe: expected a y that has memory, outside of torch.compile")
         if torch._C._cuda_getDevice() != self._device:
             with torch.cuda.device(self._device):
                 self(y, l1, l2, counts, limit)
             return
+        p = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit)
         launches = self._launches_of(p)
         self._launch(launches, y, p.l1, p.l2, counts)
         if like is None and why_not_alike(y) is None:
@@ -159,18 +156,19 @@ class Launches:
 
     def __init__(self, calls: Calls, p: MegaProblem) -> None:
         """For a call that was checked. It keeps neither y nor weights."""
-        t, rows, peers, limit = calls.tensors, calls.rows, calls.peers, p.limit
+        t, rows, node, limit = calls.tensors, calls.rows, calls.peers.node, p.limit
         a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
+        weights, addresses = calls.weights, calls.addresses  # who holds `calls` would keep it from being let go
 
         def activated(l1: Operand) -> SiluRowsProblem:
-            return SiluRowsProblem(*a, *l1, *middle, rows.ids, calls.weights, limit)
+            return SiluRowsProblem(*a, *l1, *middle, rows.ids, weights, limit)
 
         def fetched(l1: Operand) -> FetchedRowsProblem:
             silu = activated(l1)._replace(ids=rows.ends)
-            return FetchedRowsProblem(silu, rows, calls.addresses, peers.node)
+            return FetchedRowsProblem(silu, rows, addresses, node)
 
         def second(l2: Operand) -> GroupedProblem:
-            return rows_to_addresses.problem(middle, l2, calls.addresses, rows.ids, sfa_columns=SILU_COLUMNS)
+            return rows_to_addresses.problem(middle, l2, addresses, rows.ids, sfa_columns=SILU_COLUMNS)
 
         if calls.fetches:
             at_first = rows_fetched.addresses(fetched(p.l1))
@@ -180,7 +178,7 @@ class Launches:
             self.first = RowsInPlace(lambda l1: rows_silu.planned(activated(l1)), at_first)
         at_second = addresses_of(second(p.l2))
         self.second = RowsInPlace(lambda l2: rows_to_addresses.planned(second(l2)), at_second)
-        self.sums = SumsAt(peers.results, calls.result_of, None, p.y)
+        self.sums = SumsAt(calls.peers.results, calls.result_of, None, p.y)
 
 
 class Alike(Kind):
@@ -213,6 +211,7 @@ class Alike(Kind):
         return (
             tokens <= self._most
             and (first | at[0] | at[2]) % ADDRESS_ALIGNMENT == 0
+            and are_whole(weights.w1[1], weights.w2[1], *counts)
             and not any(begin < end and first < begin + span for begin, span in inputs)
             and self.is_straight()
             and not (self._requires_grad and cuts_gradient((*weights.w1, *weights.w2), ()))

@@ -27,7 +27,7 @@ from ..problem.integers import INT32_MAX
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
 from .by_group import Facts, Planner, exchange
 from .message import BF16_BYTES, WORD, WORD_BYTES, Arrived, row_bytes
-from .prepared import Kind, Tokens, Weights, apart
+from .prepared import Kind, Tokens, Weights, apart, are_whole
 
 
 class Prefill(Kind):
@@ -91,6 +91,7 @@ class Prefill(Kind):
             x.shape[0] == ids.shape[0] == p.shape[0]
             and x.shape[0] * self.topk <= INT32_MAX
             and addresses % ADDRESS_ALIGNMENT == 0
+            and are_whole(ids, p, weights.w1[1], weights.w2[1])
             and self.is_straight()
         )
 

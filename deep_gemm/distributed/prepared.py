@@ -1,7 +1,7 @@
 """Calls of a module like one before: torch recognizes them, so only what may differ between them is asked again.
 
 Calls of a `Kind` have these in common: types, strides and devices of all tensors, shapes but for the number of tokens,
-and the mode of torch. prefill.py and decode.py are the two forms of a call that derive from it.
+and the mode of torch. The forms of a call derive from it: prefill.py, decode.py, mega_by_peers.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..problem import Operand
 from ..problem.tracing import is_dynamo_compiling, num_modes
 
 MAX_KINDS = 8
-"""For which a module prepares calls of a form; others go by tensors."""
+"""For which calls of a form are prepared."""
 APART = 256
 """Bytes. Parts of a buffer begin at multiples of it."""
 
@@ -41,7 +41,7 @@ class Kind:
     """Calls with tensors of one kind, of any number of tokens, and weights of one kind."""
 
     def __init__(self, given: Sequence[Tensor], weights: Weights) -> None:
-        """For calls like this one, which was checked. `given` are x and others that have a row for each token."""
+        """For calls like this one, which was checked. `given` are tensors whose number of rows may change."""
         self.device, self.place = given[0].get_device(), given[0].device
         self._count = len(given)
         self._is_like = check_of(given, any_rows=True)
@@ -66,6 +66,11 @@ def find(kinds: Iterable[K], given: Sequence[Tensor], weights: Weights) -> K | N
         if each.is_like(given, weights):
             return each
     return None
+
+
+def are_whole(*tensors: Tensor) -> bool:
+    """Tell whether tensors begin where their elements may: those made from a buffer may begin at any byte."""
+    return not any(x.data_ptr() % x.element_size() for x in tensors)
 
 
 def apart(size: int) -> int:

@@ -134,14 +134,11 @@ COUNTER: OrdinaryKernel[CountConfig] = OrdinaryKernel("count_routes", PARAMS)
 class RouteProblem:
     """The experts of tokens, and where the rows of their routes go: the members of `ExpertRows`, int32."""
 
-    arrivals: Tensor | None = None
-    """int32 `[num_arrivals(routes)]`, set to zero for a product that fetches these rows."""
-
-    def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0) -> None:
+    def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0, arrivals: Tensor | None = None) -> None:
         """`topk_ids` is int32 or int64 `[tokens, topk]`; ids of a token lie beside each other. Experts are numbered
-        from `first`.
+        from `first`. `arrivals`, int32 `[num_arrivals(routes)]`, is set to zero for a product that fetches the rows.
         """
-        self.topk_ids, self.num_experts, self.first = topk_ids, num_experts, first
+        self.topk_ids, self.num_experts, self.first, self.arrivals = topk_ids, num_experts, first, arrivals
         device, routes = topk_ids.device, topk_ids.numel()
         self.counts = torch.empty(num_experts, dtype=torch.int32, device=device)
         self.ends = torch.empty(num_experts, dtype=torch.int32, device=device)
@@ -153,7 +150,7 @@ class RouteProblem:
     def in_one_piece(cls, topk_ids: Tensor, num_experts: int, first: int) -> RouteProblem:
         """The same with one allocation, as a host is what a call of few tokens waits for."""
         p = cls.__new__(cls)
-        p.topk_ids, p.num_experts, p.first = topk_ids, num_experts, first
+        p.topk_ids, p.num_experts, p.first, p.arrivals = topk_ids, num_experts, first, None
         routes = topk_ids.numel()
         memory = torch.empty(3 * routes + 2 * num_experts, dtype=torch.int32, device=topk_ids.device)
         # Ids are the first: products read them from where 16 bytes may be loaded.

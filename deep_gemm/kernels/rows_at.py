@@ -1,7 +1,7 @@
 """Products of experts' rows, and the activation between them, at addresses, for any number of rows.
 
 A public product recognizes a call by its tensors (`product.py`). Here the package lays operands out itself, so there is
-nothing to recognize: a plan is found by the number of rows, and launched at addresses.
+nothing to recognize: a plan is found by the number of rows, or is the one there is, and launched at addresses.
 """
 
 from __future__ import annotations
@@ -155,9 +155,10 @@ class RowsInPlace:
     def launch(self, weight: Operand) -> None:
         """Multiply by a weight. The device is the current one."""
         plan = self.plan
-        if plan is None or self._generation != in_force.generation:
+        generation = in_force.generation  # as it is before a plan is made: another thread may change settings meanwhile
+        if plan is None or self._generation != generation:
             plan = self.plan = self._planned(weight)
-            self._generation = in_force.generation
+            self._generation = generation
         if in_force.choices.compile_mode:
             return
         values, scales = weight

@@ -18,6 +18,7 @@ from .layout import SCALE_BLOCK, Recipe, align, recipe_numbers
 from .linear import weight
 from .numbers import positive
 from .routing import route_weights
+from .tracing import has_memory
 
 TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128
 RECIPE = (SCALE_BLOCK, SCALE_BLOCK, SCALE_BLOCK)
@@ -191,6 +192,11 @@ def mega_problem(
     given = {"y": y, "l1": l1[0], "sfl1": l1[1], "l2": l2[0], "sfl2": l2[1]}
     given |= {} if counts is None else {"cumulative_local_expert_recv_stats": counts}
     checks.same_device(given, device, "the buffer")
+    for name, x in given.items():
+        if not has_memory(x):
+            raise NotImplementedError(
+                f"{name}: expected a tensor that has memory, outside of torch.compile, got a {type(x).__name__}"
+            )
     filled = tensors.of(tokens)
     if checks.on_host(filled.topk_idx):
         checks.in_range("buffer.topk_idx", filled.topk_idx, -1, sizes.num_experts - 1)

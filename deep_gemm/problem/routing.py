@@ -11,6 +11,7 @@ from . import checks
 from .activation import LAYER_TYPES
 from .checks import Sizes
 from .integers import INT32_MAX, integer_in_range
+from .layout import whole_elements
 from .tracing import has_memory
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,6 +41,7 @@ def check_routes(topk_ids: Tensor, num_experts: int) -> int:
     checks.has_type("topk_ids", checks.tensor("topk_ids", topk_ids), (torch.int32, torch.int64))
     checks.supported_device("topk_ids", topk_ids)
     checks.bind("topk_ids", topk_ids, ("tokens", "topk"), {})
+    whole_elements("topk_ids", topk_ids)
     if has_memory(topk_ids) and topk_ids.numel() > INT32_MAX:
         raise ValueError(f"topk_ids: expected at most {INT32_MAX} routes, got {topk_ids.numel()}")
     num_experts = integer_in_range("num_experts", num_experts, 0)
@@ -84,6 +86,7 @@ def route_weights(topk_weights: Tensor, sizes: Sizes) -> Tensor:
     """Check the weights of all routes."""
     checks.has_type("topk_weights", checks.tensor("topk_weights", topk_weights), WEIGHT_TYPES)
     checks.bind("topk_weights", topk_weights, ("tokens", "topk"), sizes)
+    whole_elements("topk_weights", topk_weights)
     return topk_weights
 
 

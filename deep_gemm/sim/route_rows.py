@@ -50,8 +50,8 @@ def run(
     schedule: str | None = None,
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
-    p = RouteProblem(topk_ids, num_experts, first)
-    p.arrivals = p.ids.new_empty(route_rows.num_arrivals(topk_ids.numel()))
+    arrivals = torch.empty(route_rows.num_arrivals(topk_ids.numel()), dtype=torch.int32)
+    p = RouteProblem(topk_ids, num_experts, first, arrivals)
     grid = route_rows.grid(topk_ids.numel())
     buffers = {"topk_ids": Buffer(flat_memory(topk_ids), alignment=topk_ids.element_size(), is_dependent=True)}
     for name in OUTPUTS:
