@@ -65,7 +65,7 @@ def _routes_have_kernel(topk_ids: Tensor, num_experts: int) -> bool:
 
 def _stacked(p: route_rows.RouteProblem) -> ExpertRows:
     route_rows.run(p)
-    return ExpertRows(p.counts, p.ends, p.row_of, p.token_of, p.ids)
+    return p.rows
 
 
 def _stacked_by_torch(topk_ids: Tensor, num_experts: int, first: int) -> ExpertRows:

@@ -28,7 +28,7 @@ from deep_gemm.gpus import H200
 from deep_gemm.grouped import product_of_rows_by_64, product_of_stacked_rows
 from deep_gemm.jit import driver
 from deep_gemm.jit.tensor_map import TensorMap
-from deep_gemm.kernels import fp8_gemm, rows_at, rows_fetched, rows_silu, rows_to_addresses
+from deep_gemm.kernels import fp8_gemm, rows, rows_at
 from deep_gemm.kernels import gather_weighted as gather_weighted_kernel
 from deep_gemm.kernels import post_rows as post_rows_kernel
 from deep_gemm.kernels import route_rows as route_rows_kernel
@@ -343,7 +343,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(OrdinaryKernel, "launcher", ordinary)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    kernels = (rows_at, gather_weighted_kernel, post_rows_kernel, rows_fetched, rows_silu, rows_to_addresses)
-    for module in (*kernels, decode, mega_by_peers):
+    for module in (rows, rows_at, gather_weighted_kernel, post_rows_kernel, decode, mega_by_peers):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched

@@ -29,8 +29,6 @@ from deep_gemm.kernels import (
     heads,
     k_group_maps,
     rows,
-    rows_silu,
-    rows_to_addresses,
     sum_slices,
 )
 from deep_gemm.kernels.params import Params
@@ -145,7 +143,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     fake = FakeGpu(gpu)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # what CPU tensors say they are on
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
-    for kind in (dense, rows, rows_silu, rows_to_addresses, depths, heads, bf16, bf16_rows, bf16_depths, bf16_sums):
+    for kind in (dense, rows, depths, heads, bf16, bf16_rows, bf16_depths, bf16_sums):
         monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "_templates", {})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config import ROWS_OF_PART
+from deep_gemm.choose.config_fetched import ROWS_OF_PART
 from deep_gemm.kernels.meeting import Room
 from deep_gemm.problem import ExpertRows, SiluRowsProblem
 from deep_gemm.problem.layout import SCALE_BLOCK

@@ -25,6 +25,14 @@ CANARY = 42.0
 BF16_UNIT = 2.0**-8
 
 
+def inside_of_an_element(x: Tensor) -> Tensor:
+    """The same tensor, a byte behind where an element may begin."""
+    memory = bytearray(x.nbytes + 2 * x.element_size())
+    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    here = torch.frombuffer(memory, dtype=x.dtype, offset=-start % x.element_size() + 1, count=x.numel())
+    return here.as_strided(x.shape, x.stride()).copy_(x)
+
+
 def random_fp8(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """E4M3 values of all magnitudes, NaN left out, where the generator is."""
     bits = torch.randint(0, 256, tuple(shape), generator=generator, dtype=torch.int32, device=generator.device)

@@ -9,7 +9,7 @@ from typing import Any
 import addressed_kernels
 import pytest
 import torch
-from prepared_cases import at_any_byte
+from helpers import inside_of_an_element
 from rank_threads import Ranks
 from torch import Tensor
 
@@ -384,7 +384,7 @@ def test_tensors_that_begin_at_any_byte_are_refused(launched: Counter[str], monk
         layer = node.layer(rank)
         x, ids, p = given(6, 1, 0)
         for _ in range(2):
-            for wrong in ((x, at_any_byte(ids), p), (x, ids, at_any_byte(p))):
+            for wrong in ((x, inside_of_an_element(ids), p), (x, ids, inside_of_an_element(p))):
                 with pytest.raises(ValueError, match="expected an address that is a multiple of"):
                     layer.decode(*wrong)
             layer.decode(x, ids, p)

@@ -31,8 +31,7 @@ Fp8 = tuple[Tensor, Tensor]
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(Tensor, "is_cuda", True)
-    for module in (rows_at, rows_fetched):
-        monkeypatch.setattr(module, "gpu_of", lambda _: H200)
+    monkeypatch.setattr(rows_at, "gpu_of", lambda _: H200)
     monkeypatch.setattr(checks, "on_host", lambda _: False)
     return install(monkeypatch)
 

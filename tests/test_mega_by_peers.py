@@ -11,8 +11,8 @@ from typing import Any
 import addressed_kernels
 import pytest
 import torch
+from helpers import inside_of_an_element
 from mega_cases import Model, Tokens, fill, part, result
-from prepared_cases import at_any_byte
 from rank_threads import Ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -266,9 +266,9 @@ def test_what_may_be_wrong_is_checked_each_time(launched: Counter[str], monkeypa
         with pytest.raises(ValueError, match=f"{name}: expected an address that is a multiple of 16 bytes"):
             deep_gemm.fp8_mega_moe(y, *weights, alone.buffer)
     with pytest.raises(ValueError, match="cumulative_local_expert_recv_stats: expected an address"):
-        alone.call(y, at_any_byte(counts))
+        alone.call(y, inside_of_an_element(counts))
     with pytest.raises(ValueError, match="sfl1: expected an address that is a multiple of 4 bytes"):
-        deep_gemm.fp8_mega_moe(y, (l1[0], at_any_byte(l1[1])), l2, alone.buffer)
+        deep_gemm.fp8_mega_moe(y, (l1[0], inside_of_an_element(l1[1])), l2, alone.buffer)
     assert not launched
     alone.checked.clear()
     alone.call(y)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import CANARY, random_fp8, random_scales
+from helpers import CANARY, inside_of_an_element, random_fp8, random_scales
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -212,13 +212,6 @@ def every_second(x: Tensor) -> Tensor:
 
 def expanded(x: Tensor) -> Tensor:
     return x[..., :1, :].expand(x.shape)
-
-
-def inside_of_an_element(x: Tensor) -> Tensor:
-    """The same tensor from a buffer of bytes, two bytes behind where an element may begin."""
-    memory = bytearray(x.nbytes + 2)
-    memory[2:] = x.contiguous().numpy().tobytes()
-    return torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=2).view(x.shape)
 
 
 def longer(dim: int) -> Callable[[Tensor], Tensor]:

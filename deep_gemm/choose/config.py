@@ -8,6 +8,7 @@ from math import gcd
 from typing import ClassVar
 
 from ..problem.layout import align, ceil_div
+from . import config_fetched
 from .output import Groups
 
 BLOCK_K = 128
@@ -32,16 +33,6 @@ MAIL_BYTES = 24
 EMPTY_BYTES = 1
 """Size of a struct without members, in C++."""
 WINDOW_ROWS = 2048
-FETCHED_BYTES = 29696
-"""Room in a CTA for rows that are on their way to it: four of 7168 columns, six of 4096."""
-MOST_FETCHED = 6
-"""Rows on their way at most."""
-MOST_ROUTES = 32
-"""Routes of a token whose row is fetched: a lane each."""
-ROWS_OF_PART = 128
-"""Rows of A that are waited for together: as many as a tile has."""
-ARRIVAL_BYTES = align(FETCHED_BYTES + MOST_FETCHED * (2 * 8 + 4 + MOST_ROUTES * 4), 128)
-"""Size of `ArrivalStorage` in cuda/work/rows_fetched.cuh."""
 RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
 
@@ -222,7 +213,7 @@ class GemmConfig:
         queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
         if self.finds_tiles_alone:
             return EMPTY_BYTES
-        more = MAIL_BYTES if self.groups == Groups.DEPTHS else ARRIVAL_BYTES if self.fetches else 0
+        more = MAIL_BYTES if self.groups == Groups.DEPTHS else config_fetched.ARRIVAL_BYTES if self.fetches else 0
         return queue + more
 
     @property
@@ -432,12 +423,6 @@ class GemmConfig:
     def constants(self) -> dict[str, int]:
         """Numbers in the header."""
         producer_registers, math_registers = self.registers
-        of_fetched = {
-            "kFetchedBytes": FETCHED_BYTES,
-            "kMostFetched": MOST_FETCHED,
-            "kMostRoutes": MOST_ROUTES,
-            "kRowsOfPart": ROWS_OF_PART,
-        }
         return {
             "kBlockM": self.block_m,
             "kBlockN": self.block_n,
@@ -475,7 +460,7 @@ class GemmConfig:
             "kGateColumns": 128 if self.gates_apart else 8,
             "kTileSlots": TILE_SLOTS,
             "kWindowRows": self.window_rows,
-            **(of_fetched if self.fetches else {}),
+            **(config_fetched.CONSTANTS if self.fetches else {}),
             "kSharedBytes": self.shared_bytes,
         }
 

@@ -74,7 +74,7 @@ class Peers:
             return expert_rows(self.ids, self.node.experts)
         routes = self.routes()
         route_rows.run(routes)
-        return ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
+        return routes.rows
 
     def activations(self, w: Operand, rows: ExpertRows, limit: float | None) -> tuple[Quantized, Tensor]:
         """Compute the first product, activated, and give the address that the result of each row goes to."""

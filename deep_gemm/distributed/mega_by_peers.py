@@ -30,7 +30,7 @@ from ..kernels.rows import GroupedProblem
 from ..kernels.rows_at import RowsInPlace
 from ..kernels.rows_fetched import FetchedRowsProblem
 from ..kernels.seen import torch_compares
-from ..problem import ExpertRows, Operand, SiluRowsProblem, cuts_gradient
+from ..problem import Operand, SiluRowsProblem, cuts_gradient
 from ..problem.layout import ADDRESS_ALIGNMENT, byte_span
 from ..problem.mega_moe import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
 from ..problem.rows_silu import SILU_COLUMNS
@@ -78,7 +78,7 @@ class Calls:
         self._device = tensors.x.get_device()
         self.fetches = peers.fetches(sizes.intermediate)
         routes = peers.routes()
-        self.rows = ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
+        self.rows = routes.rows
         self.weights = torch.empty_like(routes.ids, dtype=torch.float32)
         self.addresses = torch.empty_like(routes.ids, dtype=torch.int64)
         self.result_of = torch.empty_like(tensors.topk_idx, dtype=torch.int32)

@@ -21,7 +21,6 @@ from ..kernels.route_rows import RoutesAt
 from ..kernels.rows_at import FEW, MAX_GROUPS, ActivatedRowsAt, ActivationAt, RowsAt, few_in_fp8
 from ..kernels.seen import torch_compares
 from ..layers import MANY_ROWS
-from ..problem import ExpertRows
 from ..problem.experts_across import Share
 from ..problem.integers import INT32_MAX
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
@@ -71,11 +70,10 @@ class Prefill(Kind):
         )
         routes = route_rows.RouteProblem.in_one_piece(arrived.ids, share.here, share.first)
         self.route = RoutesAt(routes)
-        rows = ExpertRows(routes.counts, routes.ends, routes.row_of, routes.token_of, routes.ids)
         values, scales = few_in_fp8(share.hidden, self.place)
         self.gather = gather_rows.KERNEL.prepared(
             gather_rows.CONFIG,
-            gather_rows.params_of(Slots(message, share.hidden), rows, Gathered(values, scales)),
+            gather_rows.params_of(Slots(message, share.hidden), routes.rows, Gathered(values, scales)),
             ("token_of", "row_of", "values", "sfa", "num_slots", "rows", "pitch", "meeting.rooms"),
             device,
         )

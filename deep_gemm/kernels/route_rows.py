@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..choose.config import ROWS_OF_PART
+from ..choose.config_fetched import ROWS_OF_PART
+from ..problem import ExpertRows
 from ..problem.layout import ceil_div
 from ..problem.memory import empty
 from .launch import OrdinaryKernel
@@ -132,7 +133,7 @@ COUNTER: OrdinaryKernel[CountConfig] = OrdinaryKernel("count_routes", PARAMS)
 
 
 class RouteProblem:
-    """The experts of tokens, and where the rows of their routes go: the members of `ExpertRows`, int32."""
+    """The experts of tokens, and where the rows of their routes go."""
 
     def __init__(self, topk_ids: Tensor, num_experts: int, first: int = 0, arrivals: Tensor | None = None) -> None:
         """`topk_ids` is int32 or int64 `[tokens, topk]`; ids of a token lie beside each other. Experts are numbered
@@ -145,6 +146,11 @@ class RouteProblem:
         self.row_of = torch.empty(topk_ids.shape, dtype=torch.int32, device=device)
         self.token_of = torch.empty(routes, dtype=torch.int32, device=device)
         self.ids = torch.empty(routes, dtype=torch.int32, device=device)
+
+    @property
+    def rows(self) -> ExpertRows:
+        """What the kernels write."""
+        return ExpertRows(self.counts, self.ends, self.row_of, self.token_of, self.ids)
 
     @classmethod
     def in_one_piece(cls, topk_ids: Tensor, num_experts: int, first: int) -> RouteProblem:

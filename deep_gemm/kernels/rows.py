@@ -130,12 +130,7 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
         if get_compile_mode() == 0:
             write_zeros(problem)
         return None
-    output = output_of(p)
-    if config is None:
-        config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, output, gpu_of(device))
-    else:
-        refuse_if(config.name, fp8_gemm.why_unfit(config, p.k, output))
-    print_if_asked(p.num_groups, p.n, p.k, config)
+    config = chosen(config, p.num_groups, p.expected_m, p.n, p.k, output_of(p), device)
     ready = prepared(p)
     plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
@@ -143,6 +138,18 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
         return None
     plan.launch(addresses_of(ready))
     return plan
+
+
+def chosen(
+    config: GemmConfig | None, num_groups: int, rows_of_group: float, n: int, k: int, output: Output, device: int
+) -> GemmConfig:
+    """Choose a configuration if there is none, and check that one which there is fits."""
+    if config is None:
+        config = select_grouped(num_groups, rows_of_group, n, k, output, gpu_of(device))
+    else:
+        refuse_if(config.name, fp8_gemm.why_unfit(config, k, output))
+    print_if_asked(num_groups, n, k, config)
+    return config
 
 
 def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> Plan | None:

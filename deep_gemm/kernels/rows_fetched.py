@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..choose.config import FETCHED_BYTES, MOST_ROUTES, GemmConfig
+from ..choose.config import GemmConfig
+from ..choose.config_fetched import FETCHED_BYTES, MOST_ROUTES
 from ..choose.output import Groups, Output
-from ..choose.rows import select_grouped
-from ..gpus import gpu_of
 from ..jit import driver
 from ..problem import ExpertRows, SiluRowsProblem
 from ..settings import get_compile_mode, get_num_sms, get_pdl, in_force
@@ -21,7 +20,7 @@ from . import fp8_gemm
 from .fp8_gemm import ROWS_FETCHED_PARAMS
 from .meeting import Node, Room, Way
 from .plan import PLANS, SFA, A, Addresses, Key, Place, Plan
-from .rows import grid, print_if_asked
+from .rows import chosen, grid
 from .rows_silu import ROW_WEIGHTS, parameters_of
 from .rows_silu import addresses as addresses_of_silu
 
@@ -77,9 +76,7 @@ def run(p: FetchedRowsProblem, config: GemmConfig | None = None) -> None:
 def planned(p: FetchedRowsProblem, config: GemmConfig | None = None) -> Plan:
     """Choose a configuration if there is none, and prepare the launch. The problem's device is the current one."""
     (m, _), (groups, n, k), device = p.silu.a.shape, p.silu.b.shape, p.silu.d.get_device()
-    if config is None:
-        config = select_grouped(groups, m / groups, n, k, output_of(p), gpu_of(device))
-    print_if_asked(groups, n, k, config)
+    config = chosen(config, groups, m / groups, n, k, output_of(p), device)
     return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
 
 

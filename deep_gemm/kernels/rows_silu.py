@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ..choose.config import GemmConfig
 from ..choose.output import Groups, Output
-from ..choose.rows import select_grouped
-from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import MAP_BYTES, TensorMap
 from ..problem import Operand, SiluRowsProblem
@@ -20,8 +18,8 @@ from . import fp8_gemm
 from .fp8_gemm import ROWS_SILU_PARAMS
 from .lay_scales import mn_major
 from .maps import row_pitch
-from .plan import PLANS, SCALE_BYTES, Addresses, Key, Place, Plan, addresses_of, refuse_if
-from .rows import GroupedProblem, grid, numbers_of, operand_maps, print_if_asked
+from .plan import PLANS, SCALE_BYTES, Addresses, Key, Place, Plan, addresses_of
+from .rows import GroupedProblem, chosen, grid, numbers_of, operand_maps
 
 OUTPUT = Output(groups=Groups.IDS, activates=True)
 APART = Output(groups=Groups.IDS, activates=True, gates_apart=True)
@@ -101,11 +99,7 @@ def planned(p: SiluRowsProblem, config: GemmConfig | None = None) -> SiluPlan:
     Its device is the current one.
     """
     (m, k), (groups, n, _), device = p.a.shape, p.b.shape, p.d.get_device()
-    if config is None:
-        config = select_grouped(groups, m / groups, n, k, output_of(p), gpu_of(device))
-    else:
-        refuse_if(config.name, fp8_gemm.why_unfit(config, k, output_of(p)))
-    print_if_asked(groups, n, k, config)
+    config = chosen(config, groups, m / groups, n, k, output_of(p), device)
     return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from ..choose.config import GemmConfig
 from ..choose.output import Groups, Output
-from ..choose.rows import select_grouped
-from ..gpus import gpu_of
 from ..jit import driver
 from ..jit.tensor_map import MAP_BYTES
 from ..problem import Operand
@@ -22,7 +20,7 @@ from ..settings import get_compile_mode, get_num_sms, get_pdl
 from . import fp8_gemm, product
 from .fp8_gemm import ROWS_PARAMS
 from .plan import Key, Plan, addresses_of
-from .rows import GroupedProblem, grid, numbers_of, operand_maps, prepared, print_if_asked
+from .rows import GroupedProblem, chosen, grid, numbers_of, operand_maps, prepared
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
 OUTPUT_BY_64 = replace(OUTPUT, sfa_by_64=True)
@@ -86,8 +84,7 @@ def _on_gpu(p: GroupedProblem) -> Plan | None:
 def planned(p: GroupedProblem) -> Plan:
     """Choose a configuration, and prepare the launch of a problem that is `prepared`. Its device is the current one."""
     device = p.d.get_device()
-    config = select_grouped(p.num_groups, p.expected_m, p.n, p.k, _output(p), gpu_of(device))
-    print_if_asked(p.num_groups, p.n, p.k, config)
+    config = chosen(None, p.num_groups, p.expected_m, p.n, p.k, _output(p), device)
     return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
 
 
