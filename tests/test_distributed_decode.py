@@ -405,3 +405,26 @@ def test_more_experts_than_the_kernel_counts_get_their_rows_by_torch(
         assert torch.equal(got, right)
     assert not peers.node.arrivals.any()
     assert not launched
+
+
+def test_tensors_beside_each_other_do_not_overlap(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocator may give `out` the memory right behind x, or right ahead of it."""
+    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(6, 1, 0)
+        right = layer.decode(x, ids, p)
+        layer.decode(x, ids, p, torch.zeros_like(x))
+        memory = torch.zeros(3 * x.nbytes + 16, dtype=torch.uint8)
+        pieces = memory[-memory.data_ptr() % 16 :][: 3 * x.nbytes].view(3, x.nbytes).unbind()
+        ahead, within, behind = (each.view(x.dtype).view(x.shape) for each in pieces)
+        within.copy_(x)
+        for out in (ahead, behind):
+            seen.clear()
+            layer.decode(within, ids, p, out)
+            assert len(seen) == 1
+            assert right is not None
+            assert same(out, right)
+
+    node.ranks.run(of_rank)

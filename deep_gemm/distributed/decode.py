@@ -31,7 +31,7 @@ from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_
 from ..quantize import empty_scales
 from .by_peers import Peers
 from .message import ADDRESS_BYTES, BF16_BYTES, WORD, WORD_BYTES, has_aligned_rows
-from .prepared import Kind, Weights, apart, are_whole
+from .prepared import Kind, Weights, apart, are_whole, span_of_rows, touches
 
 
 class Places:
@@ -93,7 +93,7 @@ class Decode(Kind):
             for each in given
         )
         y = out[0] if out else results.new_empty(FEW, room.hidden)
-        self.bytes_of_x = room.hidden * x.element_size()  # a single token, or each of them, may have any pitch
+        self.row_bytes = tuple(each.shape[1] * each.element_size() for each in (x, ids, p, y))
         self.pitches = tuple(each.stride(0) * each.element_size() for each in (x, ids, p, y))
         result_of = torch.empty_like(ids, dtype=WORD)
         config = post_rows.config_of(x, ids)
@@ -137,14 +137,11 @@ class Decode(Kind):
 
     def _may_overlap(self, tokens: int, given: Sequence[Tensor]) -> bool:
         """Tell whether `out` begins or ends among the rows of another tensor."""
-        of_x, of_ids, of_p, of_out = self.pitches
-        at_x, at_ids, at_p, first = (each.data_ptr() for each in given)
-        end = first + tokens * of_out
-        return (
-            (at_x < end and first < at_x + tokens * of_x + self.bytes_of_x)
-            or (at_ids < end and first < at_ids + tokens * of_ids)
-            or (at_p < end and first < at_p + tokens * of_p)
+        *inputs, (first, span) = (
+            (each.data_ptr(), span_of_rows(tokens, pitch, row_bytes))
+            for each, pitch, row_bytes in zip(given, self.pitches, self.row_bytes, strict=True)
         )
+        return touches(first, span, inputs)
 
     def __call__(self, given: Sequence[Tensor], weights: Weights) -> Tensor | None:
         """Compute the mixture, into `out` if there is one."""

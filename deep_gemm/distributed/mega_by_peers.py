@@ -36,7 +36,7 @@ from ..problem.mega_moe import FILLED, MegaProblem, MegaSizes, MegaTensors, mega
 from ..problem.rows_silu import SILU_COLUMNS
 from .by_peers import Peers, connect, why_not
 from .message import BF16_BYTES, WORD_BYTES, has_aligned_rows
-from .prepared import MAX_KINDS, Kind, Weights, are_whole, find
+from .prepared import MAX_KINDS, Kind, Weights, are_whole, find, span_of_rows, touches
 
 SECONDS = 30.0
 """How long a GPU waits for another one."""
@@ -201,7 +201,7 @@ class Alike(Kind):
         """Tell whether a call that `is_like` is right, and nothing watches it: else it wants a closer look."""
         y, *counts = given
         tokens, first = y.shape[0], y.data_ptr()
-        end = first + (tokens - 1) * self._pitch + self._row_bytes
+        span = span_of_rows(tokens, self._pitch, self._row_bytes)
         at = [x.data_ptr() for x in (*weights.w1, *weights.w2)]
         inputs = [*zip(at, self._spans_of_weights, strict=True), *self._filled]
         for each in counts:
@@ -212,7 +212,7 @@ class Alike(Kind):
             tokens <= self._most
             and (first | at[0] | at[2]) % ADDRESS_ALIGNMENT == 0
             and are_whole(weights.w1[1], weights.w2[1], *counts)
-            and not any(begin < end and first < begin + span for begin, span in inputs)
+            and not touches(first, span, inputs)
             and self.is_straight()
             and not (self._requires_grad and cuts_gradient((*weights.w1, *weights.w2), ()))
         )

@@ -73,6 +73,16 @@ def are_whole(*tensors: Tensor) -> bool:
     return not any(x.data_ptr() % x.element_size() for x in tensors)
 
 
+def span_of_rows(rows: int, pitch: int, row_bytes: int) -> int:
+    """Bytes from the beginning of the first row to the end of the last one."""
+    return (rows - 1) * pitch + row_bytes if rows else 0
+
+
+def touches(first: int, span: int, others: Iterable[tuple[int, int]]) -> bool:
+    """Tell whether one of the others, each an address and a span too, begins or ends within the span."""
+    return any(begin < first + span and first < begin + other for begin, other in others)
+
+
 def apart(size: int) -> int:
     """Where the next part of a buffer may begin."""
     return (size + (APART - 1)) & -APART
