@@ -72,6 +72,17 @@ EVERY_LANE_ARRIVES = {
         ),
         "if (lane == 0) ptx::mbarrier_arrive(&ring.storage.free": "ptx::mbarrier_arrive(&ring.storage.free",
     },
+    "gather_weighted_many.cuh": {
+        "shared.ring.init();": (
+            "for (uint32_t i = 0; i < kNumStages; ++i)\n"
+            "    ptx::mbarrier_init(&shared.ring.full[i], 1),\n"
+            "      ptx::mbarrier_init(&shared.ring.empty[i], kNumMathWarps * 32);\n"
+            "  if (ptx::thread_index() == 0) ptx::fence_mbarrier_init();"
+        ),
+        "release(shared.ring, at, lane, ptx::shfl_sync(ptx::float_of(row[kPanels - 1].w), 0));": (
+            "ptx::mbarrier_arrive_after(&shared.ring.empty[at.stage], ptx::float_of(row[kPanels - 1].w), true);"
+        ),
+    },
     "fp8_mqa_logits.cuh": {
         "if (lane == 0) ptx::mbarrier_arrive(&shared.q_empty": "ptx::mbarrier_arrive(&shared.q_empty",
         "q_empty[slot], kNumMathWarps)": "q_empty[slot], kNumMathWarps * 32)",
