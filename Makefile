@@ -10,7 +10,7 @@ PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
 TORCH_WILL_DO := import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 CUDA_EXTRA := import torch; print("cu12" if (torch.version.cuda or "").startswith("12.") else "cu13")
-EXTRA := $$($(VENV)/bin/python -c '$(CUDA_EXTRA)')
+EXTRA := $$($(VENV)/bin/python -W ignore -c '$(CUDA_EXTRA)')
 INSTALL := $(VENV)/bin/python -m pip install --quiet --constraint constraints-$(EXTRA).txt
 
 .PHONY: demo test clean help

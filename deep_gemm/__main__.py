@@ -396,7 +396,8 @@ def bench(
     kind: Annotated[
         str,
         typer.Argument(
-            help="dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, host, compile or numerics"
+            help="dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, distributed, host, "
+            "compile or numerics"
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
@@ -404,7 +405,7 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="draw the result into this file")] = None,
     out: Annotated[Path | None, typer.Option(help="result file; else benchmarks/results/kind-date-commit.json")] = None,
     shapes: Annotated[str | None, typer.Option(help="only these shapes: '64,2112,7168;4096,7168,2048'")] = None,
-    only: Annotated[str | None, typer.Option(help="casts and layers: only these, as 'deep_gemm,copy'")] = None,
+    only: Annotated[str | None, typer.Option(help="only these contenders, as 'deep_gemm,copy'")] = None,
     minutes: Annotated[float | None, typer.Option(help="begin nothing new after this time")] = None,
     processes: Annotated[int | None, typer.Option(help="distributed: how many; one for each GPU unless given")] = None,
     part: Annotated[str | None, typer.Option(help="dense, grouped: only what is 'fitted', or 'judged'")] = None,

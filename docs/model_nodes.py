@@ -2,7 +2,7 @@
 
 It writes the tables of "Beyond a node" in experts_across_gpus.md. Times of collectives are those of
 benchmarks/collectives-h200x4-2026-11-22.json. Lines are fitted to those with hidden = 4096, and judged by those with
-7168.
+7168. The rate of products is that of two H200 in the newest benchmarks/results/distributed-DATE-COMMIT.json.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "benchmarks" / "collectives-h200x4-2026-11-22.json"
+PRODUCTS = sorted((ROOT / "benchmarks" / "results").glob("distributed-2*.json"))[-1]
 PAGE = ROOT / "docs" / "experts_across_gpus.md"
 BEGIN, END = "<!-- docs/model_nodes.py writes this -->\n", "<!-- as far as here -->"
 
@@ -26,8 +27,8 @@ NODES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = (128, 4096)
 NETWORK_GB_S, NETWORK_START_US = 40.0, 20.0
 """Assumed: 400 Gbit/s for each GPU, of which 80% arrive; what a message takes besides its bytes."""
-PRODUCT_TFLOPS, DRAM_TB_S = 1240.0, 4.2
-"""Of an H200: sustained products at 700 W, and cold copies."""
+DRAM_TB_S = 4.2
+"""Of an H200: cold copies."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,34 @@ def way_us(copies: Copies, tokens: int, row_bytes: int, within: Line, network: L
     return max(times)
 
 
-def products_us(layer: Layer, nodes: int, tokens: int) -> float:
+def operations_of(layer: Layer, tokens: int) -> float:
+    """Of both products of one GPU, multiplications and additions."""
+    return 6 * tokens * layer.topk * layer.hidden * layer.intermediate
+
+
+def measured_products(layer: Layer) -> dict[int, float]:
+    """Microseconds of both products on two GPUs, by tokens of each."""
+    times = {}
+    for row in json.loads(PRODUCTS.read_text())["rows"]:
+        experts, topk, tokens, hidden, intermediate, skew = row["shape"]
+        is_alike = Layer(hidden, intermediate, experts, topk) == layer and not skew
+        if is_alike and row["kind"] == "ep_layer" and row["contender"] == "product_alone":
+            times[tokens] = row["us"]
+    return times
+
+
+def product_tflops(layer: Layer) -> float:
+    """Of both products, with the most tokens that were measured."""
+    times = measured_products(layer)
+    return operations_of(layer, max(times)) / times[max(times)] / 1e6
+
+
+def products_us(layer: Layer, nodes: int, tokens: int, tflops: float) -> float:
     """Both products of one GPU: operations, or reading the weights of its experts that any token wants."""
     ranks = nodes * GPUS_OF_A_NODE
-    operations = 6 * tokens * layer.topk * layer.hidden * layer.intermediate
     used = 1 - (1 - 1 / layer.experts) ** (ranks * tokens * layer.topk)
     weights = max(layer.experts / ranks, 1) * used * 3 * layer.hidden * layer.intermediate
-    return max(operations / PRODUCT_TFLOPS / 1e6, weights / DRAM_TB_S / 1e6)
+    return max(operations_of(layer, tokens) / tflops / 1e6, weights / DRAM_TB_S / 1e6)
 
 
 def points(rows: Iterable[dict[str, Any]], hidden: int) -> Iterator[tuple[float, float]]:
@@ -141,10 +163,12 @@ def section() -> str:
     copies = [row for row in rows if row["what"].startswith("symmetric memory, copy to the next")]
     stores = Line.fit([(row["bytes"], row["us"]) for row in copies])
     network = Line(NETWORK_START_US, NETWORK_GB_S)
+    tflops = product_tflops(LAYER)
     lines = [
         f"Fitted: NCCL's exchange takes {collective.start_us:.0f} us and goes on at {collective.gb_s:.0f} GB/s "
         f"(times with hidden = {JUDGED_HIDDEN}, which the fit did not see, are within {mean:.2f} times on average, "
-        f"{worst:.2f} at worst); copies to a peer {stores.start_us:.0f} us and {stores.gb_s:.0f} GB/s.",
+        f"{worst:.2f} at worst); copies to a peer {stores.start_us:.0f} us and {stores.gb_s:.0f} GB/s. "
+        f"Products: {tflops:.0f} TFLOPS.",
         "",
     ]
     for tokens in TOKENS:
@@ -156,17 +180,17 @@ def section() -> str:
             "|---|---|---|---|---|---|---|---|",
         ]
         for nodes in NODES:
-            lines.append(_row(LAYER, nodes, tokens, stores, network))
+            lines.append(_row(LAYER, nodes, tokens, stores, network, tflops))
         lines.append("")
     return "\n".join(lines)
 
 
-def _row(layer: Layer, nodes: int, tokens: int, within: Line, network: Line) -> str:
+def _row(layer: Layer, nodes: int, tokens: int, within: Line, network: Line, tflops: float) -> str:
     both = [way(layer, nodes) for way in (copies_to_ranks, copies_to_nodes)]
     row_bytes = layer.there_bytes, layer.back_bytes
     ways = [sum(way_us(copies, tokens, size, within, network) for size in row_bytes) for copies in both]
     megabytes = [copies.beyond * tokens * sum(row_bytes) / 1e6 for copies in both]
-    products = products_us(layer, nodes, tokens)
+    products = products_us(layer, nodes, tokens, tflops)
     least = min(ways)
     counts = [both[0].within + both[0].beyond, both[1].beyond + both[0].within]
     cells = (

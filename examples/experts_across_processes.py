@@ -2,7 +2,8 @@
 
 torchrun --nproc-per-node 2 examples/experts_across_processes.py
 
-Each process takes a GPU if there are enough, and NCCL carries the rows; otherwise Gloo carries tensors of the CPU.
+Any number of processes will do. Each takes a GPU if there are enough, and NCCL carries the rows; otherwise Gloo
+carries tensors of the CPU.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.distributed import Experts, owned_experts
 
-NUM_EXPERTS, TOPK, HIDDEN, INTERMEDIATE = 8, 2, 256, 128
+EXPERTS_HERE, TOPK, HIDDEN, INTERMEDIATE = 4, 2, 256, 128
 BF16_ROUNDING = 2.0**-8
 
 
 def join_group() -> torch.device:
     """Join the group that torchrun started."""
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit(f"expected to be started by torchrun: torchrun --nproc-per-node 2 {sys.argv[0]}")
     local_rank, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     on_gpus = torch.cuda.device_count() >= here
     if on_gpus:
@@ -34,12 +37,12 @@ def join_group() -> torch.device:
     return torch.device("cuda", local_rank) if on_gpus else torch.device("cpu")
 
 
-def of_rank(rank: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def of_rank(rank: int, num_experts: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens of a rank, with their routes: other ranks have other numbers of them."""
     generator = torch.Generator().manual_seed(1 + rank)
     tokens = 40 + 16 * rank
     x = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
-    weights, ids = torch.randn(tokens, NUM_EXPERTS, generator=generator).softmax(-1).topk(TOPK)
+    weights, ids = torch.randn(tokens, num_experts, generator=generator).softmax(-1).topk(TOPK)
     return x.to(device), ids.to(device), weights.to(device)
 
 
@@ -65,17 +68,18 @@ def main() -> int:
     """Compute in both forms, and compare."""
     device = join_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    num_experts = world_size * EXPERTS_HERE
     generator = torch.Generator().manual_seed(0)  # every process draws all weights here, and keeps its own
-    w1 = torch.randn(NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN, generator=generator).to(device) / HIDDEN**0.5
-    w2 = torch.randn(NUM_EXPERTS, HIDDEN, INTERMEDIATE, generator=generator).to(device) / INTERMEDIATE**0.5
-    mine = owned_experts(NUM_EXPERTS)
+    w1 = torch.randn(num_experts, 2 * INTERMEDIATE, HIDDEN, generator=generator).to(device) / HIDDEN**0.5
+    w2 = torch.randn(num_experts, HIDDEN, INTERMEDIATE, generator=generator).to(device) / INTERMEDIATE**0.5
+    mine = owned_experts(num_experts)
     layer = Experts(
-        NUM_EXPERTS,
+        num_experts,
         deep_gemm.per_block_cast_to_fp8(w1[mine]),
         deep_gemm.per_block_cast_to_fp8(w2[mine]),
         max_tokens=40 + 16 * (world_size - 1),
     )
-    tokens = of_rank(rank, device)
+    tokens = of_rank(rank, num_experts, device)
     prefill, decode = layer(*tokens), layer.decode(*tokens)
     assert decode is not None  # it is None only if the caller gives an `out`
     worst = difference(prefill, *tokens, w1, w2)

@@ -334,8 +334,35 @@ def example_exits_with(world: int) -> int:
     raise AssertionError("the example does not say how it ended")
 
 
+def ranks_that_differ(world: int) -> None:
+    num, counts = 2 * world, [5] * world
+    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    last = world - 1
+    is_last = dist.get_rank() == last
+    layer = Experts(num, w1, w2, max_tokens=5)
+
+    said = error_of(lambda: layer(x.float() if is_last else x, ids, p))
+    by_rank = ", ".join(["torch.bfloat16"] * last + ["torch.float32"])
+    assert said == f"experts across processes: expected one dtype of x on all ranks, got [{by_rank}] by rank", said
+    of_last = Experts(num, w1[0].float(), w2[0].float()) if is_last else layer
+    said = error_of(lambda: of_last(x, ids, p))
+    by_rank = ", ".join(["none"] * last + ["w1 and w2"])
+    expected = f"experts across processes: expected one set of gradients on all ranks, got [{by_rank}] by rank"
+    assert said == expected, said
+
+    if is_last:
+        layer.w1_values = layer.w1_values.bfloat16()  # as `module.to(torch.bfloat16)` does
+    own = "w1: expected dtype torch.float8_e4m3fn, got torch.bfloat16"
+    elsewhere = f"experts across processes: the arguments of rank {last} were refused there"
+    assert error_of(lambda: layer(x, ids, p)) == (own if is_last else elsewhere)
+    layer.w1_values = layer.w1_values.bfloat16()
+    assert error_of(lambda: layer.decode(x, ids, p)) == own
+
+
 CASES: dict[int, list[Callable[[int], None]]] = {
     2: [
+        ranks_that_differ,
         uneven,
         without_tokens,
         all_to_one_expert,

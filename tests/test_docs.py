@@ -178,13 +178,20 @@ def test_the_table_of_compilers_is_what_its_script_writes() -> None:
     assert writing.section(writing.newest()) == text[begin:end]
 
 
-def test_the_model_of_nodes_is_what_its_script_writes_and_near_what_it_did_not_see() -> None:
+def test_the_model_of_nodes_is_what_its_script_writes_and_near_what_it_did_not_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = script("model_nodes")
     assert model.page() == model.PAGE.read_text()
     rows = json.loads(model.MEASURED.read_text())["rows"]
     line = model.Line.fit(list(model.points(rows, model.FITTED_HIDDEN)))
     mean, _ = model.error_of(line, list(model.points(rows, model.JUDGED_HIDDEN)))
     assert mean < 1.25
+    monkeypatch.setattr(model, "GPUS_OF_A_NODE", 2)  # as measured; the rate is that of 8192 tokens
+    for tokens in (128, 1024, 4096):
+        us = model.products_us(model.LAYER, 1, tokens, model.product_tflops(model.LAYER))
+        assert us == pytest.approx(model.measured_products(model.LAYER)[tokens], rel=0.15), tokens
+    monkeypatch.undo()
     exact = model.Line(10.0, 200.0)
     found = model.Line.fit([(x, exact.us(x)) for x in (1e3, 1e6, 1e8)])
     assert (found.start_us, found.gb_s) == pytest.approx((10.0, 200.0))

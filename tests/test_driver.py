@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -363,3 +364,55 @@ def test_a_gpu_that_is_not_hopper_is_named_with_what_is_needed(
     told = str(caught.value)
     assert "need a Hopper GPU (compute capability 9.0)" in told
     assert f"cuda:0 is {name}, compute capability {major}.{minor}" in told
+
+
+# What comes to the host
+
+
+class Event:
+    """A torch event, as far as it is used."""
+
+    cuda_event = 77
+    waits = 0
+
+    def record(self) -> None:
+        """Be made."""
+
+    def synchronize(self) -> None:
+        """Count the wait."""
+        self.waits += 1
+
+
+@pytest.fixture
+def event(monkeypatch: pytest.MonkeyPatch) -> Event:
+    made = Event()
+    monkeypatch.setattr(torch.cuda, "Event", lambda: made)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)  # as a CPU tensor says
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 9, raising=False)
+    return made
+
+
+def test_numbers_come_to_the_host_by_a_copy_and_an_event_behind_it(
+    monkeypatch: pytest.MonkeyPatch, event: Event
+) -> None:
+    fake = use(monkeypatch, cuMemcpyDtoHAsync=(0,), cuEventRecord=(0,))
+    source, target = torch.arange(5), torch.zeros(5, dtype=torch.int64)
+    comes = driver.ToHost(source, target)
+    comes.begin()
+    (copy, of_copy), (record, of_record) = fake.calls
+    assert (copy, of_copy) == ("cuMemcpyDtoHAsync", (target.data_ptr(), source.data_ptr(), 40, 9))
+    assert (record, int(of_record[0]), of_record[1]) == ("cuEventRecord", 77, 9)
+    assert event.waits == 0
+    comes.wait()
+    assert event.waits == 1
+
+
+@pytest.mark.parametrize("fails", ["cuMemcpyDtoHAsync", "cuEventRecord"])
+@pytest.mark.usefixtures("event")
+def test_a_copy_to_the_host_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    answers = {"cuMemcpyDtoHAsync": (0,), "cuEventRecord": (0,)}
+    use(monkeypatch, **{**answers, fails: (cu.CUresult.CUDA_ERROR_INVALID_VALUE,)})
+    comes = driver.ToHost(torch.arange(5), torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(driver.DriverError, match=f"^{fails} failed: CUDA_ERROR_INVALID_VALUE"):
+        comes.begin()

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import venv
 import warnings
 import zipfile
@@ -20,6 +21,7 @@ import oldest_release
 import pytest
 import torch
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import deep_gemm
 from deep_gemm import activation, bf16, dense, grouped, layers, routing, scales, skip_head_mid, testing
@@ -29,6 +31,7 @@ from deep_gemm.settings import read_settings
 from deep_gemm.tools import demo
 
 ROOT = Path(__file__).resolve().parents[1]
+SITE = [sysconfig.get_path("purelib")]
 OF_BF16 = bf16.dense, bf16.grouped, bf16.expressions
 OF_CASTS = back, fp4, fp8, rules
 OF_LAYERS = [activation, layers, routing]
@@ -52,6 +55,17 @@ def test_every_public_product_cast_and_layer_has_an_example(module: ModuleType) 
         if getattr(function, "__module__", None) == module.__name__ and not name.startswith("cublaslt"):
             assert function is not None
             assert ">>>" in (function.__doc__ or ""), name
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="not in what `make test` sets up")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch brings CUDA's packages along")
+def test_all_that_make_installs_has_its_version_in_a_file() -> None:
+    texts = [(ROOT / f"constraints{of}.txt").read_text() for of in ("", "-cu12", "-cu13")]
+    pinned = {
+        name.lower().replace("_", "-") for text in texts for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)
+    }
+    found = {each.metadata["Name"].lower().replace("_", "-") for each in metadata.distributions(path=SITE)}
+    assert found - pinned <= {"hopper-gemm", "torch", "pip", "setuptools"}
 
 
 def test_importing_loads_no_cuda_library_and_little_besides_torch() -> None:

@@ -241,9 +241,15 @@ def random_shapes(count: int) -> list[tuple[int, int, int]]:
 
 
 def parse_shapes(
-    text: str, lengths: Sequence[int] = (3, 4), example: str = "64,2112,7168", least_last: int = 1
+    text: str,
+    lengths: Sequence[int] = (3, 4),
+    example: str = "64,2112,7168",
+    least_last: int = 1,
+    meaning: str = "",
 ) -> list[Shape]:
     """Read `m,n,k;m,n,k`, or shapes of as many numbers as `lengths` allow, the last of which may be `least_last`.
+
+    Errors say what numbers mean if `meaning` does.
 
     >>> parse_shapes("64,2112,7168; 4096,7168,2048")
     [(64, 2112, 7168), (4096, 7168, 2048)]
@@ -256,7 +262,9 @@ def parse_shapes(
         except ValueError:
             shape = ()
         if len(shape) not in lengths or min(*shape[:-1], shape[-1] + 1 - least_last) < 1:
-            raise ValueError(f"shapes: expected {count} positive integers like {example}, got {part!r}")
+            integers = "positive integers" if least_last else "integers, of which the last may be 0,"
+            named = f" ({meaning})" if meaning else ""
+            raise ValueError(f"shapes: expected {count} {integers} like {example}{named}, got {part!r}")
         shapes.append(shape)
     if not shapes:
         raise ValueError(f"shapes: expected at least one shape like {example}, got none")

@@ -157,7 +157,8 @@ def need_gpu(command: str) -> None:
     """Refuse a command that measures a GPU if there is none."""
     if not has_gpu():
         raise UsageError(
-            f"{command} measures a GPU and found no CUDA GPU; `bench compile` and `bench numerics --quick` run anywhere"
+            f"{command} measures a GPU and found no CUDA GPU; these run anywhere: `bench compile`, "
+            "`bench numerics --quick` and `bench distributed --quick`"
         )
 
 
@@ -227,10 +228,13 @@ def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processe
     gpus = torch.cuda.device_count()
     count = processes if processes is not None else gpus or 2
     if count < 1 or (gpus and count > gpus):
-        raise UsageError(f"processes: expected 1 to {gpus or 'some'}, as many as GPUs, got {count}")
+        most = f"1 to {gpus}, as many as GPUs" if gpus else "at least 1"
+        raise UsageError(f"processes: expected {most}, got {count}")
     if shapes is not None:
         try:
-            chosen: Sequence[Any] = cases.parse_shapes(shapes, (distributed.NUMBERS,), "256,6,128,4096,2048,0", 0)
+            chosen: Sequence[Any] = cases.parse_shapes(
+                shapes, (distributed.NUMBERS,), "256,6,128,4096,2048,0", 0, distributed.MEANING
+            )
         except ValueError as error:
             raise UsageError(str(error)) from error
     elif gpus:

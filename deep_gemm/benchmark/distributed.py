@@ -44,8 +44,9 @@ from .timing import L2Flush, Spread
 GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
 CONTENDERS = (GROUP, GROUP_FIXED, FUSED, MEGA, ALONE)
 LAYER, DISPATCH, COMBINE = "ep_layer", "ep_dispatch", "ep_combine"
-NUMBERS = 6
-"""Of a shape: experts, top-k, tokens of each process, hidden, intermediate, and the exponent of Zipf's law."""
+MEANING = "experts, top-k, tokens of each process, hidden, intermediate, exponent of Zipf's law"
+"""Of a shape's numbers."""
+NUMBERS = MEANING.count(", ") + 1
 REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
 MOST_FIXED_TOKENS = 1024
@@ -56,8 +57,8 @@ SECONDS = 120
 """How long a process waits for another one."""
 METHOD = (
     "distributed: a process for each GPU (without GPUs: CPU tensors over Gloo, by the clock), random routes, "
-    "top-k of all experts, each process with the same number of tokens; shapes are experts, top-k, tokens of "
-    "each process, hidden, intermediate, exponent of Zipf's law by which experts are chosen (0: all alike); "
+    "top-k of all experts, each process with the same number of tokens; "
+    f"shapes are {MEANING} by which experts are chosen (0: all alike); "
     "before each call a 512 MB fill and an all_reduce, then the call between CUDA events, launches included (those of "
     "graphs lie ahead, while GPUs sleep a millisecond); of "
     f"each call the slowest process, of {REPEATS} calls the median, least and most. nccl: the prefill form, with "

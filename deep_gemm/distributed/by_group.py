@@ -14,12 +14,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..gpus import is_hopper
+from ..jit.driver import ToHost
 from ..kernels import plan_sends
+from ..problem.activation import LAYER_TYPES
 from ..routing import expert_rows, gather_weighted, sum_rows
 from .collectives import all_gather, all_to_all, check_agreed
 from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
 
 UNLIMITED = 2**62
+
+
+WITH_GRADIENTS = ("x", "topk_weights", "w1", "w2")
+IS_FP8 = -1
+"""The type of x, if it is none of `LAYER_TYPES`."""
+NAMES_OF_FACTS = ("num_experts", "hidden", "topk", "dtype of x", "set of gradients")
+"""For errors."""
 
 
 class Facts(NamedTuple):
@@ -29,8 +38,15 @@ class Facts(NamedTuple):
     hidden: int
     topk: int
     type_of_x: int
+    """Its number among `LAYER_TYPES`, or `IS_FP8`."""
     gradients: int
-    """A bit for each that is asked for: of x, of the weights of routes, of w1, of w2."""
+    """A bit for each of `WITH_GRADIENTS` whose gradient is asked for."""
+
+    def said(self) -> tuple[object, ...]:
+        """What an error says of each."""
+        asked = [name for bit, name in enumerate(WITH_GRADIENTS) if self.gradients >> bit & 1]
+        type_of_x = "FP8" if self.type_of_x == IS_FP8 else LAYER_TYPES[self.type_of_x]
+        return *self[:3], type_of_x, " and ".join(asked) or "none"
 
 
 class Plan(NamedTuple):
@@ -117,7 +133,7 @@ class Planner:
         self._from_here = self._rows[self.rank]
         self._to_here = heard[:, plan_sends.NUM_FACTS + self.rank :: self.world_size].t()  # rows, and routes
         self._no_ids = torch.empty(0, 1, dtype=torch.int64, device=device)
-        self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._comes = ToHost(self._of_all, self._on_host) if on_gpu else None
 
     def plan(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Plan:
         """Ask, and wait for the answer."""
@@ -138,9 +154,8 @@ class Planner:
     def tell(self) -> None:
         """Send all ranks what is in `told`, and have what they tell come to the host."""
         all_gather(self._of_all, self.told, self.group)
-        if self._event is not None:
-            self._on_host.copy_(self._of_all, non_blocking=True)
-            self._event.record()
+        if self._comes is not None:
+            self._comes.begin()
 
     def _by_kernel(self, ids: Tensor, numbers: list[int]) -> Tensor:
         row_of = torch.empty(ids.shape, dtype=torch.int32, device=self.device)
@@ -164,8 +179,8 @@ class Planner:
 
     def counts(self, facts: Facts, mistake: Exception | None = None) -> Counts:
         """Wait as `hear` does, and give the numbers alone."""
-        if self._event is not None:
-            self._event.synchronize()
+        if self._comes is not None:
+            self._comes.wait()
         if mistake is not None:
             raise mistake
         check_told(self._heads.tolist(), facts, self._rows)
@@ -183,7 +198,7 @@ def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> No
         rank = next(rank for rank, is_wrong in enumerate(mistakes) if is_wrong)
         raise ValueError(f"experts across processes: the arguments of rank {rank} were refused there")
     if told != [[fact] * len(mistakes) for fact in facts]:
-        check_agreed(Facts._fields, zip(*told, strict=True))
+        check_agreed(NAMES_OF_FACTS, [Facts(*of_rank).said() for of_rank in zip(*told, strict=True)])
     if min(rooms) == UNLIMITED:
         return
     for rank, (comes, room) in enumerate(zip(rows.sum(dim=0).tolist(), rooms, strict=True)):

@@ -40,11 +40,12 @@ def all_agree(values: Mapping[str, int], device: torch.device, group: dist.Proce
     check_agreed(values, of_all.view(-1, len(values)).tolist())
 
 
-def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[int]]) -> None:
+def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[object]]) -> None:
     """Raise if a value is not the same on all ranks. Each rank gives one for each name."""
     for name, values in zip(names, zip(*of_ranks, strict=True), strict=True):
         if len(set(values)) > 1:
-            raise ValueError(f"experts across processes: expected one {name} on all ranks, got {[*values]} by rank")
+            by_rank = ", ".join(map(str, values))
+            raise ValueError(f"experts across processes: expected one {name} on all ranks, got [{by_rank}] by rank")
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

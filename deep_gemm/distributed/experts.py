@@ -19,6 +19,7 @@ from ..layers import activations_of_rows, product_of_rows
 from ..nn.experts import mixture
 from ..nn.gradients import as_autocast_says
 from ..problem import ExpertRows, Operand
+from ..problem.activation import LAYER_TYPES
 from ..problem.experts_across import check_tokens, share_of_experts
 from ..problem.integers import integer_in_range
 from ..problem.numbers import positive
@@ -33,7 +34,6 @@ from .prefill import Prefill
 from .prefill import why_not as why_not_prefill
 from .prepared import MAX_KINDS, Tokens, Weights, find
 
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
 
@@ -148,6 +148,7 @@ class Experts(torch.nn.Module):
         mistake: Exception | None = None
         facts = Facts(self.share.num_experts, self.share.hidden, -1, -1, 0)
         try:
+            self._check_weights()
             check_tokens(x, topk_ids, topk_weights, self.share, self._device())
             needs = [
                 torch.is_grad_enabled() and each is not None and each.requires_grad
@@ -156,7 +157,7 @@ class Experts(torch.nn.Module):
             if any(needs) and self.w1 is None:
                 raise ValueError("x: expected tensors without a gradient, because the weights are in FP8 for inference")
             gradients = sum(2**index for index, need in enumerate(needs) if need)
-            facts = facts._replace(topk=topk_ids.shape[1], type_of_x=TYPES.index(x.dtype), gradients=gradients)
+            facts = facts._replace(topk=topk_ids.shape[1], type_of_x=LAYER_TYPES.index(x.dtype), gradients=gradients)
         except MISTAKES as caught:
             mistake = caught
         if mistake is not None or facts.gradients:
@@ -249,10 +250,8 @@ class Experts(torch.nn.Module):
         tokens, topk = topk_ids.shape
         if tokens > self._most:
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
+        self._check_weights()
         if self._everywhere is None:
-            if self.w1 is None:  # a module may have been moved or cast since it was made
-                share = self.share
-                share_of_experts(share.num_experts, *self.weights(), share.rank, share.ranks)
             peers = self.connected(topk)
             row_of, rows = peers.post(x, topk_ids, topk_weights), peers.rows()
             w1, w2 = self.weights()
@@ -262,6 +261,12 @@ class Experts(torch.nn.Module):
         message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
         sums = self._sums(Arrived(message, self.share.hidden, topk), None)
         return self._everywhere.combine(sums, tokens, out)
+
+    def _check_weights(self) -> None:
+        """Check weights in FP8 again: a module may have been moved or cast since it was made."""
+        if self.w1 is None:
+            share = self.share
+            share_of_experts(share.num_experts, *self.weights(), share.rank, share.ranks)
 
     def connected(self, topk: int) -> Peers:
         """The peers of this process, connected in the first call; later calls have as many routes for a token."""

@@ -13,12 +13,9 @@ from ..grouped import product_of_rows_by_64
 from ..problem import ExpertRows
 from ..problem.mega_moe import MegaProblem, MegaSizes
 from ..routing import stack_routes, sum_rows
-from .by_group import Facts, Plan, Planner, exchange
+from .by_group import IS_FP8, Facts, Plan, Planner, exchange
 from .message import WORD, Arrived, pack_fp8
 from .owners import owners_of_routes
-
-IS_FP8 = -1
-"""The type of x, among those of `Facts`."""
 
 
 @torch.no_grad()

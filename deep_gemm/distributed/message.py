@@ -16,6 +16,7 @@ from ..kernels.gather_rows import Gathered, Slots
 from ..kernels.meeting import MAX_ROW_BYTES, Room
 from ..layers import experts_workspace_bytes
 from ..problem import ExpertRows
+from ..problem.experts_across import count_of_each
 from ..problem.integers import integer_in_range
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
 from ..quantize import Quantized, empty_scales, per_token_cast_to_fp8
@@ -178,11 +179,11 @@ def decode_bytes(
     world_size, max_tokens, topk, num_experts, hidden, intermediate = (
         integer_in_range(name, size, 1) for name, size in sizes.items()
     )
-    rows = world_size * max_tokens
+    rows, experts_here = world_size * max_tokens, count_of_each(num_experts, world_size)
     if peer_memory:
         room = Room(world_size, max_tokens, hidden, topk)
         results = max_tokens * topk * BF16_BYTES * hidden
-        of_products = experts_workspace_bytes(rows, topk, num_experts // world_size, hidden, intermediate)
+        of_products = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate)
         not_held = rows * topk * BF16_BYTES * hidden  # results of experts here: they go to rooms at once
         addresses = rows * topk * ADDRESS_BYTES
         sent = (rows - max_tokens) * room.row_bytes + (results if world_size > 1 else 0)
@@ -190,5 +191,5 @@ def decode_bytes(
     sent = prefill_bytes(rows - max_tokens, hidden, topk)
     messages = (rows + max_tokens) * row_bytes(hidden, topk)
     sums = 2 * rows * BF16_BYTES * hidden
-    here = experts_workspace_bytes(rows, topk, num_experts // world_size, hidden, intermediate)
+    here = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate)
     return sent, messages + sums + here
