@@ -6,6 +6,7 @@ Processes are forked here, so torch is imported once. This one waits for them, a
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import multiprocessing
 import os
@@ -14,8 +15,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +29,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.distributed import Experts, by_group, collectives, decode_bytes, owned_experts, prefill_bytes
+from deep_gemm.problem import experts_across
 
 HIDDEN, INTER, TOPK, MAX_TOKENS = 144, 80, 3, 20
 SECONDS = 60
@@ -55,6 +58,11 @@ def cast(w: Tensor) -> tuple[Tensor, Tensor]:
     return deep_gemm.per_block_cast_to_fp8(w)
 
 
+def experts_with(num: int, both: Iterable[Any], **settings: Any) -> Experts:
+    w1, w2 = both
+    return Experts(num, w1, w2, **settings)
+
+
 def tokens_of_ranks(counts: list[int], num: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens of all ranks, routes with -1 and with an expert twice, weights of both signs."""
     g = torch.Generator().manual_seed(seed)
@@ -63,8 +71,8 @@ def tokens_of_ranks(counts: list[int], num: int, seed: int = 1) -> tuple[Tensor,
     return torch.randn(tokens, HIDDEN, generator=g).bfloat16(), ids, torch.randn(tokens, TOPK, generator=g)
 
 
-def share_out(x: Tensor, counts: list[int]) -> Tensor:
-    return torch.split(x, counts)[dist.get_rank()]
+def share_out(x: Tensor, counts: list[int], group: dist.ProcessGroup | None = None) -> Tensor:
+    return torch.split(x, counts)[dist.get_rank(group)]
 
 
 def gradient(leaf: Tensor | None) -> Tensor:
@@ -82,15 +90,15 @@ def same_bits(x: Tensor | None, y: Tensor) -> bool:
     )
 
 
-def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor, num: int) -> None:
+def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor, num: int, ranks: int) -> None:
     """Within one BF16 rounding of each sum that a rank sends, one of the whole sum, and one of the right one.
 
     `rows` are the BF16 results of each route, from one process: they bound every partial sum.
     """
-    count = num // dist.get_world_size()
+    count = num // ranks
     bound = torch.zeros(got.shape, dtype=torch.float64)
     terms = rows.double() * p.double()[..., None]
-    for rank in range(dist.get_world_size()):
+    for rank in range(ranks):
         is_here = (ids >= 0) & (ids.div(count, rounding_mode="floor") == rank)
         bound += torch.where(is_here[..., None], terms, 0).sum(1).abs() * 2.0**-8
     bound += 2.0**-8 * (right.double().abs() + got.double().abs())
@@ -105,23 +113,33 @@ def by_one(x: Tensor, ids: Tensor, p: Tensor, num: int, limit: float | None) -> 
     w1, w2 = map(cast, weights(num))
     out = deep_gemm.experts(x, ids, p, w1, w2, limit=limit)
     each = deep_gemm.experts(
-        x.repeat_interleave(TOPK, 0), ids.reshape(-1, 1), torch.ones(ids.numel(), 1), w1, w2, limit=limit
+        x.repeat_interleave(ids.shape[1], 0), ids.reshape(-1, 1), torch.ones(ids.numel(), 1), w1, w2, limit=limit
     )
     assert out is not None and each is not None
-    return out, each.view(len(x), TOPK, HIDDEN)
+    return out, each.view(*ids.shape, HIDDEN)
 
 
-def check_layer(counts: list[int], num: int, ids: Tensor | None = None, limit: float | None = None) -> None:
+def check_layer(
+    counts: list[int],
+    num: int,
+    ids: Tensor | None = None,
+    limit: float | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
     x, drawn, p = tokens_of_ranks(counts, num)
     ids = drawn if ids is None else ids
-    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
-    layer = Experts(num, w1, w2, limit=limit, max_tokens=MAX_TOKENS)
-    mine = [share_out(each, counts) for each in (x, ids, p)]
+    p = p[:, : ids.shape[1]]
+    w1, w2 = (part(cast(w), owned_experts(num, group)) for w in weights(num))
+    layer = Experts(num, w1, w2, group, limit=limit, max_tokens=MAX_TOKENS)
+    mine = [share_out(each, counts, group) for each in (x, ids, p)]
+    with torch.inference_mode():  # what the first call makes serves calls of any mode
+        layer(*mine)
+        layer.decode(*mine)
     got = layer(*mine)
     out, rows = by_one(x, ids, p, num, limit)
-    out, rows = share_out(out, counts), share_out(rows, counts)
+    out, rows = share_out(out, counts, group), share_out(rows, counts, group)
     assert got.dtype == torch.bfloat16
-    assert_near(got, out, mine[1], mine[2], rows, num)
+    assert_near(got, out, mine[1], mine[2], rows, num, len(counts))
     assert same_bits(layer(*mine), got), "another call has other bits"
     assert same_bits(layer.decode(*mine), got), "the decode form has other bits"
     given = torch.full_like(got, torch.nan)
@@ -134,6 +152,8 @@ def check_layer(counts: list[int], num: int, ids: Tensor | None = None, limit: f
 def uneven(world: int) -> None:
     check_layer([3 + 7 * r % 11 for r in range(world)], 2 * world)
     check_layer([5, *[8] * (world - 1)], 3 * world, limit=0.4)
+    one_route = torch.arange(5 * world)[:, None] % (2 * world)
+    check_layer([5] * world, 2 * world, one_route)
 
 
 def without_tokens(world: int) -> None:
@@ -153,43 +173,125 @@ def without_routes(world: int) -> None:
 
 
 def trained(world: int) -> None:
-    """Results and gradients beside nn.Experts of all tokens and all experts."""
-    for dtype, counts in (
-        (torch.bfloat16, [2 + 5 * r % 7 for r in range(world)]),
-        (torch.float32, [0] + [7] * (world - 1)),
-    ):
-        num = 2 * world
-        x, ids, p = tokens_of_ranks(counts, num, seed=5)
-        x = x.to(dtype)
-        grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(6)).to(dtype)
-        one = deep_gemm.nn.Experts(num, HIDDEN, INTER)
-        for weight, w in zip((one.w1, one.w2), weights(num), strict=True):
-            weight.data.copy_(w)
-        x1, p1 = x.clone().requires_grad_(), p.clone().requires_grad_()
-        one(x1, ids, p1).backward(grad)
-        mine = owned_experts(num)
-        layer = Experts(num, weights(num)[0][mine].clone(), weights(num)[1][mine].clone())
-        x2, p2 = (share_out(each, counts).clone().requires_grad_() for each in (x, p))
-        out = layer(x2, share_out(ids, counts), p2)
-        assert out.dtype == dtype
+    check_trained(torch.bfloat16, [2 + 5 * r % 7 for r in range(world)])
+    check_trained(torch.float32, [0] + [7] * (world - 1))
+    check_trained(torch.float16, [4] * world, of_weights=torch.bfloat16)
+
+
+def sums_that_fp16_has_not(world: int) -> None:
+    """Small sums and large ones have the bits of inference: none is rounded to FP16 on its way."""
+    num, counts = 2 * world, [6] * world
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    mine = owned_experts(num)
+    layer = experts_with(num, (w[mine].clone() for w in weights(num)))
+    for scale in (1e-4, 1e5):
         with torch.no_grad():
-            assert same_bits(layer(x2, share_out(ids, counts), p2), out.detach()), "not the bits of inference"
-        out.backward(share_out(grad, counts))
-        for name, leaf, right in (
-            ("x", x2, share_out(gradient(x1), counts)),
-            ("p", p2, share_out(gradient(p1), counts)),
-            ("w1", layer.w1, gradient(one.w1)[mine]),
-            ("w2", layer.w2, gradient(one.w2)[mine]),
-        ):
-            distance = (gradient(leaf).double() - right.double()).norm()
-            # x: each rank's sum is rounded to BF16; others differ by the order of FP32 sums alone.
-            bound = 2.0**-7 if name == "x" else 1e-5
-            assert distance <= bound * right.double().norm(), (name, distance, right.norm())
-        assert any(gradient(w).any() for w in (layer.w1, layer.w2))
-        # Only weights: nothing flows to tokens, on any rank.
-        layer.zero_grad()
-        layer(x2.detach(), share_out(ids, counts), p2.detach()).backward(share_out(grad, counts))
-        assert torch.allclose(gradient(layer.w1).double(), gradient(one.w1)[mine].double(), atol=1e-5)
+            right = layer(x.half(), ids, p * scale)
+        got = layer(x.half(), ids, (p * scale).requires_grad_()).detach()
+        assert same_bits(got, right), f"not the bits of inference, scale {scale}"
+
+
+def ids_of_no_expert(world: int) -> None:
+    """A GPU does not look at ids ahead. Those whose lower half alone is an expert's count as -1, in training too."""
+    num, counts = 2 * world, [6] * world
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    wide = ids.clone()
+    wide[0], wide[1], wide[2] = -(2**63), 2**32 + 1, num + 5
+    none = ids.clone()
+    none[:3] = -1
+    layer = experts_with(num, (w[owned_experts(num)].clone() for w in weights(num)))
+    with mock.patch.object(experts_across, "check_routes"):
+        got = layer(x.clone().requires_grad_(), wide, p)
+    assert same_bits(got.detach(), layer(x.clone().requires_grad_(), none, p).detach())
+
+
+def autocast(world: int) -> None:
+    num, counts = 2 * world, [6] * world
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+    layer = experts_with(num, (part(cast(w), owned_experts(num)) for w in weights(num)), max_tokens=6)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, decoded = layer(x, ids, p), layer.decode(x, ids, p)
+    assert same_bits(got, layer(x.bfloat16(), ids, p))
+    assert same_bits(decoded, got)
+    assert not torch.equal(got, layer(x, ids, p))
+
+
+def copies(world: int) -> None:
+    """A copy works as its layer does, whatever calls have made, and in the same group."""
+    num, counts = 2 * world, [6] * world
+    given = [share_out(each, counts) for each in tokens_of_ranks(counts, num)]
+    group = dist.new_group(list(range(world)))
+    w = [part(cast(w), owned_experts(num)) for w in weights(num)]
+    layer = experts_with(num, w, group=group, max_tokens=6)
+    got = layer(*given)
+    assert same_bits(layer.decode(*given), got)
+    again = copy.deepcopy(layer)
+    assert again.group is group and again.w1_values is not layer.w1_values
+    assert same_bits(again(*given), got) and same_bits(again.decode(*given), got)
+    file = io.BytesIO()
+    layer.group = None
+    torch.save(layer, file)
+    file.seek(0)
+    assert same_bits(torch.load(file, weights_only=False)(*given), got)
+
+
+def in_groups_of_some(world: int) -> None:
+    """Ranks of a group are not those of all processes."""
+    for members in ([1, 2], [0, 2]):
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            check_layer([5, 8], 4, group=group)
+            check_trained(torch.bfloat16, [5, 8], group=group)
+        else:
+            check_of_no_member(group)
+
+
+def check_of_no_member(group: Any) -> None:
+    w1, w2 = (part(cast(w), slice(0, 2)) for w in weights(4))
+    for call in (lambda: owned_experts(4, group), lambda: Experts(4, w1, w2, group)):
+        assert error_of(call) == "group: expected one that this process is a member of"
+
+
+def check_trained(
+    dtype: torch.dtype,
+    counts: list[int],
+    group: dist.ProcessGroup | None = None,
+    of_weights: torch.dtype = torch.float32,
+) -> None:
+    """Results and gradients beside nn.Experts of all tokens and all experts."""
+    num = 2 * len(counts)
+    x, ids, p = tokens_of_ranks(counts, num, seed=5)
+    x, p = x.to(dtype), p.to(of_weights)
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(6)).to(dtype)
+    one = deep_gemm.nn.Experts(num, HIDDEN, INTER)
+    for weight, w in zip((one.w1, one.w2), weights(num), strict=True):
+        weight.data.copy_(w)
+    x1, p1 = x.clone().requires_grad_(), p.clone().requires_grad_()
+    one(x1, ids, p1).backward(grad)
+    mine = owned_experts(num, group)
+    layer = Experts(num, weights(num)[0][mine].clone(), weights(num)[1][mine].clone(), group)
+    x2, p2 = (share_out(each, counts, group).clone().requires_grad_() for each in (x, p))
+    out = layer(x2, share_out(ids, counts, group), p2)
+    assert out.dtype == dtype
+    with torch.no_grad():
+        assert same_bits(layer(x2, share_out(ids, counts, group), p2), out.detach()), "not the bits of inference"
+    out.backward(share_out(grad, counts, group))
+    for name, leaf, right in (
+        ("x", x2, share_out(gradient(x1), counts, group)),
+        ("p", p2, share_out(gradient(p1), counts, group)),
+        ("w1", layer.w1, gradient(one.w1)[mine]),
+        ("w2", layer.w2, gradient(one.w2)[mine]),
+    ):
+        distance = (gradient(leaf).double() - right.double()).norm()
+        # x: each rank's sum is rounded to BF16; others differ by the order of FP32 sums, and in their own rounding.
+        bound = 2.0**-7 if name == "x" else max(1e-5, torch.finfo(right.dtype).eps / 2)
+        assert distance <= bound * right.double().norm(), (name, distance, right.norm())
+    assert any(gradient(w).any() for w in (layer.w1, layer.w2))
+    # Only weights: nothing flows to tokens, on any rank.
+    layer.zero_grad()
+    layer(x2.detach(), share_out(ids, counts, group), p2.detach()).backward(share_out(grad, counts, group))
+    assert torch.allclose(gradient(layer.w1).double(), gradient(one.w1)[mine].double(), atol=1e-5)
 
 
 def error_of(call: Callable[[], Any]) -> str:
@@ -334,6 +436,13 @@ def example_exits_with(world: int) -> int:
     raise AssertionError("the example does not say how it ended")
 
 
+def narrowed(w: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """An FP8 weight with 16 columns, or rows, of hidden less."""
+    values, scales = w
+    rows, columns = (size - 16 * (size == HIDDEN) for size in values.shape[1:])
+    return values[:, :rows, :columns].contiguous(), scales[:, : -(-rows // 128), : -(-columns // 128)].contiguous()
+
+
 def ranks_that_differ(world: int) -> None:
     num, counts = 2 * world, [5] * world
     w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
@@ -351,6 +460,30 @@ def ranks_that_differ(world: int) -> None:
     expected = f"experts across processes: expected one set of gradients on all ranks, got [{by_rank}] by rank"
     assert said == expected, said
 
+    w = [cast(w) for w in weights(2 * num)]
+    both = experts_with(num, (part(each, slice(0, 2)) for each in w), max_tokens=5)
+    more = experts_with(2 * num, (part(each, slice(0, 4)) for each in w), max_tokens=5) if is_last else both
+    wide = experts_with(num, (narrowed(each) for each in (w1, w2)), max_tokens=5) if is_last else both
+    room = experts_with(num, (part(each, slice(0, 2)) for each in w), max_tokens=6) if is_last else both
+    for name, other, columns, x_of, values in (
+        ("num_experts", more, TOPK, x, (num, 2 * num)),
+        ("hidden", wide, TOPK, x[:, : wide.share.hidden], (HIDDEN, HIDDEN - 16)),
+        ("max_tokens", room, TOPK, x, (5, 6)),
+        ("topk", both, TOPK - is_last, x, (TOPK, TOPK - 1)),
+    ):
+        given = x_of.contiguous(), ids[:, :columns], p[:, :columns]
+        by_rank = ", ".join(map(str, [values[0]] * last + [values[1]]))
+        says = f"expected one {name} on all ranks, got [{by_rank}] by rank"
+        if name != "max_tokens":
+            assert error_of(partial(other, *given)).endswith(says), name
+        if name == "num_experts":
+            by_rank = ", ".join(["2"] * last + ["4"])
+            says = f"expected one number of experts of a rank on all ranks, got [{by_rank}] by rank"
+        assert error_of(partial(other.decode, *given)).endswith(says), name
+    layer.decode(x, ids, p)
+    said = error_of(lambda: layer.decode(x, ids[:, :2], p[:, :2]))
+    assert said == f"topk_ids: expected {TOPK} columns, as in the first call, got 2"
+
     if is_last:
         layer.w1_values = layer.w1_values.bfloat16()  # as `module.to(torch.bfloat16)` does
     own = "w1: expected dtype torch.float8_e4m3fn, got torch.bfloat16"
@@ -363,6 +496,10 @@ def ranks_that_differ(world: int) -> None:
 CASES: dict[int, list[Callable[[int], None]]] = {
     2: [
         ranks_that_differ,
+        sums_that_fp16_has_not,
+        ids_of_no_expert,
+        autocast,
+        copies,
         uneven,
         without_tokens,
         all_to_one_expert,
@@ -375,7 +512,7 @@ CASES: dict[int, list[Callable[[int], None]]] = {
         mega_mistakes,
         example,
     ],
-    3: [uneven, all_to_one_expert, trained, mistakes, over_ranks, to_one_rank, mega_mistakes, dies],
+    3: [in_groups_of_some, uneven, all_to_one_expert, trained, mistakes, over_ranks, to_one_rank, mega_mistakes, dies],
     4: [uneven, without_tokens, trained, bytes_sent],
 }
 """By number of processes. A case that leaves the group broken is the last."""

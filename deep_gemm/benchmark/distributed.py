@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from ..distributed import Experts, message, owned_experts
-from ..distributed.by_group import Everywhere, Facts
+from ..distributed.by_group import Facts
 from ..distributed.by_peers import why_not
 from ..distributed.collectives import all_gather
 from ..distributed.owners import local_ids
@@ -240,7 +240,7 @@ class Work:
         yield Step(DISPATCH, GROUP, lambda: plan.forth(rows))
         yield Step(COMBINE, GROUP, lambda: plan.sum_up(plan.back(sums)))
         if self.has_fixed:
-            everywhere = Everywhere(len(x), self.device, None)
+            everywhere = layer.everywhere(self.shape[1])
             back = x.new_empty(everywhere.world_size * len(x), x.shape[1])
             yield Step(DISPATCH, GROUP_FIXED, lambda: everywhere.dispatch(sent))
             yield Step(COMBINE, GROUP_FIXED, lambda: everywhere.combine(back, len(x), None))

@@ -125,7 +125,9 @@ class Planner:
         numbers = plan_sends.NUM_FACTS + 2 * self.world_size
         self.told = torch.empty(numbers, dtype=torch.int64, device=device)
         self._of_all = torch.empty(self.world_size * numbers, dtype=torch.int64, device=device)
-        self._on_host = torch.empty(len(self._of_all), dtype=torch.int64, pin_memory=True) if on_gpu else self._of_all
+        self._on_host = self._of_all
+        if on_gpu:
+            self._on_host = torch.empty(self._of_all.shape, dtype=torch.int64, device="cpu", pin_memory=True)
         # Of what all ranks told, by rank: what they must agree about; how many rows go where; and what comes here.
         heard = self._on_host.view(self.world_size, numbers)
         self._heads = heard[:, : plan_sends.NUM_FACTS].t()
@@ -209,8 +211,8 @@ def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> No
 class Everywhere:
     """Every token goes to every process: sizes are fixed, and the host reads nothing."""
 
-    def __init__(self, max_tokens: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
-        self.max_tokens, self.group = max_tokens, group
+    def __init__(self, max_tokens: int, topk: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self.max_tokens, self.topk, self.device, self.group = max_tokens, topk, device, group
         self.world_size = dist.get_world_size(group)
         # Made here, so that no graph captures it: the row of each token on each rank.
         ranks = torch.arange(self.world_size, device=device).expand(max_tokens, -1)

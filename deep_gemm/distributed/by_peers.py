@@ -30,7 +30,7 @@ from ..problem import ExpertRows, Operand, SiluRowsProblem
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..quantize import Quantized, empty_scales
 from ..routing import expert_rows
-from .collectives import all_agree
+from .collectives import agree_about_decode
 from .message import WORD, WORD_BYTES, with_aligned_rows
 
 
@@ -48,7 +48,7 @@ class Peers:
         self.memory, self.room, self.seconds = memory, room, seconds
         state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
         arrivals = state.new_zeros(route_rows.num_arrivals(room.slots * room.topk))
-        report = torch.zeros(1, dtype=torch.int32).pin_memory()
+        report = torch.zeros(1, dtype=torch.int32, device="cpu").pin_memory()
         self.node = Node(room, addresses, rank, state, experts, arrivals, report, round(seconds * 1e9))
         self._missed = ctypes.c_int32.from_address(report.data_ptr())
         of_slots = memory[room.ids : room.ids + room.slots * room.topk * WORD_BYTES]
@@ -140,8 +140,7 @@ def connect(room: Room, device: torch.device, group: dist.ProcessGroup | None, s
     if reason is not None:
         raise ValueError(f"peer_memory: {reason}")
     rank = dist.get_rank(group)
-    sizes = {name: getattr(room, name) for name in ("max_tokens", "hidden", "topk")}
-    all_agree({**sizes, "number of experts of a rank": experts}, device, group)
+    agree_about_decode(room.max_tokens, room.hidden, room.topk, experts, True, device, group)
     try:
         everyone = dist.distributed_c10d._get_default_group() if group is None else group
         memory = _symmetric_memory.empty(room.num_bytes, dtype=torch.uint8, device=device)

@@ -40,6 +40,20 @@ def all_agree(values: Mapping[str, int], device: torch.device, group: dist.Proce
     check_agreed(values, of_all.view(-1, len(values)).tolist())
 
 
+def agree_about_decode(
+    max_tokens: int,
+    hidden: int,
+    topk: int,
+    experts: int,
+    peer_memory: bool,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Raise on each rank if two would send each other messages of other sizes, or on other ways."""
+    sizes = {"max_tokens": max_tokens, "hidden": hidden, "topk": topk, "number of experts of a rank": experts}
+    all_agree({**sizes, "peer_memory": int(peer_memory)}, device, group)
+
+
 def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[object]]) -> None:
     """Raise if a value is not the same on all ranks. Each rank gives one for each name."""
     for name, values in zip(names, zip(*of_ranks, strict=True), strict=True):

@@ -6,6 +6,7 @@ out <--added up in order of ranks-- BF16, one row for each that came <----------
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,9 +28,10 @@ from ..quantize import per_block_cast_to_fp8
 from ..routing import stack_routes, sum_rows, weighted_sum
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
+from .collectives import agree_about_decode
 from .decode import Decode
 from .decode import why_not as why_not_decode
-from .message import WORD, Arrived, gather, pack
+from .message import WORD, Arrived, gather, pack, words_of_ids
 from .prefill import Prefill
 from .prefill import why_not as why_not_prefill
 from .prepared import MAX_KINDS, Tokens, Weights, find
@@ -97,11 +99,23 @@ class Experts(torch.nn.Module):
                 raise ValueError(f"peer_memory: {reason}")
         self._seconds = positive("seconds", seconds) if peer_memory else None
         self._most = most
-        self._everywhere = None if most is None or peer_memory else Everywhere(most, device, group)
+        self._everywhere: Everywhere | None = None
         self._peers: Peers | None = None
         self._planner: Planner | None = None
         self._prefills: list[Prefill] = []
         self._decodes: list[Decode] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give what a copy keeps: all but what calls have made, which it makes anew."""
+        made: dict[str, Any] = {"_everywhere": None, "_peers": None, "_planner": None, "_prefills": [], "_decodes": []}
+        return {**self.__dict__, **made}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
+        """Copy all but the group, whose processes are the same."""
+        memo[id(self.group)] = self.group
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return copied
 
     def extra_repr(self) -> str:
         """Sizes, for `print`."""
@@ -191,7 +205,9 @@ class Experts(torch.nn.Module):
         The row that is cast is the same, so the result has the bits of the other way.
         """
         rows_x, p = _ToExperts.apply(x, topk_weights.float(), plan)  # type: ignore[no-untyped-call]
-        ids = plan.dispatch(topk_ids.to(WORD))
+        if rows_x.dtype == torch.float16:
+            rows_x = rows_x.float()  # so that sums are not rounded to FP16, whose range is smaller than BF16's
+        ids = plan.dispatch(words_of_ids(topk_ids))
         rows = self._rows(ids, plan.routes)
         assert self.w1 is not None and self.w2 is not None
         sums = mixture(rows_x, p, self.w1, self.w2, rows, self.limit)
@@ -225,8 +241,9 @@ class Experts(torch.nn.Module):
         With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
         the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
         """
+        x = as_autocast_says(x) if isinstance(x, Tensor) else x
         given = (x, topk_ids, topk_weights) if out is None else (x, topk_ids, topk_weights, out)
-        weights = None if self._everywhere is not None else self._weights_that_stay()
+        weights = None if self._seconds is None else self._weights_that_stay()
         prepared = None if weights is None else find(self._decodes, given, weights)
         if prepared is not None and weights is not None and prepared.is_right(given, weights):
             return prepared(given, weights)
@@ -251,16 +268,28 @@ class Experts(torch.nn.Module):
         if tokens > self._most:
             raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
         self._check_weights()
-        if self._everywhere is None:
+        if self._seconds is not None:
             peers = self.connected(topk)
             row_of, rows = peers.post(x, topk_ids, topk_weights), peers.rows()
             w1, w2 = self.weights()
             middle, addresses = peers.activations(w1, rows, self.limit)
             peers.product(middle, w2, rows, addresses)
             return peers.combine(row_of, topk_weights, out)
-        message = self._everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
+        everywhere = self.everywhere(topk)
+        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
         sums = self._sums(Arrived(message, self.share.hidden, topk), None)
-        return self._everywhere.combine(sums, tokens, out)
+        return everywhere.combine(sums, tokens, out)
+
+    def everywhere(self, topk: int) -> Everywhere:
+        """What sends tokens everywhere, made in the first call; later calls have as many routes for a token."""
+        device = self._device()
+        if self._everywhere is None or self._everywhere.device != device:
+            assert self._most is not None
+            agree_about_decode(self._most, self.share.hidden, topk, self.share.here, False, device, self.group)
+            with torch.inference_mode(False):  # calls of any mode use its tensors
+                self._everywhere = Everywhere(self._most, topk, device, self.group)
+        _check_topk(topk, self._everywhere.topk)
+        return self._everywhere
 
     def _check_weights(self) -> None:
         """Check weights in FP8 again: a module may have been moved or cast since it was made."""
@@ -274,8 +303,7 @@ class Experts(torch.nn.Module):
             assert self._most is not None and self._seconds is not None
             room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk)
             self._peers = connect(room, self._device(), self.group, self._seconds, self.share.here)
-        if topk != self._peers.room.topk:
-            raise ValueError(f"topk_ids: expected {self._peers.room.topk} columns, as in the first call, got {topk}")
+        _check_topk(topk, self._peers.room.topk)
         self._peers.check()
         return self._peers
 
@@ -284,6 +312,11 @@ class Experts(torch.nn.Module):
         if self._peers is not None:
             torch.cuda.synchronize(self._device())
             self._peers.check()
+
+
+def _check_topk(topk: int, first: int) -> None:
+    if topk != first:
+        raise ValueError(f"topk_ids: expected {first} columns, as in the first call, got {topk}")
 
 
 class _ToExperts(torch.autograd.Function):

@@ -17,7 +17,7 @@ from ..kernels.meeting import MAX_ROW_BYTES, Room
 from ..layers import experts_workspace_bytes
 from ..problem import ExpertRows
 from ..problem.experts_across import count_of_each
-from ..problem.integers import integer_in_range
+from ..problem.integers import INT32_MAX, integer_in_range
 from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
 from ..quantize import Quantized, empty_scales, per_token_cast_to_fp8
 
@@ -98,9 +98,18 @@ def pack(
 def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
     """Write tokens that are FP8 beside their routes, each into the row of its number."""
     values, scales = x
-    parts = [values.view(WORD), scales.view(WORD), topk_ids.to(WORD), topk_weights.float().view(WORD)]
+    parts = [values.view(WORD), scales.view(WORD), words_of_ids(topk_ids), topk_weights.float().view(WORD)]
     words = row_bytes(values.shape[1], topk_ids.shape[1]) // WORD_BYTES - sum(part.shape[1] for part in parts)
     return torch.cat([*parts, parts[0].new_zeros(len(values), words)], dim=1)
+
+
+def words_of_ids(topk_ids: Tensor) -> Tensor:
+    """Ids as they travel. One that no expert has stays one: halves of it are none.
+
+    >>> words_of_ids(torch.tensor([7, -1, -(2**63), 2**32 + 3])).tolist()
+    [7, -1, -1, 2147483647]
+    """
+    return topk_ids.clamp(-1, INT32_MAX).to(WORD)
 
 
 def _has_kernel(x: Tensor) -> bool:

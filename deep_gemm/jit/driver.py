@@ -260,6 +260,10 @@ def _cluster_attribute(cluster: int) -> Any:
     return attribute
 
 
+_WRITTEN_TO: list[tuple[Tensor, Tensor]] = []
+"""Memory of copies that had not ended when nobody waited for them any more."""
+
+
 class ToHost:
     """What a tensor of a GPU holds, brought to one in pinned memory of the host, again and again.
 
@@ -267,6 +271,7 @@ class ToHost:
     """
 
     def __init__(self, source: Tensor, target: Tensor) -> None:
+        self._is_under_way = False
         self._tensors = source, target  # what is copied stays where it is
         self._addresses = target.data_ptr(), source.data_ptr(), source.nbytes
         self._device = source.get_device()
@@ -281,13 +286,20 @@ class ToHost:
             with torch.cuda.device(self._device):
                 return self.begin()
         cu, stream = _driver(), torch._C._cuda_getCurrentRawStream(self._device)
+        self._is_under_way = True
         _checked("cuMemcpyDtoHAsync", cu.cuMemcpyDtoHAsync(*self._addresses, stream))
         _checked("cuEventRecord", cu.cuEventRecord(self._event, stream))
         return None
 
+    def __del__(self) -> None:
+        """Keep the memory that a copy may yet write to: torch does not know of the copy."""
+        if self._is_under_way:
+            _WRITTEN_TO.append(self._tensors)
+
     def wait(self) -> None:
         """Wait until the copy has come that began last."""
         self._done.synchronize()
+        self._is_under_way = False
 
 
 def clusters_at_once(kernel: Kernel, threads: int, cluster: int) -> int:

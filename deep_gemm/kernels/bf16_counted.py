@@ -44,7 +44,7 @@ def problem(
     if ks is not None and len(ks) <= MOST_INLINE_COUNTS:
         return CountedProblem(a, b, d, c, None, ks)
     if counts is None:  # more than fit a kernel's parameters; to capture such a call in a graph, pass a tensor
-        counts = torch.tensor(ks, dtype=torch.int32).pin_memory().to(d.device, non_blocking=True)
+        counts = torch.tensor(ks, dtype=torch.int32, device="cpu").pin_memory().to(d.device, non_blocking=True)
     return CountedProblem(a, b, d, c, counts, None)
 
 

@@ -402,7 +402,7 @@ def depths_of(ks: Sequence[int] | None, ks_tensor: Tensor | None, device: torch.
     if len(ks) <= MAX_INLINE_KS:
         return array("i", ks).tobytes()
     # More than fit a kernel's parameters; to capture such a call in a graph, pass `ks_tensor`.
-    return torch.tensor(ks, dtype=torch.int32).pin_memory().to(device, non_blocking=True)
+    return torch.tensor(ks, dtype=torch.int32, device="cpu").pin_memory().to(device, non_blocking=True)
 
 
 def _mean_k(numel: int, m: int, num_groups: int) -> int:

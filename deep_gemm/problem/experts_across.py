@@ -40,6 +40,8 @@ class Share(NamedTuple):
 def count_of_each(num_experts: int, world_size: int) -> int:
     """How many experts each process has."""
     num_experts = integer_in_range("num_experts", num_experts, 1)
+    if world_size < 1:
+        raise ValueError("group: expected one that this process is a member of")
     if num_experts % world_size:
         raise ValueError(
             f"num_experts: expected a multiple of the number of processes, {world_size}, got {num_experts}"
