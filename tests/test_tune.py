@@ -354,7 +354,10 @@ def test_without_a_gpu_the_command_says_so(arguments: tuple[str, ...], monkeypat
     monkeypatch.setattr(command, "has_gpu", lambda: False)
     code, output = invoke(*arguments)
     assert code == 2
-    assert "tune measures a GPU and found no CUDA GPU; `bench compile` and `bench numerics --quick` run" in output
+    assert (
+        "tune measures a GPU and found no CUDA GPU; these run anywhere: `bench compile`, `bench numerics --quick`"
+        in output
+    )
 
 
 def test_another_gpu_than_a_hopper_is_refused(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..gpus import is_hopper
-from ..jit.driver import ToHost
 from ..kernels import plan_sends
+from ..kernels.to_host import ToHost
 from ..problem.activation import LAYER_TYPES
 from ..routing import expert_rows, gather_weighted, sum_rows
 from .collectives import all_gather, all_to_all, check_agreed
