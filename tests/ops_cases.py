@@ -452,6 +452,17 @@ def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
     return deep_gemm.fp8_fp4_mqa_logits((q, None), KEYS, weights, starts, ends, logits_dtype=torch.bfloat16)
 
 
+def compressed_logits(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, columns: int) -> Tensor:
+    """Logits in rows of a width that is given by position; zeros behind a range, where logits are undefined."""
+    logits = deep_gemm.fp8_fp4_mqa_logits((q, None), KEYS, weights, starts, ends, columns)  # type: ignore[arg-type]
+    return torch.where(torch.arange(columns) < (ends - starts.clamp(min=0))[:, None], logits, 0)
+
+
+@case("logits in compressed rows", queries, (0, 0, 0, 0), "fp8_mqa_logits")
+def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
+    return compressed_logits(q, weights, starts, ends, 5)
+
+
 def queries_of_sequences(m: int) -> tuple[Tensor, ...]:
     """Queries, weights and contexts of sequences with a token each, and their tables."""
     q = numbers(m, 1, 8, 32).to(torch.float8_e4m3fn)
@@ -467,7 +478,7 @@ ONE_SHARE = torch.tensor([[0, 0], [1 << 30, 0]], dtype=torch.int32)
 @case("logits of pages", queries_of_sequences, (0, 0, 0, 0), "fp8_paged_mqa_logits")
 def _(q: Tensor, weights: Tensor, contexts: Tensor, table: Tensor) -> Any:
     # What is behind a context is undefined, so no such logits are asked for.
-    logits = deep_gemm.fp8_paged_mqa_logits(q, CACHE, weights, contexts, table, ONE_SHARE, 60)
+    logits = deep_gemm.fp8_paged_mqa_logits(q, CACHE, weights, contexts, table, ONE_SHARE, 60, None)  # type: ignore[arg-type]
     return torch.where(torch.arange(60) < contexts, logits, 0)
 
 

@@ -64,6 +64,56 @@ def test_both_functions_give_the_same() -> None:
     assert torch.equal(logits.to(torch.bfloat16), rounded)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ((False,), {"clean_logits": False}),
+        ((True, 0), {"clean_logits": True}),
+        ((False, 9), {"clean_logits": False, "max_seqlen_k": 9}),
+        ((False, 9, torch.bfloat16), {"clean_logits": False, "max_seqlen_k": 9, "logits_dtype": torch.bfloat16}),
+        ((9,), {"clean_logits": False, "max_seqlen_k": 9}),  # vLLM 0.33
+        ((9, torch.bfloat16), {"clean_logits": False, "max_seqlen_k": 9, "logits_dtype": torch.bfloat16}),
+        ((9, None), {"clean_logits": False, "max_seqlen_k": 9}),
+        ((0, torch.float32, None), {}),
+    ],
+    ids=str,
+)
+def test_options_by_position_are_told_by_their_types(options: tuple[Any, ...], named: dict[str, Any]) -> None:
+    p = problem((6, 40, 32, 64), packed(6, 40))
+    given = (p.keys, p.scales), p.weights, p.starts, p.ends
+    valid = torch.arange(9 if "max_seqlen_k" in named else 40)[None].expand(6, -1)
+    if "max_seqlen_k" in named:
+        valid = valid < (p.ends.clamp(max=40) - p.starts.clamp(min=0)).clamp(max=9)[:, None]
+    else:
+        valid = (valid >= p.starts[:, None]) & (valid < p.ends[:, None]) | (named.get("clean_logits", True) is True)
+    expected = deep_gemm.fp8_fp4_mqa_logits((p.q, None), *given, **named)
+    logits = deep_gemm.fp8_fp4_mqa_logits((p.q, None), *given, *options)
+    assert logits.shape == expected.shape == valid.shape
+    assert logits.dtype == expected.dtype
+    assert torch.equal(logits[valid], expected[valid])
+    if torch.bfloat16 not in options:
+        without_dtype = [option for option in options if not isinstance(option, torch.dtype)]
+        assert torch.equal(deep_gemm.fp8_mqa_logits(p.q, *given, *without_dtype)[valid], expected[valid])
+
+
+def test_options_by_position_that_have_no_place() -> None:
+    given = arguments()
+    logits: Any
+    logits, by_position = deep_gemm.fp8_mqa_logits, list(given.values())
+    assert list(given) == ["q", "kv", "weights", "cu_seq_len_k_start", "cu_seq_len_k_end"]
+    with pytest.raises(ValueError, match="max_seqlen_k: given twice in a call of fp8_mqa_logits"):
+        logits(*by_position, 9, max_seqlen_k=9)
+    with pytest.raises(ValueError, match="clean_logits: given twice in a call of fp8_mqa_logits"):
+        logits(*by_position, False, 9, True)
+    with pytest.raises(
+        ValueError,
+        match=r"fp8_mqa_logits: expected clean_logits, max_seqlen_k, schedule_meta behind the first 5, got 1.5",
+    ):
+        logits(*by_position, 1.5)
+    with pytest.raises(ValueError, match="clean_logits: expected False, because max_seqlen_k is given, got True"):
+        logits(*by_position, 9, True)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 @pytest.mark.parametrize("keys", [0, 1, 200])
 def test_nothing_to_do(tokens: int, keys: int) -> None:
@@ -110,7 +160,10 @@ def misaligned(x: Tensor) -> Tensor:
         ({"weights": torch.ones(6, 32, dtype=torch.bfloat16)}, "weights: expected dtype torch.float32"),
         ({"cu_seq_len_k_start": RANGE[:5]}, r"cu_seq_len_k_start: expected shape \(tokens,\) = \(6,\), got \(5,\)"),
         ({"cu_seq_len_k_end": RANGE.long()}, "cu_seq_len_k_end: expected dtype torch.int32, got torch.int64"),
-        ({"max_seqlen_k": 8}, "clean_logits: expected False, because max_seqlen_k is given, got True"),
+        (
+            {"max_seqlen_k": 8, "clean_logits": True},
+            "clean_logits: expected False, because max_seqlen_k is given, got True",
+        ),
         ({"max_seqlen_k": -1}, "max_seqlen_k: expected an integer"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import Case, assert_same, copies, every_case
+from ops_cases import Case, assert_same, compressed_logits, copies, every_case, queries
 from torch._dynamo.testing import CompileCounterWithBackend
 
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.host_compiler)]
@@ -60,3 +60,17 @@ def test_exported_programs_serve_any_number_of_rows(case: Case, strict: bool) ->
         expected_inputs = copies(inputs)
         got, expected = program.module()(*inputs), case.call(*expected_inputs)
         assert_same((got, inputs), (expected, tuple(expected_inputs)))
+
+
+def test_a_width_of_logits_by_position_may_be_a_size_that_is_open() -> None:
+    torch._dynamo.reset()
+
+    def widest(q: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        weights, starts, ends = inputs
+        return compressed_logits(q, weights, starts, ends, q.shape[0] + 3)
+
+    compiled = torch.compile(widest, fullgraph=True, dynamic=True, backend="aot_eager")
+    for m in (4, 9, 30):
+        got = compiled(*queries(m))
+        assert got.shape == (m, m + 3)
+        assert torch.equal(got, widest(*queries(m)))

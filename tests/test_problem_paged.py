@@ -61,6 +61,23 @@ def test_q_in_a_pair() -> None:
         deep_gemm.fp8_fp4_paged_mqa_logits((P.q, None), **rest, logits_dtype=torch.float16)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [(), (False,), (None,), (False, None), (None, False), (False, torch.float32), (torch.float32, None)],
+    ids=str,
+)
+def test_options_by_position_come_in_the_order_of_any_release(options: tuple[Any, ...]) -> None:
+    logits: Any = deep_gemm.fp8_fp4_paged_mqa_logits
+    _, *rest = GOOD.values()
+    got, expected = logits((P.q, None), *rest, *options), deep_gemm.fp8_paged_mqa_logits(**GOOD)
+    for row, length in enumerate(P.contexts.flatten().tolist()):
+        assert torch.equal(got[row, :length], expected[row, :length])
+    with pytest.raises(NotImplementedError, match="indices: expected None, got Tensor"):
+        logits((P.q, None), *rest, P.contexts, *(option for option in options if option is not None))
+    with pytest.raises(ValueError, match="expected clean_logits, logits_dtype, indices behind the first 7, got 70"):
+        logits((P.q, None), *rest, 70)
+
+
 def test_no_sequences() -> None:
     empty = {name: GOOD[name][:0] for name in ("q", "weights", "context_lens", "block_table")}
     assert deep_gemm.fp8_paged_mqa_logits(**{**GOOD, **empty}).shape == (0, 70)

@@ -2,7 +2,8 @@
 
 Values and scales come in pairs, `f((x, sx), (y, sy), out)`, or apart, `f(x, y, sx, sy, out)`. Arguments have today's
 names or those of 2025 (`lhs`, `rhs`, `out`, ...). A function declares today's form, and `accepts_every_form` lets it
-take the others.
+take the others. Options of an indexer's logits come by position in another order in each release;
+`tells_options_by_type` takes them all.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from torch import Tensor
+import torch
+from torch import SymBool, SymInt, Tensor
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Request = tuple[Any, ...]
 """The function that runs a product, and its arguments."""
 
@@ -65,3 +69,39 @@ def _todays_names(
             raise ValueError(f"{today}: given twice in a call of {function}, once as {name}")
         renamed[today] = value
     return renamed
+
+
+def tells_options_by_type(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function of an indexer take its options, those with a default, by position in any order.
+
+    The order differs between releases that engines call, but each option has a type of its own: a bool is
+    `clean_logits`, an integer `max_seqlen_k`, a torch.dtype `logits_dtype`, and a tensor or None the last option.
+    """
+    parameters = inspect.signature(function).parameters
+    required = sum(each.default is each.empty for each in parameters.values())
+    options = tuple(parameters)[required:]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for option in args[required:]:
+            name = _option_of_type(option, options[-1])
+            if name not in options:
+                kinds = ", ".join(options)
+                raise ValueError(f"{function.__name__}: expected {kinds} behind the first {required}, got {option!r}")
+            if name in kwargs:
+                raise ValueError(f"{name}: given twice in a call of {function.__name__}")
+            kwargs[name] = option
+        return function(*args[:required], **kwargs)  # type: ignore[arg-type]
+
+    return call
+
+
+def _option_of_type(option: object, last: str) -> str | None:
+    if isinstance(option, (bool, SymBool)):
+        return "clean_logits"
+    if isinstance(option, torch.dtype):
+        return "logits_dtype"
+    if option is None or isinstance(option, Tensor):
+        return last
+    is_integer = isinstance(option, (int, SymInt)) or hasattr(option, "__index__")  # Dynamo asks no SymInt for a name
+    return "max_seqlen_k" if is_integer else None

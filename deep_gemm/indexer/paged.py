@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..compat.forms import tells_options_by_type
 from ..kernels import fp8_paged_mqa_logits as kernel
 from ..kernels import plan_paged_contexts
 from ..problem.indexer import no_q_scales
@@ -36,6 +37,7 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: 
     return schedule
 
 
+@tells_options_by_type
 def fp8_paged_mqa_logits(
     q: Tensor,
     kv_cache: Tensor,
@@ -62,6 +64,7 @@ def fp8_paged_mqa_logits(
       pages that they name are not read.
     - `schedule_meta`: of `get_paged_mqa_logits_metadata` for these contexts, for all SMs, or for half as many.
     - `clean_logits`: must be False. Logits behind a context are undefined.
+    - `indices`: must be None. Releases differ in whether it or `clean_logits` comes first by position; either may.
 
     The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
     the same each time.
@@ -72,6 +75,7 @@ def fp8_paged_mqa_logits(
     )
 
 
+@tells_options_by_type
 def fp8_fp4_paged_mqa_logits(
     q: tuple[Tensor, None],
     kv_cache: Tensor,

@@ -5,19 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..compat.forms import tells_options_by_type
 from ..kernels import fp8_mqa_logits as kernel
 from ..problem.indexer import Keys, MqaLogits, mqa_logits_problem, no_q_scales, no_schedule
 from ..problem.tracing import handles_operators, is_dispatched
 from . import reference
 
 
+@tells_options_by_type
 def fp8_mqa_logits(
     q: Tensor,
     kv: Keys,
     weights: Tensor,
     cu_seq_len_k_start: Tensor,
     cu_seq_len_k_end: Tensor,
-    clean_logits: bool = True,
+    clean_logits: bool | None = None,
     max_seqlen_k: int = 0,
     schedule_meta: None = None,
 ) -> Tensor:
@@ -30,9 +32,13 @@ def fp8_mqa_logits(
     - `weights`: FP32 `[tokens, heads]`. The scale of a query, and a softmax scale, belong in here.
     - `cu_seq_len_k_start`, `cu_seq_len_k_end`: int32 `[tokens]`. Token i has the keys start <= j < end, of those that
       there are; none if end <= start.
-    - `clean_logits`: what is outside of a range is -inf; else it is undefined.
     - `max_seqlen_k`: 0, or the columns of compressed rows: `logits[i, j - start[i]]`, where what is behind a range is
-      undefined; `clean_logits` must then be False.
+      undefined.
+    - `clean_logits`: what is outside of a range is -inf; else it is undefined. None means True, and False in compressed
+      rows, where it cannot be True.
+
+    Releases differ in the order of these two by position, so their types tell them apart: a bool is `clean_logits`, an
+    integer `max_seqlen_k`.
 
     The result is a view of rows that have room for more, so it is not contiguous. Sums have one order, so the bits are
     the same each time.
@@ -46,13 +52,14 @@ def fp8_mqa_logits(
     return _logits(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, torch.float32)
 
 
+@tells_options_by_type
 def fp8_fp4_mqa_logits(
     q: tuple[Tensor, None],
     kv: Keys,
     weights: Tensor,
     cu_seq_len_k_start: Tensor,
     cu_seq_len_k_end: Tensor,
-    clean_logits: bool = True,
+    clean_logits: bool | None = None,
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
     schedule_meta: None = None,
@@ -75,7 +82,7 @@ def _logits(
     weights: Tensor,
     starts: Tensor,
     ends: Tensor,
-    clean_logits: bool,
+    clean_logits: bool | None,
     max_seqlen_k: int,
     logits_dtype: torch.dtype,
 ) -> Tensor:

@@ -17,13 +17,20 @@ def logits(
     weights: Tensor,
     cu_seq_len_k_start: Tensor,
     cu_seq_len_k_end: Tensor,
-    clean_logits: bool = True,
+    clean_logits: bool | None = None,
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Score the keys of each token's range."""
     return indexer.fp8_fp4_mqa_logits(
-        (q, None), (kv, sfkv), weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, logits_dtype
+        (q, None),
+        (kv, sfkv),
+        weights,
+        cu_seq_len_k_start,
+        cu_seq_len_k_end,
+        clean_logits=clean_logits,
+        max_seqlen_k=max_seqlen_k,
+        logits_dtype=logits_dtype,
     )
 
 
@@ -34,7 +41,7 @@ def fake_logits(
     weights: Tensor,
     cu_seq_len_k_start: Tensor,
     cu_seq_len_k_end: Tensor,
-    clean_logits: bool = True,
+    clean_logits: bool | None = None,
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
@@ -46,7 +53,7 @@ def fake_logits(
 
 operator(
     "fp8_mqa_logits(Tensor q, Tensor kv, Tensor sfkv, Tensor weights, Tensor cu_seq_len_k_start, "
-    "Tensor cu_seq_len_k_end, bool clean_logits=True, SymInt max_seqlen_k=0, ScalarType logits_dtype=float) -> Tensor",
+    "Tensor cu_seq_len_k_end, bool? clean_logits=None, SymInt max_seqlen_k=0, ScalarType logits_dtype=float) -> Tensor",
     logits,
     fake_logits,
 )

@@ -46,11 +46,11 @@ def mqa_logits_problem(
     weights: Tensor,
     starts: Tensor,
     ends: Tensor,
-    clean_logits: bool,
+    clean_logits: bool | None,
     max_seqlen_k: int,
     logits_dtype: torch.dtype,
 ) -> MqaLogits:
-    """Check the arguments, and make the logits."""
+    """Check the arguments, and make the logits. `clean_logits` None: unless they are compressed."""
     sizes: checks.Sizes = {}
     checks.fp8("q", checks.tensor("q", q))
     checks.bind("q", q, ("tokens", "heads", "depth"), sizes)
@@ -77,12 +77,14 @@ def mqa_logits_problem(
     if weights.shape[1] > 1 and weights.stride(1) != 1:
         raise ValueError(f"weights: expected values contiguous along heads, got strides {weights.stride()}")
     max_seqlen_k = integer_in_range("max_seqlen_k", max_seqlen_k, 0, NUMBER_LIMIT - 1)
-    if max_seqlen_k > 0 and clean_logits:
+    is_compressed = max_seqlen_k > 0
+    if is_compressed and clean_logits:
         raise ValueError("clean_logits: expected False, because max_seqlen_k is given, got True")
+    cleans = not is_compressed if clean_logits is None else bool(clean_logits)
     if logits_dtype not in LOGITS_TYPES:
         raise ValueError(f"logits_dtype: expected {' or '.join(map(str, LOGITS_TYPES))}, got {logits_dtype}")
     logits = empty_logits(sizes["tokens"], sizes["keys"], max_seqlen_k, logits_dtype, q.device)
-    return MqaLogits(q, keys, scales, weights, starts, ends, logits, max_seqlen_k > 0, bool(clean_logits))
+    return MqaLogits(q, keys, scales, weights, starts, ends, logits, is_compressed, cleans)
 
 
 def empty_logits(tokens: int, keys: int, max_seqlen_k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
