@@ -71,7 +71,7 @@ def transform_sf_into_required_layout(
 
     `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` says which side `sf` is; or it is the pair
     (rows, columns) of that side. None means (1, 128, 128). Scales of single rows get the m-major form of
-    `get_mn_major_tma_aligned_tensor`; scales of 128 rows stay as they are. FP32 scales are never rounded, so
+    `get_mn_major_tma_aligned_tensor`; scales of blocks stay as they are. FP32 scales are never rounded, so
     `disable_ue8m0_cast` changes nothing.
 
     >>> sf = torch.ones(5, 2)

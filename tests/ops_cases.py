@@ -87,6 +87,8 @@ def turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 B, B_ROWS, W = blocks(N, K), rows(N, K), blocks(GROUPS, N, K)
 B_HEADS = blocks(32, K)
+FINE = torch.rand(-(-N // 32), -(-K // 32), generator=generator(32))
+"""Of B, for each block of 32x32."""
 PLAIN_B = numbers(N, 24)
 W1, W2 = blocks(GROUPS, 2 * 64, 48), blocks(GROUPS, 48, 64)
 K_GROUPED = deep_gemm.k_grouped_cast_to_fp8(numbers(N, sum(KS)), KS)
@@ -161,6 +163,22 @@ def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
 @case("nt, scales by row", operand, (0, 0), "fp8_gemm_nt")
 def _(x: Tensor, sx: Tensor) -> Any:
     return deep_gemm.fp8_gemm_nt((x, sx), B_ROWS, recipe_b=[1, 128])
+
+
+def fine(m: int) -> list[Tensor]:
+    """An operand with a scale for each row and 32 columns."""
+    values, _ = rows(m, K)
+    return [values, torch.rand(m, len(FINE[0]), generator=generator(m))]
+
+
+@case("nt, blocks of 32", fine, (0, 0), "fp8_gemm_nt")
+def _(x: Tensor, sx: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nt((x, sx), (B[0], FINE), recipe=(1, 32, 32))
+
+
+@case("nt, rows of 128 by blocks of 32", operand, (0, 0), "fp8_gemm_nt")
+def _(x: Tensor, sx: Tensor) -> Any:
+    return deep_gemm.fp8_gemm_nt((x, sx), (B[0], FINE), recipe_b=(32, 32))
 
 
 @case("nn", operand, (0, 0), "fp8_gemm_nn")

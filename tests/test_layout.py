@@ -17,7 +17,7 @@ from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Output
 from deep_gemm.kernels import dense, fp8_gemm
 from deep_gemm.problem import dense_problem
-from deep_gemm.problem.layout import align, ceil_div, get_tma_aligned_size, is_mn_major_tma_aligned
+from deep_gemm.problem.layout import RECIPES, align, ceil_div, either, get_tma_aligned_size, is_mn_major_tma_aligned
 from deep_gemm.quantize import per_token_cast_to_fp8
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor, transform_sf_into_required_layout
 
@@ -226,19 +226,26 @@ def test_what_are_no_scales_is_refused(sf: Tensor, error: type[Exception], messa
 # Scales against a recipe
 
 
-@pytest.mark.parametrize("recipe", [(1, 128, 128), (1, 1, 128), (1, 128), [1, 128]])
+@pytest.mark.parametrize(
+    "recipe", [(1, 128, 128), (1, 1, 128), (1, 128), [1, 128], (1, 32, 32), (1, 64, 64), (1, 1, 32), (1, 32), (1, 64)]
+)
 @pytest.mark.parametrize("groups", [None, 2])
 def test_one_scale_for_each_row_becomes_mn_major(recipe: Any, groups: int | None) -> None:
-    sf = scales(5, 3) if groups is None else scales(groups, 5, 3)
+    columns = math.ceil(272 / recipe[-1])
+    sf = scales(5, columns) if groups is None else scales(groups, 5, columns)
     out = transform_sf_into_required_layout(sf, 5, 272, recipe, groups, is_sfa=True)
     assert torch.equal(out, sf)
     assert_loads_directly(out)
 
 
-@pytest.mark.parametrize(("recipe", "is_sfa"), [((1, 128, 128), False), ((128, 128), None), ((128, 128), True)])
+@pytest.mark.parametrize(
+    ("recipe", "is_sfa"),
+    [((1, 128, 128), False), ((128, 128), None), ((128, 128), True), ((1, 32, 32), False), ((64, 64), None)],
+)
 @pytest.mark.parametrize("groups", [None, 2])
 def test_one_scale_for_each_block_is_kept_as_it_is(recipe: Any, is_sfa: bool | None, groups: int | None) -> None:
-    sf = scales(2, 3) if groups is None else scales(groups, 2, 3)
+    blocks = math.ceil(200 / recipe[-1]), math.ceil(272 / recipe[-1])
+    sf = scales(*blocks) if groups is None else scales(groups, *blocks)
     assert transform_sf_into_required_layout(sf, 200, 272, recipe, groups, is_sfa) is sf
 
 
@@ -279,9 +286,10 @@ def test_fp32_scales_are_never_rounded() -> None:
             (
                 (scales(5, 3), 5, 272, recipe, None, True),
                 NotImplementedError,
-                f"recipe: expected (1, 128, 128) or (1, 1, 128), or (1, 128) or (128, 128) for one side, got {recipe}",
+                f"recipe: expected {either(RECIPES)}, or (1, 32), (1, 64), (1, 128), (32, 32), (64, 64) or (128, 128) "
+                f"for one side, got {recipe}",
             )
-            for recipe in ((), (128,), (1, 1, 32), (1, 32), (128, 128, 128), ([1], 128, 128))
+            for recipe in ((), (128,), (1, 1, 64), (1, 16), (128, 128, 128), ([1], 128, 128))
         ],
         ((scales(5, 3), "5", 272, PER_ROW, None, True), ValueError, "mn: expected an integer in 0.."),
         ((scales(5, 3), 5, 272.0, PER_ROW, None, True), ValueError, "k: expected an integer in 0.."),

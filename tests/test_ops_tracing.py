@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 import deep_gemm
 from deep_gemm import ExpertRows
+from deep_gemm.problem.layout import RECIPES, either
 
 M = 6
 
@@ -163,7 +164,7 @@ def test_parameters_are_ordinary_tensors() -> None:
 
 MISTAKES: list[tuple[str, Callable[[Tensor], Any]]] = [
     ("b: expected shape (n, k) = (n, 144), got (16, 272)", lambda x: product(x[:, :144])),
-    ("recipe: expected (1, 128, 128) or (1, 1, 128), got (1, 2, 3)", lambda x: nt(x, recipe=(1, 2, 3))),
+    (f"recipe: expected {either(RECIPES)}, got (1, 2, 3)", lambda x: nt(x, recipe=(1, 2, 3))),
     ("a: expected a pair (values, scales), got a list of 1", lambda x: deep_gemm.fp8_gemm_nt([x], B)),
     ("d: expected a tensor, got str", lambda x: nt(x, d="d")),
     ("d: expected shape (m, n) = (6, 16), got (6, 17)", lambda x: nt(x, d=x.new_zeros(M, 17))),

@@ -17,6 +17,7 @@ import deep_gemm
 from deep_gemm import dense as dense_products
 from deep_gemm import grouped as grouped_products
 from deep_gemm.problem import contiguous_problem
+from deep_gemm.problem.layout import RECIPES, RECIPES_OF_B, either
 
 M, N, K, GROUPS = 5, 256, 272, 2
 N_BLOCKS, K_BLOCKS = 2, 3
@@ -294,11 +295,11 @@ NOT_YET: list[Mistake] = [
         "sfa: UE8M0 scales (torch.float8_e8m0fnu) are not supported, pass torch.float32",
     ),
     *[
-        (kind, to(recipe=(1, 1, 32)), "recipe: expected (1, 128, 128) or (1, 1, 128), got (1, 1, 32)")
+        (kind, to(recipe=(1, 1, 64)), f"recipe: expected {either(RECIPES)}, got (1, 1, 64)")
         for kind in ("nt", "nn", "tn", "tt", "contiguous", "contiguous nn", "masked")
     ],
     *[
-        (kind, to(recipe=recipe), f"recipe: expected (1, 128, 128) or (1, 1, 128), got {recipe}")
+        (kind, to(recipe=recipe), f"recipe: expected {either(RECIPES)}, got {recipe}")
         for kind in ("nt", "contiguous")
         for recipe in ((), (128,), (128, 128), (1, 128, 128, 1), ([1], 128, 128), (None, 128, 128), ("1", 1, 128))
     ],
@@ -307,15 +308,15 @@ NOT_YET: list[Mistake] = [
         (kind, to(alpha=2.0), "alpha: expected None, got 2.0; multiply the scales of a or b with it instead")
         for kind in ("nt", "nn", "tn", "tt")
     ],
-    ("nt", to(recipe_a=([1], 128)), "recipe_a: expected (1, 128), got ([1], 128)"),
-    ("nt", to(recipe_b=(128,)), "recipe_b: expected (1, 128) or (128, 128), got (128,)"),
-    ("nt", to(recipe_a=(128, 128)), "recipe_a: expected (1, 128), got (128, 128)"),
-    ("masked", to(recipe_a=(1, 32)), "recipe_a: expected (1, 128), got (1, 32)"),
-    ("contiguous", to(recipe_b=(1, 32)), "recipe_b: expected (1, 128) or (128, 128), got (1, 32)"),
+    ("nt", to(recipe_a=([1], 128)), "recipe_a: expected (1, 128), (1, 64) or (1, 32), got ([1], 128)"),
+    ("nt", to(recipe_b=(128,)), f"recipe_b: expected {either(RECIPES_OF_B)}, got (128,)"),
+    ("nt", to(recipe_a=(128, 128)), "recipe_a: expected (1, 128), (1, 64) or (1, 32), got (128, 128)"),
+    ("masked", to(recipe_a=(1, 16)), "recipe_a: expected (1, 128), (1, 64) or (1, 32), got (1, 16)"),
+    ("contiguous", to(recipe_b=(1, 64)), f"recipe_b: expected {either(RECIPES_OF_B)}, got (1, 64)"),
     ("k-grouped", to(recipe=(1, 128, 128)), "recipe: expected (1, 1, 128) for a k-grouped product, got (1, 128, 128)"),
 ]
 
-RECIPES: list[Mistake] = [
+CONTRADICTIONS: list[Mistake] = [
     (
         "nt",
         to(recipe=(1, 128, 128), recipe_b=(1, 128)),
@@ -644,7 +645,7 @@ MISTAKES = {
     TypeError: NOT_TENSORS,
     NotImplementedError: NOT_YET,
     ValueError: DTYPES
-    + RECIPES
+    + CONTRADICTIONS
     + SHAPES
     + SCALE_SHAPES
     + SIZES

@@ -27,7 +27,9 @@ def real_and_fake(product: Product) -> tuple[Compute, Compute]:
 
 
 def recipes_of(recipe: Sequence[int] | None) -> Recipes:
-    """Give the recipes of a caller who states one for both sides."""
+    """Give the recipes of `whole_recipe`: one for both sides, or of four numbers two for each."""
+    if recipe is not None and len(recipe) == 4:
+        return None, tuple(recipe[:2]), tuple(recipe[2:])
     return None if recipe is None else tuple(recipe), None, None
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from . import checks
 from .checks import Operand, Sizes
-from .recipes import NO_RECIPES, Recipes, default_dtype, sfb_rows_of
+from .fine_scales import in_whole_blocks
+from .recipes import NO_RECIPES, Recipes, default_dtype, scales_of
 
 ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -27,7 +28,7 @@ class DenseProblem(NamedTuple):
     n: int
     k: int
     sfb_rows: int
-    """Rows of B under one scale: 128 (1D2D) or 1 (1D1D)."""
+    """Rows of B under one scale: 128 (1D2D) or 1 (1D1D). A scale has 128 columns, see fine_scales.py."""
 
 
 def dense_problem(
@@ -35,20 +36,21 @@ def dense_problem(
 ) -> DenseProblem:
     """Check a dense product. `major` "nt" means A `[m, k]` and B `[n, k]`; "tn" means that both are transposed."""
     sizes: Sizes = {}
-    sfb_rows = sfb_rows_of(recipes)
+    of_a, of_b = scales_of(recipes)
     turn_a, turn_b = major[0] == "t", major[1] == "n"
     av, sfa = checks.operand("a", a, ("k", "m") if turn_a else ("m", "k"), sizes)
     bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes)
     av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, transposed=turn_a)
-    sfb = checks.scales("sfb", sfb, "n", (n,), k, sfb_rows, transposed=turn_b)
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, transposed=turn_a, columns=of_a.columns)
+    sfb = checks.scales("sfb", sfb, "n", (n,), k, of_b.rows, transposed=turn_b, columns=of_b.columns)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
-    d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(sfb_rows))
+    d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(of_b.rows))
     checks.depth(k)
     av = checks.k_major("a", av, copy_if_transposed=turn_a)
     bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
-    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, k, sfb_rows)
+    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], sfb_rows)
 
 
 def no_alpha(alpha: object) -> NoReturn:

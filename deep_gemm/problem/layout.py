@@ -21,7 +21,9 @@ Recipe = Sequence[int]
 """How many (rows of A, rows of B, columns) share a scale; (rows, columns) for one side."""
 RECIPE_1D2D = (1, SCALE_BLOCK, SCALE_BLOCK)
 RECIPE_1D1D = (1, 1, SCALE_BLOCK)
-PER_ROW, PER_BLOCK = (1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK)
+RECIPES = (RECIPE_1D2D, RECIPE_1D1D, (1, 64, 64), (1, 32, 32), (1, 1, 32))
+RECIPES_OF_A = ((1, SCALE_BLOCK), (1, 64), (1, 32))
+RECIPES_OF_B = ((SCALE_BLOCK, SCALE_BLOCK), (1, SCALE_BLOCK), (64, 64), (32, 32), (1, 32))
 UE8M0_PER_WORD = 4
 """Exponents in an int32."""
 FP32_NOT_EXPONENT = -(1 << 31) | ((1 << 23) - 1)
@@ -199,8 +201,8 @@ def check_words(name: str, x: Tensor) -> None:
 def rows_under_a_scale(
     sf: Tensor, mn: int, k: int, recipe: Recipe | None, num_groups: int | None, is_sfa: bool | None
 ) -> int:
-    """Check scales against a recipe, and tell how many rows share one: 1 or 128."""
-    rows = _stated_rows(recipe, is_sfa)
+    """Check scales against a recipe, and tell how many rows share one."""
+    rows, columns = _stated(recipe, is_sfa)
     if not isinstance(sf, Tensor):
         raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
     if sf.dtype == torch.int32:
@@ -209,7 +211,7 @@ def rows_under_a_scale(
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
     groups = () if num_groups is None else (integer_in_range("num_groups", num_groups, 0),)
     mn, k = integer_in_range("mn", mn, 0), integer_in_range("k", k, 0)
-    expected = (*groups, ceil_div(mn, rows), ceil_div(k, SCALE_BLOCK))
+    expected = (*groups, ceil_div(mn, rows), ceil_div(k, columns))
     if tuple(sf.shape) != expected:
         raise ValueError(f"sf: expected shape {expected}, got {tuple(sf.shape)}")
     return rows
@@ -225,14 +227,25 @@ def recipe_numbers(name: str, recipe: Recipe) -> tuple[int, ...]:
     return tuple(x if number is None else number for x, number in numbers)
 
 
-def _stated_rows(recipe: Recipe | None, is_sfa: bool | None) -> int:
+def either(choices: Sequence[object]) -> str:
+    """List what is allowed, in words.
+
+    >>> either([1, 2, 3])
+    '1, 2 or 3'
+    """
+    *most, last = map(str, choices)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _stated(recipe: Recipe | None, is_sfa: bool | None) -> tuple[int, ...]:
+    """Rows and columns under a scale of one side."""
     stated = RECIPE_1D2D if recipe is None else recipe_numbers("recipe", recipe)
-    if stated in (PER_ROW, PER_BLOCK):
-        return stated[0]
-    if stated not in (RECIPE_1D2D, RECIPE_1D1D):
-        raise NotImplementedError(
-            f"recipe: expected {RECIPE_1D2D} or {RECIPE_1D1D}, or {PER_ROW} or {PER_BLOCK} for one side, got {stated}"
-        )
-    if is_sfa is None and stated == RECIPE_1D2D:
+    if stated in (*RECIPES_OF_A, *RECIPES_OF_B):
+        return stated
+    if stated not in RECIPES:
+        sides = either(sorted({*RECIPES_OF_A, *RECIPES_OF_B}))
+        raise NotImplementedError(f"recipe: expected {either(RECIPES)}, or {sides} for one side, got {stated}")
+    of_a, of_b, columns = stated
+    if is_sfa is None and of_a != of_b:
         raise ValueError(f"is_sfa: expected True or False with the recipe {stated}, got None")
-    return stated[0] if is_sfa else stated[1]
+    return of_a if is_sfa else of_b, columns

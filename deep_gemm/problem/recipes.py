@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from .layout import PER_BLOCK, PER_ROW, RECIPE_1D1D, RECIPE_1D2D, SCALE_BLOCK, Recipe, recipe_numbers
+from .layout import RECIPES, RECIPES_OF_A, RECIPES_OF_B, SCALE_BLOCK, Recipe, either, recipe_numbers
 
 Recipes = tuple[Recipe | None, Recipe | None, Recipe | None]
 """A caller's recipes: for both sides, for A alone, for B alone."""
 NO_RECIPES: Recipes = (None, None, None)
 
 
-def sfb_rows_of(recipes: Recipes) -> int:
-    """Rows of B under one scale, from the recipe for both sides or the one for B."""
+class Scales(NamedTuple):
+    """How many rows and columns of an operand share a scale."""
+
+    rows: int
+    columns: int
+
+
+USUAL = Scales(1, SCALE_BLOCK), Scales(SCALE_BLOCK, SCALE_BLOCK)
+"""Of A and of B where the caller states nothing."""
+
+
+def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
+    """Give the scales of A and of B that a caller states; those of fewer columns than `finest` are refused."""
     if all(recipe is None for recipe in recipes):  # by identity: == of numpy arrays has no truth value
-        return SCALE_BLOCK
+        return USUAL
     names = ("recipe", "recipe_a", "recipe_b")
-    allowed = ((RECIPE_1D2D, RECIPE_1D1D), (PER_ROW,), (PER_ROW, PER_BLOCK))
     stated: list[tuple[int, ...] | None] = []
     for name, recipe in zip(names, recipes, strict=True):
         stated.append(None if recipe is None else recipe_numbers(name, recipe))
-    for name, numbers, known in zip(names, stated, allowed, strict=True):
-        if numbers is not None and numbers not in known:
-            raise NotImplementedError(f"{name}: expected {' or '.join(map(str, known))}, got {numbers}")
-    both, _, of_b = stated
+    for name, numbers, known in zip(names, stated, (RECIPES, RECIPES_OF_A, RECIPES_OF_B), strict=True):
+        allowed = [each for each in known if each[-1] >= finest]
+        if numbers is not None and numbers not in allowed:
+            raise NotImplementedError(f"{name}: expected {either(allowed)}, got {numbers}")
+    both, *sides = stated
     if both is None:
-        return of_b[0] if of_b is not None else SCALE_BLOCK
-    if of_b is not None and of_b[0] != both[1]:
-        raise ValueError(f"recipe_b: expected what recipe {both} says, got {of_b}")
-    return both[1]
+        of_a, of_b = (usual if side is None else Scales(*side) for usual, side in zip(USUAL, sides, strict=True))
+        return of_a, of_b
+    whole = Scales(both[0], both[2]), Scales(both[1], both[2])
+    for name, side, expected in zip(names[1:], sides, whole, strict=True):
+        if side is not None and side != expected:
+            raise ValueError(f"{name}: expected what recipe {both} says, got {side}")
+    return whole
+
+
+def sfb_rows_of(recipes: Recipes) -> int:
+    """Rows of B under one scale, for a product that takes scales of 128 columns alone."""
+    return scales_of(recipes, SCALE_BLOCK)[1].rows
 
 
 def whole_recipe(recipes: Recipes) -> Recipe | None:
-    """Give the one recipe that says what a caller's three say; None for the usual one."""
-    return RECIPE_1D1D if sfb_rows_of(recipes) == 1 else None
+    """Give the one recipe that says what a caller's three say, None for the usual one; where sides differ, both."""
+    of_a, of_b = found = scales_of(recipes)
+    if found == USUAL:
+        return None
+    return (of_a.rows, *of_b) if of_a.columns == of_b.columns else (*of_a, *of_b)
 
 
 def default_dtype(sfb_rows: int) -> torch.dtype:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from . import checks
 from .checks import Operand, Sizes
+from .fine_scales import in_whole_blocks
 from .integers import INT32_MAX, as_integer, integer_in_range
 from .layout import SCALE_BLOCK
-from .recipes import NO_RECIPES, Recipes, default_dtype, sfb_rows_of
+from .recipes import NO_RECIPES, Recipes, default_dtype, scales_of
 
 ZERO_PADDING_BLOCK = 128
 
@@ -75,7 +76,7 @@ def contiguous_problem(
     `alignment` applies to group starts in the offsets form. With ids, zero padding always fills blocks of 128 rows.
     """
     sizes: Sizes = {}
-    sfb_rows = sfb_rows_of(recipes)
+    of_a, of_b = scales_of(recipes)
     turn_b = major[1] == "n"
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
     bv, sfb = checks.operand("b", b, ("groups", "k", "n") if turn_b else ("groups", "n", "k"), sizes)
@@ -83,14 +84,14 @@ def contiguous_problem(
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
     if num_groups is not None and as_integer(num_groups) != groups:
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
-    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, columns=sfa_columns)
-    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, sfb_rows, transposed=turn_b)
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, columns=min(sfa_columns, of_a.columns))
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, of_b.rows, transposed=turn_b, columns=of_b.columns)
     if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
         grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
     axis = "groups" if use_psum_layout else "m"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
-    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default_dtype(sfb_rows))
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default_dtype(of_b.rows))
     checks.depth(k)
     alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
     if checks.on_host(grouped_layout):
@@ -100,6 +101,7 @@ def contiguous_problem(
             checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
     av = checks.k_major("a", av)
     bv = checks.weights("b", bv, copy_if_transposed=turn_b)
+    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
     return ContiguousProblem(
         av,
         sfa,
@@ -110,7 +112,7 @@ def contiguous_problem(
         groups,
         m,
         n,
-        k,
+        av.shape[1],
         sfb_rows,
         use_psum_layout,
         alignment,
@@ -130,21 +132,22 @@ def masked_problem(
 ) -> MaskedProblem:
     """Check a product grouped along m with a row count for each group."""
     sizes: Sizes = {}
-    sfb_rows = sfb_rows_of(recipes)
+    of_a, of_b = scales_of(recipes)
     av, sfa = checks.operand("a", a, ("groups", "max_m", "k"), sizes)
     bv, sfb = checks.operand("b", b, ("groups", "n", "k"), sizes)
     groups, max_m, n, k = sizes["groups"], sizes["max_m"], sizes["n"], sizes["k"]
-    sfa = checks.scales("sfa", sfa, "max_m", (groups, max_m), k, 1)
-    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, sfb_rows)
+    sfa = checks.scales("sfa", sfa, "max_m", (groups, max_m), k, 1, columns=of_a.columns)
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, of_b.rows, columns=of_b.columns)
     masked_m = checks.int32("masked_m", masked_m, "groups", groups)
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
-    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default_dtype(sfb_rows))
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default_dtype(of_b.rows))
     checks.depth(k)
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
-    return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, k, sfb_rows)
+    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, av.shape[2], sfb_rows)
 
 
 def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:
