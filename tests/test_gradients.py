@@ -292,6 +292,16 @@ WITHOUT_ONE = """
 """Of nothing that is trained; those whose gradient is torch's; logits, of which tests/test_indexer.py tells."""
 
 
+def test_weights_in_parameters_are_let_through_where_they_are_copied() -> None:
+    values, scales = torch.ones(M, 2, N).to(torch.float8_e4m3fn), torch.ones(1, 2, N)
+    a = torch.nn.Parameter(values), torch.nn.Parameter(scales)
+    made = deep_gemm.fp8_einsum("bhd,bhr->hdr", a, a, recipe=(1, 1, 128))
+    assert made is not None
+    assert not made.requires_grad
+    b = tuple(torch.nn.Parameter(x) for x in B)
+    assert deep_gemm.fp8_gemm_nn(A, (b[0].t(), b[1].t())) is not None
+
+
 def test_every_public_function_of_tensors_is_here() -> None:
     told = {name.split()[0] for name, _ in (*OPERANDS, *OUTPUTS)} | set(WITHOUT_ONE.split())
     functions = {name: getattr(deep_gemm, name) for name in deep_gemm.__all__}
