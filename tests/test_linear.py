@@ -286,6 +286,19 @@ def test_a_gpu_gives_cast_and_product_and_a_graph_captures_it(with_bias: torch.d
     assert deep_gemm.calc_diff(out.cpu(), on_cpu) < 1e-5
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 33, 300])
+@pytest.mark.parametrize("n", [136, 272])
+def test_a_gpu_gives_the_gradients_of_the_cpu(n: int, m: int) -> None:
+    x, (values, scales), bias, grad = random_x(m, K), weight(n), random_x(n, seed=2), random_x(m, n, seed=3)
+    w = values.cuda(), scales.cuda()
+    expected = gradients(lambda x, bias: linear(x, (values, scales), bias=bias), x, bias, grad)
+    found = gradients(lambda x, bias: linear(x, w, bias=bias), x.cuda(), bias.cuda(), grad.cuda())
+    for got, right in zip(found, expected, strict=True):
+        assert got is not None and right is not None
+        assert deep_gemm.calc_diff(got.cpu(), right) < 1e-5
+
+
 SHAPES = [(576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (136, 272), (24576, 1536), (1160, 2832)]
 
 
