@@ -44,7 +44,7 @@ def silu_mul_cast_to_fp8(
     that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros with scale 1). Every
     step is rounded to FP32: sigmoid(gate), which is zero below 2^-126, then its product with gate, with up and with the
     row's weight, in this order. A GPU's sigmoid may be up to 2^-17 of itself away (2^-20 for gates from -10 on), so an
-    element may become the FP8 number beside the CPU's.
+    element may become the FP8 number beside the CPU's. There is no gradient: see `experts`.
 
     >>> x = torch.tensor([[0.0, 100.0, 3.0, 4.48]])
     >>> values, scales = silu_mul_cast_to_fp8(x)

@@ -91,7 +91,7 @@ def _along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, re
     tokens, heads = check_along_tokens(a, b, d, c, recipe)
     depth = align(tokens, K_MULTIPLE)
     operands = []
-    for values, scales in (a, b):
+    for values, scales in (tuple(x.detach() for x in operand) for operand in (a, b)):  # copies of leaves are no leaves
         width = values.shape[2]
         rows_of_heads = values.new_empty(heads, width, depth)
         rows_of_heads.view(torch.uint8)[..., tokens:] = 0

@@ -11,9 +11,11 @@ from .gpus import is_hopper
 from .grouped import product_of_stacked_rows
 from .kernels import linear_decode
 from .problem import ActivationProblem, ExpertRows, Operand, experts_problem, linear_problem
-from .problem.checks import pair
+from .problem.checks import pair, wants_gradient
+from .problem.experts import ExpertsProblem
 from .problem.integers import integer_in_range
 from .problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, get_tma_aligned_size
+from .problem.linear import LinearProblem
 from .problem.tracing import is_dispatched
 from .quantize import Quantized, empty_scales, per_token_cast_to_fp8
 from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
@@ -24,7 +26,7 @@ MANY_ROWS = 2048
 """From so many on rows of experts are activated where they are multiplied."""
 
 
-def linear(x: Tensor, w: Operand, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor | None:
+def linear(x: Tensor, w: Operand, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor | None:
     """Compute x @ w.T + bias: cast x to FP8 as `per_token_cast_to_fp8` does, and multiply as `fp8_gemm_nt` does.
 
     - `x`: `[..., k]`, BF16, FP16 or FP32, with any leading dimensions and strides.
@@ -34,23 +36,28 @@ def linear(x: Tensor, w: Operand, out: Tensor | None = None, bias: Tensor | None
       out the function makes it and returns it.
     - `bias`: `[n]`, BF16, FP16 or FP32, added in FP32 before the one rounding to BF16.
 
+    Where `out` is left out x and bias have gradients, in their types: dx = dy @ w with dy cast to FP8 as x is. The
+    weight has none.
+
     >>> w = per_block_cast_to_fp8(torch.ones(8, 128))
     >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
     torch.Size([2, 3, 8])
     """
-    if is_dispatched(x):
-        operator, values_and_scales = torch.ops.deep_gemm.linear, pair("w", w)
+    if is_dispatched(x) or (out is None and wants_gradient(x, bias)):
+        # Weights in Parameters require a gradient, but nobody trains them.
+        operator, (values, scales) = torch.ops.deep_gemm.linear, (each.detach() for each in pair("w", w))
         if out is None:
-            return operator.default(x, *values_and_scales, bias)  # type: ignore[no-any-return]
-        operator.into(x, *values_and_scales, out, bias)
+            return operator.default(x, values, scales, bias)  # type: ignore[no-any-return]
+        operator.into(x, values, scales, out, bias)
         return None
-    return compute_linear(x, w, out, bias)
+    problem = linear_problem(x, w, out, bias)
+    compute_linear(problem)
+    return problem.whole_out if out is None else None
 
 
 @torch.no_grad()
-def compute_linear(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def compute_linear(problem: LinearProblem) -> None:
     """Compute `linear`."""
-    problem = linear_problem(x, w, out, bias)
     d, c = output_and_c(problem.out, problem.bias)
     if not linear_decode.run(problem.x, problem.w, d, c):
         # Nothing may come between these two: the product reads the weight beside the cast.
@@ -58,7 +65,6 @@ def compute_linear(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | Non
         product_behind_cast(a, problem.w, d, c)
     if d is not problem.out:
         problem.out.copy_(d)
-    return problem.whole_out if out is None else None
 
 
 def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -77,6 +83,7 @@ def experts(
     topk_weights: Tensor,
     w1: Operand,
     w2: Operand,
+    *,
     out: Tensor | None = None,
     limit: float | None = None,
 ) -> Tensor | None:
@@ -95,6 +102,9 @@ def experts(
     It is `expert_rows`, `gather_cast_to_fp8`, a grouped product with `w1` in BF16, `silu_mul_cast_to_fp8`, a grouped
     product with `w2` in BF16, and `gather_weighted`, to the bit. The host reads no value of a GPU.
 
+    There is no gradient. In grad mode x and weights of routes are refused if they were computed from what requires one:
+    `deep_gemm.nn` has experts that are trained.
+
     >>> w1, w2 = per_block_cast_to_fp8(torch.ones(2, 32, 16)), per_block_cast_to_fp8(torch.ones(2, 16, 16))
     >>> topk_ids, topk_weights = torch.tensor([[0, 1], [1, -1], [-1, -1]]), torch.full((3, 2), 0.5)
     >>> experts(torch.ones(3, 16), topk_ids, topk_weights, w1, w2)[:, 0].tolist()
@@ -106,26 +116,18 @@ def experts(
             return operator.default(x, topk_ids, topk_weights, *weights, limit)  # type: ignore[no-any-return]
         operator.into(x, topk_ids, topk_weights, *weights, out, limit)
         return None
-    return compute_experts(x, topk_ids, topk_weights, w1, w2, out, limit)
+    problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)
+    compute_experts(problem)
+    return problem.out if out is None else None
 
 
 @torch.no_grad()
-def compute_experts(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
-    out: Tensor | None,
-    limit: float | None,
-) -> Tensor | None:
+def compute_experts(p: ExpertsProblem) -> None:
     """Compute `experts`, part by part."""
-    p = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)
     rows = expert_rows(p.topk_ids, p.num_experts)
     a = gather_cast_to_fp8(p.x, rows, mn_major=True)
     y = product_of_rows(activations_of_rows(a, p.w1, rows, p.limit), p.w2, rows)
-    gather_weighted(y, rows, p.topk_weights, p.out)
-    return p.out if out is None else None
+    gather_weighted(y, rows, p.topk_weights, out=p.out)
 
 
 def product_of_rows(a: Quantized, w: Operand, rows: ExpertRows) -> Tensor:

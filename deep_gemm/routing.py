@@ -92,7 +92,8 @@ def gather_cast_to_fp8(
 
     `x` is `[tokens, k]`, BF16, FP16 or FP32; `rows` is what `expert_rows` gives. The result is that of
     `per_token_cast_to_fp8(x[rows.token_of])`: values `[rows, k]` and scales `[rows, ceil(k / 128)]`. Rows without a
-    token are undefined (on the CPU zeros with scale 1). A GPU reads and casts each token once.
+    token are undefined (on the CPU zeros with scale 1). A GPU reads and casts each token once. There is no
+    gradient: see `experts`.
 
     >>> rows = expert_rows(torch.tensor([[1], [0]]), 2)
     >>> values, scales = gather_cast_to_fp8(torch.tensor([[448.0], [896.0]]), rows)
@@ -102,13 +103,13 @@ def gather_cast_to_fp8(
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
         return operator(x, [*check_rows(rows)], use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
+    check_gather(x, rows)
     return gather_and_cast(x, rows, use_ue8m0, min_amax, mn_major)
 
 
 @torch.no_grad()
 def gather_and_cast(x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
-    """Compute `gather_cast_to_fp8`."""
-    check_gather(x, rows)
+    """Compute `gather_cast_to_fp8` of what was checked."""
     if has_kernels(x):
         # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
         is_few = rows.token_of.shape[0] <= MANY_ROWS
@@ -124,7 +125,7 @@ def gather_and_cast(x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: floa
     return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
 
 
-def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
+def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
     """Sum up the rows of each token, each times the weight of its route.
 
     - `y`: `[rows, n]`, BF16, FP16 or FP32, n a multiple of 8; `rows`: what `expert_rows` gives.
@@ -134,7 +135,8 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tens
 
     A sum starts from 0 and takes the routes in order of their columns. Each product and each addition is rounded to
     FP32 by itself (no fused multiply-add), and the sum is rounded once to BF16, so the bits are the same each time.
-    A route without a row adds nothing, whatever its weight is, and a row that no route has may hold anything.
+    A route without a row adds nothing, whatever its weight is, and a row that no route has may hold anything. There is
+    no gradient: see `experts`.
 
     >>> rows = expert_rows(torch.tensor([[1, 0], [0, -1]]), 2)
     >>> y = torch.tensor([[1.0], [2.0], [4.0], [torch.nan]]).repeat(1, 8)
@@ -147,17 +149,12 @@ def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tens
             return operator.default(y, [*check_rows(rows)], topk_weights)  # type: ignore[no-any-return]
         operator.into(y, [*check_rows(rows)], topk_weights, out)
         return None
-    return sum_up(y, rows, topk_weights, out)
-
-
-@torch.no_grad()
-def sum_up(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
-    """Compute `gather_weighted`."""
     check_weighted(y, rows, topk_weights, out)
     made = sum_rows(y, rows.row_of, topk_weights, out)
     return made if out is None else None
 
 
+@torch.no_grad()
 def sum_rows(y: Tensor, row_of: Tensor, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """Compute `gather_weighted` of what nobody has to check; `weights` None: each is 1. Gives the output."""
     out = torch.empty(row_of.shape[0], y.shape[1], dtype=torch.bfloat16, device=y.device) if out is None else out

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .kernels.lay_scales import mn_major
+from .problem.checks import no_gradient
 from .problem.depths import ue8m0_depths
 from .problem.integers import integer_in_range
 from .problem.layout import (
@@ -47,6 +48,7 @@ def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
     ((1, 4), True)
     """
     check_scales(sf)
+    no_gradient("sf", sf)
     if is_dispatched(sf):  # nobody knows an address; scales that are m-major serve at any, as products copy the others
         if is_mn_major(sf):
             return with_usual_strides(sf)
@@ -90,6 +92,7 @@ def pack_ue8m0_to_int(x: Tensor) -> Tensor:
     >>> [hex(word) for word in pack_ue8m0_to_int(torch.tensor([1.0, 2.0, 0.5, 1.0])).tolist()]
     ['0x7f7e807f']
     """
+    no_gradient("x", x)
     check_powers_of_two("x", x)
     if x.dim() < 1 or x.shape[-1] % UE8M0_PER_WORD:
         raise ValueError(f"x: expected a multiple of {UE8M0_PER_WORD} columns, got shape {tuple(x.shape)}")
@@ -128,6 +131,7 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Tensor, psum_layout: Tensor
     (torch.Size([5, 2]), (1, 8), '0x7f7f')
     """
     check_scales(sf)
+    no_gradient("sf", sf)
     check_powers_of_two("sf", sf)
     packed = packed_rows(sf.detach())
     return empty_mn_major(packed).copy_(packed)
@@ -153,6 +157,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     ((1, 8), ['0x7f7f', '0x7f'])
     """
     gran_k, k_alignment = integer_in_range("gran_k", gran_k, 1), integer_in_range("k_alignment", k_alignment, 1)
+    no_gradient("sf", sf)
     check_powers_of_two("sf", sf)
     ks = ue8m0_depths(ks_cpu, grouped_layout, k_alignment, use_psum_layout)
     blocks = [ceil_div(k, gran_k) for k in ks]

@@ -143,7 +143,7 @@ def check_layer(
     assert same_bits(layer(*mine), got), "another call has other bits"
     assert same_bits(layer.decode(*mine), got), "the decode form has other bits"
     given = torch.full_like(got, torch.nan)
-    assert layer.decode(mine[0], mine[1].int(), mine[2], given) is None
+    assert layer.decode(mine[0], mine[1].int(), mine[2], out=given) is None
     assert same_bits(given, got)
     if mine[0].shape[0]:
         assert not got[(mine[1] < 0).all(1)].any()
@@ -236,6 +236,34 @@ def copies(world: int) -> None:
     assert same_bits(torch.load(file, weights_only=False)(*given), got)
 
 
+def casts(world: int) -> None:
+    """FP8 weights and their scales keep their types, whatever a model is cast to."""
+    num, counts = 2 * world, [6] * world
+    given = [share_out(each, counts) for each in tokens_of_ranks(counts, num)]
+    layer = experts_with(num, [part(cast(w), owned_experts(num)) for w in weights(num)], max_tokens=6)
+    model = torch.nn.ModuleDict({"experts": layer, "router": torch.nn.Linear(HIDDEN, num)})
+    right, state = layer(*given), {name: x.clone() for name, x in layer.state_dict().items()}
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for cast_model in (model.to(dtype), copy.deepcopy(model).to("cpu", dtype), copy.deepcopy(model).type(dtype)):
+            assert cast_model["router"].weight.dtype == dtype
+            got: Any = cast_model["experts"]
+            assert all(same_bits(x, state[name]) for name, x in got.state_dict().items())
+            assert same_bits(got(*given), right) and same_bits(got.decode(*given), right)
+    model.half().float().bfloat16()
+    assert same_bits(layer(*given), right)
+    assert all(x.device.type == "meta" and x.dtype == state[name].dtype for name, x in moved(layer).items())
+    other = experts_with(num, [part(cast(-w), owned_experts(num)) for w in weights(num)])
+    other.load_state_dict(layer.state_dict())
+    assert same_bits(other(*given), right)
+    trained_one = experts_with(num, [w[owned_experts(num)].clone() for w in weights(num)]).bfloat16()
+    assert {w.dtype for w in trained_one.parameters()} == {torch.bfloat16}
+
+
+def moved(layer: Experts) -> dict[str, Tensor]:
+    """The weights of a copy that is moved and cast at once."""
+    return copy.deepcopy(layer).to("meta", torch.float16).state_dict()
+
+
 def in_groups_of_some(world: int) -> None:
     """Ranks of a group are not those of all processes."""
     for members in ([1, 2], [0, 2]):
@@ -276,6 +304,8 @@ def check_trained(
     assert out.dtype == dtype
     with torch.no_grad():
         assert same_bits(layer(x2, share_out(ids, counts, group), p2), out.detach()), "not the bits of inference"
+    assert not out._is_view()
+    out += 0  # a model may change it in place
     out.backward(share_out(grad, counts, group))
     for name, leaf, right in (
         ("x", x2, share_out(gradient(x1), counts, group)),
@@ -363,8 +393,16 @@ def mistakes(world: int) -> None:
             (torch.empty(6, HIDDEN, dtype=torch.bfloat16), "out: expected shape (tokens, hidden) = (5, 144)"),
             (torch.empty(5, HIDDEN + 4, dtype=torch.bfloat16)[:, :HIDDEN], "out: expected rows"),
         ):
-            said = error_of(lambda: layer.decode(*few, out))  # noqa: B023
+            said = error_of(lambda: layer.decode(*few, out=out))  # noqa: B023
             assert said.startswith(message), said
+        learned = few[0].clone().requires_grad_() * 1
+        for name, call in (
+            ("x", lambda: layer.decode(learned, *few[1:])),
+            ("topk_weights", lambda: layer.decode(*few[:2], few[2].clone().requires_grad_() * 1)),
+            ("out", lambda: layer.decode(*few, out=few[0].clone().requires_grad_())),
+        ):
+            said = error_of(call)
+            assert said.startswith(f"{name}: expected a tensor without a gradient"), said
         assert len(sent.calls) == 4
     assert error_of(lambda: Experts(num + 1, w1, w2)).startswith("num_experts: expected a multiple of the number")
     assert error_of(lambda: Experts(2 * num, w1, w2)).startswith("w1: expected shape (experts / processes")
@@ -500,6 +538,7 @@ CASES: dict[int, list[Callable[[int], None]]] = {
         ids_of_no_expert,
         autocast,
         copies,
+        casts,
         uneven,
         without_tokens,
         all_to_one_expert,

@@ -416,7 +416,7 @@ def _(x: Tensor, topk_ids: Tensor, weights: Tensor, out: Tensor) -> Any:
     assert h is not None
     y = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(deep_gemm.silu_mul_cast_to_fp8(h), W2, grouped_layout=found.ids)
     assert y is not None
-    deep_gemm.gather_weighted(y, found, weights, out)
+    deep_gemm.gather_weighted(y, found, weights, out=out)
     return deep_gemm.gather_weighted(y, found, weights)
 
 
@@ -427,7 +427,7 @@ def _(x: Tensor) -> Any:
 
 @case("linear into", lambda m: (numbers(m, K), numbers(m, N), numbers(N)), (0, 0, None), "linear.into")
 def _(x: Tensor, out: Tensor, bias: Tensor) -> Any:
-    return deep_gemm.linear(x, B, out, bias)
+    return deep_gemm.linear(x, B, out=out, bias=bias)
 
 
 @case(
@@ -447,7 +447,7 @@ def _(x: Tensor, topk_ids: Tensor, weights: Tensor) -> Any:
     "experts.into",
 )
 def _(x: Tensor, topk_ids: Tensor, weights: Tensor, out: Tensor) -> Any:
-    return deep_gemm.experts(x, topk_ids, weights, W1, W2, out)
+    return deep_gemm.experts(x, topk_ids, weights, W1, W2, out=out)
 
 
 def queries(m: int) -> tuple[Tensor, ...]:

@@ -69,11 +69,11 @@ def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path) -> None:
         p = torch.rand(24, topk, device="cuda", generator=g)
         out = torch.empty_like(x)
         for _ in range(2):
-            layer.decode(x, ids, p, out)
+            layer.decode(x, ids, p, out=out)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has a thread that watches
-            layer.decode(x, ids, p, out)
+            layer.decode(x, ids, p, out=out)
         for _ in range(3):
             x.normal_(generator=g)
             ids.random_(-1, num, generator=g)

@@ -104,7 +104,7 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
         first = given(5, world, rank, *types)
         layer.decode(*first)
         room = torch.empty(MOST, HIDDEN, dtype=torch.bfloat16)
-        layer.decode(*first, room[:5])
+        layer.decode(*first, out=room[:5])
         assert [len(each.pitches) for each in layer._decodes] == [4, 4]
         for call, tokens in enumerate((1, MOST, 5, 3 * (rank == 1), 0, 9)):
             one = given(tokens, world, 10 * call + rank, *types)
@@ -113,7 +113,7 @@ def test_prepared_calls_have_the_bits_of_calls_by_tensors(
                 wait()
                 launched.clear()
                 wait()
-                got = layer.decode(*one, out)
+                got = layer.decode(*one, out=out)
                 wait()
                 count = +launched
                 wait()
@@ -191,17 +191,17 @@ def test_each_kind_is_prepared_and_rows_may_lie_apart(launched: Counter[str], mo
         ]
         for one, into in calls:
             expected = by_tensors(layer, one)
-            layer.decode(*one, into)
+            layer.decode(*one, out=into)
             for _ in range(2):
                 before = len(seen)
                 room.zero_()
-                got = layer.decode(*one, into)
+                got = layer.decode(*one, out=into)
                 assert same(got if into is None else into, expected)
                 assert len(seen) == before + 1
         assert len(layer._decodes) == len(calls)
         assert int(room.count_nonzero()) <= out.numel()
         for tokens in (1, 4):
-            layer.decode(wide[:tokens, :HIDDEN], ids[:tokens], p[:tokens], out[:tokens])
+            layer.decode(wide[:tokens, :HIDDEN], ids[:tokens], p[:tokens], out=out[:tokens])
             assert same(out[:tokens], right[:tokens])
         assert len(layer._decodes) == len(calls)
         layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others of the same kind
@@ -223,7 +223,7 @@ def test_what_was_not_prepared_goes_by_tensors(launched: Counter[str], monkeypat
         layer = node.layer(rank)
         x, ids, p = given(6, 1, 0)
         right, out = layer.decode(x, ids, p), torch.zeros(6, HIDDEN, dtype=torch.bfloat16)
-        layer.decode(x, ids, p, out)
+        layer.decode(x, ids, p, out=out)
         assert right is not None
         one_row = torch.zeros(1, HIDDEN, dtype=torch.bfloat16).as_strided((1, HIDDEN), (8, 1))
         others: dict[str, tuple[Any, ...]] = {
@@ -236,7 +236,7 @@ def test_what_was_not_prepared_goes_by_tensors(launched: Counter[str], monkeypat
         kinds = len(layer._decodes)
         for name, one in others.items():
             for _ in range(2):
-                got = layer.decode(*one)
+                got = layer.decode(*one[:3], **dict(zip(["out"], one[3:], strict=False)))
                 assert not seen and len(layer._decodes) == kinds, name
                 assert name == "weights in FP16" or same(one_row if got is None else got, right[: len(one[0])]), name
         with monkeypatch.context() as patched:  # nothing is launched, and products of the CPU look at ids
@@ -320,7 +320,7 @@ def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypa
         x, ids, p = given(MOST, 1, 0)
         out = torch.zeros_like(x)
         for into in (None, out):
-            layer.decode(x, ids, p, into)
+            layer.decode(x, ids, p, out=into)
         right = out.clone()
         assert len(layer._decodes) == 2
         launched.clear()
@@ -336,7 +336,7 @@ def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypa
         ]
         for message, call in wrong:
             with pytest.raises((ValueError, TypeError), match=message):
-                layer.decode(*call)
+                layer.decode(*call[:3], **dict(zip(["out"], call[3:], strict=False)))
         for name, place in (("x", 0), ("topk_ids", 1), ("topk_weights", 2)):
             for at_out in (0, 16, MOST * TOPK * 4 - 16):
                 shared = torch.zeros(2 * x.nbytes, dtype=torch.uint8)
@@ -345,7 +345,7 @@ def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypa
                 inputs[place] = shared[:size].view(dtype).view(shape)
                 into = shared[at_out:][: x.nbytes].view(x.dtype).view(x.shape)
                 with pytest.raises(ValueError, match=f"out: expected memory that does not overlap {name}"):
-                    layer.decode(inputs[0], inputs[1], inputs[2], into)
+                    layer.decode(inputs[0], inputs[1], inputs[2], out=into)
         kept = layer.w1_values
         layer.w1_values = kept.bfloat16()  # as `module.to(torch.bfloat16)` does
         with pytest.raises(ValueError, match=r"w1: expected dtype torch\.float8_e4m3fn, got torch\.bfloat16"):
@@ -354,7 +354,7 @@ def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypa
         assert not launched
         beside = torch.cat([x, x], dim=1)  # two column ranges of one matrix
         for _ in range(2):
-            layer.decode(beside[:, :HIDDEN], ids, p, beside[:, HIDDEN:])
+            layer.decode(beside[:, :HIDDEN], ids, p, out=beside[:, HIDDEN:])
             assert same(beside[:, HIDDEN:], right)
 
     node.ranks.run(of_rank)
@@ -415,14 +415,14 @@ def test_tensors_beside_each_other_do_not_overlap(launched: Counter[str], monkey
         layer = node.layer(rank)
         x, ids, p = given(6, 1, 0)
         right = layer.decode(x, ids, p)
-        layer.decode(x, ids, p, torch.zeros_like(x))
+        layer.decode(x, ids, p, out=torch.zeros_like(x))
         memory = torch.zeros(3 * x.nbytes + 16, dtype=torch.uint8)
         pieces = memory[-memory.data_ptr() % 16 :][: 3 * x.nbytes].view(3, x.nbytes).unbind()
         ahead, within, behind = (each.view(x.dtype).view(x.shape) for each in pieces)
         within.copy_(x)
         for out in (ahead, behind):
             seen.clear()
-            layer.decode(within, ids, p, out)
+            layer.decode(within, ids, p, out=out)
             assert len(seen) == 1
             assert right is not None
             assert same(out, right)

@@ -59,9 +59,9 @@ def test_the_same_layer_again_and_again() -> None:
     weights = torch.rand(700, 6, generator=torch.Generator().manual_seed(1)).cuda()
     w1, w2 = (deep_gemm.per_block_cast_to_fp8(random(16, *shape)) for shape in ((1024, 512), (512, 512)))
     first, again = torch.empty_like(x), torch.empty_like(x)
-    deep_gemm.experts(x, ids, weights, w1, w2, first)
+    deep_gemm.experts(x, ids, weights, w1, w2, out=first)
     for _ in range(50):
-        deep_gemm.experts(x, ids, weights, w1, w2, again.fill_(torch.nan))
+        deep_gemm.experts(x, ids, weights, w1, w2, out=again.fill_(torch.nan))
         assert torch.equal(again, first)
 
 

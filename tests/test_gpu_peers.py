@@ -38,7 +38,7 @@ class Rank:
     out: Tensor
 
     def decode(self) -> None:
-        assert self.layer.decode(self.x, self.ids, self.p, self.out) is None
+        assert self.layer.decode(self.x, self.ids, self.p, out=self.out) is None
 
 
 def ranks_of_one_gpu(ranks: int, seconds: float = SECONDS, dtype: torch.dtype = torch.bfloat16) -> list[Rank]:

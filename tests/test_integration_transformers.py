@@ -327,6 +327,30 @@ def test_a_linear_layer_has_a_gradient(device: str) -> None:
     assert calc_diff(x.grad, expected) < 1e-4
 
 
+@pytest.mark.parametrize("x_learns", [False, True])
+def test_a_bias_has_a_gradient(x_learns: bool) -> None:
+    layer, x = linear_layer(), random(5, 256).requires_grad_(x_learns)
+    bias = torch.zeros(layer.weight.shape[0], dtype=torch.bfloat16, requires_grad=True)
+    with use_deep_gemm() as use:
+        out = fp8.fp8_linear(x, layer.weight, layer.weight_scale_inv, layer.block_size, bias)
+        out.backward(torch.ones_like(out))
+    assert use.taken == {"linear": 1}
+    assert bias.grad is not None
+    assert torch.equal(bias.grad, torch.full_like(bias, 5))
+    assert (x.grad is not None) == x_learns
+
+
+def test_experts_pass_a_gradient_to_the_router_alone() -> None:
+    layer, (x, ids, weights) = experts_layer(), routes()
+    router = torch.ones_like(weights).requires_grad_()
+    with use_deep_gemm() as use:
+        out = layer(x, ids, weights * router)
+        out.backward(torch.ones_like(out))
+    assert use.taken["experts"] == 1
+    assert router.grad is not None
+    assert router.grad.any()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_experts_have_gradients(device: str) -> None:
     layer, (x, ids, weights) = experts_layer(), routes()

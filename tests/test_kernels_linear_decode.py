@@ -58,7 +58,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: i
     x, w = layer(m)
     bias = torch.ones(N, dtype=torch.bfloat16) if with_bias else None
     out = torch.empty(m, N + 8, dtype=torch.bfloat16)[:, :N]
-    linear(x, w, out, bias)
+    linear(x, w, out=out, bias=bias)
     tile = dense.choice(m, N, K, Output(with_c=with_bias), H200)
     assert isinstance(tile, DecodeConfig)
     assert [launch.kernel for launch in gpu.launches] == [linear_decode.NAME]

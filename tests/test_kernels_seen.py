@@ -81,6 +81,7 @@ def test_a_warm_call_refuses_what_would_cut_a_gradient(monkeypatch: pytest.Monke
         (a, weights[0], c.clone().requires_grad_()),
     ]
     names = "a", "sfa", "b", "sfb", "c"
+    outputs = on_gpu(d.clone().requires_grad_()), on_gpu(learned(d))
     for _ in range(4):
         for b in weights:
             deep_gemm.fp8_gemm_nt(a, b, d)
@@ -88,7 +89,14 @@ def test_a_warm_call_refuses_what_would_cut_a_gradient(monkeypatch: pytest.Monke
         with torch.no_grad():
             for call in cut:
                 deep_gemm.fp8_gemm_nt(call[0], call[1], d, call[2])
+            for out in outputs:
+                deep_gemm.fp8_gemm_nt(a, weights[0], out)
+                deep_gemm.fp8_gemm_nt(a, weights[0], out, out)
         launched = len(gpu.launches)
+        for out in outputs:
+            for added in (None, out):
+                with pytest.raises(ValueError, match=r"^d: expected a tensor without a gradient"):
+                    deep_gemm.fp8_gemm_nt(a, weights[0], out, added)
         for name, call in zip(names, cut, strict=True):
             with pytest.raises(ValueError, match=rf"^{name}: expected a tensor without a gradient"):
                 deep_gemm.fp8_gemm_nt(call[0], call[1], d, call[2])
@@ -100,11 +108,17 @@ def test_a_warm_product_of_groups_along_k_refuses_it_too(monkeypatch: pytest.Mon
     ks = [128, 32]
     a, b = (deep_gemm.k_grouped_cast_to_fp8(torch.ones(8, 160), ks, mn_major=True) for _ in range(2))
     a, d = (on_gpu(a[0]), a[1]), on_gpu(torch.zeros(2, 8, 8))
+    out = on_gpu(torch.zeros(2, 8, 8).requires_grad_())
     for _ in range(4):
         deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks)
         launched = len(gpu.launches)
         with pytest.raises(ValueError, match=r"^sfb: expected a tensor without a gradient"):
             deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, (b[0], learned(b[1])), d, ks)
+        with torch.no_grad():
+            deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, out, ks)
+        launched += 2
+        with pytest.raises(ValueError, match=r"^d: expected a tensor without a gradient"):
+            deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, out, ks)
         assert len(gpu.launches) == launched
 
 

@@ -76,7 +76,7 @@ def test_out_is_written_and_nothing_around_it(with_bias: torch.dtype | None) -> 
     bias = None if with_bias is None else random_x(N, dtype=with_bias)
     buffer = torch.full((2, 3, N + 24), CANARY, dtype=torch.bfloat16)
     out = buffer[..., 8 : N + 8]
-    assert linear(x, w, out, bias) is None
+    assert linear(x, w, out=out, bias=bias) is None
     assert same_bits(out, by_parts(x, w, bias))
     out.fill_(CANARY)
     assert bool((buffer == CANARY).all())
@@ -115,9 +115,146 @@ def test_special_values_are_those_of_the_cast() -> None:
     assert same_bits(out[3], called(x[3], w))
 
 
-def test_no_gradient_is_carried() -> None:
-    x, bias = random_x(2, K).requires_grad_(), random_x(N).requires_grad_()
-    assert not called(x, weight(), bias=bias).requires_grad
+# Gradients, through a weight that is frozen
+
+
+def gradients(function: Any, x: Tensor, bias: Tensor | None, grad: Tensor) -> list[Tensor | None]:
+    """The result, and the gradients of x and of the bias; x is not a leaf."""
+    leaf = x.detach().clone().requires_grad_()
+    of_bias = None if bias is None else bias.detach().clone().requires_grad_()
+    out = function(leaf * 1, of_bias)
+    out.backward(grad)
+    assert leaf.grad is not None
+    return [out.detach(), leaf.grad, None if of_bias is None else of_bias.grad]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (0,)])
+@pytest.mark.parametrize("n", [8, 136, 272])
+def test_gradients_of_x_and_of_the_bias(n: int, leading: tuple[int, ...], dtype: torch.dtype) -> None:
+    """They are a product with the same weight of the cast gradient, and a sum in FP32."""
+    x, w, bias, grad = random_x(*leading, K, dtype=dtype), weight(n), random_x(n, seed=2), random_x(*leading, n, seed=3)
+    out, of_x, of_bias = gradients(lambda x, bias: linear(x, w, bias=bias), x, bias, grad)
+    assert out is not None and of_x is not None and of_bias is not None
+    assert same_bits(out, called(x, w, bias=bias))
+    rows = grad.reshape(-1, n)
+    exact = dequantize(*per_token_cast_to_fp8(rows)) @ dequantize(*w, rows=128)
+    assert (of_x.shape, of_x.dtype) == (x.shape, dtype)
+    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 1e-5}[dtype]
+    assert bool(((of_x.reshape(-1, K).double() - exact).abs() <= exact.abs() * unit + 1e-3).all())
+    assert same_bits(of_bias, rows.sum(0, dtype=torch.float32).to(torch.bfloat16))
+
+
+def test_a_gradient_is_that_of_a_layer_that_is_trained_with_a_frozen_weight() -> None:
+    layer = deep_gemm.nn.Linear(K, 144, dtype=torch.bfloat16).requires_grad_(False)
+    x, w, grad = random_x(9, K), per_block_cast_to_fp8(layer.weight), random_x(9, 144)
+    ours = gradients(lambda x, _: linear(x, w, bias=layer.bias), x, None, grad)
+    theirs = gradients(lambda x, _: layer(x), x, None, grad)
+    assert all(same_bits(a, b) for a, b in zip(ours[:2], theirs[:2], strict=True) if a is not None and b is not None)
+
+
+def test_what_needs_no_gradient_makes_no_record_and_weights_get_none() -> None:
+    x, (values, scales) = random_x(2, K), weight()
+    w = torch.nn.Parameter(values), torch.nn.Parameter(scales)
+    assert not called(x, w).requires_grad
+    leaf, bias = x.clone().requires_grad_(), random_x(N).requires_grad_()
+    torch.autograd.backward(called(leaf, w).sum())
+    torch.autograd.backward(called(x, w, bias=bias).sum())
+    assert leaf.grad is not None and bias.grad is not None
+    assert w[0].grad is None and w[1].grad is None
+    with torch.no_grad():
+        assert not called(leaf, w, bias=bias).requires_grad
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_gradients_have_the_same_bits(backend: str) -> None:
+    x, w, bias, grad = random_x(2, 9, K), weight(), random_x(N, seed=2), random_x(2, 9, N, seed=3)
+
+    def layer(x: Tensor, bias: Tensor) -> Tensor:
+        return torch.nn.functional.silu(called(torch.nn.functional.silu(x), w, bias=bias))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for found in (gradients(compiled, x, bias, grad), gradients(compiled, x[:, :7], bias, grad[:, :7])):
+        rows = 9 if found[0] is not None and found[0].shape[1] == 9 else 7
+        expected = gradients(layer, x[:, :rows], bias, grad[:, :rows])
+        assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True) if a is not None and b is not None)
+
+
+def test_a_compiled_layer_with_weights_in_parameters_makes_no_record() -> None:
+    values, scales = weight()
+    w = torch.nn.Parameter(values), torch.nn.Parameter(scales)
+    torch._dynamo.reset()
+    out = torch.compile(lambda x: called(x, w) * 2, fullgraph=True, backend="aot_eager")(random_x(3, K))
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_exported_layer_has_the_same_bits_and_gradients(grad: bool, strict: bool) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.values, self.scales = (torch.nn.Parameter(x) for x in weight())
+            self.before = torch.nn.Linear(K, K)
+            self.bias = torch.nn.Parameter(random_x(N))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return called(self.before(x), (self.values, self.scales), bias=self.bias)
+
+    torch._dynamo.reset()
+    model, m = Model(), torch.export.Dim("m")
+    with torch.set_grad_enabled(grad):
+        given = (random_x(6, K, dtype=torch.float32),)
+        program = torch.export.export(model, given, dynamic_shapes=({0: m},), strict=strict)
+    for exported in (program, program.run_decompositions()):
+        for tokens in (3, 300):
+            x = random_x(tokens, K, dtype=torch.float32)
+            assert same_bits(exported.module()(x).detach(), model(x).detach())
+    found = program.module()
+    torch.autograd.backward([made(x).sum() for made in (found, model)])
+    for name in ("before.weight", "bias"):
+        of_one, of_other = found.get_parameter(name).grad, model.get_parameter(name).grad
+        assert of_one is not None and of_other is not None
+        assert torch.equal(of_one, of_other)
+
+
+def test_a_result_with_a_gradient_is_changed_in_place() -> None:
+    for shape in ((K,), (5, K), (2, 3, K)):
+        x = random_x(*shape).requires_grad_()
+        out = called(x, weight())
+        out += 1
+        out.relu_()
+        torch.autograd.backward(out.sum())
+        expected = gradients(lambda x, _: (called(x, weight()) + 1).relu(), x, None, torch.ones_like(out))
+        assert x.grad is not None
+        assert expected[1] is not None
+        assert same_bits(x.grad, expected[1])
+
+
+@pytest.mark.parametrize("learns", ["x", "bias"])
+def test_out_is_refused_where_a_gradient_is_needed(learns: str) -> None:
+    given = {"x": random_x(2, K), "bias": random_x(N)}
+    given[learns].requires_grad_()
+    out = torch.zeros(2, N, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"^out: expected None, because x or bias requires a gradient"):
+        linear(given["x"], weight(), out=out, bias=given["bias"])
+    with torch.no_grad():
+        assert linear(given["x"], weight(), out=out, bias=given["bias"]) is None
+
+
+def test_there_is_no_gradient_of_a_gradient() -> None:
+    x = random_x(2, K).requires_grad_()
+    grad = torch.ones(2, N, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises((RuntimeError, ValueError), match="gradient"):
+        torch.autograd.grad(called(x, weight()), x, grad * 1, create_graph=True)
+
+
+def test_a_bias_by_position_is_refused() -> None:
+    """As F.linear takes it: it would be taken for the output, and overwritten."""
+    x, bias = random_x(2, K), random_x(N)
+    with pytest.raises(TypeError, match="positional"):
+        linear(x, weight(), bias)  # type: ignore[call-arg]
 
 
 # On a GPU
@@ -129,7 +266,7 @@ def test_the_host_reads_no_value_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         for bias in (None, *(torch.empty(N, dtype=dtype, device="meta") for dtype in TYPES)):
             out = called(x, w, bias=bias)
             assert out.device.type == "meta"
-            linear(x, w, out, bias)
+            linear(x, w, out=out, bias=bias)
 
 
 @pytest.mark.gpu
@@ -147,6 +284,19 @@ def test_a_gpu_gives_cast_and_product_and_a_graph_captures_it(with_bias: torch.d
     assert expected is None or same_bits(out, expected)
     on_cpu = called(x.cpu(), weight(), bias=None if bias is None else bias.cpu())
     assert deep_gemm.calc_diff(out.cpu(), on_cpu) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 33, 300])
+@pytest.mark.parametrize("n", [136, 272])
+def test_a_gpu_gives_the_gradients_of_the_cpu(n: int, m: int) -> None:
+    x, (values, scales), bias, grad = random_x(m, K), weight(n), random_x(n, seed=2), random_x(m, n, seed=3)
+    w = values.cuda(), scales.cuda()
+    expected = gradients(lambda x, bias: linear(x, (values, scales), bias=bias), x, bias, grad)
+    found = gradients(lambda x, bias: linear(x, w, bias=bias), x.cuda(), bias.cuda(), grad.cuda())
+    for got, right in zip(found, expected, strict=True):
+        assert got is not None and right is not None
+        assert deep_gemm.calc_diff(got.cpu(), right) < 1e-5
 
 
 SHAPES = [(576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (136, 272), (24576, 1536), (1160, 2832)]
@@ -183,7 +333,7 @@ def test_any_number_of_rows_has_the_bits_of_the_two_calls(n: int, k: int, with_b
         x = random_x(m, k, seed=m).cuda()
         room = torch.full((m + 2, n + 16), CANARY, dtype=torch.bfloat16, device="cuda")
         out = room[1 : m + 1, 8 : n + 8]
-        linear(x, w, out, bias)
+        linear(x, w, out=out, bias=bias)
         assert same_bits(out, by_two_calls(x, w, bias)), m
         out.fill_(CANARY)
         assert bool((room == CANARY).all()), m

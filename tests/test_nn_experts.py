@@ -217,6 +217,17 @@ def test_leading_dimensions(leading: tuple[int, ...]) -> None:
     assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(found, trained(layer, *flat), strict=True))
 
 
+def test_a_result_is_changed_in_place() -> None:
+    layer, x, (ids, weights) = layer_of(), numbers(2, 3, HIDDEN), routes(6)
+    y = layer(x, ids.view(2, 3, TOPK), weights.view(2, 3, TOPK))
+    expected = torch.autograd.grad((y + 1).relu().sum(), layer.w1)
+    y = layer(x, ids.view(2, 3, TOPK), weights.view(2, 3, TOPK))
+    assert not y._is_view()  # of which FSDP2 warns
+    y += 1
+    y.relu_()
+    assert same_bits(torch.autograd.grad(y.sum(), layer.w1)[0], expected[0])
+
+
 # What nobody needs
 
 
@@ -340,6 +351,22 @@ def test_a_layer_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, de
         with torch.no_grad():
             assert same_bits(compiled(x, ids, weights), found[0][0])
     assert counter.frame_count <= 2  # with gradients, and without
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_exported_layer_has_the_same_bits(grad: bool, strict: bool) -> None:
+    """As one types it, in grad mode, and under no_grad; the number of tokens is open."""
+    layer, m = layer_of(), torch.export.Dim("m")
+    torch.compiler.reset()
+    with torch.set_grad_enabled(grad):
+        given = numbers(6, HIDDEN), *routes(6)
+        program = torch.export.export(layer, given, dynamic_shapes=({0: m},) * 3, strict=strict)
+    for exported in (program, program.run_decompositions()):
+        for tokens in (3, 9, 300):
+            given = numbers(tokens, HIDDEN), *routes(tokens)
+            assert same_bits(exported.module()(*given).detach(), layer(*given).detach())
     torch.compiler.reset()
 
 

@@ -273,6 +273,34 @@ def test_a_layer_that_is_frozen_passes_gradients_on() -> None:
     assert not layer(x.detach()).requires_grad
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
+def test_a_result_is_changed_in_place(leading: tuple[int, ...], bias: bool) -> None:
+    """As models do: `y += x`, ReLU(inplace=True), dropout."""
+    layer, x, grad = layer_of(bias=bias), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
+
+    class Changed(torch.nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+            y += 0.5
+            return torch.nn.functional.dropout(y.relu_(), 0.0, inplace=True)
+
+    assert not layer(x)._is_view()  # of which FSDP2 warns
+    found = trained(Changed(layer), x, grad)
+    y, *expected = trained(layer, x, grad.masked_fill(trained(layer, x, grad)[0] + 0.5 <= 0, 0))
+    assert same_bits(found[0], (y + 0.5).relu())
+    assert all(same_bits(a, b) for a, b in zip(found[1:], expected, strict=True))
+
+
+def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
+    layer: Any = layer_of(accumulates_main_grad=True)
+    layer.weight.main_grad = torch.zeros_like(layer.weight)
+    y = layer(numbers(2, 3, IN))
+    y += 1
+    y.sum().backward()
+    assert layer.weight.main_grad.any()
+
+
 def test_there_is_no_gradient_of_a_gradient() -> None:
     x = numbers(4, IN).requires_grad_()
     (of_x,) = torch.autograd.grad(layer_of()(x).square().sum(), x, create_graph=True)
@@ -371,6 +399,41 @@ def test_main_grad_is_added_to_between_graphs() -> None:
     compiled(x).backward(grad)
     assert same_bits(layer.weight.main_grad, expected)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_an_exported_layer_has_the_same_bits(dtype: torch.dtype, grad: bool, strict: bool) -> None:
+    """As one types it, in grad mode, and under no_grad; the number of tokens is open."""
+    layer, m = layer_of(dtype=dtype), torch.export.Dim("m")
+    torch.compiler.reset()
+    with torch.set_grad_enabled(grad):
+        given = (numbers(6, 2, IN, dtype=dtype),)
+        program = torch.export.export(layer, given, dynamic_shapes=({0: m},), strict=strict)
+    for exported in (program, program.run_decompositions()):
+        for tokens in (3, 9, 300):
+            x = numbers(tokens, 2, IN, dtype=dtype)
+            assert same_bits(exported.module()(x).detach(), layer(x).detach())
+    torch.compiler.reset()
+
+
+def test_an_exported_layer_is_trained_as_the_layer_is() -> None:
+    layer, x, grad = layer_of(), numbers(40, IN), numbers(40, OUT, seed=2)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("m")},))
+    found = trained(program.module(), x, grad)
+    names, exported_names = (
+        ["y", "x", *(name for name, _ in each.named_parameters())] for each in (layer, program.module())
+    )
+    expected = dict(zip(names, trained(layer, x, grad), strict=True))
+    assert all(same_bits(a, expected[name]) for a, name in zip(found, exported_names, strict=True))
+
+
+def test_a_layer_that_is_exported_without_gradients_says_so_when_it_is_trained() -> None:
+    with torch.no_grad():
+        program = torch.export.export(layer_of(), (numbers(8, IN),))
+    with pytest.raises(ValueError, match="weight: expected no gradient, because the layer was traced without one"):
+        program.module()(numbers(8, IN)).sum().backward()
 
 
 DDP = """

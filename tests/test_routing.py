@@ -232,7 +232,7 @@ def test_out_is_written_and_nothing_around_it() -> None:
     rows, y, weights = expert_rows(random_routes(6, 2, 3), 3), random_rows(12, 24), random_rows(6, 2, torch.float32)
     buffer = torch.full((8, 40), CANARY, dtype=torch.bfloat16)
     out = buffer[1:7, 8:32]
-    assert gather_weighted(y, rows, weights, out) is None
+    assert gather_weighted(y, rows, weights, out=out) is None
     expected = gather_weighted(y, rows, weights)
     assert expected is not None
     assert same_bits(out, expected)

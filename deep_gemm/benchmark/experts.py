@@ -176,7 +176,7 @@ class Experts:
         h, y = self._buffers(rows)
         m_grouped_fp8_gemm_nt_contiguous(gather_cast_to_fp8(self.x, rows), w1, h, rows.ids)
         m_grouped_fp8_gemm_nt_contiguous(silu_mul_cast_to_fp8(h), w2, y, rows.ids)
-        gather_weighted(y, rows, self.topk_weights, out)
+        gather_weighted(y, rows, self.topk_weights, out=out)
         return out
 
     def _buffers(self, rows: ExpertRows) -> tuple[Tensor, Tensor]:

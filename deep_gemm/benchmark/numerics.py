@@ -362,7 +362,7 @@ def linear_layer(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     x, w = numbers(m, n, k)
     b = per_block_cast_to_fp8(w)
     given = exact(dequantized(per_token_cast_to_fp8(x), 1), dequantized(b, 128))
-    yield Way(OURS, torch.bfloat16, into((m, n), torch.bfloat16, lambda d: linear(x, b, d)), given, exact(x, w))
+    yield Way(OURS, torch.bfloat16, into((m, n), torch.bfloat16, lambda d: linear(x, b, out=d)), given, exact(x, w))
 
 
 def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
@@ -393,7 +393,7 @@ def mixture(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     yield Way(
         OURS,
         torch.bfloat16,
-        into((tokens, k), torch.bfloat16, lambda d: experts(x, ids, weights, q1, q2, d)),
+        into((tokens, k), torch.bfloat16, lambda d: experts(x, ids, weights, q1, q2, out=d)),
         lambda: chain(dequantized(q1, 128), dequantized(q2, 128), lambda between: between.bfloat16().double(), to_fp8),
         in_fp64,
     )

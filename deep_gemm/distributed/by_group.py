@@ -230,4 +230,4 @@ class Everywhere:
         back = torch.empty_like(y)
         all_to_all(back, y, [], [], self.group)
         rows = self.rows._replace(row_of=self.rows.row_of[:tokens])
-        return gather_weighted(back, rows, self.ones[:tokens], out)
+        return gather_weighted(back, rows, self.ones[:tokens], out=out)

@@ -7,7 +7,7 @@ out <--added up in order of ranks-- BF16, one row for each that came <----------
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ..nn.experts import mixture
 from ..nn.gradients import as_autocast_says
 from ..problem import ExpertRows, Operand
 from ..problem.activation import LAYER_TYPES
+from ..problem.checks import no_gradient, written
 from ..problem.experts_across import check_tokens, share_of_experts
 from ..problem.integers import integer_in_range
 from ..problem.numbers import positive
@@ -139,6 +140,17 @@ class Experts(torch.nn.Module):
     def _device(self) -> torch.device:
         return self.w1_values.device if self.w1 is None else self.w1.device
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Experts:
+        """Move FP8 weights and their scales, but leave their types: `half` and its like are for other parameters."""
+        fixed = {id(each) for each in self._buffers.values()}
+
+        def moved(x: Tensor) -> Tensor:
+            y = fn(x)
+            return x.to(y.device) if id(x) in fixed and y.dtype != x.dtype else y
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def planner(self) -> Planner:
         """What plans the prefill form's calls, made in the first one."""
         device = self._device()
@@ -231,16 +243,20 @@ class Experts(torch.nn.Module):
         w1, w2 = self.weights()
         return product_of_rows(activations_of_rows(gather(arrived, rows), w1, rows, self.limit), w2, rows)
 
-    def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None = None) -> Tensor | None:
+    def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
         """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
 
         The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
         Room is for the worst case (`decode_bytes`). The bits are those of the prefill form, or with `peer_memory` those
-        of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There are no gradients. A
-        mistake is an error on this process alone.
+        of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient, and what
+        would lose one is refused as by `experts`. A mistake is an error on this process alone.
         With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
         the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
         """
+        if torch.is_grad_enabled():
+            no_gradient("x", x)
+            no_gradient("topk_weights", topk_weights)
+            written("out", out)
         x = as_autocast_says(x) if isinstance(x, Tensor) else x
         given = (x, topk_ids, topk_weights) if out is None else (x, topk_ids, topk_weights, out)
         weights = None if self._seconds is None else self._weights_that_stay()

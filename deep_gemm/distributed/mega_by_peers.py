@@ -194,7 +194,7 @@ class Alike(Kind):
         y = given[0]
         self._pitch, self._row_bytes = y.stride(0) * BF16_BYTES, y.shape[1] * BF16_BYTES
         self._spans_of_weights = [byte_span(x) for x in (*weights.w1, *weights.w2)]
-        self._requires_grad = any(x.requires_grad for x in (*weights.w1, *weights.w2))
+        self._requires_grad = any(x.requires_grad for x in (y, *weights.w1, *weights.w2))
         self._filled = [(x.data_ptr(), byte_span(x)) for x in calls.tensors[:FILLED]]
 
     def is_right(self, given: Sequence[Tensor], weights: Weights) -> bool:
@@ -214,7 +214,7 @@ class Alike(Kind):
             and are_whole(weights.w1[1], weights.w2[1], *counts)
             and not touches(first, span, inputs)
             and self.is_straight()
-            and not (self._requires_grad and cuts_gradient((*weights.w1, *weights.w2), ()))
+            and not (self._requires_grad and cuts_gradient((*weights.w1, *weights.w2), (y,)))
         )
 
 

@@ -16,6 +16,7 @@ from ..problem.layout import SCALE_BLOCK, Recipe
 from ..problem.mega_moe import (
     RECIPE,
     SWIGLU,
+    FillProblem,
     MegaProblem,
     MegaSizes,
     MegaTensors,
@@ -199,7 +200,6 @@ def transform_weights_for_mega_moe_sm90(l1: Operand, l2: Operand) -> tuple[Opera
     return (halves.transpose(1, 2).reshape(values.shape).view(values.dtype), l1[1]), l2
 
 
-@torch.no_grad()
 def mega_moe_pre_dispatch_sm90(
     hidden: Tensor,
     topk_ids: Tensor,
@@ -228,6 +228,12 @@ def mega_moe_pre_dispatch_sm90(
     """
     targets = x, x_sf, topk_idx, buffer_topk_weights
     p = fill_problem(hidden, topk_ids, topk_weights, *targets, num_tokens, group_size, routed_scaling_factor)
+    fill(p, *targets)
+
+
+@torch.no_grad()
+def fill(p: FillProblem, x: Tensor, x_sf: Tensor, topk_idx: Tensor, buffer_topk_weights: Tensor) -> None:
+    """Compute `mega_moe_pre_dispatch_sm90` of what was checked."""
     if has_kernels(p.hidden):
         cast_rows.run(RowCast(as_rows(p.hidden), x[: p.tokens], x_sf[: p.tokens], 0.0, False))
     else:

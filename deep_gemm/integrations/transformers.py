@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..layers import experts, linear
+from ..problem.checks import wants_gradient
 from ..problem.layout import SCALE_BLOCK
 
 __all__ = ["DeepGemmUse", "use_deep_gemm"]
@@ -143,7 +144,7 @@ def _linear_or(own: Function) -> Function:
             lambda: own(input, weight, weight_scale_inv, block_size, bias, activation_scale, allow_deepgemm),
             "linear",
             linear_refusal(block_size, activation_scale),
-            lambda: _differentiable(_Linear, input, weight, weight_scale_inv, bias),
+            lambda: _differentiable(_Linear, (input, bias), input, weight, weight_scale_inv, bias),
         )
 
     return fp8_linear
@@ -157,7 +158,9 @@ def _experts_or(own: Function) -> Function:
             lambda: own(self, hidden_states, top_k_index, top_k_weights),
             "experts",
             experts_refusal(self),
-            lambda: _differentiable(_Experts, hidden_states, top_k_index, top_k_weights, self),
+            lambda: _differentiable(
+                _Experts, (hidden_states, top_k_weights), hidden_states, top_k_index, top_k_weights, self
+            ),
         )
 
     return experts_forward
@@ -239,9 +242,12 @@ def _limit(layer: Any) -> float | None:
 # Both layers, with gradients by the dequantized weights, as transformers has them
 
 
-def _differentiable(layer: Any, x: Tensor, *rest: Any) -> Any:
-    """Compute a layer, with a record for gradients only if one is asked: it costs time in each step of decoding."""
-    return layer.apply(x, *rest) if torch.is_grad_enabled() and x.requires_grad else layer.compute(x, *rest)
+def _differentiable(layer: Any, trained: tuple[object, ...], *given: Any) -> Any:
+    """Compute a layer, with a record for gradients only if one of what is trained requires it.
+
+    A record costs time in each step of decoding.
+    """
+    return layer.apply(*given) if wants_gradient(*trained) else layer.compute(*given)
 
 
 class _Linear(torch.autograd.Function):
@@ -254,11 +260,15 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight, scales)
+        ctx.bias_dtype = None if bias is None else bias.dtype
         return _Linear.compute(x, weight, scales, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad @ dequantized(*ctx.saved_tensors).to(grad.dtype), None, None, None
+        needs_x, _, _, needs_bias = ctx.needs_input_grad
+        of_x = grad @ dequantized(*ctx.saved_tensors).to(grad.dtype) if needs_x else None
+        of_bias = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
+        return of_x, None, None, of_bias
 
 
 class _Experts(torch.autograd.Function):

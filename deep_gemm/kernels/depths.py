@@ -115,7 +115,7 @@ def run(
                     break
             else:
                 # The checks refuse what would cut a gradient.
-                if not (handles_operators(*tensors) or cuts_gradient((x, sx, y, sy), () if c is None else (c,))):
+                if not (handles_operators(*tensors) or cuts_gradient(tensors[:4], tensors[4:])):
                     turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
                     key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
                     plan = PLANS.plans.get(key)  # type: ignore[assignment]

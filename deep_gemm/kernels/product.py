@@ -89,7 +89,7 @@ def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | 
                     break
             else:
                 # The checks refuse what would cut a gradient.
-                if not (handles_operators(*tensors) or cuts_gradient((x, sx, y, sy), () if c is None else (c,))):
+                if not (handles_operators(*tensors) or cuts_gradient(tensors[:4], tensors[4:])):
                     key = _signature(hint, x, sx, y, sy, d, c)
                     plan = PLANS.plans.get(key)
                     if plan is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import sqrt
+from math import prod, sqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -30,13 +30,14 @@ from ..problem.checks import K_MULTIPLE
 from ..problem.integers import integer_in_range
 from ..problem.layout import align
 from ..problem.numbers import positive
-from ..problem.tracing import is_dynamo_compiling
+from ..problem.tracing import is_dispatched
 from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..routing import expert_rows, gather_cast_to_fp8, gather_weighted
 from .gradients import (
     as_autocast_says,
     features,
     gradient_beside_main_grad,
+    in_shape,
     main_grad_of,
     output_type,
     outside_of_graphs,
@@ -107,7 +108,7 @@ class Experts(torch.nn.Module):
                 )
         if topk_weights.shape != topk_ids.shape:
             raise ValueError(f"topk_weights: expected shape {tuple(topk_ids.shape)}, got {tuple(topk_weights.shape)}")
-        rows = expert_rows(topk_ids.reshape(x.shape[:-1].numel(), topk_ids.shape[-1]), self.num_experts)
+        rows = expert_rows(topk_ids.reshape(prod(x.shape[:-1]), topk_ids.shape[-1]), self.num_experts)
         main_grads = (
             main_grad_of("w1", self.w1, self.accumulates_main_grad and self.w1.requires_grad),
             main_grad_of("w2", self.w2, self.accumulates_main_grad and self.w2.requires_grad),
@@ -116,12 +117,12 @@ class Experts(torch.nn.Module):
         weights = self.w1, self.w2
         if main_grads != (None, None):
             out = apply_beside_main_grads(*flat, *weights, rows, self.limit, main_grads)
-        elif is_dynamo_compiling():  # an operator of ops/nn.py, with a formula for its gradients
+        elif is_dispatched(x):  # an operator of ops/nn.py, with a formula for its gradients
             out, _ = torch.ops.deep_gemm.nn_experts(*flat, *weights, list(rows), self.limit)
             out = out.to(x.dtype)
         else:
             out = _Experts.apply(*flat, *weights, rows, self.limit, main_grads)  # type: ignore[no-untyped-call]
-        return out.view(x.shape)
+        return in_shape(out, x.shape)
 
 
 def mixture(x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: ExpertRows, limit: float | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -43,6 +43,14 @@ def as_autocast_says(x: Tensor) -> Tensor:
     if torch.is_autocast_enabled(device) and x.is_floating_point():
         return x.to(torch.get_autocast_dtype(device))
     return x
+
+
+def in_shape(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """Give the rows of a result, which nobody else has, in the caller's shape: not as a view.
+
+    Autograd refuses changes in place of a view that a Function made, and by one of any view FSDP2 loses its hook.
+    """
+    return torch.ops.aten._unsafe_view.default(rows, shape)  # type: ignore[no-any-return]
 
 
 def output_type(dtype: torch.dtype) -> torch.dtype:

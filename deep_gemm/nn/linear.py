@@ -21,14 +21,15 @@ from torch.autograd.function import once_differentiable
 
 from ..dense import fp8_gemm_nt
 from ..layers import linear
-from ..problem.checks import K_MULTIPLE, Operand
+from ..problem.checks import K_MULTIPLE, Operand, wants_gradient
 from ..problem.layout import RECIPE_1D1D
-from ..problem.tracing import is_dynamo_compiling
+from ..problem.tracing import is_dispatched
 from ..quantize import Quantized, cast_both_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from .gradients import (
     as_autocast_says,
     features,
     gradient_beside_main_grad,
+    in_shape,
     main_grad_of,
     output_type,
     outside_of_graphs,
@@ -71,17 +72,19 @@ class Linear(torch.nn.Linear):
         x = as_autocast_says(input)
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise ValueError(f"input: expected shape (..., {self.in_features}), got {tuple(x.shape)}")
-        given = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
-        if not (torch.is_grad_enabled() and any(each.requires_grad for each in given)):
+        needs_gradient = wants_gradient(x, self.weight, self.bias)
+        if not needs_gradient and not is_dispatched(x):
             return forward_alone(x, self.weight, self.bias)
-        needs_weight = self.weight.requires_grad
+        needs_weight = needs_gradient and self.weight.requires_grad
         main_grad = main_grad_of("weight", self.weight, self.accumulates_main_grad and needs_weight)
+        rows = x.reshape(-1, self.in_features)
         if main_grad is not None:
-            return apply_beside_main_grad(x, self.weight, self.bias, main_grad)
-        if is_dynamo_compiling():  # an operator of ops/nn.py, with a formula for its gradients
-            d, *_ = torch.ops.deep_gemm.nn_linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias, needs_weight)
-            return d.view(*x.shape[:-1], self.out_features)  # type: ignore[no-any-return]
-        return _Linear.apply(x, self.weight, self.bias, None)  # type: ignore[no-any-return, no-untyped-call]
+            d = apply_beside_main_grad(rows, self.weight, self.bias, main_grad)
+        elif is_dispatched(x):  # an operator of ops/nn.py, with a formula for its gradients
+            d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, self.weight, self.bias, needs_weight)
+        else:
+            d = _Linear.apply(rows, self.weight, self.bias, None)  # type: ignore[no-untyped-call]
+        return in_shape(d, (*x.shape[:-1], self.out_features))
 
 
 @outside_of_graphs
@@ -104,20 +107,19 @@ def forward_alone(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """The three products. What nobody needs is neither computed nor saved."""
+    """The three products of rows. What nobody needs is neither computed nor saved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None) -> Tensor:
         """Compute the product, and keep what the gradients that are needed take."""
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        rows = x.reshape(-1, x.shape[-1])
-        d, columns = with_columns(rows, weight, bias, needs_weight)
+        d, columns = with_columns(x, weight, bias, needs_weight)
         ctx.save_for_backward(*(columns or (None, None)), weight if needs_x else None)
-        ctx.x_shape, ctx.x_dtype, ctx.main_grad = x.shape, x.dtype, main_grad
+        ctx.x_dtype, ctx.main_grad = x.dtype, main_grad
         ctx.weight_dtype = weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.marked = weight if main_grad is not None else None
-        return d.view(*x.shape[:-1], weight.shape[0])
+        return d
 
     @staticmethod
     @once_differentiable
@@ -125,15 +127,14 @@ class _Linear(torch.autograd.Function):
         """Compute the gradients that are needed."""
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         values, scales, weight = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
         columns = (values, scales) if needs_weight else None
         of_x, of_weight = gradients(
-            rows, weight if needs_x else None, columns, ctx.x_dtype, ctx.weight_dtype, ctx.main_grad
+            grad, weight if needs_x else None, columns, ctx.x_dtype, ctx.weight_dtype, ctx.main_grad
         )
         if ctx.marked is not None:
             of_weight = gradient_beside_main_grad(ctx.marked)
-        of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
-        return None if of_x is None else of_x.view(ctx.x_shape), of_weight, of_bias, None
+        of_bias = grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
+        return of_x, of_weight, of_bias, None
 
 
 def with_columns(x: Tensor, weight: Tensor, bias: Tensor | None, columns_too: bool) -> tuple[Tensor, Quantized | None]:
@@ -155,12 +156,30 @@ def gradients(
     a, columns = casts(grad, rows_too=weight is not None, columns_too=x_columns is not None)
     of_x = of_weight = None
     if a is not None and weight is not None:
-        of_x = torch.empty(len(grad), weight.shape[1], dtype=output_type(x_dtype), device=grad.device)
-        fp8_gemm_nt(a, transposed(per_block_cast_to_fp8(weight)), of_x)
-        of_x = of_x.to(x_dtype)
+        of_x = product_back(a, per_block_cast_to_fp8(weight), x_dtype)
     if columns is not None and x_columns is not None:
         of_weight = weight_gradient(columns, x_columns, weight_dtype, main_grad)
     return of_x, of_weight
+
+
+def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
+    """Compute the gradient of the rows of x through a weight `[n, k]` that was cast, n any number of columns.
+
+    Columns are the depth of this product, so there zeros are added until products take their number.
+    """
+    values, scales = w
+    more = -values.shape[0] % K_MULTIPLE
+    if more:
+        grad = F.pad(grad, (0, more))
+        values = F.pad(values.view(torch.uint8), (0, 0, 0, more)).view(values.dtype)
+    return product_back(per_token_cast_to_fp8(grad, mn_major=True), (values, scales), dtype)
+
+
+def product_back(a: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
+    """Compute a @ w in a type."""
+    d = torch.empty(a[0].shape[0], w[0].shape[1], dtype=output_type(dtype), device=a[0].device)
+    fp8_gemm_nt(a, transposed(w), d)
+    return d.to(dtype)
 
 
 def product(a: Operand, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from .. import layers
+from ..nn.linear import input_gradient
 from ..problem import Operand, experts_problem, linear_problem
-from .library import Kernel, operator
+from .library import Kernel, gradients, operator
 from .products import Compute
 
 
@@ -14,10 +18,10 @@ def linear(compute: Compute) -> tuple[Kernel, Kernel]:
     """Give a linear layer as its two operators take it."""
 
     def new(x: Tensor, w: Tensor, sfw: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        return compute(x, (w, sfw), None, bias)
+        return compute(x, (w, sfw), out=None, bias=bias)
 
     def into(x: Tensor, w: Tensor, sfw: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
-        compute(x, (w, sfw), out, bias)
+        compute(x, (w, sfw), out=out, bias=bias)
 
     return new, into
 
@@ -41,7 +45,7 @@ def experts(compute: Compute) -> tuple[Kernel, Kernel]:
         sfw2: Tensor,
         limit: float | None = None,
     ) -> Tensor | None:
-        return compute(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), None, limit)
+        return compute(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), out=None, limit=limit)
 
     def into(
         x: Tensor,
@@ -54,7 +58,7 @@ def experts(compute: Compute) -> tuple[Kernel, Kernel]:
         out: Tensor,
         limit: float | None = None,
     ) -> None:
-        compute(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), out, limit)
+        compute(x, topk_ids, topk_weights, (w1, sfw1), (w2, sfw2), out=out, limit=limit)
 
     return new, into
 
@@ -80,5 +84,24 @@ for name, kernels, real, ask, tensors, more in (
     ("experts", experts, layers.experts, ask_experts, ROUTED, "float? limit=None"),
 ):
     (new, into), (fake_new, fake_into) = kernels(real), kernels(ask)
-    operator(f"{name}({tensors}, {more}) -> Tensor", new, fake_new)
+    operator(f"{name}({tensors}, {more}) -> Tensor", new, fake_new, has_gradients=name == "linear")
     operator(f"{name}.into({tensors}, Tensor(out!) out, {more}) -> ()", into, fake_into)
+
+
+def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep what the gradients take."""
+    x, w, sfw, bias = inputs
+    ctx.save_for_backward(w, sfw)
+    ctx.x_shape, ctx.x_dtype, ctx.bias_dtype = x.shape, x.dtype, None if bias is None else bias.dtype
+
+
+def linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x and of the bias that are needed. The weight is frozen."""
+    needs_x, needs_bias = ctx.needs_input_grad[0], ctx.bias_dtype is not None and ctx.needs_input_grad[3]
+    rows = grad.reshape(-1, grad.shape[-1])
+    of_x = input_gradient(rows, ctx.saved_tensors, ctx.x_dtype).view(ctx.x_shape) if needs_x else None
+    of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
+    return of_x, None, None, of_bias
+
+
+gradients("linear", linear_backward, keep_linear)

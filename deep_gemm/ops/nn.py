@@ -1,6 +1,6 @@
 """Operators of layers that are trained: what is not asked for is given as an empty tensor.
 
-A module calls an operator, which has a formula for its gradients, while Dynamo traces it, and its functions otherwise.
+A module calls an operator, which has a formula for its gradients, where torch must see a call, else its functions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from ..nn import experts, linear
 from ..problem import ExpertRows
 from ..problem.checks import K_MULTIPLE
-from ..problem.layout import align
-from ..quantize import empty_scales, empty_values
+from ..problem.layout import SCALE_BLOCK, align, ceil_div
+from ..quantize import empty_values
 from .library import gradients, operator
 
 
@@ -25,9 +25,16 @@ def nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def new_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a layer of rows, and cast them along tokens."""
+    """Compute a layer of rows, and cast them along tokens: values `[k, tokens]`, and scales in one dimension.
+
+    Of scales in a matrix torch would ask whether there are more than 128 tokens, and make a graph for either.
+    """
+    if not columns:
+        return linear.forward_alone(x, weight, bias), nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
     d, kept = linear.with_columns(x, weight, bias, columns)
-    return (d, *(kept or (nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32))))
+    assert kept is not None
+    values, scales = kept
+    return d, values, scales.t().reshape(-1)
 
 
 def fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,11 +44,11 @@ def fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) -
     if not columns:
         return d, nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
     depth = align(tokens, K_MULTIPLE)
-    return d, empty_values((k, depth), x), empty_scales((k,), depth, x, mn_major=True)
+    return d, empty_values((k, depth), x), x.new_empty(k * ceil_div(depth, SCALE_BLOCK), dtype=torch.float32)
 
 
 operator(
-    "nn_linear(Tensor x, Tensor weight, Tensor? bias, bool columns) -> (Tensor, Tensor, Tensor)",
+    "nn_linear_rows(Tensor x, Tensor weight, Tensor? bias, bool columns) -> (Tensor, Tensor, Tensor)",
     new_linear,
     fake_linear,
     has_gradients=True,
@@ -57,7 +64,9 @@ def linear_gradients(
     weight_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of rows and of the weight."""
-    columns = None if x_values is None or x_scales is None else (x_values, x_scales)
+    columns = None
+    if x_values is not None and x_scales is not None:
+        columns = x_values, x_scales.view(-1, x_values.shape[0]).t()
     of_x, of_weight = linear.gradients(grad, weight, columns, x_dtype, weight_dtype)
     return (
         nothing(grad, x_dtype) if of_x is None else of_x,
@@ -118,6 +127,8 @@ def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Ten
     """Compute the gradients that are needed."""
     needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
     weight, *columns = ctx.saved_tensors
+    if needs_weight and columns[0] is None:
+        raise ValueError("weight: expected no gradient, because the layer was traced without one, as under no_grad()")
     x_dtype, weight_dtype, bias_dtype = ctx.types
     given = columns if needs_weight else (None, None)
     of_x, of_weight = torch.ops.deep_gemm.nn_linear_gradients(
@@ -127,7 +138,7 @@ def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Ten
     return of_x if needs_x else None, of_weight if needs_weight else None, of_bias, None
 
 
-gradients("nn_linear", linear_backward, keep_linear)
+gradients("nn_linear_rows", linear_backward, keep_linear)
 
 
 ROUTED = "Tensor[] rows, float? limit"

@@ -84,7 +84,7 @@ def fake_weighted(y: Tensor, rows: Sequence[Tensor], topk_weights: Tensor) -> Te
 
 def weighted_into(y: Tensor, rows: Sequence[Tensor], topk_weights: Tensor, out: Tensor) -> None:
     """Sum up the rows of each token."""
-    routing.gather_weighted(y, ExpertRows(*rows), topk_weights, out)
+    routing.gather_weighted(y, ExpertRows(*rows), topk_weights, out=out)
 
 
 def fake_weighted_into(y: Tensor, rows: Sequence[Tensor], topk_weights: Tensor, out: Tensor) -> None:

@@ -50,6 +50,8 @@ def activation_problem(
     alignment: int,
 ) -> ActivationProblem:
     """Check an activation with gates."""
+    checks.no_gradient("x", x)
+    checks.no_gradient("row_weights", row_weights)
     checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
     checks.supported_device("x", x)
     if masked_m is not None and ends is not None:

@@ -81,18 +81,37 @@ def pair(name: str, operand: Operand) -> Operand:
         raise TypeError(f"{name}: expected a pair (values, scales), got {_describe(operand)}")
     values, scales = operand
     for its_name, x in ((name, values), (f"sf{name}", scales)):
-        if _carries_gradient(tensor(its_name, x)) and torch.is_grad_enabled():
-            refuse_gradient(its_name)
+        no_gradient(its_name, tensor(its_name, x))
     return values, scales
 
 
+def no_gradient(name: str, x: object) -> None:
+    """Refuse, in grad mode, what was computed from something that requires a gradient: here it would be lost.
+
+    Whoever computes under torch.no_grad() asks this before.
+    """
+    if torch.is_grad_enabled() and isinstance(x, Tensor) and _carries_gradient(x):
+        refuse_gradient(name)
+
+
+def written(name: str, d: object) -> None:
+    """Refuse, in grad mode, an output that requires a gradient, a leaf too: autograd does not see it written."""
+    if wants_gradient(d):
+        refuse_gradient(name)
+
+
+def wants_gradient(*given: object) -> bool:
+    """Tell whether one of these requires a gradient, in grad mode."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
+
+
 def cuts_gradient(operands: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Tell whether a product of these values and scales, and of a C among the others, would cut a gradient's way."""
+    """Tell whether a product of these values and scales, with C and D among the others, would cut a gradient's way."""
     return torch.is_grad_enabled() and (any(map(_carries_gradient, operands)) or any(x.requires_grad for x in others))
 
 
 def _carries_gradient(x: Tensor) -> bool:
-    """Tell whether a gradient would flow through values or scales to what they were computed from.
+    """Tell whether a gradient would flow through an operand to what it was computed from.
 
     It ends in a leaf, and in a view of one. These are let through: programs keep FP8 weights and their scales in
     Parameters, which require a gradient unless told otherwise, and call products in grad mode. Nobody trains values of
@@ -104,7 +123,7 @@ def _carries_gradient(x: Tensor) -> bool:
 def refuse_gradient(name: str) -> NoReturn:
     """Say what to do about an input through which a gradient would flow."""
     raise ValueError(
-        f"{name}: expected a tensor without a gradient, got one that requires it, and products have none: "
+        f"{name}: expected a tensor without a gradient, got one that requires it, which would be lost here: "
         f"train with deep_gemm.nn, or call under torch.no_grad()"
     )
 
@@ -235,8 +254,9 @@ def outputs(
     """Check D and C against the inputs; make D if it was left out."""
     a = inputs["a"]
     supported_device("a", a)
-    if isinstance(c, Tensor) and c.requires_grad and torch.is_grad_enabled():
-        refuse_gradient("d" if c is d else "c")
+    written("d", d)
+    if c is not d and wants_gradient(c):
+        refuse_gradient("c")
     given = {} if d is None else {"d": d}
     if c is not None and c is not d:
         given["c"] = c

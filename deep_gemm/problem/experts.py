@@ -45,6 +45,8 @@ def experts_problem(
 ) -> ExpertsProblem:
     """Check a layer of experts, and make its output if it was left out."""
     sizes: Sizes = {}
+    checks.no_gradient("x", x)
+    checks.no_gradient("topk_weights", topk_weights)
     checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
     checks.supported_device("x", x)
     checks.bind("x", x, ("tokens", "hidden"), sizes)

@@ -51,6 +51,11 @@ def linear_problem(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | Non
     if out is None:
         out = torch.empty((*leading, n), dtype=torch.bfloat16, device=x.device)
     else:
+        checks.written("out", out)
+        if checks.wants_gradient(x, bias):
+            raise ValueError(
+                "out: expected None, because x or bias requires a gradient: leave it out, or call under torch.no_grad()"
+            )
         checks.has_type("out", checks.tensor("out", out), (torch.bfloat16,))
         if out.shape != (*leading, n):
             raise ValueError(f"out: expected shape (..., n) = {(*leading, n)}, got {tuple(out.shape)}")

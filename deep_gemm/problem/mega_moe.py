@@ -173,6 +173,7 @@ def mega_problem(
     limit: float | None,
 ) -> MegaProblem:
     """Check a call whose `limit` was checked. The host reads no ids of a GPU."""
+    checks.written("y", y)
     checks.has_type("y", checks.tensor("y", y), (torch.bfloat16,))
     known: Sizes = {
         "hidden": sizes.hidden,
@@ -229,6 +230,8 @@ def fill_problem(
 ) -> FillProblem:
     """Check tokens and the tensors of a buffer, `x` to `weights`, that they go into."""
     sizes: Sizes = {}
+    checks.no_gradient("hidden", hidden)
+    checks.no_gradient("topk_weights", topk_weights)
     checks.has_type("hidden", checks.tensor("hidden", hidden), LAYER_TYPES)
     checks.bind("hidden", hidden, ("tokens", "hidden"), sizes)
     checks.has_type("topk_ids", checks.tensor("topk_ids", topk_ids), (torch.int32, torch.int64))
@@ -243,6 +246,7 @@ def fill_problem(
     columns = "hidden", "hidden / 128", "topk", "topk"
     for (name, target), dtype, axis in zip(targets.items(), types, columns, strict=True):
         checks.has_type(name, checks.tensor(name, target), (dtype,))
+        checks.written(name, target)
         checks.bind(name, target, ("max_tokens", axis), sizes)
         if not target.is_contiguous():
             raise ValueError(f"{name}: expected a contiguous tensor, got strides {target.stride()}")

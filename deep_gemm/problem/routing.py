@@ -59,6 +59,7 @@ def check_rows(rows: ExpertRows) -> ExpertRows:
 
 def check_gather(x: Tensor, rows: ExpertRows) -> None:
     """Check tokens and the rows that they are gathered into."""
+    checks.no_gradient("x", x)
     checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
     checks.supported_device("x", x)
     sizes = _row_sizes(rows, x, "x")
@@ -69,6 +70,8 @@ def check_gather(x: Tensor, rows: ExpertRows) -> None:
 
 def check_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> None:
     """Check rows of experts and what sums them up for each token."""
+    checks.no_gradient("y", y)
+    checks.no_gradient("topk_weights", topk_weights)
     checks.has_type("y", checks.tensor("y", y), LAYER_TYPES)
     checks.supported_device("y", y)
     sizes = _row_sizes(rows, y, "y")
@@ -92,6 +95,7 @@ def route_weights(topk_weights: Tensor, sizes: Sizes) -> Tensor:
 
 def layer_output(out: Tensor, axes: tuple[str, ...], sizes: Sizes, inputs: dict[str, Tensor], first: str) -> None:
     """Check a layer's BF16 output, on the device of the input called `first`: what a product asks of its D."""
+    checks.written("out", out)
     checks.has_type("out", checks.tensor("out", out), (torch.bfloat16,))
     checks.bind("out", out, axes, sizes)
     checks.same_device({"out": out}, inputs[first].device, first)

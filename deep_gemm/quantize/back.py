@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..problem.checks import no_gradient
 from ..problem.layout import SCALE_BLOCK, ceil_div
 from ..scales import unpack_ue8m0_from_int
 from .rules import granularity
 
 
-@torch.no_grad()
 def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_packed_ue8m0: bool = False) -> Tensor:
     """Get the FP32 numbers that FP8 values and their scales stand for, each rounded once.
 
@@ -21,13 +21,16 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_pac
     >>> cast_back_from_fp8(*per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))).tolist()
     [[896.0, -448.0, 0.0]]
     """
+    no_gradient("x", x)
+    no_gradient("sf", sf)
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
     if x.dtype != torch.float8_e4m3fn:
         raise ValueError(f"x: expected dtype torch.float8_e4m3fn, got {x.dtype}")
     if use_packed_ue8m0 and isinstance(sf, Tensor) and sf.dtype != torch.int32:
         raise ValueError(f"sf: expected dtype torch.int32 with use_packed_ue8m0, got {sf.dtype}")
-    return scaled_back(x.float(), sf, gran_k)
+    with torch.no_grad():
+        return scaled_back(x.float(), sf, gran_k)
 
 
 def scaled_back(x: Tensor, sf: Tensor, gran_k: int) -> Tensor:

@@ -25,7 +25,6 @@ FP4_MAX = VALUES[-1]
 SIGN = 8
 
 
-@torch.no_grad()
 def per_token_cast_to_fp4(
     x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, use_packed_ue8m0: bool = False
 ) -> Quantized:
@@ -45,7 +44,7 @@ def per_token_cast_to_fp4(
     if use_packed_ue8m0 and not use_ue8m0:
         raise ValueError("use_packed_ue8m0: expected use_ue8m0 with it")
     *rows, k = x.shape
-    blocks = F.pad(x.float(), (0, align(k, gran_k) - k)).view(*rows, ceil_div(k, gran_k), gran_k)
+    blocks = F.pad(x.detach().float(), (0, align(k, gran_k) - k)).view(*rows, ceil_div(k, gran_k), gran_k)
     amax = torch.where(blocks.isfinite(), blocks.abs(), 0.0).amax(dim=-1)
     scales = scales_of(amax, FP4_MAX, use_ue8m0)
     codes = _codes((blocks / scales[..., None]).flatten(-2)[..., :k])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..choose.config_cast import MAX_GROUPS, Grain
 from ..kernels import lay_scales
-from ..problem.checks import integers
+from ..problem.checks import integers, no_gradient
 from ..problem.layout import SCALE_BLOCK, rows_of_counts
 from ..problem.numbers import magnitude
 from ..problem.tracing import is_dispatched
@@ -71,6 +71,7 @@ def per_token_cast_to_fp8(
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.per_token_cast_to_fp8.default
         return operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)  # type: ignore[no-any-return]
+    no_gradient("x", x)
     check_rows(x, mn_major, masked_m)
     if gran_k == SCALE_BLOCK and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
         min_amax = magnitude("min_amax", min_amax)
@@ -102,6 +103,7 @@ def per_channel_cast_to_fp8(
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.per_channel_cast_to_fp8.default
         return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
+    no_gradient("x", x)
     if gran_k == SCALE_BLOCK and has_kernels(x):
         return cast_tiles_of(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax))
     return cast_blocks(x, gran_k, 1, use_ue8m0, min_amax)
@@ -123,6 +125,7 @@ def per_block_cast_to_fp8(
     if is_dispatched(x):
         operator = torch.ops.deep_gemm.per_block_cast_to_fp8.default
         return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
+    no_gradient("x", x)
     if gran_k == SCALE_BLOCK and has_kernels(x):
         return cast_tiles_of(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax))
     return cast_blocks(x, gran_k, gran_k, use_ue8m0, min_amax)
@@ -191,6 +194,7 @@ def per_custom_dims_cast_to_fp8(
     ([[448.0, -224.0], [448.0, 0.0]], [2.0, 1.0])
     """
     check_castable(x)
+    x = x.detach()  # whose copy would be computed from it
     kept = sorted({dim % max(x.dim(), 1) for dim in integers("dims", dims)})
     if any(not -x.dim() <= dim < x.dim() for dim in dims):
         raise ValueError(f"dims: expected dimensions of x, which has {x.dim()}, got {tuple(dims)}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..problem import check_counts
-from ..problem.checks import integers
+from ..problem.checks import integers, no_gradient
 from ..problem.integers import as_integer
 from ..problem.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..problem.numbers import magnitude
@@ -100,7 +100,8 @@ def check_groups(x: Tensor, ks: Sequence[int], min_amax: float) -> tuple[Sequenc
 
 
 def check_castable(x: Tensor) -> None:
-    """Check that a tensor is of a type that casts take."""
+    """Check that a tensor is of a type that casts take. A cast is computed under torch.no_grad(), so ask it before."""
+    no_gradient("x", x)
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
     if x.layout is not torch.strided:

@@ -63,7 +63,7 @@ class Linear(Trial):
 
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
-        layers.linear(x["x"], (x["w"], x["sfw"]), x["out"], x.get("bias"))
+        layers.linear(x["x"], (x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"))
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -125,7 +125,7 @@ class Experts(Trial):
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
         w1, w2 = (x["w1"], x["sf1"]), (x["w2"], x["sf2"])
-        layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, x["out"])
+        layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, out=x["out"])
         return {}
 
     def right(self) -> dict[str, Right]:
@@ -181,7 +181,7 @@ class Routing(Trial):
         rows = routing.expert_rows(x["topk_ids"], self.experts)
         values, sf = routing.gather_cast_to_fp8(x["x"], rows)
         y = x["x"].index_select(0, rows.token_of.clamp(min=0))
-        routing.gather_weighted(y, rows, x["topk_weights"], x["out"])
+        routing.gather_weighted(y, rows, x["topk_weights"], out=x["out"])
         return {"ends": rows.ends, "ids": rows.ids, "token_of": rows.token_of, "values": values, "scales": sf}
 
     def right(self) -> dict[str, Right]:
