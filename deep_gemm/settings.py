@@ -192,7 +192,10 @@ def set_block_size_multiple_of(multiple: int | tuple[int, int]) -> None:
     """Accept a number, or two, that sizes of tiles are to be multiples of. Which tiles run changes no shape or layout
     that a caller sees, so it changes nothing.
     """
-    for number in multiple if isinstance(multiple, tuple | list) else (multiple,):
+    numbers = multiple if isinstance(multiple, tuple | list) else (multiple, multiple)
+    if len(numbers) != 2:
+        raise ValueError(f"multiple: expected an integer or a pair of integers, got {multiple!r}")
+    for number in numbers:
         _integer_in_range("multiple", number, 1)
 
 

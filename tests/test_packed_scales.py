@@ -16,6 +16,7 @@ from deep_gemm import (
     pack_ue8m0_to_int,
     per_channel_cast_to_fp8,
     per_token_cast_to_fp8,
+    transform_sf_into_required_layout,
     unpack_ue8m0_from_int,
 )
 
@@ -123,6 +124,51 @@ ONES = torch.ones(3, 8)
         ),
         (pack_ue8m0_to_int, (-torch.ones(4),), ValueError, "x: expected powers of two, got -1.0 at (0,)"),
         (pack_ue8m0_to_int, (torch.full((4,), 1e-40),), ValueError, "x: expected powers of two, got "),
+        (
+            pack_ue8m0_to_int,
+            (torch.ones(1, 4).to_sparse(),),
+            ValueError,
+            "x: expected a dense tensor, got layout",
+        ),
+        (
+            unpack_ue8m0_from_int,
+            (torch.ones(1, 4).int().to_sparse(),),
+            ValueError,
+            "packed: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            get_mn_major_tma_aligned_packed_ue8m0_tensor,
+            (ONES.to_sparse(),),
+            ValueError,
+            "sf: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            K_GROUPED,
+            (ONES.to_sparse(), None, [384], 128, 128),
+            ValueError,
+            "sf: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            K_GROUPED,
+            (ONES, None, torch.empty(2, dtype=torch.int32, device="meta"), 128, 128),
+            ValueError,
+            "ks_cpu: expected a CPU or CUDA tensor, got device meta",
+        ),
+        *(
+            (
+                K_GROUPED,
+                (ONES, torch.empty(2, dtype=torch.int32, device="meta"), None, 128, 128, is_ends),
+                ValueError,
+                "grouped_layout: expected a CPU or CUDA tensor, got device meta",
+            )
+            for is_ends in (False, True)
+        ),
+        (
+            transform_sf_into_required_layout,
+            (torch.ones(1, 3).to_sparse(), 8, 384, (1, 128, 128), None, False),
+            ValueError,
+            "sf: expected a dense tensor, got layout torch.sparse_coo",
+        ),
         (unpack_ue8m0_from_int, (None,), TypeError, "packed: expected a tensor, got NoneType"),
         (unpack_ue8m0_from_int, (torch.ones(4),), ValueError, "packed: expected dtype torch.int32, got torch.float32"),
         (
