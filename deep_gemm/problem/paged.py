@@ -10,7 +10,7 @@ from torch import Tensor
 from . import checks
 from .indexer import DEPTHS, HEADS_MULTIPLE, LOGITS_TYPES, MAX_HEADS, NUMBER_LIMIT, ROOM, ROW_BYTES
 from .integers import integer_in_range
-from .layout import ADDRESS_ALIGNMENT, align, whole_elements
+from .layout import ADDRESS_ALIGNMENT, align, rows_of_counts, whole_elements
 from .tracing import has_memory
 
 MAX_NEXT_N, MAX_COLUMNS = 4, 256
@@ -96,6 +96,8 @@ def paged_logits_problem(
         raise ValueError(f"logits_dtype: expected {' or '.join(map(str, LOGITS_TYPES))}, got {logits_dtype}")
     if page * block_table.shape[1] >= NUMBER_LIMIT:
         raise ValueError(f"block_table: expected fewer than 2^31 keys, got {block_table.shape[1]} pages of {page}")
+    if checks.on_host(block_table) and checks.on_host(context_lens):
+        _entries(block_table, context_lens, max_context_len, page, kv_cache.shape[0])
     pitch = align(align(max_context_len, ROOM), ROW_BYTES // logits_dtype.itemsize)
     logits = torch.empty((sequences * next_n, pitch), dtype=logits_dtype, device=q.device)[:, :max_context_len]
     return PagedLogits(q, kv_cache, weights, context_lens, block_table, schedule_meta, logits)
@@ -174,6 +176,15 @@ def _contexts(contexts: Tensor, sequences: int, next_n: int) -> None:
     if not contexts.is_contiguous():
         raise ValueError(f"context_lens: expected a contiguous tensor, got strides {contexts.stride()}")
     whole_elements("context_lens", contexts)
+
+
+def _entries(table: Tensor, contexts: Tensor, most: int, page: int, blocks: int) -> None:
+    """Check the entries of the pages that the contexts reach, up to `most` keys. Those behind may be anything."""
+    if contexts.numel() == 0 or blocks == 0:
+        return
+    longest = contexts.reshape(len(contexts), -1).amax(1).clamp(0, most)
+    is_read = rows_of_counts((longest + page - 1) // page, table.shape[1])
+    checks.in_range("block_table", table.where(is_read, 0), 0, blocks - 1)
 
 
 def _address(name: str, x: Tensor, alignment: int) -> None:
