@@ -73,6 +73,13 @@ def about(
 @app.command(epilog=examples("doctor"))
 def doctor() -> None:
     """Say in ten lines what this machine can run, what was found for it, and what to do for more."""
+    from .compat import installed
+
+    if installed.changed():  # then what else is looked at may be somebody else's, or gone
+        for sentence in installed.to_mend():
+            typer.echo(f"deep_gemm: {sentence}")
+        raise typer.Exit(WRONG)
+
     from .tools.doctor import examine
 
     findings = examine()
