@@ -6,7 +6,12 @@ run the reference, which defines the arithmetic. Start with `fp8_gemm_nt`.
 
 from typing import NoReturn
 
-from torch.distributed import is_available
+from .compat.installed import warn_of_others, without_torch
+
+try:
+    from torch.distributed import is_available
+except ModuleNotFoundError as error:
+    without_torch(error)
 
 from . import nn, testing, utils
 from . import ops as ops
@@ -120,6 +125,8 @@ if is_available():  # torch is built without it for some systems
         mega_moe_pre_dispatch_sm90,
         transform_weights_for_mega_moe_sm90,
     )
+
+warn_of_others()
 
 __version__ = "0.1.0"
 

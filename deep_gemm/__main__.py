@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 WRONG, MISUSED = 1, 2
 """Exit codes: something was found wrong, or failed; a request that cannot be carried out. 0 is all else."""
@@ -17,7 +18,32 @@ def examples(*lines: str) -> str:
     return "\n\n".join(["Examples:", *(f"  python -m deep_gemm {line}" for line in lines)])
 
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+class Commands(TyperGroup):
+    """Commands that end in a sentence where the environment or the installation is at fault."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except typer.Exit:
+            raise
+        except (RuntimeError, ValueError) as error:
+            from .jit import CompilerMissing
+            from .settings import SettingError
+
+            if not isinstance(error, (CompilerMissing, SettingError)):
+                raise
+            typer.echo(f"deep_gemm: {error}", err=True)
+            raise typer.Exit(MISUSED) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
 cache_app = typer.Typer(no_args_is_help=True, help="List, check, clear, export or import the compiled kernels.")
 app.add_typer(cache_app, name="cache", epilog=examples("cache list", "cache verify", "cache export kernels.tar"))
 
@@ -47,6 +73,13 @@ def about(
 @app.command(epilog=examples("doctor"))
 def doctor() -> None:
     """Say in ten lines what this machine can run, what was found for it, and what to do for more."""
+    from .compat import installed
+
+    if installed.changed():  # then what else is looked at may be somebody else's, or gone
+        for sentence in installed.to_mend():
+            typer.echo(f"deep_gemm: {sentence}")
+        raise typer.Exit(WRONG)
+
     from .tools.doctor import examine
 
     findings = examine()
@@ -140,7 +173,7 @@ def inspect(
     from .benchmark.table import make_console
     from .choose.config_of_tile import tile_config
     from .choose.output import Output
-    from .jit import CompileError, CompilerMissing
+    from .jit import CompileError
     from .kernels.ordinary import named
     from .tools.inspect import inspect, inspect_ordinary, show
 
@@ -152,7 +185,7 @@ def inspect(
             found = inspect(tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0))
         else:
             found = inspect_ordinary(*named(kernel, config))
-    except (ValueError, CompilerMissing) as error:
+    except ValueError as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(MISUSED) from None
     except CompileError as error:
@@ -258,7 +291,6 @@ def compile_shapes(
 
     from .benchmark.table import make_console
     from .choose.explain import asked
-    from .jit import CompilerMissing
     from .tools import precompile
 
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
@@ -278,7 +310,7 @@ def compile_shapes(
             precompile.show(jobs, make_console())
             raise typer.Exit(0)
         is_ready = precompile.run([job for _, job in jobs], make_console())
-    except (ValueError, CompilerMissing) as error:
+    except ValueError as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if is_ready else WRONG)

@@ -148,13 +148,14 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     """Pack scales of groups along k as UE8M0, and lay them m-major. No int32 spans two groups.
 
     `sf` is FP32 `[sum(ceil(k_g / gran_k)), mn]`, as `per_channel_cast_to_fp8` gives them; the result is int32
-    `[mn, sum(ceil(k_g / (4 gran_k)))]`. `ks_cpu` has the groups' k, multiples of `k_alignment`; where it is None,
-    `grouped_layout` has them, int32 `[groups]`, or with `use_psum_layout` where groups end, and the host waits for it.
+    `[sum(ceil(k_g / (4 gran_k))), mn]`, in rows of a multiple of 16 bytes. `ks_cpu` has the groups' k, multiples of
+    `k_alignment`; where it is None, `grouped_layout` has them, int32 `[groups]`, or with `use_psum_layout` where groups
+    end, and the host waits for it.
 
     >>> sf = torch.ones(3, 8)
     >>> out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, [256, 128], 128, 128)
-    >>> out.stride(), [hex(word) for word in out[0].tolist()]
-    ((1, 8), ['0x7f7f', '0x7f'])
+    >>> out.shape, out.stride(), [hex(word) for word in out[:, 0].tolist()]
+    (torch.Size([2, 8]), (8, 1), ['0x7f7f', '0x7f'])
     """
     gran_k, k_alignment = integer_in_range("gran_k", gran_k, 1), integer_in_range("k_alignment", k_alignment, 1)
     no_gradient("sf", sf)
@@ -164,4 +165,4 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     if sf.dim() != 2 or sf.shape[0] != sum(blocks):
         raise ValueError(f"sf: expected shape (sum(ceil(k / gran_k)), mn) = ({sum(blocks)}, mn), got {tuple(sf.shape)}")
     packed = torch.cat([packed_rows(part) for part in torch.split(sf.detach().t(), blocks, dim=1)], dim=1)
-    return empty_mn_major(packed).copy_(packed)
+    return empty_mn_major(packed).copy_(packed).t()

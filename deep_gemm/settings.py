@@ -19,6 +19,10 @@ MAX_CHOICES = 4096
 """Different choices that are told apart by number before all but the current one are forgotten."""
 
 
+class SettingError(ValueError):
+    """A variable of the environment has a value that it cannot have."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the environment asks for. Every variable of the package is a field here."""
@@ -87,7 +91,7 @@ def _path(name: str, value: str) -> Path:
     try:
         return Path(value).expanduser()
     except RuntimeError:
-        raise ValueError(f"{name}: expected a path, got {value!r}, whose home directory is not known") from None
+        raise SettingError(f"{name}: expected a path, got {value!r}, whose home directory is not known") from None
 
 
 def _paths(name: str, value: str) -> tuple[Path, ...]:
@@ -97,14 +101,14 @@ def _paths(name: str, value: str) -> tuple[Path, ...]:
 def _positive(environment: Mapping[str, str], name: str, default: int) -> int:
     value = environment.get(name) or str(default)
     if not (value.isascii() and value.isdigit() and int(value) > 0):
-        raise ValueError(f"{name}: expected a positive integer, got {value!r}")
+        raise SettingError(f"{name}: expected a positive integer, got {value!r}")
     return int(value)
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
     value = environment.get(name, "0")
     if value not in ("0", "1", ""):
-        raise ValueError(f"{name}: expected 0 or 1, got {value!r}")
+        raise SettingError(f"{name}: expected 0 or 1, got {value!r}")
     return value == "1"
 
 
@@ -192,7 +196,10 @@ def set_block_size_multiple_of(multiple: int | tuple[int, int]) -> None:
     """Accept a number, or two, that sizes of tiles are to be multiples of. Which tiles run changes no shape or layout
     that a caller sees, so it changes nothing.
     """
-    for number in multiple if isinstance(multiple, tuple | list) else (multiple,):
+    numbers = multiple if isinstance(multiple, tuple | list) else (multiple, multiple)
+    if len(numbers) != 2:
+        raise ValueError(f"multiple: expected an integer or a pair of integers, got {multiple!r}")
+    for number in numbers:
         _integer_in_range("multiple", number, 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -199,6 +200,7 @@ def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
     ("ks", "layout", "message"),
     [
         (None, None, "ks_cpu: expected a list, or grouped_layout"),
+        (int32(8, 8).to("meta"), None, "ks_cpu: expected a CPU or CUDA tensor, got device meta"),
         ([-1, 3], None, "ks_cpu: expected numbers of rows, got -1 at index 0"),
         ([16, 8], None, "ks_cpu: expected numbers that add up to 16"),
         ([8, 8], int32(8, 7), "grouped_layout: expected the numbers of ks_cpu"),
@@ -240,6 +242,21 @@ def test_what_einsum_refuses() -> None:
         bf16.einsum("bmk,bnk->mn", a, b, numbers(8, 16), numbers(8, 16))
     with pytest.raises(ValueError, match=r"^k: expected a multiple of 64 for bmk,bnk->mn, got 56"):
         bf16.einsum("bmk,bnk->mn", a[..., :56], b[..., :56])
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
+def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> None:
+    of_a, of_b, of_d = ([SIZES[axis] for axis in axes] for axes in expr.replace("->", ",").split(","))
+    a, b, room = numbers(*of_a), numbers(*of_b), torch.zeros(1 << 16)
+    for name, shape in (("a", of_a), ("b", of_b)):
+        given = {"a": a, "b": b, name: room.view(torch.bfloat16)[: prod(shape)].view(shape)}
+        first = prod(shape) // 2 - 4  # the last 16 bytes
+        with pytest.raises(ValueError, match=rf"^d: expected memory that does not overlap {name}$"):
+            bf16.einsum(expr, given["a"], given["b"], room[first : first + prod(of_d)].view(of_d))
+    d, c = (room[first : first + prod(of_d)].view(of_d) for first in (0, 4))
+    with pytest.raises(ValueError, match=r"^c: expected (None or an FP32 d itself|d itself or memory that)"):
+        bf16.einsum(expr, a, b, d, c)
+    assert not room.any()
 
 
 # What a GPU's kernels are handed

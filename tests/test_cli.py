@@ -7,9 +7,10 @@ import io
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -883,6 +884,91 @@ def test_demo_on_another_gpu_than_a_hopper_is_that_of_a_machine_without(monkeypa
     result = run("demo")
     assert result.exit_code == 0
     assert "no Hopper GPU found" in words(result)
+
+
+# ---- what is not there, or wrong in the environment -----------------------------------------------------------------
+
+HIDE = """
+import os, sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in os.environ["HIDDEN"].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line as a process of its own, from which packages may be hidden."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HIDE)
+    (tmp_path / "site" / "deep_gemm_is_imported.py").write_text("import deep_gemm")
+    script = tmp_path / "deep_gemm"  # as pip writes it
+    script.write_text("import sys\nfrom deep_gemm.__main__ import main\nsys.exit(main())\n")
+
+    def run(line: str, hidden: str = "", by: str = "-m deep_gemm", **variables: str) -> Any:
+        paths = os.pathsep.join(map(str, (tmp_path / "site", ROOT)))
+        added = {"HIDDEN": hidden, "PYTHONPATH": paths, "DG_JIT_CACHE_DIR": str(tmp_path / "cache"), **variables}
+        command = [sys.executable, *(by if by != "script" else str(script)).split(), *line.split()]
+        environment = {**os.environ, **added}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.mark.parametrize("by", ["-m deep_gemm", "script"])
+@pytest.mark.parametrize("line", ["doctor", "cache list", "demo", "--help"])
+def test_every_command_without_torch_ends_in_a_sentence(process: Any, line: str, by: str) -> None:
+    done = process(line, hidden="torch", by=by)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "deep_gemm: expected torch, found none. Run: pip install torch\n"
+
+
+def test_a_program_without_torch_gets_an_error_that_says_so(process: Any) -> None:
+    done = process("deep_gemm_is_imported", hidden="torch", by="-m")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ModuleNotFoundError: deep_gemm: expected torch, found none. Run: pip install torch\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["cache list", "cache verify", "cache clear --yes", "cache export x.tar", "cache import x.tar", "compile 64,8,128"],
+)
+def test_a_variable_that_is_wrong_ends_a_command_in_a_sentence(process: Any, line: str) -> None:
+    done = process(line, DG_JIT_CACHE_LIMIT_MB="much")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "deep_gemm: DG_JIT_CACHE_LIMIT_MB: expected a positive integer, got 'much'\n"
+
+
+def test_doctor_names_each_variable_that_is_wrong_and_shows_the_rest(process: Any, tmp_path: Path) -> None:
+    done = process("doctor", DG_JIT_DEBUG="yes", DG_JIT_CACHE_LIMIT_MB="much", DG_TUNED_TABLE="/no/table")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert f"cache      {tmp_path / 'cache'}: 0 kernels, 0.0 MB" in lines
+    assert any(line.startswith("NVRTC ") for line in lines)
+    assert any(line.startswith("settings ") and "DG_JIT_DEBUG=yes" in line for line in lines)
+    assert lines[-3:-1] == [
+        "mend       DG_JIT_CACHE_LIMIT_MB: expected a positive integer, got 'much'",
+        "mend       DG_JIT_DEBUG: expected 0 or 1, got 'yes'",
+    ]
+    assert lines[-1].startswith("mend       /no/table: expected a table of tuned products, got ")
+
+
+def test_doctor_shows_the_rest_where_the_directory_of_the_cache_is_wrong(process: Any) -> None:
+    done = process("doctor", DG_JIT_CACHE_DIR="~nobody-of-this-name/kernels")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "cache      not looked at\n" in done.stdout
+    assert "mend       DG_JIT_CACHE_DIR: expected a path, got '~nobody-of-this-name/kernels', whose home" in done.stdout
+
+
+@pytest.mark.parametrize("line", ["bench compile --quick --out x.json", "compile 64,8,128", "inspect"])
+def test_a_command_that_compiles_says_what_to_install_where_nvrtc_is_missing(process: Any, line: str) -> None:
+    done = process(line, hidden="cuda")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("deep_gemm: deep_gemm compiles its kernels at run time and needs NVRTC and cuda-")
+    assert 'Run: pip install "hopper-gemm[cu1' in done.stderr
 
 
 if __name__ == "__main__":

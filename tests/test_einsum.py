@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
@@ -165,6 +166,35 @@ def test_mistakes_are_named_and_nothing_is_written(
     with pytest.raises(error, match=message):
         fp8_einsum(**given)
     assert (given["d"] == 42.0).all() or changes.get("d") is not None
+
+
+OVERLAPPED = {
+    BY_HEADS: (A, W, (5, 3, 128), (1, 128, 128)),
+    BY_HEADS_TURNED: (per_token_cast_to_fp8(numbers(5, 3, 128)), W, (5, 3, 256), (1, 128, 128)),
+    ALONG_TOKENS: (along_tokens(numbers(40, 3, 32)), along_tokens(numbers(40, 3, 48)), (3, 32, 48), ROWS),
+}
+
+
+@pytest.mark.parametrize("expr", OVERLAPPED)
+def test_a_d_that_overlaps_an_operand_or_c_in_part_is_refused_before_it_is_written(expr: str) -> None:
+    a, b, shape, recipe = OVERLAPPED[expr]
+    given = {"a": a[0], "sfa": a[1], "b": b[0], "sfb": b[1]}
+    most = 4 * prod(shape) + max(x.nbytes for x in given.values())
+    for name, x in given.items():
+        room = torch.zeros(most + 64, dtype=torch.uint8)
+        inside = room[: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
+        first = (x.nbytes - 1) // 16 * 16
+        d = room[first : first + 4 * prod(shape)].view(torch.float32).view(shape)
+        before = room.clone()
+        operands = given | {name: inside}
+        with pytest.raises(ValueError, match=rf"^d: expected memory that does not overlap {name}$"):
+            fp8_einsum(expr, (operands["a"], operands["sfa"]), (operands["b"], operands["sfb"]), d, recipe=recipe)
+        assert torch.equal(room, before)
+    room = torch.zeros(2 * prod(shape))
+    d, c = (room[first : first + prod(shape)].view(shape) for first in (0, 16))
+    with pytest.raises(ValueError, match=r"^c: expected d itself or memory that does not overlap it, got a partial"):
+        fp8_einsum(expr, a, b, d, c, recipe)
+    assert not room.any()
 
 
 @pytest.mark.gpu

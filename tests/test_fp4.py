@@ -118,6 +118,36 @@ INT8 = torch.zeros(2, 2, dtype=torch.int8)
             ValueError,
             "packed: expected dtype torch.int8, ",
         ),
+        (
+            cast_back_from_fp4,
+            (INT8.to_sparse(), torch.ones(2, 1)),
+            ValueError,
+            "packed: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            cast_back_from_fp4,
+            (INT8, torch.ones(2, 1).to_sparse()),
+            ValueError,
+            "sf: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            cast_back_from_fp4,
+            (INT8, torch.ones(2, 1, device="meta")),
+            ValueError,
+            "sf: expected device cpu, where packed is, got meta",
+        ),
+        (
+            cast_back_from_fp4,
+            (INT8[0], torch.ones(1)),
+            ValueError,
+            "packed: expected shape (..., m, k / 2), got (2,)",
+        ),
+        (
+            transpose_packed_fp4,
+            (INT8.to_sparse(),),
+            ValueError,
+            "packed: expected a dense tensor, got layout torch.sparse_coo",
+        ),
         (cast_back_from_fp4, (INT8, torch.ones(2, 2)), ValueError, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
         (
             cast_back_from_fp4,

@@ -428,8 +428,27 @@ def test_an_absent_library_is_named_with_the_command_that_brings_it(monkeypatch:
     monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: None)
     with pytest.raises(
         jit.CompilerMissing, match=r"cuda-bindings 12\.9\.4.*Failure finding libnvrtc.*hopper-gemm\[cu12\]"
-    ):
+    ) as caught:
         compiler._nvrtc()
+    assert "as torch has" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("fresh_nvrtc")
+@pytest.mark.parametrize("major", [12, 13])
+def test_what_a_torch_without_cuda_leaves_to_choose_is_told(monkeypatch: pytest.MonkeyPatch, major: int) -> None:
+    def version() -> Any:
+        raise RuntimeError("Failure finding libnvrtc.so")
+
+    fake_bindings(monkeypatch, f"{major}.9.4", version)
+    monkeypatch.setattr(compiler, "_torch_cuda_major", lambda: None)
+    with pytest.raises(jit.CompilerMissing) as caught:
+        compiler._nvrtc()
+    assert str(caught.value) == (
+        "deep_gemm compiles its kernels at run time and needs NVRTC and cuda-bindings of one CUDA version; "
+        f"found: cuda-bindings {major}.9.4, but no NVRTC library for it (Failure finding libnvrtc.so). "
+        f'Run: pip install "hopper-gemm[cu{major}]". This torch has no CUDA: for another machine take the extra '
+        "of its torch.version.cuda, cu12 or cu13"
+    )
 
 
 @pytest.mark.usefixtures("fresh_nvrtc")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mega_cases import Model, Tokens, chain, dequantized, fill, result
@@ -352,6 +353,18 @@ def test_tokens_are_cast_into_the_buffer_and_its_other_rows_get_no_expert() -> N
     ("changed", "error", "message"),
     [
         ({"group_size": 64}, NotImplementedError, "group_size: expected 128, got 64"),
+        (
+            {"group_size": torch.tensor(128)},
+            ValueError,
+            "group_size: expected an integer in 1..2147483647, got ",
+        ),
+        ({"group_size": torch.ones(2)}, ValueError, "group_size: expected an integer in 1..2147483647, got "),
+        (
+            {"group_size": np.array([128, 3])},
+            ValueError,
+            "group_size: expected an integer in 1..2147483647, got ",
+        ),
+        ({"num_tokens": torch.tensor(3)}, ValueError, "num_tokens: expected an integer in 0..4, got tensor(3)"),
         ({"num_tokens": 5}, ValueError, "num_tokens: expected an integer in 0..4, got 5"),
         ({"routed_scaling_factor": torch.ones(1)}, ValueError, "routed_scaling_factor: expected a finite number"),
         ({"hidden": torch.ones(4, 128)}, ValueError, "hidden: expected a multiple of 256, got 128"),
@@ -378,3 +391,74 @@ def test_what_does_not_fit_a_buffer_is_refused(changed: dict[str, Any], error: t
         deep_gemm.mega_moe_pre_dispatch_sm90(**(given | changed))
     assert str(found.value).startswith(message)
     assert bool((buffer.topk_idx == -1).all())
+
+
+def test_sizes_may_be_integers_of_numpy() -> None:
+    sizes = map(np.int64, (6, 128, 3, 256, 128))
+    buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(None, *sizes)
+    given = torch.ones(4, 256), torch.zeros(4, 3, dtype=torch.int64), torch.ones(4, 3)
+    filled = buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights
+    deep_gemm.mega_moe_pre_dispatch_sm90(*given, *filled, np.int64(2), np.int32(128), np.float32(2))
+    assert buffer.topk_idx[:3, 0].tolist() == [0, 0, -1]
+    assert buffer.topk_weights[0, 0] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "change"),
+    [
+        ("hidden", "x", lambda b: b.x.view(torch.bfloat16).view(-1)[: 4 * 256].view(4, 256)),
+        ("hidden", "topk_idx", lambda b: b.topk_idx.view(torch.bfloat16).view(-1)[: 4 * 256].view(4, 256)),
+        ("topk_ids", "topk_idx", lambda b: b.topk_idx[1:5]),
+        ("topk_ids", "topk_idx", lambda b: b.topk_idx.view(torch.int32).view(-1)[:12].view(4, 3)),
+        ("topk_weights", "topk_weights of the buffer", lambda b: b.topk_weights[1:5]),
+        ("topk_weights", "x_sf", lambda b: b.x_sf.view(-1)[:12].view(4, 3)),
+        ("topk_weights", "topk_idx", lambda b: b.topk_idx.view(torch.float32).view(-1)[:12].view(4, 3)),
+        ("x_sf", "topk_weights of the buffer", None),
+    ],
+)
+def test_what_overlaps_the_buffer_is_refused_before_anything_is_written(name: str, target: str, change: Any) -> None:
+    buffer = MODEL.buffer()
+    tensors = buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights
+    for each in tensors:
+        each.view(torch.uint8).fill_(1)
+    before = [each.clone() for each in tensors]
+    given: dict[str, Any] = {
+        "hidden": torch.ones(4, 256),
+        "topk_ids": torch.zeros(4, 3, dtype=torch.int64),
+        "topk_weights": torch.ones(4, 3),
+        "x": buffer.x,
+        "x_sf": buffer.x_sf,
+        "topk_idx": buffer.topk_idx,
+        "buffer_topk_weights": buffer.topk_weights,
+    }
+    room = torch.ones(128 * 3)
+    both = {"x_sf": room[:256].view(128, 2), "buffer_topk_weights": room.view(128, 3)}
+    given |= both if change is None else {name: change(buffer)}
+    with pytest.raises(ValueError) as found:
+        deep_gemm.mega_moe_pre_dispatch_sm90(**given)
+    assert str(found.value) == f"{target}: expected memory that does not overlap {name}"
+    for now, then in zip(tensors, before, strict=True):
+        assert torch.equal(now.view(torch.uint8), then.view(torch.uint8))
+    assert bool((room == 1).all())
+
+
+def test_routes_that_are_in_the_buffer_already_may_be_given_as_they_are() -> None:
+    buffer = MODEL.buffer()
+    filled = buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights
+    buffer.topk_idx[:2], buffer.topk_weights[:2] = 3, 0.5
+    routes = buffer.topk_idx[:2], buffer.topk_weights[:2]
+    deep_gemm.mega_moe_pre_dispatch_sm90(torch.ones(2, 256), *routes, *filled, routed_scaling_factor=4.0)
+    assert buffer.topk_idx[:3, 0].tolist() == [3, 3, -1]
+    assert buffer.topk_weights[:3, 0].tolist() == [2, 2, 0]
+
+
+@pytest.mark.parametrize("group", ["world", 3, object()])
+def test_what_is_no_group_is_refused_in_words(group: Any) -> None:
+    message = rf"^group: expected a process group of torch.distributed or None, got {type(group).__name__}$"
+    with pytest.raises(TypeError, match=message):
+        deep_gemm.get_symm_buffer_for_sm90_mega_moe(group, 6, 128, 3, 256, 128)
+    l1, l2 = MODEL.weights()
+    with pytest.raises(TypeError, match=message):
+        deep_gemm.distributed.Experts(6, l1, l2, group)
+    with pytest.raises(TypeError, match=message):
+        deep_gemm.distributed.owned_experts(6, group)

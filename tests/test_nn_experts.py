@@ -402,6 +402,7 @@ MISTAKES: list[tuple[Sequence[Any], str]] = [
     ((2, 30, 32), "hidden: expected a multiple of 16, which FP8 products need, got 30"),
     ((2, 32, 8), "intermediate: expected a multiple of 16, which FP8 products need, got 8"),
     ((2, 32, 32, -1.0), "limit: expected a finite FP32 number"),
+    ((2, 32, 32, None, None, torch.int32), "dtype: expected torch.bfloat16 or .*, got torch.int32"),
 ]
 
 

@@ -87,6 +87,15 @@ def test_features_that_products_do_not_take_are_refused_at_once(sizes: tuple[Any
         Linear(*sizes)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, torch.complex64, "bf16"])
+def test_a_type_that_no_weight_is_trained_in_is_refused_at_once(dtype: Any) -> None:
+    types = "torch.bfloat16 or torch.float16 or torch.float32 or torch.float64"
+    with pytest.raises(ValueError) as caught:
+        Linear(16, 16, dtype=dtype)
+    assert str(caught.value) == f"dtype: expected {types}, got {dtype!r}"
+    assert Linear(16, 16, dtype=torch.float64).weight.dtype == torch.float64
+
+
 @pytest.mark.parametrize("shape", [(), (4, IN + 16)])
 def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"^input: expected shape \(\.\.\., 272\), got"):

@@ -140,26 +140,106 @@ def test_wheel_states_its_licence_and_links_to_nothing_in_the_repository(wheel: 
     assert [link for link in re.findall(r"\]\(([^)]*)\)", description.decode()) if "://" not in link] == []
 
 
+class Environment:
+    """A virtual environment without the tests' packages."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder, self.elsewhere = tmp_path / "environment", tmp_path / "elsewhere"
+        self.elsewhere.mkdir()
+        venv.create(self.folder, symlinks=True)
+        (self.packages,) = self.folder.glob("lib/python*/site-packages")
+
+    def pip(self, *arguments: str) -> None:
+        """Install or uninstall, from files alone."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.folder / "bin" / "python"), "--quiet"]
+        subprocess.run([*pip, *arguments], check=True)
+
+    def install(self, source: str | Path) -> None:
+        """Install a wheel, without what it needs."""
+        self.pip("install", "--no-index", "--no-deps", str(source))
+
+    def link_what_ours_needs(self) -> None:
+        """Dependencies are not downloaded again: links lead to those that the tests run with, torch among them."""
+        (own,) = metadata.distributions(name="hopper-gemm", path=[str(self.packages)])
+        for source in declared_by(own):
+            if not (self.packages / source.name).exists():
+                (self.packages / source.name).symlink_to(source)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run one of its programs."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        clean["PYTHONWARNINGS"] = "error:Failed to initialize NumPy"  # torch warns so if it finds no numpy
+        program = [str(self.folder / "bin" / command[0]), *command[1:]]
+        return subprocess.run(program, cwd=self.elsewhere, env=clean, capture_output=True, text=True, check=False)
+
+
 def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alone(wheel: Path, tmp_path: Path) -> None:
-    """They are not downloaded again: links lead to those that the tests run with, torch among them."""
-    environment = tmp_path / "environment"
-    venv.create(environment, symlinks=True)
-    python = environment / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, str(wheel)], check=True)
-    (packages,) = environment.glob("lib/python*/site-packages")
-    (own,) = metadata.distributions(name="hopper-gemm", path=[str(packages)])
-    for source in declared_by(own):
-        if not (packages / source.name).exists():
-            (packages / source.name).symlink_to(source)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    clean["PYTHONWARNINGS"] = "error:Failed to initialize NumPy"  # torch warns so if it finds no numpy
-    command = [str(environment / "bin" / "deep_gemm"), "demo"]
-    shown = subprocess.run(command, cwd=elsewhere, env=clean, capture_output=True, text=True, check=False)
+    environment = Environment(tmp_path)
+    environment.install(wheel)
+    environment.link_what_ours_needs()
+    shown = environment.run("deep_gemm", "demo")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("right") == 7
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A wheel of somebody else with a module of the same name, an older DeepGEMM's files in it."""
+    wheel, info = tmp_path / "deep_gemm-2.1.1-py3-none-any.whl", "deep_gemm-2.1.1.dist-info"
+    files = {
+        "deep_gemm/__init__.py": "from .jit import theirs\nfp8_gemm_nt = theirs\n",
+        "deep_gemm/jit/__init__.py": "theirs = 'theirs'\n",
+        "deep_gemm/_C.abi3.so": "",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: deep-gemm\nVersion: 2.1.1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return wheel
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_another_distribution_of_the_module_is_told_and_the_commands_mend_it(
+    wheel: Path, foreign: Path, tmp_path: Path, is_first: bool
+) -> None:
+    environment = Environment(tmp_path)
+    for source in (wheel, foreign) if is_first else (foreign, wheel):
+        environment.install(source)
+    environment.link_what_ours_needs()
+    commands = f"Run: pip uninstall -y deep-gemm hopper-gemm; then: pip install {wheel.as_uri()}"
+    imported = environment.run("python", "-c", "import deep_gemm; print(deep_gemm.fp8_gemm_nt)")
+    assert imported.returncode == 0, imported.stderr
+    if is_first:  # then theirs runs, and no word of ours
+        assert (imported.stdout, imported.stderr) == ("theirs\n", "")
+    else:
+        assert imported.stdout.startswith("<function fp8_gemm_nt ")
+        assert imported.stderr.count("UserWarning: deep_gemm and hopper-gemm have their files in one folder") == 1
+        assert commands.replace("deep-gemm", "deep_gemm") in imported.stderr
+    shown = environment.run("python", "-m", "deep_gemm", "doctor")
+    assert shown.returncode == 1, shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert shown.stdout.splitlines()[-1].endswith(commands)
+
+    environment.pip("uninstall", "-y", "deep-gemm")  # as one would do it, which takes files of ours along
+    for command in (["python", "-m", "deep_gemm", "doctor"], ["deep_gemm", "doctor"]):
+        shown = environment.run(*command)
+        assert shown.returncode == 1, shown.stderr
+        assert shown.stdout == (
+            "deep_gemm: 2 of hopper-gemm's files are gone or changed: deep_gemm/__init__.py, deep_gemm/jit/__init__.py"
+            f". Run: pip uninstall -y hopper-gemm; then: pip install {wheel.as_uri()}\n"
+        )
+
+    environment.install(foreign)
+    environment.pip("uninstall", "-y", "deep-gemm", "hopper-gemm")
+    assert not list(environment.packages.glob("deep_gemm/**/*.py"))
+    environment.install(wheel.as_uri())
+    imported = environment.run("python", "-W", "error::UserWarning", "-c", "import deep_gemm")
+    assert imported.returncode == 0, imported.stderr
+    shown = environment.run("deep_gemm", "doctor")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "\nmend " not in shown.stdout
 
 
 COMMANDS = """

@@ -16,6 +16,7 @@ from deep_gemm import (
     pack_ue8m0_to_int,
     per_channel_cast_to_fp8,
     per_token_cast_to_fp8,
+    transform_sf_into_required_layout,
     unpack_ue8m0_from_int,
 )
 
@@ -64,9 +65,9 @@ def test_groups_along_k_share_no_word(device: str) -> None:
     x = torch.randn(sum(ks), 10, device=device)
     sf = per_channel_cast_to_fp8(x, use_ue8m0=True)[1]
     out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, ks, 128, 128)
-    assert out.shape == (10, 2 + 1 + 1)
-    assert out.stride() == (1, 12)
-    numbers = unpack_ue8m0_from_int(out)
+    assert out.shape == (2 + 1 + 1, 10)
+    assert out.stride() == (12, 1)
+    numbers = unpack_ue8m0_from_int(out.t())
     assert torch.equal(numbers[:, :5], sf[:5].t())
     assert torch.equal(numbers[:, 8], sf[5])
     assert torch.equal(numbers[:, 12:], sf[6:].t())
@@ -75,6 +76,17 @@ def test_groups_along_k_share_no_word(device: str) -> None:
     for layout, is_ends in ((depths, False), (ends, True)):
         same = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, layout, None, 128, 128, is_ends)
         assert torch.equal(same, out)
+
+
+def test_packed_scales_of_groups_along_k_are_words_by_mn_as_the_scales_are_blocks_by_mn() -> None:
+    sf = powers(10, 40)
+    out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, [128, 640, 512], 128, 128)
+    assert (out.shape, out.stride()) == ((1 + 2 + 1, 40), (40, 1))
+    for words, blocks in ((slice(0, 1), slice(0, 1)), (slice(1, 3), slice(1, 6)), (slice(3, 4), slice(6, 10))):
+        numbers = unpack_ue8m0_from_int(out[words].t()).t()
+        count = blocks.stop - blocks.start
+        assert torch.equal(numbers[:count], sf[blocks])
+        assert not numbers[count:].any()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -112,6 +124,51 @@ ONES = torch.ones(3, 8)
         ),
         (pack_ue8m0_to_int, (-torch.ones(4),), ValueError, "x: expected powers of two, got -1.0 at (0,)"),
         (pack_ue8m0_to_int, (torch.full((4,), 1e-40),), ValueError, "x: expected powers of two, got "),
+        (
+            pack_ue8m0_to_int,
+            (torch.ones(1, 4).to_sparse(),),
+            ValueError,
+            "x: expected a dense tensor, got layout",
+        ),
+        (
+            unpack_ue8m0_from_int,
+            (torch.ones(1, 4).int().to_sparse(),),
+            ValueError,
+            "packed: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            get_mn_major_tma_aligned_packed_ue8m0_tensor,
+            (ONES.to_sparse(),),
+            ValueError,
+            "sf: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            K_GROUPED,
+            (ONES.to_sparse(), None, [384], 128, 128),
+            ValueError,
+            "sf: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            K_GROUPED,
+            (ONES, None, torch.empty(2, dtype=torch.int32, device="meta"), 128, 128),
+            ValueError,
+            "ks_cpu: expected a CPU or CUDA tensor, got device meta",
+        ),
+        *(
+            (
+                K_GROUPED,
+                (ONES, torch.empty(2, dtype=torch.int32, device="meta"), None, 128, 128, is_ends),
+                ValueError,
+                "grouped_layout: expected a CPU or CUDA tensor, got device meta",
+            )
+            for is_ends in (False, True)
+        ),
+        (
+            transform_sf_into_required_layout,
+            (torch.ones(1, 3).to_sparse(), 8, 384, (1, 128, 128), None, False),
+            ValueError,
+            "sf: expected a dense tensor, got layout torch.sparse_coo",
+        ),
         (unpack_ue8m0_from_int, (None,), TypeError, "packed: expected a tensor, got NoneType"),
         (unpack_ue8m0_from_int, (torch.ones(4),), ValueError, "packed: expected dtype torch.int32, got torch.float32"),
         (

@@ -479,6 +479,11 @@ SIZES: list[Mistake] = [
         "sfa: expected 4 blocks of k, sum(ceil(k / 128)) over the groups, got 3",
     ),
     ("k-grouped", to(ks=272, ks_tensor=None), "ks: expected a list of integers, got 272"),
+    *[
+        (kind, to(ks=int32(*KS).to("meta")), "ks: expected a CPU or CUDA tensor, got device meta")
+        for kind in ("k-grouped", "k-grouped of 2025")
+    ],
+    ("k-grouped", to(ks=int32(*KS).to_sparse()), "ks: expected a dense tensor, got layout torch.sparse_coo"),
     ("k-grouped", to(ks=[True, 272], ks_tensor=None), "ks: expected a list of integers, got [True, 272]"),
     ("k-grouped", to(ks="ab", ks_tensor=None), "ks: expected a list of integers, got 'ab'"),
     ("k-grouped", to(ks=None, ks_tensor=None), "ks: expected a list, or ks_tensor with the same numbers"),

@@ -95,6 +95,28 @@ def test_bad_arguments_of_schedules_are_refused() -> None:
         deep_gemm.get_paged_mqa_logits_metadata(P.contexts, 64, 132, P.contexts)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("sequence", "page", "entry"), [(0, 0, -1), (0, 1, 1 << 20), (1, 0, len(P.cache)), (1, 0, -(1 << 31))]
+)
+def test_an_entry_of_a_context_that_names_no_block_is_refused(sequence: int, page: int, entry: int) -> None:
+    table = P.table.clone()
+    table[sequence, page] = entry
+    message = rf"^block_table: expected values in 0..{len(P.cache) - 1}, got {entry} at index \({sequence}, {page}\)$"
+    with pytest.raises(ValueError, match=message):
+        deep_gemm.fp8_paged_mqa_logits(**{**GOOD, "block_table": table})
+    shorter = P.contexts.clone()
+    shorter[sequence] = 64 * page  # then the entry lies behind the context
+    logits = deep_gemm.fp8_paged_mqa_logits(**{**GOOD, "block_table": table, "context_lens": shorter})
+    assert logits.shape == (4, 70)
+
+
+def test_entries_behind_the_longest_row_of_logits_may_be_anything() -> None:
+    table = P.table.clone()
+    table[0, 1] = -1  # the second page holds keys from 64 on
+    logits = deep_gemm.fp8_paged_mqa_logits(**{**GOOD, "block_table": table, "max_context_len": 64})
+    assert torch.equal(logits[0], deep_gemm.fp8_paged_mqa_logits(**GOOD)[0, :64])
+
+
 def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
     """Their rows are not beside each other: read as if they were, they would be other lengths."""
     wide = torch.zeros(2, 5, dtype=torch.int32)

@@ -474,6 +474,7 @@ def test_group_sizes_that_do_not_fit_are_refused(x: Tensor, ks: Any, error: type
 # By chosen dimensions, and back
 
 FP8 = torch.ones(2, 4).to(torch.float8_e4m3fn)
+ONES = torch.ones(2, 4)
 
 
 @pytest.mark.parametrize("dims", [(0,), (1,), (-1,), (0, 2), (2, 0), (0, 1, 2), ()])
@@ -505,6 +506,14 @@ def test_dimensions_that_are_not_there_are_named(dims: tuple[int, ...]) -> None:
         per_custom_dims_cast_to_fp8(torch.ones(2, 2), dims)
 
 
+def test_numbers_that_the_host_cannot_read_are_named() -> None:
+    nowhere = torch.empty(2, dtype=torch.int32, device="meta")
+    with pytest.raises(ValueError, match=r"^ks: expected a CPU or CUDA tensor, got device meta$"):
+        k_grouped_cast_to_fp8(torch.ones(2, 4), nowhere)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^dims: expected a CPU or CUDA tensor, got device meta$"):
+        per_custom_dims_cast_to_fp8(torch.ones(2, 2), nowhere)  # type: ignore[arg-type]
+
+
 def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
     x = torch.randn(2, 130, 300, generator=torch.Generator().manual_seed(2))
     for values, scales, gran_k in (
@@ -522,10 +531,14 @@ def test_casts_come_back_by_rows_by_blocks_and_by_packed_scales() -> None:
 @pytest.mark.parametrize(
     ("x", "sf", "gran_k", "message"),
     [
-        (torch.ones(2, 4), torch.ones(2, 1), 128, "x: expected dtype torch.float8_e4m3fn, got torch.float32"),
+        (ONES, torch.ones(2, 1), 128, "x: expected dtype torch.float8_e4m3fn, got torch.float32"),
         (FP8, torch.ones(2, 2), 128, "sf: expected shape (2, 1) or (1, 1), got (2, 2)"),
         (FP8, torch.ones(2, 1).double(), 128, "sf: expected dtype torch.float32 or torch.int32, got torch.float64"),
         (FP8, torch.ones(2, 1), 0, "gran_k: expected a positive integer, got 0"),
+        (FP8, torch.ones(2, 1, device="meta"), 128, "sf: expected device cpu, where x is, got meta"),
+        (FP8.to("meta"), torch.ones(2, 1), 128, "sf: expected device meta, where x is, got cpu"),
+        (FP8, torch.ones(2, 1).to_sparse(), 128, "sf: expected a dense tensor, got layout torch.sparse_coo"),
+        (ONES.to_sparse(), torch.ones(2, 1), 128, "x: expected a dense tensor, got layout torch.sparse_coo"),
         (FP8[0], torch.ones(1), 128, "x: expected at least 2 dimensions, got shape (4,)"),
     ],
 )

@@ -62,6 +62,14 @@ def check_agreed(names: Iterable[str], of_ranks: Iterable[Sequence[object]]) -> 
             raise ValueError(f"experts across processes: expected one {name} on all ranks, got [{by_rank}] by rank")
 
 
+def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Check that this is a group; give the rank of this process, -1 outside of the group, and how many there are."""
+    outside: object = dist.GroupMember.NON_GROUP_MEMBER
+    if not (group is None or group == outside or isinstance(group, dist.ProcessGroup)):
+        raise TypeError(f"group: expected a process group of torch.distributed or None, got {type(group).__name__}")
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     group = dist.group.WORLD if group is None else group
     assert group is not None  # a layer is made in a group

@@ -29,7 +29,7 @@ from ..quantize import per_block_cast_to_fp8
 from ..routing import stack_routes, sum_rows, weighted_sum
 from .by_group import Everywhere, Facts, Plan, Planner
 from .by_peers import Peers, connect, why_not
-from .collectives import agree_about_decode
+from .collectives import agree_about_decode, place_in
 from .decode import Decode
 from .decode import why_not as why_not_decode
 from .message import WORD, Arrived, gather, pack, words_of_ids
@@ -77,7 +77,7 @@ class Experts(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.group = group
-        self.share = share_of_experts(num_experts, w1, w2, dist.get_rank(group), dist.get_world_size(group))
+        self.share = share_of_experts(num_experts, w1, w2, *place_in(group))
         self.limit = None if limit is None else positive("limit", limit)
         self.room = None if room is None else integer_in_range("room", room, 0)
         self.w1: torch.nn.Parameter | None = None

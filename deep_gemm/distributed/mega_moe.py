@@ -31,7 +31,7 @@ from ..quantize import as_rows, empty_scales, has_kernels, per_token_cast_to_fp8
 from . import mega_by_group, mega_by_peers
 from .by_group import Planner
 from .by_peers import Peers
-from .collectives import all_agree
+from .collectives import all_agree, place_in
 
 MISTAKES = (ValueError, TypeError, NotImplementedError)
 
@@ -153,7 +153,7 @@ def get_symm_buffer_for_sm90_mega_moe(
     (torch.Size([128, 256]), torch.Size([128, 2]), torch.Size([128, 2]))
     """
     is_alone = group is None and not (dist.is_available() and dist.is_initialized())
-    rank, ranks = (0, 1) if is_alone else (dist.get_rank(group), dist.get_world_size(group))
+    rank, ranks = (0, 1) if is_alone else place_in(group)
     sizes = mega_sizes(
         num_experts,
         num_max_tokens_per_rank,

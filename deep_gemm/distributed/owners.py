@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..problem.experts_across import count_of_each
+from .collectives import place_in
 
 
 def owned_experts(num_experts: int, group: dist.ProcessGroup | None = None) -> slice:
@@ -14,8 +15,9 @@ def owned_experts(num_experts: int, group: dist.ProcessGroup | None = None) -> s
 
     `w1[owned_experts(256)]` are this process's weights out of all.
     """
-    count = count_of_each(num_experts, dist.get_world_size(group))
-    first = dist.get_rank(group) * count
+    rank, ranks = place_in(group)
+    count = count_of_each(num_experts, ranks)
+    first = rank * count
     return slice(first, first + count)
 
 

@@ -202,20 +202,20 @@ def _nvrtc() -> Any:
     try:
         major, minor = _checked(nvrtc.nvrtcVersion())
     except (RuntimeError, OSError) as error:
-        raise _missing(wanted or bindings_major, f"{found}, but no NVRTC library for it ({error})") from error
+        raise _missing(wanted, f"{found}, but no NVRTC library for it ({error})", bindings_major) from error
     # Both are compared: bindings 12.9 load an NVRTC 13 if they find one.
     if wanted is not None and (wanted, wanted) != (bindings_major, major):
         raise _missing(wanted, f"{found} with NVRTC {major}.{minor}")
     return nvrtc
 
 
-def _missing(wanted: int | None, found: str) -> CompilerMissing:
-    need = (
-        f"needs NVRTC and cuda-bindings of CUDA {wanted}, as torch has" if wanted else "needs NVRTC and cuda-bindings"
-    )
+def _missing(wanted: int | None, found: str, extra: int = 13) -> CompilerMissing:
+    """Say what to install: for the CUDA that torch has, or, if it has none, what suits the bindings."""
+    of_which = f"of CUDA {wanted}, as torch has" if wanted else "of one CUDA version"
+    choice = ". This torch has no CUDA: for another machine take the extra of its torch.version.cuda, cu12 or cu13"
     return CompilerMissing(
-        f"deep_gemm compiles its kernels at run time and {need}; found: {found}. "
-        f'Run: pip install "hopper-gemm[cu{wanted or 13}]"'
+        f"deep_gemm compiles its kernels at run time and needs NVRTC and cuda-bindings {of_which}; found: {found}. "
+        f'Run: pip install "hopper-gemm[cu{wanted or extra}]"{"" if wanted else choice}'
     )
 
 

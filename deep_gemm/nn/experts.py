@@ -42,6 +42,7 @@ from .gradients import (
     output_type,
     outside_of_graphs,
     transposed,
+    weight_type,
 )
 
 
@@ -77,6 +78,7 @@ class Experts(torch.nn.Module):
         self.hidden, self.intermediate = features("hidden", hidden), features("intermediate", intermediate)
         self.limit = None if limit is None else positive("limit", limit)
         self.accumulates_main_grad = accumulates_main_grad
+        dtype = weight_type(dtype)
         shape1, shape2 = (num_experts, 2 * intermediate, hidden), (num_experts, hidden, intermediate)
         self.w1 = torch.nn.Parameter(torch.empty(shape1, device=device, dtype=dtype))
         self.w2 = torch.nn.Parameter(torch.empty(shape2, device=device, dtype=dtype))

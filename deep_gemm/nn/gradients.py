@@ -12,6 +12,8 @@ from torch import Tensor
 from ..problem.checks import K_MULTIPLE, Operand
 from ..problem.integers import integer_in_range
 
+WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
 
 def outside_of_graphs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Keep torch.compile out of a function that writes what no graph knows of.
@@ -35,6 +37,13 @@ def features(name: str, size: int) -> int:
     if size % K_MULTIPLE:
         raise ValueError(f"{name}: expected a multiple of {K_MULTIPLE}, which FP8 products need, got {size}")
     return size
+
+
+def weight_type(dtype: torch.dtype | None) -> torch.dtype | None:
+    """Check the type that a weight is asked for in; None is torch's default."""
+    if dtype is not None and dtype not in WEIGHT_TYPES:
+        raise ValueError(f"dtype: expected {' or '.join(map(str, WEIGHT_TYPES))}, got {dtype!r}")
+    return dtype
 
 
 def as_autocast_says(x: Tensor) -> Tensor:

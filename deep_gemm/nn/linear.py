@@ -34,6 +34,7 @@ from .gradients import (
     output_type,
     outside_of_graphs,
     transposed,
+    weight_type,
 )
 
 
@@ -63,7 +64,11 @@ class Linear(torch.nn.Linear):
         accumulates_main_grad: bool = False,
     ) -> None:
         super().__init__(
-            features("in_features", in_features), features("out_features", out_features), bias, device, dtype
+            features("in_features", in_features),
+            features("out_features", out_features),
+            bias,
+            device,
+            weight_type(dtype),
         )
         self.accumulates_main_grad = accumulates_main_grad
 

@@ -299,12 +299,12 @@ def no_overlap(inputs: dict[str, Tensor], d: Tensor, c: Tensor | None, d_name: s
         first = x.data_ptr()
         if first < d_end and d_first < first + byte_span(x) and _overlap(d, x):
             raise ValueError(f"{d_name}: expected memory that does not overlap {name}")
-    if c is not None and c is not d and not _same_memory(c, d) and _overlap(c, d):
+    if c is not None and c is not d and not same_memory(c, d) and _overlap(c, d):
         raise ValueError("c: expected d itself or memory that does not overlap it, got a partial overlap")
 
 
-def _same_memory(x: Tensor, y: Tensor) -> bool:
-    """Tell whether two tensors of one shape are the same elements; strides of dimensions of size 1 do not count."""
+def same_memory(x: Tensor, y: Tensor) -> bool:
+    """Tell whether x has the first elements of y, row by row; strides of dimensions of size 1 do not count."""
     strides = zip(x.shape, x.stride(), y.stride(), strict=True)
     return x.data_ptr() == y.data_ptr() and all(size <= 1 or mine == its for size, mine, its in strides)
 
@@ -365,6 +365,7 @@ def ends(layout: Tensor, m: int, alignment: int, name: str = "grouped_layout") -
 def integers(name: str, given: object) -> tuple[int, ...]:
     """Check that these are integers, in a list or in a tensor, which the host then reads."""
     if isinstance(given, Tensor):
+        supported_device(name, tensor(name, given))  # the host reads nothing from a meta tensor
         given = given.tolist()
     numbers = [as_integer(x) for x in given] if isinstance(given, Sequence) else [None]
     sizes = tuple(x for x in numbers if x is not None)

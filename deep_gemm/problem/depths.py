@@ -107,7 +107,9 @@ def ue8m0_depths(
         raise ValueError("ks_cpu: expected a list, or grouped_layout with the same numbers, got neither")
     name = "ks_cpu" if ks is not None else "grouped_layout"
     if ks is None:
-        layout = checks.tensor(name, layout).cpu()
+        layout = checks.tensor(name, layout)
+        checks.supported_device(name, layout)
+        layout = layout.cpu()
         layout = depths_of_ends(layout, alignment, name) if layout_is_ends else layout
     sizes = checks.integers(name, layout if ks is None else ks)
     for index, k in enumerate(sizes):

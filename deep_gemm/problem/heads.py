@@ -80,14 +80,19 @@ def check_along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | Non
     if sfb_rows_of((recipe, None, None)) != 1:
         raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for {ALONG_TOKENS}, got {recipe}")
     sizes: Sizes = {}
+    inputs: dict[str, Tensor] = {}
     of_a, of_b = ALONG_TOKENS.partition("->")[0].split(",")
     for name, operand, axes in (("a", a, of_a), ("b", b, of_b)):
         values, scales = checks.operand(name, operand, tuple(axes), sizes)
         tokens, heads, width = values.shape
         _scales(f"sf{name}", scales, f"ceil(b / 128), h, {axes[2]}", (ceil_div(tokens, SCALE_BLOCK), heads, width))
+        checks.supported_device(name, values)
+        inputs |= {name: values, f"sf{name}": scales}
     for name, x in {"d": d, "c": c}.items():
         if x is not None:
             checks.bind(name, checks.tensor(name, x), ("h", "d", "r"), sizes)
+    if d is not None:
+        checks.no_overlap(inputs, d, c)  # here, because the product of groups along k sees copies
     return sizes["b"], sizes["h"]
 
 

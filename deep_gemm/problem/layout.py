@@ -161,23 +161,27 @@ def whole_elements(name: str, x: Tensor) -> None:
         )
 
 
+def check_dense(name: str, x: object) -> None:
+    """Check that this is a tensor, and a dense one."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, got layout {x.layout}")
+
+
 def check_scales(sf: Tensor) -> None:
     """Check that these are FP32 scales of a matrix or of several."""
-    if not isinstance(sf, Tensor):
-        raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
+    check_dense("sf", sf)
     if sf.dtype != torch.float32:
         raise ValueError(f"sf: expected dtype torch.float32, got {sf.dtype}")
     if sf.dim() not in (2, 3):
         raise ValueError(f"sf: expected shape (mn, k_blocks) or (groups, mn, k_blocks), got {tuple(sf.shape)}")
-    if sf.layout is not torch.strided:
-        raise ValueError(f"sf: expected a dense tensor, got layout {sf.layout}")
     whole_elements("sf", sf)
 
 
 def check_powers_of_two(name: str, x: Tensor) -> None:
     """Check FP32 numbers that only an exponent is to be left of; their values on the CPU alone."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    check_dense(name, x)
     if x.dtype != torch.float32:
         raise ValueError(f"{name}: expected dtype torch.float32, got {x.dtype}")
     if not x.is_cpu:
@@ -190,8 +194,7 @@ def check_powers_of_two(name: str, x: Tensor) -> None:
 
 def check_words(name: str, x: Tensor) -> None:
     """Check packed UE8M0 scales."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    check_dense(name, x)
     if x.dtype != torch.int32:
         raise ValueError(f"{name}: expected dtype torch.int32, got {x.dtype}")
     if x.dim() < 1:
@@ -203,8 +206,7 @@ def rows_under_a_scale(
 ) -> int:
     """Check scales against a recipe, and tell how many rows share one."""
     rows, columns = _stated(recipe, is_sfa)
-    if not isinstance(sf, Tensor):
-        raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
+    check_dense("sf", sf)
     if sf.dtype == torch.int32:
         raise NotImplementedError("sf: packed UE8M0 scales (torch.int32) are not supported, pass torch.float32 scales")
     if sf.dtype != torch.float32:

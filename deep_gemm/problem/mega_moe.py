@@ -132,6 +132,11 @@ def _multiple(name: str, size: int, of: int) -> int:
     return size
 
 
+def _begins(target: Tensor, x: Tensor) -> bool:
+    """Tell whether the first rows of a target are x itself."""
+    return x.dtype == target.dtype and checks.same_memory(x, target)
+
+
 def check_activation(activation: str) -> None:
     """Check the name of the activation: there is one."""
     if activation != SWIGLU:
@@ -238,7 +243,7 @@ def fill_problem(
     checks.bind("topk_ids", topk_ids, ("tokens", "topk"), sizes)
     route_weights(topk_weights, sizes)
     _multiple("hidden", sizes["hidden"], HIDDEN_MULTIPLE)
-    if group_size != SCALE_BLOCK:
+    if integer_in_range("group_size", group_size, 1) != SCALE_BLOCK:
         raise NotImplementedError(f"group_size: expected {SCALE_BLOCK}, got {group_size!r}")
     sizes["hidden / 128"] = sizes["hidden"] // SCALE_BLOCK
     targets = {"x": x, "x_sf": x_sf, "topk_idx": topk_idx, "topk_weights of the buffer": weights}
@@ -251,6 +256,12 @@ def fill_problem(
         if not target.is_contiguous():
             raise ValueError(f"{name}: expected a contiguous tensor, got strides {target.stride()}")
     checks.same_device({"topk_ids": topk_ids, "topk_weights": topk_weights, **targets}, hidden.device, "hidden")
+    inputs = {"hidden": hidden, "topk_ids": topk_ids, "topk_weights": topk_weights}
+    goes_to = {"topk_ids": topk_idx, "topk_weights": weights}  # what lies there already may stay
+    for name, target in targets.items():
+        apart = {its: x for its, x in inputs.items() if not (goes_to.get(its) is target and _begins(target, x))}
+        checks.no_overlap(apart, target, None, name)
+        inputs[name] = target
     most = min(sizes["tokens"], sizes["max_tokens"])
     tokens = sizes["tokens"] if num_tokens is None else num_tokens
     tokens = integer_in_range("num_tokens", tokens, 0, most)

@@ -10,7 +10,7 @@ from torch import Tensor
 from . import checks
 from .indexer import DEPTHS, HEADS_MULTIPLE, LOGITS_TYPES, MAX_HEADS, NUMBER_LIMIT, ROOM, ROW_BYTES
 from .integers import integer_in_range
-from .layout import ADDRESS_ALIGNMENT, align, whole_elements
+from .layout import ADDRESS_ALIGNMENT, align, either, rows_of_counts, whole_elements
 from .tracing import has_memory
 
 MAX_NEXT_N, MAX_COLUMNS = 4, 256
@@ -96,6 +96,8 @@ def paged_logits_problem(
         raise ValueError(f"logits_dtype: expected {' or '.join(map(str, LOGITS_TYPES))}, got {logits_dtype}")
     if page * block_table.shape[1] >= NUMBER_LIMIT:
         raise ValueError(f"block_table: expected fewer than 2^31 keys, got {block_table.shape[1]} pages of {page}")
+    if checks.on_host(block_table) and checks.on_host(context_lens):
+        _entries(block_table, context_lens, max_context_len, page, kv_cache.shape[0])
     pitch = align(align(max_context_len, ROOM), ROW_BYTES // logits_dtype.itemsize)
     logits = torch.empty((sequences * next_n, pitch), dtype=logits_dtype, device=q.device)[:, :max_context_len]
     return PagedLogits(q, kv_cache, weights, context_lens, block_table, schedule_meta, logits)
@@ -114,7 +116,7 @@ def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Tenso
     whole_elements("context_lens", context_lens)
     checks.supported_device("context_lens", context_lens)
     if integer_in_range("block_kv", block_kv, 1) not in PAGES:
-        raise NotImplementedError(f"block_kv: expected pages of {_either(PAGES)} keys, got {block_kv}")
+        raise NotImplementedError(f"block_kv: expected pages of {either(PAGES)} keys, got {block_kv}")
     num_sms = integer_in_range("num_sms", num_sms, 1, MAX_SHARES)
     return torch.empty((num_sms + 1, 2), dtype=torch.int32, device=context_lens.device)
 
@@ -140,7 +142,7 @@ def _sizes(sizes: checks.Sizes) -> None:
             f"up to {MAX_COLUMNS}, got {next_n} x {heads}"
         )
     if depth not in DEPTHS:
-        raise NotImplementedError(f"q: expected a depth of {_either(DEPTHS)}, got {depth}")
+        raise NotImplementedError(f"q: expected a depth of {either(DEPTHS)}, got {depth}")
 
 
 def _cache(cache: Tensor, depth: int) -> int:
@@ -149,7 +151,7 @@ def _cache(cache: Tensor, depth: int) -> int:
     checks.bind("kv_cache", cache, ("blocks", "page", "one", "depth + 4"), {"one": 1, "depth + 4": depth + SCALE_BYTES})
     page, row = cache.shape[1], depth + SCALE_BYTES
     if page not in PAGES:
-        raise NotImplementedError(f"kv_cache: expected pages of {_either(PAGES)} keys, got {page}")
+        raise NotImplementedError(f"kv_cache: expected pages of {either(PAGES)} keys, got {page}")
     if cache.stride(1) != row or cache.stride(3) != 1:
         raise ValueError(f"kv_cache: expected blocks without gaps, strides (..., {row}, ..., 1), got {cache.stride()}")
     stride = block_stride(cache)
@@ -176,10 +178,15 @@ def _contexts(contexts: Tensor, sequences: int, next_n: int) -> None:
     whole_elements("context_lens", contexts)
 
 
+def _entries(table: Tensor, contexts: Tensor, most: int, page: int, blocks: int) -> None:
+    """Check the entries of the pages that the contexts reach, up to `most` keys. Those behind may be anything."""
+    if contexts.numel() == 0 or blocks == 0:
+        return
+    longest = contexts.reshape(len(contexts), -1).amax(1).clamp(0, most)
+    is_read = rows_of_counts((longest + page - 1) // page, table.shape[1])
+    checks.in_range("block_table", table.where(is_read, 0), 0, blocks - 1)
+
+
 def _address(name: str, x: Tensor, alignment: int) -> None:
     if has_memory(x) and x.data_ptr() % alignment:
         raise ValueError(f"{name}: expected an address that is a multiple of {alignment} bytes, got {x.data_ptr():#x}")
-
-
-def _either(choices: tuple[int, ...]) -> str:
-    return f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..problem.checks import no_gradient
-from ..problem.layout import SCALE_BLOCK, ceil_div
+from ..problem.checks import no_gradient, same_device
+from ..problem.layout import SCALE_BLOCK, ceil_div, check_dense
 from ..scales import unpack_ue8m0_from_int
 from .rules import granularity
 
@@ -23,23 +23,22 @@ def cast_back_from_fp8(x: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK, use_pac
     """
     no_gradient("x", x)
     no_gradient("sf", sf)
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    check_dense("x", x)
     if x.dtype != torch.float8_e4m3fn:
         raise ValueError(f"x: expected dtype torch.float8_e4m3fn, got {x.dtype}")
     if use_packed_ue8m0 and isinstance(sf, Tensor) and sf.dtype != torch.int32:
         raise ValueError(f"sf: expected dtype torch.int32 with use_packed_ue8m0, got {sf.dtype}")
-    with torch.no_grad():
-        return scaled_back(x.float(), sf, gran_k)
-
-
-def scaled_back(x: Tensor, sf: Tensor, gran_k: int) -> Tensor:
-    """Multiply FP32 numbers `[..., m, k]` with scales of rows or of blocks."""
-    gran_k = granularity(gran_k)
-    if not isinstance(sf, Tensor):
-        raise TypeError(f"sf: expected a tensor, got {type(sf).__name__}")
     if x.dim() < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
+    with torch.no_grad():
+        return scaled_back(x.float(), sf, gran_k, "x")
+
+
+def scaled_back(x: Tensor, sf: Tensor, gran_k: int, name: str) -> Tensor:
+    """Multiply FP32 numbers `[..., m, k]`, of values that are called `name`, with scales of rows or of blocks."""
+    gran_k = granularity(gran_k)
+    check_dense("sf", sf)
+    same_device({"sf": sf}, x.device, name)
     *batch, m, k = x.shape
     columns = ceil_div(k, gran_k)
     if sf.dtype == torch.int32:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..problem.layout import SCALE_BLOCK, align, ceil_div
+from ..problem.layout import SCALE_BLOCK, align, ceil_div, check_dense
 from ..scales import packed_rows
 from .back import scaled_back
 from .rules import Quantized, check_castable, granularity, scales_of
@@ -58,8 +58,10 @@ def cast_back_from_fp4(packed: Tensor, sf: Tensor, gran_k: int = SCALE_BLOCK) ->
     [[12.0, -6.0, 1.0, 0.0]]
     """
     codes = _unpacked(packed)
+    if packed.dim() < 2:
+        raise ValueError(f"packed: expected shape (..., m, k / 2), got {tuple(packed.shape)}")
     numbers = torch.tensor([*VALUES, *(-value for value in VALUES)], device=packed.device)
-    return scaled_back(numbers[codes.int()], sf, gran_k)
+    return scaled_back(numbers[codes.int()], sf, gran_k, "packed")
 
 
 def transpose_packed_fp4(packed: Tensor) -> Tensor:
@@ -90,8 +92,7 @@ def _packed(codes: Tensor) -> Tensor:
 
 
 def _unpacked(packed: Tensor) -> Tensor:
-    if not isinstance(packed, Tensor):
-        raise TypeError(f"packed: expected a tensor, got {type(packed).__name__}")
+    check_dense("packed", packed)
     if packed.dtype not in (torch.int8, torch.uint8, torch.float4_e2m1fn_x2) or packed.dim() < 1:
         raise ValueError(f"packed: expected dtype torch.int8, got {packed.dtype} of shape {tuple(packed.shape)}")
     codes = packed.view(torch.uint8)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..problem import check_counts
 from ..problem.checks import integers, no_gradient
 from ..problem.integers import as_integer
-from ..problem.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
+from ..problem.layout import SCALE_BLOCK, ceil_div, check_dense, pitch_of_scales
 from ..problem.numbers import magnitude
 
 FP8_MAX = 448.0
@@ -102,9 +102,6 @@ def check_groups(x: Tensor, ks: Sequence[int], min_amax: float) -> tuple[Sequenc
 def check_castable(x: Tensor) -> None:
     """Check that a tensor is of a type that casts take. A cast is computed under torch.no_grad(), so ask it before."""
     no_gradient("x", x)
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
-    if x.layout is not torch.strided:
-        raise ValueError(f"x: expected a dense tensor, got layout {x.layout}")
+    check_dense("x", x)
     if not x.is_floating_point() or x.element_size() == 1:
         raise ValueError(f"x: expected dtype float32, bfloat16, float16 or float64, got {x.dtype}")

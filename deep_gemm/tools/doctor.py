@@ -13,16 +13,19 @@ from pathlib import Path
 import torch
 
 from .. import __version__
+from ..choose.table import read_table
+from ..compat import installed
 from ..gpus import HOPPER
 from ..jit import CompilerMissing
 from ..jit.cache import can_be_written, files_in
 from ..jit.compiler import compiler_version
 from ..jit.driver import driver_version
 from ..jit.trust import why_untrusted
-from ..settings import settings
+from ..settings import SettingError, read_settings
 
 OLDEST_CUDA = (12, 0)
 """Whose drivers know Hopper's tensor maps and load cubins for sm_90a."""
+CACHE_VARIABLES = ("DG_JIT_CACHE_DIR", "DG_CACHE_DIR")
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,11 @@ def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
         compiler,
         driver,
         gpu,
-        _cache(),
+        _cache(environment),
         Finding("simulator", _simulator()),
         Finding("settings", ", ".join(variables) or "no DG_ variable is set"),
         *_verdict(compiler, driver, gpu),
+        *(Finding("mend", each, is_wrong=True) for each in (*_wrong_settings(environment), *installed.to_mend())),
     ]
 
 
@@ -84,16 +88,33 @@ def _gpu() -> Finding:
     return Finding("GPU", names, is_wrong=all(each.major != HOPPER for each in found))
 
 
-def _cache() -> Finding:
+def _wrong_settings(environment: Mapping[str, str]) -> list[str]:
+    """Say what is wrong with each variable of the package."""
+    wrong = []
+    for name, value in sorted(environment.items()):
+        try:
+            table = read_settings({name: value}).tuned_table
+            if table is not None:
+                read_table(table)
+        except ValueError as error:
+            wrong.append(str(error))
+    return wrong
+
+
+def _cache(environment: Mapping[str, str]) -> Finding:
     texts = []
-    for directory in settings().jit_cache_dirs:
+    try:
+        directories = read_settings({name: environment.get(name, "") for name in CACHE_VARIABLES}).jit_cache_dirs
+    except SettingError:
+        return Finding("cache", "not looked at", is_wrong=True)
+    for directory in directories:
         kernels = files_in(directory)
         size = sum(path.stat().st_size for path in kernels) / 1e6
         reason = why_untrusted(directory.stat()) if directory.exists() else None
         texts.append(
             f"{directory}: {len(kernels)} kernels, {size:.1f} MB" + (f"; not used: {reason}" if reason else "")
         )
-    if any(map(can_be_written, settings().jit_cache_dirs)):
+    if any(map(can_be_written, directories)):
         return Finding("cache", "; ".join(texts))
     told = "; ".join([*texts, "it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can"])
     return Finding("cache", told, is_wrong=True)

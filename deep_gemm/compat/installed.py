@@ -1,0 +1,123 @@
+"""What is installed beside this package: torch or none, and other distributions that bring a module of its name.
+
+pip lets two distributions write one folder. The second overwrites files of the first, and the one that is uninstalled
+takes `__init__.py` along. So nothing here needs more than Python: it runs where other files of the package are gone, or
+are somebody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+MODULE, OURS = "deep_gemm", "hopper-gemm"
+FOLDER = Path(__file__).resolve().parents[1]
+WITHOUT_TORCH = f"{MODULE}: expected torch, found none. Run: pip install torch"
+_NAMED_ALIKE = re.compile(r"deep[-_.]?gemm.*\.(dist|egg)-info$", re.IGNORECASE)
+_END = re.compile(r"-\d|\.(?:dist|egg)-info$")
+"""Where a distribution's name ends in the name of its folder."""
+_FILE = re.compile(rf"^{MODULE}(/|$)", re.MULTILINE)
+_LISTS = ("RECORD", "top_level.txt", "installed-files.txt")
+"""Where installers write down what belongs to a distribution: a file or a module a line."""
+
+
+def without_torch(error: ModuleNotFoundError) -> NoReturn:
+    """Say that torch is missing: to a program by an error, to the command line in a sentence."""
+    if error.name != "torch":
+        raise error
+    if _is_command():
+        print(WITHOUT_TORCH, file=sys.stderr)
+        raise SystemExit(2)
+    raise ModuleNotFoundError(WITHOUT_TORCH, name="torch") from None
+
+
+def _is_command() -> bool:
+    """Tell whether the command line is what Python was started for: it imports the package before it can run."""
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    return program == MODULE or (program == "-m" and not {MODULE, f"-m{MODULE}"}.isdisjoint(sys.orig_argv))
+
+
+def warn_of_others() -> None:
+    """Warn of distributions named alike whose files lie among the package's. Every import pays for the look."""
+    with contextlib.suppress(OSError):
+        infos = [FOLDER.parent / name for name in os.listdir(FOLDER.parent) if _NAMED_ALIKE.search(name)]  # noqa: PTH208
+        names = [_END.split(info.name)[0] for info in infos if _claims(partial(_text, info))]
+        if names:
+            warnings.warn(_mixed(names), UserWarning, stacklevel=2)
+
+
+def to_mend() -> list[str]:
+    """Say what is wrong with the package's files and with what else is installed, each with the commands that help."""
+    from importlib import metadata
+
+    among, elsewhere = dict[str, None](), dict[str, None]()
+    for other in metadata.distributions():
+        if _claims(other.read_text) and re.sub(r"[-_.]+", "-", name := str(other.metadata["Name"])).lower() != OURS:
+            here = Path(str(other.locate_file(MODULE))).resolve() == FOLDER
+            (among if here else elsewhere)[name] = None
+    told = []
+    if among:
+        told.append(_mixed(list(among)))
+    elif files := changed():
+        first = ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")
+        told.append(f"{len(files)} of {OURS}'s files are gone or changed: {first}. {_mend([])}")
+    if elsewhere:
+        names = " ".join(elsewhere)
+        told.append(f"{names}: another {MODULE}, which programs may import instead. Run: pip uninstall -y {names}")
+    return told
+
+
+def changed() -> list[str]:
+    """Files of the package, as it was installed, that are gone or not its own any more."""
+    import csv
+    import hashlib
+    from base64 import urlsafe_b64encode
+    from importlib import metadata
+
+    found = []
+    for ours in metadata.distributions(name=OURS):
+        # `ours.files` lacks what is gone, from Python 3.12 on.
+        for name, noted, *_ in csv.reader((ours.read_text("RECORD") or "").splitlines()):
+            path, (mode, _, value) = Path(str(ours.locate_file(name))), noted.partition("=")
+            if value and name.startswith(f"{MODULE}/") and path.resolve().is_relative_to(FOLDER):
+                digest = hashlib.new(mode, path.read_bytes()).digest() if path.is_file() else b""
+                if urlsafe_b64encode(digest).rstrip(b"=").decode() != value:
+                    found.append(name)
+    return found
+
+
+def _mixed(names: list[str]) -> str:
+    return f"{', '.join(names)} and {OURS} have their files in one folder, {FOLDER}. {_mend(names)}"
+
+
+def _mend(names: list[str]) -> str:
+    return f"Run: pip uninstall -y {' '.join([*names, OURS])}; then: pip install {_origin()}"
+
+
+def _origin() -> str:
+    """Where the package was installed from, as pip takes it."""
+    import json
+    from importlib import metadata
+
+    for ours in metadata.distributions(name=OURS):
+        if text := ours.read_text("direct_url.json"):
+            origin = json.loads(text)
+            vcs = origin.get("vcs_info", {}).get("vcs")
+            return f"{vcs}+{origin['url']}" if vcs else str(origin["url"])
+    return OURS
+
+
+def _claims(read: Callable[[str], str | None]) -> bool:
+    return any(_FILE.search(read(name) or "") for name in _LISTS)
+
+
+def _text(folder: Path, name: str) -> str | None:
+    file = folder / name
+    return file.read_text(errors="replace") if file.is_file() else None
