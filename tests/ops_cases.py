@@ -473,7 +473,8 @@ def _(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor) -> Any:
 def compressed_logits(q: Tensor, weights: Tensor, starts: Tensor, ends: Tensor, columns: int) -> Tensor:
     """Logits in rows of a width that is given by position; zeros behind a range, where logits are undefined."""
     logits = deep_gemm.fp8_fp4_mqa_logits((q, None), KEYS, weights, starts, ends, columns)  # type: ignore[arg-type]
-    return torch.where(torch.arange(columns) < (ends - starts.clamp(min=0))[:, None], logits, 0)
+    lengths = ends.clamp(max=len(KEYS[1])) - starts.clamp(min=0)
+    return torch.where(torch.arange(columns) < lengths[:, None], logits, 0)
 
 
 @case("logits in compressed rows", queries, (0, 0, 0, 0), "fp8_mqa_logits")
