@@ -97,4 +97,5 @@ def _along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, re
         rows_of_heads.view(torch.uint8)[..., tokens:] = 0
         rows_of_heads[..., :tokens] = values.permute(1, 2, 0)
         operands.append((rows_of_heads.view(-1), scales.permute(2, 1, 0).reshape(width, heads * scales.shape[0])))
-    return k_grouped_fp8_gemm_nt_contiguous(*operands, d, [depth] * heads, None, c)
+    of_a, of_b = operands
+    return k_grouped_fp8_gemm_nt_contiguous(of_a, of_b, d, [depth] * heads, None, c)

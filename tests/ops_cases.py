@@ -152,12 +152,12 @@ def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
 
 @case("nt of 2025", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")
 def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
-    return deep_gemm.gemm_fp8_fp8_bf16_nt(lhs=(x, sx), rhs=B, out=d)
+    return deep_gemm.gemm_fp8_fp8_bf16_nt(lhs=(x, sx), rhs=B, out=d)  # type: ignore[call-arg]
 
 
 @case("nt, values and scales apart", with_bf16, (0, 0, 0), "fp8_gemm_nt.into")
 def _(x: Tensor, sx: Tensor, d: Tensor) -> Any:
-    return deep_gemm.fp8_fp4_gemm_nt(x, B[0], sx, B[1], d)
+    return deep_gemm.fp8_fp4_gemm_nt(x, B[0], sx, B[1], d)  # type: ignore[arg-type]
 
 
 @case("nt, scales by row", operand, (0, 0), "fp8_gemm_nt")
@@ -253,7 +253,7 @@ def _(x: Tensor, sx: Tensor, layout: Tensor) -> Any:
     "m_grouped_fp8_gemm_nn_contiguous.into",
 )
 def _(x: Tensor, sx: Tensor, d: Tensor, layout: Tensor) -> Any:
-    return deep_gemm.m_grouped_fp8_gemm_nn_contiguous((x, sx), turned(W), d, m_indices=layout)
+    return deep_gemm.m_grouped_fp8_gemm_nn_contiguous((x, sx), turned(W), d, m_indices=layout)  # type: ignore[call-arg]
 
 
 @case(

@@ -285,3 +285,17 @@ def test_the_alternative_to_an_absent_name_exists(name: str, instead: str) -> No
 
 def test_a_name_of_no_library_does_not_exist() -> None:
     assert not hasattr(deep_gemm, "fp8_gemm_xy")
+
+
+def test_every_public_function_shows_what_it_takes_and_gives() -> None:
+    """`inspect.signature` and `help` do; tests/client.py holds mypy to it."""
+    for name in deep_gemm.__all__:
+        function = getattr(deep_gemm, name)
+        if not inspect.isfunction(function):
+            continue
+        signature = inspect.signature(function)
+        for parameter in signature.parameters.values():
+            assert parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD), name
+            assert parameter.annotation not in (parameter.empty, "Any"), (name, parameter)
+        assert signature.return_annotation not in (signature.empty, "Any", "Request"), name
+        assert function.__annotations__["return"] == signature.return_annotation, name

@@ -26,7 +26,7 @@ def products() -> dict[str, tuple[Callable[[], object], str]]:
     counts = torch.full((GROUPS,), 100, device="cuda", dtype=torch.int32)
     by_row, other = deep_gemm.cast_both_to_fp8(w)[0], deep_gemm.cast_both_to_fp8(x)[0]
     grad = torch.zeros(M, N, device="cuda")
-    depths = [deep_gemm.k_grouped_cast_to_fp8(each, KS, mn_major=True) for each in (x, w)]
+    of_x, of_w = (deep_gemm.k_grouped_cast_to_fp8(each, KS, mn_major=True) for each in (x, w))
     few = a[0][:4].contiguous(), deep_gemm.get_mn_major_tma_aligned_tensor(a[1][:4])
     return {
         "dense": (lambda: deep_gemm.fp8_gemm_nt(a, b), "fp8_gemm"),
@@ -34,7 +34,7 @@ def products() -> dict[str, tuple[Callable[[], object], str]]:
         "contiguous": (lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, of_groups, None, ids), "fp8_gemm"),
         "masked": (lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked(of_tokens, of_groups, None, counts, M), "fp8_gemm"),
         "weight gradient": (lambda: deep_gemm.wgrad_gemm_fp8_fp8_fp32_nt(other, by_row, grad), "fp8_wgrad_gemm"),
-        "along k": (lambda: deep_gemm.k_grouped_fp8_gemm_nt_contiguous(*depths, ks=KS), "fp8_wgrad_gemm"),
+        "along k": (lambda: deep_gemm.k_grouped_fp8_gemm_nt_contiguous(of_x, of_w, ks=KS), "fp8_wgrad_gemm"),
     }
 
 

@@ -33,6 +33,8 @@ LAYOUT = torch.zeros(M, dtype=torch.int32)
 ROWS = deep_gemm.expert_rows(IDS, GROUPS)
 KS = [K]
 GROUPED = deep_gemm.k_grouped_cast_to_fp8(X, KS), deep_gemm.k_grouped_cast_to_fp8(torch.ones(N, K), KS)
+OF_2025 = (GROUPED[0][0], GROUPED[0][1].t()), (GROUPED[1][0], GROUPED[1][1].t())
+A_OF_GROUPS = A[0].expand(GROUPS, M, K).contiguous(), A[1].expand(GROUPS, *A[1].shape).contiguous()
 HEADS = per_token_cast_to_fp8(torch.ones(M, 2, K)), per_block_cast_to_fp8(torch.ones(2, N, K))
 L1, L2 = per_block_cast_to_fp8(torch.ones(2, 256, 256)), per_block_cast_to_fp8(torch.ones(2, 256, 128))
 
@@ -133,9 +135,7 @@ OUTPUTS: list[tuple[str, Callable[[Pass], Any]]] = [
     ),
     (
         "m_grouped_fp8_gemm_nt_masked d",
-        lambda t: deep_gemm.m_grouped_fp8_gemm_nt_masked(
-            tuple(v.expand(GROUPS, *v.shape).contiguous() for v in A), W, t(bf16(GROUPS, M, N)), LAYOUT[:GROUPS]
-        ),
+        lambda t: deep_gemm.m_grouped_fp8_gemm_nt_masked(A_OF_GROUPS, W, t(bf16(GROUPS, M, N)), LAYOUT[:GROUPS]),
     ),
     (
         "k_grouped_fp8_gemm_nt_contiguous d",
@@ -143,9 +143,7 @@ OUTPUTS: list[tuple[str, Callable[[Pass], Any]]] = [
     ),
     (
         "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt d",
-        lambda t: deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
-            *((values, scales.t()) for values, scales in GROUPED), t(torch.zeros(1, M, N)), KS
-        ),
+        lambda t: deep_gemm.k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(*OF_2025, t(torch.zeros(1, M, N)), KS),
     ),
     (
         "m_grouped_bf16_gemm_nt_contiguous d",

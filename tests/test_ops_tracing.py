@@ -165,7 +165,7 @@ def test_parameters_are_ordinary_tensors() -> None:
 MISTAKES: list[tuple[str, Callable[[Tensor], Any]]] = [
     ("b: expected shape (n, k) = (n, 144), got (16, 272)", lambda x: product(x[:, :144])),
     (f"recipe: expected {either(RECIPES)}, got (1, 2, 3)", lambda x: nt(x, recipe=(1, 2, 3))),
-    ("a: expected a pair (values, scales), got a list of 1", lambda x: deep_gemm.fp8_gemm_nt([x], B)),
+    ("a: expected a pair (values, scales), got a list of 1", lambda x: deep_gemm.fp8_gemm_nt([x], B)),  # type: ignore[arg-type]
     ("d: expected a tensor, got str", lambda x: nt(x, d="d")),
     ("d: expected shape (m, n) = (6, 16), got (6, 17)", lambda x: nt(x, d=x.new_zeros(M, 17))),
     ("c: expected dtype torch.bfloat16, which d has", lambda x: nt(x, d=x.new_zeros(M, N), c=torch.zeros(M, N))),

@@ -31,16 +31,18 @@ SYNONYMS = {
 }
 
 
-def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Request]], Callable[..., Tensor | None]]:
+def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[P, Request]], Callable[P, Tensor | None]]:
     """Let a product take every form of call. `more_synonyms` maps further old names to the product's own.
 
-    The decorated function returns a request, which is then run.
+    The decorated function returns a request, which is then run. Its signature, and what it gives in the end, is that of
+    the function which callers, checkers and editors see.
     """
     synonyms = {**SYNONYMS, **more_synonyms}
     old_names = frozenset(synonyms)  # torch.compile cannot ask a dictionary's keys
 
-    def decorate(function: Callable[..., Request]) -> Callable[..., Tensor | None]:
-        parameters = tuple(inspect.signature(function).parameters)
+    def decorate(function: Callable[P, Request]) -> Callable[P, Tensor | None]:
+        signature = inspect.signature(function)
+        parameters = tuple(signature.parameters)
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -52,6 +54,8 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[..., Request]
             request = function(*args, **kwargs)
             return request[0](*request[1:])  # type: ignore[no-any-return]
 
+        call.__signature__ = signature.replace(return_annotation="Tensor | None")  # type: ignore[attr-defined]
+        call.__annotations__ = {**function.__annotations__, "return": "Tensor | None"}
         return call
 
     return decorate
