@@ -30,7 +30,7 @@ PARTS = {
     ),
     "choose": ("#f6e3bf", ("choose", "gpus", "settings")),
     "run": ("#f3cfcf", ("kernels", "jit", "cuda")),
-    "check and measure": ("#d9ecd0", ("reference", "sim", "testing", "benchmark", "tools")),
+    "check and measure": ("#d9ecd0", ("reference", "testing", "tools")),
     "ways in": ("#e6e6e6", (FRONT, "__main__", "utils", "jit_kernels", "ops", "integrations")),
 }
 WIDTH, LEFT, TOP = 1000, 40, 56

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from deep_gemm.benchmark.contenders import BF16, FAST, OURS
-from deep_gemm.benchmark.numerics import EXACT, KINDS, ONE_BIG, OPERANDS
-from deep_gemm.benchmark.report import Report, Row
+from lab.bench.contenders import BF16, FAST, OURS
+from lab.bench.numerics import EXACT, KINDS, ONE_BIG, OPERANDS
+from lab.bench.report import Report, Row
 
 DOCS = Path(__file__).resolve().parent
 PAGE, PICTURE, RESULTS = DOCS / "numerics.md", DOCS / "numerics.png", DOCS.parent / "benchmarks" / "results"

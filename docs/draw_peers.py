@@ -1,6 +1,6 @@
 """Speed beside DeepGEMM, product by product, on both GPUs: python docs/draw_peers.py docs/peers.png
 
-The times are those of deep_gemm/benchmark/peers.json.
+The times are those of lab/bench/peers.json.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from deep_gemm.benchmark.contenders import FAST, OURS
-from deep_gemm.benchmark.peers import DEEPGEMM, sessions
-from deep_gemm.benchmark.plot import COLOURS
-from deep_gemm.benchmark.report import geometric_mean
+from lab.bench.contenders import FAST, OURS
+from lab.bench.peers import DEEPGEMM, sessions
+from lab.bench.plot import COLOURS
+from lab.bench.report import geometric_mean
 
 Product = tuple[str, tuple[int, ...]]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from deep_gemm.benchmark.contenders import FAST, OURS
-from deep_gemm.benchmark.plot import COLOURS, NAMES
-from deep_gemm.benchmark.report import Report
+from lab.bench.contenders import FAST, OURS
+from lab.bench.plot import COLOURS, NAMES
+from lab.bench.report import Report
 
 
 def draw(report: Report, path: Path) -> None:

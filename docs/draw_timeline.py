@@ -44,7 +44,7 @@ def record(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         spawn(_process, (count, folder), count)  # type: ignore[no-untyped-call]
         ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(count)]
-    from deep_gemm.benchmark import machine
+    from lab.bench import machine
 
     header = {
         "date": str(date.today()),
@@ -59,7 +59,7 @@ def record(path: Path) -> None:
 
 
 def _process(rank: int, count: int, folder: str) -> None:
-    from deep_gemm.benchmark.distributed import Clock, Work, _replayed, _weights
+    from lab.bench.distributed import Clock, Work, _replayed, _weights
 
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)

@@ -4,7 +4,7 @@
     python ../../docs/write_aims.py dense.json dense-h100.json sustained.json > ../../docs/aims.md
 
 Judged shapes are those of two result files of `bench dense`, one for each GPU. Other times of one call are those of the
-peers' sessions (deep_gemm/benchmark/peers.json), in which DeepGEMM and cuBLASLt were measured beside this package.
+peers' sessions (lab/bench/peers.json), in which DeepGEMM and cuBLASLt were measured beside this package.
 Sustained times are those of a result file of `bench dense --sustained`.
 """
 
@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from deep_gemm.benchmark.compare import Comparison, comparisons
-from deep_gemm.benchmark.peers import sessions
-from deep_gemm.benchmark.report import Report, geometric_mean
+from lab.bench.compare import Comparison, comparisons
+from lab.bench.peers import sessions
+from lab.bench.report import Report, geometric_mean
 
 Shape = tuple[int, ...]
 Choice = Callable[[Shape], bool]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from deep_gemm.benchmark.contenders import BF16, OURS
-from deep_gemm.benchmark.layers import ALONE, COPY, EAGER
-from deep_gemm.benchmark.report import Report, Row, geometric_mean
+from lab.bench.contenders import BF16, OURS
+from lab.bench.layers import ALONE, COPY, EAGER
+from lab.bench.report import Report, Row, geometric_mean
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 GPUS = {"H200": "20", "H100": "h100-20"}
@@ -22,7 +22,7 @@ How long do casts, a linear layer and a mixture of experts take, beside a copy o
 torch?
 
 `docs/write_layer_results.py` writes this page from the files in `benchmarks/results/` that are named below; they have
-the method too. L2 cold, all contenders of a shape in one process, medians of 20 calls. `python -m deep_gemm plot FILE`
+the method too. L2 cold, all contenders of a shape in one process, medians of 20 calls. `python -m lab plot FILE`
 draws where a layer's time goes.
 """
 

@@ -1,4 +1,4 @@
-"""What this package and its rivals took, as Markdown, from deep_gemm/benchmark/peers.json.
+"""What this package and its rivals took, as Markdown, from lab/bench/peers.json.
 
 python docs/write_results.py > docs/results.md
 python docs/write_results.py README    # the table of six rows there
@@ -10,10 +10,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable
 
-from deep_gemm.benchmark.compare import Comparison, comparisons, summaries
-from deep_gemm.benchmark.contenders import BF16, BLOCKWISE, FAST, OURS
-from deep_gemm.benchmark.peers import DEEPGEMM, host_times, sessions
-from deep_gemm.benchmark.report import Row, geometric_mean
+from lab.bench.compare import Comparison, comparisons, summaries
+from lab.bench.contenders import BF16, BLOCKWISE, FAST, OURS
+from lab.bench.peers import DEEPGEMM, host_times, sessions
+from lab.bench.report import Row, geometric_mean
 
 Product = tuple[str, tuple[int, ...]]
 
@@ -96,7 +96,7 @@ def page() -> str:
             "",
             *_wrapped(
                 "`docs/write_results.py` writes this page and `docs/draw_peers.py` the picture, from "
-                "`deep_gemm/benchmark/peers.json`. [benchmark.md](benchmark.md) says how the package measures itself, "
+                "`lab/bench/peers.json`. [benchmark.md](benchmark.md) says how the package measures itself, "
                 "[aims.md](aims.md) what it aims at."
             ),
             "",

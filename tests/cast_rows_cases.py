@@ -20,9 +20,9 @@ from deep_gemm.kernels.cast_rows import RowCast
 from deep_gemm.problem.layout import align, ceil_div
 from deep_gemm.quantize import Quantized, per_token_cast_to_fp8
 from deep_gemm.routing import expert_rows
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import cast_rows as sim
-from deep_gemm.sim.launcher import flat_memory
+from lab.sim import HostKernel
+from lab.sim import cast_rows as sim
+from lab.sim.launcher import flat_memory
 
 EXPERTS = 24
 HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)

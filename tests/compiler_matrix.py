@@ -28,8 +28,6 @@ from thorough import sample
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plain checkout too
 
-from deep_gemm.benchmark.machine import git_state
-from deep_gemm.benchmark.report import write_whole
 from deep_gemm.choose.bf16 import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
@@ -54,7 +52,9 @@ from deep_gemm.kernels import (
 )
 from deep_gemm.kernels.code_plan import CodePlan
 from deep_gemm.kernels.ordinary import reachable_ordinary
-from deep_gemm.tools.gates import violations
+from lab.bench.machine import git_state
+from lab.bench.report import write_whole
+from lab.gates import violations
 
 USUAL_HEADS = (16, 32, 64)
 """Of the indexer: numbers of heads that models have, and one between."""

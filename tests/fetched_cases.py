@@ -14,8 +14,8 @@ from deep_gemm.problem.layout import SCALE_BLOCK
 from deep_gemm.problem.rows_silu import SILU_COLUMNS
 from deep_gemm.quantize import empty_scales, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.routing import expert_rows
-from deep_gemm.sim.rows_fetched import Asked
-from deep_gemm.sim.rows_silu import CANARY, POISON
+from lab.sim.rows_fetched import Asked
+from lab.sim.rows_silu import CANARY, POISON
 
 NAN_BYTE = 0x7F
 

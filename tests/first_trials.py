@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from deep_gemm.sim.mutate import Mutation, Trial
+    from lab.sim.mutate import Mutation, Trial
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "first_trials.json"

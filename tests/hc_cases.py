@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_gemm.sim import hc_prenorm as sim
+from lab.sim import hc_prenorm as sim
 
 
 def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,8 @@ from deep_gemm.jit.report import KernelReport, report
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.problem import DenseProblem
 from deep_gemm.problem.layout import ceil_div
-from deep_gemm.sim.mutate import CAUGHT, Mutation, Trial, try_mutation
-from deep_gemm.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
+from lab.sim.mutate import CAUGHT, Mutation, Trial, try_mutation
+from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 
 CANARY = 42.0
 BF16_UNIT = 2.0**-8

@@ -56,7 +56,7 @@ SECONDS = 120
 
 
 def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
-    from deep_gemm.sim import dense as sim
+    from lab.sim import dense as sim
 
     p: DenseProblem = sim.random_problem(config, *mnk)
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=p.sfb if config.sfb_is_per_row else wider(p.sfb, 3))
@@ -68,7 +68,7 @@ def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
 
 
 def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
-    from deep_gemm.sim import fp8_gemm_decode as sim
+    from lab.sim import fp8_gemm_decode as sim
 
     p: DenseProblem = sim.random_problem(config, *mnk)
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfa=wider(p.sfa, 3), sfb=wider(p.sfb, 2))
@@ -80,7 +80,7 @@ def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
 
 
 def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
-    from deep_gemm.sim import skip_head_mid as sim
+    from lab.sim import skip_head_mid as sim
 
     p = sim.random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
     p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=wider(p.sfb, 3))
@@ -90,8 +90,8 @@ def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) 
 
 
 def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, alignment: int = 128) -> None:
-    from deep_gemm.sim import dense
-    from deep_gemm.sim import rows as sim
+    from lab.sim import dense
+    from lab.sim import rows as sim
 
     p = sim.random_problem(config, layout, 264, 400, rows=rows, alignment=alignment)
     p = p._replace(b=wider(p.b, 16), sfb=p.sfb if config.sfb_is_per_row else wider(p.sfb, 3))
@@ -101,8 +101,8 @@ def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, a
 
 
 def silu_trial(has_weights: bool) -> None:
-    from deep_gemm.sim import dense
-    from deep_gemm.sim import rows_silu as sim
+    from lab.sim import dense
+    from lab.sim import rows_silu as sim
 
     config = tile_config(64, 128, Output(groups=Groups.IDS, activates=True), k=400)
     p = sim.random_problem([-1, *[0] * 70, -1, *[1] * 21], 512, 400, has_weights=has_weights, limit=0.5)
@@ -114,7 +114,7 @@ def silu_trial(has_weights: bool) -> None:
 
 
 def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
-    from deep_gemm.sim import depths as sim
+    from lab.sim import depths as sim
 
     p: KGroupedProblem = sim.random_problem(config, (272, 16, 400), 72, 136, on_gpu_alone=on_gpu_alone)
     if config.with_c and p.c is not None:
@@ -125,7 +125,7 @@ def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
 
 
 def heads_trial(tile: Tile, output: Output) -> None:
-    from deep_gemm.sim import heads as sim
+    from lab.sim import heads as sim
 
     config = tile.config(output, 400)
     p = sim.random_problem(config, 3, 72, 264, 400, gap=16)
@@ -139,7 +139,7 @@ def heads_trial(tile: Tile, output: Output) -> None:
 
 def cast_rows_trial(x: torch.Tensor) -> None:
     from deep_gemm.kernels import cast_rows
-    from deep_gemm.sim import cast_rows as sim
+    from lab.sim import cast_rows as sim
 
     (m, k), values = x.shape, torch.empty(x.shape, dtype=torch.float8_e4m3fn)
     config = select_cast(x.dtype, m, k, is_aligned=cast_rows.is_aligned(x, values), num_sms=2)
@@ -154,7 +154,7 @@ def row_cast_trial(
     from cast_rows_cases import Case, problem, verdict
 
     from deep_gemm.kernels import cast_rows
-    from deep_gemm.sim import cast_rows as sim
+    from lab.sim import cast_rows as sim
 
     which = cast_config(
         torch.bfloat16, is_aligned=True, is_few=False, activates=activates, groups=groups, to_routes=to_routes
@@ -168,7 +168,7 @@ def row_cast_trial(
 
 def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
     from deep_gemm.kernels import cast_tiles
-    from deep_gemm.sim import cast_tiles as sim
+    from lab.sim import cast_tiles as sim
 
     m, k = x.shape
     values, columns = (
@@ -187,7 +187,7 @@ def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
 
 def route_trial(*, by_parts: bool) -> None:
     from deep_gemm.kernels import route_rows
-    from deep_gemm.sim import route_rows as sim
+    from lab.sim import route_rows as sim
 
     ids = torch.randint(-1, 65, (300, 4), generator=torch.Generator().manual_seed(0)).int()
     totals = route_rows.Totals.OF_PARTS if by_parts else route_rows.Totals.COUNTED
@@ -201,7 +201,7 @@ def route_trial(*, by_parts: bool) -> None:
 
 def gather_trial(*, is_many: bool) -> None:
     from deep_gemm.kernels import gather_weighted
-    from deep_gemm.sim import gather_weighted as sim
+    from lab.sim import gather_weighted as sim
 
     config = gather_weighted.ManyConfig(torch.float32) if is_many else gather_weighted.GatherConfig(torch.float32)
     generator = torch.Generator().manual_seed(0)
@@ -215,7 +215,7 @@ def gather_trial(*, is_many: bool) -> None:
 
 def scales_trial(is_m_major: bool) -> None:
     from deep_gemm.kernels import lay_scales
-    from deep_gemm.sim import lay_scales as sim
+    from lab.sim import lay_scales as sim
 
     sf = wider(torch.arange(3.0 * 70 * 40).view(3, 70, 40), 5)
     sf = sf.mT if is_m_major else sf
@@ -581,7 +581,7 @@ MUTATIONS = [
 def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
     """Run a trial in a process of its own, through the broken module; say what told, None if nothing did."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "deep_gemm.sim.depths", "deep_gemm.sim.rows"])  # the slow imports, once
+    context.set_forkserver_preload(["torch", "lab.sim.depths", "lab.sim.rows"])  # the slow imports, once
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(mutation, trial, sender))
     process.start()

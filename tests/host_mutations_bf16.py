@@ -33,7 +33,7 @@ def expect_no_mistakes(outcome: Any) -> None:
 
 
 def product_trial(config: Bf16Config, m: int, n: int, k: int) -> None:
-    from deep_gemm.sim import bf16 as sim
+    from lab.sim import bf16 as sim
 
     p = sim.random_problem(config, m, n, k, planes=3, gap=8)
     p = p._replace(b=p.b if config.majors.b_is_mn else wider(p.b, 16))
@@ -43,7 +43,7 @@ def product_trial(config: Bf16Config, m: int, n: int, k: int) -> None:
 
 
 def rows_trial(groups: Groups, layout: list[int], rows: int | None = None, b_is_mn: bool = False) -> None:
-    from deep_gemm.sim import bf16, bf16_rows
+    from lab.sim import bf16, bf16_rows
 
     config = bf16_config(64, 64, Output(groups=groups), Majors(b_is_mn=b_is_mn))
     zero_padding = groups != Groups.COUNTS
@@ -53,7 +53,7 @@ def rows_trial(groups: Groups, layout: list[int], rows: int | None = None, b_is_
 
 
 def depths_trial() -> None:
-    from deep_gemm.sim import bf16, bf16_depths
+    from lab.sim import bf16, bf16_depths
 
     config = bf16_config(64, 64, Output(True, with_c=True, groups=Groups.DEPTHS), TURNED)
     p = bf16_depths.random_problem(config, (64, 0, 192), 72, 136)
@@ -63,7 +63,7 @@ def depths_trial() -> None:
 
 
 def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int = 72, n: int = 136) -> None:
-    from deep_gemm.sim import bf16, bf16_counted
+    from lab.sim import bf16, bf16_counted
 
     config = bf16_config(64, 64, Output(True, with_c=True, groups=Groups.COUNTED_DEPTHS), TURNED)
     p = bf16_counted.random_problem(config, ks, m, n, on_gpu_alone=on_gpu_alone, gap=8)
@@ -74,7 +74,7 @@ def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int
 
 def sum_trial(is_turned: bool) -> None:
     from deep_gemm.kernels.sum_slices import SlicesConfig
-    from deep_gemm.sim import bf16, bf16_sums
+    from lab.sim import bf16, bf16_sums
 
     config = bf16_config(64, 64, SUM_OUTPUT, TURNED if is_turned else Majors())
     output = SlicesConfig(True, adds_to_d=True)

@@ -17,7 +17,7 @@ SIMULATED = MODULES
 
 def plan_trial() -> None:
     from deep_gemm.kernels import plan_sends
-    from deep_gemm.sim import plan_sends as sim
+    from lab.sim import plan_sends as sim
 
     here, ranks = 3, 5
     ids = torch.randint(-1, here * ranks, (1030, 4), generator=torch.Generator().manual_seed(0))
@@ -33,7 +33,7 @@ def plan_trial() -> None:
 
 def pack_trial(behind: int | None) -> None:
     from deep_gemm.kernels import pack_rows
-    from deep_gemm.sim import pack_rows as sim
+    from lab.sim import pack_rows as sim
 
     tokens, hidden, topk = 5, 272, 3
     g = torch.Generator().manual_seed(0)

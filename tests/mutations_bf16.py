@@ -10,9 +10,9 @@ import torch
 from deep_gemm.choose.config_bf16 import MOST_COUNTED, Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.kernels import bf16_gemm
-from deep_gemm.sim import bf16 as sim
-from deep_gemm.sim import bf16_counted, bf16_depths, bf16_rows
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import bf16 as sim
+from lab.sim import bf16_counted, bf16_depths, bf16_rows
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from deep_gemm.choose.bf16 import SUM_OUTPUT
 from deep_gemm.choose.config_bf16 import Bf16Config, bf16_config
 from deep_gemm.kernels import bf16_gemm, sum_slices
 from deep_gemm.kernels.sum_slices import SlicesConfig, reachable_slices
-from deep_gemm.sim import bf16 as sim_bf16
-from deep_gemm.sim import bf16_sums as sim
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import bf16 as sim_bf16
+from lab.sim import bf16_sums as sim
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from cast_rows_cases import Case
 
 from deep_gemm.choose.config_cast import Groups, cast_config
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 COUNTS = cast_config(torch.bfloat16, is_aligned=True, is_few=False, groups=Groups.COUNTS)
 COUNTS_FEW = cast_config(torch.float32, is_aligned=True, is_few=True, groups=Groups.COUNTS)

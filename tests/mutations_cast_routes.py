@@ -8,7 +8,7 @@ import torch
 from cast_rows_cases import Case
 
 from deep_gemm.choose.config_cast import cast_config
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 FEW, SINGLE = (
     cast_config(torch.bfloat16, is_aligned=is_aligned, is_few=True, to_routes=True) for is_aligned in (True, False)

@@ -6,7 +6,7 @@ import torch
 from cast_rows_cases import Case
 
 from deep_gemm.choose.config_cast import cast_config
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 BF16, FP16, FP32 = (
     cast_config(dtype, is_aligned=True, is_few=False, activates=True)

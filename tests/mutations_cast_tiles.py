@@ -15,8 +15,8 @@ from torch import Tensor
 from deep_gemm.choose.config_cast import Grain, TileCastConfig, tile_cast_config
 from deep_gemm.kernels import cast_tiles
 from deep_gemm.quantize import Quantized, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.sim import cast_tiles as sim
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import cast_tiles as sim
+from lab.sim.mutate import Mutation
 
 RIGHT: dict[Grain, Callable[[Tensor, bool], Quantized]] = {
     Grain.ROWS: per_token_cast_to_fp8,

@@ -9,8 +9,8 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Output
 from deep_gemm.kernels import fp8_gemm
-from deep_gemm.sim import dense as sim
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import dense as sim
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from deep_gemm.choose.depths import SHARING_A, TILES, k_grouped_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm
-from deep_gemm.sim import depths as sim
-from deep_gemm.sim.dense import compile_config
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import depths as sim
+from lab.sim.dense import compile_config
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

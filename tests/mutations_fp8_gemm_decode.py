@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.kernels import fp8_gemm_decode
-from deep_gemm.sim import fp8_gemm_decode as sim
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import fp8_gemm_decode as sim
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

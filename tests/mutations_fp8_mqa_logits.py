@@ -10,8 +10,8 @@ from mqa_cases import anywhere, causal, mistakes, packed, problem
 
 from deep_gemm.choose.config_mqa_logits import MqaConfig, mqa_config
 from deep_gemm.kernels import fp8_mqa_logits
-from deep_gemm.sim import fp8_mqa_logits as sim
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import fp8_mqa_logits as sim
+from lab.sim.mutate import Mutation
 
 RANGES = {"causal": causal, "anywhere": anywhere, "packed": packed}
 

@@ -12,8 +12,8 @@ from deep_gemm.choose.config_paged_mqa_logits import PagedConfig, paged_config
 from deep_gemm.indexer.paged_reference import schedule
 from deep_gemm.kernels import fp8_paged_mqa_logits, plan_paged_contexts
 from deep_gemm.kernels.plan_paged_contexts import PlanConfig
-from deep_gemm.sim import fp8_paged_mqa_logits as sim
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import fp8_paged_mqa_logits as sim
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from deep_gemm.choose.config_hc_prenorm import HcConfig
 from deep_gemm.choose.config_hc_prenorm_few import HcFewConfig
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.kernels.hc_prenorm import Config
-from deep_gemm.sim import hc_prenorm as sim
-from deep_gemm.sim.hc_prenorm import mistakes
-from deep_gemm.sim.hc_prenorm import random_operands as operands
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import hc_prenorm as sim
+from lab.sim.hc_prenorm import mistakes
+from lab.sim.hc_prenorm import random_operands as operands
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

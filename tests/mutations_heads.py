@@ -9,8 +9,8 @@ from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
-from deep_gemm.sim import heads as sim
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import heads as sim
+from lab.sim.mutate import Mutation
 
 BF16 = Output(groups=Groups.HEADS)
 FP32 = replace(BF16, is_fp32=True)

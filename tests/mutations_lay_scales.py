@@ -10,9 +10,9 @@ import torch
 from deep_gemm.kernels import lay_scales
 from deep_gemm.kernels.lay_scales import CONFIG
 from deep_gemm.problem.layout import empty_mn_major
-from deep_gemm.sim import lay_scales as sim
-from deep_gemm.sim.launcher import flat_memory
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import lay_scales as sim
+from lab.sim.launcher import flat_memory
+from lab.sim.mutate import Mutation
 
 POISON = -1.0
 

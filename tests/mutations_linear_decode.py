@@ -16,8 +16,8 @@ from deep_gemm.choose.config_linear_decode import LinearDecodeConfig
 from deep_gemm.kernels import linear_decode
 from deep_gemm.problem import DenseProblem
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.sim import fp8_gemm_decode, mutate
-from deep_gemm.sim import linear_decode as sim
+from lab.sim import fp8_gemm_decode, mutate
+from lab.sim import linear_decode as sim
 
 
 @dataclass(frozen=True)

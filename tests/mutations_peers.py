@@ -12,9 +12,9 @@ from rank_runs import LIMIT, POISON, buffers_of, check, compiled, launches_of, p
 from deep_gemm.kernels.meeting import ERROR_WORD
 from deep_gemm.kernels.post_rows import PostConfig
 from deep_gemm.kernels.sources import cuda_sources
-from deep_gemm.sim.mutate import Mutation
-from deep_gemm.sim.ranks import run_ranks
-from deep_gemm.sim.simulate import Simulation
+from lab.sim.mutate import Mutation
+from lab.sim.ranks import run_ranks
+from lab.sim.simulate import Simulation
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from deep_gemm.kernels.meeting import STATE_WORDS, Node, Room
 from deep_gemm.kernels.post_rows import PostConfig
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.quantize import per_token_cast_to_fp8
-from deep_gemm.sim import post_rows as sim_post
-from deep_gemm.sim.mutate import Mutation
-from deep_gemm.sim.ranks import run_ranks
-from deep_gemm.sim.simulate import Buffer, Simulation
+from lab.sim import post_rows as sim_post
+from lab.sim.mutate import Mutation
+from lab.sim.ranks import run_ranks
+from lab.sim.simulate import Buffer, Simulation
 
 LIMIT = 1 << 20
 POISON = 0xA5

@@ -11,9 +11,9 @@ from deep_gemm.kernels import gather_weighted, route_rows
 from deep_gemm.kernels.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
 from deep_gemm.kernels.route_rows import COUNTER, CountConfig, RouteConfig, Totals, num_arrivals
 from deep_gemm.routing import expert_rows, weighted_sum
-from deep_gemm.sim import gather_weighted as sim_gather
-from deep_gemm.sim import route_rows as sim_route
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import gather_weighted as sim_gather
+from lab.sim import route_rows as sim_route
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

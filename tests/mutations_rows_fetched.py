@@ -12,9 +12,9 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.kernels import fp8_gemm
-from deep_gemm.sim import rows_fetched
-from deep_gemm.sim.dense import compile_config
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import rows_fetched
+from lab.sim.dense import compile_config
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.kernels.rows_to_addresses import OUTPUT
 from deep_gemm.problem import ContiguousProblem
-from deep_gemm.sim import rows as sim_rows
-from deep_gemm.sim import rows_to_addresses as sim
-from deep_gemm.sim.dense import compile_config
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import rows as sim_rows
+from lab.sim import rows_to_addresses as sim
+from lab.sim.dense import compile_config
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

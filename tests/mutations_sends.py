@@ -13,9 +13,9 @@ from deep_gemm.kernels import pack_rows, plan_sends
 from deep_gemm.kernels.pack_rows import PackConfig
 from deep_gemm.kernels.plan_sends import PlanSendsConfig
 from deep_gemm.routing import expert_rows
-from deep_gemm.sim import pack_rows as sim_pack
-from deep_gemm.sim import plan_sends as sim_plan
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import pack_rows as sim_pack
+from lab.sim import plan_sends as sim_plan
+from lab.sim.mutate import Mutation
 
 FACTS = (1, 2**62, -1, 5, -(2**40), 7, 3)
 

@@ -9,8 +9,8 @@ from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.skip_head_mid import skipping
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
-from deep_gemm.sim import skip_head_mid as sim
-from deep_gemm.sim.mutate import Mutation
+from lab.sim import skip_head_mid as sim
+from lab.sim.mutate import Mutation
 
 
 @dataclass(frozen=True)

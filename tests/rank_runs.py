@@ -19,12 +19,12 @@ from deep_gemm.kernels.params import Field, Kind, Params
 from deep_gemm.kernels.post_rows import PostConfig
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.problem.layout import ceil_div, get_tma_aligned_size
-from deep_gemm.sim import gather_rows as sim_gather_rows
-from deep_gemm.sim import gather_weighted as sim_gather
-from deep_gemm.sim import meet_ranks as sim_meet
-from deep_gemm.sim import post_rows as sim_post
-from deep_gemm.sim.library import HostKernel, compile_kernel
-from deep_gemm.sim.simulate import Buffer, KernelLaunch, Simulation
+from lab.sim import gather_rows as sim_gather_rows
+from lab.sim import gather_weighted as sim_gather
+from lab.sim import meet_ranks as sim_meet
+from lab.sim import post_rows as sim_post
+from lab.sim.library import HostKernel, compile_kernel
+from lab.sim.simulate import Buffer, KernelLaunch, Simulation
 
 KEEP = Params("KeepParams", Field("room", Kind.POINTER), Field("kept", Kind.POINTER), Field("words", Kind.UINT32))
 STORE = Params(

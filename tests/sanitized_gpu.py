@@ -418,7 +418,7 @@ def main() -> int:
                 for said, count in row["reports"].items():
                     print(f"       {count} {said}", flush=True)
     if asked.out:
-        from deep_gemm.benchmark.machine import header
+        from lab.bench.machine import header
 
         version = subprocess.run(("compute-sanitizer", "--version"), capture_output=True, text=True, check=True).stdout
         method = f"{__doc__} {version.strip()}"

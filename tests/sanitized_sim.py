@@ -23,7 +23,7 @@ from deep_gemm.choose.config_of_tile import tile_config  # noqa: E402
 from deep_gemm.choose.output import Output  # noqa: E402
 from deep_gemm.kernels.fp8_paged_mqa_logits import config_of  # noqa: E402
 from deep_gemm.kernels.sources import cuda_sources  # noqa: E402
-from deep_gemm.sim import dense, fp8_gemm_decode, fp8_paged_mqa_logits, hc_prenorm, library  # noqa: E402
+from lab.sim import dense, fp8_gemm_decode, fp8_paged_mqa_logits, hc_prenorm, library  # noqa: E402
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 FEW = "hc_prenorm_few.cuh"

@@ -13,7 +13,7 @@ import torch
 from deep_gemm.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.kernels.wgmma_header import wgmma_header
-from deep_gemm.sim import Buffer, HostKernel, Map, Pointer, Result, Struct, compile_kernel, simulate
+from lab.sim import Buffer, HostKernel, Map, Pointer, Result, Struct, compile_kernel, simulate
 
 KERNELS = Path(__file__).parent / "sim_kernels"
 SOURCE = '#include "basic.cuh"\n'
@@ -120,7 +120,7 @@ class WrongResultError(AssertionError):
 
 @dataclass(frozen=True)
 class BasicTrial:
-    """A `Trial` of deep_gemm.sim.mutate."""
+    """A `Trial` of lab.sim.mutate."""
 
     config: Config
     mnk: tuple[int, int, int]

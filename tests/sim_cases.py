@@ -12,8 +12,8 @@ import torch
 
 from deep_gemm.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.kernels.sources import cuda_sources
-from deep_gemm.sim import Buffer, HostKernel, Map, Pointer, Result, compile_kernel, simulate
-from deep_gemm.sim.arguments import Argument
+from lab.sim import Buffer, HostKernel, Map, Pointer, Result, compile_kernel, simulate
+from lab.sim.arguments import Argument
 
 SHARED_BYTES = 2 * 16384 + 4096 + 1024
 IN_MAP = TensorMap(ElementType.FLOAT32, (32, 64), (128,), (32, 8), 128)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim_basic import BasicTrial, Config
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 TRIALS = [
     *(BasicTrial(Config(), (200, 392, 528), seed) for seed in (1, 2)),

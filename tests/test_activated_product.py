@@ -21,7 +21,7 @@ from deep_gemm.quantize import (
     per_token_cast_to_fp8,
 )
 from deep_gemm.reference import block_scaled_product
-from deep_gemm.sim import rows_silu as sim
+from lab.sim import rows_silu as sim
 
 CANARY = 42.0
 IDS = [*[1] * 5, -1, *[0] * 7, *[-1] * 3, 2, *[1] * 2]

@@ -54,6 +54,13 @@ def test_only_jit_imports_cuda_bindings() -> None:
     assert importing == {"jit"}
 
 
+def test_the_package_does_not_import_the_laboratory() -> None:
+    importing = [
+        path for path in (ROOT / "deep_gemm").rglob("*.py") if any(name[0] == "lab" for name in drawing.imports(path))
+    ]
+    assert importing == []
+
+
 def test_the_picture_is_that_of_todays_imports() -> None:
     assert drawing.PICTURE.read_text() == drawing.svg(), "run: python docs/draw_architecture.py"
 

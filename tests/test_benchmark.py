@@ -19,17 +19,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import deep_gemm
-import deep_gemm.benchmark.report as report_module
+import lab.bench.report as report_module
 from deep_gemm import gpus
-from deep_gemm.__main__ import app, bench
-from deep_gemm.benchmark import cases, command, compile_times, contenders, host, machine, peers, products, table, timing
-from deep_gemm.benchmark.cases import ANCHOR, ANCHOR_SHORT_K, Case, all_cases, cases_of, cold_copy_us
-from deep_gemm.benchmark.compare import comparisons, summaries
-from deep_gemm.benchmark.contenders import BF16, BLOCKWISE, FAST, OURS, Contender, contenders_of
-from deep_gemm.benchmark.report import Report, Row, geometric_mean
-from deep_gemm.benchmark.timing import KernelEvent, PairingError, Spread, pair, rotated
 from deep_gemm.choose.dense import menu_of, select
 from deep_gemm.choose.output import Output
+from lab.__main__ import app, bench
+from lab.bench import cases, command, compile_times, contenders, host, machine, peers, products, table, timing
+from lab.bench.cases import ANCHOR, ANCHOR_SHORT_K, Case, all_cases, cases_of, cold_copy_us
+from lab.bench.compare import comparisons, summaries
+from lab.bench.contenders import BF16, BLOCKWISE, FAST, OURS, Contender, contenders_of
+from lab.bench.report import Report, Row, geometric_mean
+from lab.bench.timing import KernelEvent, PairingError, Spread, pair, rotated
 
 FILL = "fill"
 

@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 from test_benchmark import NoFlush
 
-from deep_gemm.benchmark import attention, logits_paged, logits_prefill, table, yardsticks
-from deep_gemm.benchmark.contenders import OURS
-from deep_gemm.benchmark.layers import EAGER
-from deep_gemm.benchmark.report import Report, Row
-from deep_gemm.benchmark.timing import Spread
+from lab.bench import attention, logits_paged, logits_prefill, table, yardsticks
+from lab.bench.contenders import OURS
+from lab.bench.layers import EAGER
+from lab.bench.report import Report, Row
+from lab.bench.timing import Spread
 
 SMALL = (5, 40, 16, 32)
 

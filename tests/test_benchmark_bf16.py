@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from deep_gemm.benchmark import attention, bf16, command, yardsticks
-from deep_gemm.benchmark.contenders import OURS
-from deep_gemm.benchmark.layers import EAGER
-from deep_gemm.benchmark.report import Row
-from deep_gemm.benchmark.timing import Spread
+from lab.bench import attention, bf16, command, yardsticks
+from lab.bench.contenders import OURS
+from lab.bench.layers import EAGER
+from lab.bench.report import Row
+from lab.bench.timing import Spread
 
 SMALL: list[tuple[str, Any, tuple[int, ...]]] = [
     ("dense", bf16.dense, (70, 24, 16)),

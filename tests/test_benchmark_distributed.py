@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 from test_docs import script
 
-from deep_gemm.benchmark import command, distributed, table
-from deep_gemm.benchmark.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER, MEGA
-from deep_gemm.benchmark.layers import ALONE
-from deep_gemm.benchmark.report import Report, Row
+from lab.bench import command, distributed, table
+from lab.bench.distributed import COMBINE, DISPATCH, GROUP, GROUP_FIXED, LAYER, MEGA
+from lab.bench.layers import ALONE
+from lab.bench.report import Report, Row
 
 SHAPE = (4, 2, 6, 256, 128, 1)
 

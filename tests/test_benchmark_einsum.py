@@ -9,11 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from deep_gemm.benchmark import command, einsum, skip_head_mid, table, yardsticks
-from deep_gemm.benchmark.contenders import BF16, OURS
-from deep_gemm.benchmark.layers import ALONE
-from deep_gemm.benchmark.report import Report, Row
-from deep_gemm.benchmark.timing import L2Flush, Spread
+from deep_gemm.tools.console import WIDTH_WITHOUT_TERMINAL
+from lab.bench import command, einsum, skip_head_mid, table, yardsticks
+from lab.bench.contenders import BF16, OURS
+from lab.bench.layers import ALONE
+from lab.bench.report import Report, Row
+from lab.bench.timing import L2Flush, Spread
 
 SHAPE = (5, 3, 272, 136)
 
@@ -70,7 +71,7 @@ def test_the_table() -> None:
     times = zip(einsum.CONTENDERS, (13.6, 13.8, 24.2), strict=True)
     rows = [Row(einsum.KIND, shape, name, "cold", us=us) for name, us in times]
     report = Report(header, [*yardsticks.rows_of(measured), *rows])
-    console = Console(width=table.WIDTH_WITHOUT_TERMINAL, record=True, file=io.StringIO())
+    console = Console(width=WIDTH_WITHOUT_TERMINAL, record=True, file=io.StringIO())
     table.print_report(report, console)
     line = next(line for line in console.export_text().splitlines() if "4x8x4096x1024" in line)
     assert all(figure in line for figure in ("13.60", "13.80", "24.20", "0.56"))
@@ -81,7 +82,7 @@ def test_the_table_of_products_into_heads() -> None:
     shape = skip_head_mid.QUICK_SHAPES[1]
     times = zip(skip_head_mid.CONTENDERS, (134.4, 129.0), strict=True)
     report = Report(header, [Row(skip_head_mid.KIND, shape, name, "cold", us=us) for name, us in times])
-    console = Console(width=table.WIDTH_WITHOUT_TERMINAL, record=True, file=io.StringIO())
+    console = Console(width=WIDTH_WITHOUT_TERMINAL, record=True, file=io.StringIO())
     table.print_report(report, console)
     line = next(line for line in console.export_text().splitlines() if "4096x32768x512" in line)
     assert all(figure in line for figure in ("134.4", "129.0", "1.04"))

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from deep_gemm.benchmark import command, machine, tune, tune_command
-from deep_gemm.benchmark.cases import all_cases, cases_of, grid_cases, tuned_weights
-from deep_gemm.benchmark.compare import comparisons, summaries
-from deep_gemm.benchmark.contenders import FAST, OURS
-from deep_gemm.benchmark.grid import GROUPED_KINDS, MS, MS_OF_A_WEIGHT, all_weights, expert_weights
-from deep_gemm.benchmark.models import BLOCK
-from deep_gemm.benchmark.report import Report, Row
-from deep_gemm.benchmark.timing import Spread
-from deep_gemm.benchmark.tune_samples import samples
 from deep_gemm.gpus import GPUS
+from deep_gemm.tools.models import BLOCK
+from lab.bench import command, machine, tune, tune_command
+from lab.bench.cases import all_cases, cases_of, grid_cases, tuned_weights
+from lab.bench.compare import comparisons, summaries
+from lab.bench.contenders import FAST, OURS
+from lab.bench.grid import GROUPED_KINDS, MS, MS_OF_A_WEIGHT, all_weights, expert_weights
+from lab.bench.report import Report, Row
+from lab.bench.timing import Spread
+from lab.bench.tune_samples import samples
 
 
 def test_new_weights_meet_all_sizes_of_batch() -> None:

@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 from test_benchmark import NoFlush
 
-from deep_gemm.benchmark import command, hc, table, yardsticks
-from deep_gemm.benchmark.contenders import OURS
-from deep_gemm.benchmark.layers import COPY, EAGER
-from deep_gemm.benchmark.report import Report, Row
-from deep_gemm.benchmark.timing import Spread
+from lab.bench import command, hc, table, yardsticks
+from lab.bench.contenders import OURS
+from lab.bench.layers import COPY, EAGER
+from lab.bench.report import Report, Row
+from lab.bench.timing import Spread
 
 
 def test_every_shape_that_somebody_timed_is_measured() -> None:

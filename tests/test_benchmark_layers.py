@@ -17,15 +17,15 @@ from rich.console import Console
 from test_benchmark import FILL, NoFlush, invoke, recording
 
 import deep_gemm
-from deep_gemm.benchmark import casts, command, experts, layers, linear, machine, plot_layers, table, timing
-from deep_gemm.benchmark.contenders import BF16, OURS
-from deep_gemm.benchmark.layers import ALONE, COPY, EAGER, Layer, Work
-from deep_gemm.benchmark.report import Report, Row
-from deep_gemm.benchmark.timing import KernelEvent, Kernels, Spread
 from deep_gemm.choose.dense import reachable
 from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.rows import reachable_grouped
 from deep_gemm.kernels.sources import cuda_sources
+from lab.bench import casts, command, experts, layers, linear, machine, plot_layers, table, timing
+from lab.bench.contenders import BF16, OURS
+from lab.bench.layers import ALONE, COPY, EAGER, Layer, Work
+from lab.bench.report import Report, Row
+from lab.bench.timing import KernelEvent, Kernels, Spread
 
 SMALL_EXPERTS = (4, 2, 6, 256, 128)
 OURS_OF_EXPERTS = ("route_rows", "cast_rows", "fp8_gemm_dense", "silu_cast", "fp8_gemm_dense", "gather_weighted")

@@ -11,14 +11,14 @@ from rich.console import Console
 from test_docs import script
 from torch import Tensor
 
-from deep_gemm.benchmark import command, numerics, table
-from deep_gemm.benchmark.contenders import BF16, FAST, OURS
-from deep_gemm.benchmark.numerics import KINDS, ONE_BIG, OPERANDS
-from deep_gemm.benchmark.report import Report, Row
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Output
 from deep_gemm.problem import dense_problem
-from deep_gemm.sim import dense as sim
+from lab.bench import command, numerics, table
+from lab.bench.contenders import BF16, FAST, OURS
+from lab.bench.numerics import KINDS, ONE_BIG, OPERANDS
+from lab.bench.report import Report, Row
+from lab.sim import dense as sim
 
 SMALL = {"m_grouped_fp8_gemm_nt_contiguous": (2, 128, 256, 256), "m_grouped_fp8_gemm_nt_masked": (2, 128, 256, 256)}
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm.benchmark import skip_head_mid as bench
-from deep_gemm.benchmark.contenders import OURS
-from deep_gemm.benchmark.layers import ALONE
-from deep_gemm.benchmark.timing import Spread
+from lab.bench import skip_head_mid as bench
+from lab.bench.contenders import OURS
+from lab.bench.layers import ALONE
+from lab.bench.timing import Spread
 
 SHAPE = (3, 512, 256)
 

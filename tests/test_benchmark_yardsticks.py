@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from deep_gemm.benchmark import yardsticks
-from deep_gemm.benchmark.report import HEADER_KEYS, Report
-from deep_gemm.benchmark.timing import L2Flush, Spread
-from deep_gemm.benchmark.yardsticks import COPY, PRODUCT, Yardsticks, upstream_us
+from lab.bench import yardsticks
+from lab.bench.report import HEADER_KEYS, Report
+from lab.bench.timing import L2Flush, Spread
+from lab.bench.yardsticks import COPY, PRODUCT, Yardsticks, upstream_us
 
 THAT_DAY = Yardsticks("NVIDIA H200", 256.22, 1400.71)
 

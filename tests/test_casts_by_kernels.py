@@ -23,9 +23,9 @@ from deep_gemm.problem import activation_problem
 from deep_gemm.problem.layout import rows_of_counts, rows_of_groups
 from deep_gemm.quantize import Quantized, fp8
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import cast_rows as sim_rows
-from deep_gemm.sim import cast_tiles as sim_tiles
+from lab.sim import HostKernel
+from lab.sim import cast_rows as sim_rows
+from lab.sim import cast_tiles as sim_tiles
 
 pytestmark = pytest.mark.host_compiler
 

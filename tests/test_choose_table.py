@@ -97,7 +97,7 @@ def test_a_table_has_a_line_for_each_entry_sorted() -> None:
 def test_the_packages_own_table_is_right() -> None:
     entries = read_table(PACKAGE_TABLE)
     assert all(heuristics._tile_of(each)[0] for each in entries)
-    assert json.loads(PACKAGE_TABLE.read_text())["made_by"].startswith("python -m deep_gemm tune")
+    assert json.loads(PACKAGE_TABLE.read_text())["made_by"].startswith("python -m lab tune")
 
 
 def test_what_was_measured_again_is_replaced_or_goes_and_the_rest_stays() -> None:

@@ -25,17 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a plai
 import deep_gemm
 from deep_gemm import jit
 from deep_gemm.__main__ import app
-from deep_gemm.benchmark.cases import Case
-from deep_gemm.benchmark.contenders import FAST, OURS
-from deep_gemm.benchmark.report import Row
-from deep_gemm.benchmark.timing import Spread
-from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.choose.dense import reachable, reachable_decode, select
-from deep_gemm.choose.depths import reachable_k_grouped
-from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
+from deep_gemm.choose.dense import reachable, select
 from deep_gemm.choose.output import Groups, Output
-from deep_gemm.choose.rows import reachable_grouped, reachable_silu, select_grouped
+from deep_gemm.choose.rows import select_grouped
 from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing, compiler
 from deep_gemm.jit.cache import KernelCache
@@ -44,18 +37,17 @@ from deep_gemm.jit.entry import pack
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode, linear_decode
 from deep_gemm.kernels.ordinary import reachable_ordinary
 from deep_gemm.settings import settings
-from deep_gemm.sim import command as sim_command
-from deep_gemm.sim import library
 from deep_gemm.tools import demo, doctor, precompile
-from deep_gemm.tools import inspect as inspect_kernels
-from deep_gemm.tools.gates import GATES
-from deep_gemm.tools.inspect import FAMILIES, OPCODES
+from lab.__main__ import app as lab_app
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"})
+APPS = {"deep_gemm": app, "lab": lab_app}
+
+
+def run(*arguments: str, program: str = "deep_gemm") -> Result:
+    return CliRunner().invoke(APPS[program], arguments, env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"})
 
 
 def words(result: Result) -> str:
@@ -63,49 +55,70 @@ def words(result: Result) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
-def test_every_command_is_listed_with_what_it_does() -> None:
-    result = run("--help")
+@pytest.mark.parametrize("program", APPS)
+def test_every_command_is_listed_with_what_it_does(program: str) -> None:
+    result = run("--help", program=program)
     assert result.exit_code == 0
-    for command in app.registered_commands:
+    for command in APPS[program].registered_commands:
         assert command.callback is not None
+        if command.hidden:
+            assert f" {command.name} " not in words(result)
+            continue
         what = (command.callback.__doc__ or "").split(".")[0]
         assert f" {command.name or command.callback.__name__} {what}" in words(result)
 
 
-ROOT_COMMAND: Any = typer.main.get_command(app)
-CACHE_COMMAND: Any = ROOT_COMMAND.commands["cache"]
-COMMANDS: dict[str, Any] = {
-    "": ROOT_COMMAND,
-    **ROOT_COMMAND.commands,
-    **{f"cache {name}": command for name, command in CACHE_COMMAND.commands.items()},
-}
+def commands_of(program: str) -> dict[tuple[str, str], Any]:
+    root: Any = typer.main.get_command(APPS[program])
+    cache: Any = root.commands.get("cache")
+    found = {"": root, **root.commands}
+    if cache is not None:
+        found.update({f"cache {name}": command for name, command in cache.commands.items()})
+    return {(program, name): command for name, command in found.items() if not command.hidden}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_argument_and_option_says_what_it_is(name: str) -> None:
-    silent = [each.name for each in COMMANDS[name].params if not getattr(each, "help", None)]
+COMMANDS = {**commands_of("deep_gemm"), **commands_of("lab")}
+
+
+@pytest.mark.parametrize(("program", "name"), COMMANDS)
+def test_every_argument_and_option_says_what_it_is(program: str, name: str) -> None:
+    silent = [each.name for each in COMMANDS[program, name].params if not getattr(each, "help", None)]
     assert silent == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_ends_with_examples_that_can_be_typed(name: str) -> None:
-    lines = [line.strip() for line in COMMANDS[name].epilog.split("\n\n")]
+@pytest.mark.parametrize(("program", "name"), COMMANDS)
+def test_help_ends_with_examples_that_can_be_typed(program: str, name: str) -> None:
+    lines = [line.strip() for line in COMMANDS[program, name].epilog.split("\n\n")]
     assert lines[0] == "Examples:"
-    typed = [line.removeprefix("python -m deep_gemm ") for line in lines if line.startswith("python -m deep_gemm ")]
+    begin = f"python -m {program} "
+    typed = [line.removeprefix(begin) for line in lines if line.startswith(begin)]
     assert typed
-    shown = run(*name.split(), "--help")
+    shown = run(*name.split(), "--help", program=program)
     assert shown.exit_code == 0
     for example in typed:
         assert example in words(shown)
         arguments = shlex.split(example)
         first = 2 if arguments[0] == "cache" else 1
-        command = COMMANDS[" ".join(arguments[:first])]
+        command = COMMANDS[program, " ".join(arguments[:first])]
         command.make_context(name, arguments[first:])  # raises for an option that is not there
         assert name in ("", "cache") or arguments[: len(name.split())] == name.split()
 
 
-def test_exit_codes_are_told() -> None:
-    assert "Exit codes: 0 all right; 1 something failed or was found wrong; 2 the request" in words(run("--help"))
+@pytest.mark.parametrize(
+    "line", ["bench dense --quick", "sim", "inspect --help", "configs", "soak", "tune --fit", "plot"]
+)
+def test_a_command_that_is_the_laboratorys_says_where_it_is(line: str) -> None:
+    result = run(*line.split())
+    assert result.exit_code == 2
+    name = line.split(maxsplit=1)[0]
+    told = f"deep_gemm: {name} is of the laboratory now, which lies beside the package; from a checkout: python -m lab"
+    assert words(result) == f"{told} {name}"
+
+
+@pytest.mark.parametrize("program", APPS)
+def test_exit_codes_are_told(program: str) -> None:
+    told = words(run("--help", program=program))
+    assert "Exit codes: 0 all right; 1 something failed or was found wrong; 2 the request" in told
     assert run("no-such-command").exit_code == 2
 
 
@@ -133,7 +146,7 @@ def machine(
     """What the doctor says of such a machine, line by line."""
 
     def version() -> str:
-        return compiler or _no_compiler()
+        return compiler or no_compiler()
 
     monkeypatch.setattr(doctor, "compiler_version", version)
     monkeypatch.setattr(doctor, "driver_version", lambda: driver)
@@ -143,7 +156,7 @@ def machine(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     result = run("doctor")
     lines = result.output.splitlines()
-    assert 9 <= len(lines) <= 10
+    assert 8 <= len(lines) <= 9
     return [*lines, str(result.exit_code)]
 
 
@@ -172,9 +185,9 @@ def test_doctor_says_what_a_hopper_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("gpus", "driver", "compiler", "so", "more"),
     [
-        ([], None, "13.0.88", "kernels can be compiled (compile, inspect)", "there is no Hopper GPU"),
+        ([], None, "13.0.88", "kernels can be compiled (compile)", "there is no Hopper GPU"),
         ([], None, None, "nothing is compiled", "there is no Hopper GPU"),
-        ([AMPERE], (13, 0), "13.0.88", "kernels can be compiled (compile, inspect)", "the GPU is not a Hopper"),
+        ([AMPERE], (13, 0), "13.0.88", "kernels can be compiled (compile)", "the GPU is not a Hopper"),
     ],
 )
 def test_doctor_without_a_hopper_says_what_can_be_done(
@@ -300,7 +313,7 @@ def test_compile_refuses_in_words(arguments: tuple[str, ...], message: str) -> N
 
 
 def test_compile_says_what_to_install_where_the_compiler_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompile, "compiler_version", _no_compiler)
+    monkeypatch.setattr(precompile, "compiler_version", no_compiler)
     result = run("compile", "8,128")
     assert result.exit_code == 2
     assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
@@ -376,7 +389,7 @@ def use_cache(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> None:
     jit._cache_of.cache_clear()
 
 
-def test_a_shipped_cache_serves_where_there_is_no_compiler(
+def test_a_shipped_cache_serves_where_there_isno_compiler(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = tmp_path / "kernels.tar"
@@ -396,7 +409,7 @@ def test_a_shipped_cache_serves_where_there_is_no_compiler(
     use_cache(monkeypatch, tmp_path / "file" / "cache", tmp_path / "there")
     (tmp_path / "file").write_text("")
     compiler.compiler_version.cache_clear()
-    monkeypatch.setattr(compiler, "_nvrtc", _no_compiler)
+    monkeypatch.setattr(compiler, "_nvrtc", no_compiler)
     for n in (2112, 512):
         config = select(64, n, 7168, Output(), H200)
         assert (fp8_gemm_decode if isinstance(config, DecodeConfig) else fp8_gemm).build(config).cubin
@@ -458,257 +471,6 @@ def test_import_and_export_say_what_they_cannot_do(cache: Path, tmp_path: Path) 
     assert "others may write to it (mode 777): chmod go-w" in words(result)
 
 
-# ---- inspect ----------------------------------------------------------------------------------------------------
-
-
-def test_inspect_shows_what_a_kernel_is_made_of() -> None:
-    result = run("inspect", "fp8_gemm", "--block-m", "256", "--block-n", "128")
-    assert result.exit_code == 0
-    shown = words(result)
-    for fact in (
-        "fp8_gemm 256x128 bf16, sm_90a, NVRTC",
-        "tile 256 x 128 x 128",
-        "registers 168 a thread at launch, 64512 of 65536",
-        "then 232 for a math thread, 40 for a producer's",
-        "shared memory 217088 of 232448 bytes",
-        "ring 3 stages of 50176 bytes",
-        "stores 2 buffers of 32768 bytes, 4 panels of 64 x 64 each",
-        "ms, cold",
-        "each 16 FFMA",
-        "UTMALDG TMA loads 3",
-        "UTMASTG TMA stores 4",
-    ):
-        assert fact in shown
-    assert shown.count("passed") == len(GATES)
-    assert all(gate.name in shown for gate in GATES)
-    assert "SASS" not in shown
-
-
-def test_inspect_takes_every_part_of_a_configuration() -> None:
-    clustered = words(run("inspect", "--block-m", "128", "--block-n", "64", "--cluster-n", "2", "--with-c"))
-    assert "fp8_gemm 128x64/n2 bf16+c" in clustered
-    assert "cluster 2 CTAs share A along n" in clustered
-    assert "UTMALDG TMA loads, 1 multicast 3" in clustered
-    adding = words(run("inspect", "--block-m", "64", "--block-n", "16", "--output", "fp32", "--adds-to-d"))
-    assert "fp8_gemm 64x16 fp32+d" in adding
-    assert "UTMAREDG TMA stores that add 1" in adding
-    assert "UTMASTG" not in adding
-
-
-@pytest.mark.parametrize(
-    ("arguments", "facts"),
-    [
-        (("cast_rows",), ("cast_rows ", "LDG loads from global memory ", "MUFU reciprocals")),
-        (("cast_tiles",), ("cast_tiles ", "STS stores to shared memory ")),
-        (("route_rows",), ("route_rows int32 64 experts, sm_90a", "threads 1024, in 1 blocks an SM")),
-        (("gather_weighted", "--config", "weights in bfloat16"), ("gather_weighted weights in bfloat16, sm_90a",)),
-        (("lay_scales",), ("lay_scales 64x32, sm_90a", "LDG loads from global memory 8", "shared memory 8320 bytes")),
-    ],
-)
-def test_inspect_shows_every_other_kernel_too(arguments: tuple[str, ...], facts: tuple[str, ...]) -> None:
-    result = run("inspect", *arguments)
-    assert result.exit_code == 0
-    shown = words(result)
-    assert [fact for fact in facts if fact not in shown] == []
-    assert shown.count("passed") == len(GATES)
-    assert "spills" not in shown
-
-
-def test_inspect_says_where_sass_comes_from_if_it_cannot_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_kernels, "disassemble", lambda cubin: None)
-    result = run("inspect", "--block-m", "64", "--block-n", "16", "--sass")
-    assert result.exit_code == 0
-    assert "SASS: there is no nvdisasm or cuobjdump on PATH, in CUDA_HOME/bin or in Triton" in words(result)
-
-
-def test_inspect_prints_sass_as_nvdisasm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvdisasm"
-    line = "        /*0000*/  LDC R1, c[0x0][0x28] ;  [bold] " + "x" * 100
-    tool.write_text(f"#!/bin/sh\necho '{line}'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert line in run("inspect", "--block-m", "64", "--block-n", "16", "--sass").output
-
-
-def test_inspect_fails_and_tells_why_where_a_gate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = fp8_gemm.headers
-
-    def without_setmaxnreg(config: GemmConfig) -> dict[str, str]:
-        return {name: re.sub(r"ptx::setmaxnreg_\w+<\w+>\(\);", "", text) for name, text in headers(config).items()}
-
-    monkeypatch.setattr(fp8_gemm, "headers", without_setmaxnreg)
-    result = run("inspect", "--block-m", "128", "--block-n", "16")
-    assert result.exit_code == 1
-    assert "128x16 bf16, setmaxnreg as planned: registers are moved between warps (setmaxnreg) to nothing" in words(
-        result
-    )
-    assert "failed" in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("int8_gemm",), "kernel: expected one of fp8_gemm, cast_rows, cast_tiles, route_rows, "),
-        (("lay_scales", "--config", "1x1"), "config: expected one of ['64x32'], got '1x1'"),
-        (("--config", "256x128"), "config: expected none for fp8_gemm, whose tile is stated, got '256x128'"),
-        (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
-        (("--block-n", "100"), "block_n: expected a multiple of 16 from 16 to 256, got 100"),
-        (("--block-n", "wide"), "Invalid value for '--block-n'"),
-        (("--output", "fp16"), "Invalid value for '--output'"),
-        (("--cluster-n", "4"), "256x128/n4 bf16: needs 1 or 2 CTAs that share an operand"),
-        (("--adds-to-d",), "needs FP32 output where it is added to D"),
-        (("--output", "fp32", "--adds-to-d", "--with-c"), "needs C added in one way, not both"),
-        (("--block-n", "256"), "256x256 bf16: needs 320 accumulators in 232 registers"),
-    ],
-)
-def test_inspect_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
-    result = run("inspect", *arguments)
-    assert result.exit_code == 2
-    assert message in words(result)
-    assert "Traceback" not in result.output
-
-
-def test_inspect_says_what_to_install_where_the_compiler_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_kernels, "compiler_version", _no_compiler)
-    result = run("inspect")
-    assert result.exit_code == 2
-    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
-
-
-def test_every_opcode_that_is_shown_has_a_name_in_the_reader() -> None:
-    from deep_gemm.jit.cubin import _MNEMONICS
-
-    assert set(OPCODES) <= set(_MNEMONICS.values())
-
-
-def test_inspect_of_a_source_that_does_not_compile_fails_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = fp8_gemm.headers
-    monkeypatch.setattr(fp8_gemm, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
-    result = run("inspect", "--block-m", "64", "--block-n", "16")
-    assert result.exit_code == 1
-    assert "NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
-    assert "Traceback" not in result.output
-
-
-def test_tables_are_not_folded_where_there_is_no_terminal() -> None:
-    result = CliRunner().invoke(app, ["configs"], env={"COLUMNS": "40", "NO_COLOR": "1", "TERM": "dumb"})
-    lines = [line.split() for line in result.output.splitlines()]
-    for config in reachable():
-        numbers = (config.num_stages, config.shared_bytes, config.num_threads, config.registers[0])
-        assert [*config.name.split(), *map(str, numbers), "/", str(config.registers[1])] in lines
-
-
-# ---- sim --------------------------------------------------------------------------------------------------------
-
-SMALL = ("--m", "40", "--n", "72", "--k", "272", "--block-m", "64", "--block-n", "64")
-
-
-@pytest.mark.host_compiler
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ((), "64x64 bf16 tail"),
-        (("--fp32", "--adds-to-d"), "64x64 fp32+d tail"),
-        (("--with-c", "--cluster-n", "2"), "64x64/n2 bf16+c tail"),
-    ],
-)
-def test_sim_runs_seeds_and_says_how_far_from_wrong(arguments: tuple[str, ...], name: str) -> None:
-    result = run("sim", *SMALL, "--seeds", "2", *arguments)
-    assert result.exit_code == 0
-    shown = words(result)
-    assert f"fp8_gemm {name}, " in shown
-    assert " stages, on 2 simulated SMs" in shown
-    assert re.search(r"2 seeds passed in .* steps, worst error \S+ of what is allowed", shown)
-
-
-@pytest.mark.host_compiler
-@pytest.mark.parametrize(
-    ("broken", "by", "says"),
-    [
-        ("ptx::mbarrier_init(&full[stage], kFullArrivals);", "", "is not initialized"),
-        ("scale[i / 2 % 2], total[i]);", "scale[i / 2 % 2], 0.f);", "elements are wrong, 0 of them NaN; the worst"),
-    ],
-)
-def test_sim_prints_the_command_that_shows_a_failure_again(
-    monkeypatch: pytest.MonkeyPatch, broken: str, by: str, says: str
-) -> None:
-    headers = fp8_gemm.headers
-
-    def broken_headers(config: GemmConfig) -> dict[str, str]:
-        return {name: text.replace(broken, by) for name, text in headers(config).items()}
-
-    monkeypatch.setattr(fp8_gemm, "headers", broken_headers)
-    result = run("sim", *SMALL, "--first-seed", "3", "--num-sms", "5", "--fp32", "--with-c", "--cluster-m", "2")
-    assert result.exit_code == 1
-    assert says in result.output
-    (again,) = re.findall("again: python -m deep_gemm (.*)", result.output)
-    assert again == (
-        "sim fp8_gemm --m 40 --n 72 --k 272 --first-seed 3 --seeds 1 --num-sms 4 "
-        "--block-m 64 --block-n 64 --cluster-m 2 --cluster-n 1 --cluster-k 1 --fp32 --with-c"
-    )
-    assert run(*again.split()).output == result.output
-
-
-@pytest.mark.host_compiler
-def test_sim_tells_of_its_progress_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "seed 0 passed" not in run("sim", *SMALL, "--seeds", "2").output, "only of what takes long"
-    monkeypatch.setattr(sim_command, "SECONDS_BETWEEN_LINES", 0)
-    lines = run("sim", *SMALL, "--seeds", "2", "--first-seed", "3").output.splitlines()
-    assert [line.split(" s ")[1].split() for line in lines if "/2" in line] == [
-        ["1/2", "seed", "3", "passed"],
-        ["2/2", "seed", "4", "passed"],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("int8_gemm",), "expected fp8_gemm or hc_prenorm, got int8_gemm"),
-        (("--seeds", "0"), "Invalid value for '--seeds'"),
-        (("--first-seed", "-1"), "Invalid value for '--first-seed'"),
-        (("--num-sms", "0"), "Invalid value for '--num-sms'"),
-        (("--m", "0"), "Invalid value for '--m'"),
-        (("--n", "0"), "Invalid value for '--n'"),
-        (("--k", "0"), "Invalid value for '--k'"),
-        (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
-        (("--block-m", "256", "--block-n", "256"), "256x256 bf16 run 1: needs 320 accumulators in 232 registers"),
-        (("--cluster-n", "4"), "128x128/n4 bf16 tail: needs 1 or 2 CTAs that share an operand"),
-        (("--adds-to-d",), "128x128 bf16+d tail: needs FP32 output where it is added to D"),
-    ],
-)
-def test_sim_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
-    result = run("sim", *arguments)
-    assert result.exit_code == 2
-    assert message in words(result)
-    assert "Traceback" not in result.output
-
-
-@pytest.mark.host_compiler
-def test_sim_of_another_kernel() -> None:
-    result = run("sim", "hc_prenorm", "--m", "70", "--n", "24", "--k", "256", "--block-m", "64", "--seeds", "2")
-    assert result.exit_code == 0
-    assert "hc_prenorm 64x24/k1" in result.output
-    assert "2 seeds passed" in result.output
-    assert "columns, got HcConfig" in run("sim", "hc_prenorm", "--n", "25").output
-
-
-@pytest.mark.host_compiler
-@pytest.mark.parametrize(("option", "name"), [("--k", "k"), ("--n", "n")])
-def test_sim_refuses_sizes_that_a_product_may_not_have(option: str, name: str) -> None:
-    result = run("sim", *SMALL, option, "100")
-    assert result.exit_code == 2
-    assert f"deep_gemm: {name}: expected a multiple of" in words(result)
-
-
-def test_sim_without_a_host_compiler_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    library._compiler.cache_clear()
-    library._compiler_version.cache_clear()
-    result = run("sim", *SMALL)
-    assert result.exit_code == 2
-    assert result.output == "deep_gemm: the simulator needs g++ (C++17); none was found in PATH\n"
-
-
 # ---- explain ----------------------------------------------------------------------------------------------------
 
 
@@ -756,63 +518,13 @@ def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> N
     assert message in words(result)
 
 
-# ---- bench ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("int8",),
-            "kind: expected one of dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, "
-            "distributed, host, compile, numerics, got 'int8'",
-        ),
-        (("compile", "--plot", "x.png"), "--plot draws products and layers, bench compile has none"),
-        (("host", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers, bench host has its own"),
-    ],
-)
-def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
-    result = run("bench", *arguments)
-    assert result.exit_code == 2
-    assert message in words(result)
-
-
-# ---- configs ----------------------------------------------------------------------------------------------------
-
-
-def test_configs_lists_every_reachable_configuration() -> None:
-    result = run("configs")
-    assert result.exit_code == 0
-    lines = [line.split() for line in result.output.splitlines()]
-    listed = [*reachable(), *reachable_grouped(), *reachable_silu(), *reachable_k_grouped(), *reachable_heads()]
-    for config in listed:
-        producer, math = map(str, config.registers)
-        sizes = [str(config.num_stages), str(config.shared_bytes), str(config.num_threads)]
-        assert [*config.name.split(), *sizes, producer, "/", math] in lines
-    for decode in reachable_decode():
-        sizes = [str(decode.num_stages), str(decode.shared_bytes), str(decode.num_threads)]
-        assert [*decode.name.split(), *sizes, str(decode.registers_limit)] in lines
-    assert f"{len(listed) + len(reachable_decode()) + len(reachable_heads_decode())} configurations" in result.output
-    ordinary = [(kernel.name, config) for kernel, configs in reachable_ordinary() for config in configs]
-    for kernel, of_kernel in ordinary:
-        (line,) = [line for line in lines if line[:-3] == [kernel, *of_kernel.name.split()]]
-        assert line[-3:-1] == [str(of_kernel.shared_bytes), str(of_kernel.num_threads)]
-    assert f"{len(ordinary)} configurations of casts" in result.output
-
-
 # ---- demo -------------------------------------------------------------------------------------------------------
 
 
-def speeds(monkeypatch: pytest.MonkeyPatch, **of_ours: Any) -> Result:
-    """A demo on a GPU whose profiler says that each product takes 100 us, and cuBLASLt's 80."""
-
-    def cold_rows(case: Case, flush: object, repeats: int) -> list[Row]:
-        ours = {"spread": Spread(100, 99, 101), "error": 1.7e-3, **of_ours}
-        return [Row.of(case, OURS, "cold", **ours), Row.of(case, FAST, "cold", Spread(80, 79, 81), error=2e-3)]
-
+def speeds(monkeypatch: pytest.MonkeyPatch, error: float = 1.7e-3) -> Result:
+    """A demo on a GPU on which each product takes 100 us, and cuBLASLt's 80."""
     monkeypatch.setattr(demo, "_has_hopper", lambda: True)
-    monkeypatch.setattr(demo, "L2Flush", lambda: None)
-    monkeypatch.setattr(demo, "cold_rows", cold_rows)
+    monkeypatch.setattr(demo, "measured", lambda m, n, k: (error, 100.0, 80.0))
     return run("demo")
 
 
@@ -825,16 +537,25 @@ def test_demo_on_a_gpu_shows_tflops_and_error_beside_cublaslt(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("no_products")
-def test_demo_fails_where_a_product_on_the_gpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = speeds(monkeypatch, spread=None, failed="wrong: relative error 1")
+@pytest.mark.parametrize("error", [1.0, float("nan")])
+def test_demo_fails_where_a_product_on_the_gpu_does(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = speeds(monkeypatch, error)
     assert result.exit_code == 1
-    assert "4096 x 7168 x 2048: deep_gemm wrong: relative error 1" in words(result)
+    assert f"4096 x 7168 x 2048: wrong, relative error {error:.1e}" in words(result)
+
+
+@pytest.mark.gpu
+def test_demo_measures_both_and_how_far_off_ours_is() -> None:
+    error, ours, theirs = demo.measured(64, 2112, 7168)
+    assert error < 4e-3
+    assert 1 < ours < 1000
+    assert 1 < theirs < 1000
 
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the demo runs the kernels instead")
 
 
-def _no_compiler() -> str:
+def no_compiler() -> str:
     raise CompilerMissing('deep_gemm compiles its kernels at run time. Run: pip install "hopper-gemm[cu13]"')
 
 
@@ -850,30 +571,21 @@ def test_demo_without_a_gpu_compiles_a_kernel_of_each_kind() -> None:
     result = run("demo")
     assert result.exit_code == 0
     rows = [" ".join(line.split()) for line in result.output.splitlines()]
-    for kind, config in FAMILIES.items():
+    for kind, config in demo.KERNELS.items():
         (row,) = [row for row in rows if row.startswith(f"{kind} {config.name} ")]
-        assert row.endswith(f"{len(GATES)} of {len(GATES)}")
+        registers, milliseconds = map(int, row.split()[-2:])
+        assert 32 <= registers <= 255
+        assert milliseconds > 0
     assert max(map(len, result.output.splitlines())) <= 80
 
 
 @without_gpu
 @pytest.mark.usefixtures("no_products")
 def test_demo_without_a_compiler_says_what_to_install_and_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_kernels, "compiler_version", _no_compiler)
+    monkeypatch.setattr(demo, "compiler_version", no_compiler)
     result = run("demo")
     assert result.exit_code == 0
     assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
-
-
-@without_gpu
-@pytest.mark.usefixtures("no_products")
-def test_demo_fails_where_a_kernel_is_not_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_kernels, "FAMILIES", {"small": FAMILIES["small"]})
-    plan = fp8_gemm.code_plan(FAMILIES["large"])
-    monkeypatch.setattr(fp8_gemm, "code_plan", lambda config: plan)
-    result = run("demo")
-    assert result.exit_code == 1
-    assert "64x32 bf16, TMA stores as planned:" in words(result)
 
 
 @without_gpu
@@ -962,9 +674,12 @@ def test_doctor_shows_the_rest_where_the_directory_of_the_cache_is_wrong(process
     assert "mend       DG_JIT_CACHE_DIR: expected a path, got '~nobody-of-this-name/kernels', whose home" in done.stdout
 
 
-@pytest.mark.parametrize("line", ["bench compile --quick --out x.json", "compile 64,8,128", "inspect"])
+@pytest.mark.parametrize(
+    "line", ["-m lab bench compile --quick --out x.json", "-m deep_gemm compile 64,8,128", "-m lab inspect"]
+)
 def test_a_command_that_compiles_says_what_to_install_where_nvrtc_is_missing(process: Any, line: str) -> None:
-    done = process(line, hidden="cuda")
+    _, program, rest = line.split(maxsplit=2) if line.count(" ") > 1 else (*line.split(), "")
+    done = process(rest, hidden="cuda", by=f"-m {program}")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("deep_gemm: deep_gemm compiles its kernels at run time and needs NVRTC and cuda-")

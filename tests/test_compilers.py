@@ -25,7 +25,7 @@ from thorough import ALL, sample
 
 from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
 from deep_gemm.jit.report import report
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = 4

@@ -16,7 +16,9 @@ import typer.main
 
 import deep_gemm
 from deep_gemm.__main__ import app
+from lab.__main__ import app as lab_app
 
+APPS = {"deep_gemm": app, "lab": lab_app}
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
@@ -93,7 +95,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
     named = re.findall(r"`((?:[\w.*-]+/)+[\w.*-]*)`", page.read_text())
     for name in named:
         if name.split("/")[0] in FOLDERS and "-date-commit" not in name:
-            found = [*ROOT.glob(name), *(ROOT / "deep_gemm").glob(name)]
+            found = [path for folder in (ROOT, ROOT / "deep_gemm", ROOT / "lab") for path in folder.glob(name)]
             assert found, name
     for name in re.findall(r"`([\w.-]+\.(?:py|cuh|h|json|cpp))`", page.read_text()):
         if name not in ("config.cuh", "wgmma_shapes.cuh", "tuned.json", "serve.py"):  # made, or the reader's own
@@ -102,9 +104,9 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", ARE_READ_NOW, ids=lambda page: page.name)
 def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
-    commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
-    for name, rest in re.findall(r"python -m deep_gemm ([a-z]+)((?: +[^\s|`#]+)*)", page.read_text()):
-        assert name in commands
+    for program, name, rest in re.findall(r"python -m (deep_gemm|lab) ([a-z]+)((?: +[^\s|`#]+)*)", page.read_text()):
+        commands: dict[str, Any] = vars(typer.main.get_command(APPS[program]))["commands"]
+        assert name in commands and not commands[name].hidden
         known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
         assert {word for word in rest.split() if word.startswith("--")} <= known, f"{name}{rest}"
 

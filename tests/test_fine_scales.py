@@ -16,7 +16,7 @@ from deep_gemm.problem import fine_scales
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.problem.recipes import Scales
 from deep_gemm.reference import fma_fp32
-from deep_gemm.sim.rounding import FP32_UNIT, TENSOR_CORES
+from lab.sim.rounding import FP32_UNIT, TENSOR_CORES
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 WHOLE: list[tuple[dict[str, Any], Scales, Scales]] = [

@@ -25,7 +25,7 @@ from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.kernels.code_plan import CodePlan
-from deep_gemm.tools.gates import GATES, verdicts, violations
+from lab.gates import GATES, verdicts, violations
 
 MAX_CONFIGURATIONS = 300
 
@@ -42,7 +42,7 @@ def test_a_reachable_kernel_is_what_was_planned(config: GemmConfig) -> None:
     told = "".join(f"\n  - {problem}" for problem in problems)
     assert not problems, (
         f"The kernel for tiles of {config.name} compiles, but its machine code is not as planned:{told}\n"
-        f"To look at it: python -m deep_gemm inspect {inspect_arguments(config)}"
+        f"To look at it: python -m lab inspect {inspect_arguments(config)}"
     )
 
 

@@ -10,7 +10,7 @@ from deep_gemm.choose.config_bf16 import Bf16Config
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import bf16_gemm, sum_slices
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 REACHABLE = [*reachable_bf16(), *reachable_bf16_rows(), *reachable_bf16_depths(), *reachable_bf16_sum()]
 COMPILED = one_in(3, covering(REACHABLE, values)) if not THOROUGH else covering(REACHABLE, values)

@@ -17,7 +17,7 @@ from deep_gemm.choose.config_cast import (
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import cast_rows, cast_tiles
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 MOST_DIVISIONS = 8
 """Reciprocals in a cast of tiles: one for a scale, of which a thread computes one for its row and one for its column,

@@ -12,7 +12,7 @@ from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm, k_group_maps
 from deep_gemm.kernels.code_plan import CodePlan
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 
 def test_all_have_names_of_their_own() -> None:

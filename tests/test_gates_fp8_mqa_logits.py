@@ -9,7 +9,7 @@ from deep_gemm.choose.config_mqa_logits import MqaConfig, mqa_config
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_mqa_logits
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 
 def problems(config: MqaConfig, headers: dict[str, str]) -> list[str]:

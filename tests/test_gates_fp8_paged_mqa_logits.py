@@ -9,7 +9,7 @@ from deep_gemm.choose.config_paged_mqa_logits import PagedConfig, paged_config
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_paged_mqa_logits, plan_paged_contexts
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 
 def problems(config: PagedConfig, headers: dict[str, str]) -> list[str]:

@@ -15,7 +15,7 @@ from deep_gemm.jit.cubin import read_kernels
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import hc_prenorm, hc_prenorm_few
 from deep_gemm.kernels.hc_prenorm import Config
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 
 def problems(config: Config, headers: dict[str, str]) -> list[str]:

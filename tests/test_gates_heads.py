@@ -12,7 +12,7 @@ from deep_gemm.choose.heads import reachable, reachable_heads, reachable_heads_d
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 MAX_CONFIGURATIONS = 200
 

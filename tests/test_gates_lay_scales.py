@@ -6,7 +6,7 @@ from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import lay_scales
 from deep_gemm.kernels.lay_scales import CONFIG
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 
 def test_laying_scales_is_what_was_planned() -> None:

@@ -9,7 +9,7 @@ from deep_gemm.choose.config_linear_decode import LinearDecodeConfig
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import linear_decode
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 
 @pytest.mark.parametrize("config", configurations(linear_decode.reachable_linear()), ids=lambda config: config.name)

@@ -15,7 +15,7 @@ from deep_gemm.kernels.pack_rows import reachable_pack
 from deep_gemm.kernels.plan_sends import reachable_plan_sends
 from deep_gemm.kernels.post_rows import reachable_post
 from deep_gemm.kernels.route_rows import RouteConfig, reachable_route
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 
 @pytest.mark.parametrize("config", reachable_route(), ids=lambda config: config.name)

@@ -9,7 +9,7 @@ from thorough import configurations
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.rows import reachable_grouped, reachable_silu
 from deep_gemm.kernels import fp8_gemm
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 CONFIGS = [*reachable_grouped(), *reachable_silu()]
 

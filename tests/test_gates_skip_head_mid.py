@@ -12,7 +12,7 @@ from deep_gemm.choose.skip_head_mid import reachable_skipping
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.jit.report import report
 from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
-from deep_gemm.tools.gates import violations
+from lab.gates import violations
 
 CONFIGS = reachable_skipping()
 TILES = [config for config in CONFIGS if isinstance(config, GemmConfig)]

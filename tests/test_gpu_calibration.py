@@ -13,7 +13,7 @@ from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Output
 from deep_gemm.kernels import dense
 from deep_gemm.problem import dense_problem
-from deep_gemm.sim import dense as sim
+from lab.sim import dense as sim
 
 pytestmark = [pytest.mark.gpu, pytest.mark.host_compiler]
 

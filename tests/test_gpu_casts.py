@@ -21,7 +21,7 @@ from deep_gemm.problem.layout import align, ceil_div
 from deep_gemm.quantize import Quantized, cast_by_torch
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.settings import get_num_sms
-from deep_gemm.sim.launcher import flat_memory
+from lab.sim.launcher import flat_memory
 
 pytestmark = pytest.mark.gpu
 

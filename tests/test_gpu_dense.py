@@ -13,14 +13,14 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import reference
-from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.dense import reachable
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.problem.layout import RECIPE_1D1D, ceil_div
-from deep_gemm.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
+from lab.bench.tune import compile_all
+from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
 
 pytestmark = pytest.mark.gpu
 

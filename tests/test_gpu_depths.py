@@ -21,8 +21,8 @@ from deep_gemm.kernels.k_group_maps import MAX_INLINE_KS
 from deep_gemm.kernels.plan import PLANS
 from deep_gemm.problem import KGroupedProblem, k_grouped_problem
 from deep_gemm.problem.layout import align, ceil_div
-from deep_gemm.sim import depths as sim
-from deep_gemm.sim.rounding import TENSOR_CORES, describe_mistakes
+from lab.sim import depths as sim
+from lab.sim.rounding import TENSOR_CORES, describe_mistakes
 
 pytestmark = pytest.mark.gpu
 

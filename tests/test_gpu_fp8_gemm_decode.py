@@ -10,7 +10,6 @@ from helpers import framed, random_scales
 from test_gpu_dense import assert_right, operands, right_d
 from torch import Tensor
 
-from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config_decode import DecodeConfig, decode_config
 from deep_gemm.choose.dense import reachable_decode
 from deep_gemm.kernels import dense
@@ -18,6 +17,7 @@ from deep_gemm.kernels.plan import Plan
 from deep_gemm.problem import DenseProblem, Operand, dense_problem
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from lab.bench.tune import compile_all
 
 pytestmark = pytest.mark.gpu
 

@@ -14,9 +14,9 @@ from deep_gemm.hyper_connections import compute
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.kernels.hc_prenorm import Config
 from deep_gemm.problem.hyper_connections import HcProblem
-from deep_gemm.sim.hc_prenorm import mistakes
-from deep_gemm.sim.hc_prenorm import random_operands as operands
 from deep_gemm.testing import calc_diff
+from lab.sim.hc_prenorm import mistakes
+from lab.sim.hc_prenorm import random_operands as operands
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,6 @@ from helpers import framed, random_fp8, random_scales
 from torch import Tensor
 
 from deep_gemm import fp8_einsum, get_mn_major_tma_aligned_tensor, reference, set_num_sms
-from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
@@ -17,8 +16,9 @@ from deep_gemm.problem import HeadsProblem, Operand, heads_problem
 from deep_gemm.problem.heads import BY_HEADS as BHD
 from deep_gemm.problem.heads import BY_HEADS_TURNED as BHR
 from deep_gemm.problem.layout import RECIPE_1D1D, RECIPE_1D2D, Recipe, ceil_div
-from deep_gemm.sim.heads import right_and_allowed
-from deep_gemm.sim.rounding import TENSOR_CORES, describe_mistakes
+from lab.bench.tune import compile_all
+from lab.sim.heads import right_and_allowed
+from lab.sim.rounding import TENSOR_CORES, describe_mistakes
 
 pytestmark = pytest.mark.gpu
 

@@ -8,13 +8,13 @@ import statistics
 import pytest
 import torch
 
-from deep_gemm.benchmark import tune
-from deep_gemm.benchmark.cases import Case, random_shapes
-from deep_gemm.benchmark.timing import L2Flush
 from deep_gemm.choose.output import Output
 from deep_gemm.choose.tiles import OUTPUTS_BY_NAME
 from deep_gemm.gpus import gpu_of
 from deep_gemm.kernels import dense
+from lab.bench import tune
+from lab.bench.cases import Case, random_shapes
+from lab.bench.timing import L2Flush
 
 pytestmark = pytest.mark.gpu
 

@@ -10,11 +10,11 @@ import torch
 
 import deep_gemm
 from deep_gemm import calc_diff
-from deep_gemm.benchmark import tune
-from deep_gemm.benchmark.cases import Case
-from deep_gemm.benchmark.timing import L2Flush
 from deep_gemm.choose.output import Output
 from deep_gemm.gpus import gpu_of
+from lab.bench import tune
+from lab.bench.cases import Case
+from lab.bench.timing import L2Flush
 
 pytestmark = pytest.mark.gpu
 

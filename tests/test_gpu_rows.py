@@ -17,7 +17,6 @@ from torch import Tensor
 import deep_gemm
 import deep_gemm.problem
 from deep_gemm import reference
-from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
@@ -25,8 +24,9 @@ from deep_gemm.choose.rows import reachable_grouped, tiles_for
 from deep_gemm.kernels import rows as grouped
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.sim import rows as sim
-from deep_gemm.sim.rounding import TENSOR_CORES, describe_mistakes
+from lab.bench.tune import compile_all
+from lab.sim import rows as sim
+from lab.sim.rounding import TENSOR_CORES, describe_mistakes
 
 pytestmark = pytest.mark.gpu
 

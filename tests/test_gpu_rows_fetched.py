@@ -11,7 +11,6 @@ from silu_cases import mistakes
 from test_gpu_rows_silu import by_torch, on_gpu
 from torch import Tensor
 
-from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.rows import reachable_silu
 from deep_gemm.kernels import rows_fetched
@@ -19,8 +18,9 @@ from deep_gemm.kernels.meeting import STATE_WORDS, Node
 from deep_gemm.kernels.route_rows import num_arrivals
 from deep_gemm.kernels.rows_fetched import FetchedRowsProblem
 from deep_gemm.problem import SiluRowsProblem
-from deep_gemm.sim.rows_fetched import Asked, in_rooms
-from deep_gemm.sim.rows_silu import POISON
+from lab.bench.tune import compile_all
+from lab.sim.rows_fetched import Asked, in_rooms
+from lab.sim.rows_silu import POISON
 
 pytestmark = pytest.mark.gpu
 LIMIT_NS = 10**9

@@ -19,7 +19,6 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm import reference
 from deep_gemm.activation import activated_product_of_rows, silu_mul
-from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.rows import reachable_silu
 from deep_gemm.grouped import product_of_rows_by_64
@@ -28,7 +27,8 @@ from deep_gemm.layers import activate_rows, activations_of_rows, product_of_rows
 from deep_gemm.problem import SiluRowsProblem
 from deep_gemm.quantize import Quantized, empty_scales, per_token_cast_to_fp8
 from deep_gemm.routing import expert_rows, gather_cast_to_fp8
-from deep_gemm.sim import rows_silu as sim
+from lab.bench.tune import compile_all
+from lab.sim import rows_silu as sim
 
 pytestmark = pytest.mark.gpu
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import reference
-from deep_gemm.benchmark.tune import compile_all
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.skip_head_mid import reachable_skipping
 from deep_gemm.kernels import dense, skip_head_mid
 from deep_gemm.problem import SkipProblem, dense_problem, skip_problem
 from deep_gemm.problem.skip_head_mid import parts
+from lab.bench.tune import compile_all
 
 pytestmark = pytest.mark.gpu
 

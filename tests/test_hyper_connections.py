@@ -17,7 +17,7 @@ from deep_gemm.jit.driver import PORTABLE_CLUSTER
 from deep_gemm.kernels import hc_prenorm
 from deep_gemm.problem.layout import parts_of
 from deep_gemm.reference import to_tf32
-from deep_gemm.sim.hc_prenorm import random_operands as operands
+from lab.sim.hc_prenorm import random_operands as operands
 
 
 def outputs(m: int, n: int, splits: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

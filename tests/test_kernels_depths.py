@@ -25,7 +25,7 @@ from deep_gemm.problem import KGroupedProblem
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.settings import set_compile_mode
-from deep_gemm.sim import depths as sim
+from lab.sim import depths as sim
 
 FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (
     config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128)

@@ -20,7 +20,7 @@ from deep_gemm.kernels.fp8_gemm import ROWS_PARAMS
 from deep_gemm.kernels.plan import PLANS, pointer_members
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.sim import rows as sim
+from lab.sim import rows as sim
 
 BY_IDS, BY_COUNTS = Output(groups=Groups.IDS), Output(groups=Groups.COUNTS)
 

@@ -21,8 +21,8 @@ from deep_gemm.kernels import rows_silu as kernels
 from deep_gemm.kernels.fp8_gemm import ROWS_PARAMS, ROWS_SILU_PARAMS
 from deep_gemm.problem import SiluRowsProblem
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.sim import rows as sim_rows
-from deep_gemm.sim import rows_silu as sim
+from lab.sim import rows as sim_rows
+from lab.sim import rows_silu as sim
 
 SILU, BY_64 = Output(groups=Groups.IDS, activates=True), Output(groups=Groups.IDS, sfa_by_64=True)
 

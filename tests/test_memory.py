@@ -33,10 +33,10 @@ SIZES = {
 }
 """Parameters that take as many values as a program likes. All others are configurations, types, flags and devices."""
 TOOLS = (
-    "deep_gemm.benchmark",
+    "lab.bench",
     "deep_gemm.tools",
-    "deep_gemm.sim",
-    "deep_gemm.soak",
+    "lab.sim",
+    "lab.soak",
     "deep_gemm.integrations",
     "deep_gemm.__main__",
 )

@@ -16,8 +16,8 @@ from sim_basic import BasicTrial
 from sim_mutations import MUTATIONS, TRIALS
 from thorough import one_in
 
-from deep_gemm.sim import HostCompileError
-from deep_gemm.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, try_mutation
+from lab.sim import HostCompileError
+from lab.sim.mutate import CAUGHT, DOES_NOT_COMPILE, MISSED, Mutation, try_mutation
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent

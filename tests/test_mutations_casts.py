@@ -12,7 +12,7 @@ from cast_rows_cases import Case
 from helpers import assert_caught
 from thorough import mutations, one_in
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 

@@ -7,7 +7,7 @@ from helpers import assert_caught
 from mutations_fp8_paged_mqa_logits import MUTATIONS, PLAN_MUTATIONS, PLAN_TRIALS, TRIALS, PlanTrial, Trial
 from thorough import mutations, one_in
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 

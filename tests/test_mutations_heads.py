@@ -7,7 +7,7 @@ from helpers import assert_caught
 from mutations_heads import MUTATIONS, TRIALS, Trial
 from thorough import mutations, one_in
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 

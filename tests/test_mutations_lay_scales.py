@@ -7,7 +7,7 @@ from helpers import assert_caught
 from mutations_lay_scales import MUTATIONS, TRIALS, Trial
 from thorough import mutations
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 

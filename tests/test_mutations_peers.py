@@ -7,7 +7,7 @@ from helpers import assert_caught
 from mutations_peers import GATHER_MUTATIONS, MEETING_MUTATIONS, POST_MUTATIONS, TRIALS, PeerTrial
 from thorough import mutations
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 

@@ -7,7 +7,7 @@ from helpers import assert_caught
 from mutations_post_fp8 import MUTATIONS, TRIALS, PostTrial
 from thorough import mutations
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 

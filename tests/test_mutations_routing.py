@@ -7,7 +7,7 @@ from helpers import assert_caught
 from mutations_routing import GATHER_MUTATIONS, GATHER_TRIALS, ROUTE_MUTATIONS, ROUTE_TRIALS, GatherTrial, RouteTrial
 from thorough import mutations
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 

@@ -7,7 +7,7 @@ from helpers import assert_caught
 from mutations_sends import PACK_MUTATIONS, PACK_TRIALS, PLAN_MUTATIONS, PLAN_TRIALS, PackTrial, PlanTrial
 from thorough import mutations
 
-from deep_gemm.sim.mutate import Mutation
+from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 

@@ -248,9 +248,11 @@ import typer
 from importlib import metadata
 from typer.testing import CliRunner
 from deep_gemm.__main__ import app
-for line in ("--help", "compile --help", "cache export --help", "cache list", "explain 64 2112 7168", "configs",
-             "compile --model glm-5 --max-tokens 2 --list"):
-    result = CliRunner().invoke(app, line.split())
+from lab.__main__ import app as lab
+for line in ("--help", "compile --help", "cache export --help", "cache list", "explain 64 2112 7168", "lab --help",
+             "lab configs", "compile --model glm-5 --max-tokens 2 --list"):
+    program, words = (lab, line.split()[1:]) if line.startswith("lab ") else (app, line.split())
+    result = CliRunner().invoke(program, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     if result.exit_code != 0:

@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 
 from deep_gemm import jit
 from deep_gemm.__main__ import app
-from deep_gemm.benchmark import models
-from deep_gemm.benchmark.models import MODELS, Weight
 from deep_gemm.choose.bf16 import select_bf16, select_bf16_sum
 from deep_gemm.choose.config_bf16 import K_MAJOR
 from deep_gemm.choose.config_decode import DecodeConfig
@@ -29,7 +27,8 @@ from deep_gemm.jit.compiler import CompiledKernel
 from deep_gemm.kernels.sum_slices import reachable_slices
 from deep_gemm.layers import MANY_ROWS
 from deep_gemm.settings import settings
-from deep_gemm.tools import precompile
+from deep_gemm.tools import models, precompile
+from deep_gemm.tools.models import MODELS, Weight
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from sim_cases import cases_file, run_case
 
 from deep_gemm.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.kernels.sources import cuda_sources
-from deep_gemm.sim import SCHEDULES, Buffer, HostCompileError, Pointer, SimulationError, compile_kernel, simulate
-from deep_gemm.sim.arguments import U64, Argument, Map, Struct, encode
+from lab.sim import SCHEDULES, Buffer, HostCompileError, Pointer, SimulationError, compile_kernel, simulate
+from lab.sim.arguments import U64, Argument, Map, Struct, encode
 
 pytestmark = pytest.mark.host_compiler
 

@@ -9,8 +9,8 @@ import torch
 
 from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import bf16 as sim
+from lab.sim import HostKernel
+from lab.sim import bf16 as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

@@ -8,8 +8,8 @@ import pytest
 
 from deep_gemm.choose.config_bf16 import MOST_COUNTED, Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
-from deep_gemm.sim import HostKernel, bf16_counted
-from deep_gemm.sim import bf16 as sim
+from lab.sim import HostKernel, bf16_counted
+from lab.sim import bf16 as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 TN = Majors(True, True)

@@ -9,8 +9,8 @@ import pytest
 from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.kernels.bf16_depths import parts_of
-from deep_gemm.sim import HostKernel, bf16_depths, bf16_rows
-from deep_gemm.sim import bf16 as sim
+from lab.sim import HostKernel, bf16_depths, bf16_rows
+from lab.sim import bf16 as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

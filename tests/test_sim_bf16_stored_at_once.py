@@ -12,8 +12,8 @@ from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.kernels import bf16_gemm
 from deep_gemm.kernels.sum_slices import SlicesConfig
-from deep_gemm.sim import HostKernel, bf16_counted, bf16_depths, bf16_rows, bf16_sums
-from deep_gemm.sim import bf16 as sim
+from lab.sim import HostKernel, bf16_counted, bf16_depths, bf16_rows, bf16_sums
+from lab.sim import bf16 as sim
 
 pytestmark = pytest.mark.host_compiler
 TN = Majors(True, True)

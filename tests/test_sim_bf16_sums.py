@@ -9,9 +9,9 @@ import pytest
 from deep_gemm.choose.bf16 import SUM_OUTPUT, select_bf16_sum
 from deep_gemm.choose.config_bf16 import Bf16Config, Majors, bf16_config
 from deep_gemm.kernels.sum_slices import SlicesConfig, reachable_slices
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import bf16 as sim_bf16
-from deep_gemm.sim import bf16_sums as sim
+from lab.sim import HostKernel
+from lab.sim import bf16 as sim_bf16
+from lab.sim import bf16_sums as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 BF16, FP32, ADDED = reachable_slices()

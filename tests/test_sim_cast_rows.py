@@ -17,8 +17,8 @@ from thorough import up_to
 
 from deep_gemm.choose.config_cast import CastConfig, Groups, cast_config, reachable_cast
 from deep_gemm.problem.layout import rows_of_counts, rows_of_groups
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import cast_rows as sim
+from lab.sim import HostKernel
+from lab.sim import cast_rows as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from deep_gemm.choose.config_cast import Grain, TileCastConfig, reachable_tile_casts, tile_cast_config
 from deep_gemm.problem.layout import ceil_div
 from deep_gemm.quantize import Quantized, per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import cast_tiles as sim
+from lab.sim import HostKernel
+from lab.sim import cast_tiles as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 CONFIGS = reachable_tile_casts()

@@ -9,8 +9,8 @@ import pytest
 
 from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Output
-from deep_gemm.sim import HostCompileError, library
-from deep_gemm.sim import dense as fp8_gemm
+from lab.sim import HostCompileError, library
+from lab.sim import dense as fp8_gemm
 
 
 @pytest.fixture(autouse=True)

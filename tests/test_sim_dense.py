@@ -16,8 +16,8 @@ from deep_gemm.choose.output import Output
 from deep_gemm.choose.tiles import TILES, TILES_1D1D, Tile
 from deep_gemm.problem import DenseProblem, dense_problem
 from deep_gemm.problem.layout import RECIPE_1D1D, ceil_div
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import dense as sim
+from lab.sim import HostKernel
+from lab.sim import dense as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

@@ -19,9 +19,9 @@ from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels import fp8_gemm
 from deep_gemm.kernels.k_group_maps import MAX_INLINE_KS
 from deep_gemm.problem.layout import align
-from deep_gemm.sim import SimulationError
-from deep_gemm.sim import depths as sim
-from deep_gemm.sim.dense import Outcome, compile_config
+from lab.sim import SimulationError
+from lab.sim import depths as sim
+from lab.sim.dense import Outcome, compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

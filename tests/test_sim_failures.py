@@ -10,7 +10,7 @@ import torch
 from sim_cases import cases_of, run_case
 
 from deep_gemm.jit.tensor_map import ElementType, TensorMap
-from deep_gemm.sim import SimulationError
+from lab.sim import SimulationError
 
 pytestmark = pytest.mark.host_compiler
 

@@ -11,8 +11,8 @@ import torch
 from deep_gemm.choose.config_decode import BLOCK_TOKENS, DecodeConfig, decode_config
 from deep_gemm.problem import dense_problem
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import fp8_gemm_decode as sim
+from lab.sim import HostKernel
+from lab.sim import fp8_gemm_decode as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

@@ -12,8 +12,8 @@ from thorough import up_to
 from deep_gemm.choose.config_mqa_logits import HEADS, MqaConfig
 from deep_gemm.kernels.fp8_mqa_logits import config_of
 from deep_gemm.problem.indexer import MqaLogits
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import fp8_mqa_logits as sim
+from lab.sim import HostKernel
+from lab.sim import fp8_mqa_logits as sim
 
 pytestmark = pytest.mark.host_compiler
 

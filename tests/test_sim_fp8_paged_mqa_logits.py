@@ -13,8 +13,8 @@ from deep_gemm.indexer.paged_reference import paged_mqa_logits, schedule
 from deep_gemm.kernels.fp8_paged_mqa_logits import config_of
 from deep_gemm.kernels.plan_paged_contexts import CONFIG
 from deep_gemm.problem.paged import PagedLogits
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import fp8_paged_mqa_logits as sim
+from lab.sim import HostKernel
+from lab.sim import fp8_paged_mqa_logits as sim
 
 pytestmark = pytest.mark.host_compiler
 

@@ -16,8 +16,8 @@ from deep_gemm.kernels.gather_weighted import (
     reachable_gather,
     reachable_many,
 )
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import gather_weighted as sim
+from lab.sim import HostKernel
+from lab.sim import gather_weighted as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 CONFIGS: list[GatherConfig | ManyConfig] = [*reachable_gather(), *reachable_many()]

@@ -13,8 +13,8 @@ from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.heads import OUTPUTS, TILES, TILES_1D1D
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.tiles import Tile
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import heads as sim
+from lab.sim import HostKernel
+from lab.sim import heads as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

@@ -14,9 +14,9 @@ from deep_gemm.kernels import lay_scales
 from deep_gemm.kernels.lay_scales import CONFIG
 from deep_gemm.problem.layout import empty_mn_major, is_mn_major_tma_aligned
 from deep_gemm.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import lay_scales as sim
-from deep_gemm.sim.launcher import flat_memory
+from lab.sim import HostKernel
+from lab.sim import lay_scales as sim
+from lab.sim.launcher import flat_memory
 
 pytestmark = pytest.mark.host_compiler
 POISON = -0x5A5A5A5A

@@ -14,8 +14,8 @@ from deep_gemm.choose.config_linear_decode import LinearDecodeConfig, serving
 from deep_gemm.choose.dense import reachable_decode
 from deep_gemm.problem import DenseProblem, Operand
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.sim import HostKernel, fp8_gemm_decode
-from deep_gemm.sim import linear_decode as sim
+from lab.sim import HostKernel, fp8_gemm_decode
+from lab.sim import linear_decode as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

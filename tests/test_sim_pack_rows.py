@@ -10,8 +10,8 @@ from torch import Tensor
 
 from deep_gemm.distributed.message import pack, row_bytes
 from deep_gemm.kernels.pack_rows import PackConfig, config_of, reachable_pack
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import pack_rows as sim
+from lab.sim import HostKernel
+from lab.sim import pack_rows as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 EXPERTS = 12

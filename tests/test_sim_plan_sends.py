@@ -11,8 +11,8 @@ from torch import Tensor
 from deep_gemm.distributed.owners import count_routes, owners_of_routes, owners_of_tokens
 from deep_gemm.kernels.plan_sends import NUM_FACTS, PlanSendsConfig, config_of, reachable_plan_sends
 from deep_gemm.routing import expert_rows
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import plan_sends as sim
+from lab.sim import HostKernel
+from lab.sim import plan_sends as sim
 
 pytestmark = pytest.mark.host_compiler
 FACTS = (1, 2**62, -1, 5, -(2**40), 7, 0)

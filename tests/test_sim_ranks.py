@@ -10,10 +10,10 @@ import torch
 
 from deep_gemm.kernels.params import Field, Kind, Params
 from deep_gemm.kernels.sources import cuda_sources
-from deep_gemm.sim import HostKernel, SimulationError
-from deep_gemm.sim.library import compile_kernel
-from deep_gemm.sim.ranks import run_ranks
-from deep_gemm.sim.simulate import Buffer, KernelLaunch, Simulation
+from lab.sim import HostKernel, SimulationError
+from lab.sim.library import compile_kernel
+from lab.sim.ranks import run_ranks
+from lab.sim.simulate import Buffer, KernelLaunch, Simulation
 
 pytestmark = pytest.mark.host_compiler
 SOURCE = (Path(__file__).parent / "sim_kernels" / "pass_on.cuh").read_text()

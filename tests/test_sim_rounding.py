@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deep_gemm import reference
 from deep_gemm.problem import DenseProblem, dense_problem
-from deep_gemm.sim.rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
+from lab.sim.rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
 
 M, N, K = 24, 136, 400
 

@@ -18,7 +18,7 @@ from deep_gemm.kernels.route_rows import (
     reachable_route,
     totals_for,
 )
-from deep_gemm.sim import route_rows as sim
+from lab.sim import route_rows as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

@@ -20,9 +20,9 @@ from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import TILES_1D1D, tiles_for
 from deep_gemm.problem import ContiguousProblem, MaskedProblem
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import rows as sim
-from deep_gemm.sim.dense import Outcome, compile_config
+from lab.sim import HostKernel
+from lab.sim import rows as sim
+from lab.sim.dense import Outcome, compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

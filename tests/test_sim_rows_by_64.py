@@ -12,9 +12,9 @@ from deep_gemm.choose.config_of_tile import tile_config
 from deep_gemm.choose.output import Groups, Output
 from deep_gemm.choose.rows import tiles_for
 from deep_gemm.problem import ContiguousProblem
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import rows as sim
-from deep_gemm.sim.dense import compile_config
+from lab.sim import HostKernel
+from lab.sim import rows as sim
+from lab.sim.dense import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

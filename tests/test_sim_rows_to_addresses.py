@@ -13,10 +13,10 @@ from deep_gemm.choose.rows import TILES
 from deep_gemm.choose.tiles import Tile
 from deep_gemm.kernels.rows_to_addresses import OUTPUT, OUTPUT_BY_64
 from deep_gemm.problem import ContiguousProblem
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import rows as sim_rows
-from deep_gemm.sim import rows_to_addresses as sim
-from deep_gemm.sim.dense import compile_config
+from lab.sim import HostKernel
+from lab.sim import rows as sim_rows
+from lab.sim import rows_to_addresses as sim
+from lab.sim.dense import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

@@ -9,8 +9,8 @@ import pytest
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
 from deep_gemm.choose.skip_head_mid import PANELS, skipping
-from deep_gemm.sim import HostKernel
-from deep_gemm.sim import skip_head_mid as sim
+from lab.sim import HostKernel
+from lab.sim import skip_head_mid as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 import deep_gemm
 from deep_gemm import settings
-from deep_gemm.__main__ import app
-from deep_gemm.soak import attempt as attempts
-from deep_gemm.soak.attempt import Attempt, attempt
-from deep_gemm.soak.draw import Draw
-from deep_gemm.soak.faults import FAULTS
-from deep_gemm.soak.kinds import ALL, KINDS, dense
-from deep_gemm.soak.trial import Trial
+from lab.__main__ import app
+from lab.soak import attempt as attempts
+from lab.soak.attempt import Attempt, attempt
+from lab.soak.draw import Draw
+from lab.soak.faults import FAULTS
+from lab.soak.kinds import ALL, KINDS, dense
+from lab.soak.trial import Trial
 
 KINDS_FOLDER = Path(dense.__file__).parent
 DENSE = KINDS["fp8_gemm"]
@@ -198,7 +198,7 @@ def test_the_command_writes_a_record_and_says_how_to_repeat_a_failure(
     monkeypatch.setattr(attempts, "mistakes", lambda *_: "planted")
     result = CliRunner().invoke(app, [*first[:-2], "--first", "5"])
     assert result.exit_code == 1
-    lines = re.findall(r"python -m deep_gemm (soak .*)", result.output)
+    lines = re.findall(r"python -m lab (soak .*)", result.output)
     assert len(lines) == 3
     assert "--first 6 --count 1" in lines[1]
     again = CliRunner().invoke(app, lines[1].split())

@@ -1,4 +1,4 @@
-"""`python -m deep_gemm tune`, all that needs no GPU: who is timed, how often, what is judged, kept and printed."""
+"""`python -m lab tune`, all that needs no GPU: who is timed, how often, what is judged, kept and printed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from fake_gpu import FakeGpu, install, on_gpu
 from typer.testing import CliRunner
 
 from deep_gemm import settings as settings_module
-from deep_gemm.__main__ import app
-from deep_gemm.benchmark import command, products, tune, tune_command
-from deep_gemm.benchmark.cases import Case, cases_of
-from deep_gemm.benchmark.contenders import OURS
-from deep_gemm.benchmark.report import Report
-from deep_gemm.benchmark.timing import Spread
 from deep_gemm.choose.dense import cheapest_tile, reachable, reachable_decode, tuned_tiles
 from deep_gemm.choose.explain import candidates
 from deep_gemm.choose.output import Output
@@ -28,6 +22,12 @@ from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing
 from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
 from deep_gemm.problem import DenseProblem
+from lab.__main__ import app
+from lab.bench import command, products, tune, tune_command
+from lab.bench.cases import Case, cases_of
+from lab.bench.contenders import OURS
+from lab.bench.report import Report
+from lab.bench.timing import Spread
 
 SHAPE = (200, 576, 1024)
 Times = dict[str, tuple[Spread, tuple[str, ...]]]
@@ -217,7 +217,7 @@ def test_an_audit_fails_where_a_choice_is_more_than_5_percent_behind(
     (line,) = [line for line in output.splitlines() if line.startswith("200x576x1024 ")]
     assert line.split()[-1] == f"{us / 10 - 1:.1%}"
     assert f"{code} above 5%" in output
-    assert "to tune: python -m deep_gemm tune --output 'bf16' --shapes '200,576,1024'" in output
+    assert "to tune: python -m lab tune --output 'bf16' --shapes '200,576,1024'" in output
     assert (in_a_folder / "f.json").exists()
 
 
@@ -276,7 +276,7 @@ def test_shapes_with_a_faster_tile_get_an_entry_and_lose_it_again(clock: Clock, 
     assert (found.n, found.k, found.output, found.gpu, found.num_sms) == (576, 1024, Output(), "H200", 132)
     assert (found.tile, found.us, found.replaces, found.replaced_us) == (other.tile.name, 9.6, chosen.tile.name, 10)
     made_by = json.loads((in_a_folder / "t.json").read_text())["made_by"]
-    assert made_by.startswith("python -m deep_gemm tune, deep_gemm ")
+    assert made_by.startswith("python -m lab tune, deep_gemm ")
 
     clock.us[other.config.name] = 9.8  # 2% are not worth it
     code, output = invoke("--shapes", "200,576,1024", "--out", "t.json")

@@ -1,4 +1,4 @@
-"""`python -m deep_gemm tune --collect`, all that needs no GPU: what is timed, what is kept, what is skipped."""
+"""`python -m lab tune --collect`, all that needs no GPU: what is timed, what is kept, what is skipped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from fake_gpu import FakeGpu, install, on_gpu
 from typer.testing import CliRunner
 
 from deep_gemm import settings as settings_module
-from deep_gemm.__main__ import app
-from deep_gemm.benchmark import command, products, tune, tune_collect, tune_command, tune_samples
-from deep_gemm.benchmark.timing import PairingError, Spread
-from deep_gemm.benchmark.tune_samples import Sample
 from deep_gemm.choose.config import GemmConfig
 from deep_gemm.choose.dense import reachable, reachable_decode
 from deep_gemm.choose.depths import reachable_k_grouped
@@ -26,6 +22,10 @@ from deep_gemm.gpus import H200
 from deep_gemm.jit import CompilerMissing
 from deep_gemm.kernels import depths, rows
 from deep_gemm.problem import ContiguousProblem, DenseProblem, KGroupedProblem, MaskedProblem
+from lab.__main__ import app
+from lab.bench import command, products, tune, tune_collect, tune_command, tune_samples
+from lab.bench.timing import PairingError, Spread
+from lab.bench.tune_samples import Sample
 
 DENSE = Sample(Output(), 200, 576, 1024)
 IDS = Sample(Output(groups=Groups.IDS), 60, 128, 256, 3, is_fitted=False)

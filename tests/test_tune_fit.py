@@ -1,4 +1,4 @@
-"""`python -m deep_gemm tune --fit`: constants from result files, and how choices by them are judged."""
+"""`python -m lab tune --fit`: constants from result files, and how choices by them are judged."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deep_gemm.__main__ import app
-from deep_gemm.benchmark import tune_collect, tune_fit, tune_samples
-from deep_gemm.benchmark.tune_collect import Collection
-from deep_gemm.benchmark.tune_fit import Collected, Product
-from deep_gemm.benchmark.tune_samples import Sample
 from deep_gemm.choose import timings
 from deep_gemm.choose.output import Output
 from deep_gemm.choose.timings import NAMES, OF_A_GPU, Timings
 from deep_gemm.gpus import H100, H200
+from lab.__main__ import app
+from lab.bench import tune_collect, tune_fit, tune_samples
+from lab.bench.tune_collect import Collection
+from lab.bench.tune_fit import Collected, Product
+from lab.bench.tune_samples import Sample
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
@@ -165,7 +165,7 @@ def test_the_file_of_constants_is_what_the_fit_gives(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "t.json").read_text())
     assert Timings(**content["all"], **content["gpus"]["H200"]).__dict__ == tune_fit.fit([one])["H200"].__dict__
     assert content["gpus"]["H100"] == {name: getattr(timings.measured()["H100"], name) for name in OF_A_GPU}, "kept"
-    assert content["made_by"] == "python -m deep_gemm tune --fit a.json"
+    assert content["made_by"] == "python -m lab tune --fit a.json"
     assert "all, held back" in output
 
 
@@ -201,7 +201,7 @@ def test_the_packages_constants_are_the_fits_to_the_files_that_they_name() -> No
     """Not fitted anew, which takes a while: the fit would end where they are, as no other constant is any better."""
     made_by = json.loads(timings.FILE.read_text())["made_by"]
     command, _, names = made_by.partition(" --fit ")
-    assert command == "python -m deep_gemm tune"
+    assert command == "python -m lab tune"
     assert timings.FILE.read_text() == timings.text_of(timings.measured(), made_by)
     files = [Collected.load(RESULTS / name) for name in names.split()]
     assert {file.gpu.name for file in files} == set(timings.measured())

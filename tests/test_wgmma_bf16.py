@@ -15,7 +15,7 @@ from deep_gemm.jit.tensor_map import ElementType, TensorMap
 from deep_gemm.kernels.launch import launch
 from deep_gemm.kernels.sources import cuda_sources
 from deep_gemm.kernels.wgmma_header import wgmma_bf16_header
-from deep_gemm.sim import Buffer, Map, Pointer, Struct, compile_kernel, simulate
+from lab.sim import Buffer, Map, Pointer, Struct, compile_kernel, simulate
 
 SOURCE = '#include "wgmma_bf16.cuh"\n'
 TEXT = (Path(__file__).parent / "sim_kernels" / "wgmma_bf16.cuh").read_text()

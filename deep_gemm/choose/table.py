@@ -1,7 +1,7 @@
 """Tables of measured choices: products for which another tile was faster than the one of the lowest cost.
 
 A table is a JSON file, an entry on each line: a GPU, a product, its tile and what that took, the tile that it replaces
-and what that took. `python -m deep_gemm tune` writes them. The package comes with `tuned.json`, and `DG_TUNED_TABLE`
+and what that took. `python -m lab tune` writes them. The package comes with `tuned.json`, and `DG_TUNED_TABLE`
 names another, whose entries hold where both have one for a product.
 """
 

@@ -1,6 +1,6 @@
 """What the parts of a product take: the constants of the cost model, read from timings.json.
 
-`python -m deep_gemm tune --fit` makes that file from measured times, and says how well choices by it do. All Hopper
+`python -m lab tune --fit` makes that file from measured times, and says how well choices by it do. All Hopper
 GPUs have the same SMs, so most constants are fitted to all GPUs together; what differs is their memory. One constant,
 `across_lines_ps`, was measured by itself: a fit of all to times with such rows among them chose no better. `GUESSES`
 has what is taken for a GPU that nobody measured.

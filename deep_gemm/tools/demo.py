@@ -7,40 +7,53 @@ the kernels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from ..benchmark.cases import Case
-from ..benchmark.contenders import FAST, OURS, dequantized
-from ..benchmark.products import MAX_ERROR_BF16, MAX_ERROR_FP32, cold_rows
-from ..benchmark.report import Row
-from ..benchmark.table import make_console
-from ..benchmark.timing import L2Flush
+from ..choose.config_of_tile import tile_config
+from ..choose.output import Output
 from ..dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
 from ..gpus import HOPPER
 from ..grouped import k_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_contiguous, m_grouped_fp8_gemm_nt_masked
-from ..jit import CompilerMissing
+from ..jit import CompilerMissing, applied, passes_for
+from ..jit.compiler import compile_cubin, compiler_version
+from ..jit.report import report
+from ..kernels import fp8_gemm
 from ..layers import experts, linear
-from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from .inspect import show_families
+from ..quantize import (
+    Quantized,
+    cast_back_from_fp8,
+    k_grouped_cast_to_fp8,
+    per_block_cast_to_fp8,
+    per_token_cast_to_fp8,
+)
+from ..testing import L2_FLUSH_BYTES
+from .console import make_console, with_progress
 
 MAX_ERROR_EXPERTS = 1e-2
 """Where sums of the first product round to BF16 differently, some activations become another FP8 number."""
-MAX_ERROR = {torch.bfloat16: MAX_ERROR_BF16, torch.float32: MAX_ERROR_FP32}
+MAX_ERROR = {torch.bfloat16: 4e-3, torch.float32: 1e-3}
 DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "FP32"}
 ROWS, N, K = 256, 512, 1024
 GROUP_ROWS = (100, 0, 37, 119)
 KS = [512, 0, 128, 384]
 TOKENS, TOPK, HIDDEN, INTERMEDIATE = 64, 2, 512, 256
 SPEED_SHAPES = ((64, 2112, 7168), (4096, 7168, 2048), (4096, 7168, 16384))
-SPEED_REPEATS = 10
+SPEED_REPEATS = 11
+KERNELS = {
+    "small": tile_config(64, 32, Output()),
+    "large": tile_config(256, 128, Output()),
+    "cluster": tile_config(256, 128, Output(), cluster_n=2),
+    "accumulating": tile_config(256, 128, Output(is_fp32=True, adds_to_d=True)),
+}
+"""Configurations of different kinds, which a machine without a GPU compiles."""
 
 
 Rounding = Callable[[Tensor], Tensor]
@@ -72,44 +85,98 @@ def run() -> bool:
 
 def _show_kernels(console: Console) -> bool:
     try:
-        return show_families(console)
+        compiler_version()  # loads the compiler, which must not count as compiling
     except CompilerMissing as error:
         console.print(f"The kernels for Hopper were not compiled: {error}", markup=False)
         return True
+    table = _table("Kernels compiled for Hopper (sm_90a), on this machine", ("kind", "fp8_gemm"), ("registers", "ms"))
+    compiled = []
+
+    def work(announce: Callable[[str], None]) -> None:
+        for kind, config in KERNELS.items():
+            announce(config.name)
+            start = time.perf_counter()
+            kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=f"fp8_gemm {config.name}")
+            kernel = applied(passes_for(config.num_threads), kernel)
+            compiled.append((kind, config.name, report(kernel.cubin, kernel.log), time.perf_counter() - start))
+
+    with_progress(len(KERNELS), console, work)
+    for kind, name, found, seconds in compiled:
+        table.add_row(kind, name, str(found.registers), f"{seconds * 1e3:.0f}")
+    console.print(table)
+    return True
 
 
 def _show_speed(console: Console) -> bool:
-    title = "Speed beside cuBLASLt, dense, BF16 out, cold L2"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
-    table.add_column("m x n x k", no_wrap=True)
-    for heading in ("us", "TFLOPS", "error", "cuBLASLt", "TFLOPS", "ratio"):
-        table.add_column(heading, justify="right")
+    table = _table(
+        "Speed beside cuBLASLt, dense, BF16 out, cold L2",
+        ("m x n x k",),
+        ("us", "TFLOPS", "error", "cuBLASLt", "TFLOPS", "ratio"),
+    )
     failures = []
     with console.status("measuring") as status:
-        flush = L2Flush()
-        for shape in SPEED_SHAPES:
-            sizes = " x ".join(map(str, shape))
+        for m, n, k in SPEED_SHAPES:
+            sizes = f"{m} x {n} x {k}"
             status.update(sizes)
-            rows = {row.contender: row for row in cold_rows(Case("dense", shape), flush, SPEED_REPEATS)}
-            ours, theirs = rows[OURS], rows[FAST]
-            failures += [f"{sizes}: {row.contender} {row.failed}" for row in (ours, theirs) if row.failed]
-            ratio = f"{ours.us / theirs.us:.2f}" if ours.us and theirs.us else ""
-            error = "" if ours.error is None else f"{ours.error:.1e}"
-            table.add_row(sizes, *_speed(ours), error, *_speed(theirs), ratio)
+            error, ours, theirs = measured(m, n, k)
+            if not error < MAX_ERROR[torch.bfloat16]:
+                failures.append(f"{sizes}: wrong, relative error {error:.1e}")
+            speeds = ((f"{us:.1f}", f"{2e-6 * m * n * k / us:.0f}") for us in (ours, theirs))
+            (our_us, our_tflops), (their_us, their_tflops) = speeds
+            table.add_row(sizes, our_us, our_tflops, f"{error:.1e}", their_us, their_tflops, f"{ours / theirs:.2f}")
     console.print(table)
     for failure in failures:
-        console.print(f"[red]{escape(failure)}[/]")
+        console.print(failure, style="red", markup=False)
     console.print(
         "\ncuBLASLt: torch._scaled_mm with one scale for each tensor, which is less work.\n"
-        "us: the kernels' time, median. A ratio below 1 means less time than cuBLASLt's.\n"
+        "us: between two events around a call, median. A ratio below 1 means less time.\n"
         "error: relative to the FP64 product of the same FP8 numbers.",
         style="dim",
     )
     return not failures
 
 
-def _speed(row: Row) -> tuple[str, str]:
-    return (f"{row.us:.1f}", f"{row.tflops:.0f}") if row.us else ("failed", "")
+def measured(m: int, n: int, k: int) -> tuple[float, float, float]:
+    """Give the relative error of a product, its microseconds, and those of cuBLASLt's."""
+    x, w = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+    a, b, d = (
+        per_token_cast_to_fp8(x, mn_major=True),
+        per_block_cast_to_fp8(w),
+        x.new_empty((m, n), dtype=torch.bfloat16),
+    )
+    one, flush = torch.ones((), device="cuda"), torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def theirs() -> None:
+        torch._scaled_mm(a[0], b[0].t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    def cold_us(call: Callable[[], object]) -> float:
+        times: list[float] = []
+        for _ in range(SPEED_REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            flush.zero_()  # takes the GPU longer than the host takes for the call
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3)
+        return median(times[1:])
+
+    ours_us, theirs_us = cold_us(lambda: fp8_gemm_nt(a, b, d)), cold_us(theirs)
+    return _relative_error(d, _exact(a) @ _exact(b).t()), ours_us, theirs_us
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
+    for heading in texts:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _exact(operand: Quantized) -> Tensor:
+    """FP64 numbers that values and scales stand for, but for one rounding to FP32."""
+    return cast_back_from_fp8(*operand).double()
 
 
 def _has_hopper() -> bool:
@@ -119,11 +186,7 @@ def _has_hopper() -> bool:
 def _show_products(console: Console) -> bool:
     device, backend = ("cuda", "kernel") if _has_hopper() else ("cpu", "reference")
     title = f"FP8 products and layers on {_device_name(device)}"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False)
-    for heading in ("product", "m x n x k", "D", "backend"):
-        table.add_column(heading)
-    table.add_column("ms", justify="right")
-    table.add_column("error", justify="right")
+    table = _table(title, ("product", "m x n x k", "D", "backend"), ("ms", "error"))
     table.add_column("")
     all_right, quantization_errors = True, []
     with console.status("quantizing") as status:
@@ -154,7 +217,7 @@ def _examples(device: str) -> Iterator[Example]:
     x, w = torch.randn(ROWS, K, device=device), torch.randn(N, K, device=device)
     of_groups = torch.randn(len(GROUP_ROWS), N, K, device=device)
     a, b, b_experts = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w), per_block_cast_to_fp8(of_groups)
-    xq, wq, experts_q = dequantized(a, 1), dequantized(b, 128), dequantized(b_experts, 128)
+    xq, wq, experts_q = _exact(a), _exact(b), _exact(b_experts)
 
     yield Example("dense", ROWS, N, K, lambda: _made(fp8_gemm_nt(a, b)), xq @ wq.t(), x.double() @ w.double().t())
 
@@ -179,7 +242,7 @@ def _examples(device: str) -> Iterator[Example]:
         N,
         K,
         lambda: _made(m_grouped_fp8_gemm_nt_masked(a_masked, b_experts, masked_m=counts, expected_m=64))[valid],
-        (dequantized(a_masked, 1) @ experts_q.mT)[valid],
+        (_exact(a_masked) @ experts_q.mT)[valid],
         (xs.double() @ of_groups.double().mT)[valid],
     )
 
@@ -198,7 +261,7 @@ def _examples(device: str) -> Iterator[Example]:
         ROWS,
         K,
         accumulated,
-        grad + dequantized(a_grad, 1) @ dequantized(b_grad, 1).t(),
+        grad + _exact(a_grad) @ _exact(b_grad).t(),
         grad + dy.double() @ x.double().t(),
     )
 
@@ -210,7 +273,7 @@ def _examples(device: str) -> Iterator[Example]:
         ROWS,
         K,
         lambda: _made(k_grouped_fp8_gemm_nt_contiguous(a_k, b_k, ks=KS)),
-        _products_along_k(dequantized(a_grad, 1), dequantized(b_grad, 1)),
+        _products_along_k(_exact(a_grad), _exact(b_grad)),
         _products_along_k(dy.double(), x.double()),
     )
 
@@ -242,11 +305,9 @@ def _mixture_of_experts(device: str) -> Example:
         return torch.einsum("tei,tehi,te->th", a, w2[topk_ids], topk_weights.double())
 
     def to_fp8(a: Tensor) -> Tensor:
-        return dequantized(per_token_cast_to_fp8(a.float()), 1)
+        return _exact(per_token_cast_to_fp8(a.float()))
 
-    from_quantized = computed(
-        to_fp8(x), dequantized(w1, 128), dequantized(w2, 128), lambda h: h.bfloat16().double(), to_fp8
-    )
+    from_quantized = computed(to_fp8(x), _exact(w1), _exact(w2), lambda h: h.bfloat16().double(), to_fp8)
     from_original = computed(x.double(), weights.double(), weights_back.double(), lambda h: h, lambda a: a)
     return Example(
         "mixture of experts",

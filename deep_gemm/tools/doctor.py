@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +51,6 @@ def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
         driver,
         gpu,
         _cache(environment),
-        Finding("simulator", _simulator()),
         Finding("settings", ", ".join(variables) or "no DG_ variable is set"),
         *_verdict(compiler, driver, gpu),
         *(Finding("mend", each, is_wrong=True) for each in (*_wrong_settings(environment), *installed.to_mend())),
@@ -120,18 +117,12 @@ def _cache(environment: Mapping[str, str]) -> Finding:
     return Finding("cache", told, is_wrong=True)
 
 
-def _simulator() -> str:
-    found = {"g++": shutil.which("g++"), "numpy": importlib.util.find_spec("numpy")}
-    missing = [name for name, where in found.items() if where is None]
-    return f"needs {' and '.join(missing)}" if missing else "g++ and numpy are there"
-
-
 def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
     """What can run, and what to do for more."""
     if not gpu.is_wrong and not driver.is_wrong and not compiler.is_wrong:
         return [Finding("so", "kernels run on this GPU, and the reference on the CPU")]
     if gpu.is_wrong:
-        can_compile = "nothing is compiled" if compiler.is_wrong else "kernels can be compiled (compile, inspect)"
+        can_compile = "nothing is compiled" if compiler.is_wrong else "kernels can be compiled (compile)"
         why = "there is no Hopper GPU" if not torch.cuda.is_available() else "the GPU is not a Hopper"
         if torch.version.cuda is None and not driver.is_wrong:
             why = "torch is a build for the CPU: install one for CUDA"

@@ -1,6 +1,6 @@
 """`python -m deep_gemm compile`: fills the cache with the kernels of given shapes, on a machine with or without a GPU.
 
-`compile_model` is the same for a model that benchmark/models.py knows, as a call.
+`compile_model` is the same for a model that models.py knows, as a call.
 
 What is chosen follows from shapes and from the kind of GPU alone. A GPU finds these kernels if its machine has the same
 version of this package and the same build of NVRTC, and reads the same directory.
@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..benchmark.command import with_progress
-from ..benchmark.models import Model, Weight, model_named
 from ..choose.bf16 import reachable_bf16_sum, select_bf16
 from ..choose.config import GemmConfig
 from ..choose.config_bf16 import K_MAJOR
@@ -60,6 +58,8 @@ from ..problem.integers import integer_in_range
 from ..problem.layout import SCALE_BLOCK, align
 from ..problem.mega_moe import TOKEN_MULTIPLE
 from ..settings import get_batch_invariant, settings
+from .console import with_progress
+from .models import Model, Weight, model_named
 
 MOST_ROWS = 1 << 16
 """Rows up to which all sizes of a batch are looked at for a weight that is given without m."""
@@ -94,7 +94,7 @@ def compile_model(
 ) -> bool:
     """Compile every kernel that a model may need for up to `max_tokens` tokens at once, and tell whether all are ready.
 
-    - `model`: a name in `deep_gemm.benchmark.models.MODELS`. `tp` ranks share its weights, `ep` ranks its experts.
+    - `model`: a name in `deep_gemm.tools.models.MODELS`. `tp` ranks share its weights, `ep` ranks its experts.
     - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
     - `console`: where progress is shown; None: nowhere.
 

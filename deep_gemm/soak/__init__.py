@@ -1,1 +1,0 @@
-"""`python -m deep_gemm soak`: random problems of every product, cast and layer, for as long as is wanted."""

@@ -1,0 +1,287 @@
+"""The laboratory's command line: `python -m lab`, from a checkout."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deep_gemm.__main__ import MISUSED, WRONG, Commands, OutputName
+from deep_gemm.__main__ import examples as examples_of
+
+examples = partial(examples_of, program="lab")
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback(
+    epilog=examples("bench dense --quick", "sim --seeds 4", "inspect --block-m 256 --block-n 128", "soak --minutes 8")
+    + "\n\nExit codes: 0 all right; 1 something failed or was found wrong; 2 the request cannot be carried out."
+)
+def about() -> None:
+    """What looks at the kernels of deep_gemm: simulator, benchmark, soak, tuning, machine code."""
+
+
+@app.command(epilog=examples("sim --seeds 4", "sim --m 40 --n 72 --k 272 --block-m 64 --block-n 64 --fp32 --adds-to-d"))
+def sim(
+    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm, or hc_prenorm with n up to 32")] = "fp8_gemm",
+    m: Annotated[int, typer.Option("--m", min=1, help="rows of A and D")] = 200,
+    n: Annotated[int, typer.Option("--n", min=1, help="rows of B, columns of D")] = 336,
+    k: Annotated[int, typer.Option("--k", min=1, help="columns of A and B")] = 896,
+    seeds: Annotated[int, typer.Option(min=1, help="number of schedules to try, each drawn from a seed")] = 8,
+    first_seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
+    num_sms: Annotated[int, typer.Option(min=1, help="SMs to simulate")] = 2,
+    block_m: Annotated[int, typer.Option(help="rows of a tile")] = 128,
+    block_n: Annotated[int, typer.Option(help="columns of a tile")] = 128,
+    cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
+    cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
+    cluster_k: Annotated[int, typer.Option(help="2 to 8: this many CTAs split k")] = 1,
+    fp32: Annotated[bool, typer.Option("--fp32", help="FP32 output")] = False,
+    with_c: Annotated[bool, typer.Option("--with-c", help="read C and add it")] = False,
+    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="add to D in place (FP32)")] = False,
+    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+) -> None:
+    """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
+    if kernel not in ("fp8_gemm", "hc_prenorm"):
+        raise typer.BadParameter(f"expected fp8_gemm or hc_prenorm, got {kernel}", param_hint="kernel")
+
+    from deep_gemm.choose.config_hc_prenorm import HcConfig
+    from deep_gemm.choose.config_hc_prenorm_few import TILE_ROWS, HcFewConfig
+    from deep_gemm.choose.config_of_tile import tile_config
+    from deep_gemm.choose.output import Output
+
+    from .sim import HostCompileError
+    from .sim.command import run, run_hc
+
+    how = {"seeds": seeds, "first_seed": first_seed, "num_sms": num_sms}
+    try:
+        if kernel == "hc_prenorm":
+            few = HcFewConfig(n, cluster_k)
+            raise typer.Exit(
+                0 if run_hc(few if block_m == TILE_ROWS else HcConfig(block_m, n, cluster_k), m, n, k, **how) else WRONG
+            )
+        output = Output(fp32, with_c, adds_to_d, by_row)
+        config = tile_config(block_m, block_n, output, cluster_m, cluster_n, cluster_k, k)
+        passed = run(config, m, n, k, **how)
+    except (ValueError, HostCompileError) as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if passed else WRONG)
+
+
+@app.command(
+    epilog=examples("inspect --block-m 256 --block-n 128", 'inspect gather_weighted --config "weights in bfloat16"')
+)
+def inspect(
+    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm, or one of casts, routes or scales")] = "fp8_gemm",
+    config: Annotated[
+        str | None, typer.Option(help="of another kernel than fp8_gemm, a configuration as `configs` names it")
+    ] = None,
+    block_m: Annotated[int, typer.Option(help="rows of a tile: 64, 128, 192 or 256")] = 256,
+    block_n: Annotated[int, typer.Option(help="columns of a tile: 16 to 256, a multiple of 16")] = 128,
+    cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
+    cluster_n: Annotated[int, typer.Option(help="2: pairs of CTAs share A")] = 1,
+    cluster_k: Annotated[int, typer.Option(help="2 to 8: this many CTAs split k")] = 1,
+    output: Annotated[OutputName, typer.Option(help="type of D")] = OutputName.BF16,
+    with_c: Annotated[bool, typer.Option("--with-c", help="read C and add it")] = False,
+    adds_to_d: Annotated[bool, typer.Option("--adds-to-d", help="add to D in place (FP32)")] = False,
+    by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
+    odd: Annotated[bool, typer.Option("--odd", help="k is an odd number of blocks of 128")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
+) -> None:
+    """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
+    from deep_gemm.choose.config_of_tile import tile_config
+    from deep_gemm.choose.output import Output
+    from deep_gemm.jit import CompileError
+    from deep_gemm.kernels.ordinary import named
+    from deep_gemm.tools.console import make_console
+
+    from .inspect import inspect, inspect_ordinary, show
+
+    try:
+        if kernel == "fp8_gemm":
+            if config is not None:
+                raise ValueError(f"config: expected none for fp8_gemm, whose tile is stated, got {config!r}")
+            form = Output(output is OutputName.FP32, with_c, adds_to_d, by_row)
+            found = inspect(tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0))
+        else:
+            found = inspect_ordinary(*named(kernel, config))
+    except ValueError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    except CompileError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(WRONG) from None
+    show(found, make_console(), sass=sass)
+    raise typer.Exit(0 if found.passed == len(found.verdicts) else WRONG)
+
+
+@app.command(epilog=examples("configs"))
+def configs() -> None:
+    """List every configuration that can be chosen: of products, dense and grouped, and of all other kernels."""
+    from deep_gemm.choose.dense import reachable, reachable_decode
+    from deep_gemm.choose.depths import reachable_k_grouped
+    from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
+    from deep_gemm.choose.rows import reachable_grouped, reachable_silu
+    from deep_gemm.kernels.ordinary import reachable_ordinary
+    from deep_gemm.tools.console import make_console
+
+    from .inspect import show_configs, show_ordinary_configs
+
+    console = make_console()
+    show_configs(
+        [
+            *reachable(),
+            *reachable_decode(),
+            *reachable_grouped(),
+            *reachable_silu(),
+            *reachable_k_grouped(),
+            *reachable_heads(),
+            *reachable_heads_decode(),
+        ],
+        console,
+    )
+    show_ordinary_configs(reachable_ordinary(), console)
+
+
+@app.command(
+    epilog=examples(
+        "bench dense --quick", 'bench linear --shapes "1,2112,7168;64,2112,7168" --out result.json', "bench compile"
+    )
+)
+def bench(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, distributed, host, "
+            "compile or numerics"
+        ),
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="a few typical cases")] = False,
+    sustained: Annotated[bool, typer.Option("--sustained", help="also time calls back to back")] = False,
+    plot: Annotated[Path | None, typer.Option(help="draw the result into this file")] = None,
+    out: Annotated[Path | None, typer.Option(help="result file; else benchmarks/results/kind-date-commit.json")] = None,
+    shapes: Annotated[str | None, typer.Option(help="only these shapes: '64,2112,7168;4096,7168,2048'")] = None,
+    only: Annotated[str | None, typer.Option(help="only these contenders, as 'deep_gemm,copy'")] = None,
+    minutes: Annotated[float | None, typer.Option(help="begin nothing new after this time")] = None,
+    processes: Annotated[int | None, typer.Option(help="distributed: how many; one for each GPU unless given")] = None,
+    part: Annotated[str | None, typer.Option(help="dense, grouped: only what is 'fitted', or 'judged'")] = None,
+    commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
+) -> None:
+    """Measure products, casts and layers beside rivals, host time, or compile times. Write a file and print tables."""
+    from .bench.command import UsageError, run
+
+    try:
+        right = run(
+            kind,
+            quick=quick,
+            with_sustained=sustained,
+            plot=plot,
+            out=out,
+            shapes=shapes,
+            only=only,
+            minutes=minutes,
+            commit=commit,
+            part=part,
+            processes=processes,
+        )
+    except UsageError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if right else WRONG)
+
+
+@app.command(epilog=examples("soak --minutes 8", "soak --seed 7 --only fp8_gemm --only einsum --out soak.json"))
+def soak(
+    minutes: Annotated[float, typer.Option(min=0, help="begin nothing new after this time")] = 8,
+    seed: Annotated[int, typer.Option(help="what all problems follow from")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="this kind of problem alone; may be said again")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu, else cuda if there is a Hopper GPU")] = None,
+    first: Annotated[int, typer.Option(min=0, help="the number of the first problem")] = 0,
+    count: Annotated[int | None, typer.Option(min=1, help="how many problems, if time does not end it")] = None,
+    out: Annotated[Path | None, typer.Option(help="write a record of it into this file")] = None,
+    commit: Annotated[str | None, typer.Option(help="the commit to record if git cannot tell")] = None,
+) -> None:
+    """Run random problems of everything, bad calls among them, and check values, canaries and errors each time."""
+    from .soak.command import run
+
+    try:
+        right = run(minutes, seed, only or (), device, first, count, out, commit)
+    except ValueError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if right else WRONG)
+
+
+@app.command(epilog=examples('tune --shapes "64,2112,7168;4096,7168,2048" --out tuned.json', "tune --audit"))
+def tune(
+    files: Annotated[list[Path] | None, typer.Argument(help="with --fit, result files of --collect")] = None,
+    audit: Annotated[bool, typer.Option("--audit", help="all shapes of the benchmark and 50 at random")] = False,
+    collect: Annotated[bool, typer.Option("--collect", help="time what a fit of the cost model needs")] = False,
+    minutes: Annotated[float | None, typer.Option(help="with --collect, how long to measure: 4 unless given")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="make the constants of the cost model from FILES")] = False,
+    shapes: Annotated[str | None, typer.Option(help="these, such as '64,2112,7168;4096,7168,2048'")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="with --shapes, what D is: bf16, fp32, bf16+c, '1d1d fp32+d'")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="the result file of --audit or --collect, the table to extend, the constants of --fit"),
+    ] = None,
+    part: Annotated[str | None, typer.Option(help="with --audit, only what is 'fitted', or 'judged'")] = None,
+    commit: Annotated[str | None, typer.Option(help="the commit to record where git cannot tell")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="a line for each shape as it is measured")] = False,
+) -> None:
+    """Time tiles: audit what is chosen, tabulate what is faster for some shapes, collect times, or fit the model."""
+    from .bench.command import UsageError
+    from .bench.tune_command import run
+
+    try:
+        right = run(
+            audit=audit,
+            collect=collect,
+            minutes=minutes,
+            fit=fit,
+            files=files or (),
+            shapes=shapes,
+            output=output,
+            out=out,
+            part=part,
+            commit=commit,
+            verbose=verbose,
+        )
+    except UsageError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(MISUSED) from None
+    raise typer.Exit(0 if right else WRONG)
+
+
+@app.command(epilog=examples("plot result.json result.png"))
+def plot(
+    file: Annotated[Path, typer.Argument(help="a result file of bench")],
+    out: Annotated[Path, typer.Argument(help="the picture to write: .png, .svg or .pdf")],
+) -> None:
+    """Draw a benchmark's result FILE as a picture, OUT."""
+    from .bench.command import UsageError, plot_file
+
+    try:
+        plot_file(file, out)
+    except UsageError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(MISUSED) from None
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="lab")
+
+
+if __name__ == "__main__":
+    main()

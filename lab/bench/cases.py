@@ -1,0 +1,313 @@
+"""The products that are measured, as data: shapes, sizes of groups, and the floor of each."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from deep_gemm.choose.config import BLOCK_K
+from deep_gemm.gpus import GPUS
+from deep_gemm.problem.layout import ceil_div
+
+from .grid import ROOM, grid, grouped_grid
+from .tune_samples import samples
+
+Shape = tuple[int, ...]
+
+KINDS = ("dense", "dense_1d1d", "contiguous", "contiguous_uneven", "masked", "k_grouped")
+PEERS_FILE = Path(__file__).with_name("peers.json")
+
+# Sustained rate of FP8 WGMMA with operands resident in shared memory, on random data: H200, 700 W.
+PEAK_TFLOPS = 1640
+# Times of bulk copies from DRAM into shared memory with a cold L2: (MiB, us), the same machine.
+COLD_COPY_US = ((1, 2.4), (4, 3.6), (11, 5.7), (15, 6.9), (30, 12.1), (60, 21.4), (117, 37.0), (500, 124.6))
+
+# Dense shapes for comparing kinds without a tensorwise product of their own: they show how fast the GPU is that day.
+ANCHOR, ANCHOR_SHORT_K = (4096, 4096, 7168), (4096, 7168, 2048)
+
+# Sizes that occur in practice and suit no tile: ragged m, n or k that are not multiples of 128.
+ODD_SHAPES = (
+    (7, 1040, 528),
+    (77, 2128, 7184),
+    (129, 520, 1040),
+    (333, 4112, 4112),
+    (1000, 1008, 3840),
+    (3000, 2112, 7168),
+    (4095, 7184, 2064),
+    (4097, 4096, 7168),
+)
+# No peer was measured at m = 2048.
+UNKNOWN_TO_PEERS = (
+    (2048, 2112, 7168),
+    (2048, 24576, 1536),
+    (2048, 32768, 512),
+    (2048, 7168, 16384),
+    (2048, 4096, 7168),
+    (2048, 7168, 2048),
+    (2048, 576, 7168),
+)
+
+MOST_OPERATIONS = 1e12
+"""Limit for a random product, so that the slowest of its candidates takes only milliseconds."""
+
+QUICK: dict[str, tuple[Shape, ...]] = {
+    "dense": (
+        (1, 576, 7168),
+        (1, 7168, 16384),
+        (16, 2112, 7168),
+        (64, 24576, 1536),
+        (128, 4096, 7168),
+        (512, 7168, 16384),
+        (1024, 7168, 2048),
+        (4096, 576, 7168),
+        ANCHOR,
+        ANCHOR_SHORT_K,
+        (4096, 7168, 16384),
+        (8192, 8192, 8192),
+    ),
+    "dense_1d1d": ((4096, 7168, 4096),),
+    "contiguous": ((8, 4096, 4096, 7168), (32, 256, 7168, 2048)),
+    "contiguous_uneven": ((32, 2048, 4096, 7168), (8, 512, 7168, 2048)),
+    "masked": ((32, 20, 4096, 7168), (32, 192, 7168, 2048)),
+    "k_grouped": ((4, 7168, 2048, 8192),),
+}
+
+
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product to measure. `peers.json` says what the numbers of `shape` mean for each kind."""
+
+    kind: str
+    shape: Shape
+    sizes: tuple[int, ...] = ()
+    """Rows of each group; for k_grouped, each group's k."""
+    is_judged: bool | None = field(default=None, compare=False)
+    """True: nothing was tuned to it, and it is there to judge by; False: it may be tuned to; None: it is no case."""
+
+    @property
+    def name(self) -> str:
+        """A short name for tables."""
+        text = "x".join(map(str, self.shape))
+        return text if self.kind == "dense" else f"{self.kind} {text}"
+
+    @property
+    def fast_shape(self) -> Shape:
+        """The dense shape whose fast cuBLASLt product this case is compared with: its own, or an anchor."""
+        if self.kind == "dense":
+            return self.shape
+        short_k = self.kind != "k_grouped" and self.shape[-2:] == ANCHOR_SHORT_K[1:]
+        return ANCHOR_SHORT_K if short_k else ANCHOR
+
+    @property
+    def output_is_fp32(self) -> bool:
+        """Whether it is a weight gradient: one scale for each row and 128 columns on both sides, added to an FP32 D."""
+        return self.kind in ("dense_1d1d", "k_grouped")
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations that the product needs: two for each multiplication."""
+        m, n, k = self._mnk
+        return 2 * m * n * k
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that must move at least once: operands with their scales, and D (twice if it is added to)."""
+        m, n, k = self._mnk
+        k_blocks = ceil_div(k, BLOCK_K)
+        a = m * (k + 4 * k_blocks)
+        if self.output_is_fp32:
+            outputs = len(self.sizes) or 1
+            return a + n * (k + 4 * k_blocks) + outputs * m * n * 4 * 2
+        weights = sum(1 for size in self.sizes if size) if self.sizes else 1
+        return a + weights * (n * k + 4 * ceil_div(n, 128) * k_blocks) + m * n * 2
+
+    @property
+    def floor_us(self) -> float:
+        """A lower limit of the time: the larger of the operations at peak rate and the bytes in bulk copies."""
+        return max(self.operations / (PEAK_TFLOPS * 1e6), cold_copy_us(self.bytes))
+
+    @property
+    def max_m(self) -> int:
+        """Room for rows in each group of a masked product."""
+        return 1024 if self.shape[0] == 1 else ROOM
+
+    @property
+    def _mnk(self) -> tuple[int, int, int]:
+        """Sizes of a dense product with the same work: the groups' rows, or their k, added up."""
+        if self.kind in ("dense", "dense_1d1d"):
+            m, n, k = self.shape
+            return m, n, k
+        if self.kind == "k_grouped":
+            return self.shape[1], self.shape[2], sum(self.sizes)
+        return sum(self.sizes), self.shape[2], self.shape[3]
+
+
+def cold_copy_us(num_bytes: float) -> float:
+    """Microseconds of a bulk copy with a cold L2, interpolated between the measured sizes.
+
+    Beyond the largest size the rate is that of the largest, 4.2 TB/s.
+    """
+    mib = num_bytes / (1 << 20)
+    largest_mib, largest_us = COLD_COPY_US[-1]
+    if mib >= largest_mib:
+        return mib * largest_us / largest_mib
+    above = next(i for i, (x, _) in enumerate(COLD_COPY_US) if mib <= x)
+    (x0, y0), (x1, y1) = COLD_COPY_US[max(above, 1) - 1], COLD_COPY_US[max(above, 1)]
+    return y0 + (mib - x0) * (y1 - y0) / (x1 - x0)
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Cases that choices were tuned to: those of `peers.json` in its order, then some at which no peer was measured."""
+    peers = json.loads(PEERS_FILE.read_text())
+    found = dict.fromkeys(
+        (row["kind"], tuple(row["shape"])) for session in peers["sessions"] for row in session["rows"]
+    )
+    known = [Case(kind, shape, _sizes(kind, shape, peers["uneven_groups"]), is_judged=False) for kind, shape in found]
+    return (*known, *(Case("dense", shape, is_judged=False) for shape in UNKNOWN_TO_PEERS + ODD_SHAPES))
+
+
+@cache
+def grid_cases() -> tuple[Case, ...]:
+    """Cases of weights that nothing was tuned to; `grid` says by what rule, and which are judged."""
+    tuned_to = tuned_weights()
+    return (
+        *(Case("dense", each.shape, is_judged=each.is_judged) for each in grid(tuned_to)),
+        *(
+            Case(each.kind, each.shape, _sizes(each.kind, each.shape, {}), each.is_judged)
+            for each in grouped_grid(tuned_to)
+        ),
+    )
+
+
+@cache
+def tuned_weights() -> frozenset[Shape]:
+    """Weights `(n, k)` of `all_cases`, and of the products that the cost model was fitted to on any GPU."""
+    of_cases = {
+        case.shape[1:] if case.kind in KINDS[:2] else case.shape[1:3] if case.kind == "k_grouped" else case.shape[2:]
+        for case in all_cases()
+    }
+    fitted = {(each.n, each.k) for gpu in GPUS for each in samples(gpu.num_sms) if each.is_fitted}
+    return frozenset(of_cases | fitted)
+
+
+def cases_of(
+    command: str, *, quick: bool = False, shapes: Sequence[Shape] = (), is_judged: bool | None = None
+) -> list[Case]:
+    """The cases of `bench dense` or `bench grouped`.
+
+    `shapes` selects cases; dense shapes may be new. `is_judged` selects a part of all. Grouped cases include the dense
+    anchors they are compared with.
+    """
+    kinds = {"dense": KINDS[:2], "grouped": KINDS[2:]}.get(command, ())
+    cases = [case for case in (*all_cases(), *grid_cases()) if case.kind in kinds]
+    if is_judged is not None:
+        cases = [case for case in cases if case.is_judged == is_judged]
+    if shapes:
+        cases = [case for shape in shapes for case in _asked_for(shape, cases, command)]
+    elif quick:
+        cases = [case for case in cases if case.shape in QUICK[case.kind]]
+    if command == "grouped":
+        anchors = {case.fast_shape for case in cases}
+        cases = [case for case in all_cases() if case.kind == "dense" and case.shape in anchors] + cases
+    return cases
+
+
+def random_shapes(count: int) -> list[tuple[int, int, int]]:
+    """Random dense sizes, as likely between 16 and 32 as between 2048 and 4096; n and k are typical of weights.
+
+    >>> random_shapes(1)
+    [(2016, 7104, 2176)]
+    """
+    rng = random.Random(0)
+    found: list[tuple[int, int, int]] = []
+
+    def size(least: int, most: int, multiple: int) -> int:
+        return max(round(math.exp(rng.uniform(math.log(least), math.log(most))) / multiple), 1) * multiple
+
+    while len(found) < count:
+        m, n, k = size(1, 8192, 1), size(512, 16384, 64), size(512, 16384, 128)
+        if 2 * m * n * k <= MOST_OPERATIONS:
+            found.append((m, n, k))
+    return found
+
+
+def parse_shapes(
+    text: str,
+    lengths: Sequence[int] = (3, 4),
+    example: str = "64,2112,7168",
+    least_last: int = 1,
+    meaning: str = "",
+) -> list[Shape]:
+    """Read `m,n,k;m,n,k`, or shapes of as many numbers as `lengths` allow, the last of which may be `least_last`.
+
+    Errors say what numbers mean if `meaning` does.
+
+    >>> parse_shapes("64,2112,7168; 4096,7168,2048")
+    [(64, 2112, 7168), (4096, 7168, 2048)]
+    """
+    count = " or ".join(NUMBERS[length] for length in lengths)
+    shapes = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        try:
+            shape = tuple(int(number) for number in part.split(","))
+        except ValueError:
+            shape = ()
+        if len(shape) not in lengths or min(*shape[:-1], shape[-1] + 1 - least_last) < 1:
+            integers = "positive integers" if least_last else "integers, of which the last may be 0,"
+            named = f" ({meaning})" if meaning else ""
+            raise ValueError(f"shapes: expected {count} {integers} like {example}{named}, got {part!r}")
+        shapes.append(shape)
+    if not shapes:
+        raise ValueError(f"shapes: expected at least one shape like {example}, got none")
+    return shapes
+
+
+def _asked_for(shape: Shape, cases: Iterable[Case], command: str) -> list[Case]:
+    found = [case for case in cases if case.shape == shape]
+    if command == "dense" and len(shape) != 3:
+        raise ValueError(f"shapes: expected (m, n, k) for bench dense, got {shape}")
+    if command == "dense" and not any(case.kind == "dense" for case in found):
+        found.insert(0, Case("dense", shape))
+    if not found:
+        known = ", ".join(f"{case.kind} {','.join(map(str, case.shape))}" for case in cases)
+        raise ValueError(f"shapes: {shape} is none of the grouped cases: {known}")
+    return found
+
+
+def _sizes(kind: str, shape: Shape, uneven_groups: dict[str, list[int]]) -> tuple[int, ...]:
+    """Sizes of the groups. `peers.json` states the rule, and lists the sizes of its uneven groups."""
+    if kind == "contiguous":
+        return (shape[1],) * shape[0]
+    if kind == "contiguous_uneven":
+        return tuple(uneven_groups.get(f"{shape[0]}x{shape[1]}") or _zipf(shape[0], shape[1]))
+    if kind == "k_grouped":
+        return (shape[3],) * shape[0]
+    if kind == "masked":
+        generator = random.Random(1)
+        return tuple(int(shape[1] * generator.uniform(0.7, 1.3)) for _ in range(shape[0]))
+    return ()
+
+
+def _zipf(groups: int, rows: int) -> list[int]:
+    """Shares of all rows by Zipf's law, groups in random order, the same each time.
+
+    >>> _zipf(4, 50)
+    [8, 6, 12, 24]
+    """
+    places = random.Random(f"{groups}x{rows}").sample(range(1, groups + 1), groups)
+    ends, total = 0.0, sum(1 / place for place in places)
+    cuts = [0]
+    for place in places:
+        ends += rows / place / total
+        cuts.append(round(ends))
+    return [end - begin for begin, end in pairwise(cuts)]

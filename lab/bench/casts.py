@@ -1,0 +1,247 @@
+"""Casts beside a copy of as many bytes, and beside the same cast in torch, compiled and eager. Cold, on a GPU."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deep_gemm import activation, quantize, routing
+from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
+
+from .products import MAX_NAME, raise_if_lost, reason
+from .report import Row
+from .timing import L2Flush, cold
+
+METHOD = (
+    "casts: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
+    "contenders of a shape interleaved in one process in rotating order, 20 calls each, median, least and most; BF16 "
+    "input of random normal numbers; copy: of as many bytes as the cast reads and writes together, half of them read; "
+    "compiled: torch.compile of the cast in torch for this shape alone; torch: the same, eager; our results checked "
+    "bit for bit against torch on the same GPU (activations within one FP8 step); silu_cast_masked: 32 groups of 256 "
+    "rows, of which 64 to 192 are in use: m and bytes count these, torch casts all rows"
+)
+OURS, COPY, COMPILED, EAGER = "deep_gemm", "copy", "compiled", "torch"
+CONTENDERS = (OURS, COPY, COMPILED, EAGER)
+REPEATS = 20
+COMPILE_SECONDS = 150
+"""For so long rivals are compiled; further shapes have none."""
+TOPK, NUM_EXPERTS = 8, 128
+GROUPS, MAX_M = 32, 256
+_RANDOM = random.Random(1)
+COUNTS = tuple(_RANDOM.randint(64, 192) for _ in range(GROUPS))
+"""Rows in use of each group."""
+ROWS = (*((m, 7168) for m in (1, 16, 64, 256, 1024, 4096, 8192)), (8192, 2048), (16384, 16384))
+MASKED = ((sum(COUNTS), 2048), (sum(COUNTS), 7168))
+TILES = ((1024, 7168), (8192, 7168), (16384, 16384))
+SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+    "cast_1x128": ROWS,
+    "silu_cast": ROWS,
+    "silu_cast_masked": MASKED,
+    **dict.fromkeys(("cast_128x1", "cast_both", "cast_128x128", "gather_cast", "gather_weighted"), TILES),
+}
+QUICK_MS = (1, 1024, 8192)
+COMPARED_ROWS = 4096
+"""Results are compared part by part, because FP32 needs four times the memory."""
+
+
+class Cast(NamedTuple):
+    """A cast of one shape: its kind, the bytes that it must move, our call, and the same in torch."""
+
+    kind: str
+    shape: tuple[int, int]
+    bytes: int
+    ours: Callable[[], Any]
+    in_torch: Callable[[], Any]
+    is_exact: bool = True
+    in_use: Tensor | None = None
+    """Which rows are defined; None if all are."""
+
+
+def kinds_and_shapes(*, quick: bool = False) -> list[tuple[str, tuple[int, int]]]:
+    """What is measured: kinds with m and k."""
+    found = [(kind, shape) for kind, shapes in SHAPES.items() for shape in shapes]
+    return [(kind, (m, k)) for kind, (m, k) in found if not quick or (m in (*QUICK_MS, sum(COUNTS)) and k == 7168)]
+
+
+def measure(
+    kinds: Sequence[tuple[str, tuple[int, int]]],
+    *,
+    only: Sequence[str] = (),
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Measure casts of these kinds and shapes."""
+    flush, compiler = L2Flush(), Compiler()
+    for kind, shape in kinds:
+        announce(f"{kind} {'x'.join(map(str, shape))}")
+        try:
+            add(rows_of(kind, shape, flush, compiler, only))
+        except Exception as exception:
+            raise_if_lost(exception)
+            add([Row(kind, shape, OURS, "cold", failed=reason(exception))])
+
+
+class Compiler:
+    """Compiles casts in torch, as long as the time for that lasts."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """Compile a call, and make it once."""
+        if self.seconds > COMPILE_SECONDS:
+            raise TimeoutError(f"compiling others took {self.seconds:.0f} s")
+        begin = time.perf_counter()
+        torch.compiler.reset()  # a function that was compiled for 8 shapes would run uncompiled for others
+        try:
+            made = torch.compile(call, dynamic=False)
+            made()
+        finally:
+            self.seconds += time.perf_counter() - begin
+        return made
+
+
+def rows_of(
+    kind: str, shape: tuple[int, int], flush: L2Flush, compiler: Callable[..., Callable[[], Any]], only: Sequence[str]
+) -> list[Row]:
+    """Check and time all contenders of a cast."""
+    torch.manual_seed(0)
+    cast = cast_of(kind, shape)
+    makers: dict[str, Callable[[], Callable[[], Any]]] = {
+        OURS: lambda: cast.ours,
+        COPY: lambda: copy_of(cast.bytes),
+        COMPILED: lambda: compiler(cast.in_torch),
+        EAGER: lambda: cast.in_torch,
+    }
+    calls: dict[str, Callable[[], Any]] = {}
+    failed: dict[str, str] = {}
+    for name in only or makers:
+        try:
+            call = makers[name]()
+            call()
+            calls[name] = call
+        except Exception as exception:
+            raise_if_lost(exception)
+            failed[name] = reason(exception)
+    wrong = difference(cast) if OURS in calls else None
+    found = cold(calls, flush, REPEATS) if calls else {}
+    rows = [
+        Row(
+            kind,
+            shape,
+            name,
+            "cold",
+            bytes=cast.bytes,
+            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
+            failed=wrong if name == OURS else None,
+            **asdict(spread),
+        )
+        for name, (spread, kernels) in found.items()
+    ]
+    return rows + [Row(kind, shape, name, "cold", bytes=cast.bytes, failed=why) for name, why in failed.items()]
+
+
+def difference(cast: Cast) -> str | None:
+    """Say where our result differs from torch's; None if it does not."""
+    for number, (ours, right) in enumerate(zip(_flat(cast.ours()), _flat(cast.in_torch()), strict=True)):
+        if cast.in_use is not None:
+            ours, right = (x[cast.in_use] for x in (ours.float(), right.float()))  # noqa: PLW2901
+        parts = [
+            (x.float(), y.float()) for x, y in zip(*(torch.split(x, COMPARED_ROWS) for x in (ours, right)), strict=True)
+        ]
+        if cast.is_exact and (count := sum(int((x != y).sum()) for x, y in parts)):
+            return f"output {number} differs in {count} elements"
+        if not cast.is_exact and not all(torch.allclose(x, y, rtol=0.13, atol=2.0**-9) for x, y in parts):
+            return f"output {number} differs by more than a step of FP8"
+    return None
+
+
+def cast_of(kind: str, shape: tuple[int, int], device: str = "cuda") -> Cast:
+    """Make random input of a cast, and the calls."""
+    m, k = shape
+    of_rows, of_columns = m * ceil_div(k, SCALE_BLOCK) * 4, k * ceil_div(m, SCALE_BLOCK) * 4
+    if kind == "silu_cast":
+        x = torch.randn(m, 2 * k, device=device).bfloat16()
+        ours = lambda: activation.silu_mul_cast_to_fp8(x)  # noqa: E731
+        return Cast(kind, shape, m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), is_exact=False)
+    if kind == "silu_cast_masked":
+        x = torch.randn(GROUPS, MAX_M, 2 * k, device=device).bfloat16()
+        counts = torch.tensor(COUNTS, dtype=torch.int32, device=device)
+        in_use = torch.arange(MAX_M, device=device) < counts[:, None]
+        ours = lambda: activation.silu_mul_cast_to_fp8(x, masked_m=counts)  # noqa: E731
+        return Cast(kind, shape, m * k * 5 + of_rows, ours, lambda: _rows(_silu_mul(x)), False, in_use)
+    if kind in ("gather_cast", "gather_weighted"):
+        return _of_experts(kind, shape, device)
+    x = torch.randn(m, k, device=device).bfloat16()
+    calls: dict[str, tuple[int, Callable[[], Any], Callable[[], Any]]] = {
+        "cast_1x128": (m * k * 3 + of_rows, lambda: quantize.per_token_cast_to_fp8(x, mn_major=True), lambda: _rows(x)),
+        "cast_128x1": (m * k * 3 + of_columns, lambda: quantize.per_token_cast_to_fp8(x.t()), lambda: _rows(x.t())),
+        "cast_both": (
+            m * k * 4 + of_rows + of_columns,
+            lambda: quantize.cast_both_to_fp8(x),
+            lambda: (_rows(x), _rows(x.t())),
+        ),
+        "cast_128x128": (
+            m * k * 3,
+            lambda: quantize.per_block_cast_to_fp8(x),
+            lambda: quantize.cast_by_torch(x, SCALE_BLOCK, SCALE_BLOCK),
+        ),
+    }
+    return Cast(kind, shape, *calls[kind])
+
+
+def _of_experts(kind: str, shape: tuple[int, int], device: str) -> Cast:
+    tokens, k = shape
+    ids = torch.stack([torch.randperm(NUM_EXPERTS, device=device)[:TOPK] for _ in range(min(tokens, 1024))])
+    ids = ids.repeat(ceil_div(tokens, len(ids)), 1)[:tokens]
+    rows = routing.expert_rows(ids, NUM_EXPERTS)
+    if kind == "gather_cast":
+        x = torch.randn(tokens, k, device=device).bfloat16()
+        count = tokens * k * 2 + tokens * TOPK * (k + ceil_div(k, SCALE_BLOCK) * 4)
+        return Cast(kind, shape, count, lambda: routing.gather_cast_to_fp8(x, rows), lambda: _rows_at(x, rows.token_of))
+    y = torch.randn(tokens * TOPK, k, device=device).bfloat16()
+    weights = torch.rand(tokens, TOPK, device=device)
+    count = tokens * k * 2 * (TOPK + 1)
+    ours = lambda: routing.gather_weighted(y, rows, weights)  # noqa: E731
+    return Cast(kind, shape, count, ours, lambda: _summed(y, rows.row_of, weights))
+
+
+def _rows(x: Tensor) -> quantize.Quantized:
+    return quantize.cast_by_torch(x, 1, SCALE_BLOCK)
+
+
+def _rows_at(x: Tensor, token: Tensor) -> quantize.Quantized:
+    values, scales = _rows(x)
+    return values.view(torch.uint8).index_select(0, token).view(values.dtype), scales.index_select(0, token)
+
+
+def _silu_mul(x: Tensor) -> Tensor:
+    gate, up = x.float().chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _summed(y: Tensor, row_of: Tensor, weights: Tensor) -> Tensor:
+    """Sum up as `gather_weighted` does: term by term in order of columns."""
+    total = torch.zeros(row_of.shape[0], y.shape[1], device=y.device)
+    for column in range(row_of.shape[1]):
+        total = total + y.index_select(0, row_of[:, column]).float() * weights[:, column, None]
+    return total.to(y.dtype)
+
+
+def copy_of(count: int, device: str = "cuda") -> Callable[[], Any]:
+    """Copy, so that as many bytes are read and written together."""
+    source = torch.empty(count // 2, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _flat(outputs: Any) -> Sequence[Tensor]:
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    return [x for each in outputs for x in _flat(each)]

@@ -1,0 +1,360 @@
+"""`python -m lab bench` and `plot`: choose cases, measure, save, show."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from deep_gemm.tools.console import make_console, with_progress
+
+from . import (
+    attention,
+    bf16,
+    cases,
+    casts,
+    compile_times,
+    distributed,
+    einsum,
+    experts,
+    hc,
+    host,
+    linear,
+    machine,
+    numerics,
+    products,
+    skip_head_mid,
+    table,
+)
+from .report import Report, Row
+from .timing import PairingError
+
+KINDS = (
+    "dense",
+    "grouped",
+    "einsum",
+    "casts",
+    "linear",
+    "experts",
+    "attention",
+    "hc",
+    "bf16",
+    "distributed",
+    "host",
+    "compile",
+    "numerics",
+)
+PLOTTED = ("dense", "grouped", "linear", "experts")
+METHODS = {
+    "einsum": f"{einsum.METHOD}; {skip_head_mid.METHOD}",
+    "casts": casts.METHOD,
+    "linear": linear.METHOD,
+    "experts": experts.METHOD,
+    "attention": attention.METHOD,
+    "hc": hc.METHOD,
+    "bf16": bf16.METHOD,
+    "distributed": distributed.METHOD,
+    "host": host.METHOD,
+    "compile": compile_times.METHOD,
+    "numerics": numerics.METHOD,
+}
+PARTS = {"fitted": False, "judged": True}
+"""What --part may name, and what `Case.is_judged` is there."""
+
+
+def judged_of(part: str | None) -> bool | None:
+    """What `Case.is_judged` is in the part that was asked for; None for all."""
+    if part not in (None, *PARTS):
+        raise UsageError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
+    return None if part is None else PARTS[part]
+
+
+CONTENDERS = {
+    "einsum": tuple(dict.fromkeys((*einsum.CONTENDERS, *skip_head_mid.CONTENDERS))),
+    "casts": casts.CONTENDERS,
+    "linear": linear.CONTENDERS,
+    "experts": experts.CONTENDERS,
+    "attention": attention.CONTENDERS,
+    "hc": hc.CONTENDERS,
+    "bf16": bf16.CONTENDERS,
+    "distributed": distributed.CONTENDERS,
+}
+"""What --only may name."""
+
+
+class UsageError(Exception):
+    """The request cannot be carried out; the text says why."""
+
+
+class TimeUpError(Exception):
+    """The time that a run may take is over."""
+
+
+def run(
+    kind: str,
+    *,
+    quick: bool = False,
+    with_sustained: bool = False,
+    plot: Path | None = None,
+    out: Path | None = None,
+    shapes: str | None = None,
+    only: str | None = None,
+    minutes: float | None = None,
+    commit: str | None = None,
+    part: str | None = None,
+    processes: int | None = None,
+) -> bool:
+    """Measure, write the result file and print the tables. Tell whether all products of this package were right."""
+    steps = _steps(kind, quick, with_sustained, plot, shapes, only, part, processes)
+    console = make_console()
+    report = Report(machine.header(kind, METHODS.get(kind, products.METHOD), commit))
+    path = out or report.default_path()
+    try:
+        _measure_with_progress(report, path, console, steps, minutes)
+    except (products.GpuLostError, PairingError, TimeUpError) as error:
+        report.header["stopped"] = str(error)
+    report.save(path)
+    table.print_report(report, console)
+    console.print(f"\nwritten to {path}", markup=False)
+    if plot is not None:
+        plot_report(report, plot)
+        console.print(f"plotted in {plot}", markup=False)
+    return not report.failures() and not report.header.get("stopped")
+
+
+def plot_file(file: Path, out: Path) -> None:
+    """Plot a result file."""
+    try:
+        report = Report.load(file)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    plot_report(report, out)
+
+
+def plot_report(report: Report, out: Path) -> None:
+    """Plot a run."""
+    _need_matplotlib()
+    from . import plot, plot_layers
+
+    try:
+        (plot_layers if report.kind in ("linear", "experts") else plot).draw(report, out)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def has_gpu() -> bool:
+    """Tell whether there is a GPU to measure."""
+    return torch.cuda.is_available()
+
+
+def need_gpu(command: str) -> None:
+    """Refuse a command that measures a GPU if there is none."""
+    if not has_gpu():
+        raise UsageError(
+            f"{command} measures a GPU and found no CUDA GPU; these run anywhere: `bench compile`, "
+            "`bench numerics --quick` and `bench distributed --quick`"
+        )
+
+
+Steps = tuple[int, Callable[[Callable[[list[Row]], None], Callable[[str], None]], None]]
+"""How many steps a run has, and the function that does them; it takes `add` for rows and `announce` for steps."""
+
+
+def _steps(
+    kind: str,
+    quick: bool,
+    with_sustained: bool,
+    plot: Path | None,
+    shapes: str | None,
+    only: str | None,
+    part: str | None,
+    processes: int | None,
+) -> Steps:
+    """Check the request and plan it."""
+    if kind not in KINDS:
+        raise UsageError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+    if plot is not None:
+        if kind not in PLOTTED:
+            raise UsageError(f"--plot draws products and layers, bench {kind} has none")
+        _need_matplotlib()
+    if shapes is not None and kind not in ("dense", "grouped", *CONTENDERS):
+        raise UsageError(f"--shapes chooses products, casts and layers, bench {kind} has its own")
+    if part is not None and (kind not in ("dense", "grouped") or quick or shapes is not None):
+        raise UsageError("--part chooses among all cases of bench dense and grouped; not with --quick or --shapes")
+    is_judged = judged_of(part)
+    if processes is not None and kind != "distributed":
+        raise UsageError(f"--processes is for bench distributed; bench {kind} runs in one")
+    names = _contenders(kind, only)
+    if kind == "distributed":
+        return _distributed(quick, shapes, names, processes)
+    if kind == "compile":
+        configs = compile_times.configurations(quick)
+        return len(configs), lambda add, announce: compile_times.measure(configs, add=add, announce=announce)
+    if kind == "numerics":
+        if not quick:
+            need_gpu("bench numerics")
+        return _numerics(numerics.steps(quick=quick))
+    try:
+        if kind in CONTENDERS:
+            total, measure = _casts_or_layers(kind, quick, shapes)
+            need_gpu(f"bench {kind}")
+            return total, lambda add, announce: measure(only=names, add=add, announce=announce)
+        asked_for = cases.parse_shapes(shapes) if shapes is not None else ()
+        chosen = cases.cases_of(kind, quick=quick, shapes=asked_for, is_judged=is_judged)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    need_gpu(f"bench {kind}")
+    if kind == "host":
+        return host.STEPS, lambda add, announce: host.measure(add=add, announce=announce)
+    return len(chosen) * (2 if with_sustained else 1), lambda add, announce: products.measure(
+        chosen, with_sustained=with_sustained, add=add, announce=announce
+    )
+
+
+def _numerics(chosen: Sequence[numerics.Step]) -> Steps:
+    """Compare each product with FP64, on the GPU if there is one."""
+    device = "cuda" if has_gpu() else "cpu"
+    return len(chosen), lambda add, announce: numerics.measure(chosen, device, add=add, announce=announce)
+
+
+def _distributed(quick: bool, shapes: str | None, names: Sequence[str], processes: int | None) -> Steps:
+    """Mixtures over processes, one for each GPU; without GPUs small ones over Gloo."""
+    gpus = torch.cuda.device_count()
+    count = processes if processes is not None else gpus or 2
+    if count < 1 or (gpus and count > gpus):
+        most = f"1 to {gpus}, as many as GPUs" if gpus else "at least 1"
+        raise UsageError(f"processes: expected {most}, got {count}")
+    if shapes is not None:
+        try:
+            chosen: Sequence[Any] = cases.parse_shapes(
+                shapes, (distributed.NUMBERS,), "256,6,128,4096,2048,0", 0, distributed.MEANING
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    elif gpus:
+        chosen = distributed.QUICK if quick else distributed.SHAPES
+    elif quick:
+        chosen = distributed.WITHOUT_GPU
+    else:
+        raise UsageError("bench distributed measures GPUs and found none; --quick and --shapes run anywhere")
+    for shape in chosen:
+        if shape[0] % count or shape[1] > shape[0]:
+            raise UsageError(f"shapes: expected experts for {count} processes to share, at least top-k, got {shape}")
+    return len(chosen), partial(_measure_distributed, chosen, count, names)
+
+
+def _measure_distributed(
+    chosen: Sequence[Any],
+    count: int,
+    names: Sequence[str],
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    distributed.measure(chosen, count, only=names, add=add, announce=announce)
+
+
+def _casts_or_layers(kind: str, quick: bool, shapes: str | None) -> tuple[int, Callable[..., None]]:
+    """How many steps there are, and what does them."""
+    if kind == "einsum":
+        of_heads: Sequence[Any] = einsum.shapes_of(quick=quick)
+        into_heads: Sequence[Any] = skip_head_mid.shapes_of(quick=quick)
+        if shapes is not None:
+            asked = cases.parse_shapes(shapes, (3, 4), "32,8,4096,1024")
+            of_heads, into_heads = ([shape for shape in asked if len(shape) == sizes] for sizes in (4, 3))
+        return len(of_heads) + len(into_heads), partial(_measure_heads, of_heads, into_heads)
+    if kind == "linear":
+        of_linear: Sequence[Any] = linear.shapes_of(quick=quick)
+        if shapes is not None:
+            of_linear = cases.parse_shapes(shapes, (3,))
+        return len(of_linear), partial(linear.measure, of_linear)
+    if kind == "experts":
+        of_experts: Sequence[Any] = experts.shapes_of(quick=quick)
+        if shapes is not None:
+            of_experts = cases.parse_shapes(shapes, (5,), "32,8,64,7168,2048")
+        return len(of_experts), partial(experts.measure, of_experts)
+    if kind == "attention":
+        of_attention = attention.shapes_of(quick=quick)
+        if shapes is not None:
+            of_attention = attention.chosen(cases.parse_shapes(shapes, (3, 4, 5), "2048,8192,64,128"))
+        return len(of_attention), partial(attention.measure, of_attention)
+    if kind == "hc":
+        of_hc: Sequence[Any] = hc.QUICK if quick else hc.SHAPES
+        if shapes is not None:
+            asked_for = cases.parse_shapes(shapes, (3, 4), "4096,24,7168,16")
+            of_hc = [shape if len(shape) == hc.NUMBERS else (*shape, 0) for shape in asked_for]
+        return len(of_hc), partial(hc.measure, of_hc)
+    if kind == "bf16":
+        of_bf16 = bf16.shapes_of(quick=quick)
+        if shapes is not None:
+            of_bf16 = bf16.chosen(cases.parse_shapes(shapes, (3, 4), "4096,7168,2048"))
+        return len(of_bf16), partial(bf16.measure, of_bf16)
+    kinds = casts.kinds_and_shapes(quick=quick)
+    if shapes is not None:
+        asked_for = cases.parse_shapes(shapes, (2,), "8192,7168")
+        kinds = [(kind, shape) for kind, shape in casts.kinds_and_shapes() if shape in asked_for]
+        if not kinds:
+            raise ValueError(f"shapes: expected some that casts are measured at, got {shapes!r}")
+    return len(kinds), partial(casts.measure, kinds)
+
+
+def _measure_heads(
+    of_heads: Sequence[Any],
+    into_heads: Sequence[Any],
+    *,
+    only: Sequence[str],
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Products of heads, then products into the parts of heads: those that have a contender that is asked for."""
+    if only and not set(only) & set(einsum.CONTENDERS):
+        of_heads = ()
+    if only and not set(only) & set(skip_head_mid.CONTENDERS):
+        into_heads = ()
+    einsum.measure(of_heads, only=only, add=add, announce=announce)
+    skip_head_mid.measure(into_heads, only=only, add=add, announce=announce, with_yardsticks=False)
+
+
+def _contenders(kind: str, only: str | None) -> tuple[str, ...]:
+    """The contenders that are asked for; none means all."""
+    if only is None:
+        return ()
+    if kind not in CONTENDERS:
+        raise UsageError(f"--only chooses contenders of {', '.join(CONTENDERS)}, not of bench {kind}")
+    names = tuple(filter(None, (name.strip() for name in only.split(","))))
+    if not names or not set(names) <= set(CONTENDERS[kind]):
+        raise UsageError(f"only: expected some of {', '.join(CONTENDERS[kind])}, got {only!r}")
+    return names
+
+
+def _measure_with_progress(report: Report, path: Path, console: Console, steps: Steps, minutes: float | None) -> None:
+    total, measure = steps
+    begin, done = time.monotonic(), itertools.count()
+
+    def add(rows: list[Row]) -> None:
+        report.rows += rows
+        report.save(path)  # after each step, so that little is lost if the run stops
+
+    def work(announce: Callable[[str], None]) -> None:
+        def announce_in_time(step: str) -> None:
+            seconds, place = time.monotonic() - begin, next(done)
+            if minutes is not None and seconds > minutes * 60:
+                raise TimeUpError(f"{total - place} of {total} steps were left when {minutes:g} minutes were over")
+            announce(step)
+            if not console.is_terminal:  # nobody sees the bar there
+                console.print(f"{seconds:6.1f} s  {place + 1:3}/{total}  {step}", markup=False)
+
+        measure(add, announce_in_time)
+
+    with_progress(total, console, work)
+
+
+def _need_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError('plots need matplotlib; run: pip install "hopper-gemm[plot]"')

@@ -1,0 +1,43 @@
+"""Times of compiling kernels without a cache. Needs no GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.dense import reachable
+from deep_gemm.jit.compiler import compile_cubin, compiler_version
+from deep_gemm.kernels import fp8_gemm
+
+from .products import reason
+from .report import Row
+
+METHOD = "compile: wall time of NVRTC from source to machine code, one configuration after the other, no cache involved"
+QUICK_COUNT = 12
+
+
+def configurations(quick: bool) -> list[GemmConfig]:
+    """Every configuration that the heuristics can choose, or an even sample of them."""
+    configs = reachable()
+    return configs[:: len(configs) // QUICK_COUNT][:QUICK_COUNT] if quick else configs
+
+
+def measure(configs: list[GemmConfig], *, add: Callable[[list[Row]], None], announce: Callable[[str], None]) -> None:
+    """Compile each configuration once."""
+    compiler_version()  # loads NVRTC; otherwise the first kernel's time would include that
+    for config in configs:
+        announce(config.name)
+        add([_row(config)])
+
+
+def _row(config: GemmConfig) -> Row:
+    shape, name = (config.block_m, config.block_n), config.name
+    try:
+        headers = fp8_gemm.headers(config)
+        begin = time.perf_counter()
+        compile_cubin(fp8_gemm.SOURCE, headers, name=config.kernel_name)
+        us = (time.perf_counter() - begin) * 1e6
+    except Exception as error:
+        return Row("compile", shape, "deep_gemm", "compile", config=name, failed=reason(error))
+    return Row("compile", shape, "deep_gemm", "compile", us, us, us, config=name)

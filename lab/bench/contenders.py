@@ -1,0 +1,271 @@
+"""The contenders of a case: operands on the GPU, a call for each contender, and the error of its result.
+
+Every error is relative and of the whole result, against the FP64 product of the contender's own operands: the same FP8
+values and scales, the FP8 values alone (the tensorwise product, whose one scale is 1), or the BF16 operands before
+quantization (`bf16`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from deep_gemm.dense import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
+from deep_gemm.grouped import (
+    k_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_masked,
+)
+from deep_gemm.problem.checks import Operand
+from deep_gemm.problem.layout import ceil_div
+from deep_gemm.quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+
+from .cases import Case
+
+Parts = Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]]
+"""Parts of an output, each with its right value. Groups come one by one, because FP64 needs eight times the memory."""
+
+OURS, FAST, BLOCKWISE, BF16 = "deep_gemm", "cublaslt_fast", "cublaslt_blockwise", "bf16"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute a case."""
+
+    name: str
+    call: Callable[[], Tensor]
+    """Computes and returns the output. It keeps no state that a later call would see."""
+    parts: Parts
+    reset: Callable[[], object] = lambda: None
+    """Prepares the output for a checked call, if all calls share one buffer."""
+
+    def error(self) -> float:
+        """Relative error of one call."""
+        self.reset()
+        off = size = 0.0
+        for got, expected in self.parts(self.call()):
+            off += float((got.double() - expected).square().sum())
+            size += float(expected.square().sum())
+        return float((off / size) ** 0.5)
+
+
+def contenders_of(case: Case, device: str = "cuda") -> list[Contender]:
+    """Make random operands of a case, and all its contenders."""
+    torch.manual_seed(0)
+    make = {
+        "dense": _dense,
+        "dense_1d1d": _dense_1d1d,
+        "contiguous": _contiguous,
+        "contiguous_uneven": _contiguous,
+        "masked": _masked,
+        "k_grouped": _k_grouped,
+    }
+    with torch.device(device):
+        return [*make[case.kind](case), *([] if case.kind == "dense" else [_yardstick(case)])]
+
+
+def _yardstick(case: Case) -> Contender:
+    """The dense product that shows how fast the GPU is at the moment; it runs in the same rounds as the others."""
+    m, n, k = case.fast_shape
+    x, w, one = _randn(m, k).to(torch.float8_e4m3fn), _randn(n, k).to(torch.float8_e4m3fn), torch.ones(())
+    return Contender(
+        FAST,
+        lambda: torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
+        lambda got: [(got, x.double() @ w.double().t())],
+    )
+
+
+def _dense(case: Case) -> Iterator[Contender]:
+    m, n, k = case.shape
+    x, w = _randn(m, k), _randn(n, k)
+    (a, sa), (b, sb) = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
+    sfa = get_mn_major_tma_aligned_tensor(sa)
+    d = _empty(m, n)
+    one = torch.ones(())
+
+    @cache
+    def from_blocks() -> Tensor:
+        return dequantized((a, sa), 1) @ dequantized((b, sb), 128).t()
+
+    def ours() -> Tensor:
+        fp8_gemm_nt((a, sfa), (b, sb), d)
+        return d
+
+    yield Contender(OURS, ours, lambda got: [(got, from_blocks())], lambda: d.fill_(torch.nan))
+    yield Contender(
+        FAST,
+        lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
+        lambda got: [(got, a.double() @ b.double().t())],
+    )
+    yield Contender(BLOCKWISE, blockwise_call((a, sa), (b, sb)), lambda got: [(got, from_blocks())])
+    yield Contender(BF16, lambda: x @ w.t(), lambda got: [(got, x.double() @ w.double().t())])
+
+
+def blockwise_call(a: Operand, b: Operand) -> Callable[[], Tensor]:
+    """A call of cuBLASLt's product with 1x128 and 128x128 scales: A's m-major, B's with rows padded to 4."""
+    (x, sa), (w, sb) = a, b
+    k_blocks = sb.shape[1]
+    padded_m, padded_blocks = ceil_div(x.shape[0], 4) * 4, ceil_div(k_blocks, 4) * 4
+    sa_m_major = torch.empty(k_blocks, padded_m).t()[: x.shape[0]].copy_(sa)
+    sb_padded = torch.empty(sb.shape[0], padded_blocks)[:, :k_blocks].copy_(sb)
+
+    def call() -> Tensor:
+        from torch.nn.functional import ScalingType, scaled_mm
+
+        return scaled_mm(
+            x,
+            w.t(),
+            scale_a=sa_m_major,
+            scale_recipe_a=ScalingType.BlockWise1x128,
+            scale_b=sb_padded.t(),
+            scale_recipe_b=ScalingType.BlockWise128x128,
+            output_dtype=torch.bfloat16,
+        )
+
+    return call
+
+
+def _dense_1d1d(case: Case) -> Iterator[Contender]:
+    m, n, k = case.shape
+    x, y = _randn(m, k), _randn(n, k)
+    (a, sa), (b, sb) = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
+    a_operand, b_operand = (a, get_mn_major_tma_aligned_tensor(sa)), (b, get_mn_major_tma_aligned_tensor(sb))
+    c = torch.randn(m, n)
+    d = c.clone()
+
+    def ours() -> Tensor:
+        wgrad_gemm_fp8_fp8_fp32_nt(a_operand, b_operand, d)
+        return d
+
+    def expected() -> Tensor:
+        return c.double() + dequantized((a, sa), 1) @ dequantized((b, sb), 1).t()
+
+    yield Contender(OURS, ours, lambda got: [(got, expected())], lambda: d.copy_(c))
+    yield Contender(
+        BF16,
+        lambda: torch.addmm(c, x, y.t(), out_dtype=torch.float32),
+        lambda got: [(got, c.double() + x.double() @ y.double().t())],
+    )
+
+
+def _contiguous(case: Case) -> Iterator[Contender]:
+    _, _, n, k = case.shape
+    sizes = torch.tensor(case.sizes)
+    m = sum(case.sizes)
+    x = _randn(m, k)
+    a, sa = per_token_cast_to_fp8(x)
+    sfa = get_mn_major_tma_aligned_tensor(sa)
+    w, b, sb = _weights(len(sizes), n, k, keep_bf16=True)
+    ids = torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(sizes)
+    d, ends = _empty(m, n), sizes.cumsum(0).to(torch.int32)
+    rows = _slices(case.sizes)
+
+    def ours() -> Tensor:
+        m_grouped_fp8_gemm_nt_contiguous((a, sfa), (b, sb), d, ids)
+        return d
+
+    def grouped_bf16() -> Tensor:
+        from torch.nn.functional import grouped_mm
+
+        return grouped_mm(x, w.mT, offs=ends)
+
+    yield Contender(
+        OURS,
+        ours,
+        lambda got: (
+            (got[at], dequantized((a[at], sa[at]), 1) @ dequantized((b[g], sb[g]), 128).t()) for g, at in rows
+        ),
+        lambda: d.fill_(torch.nan),
+    )
+    yield Contender(BF16, grouped_bf16, lambda got: ((got[at], x[at].double() @ w[g].double().t()) for g, at in rows))
+
+
+def _masked(case: Case) -> Iterator[Contender]:
+    groups, expected_m, n, k = case.shape
+    quantized = [per_token_cast_to_fp8(_randn(case.max_m, k)) for _ in range(groups)]
+    a, sa = (torch.stack(tensors) for tensors in zip(*quantized, strict=True))
+    sfa = get_mn_major_tma_aligned_tensor(sa)
+    _, b, sb = _weights(groups, n, k, keep_bf16=False)
+    counts = torch.tensor(case.sizes, dtype=torch.int32)
+    d = _empty(groups, case.max_m, n)
+
+    def ours() -> Tensor:
+        m_grouped_fp8_gemm_nt_masked((a, sfa), (b, sb), d, counts, expected_m)
+        return d
+
+    yield Contender(
+        OURS,
+        ours,
+        lambda got: (
+            (got[g, :rows], dequantized((a[g, :rows], sa[g, :rows]), 1) @ dequantized((b[g], sb[g]), 128).t())
+            for g, rows in enumerate(case.sizes)
+        ),
+        lambda: d.fill_(torch.nan),
+    )
+
+
+def _k_grouped(case: Case) -> Iterator[Contender]:
+    groups, m, n, _ = case.shape
+    ks = list(case.sizes)
+    x, y = _randn(m, sum(ks)), _randn(n, sum(ks))
+    a, b = k_grouped_cast_to_fp8(x, ks), k_grouped_cast_to_fp8(y, ks)
+    # The groups' k are multiples of 128, so casting the operands whole gives the same values.
+    a_whole, b_whole = per_token_cast_to_fp8(x), per_token_cast_to_fp8(y)
+    a, b = (a[0], get_mn_major_tma_aligned_tensor(a[1])), (b[0], get_mn_major_tma_aligned_tensor(b[1]))
+    ks_tensor = torch.tensor(ks, dtype=torch.int32)
+    d = torch.zeros(groups, m, n)
+
+    def ours() -> Tensor:
+        k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks, ks_tensor, c=d)
+        return d
+
+    def expected(at: slice) -> Tensor:
+        blocks = slice(at.start // 128, at.stop // 128)
+        p, q = ((values[:, at], scales[:, blocks]) for values, scales in (a_whole, b_whole))
+        return dequantized(p, 1) @ dequantized(q, 1).t()
+
+    yield Contender(OURS, ours, lambda got: ((got[g], expected(at)) for g, at in _slices(case.sizes)), d.zero_)
+
+
+def _weights(groups: int, n: int, k: int, *, keep_bf16: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """BF16 weights (empty unless kept), FP8 values and scales of all groups. Cast group by group to save memory."""
+    w = _empty(groups if keep_bf16 else 0, n, k)
+    b = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn)
+    sb = torch.empty(groups, ceil_div(n, 128), ceil_div(k, 128))
+    for group in range(groups):
+        weights = _randn(n, k)
+        b[group], sb[group] = per_block_cast_to_fp8(weights)
+        if keep_bf16:
+            w[group] = weights
+    return w, b, sb
+
+
+def _slices(sizes: Iterable[int]) -> list[tuple[int, slice]]:
+    """The groups that are not empty, each with its rows."""
+    found, start = [], 0
+    for group, size in enumerate(sizes):
+        if size:
+            found.append((group, slice(start, start + size)))
+        start += size
+    return found
+
+
+def dequantized(operand: Operand, rows: int) -> Tensor:
+    """Values `[..., m, k]` with one scale for `rows` x 128, as FP64 numbers."""
+    values, scales = operand
+    m, k = values.shape[-2:]
+    spread = scales.repeat_interleave(rows, -2)[..., :m, :].repeat_interleave(128, -1)[..., :k]
+    return values.double() * spread
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.bfloat16)
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16)

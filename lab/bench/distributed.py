@@ -1,0 +1,370 @@
+"""Mixtures of experts over the processes of a group: the layer, its way there and its way back, each beside others.
+
+Each process has a GPU, or none has one. Rank 0 tells the process that started them what was measured.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import groupby, product
+from multiprocessing.queues import Queue
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from deep_gemm.distributed import Experts, message, owned_experts
+from deep_gemm.distributed.by_group import Facts
+from deep_gemm.distributed.by_peers import why_not
+from deep_gemm.distributed.collectives import all_gather
+from deep_gemm.distributed.owners import local_ids
+from deep_gemm.layers import activations_of_rows, product_of_rows
+from deep_gemm.problem import ExpertRows
+from deep_gemm.problem.checks import Operand
+from deep_gemm.quantize import Quantized
+from deep_gemm.routing import expert_rows, gather_cast_to_fp8, weighted_sum
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+
+from . import mega_moe
+from .cases import Shape
+from .experts import weights_of
+from .layers import ALONE
+from .products import reason
+from .report import Row
+from .timing import L2Flush, Spread
+
+GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
+CONTENDERS = (GROUP, GROUP_FIXED, FUSED, MEGA, ALONE)
+LAYER, DISPATCH, COMBINE = "ep_layer", "ep_dispatch", "ep_combine"
+MEANING = "experts, top-k, tokens of each process, hidden, intermediate, exponent of Zipf's law"
+"""Of a shape's numbers."""
+NUMBERS = MEANING.count(", ") + 1
+REPEATS, WARM_UPS = 30, 3
+REPEATS_ON_CPU = 5
+MOST_FIXED_TOKENS = 1024
+"""With collectives the decode form computes sums for all tokens of all processes: too many to send beyond this."""
+AHEAD_CYCLES = 2_000_000
+"""A GPU sleeps so long, about a millisecond, ahead of what is replayed: time for all hosts to launch it."""
+SECONDS = 120
+"""How long a process waits for another one."""
+METHOD = (
+    "distributed: a process for each GPU (without GPUs: CPU tensors over Gloo, by the clock), random routes, "
+    "top-k of all experts, each process with the same number of tokens; "
+    f"shapes are {MEANING} by which experts are chosen (0: all alike); "
+    "before each call a 512 MB fill and an all_reduce, then the call between CUDA events, launches included (those of "
+    "graphs lie ahead, while GPUs sleep a millisecond); of "
+    f"each call the slowest process, of {REPEATS} calls the median, least and most. nccl: the prefill form, with "
+    "its wait of the host; nccl_fixed: the decode form, the layer as a replayed CUDA graph; fused: the same "
+    "with peer_memory, the cast being part of its ep_dispatch; ep_layer: the whole, ep_dispatch: rows on their "
+    "way to the experts, ep_combine: sums on their way back and added up, by peer memory without the way itself, which "
+    "the second product takes; product_alone: both products of a process's rows, which the busiest has most of, as a "
+    "replayed graph, without anything between; mega: fp8_mega_moe, whose tokens are "
+    "in FP8 before, as a replayed graph where rows go by peer memory. All forms checked: the same bits, but mega, "
+    "another function, near them"
+)
+MODELS = ((256, 6, 4096, 2048), (384, 6, 7168, 3072))
+TOKENS = (1, 8, 32, 128, 512, 1024, 4096, 8192)
+SHAPES: tuple[Shape, ...] = tuple(
+    (experts, topk, tokens, hidden, intermediate, skew)
+    for experts, topk, hidden, intermediate in MODELS
+    for skew, tokens in product((0, 1), TOKENS)
+)
+QUICK = tuple(shape for shape in SHAPES[:8] if shape[2] in (1, 128, 4096))
+WITHOUT_GPU: tuple[Shape, ...] = ((8, 2, 16, 256, 128, 0), (8, 2, 16, 256, 128, 1))
+"""What a CPU computes within seconds."""
+
+Say = Callable[[str, Any], None]
+
+
+def measure(
+    shapes: Sequence[Shape],
+    processes: int,
+    *,
+    only: Sequence[str] = (),
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Start the processes, and hear from them until they are done."""
+    context = multiprocessing.get_context("spawn")
+    heard = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        running = spawn(_process, (processes, str(store), shapes, only, heard), processes, join=False)  # type: ignore[no-untyped-call]
+        try:
+            while True:
+                try:
+                    what, value = heard.get(timeout=1)
+                except Empty:
+                    running.join(timeout=0)  # raises what a process failed with
+                    continue
+                if what == "done":
+                    break
+                (add if what == "rows" else announce)(value)
+            while not running.join():
+                pass
+        finally:
+            for each in running.processes:
+                each.terminate()
+
+
+def _process(
+    rank: int, processes: int, store: str, shapes: Sequence[Shape], only: Sequence[str], heard: Queue[Any]
+) -> None:
+    """One process: all go through the same steps, as a collective needs them all."""
+    on_gpus = torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if on_gpus else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=processes,
+        timeout=timedelta(seconds=SECONDS),
+    )
+
+    def say(what: str, value: Any) -> None:
+        if rank == 0:
+            heard.put((what, value))
+
+    try:
+        clock = Clock(torch.device("cuda", rank) if on_gpus else torch.device("cpu"))
+        for (experts, _, hidden, intermediate), alike in groupby(shapes, key=lambda s: (s[0], s[1], s[3], s[4])):
+            weights = _weights(experts, hidden, intermediate, clock.device)
+            for shape in alike:
+                say("step", f"{LAYER} {'x'.join(map(str, shape))}")
+                say("rows", rows_of(shape, weights, clock, only))
+        say("done", None)
+    finally:
+        dist.destroy_process_group()
+
+
+def _weights(experts: int, hidden: int, intermediate: int, device: torch.device) -> tuple[Operand, Operand]:
+    here = owned_experts(experts)
+    found = weights_of(here.stop - here.start, hidden, intermediate, str(device))
+    return found.w1, found.w2
+
+
+class Clock:
+    """Times of calls that all processes make."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.flush = L2Flush() if device.type == "cuda" else None
+        self.one = torch.ones(1, device=device)
+
+    def times(self, call: Callable[[], object]) -> Spread:
+        """Microseconds of the slowest process. All begin as an all_reduce ends, so nearly together."""
+        repeats = REPEATS if self.flush else REPEATS_ON_CPU
+        for _ in range(WARM_UPS):
+            call()
+        mine = torch.tensor([self._once(call) for _ in range(repeats)], dtype=torch.float64, device=self.device)
+        of_all = mine.new_empty(dist.get_world_size() * repeats)
+        all_gather(of_all, mine)
+        slowest = of_all.view(-1, repeats).amax(dim=0).tolist()
+        return Spread.of(slowest)
+
+    def _once(self, call: Callable[[], object]) -> float:
+        if self.flush is None:
+            dist.barrier()
+            begin = time.perf_counter()
+            call()
+            return (time.perf_counter() - begin) * 1e6
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        if isinstance(call, Replayed):
+            torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        self.flush()
+        dist.all_reduce(self.one)
+        first.record()
+        call()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) * 1e3
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one contender does of the layer."""
+
+    kind: str
+    contender: str
+    call: Callable[[], Any]
+
+
+class Work:
+    """The tokens of this process, and the ways to have them computed."""
+
+    def __init__(self, shape: Shape, weights: tuple[Operand, Operand], device: torch.device) -> None:
+        self.shape, self.weights, self.device = shape, weights, device
+        experts, topk, tokens, hidden, _, skew = shape
+        rank = dist.get_rank()
+        of_all = routes_of_all(experts, topk, tokens, skew, dist.get_world_size())
+        self.ids_of_all = of_all.to(device)
+        self.ids = self.ids_of_all[rank * tokens :][:tokens]
+        g = torch.Generator().manual_seed(1 + rank)
+        self.x = torch.randn(tokens, hidden, generator=g).bfloat16().to(device)
+        self.p = torch.rand(tokens, topk, generator=g).to(device)
+        fixed = tokens if tokens <= MOST_FIXED_TOKENS else None
+        self.layer = Experts(experts, *weights, max_tokens=fixed)
+        self.has_fixed = fixed is not None
+        self.fused: Experts | None = None
+        if why_not(device, dist.get_world_size()) is None:
+            self.fused = Experts(experts, *weights, max_tokens=tokens, peer_memory=True)
+        has_mega = mega_moe.fits(hidden, shape[4])
+        self.mega = mega_moe.MegaCall(self.x, self.ids, self.p, weights, experts) if has_mega else None
+
+    def steps(self) -> Iterator[Step]:
+        """All that is timed."""
+        x, ids, p, layer = self.x, self.ids, self.p, self.layer
+        yield Step(LAYER, GROUP, lambda: layer(x, ids, p))
+        if self.has_fixed:
+            yield Step(LAYER, GROUP_FIXED, _replayed(lambda: layer.decode(x, ids, p), self.device))
+        if self.mega is not None:
+            yield Step(LAYER, MEGA, self.mega if self.mega.waits else _replayed(self.mega, self.device))
+        yield Step(LAYER, ALONE, self._products())
+        if self.fused is not None:
+            yield from self._fused_steps(self.fused)
+        facts = Facts(self.shape[0], self.shape[3], self.shape[1], 0, 0)
+        plan = layer.planner().plan(ids, None, facts)
+        rows, sent = message.pack(x, ids, p, plan.row_of, sum(plan.sends)), message.pack(x, ids, p)
+        sums = torch.empty(sum(plan.receives), x.shape[1], dtype=torch.bfloat16, device=self.device)
+        yield Step(DISPATCH, GROUP, lambda: plan.forth(rows))
+        yield Step(COMBINE, GROUP, lambda: plan.sum_up(plan.back(sums)))
+        if self.has_fixed:
+            everywhere = layer.everywhere(self.shape[1])
+            back = x.new_empty(everywhere.world_size * len(x), x.shape[1])
+            yield Step(DISPATCH, GROUP_FIXED, lambda: everywhere.dispatch(sent))
+            yield Step(COMBINE, GROUP_FIXED, lambda: everywhere.combine(back, len(x), None))
+
+    def _fused_steps(self, fused: Experts) -> Iterator[Step]:
+        x, ids, p = self.x, self.ids, self.p
+        yield Step(LAYER, FUSED, _replayed(lambda: fused.decode(x, ids, p), self.device))
+        peers = fused.connected(ids.shape[1])
+        row_of = peers.post(x, ids, p)
+        yield Step(DISPATCH, FUSED, _replayed(lambda: peers.post(x, ids, p), self.device))
+        yield Step(COMBINE, FUSED, _replayed(lambda: peers.combine(row_of, p, None), self.device))
+
+    def check(self) -> str | None:
+        """What is wrong with the forms: they must agree on every process."""
+        layers = {"decode": (self.layer, self.layer(self.x, self.ids, self.p))} if self.has_fixed else {}
+        if self.fused is not None:
+            layers["peer_memory"] = (self.fused, self._of_one_process())
+        for name, (layer, right) in layers.items():
+            got = layer.decode(self.x, self.ids, self.p)
+            assert got is not None
+            wrong = torch.tensor([int((got != right).sum())], device=self.device)
+            dist.all_reduce(wrong)
+            if int(wrong):
+                return f"wrong: {int(wrong)} elements of {name} are not as they must be"
+        if self.mega is not None:
+            far = torch.tensor([int(not self.mega.is_near(self.layer(self.x, self.ids, self.p)))], device=self.device)
+            dist.all_reduce(far)
+            if int(far):
+                return f"wrong: fp8_mega_moe is far from the layer on {int(far)} processes"
+        return None
+
+    def _of_one_process(self) -> Tensor:
+        """What one process with all experts gives: each route by itself, which no rank rounds, and the sum of these."""
+        routes = [
+            self.layer(self.x, self.ids[:, [j]], torch.ones_like(self.p[:, [j]])) for j in range(self.ids.shape[1])
+        ]
+        y = torch.stack(routes, dim=1).flatten(0, 1)
+        row_of = torch.arange(len(y), device=self.device, dtype=torch.int32).view(self.ids.shape)
+        return weighted_sum(y, row_of, self.p).bfloat16()
+
+    def _products(self) -> Callable[[], object]:
+        """Both grouped products of the rows that come here, given what they multiply."""
+        share, (w1, w2) = self.layer.share, self.weights
+        ids = local_ids(self.ids_of_all, share.first, share.here)
+        ids = ids[(ids >= 0).any(dim=1)]
+        rows = expert_rows(ids, share.here)
+        count = int((ids >= 0).sum())
+        rows = rows._replace(token_of=rows.token_of[:count], ids=rows.ids[:count])
+        if not count:
+            return lambda: None
+        x = torch.randn(len(ids), share.hidden, dtype=torch.bfloat16, device=self.device)
+        a = _m_major(gather_cast_to_fp8(x, rows))
+        b = activations_of_rows(a, w1, rows, None)
+        return _replayed(lambda: _both(a, w1, b, w2, rows), self.device)
+
+
+class Replayed:
+    """A call as a CUDA graph. Its host is ahead of the GPUs, so that none waits for another one's launch."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call  # the graph reads tensors that nothing else may hold
+        call()  # kernels compile, and NCCL connects
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # NCCL has a thread that watches
+            call()
+
+    def __call__(self) -> None:
+        """Replay it."""
+        self.graph.replay()
+
+
+def _replayed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The call as a CUDA graph, or itself if there is no GPU."""
+    return call if device.type == "cpu" else Replayed(call)
+
+
+def _both(a: Quantized, w1: Operand, b: Quantized, w2: Operand, rows: ExpertRows) -> None:
+    product_of_rows(a, w1, rows)
+    product_of_rows(b, w2, rows)
+
+
+def _m_major(a: Quantized) -> Quantized:
+    return a[0], get_mn_major_tma_aligned_tensor(a[1])
+
+
+def routes_of_all(experts: int, topk: int, tokens: int, skew: int, processes: int) -> Tensor:
+    """Different experts for each token of all processes, the same wherever it is called.
+
+    With `skew` s the expert of place i among all, in random order, is as likely as 1 / (i + 1)^s.
+    """
+    g = torch.Generator().manual_seed(0)
+    likely = (torch.arange(experts) + 1.0).pow(-skew)[torch.randperm(experts, generator=g)]
+    # The largest of log(p) + Gumbel noise are a draw without replacement.
+    noise = -(-torch.rand(tokens * processes, experts, generator=g).log()).log()
+    return (likely.log() + noise).topk(topk).indices
+
+
+def rows_of(shape: Shape, weights: tuple[Operand, Operand], clock: Clock, only: Sequence[str]) -> list[Row]:
+    """Check and time a shape. Every process makes the same calls."""
+    config = f"{dist.get_world_size()} processes"
+    try:
+        work = Work(shape, weights, clock.device)
+        wrong = work.check()
+    except Exception as error:
+        return [Row(LAYER, shape, GROUP, "cold", config=config, failed=reason(error))]
+    if wrong is not None:
+        return [Row(LAYER, shape, GROUP, "cold", config=config, failed=wrong)]
+    found = []
+    for step in work.steps():
+        if only and step.contender not in only:
+            continue
+        spread = clock.times(step.call)
+        found.append(
+            Row(
+                step.kind,
+                shape,
+                step.contender,
+                "cold",
+                us=spread.us,
+                us_min=spread.us_min,
+                us_max=spread.us_max,
+                config=config,
+            )
+        )
+    return found

@@ -1,0 +1,129 @@
+"""Products of heads beside torch's BF16 einsum, and beside what DeepGEMM would take. Cold, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deep_gemm.heads import fp8_einsum
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.testing import calc_diff
+
+from . import yardsticks
+from .contenders import BF16, OURS
+from .products import MAX_NAME, raise_if_lost, reason
+from .report import Row
+from .timing import L2Flush, cold
+
+KIND, EXPRESSION = "fp8_einsum", "bhr,hdr->bhd"
+ROW_MAJOR = f"{OURS}_row_major"
+CONTENDERS = (OURS, ROW_MAJOR, BF16)
+METHOD = (
+    "einsum: fp8_einsum of bhr,hdr->bhd, shapes are b x h x r x d, BF16 output; GPU time of all kernels of a call from "
+    "torch.profiler, a 512 MB fill before each call to evict the L2, contenders interleaved in one process in rotating "
+    "order, 20 calls each, median, least and most; random normal numbers, cast to FP8; deep_gemm: scales of a m-major "
+    "for each head; deep_gemm_row_major: scales as casts give them, which some kernels need laid out first; bf16: "
+    "torch.einsum; "
+    f"error: calc_diff from torch.einsum in FP32 of the same FP8 numbers with their scales; {yardsticks.METHOD}"
+)
+SHAPES = tuple((b, h, r, d) for h, r, d in ((8, 4096, 1024), (128, 512, 128)) for b in (1, 4, 32, 128, 130, 4096))
+QUICK_SHAPES = ((4, 8, 4096, 1024), (4096, 8, 4096, 1024))
+REPEATS = 20
+MOST_ERROR = 1e-5
+
+Shape = tuple[int, int, int, int]
+
+
+def shapes_of(*, quick: bool = False) -> list[Shape]:
+    """What is measured: b, h, r, d."""
+    return list(QUICK_SHAPES if quick else SHAPES)
+
+
+def measure(
+    shapes: Sequence[Shape],
+    *,
+    only: Sequence[str] = (),
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Measure products of these shapes."""
+    flush = L2Flush()
+    add(yardsticks.measure(flush))
+    for shape in shapes:
+        announce(f"{KIND} {'x'.join(map(str, shape))}")
+        torch.manual_seed(0)
+        try:
+            add(rows_of(Heads(shape, "cuda"), flush, only))
+        except Exception as exception:
+            raise_if_lost(exception)
+            add([Row(KIND, shape, OURS, "cold", failed=reason(exception))])
+
+
+class Heads:
+    """Operands of products of heads, and the ways to compute them."""
+
+    def __init__(self, shape: Shape, device: str) -> None:
+        self.shape = b, h, r, d = shape
+        x = torch.randn(b, h, r, device=device, dtype=torch.bfloat16)
+        w = torch.randn(h, d, r, device=device, dtype=torch.bfloat16)
+        self.plain = x, w
+        self.a, self.w = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
+        self.laid = get_mn_major_tma_aligned_tensor(self.a[1].transpose(0, 1)).transpose(0, 1)
+        self.out = torch.empty(b, h, d, device=device, dtype=torch.bfloat16)
+        scales = (self.a[1].numel() + self.w[1].numel()) * 4
+        self.operations, self.bytes = 2 * b * h * r * d, (b * h * r + h * d * r) + b * h * d * 2 + scales
+
+    def calls(self) -> dict[str, Callable[[], Any]]:
+        """All ways, by name."""
+        return {
+            OURS: lambda: fp8_einsum(EXPRESSION, (self.a[0], self.laid), self.w, self.out),
+            ROW_MAJOR: lambda: fp8_einsum(EXPRESSION, self.a, self.w, self.out),
+            BF16: lambda: torch.einsum(EXPRESSION, *self.plain),
+        }
+
+    def right(self) -> Tensor:
+        """What the FP8 numbers and their scales give in FP32."""
+        (values, scales), (weights, of_blocks) = self.a, self.w
+        _, _, r, d = self.shape
+        x = values.float() * scales.repeat_interleave(128, -1)[..., :r]
+        spread = of_blocks.repeat_interleave(128, 1)[:, :d].repeat_interleave(128, 2)[..., :r]
+        return torch.einsum(EXPRESSION, x, weights.float() * spread)
+
+    def error(self, call: Callable[[], Any]) -> float:
+        """Let a call write to `out`, and compare that."""
+        self.out.fill_(torch.nan)
+        call()
+        return float(calc_diff(self.out, self.right()))
+
+
+def rows_of(heads: Heads, flush: L2Flush, only: Sequence[str]) -> list[Row]:
+    """Check and time all contenders of one shape."""
+    calls = {name: call for name, call in heads.calls().items() if not only or name in only}
+    errors = {name: heads.error(call) for name, call in calls.items() if name != BF16}
+    return [
+        Row(
+            KIND,
+            heads.shape,
+            name,
+            "cold",
+            operations=heads.operations,
+            bytes=heads.bytes,
+            error=errors.get(name),
+            kernels=tuple(kernel[:MAX_NAME] for kernel in kernels),
+            failed=wrong_if(errors.get(name)),
+            **asdict(spread),
+        )
+        for name, (spread, kernels) in cold(calls, flush, REPEATS).items()
+    ]
+
+
+def wrong_if(error: float | None) -> str | None:
+    """Say what is wrong with a result that differs so much; None if nothing is."""
+    if error is None or error <= MOST_ERROR:  # NaN is neither
+        return None
+    return f"wrong: differs by {error:.2g}, expected at most {MOST_ERROR}"

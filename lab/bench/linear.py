@@ -1,0 +1,125 @@
+"""Linear layers beside their product alone, torch's BF16 layer and a copy of the cast's bytes. Cold, on a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deep_gemm import layers as public
+from deep_gemm.dense import fp8_gemm_nt
+from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.quantize import Quantized, cast_by_torch, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+
+from . import layers
+from .cases import all_cases
+from .casts import copy_of
+from .contenders import BF16, OURS
+from .layers import ALONE, CAST, COPY, EAGER, PRODUCT, Layer, Steps, Work
+from .products import raise_if_lost, reason
+from .report import Row
+from .timing import L2Flush
+
+METHOD = (
+    f"linear: {layers.METHOD}; BF16 activations and weights of random normal numbers, the weight quantized 128x128; "
+    "deep_gemm: deep_gemm.linear; product_alone: fp8_gemm_nt, A cast before, its scales m-major; bf16: x @ w.T by "
+    "cuBLAS and by cuBLASLt, the faster one, named by config; copy: of as many bytes as the cast reads and writes, "
+    "half of them read; torch: the cast in torch operations, then fp8_gemm_nt; our result is that of the cast and the "
+    "product bit for bit; error: relative, beside BF16"
+)
+MS, QUICK_MS = (1, 16, 64, 4096), (1, 4096)
+CONTENDERS = (OURS, ALONE, BF16, COPY, EAGER)
+MOST_ERROR = 0.05
+
+
+def shapes_of(*, quick: bool = False) -> list[tuple[int, int, int]]:
+    """The weights that the benchmark of dense products has for many m, each with a few m."""
+    count = Counter(case.shape[1:] for case in all_cases() if case.kind == "dense")
+    weights = [weight for weight, cases in count.items() if cases > 2]
+    return [(m, n, k) for n, k in weights[: 2 if quick else None] for m in (QUICK_MS if quick else MS)]
+
+
+def measure(
+    shapes: Sequence[tuple[int, int, int]],
+    *,
+    only: Sequence[str] = (),
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Measure layers of these shapes."""
+    flush = L2Flush()
+    for m, n, k in shapes:
+        announce(f"linear {m}x{n}x{k}")
+        torch.manual_seed(0)
+        try:
+            linear = Linear(m, n, k, "cuda")
+            add(layers.rows_of(linear.work, layers.only_asked_for(linear.contenders(), only), linear.check, flush))
+        except Exception as exception:
+            raise_if_lost(exception)
+            add([Row("linear", (m, n, k), OURS, "cold", failed=reason(exception))])
+
+
+class Linear:
+    """Operands of a linear layer, and the ways to compute it."""
+
+    def __init__(self, m: int, n: int, k: int, device: str) -> None:
+        self.x = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+        self.plain = torch.randn(n, k, device=device, dtype=torch.bfloat16)
+        self.w = per_block_cast_to_fp8(self.plain)
+        self.out, self.d = (torch.empty(m, n, device=device, dtype=torch.bfloat16) for _ in range(2))
+        blocks = ceil_div(k, SCALE_BLOCK)
+        count = (m * k + m * n) * 2 + n * k + ceil_div(n, SCALE_BLOCK) * blocks * 4
+        self.work = Work("linear", (m, n, k), 2 * m * n * k, count, cast_bytes=m * k * 3 + m * blocks * 4)
+
+    def contenders(self) -> Iterator[Layer]:
+        """All ways. Each writes to memory of its own."""
+        x, w, d = self.x, self.w, self.d
+        values, scales = per_token_cast_to_fp8(x)
+        a = values, get_mn_major_tma_aligned_tensor(scales)
+        cast: list[Quantized] = []
+
+        def cast_in_torch() -> None:
+            values, scales = cast_by_torch(x, 1, SCALE_BLOCK)
+            cast[:] = [(values, get_mn_major_tma_aligned_tensor(scales))]
+
+        steps: Steps = ((CAST, cast_in_torch), (PRODUCT, lambda: fp8_gemm_nt(cast[0], w, d)))
+        yield Layer(OURS, lambda: public.linear(x, w, out=self.out), parts=layers.parts_of_linear)
+        yield Layer(ALONE, lambda: fp8_gemm_nt(a, w, d), parts=layers.parts_of_linear)
+        for library in ("cublas", "cublaslt"):
+            yield Layer(BF16, partial(self._in_bf16, library), chain=library)
+        yield Layer(COPY, copy_of(self.work.cast_bytes, x.device.type))
+        yield Layer(EAGER, lambda: [call() for _, call in steps], steps=steps)
+
+    def _in_bf16(self, library: str) -> Tensor:
+        """The layer as torch has it, by one of its two libraries."""
+        if not self.x.is_cuda:
+            return self.x @ self.plain.t()
+        torch.backends.cuda.preferred_blas_library(library)
+        try:
+            return self.x @ self.plain.t()
+        finally:
+            torch.backends.cuda.preferred_blas_library("default")
+
+    def check(self, call: Callable[[], object]) -> tuple[float, str | None]:
+        """Let a call write to `out`, and judge that."""
+        self.out.fill_(torch.nan)
+        call()
+        return self.judge(self.out)
+
+    def judge(self, out: Tensor) -> tuple[float, str | None]:
+        """Error of a result, and what is wrong with it."""
+        right = torch.empty_like(out)
+        fp8_gemm_nt(per_token_cast_to_fp8(self.x), self.w, right)
+        error = relative_error(out, self.x @ self.plain.t())
+        if not torch.equal(out, right):
+            return error, f"wrong: {int((out != right).sum())} elements differ from the cast and the product"
+        return error, None if error <= MOST_ERROR else f"wrong: relative error {error:.2g}, expected {MOST_ERROR}"
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Relative error of the whole output."""
+    return float(torch.linalg.norm(got.float() - expected.float()) / torch.linalg.norm(expected.float()))

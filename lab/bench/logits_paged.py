@@ -1,0 +1,121 @@
+"""Logits of keys in pages and their schedule, as `bench attention` times them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deep_gemm.gpus import gpu_of
+from deep_gemm.indexer import paged, paged_reference
+from deep_gemm.problem.paged import PagedLogits, paged_logits_problem
+from deep_gemm.testing import calc_diff
+
+from .cases import Shape
+from .logits import Logits
+
+PAGE = 64
+MEAN_CONTEXTS: dict[Shape, float] = {
+    (1, 1, 64, 128, 8192): 8347.0,
+    (16, 1, 64, 128, 8192): 7964.4,
+    (64, 1, 64, 128, 8192): 7887.7,
+    (64, 2, 64, 128, 8192): 7887.7,
+    (256, 1, 64, 128, 8192): 8150.6,
+    (256, 2, 64, 128, 8192): 8150.6,
+    (256, 1, 32, 128, 8192): 8150.6,
+    (64, 1, 64, 128, 65536): 65299.4,
+    (128, 2, 64, 128, 65536): 64609.6,
+    (1, 1, 64, 128, 131072): 95638.0,
+    (4, 1, 64, 128, 131072): 149789.5,
+}
+"""Sequences, tokens of each, heads, depth, context; and the mean of the contexts that DeepGEMM was timed with."""
+# Four tokens: DeepGEMM 2.6.1 refuses them.
+PAGED_SHAPES: tuple[Shape, ...] = (*MEAN_CONTEXTS, (256, 4, 64, 128, 8192), (256, 4, 32, 128, 8192))
+METADATA_SHAPES: tuple[Shape, ...] = (
+    (1, 1, 8192),
+    (16, 1, 8192),
+    (64, 1, 8192),
+    (64, 2, 8192),
+    (256, 1, 8192),
+    (256, 2, 8192),
+    (64, 1, 65536),
+    (128, 2, 65536),
+    (1, 1, 131072),
+    (4, 1, 131072),
+)
+CHECKED_SEQUENCES = 4
+
+
+def contexts_of(shape: Shape, *, device: str) -> Tensor:
+    """Contexts from 0.7 to 1.3 of their mean; a sequence's tokens are its last ones."""
+    sequences, next_n, _, _, context = shape
+    spread = 0.7 + 0.6 * torch.rand(sequences, generator=torch.Generator().manual_seed(0))
+    mean = MEAN_CONTEXTS.get(shape, float(context))
+    last = (spread * (mean / float(spread.mean()))).int()
+    return (last[:, None] - torch.arange(next_n - 1, -1, -1, dtype=torch.int32)).to(device)
+
+
+def paged_problem(shape: Shape, *, device: str) -> PagedLogits:
+    """Sequences whose pages lie anywhere in the cache."""
+    sequences, next_n, heads, depth, _ = shape
+    torch.manual_seed(0)
+    contexts = contexts_of(shape, device=device)
+    most = int(contexts.max())
+    pages = -(-most // PAGE)
+    cache = torch.randint(0, 120, (sequences * pages, PAGE, 1, depth + 4), dtype=torch.uint8, device=device)
+    scales = cache.view(sequences * pages, -1)[:, PAGE * depth :]
+    scales.copy_((torch.rand(len(cache), PAGE, device=device) + 0.5).view(torch.uint8))
+    table = torch.randperm(len(cache), device=device).int().view(sequences, pages)
+    q = torch.randn(sequences, next_n, heads, depth, device=device).to(torch.float8_e4m3fn)
+    weights = torch.randn(sequences * next_n, heads, device=device)
+    shares = gpu_of(q.get_device()).num_sms if q.is_cuda else 4
+    schedule = paged.get_paged_mqa_logits_metadata(contexts, PAGE, shares)
+    return paged_logits_problem(q, cache, weights, contexts, table, schedule, most, False, torch.float32)
+
+
+def paged_mqa_logits(shape: Shape, *, device: str = "cuda") -> Logits:
+    """Make the work of logits of keys in pages."""
+    p = paged_problem(shape, device=device)
+    _, _, heads, depth, _ = shape
+    pairs, loaded = int(p.contexts.sum()), int(p.contexts.amax(1).sum())
+    moved = loaded * (depth + 4) + p.q.numel() + p.weights.numel() * 4 + pairs * 4
+    return Logits(2 * pairs * heads * depth, moved, lambda: paged.compute(p), None, lambda: difference(p))
+
+
+def difference(p: PagedLogits) -> float:
+    """How far our logits are from the reference's, for some sequences; NaN if a logit beyond a context was needed."""
+    p.logits.fill_(torch.nan)
+    paged.compute(p)
+    next_n = p.q.shape[1]
+    found, right = [], []
+    for sequence in torch.linspace(0, len(p.q) - 1, min(len(p.q), CHECKED_SEQUENCES)).int().tolist():
+        rows = slice(sequence * next_n, (sequence + 1) * next_n)
+        one = PagedLogits(
+            p.q[sequence : sequence + 1],
+            p.cache,
+            p.weights[rows],
+            p.contexts[sequence : sequence + 1],
+            p.table[sequence : sequence + 1],
+            p.schedule,
+            torch.full_like(p.logits[rows], torch.nan),
+        )
+        paged_reference.paged_mqa_logits(one)
+        is_asked = ~one.logits.isnan()
+        found.append(p.logits[rows][is_asked])
+        right.append(one.logits[is_asked])
+    return float(calc_diff(torch.cat(found), torch.cat(right)))
+
+
+def metadata(shape: Shape, *, device: str = "cuda") -> Logits:
+    """Make the work of a schedule."""
+    sequences, next_n, context = shape
+    contexts = contexts_of((sequences, next_n, 0, 0, context), device=device)
+    shares = gpu_of(contexts.get_device()).num_sms if contexts.is_cuda else 4
+
+    def ours() -> Tensor:
+        return paged.get_paged_mqa_logits_metadata(contexts, PAGE, shares)
+
+    def error() -> float:
+        right = paged.get_paged_mqa_logits_metadata(contexts.cpu(), PAGE, shares)
+        return 0.0 if torch.equal(ours().cpu(), right) else torch.nan
+
+    return Logits(0, contexts.numel() * 4 + (shares + 1) * 8, ours, None, error)

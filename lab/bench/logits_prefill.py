@@ -1,0 +1,90 @@
+"""Logits of many tokens, as `bench attention` times them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deep_gemm.indexer import prefill, reference
+from deep_gemm.problem.indexer import MqaLogits, mqa_logits_problem
+from deep_gemm.testing import calc_diff
+
+from .cases import Shape
+from .logits import Logits
+
+SCORES_AT_A_TIME, MOST_SCORES = 1 << 28, 1 << 34
+CHECKED_QUERIES = 256
+MQA_NUMBERS = 4
+MQA_SHAPES: tuple[Shape, ...] = (
+    (2048, 4096, 64, 128),
+    (2048, 8192, 64, 128),
+    (2048, 32768, 64, 128),
+    (8192, 8192, 64, 128),
+    (8192, 65536, 64, 128),
+    (2048, 8192, 32, 128),
+    (2048, 65536, 32, 128),
+    (2048, 8192, 64, 64),
+    (1, 4096, 64, 128),
+    (4, 8192, 64, 128),
+    (16, 65536, 64, 128),
+    (64, 65536, 64, 128),
+    (256, 65536, 64, 128),
+)
+
+
+def mqa_logits(shape: Shape, *, clean: bool = False, device: str = "cuda") -> Logits:
+    """Make the work of causal logits."""
+    p = causal_problem(shape, clean=clean, device=device)
+    queries, num_keys, heads, depth = shape
+    pairs = sum(num_keys - queries + 1 + i for i in range(queries))
+    written = queries * num_keys if clean else pairs
+    moved = p.q.numel() + p.keys.numel() + (num_keys + p.weights.numel() + queries * 2 + written) * 4
+    has_torch = pairs * heads <= MOST_SCORES
+    return Logits(
+        2 * pairs * heads * depth,
+        moved,
+        lambda: prefill.compute(p),
+        (lambda: in_torch(p)) if has_torch else None,
+        lambda: difference(p),
+    )
+
+
+def causal_problem(shape: Shape, *, clean: bool, device: str) -> MqaLogits:
+    """Each query sees the keys up to its own."""
+    queries, num_keys, heads, depth = shape
+    torch.manual_seed(0)
+    sizes = (queries, heads, depth), (num_keys, depth)
+    q, keys = (torch.randn(size, device=device).to(torch.float8_e4m3fn) for size in sizes)
+    weights, scales = torch.randn(queries, heads, device=device), torch.rand(num_keys, device=device) + 0.5
+    last = torch.arange(num_keys - queries + 1, num_keys + 1, dtype=torch.int32, device=device)
+    return mqa_logits_problem(q, (keys, scales), weights, torch.zeros_like(last), last, clean, 0, torch.float32)
+
+
+def in_torch(p: MqaLogits) -> Tensor:
+    """The same by torch's products, all keys for every query."""
+    queries, heads, depth = p.q.shape
+    keys = (p.keys.float() * p.scales[:, None]).to(torch.bfloat16)
+    out = torch.empty(queries, len(keys), device=p.q.device)
+    step = max(SCORES_AT_A_TIME // (heads * len(keys)), 1)
+    for first in range(0, queries, step):
+        rows = slice(first, first + step)
+        scores = (p.q[rows].to(torch.bfloat16).view(-1, depth) @ keys.t()).relu_().view(-1, heads, len(keys))
+        out[rows] = torch.bmm(p.weights[rows, None].to(torch.bfloat16), scores)[:, 0]
+    return out
+
+
+def difference(p: MqaLogits) -> float:
+    """How far our logits are from the reference's, for some queries; NaN where ranges differ."""
+    p.logits.fill_(torch.nan)
+    prefill.compute(p)
+    rows = torch.linspace(0, len(p.q) - 1, min(len(p.q), CHECKED_QUERIES), device=p.q.device).long()
+    found = p.logits[rows]
+    right = mqa_logits_problem(
+        p.q[rows], (p.keys, p.scales), p.weights[rows], p.starts[rows], p.ends[rows], p.clean_logits, 0, torch.float32
+    )
+    right.logits.fill_(torch.nan)
+    reference.mqa_logits(right)
+    is_number = right.logits.isfinite()
+    if not torch.equal(found.isfinite(), is_number) or not torch.equal(found.isnan(), right.logits.isnan()):
+        return torch.nan
+    return float(calc_diff(found[is_number], right.logits[is_number]))

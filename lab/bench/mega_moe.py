@@ -1,0 +1,50 @@
+"""`fp8_mega_moe` of the tokens of a process, for `bench distributed`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deep_gemm.distributed import (
+    fp8_mega_moe,
+    get_symm_buffer_for_sm90_mega_moe,
+    mega_moe_pre_dispatch_sm90,
+    transform_weights_for_mega_moe_sm90,
+)
+from deep_gemm.problem import Operand
+from deep_gemm.problem.mega_moe import HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE
+from deep_gemm.testing import calc_diff
+
+TOLERANCE = 0.01
+"""What DeepGEMM's own tests allow."""
+
+
+class MegaCall:
+    """Tokens that lie in a buffer, in FP8, and the call that computes them."""
+
+    def __init__(self, x: Tensor, ids: Tensor, p: Tensor, weights: tuple[Operand, Operand], experts: int) -> None:
+        (tokens, topk), hidden, intermediate = ids.shape, x.shape[1], weights[1][0].shape[2]
+        self.buffer = get_symm_buffer_for_sm90_mega_moe(None, experts, tokens, topk, hidden, intermediate)
+        self.weights = transform_weights_for_mega_moe_sm90(*weights)
+        self.y = torch.empty_like(x)
+        filled = self.buffer.x, self.buffer.x_sf, self.buffer.topk_idx, self.buffer.topk_weights
+        mega_moe_pre_dispatch_sm90(x, ids, p, *filled)
+
+    @property
+    def waits(self) -> bool:
+        """The host waits in a call: no graph can hold it."""
+        return self.buffer.calls is None
+
+    def __call__(self) -> Tensor:
+        """Compute the tokens."""
+        fp8_mega_moe(self.y, *self.weights, self.buffer)
+        return self.y
+
+    def is_near(self, right: Tensor) -> bool:
+        """Tell whether the result is near that of the layer, which casts and weights elsewhere."""
+        return bool(calc_diff(self(), right) < TOLERANCE)
+
+
+def fits(hidden: int, intermediate: int) -> bool:
+    """Tell whether there is such a call for a shape."""
+    return hidden % HIDDEN_MULTIPLE == 0 and intermediate % INTERMEDIATE_MULTIPLE == 0

@@ -1,0 +1,156 @@
+"""Measures cases: checks every contender, then times all cold. Sustained runs come after the last cold one.
+
+If a contender fails on a shape, its row says why, and the run goes on. The run ends early only if the GPU no longer
+answers; the rows so far are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from deep_gemm.choose.dense import select
+from deep_gemm.choose.output import Output
+from deep_gemm.gpus import GPUS
+from deep_gemm.settings import get_batch_invariant, get_num_sms
+
+from .cases import Case
+from .contenders import OURS, Contender, contenders_of
+from .machine import GpuState, gpu_state
+from .report import Row
+from .timing import L2Flush, PairingError, cold, sustained
+
+REPEATS = 20
+METHOD = (
+    "cold: GPU time of all kernels of a call from torch.profiler, a 512 MB fill before each call to evict the L2, "
+    f"contenders of a shape interleaved in one process in rotating order, {REPEATS} calls each, median, least and "
+    "most; sustained: calls back to back for 0.4 s between events, in five parts, after all cold runs; random normal "
+    "operands quantized 1x128 / 128x128; errors relative, of the whole output, beside FP64 products of the same "
+    "operands; floor: larger of operations at 1640 TFLOPS and the cold bulk copy of the bytes"
+)
+# Rounding explains relative errors of 2^-9.2 and 2^-22; the rest allows for bits that FP8 tensor cores drop.
+MAX_ERROR_BF16, MAX_ERROR_FP32 = 4e-3, 1e-3
+# Below this the host's launches, not the kernels, decide how fast calls follow each other.
+SUSTAINED_FROM_US = 50
+# Pause between the FP64 products of the checks, which draw much power, and the timing of kernels.
+SETTLE_SECONDS = 0.05
+MAX_NAME = 100
+"""Kernel names are cut to this length, because those of templates fill pages."""
+
+
+class GpuLostError(RuntimeError):
+    """The GPU's context is in an error from which no call recovers."""
+
+
+DENSE_OUTPUTS = {"dense": Output(), "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True)}
+
+
+def measure(
+    cases: Sequence[Case],
+    *,
+    with_sustained: bool,
+    add: Callable[[list[Row]], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Measure all cases. Rows go to `add` as they come; `announce` gets the name of each step before it begins."""
+    cold_us: dict[tuple[Case, str], float] = {}
+    flush = L2Flush()
+    for case in cases:
+        announce(case.name)
+        rows = cold_rows(case, flush, REPEATS)
+        cold_us.update({(case, row.contender): row.us for row in rows if row.us is not None})
+        add(rows)
+    for turn, case in enumerate(cases if with_sustained else ()):
+        announce(f"{case.name} sustained")
+        names = [name for of, name in cold_us if of == case and cold_us[of, name] >= SUSTAINED_FROM_US]
+        if names:
+            first = turn % len(names)
+            add(sustained_rows(case, {name: cold_us[case, name] for name in names[first:] + names[:first]}))
+
+
+def cold_rows(case: Case, flush: L2Flush, repeats: int) -> list[Row]:
+    """Check and time all contenders of a case."""
+    try:
+        contenders = contenders_of(case)
+    except Exception as exception:
+        raise_if_lost(exception)
+        return [Row.of(case, OURS, "cold", None, failed=reason(exception))]
+    rows, errors, calls = [], {}, {}
+    for contender in contenders:
+        error, failed = checked(contender, MAX_ERROR_FP32 if case.output_is_fp32 else MAX_ERROR_BF16)
+        if failed is None:
+            errors[contender.name], calls[contender.name] = error, contender.call
+        else:
+            rows.append(Row.of(case, contender.name, "cold", None, error=error, failed=failed))
+    states: list[GpuState] = []
+    time.sleep(SETTLE_SECONDS)
+    try:
+        times = cold(calls, flush, repeats, lambda: states.append(gpu_state())) if calls else {}
+    except Exception as exception:
+        raise_if_lost(exception)
+        failed = reason(exception)
+        return rows + [Row.of(case, name, "cold", None, error=errors[name], failed=failed) for name in calls]
+    for name, (spread, kernels) in times.items():
+        config = config_name(case) if name == OURS else None
+        more = {"error": errors[name], "config": config, "kernels": tuple(kernel[:MAX_NAME] for kernel in kernels)}
+        rows.append(Row.of(case, name, "cold", spread, states[-1], **more))
+    return rows
+
+
+def sustained_rows(case: Case, cold_us: dict[str, float]) -> list[Row]:
+    """Time contenders back to back; `cold_us` has their names and cold times."""
+    rows = []
+    contenders = {contender.name: contender for contender in contenders_of(case)}
+    for name, us in cold_us.items():
+        states: list[GpuState] = []
+        try:
+            spread = sustained(contenders[name].call, us, lambda states=states: states.append(gpu_state()))  # type: ignore[misc]
+        except Exception as error:
+            raise_if_lost(error)
+            rows.append(Row.of(case, name, "sustained", None, failed=reason(error)))
+            continue
+        config = config_name(case) if name == OURS else None
+        rows.append(Row.of(case, name, "sustained", spread, states[-1], config=config))
+    return rows
+
+
+def checked(contender: Contender, max_error: float) -> tuple[float | None, str | None]:
+    """The error of one call, and why the contender cannot be timed, or None if it can."""
+    try:
+        error = contender.error()
+    except Exception as exception:
+        raise_if_lost(exception)
+        return None, reason(exception)
+    if contender.name == OURS and not error <= max_error:
+        return error, f"wrong: relative error {error:.2g}, expected at most {max_error:.0e}"
+    return error, None
+
+
+def config_name(case: Case) -> str | None:
+    """The configuration chosen for a dense case on this GPU; None if unknown."""
+    words = torch.cuda.get_device_name().split() if torch.cuda.is_available() else []
+    gpu = next((gpu for gpu in GPUS if gpu.name in words), None)
+    if gpu is None or case.kind not in DENSE_OUTPUTS:
+        return None
+    m, n, k = case.shape
+    output, split_k = DENSE_OUTPUTS[case.kind], not get_batch_invariant()
+    return select(m, n, k, output, replace(gpu, num_sms=get_num_sms()), split_k=split_k).name
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line."""
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"[:300]
+
+
+def raise_if_lost(error: BaseException) -> None:
+    """Raise GpuLostError if the GPU no longer answers, because all later calls would fail too."""
+    if isinstance(error, PairingError) or not torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.synchronize()
+    except Exception as second:
+        raise GpuLostError(reason(error)) from second

@@ -1,0 +1,181 @@
+"""Is the chosen tile the fastest? Every tile that may be is timed beside it, cold, in rotating order.
+
+In two rounds: all tiles of a modelled cost near the lowest, a few calls each; then those that were best and the chosen
+one again, more often. The second round alone judges, so that the best is not the one that luck favoured among many.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.choose.config_decode import DecodeConfig
+from deep_gemm.choose.dense import cheapest_tile, chosen_tile
+from deep_gemm.choose.explain import Candidate, candidates
+from deep_gemm.choose.output import Output
+from deep_gemm.choose.tiles import Tile
+from deep_gemm.gpus import Gpu
+from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
+from deep_gemm.problem import DenseProblem, dense_problem
+from deep_gemm.problem.layout import RECIPE_1D1D
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.settings import get_batch_invariant
+
+from .cases import Case, cases_of, random_shapes
+from .contenders import OURS
+from .products import DENSE_OUTPUTS, raise_if_lost, reason
+from .report import Row
+from .timing import L2Flush, Spread, cold
+
+FIRST_REPEATS, REPEATS = 5, 11
+HOPEFUL = 1.6
+"""Up to this multiple of the lowest modelled cost a tile is timed at all."""
+FINALISTS = 4
+RANDOM_SHAPES = 50
+RIVAL = "rival"
+METHOD = (
+    f"tiles of up to {HOPEFUL} times the lowest modelled cost, cold, interleaved in one process in rotating order, "
+    f"{FIRST_REPEATS} calls each, a 512 MB fill before each; of these the best {FINALISTS} and the chosen one again, "
+    f"{REPEATS} calls each, median, least and most; random normal operands quantized 1x128 / 128x128 (1d1d: 1x128)"
+)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A dense product, and the tiles that are timed for it: first the chosen one."""
+
+    case: Case
+    output: Output
+    entrants: tuple[Candidate, ...]
+
+    @classmethod
+    def of(cls, case: Case, output: Output, gpu: Gpu, *, by_cost: bool = False) -> Contest:
+        """Enter the tile that is chosen, or that would be `by_cost` alone, and those that may be faster."""
+        m, n, k = case.shape
+        split_k = not get_batch_invariant()
+        able = [
+            one
+            for one in candidates(m, n, k, output, gpu)
+            if one.why_not is None and (split_k or one.tile.cluster_k == 1)
+        ]
+        chosen = (cheapest_tile if by_cost else chosen_tile)(m, n, k, output, gpu, split_k=split_k)
+        entrants = [one for one in able if one.tile == chosen or one.cost_us <= HOPEFUL * able[0].cost_us]
+        return cls(case, output, tuple(sorted(entrants, key=lambda one: one.tile != chosen)))
+
+
+@dataclass(frozen=True)
+class Time:
+    """What a tile took."""
+
+    tile: Tile
+    config: str
+    spread: Spread
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The times of a contest's last round."""
+
+    contest: Contest
+    chosen: Time
+    rivals: tuple[Time, ...]
+
+    @property
+    def best(self) -> Time:
+        """The fastest, which may be the chosen one."""
+        return min((self.chosen, *self.rivals), key=lambda time: time.spread.us)
+
+    @property
+    def ratio(self) -> float:
+        """The time of the chosen one over that of the best."""
+        return self.chosen.spread.us / self.best.spread.us
+
+    def rows(self) -> list[Row]:
+        """The times as rows of a report."""
+        named = [(OURS, self.chosen), *((RIVAL, time) for time in self.rivals)]
+        return [Row.of(self.contest.case, name, "cold", time.spread, config=time.config) for name, time in named]
+
+
+def audit_contests(gpu: Gpu, is_judged: bool | None = None) -> list[Contest]:
+    """Enter all dense shapes of the benchmark or a part of them, weight gradients too, and some at random."""
+    cases = [*cases_of("dense", is_judged=is_judged), *(Case("dense", shape) for shape in random_shapes(RANDOM_SHAPES))]
+    return [Contest.of(case, DENSE_OUTPUTS[case.kind], gpu) for case in cases]
+
+
+def configurations(contests: Iterable[Contest]) -> list[GemmConfig | DecodeConfig]:
+    """All that are needed, each once."""
+    return list(dict.fromkeys(entrant.config for contest in contests for entrant in contest.entrants))
+
+
+def compile_all(configs: Sequence[GemmConfig | DecodeConfig], announce: Callable[[str], None]) -> None:
+    """Compile these on all processors."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for done in as_completed([pool.submit(build, config) for config in configs]):
+            done.result()
+            announce("compiling")
+
+
+def build(config: GemmConfig | DecodeConfig) -> None:
+    """Compile a configuration, or find it in the cache."""
+    if isinstance(config, DecodeConfig):
+        fp8_gemm_decode.build(config)
+    else:
+        fp8_gemm.build(config)
+
+
+def measure(
+    contests: Sequence[Contest],
+    *,
+    judged: Callable[[Judgement], None],
+    failed: Callable[[Contest, str], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Judge all contests; one that fails is told with the reason, and the others go on."""
+    flush = L2Flush()
+    for contest in contests:
+        announce(contest.case.name)
+        try:
+            judgement = judge(contest, flush)
+        except Exception as error:
+            raise_if_lost(error)
+            failed(contest, reason(error))
+        else:
+            judged(judgement)
+
+
+def judge(contest: Contest, flush: L2Flush) -> Judgement:
+    """Time the entrants for operands of their own, which are gone afterwards."""
+    p = random_problem(contest.case.shape, contest.output)
+
+    def times(entrants: Sequence[Candidate], repeats: int) -> list[Time]:
+        timed = cold({one.config.name: partial(dense.run, p, one.config) for one in entrants}, flush, repeats)
+        return [Time(one.tile, one.config.name, timed[one.config.name][0]) for one in entrants]
+
+    chosen, *rivals = contest.entrants
+    if len(rivals) > FINALISTS:
+        first = {time.tile: time.spread.us for time in times(contest.entrants, FIRST_REPEATS)}
+        rivals = sorted(rivals, key=lambda one: first[one.tile])[:FINALISTS]
+    of_chosen, *of_rivals = times([chosen, *rivals], REPEATS)
+    return Judgement(contest, of_chosen, tuple(of_rivals))
+
+
+def random_problem(shape: Sequence[int], output: Output, device: str = "cuda") -> DenseProblem:
+    """A dense product of random numbers."""
+    m, n, k = shape
+    with torch.device(device):
+        x, w = (torch.randn(rows, k, dtype=torch.bfloat16) for rows in (m, n))
+        a, sfa = per_token_cast_to_fp8(x)
+        b, sfb = per_token_cast_to_fp8(w) if output.sfb_is_per_row else per_block_cast_to_fp8(w)
+        if output.sfb_is_per_row:
+            sfb = get_mn_major_tma_aligned_tensor(sfb)
+        d = torch.randn(m, n).to(torch.float32 if output.is_fp32 else torch.bfloat16)
+        c = d if output.adds_to_d else torch.randn_like(d) if output.with_c else None
+    recipe = RECIPE_1D1D if output.sfb_is_per_row else None
+    return dense_problem((a, get_mn_major_tma_aligned_tensor(sfa)), (b, sfb), d, c, recipes=(recipe, None, None))

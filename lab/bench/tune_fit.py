@@ -1,0 +1,311 @@
+"""`tune --fit`: the constants of the cost model from collected times, and how well choices by them do.
+
+A choice is judged by its regret: how much longer the chosen tile took than the fastest that was timed. The fit looks
+for constants with a small regret in the products that it may see, and times that are right besides. A regret changes in
+jumps, so it is smoothed: each tile counts as chosen in part, the more the closer its cost is to the lowest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deep_gemm.choose import depths, rows
+from deep_gemm.choose.cost import NEVER, dense_memory_us, on_weight
+from deep_gemm.choose.dense import menu_by
+from deep_gemm.choose.output import Groups, Output
+from deep_gemm.choose.tiles import OUTPUTS_BY_NAME, Tile, tiles_by_name
+from deep_gemm.choose.timings import NAMES, OF_A_GPU, Timings
+from deep_gemm.gpus import GPUS, Gpu
+
+SHARPNESS = 100.0
+"""A tile that costs 1% more than the lowest counts as chosen 1/e times as much."""
+WEIGHT_OF_ERRORS = 0.15
+"""What an error of a near-best tile's time counts beside a regret of the same size."""
+NEAR = 0.3
+"""A tile's error counts if it took up to this part longer than the best, the less the longer it took."""
+FIRST_STEP, LAST_STEP = 0.2, 0.005
+"""Constants are changed by such parts, smaller and smaller ones."""
+LEAST_GAIN = 1e-6
+"""Less than that is no gain: the fit comes to an end."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that was timed."""
+
+    output: Output
+    m: int
+    n: int
+    k: int
+    num_groups: int
+    sizes: tuple[int, ...]
+    is_fitted: bool
+    purpose: str
+    us: Mapping[str, float]
+    """By the names of tiles."""
+
+    @property
+    def best_us(self) -> float:
+        """What the fastest tile took."""
+        return min(self.us.values())
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        groups = f"{self.num_groups} groups, " if self.num_groups else ""
+        return f"{groups}{self.m}x{self.n}x{self.k} {self.output.name}"
+
+    @property
+    def kind(self) -> str:
+        """A word for tables."""
+        return self.output.groups.name.lower() if self.output.groups else "dense"
+
+    def tiles(self) -> dict[str, Tile]:
+        """The tiles that were timed and still exist, by name."""
+        if self.output.groups == Groups.NONE:
+            known = tiles_by_name(self.output)
+        elif self.output.groups == Groups.DEPTHS:
+            known = {tile.name: tile for tile in (*depths.TILES, depths.SHARING_A)}
+        else:
+            known = {tile.name: tile for tile in rows.tiles_for(self.output)}
+        return {name: known[name] for name in self.us if name in known}
+
+    def cost_us(self, tile: Tile, gpu: Gpu, timings: Timings) -> float:
+        """What the model says."""
+        m, n, k, output, groups = self.m, self.n, self.k, self.output, self.num_groups
+        if output.groups == Groups.NONE:
+            moving_us = dense_memory_us(m, n, k, output, timings)
+            return on_weight(tile, n, k, output, gpu, timings).estimate(m, moving_us, timings.launch_us).cost_us
+        if output.groups == Groups.DEPTHS:
+            return depths.estimate(tile, groups, m, n, sum(self.sizes) // groups, output, gpu, timings).cost_us
+        return rows.estimate(tile, groups, self._rows, n, k, output, gpu, timings).cost_us
+
+    def chosen(self, gpu: Gpu, timings: Timings) -> Tile:
+        """The tile that would be chosen by these timings."""
+        m, n, k, output, groups = self.m, self.n, self.k, self.output, self.num_groups
+        if output.groups == Groups.NONE:
+            return menu_by(timings, n, k, output, gpu).tile_for(m)
+        if output.groups == Groups.DEPTHS:
+            return depths.chosen_tile(groups, m, n, sum(self.sizes) // groups, output, gpu, timings)
+        return rows.chosen_tile(groups, self._rows, n, k, output, gpu, timings)
+
+    @property
+    def _rows(self) -> float:
+        """What the host knows of a group's rows."""
+        return self.m if self.output.groups == Groups.COUNTS else self.m / self.num_groups
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A file of `tune --collect`."""
+
+    gpu: Gpu
+    products: tuple[Product, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> Collected:
+        """Read a file; what is none is a ValueError that says what is wrong with it."""
+        try:
+            content = json.loads(path.read_text())
+            machine = content["header"]["machine"]
+            known = next(gpu for gpu in GPUS if gpu.name in machine["gpu"])
+            products = [_product(row) for row in content["rows"] if row["us"]]
+            return cls(replace(known, num_sms=machine["num_sms"]), tuple(products))
+        except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+            raise ValueError(f"{path}: expected a file of tune --collect, got {error!r}") from error
+
+
+def _product(row: Mapping[str, Any]) -> Product:
+    output = OUTPUTS_BY_NAME.get(row["output"]) or next(each for each in _GROUPED if each.name == row["output"])
+    us = {name: spread[0] for name, spread in row["us"].items()}
+    sizes = tuple(row["sizes"])
+    return Product(output, row["m"], row["n"], row["k"], row["groups"], sizes, row["fitted"], row["purpose"], us)
+
+
+_GROUPED = [
+    Output(is_fp32, with_c, adds_to_d, by_row, groups)
+    for groups in Groups
+    for by_row in (False, True)
+    for is_fp32, with_c, adds_to_d in (
+        (False, False, False),
+        (True, False, False),
+        (True, True, False),
+        (True, False, True),
+    )
+]
+
+
+# Judging
+
+
+@dataclass(frozen=True)
+class Regret:
+    """How much longer chosen tiles took than the fastest."""
+
+    of: str
+    count: int
+    mean: float
+    p95: float
+    worst: float
+    worst_product: Product
+
+    @classmethod
+    def over(cls, of: str, lost: Sequence[tuple[float, Product]]) -> Regret:
+        """Sum up."""
+        ordered = sorted(lost, key=lambda each: each[0])
+        values = [value for value, _ in ordered]
+        worst, product = ordered[-1]
+        p95 = values[min(math.ceil(0.95 * len(values)), len(values)) - 1]
+        return cls(of, len(values), statistics.mean(values), p95, worst, product)
+
+
+def regrets(products: Iterable[Product], gpu: Gpu, timings: Timings) -> list[Regret]:
+    """Regrets by kind, of products that the fit saw and of those held back."""
+    lost: dict[str, list[tuple[float, Product]]] = {}
+    for product in products:
+        value = regret(product, gpu, timings)
+        half = "fitted" if product.is_fitted else "held back"
+        for of in (f"{product.kind}, {half}", f"all, {half}"):
+            lost.setdefault(of, []).append((value, product))
+    return [Regret.over(of, lost[of]) for of in sorted(lost)]
+
+
+def regret(product: Product, gpu: Gpu, timings: Timings) -> float:
+    """How much longer the chosen tile took than the fastest; one that was not timed as long as the slowest."""
+    us = product.us.get(product.chosen(gpu, timings).name, max(product.us.values()))
+    return us / product.best_us - 1
+
+
+# Fitting
+
+
+class _Search:
+    """Constants on their way, and what the products cost by them."""
+
+    def __init__(self, collected: Sequence[Collected], timings: Mapping[str, Timings]) -> None:
+        self.timings = dict(timings)
+        self.cases = [_Case.of(product, one.gpu) for one in collected for product in one.products if product.is_fitted]
+        self.losses = [case.loss(self.timings[case.gpu.name]) for case in self.cases]
+
+    @property
+    def loss(self) -> float:
+        """What is made small."""
+        return statistics.fmean(self.losses)
+
+    def take_if_better(self, timings: Mapping[str, Timings]) -> bool:
+        """Take these constants if they are better; tell whether they were."""
+        losses = [
+            case.loss(timings[case.gpu.name]) if timings[case.gpu.name] is not self.timings[case.gpu.name] else before
+            for case, before in zip(self.cases, self.losses, strict=True)
+        ]
+        if statistics.fmean(losses) >= self.loss - LEAST_GAIN:
+            return False
+        self.timings, self.losses = dict(timings), losses
+        return True
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A product, its tiles, and how much longer than the best each took."""
+
+    product: Product
+    gpu: Gpu
+    tiles: tuple[Tile, ...]
+    us: tuple[float, ...]
+    slower: tuple[float, ...]
+
+    @classmethod
+    def of(cls, product: Product, gpu: Gpu) -> _Case:
+        """Look up the tiles that still exist."""
+        tiles = product.tiles()
+        us = tuple(product.us[name] for name in tiles)
+        return cls(product, gpu, tuple(tiles.values()), us, tuple(own / product.best_us - 1 for own in us))
+
+    def loss(self, timings: Timings) -> float:
+        """The smoothed regret, and the errors of times that are near the best."""
+        costs = [self.product.cost_us(tile, self.gpu, timings) for tile in self.tiles]
+        lowest = min(costs)
+        shares = regret = weights = errors = 0.0
+        for cost, us, slower in zip(costs, self.us, self.slower, strict=True):
+            if cost == NEVER:
+                continue
+            share = math.exp((1 - cost / lowest) * SHARPNESS)
+            shares += share
+            regret += share * slower
+            weight = max(1 - slower / NEAR, 0.0)
+            weights += weight
+            errors += weight * math.log(cost / us) ** 2
+        return regret / shares + WEIGHT_OF_ERRORS * math.sqrt(errors / weights)
+
+
+START = Timings(
+    launch_us=2.5,
+    sm_tflops=14,
+    block_ns=80,
+    tile_us=0.4,
+    store_us=1.5,
+    load_gb_per_s=90,
+    split_us=2.0,
+    decode_split_ns=0.5,
+    split_c_ns=0.3,
+    add_us=14,
+    across_lines_ps=14,
+    across_sectors_ps=25,
+    by_row=1.3,
+    find_us=2.5,
+    part_power=0.6,
+    dram_tb_per_s=4,
+    evict_us=6,
+)
+"""Where the fit starts, with any GPU: what it gives depends on nothing but the files."""
+
+
+def fit(
+    collected: Sequence[Collected], start: Timings = START, announce: Callable[[str], None] = lambda _: None
+) -> dict[str, Timings]:
+    """Find constants for the products that the fit may see, of all GPUs together.
+
+    One at a time is changed by a step, which shrinks when it no longer helps; after each round all go once more where
+    they went in it (Hooke and Jeeves).
+    """
+    search = _Search(collected, {one.gpu.name: replace(start) for one in collected})
+    steps: dict[tuple[str, str | None], float] = {(name, None): FIRST_STEP for name in NAMES if name not in OF_A_GPU}
+    steps.update({(name, gpu): FIRST_STEP for name in OF_A_GPU for gpu in search.timings})
+    while max(steps.values()) >= LAST_STEP:
+        announce(f"fitting: {search.loss:.4f}")
+        before = search.timings
+        for (name, gpu), step in steps.items():
+            if step < LAST_STEP:
+                continue
+            changed = (_changed(search.timings, name, gpu, factor) for factor in (1 + step, 1 / (1 + step)))
+            steps[name, gpu] = step * 1.5 if any(map(search.take_if_better, changed)) else step / 2
+        while search.take_if_better(_further(before, search.timings)):
+            announce(f"fitting: {search.loss:.4f}")
+    return {gpu: rounded(timings) for gpu, timings in search.timings.items()}
+
+
+def _changed(timings: Mapping[str, Timings], name: str, gpu: str | None, factor: float) -> dict[str, Timings]:
+    """Change a constant of one GPU, or of all."""
+    return {
+        of: replace(each, **{name: getattr(each, name) * factor}) if gpu in (None, of) else each
+        for of, each in timings.items()
+    }
+
+
+def _further(before: Mapping[str, Timings], after: Mapping[str, Timings]) -> dict[str, Timings]:
+    """Go on from `after` as far as it is from `before`."""
+    return {
+        of: Timings(*(getattr(each, name) ** 2 / getattr(before[of], name) for name in NAMES))
+        for of, each in after.items()
+    }
+
+
+def rounded(timings: Timings) -> Timings:
+    """As they are written: no more digits than mean something."""
+    return Timings(*(float(f"{getattr(timings, name):.3g}") for name in NAMES))

@@ -1,0 +1,244 @@
+"""Shows compiled kernels: what they need, which instructions they have, which gates they pass.
+
+Nothing here needs a GPU. Kernels are compiled without the cache, so that the time is that of a first use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from deep_gemm.choose.config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig
+from deep_gemm.choose.config_decode import DecodeConfig
+from deep_gemm.jit import applied, passes_for
+from deep_gemm.jit.compiler import compile_cubin, compiler_version
+from deep_gemm.jit.cubin import NO_DISASSEMBLER, disassemble
+from deep_gemm.jit.report import KernelReport, report
+from deep_gemm.kernels import fp8_gemm
+from deep_gemm.kernels.launch import Config, OrdinaryKernel
+from deep_gemm.kernels.ordinary import Reachable
+
+from .gates import REGISTERS_STEP, Verdict, verdicts
+
+OPCODES = {
+    "QGMMA": "FP8 tensor core products, 64 x n x 32 each",
+    "FFMA": "promotion: partial sums, scaled, into the totals",
+    "FMUL": "scale of A times scale of B",
+    "SHFL": "scales of B and roles, handed from lane to lane",
+    "WARPGROUP": "fences and waits around the products",
+    "UTMALDG": "TMA loads",
+    "UTMASTG": "TMA stores",
+    "UBLKCP": "copies of rows",
+    "UTMAREDG": "TMA stores that add",
+    "SYNCS": "barriers of the ring (mbarrier)",
+    "BAR": "barriers of a block or a warpgroup",
+    "LDS": "scales of A, from shared memory",
+    "STSM": "D to shared memory, BF16",
+    "STS": "D to shared memory, FP32",
+    "LDG": "scales of B and C, from global memory",
+    "USETMAXREG": "registers moved between warps",
+    "LDL": "local memory read: spills",
+    "STL": "local memory written: spills",
+}
+"""The instructions that show how a kernel works, and what each is for."""
+
+ORDINARY_OPCODES = {
+    "LDG": "loads from global memory",
+    "STG": "stores to global memory",
+    "LDS": "loads from shared memory",
+    "STS": "stores to shared memory",
+    "SHFL": "values handed from lane to lane",
+    "BAR": "barriers of a block",
+    "FADD": "additions in FP32",
+    "FMUL": "products in FP32",
+    "FFMA": "products and sums in FP32, rounded once",
+    "MUFU": "reciprocals, where something is divided",
+    "LDL": "local memory read: spills",
+    "STL": "local memory written: spills",
+}
+"""The same of kernels of ordinary loads and stores."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """One configuration, compiled."""
+
+    kernel: str
+    config: GemmConfig | Config
+    facts: Mapping[str, str]
+    """What there is to say of the configuration."""
+    opcodes: Mapping[str, str]
+    """The instructions to count, and what each is for."""
+    cubin: bytes
+    report: KernelReport
+    verdicts: tuple[Verdict, ...]
+    milliseconds: float
+    """Time of compiling without a cache."""
+
+    @property
+    def passed(self) -> int:
+        """How many gates it passes."""
+        return sum(verdict.passed for verdict in self.verdicts)
+
+
+def inspect(config: GemmConfig) -> Inspection:
+    """Compile a configuration and look at it."""
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"{config.name}: {reason}")
+    compiler_version()  # loads the compiler, which must not count as compiling
+    start = time.perf_counter()
+    kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=f"fp8_gemm {config.name}")
+    kernel = applied(passes_for(config.num_threads), kernel)
+    milliseconds = (time.perf_counter() - start) * 1e3
+    found = report(kernel.cubin, kernel.log)
+    results = tuple(verdicts(found, fp8_gemm.code_plan(config)))
+    facts = _facts(config, found, milliseconds)
+    return Inspection("fp8_gemm", config, facts, OPCODES, kernel.cubin, found, results, milliseconds)
+
+
+def inspect_ordinary(kernel: OrdinaryKernel[Any], config: Config) -> Inspection:
+    """Compile a configuration of another kernel, one of ordinary loads and stores, and look at it."""
+    compiler_version()
+    start = time.perf_counter()
+    compiled = compile_cubin(kernel.source, kernel.headers(config), name=f"{kernel.name} {config.name}")
+    milliseconds = (time.perf_counter() - start) * 1e3
+    found = report(compiled.cubin, compiled.log)
+    results = tuple(verdicts(found, kernel.code_plan(config)))
+    facts = {
+        "threads": f"{config.num_threads}, in {config.ctas_per_sm} blocks an SM",
+        "registers": f"{found.registers} a thread, of {_registers_limit(config)}",
+        "shared memory": f"{config.shared_bytes} bytes",
+        "code": f"{found.code_bytes} bytes",
+        "compiled in": f"{milliseconds:.0f} ms, cold",
+    }
+    return Inspection(kernel.name, config, facts, ORDINARY_OPCODES, compiled.cubin, found, results, milliseconds)
+
+
+def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
+    """Print what is known about one kernel."""
+    facts = found.report
+    console.print(f"[bold]{found.kernel} {found.config.name}[/], sm_90a, NVRTC {compiler_version()}\n")
+    console.print(_pairs(found.facts))
+    opcodes = _table("instructions", ("opcode", "what it does here"), ("count",))
+    for opcode, meaning in found.opcodes.items():
+        if facts.counts[opcode]:
+            multicast = f", {facts.multicast_loads} multicast" * (opcode == "UTMALDG" and facts.multicast_loads > 0)
+            opcodes.add_row(opcode, meaning + multicast, str(facts.counts[opcode]))
+    opcodes.add_row("all", "padding included", str(facts.counts.total()), style="dim")
+    console.print(opcodes)
+    gates = _table("gates", ("gate", "", "protects from"))
+    for verdict in found.verdicts:
+        gates.add_row(verdict.gate.name, _mark(verdict.passed), verdict.gate.protects_from)
+    console.print(gates)
+    _show_problems(found, console)
+    if sass:
+        code = disassemble(found.cubin)
+        console.print(f"SASS: {NO_DISASSEMBLER}" if code is None else code, markup=False, soft_wrap=True)
+
+
+def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console) -> None:
+    """List configurations, without compiling them."""
+    title = f"{len(configs)} configurations that can be chosen"
+    table = _table(title, ("configuration",), ("stages", "shared bytes", "threads", "registers"))
+    for config in configs:
+        if isinstance(config, DecodeConfig):
+            registers = str(config.registers_limit)
+        else:
+            registers = " / ".join(map(str, config.registers))
+        cells = (config.num_stages, config.shared_bytes, config.num_threads, registers)
+        table.add_row(config.name, *map(str, cells))
+    console.print(table)
+    console.print(
+        "registers: of a producer's and of a math thread, once setmaxnreg has moved them; of the decode kernel (2/SM) "
+        "as many as a thread may have.",
+        style="dim",
+    )
+
+
+def show_ordinary_configs(kernels: Sequence[Reachable], console: Console) -> None:
+    """List configurations of kernels of ordinary loads and stores, without compiling them."""
+    title = f"{sum(len(configs) for _, configs in kernels)} configurations of casts, of routes and of scales"
+    table = _table(title, ("configuration",), ("shared bytes", "threads", "registers"))
+    for kernel, configs in kernels:
+        for config in configs:
+            numbers = (config.shared_bytes, config.num_threads, _registers_limit(config))
+            table.add_row(f"{kernel.name} {config.name}", *map(str, numbers))
+    console.print(table)
+    console.print("registers: as many as a thread may have.", style="dim")
+
+
+def _registers_limit(config: Config) -> int:
+    """Registers that a thread may have, if as many blocks as are planned share an SM: a multiple of 8, 255 at most."""
+    return min(REGISTERS_PER_SM // (config.num_threads * config.ctas_per_sm) // REGISTERS_STEP * REGISTERS_STEP, 255)
+
+
+def _show_problems(found: Inspection, console: Console) -> None:
+    for verdict in found.verdicts:
+        for problem in verdict.problems:
+            console.print(f"[red]{found.config.name}, {verdict.gate.name}:[/] {escape(problem)}")
+
+
+def _facts(config: GemmConfig, found: KernelReport, milliseconds: float) -> dict[str, str]:
+    producer, math = config.registers
+    slot_bytes = (config.block_m + config.block_n) * BLOCK_K + config.block_m * 4
+    buffers = config.num_math_warpgroups * config.num_store_buffers
+    cluster = "none"
+    if config.cluster_size > 1:
+        cluster = "2 CTAs share A along n" if config.cluster_n > 1 else "2 CTAs share B along m"
+    output = "FP32" if config.output_is_fp32 else "BF16"
+    output += ", plus C" * config.with_c + ", added to D in place" * config.adds_to_d
+    units = f"{config.units_per_warpgroup} of 64 x {config.unit_n or config.block_n} in turn"
+    return {
+        "tile": f"{config.block_m} x {config.block_n} x {BLOCK_K}",
+        "output": output,
+        "cluster": cluster,
+        "threads": f"{config.num_threads}: {config.num_math_warpgroups} math warpgroups and the producer's",
+        "work": f"each math warpgroup: {units}",
+        "registers": f"{found.registers} a thread at launch, "
+        f"{found.registers * config.num_threads} of {REGISTERS_PER_SM} in all",
+        "  then": f"{math} for a math thread, {producer} for a producer's",
+        "shared memory": f"{config.shared_bytes} of {SHARED_BYTES_LIMIT} bytes",
+        "  ring": f"{config.num_stages} stages of {slot_bytes} bytes (A, B, scales of A)",
+        "  stores": f"{buffers} buffers of {config.store_buffer_bytes} bytes, "
+        f"{config.panels_per_store} panels of 64 x {config.panel_columns} each",
+        "code": f"{found.code_bytes} bytes",
+        "compiled in": f"{milliseconds:.0f} ms, cold",
+    }
+
+
+def _pairs(pairs: Mapping[str, str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in pairs.items():
+        table.add_row(key, value)
+    return table
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=f"\n{title}", title_justify="left", pad_edge=False, show_edge=False)
+    for heading in texts:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _mark(passed: bool) -> str:
+    return "[green]passed[/]" if passed else "[red]failed[/]"
+
+
+def _score(found: Inspection) -> str:
+    total = len(found.verdicts)
+    color = "green" if found.passed == total else "red"
+    return f"[{color}]{found.passed} of {total}[/]"
+
+
+def _kib(size: int) -> str:
+    return f"{size / 1024:.0f} KiB"

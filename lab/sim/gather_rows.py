@@ -1,0 +1,28 @@
+"""The `gather_rows` kernel in the simulator, with the source and parameters that a GPU gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deep_gemm.kernels import gather_rows
+from deep_gemm.kernels.gather_rows import Gathered, GatherRowsConfig, Slots
+from deep_gemm.kernels.meeting import Node
+from deep_gemm.problem import ExpertRows
+
+from .library import HostKernel, compile_kernel
+from .simulate import KernelLaunch
+
+
+def compile_config(config: GatherRowsConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
+    headers = {**gather_rows.headers(config), **(edits or {})}
+    return compile_kernel(gather_rows.SOURCE, headers, name=gather_rows.NAME)
+
+
+def launch_of(
+    kernel: HostKernel, config: GatherRowsConfig, source: Slots | Node, rows: ExpertRows, to: Gathered
+) -> KernelLaunch:
+    """Give the launch by which a rank gathers what came. All tensors lie in the simulator's memory."""
+    params = gather_rows.params_of(source, rows, to)
+    grid = gather_rows.grid(config, len(rows.row_of), *to.values.shape)
+    return KernelLaunch(kernel, [params], config.num_threads, config.shared_bytes, grid)

@@ -1,0 +1,109 @@
+"""Replaces the driver: a plan launches a kernel in the simulator as it would on a GPU.
+
+The simulator therefore gets the same parameter bytes and the same grid as a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NoReturn, TypeVar
+
+from torch import Tensor
+
+from deep_gemm.jit.driver import ParamsBuffer
+from deep_gemm.jit.tensor_map import TensorMap
+from deep_gemm.kernels.params import Params
+
+from .arguments import encode_tensor_map
+from .library import HostKernel
+from .simulate import KernelLaunch, Simulation
+
+_CPU = -1
+"""The device index of CPU tensors."""
+Problem = TypeVar("Problem", bound=Any)
+
+
+def flat_memory(x: Tensor) -> Tensor:
+    """The memory from a tensor's first element to its last, including padding between rows."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((extent,), (1,))
+
+
+def placed_in(simulation: Simulation, p: Problem) -> Problem:
+    """Give the problem with its operands in the simulator's memory, in the buffers that have their names."""
+    names = [name for name in ("a", "sfa", "b", "sfb", "d") if getattr(p, name) is not None]
+    placed: Any = p._replace(**{name: simulation.tensor(name, getattr(p, name)) for name in names})
+    if p.c is None:
+        return placed  # type: ignore[no-any-return]
+    c = placed.d if p.c.data_ptr() == p.d.data_ptr() else simulation.tensor("c", p.c)
+    return placed._replace(c=c)  # type: ignore[no-any-return]
+
+
+class Launcher:
+    """The simulator's counterpart of `jit.driver.Launcher`."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        kernel: HostKernel,
+        params: Params,
+        *,
+        threads: int,
+        shared_bytes: int,
+        cluster_size: int = 1,
+        inputs: frozenset[str] = frozenset(),
+    ) -> None:
+        """`inputs`: writable buffers that this kernel must not write."""
+        self.simulation, self.kernel = simulation, kernel
+        self.params, self._size = ParamsBuffer(params.size), params.size
+        self.lock = threading.Lock()
+        self.plan: object = None
+        self.stream: int | None = None
+        self.config = self.function = self.pointers = None
+        self.success = 0
+        self._fixed: dict[str, Any] = {
+            "threads": threads,
+            "shared_bytes": shared_bytes,
+            "cluster_size": cluster_size,
+            "inputs": inputs,
+        }
+        self.grid = 0
+
+    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
+        """Encode a map in the simulator's format."""
+        return encode_tensor_map(tensor_map, address, tensor)
+
+    def keeps_addresses(self) -> bool:
+        """Say yes: a map's first word is its address."""
+        return True
+
+    def hold(self, plan: object, template: bytes, grid: int) -> None:
+        """Switch to the parameters and the grid of another plan."""
+        self.params.bytes[: len(template)] = template
+        self.plan, self.grid = plan, grid
+
+    def set_stream(self, stream: int) -> None:
+        """Note the stream, which is always the same."""
+        self.stream = stream
+
+    def current_stream(self, device: int) -> int:
+        """Give the only stream."""
+        return 0
+
+    def is_capturing(self) -> bool:
+        """Tell that there are no graphs."""
+        return False
+
+    def current_device(self) -> int:
+        """Give the device of CPU tensors."""
+        return _CPU
+
+    def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
+        """Run the kernel."""
+        params = bytes(self.params.bytes[: self._size])
+        self.simulation.launch(KernelLaunch(self.kernel, [params], grid=self.grid, **self._fixed))
+        return (0,)
+
+    def start_again(self, status: int, device: int) -> NoReturn:
+        """Never called, because the simulator raises its errors itself."""
+        raise AssertionError(status)

@@ -1,0 +1,23 @@
+"""The `meet_ranks` kernel in the simulator, with the source and parameters that a GPU gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deep_gemm.kernels import meet_ranks
+from deep_gemm.kernels.meeting import Node
+
+from .library import HostKernel, compile_kernel
+from .simulate import KernelLaunch
+
+
+def compile_config(edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
+    headers = {**meet_ranks.headers(meet_ranks.CONFIG), **(edits or {})}
+    return compile_kernel(meet_ranks.SOURCE, headers, name=meet_ranks.NAME)
+
+
+def launch_of(kernel: HostKernel, node: Node) -> KernelLaunch:
+    """Give the launch by which a rank meets the others."""
+    config = meet_ranks.CONFIG
+    return KernelLaunch(kernel, [meet_ranks.params_of(node)], config.num_threads, config.shared_bytes, 1)

@@ -1,0 +1,80 @@
+"""How far rounding may take each element of a kernel's D from the reference's.
+
+Let u = 2^-24, and S the sum of an element's magnitudes, |sfa * sfb| * sum |a * b| over all blocks of k. Both sides
+round once for each block that they promote and once when they add C; the reference also rounds its partial sums. A
+kernel's partial sums are off by a share of S that depends on what multiplies. At the end both sides round to D's type,
+which may take them apart by one unit in the last place. (This assumes that nothing underflows.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deep_gemm.problem import DenseProblem
+from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
+
+FP32_UNIT = 2.0**-24
+
+EXACT_STEPS = 4 * FP32_UNIT
+"""Share of S by which the simulator is off: it sums 32 products exactly and rounds after each of a block's 4 steps."""
+
+TENSOR_CORES = 4 * 33 * 2.0**-13
+"""Share of S by which Hopper's FP8 tensor cores may be off.
+
+A 32-deep step aligns 32 products and the accumulator to the largest of them and keeps 13 bits below it, so each of the
+33 loses less than 2^-13 of it. Four steps make a block, and no number exceeds the sum of magnitudes.
+"""
+
+
+def sum_of_magnitudes(
+    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int, sfa_columns: int = SCALE_BLOCK
+) -> Tensor:
+    """S of every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""
+    m, k, n = *a.shape, b.shape[0]
+    sfb = sfb.repeat_interleave(sfb_rows, 0)[:n]
+    total = torch.zeros(m, n, dtype=torch.float64, device=a.device)
+    for block in range(ceil_div(k, sfa_columns)):
+        ks = slice(block * sfa_columns, (block + 1) * sfa_columns)
+        products = a[:, ks].double().abs() @ b[:, ks].double().abs().t()
+        total += products * sfa[:, block, None].double().abs() * sfb[None, :, ks.start // SCALE_BLOCK].double().abs()
+    return total
+
+
+def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float, sfa_columns: int = SCALE_BLOCK) -> Tensor:
+    """How far each element of D may be from the reference's, `right`; in FP64.
+
+    `partial_sums` is EXACT_STEPS or TENSOR_CORES.
+    """
+    share = partial_sums + (2 * ceil_div(p.k, sfa_columns) + 1) * FP32_UNIT
+    bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.sfb_rows, sfa_columns) * (share / (1 - share))
+    bound += 2 * FP32_UNIT * right.double().abs()
+    return within_units(right, bound)
+
+
+def within_units(right: Tensor, bound: Tensor) -> Tensor:
+    """Add one unit in the last place of D's type, to which both sides round, to a bound of what sums are off."""
+    # frexp's mantissa lies between 0.5 and 1, hence eps / 2.
+    info = torch.finfo(right.dtype)
+    largest = (right.double().abs() + bound).clamp_min(info.tiny)
+    return bound + largest / torch.frexp(largest).mantissa * (info.eps / 2)
+
+
+def excess(d: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
+    """Each element's difference relative to the allowed one: above 1 is wrong; NaN counts as infinite."""
+    ratio = (d.double() - right.double()).abs() / allowed
+    return torch.where(ratio.isnan(), torch.inf, ratio)
+
+
+def describe_mistakes(d: Tensor, right: Tensor, allowed: Tensor, tile: tuple[int, int] | None = None) -> str | None:
+    """Count the wrong elements and name the worst, with its tile if `tile` gives a tile's rows and columns."""
+    ratio = excess(d, right, allowed)
+    count = int((ratio > 1).sum())
+    if count == 0:
+        return None
+    i, j = divmod(int(ratio.argmax()), d.shape[1])
+    where = f"({i}, {j})" + (f" in tile ({i // tile[0]}, {j // tile[1]})" if tile else "")
+    return (
+        f"{count} of {d.numel()} elements are wrong, {int(d.isnan().sum())} of them NaN; the worst, {where}: "
+        f"{d[i, j].item():.9g} instead of {right[i, j].item():.9g}, where rounding explains {allowed[i, j].item():.2g}"
+    )

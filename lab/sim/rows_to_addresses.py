@@ -1,0 +1,80 @@
+"""Grouped rows whose results go to addresses, in the simulator: to this rank's memory and to a peer's, in any order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deep_gemm.choose.config import GemmConfig
+from deep_gemm.kernels import fp8_gemm
+from deep_gemm.kernels import rows_to_addresses as kernels
+from deep_gemm.kernels.plan import addresses_of
+from deep_gemm.kernels.rows import grouped_problem, prepared
+from deep_gemm.problem import ContiguousProblem
+
+from .dense import Outcome, outcome
+from .launcher import Launcher, flat_memory, placed_in
+from .library import HostKernel
+from .rounding import EXACT_STEPS
+from .rows import CANARY, right_and_allowed
+from .simulate import Buffer, Simulation
+
+
+def run(
+    kernel: HostKernel,
+    config: GemmConfig,
+    problem: ContiguousProblem,
+    *,
+    num_sms: int = 2,
+    seed: int = 0,
+    schedule: str | None = None,
+) -> Outcome:
+    """Compute a product, and gather what became of its rows. One row of eight goes nowhere."""
+    p = prepared(grouped_problem(problem))
+    rows, n = problem.d.shape
+    generator = torch.Generator().manual_seed(seed)
+    place = torch.randperm(rows, generator=generator)
+    on_peer, nowhere = (torch.rand(rows, generator=generator) < part for part in (0.5, 0.125))
+    results = torch.full((rows, n + 8), CANARY, dtype=torch.bfloat16)
+    buffers = {
+        "a": Buffer(flat_memory(p.a)),
+        "b": Buffer(flat_memory(p.b)),
+        "sfa": Buffer(flat_memory(p.sfa)),
+        "sfb": Buffer(flat_memory(p.sfb), alignment=4),
+        "d": Buffer(torch.zeros(rows, dtype=torch.int64), alignment=8),
+        "c": Buffer(p.c),
+        "here": Buffer(results, is_writable=True),
+        "there": Buffer(results, is_writable=True, rank=1),
+    }
+    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
+    rooms = [torch.tensor(simulation.address(name)) for name in ("here", "there")]
+    addresses = torch.where(on_peer, rooms[1], rooms[0]) + place * results.stride(0) * 2
+    table = torch.zeros(rows, dtype=torch.int64)
+    placed = placed_in(simulation, p._replace(d=table))
+    placed.d.copy_(addresses.masked_fill(nowhere, 0))
+    params = fp8_gemm.ROWS_PARAMS["by block"]
+    launcher = Launcher(simulation, kernel, params, threads=config.num_threads, shared_bytes=config.shared_bytes)
+    kernels.plan_of(placed, config, num_sms, launcher).launch(addresses_of(placed))  # type: ignore[arg-type]
+    result = simulation.result()
+    found = [torch.as_tensor(result.buffers[name]) for name in ("here", "there")]
+    _check_untouched(found, place, on_peer, n)
+    pieces = int((on_peer & ~nowhere & (problem.grouped_layout >= 0)).sum()) * n // 8
+    if result.to_peers != pieces:
+        raise ValueError(
+            f"expected each row stored once, {pieces} pieces of 16 bytes to the peer, got {result.to_peers}"
+        )
+    d = torch.where(on_peer[:, None], found[1][place, :n], found[0][place, :n])
+    right, allowed = right_and_allowed(problem, EXACT_STEPS)
+    right[nowhere] = CANARY
+    result.buffers["d"] = d
+    return outcome(result, right, allowed)
+
+
+def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int) -> None:
+    """Raise if there is anything behind a row's columns, or where no row goes."""
+    for rank, results in enumerate(found):
+        places = place[on_peer if rank else ~on_peer]
+        is_used = torch.zeros(len(results), dtype=torch.bool)
+        is_used[places] = True
+        if not bool((results[:, n:] == CANARY).all()) or not bool((results[~is_used] == CANARY).all()):
+            raise ValueError(f"results on rank {rank}: something lies where nothing goes")

@@ -1,0 +1,51 @@
+"""Kernels compiled by other threads while attempts go on, those that take longest first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+from deep_gemm.choose import dense, depths, heads, rows, skip_head_mid
+from deep_gemm.kernels import fp8_mqa_logits, fp8_paged_mqa_logits, linear_decode
+from deep_gemm.kernels.ordinary import reachable_ordinary
+
+from ..bench import tune
+
+CORES_FOR_ATTEMPTS = 2
+
+
+def builds() -> Iterator[Callable[[], object]]:
+    """Build each kernel that attempts are likely to need. One that is there is only read."""
+    for logits in fp8_mqa_logits.usual_mqa():
+        yield partial(fp8_mqa_logits.build, logits)
+    for paged in fp8_paged_mqa_logits.usual_paged():
+        yield partial(fp8_paged_mqa_logits.build, paged)
+    for linear in linear_decode.reachable_linear():
+        yield partial(linear_decode.build, linear)
+    for config in (
+        *depths.reachable_k_grouped(),
+        *rows.reachable_grouped(),
+        *dense.reachable(),
+        *dense.reachable_decode(),
+        *heads.reachable(),
+        *skip_head_mid.reachable_skipping(),
+    ):
+        yield partial(tune.build, config)
+    for kernel, configs in reachable_ordinary():
+        for of_kernel in configs:
+            yield partial(kernel.build, of_kernel)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Compile on all cores but a few; what is not done at the end is left."""
+    pool = ThreadPoolExecutor(max(len(os.sched_getaffinity(0)) - CORES_FOR_ATTEMPTS, 1))
+    for build in builds():
+        pool.submit(build)  # one that fails fails again, and is told, in an attempt that needs it
+    try:
+        yield
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

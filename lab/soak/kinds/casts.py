@@ -1,0 +1,206 @@
+"""Casts and layouts of scales: what kernels give beside torch's own operations, bit for bit."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from deep_gemm import quantize, scales
+from deep_gemm.activation import silu_mul, silu_mul_cast_to_fp8
+from deep_gemm.quantize.by_torch import cast_blocks
+
+from ..draw import Draw
+from ..trial import Right, Tensors, Trial
+from .groups import draw_counts
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Cast(Trial):
+    """Every cast to FP8 of a matrix, or of several."""
+
+    kind = "casts"
+    faults: ClassVar = {"x": "cast_type"}
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.form = draw.rng.choice(("token", "channel", "block", "both", "groups", "masked"))
+        self.rounds_up, self.mn_major = draw.flag(), draw.flag()
+        self.least = draw.rng.choice((0.0, 1e-4))
+        self.m, self.k = draw.size(1, 2000), draw.size(1, 3000, draw.rng.choice((1, 8, 16)))
+        self.ks: list[int] = []
+        left = self.k
+        while left:
+            self.ks.append(draw.rng.randint(1, left) if len(self.ks) < 8 else left)
+            left -= self.ks[-1]
+        groups = draw.rng.choice((1, 2, 5)) if self.form in ("masked", "block", "channel") else 0
+        groups = max(groups, 1) if self.form == "masked" else groups
+        shape = (groups, min(self.m, 300), self.k) if groups else (self.m, self.k)
+        turned = draw.flag(0.3) and self.form in ("token", "groups")
+        self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES), turned=turned)}
+        if self.form == "masked":
+            self.operands["masked_m"] = torch.empty(groups, dtype=torch.int32, device=draw.device)
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        x = self.operands["x"]
+        said = f"ue8m0={self.rounds_up} mn_major={self.mn_major} least={self.least}"
+        return f"{self.form} {tuple(x.shape)} {x.dtype} strides={x.stride()} {said}"
+
+    def fill(self) -> None:
+        """Numbers of many magnitudes, zeros, and now and then an infinity or a NaN."""
+        x, draw = self.operands["x"], self.draw
+        drawn = draw.normal(x.shape) * 2.0 ** draw.rng.randint(-8, 8)
+        drawn[torch.rand(x.shape, generator=draw.generator, device=x.device) < 0.2] = 0
+        if draw.flag(0.1):
+            drawn.reshape(-1)[draw.rng.randrange(drawn.numel())] = draw.rng.choice((torch.inf, -torch.inf, torch.nan))
+        x.copy_(drawn)
+        if self.form == "masked":
+            self.operands["masked_m"].copy_(draw_counts(draw, len(x), x.shape[1]))
+
+    def call(self, x: Tensors) -> Tensors:
+        """The call makes values and scales."""
+        operand, least = x["x"], self.least
+        if self.form == "both":
+            (values, sf), (values_t, sf_t) = quantize.cast_both_to_fp8(operand, self.rounds_up, min_amax=least)
+            return {"values": values, "scales": sf, "values_t": values_t, "scales_t": sf_t}
+        if self.form == "groups":
+            made = quantize.k_grouped_cast_to_fp8(
+                operand, self.ks, self.rounds_up, min_amax=least, mn_major=self.mn_major
+            )
+        elif self.form == "channel":
+            made = quantize.per_channel_cast_to_fp8(operand, self.rounds_up, min_amax=least)
+        elif self.form == "block":
+            made = quantize.per_block_cast_to_fp8(operand, self.rounds_up, min_amax=least)
+        else:
+            masked_m = x.get("masked_m")
+            made = quantize.per_token_cast_to_fp8(
+                operand, self.rounds_up, min_amax=least, mn_major=self.mn_major, masked_m=masked_m
+            )
+        return dict(zip(("values", "scales"), made, strict=True))
+
+    def right(self) -> dict[str, Right]:
+        """By torch."""
+        x = self.operands["x"]
+        if self.form == "groups":
+            parts = [self.blocks(part, 1, 128) for part in torch.split(x, self.ks, dim=1)]
+            return {
+                "values": Right(torch.cat([values.flatten() for values, _ in parts])),
+                "scales": Right(torch.cat([sf for _, sf in parts], dim=1)),
+            }
+        rows, columns = {"channel": (128, 1), "block": (128, 128)}.get(self.form, (1, 128))
+        values, sf = self.blocks(x, rows, columns)
+        if self.form == "masked":
+            row = torch.arange(x.shape[1], device=x.device)
+            counts = (row < self.operands["masked_m"][:, None])[..., None]
+            return {"values": Right(values, None, counts), "scales": Right(sf, None, counts)}
+        right = {"values": Right(values), "scales": Right(sf)}
+        if self.form == "both":
+            values, sf = self.blocks(x.t(), 1, 128)
+            right |= {"values_t": Right(values), "scales_t": Right(sf)}
+        return right
+
+    def blocks(self, x: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Cast by torch's operations."""
+        return cast_blocks(x, rows, columns, self.rounds_up, self.least)
+
+
+class Activation(Trial):
+    """`silu_mul_cast_to_fp8`."""
+
+    kind = "activation"
+    faults: ClassVar = {"x": "cast_type"}
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.m, self.i = draw.size(1, 1500), draw.size(1, 1500, draw.rng.choice((1, 8, 16)))
+        self.groups = draw.rng.choice((0, 0, 1, 4))
+        self.limit, self.rounds_up = draw.rng.choice((None, 3.0)), draw.flag()
+        shape = (self.groups, min(self.m, 200), 2 * self.i) if self.groups else (self.m, 2 * self.i)
+        self.operands = {"x": draw.matrix(shape, draw.rng.choice(TYPES))}
+        if self.groups:
+            self.operands["masked_m"] = torch.empty(self.groups, dtype=torch.int32, device=draw.device)
+        if draw.flag(0.3):
+            self.operands["row_weights"] = torch.empty(shape[:-1], device=draw.device)
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        x = self.operands["x"]
+        weighted = "row_weights" in self.operands
+        return f"{tuple(x.shape)} {x.dtype} groups={self.groups} limit={self.limit} weighted={weighted}"
+
+    def fill(self) -> None:
+        """Normal numbers."""
+        x = self.operands["x"]
+        x.copy_(self.draw.normal(x.shape))
+        if self.groups:
+            self.operands["masked_m"].copy_(draw_counts(self.draw, self.groups, x.shape[1]))
+        if "row_weights" in self.operands:
+            self.operands["row_weights"].copy_(self.draw.powers_of_two(x.shape[:-1]))
+
+    def call(self, x: Tensors) -> Tensors:
+        """The call makes values and scales."""
+        values, sf = silu_mul_cast_to_fp8(
+            x["x"], x.get("row_weights"), masked_m=x.get("masked_m"), limit=self.limit, use_ue8m0=self.rounds_up
+        )
+        k = values.shape[-1]
+        return {"numbers": values.float() * sf.repeat_interleave(128, -1)[..., :k]}
+
+    def right(self) -> dict[str, Right]:
+        """What the numbers stand for: within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
+        x = self.operands["x"]
+        y = silu_mul(x, self.limit).double()
+        if "row_weights" in self.operands:
+            y *= self.operands["row_weights"].double()[..., None]
+        _, sf = cast_blocks(y.float(), 1, 128, self.rounds_up, 0.0)
+        scale = sf.double().repeat_interleave(128, -1)[..., : self.i]
+        allowed = y.abs() * 2.0**-3 + scale * 2.0**-8
+        written = None
+        if self.groups:
+            row = torch.arange(x.shape[1], device=x.device)
+            written = (row < self.operands["masked_m"][:, None])[..., None]
+        return {"numbers": Right(y, allowed, written)}
+
+
+class Scales(Trial):
+    """Scales laid as products load them, and packed as exponents."""
+
+    kind = "scales"
+    faults: ClassVar = {"sf": "dtype"}
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.packs = draw.flag(0.3)
+        groups = draw.rng.choice((0, 0, 1, 5))
+        self.m, self.blocks = draw.size(1, 3000), draw.size(4, 64, 4) if self.packs else draw.size(1, 64)
+        shape = (groups, self.m, self.blocks) if groups else (self.m, self.blocks)
+        self.operands = {"sf": torch.empty(shape, device=draw.device)}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        return f"{tuple(self.operands['sf'].shape)} packs={self.packs}"
+
+    def fill(self) -> None:
+        """Powers of two."""
+        sf = self.operands["sf"]
+        sf.copy_(self.draw.powers_of_two(sf.shape, -20, 20))
+
+    def call(self, x: Tensors) -> Tensors:
+        """The call makes what it gives."""
+        if self.packs:
+            packed = scales.pack_ue8m0_to_int(x["sf"])
+            return {"exponents": packed, "again": scales.unpack_ue8m0_from_int(packed)}
+        return {"laid": scales.get_mn_major_tma_aligned_tensor(x["sf"])}
+
+    def right(self) -> dict[str, Right]:
+        """The same numbers, elsewhere."""
+        sf = self.operands["sf"]
+        if not self.packs:
+            return {"laid": Right(sf)}
+        exponents = (sf.view(torch.int32) >> 23).to(torch.uint8).contiguous()
+        return {"exponents": Right(exponents.view(torch.int32)), "again": Right(sf)}

@@ -1,0 +1,85 @@
+"""FP8 products of groups along k, whose depths the host or only the GPU knows."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from deep_gemm.grouped import k_grouped_fp8_gemm_nt_contiguous
+from deep_gemm.problem.layout import ceil_div
+
+from ..draw import Draw
+from ..trial import Right, Tensors, Trial
+from . import fp8
+
+
+class Depths(Trial):
+    """`k_grouped_fp8_gemm_nt_contiguous`."""
+
+    kind = "k_grouped_fp8"
+    faults: ClassVar = {
+        "a": "dtype address shape device",
+        "b": "dtype address device",
+        "sfa": fp8.SCALES,
+        "d": "dtype address",
+    }
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.exact, self.adds, groups = draw.flag(0.8), draw.flag(), draw.rng.choice((1, 2, 5, 12))
+        self.ks = [0 if draw.flag(0.2) else draw.size(16, 700, 16) for _ in range(groups)]
+        self.m, self.n = draw.size(1, 800), draw.size(8, 800, 8)
+        self.host_knows = draw.flag()
+        total, blocks = sum(self.ks), sum(ceil_div(k, 128) for k in self.ks)
+        self.operands = {
+            "a": torch.empty(self.m * total, dtype=torch.float8_e4m3fn, device=draw.device),
+            "sfa": draw.scales((self.m, blocks)),
+            "b": torch.empty(self.n * total, dtype=torch.float8_e4m3fn, device=draw.device),
+            "sfb": draw.scales((self.n, blocks)),
+        }
+        if not self.host_knows:
+            self.operands["ks_tensor"] = torch.tensor(self.ks, dtype=torch.int32, device=draw.device)
+        self.outputs = {"d": draw.output((groups, self.m, self.n), torch.float32, packed=True)}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        return f"{self.m}x{self.n} ks={self.ks} known={self.host_knows} adds={self.adds} exact={self.exact}"
+
+    def fill(self) -> None:
+        """Draw all anew, but the depths."""
+        for name in ("a", "b"):
+            fp8.fill_values(self.draw, self.operands[name], self.exact)
+            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
+        if self.adds:
+            self.starts["d"] = self.draw.integers((len(self.ks), self.m, self.n), -8, 8)
+
+    def call(self, x: Tensors) -> Tensors:
+        """D is given."""
+        ks = self.ks if self.host_knows else None
+        c = x["d"] if self.adds else None
+        k_grouped_fp8_gemm_nt_contiguous((x["a"], x["sfa"]), (x["b"], x["sfb"]), x["d"], ks, x.get("ks_tensor"), c)
+        return {}
+
+    def right(self) -> dict[str, Right]:
+        """Group by group."""
+        x, first, block = self.operands, 0, 0
+        found = []
+        for group, k in enumerate(self.ks):
+            blocks = slice(block, block + ceil_div(k, 128))
+            a = x["a"][self.m * first : self.m * (first + k)].view(self.m, k)
+            b = x["b"][self.n * first : self.n * (first + k)].view(self.n, k)
+            c = self.starts["d"][group] if self.adds else None
+            found.append(
+                fp8.product(
+                    fp8.spread(a, x["sfa"][:, blocks], 1),
+                    fp8.spread(b, x["sfb"][:, blocks], 1),
+                    c,
+                    torch.float32,
+                    self.exact,
+                )
+            )
+            first, block = first + k, blocks.stop
+        allowed = None if self.exact else torch.stack([bound for _, bound in found])  # type: ignore[misc]
+        return {"d": Right(torch.stack([right for right, _ in found]), allowed)}

@@ -1,0 +1,58 @@
+"""How rows are dealt to groups: ids, ends and counts, empty groups and rows of nobody among them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deep_gemm.problem.layout import align
+from deep_gemm.reference import padding_rows
+
+from ..draw import Draw
+
+
+def draw_ids(draw: Draw, m: int, groups: int) -> Tensor:
+    """Runs of any length, in any order; -1 among them."""
+    ids: list[int] = []
+    while len(ids) < m:
+        ids += [draw.rng.randint(-1, groups - 1)] * draw.rng.choice((1, 7, 64, 128, 129, 300))
+    return torch.tensor(ids[:m], dtype=torch.int32, device=draw.device)
+
+
+def draw_ends(draw: Draw, m: int, groups: int, alignment: int) -> Tensor:
+    """Where each group ends; it begins where the one before ends, aligned. Some are empty."""
+    ends: list[int] = []
+    end = 0
+    for _ in range(groups):
+        start = align(end, alignment)
+        if start <= m and draw.flag(0.8):  # else it is empty, and ends where the one before does
+            end = start + draw.rng.randint(0, (m - start) // 2)
+        ends.append(end)
+    return torch.tensor(ends, dtype=torch.int32, device=draw.device)
+
+
+def draw_counts(draw: Draw, groups: int, max_m: int) -> Tensor:
+    """Rows of each group."""
+    counts = [draw.rng.choice((0, max_m, draw.rng.randint(0, max_m))) for _ in range(groups)]
+    return torch.tensor(counts, dtype=torch.int32, device=draw.device)
+
+
+def ids_of_ends(ends: Tensor, m: int, alignment: int) -> Tensor:
+    """The group of each row, -1 for none."""
+    ids, start = torch.full((m,), -1, dtype=torch.int32, device=ends.device), 0
+    for group, end in enumerate(ends.tolist()):
+        ids[start:end] = group
+        start = align(end, alignment)
+    return ids
+
+
+BLOCK_OF_IDS = 128
+"""With ids, padding is made zero within blocks of so many rows, whatever alignment is set."""
+
+
+def rows_written(ids: Tensor, alignment: int, zero_padding: bool) -> Tensor:
+    """`[m, 1]`: rows of groups, and the padding that is made zero."""
+    written = ids >= 0
+    if zero_padding and len(ids):
+        written = written | padding_rows(ids, alignment)
+    return written[:, None]

@@ -1,0 +1,70 @@
+"""FP8 products of heads."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from deep_gemm.heads import fp8_einsum
+from deep_gemm.problem.layout import ceil_div
+
+from ..draw import Draw
+from ..trial import Right, Tensors, Trial
+from . import fp8
+
+
+class Heads(Trial):
+    """`fp8_einsum` of tokens and weights."""
+
+    kind = "fp8_einsum"
+    faults: ClassVar = {
+        "a": "dtype address shape",
+        "b": "dtype shape",
+        "sfa": fp8.SCALES,
+        "sfb": fp8.SCALES,
+        "d": "dtype address",
+    }
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.turned, self.exact, self.adds = draw.flag(0.3), draw.flag(0.8), draw.flag(0.2)
+        self.b, self.h = draw.size(1, 600), draw.rng.choice((1, 2, 3, 8))
+        self.n, self.k = draw.size(16, 1000, 16), draw.size(16, 1500, 16)
+        blocks = ceil_div(self.n, 128), ceil_div(self.k, 128)
+        sizes, scales = ((self.k, self.n), blocks[::-1]) if self.turned else ((self.n, self.k), blocks)
+        self.operands = {
+            "a": torch.empty((self.b, self.h, self.k), device=draw.device).to(torch.float8_e4m3fn),
+            "sfa": torch.empty((self.b, self.h, blocks[1]), device=draw.device),
+            "b": draw.matrix((self.h, *sizes), torch.float8_e4m3fn),
+            "sfb": draw.scales((self.h, *scales)),
+        }
+        self.outputs = {"d": draw.output((self.b, self.h, self.n), torch.bfloat16)}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        return f"b={self.b} h={self.h} n={self.n} k={self.k} turned={self.turned} adds={self.adds}"
+
+    def fill(self) -> None:
+        """Draw all anew."""
+        for name in ("a", "b"):
+            fp8.fill_values(self.draw, self.operands[name], self.exact)
+            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
+        if self.adds:
+            self.starts["d"] = self.draw.integers((self.b, self.h, self.n), -8, 8, torch.bfloat16)
+
+    def call(self, x: Tensors) -> Tensors:
+        """D is given."""
+        expr = "bhd,hdr->bhr" if self.turned else "bhr,hdr->bhd"
+        fp8_einsum(expr, (x["a"], x["sfa"]), (x["b"], x["sfb"]), x["d"], x["d"] if self.adds else None)
+        return {}
+
+    def right(self) -> dict[str, Right]:
+        """Head by head."""
+        x = self.operands
+        a = fp8.spread(x["a"].transpose(0, 1), x["sfa"].transpose(0, 1), 1)
+        b = fp8.spread(x["b"], x["sfb"], 128)
+        c = self.starts["d"].transpose(0, 1) if self.adds else None
+        right, allowed = fp8.product(a, b.mT if self.turned else b, c, torch.bfloat16, self.exact)
+        return {"d": Right(right.transpose(0, 1), None if allowed is None else allowed.transpose(0, 1))}

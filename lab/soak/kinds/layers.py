@@ -1,0 +1,207 @@
+"""Layers with FP8 weights, and the routing of rows to experts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from deep_gemm import layers, routing
+from deep_gemm.activation import silu_mul
+from deep_gemm.problem.layout import ceil_div
+from deep_gemm.quantize.by_torch import cast_blocks
+
+from ..draw import Draw
+from ..trial import Right, Tensors, Trial
+from . import fp8
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def as_cast(x: Tensor) -> Tensor:
+    """The FP64 numbers that a cast by rows makes of x."""
+    return fp8.spread(*cast_blocks(x, 1, 128, use_ue8m0=False, min_amax=0.0), 1)
+
+
+class Linear(Trial):
+    """`linear`."""
+
+    kind = "linear"
+    faults: ClassVar = {
+        "x": "cast_type",
+        "w": "dtype shape device",
+        "sfw": "dtype shape device",
+        "out": "dtype shape device",
+    }
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.m, self.n, self.k = draw.size(1, 1500), draw.size(8, 2500, 8), draw.size(16, 3000, 16)
+        self.operands = {
+            "x": draw.matrix((self.m, self.k), draw.rng.choice(TYPES)),
+            "w": draw.matrix((self.n, self.k), torch.float8_e4m3fn),
+            "sfw": torch.empty(ceil_div(self.n, 128), ceil_div(self.k, 128), device=draw.device),
+        }
+        if draw.flag():
+            self.operands["bias"] = torch.empty(self.n, dtype=draw.rng.choice(TYPES), device=draw.device)
+        self.outputs = {"out": draw.output((self.m, self.n), torch.bfloat16)}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        bias = self.operands.get("bias")
+        return f"{self.m}x{self.n}x{self.k} {self.operands['x'].dtype} bias={None if bias is None else bias.dtype}"
+
+    def fill(self) -> None:
+        """Normal numbers."""
+        x = self.operands
+        x["x"].copy_(self.draw.normal(x["x"].shape))
+        fp8.fill_values(self.draw, x["w"], exact=True)
+        fp8.fill_scales(self.draw, x["sfw"], exact=False)
+        if "bias" in x:
+            x["bias"].copy_(self.draw.normal((self.n,)))
+
+    def call(self, x: Tensors) -> Tensors:
+        """The output is given."""
+        layers.linear(x["x"], (x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"))
+        return {}
+
+    def right(self) -> dict[str, Right]:
+        """In FP64, of the numbers that the cast makes of x."""
+        x = self.operands
+        bias = x.get("bias")
+        c = None if bias is None else bias.expand(self.m, self.n)
+        a, b = as_cast(x["x"]), fp8.spread(x["w"], x["sfw"], 128)
+        return {"out": Right(*fp8.product(a, b, c, torch.bfloat16, exact=False))}
+
+
+class Experts(Trial):
+    """`experts`."""
+
+    kind = "experts"
+    faults: ClassVar = {
+        "x": "cast_type",
+        "topk_ids": "shape device",
+        "topk_weights": "dtype shape device",
+        "w1": "dtype device",
+        "w2": "dtype device",
+        "sf1": "dtype shape device",
+        "sf2": "dtype shape device",
+    }
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.tokens, self.topk, self.experts = draw.size(1, 300), draw.rng.randint(1, 6), draw.rng.choice((1, 3, 8, 20))
+        self.hidden, self.middle = draw.size(16, 700, 16), draw.size(16, 500, 16)
+        sizes = {"1": (self.experts, 2 * self.middle, self.hidden), "2": (self.experts, self.hidden, self.middle)}
+        self.operands = {
+            "x": draw.matrix((self.tokens, self.hidden), draw.rng.choice(TYPES)),
+            "topk_ids": torch.empty(
+                self.tokens, self.topk, dtype=draw.rng.choice((torch.int32, torch.int64)), device=draw.device
+            ),
+            "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device),
+        }
+        for name, (groups, n, k) in sizes.items():
+            self.operands["w" + name] = torch.empty(groups, n, k, device=draw.device).to(torch.float8_e4m3fn)
+            self.operands["sf" + name] = torch.empty(groups, ceil_div(n, 128), ceil_div(k, 128), device=draw.device)
+        self.outputs = {"out": draw.output((self.tokens, self.hidden), torch.bfloat16)}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts}"
+        return f"{sizes} hidden={self.hidden} intermediate={self.middle} {self.operands['x'].dtype}"
+
+    def fill(self) -> None:
+        """Normal tokens, small whole weights, routes of which some go nowhere."""
+        x, draw = self.operands, self.draw
+        x["x"].copy_(draw.normal(x["x"].shape))
+        x["topk_ids"].copy_(draw.integers(x["topk_ids"].shape, -1, self.experts - 1))
+        x["topk_weights"].copy_(draw.powers_of_two(x["topk_weights"].shape, -3, 0))
+        for name in "12":
+            fp8.fill_values(draw, x["w" + name], exact=True)
+            x["sf" + name].copy_(draw.powers_of_two(x["sf" + name].shape, -6, -3))
+
+    def call(self, x: Tensors) -> Tensors:
+        """The output is given."""
+        w1, w2 = (x["w1"], x["sf1"]), (x["w2"], x["sf2"])
+        layers.experts(x["x"], x["topk_ids"], x["topk_weights"], w1, w2, out=x["out"])
+        return {}
+
+    def right(self) -> dict[str, Right]:
+        """Expert by expert."""
+        x = self.operands
+        tokens, w1, w2 = as_cast(x["x"]), fp8.spread(x["w1"], x["sf1"], 128), fp8.spread(x["w2"], x["sf2"], 128)
+        total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
+        size = torch.zeros_like(total)
+        for expert in range(self.experts):
+            weight = (x["topk_weights"].double() * (x["topk_ids"] == expert)).sum(1, keepdim=True)
+            at = weight[:, 0].nonzero().flatten()
+            hidden = silu_mul((tokens[at] @ w1[expert].t()).bfloat16(), None)
+            middle = as_cast(hidden)
+            total[at] += weight[at] * (middle @ w2[expert].t())
+            # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8: an eighth.
+            size[at] += weight[at] * (middle.abs() @ w2[expert].abs().t())
+        allowed = size * 2.0**-3 + total.abs() * 2.0**-7 + 1e-6
+        return {"out": Right(total, allowed)}
+
+
+class Routing(Trial):
+    """`expert_rows`, `gather_cast_to_fp8` and `gather_weighted`."""
+
+    kind = "routing"
+    faults: ClassVar = {"x": "cast_type", "topk_weights": "dtype shape device"}
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.tokens, self.topk, self.experts = draw.size(1, 2000), draw.rng.randint(1, 8), draw.rng.choice((1, 8, 256))
+        self.k = draw.size(8, 1000, 8)
+        self.ids_type = draw.rng.choice((torch.int32, torch.int64))
+        self.operands = {
+            "x": draw.matrix((self.tokens, self.k), torch.bfloat16),
+            "topk_ids": torch.empty(self.tokens, self.topk, dtype=self.ids_type, device=draw.device),
+            "topk_weights": torch.empty(self.tokens, self.topk, device=draw.device),
+        }
+        self.outputs = {"out": draw.output((self.tokens, self.k), torch.bfloat16)}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        return f"tokens={self.tokens} topk={self.topk} experts={self.experts} k={self.k} {self.ids_type}"
+
+    def fill(self) -> None:
+        """Whole numbers, so that sums are exact."""
+        x, draw = self.operands, self.draw
+        x["x"].copy_(draw.integers(x["x"].shape, -4, 4))
+        x["topk_ids"].copy_(draw.integers(x["topk_ids"].shape, -1, self.experts - 1))
+        x["topk_weights"].copy_(draw.integers(x["topk_weights"].shape, -4, 4))
+
+    def call(self, x: Tensors) -> Tensors:
+        """Rows are made, tokens gathered into them as they are and as FP8, and summed up again."""
+        rows = routing.expert_rows(x["topk_ids"], self.experts)
+        values, sf = routing.gather_cast_to_fp8(x["x"], rows)
+        y = x["x"].index_select(0, rows.token_of.clamp(min=0))
+        routing.gather_weighted(y, rows, x["topk_weights"], out=x["out"])
+        return {"ends": rows.ends, "ids": rows.ids, "token_of": rows.token_of, "values": values, "scales": sf}
+
+    def right(self) -> dict[str, Right]:
+        """By a stable sort."""
+        x = self.operands
+        expert = x["topk_ids"].flatten().long()
+        key = torch.where(expert < 0, self.experts, expert)
+        in_order, route = key.sort(stable=True)
+        has_token = in_order < self.experts
+        token = route // self.topk
+        ends = torch.bincount(key, minlength=self.experts + 1)[: self.experts].cumsum(0)
+        values, sf = cast_blocks(x["x"], 1, 128, use_ue8m0=False, min_amax=0.0)
+        bytes_of_rows = values.view(torch.uint8).index_select(0, token).view(torch.float8_e4m3fn)
+        weight = (x["topk_weights"] * (x["topk_ids"] >= 0)).double().sum(1, keepdim=True)
+        return {
+            "ends": Right(ends),
+            "ids": Right(in_order.masked_fill(~has_token, -1)),
+            "token_of": Right(token.masked_fill(~has_token, -1)),
+            "values": Right(bytes_of_rows, None, has_token[:, None]),
+            "scales": Right(sf[token], None, has_token[:, None]),
+            "out": Right(weight * x["x"].double()),
+        }

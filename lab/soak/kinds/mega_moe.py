@@ -1,0 +1,120 @@
+"""Mega MoE of a process that is alone. On a Hopper GPU it goes the way of several: its own memory is a peer's."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from deep_gemm.activation import silu_mul
+from deep_gemm.distributed import SM90SymmBuffer, fp8_mega_moe, mega_by_peers
+from deep_gemm.problem.mega_moe import SWIGLU, mega_sizes
+from deep_gemm.problem.rows_silu import INTERLEAVED, SILU_COLUMNS
+from deep_gemm.quantize.by_torch import cast_blocks
+
+from ..draw import Draw
+from ..trial import Right, Tensors, Trial
+from . import fp8
+
+FILLED = ("x", "x_sf", "topk_idx", "topk_weights")
+
+
+class MegaMoe(Trial):
+    """`fp8_mega_moe`."""
+
+    kind = "fp8_mega_moe"
+    faults: ClassVar = {
+        "l1": fp8.SCALES,
+        "l2": fp8.SCALES,
+        "sfl1": fp8.SCALES,
+        "sfl2": fp8.SCALES,
+        "y": fp8.OUTPUT,
+        "counts": fp8.INTS,
+    }
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        self.tokens, self.topk, self.experts = draw.size(1, 300), draw.rng.randint(1, 6), draw.rng.choice((1, 3, 8, 20))
+        self.hidden, self.middle = draw.size(256, 1024, 256), draw.size(128, 512, 128)
+        self.limit = draw.rng.choice((None, 0.5, 4.0))
+        device, blocks = torch.device(draw.device), self.hidden // 128
+        sizes = mega_sizes(
+            self.experts, self.tokens, self.topk, self.hidden, self.middle, True, SWIGLU, rank=0, ranks=1
+        )
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.buffer = SM90SymmBuffer(sizes, device, None, mega_by_peers.peers_of(sizes, device, None))
+        self.operands = {
+            "x": torch.empty(self.tokens, self.hidden, device=device).to(torch.float8_e4m3fn),
+            "x_sf": torch.empty(self.tokens, blocks, device=device),
+            "topk_idx": torch.empty(self.tokens, self.topk, dtype=torch.int64, device=device),
+            "topk_weights": torch.empty(self.tokens, self.topk, device=device),
+        }
+        shapes = {"l1": (self.experts, 2 * self.middle, self.hidden), "l2": (self.experts, self.hidden, self.middle)}
+        for name, (experts, n, k) in shapes.items():
+            self.operands[name] = torch.empty(experts, n, k, device=device).to(torch.float8_e4m3fn)
+            self.operands["sf" + name] = draw.scales((experts, n // 128, k // 128))
+        self.outputs = {
+            "y": draw.output((self.tokens, self.hidden), torch.bfloat16),
+            "counts": draw.output((1, self.experts), torch.int32, packed=True),
+        }
+        self.starts = {"counts": draw.integers((1, self.experts), 0, 1000, torch.int32)}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        sizes = f"tokens={self.tokens} topk={self.topk} experts={self.experts}"
+        return f"{sizes} hidden={self.hidden} intermediate={self.middle} clamp={self.limit}"
+
+    def fill(self) -> None:
+        """Small whole tokens and weights, routes of which some go nowhere."""
+        x, draw = self.operands, self.draw
+        fp8.fill_values(draw, x["x"], exact=True)
+        x["x_sf"].copy_(draw.powers_of_two(x["x_sf"].shape, -3, 0))
+        x["topk_idx"].copy_(draw.integers(x["topk_idx"].shape, -1, self.experts - 1))
+        x["topk_weights"].copy_(draw.powers_of_two(x["topk_weights"].shape, -3, 0))
+        for name in ("l1", "l2"):
+            fp8.fill_values(draw, x[name], exact=True)
+            x["sf" + name].copy_(draw.powers_of_two(x["sf" + name].shape, -6, -3))
+
+    def call(self, x: Tensors) -> Tensors:
+        """The buffer is filled, as callers do, and the output is given."""
+        for name, target in zip(FILLED, self.buffer.tensors, strict=False):
+            target[: self.tokens].copy_(x[name])
+        counts = x["counts"]
+        counts = counts[0] if counts.dim() == 2 and len(counts) == 1 else counts
+        weights = (x["l1"], x["sfl1"]), (x["l2"], x["sfl2"])
+        fp8_mega_moe(x["y"], *weights, self.buffer, counts, activation_clamp=self.limit)
+        return {}
+
+    def right(self) -> dict[str, Right]:
+        """Route by route."""
+        x = self.operands
+        tokens, ids = fp8.spread(x["x"], x["x_sf"], 1), x["topk_idx"]
+        total = torch.zeros(self.tokens, self.hidden, dtype=torch.float64, device=tokens.device)
+        allowed = torch.zeros_like(total)
+        w2 = fp8.spread(x["l2"], x["sfl2"], 128)
+        for expert in range(self.experts):
+            w1 = fp8.spread(gate_first(x["l1"][expert]), x["sfl1"][expert], 128)
+            at, column = (ids == expert).nonzero(as_tuple=True)
+            middle = silu_mul((tokens[at] @ w1.t()).float(), self.limit) * x["topk_weights"][at, column, None]
+            values, scales = cast_blocks(middle, 1, SILU_COLUMNS, use_ue8m0=False, min_amax=0.0)
+            cast = values.double() * scales.double().repeat_interleave(SILU_COLUMNS, 1)
+            route = cast @ w2[expert].t()
+            # Tensor cores cut off bits of the first product, so an activation may be off by a step of FP8: an eighth.
+            size = cast.abs() @ w2[expert].abs().t()
+            total.index_add_(0, at, route)
+            allowed.index_add_(0, at, size * 2.0**-3 + route.abs() * 2.0**-8)
+        came = torch.bincount(ids[ids >= 0], minlength=self.experts)
+        return {
+            "y": Right(total, allowed + total.abs() * 2.0**-8 + 1e-6),
+            "counts": Right(self.starts["counts"] + came.int()),
+        }
+
+
+def gate_first(l1: Tensor) -> Tensor:
+    """Give rows that are in turns as all rows of the gate, then all of up."""
+    rows, hidden = l1.shape
+    turns = l1.view(torch.uint8).view(rows // (2 * INTERLEAVED), 2, INTERLEAVED, hidden)
+    return turns.transpose(0, 1).reshape(l1.shape).view(l1.dtype)

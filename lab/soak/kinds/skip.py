@@ -1,0 +1,69 @@
+"""Products into the parts of heads, where the middle must stay as it is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from deep_gemm.problem.layout import ceil_div
+from deep_gemm.skip_head_mid import fp8_gemm_nt_skip_head_mid
+
+from ..draw import Draw
+from ..trial import Right, Tensors, Trial
+from . import fp8
+
+
+class SkipHeadMid(Trial):
+    """`fp8_gemm_nt_skip_head_mid`."""
+
+    kind = "skip_head_mid"
+    faults: ClassVar = {"a": fp8.VALUES, "b": fp8.VALUES, "sfa": fp8.SCALES, "sfb": fp8.SCALES, "d": fp8.OUTPUT}
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__(draw)
+        part = draw.rng.choice((16, 32, 64, 128))
+        self.left, self.right_part = part * draw.rng.randint(1, 2), part * draw.rng.randint(1, 2)
+        self.mid, self.heads = 8 * draw.rng.randint(1, 16), draw.size(1, 8)
+        self.m, self.k, self.exact = draw.size(1, 1500), draw.size(16, 2048, 16), draw.flag(0.8)
+        n, blocks = self.heads * (self.left + self.right_part), ceil_div(self.k, 128)
+        self.operands = {
+            "a": draw.matrix((self.m, self.k), torch.float8_e4m3fn),
+            "sfa": draw.scales((self.m, blocks)),
+            "b": draw.matrix((n, self.k), torch.float8_e4m3fn),
+            "sfb": draw.scales((ceil_div(n, 128), blocks)),
+        }
+        self.outputs = {"d": draw.output((self.m, n + self.heads * self.mid), torch.bfloat16)}
+
+    @property
+    def text(self) -> str:
+        """The problem in a few words."""
+        return f"m={self.m} k={self.k} {self.heads} heads of {self.left}+{self.mid}+{self.right_part}"
+
+    def fill(self) -> None:
+        """Draw all anew."""
+        for name in ("a", "b"):
+            fp8.fill_values(self.draw, self.operands[name], self.exact)
+            fp8.fill_scales(self.draw, self.operands["sf" + name], self.exact)
+
+    def call(self, x: Tensors) -> Tensors:
+        """D is given."""
+        splits = (self.left, self.mid, self.right_part)
+        fp8_gemm_nt_skip_head_mid((x["a"], x["sfa"]), (x["b"], x["sfb"]), x["d"], splits)
+        return {}
+
+    def right(self) -> dict[str, Right]:
+        """The whole product, moved to its columns."""
+        x, columns = self.operands, self.left + self.right_part
+        product, allowed = fp8.product(
+            fp8.spread(x["a"], x["sfa"], 1), fp8.spread(x["b"], x["sfb"], 128), None, torch.bfloat16, self.exact
+        )
+        column = torch.arange(product.shape[1], device=product.device)
+        column += (column + self.right_part).div(columns, rounding_mode="floor") * self.mid
+        width = self.outputs["d"].view.shape[1]
+        written = torch.zeros(1, width, dtype=torch.bool, device=product.device)
+        written[:, column] = True
+        exact = product.new_zeros(self.m, width).index_copy_(1, column, product)
+        if allowed is not None:
+            allowed = allowed.new_zeros(self.m, width).index_copy_(1, column, allowed)
+        return {"d": Right(exact, allowed, written)}
