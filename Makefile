@@ -22,7 +22,8 @@ test: $(TOOLS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4
+	@echo "The tests take about $(if $(DG_TEST_ALL),two hours,$(if $(CI),20 minutes,MINUTES)) on two cores."
+	DG_JIT_STRICT=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --durations 10
 
 $(PACKAGE): pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13.txt Makefile
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)

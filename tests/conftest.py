@@ -18,6 +18,13 @@ settings.load_profile("ci" if THOROUGH else "default")
 torch.set_num_threads(1)  # tensors are small here, and there are as many workers as cores
 
 
+def _has_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+collect_ignore_glob = [] if _has_hopper() else ["test_gpu_*.py"]  # all of them would be skipped
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not _has_hopper():
         pytest.skip("needs an NVIDIA Hopper GPU")
@@ -27,18 +34,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("the simulator needs g++, which is not in PATH")
 
 
-def _has_hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test marked `combinations`, leave as many as have every value of every parameter; in CI of every two."""
+    """Leave out what the run that is asked for does not take: see thorough.py."""
     if ALL:
         return
     left_out: set[pytest.Item] = set()
     for _, group in groupby(items, key=lambda item: item.nodeid.split("[")[0]):
         cases = list(group)
-        if cases[0].get_closest_marker("combinations") and hasattr(cases[0], "callspec"):
+        if not THOROUGH and cases[0].get_closest_marker("release"):
+            left_out |= set(cases)
+        elif hasattr(cases[0], "callspec") and _may_be_fewer(cases[0]):
             kept: list[pytest.Item] = covering(cases, _values)
             left_out |= set(cases) - set(kept)
     if left_out:
@@ -46,8 +51,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(left_out))
 
 
+def _may_be_fewer(item: pytest.Item) -> bool:
+    """Tests marked `combinations`; elsewhere than in CI those in the simulator and of operators too."""
+    if item.get_closest_marker("combinations"):
+        return True
+    return not THOROUGH and item.path.name.startswith(("test_sim_", "test_ops_"))
+
+
 def _values(item: pytest.Item) -> Iterable[Hashable]:
-    values = [(name, repr(value)) for name, value in item.callspec.params.items()]  # type: ignore[attr-defined]
+    """What of a case must occur: each parameter's value, in CI of every two; elsewhere any one schedule will do."""
+    parameters = item.callspec.params.items()  # type: ignore[attr-defined]
+    values = [(name, repr(value)) for name, value in parameters if THOROUGH or name not in ("schedule", "seed")]
     return combinations(values, min(TOGETHER, len(values)))
 
 

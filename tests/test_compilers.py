@@ -27,6 +27,8 @@ from deep_gemm.jit.compiler import CompiledKernel, Job, compile_many
 from deep_gemm.jit.report import report
 from lab.gates import violations
 
+pytestmark = pytest.mark.release
+
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = 4
 """In which the configurations are compiled, so that they are shared out among workers."""

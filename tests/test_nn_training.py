@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.release
+
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train_small.py"
 
 

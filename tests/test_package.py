@@ -99,6 +99,7 @@ def test_demo_finds_every_product_right(capsys: pytest.CaptureFixture[str]) -> N
     assert "wrong" not in out
 
 
+@pytest.mark.release
 def test_demo_says_so_where_a_product_is_wrong(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ class Environment:
         return subprocess.run(program, cwd=self.elsewhere, env=clean, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.release
 def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alone(wheel: Path, tmp_path: Path) -> None:
     environment = Environment(tmp_path)
     environment.install(wheel)
@@ -200,6 +202,7 @@ def foreign(tmp_path: Path) -> Path:
     return wheel
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("is_first", [True, False])
 def test_another_distribution_of_the_module_is_told_and_the_commands_mend_it(
     wheel: Path, foreign: Path, tmp_path: Path, is_first: bool
@@ -261,6 +264,7 @@ print(metadata.version("typer"), metadata.version("rich"))
 """
 
 
+@pytest.mark.release
 def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
     found = oldest_release.versions()
     if found is None:
@@ -273,6 +277,7 @@ def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
     assert run.stdout.split() == [found["typer"], found["rich"]]
 
 
+@pytest.mark.release
 def test_commands_run_with_the_newest_versions() -> None:
     found = newest_release.versions()
     if found is None:

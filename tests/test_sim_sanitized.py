@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.host_compiler
+pytestmark = [pytest.mark.host_compiler, pytest.mark.release]
 
 SCRIPT = Path(__file__).resolve().with_name("sanitized_sim.py")
 

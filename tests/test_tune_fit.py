@@ -21,6 +21,8 @@ from lab.bench.tune_collect import Collection
 from lab.bench.tune_fit import Collected, Product
 from lab.bench.tune_samples import Sample
 
+pytestmark = pytest.mark.release
+
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 SAMPLES = [one for one in tune_samples.samples(132) if one.m > 1 or one.purpose == "launch"][:100]
