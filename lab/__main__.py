@@ -26,7 +26,7 @@ app = typer.Typer(
     + "\n\nExit codes: 0 all right; 1 something failed or was found wrong; 2 the request cannot be carried out."
 )
 def about() -> None:
-    """What looks at the kernels of deep_gemm: simulator, benchmark, soak, tuning, machine code."""
+    """Look at the kernels of deep_gemm: simulator, benchmark, soak, tuning, machine code."""
 
 
 @app.command(epilog=examples("sim --seeds 4", "sim --m 40 --n 72 --k 272 --block-m 64 --block-n 64 --fp32 --adds-to-d"))

@@ -19,7 +19,7 @@ CEILINGS = {
     "floors": 13,
     "arrows": 155,
 }
-"""What a commit may not exceed without saying why. Where they go: 220, 21,000, 12,000, 37,000; 18, 10, 85."""
+"""A commit that exceeds one says why. They go to 220, 21,000, 12,000, 37,000; 18, 10, 85."""
 
 
 def counts() -> dict[str, int]:

@@ -59,7 +59,7 @@ def _may_be_fewer(item: pytest.Item) -> bool:
 
 
 def _values(item: pytest.Item) -> Iterable[Hashable]:
-    """What of a case must occur: each parameter's value, in CI of every two; elsewhere any one schedule will do."""
+    """Give the features that must occur: each value of a parameter, in CI every two; elsewhere any schedule will do."""
     parameters = item.callspec.params.items()  # type: ignore[attr-defined]
     values = [(name, repr(value)) for name, value in parameters if THOROUGH or name not in ("schedule", "seed")]
     return combinations(values, min(TOGETHER, len(values)))

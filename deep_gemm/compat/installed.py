@@ -1,4 +1,4 @@
-"""What is installed beside this package: torch or none, and other distributions that bring a module of its name.
+"""Look at what is installed beside this package: torch or none, other distributions with a module of its name.
 
 pip lets two distributions write one folder. The second overwrites files of the first, and the one that is uninstalled
 takes `__init__.py` along. So nothing here needs more than Python: it runs where other files of the package are gone, or
@@ -22,10 +22,10 @@ FOLDER = Path(__file__).resolve().parents[1]
 WITHOUT_TORCH = f"{MODULE}: expected torch, found none. Run: pip install torch"
 _NAMED_ALIKE = re.compile(r"deep[-_.]?gemm.*\.(dist|egg)-info$", re.IGNORECASE)
 _END = re.compile(r"-\d|\.(?:dist|egg)-info$")
-"""Where a distribution's name ends in the name of its folder."""
+"""The end of a distribution's name in the name of its folder."""
 _FILE = re.compile(rf"^{MODULE}(/|$)", re.MULTILINE)
 _LISTS = ("RECORD", "top_level.txt", "installed-files.txt")
-"""Where installers write down what belongs to a distribution: a file or a module a line."""
+"""Files in which installers list what belongs to a distribution: a file or a module a line."""
 
 
 def without_torch(error: ModuleNotFoundError) -> NoReturn:
@@ -102,7 +102,7 @@ def _mend(names: list[str]) -> str:
 
 
 def _origin() -> str:
-    """Where the package was installed from, as pip takes it."""
+    """Say where the package was installed from, as pip takes it."""
     import json
     from importlib import metadata
 

@@ -21,7 +21,7 @@ class Scales(NamedTuple):
 
 
 USUAL = Scales(1, SCALE_BLOCK), Scales(SCALE_BLOCK, SCALE_BLOCK)
-"""Of A and of B where the caller states nothing."""
+"""The scales of A and of B if the caller states nothing."""
 
 
 def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:

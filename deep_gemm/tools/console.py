@@ -1,4 +1,4 @@
-"""What commands write to: a console, and a bar while they work."""
+"""A console for commands, and a bar that shows their progress."""
 
 from __future__ import annotations
 
