@@ -1,4 +1,4 @@
-"""What may be raised besides errors of arguments: one type for each thing that a caller can do about it.
+"""Errors besides those of arguments: one type for each thing that a caller can do about it.
 
 Memory that a call needs besides its output comes from torch; if there is none, that is `torch.OutOfMemoryError`.
 """

@@ -37,7 +37,7 @@ from .problem.skip_head_mid import parts
 TILE_M, TILE_N = 256, 1024
 FP32_MIN_NORMAL = 2.0**-126
 ELEMENTS_AT_A_TIME = 1 << 24
-"""Of rows that are multiplied by vectors: as many as are in memory as FP64 at a time."""
+"""Elements of rows that are multiplied by vectors: as many as are in memory as FP64 at a time."""
 
 
 @torch.no_grad()

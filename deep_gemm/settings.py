@@ -1,4 +1,4 @@
-"""What the environment asks for, read once, and what a program sets while it runs."""
+"""Settings: those of the environment, read once, and those that a program sets while it runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for. Every variable of the package is a field here."""
+    """The settings of the environment. Every variable of the package is a field here."""
 
     jit_cache_dirs: tuple[Path, ...]
-    """Where compiled kernels are kept, `DG_JIT_CACHE_DIR` or the older `DG_CACHE_DIR`: directories, separated as in
+    """Directories of compiled kernels, `DG_JIT_CACHE_DIR` or the older `DG_CACHE_DIR`: several are separated as in
     PATH. The first that can be written is written; all are read."""
     jit_cache_limit_mb: int
     """`DG_JIT_CACHE_LIMIT_MB`: megabytes of kernels from which on those used least recently are removed."""
@@ -114,7 +114,7 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Choices:
-    """What the program set with the setters below; None leaves the choice to the package."""
+    """The choices that a program made with the setters below; None leaves the choice to the package."""
 
     num_sms: int | None = None
     tc_util: int = 100

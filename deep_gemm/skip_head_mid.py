@@ -14,7 +14,7 @@ from .problem.layout import Recipe
 from .problem.recipes import whole_recipe
 
 Said = tuple[Recipes, tuple[int, ...]]
-"""What a caller states besides tensors: recipes, and the columns of a head's left part, middle and right part."""
+"""All that a caller states besides tensors: recipes, and the columns of a head's left part, middle and right part."""
 
 
 def fp8_gemm_nt_skip_head_mid(

@@ -29,23 +29,23 @@ from .timings import timings_of
 SM_TFLOPS = 7.0
 """BF16 operations of one SM's tensor cores."""
 SHARED_KB_PER_US = 181.0
-"""What the tensor cores of one SM read of shared memory: 128 bytes a cycle."""
+"""Shared memory that the tensor cores of one SM read: 128 bytes a cycle."""
 LOAD_KB_PER_US = 170.0
-"""What one SM loads of A and B."""
+"""A and B that one SM loads."""
 BLOCK_US = 0.038
-"""What a block of k takes besides, however small the tile."""
+"""Further time of a block of k, however small the tile."""
 TILE_US = 0.21
-"""What a tile takes besides its blocks of k: filling the ring, starting to store."""
+"""Time of a tile besides its blocks of k: filling the ring, starting to store."""
 STORE_US = 1.26
-"""What storing a tile of 256x128 in BF16 takes that the next tile does not hide."""
+"""Time of storing a tile of 256x128 in BF16 that the next tile does not hide."""
 SPLIT_US = 1.05
-"""What adding up takes for a tile if k is split among CTAs."""
+"""Time of adding up a tile if k is split among CTAs."""
 ALONE = 1.05
 """How much longer a block of k takes one warpgroup than several, in whose pauses others multiply."""
 NARROW = 0.16
 """How much longer it takes to store panels of 32 columns, not of 64; of 16, three times that."""
 REREAD = 0.06
-"""What it takes, as a part of reading a weight, that another row of tiles reads it at the same time."""
+"""The part of the time of reading a weight that it costs if another row of tiles reads it at the same time."""
 REREAD_SPLIT = 0.55
 """The same if a cluster splits k: an H200 takes 1 to 3 us longer with two rows of tiles than with one."""
 MOST_REREADS = 3
@@ -53,7 +53,7 @@ MOST_SLICES = 7
 LEAST_SLICE = 1024
 """Values of k in a slice, at least."""
 COLUMNS = 64
-"""Of a tile for few rows."""
+"""Columns of a tile for few rows."""
 SPLITS_AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 15, 7: 15}
 """By their CTAs how many clusters 132 SMs run at a time, at least: 18 of 6 or of 7 took two rounds on an H200."""
 
@@ -147,7 +147,7 @@ def cost_us(tile: Tile, m: int, n: int, k: int, output: Output, gpu: Gpu, slices
 
 
 def tile_us(tile: Tile, rows: float, k: float, output: Output, slices: int = 1) -> float:
-    """What a tile takes that has so many rows, for whatever is loaded of A."""
+    """Estimate microseconds of a tile of so many rows, for whatever is loaded of A."""
     block_m, block_n, _, _, splits = tile
     blocks = math.ceil(math.ceil(k / BLOCK_K) / (slices if splits else 1))
     operations_us = 2 * block_m * block_n * BLOCK_K / SM_TFLOPS / 1e6
@@ -195,7 +195,7 @@ def grouped_tile(tiles: tuple[Tile, ...], height: int, tiles_m: float, n: int, o
 
 @cache
 def fitting_tiles(tiles: tuple[Tile, ...], output: Output) -> tuple[Tile, ...]:
-    """Those whose store buffers fit."""
+    """Give the tiles whose store buffers fit."""
     return tuple(tile for tile in tiles if tile.config(output, K_MAJOR, 1).why_illegal() is None)
 
 
@@ -209,7 +209,7 @@ SUM_TILES = (
 """For sums over products."""
 SUM_OUTPUT = Output(is_fp32=True, groups=Groups.SUM)
 SLICES_US_PER_MB = 0.64
-"""Of all slices. Fitted on an H200, on sums of 16 to 512 products into D of 128 x 128 to 512 x 512."""
+"""Microseconds for a megabyte of all slices. Fitted on an H200: 16 to 512 products, D of 128 x 128 to 512 x 512."""
 LEAST_SLICE_OF_SUM = 8
 """Blocks of k in a slice, at least: each slice costs a D in FP32, written and read."""
 
@@ -234,7 +234,7 @@ def _tiles_with_neighbours(tile: Tile, m: int, n: int) -> int:
 
 
 def _us_of_sum(tile: Tile, m: int, n: int, blocks: int) -> float:
-    """What the blocks of a CTA take, operations and what it loads itself; and slices, to be written and read."""
+    """Estimate microseconds of a CTA's blocks: operations and its own loads; and slices, to be written and read."""
     operations_us = 2 * tile.block_m * tile.block_n * BLOCK_K / SM_TFLOPS / 1e6
     loaded = tile.block_m // tile.cluster_n + tile.block_n // tile.cluster_m
     slices = _slices_of_sum(tile, m, n, blocks)

@@ -14,7 +14,7 @@ from .output import Groups
 BLOCK_K = 128
 """FP8 values of a k-block."""
 LINE_BYTES = 128
-"""What a slot of the ring holds of each row of an operand: a k-block, whatever the type."""
+"""Bytes that a slot of the ring holds of each row of an operand: a k-block, whatever the type."""
 SHARED_BYTES_LIMIT = 232448
 """Shared memory that one block may use on sm_90."""
 REGISTERS_PER_SM = 65536
@@ -24,7 +24,7 @@ WGMMA_K = 32
 WARPGROUP_THREADS = 128
 MAX_CLUSTER = 8
 CHUNK_ELEMENTS = 16 * 8
-"""What a warp hands to another CTA at a time; see cuda/exchange.cuh."""
+"""Elements that a warp hands to another CTA at a time; see cuda/exchange.cuh."""
 TILE_SLOTS = 4
 """Tiles of a grouped product that are found ahead of who loads and multiplies them; see cuda/work/tile_queue.cuh."""
 TILE_BYTES = 16
@@ -47,7 +47,7 @@ _WORK_NAMES = {
     Groups.SUM: "sum",
     Groups.COUNTED_DEPTHS: "k_grouped",
 }
-"""What the kernel's name says of a kind of work."""
+"""The part of a kernel's name that tells a kind of work."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class GemmConfig:
 
     @property
     def exchange_bytes(self) -> int:
-        """What CTAs that split k send to each."""
+        """Bytes that CTAs that split k send to each."""
         chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
         return self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
 
@@ -291,7 +291,7 @@ class GemmConfig:
         return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
-        """What must hold, in an order in which no rule is asked before those that give it a meaning."""
+        """State the rules that must hold, in an order in which no rule is asked before those that give it a meaning."""
         unit_n = self.unit_n or self.block_n
         yield self.num_math_warpgroups in (1, 2, 3), "1, 2 or 3 math warpgroups"
         whole_units = self.block_m > 0 and self.block_m % (WGMMA_ROWS * self.num_math_warpgroups) == 0
@@ -466,7 +466,7 @@ class GemmConfig:
 
     @property
     def switches(self) -> dict[str, bool]:
-        """What the header says holds or does not."""
+        """Give the switches of the header, on or off."""
         return {
             "kHasScales": self.has_scales,
             "kStoresByTma": self.stores_by_tma,

@@ -28,7 +28,7 @@ class Majors(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As BLAS names what is transposed: "nt" if k is contiguous in both."""
+        """Name of both majors, as BLAS names what is transposed: "nt" if k is contiguous in both."""
         return {(False, False): "nt", (False, True): "nn", (True, True): "tn", (True, False): "tt"}[self]
 
 
@@ -65,7 +65,7 @@ class Bf16Config(GemmConfig):
 
     @property
     def exchange_bytes(self) -> int:
-        """What CTAs that split k send to each: whole columns of chunks, from all math warps."""
+        """Bytes that CTAs that split k send to each: whole columns of chunks, from all math warps."""
         return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
 
     @property
@@ -132,7 +132,7 @@ class Bf16Config(GemmConfig):
 
     @property
     def switches(self) -> dict[str, bool]:
-        """What the header says holds or does not."""
+        """Give the switches of the header, on or off."""
         return {
             **super().switches,
             "kAIsMnMajor": self.majors.a_is_mn,

@@ -13,7 +13,7 @@ from ..problem.layout import align, ceil_div
 from .config import BLOCK_K
 
 VECTOR_BYTES = 16
-"""What a lane loads at once if rows allow it."""
+"""Bytes that a lane loads at once if rows allow it."""
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -54,7 +54,7 @@ class Groups(Enum):
     UNTIL = "rows_until"
     """All rows up to where the last group ends: groups without gaps between them."""
     ENDS = "rows_ended"
-    """Those from where the group before ended, aligned, to where each ends."""
+    """Rows from where the group before ended, aligned, to where each ends."""
 
 
 MAX_GROUPS = 1024
@@ -123,7 +123,7 @@ class CastConfig:
 
 
 class Grain(Enum):
-    """What has a scale in a cast of tiles whose values lie as those of x do. Named as the kernel's switches."""
+    """The part of a tile with a scale, in a cast whose values lie as those of x do. Named as the kernel's switches."""
 
     ROWS = "kCastsRows"
     """Each row and 128 columns."""
@@ -228,7 +228,7 @@ def select_cast(
 
 
 def num_units(config: CastConfig, m: int, k: int) -> int:
-    """What teams of lanes take: some rows of 128 columns."""
+    """Count the units that teams of lanes take: some rows of 128 columns."""
     return ceil_div(m, config.rows) * ceil_div(k, BLOCK_K)
 
 

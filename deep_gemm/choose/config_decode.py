@@ -11,7 +11,7 @@ from .config import BLOCK_K, MAX_CLUSTER, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, 
 
 SHARED_BYTES_PER_SM = 233472
 RESERVED_SHARED_BYTES = 1024
-"""Of each block, by the system."""
+"""Shared memory that the system takes of each block."""
 MAX_REGISTERS = 255
 MAX_STAGES = 24
 MIN_STAGES = 4
@@ -69,7 +69,7 @@ class DecodeConfig:
 
     @property
     def exchange_bytes(self) -> int:
-        """Where the sums of the other CTAs of the cluster arrive; a CTA that is alone needs no such place."""
+        """Room for the sums of the other CTAs of the cluster; a CTA that is alone needs no such place."""
         if self.cluster_k == 1:
             return 4 * 4
         chunks = self.block_tokens // 8 * self.num_math_warpgroups * 4

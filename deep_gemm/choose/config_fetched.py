@@ -1,4 +1,4 @@
-"""What a product that fetches its rows adds to its configuration: cuda/work/rows_fetched.cuh."""
+"""Additions to the configuration of a product that fetches its rows: cuda/work/rows_fetched.cuh."""
 
 from __future__ import annotations
 

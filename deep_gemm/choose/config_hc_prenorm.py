@@ -21,14 +21,14 @@ AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 4}
 """How many clusters of a size run at a time on an H200, as far as is known: those that are chosen from."""
 INVARIANT_CLUSTER, INVARIANT_TEAMS = 4, 2
 TEAMS = {64: 4, 128: 2}
-"""Of a tile of so many rows: 16 warps."""
+"""Teams for a tile of so many rows: 16 warps."""
 BLOCK_US, COLUMN_US = {64: 0.12, 128: 0.27}, 0.0069
 """Microseconds that a CTA takes for a k-block of a tile of so many rows, and more for each column."""
 UNIT_US, EXCHANGE_US, CTA_US = {64: 0.3, 128: 0.6}, 0.6, 0.05
 """Microseconds for a unit besides its k-blocks, and for the sums of a cluster and of each of its CTAs."""
 BYTES_PER_US = 4.2e6
 CHUNK_BYTES = 512
-"""Of what CTAs exchange: four sums of each lane of a warp."""
+"""Bytes of a part that CTAs exchange: four sums of each lane of a warp."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class HcConfig:
 
     @property
     def exchange_bytes(self) -> int:
-        """What the teams of all CTAs of the cluster send to this one."""
+        """Bytes that the teams of all CTAs of the cluster send to this one."""
         chunks = (self.block_n // 8 + 1) * self.num_math_warps
         return self.cluster * self.teams * ceil_div(chunks, self.cluster) * CHUNK_BYTES
 

@@ -10,7 +10,7 @@ from ..problem.layout import align, ceil_div
 from .config_hc_prenorm import CHUNK_BYTES, MAX_CLUSTER
 
 TILE_ROWS = 16
-"""As many as a product of mma.sync has."""
+"""Rows of a tile: as many as a product of mma.sync has."""
 STEP = 32
 """Values of k that a warp multiplies at a time."""
 AHEAD = {8: 4, 16: 3, 24: 3, 32: 2}
@@ -26,7 +26,7 @@ class HcFewConfig:
     cluster: int = 1
     """CTAs that share out k."""
     warps: int = 8
-    """Of a CTA: they take steps by turns."""
+    """Warps of a CTA, which take steps by turns."""
     ahead: int = 3
     """Steps that a warp has in registers."""
 
@@ -47,7 +47,7 @@ class HcFewConfig:
 
     @property
     def chunks(self) -> int:
-        """Of a tile's sums: four of each lane of a warp, of 8 columns or of squares."""
+        """Parts of a tile's sums: four of each lane of a warp, of 8 columns or of squares."""
         return self.block_n // 8 + 1
 
     @property

@@ -14,7 +14,7 @@ DEPTHS = (32, 64, 128)
 UNIT_COLUMNS = 128
 """Most columns of a unit, tokens x heads: one WGMMA. With more, the accumulators of two units would not fit."""
 UNITS = 2
-"""Of a tile: one is reduced while the tensor cores work on the other."""
+"""Units of a tile: one is reduced while the tensor cores work on the other."""
 TILE_SLOTS = 2
 MAX_STAGES = 8
 RUN_BLOCKS = 4
@@ -39,7 +39,7 @@ class MqaConfig:
     is_compressed: bool
     """A row begins with its token's first key."""
     is_clean: bool
-    """What lies outside of a token's range is -inf."""
+    """Logits outside of a token's range become -inf."""
     num_math_warpgroups: int = 2
 
     @property

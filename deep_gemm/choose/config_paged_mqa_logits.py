@@ -20,7 +20,7 @@ UNIT_COLUMNS = 128
 """Most columns of a unit, tokens x heads: one WGMMA. With more, the accumulators of two units would not fit."""
 SLOTS = 2
 BYTES_AHEAD = 5 * 128 * 132
-"""Of keys that a CTA asks for ahead. With more, SMs get unequal parts of the memory's bandwidth, and one ends late."""
+"""Bytes of keys that a CTA asks for ahead. With more, SMs get unequal shares of the bandwidth, and one ends late."""
 PRODUCER_REGISTERS = 40
 OTHER_REGISTERS = 40
 """A math thread's registers besides accumulators and weights: addresses, counters, sums."""
@@ -86,7 +86,7 @@ class PagedConfig:
 
     @property
     def producer_registers(self) -> int | None:
-        """What the producer keeps; None if nobody needs what it would give up: it is slower with few."""
+        """Registers that the producer keeps; None if nobody needs what it would give up: it is slower with few."""
         return None if self.needed_registers <= self.registers_at_launch else PRODUCER_REGISTERS
 
     @property

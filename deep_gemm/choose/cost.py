@@ -1,4 +1,4 @@
-"""What a product takes with a tile: a time in microseconds on a named GPU.
+"""The cost of a product with a tile: a time in microseconds on a named GPU.
 
     time     = launch_us + (multiply^3 + memory^3)^(1/3)
     multiply = rounds * (blocks of k * block + tile_us + store + split_us if k is split)
@@ -31,7 +31,7 @@ from .tiles import BLOCKS_OF_RUNS, Tile
 from .timings import Timings
 
 L2_MB = 50
-"""Of an H100 and an H200."""
+"""Megabytes of the L2 of an H100 and an H200."""
 MOST_DECODE_ROWS = 128
 """Up to how many rows the decode kernel multiplies: two of its highest tiles."""
 CLUSTERS_AT_ONCE = {1: (132, 264), 2: (66, 132), 3: (39, 79), 4: (30, 62), 5: (22, 47), 8: (15, 30)}
@@ -42,7 +42,7 @@ SECTOR_BYTES = 32
 
 
 class Estimate(NamedTuple):
-    """What a product takes with a tile, and what that consists of."""
+    """The time of a product with a tile, and its parts."""
 
     tile: Tile
     tiles: float
@@ -69,7 +69,7 @@ class OnWeight(NamedTuple):
     """How many of them do with a CTA on each SM."""
     round_us: float
     straddling_us: float
-    """What the L2 takes for a cluster's rows of A and B that lie across its lines, else 0."""
+    """Time of the L2 for a cluster's rows of A and B that lie across its lines, else 0."""
     least_m: int
     most_m: int
     never: str | None
@@ -81,7 +81,7 @@ class OnWeight(NamedTuple):
         return rounds if clusters <= self.uncrowded else rounds * self.tile.ctas_per_sm
 
     def multiply_us(self, ms: Sequence[int]) -> list[float]:
-        """What multiplying takes for each of these sizes of batch, smaller ones first; infinite if it cannot run."""
+        """Estimate the time of multiplying for each size of batch, smaller ones first; infinite if it cannot run."""
         _, rows, clusters_n, at_once, uncrowded, round_us, straddling_us, low, high, _ = self
         crowded_us = round_us * self.tile.ctas_per_sm
         counts = [(m + rows - 1) // rows * clusters_n for m in ms if m <= high]
@@ -93,7 +93,7 @@ class OnWeight(NamedTuple):
         return us + [NEVER] * (len(ms) - len(us))
 
     def estimate(self, m: int, memory_us: float, launch_us: float) -> Estimate:
-        """What a product of m rows takes, if memory takes so long."""
+        """Estimate the time of a product of m rows, if memory takes so long."""
         clusters, why_not = ceil_div(m, self.rows) * self.clusters_n, self.why_not(m)
         (us,) = self._replace(least_m=1, most_m=m).multiply_us((m,))
         cost_us = NEVER if why_not else launch_us + together(us, memory_us)
@@ -112,17 +112,17 @@ NEVER = float("inf")
 
 
 def together(multiply_us: float, memory_us: float) -> float:
-    """What two things take that go on at the same time, and are in each other's way."""
+    """Estimate the time of two things that go on at the same time, and are in each other's way."""
     return float((multiply_us**3 + memory_us**3) ** (1 / 3))
 
 
 def dense_memory_us(m: int, n: int, k: int, output: Output, timings: Timings) -> float:
-    """What memory takes for a dense product."""
+    """Estimate the time of memory for a dense product."""
     return memory_us((n * k + m * row_bytes(n, k, output)) / 1e6, timings)
 
 
 def memory_us(megabytes: float, timings: Timings) -> float:
-    """What it takes to move so much between DRAM and the SMs."""
+    """Estimate the time of moving so much between DRAM and the SMs."""
     return megabytes / timings.dram_tb_per_s + timings.evict_us * (1 - math.exp(megabytes / -L2_MB))
 
 
@@ -132,7 +132,7 @@ def row_bytes(n: int, k: int, output: Output) -> int:
 
 
 def by_size(tile: Tile) -> float:
-    """What storing a tile takes beside one of 256x128: more by more than its size, as there is less room for loads."""
+    """Compare storing a tile with storing one of 256x128: more by more than its size, as loads have less room."""
     return float((tile.block_m * tile.block_n / (256 * 128)) ** 1.5)
 
 
@@ -168,7 +168,7 @@ def on_weight(tile: Tile, n: int, k: int, output: Output, gpu: Gpu, timings: Tim
 
 
 def _straddling_ps(k: int, timings: Timings) -> float:
-    """What the L2 takes for 128 bytes of a row beyond what multiplying hides, by where rows begin."""
+    """Time of the L2 for 128 bytes of a row beyond what multiplying hides, by where rows begin."""
     if k % BLOCK_K == 0:
         return 0.0
     return timings.across_sectors_ps if k % SECTOR_BYTES else timings.across_lines_ps
@@ -176,7 +176,7 @@ def _straddling_ps(k: int, timings: Timings) -> float:
 
 @lru_cache(maxsize=2048)
 def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[int, int, int, int, int, float, float]:
-    """What depends on neither weight nor batch, in the order in which `on_weight` takes it."""
+    """Give all that depends on neither weight nor batch, in the order in which `on_weight` takes it."""
     elements = tile.block_m * tile.block_n
     if tile.is_decode:
         block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3

@@ -27,7 +27,7 @@ MAX_MENU = 12
 BANDS = (*range(8, 129, 8), *range(192, 8193, 64))
 """The largest m of each band. Within a band no tile needs more rounds for one m than for another."""
 BAND_WEIGHTS = tuple(log(end / begin) for begin, end in pairwise((4, *BANDS)))
-"""What a band counts when tiles are picked: each doubling of m has the same say."""
+"""Weight of a band when tiles are picked: each doubling of m has the same say."""
 
 
 def select(
@@ -71,7 +71,7 @@ class Menu(NamedTuple):
     numbers: tuple[int, ...]
     """For each band the place of its tile among them."""
     configs: list[GemmConfig | DecodeConfig | None]
-    """Their configurations, made when they are first asked for."""
+    """Configurations of the tiles, made when they are first asked for."""
 
     def tile_for(self, m: int) -> Tile:
         """The tile that serves so many rows."""

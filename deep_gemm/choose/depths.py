@@ -26,7 +26,7 @@ LARGEST = TILES[-1]
 SHARING_A = replace(LARGEST, cluster_n=2)
 """The largest, as pairs of CTAs take it."""
 TILES_TO_C = (*TILES[:-1], SHARING_A)
-"""Where C is apart from D, or D is BF16, pairs take the largest even if one column is left over, which then counts as
+"""If C is apart from D, or D is BF16, pairs take the largest even if one column is left over, which then counts as
 two: with NVRTC 13.1 and later, the loading warp of a CTA alone spills a register there."""
 
 

@@ -73,7 +73,7 @@ class Question:
 
     @property
     def timings(self) -> Timings:
-        """What parts of a product take on this GPU."""
+        """Times of the parts of a product on this GPU."""
         return timings_of(self.gpu)
 
     def candidates(self) -> list[Candidate]:
@@ -116,7 +116,7 @@ class Question:
         return rows.chosen_tile(self.num_groups, self.rows, n, k, output, gpu, self.timings)
 
     def megabytes(self) -> float:
-        """What must move between DRAM and the SMs: A, B and D, and what is added to it."""
+        """Megabytes that must move between DRAM and the SMs: A, B and D, and what is added to it."""
         m, n, k = self.m, self.n, self.k
         of_row = row_bytes(n, k, self.output)
         if self.output.groups in (Groups.DEPTHS, Groups.HEADS):
@@ -225,7 +225,7 @@ def asked(
 
 
 def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> list[str]:
-    """What is printed: no line is wider than 80 columns."""
+    """Give the lines to print: none is wider than 80 columns."""
     best, gpu = chosen.estimate, question.gpu
     rounds = "1 round" if best.rounds == 1 else f"{_number(best.rounds)} rounds"
     sentence = (

@@ -91,6 +91,6 @@ def reachable() -> list[HcConfig | HcFewConfig]:
 
 
 def usual_hc() -> list[HcConfig | HcFewConfig]:
-    """What is chosen at the sizes of models that exist, on a GPU of 132 SMs."""
+    """Give what is chosen at the sizes of models that exist, on a GPU of 132 SMs."""
     sizes = ((m, k, splits) for m in USUAL_M for k in USUAL_K for splits in (1, 16))
     return list(dict.fromkeys(select_hc(m, USUAL_N, k, splits, H200.num_sms) for m, k, splits in sizes))

@@ -1,4 +1,4 @@
-"""What decides a kernel's code besides its tile: the output, how B is scaled, how rows or k are grouped."""
+"""All that decides a kernel's code besides its tile: the output, how B is scaled, how rows or k are grouped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Groups(IntEnum):
     SUM = 6
     """All rows of several products that are added up ("bmk,bnk->mn"), in slices of k: work/sums.cuh."""
     COUNTED_DEPTHS = 7
-    """As `DEPTHS`, of BF16, of any depths, which the GPU alone may know: work/k_counted.cuh."""
+    """BF16's `DEPTHS`, of any depths, which the GPU alone may know: work/k_counted.cuh."""
 
 
 OF_BF16_ALONE = (Groups.SUM, Groups.COUNTED_DEPTHS)
@@ -33,7 +33,7 @@ OF_BF16_ALONE = (Groups.SUM, Groups.COUNTED_DEPTHS)
 
 @dataclass(frozen=True)
 class Output:
-    """What becomes of a product: the type of D, and how C takes part."""
+    """The output of a product: the type of D, and how C takes part."""
 
     is_fp32: bool = False
     with_c: bool = False
@@ -41,7 +41,7 @@ class Output:
     adds_to_d: bool = False
     """C is D itself, in FP32: TMA adds where D lies."""
     sfb_is_per_row: bool = False
-    """Not of the output, but like the rest it is the caller's: B has a scale for each row ("1D1D")."""
+    """B has one scale per row ("1D1D")."""
     groups: Groups = Groups.NONE
     """The caller's as well: how rows belong to groups."""
     to_addresses: bool = False

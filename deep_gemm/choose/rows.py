@@ -96,7 +96,7 @@ def _tiles_of_group(block_m: int, rows: float, timings: Timings) -> tuple[int, f
 
 
 def _share(block_m: int, rows: float, timings: Timings) -> float:
-    """What a tile takes of a whole one if it has so many rows, which warpgroups take 64 at a time."""
+    """The part of a whole tile's time that a tile takes if it has so many rows, which warpgroups take 64 at a time."""
     return float((math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m) ** timings.part_power)
 
 

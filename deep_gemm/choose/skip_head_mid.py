@@ -35,7 +35,7 @@ def skipping(config: GemmConfig | DecodeConfig, panel_columns: int) -> GemmConfi
 def select_skipping(
     m: int, n: int, k: int, part_multiple: int, gpu: Gpu, *, split_k: bool = True, whole_gpu: bool = True
 ) -> GemmConfig | DecodeConfig:
-    """What `select` chooses for the plain product, but that no `fp8_gemm` splits k: few columns alone would want it.
+    """Choose as `select` does for the plain product, but no `fp8_gemm` splits k: few columns alone would want it.
 
     Parts of heads are multiples of `part_multiple` columns.
     """

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def product(self) -> Product:
-        """What it is the choice for; a table has one entry for it."""
+        """The product that it is the choice for; a table has one entry for it."""
         return self.m, self.n, self.k, self.output, self.gpu, self.num_sms
 
     @property

@@ -78,7 +78,7 @@ TILES = (
     Tile(32, 128, is_decode=True),
     *_splits(Tile(64, 64, is_decode=True), 3, 5),
 )
-"""Of more, those without which products would take longer: leaving out others costs them 0.1%."""
+"""Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
 
 TILES_1D1D = (
     *_splits(Tile(64, 64), 1, 3),
@@ -106,7 +106,7 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
 
 @cache
 def tiles_by_name(output: Output) -> dict[str, Tile]:
-    """Those tiles by their names."""
+    """Give the tiles by their names."""
     return {tile.name: tile for tile in tiles_for(output)}
 
 

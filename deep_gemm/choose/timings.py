@@ -1,4 +1,4 @@
-"""What the parts of a product take: the constants of the cost model, read from timings.json.
+"""The times of the parts of a product: the constants of the cost model, read from timings.json.
 
 `python -m lab tune --fit` makes that file from measured times, and says how well choices by it do. All Hopper
 GPUs have the same SMs, so most constants are fitted to all GPUs together; what differs is their memory. One constant,
@@ -34,23 +34,23 @@ class Timings:
     sm_tflops: float
     """FP8 operations of one SM's tensor cores, in a burst."""
     block_ns: float
-    """What a tile takes for a block of k besides these operations, however small it is."""
+    """Time of a tile for a block of k besides these operations, however small it is."""
     tile_us: float
-    """What a tile takes besides its blocks of k: filling the ring, starting to store."""
+    """Time of a tile besides its blocks of k: filling the ring, starting to store."""
     store_us: float
-    """What storing a tile of 256x128 in BF16 takes that the next tile does not hide."""
+    """Time of storing a tile of 256x128 in BF16 that the next tile does not hide."""
     load_gb_per_s: float
-    """What one SM loads of A and B in the decode kernel, which waits for nothing else."""
+    """A and B that one SM loads in the decode kernel, which waits for nothing else."""
     split_us: float
-    """What adding up takes for a tile if k is split among CTAs, in `fp8_gemm`."""
+    """Time of adding up a tile if k is split among CTAs, in `fp8_gemm`."""
     decode_split_ns: float
     """The same in the decode kernel."""
     split_c_ns: float
-    """What it takes besides for an element of a tile if C is added: it is read only then."""
+    """Further time for an element of a tile if C is added: it is read only then."""
     add_us: float
-    """What adding a tile of 256x128 to D takes along k. The next tile hides it if it has enough blocks of k."""
+    """Time of adding a tile of 256x128 to D along k. The next tile hides it if it has enough blocks of k."""
     across_lines_ps: float
-    """What the L2 takes for 128 bytes of a row across two of its lines, as they lie if k is no multiple of 128."""
+    """Time of the L2 for 128 bytes of a row across two of its lines, as they lie if k is no multiple of 128."""
     across_sectors_ps: float
     """The same across five of its sectors of 32 bytes instead of four: if k is no multiple of 32 either."""
     by_row: float
@@ -60,7 +60,7 @@ class Timings:
     part_power: float
     """A tile of which only a part is there takes this power of that part."""
     dram_tb_per_s: float
-    """What products read and write, once nothing from before is left in the L2."""
+    """Rate at which products read and write, once nothing from before is left in the L2."""
     evict_us: float
     """How much longer it takes until then, as what is there has to go first."""
 
@@ -93,7 +93,7 @@ GUESSES = {"H20": (0.83, 0.25)}
 
 
 def _guess(name: str, h200: Timings) -> Timings:
-    """What is taken for a GPU that was not measured: an H200's, with what its data sheet has less of."""
+    """Guess the times of a GPU that was not measured: an H200's, with what its data sheet has less of."""
     dram, tensor_cores = GUESSES[name]
     return replace(h200, dram_tb_per_s=h200.dram_tb_per_s * dram, sm_tflops=h200.sm_tflops * tensor_cores)
 

@@ -15,8 +15,8 @@ struct CastParams {
   const int32_t* sizes;      // of groups: how many rows each has, or where they end
   const float* row_weights;  // factors of rows; null: none
   const int32_t* row_of;     // [m, topk]: the rows to which a row goes, -1: to none
-  // From a row to the next, in bytes; in scales the same, from a block to the next, and from where the rows of a group
-  // would begin if groups lay as rows do, to where they begin. 32 bits, so that an address is one instruction.
+  // Pitches in bytes: row to row of x and of values; scales by row, by block; the extra gap between groups. 32 bits, so
+  // that an address is one instruction.
   uint32_t x_pitch, values_pitch, scales_stride_m, scales_stride_k, scales_stride_g;
   uint32_t m, k;  // rows of x, and columns of what is cast
   uint32_t block_reciprocal;  // of ceil(k / 128): see BlockOfRows

@@ -15,8 +15,8 @@ struct TileCastParams {
   const uint8_t* x;
   uint8_t *values, *columns;
   uint8_t *scales, *column_scales;
-  // From a row to the next, in bytes; a row of `columns` is a column of x. In scales from a row or column under a scale of
-  // its own to the next, and from a block of 128 to the next. 32 bits, so that an address is one instruction.
+  // Pitches in bytes: row to row of x, of values and of columns, whose rows are columns of x; scales by row or column, by
+  // block of 128. 32 bits, so that an address is one instruction.
   uint32_t x_pitch, values_pitch, columns_pitch;
   uint32_t scales_stride_m, scales_stride_k, column_scales_stride_m, column_scales_stride_k;
   uint32_t m, k;

@@ -9,7 +9,7 @@
 //     load_all(load)                   by the loading thread: calls `load` with each tile
 //     find_for_others(warp)            by the producer's other warps
 //     next(tile)                       by a math warp: false behind the last tile
-//     finish(tile)                     by a math warp, before the next one: what it did not need to know of this one sooner
+//     finish(tile)                     called by a math warp after multiplying: reads the rest of the tile's description
 //   Share                            the units of a tile that a warpgroup computes: set(tile, warpgroup), is_any, with(total, use)
 //   k_blocks_of(p, tile)             the k-blocks that this CTA multiplies
 //   TileLoad(p, tile)                load_slot(slot, k_block, k) asks TMA for what one slot needs, in all slot_bytes

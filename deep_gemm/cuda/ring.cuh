@@ -45,7 +45,8 @@ DEVICE void wait_until_loaded(Ring& ring, const RingPosition& at) {
   ptx::mbarrier_wait_parity(&ring.full[at.stage], at.parity);
 }
 
-// One lane of the warp for each CTA that shares operands, once `loaded` is there, the last that the warp loaded of the slot.
+// Gives the slot back: one lane arrives at each sharing CTA. `loaded` must be the last value the warp read from the slot:
+// the arrival depends on it, so it cannot overtake the load.
 DEVICE void release(Ring& ring, const RingPosition& at, uint32_t lane, float loaded) {
   if constexpr (kMulticastCtas == 1)
     ptx::mbarrier_arrive_after(&ring.empty[at.stage], loaded, lane == 0);

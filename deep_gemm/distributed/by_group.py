@@ -32,7 +32,7 @@ NAMES_OF_FACTS = ("num_experts", "hidden", "topk", "dtype of x", "set of gradien
 
 
 class Facts(NamedTuple):
-    """What all processes must agree about in one call."""
+    """The facts of a call about which all processes must agree."""
 
     num_experts: int
     hidden: int
@@ -43,7 +43,7 @@ class Facts(NamedTuple):
     """A bit for each of `WITH_GRADIENTS` whose gradient is asked for."""
 
     def said(self) -> tuple[object, ...]:
-        """What an error says of each."""
+        """Give what an error says of each."""
         asked = [name for bit, name in enumerate(WITH_GRADIENTS) if self.gradients >> bit & 1]
         type_of_x = "FP8" if self.type_of_x == IS_FP8 else LAYER_TYPES[self.type_of_x]
         return *self[:3], type_of_x, " and ".join(asked) or "none"
@@ -94,7 +94,7 @@ def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group:
 
 
 class Counts(NamedTuple):
-    """What a process must know of a call before rows are sent."""
+    """The counts that a process must know of a call before rows are sent."""
 
     sends: list[int]
     """How many rows go to each rank."""
@@ -105,7 +105,7 @@ class Counts(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a process has told the others of a call, while it waits for what they tell."""
+    """A message of one process to the others about a call, while it waits for what they tell."""
 
     row_of: Tensor
     facts: Facts

@@ -64,7 +64,7 @@ class Peers:
         return row_of
 
     def routes(self) -> RouteProblem:
-        """What `rows` asks for: rows of all ranks' tokens, none of which has come."""
+        """The request that `rows` makes: rows of all ranks' tokens, none of which has come."""
         return RouteProblem(self.ids, self.node.experts, arrivals=self.node.arrivals)
 
     def rows(self) -> ExpertRows:

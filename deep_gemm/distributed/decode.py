@@ -35,7 +35,7 @@ from .prepared import Kind, Weights, apart, are_whole, span_of_rows, touches
 
 
 class Places:
-    """Where in a call's buffer its parts begin, and how long it is."""
+    """The places where the parts of a call's buffer begin, and how long it is."""
 
     def __init__(self, room: Room, share: Share, table_bytes: int, *, has_h: bool) -> None:
         """With `has_h` the first product comes in BF16, and is activated by a kernel of its own."""

@@ -152,7 +152,7 @@ class Experts(torch.nn.Module):
         return self
 
     def planner(self) -> Planner:
-        """What plans the prefill form's calls, made in the first one."""
+        """The planner of the prefill form's calls, made in the first one."""
         device = self._device()
         if self._planner is None or self._planner.device != device:
             with torch.inference_mode(False):  # calls of any mode write into its tensors
@@ -297,7 +297,7 @@ class Experts(torch.nn.Module):
         return everywhere.combine(sums, tokens, out)
 
     def everywhere(self, topk: int) -> Everywhere:
-        """What sends tokens everywhere, made in the first call; later calls have as many routes for a token."""
+        """The sender of tokens to everywhere, made in the first call; later calls have as many routes for a token."""
         device = self._device()
         if self._everywhere is None or self._everywhere.device != device:
             assert self._most is not None

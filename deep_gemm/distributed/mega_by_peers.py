@@ -152,7 +152,7 @@ class Calls:
 
 
 class Launches:
-    """What depends on how y and the weights lie, and on the limit: both products, and the sums."""
+    """The launches that depend on how y and the weights lie, and on the limit: both products, and the sums."""
 
     def __init__(self, calls: Calls, p: MegaProblem) -> None:
         """For a call that was checked. It keeps neither y nor weights."""

@@ -37,7 +37,7 @@ MISTAKES = (ValueError, TypeError, NotImplementedError)
 
 
 class SM90SymmBuffer:
-    """What `fp8_mega_moe` takes tokens and routes from, and works in. `get_symm_buffer_for_sm90_mega_moe` makes it.
+    """The memory of `fp8_mega_moe`: tokens, routes, room to work. `get_symm_buffer_for_sm90_mega_moe` makes it.
 
     The caller fills the first rows of these before each call, as many as the call's `y` has:
 
@@ -93,17 +93,17 @@ class SM90SymmBuffer:
 
     @property
     def x_sf(self) -> Tensor:
-        """Their scales."""
+        """Scales of tokens."""
         return self.tensors.x_sf
 
     @property
     def topk_idx(self) -> Tensor:
-        """Their experts."""
+        """Experts of tokens."""
         return self.tensors.topk_idx
 
     @property
     def topk_weights(self) -> Tensor:
-        """The weights of their routes."""
+        """Weights of tokens' routes."""
         return self.tensors.topk_weights
 
     @property
@@ -113,7 +113,7 @@ class SM90SymmBuffer:
 
     @property
     def l1_acts_sf(self) -> Tensor:
-        """Their scales."""
+        """Scales of `l1_acts`."""
         return self.tensors.l1_acts_sf
 
     @property
@@ -123,7 +123,7 @@ class SM90SymmBuffer:
 
     @property
     def l2_acts_sf(self) -> Tensor:
-        """Their scales, one for each 64 columns."""
+        """Scales of `l2_acts`, one for each 64 columns."""
         return self.tensors.l2_acts_sf
 
 

@@ -1,4 +1,4 @@
-"""What travels for a token: one row of 4-byte words, so that one collective carries all of it.
+"""The message of a token: one row of 4-byte words, so that one collective carries all of it.
 
 [ FP8 values: hidden / 4 | scales: ceil(hidden / 128) | ids of experts: topk | weights: topk | up to 16 bytes ]
 """

@@ -1,4 +1,4 @@
-"""Who has which expert, and so which processes a token goes to."""
+"""Which process has which expert, and so which processes a token goes to."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ APART = 256
 
 
 class Tokens(NamedTuple):
-    """What a call is given."""
+    """The operands of a call."""
 
     x: Tensor
     topk_ids: Tensor
@@ -84,5 +84,5 @@ def touches(first: int, span: int, others: Iterable[tuple[int, int]]) -> bool:
 
 
 def apart(size: int) -> int:
-    """Where the next part of a buffer may begin."""
+    """Give where the next part of a buffer may begin."""
     return (size + (APART - 1)) & -APART

@@ -33,7 +33,7 @@ LINEAR_PARAMETERS: tuple[str, ...] = (
 )
 EXPERTS_PARAMETERS: tuple[str, ...] = ("self", "hidden_states", "top_k_index", "top_k_weights")
 DECLINED = (ValueError, NotImplementedError)
-"""What `linear` and `experts` raise if they do not take a call."""
+"""Errors that `linear` and `experts` raise if they do not take a call."""
 
 Function = Callable[..., Any]
 

@@ -27,7 +27,7 @@ from .entry import STEM, SUFFIX, Unsound, file_name, open_regular, pack, read_en
 from .trust import why_untrusted
 
 DUMPS = (".ptx", ".cubin", ".sass")
-"""What people asked for lies beside a kernel, under its name (jit/dumps.py)."""
+"""Endings of files that people asked for, which lie beside a kernel, under its name (jit/dumps.py)."""
 FAILED, QUARANTINE = "failed", "quarantine"
 MOST_IN_QUARANTINE = 16
 """Bad files that are kept for people to look at."""
@@ -250,7 +250,7 @@ def files_in(directory: Path) -> list[Path]:
 
 
 def left_behind(directory: Path) -> list[Path]:
-    """What else was written there: dumps, bad files, failed sources, what processes were killed over."""
+    """List what else was written there: dumps, bad files, failed sources, what processes were killed over."""
     beside = [
         path
         for path in _within(directory)

@@ -153,7 +153,7 @@ class KernelCode:
     stack_frame_bytes: int
     """Local memory per thread, including that of functions it calls."""
     static_shared_bytes: int
-    """As the driver counts it: with the alignment of a dynamic array, without the system's 1024 bytes."""
+    """Bytes as the driver counts them: with the alignment of a dynamic array, without the system's 1024 bytes."""
     code_bytes: int
     instructions: tuple[Instruction, ...]
 

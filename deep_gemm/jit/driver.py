@@ -117,7 +117,7 @@ class Kernel:
 
 
 CODES_OF_ANOTHER_CUDA = ("NO_BINARY_FOR_GPU", "INVALID_IMAGE", "UNSUPPORTED_PTX_VERSION")
-"""What a driver says of machine code that it does not know."""
+"""Codes by which a driver refuses machine code that it does not know."""
 OLDEST_COMPILER = (12, 8)
 """NVRTC that is supported."""
 
@@ -226,7 +226,7 @@ class Launcher:
         _checked(f"cuLaunchKernelEx of {self.text()}", (status,), LaunchError)
 
     def text(self) -> str:
-        """What is launched, for an error's text."""
+        """Say what is launched, for an error's text."""
         config = getattr(getattr(self.plan, "config", None), "name", None)
         clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
         return (
@@ -265,7 +265,7 @@ _WRITTEN_TO: list[tuple[Tensor, Tensor]] = []
 
 
 class ToHost:
-    """What a tensor of a GPU holds, brought to one in pinned memory of the host, again and again.
+    """Copies from a tensor of a GPU to one in pinned memory of the host, again and again.
 
     torch's own copy and event take the host two to four times as long, for which a GPU waits.
     """

@@ -1,4 +1,4 @@
-"""What TMA needs to know of a tensor: sizes, strides, the box of one copy, and its swizzle in shared memory.
+"""The facts of a tensor that TMA needs: sizes, strides, the box of one copy, and its swizzle in shared memory.
 
 Pure data. The driver encodes it for a GPU; the simulator interprets it.
 """

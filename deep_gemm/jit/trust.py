@@ -1,4 +1,4 @@
-"""Whose files may be loaded: a kernel is machine code, which runs with all that its process may do."""
+"""The owners whose files may be loaded: a kernel is machine code, which runs with all that its process may do."""
 
 from __future__ import annotations
 

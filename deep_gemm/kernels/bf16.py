@@ -25,7 +25,7 @@ from .plan import A, B, C, D, Place, Plan, addresses_of, refuse_if
 
 
 class Asked(Protocol):
-    """What is asked: one product, or several if all have a dimension more, in front."""
+    """The request: one product, or several if all have a dimension more, in front."""
 
     @property
     def a(self) -> Tensor:
@@ -92,7 +92,7 @@ def majors_of(p: Asked) -> Majors:
 
 
 def output_of(p: Asked) -> Output:
-    """What decides the kernel's code besides tile and majors: the type of D, and how C takes part."""
+    """Give all that decides the kernel's code besides tile and majors: the type of D, and how C takes part."""
     is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
     groups = Groups.HEADS if p.d.dim() == 3 else Groups.NONE

@@ -27,7 +27,7 @@ class Bf16Product:
     """A public product: how a call of it is asked, and who computes it."""
 
     operator: str
-    """Of `torch.ops.deep_gemm`: it takes a, b, (d,) c, then the layout if there is one, then what the caller said."""
+    """Operator of `torch.ops.deep_gemm`: it takes a, b, (d,) c, a layout if there is one, then what the caller said."""
     ask: Callable[..., Any]
     """`(a, b, d, c, layout, said) -> problem`: checks everything, makes D where it was left out."""
     reference: Callable[[Any], None]
@@ -40,7 +40,7 @@ class Bf16Product:
     heads_are_second: bool = False
     """D is `[b, h, n]`, of which a problem has the heads first."""
     first: Key = ()
-    """What the operator takes before its operands."""
+    """Arguments that the operator takes before its operands."""
 
     def as_operator(
         self, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, layout: Tensor | None, said: Key

@@ -54,7 +54,7 @@ def run(p: CountedProblem, config: Bf16Config | None = None) -> list[Plan]:
 
 
 def output_of(p: CountedProblem) -> Output:
-    """What decides the kernel's code besides the tile."""
+    """Give all that decides the kernel's code besides the tile."""
     return replace(bf16_depths.output_of(p), groups=Groups.COUNTED_DEPTHS)
 
 

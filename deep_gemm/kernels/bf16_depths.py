@@ -41,7 +41,7 @@ class DepthsProblem(NamedTuple):
 
 
 class Outputs(Protocol):
-    """What a problem says of its output."""
+    """The part of a problem that speaks of its output."""
 
     @property
     def d(self) -> Tensor:
@@ -88,7 +88,7 @@ def run_plans(
 
 
 def output_of(p: Outputs) -> Output:
-    """What decides the kernel's code besides the tile."""
+    """Give all that decides the kernel's code besides the tile."""
     is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
     return Output(is_fp32, p.c is not None and not adds_to_d, adds_to_d, groups=Groups.DEPTHS)

@@ -33,7 +33,7 @@ class RowsProblem(NamedTuple):
     """`[groups, n, k]`, with n or k contiguous."""
     d: Tensor
     c: Tensor
-    """Not a C, which no grouped product has: the layout, in its place among the operands."""
+    """The layout, in the place of a C, which no grouped product has, among the operands."""
     groups: Groups
     expected_m: float
     """Rows of a group, about."""
@@ -76,7 +76,7 @@ def majors_of(p: RowsProblem) -> Majors:
 
 
 def output_of(p: RowsProblem) -> Output:
-    """What decides the kernel's code besides tile and majors."""
+    """Give all that decides the kernel's code besides tile and majors."""
     return Output(p.d.dtype == torch.float32, groups=p.groups)
 
 

@@ -43,7 +43,7 @@ class SumPlan(Plan):
     slices: tuple[int, int, int]
     """Shape of the workspace."""
     pitch: int
-    """Of D."""
+    """The pitch of D."""
     slices_config: SlicesConfig
 
     def launch(self, at: Addresses, tail: bytes = b"", tail_at: int = 0) -> None:

@@ -45,7 +45,7 @@ SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, K
 
 
 class RowCast(NamedTuple):
-    """What is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
+    """A cast: what is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
 
     x: Tensor
     """`[m, k]`; `[m, 2 k]`, gate and up, if it is activated."""
@@ -116,7 +116,7 @@ def is_aligned(x: Tensor, values: Tensor) -> bool:
 
 
 def block_reciprocal(k: int) -> int:
-    """What `BlockOfRows` of cuda/cast/values.cuh divides by the blocks of a row with."""
+    """Give the number by which `BlockOfRows` of cuda/cast/values.cuh divides by the blocks of a row."""
     return min((1 << 32) // ceil_div(k, SCALE_BLOCK), (1 << 32) - 1)
 
 

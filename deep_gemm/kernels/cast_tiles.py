@@ -38,16 +38,16 @@ SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, K
 
 
 class TileCast(NamedTuple):
-    """What is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
+    """A cast: what is cast, and to where. All tensors lie on one device; x and values are contiguous in rows."""
 
     x: Tensor
     """`[m, k]`."""
     grain: Grain | None
-    """What has a scale in `values`."""
+    """The part of `values` that has a scale."""
     values: Tensor | None
     """`[m, k]`, if there is a grain."""
     scales: Tensor | None
-    """Those of `values`: as many rows and columns as there are, 128 of them together where a scale is theirs."""
+    """The scales of `values`: as many rows and columns as there are, 128 of them together where a scale is theirs."""
     columns: Tensor | None = None
     """`[k, m]`: the transposed values."""
     column_scales: Tensor | None = None

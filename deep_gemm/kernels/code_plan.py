@@ -1,4 +1,4 @@
-"""What a configuration plans that its machine code consists of; `tools/gates.py` compares the two."""
+"""The plan of a configuration's machine code; `lab/gates.py` compares the two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CodePlan:
-    """What the machine code of one configuration must consist of. Counts are of instructions, not of executions."""
+    """The parts that the machine code of one configuration must have. Counts are of instructions, not of executions."""
 
     roles: tuple[tuple[int, int | None], ...]
     """(threads, registers of each after setmaxnreg) of the roles that share a block; None where nothing is moved."""
@@ -17,14 +17,14 @@ class CodePlan:
     """FP8 tensor core instructions: those of one k-block, because the k loop is neither unrolled nor peeled."""
     tma_loads: int
     multicast_loads: int
-    """Those of `tma_loads` that write to every CTA of a cluster."""
+    """The part of `tma_loads` that writes to every CTA of a cluster."""
     tma_stores: int = 0
     tma_reduces: int = 0
     """Stores that add to what lies in global memory."""
     bulk_copies: int = 0
     """Copies from shared memory to addresses, or the other way."""
     hgmma: int = 0
-    """Those on BF16."""
+    """Tensor-core products of BF16."""
     ctas_per_sm: int = 1
     """Blocks that are to share an SM."""
 

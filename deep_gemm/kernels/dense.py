@@ -110,7 +110,7 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
 
 
 def output_of(p: DenseProblem) -> Output:
-    """What decides the kernel's code besides the tile: the type of D, how C takes part, how B is scaled."""
+    """Give all that decides the kernel's code besides the tile: the type of D, how C takes part, how B is scaled."""
     is_fp32, sfb_is_per_row = p.d.dtype == torch.float32, p.sfb_rows == 1
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
     return _output(is_fp32, p.c is not None and not adds_to_d, adds_to_d, sfb_is_per_row)

@@ -410,7 +410,7 @@ def _mean_k(numel: int, m: int, num_groups: int) -> int:
 
 
 def output_of(p: KGroupedProblem) -> Output:
-    """What decides the kernel's code besides the tile."""
+    """Give all that decides the kernel's code besides the tile."""
     adds_to_d = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     with_c = p.c is not None and not adds_to_d
     is_fp32 = p.d.dtype == torch.float32

@@ -169,5 +169,5 @@ def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) ->
 
 
 def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:
-    """What lands in a slot of the ring: a box of A and one of B."""
+    """Count the bytes that land in a slot of the ring: a box of A and one of B."""
     return (min(config.block_tokens, m) + min(config.block_n, n)) * BLOCK_K

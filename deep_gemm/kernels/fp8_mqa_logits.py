@@ -84,7 +84,7 @@ def reachable_mqa() -> list[MqaConfig]:
 
 
 def usual_mqa() -> list[MqaConfig]:
-    """Those of models that exist."""
+    """Give the configurations of models that exist."""
     return [config for config in reachable_mqa() if config.heads in USUAL_HEADS and config.depth == USUAL_DEPTH]
 
 

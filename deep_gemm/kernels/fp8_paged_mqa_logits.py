@@ -84,7 +84,7 @@ def splits_of(p: PagedLogits, num_sms: int) -> int:
 
 
 def grid(p: PagedLogits, splits: int) -> int:
-    """As many CTAs for each share."""
+    """Count CTAs: so many for each share."""
     return (p.schedule.shape[0] - 1) * splits
 
 
@@ -102,7 +102,7 @@ def reachable_paged() -> list[PagedConfig]:
 
 
 def usual_paged() -> list[PagedConfig]:
-    """Those of models that exist."""
+    """Give the configurations of models that exist."""
     return [
         config
         for config in reachable_paged()

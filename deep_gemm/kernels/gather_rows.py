@@ -48,7 +48,7 @@ class Slots(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Where rows go: what the products of experts read."""
+    """The rows that the products of experts read."""
 
     values: Tensor
     """`[rows, hidden]`, contiguous."""
@@ -68,7 +68,7 @@ class GatherRowsConfig:
     ctas_per_sm: ClassVar[int] = 4
     rows: ClassVar[int] = 32
     columns: ClassVar[int] = 4096
-    """Of a warp: all of them are on their way before the first is stored."""
+    """Columns of a warp: all of them are on their way before the first is stored."""
 
     @property
     def name(self) -> str:

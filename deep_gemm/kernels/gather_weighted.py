@@ -206,7 +206,7 @@ def reachable_many() -> list[ManyConfig]:
 
 
 def grid(config: GatherConfig, tokens: int, n: int) -> int:
-    """As many CTAs for each token as its columns need."""
+    """Count CTAs: as many for each token as its columns need."""
     return tokens * ceil_div(n // COLUMNS, config.num_threads)
 
 

@@ -127,7 +127,7 @@ def _span(x: Tensor) -> int:
 
 
 def output_of(p: HeadsProblem) -> Output:
-    """What decides the kernel's code besides the tile."""
+    """Give all that decides the kernel's code besides the tile."""
     is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
     with_c = p.c is not None and not adds_to_d

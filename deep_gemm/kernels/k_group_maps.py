@@ -16,7 +16,7 @@ THREADS = 32
 MAX_INLINE_KS = 896
 """Depths from the host that it takes among its parameters."""
 GROUP_BYTES, COUNTER_BYTES = 320, 4
-"""What it writes: a `KGroup` for each group, and behind them the counter of tiles."""
+"""Sizes of what it writes: a `KGroup` for each group, and behind them the counter of tiles."""
 PARAMS = Params(
     "MapParams",
     Field("map_a", Kind.MAP),

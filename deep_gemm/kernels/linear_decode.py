@@ -99,7 +99,7 @@ def serves(x: Tensor, d: Tensor) -> bool:
 
 @lru_cache(MAX_CHOICES)
 def config_of(m: int, n: int, k: int, with_c: bool, device: int, generation: int) -> LinearDecodeConfig | None:
-    """What cuts k as the product does, so that sums have the same order; None if that is not the decode kernel's.
+    """Give the configuration that cuts k as the product does, for one order of sums; None if it is another kernel's.
 
     `generation` says which settings are in force.
     """

@@ -1,4 +1,4 @@
-"""Where the ranks of a node meet: cuda/meeting.cuh, and the memory that they write to."""
+"""The place where the ranks of a node meet: cuda/meeting.cuh, and the memory that they write to."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..problem.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
 from .params import Field, Kind
 
 MAX_RANKS = 8
-"""Of a node: `kMaxRanks` of cuda/meeting.cuh."""
+"""Ranks of a node: `kMaxRanks` of cuda/meeting.cuh."""
 MAX_ROW_BYTES = 32768
-"""Of a row in a room: gather_rows has room for as many scales in shared memory."""
+"""Bytes of a row in a room: gather_rows has room for as many scales in shared memory."""
 STORAGE_BYTES = 8
 """Size of `MeetingStorage`."""
 STATE_WORDS = 5
@@ -52,7 +52,7 @@ class Room:
 
     ranks: int
     max_tokens: int
-    """Of each rank."""
+    """Tokens of each rank."""
     hidden: int
     topk: int
 
@@ -63,12 +63,12 @@ class Room:
 
     @property
     def scales(self) -> int:
-        """Where in a row its scales begin, behind the FP8 values."""
+        """The byte of a row at which its scales begin, behind the FP8 values."""
         return self.hidden
 
     @property
     def weights(self) -> int:
-        """Where in a row the weights of its routes begin, behind the scales."""
+        """The byte of a row at which the weights of its routes begin, behind the scales."""
         return self.scales + ceil_div(self.hidden, SCALE_BLOCK) * WORD_BYTES
 
     @property
@@ -93,7 +93,7 @@ class Room:
 
     @property
     def num_bytes(self) -> int:
-        """Of all of it."""
+        """Bytes of all of it."""
         return self.flags + len(Way) * MAX_RANKS * WORD_BYTES
 
     def why_impossible(self) -> str | None:
@@ -121,7 +121,7 @@ class Node:
     report: Tensor
     """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
     limit: int
-    """Of a wait, in nanoseconds."""
+    """The limit of a wait, in nanoseconds."""
 
     def meeting(self, way: Way) -> dict[str, float | bytes]:
         """Give the values of FIELDS."""

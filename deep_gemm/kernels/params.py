@@ -17,7 +17,7 @@ from ..jit.tensor_map import MAP_ALIGNMENT, MAP_BYTES
 
 
 class Kind(Enum):
-    """What a field holds: how many bytes, to what its place is aligned, and how `struct` packs it."""
+    """The kind of a field: how many bytes, to what its place is aligned, and how `struct` packs it."""
 
     MAP = (MAP_BYTES, MAP_ALIGNMENT, "")
     POINTER = (8, 8, "Q")
@@ -48,11 +48,11 @@ class Field(NamedTuple):
     kind: Kind
     length: int = 1
     of_base: int = 1
-    """Of the first that a struct adds to its base: the base's alignment, of which its size is a multiple."""
+    """Alignment of the first member that a struct adds to its base: the base's own, of which its size is a multiple."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all of them."""
         return self.kind.size * self.length
 
     @property
@@ -68,7 +68,7 @@ class Run(NamedTuple):
     at: int
     """Byte of the first."""
     which: slice
-    """Of the values of all members that a patch writes."""
+    """The place of its values among those of all members that a patch writes."""
 
 
 Patch = tuple[Run, ...]
@@ -94,9 +94,9 @@ class Params:
             at += before + field.num_bytes
             whole += f"{before}x" + (f"{field.num_bytes}s" if field.is_bytes else field.kind.format)
         self.end = at
-        """Where the last member ends."""
+        """The byte at which the last member ends."""
         self.size = at + -at % alignment
-        """What `sizeof` says."""
+        """The size that `sizeof` gives."""
         # A launch packs its parameters, so all of them are packed by one call.
         self._whole = struct.Struct(f"{whole}{self.size - at}x")
         self._members = [field.name for field in fields]

@@ -38,7 +38,7 @@ WEIGHT = 16
 
 
 class Operands(Protocol):
-    """What a plan must know of a problem: operands, and the shape of a D that it may have to make."""
+    """The part of a problem that a plan must know: operands, and the shape of a D that it may have to make."""
 
     @property
     def a(self) -> Tensor:
@@ -88,7 +88,7 @@ class Resized(NamedTuple):
 
 
 class Resizing(NamedTuple):
-    """Where parameters of a plan depend on the rows alone, as 32-bit numbers: for rows that have the same boxes."""
+    """The places of parameters that depend on the rows alone, as 32-bit numbers: for rows that have the same boxes."""
 
     at_m: tuple[int, ...]
     """Bytes at which m stands."""
@@ -113,7 +113,7 @@ class Resizing(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What of a plan depends on the rows besides its parameters: D's shape, and from first to last byte of operands."""
+    """The part of a plan that changes with m, besides parameters: D's shape, and how far operands reach."""
 
     shape: tuple[int, ...]
     span_a: int
@@ -131,14 +131,14 @@ class Plan:
     """C must be D itself (True), must be apart from D (False), or may be either."""
     alignment_of_c = ADDRESS_ALIGNMENT
     needs_c = False
-    """What is in the place of C was made for a caller who left it out: such a call is never like another."""
+    """C was made for a caller who left it out: such a call is never like another."""
     copies_sfa = copies_sfb = False
     """Scales lie as the kernel cannot read them: each call copies them into another layout first."""
     config: object = None
     """The kernel's configuration."""
     n = k = 0
     output: Output
-    """What becomes of the product: with n and k what the choice of a configuration for other rows depends on."""
+    """The output of the product: with n and k all that the choice of a configuration for other rows depends on."""
     resizing: Resizing | None = None
     """How a plan for other rows is made of this one if its boxes are whole; None if they are not, or nobody asked."""
 
@@ -316,7 +316,7 @@ def put(kept: dict[Any, Any], key: object, value: object, most: int) -> None:
 
 
 def family_of(key: Key) -> Key:
-    """What plans have in common that are derived from each other: all of a signature that does not follow from m."""
+    """Give what plans derived from each other have in common: all of a signature that does not follow from m."""
     _, stride_a, _, _, offset_sfa, d, c = key[WEIGHT:]
     d, c = d and d[1:], c if c is None or c is True else c[1:]  # type: ignore[index]
     return key[:WEIGHT], stride_a, offset_sfa, d, c
@@ -339,7 +339,7 @@ def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:
 
 
 def rows_of(like: Plan, m: int, pitch: int, operands: Sequence[Any]) -> Rows:
-    """What depends on the rows, of operands for which `other_rows` gave these."""
+    """Give the part that changes with m, of operands for which `other_rows` gave these."""
     a, _, _, _, d, c = operands
     element = like.dtype.itemsize
     pitch_d = like.n if d is None else d.stride(0)
@@ -362,7 +362,7 @@ def refuse_if(config_name: str, reason: str | None) -> None:
 
 
 def addresses_of(p: Operands) -> Addresses:
-    """Where the operands are."""
+    """Give where the operands are."""
     return tuple(0 if x is None else x.data_ptr() for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c))
 
 

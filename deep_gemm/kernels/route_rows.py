@@ -149,7 +149,7 @@ class RouteProblem:
 
     @property
     def rows(self) -> ExpertRows:
-        """What the kernels write."""
+        """The rows that the kernels write."""
         return ExpertRows(self.counts, self.ends, self.row_of, self.token_of, self.ids)
 
     @classmethod

@@ -53,7 +53,7 @@ class GroupedProblem(NamedTuple):
     sfb: Tensor
     d: Tensor
     c: Tensor
-    """Not a C, which no grouped product has: the layout, in its place among the operands."""
+    """The layout, in the place of a C, which no grouped product has, among the operands."""
     groups: Groups
     sfb_rows: int
     alignment: int
@@ -194,7 +194,7 @@ def resized_for(plan: Plan, m: int, pitch: int) -> list[Resized]:
 
 
 def output_of(p: GroupedProblem) -> Output:
-    """What decides the kernel's code besides the tile."""
+    """Give all that decides the kernel's code besides the tile."""
     return Output(
         p.d.dtype == torch.float32,
         sfb_is_per_row=p.sfb_rows == 1,
@@ -281,7 +281,7 @@ def grid(config: GemmConfig, planes: int, m: int, n: int, num_sms: int) -> int:
 
 
 def write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
-    """What a product of depth 0 is, in the rows that are written."""
+    """Write zeros, the product of depth 0, to the rows that are written."""
     if isinstance(p, MaskedProblem):
         is_written = torch.arange(p.max_m, device=p.d.device) < p.masked_m[:, None]
     elif p.layout_is_ends:

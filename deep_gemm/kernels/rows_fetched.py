@@ -36,7 +36,7 @@ class FetchedRowsProblem(NamedTuple):
     silu: SiluRowsProblem
     """`ids` are ends of groups. A, its scales and `row_weights` are room: the kernel fills them."""
     rows: ExpertRows
-    """Of all slots of the node."""
+    """Rows of all slots of the node."""
     addresses: Tensor
     """int64 `[rows]`, room: where the result of each row goes."""
     node: Node
@@ -81,7 +81,7 @@ def planned(p: FetchedRowsProblem, config: GemmConfig | None = None) -> Plan:
 
 
 def output_of(p: FetchedRowsProblem) -> Output:
-    """What decides the kernel's code besides the tile."""
+    """Give all that decides the kernel's code besides the tile."""
     return APART if p.silu.gates_apart else IN_TURN
 
 
@@ -95,7 +95,7 @@ def signature(p: FetchedRowsProblem) -> Key:
 
 
 def addresses(p: FetchedRowsProblem) -> Addresses:
-    """Where the operands are, those of rows_silu.py first."""
+    """Give where the operands are, those of rows_silu.py first."""
     more = (p.rows.token_of, p.rows.row_of, p.addresses)
     return (*addresses_of_silu(p.silu), *(x.data_ptr() for x in more))
 

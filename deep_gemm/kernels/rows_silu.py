@@ -104,7 +104,7 @@ def planned(p: SiluRowsProblem, config: GemmConfig | None = None) -> SiluPlan:
 
 
 def output_of(p: SiluRowsProblem) -> Output:
-    """What decides the kernel's code besides the tile."""
+    """Give all that decides the kernel's code besides the tile."""
     return APART if p.gates_apart else OUTPUT
 
 
@@ -116,7 +116,7 @@ def prepared(p: SiluRowsProblem) -> SiluRowsProblem:
 
 
 def addresses(p: SiluRowsProblem) -> Addresses:
-    """Where the operands are, those of every plan first."""
+    """Give where the operands are, those of every plan first."""
     return (*addresses_of(p), 0 if p.row_weights is None else p.row_weights.data_ptr(), p.scales.data_ptr())
 
 

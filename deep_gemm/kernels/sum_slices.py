@@ -73,7 +73,7 @@ def reachable_slices() -> list[SlicesConfig]:
 
 
 def grid(m: int, n: int) -> int:
-    """As many CTAs for each row as its columns need."""
+    """Count CTAs: as many for each row as its columns need."""
     return m * ceil_div(n, COLUMNS)
 
 

@@ -199,7 +199,7 @@ def with_gates(
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Of x, of the weights of routes, of w1 and of w2."""
+"""Gradients of x, of the weights of routes, of w1 and of w2."""
 
 
 def gradients(
@@ -326,5 +326,5 @@ class Stack(NamedTuple):
 
 
 def _starts(sizes: list[int]) -> list[int]:
-    """Where parts of these sizes begin."""
+    """Give where parts of these sizes begin."""
     return list(accumulate(sizes, initial=0))[:-1]

@@ -1,4 +1,4 @@
-"""What the layers share: types under autocast, sizes that products take, and where a weight's gradient goes."""
+"""The common parts of layers: types under autocast, sizes that products take, and where a weight's gradient goes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:
 
 
 def gradient_beside_main_grad(weight: Tensor) -> Tensor | None:
-    """What autograd gets of a weight whose gradient is in `main_grad` already.
+    """Give autograd what it gets of a weight whose gradient is in `main_grad` already.
 
     Megatron marks weights by an attribute: it wants to be told, and its hooks wait for a gradient, which they ignore.
     """

@@ -1,4 +1,4 @@
-"""What operators of products share: their operands, and how a product is computed or only asked."""
+"""The common parts of operators of products: their operands, and how a product is computed or only asked."""
 
 from __future__ import annotations
 

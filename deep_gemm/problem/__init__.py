@@ -1,4 +1,4 @@
-"""What is asked of a product: its operands and sizes. Every mistake of a caller is raised here, in words.
+"""Requests for products: their operands and sizes. Every mistake of a caller is raised here, in words.
 
 Each function takes what a caller passed and returns a checked problem: shapes agree, types and addresses suit the
 kernels, the output exists and overlaps nothing that it must not. Nothing is written before all checks have passed.

@@ -30,7 +30,7 @@ class Bf16DepthsProblem(NamedTuple):
     ks_tensor: Tensor | None
     """The same on the operands' device, if the caller gave it."""
     layout: Tensor | None
-    """What the caller gave: `ks_tensor`, or the ends that it was made of."""
+    """The tensor that the caller gave: `ks_tensor`, or the ends that it was made of."""
 
 
 def bf16_depths_problem(

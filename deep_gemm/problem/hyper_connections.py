@@ -1,4 +1,4 @@
-"""What is asked of the product that hyper-connections make ahead of their norm."""
+"""Requests for the product that hyper-connections make ahead of their norm."""
 
 from __future__ import annotations
 

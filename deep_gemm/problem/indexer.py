@@ -1,4 +1,4 @@
-"""What is asked of the indexer's logits: queries of several heads, keys of one, and each query's range of keys."""
+"""Requests for the indexer's logits: queries of several heads, keys of one, and each query's range of keys."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ SWIGLU = "swiglu"
 
 
 class MegaSizes(NamedTuple):
-    """Of a buffer, and of what it is made for."""
+    """Sizes of a buffer, and of what it is made for."""
 
     num_experts: int
     ranks: int
     rank: int
     max_tokens: int
-    """Of each rank, a multiple of 128."""
+    """Tokens of each rank, a multiple of 128."""
     topk: int
     hidden: int
     intermediate: int
@@ -56,7 +56,7 @@ class MegaSizes(NamedTuple):
 
 
 class MegaTensors(NamedTuple):
-    """What a caller fills, and what a call works in."""
+    """The tensors that a caller fills, and those that a call works in."""
 
     x: Tensor
     """e4m3 `[max_tokens, hidden]`"""
@@ -96,7 +96,7 @@ class MegaProblem(NamedTuple):
     l2: Operand
     """`[experts here, hidden, intermediate]`"""
     tensors: MegaTensors
-    """What the caller filled has as many rows as y."""
+    """Tensors that the caller filled have as many rows as y."""
     counts: Tensor | None
     """int32 `[experts here]`, to which the call adds how many tokens each expert received."""
     limit: float | None

@@ -1,4 +1,4 @@
-"""What is asked of the indexer's logits where keys lie in pages: sequences of a few tokens, and a cache of blocks."""
+"""Requests for the indexer's logits of keys in pages: sequences of a few tokens, and a cache of blocks."""
 
 from __future__ import annotations
 

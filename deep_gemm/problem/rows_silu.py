@@ -42,7 +42,7 @@ class SiluRowsProblem(NamedTuple):
 
     @property
     def c(self) -> Tensor:
-        """Not a C: the layout, in its place among the operands."""
+        """The layout, in the place of a C among the operands."""
         return self.ids
 
 

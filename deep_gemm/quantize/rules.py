@@ -1,4 +1,4 @@
-"""What all casts share: their scales, what they ask of their arguments, and room for what they give."""
+"""The common rules of all casts: their scales, what they ask of their arguments, and room for what they give."""
 
 from __future__ import annotations
 

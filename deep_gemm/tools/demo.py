@@ -38,7 +38,7 @@ from ..testing import L2_FLUSH_BYTES
 from .console import make_console, with_progress
 
 MAX_ERROR_EXPERTS = 1e-2
-"""Where sums of the first product round to BF16 differently, some activations become another FP8 number."""
+"""If sums of the first product round to BF16 differently, some activations become another FP8 number."""
 MAX_ERROR = {torch.bfloat16: 4e-3, torch.float32: 1e-3}
 DTYPE_NAME = {torch.bfloat16: "BF16", torch.float32: "FP32"}
 ROWS, N, K = 256, 512, 1024

@@ -1,4 +1,4 @@
-"""What this machine can run, and what it lacks: ten lines."""
+"""Say what this machine can run, and what it lacks: nine lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..jit.trust import why_untrusted
 from ..settings import SettingError, read_settings
 
 OLDEST_CUDA = (12, 0)
-"""Whose drivers know Hopper's tensor maps and load cubins for sm_90a."""
+"""The oldest CUDA whose drivers know Hopper's tensor maps and load cubins for sm_90a."""
 CACHE_VARIABLES = ("DG_JIT_CACHE_DIR", "DG_CACHE_DIR")
 
 
@@ -118,7 +118,7 @@ def _cache(environment: Mapping[str, str]) -> Finding:
 
 
 def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
-    """What can run, and what to do for more."""
+    """Say what can run, and what to do for more."""
     if not gpu.is_wrong and not driver.is_wrong and not compiler.is_wrong:
         return [Finding("so", "kernels run on this GPU, and the reference on the CPU")]
     if gpu.is_wrong:

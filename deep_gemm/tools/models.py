@@ -37,7 +37,7 @@ class Weight(NamedTuple):
     k: int
     num_groups: int = 1
     groups: str | None = None
-    """As `explain` calls them: "ids" and "counts" for experts, "heads"."""
+    """Groups as `explain` calls them: "ids" and "counts" for experts, "heads"."""
     is_bf16: bool = False
     is_fp32: bool = False
     """Whether D is."""
@@ -121,12 +121,12 @@ class Model:
     expert_width: int
     experts_per_token: int
     shared_width: int = 0
-    """Of experts that every token passes."""
+    """Width of experts that every token passes."""
     mlp_width: int = 0
-    """Of layers without experts; 0: there is no such layer."""
+    """Width of layers without experts; 0: there is no such layer."""
     experts_are_fp8: bool = True
     streams: int = 0
-    """Of hyper-connections."""
+    """Streams of hyper-connections."""
 
     def weights(self, tp: int = 1, ep: int = 1) -> Iterator[Weight]:
         """Give every weight that a product of this package multiplies by, as one of `tp` ranks has it."""

@@ -66,7 +66,7 @@ MOST_ROWS = 1 << 16
 
 
 MOST_SPLITS = 16
-"""Of the product ahead of the norm of hyper-connections, as engines ask for it: none, or so many."""
+"""Splits of the product ahead of the norm of hyper-connections, as engines ask for it: none, or so many."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
 
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
-    """What experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
+    """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
     if weight.is_gated:
         is_whole = weight.n % (2 * SCALE_BLOCK) == 0
         many = [rows_fetched.IN_TURN, rows_fetched.APART] if m >= MANY_ROWS else []
@@ -169,7 +169,7 @@ def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
 
 
 def activating_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig:
-    """What `experts` runs for so many rows, which it activates where they are multiplied."""
+    """Give what `experts` runs for so many rows, which it activates where they are multiplied."""
     return select_grouped(weight.num_groups, m / weight.num_groups, weight.n, weight.k, rows_silu.APART, gpu)
 
 
@@ -206,7 +206,7 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
 
 
 def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:
-    """What runs a product that has so many rows, or so many in all groups."""
+    """Give what runs a product of so many rows, or so many in all groups."""
     n, k, output, num_groups, gpu = question.n, question.k, question.output, question.num_groups, question.gpu
     if output.groups == Groups.NONE:
         return select(m, n, k, output, gpu, split_k=not get_batch_invariant())

@@ -132,7 +132,7 @@ struct Tiles {
     const TileIndex index = place_in_raster(found.number, tiles_m, tiles_n);
     tile.row_m = index.m * kBlockM;
     tile.row_n = index.n * kBlockN;
-    // Tall tiles end low first, so as to multiply few rows in vain, and are moved up to whole units of 64 rows.
+    // Shorten a tall last tile to whole units of 64 rows; then move it up so that it ends with the group.
     const uint32_t rows_of_units = ceil_div(rows - tile.row_m, 64) * 64;
     const uint32_t height = kHasShortTiles && rows_of_units < kBlockM ? rows_of_units : kBlockM;
     move_up(tile.row_m, rows, height);
