@@ -80,9 +80,10 @@ def sim(
     epilog=examples("inspect --block-m 256 --block-n 128", 'inspect gather_weighted --config "weights in bfloat16"')
 )
 def inspect(
-    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm, or one of casts, routes or scales")] = "fp8_gemm",
+    kernel: Annotated[str, typer.Argument(help="the kernel, named as its file; a wrong name lists all")] = "fp8_gemm",
     config: Annotated[
-        str | None, typer.Option(help="of another kernel than fp8_gemm, a configuration as `configs` names it")
+        str | None,
+        typer.Option(help="a configuration as `configs` names it; fp8_gemm's may be stated instead"),
     ] = None,
     block_m: Annotated[int, typer.Option(help="rows of a tile: 64, 128, 192 or 256")] = 256,
     block_n: Annotated[int, typer.Option(help="columns of a tile: 16 to 256, a multiple of 16")] = 128,
@@ -100,19 +101,19 @@ def inspect(
     from deep_gemm.choose.config_of_tile import tile_config
     from deep_gemm.choose.output import Output
     from deep_gemm.jit import CompileError
-    from deep_gemm.kernels.ordinary import named
     from deep_gemm.tools.console import make_console
 
-    from .inspect import inspect, inspect_ordinary, show
+    from .inspect import inspect, show
+    from .kernels import kernel_named
 
     try:
-        if kernel == "fp8_gemm":
-            if config is not None:
-                raise ValueError(f"config: expected none for fp8_gemm, whose tile is stated, got {config!r}")
+        listed = kernel_named(kernel)
+        if kernel == "fp8_gemm" and config is None:
             form = Output(output is OutputName.FP32, with_c, adds_to_d, by_row)
-            found = inspect(tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0))
+            chosen = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0)
         else:
-            found = inspect_ordinary(*named(kernel, config))
+            chosen = listed.named(config)
+        found = inspect(listed, chosen)
     except ValueError as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(MISUSED) from None
@@ -130,10 +131,10 @@ def configs() -> None:
     from deep_gemm.choose.depths import reachable_k_grouped
     from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
     from deep_gemm.choose.rows import reachable_grouped, reachable_silu
-    from deep_gemm.kernels.ordinary import reachable_ordinary
     from deep_gemm.tools.console import make_console
 
-    from .inspect import show_configs, show_ordinary_configs
+    from .inspect import show_configs, show_other_configs
+    from .kernels import all_kernels
 
     console = make_console()
     show_configs(
@@ -148,7 +149,8 @@ def configs() -> None:
         ],
         console,
     )
-    show_ordinary_configs(reachable_ordinary(), console)
+    has_table = ("fp8_gemm", "fp8_gemm_decode")
+    show_other_configs([each for name, each in all_kernels().items() if name not in has_table], console)
 
 
 @app.command(

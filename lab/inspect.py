@@ -17,15 +17,13 @@ from rich.table import Table
 
 from deep_gemm.choose.config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig
 from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.jit import applied, passes_for
-from deep_gemm.jit.compiler import compile_cubin, compiler_version
+from deep_gemm.jit.compiler import compiler_version
 from deep_gemm.jit.cubin import NO_DISASSEMBLER, disassemble
 from deep_gemm.jit.report import KernelReport, report
-from deep_gemm.kernels import fp8_gemm
-from deep_gemm.kernels.launch import Config, OrdinaryKernel
-from deep_gemm.kernels.ordinary import Reachable
+from deep_gemm.kernels.code_plan import CodePlan
 
 from .gates import REGISTERS_STEP, Verdict, verdicts
+from .kernels import Listed
 
 OPCODES = {
     "QGMMA": "FP8 tensor core products, 64 x n x 32 each",
@@ -49,7 +47,16 @@ OPCODES = {
 }
 """The instructions that show how a kernel works, and what each is for."""
 
-ORDINARY_OPCODES = {
+OTHER_OPCODES = {
+    "QGMMA": "FP8 tensor core products, 64 x n x 32 each",
+    "HGMMA": "BF16 tensor core products, 64 x n x 16 each",
+    "HMMA": "products of a warp's tensor cores",
+    "UTMALDG": "TMA loads",
+    "UTMASTG": "TMA stores",
+    "UTMAREDG": "TMA stores that add",
+    "UBLKCP": "copies between shared memory and addresses",
+    "SYNCS": "barriers in shared memory (mbarrier)",
+    "USETMAXREG": "registers moved between warps",
     "LDG": "loads from global memory",
     "STG": "stores to global memory",
     "LDS": "loads from shared memory",
@@ -63,7 +70,7 @@ ORDINARY_OPCODES = {
     "LDL": "local memory read: spills",
     "STL": "local memory written: spills",
 }
-"""The same of kernels of ordinary loads and stores."""
+"""The same of all kernels but fp8_gemm."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Inspection:
     """One configuration, compiled."""
 
     kernel: str
-    config: GemmConfig | Config
+    config: Any
     facts: Mapping[str, str]
     """What there is to say of the configuration."""
     opcodes: Mapping[str, str]
@@ -88,38 +95,21 @@ class Inspection:
         return sum(verdict.passed for verdict in self.verdicts)
 
 
-def inspect(config: GemmConfig) -> Inspection:
-    """Compile a configuration and look at it."""
-    reason = config.why_illegal()
+def inspect(kernel: Listed, config: Any) -> Inspection:
+    """Compile a configuration of a kernel and look at it."""
+    reason = config.why_illegal() if hasattr(config, "why_illegal") else None
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
     compiler_version()  # loads the compiler, which must not count as compiling
     start = time.perf_counter()
-    kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=f"fp8_gemm {config.name}")
-    kernel = applied(passes_for(config.num_threads), kernel)
+    compiled = kernel.compiled(config)
     milliseconds = (time.perf_counter() - start) * 1e3
-    found = report(kernel.cubin, kernel.log)
-    results = tuple(verdicts(found, fp8_gemm.code_plan(config)))
-    facts = _facts(config, found, milliseconds)
-    return Inspection("fp8_gemm", config, facts, OPCODES, kernel.cubin, found, results, milliseconds)
-
-
-def inspect_ordinary(kernel: OrdinaryKernel[Any], config: Config) -> Inspection:
-    """Compile a configuration of another kernel, one of ordinary loads and stores, and look at it."""
-    compiler_version()
-    start = time.perf_counter()
-    compiled = compile_cubin(kernel.source, kernel.headers(config), name=f"{kernel.name} {config.name}")
-    milliseconds = (time.perf_counter() - start) * 1e3
-    found = report(compiled.cubin, compiled.log)
-    results = tuple(verdicts(found, kernel.code_plan(config)))
-    facts = {
-        "threads": f"{config.num_threads}, in {config.ctas_per_sm} blocks an SM",
-        "registers": f"{found.registers} a thread, of {_registers_limit(config)}",
-        "shared memory": f"{config.shared_bytes} bytes",
-        "code": f"{found.code_bytes} bytes",
-        "compiled in": f"{milliseconds:.0f} ms, cold",
-    }
-    return Inspection(kernel.name, config, facts, ORDINARY_OPCODES, compiled.cubin, found, results, milliseconds)
+    found, plan = report(compiled.cubin, compiled.log), kernel.code_plan(config)
+    is_gemm = kernel.name == "fp8_gemm"
+    facts = _facts(config, found, milliseconds) if is_gemm else _common_facts(plan, found, milliseconds)
+    opcodes = OPCODES if is_gemm else OTHER_OPCODES
+    results = tuple(verdicts(found, plan))
+    return Inspection(kernel.name, config, facts, opcodes, compiled.cubin, found, results, milliseconds)
 
 
 def show(found: Inspection, console: Console, *, sass: bool = False) -> None:
@@ -163,21 +153,26 @@ def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console)
     )
 
 
-def show_ordinary_configs(kernels: Sequence[Reachable], console: Console) -> None:
-    """List configurations of kernels of ordinary loads and stores, without compiling them."""
-    title = f"{sum(len(configs) for _, configs in kernels)} configurations of casts, of routes and of scales"
+def show_other_configs(kernels: Sequence[Listed], console: Console) -> None:
+    """List configurations of the kernels that have no table of their own, without compiling them."""
+    title = f"{sum(len(kernel.configs()) for kernel in kernels)} configurations of the other kernels"
     table = _table(title, ("configuration",), ("shared bytes", "threads", "registers"))
-    for kernel, configs in kernels:
-        for config in configs:
-            numbers = (config.shared_bytes, config.num_threads, _registers_limit(config))
+    for kernel in kernels:
+        for config in kernel.configs():
+            plan = kernel.code_plan(config)
+            numbers = (plan.shared_bytes, _threads_of(plan), _registers_limit(plan))
             table.add_row(f"{kernel.name} {config.name}", *map(str, numbers))
     console.print(table)
-    console.print("registers: as many as a thread may have.", style="dim")
+    console.print("registers: as many as a thread may have, before setmaxnreg moves them.", style="dim")
 
 
-def _registers_limit(config: Config) -> int:
+def _threads_of(plan: CodePlan) -> int:
+    return sum(threads for threads, _ in plan.roles)
+
+
+def _registers_limit(plan: CodePlan) -> int:
     """Registers that a thread may have, if as many blocks as are planned share an SM: a multiple of 8, 255 at most."""
-    return min(REGISTERS_PER_SM // (config.num_threads * config.ctas_per_sm) // REGISTERS_STEP * REGISTERS_STEP, 255)
+    return min(REGISTERS_PER_SM // (_threads_of(plan) * plan.ctas_per_sm) // REGISTERS_STEP * REGISTERS_STEP, 255)
 
 
 def _show_problems(found: Inspection, console: Console) -> None:
@@ -209,6 +204,16 @@ def _facts(config: GemmConfig, found: KernelReport, milliseconds: float) -> dict
         "  ring": f"{config.num_stages} stages of {slot_bytes} bytes (A, B, scales of A)",
         "  stores": f"{buffers} buffers of {config.store_buffer_bytes} bytes, "
         f"{config.panels_per_store} panels of 64 x {config.panel_columns} each",
+        "code": f"{found.code_bytes} bytes",
+        "compiled in": f"{milliseconds:.0f} ms, cold",
+    }
+
+
+def _common_facts(plan: CodePlan, found: KernelReport, milliseconds: float) -> dict[str, str]:
+    return {
+        "threads": f"{_threads_of(plan)}, in {plan.ctas_per_sm} blocks an SM",
+        "registers": f"{found.registers} a thread, of {_registers_limit(plan)}",
+        "shared memory": f"{plan.shared_bytes} bytes",
         "code": f"{found.code_bytes} bytes",
         "compiled in": f"{milliseconds:.0f} ms, cold",
     }

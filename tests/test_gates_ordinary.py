@@ -11,7 +11,7 @@ from thorough import configurations
 from deep_gemm.jit.compiler import compile_cubin
 from deep_gemm.kernels import cast_rows, cast_tiles
 from deep_gemm.kernels.launch import Config, OrdinaryKernel
-from deep_gemm.kernels.ordinary import named, reachable_ordinary
+from deep_gemm.kernels.ordinary import reachable_ordinary
 
 CASES = [
     (kernel, config)
@@ -24,9 +24,3 @@ CASES = [
 @pytest.mark.parametrize(("kernel", "config"), CASES, ids=[f"{kernel.name} {config.name}" for kernel, config in CASES])
 def test_nothing_is_loaded_before_the_kernel_ahead_has_ended(kernel: OrdinaryKernel[Any], config: Config) -> None:
     assert_loads_nothing_early(compile_cubin(kernel.source, kernel.headers(config), name=kernel.name))
-
-
-def test_kernels_and_configurations_are_found_by_name() -> None:
-    for kernel, configs in reachable_ordinary():
-        assert named(kernel.name, None) == (kernel, configs[0])
-        assert [named(kernel.name, config.name) for config in configs] == [(kernel, config) for config in configs]

@@ -18,11 +18,11 @@ from deep_gemm.choose.depths import reachable_k_grouped
 from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
 from deep_gemm.choose.rows import reachable_grouped, reachable_silu
 from deep_gemm.kernels import fp8_gemm
-from deep_gemm.kernels.ordinary import reachable_ordinary
 from lab import inspect as inspect_kernels
 from lab.__main__ import app
 from lab.gates import GATES
 from lab.inspect import OPCODES
+from lab.kernels import all_kernels
 from lab.sim import command as sim_command
 from lab.sim import library
 
@@ -119,9 +119,9 @@ def test_inspect_fails_and_tells_why_where_a_gate_fails(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("int8_gemm",), "kernel: expected one of fp8_gemm, cast_rows, cast_tiles, route_rows, "),
+        (("int8_gemm",), "kernel: expected one of fp8_gemm, bf16_gemm, fp8_gemm_decode, "),
         (("lay_scales", "--config", "1x1"), "config: expected one of ['64x32'], got '1x1'"),
-        (("--config", "256x128"), "config: expected none for fp8_gemm, whose tile is stated, got '256x128'"),
+        (("--config", "256x128"), "config: expected one of ['"),
         (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
         (("--block-n", "100"), "block_n: expected a multiple of 16 from 16 to 256, got 100"),
         (("--block-n", "wide"), "Invalid value for '--block-n'"),
@@ -317,8 +317,14 @@ def test_configs_lists_every_reachable_configuration() -> None:
         sizes = [str(decode.num_stages), str(decode.shared_bytes), str(decode.num_threads)]
         assert [*decode.name.split(), *sizes, str(decode.registers_limit)] in lines
     assert f"{len(listed) + len(reachable_decode()) + len(reachable_heads_decode())} configurations" in result.output
-    ordinary = [(kernel.name, config) for kernel, configs in reachable_ordinary() for config in configs]
-    for kernel, of_kernel in ordinary:
-        (line,) = [line for line in lines if line[:-3] == [kernel, *of_kernel.name.split()]]
-        assert line[-3:-1] == [str(of_kernel.shared_bytes), str(of_kernel.num_threads)]
-    assert f"{len(ordinary)} configurations of casts" in result.output
+    others = [
+        (kernel, config)
+        for name, kernel in all_kernels().items()
+        if "fp8_gemm" not in name
+        for config in kernel.configs()
+    ]
+    for kernel, of_kernel in others:
+        (line,) = [line for line in lines if line[:-3] == [kernel.name, *of_kernel.name.split()]]
+        plan = kernel.code_plan(of_kernel)
+        assert line[-3:-1] == [str(plan.shared_bytes), str(sum(threads for threads, _ in plan.roles))]
+    assert f"{len(others)} configurations of the other kernels" in result.output

@@ -44,15 +44,3 @@ def reachable_ordinary() -> list[Reachable]:
         (lay_scales.KERNEL, [lay_scales.CONFIG]),
         (plan_paged_contexts.KERNEL, [plan_paged_contexts.CONFIG]),
     ]
-
-
-def named(kernel: str, config: str | None) -> tuple[OrdinaryKernel[Any], Config]:
-    """Find a kernel and one of its configurations by their names; None: the first."""
-    kernels = {each.name: (each, configs) for each, configs in reachable_ordinary()}
-    if kernel not in kernels:
-        raise ValueError(f"kernel: expected one of fp8_gemm, {', '.join(kernels)}, got {kernel}")
-    found, configs = kernels[kernel]
-    names = {each.name: each for each in configs}
-    if config is not None and config not in names:
-        raise ValueError(f"config: expected one of {list(names)}, got {config!r}")
-    return found, configs[0] if config is None else names[config]
