@@ -24,7 +24,7 @@ class Gate:
 
     name: str
     protects_from: str
-    """What would be wrong with a kernel that fails it."""
+    """The fault of a kernel that fails it."""
     problems: Callable[[KernelReport, CodePlan], list[str]]
     """Says what is wrong, in sentences for a person who has never seen the kernel; empty if the gate is passed."""
 

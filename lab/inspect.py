@@ -80,7 +80,7 @@ class Inspection:
     kernel: str
     config: Any
     facts: Mapping[str, str]
-    """What there is to say of the configuration."""
+    """Facts of the configuration, by their names."""
     opcodes: Mapping[str, str]
     """The instructions to count, and what each is for."""
     cubin: bytes

@@ -47,9 +47,10 @@ def test_the_house_is_no_larger_than_its_ceilings() -> None:
     assert {what: number for what, number in house.counts().items() if number > house.CEILINGS[what]} == {}
 
 
-def test_docstrings_of_the_package_begin_with_a_verb_or_the_things_name() -> None:
+@pytest.mark.parametrize("folder", ["deep_gemm", "lab"])
+def test_docstrings_begin_with_a_verb_or_the_things_name(folder: str) -> None:
     begin = re.compile(r'^ *"""(Of|Those|Theirs?|What|Whose|Who|Where|As|Not) .*$', re.MULTILINE)
-    found = {path.name: begin.findall(path.read_text()) for path in (ROOT / "deep_gemm").rglob("*.py")}
+    found = {path.name: begin.findall(path.read_text()) for path in (ROOT / folder).rglob("*.py")}
     assert {name: words for name, words in found.items() if words} == {}
 
 

@@ -40,7 +40,7 @@ MOST_DIFFERENCE = 5e-6
 
 
 def shapes_of(*, quick: bool = False) -> list[tuple[str, Shape]]:
-    """What is measured: kinds with shapes."""
+    """List what is measured: kinds with shapes."""
     return [(name, shape) for name, kind in KINDS.items() for shape in (kind.quick if quick else kind.shapes)]
 
 
@@ -105,4 +105,4 @@ KINDS: Mapping[str, Kind] = {
     "paged_metadata": Kind(METADATA_SHAPES, METADATA_SHAPES[:1], metadata),
 }
 KIND_OF_NUMBERS = {len(kind.shapes[0]): name for name, kind in reversed(list(KINDS.items()))}
-"""What a shape with so many numbers is, if no kind lists it."""
+"""The kind of a shape with so many numbers that no kind lists."""

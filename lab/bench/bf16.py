@@ -45,7 +45,7 @@ CHECKED = 64
 
 
 def shapes_of(*, quick: bool = False) -> list[tuple[str, Shape]]:
-    """What is measured: kinds with shapes."""
+    """List what is measured: kinds with shapes."""
     return [(name, shape) for name, kind in KINDS.items() for shape in (kind.quick if quick else kind.shapes)]
 
 

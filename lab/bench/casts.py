@@ -64,7 +64,7 @@ class Cast(NamedTuple):
 
 
 def kinds_and_shapes(*, quick: bool = False) -> list[tuple[str, tuple[int, int]]]:
-    """What is measured: kinds with m and k."""
+    """List what is measured: kinds with m and k."""
     found = [(kind, shape) for kind, shapes in SHAPES.items() for shape in shapes]
     return [(kind, (m, k)) for kind, (m, k) in found if not quick or (m in (*QUICK_MS, sum(COUNTS)) and k == 7168)]
 

@@ -66,11 +66,11 @@ METHODS = {
     "numerics": numerics.METHOD,
 }
 PARTS = {"fitted": False, "judged": True}
-"""What --part may name, and what `Case.is_judged` is there."""
+"""Names that --part takes, and `Case.is_judged` of each."""
 
 
 def judged_of(part: str | None) -> bool | None:
-    """What `Case.is_judged` is in the part that was asked for; None for all."""
+    """Give `Case.is_judged` of the part that was asked for; None for all."""
     if part not in (None, *PARTS):
         raise UsageError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
     return None if part is None else PARTS[part]
@@ -86,7 +86,7 @@ CONTENDERS = {
     "bf16": bf16.CONTENDERS,
     "distributed": distributed.CONTENDERS,
 }
-"""What --only may name."""
+"""Names that --only takes."""
 
 
 class UsageError(Exception):

@@ -46,7 +46,7 @@ GROUP, GROUP_FIXED, FUSED, MEGA = "nccl", "nccl_fixed", "fused", "mega"
 CONTENDERS = (GROUP, GROUP_FIXED, FUSED, MEGA, ALONE)
 LAYER, DISPATCH, COMBINE = "ep_layer", "ep_dispatch", "ep_combine"
 MEANING = "experts, top-k, tokens of each process, hidden, intermediate, exponent of Zipf's law"
-"""Of a shape's numbers."""
+"""The meaning of a shape's numbers."""
 NUMBERS = MEANING.count(", ") + 1
 REPEATS, WARM_UPS = 30, 3
 REPEATS_ON_CPU = 5
@@ -80,7 +80,7 @@ SHAPES: tuple[Shape, ...] = tuple(
 )
 QUICK = tuple(shape for shape in SHAPES[:8] if shape[2] in (1, 128, 4096))
 WITHOUT_GPU: tuple[Shape, ...] = ((8, 2, 16, 256, 128, 0), (8, 2, 16, 256, 128, 1))
-"""What a CPU computes within seconds."""
+"""Shapes that a CPU computes within seconds."""
 
 Say = Callable[[str, Any], None]
 
@@ -194,7 +194,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Step:
-    """What one contender does of the layer."""
+    """The part of the layer that one contender does."""
 
     kind: str
     contender: str
@@ -255,7 +255,7 @@ class Work:
         yield Step(COMBINE, FUSED, _replayed(lambda: peers.combine(row_of, p, None), self.device))
 
     def check(self) -> str | None:
-        """What is wrong with the forms: they must agree on every process."""
+        """Say what is wrong with the forms: they must agree on every process."""
         layers = {"decode": (self.layer, self.layer(self.x, self.ids, self.p))} if self.has_fixed else {}
         if self.fused is not None:
             layers["peer_memory"] = (self.fused, self._of_one_process())
@@ -274,7 +274,7 @@ class Work:
         return None
 
     def _of_one_process(self) -> Tensor:
-        """What one process with all experts gives: each route by itself, which no rank rounds, and the sum of these."""
+        """Compute what one process with all experts gives: each route alone, which no rank rounds, and their sum."""
         routes = [
             self.layer(self.x, self.ids[:, [j]], torch.ones_like(self.p[:, [j]])) for j in range(self.ids.shape[1])
         ]

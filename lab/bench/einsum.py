@@ -40,7 +40,7 @@ Shape = tuple[int, int, int, int]
 
 
 def shapes_of(*, quick: bool = False) -> list[Shape]:
-    """What is measured: b, h, r, d."""
+    """List what is measured: b, h, r, d."""
     return list(QUICK_SHAPES if quick else SHAPES)
 
 
@@ -87,7 +87,7 @@ class Heads:
         }
 
     def right(self) -> Tensor:
-        """What the FP8 numbers and their scales give in FP32."""
+        """Compute what the FP8 numbers and their scales give in FP32."""
         (values, scales), (weights, of_blocks) = self.a, self.w
         _, _, r, d = self.shape
         x = values.float() * scales.repeat_interleave(128, -1)[..., :r]

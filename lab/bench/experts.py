@@ -49,7 +49,7 @@ Shape = tuple[int, int, int, int, int]
 
 
 def shapes_of(*, quick: bool = False) -> list[Shape]:
-    """What is measured; shapes with the same weights follow each other."""
+    """List what is measured; shapes with the same weights follow each other."""
     experts, sizes, tokens = (QUICK_EXPERTS, QUICK_SIZES, QUICK_TOKENS) if quick else (EXPERTS, SIZES, TOKENS)
     return [(count, TOPK, m, *size) for size, count, m in product(sizes, experts, tokens)]
 

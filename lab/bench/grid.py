@@ -30,7 +30,7 @@ from deep_gemm.tools.models import BLOCK, MODELS, Grouped, Weight, blocks_shared
 MS = (1, 3, 7, 16, 24, 48, 80, 128, 150, 200, 320, 500, 700, 1000, 1500, 2300, 3000, 4096, 5000, 8192)
 RANKS = (1, 2, 4, 8)
 EVERY = 2
-"""Of the weights, one in so many is taken."""
+"""One weight in so many is taken."""
 MS_OF_A_WEIGHT, MS_APART = 3, 7
 FITTED_EVERY = 5
 MOST_OPERATIONS = 2e12
@@ -40,7 +40,7 @@ ROOM = 4096
 """Rows that each group of a masked product has room for."""
 GROUPED_KINDS = ("contiguous", "contiguous_uneven", "masked", "k_grouped")
 ROWS = (2, 5, 12, 24, 50, 100, 180, 300, 500, 800, 1300, 2500)
-"""Of each group on average; along k its depth in whole blocks, at least one."""
+"""Rows of each group on average; along k its depth in whole blocks, at least one."""
 EXPERT_RANKS, WIDTH_RANKS = (1, 8, 32), (2, 4, 8)
 
 

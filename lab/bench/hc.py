@@ -30,7 +30,7 @@ METHOD = (
 )
 KIND = "hc_prenorm"
 NUMBERS = 4
-"""Of a shape."""
+"""Numbers of a shape."""
 REPEATS = 20
 CONTENDERS = (OURS, EAGER, COPY)
 MOST_DIFFERENCE = 1e-8

@@ -51,19 +51,19 @@ class Layer:
     """Which of the ways that share a name."""
     parts: Parts = lambda names: None
     steps: Steps = ()
-    """What `call` runs one after the other, where kernels' names do not tell the parts."""
+    """Steps that `call` runs one after the other, where kernels' names do not tell the parts."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a layer of one shape must do."""
+    """The work of a layer of one shape."""
 
     kind: str
     shape: Shape
     operations: int
     bytes: int
     cast_bytes: int = 0
-    """What a copy moves."""
+    """Bytes that a copy moves."""
 
     def row(self, contender: str, **more: Any) -> Row:
         """A contender's row. A copy multiplies nothing."""

@@ -1,4 +1,4 @@
-"""What `bench attention` times: a work on logits, and a kind of such work."""
+"""Works on logits that `bench attention` times, and kinds of them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from deep_gemm.problem.mega_moe import HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE
 from deep_gemm.testing import calc_diff
 
 TOLERANCE = 0.01
-"""What DeepGEMM's own tests allow."""
+"""The tolerance of DeepGEMM's own tests."""
 
 
 class MegaCall:

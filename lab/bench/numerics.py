@@ -55,7 +55,7 @@ FEW_ROWS = 16
 DEPTHS = tuple(1 << e for e in range(7, 17))
 SOME_DEPTHS = (128, 1024, 8192, 65536)
 FRESH = 64
-"""Of cancelling operands one number in so many does not cancel."""
+"""One number in so many of cancelling operands does not cancel."""
 
 Result = Callable[[], Tensor]
 
@@ -68,9 +68,9 @@ class Way:
     output: torch.dtype
     call: Result
     given: Result
-    """Of the numbers that are multiplied."""
+    """The result of the numbers that are multiplied."""
     asked: Result
-    """Of the numbers ahead of any cast."""
+    """The result of the numbers ahead of any cast."""
 
 
 Numbers = Callable[[int, int, int], tuple[Tensor, Tensor]]
@@ -92,7 +92,7 @@ Step = tuple[str, Shape, str]
 
 
 def steps(*, quick: bool = False) -> list[Step]:
-    """What is computed; the shallowest and the operands of normal distribution alone where it shall be quick."""
+    """List what is computed; the shallowest and the operands of normal distribution alone where it shall be quick."""
     found = []
     for name, kind in KINDS.items():
         shapes, operands = (kind.shapes[:1], kind.operands[:1]) if quick else (kind.shapes, kind.operands)
@@ -416,7 +416,7 @@ ONE_BIG: Mapping[str, slice] = {
     "one_big_same_block": slice(32, 128),
     "one_big_next_block": slice(128, 256),
 }
-"""Where along k the small products lie."""
+"""Places along k of the small products."""
 
 
 def one_big_operands(kind: str, gap: int) -> tuple[Tensor, Tensor]:

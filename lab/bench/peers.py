@@ -1,4 +1,4 @@
-"""What others took, measured beside this package in one process: `peers.json`, a session for each GPU.
+"""Times of others, measured beside this package in one process: `peers.json`, a session for each GPU.
 
 Absolute times do not carry over to another day or machine; ratios within one session do. A run on the same GPU
 therefore takes from here how long DeepGEMM needs for every microsecond of cuBLASLt's fast product.

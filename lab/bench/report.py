@@ -103,7 +103,7 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """What the run measured: a kind of `bench`, or audit."""
+        """The kind that the run measured: one of `bench`, or audit."""
         return str(self.header["kind"])
 
     def default_path(self) -> Path:

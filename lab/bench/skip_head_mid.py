@@ -42,7 +42,7 @@ UNTOUCHED = 42.0
 
 
 def shapes_of(*, quick: bool = False) -> list[Shape]:
-    """What is measured: m, n, k."""
+    """List what is measured: m, n, k."""
     return list(QUICK_SHAPES if quick else SHAPES)
 
 

@@ -256,7 +256,7 @@ def _experts_tables(report: Report) -> list[Table]:
 
 
 def _distributed_table(report: Report) -> Table:
-    """What each way took, and what the layer takes beside its products on the busiest process."""
+    """Tabulate what each way took, and what the layer takes beside its products on the busiest process."""
     table = _table("distributed", gap=1)
     for heading in ("kind", "experts", "tokens", "skew"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")

@@ -72,7 +72,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Time:
-    """What a tile took."""
+    """The time that a tile took."""
 
     tile: Tile
     config: str

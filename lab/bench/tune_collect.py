@@ -1,4 +1,4 @@
-"""What a fit of the cost model needs, measured on one GPU: cold times of every tile that may suit each sample.
+"""Times that a fit of the cost model needs, measured on one GPU: cold times of every tile that may suit each sample.
 
 A kernel or a product that fails leaves its reason in the place of its time, and the run goes on. The file is written
 after each product. Samples come in an order in which any beginning is balanced, so the run may end at any time.

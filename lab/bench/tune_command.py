@@ -34,13 +34,13 @@ from .tune import Contest, Judgement
 from .tune_collect import Collection
 
 MOST = 1.05
-"""What an audit lets pass: the time of the chosen tile over that of the best."""
+"""The most that an audit lets pass: the time of the chosen tile over that of the best."""
 TOLD = 1.02
-"""What it shows."""
+"""The least that it shows."""
 WORTH_AN_ENTRY = 1.03
 MADE_BY = f"python -m lab tune, deep_gemm {__version__}; {tune.METHOD}"
 DEFAULT_MINUTES = 4.0
-"""Of measuring; a collection's compiling comes on top."""
+"""Minutes of measuring; a collection's compiling comes on top."""
 
 
 def run(
@@ -120,7 +120,7 @@ def _of_other_gpus(fitted: Mapping[str, Timings]) -> dict[str, Timings]:
 
 
 class _Session:
-    """What was measured so far, and what is made of it."""
+    """A session: what was measured so far, and what is made of it."""
 
     def __init__(self, console: Console, verbose: bool) -> None:
         self.console, self.verbose = console, verbose

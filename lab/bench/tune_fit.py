@@ -26,7 +26,7 @@ from deep_gemm.gpus import GPUS, Gpu
 SHARPNESS = 100.0
 """A tile that costs 1% more than the lowest counts as chosen 1/e times as much."""
 WEIGHT_OF_ERRORS = 0.15
-"""What an error of a near-best tile's time counts beside a regret of the same size."""
+"""Weight of an error of a near-best tile's time beside a regret of the same size."""
 NEAR = 0.3
 """A tile's error counts if it took up to this part longer than the best, the less the longer it took."""
 FIRST_STEP, LAST_STEP = 0.2, 0.005
@@ -52,7 +52,7 @@ class Product:
 
     @property
     def best_us(self) -> float:
-        """What the fastest tile took."""
+        """The time of the fastest tile."""
         return min(self.us.values())
 
     @property
@@ -77,7 +77,7 @@ class Product:
         return {name: known[name] for name in self.us if name in known}
 
     def cost_us(self, tile: Tile, gpu: Gpu, timings: Timings) -> float:
-        """What the model says."""
+        """Estimate the time by the model."""
         m, n, k, output, groups = self.m, self.n, self.k, self.output, self.num_groups
         if output.groups == Groups.NONE:
             moving_us = dense_memory_us(m, n, k, output, timings)
@@ -97,7 +97,7 @@ class Product:
 
     @property
     def _rows(self) -> float:
-        """What the host knows of a group's rows."""
+        """Rows of a group, as far as the host knows."""
         return self.m if self.output.groups == Groups.COUNTS else self.m / self.num_groups
 
 
@@ -195,7 +195,7 @@ class _Search:
 
     @property
     def loss(self) -> float:
-        """What is made small."""
+        """Sum up what is made small."""
         return statistics.fmean(self.losses)
 
     def take_if_better(self, timings: Mapping[str, Timings]) -> bool:
@@ -263,7 +263,7 @@ START = Timings(
     dram_tb_per_s=4,
     evict_us=6,
 )
-"""Where the fit starts, with any GPU: what it gives depends on nothing but the files."""
+"""Start of the fit, with any GPU: what it gives depends on nothing but the files."""
 
 
 def fit(
@@ -307,5 +307,5 @@ def _further(before: Mapping[str, Timings], after: Mapping[str, Timings]) -> dic
 
 
 def rounded(timings: Timings) -> Timings:
-    """As they are written: no more digits than mean something."""
+    """Round times as they are written: no more digits than mean something."""
     return Timings(*(float(f"{getattr(timings, name):.3g}") for name in NAMES))

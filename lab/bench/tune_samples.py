@@ -33,7 +33,7 @@ RANDOM_WEIGHTS = 17
 BATCHES = ((1, 8), (9, 32), (33, 128), (129, 512), (513, 2048), (2049, 8192))
 """Ranges of m. Each weight is taken once with an m of each."""
 MOST_OPERATIONS = 1e12
-"""Of one product, so that the slowest tile takes a millisecond or two."""
+"""Operations of one product, so that the slowest tile takes a millisecond or two."""
 OTHER_OUTPUTS = {"fp32": 12, "bf16+c": 6, "fp32+d": 6, "1d1d bf16": 12, "1d1d fp32": 6, "1d1d fp32+d": 24}
 """How many samples there are of each kind of dense product besides BF16."""
 GROUPED_ROWS = {

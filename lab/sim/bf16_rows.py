@@ -22,7 +22,7 @@ from .rounding import FP32_UNIT, within_units
 from .simulate import Buffer, Simulation
 
 CANARY = 12345.0
-"""What D holds beforehand: rows without a group keep it."""
+"""Value of D beforehand: rows without a group keep it."""
 
 
 def random_problem(

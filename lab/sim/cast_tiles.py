@@ -24,10 +24,10 @@ OUTPUTS = ("values", "scales", "columns", "column_scales")
 
 
 class Casts(NamedTuple):
-    """What the kernel wrote."""
+    """The casts that the kernel wrote."""
 
     values: Quantized | None
-    """Those that lie as x does."""
+    """Values that lie as x does."""
     columns: Quantized | None
     """The transposed values `[k, m]`, and their scales `[k, ceil(m / 128)]`."""
 

@@ -17,7 +17,7 @@ from . import hc_prenorm
 from .simulate import SimulationError
 
 SECONDS_BETWEEN_LINES = 5
-"""Of progress, where there is no terminal."""
+"""Seconds between lines of progress, without a terminal."""
 
 
 class Tried(NamedTuple):

@@ -30,7 +30,7 @@ class Outcome:
     right: Tensor
     allowed: Tensor
     mistakes: str | None
-    """What is wrong with D, in words; None if nothing is."""
+    """Mistakes in D, in words; None if nothing is."""
     result: Result
 
     @property

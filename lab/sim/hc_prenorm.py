@@ -22,7 +22,7 @@ from .rounding import FP32_UNIT
 from .simulate import Buffer, Simulation
 
 LEFT_OVER = 2.0**-133
-"""Of a value of B that is less than 2^-123 a smaller part is lost."""
+"""The most that is lost of a value of B below 2^-123."""
 
 
 def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:

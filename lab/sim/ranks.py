@@ -48,7 +48,7 @@ def _with_own_models(launches: Sequence[KernelLaunch], directory: Path) -> list[
 
 
 class _Turns:
-    """Whose turn it is."""
+    """The turns of ranks."""
 
     def __init__(self, simulation: Simulation, ranks: int) -> None:
         self.simulation = simulation

@@ -21,7 +21,7 @@ OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids", "arrivals")
 
 
 class Kernels(NamedTuple):
-    """What is launched for a configuration of `route_rows`."""
+    """The kernels of a configuration of `route_rows`."""
 
     counter: HostKernel | None
     router: HostKernel

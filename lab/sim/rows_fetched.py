@@ -29,7 +29,7 @@ LIMIT = 1 << 40
 
 
 class Asked(NamedTuple):
-    """What the rank that multiplies is asked for."""
+    """The request to the rank that multiplies."""
 
     room: Room
     rank: int
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     """The memory of each rank, with rows of its tokens and nothing else that counts."""
     rows: ExpertRows
     silu: SiluRowsProblem
-    """As it must be when the rows have come."""
+    """The problem as it must be when the rows have come."""
     addresses: Tensor
     """A rank and a byte of its room for each row, as the rank times 2^32 plus the byte."""
     has_missed: bool = False

@@ -22,7 +22,7 @@ from .simulate import Buffer, Result, Simulation
 
 POISON = 0xA5
 CANARY = 42.0
-"""What values and scales are before: a row that must not be written still has them afterwards."""
+"""Values and scales before: a row that must not be written still has them afterwards."""
 OUTPUTS = ("d", "scales")
 TENSORS = ("a", "sfa", "b", "sfb", "ids", "row_weights", *OUTPUTS)
 

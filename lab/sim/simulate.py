@@ -42,7 +42,7 @@ class Buffer:
     is_dependent: bool = False
     """The kernel before may still use it: nothing may touch it before griddepcontrol_wait."""
     rank: int = 0
-    """Whose memory it is."""
+    """The rank whose memory it is."""
 
 
 @dataclass(frozen=True)

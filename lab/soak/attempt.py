@@ -21,7 +21,7 @@ TIMES_AT_ONCE = 5
 
 @dataclass
 class Attempt:
-    """What was done, and what was wrong."""
+    """A record of what was done, and what was wrong."""
 
     number: int
     kind: str

@@ -98,7 +98,7 @@ def repeat_line(seed: int, failed: Attempt, device: str) -> str:
 
 
 def memory_now(device: str) -> dict[str, Any]:
-    """What the process holds: MiB of the host at most so far, of the GPU now, and plans."""
+    """Measure what the process holds: MiB of the host at most so far, of the GPU now, and plans."""
     held: dict[str, Any] = {
         "host_peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "plans": len(PLANS.plans),

@@ -1,4 +1,4 @@
-"""What a trial draws from its seed: sizes, tensors with poison around them, and numbers whose sums are exact."""
+"""Draws of a trial from its seed: sizes, tensors with poison around them, and numbers whose sums are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be wrong with an operand of a bad call. Each fault makes, of a right operand, a wrong one like it."""
+"""Faults of an operand of a bad call. Each fault makes, of a right operand, a wrong one like it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 REFUSALS = (ValueError, NotImplementedError, TypeError)
-"""What a bad call raises, by contract."""
+"""Errors that a bad call raises, by contract."""
 OTHER_TYPE = {
     torch.float8_e4m3fn: torch.float8_e5m2,
     torch.bfloat16: torch.float16,

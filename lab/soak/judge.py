@@ -1,4 +1,4 @@
-"""What is wrong after a call: values, bytes around outputs, operands that changed."""
+"""Judge what is wrong after a call: values, bytes around outputs, operands that changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kind of problem states: operands, a call, and what must be there afterwards."""
+"""A trial states a kind of problem: operands, a call, and what must be there afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass
 class Right:
-    """What a result must be: within `allowed` of `exact`, else to the bit, wherever `written` says.
+    """The right result: within `allowed` of `exact`, else to the bit, wherever `written` says.
 
     What is not written keeps what it had, or is undefined if the call made the tensor, or said so by `rest_is_kept`.
     """
@@ -25,7 +25,7 @@ class Right:
     exact: Tensor
     allowed: Tensor | None = None
     written: Tensor | None = None
-    """Of the result's shape or one that expands to it; None means everywhere."""
+    """A mask of the result's shape or one that expands to it; None means everywhere."""
     rest_is_kept: bool = True
 
 
@@ -41,7 +41,7 @@ class Trial(ABC):
         self.operands: dict[str, Tensor] = {}
         self.outputs: dict[str, Output] = {}
         self.starts: dict[str, Tensor] = {}
-        """What an output holds before a call, if that counts; else it is poisoned."""
+        """Values of outputs before a call, if that counts; else it is poisoned."""
 
     @property
     @abstractmethod
@@ -58,10 +58,10 @@ class Trial(ABC):
 
     @abstractmethod
     def right(self) -> dict[str, Right]:
-        """What each output, and each tensor that a call makes, must be."""
+        """Say what each output, and each tensor that a call makes, must be."""
 
     def refused_faults(self) -> Mapping[str, str]:
-        """Those of `faults` that this problem must refuse."""
+        """Give those of `faults` that this problem must refuse."""
         return self.faults
 
     def everything(self) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ CALLS = {
 
 
 class OfBf16(Trial):
-    """What all of them share."""
+    """The common parts of all kinds of BF16."""
 
     dtype: torch.dtype
 

@@ -151,7 +151,7 @@ class Activation(Trial):
         return {"numbers": values.float() * sf.repeat_interleave(128, -1)[..., :k]}
 
     def right(self) -> dict[str, Right]:
-        """What the numbers stand for: within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
+        """Give what the numbers stand for: within two steps of FP8, because a GPU's sigmoid is not the CPU's."""
         x = self.operands["x"]
         y = silu_mul(x, self.limit).double()
         if "row_weights" in self.operands:

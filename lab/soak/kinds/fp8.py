@@ -1,4 +1,4 @@
-"""What kinds of FP8 products share: operands whose sums are exact, or of all magnitudes with a bound."""
+"""The common parts of kinds of FP8 products: operands whose sums are exact, or of all magnitudes with a bound."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def draw_ids(draw: Draw, m: int, groups: int) -> Tensor:
 
 
 def draw_ends(draw: Draw, m: int, groups: int, alignment: int) -> Tensor:
-    """Where each group ends; it begins where the one before ends, aligned. Some are empty."""
+    """Draw where each group ends; it begins where the one before ends, aligned. Some are empty."""
     ends: list[int] = []
     end = 0
     for _ in range(groups):
