@@ -1,4 +1,4 @@
-"""What this package and its rivals took, as Markdown, from lab/bench/peers.json.
+"""Write what this package and its rivals took, from lab/bench/peers.json, as Markdown.
 
 python docs/write_results.py > docs/results.md
 python docs/write_results.py README    # the table of six rows there

@@ -237,13 +237,3 @@ def _table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Tab
 
 def _mark(passed: bool) -> str:
     return "[green]passed[/]" if passed else "[red]failed[/]"
-
-
-def _score(found: Inspection) -> str:
-    total = len(found.verdicts)
-    color = "green" if found.passed == total else "red"
-    return f"[{color}]{found.passed} of {total}[/]"
-
-
-def _kib(size: int) -> str:
-    return f"{size / 1024:.0f} KiB"

@@ -88,7 +88,7 @@ def turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 B, B_ROWS, W = blocks(N, K), rows(N, K), blocks(GROUPS, N, K)
 B_HEADS = blocks(32, K)
 FINE = torch.rand(-(-N // 32), -(-K // 32), generator=generator(32))
-"""Of B, for each block of 32x32."""
+"""The scales of B, one for each block of 32x32."""
 PLAIN_B = numbers(N, 24)
 W1, W2 = blocks(GROUPS, 2 * 64, 48), blocks(GROUPS, 48, 64)
 K_GROUPED = deep_gemm.k_grouped_cast_to_fp8(numbers(N, sum(KS)), KS)

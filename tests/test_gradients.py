@@ -194,7 +194,7 @@ def named(cases: list[tuple[str, Callable[[Pass], Any]]]) -> pytest.MarkDecorato
 
 
 def learned(x: Tensor) -> Tensor:
-    """As if it was computed from something that requires a gradient."""
+    """Give x as something computed from a tensor that requires a gradient."""
     return x.detach().clone().requires_grad_().clone()
 
 
@@ -242,7 +242,7 @@ TRACED = [case for case in (*OPERANDS, *OUTPUTS) if "mega" not in case[0]]
 
 @named(TRACED)
 def test_fake_tensors_are_refused_too(name: str, call: Callable[[Pass], Any]) -> None:
-    """Where whoever computes has no values, as while a model is traced."""
+    """Check the refusal on fake tensors, which have no values, as while a model is traced."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, refused(name):
         call(lambda x: learned(mode.from_tensor(x)))
 
@@ -287,7 +287,7 @@ WITHOUT_ONE = """
     transform_weights_for_mega_moe_sm90 transpose_packed_fp4 unpack_ue8m0_from_int cast_back_from_fp4
     fp8_mqa_logits fp8_fp4_mqa_logits fp8_paged_mqa_logits fp8_fp4_paged_mqa_logits
 """
-"""Of nothing that is trained; those whose gradient is torch's; logits, of which tests/test_indexer.py tells."""
+"""The functions of nothing that is trained, those whose gradient is torch's, and logits (tests/test_indexer.py)."""
 
 
 def test_weights_in_parameters_are_let_through_where_they_are_copied() -> None:
