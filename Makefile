@@ -33,11 +33,11 @@ $(PACKAGE): pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13
 	$(INSTALL) --editable ".[$(EXTRA)]"
 	touch $@
 
-$(TOOLS): $(PACKAGE) tests/newest_release.py tests/oldest_release.py
+$(TOOLS): $(PACKAGE) tests/house/newest_release.py tests/house/oldest_release.py
 	$(INSTALL) --editable ".[dev,$(EXTRA)]"
 	test "$(EXTRA)" = cu12 || $(INSTALL) --editable ".[old-nvrtc]"
-	$(VENV)/bin/python tests/newest_release.py "$(EXTRA)"
-	$(VENV)/bin/python tests/oldest_release.py
+	$(VENV)/bin/python tests/house/newest_release.py "$(EXTRA)"
+	$(VENV)/bin/python tests/house/oldest_release.py
 	touch $@
 
 help:

@@ -15,75 +15,17 @@ except ModuleNotFoundError as error:
 
 from . import nn, testing, utils
 from . import ops as ops
-from .activation import silu_mul_cast_to_fp8
-from .bf16 import (
-    bf16_gemm_nn,
-    bf16_gemm_nt,
-    bf16_gemm_tn,
-    bf16_gemm_tt,
-    bf16_m_grouped_gemm_nt_masked,
-    einsum,
-    k_grouped_bf16_gemm_tn_contiguous,
-    m_grouped_bf16_gemm_nn_contiguous,
-    m_grouped_bf16_gemm_nt_contiguous,
-    m_grouped_bf16_gemm_nt_masked,
-)
-from .choose.explain import explain
-from .compat.absent import refuse
-from .dense import (
-    cublaslt_gemm_nn,
-    cublaslt_gemm_nt,
-    cublaslt_gemm_tn,
-    cublaslt_gemm_tt,
-    fp8_fp4_gemm_nn,
-    fp8_fp4_gemm_nt,
-    fp8_fp4_gemm_tn,
-    fp8_fp4_gemm_tt,
-    fp8_gemm_nn,
-    fp8_gemm_nt,
-    fp8_gemm_tn,
-    fp8_gemm_tt,
-    gemm_fp8_fp8_bf16_nt,
-    wgrad_gemm_fp8_fp8_fp32_nt,
-)
-from .grouped import (
-    fp8_m_grouped_gemm_nt_masked,
-    k_grouped_fp8_gemm_nt_contiguous,
-    k_grouped_wgrad_gemm_fp8_fp8_fp32_nt,
-    m_grouped_fp8_fp4_gemm_nn_contiguous,
-    m_grouped_fp8_fp4_gemm_nt_contiguous,
-    m_grouped_fp8_fp4_gemm_nt_masked,
-    m_grouped_fp8_gemm_nn_contiguous,
-    m_grouped_fp8_gemm_nt_contiguous,
-    m_grouped_fp8_gemm_nt_masked,
-    m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
-    m_grouped_gemm_fp8_fp8_bf16_nt_masked,
-)
-from .heads import fp8_einsum
-from .hyper_connections import tf32_hc_prenorm_gemm
-from .indexer import (
-    fp8_fp4_mqa_logits,
-    fp8_fp4_paged_mqa_logits,
-    fp8_mqa_logits,
-    fp8_paged_mqa_logits,
-    get_paged_mqa_logits_metadata,
-)
-from .layers import experts, experts_workspace_bytes, linear
-from .problem.layout import align, ceil_div, cell_div, get_tma_aligned_size
-from .quantize import (
-    cast_back_from_fp4,
-    cast_back_from_fp8,
+from .casts.back import cast_back_from_fp8
+from .casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
+from .casts.fp8 import (
     cast_both_to_fp8,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
-    per_token_cast_to_fp4,
     per_token_cast_to_fp8,
-    transpose_packed_fp4,
 )
-from .routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
-from .scales import (
+from .casts.scales import (
     get_col_major_tma_aligned_tensor,
     get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_packed_ue8m0_tensor,
@@ -92,7 +34,9 @@ from .scales import (
     transform_sf_into_required_layout,
     unpack_ue8m0_from_int,
 )
-from .settings import (
+from .compat.absent import refuse
+from .core.check.layout import align, ceil_div, cell_div, get_tma_aligned_size
+from .core.settings import (
     get_batch_invariant,
     get_compile_mode,
     get_deterministic_algorithms,
@@ -113,7 +57,54 @@ from .settings import (
     set_tc_util,
     use_deterministic_algorithms,
 )
-from .skip_head_mid import fp8_gemm_nt_skip_head_mid
+from .gemm.bf16.dense import bf16_gemm_nn, bf16_gemm_nt, bf16_gemm_tn, bf16_gemm_tt
+from .gemm.bf16.expressions import einsum
+from .gemm.bf16.grouped import (
+    bf16_m_grouped_gemm_nt_masked,
+    k_grouped_bf16_gemm_tn_contiguous,
+    m_grouped_bf16_gemm_nn_contiguous,
+    m_grouped_bf16_gemm_nt_contiguous,
+    m_grouped_bf16_gemm_nt_masked,
+)
+from .gemm.dense.api import (
+    cublaslt_gemm_nn,
+    cublaslt_gemm_nt,
+    cublaslt_gemm_tn,
+    cublaslt_gemm_tt,
+    fp8_fp4_gemm_nn,
+    fp8_fp4_gemm_nt,
+    fp8_fp4_gemm_tn,
+    fp8_fp4_gemm_tt,
+    fp8_gemm_nn,
+    fp8_gemm_nt,
+    fp8_gemm_tn,
+    fp8_gemm_tt,
+    gemm_fp8_fp8_bf16_nt,
+    wgrad_gemm_fp8_fp8_fp32_nt,
+)
+from .gemm.explain import explain
+from .gemm.heads.api import fp8_einsum
+from .gemm.rows.api import (
+    fp8_m_grouped_gemm_nt_masked,
+    k_grouped_fp8_gemm_nt_contiguous,
+    k_grouped_wgrad_gemm_fp8_fp8_fp32_nt,
+    m_grouped_fp8_fp4_gemm_nn_contiguous,
+    m_grouped_fp8_fp4_gemm_nt_contiguous,
+    m_grouped_fp8_fp4_gemm_nt_masked,
+    m_grouped_fp8_gemm_nn_contiguous,
+    m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_masked,
+    m_grouped_gemm_fp8_fp8_bf16_nt_contiguous,
+    m_grouped_gemm_fp8_fp8_bf16_nt_masked,
+)
+from .gemm.skip.api import fp8_gemm_nt_skip_head_mid
+from .hyper.api import tf32_hc_prenorm_gemm
+from .indexer.paged import fp8_fp4_paged_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata
+from .indexer.prefill import fp8_fp4_mqa_logits, fp8_mqa_logits
+from .linear.api import linear
+from .moe.activation import silu_mul_cast_to_fp8
+from .moe.api import experts, experts_workspace_bytes
+from .moe.routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
 from .testing import bench, bench_kineto, calc_diff
 
 if is_available():  # torch is built without it for some systems

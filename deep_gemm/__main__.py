@@ -29,8 +29,8 @@ class Commands(TyperGroup):
         except typer.Exit:
             raise
         except (RuntimeError, ValueError) as error:
-            from .jit import CompilerMissing
-            from .settings import SettingError
+            from .core.jit import CompilerMissing
+            from .core.settings import SettingError
 
             if not isinstance(error, (CompilerMissing, SettingError)):
                 raise
@@ -79,7 +79,7 @@ def doctor() -> None:
             typer.echo(f"deep_gemm: {sentence}")
         raise typer.Exit(WRONG)
 
-    from .tools.doctor import examine
+    from .cli.doctor import examine
 
     findings = examine()
     for finding in findings:
@@ -90,7 +90,7 @@ def doctor() -> None:
 @app.command(epilog=examples("demo"))
 def demo() -> None:
     """Quantize random data, run every product and layer, and check each against FP64. On a GPU, show speed too."""
-    from .tools.demo import run
+    from .cli.demo import run
 
     raise typer.Exit(0 if run() else WRONG)
 
@@ -135,7 +135,7 @@ def explain(
     """Show what a product of these sizes runs, what else there is for it, and why that lost."""
     import torch
 
-    from .choose.explain import explain
+    from .gemm.explain import explain
 
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
     try:
@@ -196,9 +196,9 @@ def compile_shapes(
     """Compile the kernels of these shapes into the cache, before a program needs them. Needs no GPU."""
     import torch
 
-    from .choose.explain import asked
-    from .tools import precompile
-    from .tools.console import make_console
+    from .cli import precompile
+    from .cli.console import make_console
+    from .gemm.explain import asked
 
     dtypes = {OutputName.BF16: torch.bfloat16, OutputName.FP32: torch.float32, None: None}
     dtype, recipe = dtypes[OutputName.FP32 if fp32 else output], (1, 1, 128) if by_row else None
@@ -226,9 +226,9 @@ def compile_shapes(
 @cache_app.command("list", epilog=examples("cache list"))
 def list_cache() -> None:
     """List the compiled kernels that are kept, the newest first."""
-    from .settings import settings
-    from .tools.cache import show
-    from .tools.console import make_console
+    from .cli.cache import show
+    from .cli.console import make_console
+    from .core.settings import settings
 
     for directory in settings().jit_cache_dirs:
         show(directory, make_console())
@@ -239,9 +239,9 @@ def verify_cache(
     remove: Annotated[bool, typer.Option("--remove", help="remove those that are not sound")] = False,
 ) -> None:
     """Check the digest and the name of every kernel that is kept. One that is not sound is only compiled anew."""
-    from .settings import settings
-    from .tools.cache import verify
-    from .tools.console import make_console
+    from .cli.cache import verify
+    from .cli.console import make_console
+    from .core.settings import settings
 
     console = make_console()
     is_sound = [verify(directory, console, remove=remove) for directory in settings().jit_cache_dirs]
@@ -256,9 +256,9 @@ def clear_cache(
 
     Of several directories only the one that is written is cleared.
     """
-    from .jit.cache import written_directory
-    from .settings import settings
-    from .tools.cache import clear
+    from .cli.cache import clear
+    from .core.jit.cache import written_directory
+    from .core.settings import settings
 
     directory = written_directory(settings().jit_cache_dirs)
     if not yes and not typer.confirm(f"Remove all kernels from {directory}?"):
@@ -269,9 +269,9 @@ def clear_cache(
 @cache_app.command("export", epilog=examples("cache export kernels.tar"))
 def export_cache(file: Annotated[Path, typer.Argument(help="the archive to write, a tar of kernels")]) -> None:
     """Write all kernels that are kept into FILE, for other machines and for container images."""
-    from .settings import settings
-    from .tools.cache import export_to
-    from .tools.console import make_console
+    from .cli.cache import export_to
+    from .cli.console import make_console
+    from .core.settings import settings
 
     try:
         has_some = export_to(file, settings().jit_cache_dirs, make_console())
@@ -286,10 +286,10 @@ def import_cache(file: Annotated[Path, typer.Argument(help="an archive that `cac
     """Take the kernels in FILE into the directory of kernels. What is not a kernel, or not sound, is refused."""
     import tarfile
 
-    from .jit.cache import written_directory
-    from .settings import settings
-    from .tools.cache import import_from
-    from .tools.console import make_console
+    from .cli.cache import import_from
+    from .cli.console import make_console
+    from .core.jit.cache import written_directory
+    from .core.settings import settings
 
     try:
         is_sound = import_from(file, written_directory(settings().jit_cache_dirs), make_console())

@@ -3,8 +3,8 @@
 Memory that a call needs besides its output comes from torch; if there is none, that is `torch.OutOfMemoryError`.
 """
 
-from .gpus import UnsupportedGpuError
-from .jit import CompileError, CompilerMissing
-from .jit.driver import DriverError, EarlierError, LaunchError
+from .core.gpu import UnsupportedGpuError
+from .core.jit import CompileError, CompilerMissing
+from .core.jit.driver import DriverError, EarlierError, LaunchError
 
 __all__ = ["CompileError", "CompilerMissing", "DriverError", "EarlierError", "LaunchError", "UnsupportedGpuError"]

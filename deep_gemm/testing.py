@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from .gpus import HOPPER
+from .core.gpu import HOPPER
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -52,10 +52,10 @@ def sim(
     if kernel not in ("fp8_gemm", "hc_prenorm"):
         raise typer.BadParameter(f"expected fp8_gemm or hc_prenorm, got {kernel}", param_hint="kernel")
 
-    from deep_gemm.choose.config_hc_prenorm import HcConfig
-    from deep_gemm.choose.config_hc_prenorm_few import TILE_ROWS, HcFewConfig
-    from deep_gemm.choose.config_of_tile import tile_config
-    from deep_gemm.choose.output import Output
+    from deep_gemm.gemm.config_of_tile import tile_config
+    from deep_gemm.gemm.output import Output
+    from deep_gemm.hyper.config import HcConfig
+    from deep_gemm.hyper.config_few import TILE_ROWS, HcFewConfig
 
     from .sim import HostCompileError
     from .sim.command import run, run_hc
@@ -98,10 +98,10 @@ def inspect(
     sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
-    from deep_gemm.choose.config_of_tile import tile_config
-    from deep_gemm.choose.output import Output
-    from deep_gemm.jit import CompileError
-    from deep_gemm.tools.console import make_console
+    from deep_gemm.cli.console import make_console
+    from deep_gemm.core.jit import CompileError
+    from deep_gemm.gemm.config_of_tile import tile_config
+    from deep_gemm.gemm.output import Output
 
     from .inspect import inspect, show
     from .kernels import kernel_named
@@ -127,11 +127,11 @@ def inspect(
 @app.command(epilog=examples("configs"))
 def configs() -> None:
     """List every configuration that can be chosen: of products, dense and grouped, and of all other kernels."""
-    from deep_gemm.choose.dense import reachable, reachable_decode
-    from deep_gemm.choose.depths import reachable_k_grouped
-    from deep_gemm.choose.heads import reachable_heads, reachable_heads_decode
-    from deep_gemm.choose.rows import reachable_grouped, reachable_silu
-    from deep_gemm.tools.console import make_console
+    from deep_gemm.cli.console import make_console
+    from deep_gemm.gemm.dense.choose import reachable, reachable_decode
+    from deep_gemm.gemm.depths.choose import reachable_k_grouped
+    from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+    from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 
     from .inspect import show_configs, show_other_configs
     from .kernels import all_kernels

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deep_gemm.choose.config import BLOCK_K, REGISTERS_PER_SM, SHARED_BYTES_LIMIT, GemmConfig
-from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.jit.compiler import compiler_version
-from deep_gemm.jit.cubin import NO_DISASSEMBLER, disassemble
-from deep_gemm.jit.report import KernelReport, report
-from deep_gemm.kernels.code_plan import CodePlan
+from deep_gemm.core.code_plan import CodePlan
+from deep_gemm.core.jit.compiler import compiler_version
+from deep_gemm.core.jit.cubin import NO_DISASSEMBLER, disassemble
+from deep_gemm.core.jit.report import KernelReport, report
+from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
+from deep_gemm.gemm.config import BLOCK_K, GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
 
 from .gates import REGISTERS_STEP, Verdict, verdicts
 from .kernels import Listed

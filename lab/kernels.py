@@ -9,26 +9,29 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from deep_gemm.choose import bf16, dense, depths, heads, rows, skip_head_mid
-from deep_gemm.choose import hc_prenorm as choose_hc
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.choose.config_hc_prenorm import reachable_hc
-from deep_gemm.jit import applied, passes_for
-from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
-from deep_gemm.kernels import (
-    bf16_gemm,
-    fp8_gemm,
-    fp8_gemm_decode,
-    fp8_mqa_logits,
-    fp8_paged_mqa_logits,
-    hc_prenorm,
-    hc_prenorm_few,
-    k_group_maps,
-    linear_decode,
-)
-from deep_gemm.kernels.code_plan import CodePlan
-from deep_gemm.kernels.ordinary import reachable_ordinary
+from deep_gemm.core.code_plan import CodePlan
+from deep_gemm.core.jit import applied, passes_for
+from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.bf16 import choose as bf16
+from deep_gemm.gemm.bf16 import kernel as bf16_gemm
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense import choose as dense
+from deep_gemm.gemm.depths import choose as depths
+from deep_gemm.gemm.depths import maps_kernel as k_group_maps
+from deep_gemm.gemm.heads import choose as heads
+from deep_gemm.gemm.rows import choose as rows
+from deep_gemm.gemm.skip import choose as skip_head_mid
+from deep_gemm.hyper import choose as choose_hc
+from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper import kernel_few as hc_prenorm_few
+from deep_gemm.hyper.config import reachable_hc
+from deep_gemm.indexer import kernel as fp8_mqa_logits
+from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.ordinary import reachable_ordinary
 
 
 class Listed(NamedTuple):

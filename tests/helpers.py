@@ -10,14 +10,14 @@ import first_trials
 import torch
 from torch import Tensor
 
-from deep_gemm import reference
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.jit.compiler import CompiledKernel, compile_cubin
-from deep_gemm.jit.cubin import read_kernels
-from deep_gemm.jit.report import KernelReport, report
-from deep_gemm.kernels import fp8_gemm
-from deep_gemm.problem import DenseProblem
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
+from deep_gemm.core.jit.cubin import read_kernels
+from deep_gemm.core.jit.report import KernelReport, report
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.dense.check import DenseProblem
 from lab.sim.mutate import CAUGHT, Mutation, Trial, try_mutation
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from ..compat.forms import tells_options_by_type
-from ..kernels import fp8_paged_mqa_logits as kernel
-from ..kernels import plan_paged_contexts
-from ..problem.indexer import no_q_scales
-from ..problem.paged import PagedLogits, metadata_problem, no_indices, paged_logits_problem
-from ..problem.tracing import handles_operators, is_dispatched
-from . import paged_reference
+from ..core.check.tracing import handles_operators, is_dispatched
+from . import paged_kernel as kernel
+from . import paged_reference, plan_paged_contexts
+from .check import no_q_scales
+from .paged_check import PagedLogits, metadata_problem, no_indices, paged_logits_problem
 
 
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int, indices: None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..problem.paged import SCALE_BYTES, SEGMENT_KEYS, PagedLogits
+from .paged_check import SCALE_BYTES, SEGMENT_KEYS, PagedLogits
 from .reference import weighted_scores
 
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from ..compat.forms import tells_options_by_type
-from ..kernels import fp8_mqa_logits as kernel
-from ..problem.indexer import Keys, MqaLogits, mqa_logits_problem, no_q_scales, no_schedule
-from ..problem.tracing import handles_operators, is_dispatched
-from . import reference
+from ..core.check.tracing import handles_operators, is_dispatched
+from . import kernel, reference
+from .check import Keys, MqaLogits, mqa_logits_problem, no_q_scales, no_schedule
 
 
 @tells_options_by_type

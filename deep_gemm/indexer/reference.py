@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..problem.indexer import MqaLogits
+from .check import MqaLogits
 
 SCORES_AT_A_TIME = 1 << 24
 """FP32 scores of all heads that are in memory at a time."""

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..bf16 import bf16_gemm_nn, einsum
-from ..problem.bf16 import MULTIPLE
-from ..problem.layout import ADDRESS_ALIGNMENT
+from ..core.check.layout import ADDRESS_ALIGNMENT
+from ..gemm.bf16.check import MULTIPLE
+from ..gemm.bf16.dense import bf16_gemm_nn
+from ..gemm.bf16.expressions import einsum
 
 __all__ = ["batch_invariant_mm"]
 

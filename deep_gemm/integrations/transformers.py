@@ -18,9 +18,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..layers import experts, linear
-from ..problem.checks import wants_gradient
-from ..problem.layout import SCALE_BLOCK
+from ..core.check.checks import wants_gradient
+from ..core.check.layout import SCALE_BLOCK
+from ..linear.api import linear
+from ..moe.api import experts
 
 __all__ = ["DeepGemmUse", "use_deep_gemm"]
 

@@ -1,8 +1,8 @@
 """Programs of 2025 import layouts and settings from here."""
 
-from ..problem.layout import ceil_div, get_tma_aligned_size
-from ..scales import get_col_major_tma_aligned_tensor
-from ..settings import get_m_alignment_for_contiguous_layout, get_num_sms, set_num_sms
+from ..casts.scales import get_col_major_tma_aligned_tensor
+from ..core.check.layout import ceil_div, get_tma_aligned_size
+from ..core.settings import get_m_alignment_for_contiguous_layout, get_num_sms, set_num_sms
 
 __all__ = [
     "ceil_div",

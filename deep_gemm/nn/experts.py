@@ -23,25 +23,24 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..grouped import k_grouped_fp8_gemm_nt_contiguous
-from ..layers import activate_rows, product_of_rows
-from ..problem import ExpertRows
-from ..problem.checks import K_MULTIPLE
-from ..problem.integers import integer_in_range
-from ..problem.layout import align
-from ..problem.numbers import positive
-from ..problem.tracing import is_dispatched
-from ..quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from ..routing import expert_rows, gather_cast_to_fp8, gather_weighted
+from ..casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..core.check.checks import K_MULTIPLE
+from ..core.check.integers import integer_in_range
+from ..core.check.layout import align
+from ..core.check.numbers import positive
+from ..core.check.tracing import is_dispatched
+from ..gemm.rows.api import k_grouped_fp8_gemm_nt_contiguous
+from ..linear.backward import output_type, transposed
+from ..moe.api import activate_rows, product_of_rows
+from ..moe.routing import expert_rows, gather_cast_to_fp8, gather_weighted
+from ..moe.routing_check import ExpertRows
 from .gradients import (
     as_autocast_says,
     features,
     gradient_beside_main_grad,
     in_shape,
     main_grad_of,
-    output_type,
     outside_of_graphs,
-    transposed,
     weight_type,
 )
 
@@ -119,7 +118,7 @@ class Experts(torch.nn.Module):
         weights = self.w1, self.w2
         if main_grads != (None, None):
             out = apply_beside_main_grads(*flat, *weights, rows, self.limit, main_grads)
-        elif is_dispatched(x):  # an operator of ops/nn.py, with a formula for its gradients
+        elif is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
             out, _ = torch.ops.deep_gemm.nn_experts(*flat, *weights, list(rows), self.limit)
             out = out.to(x.dtype)
         else:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem.checks import K_MULTIPLE, Operand
-from ..problem.integers import integer_in_range
+from ..core.check.checks import K_MULTIPLE
+from ..core.check.integers import integer_in_range
 
 WEIGHT_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -60,20 +60,6 @@ def in_shape(rows: Tensor, shape: Sequence[int]) -> Tensor:
     Autograd refuses changes in place of a view that a Function made, and by one of any view FSDP2 loses its hook.
     """
     return torch.ops.aten._unsafe_view.default(rows, shape)  # type: ignore[no-any-return]
-
-
-def output_type(dtype: torch.dtype) -> torch.dtype:
-    """Type in which a product writes what is then to be of this type."""
-    return dtype if dtype == torch.bfloat16 else torch.float32
-
-
-def transposed(w: Operand) -> Operand:
-    """Give a cast weight `[..., n, k]` as `[..., k, n]`, its scales as a view.
-
-    Products would copy the values too, but calls whose values they copy are none that they have seen before.
-    """
-    values, scales = w
-    return values.mT.contiguous(), scales.mT
 
 
 def main_grad_of(name: str, weight: Tensor, is_fused: bool) -> Tensor | None:

@@ -19,21 +19,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..dense import fp8_gemm_nt
-from ..layers import linear
-from ..problem.checks import K_MULTIPLE, Operand, wants_gradient
-from ..problem.layout import RECIPE_1D1D
-from ..problem.tracing import is_dispatched
-from ..quantize import Quantized, cast_both_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..casts.fp8 import cast_both_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..casts.rules import Quantized
+from ..core.check.checks import K_MULTIPLE, Operand, wants_gradient
+from ..core.check.layout import RECIPE_1D1D
+from ..core.check.tracing import is_dispatched
+from ..gemm.dense.api import fp8_gemm_nt
+from ..linear.api import linear
+from ..linear.backward import output_type, product_back
 from .gradients import (
     as_autocast_says,
     features,
     gradient_beside_main_grad,
     in_shape,
     main_grad_of,
-    output_type,
     outside_of_graphs,
-    transposed,
     weight_type,
 )
 
@@ -85,7 +85,7 @@ class Linear(torch.nn.Linear):
         rows = x.reshape(-1, self.in_features)
         if main_grad is not None:
             d = apply_beside_main_grad(rows, self.weight, self.bias, main_grad)
-        elif is_dispatched(x):  # an operator of ops/nn.py, with a formula for its gradients
+        elif is_dispatched(x):  # an operator of nn/ops.py, with a formula for its gradients
             d, *_ = torch.ops.deep_gemm.nn_linear_rows(rows, self.weight, self.bias, needs_weight)
         else:
             d = _Linear.apply(rows, self.weight, self.bias, None)  # type: ignore[no-untyped-call]
@@ -165,26 +165,6 @@ def gradients(
     if columns is not None and x_columns is not None:
         of_weight = weight_gradient(columns, x_columns, weight_dtype, main_grad)
     return of_x, of_weight
-
-
-def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
-    """Compute the gradient of the rows of x through a weight `[n, k]` that was cast, n any number of columns.
-
-    Columns are the depth of this product, so there zeros are added until products take their number.
-    """
-    values, scales = w
-    more = -values.shape[0] % K_MULTIPLE
-    if more:
-        grad = F.pad(grad, (0, more))
-        values = F.pad(values.view(torch.uint8), (0, 0, 0, more)).view(values.dtype)
-    return product_back(per_token_cast_to_fp8(grad, mn_major=True), (values, scales), dtype)
-
-
-def product_back(a: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
-    """Compute a @ w in a type."""
-    d = torch.empty(a[0].shape[0], w[0].shape[1], dtype=output_type(dtype), device=a[0].device)
-    fp8_gemm_nt(a, transposed(w), d)
-    return d.to(dtype)
 
 
 def product(a: Operand, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

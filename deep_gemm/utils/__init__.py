@@ -2,18 +2,16 @@
 
 from typing import NoReturn
 
-from ..compat.absent import refuse
-from ..problem.layout import align, ceil_div, get_tma_aligned_size
-from ..quantize import (
-    cast_back_from_fp4,
-    cast_back_from_fp8,
+from ..casts.back import cast_back_from_fp8
+from ..casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
+from ..casts.fp8 import (
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
-    per_token_cast_to_fp4,
     per_token_cast_to_fp8,
-    transpose_packed_fp4,
 )
+from ..compat.absent import refuse
+from ..core.check.layout import align, ceil_div, get_tma_aligned_size
 from ..testing import bench, bench_kineto, calc_diff
 from . import dist, layout, math
 from .layout import (

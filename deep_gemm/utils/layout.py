@@ -2,16 +2,16 @@
 
 from typing import NoReturn
 
-from ..compat.absent import refuse
-from ..problem.layout import get_tma_aligned_size
-from ..scales import (
+from ..casts.scales import (
     get_col_major_tma_aligned_tensor,
     get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_mn_major_tma_aligned_tensor,
     transform_sf_into_required_layout,
 )
-from ..settings import (
+from ..compat.absent import refuse
+from ..core.check.layout import get_tma_aligned_size
+from ..core.settings import (
     get_k_alignment_for_contiguous_layout,
     get_m_alignment_for_contiguous_layout,
     get_mk_alignment_for_contiguous_layout,

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.bf16 import (
-    bf16_gemm_nt,
-    bf16_gemm_tn,
-    einsum,
+from deep_gemm.gemm.bf16.dense import bf16_gemm_nt, bf16_gemm_tn
+from deep_gemm.gemm.bf16.expressions import einsum
+from deep_gemm.gemm.bf16.grouped import (
     k_grouped_bf16_gemm_tn_contiguous,
     m_grouped_bf16_gemm_nt_contiguous,
     m_grouped_bf16_gemm_nt_masked,

@@ -11,9 +11,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from deep_gemm.choose.config import BLOCK_K
-from deep_gemm.gpus import GPUS
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.gpu import GPUS
+from deep_gemm.gemm.config import BLOCK_K
 
 from .grid import ROOM, grid, grouped_grid
 from .tune_samples import samples

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deep_gemm import activation, quantize, routing
-from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
+from deep_gemm import casts as quantize
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.moe import activation, routing
 
 from .products import MAX_NAME, raise_if_lost, reason
 from .report import Row

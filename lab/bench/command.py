@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from deep_gemm.tools.console import make_console, with_progress
+from deep_gemm.cli.console import make_console, with_progress
 
 from . import (
     attention,

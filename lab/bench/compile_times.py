@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.dense import reachable
-from deep_gemm.jit.compiler import compile_cubin, compiler_version
-from deep_gemm.kernels import fp8_gemm
+from deep_gemm.core.jit.compiler import compile_cubin, compiler_version
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.dense.choose import reachable
 
 from .products import reason
 from .report import Row

@@ -22,17 +22,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from deep_gemm.distributed import Experts, message, owned_experts
-from deep_gemm.distributed.by_group import Facts
-from deep_gemm.distributed.by_peers import why_not
-from deep_gemm.distributed.collectives import all_gather
-from deep_gemm.distributed.owners import local_ids
-from deep_gemm.layers import activations_of_rows, product_of_rows
-from deep_gemm.problem import ExpertRows
-from deep_gemm.problem.checks import Operand
-from deep_gemm.quantize import Quantized
-from deep_gemm.routing import expert_rows, gather_cast_to_fp8, weighted_sum
-from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.across import message
+from deep_gemm.across.by_group import Facts
+from deep_gemm.across.by_peers import why_not
+from deep_gemm.across.collectives import all_gather
+from deep_gemm.across.owners import local_ids
+from deep_gemm.casts.rules import Quantized
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.distributed import Experts, owned_experts
+from deep_gemm.moe.api import activations_of_rows, product_of_rows
+from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8, weighted_sum
+from deep_gemm.moe.routing_check import ExpertRows
 
 from . import mega_moe
 from .cases import Shape

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.heads import fp8_einsum
-from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.gemm.heads.api import fp8_einsum
 from deep_gemm.testing import calc_diff
 
 from . import yardsticks

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deep_gemm import layers as public
-from deep_gemm.activation import silu_mul_cast_to_fp8
-from deep_gemm.grouped import m_grouped_fp8_gemm_nt_contiguous, product_of_stacked_rows
-from deep_gemm.problem.checks import Operand
-from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
-from deep_gemm.quantize import FP8_MAX, Quantized
-from deep_gemm.routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
-from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.casts.rules import FP8_MAX, Quantized
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.gemm.rows.api import m_grouped_fp8_gemm_nt_contiguous, product_of_stacked_rows
+from deep_gemm.moe import api as public
+from deep_gemm.moe.activation import silu_mul_cast_to_fp8
+from deep_gemm.moe.routing import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted
 
 from . import layers
 from .contenders import BF16, OURS

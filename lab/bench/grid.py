@@ -2,7 +2,7 @@
 
 The rule for dense shapes, stated here alone:
 
-- Weights `[n, k]` are those that one of 1, 2, 4 or 8 ranks has of each model in `tools/models.py` and of the dense
+- Weights `[n, k]` are those that one of 1, 2, 4 or 8 ranks has of each model in `cli/models.py` and of the dense
   models below, experts' too, each once. A model that so many ranks cannot share is left out for that number. So
   are weights that choices were tuned to: those of `cases.all_cases`, and those that the cost model was fitted to.
 - In order of their bytes, every second weight is taken. It gets three m, seven places apart in `MS`; the next one
@@ -11,7 +11,7 @@ The rule for dense shapes, stated here alone:
 
 And for groups:
 
-- Weights of experts in FP8 `[n, k]` are those of each model in `tools/models.py` whose experts 1, 8 or 32 ranks share
+- Weights of experts in FP8 `[n, k]` are those of each model in `cli/models.py` whose experts 1, 8 or 32 ranks share
   out whole, or 2, 4 or 8 ranks each in part, but for those that choices were tuned to.
 - In order of their bytes, every second gets three kinds of groups with rows of each on average from `ROWS`, five
   places apart; the next weight begins with the next kind, a place further. Products above `MOST_OPERATIONS`, and
@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from deep_gemm.problem.layout import align
-from deep_gemm.tools.models import BLOCK, MODELS, Grouped, Weight, blocks_shared
+from deep_gemm.cli.models import BLOCK, MODELS, Grouped, Weight, blocks_shared
+from deep_gemm.core.check.layout import align
 
 MS = (1, 3, 7, 16, 24, 48, 80, 128, 150, 200, 320, 500, 700, 1000, 1500, 2300, 3000, 4096, 5000, 8192)
 RANKS = (1, 2, 4, 8)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from deep_gemm import reference
-from deep_gemm.hyper_connections import compute
-from deep_gemm.problem.hyper_connections import HcProblem
+from deep_gemm.hyper import reference
+from deep_gemm.hyper.api import compute
+from deep_gemm.hyper.check import HcProblem
 from deep_gemm.testing import calc_diff
 
 from . import yardsticks

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm import dense, grouped
-from deep_gemm.choose.dense import menu_of, select
-from deep_gemm.choose.output import Output
-from deep_gemm.gpus import H200
-from deep_gemm.quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.gpu import H200
+from deep_gemm.gemm.dense import api as dense
+from deep_gemm.gemm.dense.choose import menu_of, select
+from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.rows import api as grouped
 
 from .products import reason
 from .report import Row

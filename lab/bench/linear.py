@@ -9,11 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from deep_gemm import layers as public
-from deep_gemm.dense import fp8_gemm_nt
-from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
-from deep_gemm.quantize import Quantized, cast_by_torch, per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.casts.by_torch import cast_by_torch
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.rules import Quantized
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.gemm.dense.api import fp8_gemm_nt
+from deep_gemm.linear import api as public
 
 from . import layers
 from .cases import all_cases

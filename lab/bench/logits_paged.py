@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_gemm.gpus import gpu_of
+from deep_gemm.core.gpu import gpu_of
 from deep_gemm.indexer import paged, paged_reference
-from deep_gemm.problem.paged import PagedLogits, paged_logits_problem
+from deep_gemm.indexer.paged_check import PagedLogits, paged_logits_problem
 from deep_gemm.testing import calc_diff
 
 from .cases import Shape

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.indexer import prefill, reference
-from deep_gemm.problem.indexer import MqaLogits, mqa_logits_problem
+from deep_gemm.indexer.check import MqaLogits, mqa_logits_problem
 from deep_gemm.testing import calc_diff
 
 from .cases import Shape

@@ -69,7 +69,7 @@ def source_digest() -> str:
 
 def _versions() -> dict[str, str | None]:
     from deep_gemm import __version__
-    from deep_gemm.jit.compiler import CompilerMissing, compiler_version
+    from deep_gemm.core.jit.compiler import CompilerMissing, compiler_version
 
     try:
         nvrtc: str | None = compiler_version()

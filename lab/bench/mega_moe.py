@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deep_gemm.across.mega_check import HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE
+from deep_gemm.core.check.checks import Operand
 from deep_gemm.distributed import (
     fp8_mega_moe,
     get_symm_buffer_for_sm90_mega_moe,
     mega_moe_pre_dispatch_sm90,
     transform_weights_for_mega_moe_sm90,
 )
-from deep_gemm.problem import Operand
-from deep_gemm.problem.mega_moe import HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE
 from deep_gemm.testing import calc_diff
 
 TOLERANCE = 0.01

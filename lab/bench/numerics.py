@@ -15,20 +15,23 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from deep_gemm import reference
-from deep_gemm.bf16 import bf16_gemm_nt, einsum
-from deep_gemm.dense import fp8_gemm_nt
-from deep_gemm.grouped import (
+from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.rules import FP8_MAX
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.gemm.bf16.dense import bf16_gemm_nt
+from deep_gemm.gemm.bf16.expressions import einsum
+from deep_gemm.gemm.dense.api import fp8_gemm_nt
+from deep_gemm.gemm.heads.api import fp8_einsum
+from deep_gemm.gemm.rows.api import (
     k_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nt_masked,
 )
-from deep_gemm.heads import fp8_einsum
-from deep_gemm.hyper_connections import tf32_hc_prenorm_gemm
-from deep_gemm.indexer import fp8_mqa_logits
-from deep_gemm.layers import experts, linear
-from deep_gemm.problem.checks import Operand
-from deep_gemm.quantize import FP8_MAX, k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.hyper.api import tf32_hc_prenorm_gemm
+from deep_gemm.hyper.reference import to_tf32
+from deep_gemm.indexer.prefill import fp8_mqa_logits
+from deep_gemm.linear.api import linear
+from deep_gemm.moe.api import experts
 
 from .cases import Shape
 from .contenders import BF16, BLOCKWISE, FAST, OURS, blockwise_call, dequantized
@@ -323,7 +326,7 @@ def hc_prenorm(shape: Shape, numbers: Numbers) -> Iterator[Way]:
     m, n, k = shape
     x, w = numbers(m, n, k)
     b = w.float() * torch.rand(n, 1).add(1)  # more bits than BF16 has
-    given, asked = exact(x, reference.to_tf32(b)), exact(x, b)
+    given, asked = exact(x, to_tf32(b)), exact(x, b)
     squares = torch.empty(m)
     call = into((m, n), torch.float32, lambda d: tf32_hc_prenorm_gemm(x, b, d, squares))
     yield Way(OURS, torch.float32, call, given, asked)

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.core.check.layout import ceil_div
 
 from .contenders import OURS
 from .layers import ACTIVATION, CAST, EAGER, FIRST, GATHER, PRODUCT, ROUTING, SECOND

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from deep_gemm.choose.dense import select
-from deep_gemm.choose.output import Output
-from deep_gemm.gpus import GPUS
-from deep_gemm.settings import get_batch_invariant, get_num_sms
+from deep_gemm.core.gpu import GPUS
+from deep_gemm.core.settings import get_batch_invariant, get_num_sms
+from deep_gemm.gemm.dense.choose import select
+from deep_gemm.gemm.output import Output
 
 from .cases import Case
 from .contenders import OURS, Contender, contenders_of

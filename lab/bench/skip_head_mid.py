@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.dense import fp8_gemm_nt
-from deep_gemm.problem import HeadParts
-from deep_gemm.problem.layout import ceil_div
-from deep_gemm.problem.skip_head_mid import parts
-from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.skip_head_mid import fp8_gemm_nt_skip_head_mid
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.gemm.dense.api import fp8_gemm_nt
+from deep_gemm.gemm.skip.api import fp8_gemm_nt_skip_head_mid
+from deep_gemm.gemm.skip.check import HeadParts, parts
 
 from . import yardsticks
 from .contenders import OURS

@@ -14,19 +14,21 @@ from functools import partial
 
 import torch
 
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.choose.dense import cheapest_tile, chosen_tile
-from deep_gemm.choose.explain import Candidate, candidates
-from deep_gemm.choose.output import Output
-from deep_gemm.choose.tiles import Tile
-from deep_gemm.gpus import Gpu
-from deep_gemm.kernels import dense, fp8_gemm, fp8_gemm_decode
-from deep_gemm.problem import DenseProblem, dense_problem
-from deep_gemm.problem.layout import RECIPE_1D1D
-from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.settings import get_batch_invariant
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import RECIPE_1D1D
+from deep_gemm.core.gpu import Gpu
+from deep_gemm.core.settings import get_batch_invariant
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense import launch as dense
+from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.dense.choose import cheapest_tile, chosen_tile
+from deep_gemm.gemm.explain import Candidate, candidates
+from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.tiles import Tile
 
 from .cases import Case, cases_of, random_shapes
 from .contenders import OURS

@@ -17,21 +17,26 @@ from typing import Any
 
 import torch
 
-from deep_gemm.choose import depths as choose_depths
-from deep_gemm.choose import rows as choose_rows
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.choose.explain import candidates
-from deep_gemm.choose.output import Groups, Output
-from deep_gemm.choose.tiles import TILES
-from deep_gemm.gpus import Gpu
-from deep_gemm.jit import CompilerMissing, driver
-from deep_gemm.kernels import dense, depths, fp8_gemm, fp8_gemm_decode, rows
-from deep_gemm.problem import contiguous_problem, k_grouped_problem, masked_problem
-from deep_gemm.problem.layout import RECIPE_1D1D, align
-from deep_gemm.problem.recipes import NO_RECIPES
-from deep_gemm.quantize import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import RECIPE_1D1D, align
+from deep_gemm.core.check.recipes import NO_RECIPES
+from deep_gemm.core.gpu import Gpu
+from deep_gemm.core.jit import CompilerMissing, driver
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense import launch as dense
+from deep_gemm.gemm.depths import choose as choose_depths
+from deep_gemm.gemm.depths import launch as depths
+from deep_gemm.gemm.depths.check import k_grouped_problem
+from deep_gemm.gemm.explain import candidates
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.rows import choose as choose_rows
+from deep_gemm.gemm.rows import launch as rows
+from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
+from deep_gemm.gemm.tiles import TILES
 
 from . import tune
 from .products import GpuLostError, raise_if_lost, reason

@@ -13,15 +13,15 @@ import torch
 from rich.console import Console
 
 from deep_gemm import __version__
-from deep_gemm.choose import timings
-from deep_gemm.choose.output import Output
-from deep_gemm.choose.table import Entry, Product, read_table, table_text, updated
-from deep_gemm.choose.tiles import OUTPUTS_BY_NAME
-from deep_gemm.choose.timings import Timings
-from deep_gemm.gpus import Gpu, gpu_of
-from deep_gemm.jit import CompilerMissing
-from deep_gemm.settings import settings
-from deep_gemm.tools.console import make_console, with_progress
+from deep_gemm.cli.console import make_console, with_progress
+from deep_gemm.core.gpu import Gpu, gpu_of
+from deep_gemm.core.jit import CompilerMissing
+from deep_gemm.core.settings import settings
+from deep_gemm.gemm import timings
+from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.table import Entry, Product, read_table, table_text, updated
+from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME
+from deep_gemm.gemm.timings import Timings
 
 from . import machine, table, tune, tune_collect, tune_fit, tune_samples
 from .cases import Case, parse_shapes

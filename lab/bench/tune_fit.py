@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deep_gemm.choose import depths, rows
-from deep_gemm.choose.cost import NEVER, dense_memory_us, on_weight
-from deep_gemm.choose.dense import menu_by
-from deep_gemm.choose.output import Groups, Output
-from deep_gemm.choose.tiles import OUTPUTS_BY_NAME, Tile, tiles_by_name
-from deep_gemm.choose.timings import NAMES, OF_A_GPU, Timings
-from deep_gemm.gpus import GPUS, Gpu
+from deep_gemm.core.gpu import GPUS, Gpu
+from deep_gemm.gemm.cost import NEVER, dense_memory_us, on_weight
+from deep_gemm.gemm.dense.choose import menu_by
+from deep_gemm.gemm.depths import choose as depths
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.rows import choose as rows
+from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME, Tile, tiles_by_name
+from deep_gemm.gemm.timings import NAMES, OF_A_GPU, Timings
 
 SHARPNESS = 100.0
 """A tile that costs 1% more than the lowest counts as chosen 1/e times as much."""

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from deep_gemm.choose.config import BLOCK_K
-from deep_gemm.choose.output import Groups, Output
-from deep_gemm.choose.tiles import OUTPUTS_BY_NAME
-from deep_gemm.problem.layout import align
+from deep_gemm.core.check.layout import align
+from deep_gemm.gemm.config import BLOCK_K
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME
 
 FITTED_WEIGHTS = (
     (2112, 7168), (576, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536),

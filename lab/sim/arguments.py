@@ -6,8 +6,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.jit.tensor_map import MAP_ALIGNMENT, ElementType, TensorMap
-from deep_gemm.problem.layout import ADDRESS_ALIGNMENT
+from deep_gemm.core.check.layout import ADDRESS_ALIGNMENT
+from deep_gemm.core.jit.tensor_map import MAP_ALIGNMENT, ElementType, TensorMap
 
 _TENSOR_MAP_MAGIC = 0x544D4150
 

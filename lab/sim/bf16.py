@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config_bf16 import Bf16Config
-from deep_gemm.choose.output import Groups
-from deep_gemm.kernels import bf16 as kernels
-from deep_gemm.kernels import bf16_gemm
-from deep_gemm.kernels.fp8_gemm import params_of
-from deep_gemm.kernels.plan import addresses_of
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.gemm.bf16 import kernel as bf16_gemm
+from deep_gemm.gemm.bf16 import launch as kernels
+from deep_gemm.gemm.bf16.config import Bf16Config
+from deep_gemm.gemm.kernel import params_of
+from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm.plan import addresses_of
 
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in

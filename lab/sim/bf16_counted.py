@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from deep_gemm.choose.config_bf16 import Bf16Config
-from deep_gemm.kernels import bf16_counted as kernels
-from deep_gemm.kernels.bf16_counted import CountedProblem
+from deep_gemm.gemm.bf16 import counted as kernels
+from deep_gemm.gemm.bf16.config import Bf16Config
+from deep_gemm.gemm.bf16.counted import CountedProblem
 
 from .bf16_depths import random_d_and_c, run_plans
 from .dense import Outcome

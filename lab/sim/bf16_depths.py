@@ -8,13 +8,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config_bf16 import Bf16Config
-from deep_gemm.jit import driver
-from deep_gemm.kernels import bf16_depths as kernels
-from deep_gemm.kernels.bf16_counted import CountedProblem
-from deep_gemm.kernels.bf16_depths import DepthsProblem
-from deep_gemm.kernels.fp8_gemm import params_of
-from deep_gemm.kernels.plan import Plan, addresses_of
+from deep_gemm.core.jit import driver
+from deep_gemm.gemm.bf16 import depths as kernels
+from deep_gemm.gemm.bf16.config import Bf16Config
+from deep_gemm.gemm.bf16.counted import CountedProblem
+from deep_gemm.gemm.bf16.depths import DepthsProblem
+from deep_gemm.gemm.kernel import params_of
+from deep_gemm.gemm.plan import Plan, addresses_of
 
 from .bf16 import Problem, right_and_allowed
 from .dense import Outcome, outcome

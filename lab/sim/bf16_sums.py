@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import torch
 
-from deep_gemm.choose.bf16 import SUM_OUTPUT
-from deep_gemm.choose.config_bf16 import BLOCK_K, Bf16Config
-from deep_gemm.kernels import bf16_sums as kernels
-from deep_gemm.kernels import sum_slices
-from deep_gemm.kernels.bf16_sums import Operands
-from deep_gemm.kernels.fp8_gemm import SUM_PARAMS
-from deep_gemm.kernels.launch import launch
-from deep_gemm.kernels.plan import Plan
-from deep_gemm.kernels.sum_slices import SlicesConfig
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.kernel import launch
+from deep_gemm.gemm.bf16 import sum_slices
+from deep_gemm.gemm.bf16 import sums as kernels
+from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
+from deep_gemm.gemm.bf16.config import BLOCK_K, Bf16Config
+from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
+from deep_gemm.gemm.bf16.sums import Operands
+from deep_gemm.gemm.kernel import SUM_PARAMS
+from deep_gemm.gemm.plan import Plan
 
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config_cast import CastConfig, num_ctas
-from deep_gemm.kernels import cast_rows
-from deep_gemm.kernels.cast_rows import RowCast
-from deep_gemm.kernels.launch import launch
-from deep_gemm.problem.layout import ceil_div
-from deep_gemm.quantize import Quantized
+from deep_gemm.casts import cast_rows
+from deep_gemm.casts.cast_rows import RowCast
+from deep_gemm.casts.config import CastConfig, num_ctas
+from deep_gemm.casts.rules import Quantized
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config_cast import Grain, TileCastConfig, num_tiles
-from deep_gemm.kernels import cast_tiles
-from deep_gemm.kernels.cast_tiles import TileCast
-from deep_gemm.kernels.launch import launch
-from deep_gemm.problem.layout import align, ceil_div
-from deep_gemm.quantize import Quantized
+from deep_gemm.casts import cast_tiles
+from deep_gemm.casts.cast_tiles import TileCast
+from deep_gemm.casts.config import Grain, TileCastConfig, num_tiles
+from deep_gemm.casts.rules import Quantized
+from deep_gemm.core.check.layout import align, ceil_div
+from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import track
 
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.kernels.hc_prenorm import Config
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.hyper.kernel import Config
 
 from . import dense as fp8_gemm
 from . import hc_prenorm

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deep_gemm import reference
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.kernels import dense as kernels
-from deep_gemm.kernels import fp8_gemm
-from deep_gemm.kernels.plan import addresses_of
-from deep_gemm.problem import DenseProblem, dense_problem
-from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.dense import launch as kernels
+from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.plan import addresses_of
 
 from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel, compile_kernel

@@ -8,15 +8,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from deep_gemm import reference
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.kernels import depths as kernels
-from deep_gemm.kernels import k_group_maps
-from deep_gemm.kernels.fp8_gemm import DEPTHS_PARAMS
-from deep_gemm.kernels.plan import addresses_of
-from deep_gemm.problem import DenseProblem, KGroupedProblem, k_grouped_problem
-from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
-from deep_gemm.quantize import k_grouped_cast_to_fp8
+from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.depths import launch as kernels
+from deep_gemm.gemm.depths import maps_kernel as k_group_maps
+from deep_gemm.gemm.depths.check import KGroupedProblem, k_grouped_problem
+from deep_gemm.gemm.kernel import DEPTHS_PARAMS
+from deep_gemm.gemm.plan import addresses_of
 
 from .dense import Outcome, compile_config, outcome
 from .launcher import Launcher, flat_memory, placed_in

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.kernels import fp8_gemm_decode
-from deep_gemm.kernels.plan import addresses_of
-from deep_gemm.problem import DenseProblem, dense_problem
-from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.plan import addresses_of
 
 from .dense import Outcome, buffers_of, outcome, right_and_allowed
 from .launcher import Launcher, placed_in

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config_mqa_logits import MqaConfig, grid
-from deep_gemm.kernels import fp8_mqa_logits
-from deep_gemm.kernels.launch import launch
-from deep_gemm.problem.indexer import MqaLogits
+from deep_gemm.core.kernel import launch
+from deep_gemm.indexer import kernel as fp8_mqa_logits
+from deep_gemm.indexer.check import MqaLogits
+from deep_gemm.indexer.config import MqaConfig, grid
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config_paged_mqa_logits import PagedConfig
-from deep_gemm.kernels import fp8_paged_mqa_logits, plan_paged_contexts
-from deep_gemm.kernels.launch import launch
-from deep_gemm.kernels.plan_paged_contexts import PlanConfig
-from deep_gemm.problem.paged import PagedLogits
+from deep_gemm.core.kernel import launch
+from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.indexer import plan_paged_contexts
+from deep_gemm.indexer.paged_check import PagedLogits
+from deep_gemm.indexer.paged_config import PagedConfig
+from deep_gemm.indexer.plan_paged_contexts import PlanConfig
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from deep_gemm.kernels import gather_weighted
-from deep_gemm.kernels.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
-from deep_gemm.kernels.launch import launch
+from deep_gemm.core.kernel import launch
+from deep_gemm.moe import gather_weighted
+from deep_gemm.moe.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.kernels import hc_prenorm
-from deep_gemm.kernels.hc_prenorm import Config
-from deep_gemm.kernels.launch import launch
-from deep_gemm.problem.hyper_connections import BLOCK_K, HcProblem
-from deep_gemm.problem.layout import ceil_div
-from deep_gemm.reference import hc_prenorm as reference
-from deep_gemm.reference import to_tf32
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.kernel import launch
+from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper.check import BLOCK_K, HcProblem
+from deep_gemm.hyper.kernel import Config
+from deep_gemm.hyper.reference import hc_prenorm as reference
+from deep_gemm.hyper.reference import to_tf32
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

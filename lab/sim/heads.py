@@ -7,15 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from deep_gemm import reference
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
-from deep_gemm.kernels import heads as kernels
-from deep_gemm.kernels.plan import addresses_of
-from deep_gemm.problem import DenseProblem, HeadsProblem, heads_problem
-from deep_gemm.problem.heads import BY_HEADS
-from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.heads import launch as kernels
+from deep_gemm.gemm.heads.check import BY_HEADS, HeadsProblem, heads_problem
+from deep_gemm.gemm.plan import addresses_of
 
 from . import dense as sim_dense
 from . import fp8_gemm_decode as sim_decode

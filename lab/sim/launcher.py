@@ -10,9 +10,9 @@ from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 
-from deep_gemm.jit.driver import ParamsBuffer
-from deep_gemm.jit.tensor_map import TensorMap
-from deep_gemm.kernels.params import Params
+from deep_gemm.core.jit.driver import ParamsBuffer
+from deep_gemm.core.jit.tensor_map import TensorMap
+from deep_gemm.core.params import Params
 
 from .arguments import encode_tensor_map
 from .library import HostKernel

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from deep_gemm.kernels import lay_scales
-from deep_gemm.kernels.launch import launch
-from deep_gemm.kernels.lay_scales import ScalesConfig
+from deep_gemm.casts import lay_scales
+from deep_gemm.casts.lay_scales import ScalesConfig
+from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config_linear_decode import LinearDecodeConfig
-from deep_gemm.kernels import linear_decode
-from deep_gemm.kernels.launch import launch
-from deep_gemm.problem import Operand
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.kernel import launch
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.linear.config import LinearDecodeConfig
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deep_gemm.kernels import meet_ranks
-from deep_gemm.kernels.meeting import Node
+from deep_gemm.across import meet_ranks
+from deep_gemm.core.meeting import Node
 
 from .library import HostKernel, compile_kernel
 from .simulate import KernelLaunch

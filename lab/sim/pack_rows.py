@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from deep_gemm.kernels import pack_rows
-from deep_gemm.kernels.launch import launch
-from deep_gemm.kernels.pack_rows import PackConfig
+from deep_gemm.across import pack_rows
+from deep_gemm.across.pack_rows import PackConfig
+from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

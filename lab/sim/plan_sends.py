@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from deep_gemm.kernels import plan_sends
-from deep_gemm.kernels.launch import launch
-from deep_gemm.kernels.plan_sends import NUM_FACTS, PlanSendsConfig
+from deep_gemm.across import plan_sends
+from deep_gemm.across.plan_sends import NUM_FACTS, PlanSendsConfig
+from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher
 from .library import HostKernel, compile_kernel

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from deep_gemm.kernels import post_rows
-from deep_gemm.kernels.meeting import Node
-from deep_gemm.kernels.post_rows import PostConfig
+from deep_gemm.across import post_rows
+from deep_gemm.across.post_rows import PostConfig
+from deep_gemm.core.meeting import Node
 
 from .library import HostKernel, compile_kernel
 from .simulate import KernelLaunch

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_gemm.problem import DenseProblem
-from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.gemm.dense.check import DenseProblem
 
 FP32_UNIT = 2.0**-24
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deep_gemm.kernels import route_rows
-from deep_gemm.kernels.launch import launch
-from deep_gemm.kernels.route_rows import COUNTER, CountConfig, RouteConfig, RouteProblem, Totals
+from deep_gemm.core.kernel import launch
+from deep_gemm.moe import route_rows
+from deep_gemm.moe.route_rows import COUNTER, CountConfig, RouteConfig, RouteProblem, Totals
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel

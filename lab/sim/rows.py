@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deep_gemm import reference
-from deep_gemm.choose.config import BLOCK_K, GemmConfig
-from deep_gemm.choose.output import Groups
-from deep_gemm.kernels import fp8_gemm
-from deep_gemm.kernels import rows as kernels
-from deep_gemm.kernels.plan import addresses_of
-from deep_gemm.kernels.rows import grouped_problem
-from deep_gemm.problem import ContiguousProblem, DenseProblem, MaskedProblem, contiguous_problem, masked_problem
-from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import BLOCK_K, GemmConfig
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.output import Groups
+from deep_gemm.gemm.plan import addresses_of
+from deep_gemm.gemm.rows import launch as kernels
+from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
+from deep_gemm.gemm.rows.launch import grouped_problem
 
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.kernels import rows_fetched as kernels
-from deep_gemm.kernels.fp8_gemm import ROWS_FETCHED_PARAMS
-from deep_gemm.kernels.meeting import STATE_WORDS, Node, Room
-from deep_gemm.kernels.route_rows import num_arrivals
-from deep_gemm.kernels.rows_fetched import FetchedRowsProblem
-from deep_gemm.problem import ExpertRows, SiluRowsProblem
-from deep_gemm.quantize import empty_scales
+from deep_gemm.across import rows_fetched as kernels
+from deep_gemm.across.rows_fetched import FetchedRowsProblem
+from deep_gemm.casts.rules import empty_scales
+from deep_gemm.core.meeting import STATE_WORDS, Node, Room
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.kernel import ROWS_FETCHED_PARAMS
+from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.moe.route_rows import num_arrivals
+from deep_gemm.moe.routing_check import ExpertRows
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel

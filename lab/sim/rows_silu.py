@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.kernels import rows_silu as kernels
-from deep_gemm.kernels.fp8_gemm import ROWS_SILU_PARAMS
-from deep_gemm.problem import SiluRowsProblem, silu_rows_problem
-from deep_gemm.problem.layout import SCALE_BLOCK
-from deep_gemm.problem.rows_silu import SILU_COLUMNS
-from deep_gemm.quantize import Quantized, empty_scales, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.rules import Quantized, empty_scales
+from deep_gemm.core.check.layout import SCALE_BLOCK
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.kernel import ROWS_SILU_PARAMS
+from deep_gemm.gemm.rows import silu_launch as kernels
+from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem, silu_rows_problem
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.kernels import fp8_gemm
-from deep_gemm.kernels import rows_to_addresses as kernels
-from deep_gemm.kernels.plan import addresses_of
-from deep_gemm.kernels.rows import grouped_problem, prepared
-from deep_gemm.problem import ContiguousProblem
+from deep_gemm.across import rows_to_addresses as kernels
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.plan import addresses_of
+from deep_gemm.gemm.rows.check import ContiguousProblem
+from deep_gemm.gemm.rows.launch import grouped_problem, prepared
 
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in

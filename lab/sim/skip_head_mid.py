@@ -8,15 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deep_gemm import reference
-from deep_gemm.choose.config import GemmConfig
-from deep_gemm.choose.config_decode import DecodeConfig
-from deep_gemm.kernels import fp8_gemm, fp8_gemm_decode
-from deep_gemm.kernels import skip_head_mid as kernels
-from deep_gemm.kernels.plan import addresses_of
-from deep_gemm.problem import DenseProblem, SkipProblem, skip_problem
-from deep_gemm.problem.skip_head_mid import parts
-from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.plan import addresses_of
+from deep_gemm.gemm.skip import launch as kernels
+from deep_gemm.gemm.skip.check import SkipProblem, parts, skip_problem
 
 from . import dense
 from . import fp8_gemm_decode as decode

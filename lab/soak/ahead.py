@@ -8,9 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from deep_gemm.choose import dense, depths, heads, rows, skip_head_mid
-from deep_gemm.kernels import fp8_mqa_logits, fp8_paged_mqa_logits, linear_decode
-from deep_gemm.kernels.ordinary import reachable_ordinary
+from deep_gemm.gemm.dense import choose as dense
+from deep_gemm.gemm.depths import choose as depths
+from deep_gemm.gemm.heads import choose as heads
+from deep_gemm.gemm.rows import choose as rows
+from deep_gemm.gemm.skip import choose as skip_head_mid
+from deep_gemm.indexer import kernel as fp8_mqa_logits
+from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.ordinary import reachable_ordinary
 
 from ..bench import tune
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from deep_gemm import settings
+from deep_gemm.core import settings
 
 from .draw import Draw
 from .faults import FAULTS, REFUSALS, applies

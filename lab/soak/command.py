@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deep_gemm.gpus import HOPPER
-from deep_gemm.kernels.plan import PLANS
-from deep_gemm.tools.console import make_console
+from deep_gemm.cli.console import make_console
+from deep_gemm.core.gpu import HOPPER
+from deep_gemm.gemm.plan import PLANS
 
 from ..bench.machine import header
 from .ahead import compiling

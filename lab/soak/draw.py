@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deep_gemm.problem.layout import ceil_div, get_tma_aligned_size
+from deep_gemm.core.check.layout import ceil_div, get_tma_aligned_size
 
 CANARY = 0xA5
 """Each byte around an output."""

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from deep_gemm import bf16
-from deep_gemm.settings import get_mk_alignment_for_contiguous_layout
+from deep_gemm.core.settings import get_mk_alignment_for_contiguous_layout
+from deep_gemm.gemm import bf16
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

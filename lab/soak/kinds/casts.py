@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm import quantize, scales
-from deep_gemm.activation import silu_mul, silu_mul_cast_to_fp8
-from deep_gemm.quantize.by_torch import cast_blocks
+from deep_gemm import casts as quantize
+from deep_gemm.casts import scales
+from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.moe.activation import silu_mul, silu_mul_cast_to_fp8
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

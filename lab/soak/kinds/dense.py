@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from deep_gemm import dense
-from deep_gemm.problem.layout import RECIPE_1D1D, ceil_div
+from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
+from deep_gemm.gemm.dense import api as dense
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

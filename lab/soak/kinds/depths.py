@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from deep_gemm.grouped import k_grouped_fp8_gemm_nt_contiguous
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.gemm.rows.api import k_grouped_fp8_gemm_nt_contiguous
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

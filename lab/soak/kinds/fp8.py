@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_gemm.problem.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
 
 from ...sim.rounding import FP32_UNIT, TENSOR_CORES, within_units
 from ..draw import Draw

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_gemm.problem.layout import align
-from deep_gemm.reference import padding_rows
+from deep_gemm.core.check.layout import align
+from deep_gemm.gemm.reference import padding_rows
 
 from ..draw import Draw
 

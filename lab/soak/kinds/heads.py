@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from deep_gemm.heads import fp8_einsum
-from deep_gemm.problem.layout import ceil_div
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.gemm.heads.api import fp8_einsum
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from deep_gemm.hyper_connections import tf32_hc_prenorm_gemm
-from deep_gemm.problem.layout import parts_of
+from deep_gemm.core.check.layout import parts_of
+from deep_gemm.hyper.api import tf32_hc_prenorm_gemm
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

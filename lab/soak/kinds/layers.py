@@ -7,10 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm import layers, routing
-from deep_gemm.activation import silu_mul
-from deep_gemm.problem.layout import ceil_div
-from deep_gemm.quantize.by_torch import cast_blocks
+from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.linear.api import linear
+from deep_gemm.moe import api as layers
+from deep_gemm.moe import routing
+from deep_gemm.moe.activation import silu_mul
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial
@@ -64,7 +66,7 @@ class Linear(Trial):
 
     def call(self, x: Tensors) -> Tensors:
         """The output is given."""
-        layers.linear(x["x"], (x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"))
+        linear(x["x"], (x["w"], x["sfw"]), out=x["out"], bias=x.get("bias"))
         return {}
 
     def right(self) -> dict[str, Right]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm import indexer
-from deep_gemm.settings import get_num_sms
+from deep_gemm.core.settings import get_num_sms
 
 from ..draw import FP8_NAN, Draw
 from ..trial import Right, Tensors, Trial

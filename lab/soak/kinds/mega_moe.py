@@ -7,11 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm.activation import silu_mul
-from deep_gemm.distributed import SM90SymmBuffer, fp8_mega_moe, mega_by_peers
-from deep_gemm.problem.mega_moe import SWIGLU, mega_sizes
-from deep_gemm.problem.rows_silu import INTERLEAVED, SILU_COLUMNS
-from deep_gemm.quantize.by_torch import cast_blocks
+from deep_gemm.across import mega_by_peers
+from deep_gemm.across.mega_check import SWIGLU, mega_sizes
+from deep_gemm.casts.by_torch import cast_blocks
+from deep_gemm.distributed import SM90SymmBuffer, fp8_mega_moe
+from deep_gemm.gemm.rows.silu_check import INTERLEAVED, SILU_COLUMNS
+from deep_gemm.moe.activation import silu_mul
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deep_gemm import grouped
-from deep_gemm.problem.layout import ceil_div
-from deep_gemm.settings import get_mk_alignment_for_contiguous_layout
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.settings import get_mk_alignment_for_contiguous_layout
+from deep_gemm.gemm.rows import api as grouped
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

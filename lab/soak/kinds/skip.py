@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from deep_gemm.problem.layout import ceil_div
-from deep_gemm.skip_head_mid import fp8_gemm_nt_skip_head_mid
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.gemm.skip.api import fp8_gemm_nt_skip_head_mid
 
 from ..draw import Draw
 from ..trial import Right, Tensors, Trial

@@ -1,4 +1,4 @@
-// The simulator's counterpart of cuda/ptx/platform.cuh. Each file here declares the functions that its namesake in
+// The simulator's counterpart of core/ptx/platform.cuh. Each file here declares the functions that its namesake in
 // cuda/ptx defines with asm; their bodies are in ../model.
 #pragma once
 #include <cstdint>

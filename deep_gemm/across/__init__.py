@@ -1,0 +1,1 @@
+"""Experts of several processes."""

@@ -1,0 +1,233 @@
+"""The way of rows between processes by collectives of `torch.distributed`: NCCL's on GPUs, Gloo's on the CPU.
+
+`Plan` is the way there and back with exact sizes. `Everywhere` sends every token to every process, so that sizes are
+fixed. In both a token's sums come back in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..casts.check import LAYER_TYPES
+from ..core.gpu import is_hopper
+from ..moe.routing import expert_rows, gather_weighted, sum_rows
+from . import plan_sends
+from .collectives import all_gather, all_to_all, check_agreed
+from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
+from .to_host import ToHost
+
+UNLIMITED = 2**62
+
+
+WITH_GRADIENTS = ("x", "topk_weights", "w1", "w2")
+IS_FP8 = -1
+"""The type of x, if it is none of `LAYER_TYPES`."""
+NAMES_OF_FACTS = ("num_experts", "hidden", "topk", "dtype of x", "set of gradients")
+"""For errors."""
+
+
+class Facts(NamedTuple):
+    """The facts of a call about which all processes must agree."""
+
+    num_experts: int
+    hidden: int
+    topk: int
+    type_of_x: int
+    """Its number among `LAYER_TYPES`, or `IS_FP8`."""
+    gradients: int
+    """A bit for each of `WITH_GRADIENTS` whose gradient is asked for."""
+
+    def said(self) -> tuple[object, ...]:
+        """Give what an error says of each."""
+        asked = [name for bit, name in enumerate(WITH_GRADIENTS) if self.gradients >> bit & 1]
+        type_of_x = "FP8" if self.type_of_x == IS_FP8 else LAYER_TYPES[self.type_of_x]
+        return *self[:3], type_of_x, " and ".join(asked) or "none"
+
+
+class Plan(NamedTuple):
+    """Which rows go where."""
+
+    row_of: Tensor
+    """int32 `[tokens, topk]`: the rows of each token among those that are sent, stacked by rank; then -1."""
+    sends: list[int]
+    """How many rows go to each rank."""
+    receives: list[int]
+    """How many come from each rank."""
+    routes: int
+    """How many routes of the rows that come have an expert here."""
+    group: dist.ProcessGroup | None
+
+    def dispatch(self, tokens: Tensor) -> Tensor:
+        """Send each token to its ranks, once to each; give what comes."""
+        return self.forth(tokens.index_select(0, tokens_of_rows(self.row_of, sum(self.sends))))
+
+    def forth(self, rows: Tensor) -> Tensor:
+        """Send rows that are stacked by rank. There may be more of them than are sent."""
+        return exchange(rows[: sum(self.sends)], self.sends, self.receives, self.group)
+
+    def back(self, received: Tensor) -> Tensor:
+        """Send a row back for each that came, and give them as this process stacked its own."""
+        return exchange(received, self.receives, self.sends, self.group)
+
+    def sum_up(self, y: Tensor) -> Tensor:
+        """Add up the rows of each token in order of ranks, in FP32, rounded once to BF16."""
+        if not y.shape[0]:
+            return y.new_zeros(self.row_of.shape[0], y.shape[1], dtype=torch.bfloat16)
+        return sum_rows(y, self.row_of)
+
+
+def ones(like: Tensor) -> Tensor:
+    """Weights of rows that are weighted already."""
+    return torch.ones(like.shape, dtype=torch.float32, device=like.device)
+
+
+def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
+    """Send rows to all ranks, and give those that come, stacked by rank."""
+    received = sent.new_empty(sum(receives), sent.shape[1])
+    all_to_all(received, sent.contiguous(), receives, sends, group)
+    return received
+
+
+class Counts(NamedTuple):
+    """The counts that a process must know of a call before rows are sent."""
+
+    sends: list[int]
+    """How many rows go to each rank."""
+    receives: list[int]
+    """How many come from each rank."""
+    routes: int
+    """How many routes of the rows that come have an expert here."""
+
+
+class Asked(NamedTuple):
+    """A message of one process to the others about a call, while it waits for what they tell."""
+
+    row_of: Tensor
+    facts: Facts
+    mistake: Exception | None
+
+
+class Planner:
+    """Tells all processes how many rows come, and makes sure that each of them can go on. One plans call after call."""
+
+    def __init__(self, count: int, room: int | None, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        """`count` experts are on each process, and at most `room` rows may come to this one."""
+        self.count, self.room, self.device, self.group = count, room, device, group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        on_gpu = device.type == "cuda"
+        self.has_kernel = on_gpu and is_hopper(device.index) and self.world_size <= plan_sends.MAX_RANKS
+        # A call uses them until the host has heard, which it waits for: so the next call may have them.
+        numbers = plan_sends.NUM_FACTS + 2 * self.world_size
+        self.told = torch.empty(numbers, dtype=torch.int64, device=device)
+        self._of_all = torch.empty(self.world_size * numbers, dtype=torch.int64, device=device)
+        self._on_host = self._of_all
+        if on_gpu:
+            self._on_host = torch.empty(self._of_all.shape, dtype=torch.int64, device="cpu", pin_memory=True)
+        # Of what all ranks told, by rank: what they must agree about; how many rows go where; and what comes here.
+        heard = self._on_host.view(self.world_size, numbers)
+        self._heads = heard[:, : plan_sends.NUM_FACTS].t()
+        self._rows = heard[:, plan_sends.NUM_FACTS :][:, : self.world_size]
+        self._from_here = self._rows[self.rank]
+        self._to_here = heard[:, plan_sends.NUM_FACTS + self.rank :: self.world_size].t()  # rows, and routes
+        self._no_ids = torch.empty(0, 1, dtype=torch.int64, device=device)
+        self._comes = ToHost(self._of_all, self._on_host) if on_gpu else None
+
+    def plan(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Plan:
+        """Ask, and wait for the answer."""
+        return self.hear(self.ask(topk_ids, mistake, facts))
+
+    def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Asked:
+        """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
+        ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
+        numbers = self.numbers(facts, mistake)
+        row_of = self._by_kernel(ids, numbers) if self.has_kernel else self._by_torch(ids, numbers)
+        self.tell()
+        return Asked(row_of, facts, mistake)
+
+    def numbers(self, facts: Facts, mistake: Exception | None = None) -> list[int]:
+        """Give what this process tells of itself beside how many rows and routes go to each rank."""
+        return [int(mistake is not None), UNLIMITED if self.room is None else self.room, *facts]
+
+    def tell(self) -> None:
+        """Send all ranks what is in `told`, and have what they tell come to the host."""
+        all_gather(self._of_all, self.told, self.group)
+        if self._comes is not None:
+            self._comes.begin()
+
+    def _by_kernel(self, ids: Tensor, numbers: list[int]) -> Tensor:
+        row_of = torch.empty(ids.shape, dtype=torch.int32, device=self.device)
+        plan_sends.run(ids.contiguous(), numbers, row_of, self.told, self.count, self.world_size)
+        return row_of
+
+    def _by_torch(self, ids: Tensor, numbers: list[int]) -> Tensor:
+        owners = owners_of_routes(ids, self.count, self.world_size)
+        rows = expert_rows(owners_of_tokens(owners, self.world_size), self.world_size)
+        said = torch.tensor(numbers, dtype=torch.int64).to(self.device)
+        torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self.told)
+        return rows.row_of
+
+    def hear(self, asked: Asked) -> Plan:
+        """Wait for what all processes tell: the one wait of the host.
+
+        A mistake of one process is an error on each, before anything else is sent.
+        """
+        counts = self.counts(asked.facts, asked.mistake)
+        return Plan(asked.row_of, *counts, self.group)
+
+    def counts(self, facts: Facts, mistake: Exception | None = None) -> Counts:
+        """Wait as `hear` does, and give the numbers alone."""
+        if self._comes is not None:
+            self._comes.wait()
+        if mistake is not None:
+            raise mistake
+        check_told(self._heads.tolist(), facts, self._rows)
+        receives, comes = self._to_here.tolist()
+        return Counts(self._from_here.tolist(), receives, sum(comes))
+
+
+def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> None:
+    """Raise what keeps any process from going on, in the same words on each.
+
+    `heads` are a list by rank for each number that ranks must agree about, `rows` how many each sends to each.
+    """
+    mistakes, rooms, *told = heads
+    if any(mistakes):
+        rank = next(rank for rank, is_wrong in enumerate(mistakes) if is_wrong)
+        raise ValueError(f"experts across processes: the arguments of rank {rank} were refused there")
+    if told != [[fact] * len(mistakes) for fact in facts]:
+        check_agreed(NAMES_OF_FACTS, [Facts(*of_rank).said() for of_rank in zip(*told, strict=True)])
+    if min(rooms) == UNLIMITED:
+        return
+    for rank, (comes, room) in enumerate(zip(rows.sum(dim=0).tolist(), rooms, strict=True)):
+        if comes > room:
+            raise ValueError(f"room: expected at least {comes} rows on rank {rank}, which come there, got {room}")
+
+
+class Everywhere:
+    """Every token goes to every process: sizes are fixed, and the host reads nothing."""
+
+    def __init__(self, max_tokens: int, topk: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self.max_tokens, self.topk, self.device, self.group = max_tokens, topk, device, group
+        self.world_size = dist.get_world_size(group)
+        # Made here, so that no graph captures it: the row of each token on each rank.
+        ranks = torch.arange(self.world_size, device=device).expand(max_tokens, -1)
+        self.rows = expert_rows(ranks, self.world_size)
+        self.ones = ones(self.rows.row_of)
+
+    def dispatch(self, message: Tensor) -> Tensor:
+        """Send `max_tokens` rows to all ranks; give those of all, as many from each."""
+        received = message.new_empty(self.world_size * self.max_tokens, message.shape[1])
+        all_gather(received, message, self.group)
+        return received
+
+    def combine(self, y: Tensor, tokens: int, out: Tensor | None) -> Tensor | None:
+        """Send each rank the sums of its tokens, and add up what comes in order of ranks."""
+        back = torch.empty_like(y)
+        all_to_all(back, y, [], [], self.group)
+        rows = self.rows._replace(row_of=self.rows.row_of[:tokens])
+        return gather_weighted(back, rows, self.ones[:tokens], out=out)

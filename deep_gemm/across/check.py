@@ -1,0 +1,97 @@
+"""Experts that several processes share: what is asked of each process, checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..casts.check import LAYER_TYPES
+from ..core.check import checks
+from ..core.check.checks import K_MULTIPLE, Operand, Sizes
+from ..core.check.integers import integer_in_range
+from ..linear.check import weight
+from ..moe.routing_check import check_routes, layer_output, route_weights
+
+MASTER_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Share(NamedTuple):
+    """The experts of one process: numbers `first` to `first + here - 1` of all."""
+
+    num_experts: int
+    first: int
+    here: int
+    hidden: int
+    intermediate: int
+
+    @property
+    def rank(self) -> int:
+        """The number of the process."""
+        return self.first // self.here
+
+    @property
+    def ranks(self) -> int:
+        """How many processes there are."""
+        return self.num_experts // self.here
+
+
+def count_of_each(num_experts: int, world_size: int) -> int:
+    """How many experts each process has."""
+    num_experts = integer_in_range("num_experts", num_experts, 1)
+    if world_size < 1:
+        raise ValueError("group: expected one that this process is a member of")
+    if num_experts % world_size:
+        raise ValueError(
+            f"num_experts: expected a multiple of the number of processes, {world_size}, got {num_experts}"
+        )
+    return num_experts // world_size
+
+
+def share_of_experts(num_experts: int, w1: Tensor | Operand, w2: Tensor | Operand, rank: int, world_size: int) -> Share:
+    """Check the weights of one process: both are pairs of FP8 values and scales, or both are ordinary tensors."""
+    count = count_of_each(num_experts, world_size)
+    sizes: Sizes = {"experts / processes": count}
+    axes1, axes2 = (
+        ("experts / processes", "2 intermediate", "hidden"),
+        ("experts / processes", "hidden", "intermediate"),
+    )
+    if isinstance(w1, Tensor) != isinstance(w2, Tensor):
+        raise ValueError("w2: expected a tensor where w1 is one, and a pair (values, scales) where w1 is a pair")
+    given = {}
+    for name, w, axes in (("w1", w1, axes1), ("w2", w2, axes2)):
+        if isinstance(w, Tensor):
+            checks.has_type(name, checks.tensor(name, w), MASTER_TYPES)
+            checks.bind(name, w, axes, sizes)
+            given[name] = w
+        else:
+            given[name], given[f"sf{name}"] = weight(name, w, axes, sizes)
+            checks.weights(name, given[name])
+    hidden, intermediate = sizes["hidden"], sizes["intermediate"]
+    if sizes["2 intermediate"] != 2 * intermediate:
+        raise ValueError(
+            f"w1: expected 2 * intermediate = {2 * intermediate} rows, gate and up, got {sizes['2 intermediate']}"
+        )
+    for name, size in (("hidden", hidden), ("intermediate", intermediate)):
+        if size % K_MULTIPLE:
+            raise ValueError(f"{name}: expected a multiple of {K_MULTIPLE}, got {size}")
+    checks.same_device(given, given["w1"].device, "w1")
+    return Share(num_experts, rank * count, count, hidden, intermediate)
+
+
+def check_tokens(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, share: Share, device: torch.device, out: Tensor | None = None
+) -> None:
+    """Check the tokens of one process, their routes, and where results go. The host reads no ids of a GPU."""
+    sizes: Sizes = {"hidden": share.hidden}
+    checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
+    checks.supported_device("x", x)
+    checks.bind("x", x, ("tokens", "hidden"), sizes)
+    checks.bind("topk_ids", checks.tensor("topk_ids", topk_ids), ("tokens", "topk"), sizes)
+    route_weights(topk_weights, sizes)
+    inputs = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
+    checks.same_device(inputs, device, "w1")
+    if out is not None:
+        layer_output(out, ("tokens", "hidden"), sizes, inputs, "x")
+    check_routes(topk_ids, share.num_experts)

@@ -1,0 +1,383 @@
+"""A gated mixture of experts over the processes of a group. docs/experts_across_gpus.md has the picture.
+
+tokens --FP8, one copy for each rank--> rows --expert_rows of the experts here--> products, sums by weight
+out <--added up in order of ranks-- BF16, one row for each that came <--------------'
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..casts.check import LAYER_TYPES
+from ..casts.fp8 import per_block_cast_to_fp8
+from ..core.check.checks import Operand, no_gradient, written
+from ..core.check.integers import integer_in_range
+from ..core.check.numbers import positive
+from ..core.meeting import Room
+from ..moe.api import activations_of_rows, product_of_rows
+from ..moe.routing import stack_routes, sum_rows, weighted_sum
+from ..moe.routing_check import ExpertRows
+from ..nn.experts import mixture
+from ..nn.gradients import as_autocast_says
+from .by_group import Everywhere, Facts, Plan, Planner
+from .by_peers import Peers, connect, why_not
+from .check import check_tokens, share_of_experts
+from .collectives import agree_about_decode, place_in
+from .decode import Decode
+from .decode import why_not as why_not_decode
+from .message import WORD, Arrived, gather, pack, words_of_ids
+from .prefill import Prefill
+from .prefill import why_not as why_not_prefill
+from .prepared import MAX_KINDS, Tokens, Weights, find
+
+MISTAKES = (ValueError, TypeError, NotImplementedError)
+
+
+class Experts(torch.nn.Module):
+    """The experts of a mixture, an equal part of them on each process of a group: `experts` of all tokens together.
+
+    - `num_experts`: how many there are on all processes together, a multiple of the number of processes.
+    - `w1`, `w2`: this process's, `[num_experts / processes, 2 intermediate, hidden]` and `[..., hidden, intermediate]`:
+      pairs of FP8 values and scales, as `experts` takes them, or tensors in FP32, BF16 or FP16. Tensors become
+      parameters, are cast in each call, and get gradients.
+    - `group`: the default group if it is None.
+    - `limit`: as for `experts`.
+    - `room`: the most rows that may come to this process in the prefill form; no limit if it is None.
+    - `max_tokens`: the most tokens of any process in the decode form, the same on each process.
+    - `peer_memory`: the decode form writes straight into the memory of the other GPUs, all of one node, instead of
+      through collectives; `seconds` is how long a GPU waits there for another one.
+
+    Every process of the group makes every call, those without tokens too.
+    """
+
+    w1_values: Tensor
+    w1_scales: Tensor
+    w2_values: Tensor
+    w2_scales: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        w1: Tensor | Operand,
+        w2: Tensor | Operand,
+        group: dist.ProcessGroup | None = None,
+        *,
+        limit: float | None = None,
+        room: int | None = None,
+        max_tokens: int | None = None,
+        peer_memory: bool = False,
+        seconds: float = 30.0,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.share = share_of_experts(num_experts, w1, w2, *place_in(group))
+        self.limit = None if limit is None else positive("limit", limit)
+        self.room = None if room is None else integer_in_range("room", room, 0)
+        self.w1: torch.nn.Parameter | None = None
+        self.w2: torch.nn.Parameter | None = None
+        if isinstance(w1, Tensor) and isinstance(w2, Tensor):
+            self.w1, self.w2 = (
+                w if isinstance(w, torch.nn.Parameter) else torch.nn.Parameter(w.detach()) for w in (w1, w2)
+            )
+        else:
+            for name, pair in (("w1", w1), ("w2", w2)):
+                self.register_buffer(f"{name}_values", pair[0])
+                self.register_buffer(f"{name}_scales", pair[1])
+        device = (w1 if isinstance(w1, Tensor) else w1[0]).device
+        most = None if max_tokens is None else integer_in_range("max_tokens", max_tokens, 1)
+        if peer_memory:
+            reason = why_not(device, dist.get_world_size(group))
+            if most is None:
+                reason = "expected max_tokens beside it, got None"
+            if reason is not None:
+                raise ValueError(f"peer_memory: {reason}")
+        self._seconds = positive("seconds", seconds) if peer_memory else None
+        self._most = most
+        self._everywhere: Everywhere | None = None
+        self._peers: Peers | None = None
+        self._planner: Planner | None = None
+        self._prefills: list[Prefill] = []
+        self._decodes: list[Decode] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give what a copy keeps: all but what calls have made, which it makes anew."""
+        made: dict[str, Any] = {"_everywhere": None, "_peers": None, "_planner": None, "_prefills": [], "_decodes": []}
+        return {**self.__dict__, **made}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
+        """Copy all but the group, whose processes are the same."""
+        memo[id(self.group)] = self.group
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    def extra_repr(self) -> str:
+        """Sizes, for `print`."""
+        share = self.share
+        return (
+            f"num_experts={share.num_experts}, here={share.first}..{share.first + share.here - 1}, "
+            f"hidden={share.hidden}, intermediate={share.intermediate}"
+        )
+
+    def weights(self) -> tuple[Operand, Operand]:
+        """Both weights in FP8."""
+        if self.w1 is not None and self.w2 is not None:
+            return per_block_cast_to_fp8(self.w1.detach()), per_block_cast_to_fp8(self.w2.detach())
+        here = self._buffers  # by attribute the four take 2 us: torch looks for each among parameters first
+        return (here["w1_values"], here["w1_scales"]), (here["w2_values"], here["w2_scales"])  # type: ignore[return-value]
+
+    def _weights_that_stay(self) -> Weights | None:
+        """The weights, unless each call casts them."""
+        return Weights(*self.weights()) if self.w1 is None else None
+
+    def _device(self) -> torch.device:
+        return self.w1_values.device if self.w1 is None else self.w1.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Experts:
+        """Move FP8 weights and their scales, but leave their types: `half` and its like are for other parameters."""
+        fixed = {id(each) for each in self._buffers.values()}
+
+        def moved(x: Tensor) -> Tensor:
+            y = fn(x)
+            return x.to(y.device) if id(x) in fixed and y.dtype != x.dtype else y
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def planner(self) -> Planner:
+        """The planner of the prefill form's calls, made in the first one."""
+        device = self._device()
+        if self._planner is None or self._planner.device != device:
+            with torch.inference_mode(False):  # calls of any mode write into its tensors
+                self._planner = Planner(self.share.here, self.room, device, self.group)
+        return self._planner
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """Compute the mixture of this process's tokens, with messages of exact size: the prefill form.
+
+        `x` is `[tokens, hidden]`, ids are int32 or int64 `[tokens, topk]`, numbered over all processes, -1 for none.
+        The host waits for the counts of all processes once. The result is BF16; if the weights are parameters
+        it is rounded to BF16 too, but has the type of x. A mistake of one process is an error on each.
+        """
+        x = as_autocast_says(x) if isinstance(x, Tensor) else x
+        given, weights = Tokens(x, topk_ids, topk_weights), self._weights_that_stay()
+        prepared = None if weights is None else find(self._prefills, given, weights)
+        if prepared is not None and weights is not None and prepared.is_right(given, weights):
+            return prepared(given, weights)
+        mistake: Exception | None = None
+        facts = Facts(self.share.num_experts, self.share.hidden, -1, -1, 0)
+        try:
+            self._check_weights()
+            check_tokens(x, topk_ids, topk_weights, self.share, self._device())
+            needs = [
+                torch.is_grad_enabled() and each is not None and each.requires_grad
+                for each in (x, topk_weights, self.w1, self.w2)
+            ]
+            if any(needs) and self.w1 is None:
+                raise ValueError("x: expected tensors without a gradient, because the weights are in FP8 for inference")
+            gradients = sum(2**index for index, need in enumerate(needs) if need)
+            facts = facts._replace(topk=topk_ids.shape[1], type_of_x=LAYER_TYPES.index(x.dtype), gradients=gradients)
+        except MISTAKES as caught:
+            mistake = caught
+        if mistake is not None or facts.gradients:
+            plan = self.planner().plan(topk_ids, mistake, facts)
+            return self._trained(x, topk_ids, topk_weights, plan)
+        out = self._computed(x, topk_ids, topk_weights, facts)
+        if prepared is None and weights is not None:
+            self._prepare(given, weights, facts)
+        return out if self.w1 is None else out.to(x.dtype)
+
+    def _prepare(self, given: Tokens, weights: Weights, facts: Facts) -> None:
+        """Prepare calls like this one, which was checked, if there can be such."""
+        if len(self._prefills) < MAX_KINDS and why_not_prefill(self.planner(), self.share, given, weights) is None:
+            made = Prefill(self.planner(), self.share, self.limit, facts, given, weights)
+            self._prefills = [made, *self._prefills]  # a new list: others may be reading the old
+
+    @torch.no_grad()
+    def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, facts: Facts) -> Tensor:
+        """Compute the mixture where nobody wants a gradient."""
+        planner, (tokens, topk) = self.planner(), topk_ids.shape
+        asked = planner.ask(topk_ids, None, facts)
+        # While the host waits for counts, a GPU packs. It may need as many rows as this.
+        sent = pack(x, topk_ids, topk_weights, asked.row_of, tokens * min(topk, planner.world_size))
+        plan = planner.hear(asked)
+        arrived = Arrived(plan.forth(sent), self.share.hidden, topk)
+        return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
+
+    def _trained(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, plan: Plan) -> Tensor:
+        """Compute the mixture with gradients: tokens travel in their own type, as the gradients of weights need them.
+
+        The row that is cast is the same, so the result has the bits of the other way.
+        """
+        rows_x, p = _ToExperts.apply(x, topk_weights.float(), plan)  # type: ignore[no-untyped-call]
+        if rows_x.dtype == torch.float16:
+            rows_x = rows_x.float()  # so that sums are not rounded to FP16, whose range is smaller than BF16's
+        ids = plan.dispatch(words_of_ids(topk_ids))
+        rows = self._rows(ids, plan.routes)
+        assert self.w1 is not None and self.w2 is not None
+        sums = mixture(rows_x, p, self.w1, self.w2, rows, self.limit)
+        return _ToTokens.apply(sums, plan).to(x.dtype)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _rows(self, ids: Tensor, routes: int | None) -> ExpertRows:
+        """Rows of the experts here, as many as there are routes if the host knows it."""
+        return stack_routes(ids, self.share.here, self.share.first, routes)
+
+    def _sums(self, arrived: Arrived, routes: int | None) -> Tensor:
+        """BF16 sums of the experts here, for each row that arrived; zeros for one without a route here."""
+        rows = self._rows(arrived.ids, routes)
+        if not rows.ids.shape[0]:
+            return torch.zeros(
+                arrived.message.shape[0], self.share.hidden, dtype=torch.bfloat16, device=rows.ids.device
+            )
+        return sum_rows(self._products(arrived, rows), rows.row_of, arrived.weights)
+
+    def _products(self, arrived: Arrived, rows: ExpertRows) -> Tensor:
+        """BF16 results of the experts here, for each of their rows."""
+        w1, w2 = self.weights()
+        return product_of_rows(activations_of_rows(gather(arrived, rows), w1, rows, self.limit), w2, rows)
+
+    def decode(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
+        """Compute the mixture of at most `max_tokens` tokens of this process with messages of fixed size.
+
+        The host reads no value, so a CUDA graph is captured once and replayed with other tokens and other routes.
+        Room is for the worst case (`decode_bytes`). The bits are those of the prefill form, or with `peer_memory` those
+        of `experts` in one process. `out`, BF16 `[tokens, hidden]`, is as for `experts`. There is no gradient, and what
+        would lose one is refused as by `experts`. A mistake is an error on this process alone.
+        With `peer_memory` calls of one module follow each other on one stream. If a GPU does not come, the results of
+        the others are undefined, and their next call raises a RuntimeError, or `check` after the replay of a graph.
+        """
+        if torch.is_grad_enabled():
+            no_gradient("x", x)
+            no_gradient("topk_weights", topk_weights)
+            written("out", out)
+        x = as_autocast_says(x) if isinstance(x, Tensor) else x
+        given = (x, topk_ids, topk_weights) if out is None else (x, topk_ids, topk_weights, out)
+        weights = None if self._seconds is None else self._weights_that_stay()
+        prepared = None if weights is None else find(self._decodes, given, weights)
+        if prepared is not None and weights is not None and prepared.is_right(given, weights):
+            return prepared(given, weights)
+        made = self._decoded(x, topk_ids, topk_weights, out)
+        if prepared is None and weights is not None:
+            self._prepare_decode(given, weights)
+        return made
+
+    def _prepare_decode(self, given: Sequence[Tensor], weights: Weights) -> None:
+        """Prepare calls like this one, which went by peer memory, if there can be such."""
+        peers = self._peers
+        if peers is not None and len(self._decodes) < MAX_KINDS and why_not_decode(peers, self.share, given) is None:
+            self._decodes = [Decode(peers, self.share, self.limit, given, weights), *self._decodes]
+
+    @torch.no_grad()
+    def _decoded(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None) -> Tensor | None:
+        """Compute `decode` of what nobody has checked."""
+        if self._most is None:
+            raise ValueError("max_tokens: expected a number of tokens for the decode form, got None")
+        check_tokens(x, topk_ids, topk_weights, self.share, self._device(), out)
+        tokens, topk = topk_ids.shape
+        if tokens > self._most:
+            raise ValueError(f"x: expected at most max_tokens = {self._most} tokens, got {tokens}")
+        self._check_weights()
+        if self._seconds is not None:
+            peers = self.connected(topk)
+            row_of, rows = peers.post(x, topk_ids, topk_weights), peers.rows()
+            w1, w2 = self.weights()
+            middle, addresses = peers.activations(w1, rows, self.limit)
+            peers.product(middle, w2, rows, addresses)
+            return peers.combine(row_of, topk_weights, out)
+        everywhere = self.everywhere(topk)
+        message = everywhere.dispatch(pack(x, topk_ids, topk_weights, rows=self._most))
+        sums = self._sums(Arrived(message, self.share.hidden, topk), None)
+        return everywhere.combine(sums, tokens, out)
+
+    def everywhere(self, topk: int) -> Everywhere:
+        """The sender of tokens to everywhere, made in the first call; later calls have as many routes for a token."""
+        device = self._device()
+        if self._everywhere is None or self._everywhere.device != device:
+            assert self._most is not None
+            agree_about_decode(self._most, self.share.hidden, topk, self.share.here, False, device, self.group)
+            with torch.inference_mode(False):  # calls of any mode use its tensors
+                self._everywhere = Everywhere(self._most, topk, device, self.group)
+        _check_topk(topk, self._everywhere.topk)
+        return self._everywhere
+
+    def _check_weights(self) -> None:
+        """Check weights in FP8 again: a module may have been moved or cast since it was made."""
+        if self.w1 is None:
+            share = self.share
+            share_of_experts(share.num_experts, *self.weights(), share.rank, share.ranks)
+
+    def connected(self, topk: int) -> Peers:
+        """The peers of this process, connected in the first call; later calls have as many routes for a token."""
+        if self._peers is None:
+            assert self._most is not None and self._seconds is not None
+            room = Room(dist.get_world_size(self.group), self._most, self.share.hidden, topk)
+            self._peers = connect(room, self._device(), self.group, self._seconds, self.share.here)
+        _check_topk(topk, self._peers.room.topk)
+        self._peers.check()
+        return self._peers
+
+    def check(self) -> None:
+        """Raise if, with `peer_memory`, another GPU did not come in time to a call that has run: see `decode`."""
+        if self._peers is not None:
+            torch.cuda.synchronize(self._device())
+            self._peers.check()
+
+
+def _check_topk(topk: int, first: int) -> None:
+    if topk != first:
+        raise ValueError(f"topk_ids: expected {first} columns, as in the first call, got {topk}")
+
+
+class _ToExperts(torch.autograd.Function):
+    """Tokens and weights of routes go to the experts' processes; their gradients come back, and are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Send one row of words for each token and rank."""
+        ctx.plan, ctx.dtype = plan, x.dtype
+        return _apart(plan.dispatch(_beside(x, p)), x.dtype, p.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_x: Tensor, of_p: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Send the gradients of what came back where it came from."""
+        plan: Plan = ctx.plan
+        rows_x, rows_p = _apart(plan.back(_beside(of_x, of_p)), ctx.dtype, of_p.shape[1])
+        of_routes = of_p.new_zeros(len(plan.row_of), of_p.shape[1])
+        if len(rows_p):
+            of_routes = weighted_sum(rows_p, plan.row_of, None)
+        return plan.sum_up(rows_x).to(ctx.dtype), of_routes, None
+
+
+class _ToTokens(torch.autograd.Function):
+    """Sums go back to their tokens' processes, and are added up; the gradients of tokens go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, plan: Plan) -> Tensor:
+        """Send BF16: the sums are rounded to it already."""
+        ctx.plan, ctx.dtype = plan, sums.dtype
+        return plan.sum_up(plan.back(sums.to(torch.bfloat16))).to(sums.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Send the gradient of each token to each rank that added to it."""
+        return ctx.plan.dispatch(grad), None
+
+
+def _beside(x: Tensor, p: Tensor) -> Tensor:
+    """Write rows of two types beside each other, as words."""
+    return torch.cat([x.contiguous().view(WORD), p.contiguous().view(WORD)], dim=1)
+
+
+def _apart(words: Tensor, dtype: torch.dtype, topk: int) -> tuple[Tensor, Tensor]:
+    """See the two again."""
+    x, p = words[:, : words.shape[1] - topk], words[:, words.shape[1] - topk :]
+    return x.contiguous().view(dtype), p.contiguous().view(torch.float32)

@@ -1,0 +1,163 @@
+"""The kernel of across/gather_rows.cuh: how it is compiled, and launched for rows that arrived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from ..core.check.layout import SCALE_BLOCK, ceil_div
+from ..core.kernel import OrdinaryKernel
+from ..core.meeting import FIELDS, MAX_ROW_BYTES, Node, Way, alone
+from ..core.params import Field, Kind, Params
+from ..moe.routing_check import ExpertRows
+
+PARAMS = Params(
+    "GatherRowsParams",
+    Field("token_of", Kind.POINTER),
+    Field("row_of", Kind.POINTER),
+    Field("values", Kind.POINTER),
+    Field("sfa", Kind.POINTER),
+    Field("weights", Kind.POINTER),
+    Field("addresses", Kind.POINTER),
+    Field("results", Kind.UINT64),
+    Field("num_slots", Kind.UINT32),
+    Field("rows", Kind.UINT32),
+    Field("hidden", Kind.UINT32),
+    Field("topk", Kind.UINT32),
+    Field("scales_at", Kind.UINT32),
+    Field("weights_at", Kind.UINT32),
+    Field("pitch", Kind.UINT32),
+    Field("max_tokens", Kind.UINT32),
+    Field("slot_bytes", Kind.UINT32),
+    *FIELDS,
+)
+"""`GatherRowsParams` of across/gather_rows.cuh."""
+MAX_BLOCKS = MAX_ROW_BYTES // SCALE_BLOCK
+ALL_TOKENS = (1 << 32) - 1
+"""Slots of one memory are those of one rank, however many they are."""
+
+
+class Slots(NamedTuple):
+    """Rows as they came: FP8 values first, and scales from this byte of each on."""
+
+    memory: Tensor
+    """`[slots, ...]` of any type, from the first slot's first byte on; slots begin at multiples of 16 bytes."""
+    scales_at: int
+
+
+class Gathered(NamedTuple):
+    """The rows that the products of experts read."""
+
+    values: Tensor
+    """`[rows, hidden]`, contiguous."""
+    sfa: Tensor
+    """FP32 `[rows, blocks]`, beside each other along the rows."""
+    weights: Tensor | None = None
+    """FP32 `[rows]`: the weight of each row's route."""
+    addresses: Tensor | None = None
+    """int64 `[rows]`: where the result of each row goes."""
+
+
+@dataclass(frozen=True)
+class GatherRowsConfig:
+    """The configuration: there is one. A warp copies `columns` values of a slot, a CTA lays scales of `rows` rows."""
+
+    num_threads: int = 256
+    ctas_per_sm: ClassVar[int] = 4
+    rows: ClassVar[int] = 32
+    columns: ClassVar[int] = 4096
+    """Columns of a warp: all of them are on their way before the first is stored."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        return f"{self.num_threads} threads"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in across/gather_rows.cuh, which asserts that it is the same."""
+        return self.rows * (MAX_BLOCKS + 1) * 4
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return None if self.num_threads % 32 == 0 else "needs whole warps"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        constants = {
+            "kNumThreads": self.num_threads,
+            "kCtasPerSm": self.ctas_per_sm,
+            "kColumns": self.columns,
+            "kMaxBlocks": MAX_BLOCKS,
+            "kSharedBytes": self.shared_bytes,
+        }
+        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+
+CONFIG = GatherRowsConfig()
+KERNEL: Any = OrdinaryKernel("gather_rows", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+
+
+def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:
+    """Copy rows to those of their experts: rows that came, or those that lie ready in the rooms of a node's ranks.
+
+    Results have addresses only in a node.
+    """
+    if to.values.shape[0] > 0:
+        ctas = grid(CONFIG, rows.row_of.shape[0], *to.values.shape)
+        KERNEL.run(CONFIG, params_of(source, rows, to), ctas, to.values.get_device())
+
+
+def grid(config: GatherRowsConfig, slots: int, rows: int, hidden: int) -> int:
+    """CTAs that copy values, and CTAs that lay scales."""
+    stretches = ceil_div(hidden, config.columns)
+    return ceil_div(slots * stretches, config.num_threads // 32) + ceil_div(rows, config.rows)
+
+
+def params_of(source: Slots | Node, rows: ExpertRows, to: Gathered) -> bytes:
+    """Give the kernel's parameters."""
+    slots, topk = rows.row_of.shape
+    return PARAMS.pack(
+        {
+            "token_of": rows.token_of.data_ptr(),
+            "row_of": rows.row_of.data_ptr(),
+            "values": to.values.data_ptr(),
+            "sfa": to.sfa.data_ptr(),
+            "weights": 0 if to.weights is None else to.weights.data_ptr(),
+            "addresses": 0 if to.addresses is None else to.addresses.data_ptr(),
+            "num_slots": slots,
+            "rows": to.values.shape[0],
+            "hidden": to.values.shape[1],
+            "topk": topk,
+            "pitch": to.sfa.stride(1),
+            **(_in_rooms(source) if isinstance(source, Node) else _in_memory(source)),
+        }
+    )
+
+
+def _in_rooms(node: Node) -> dict[str, float | bytes]:
+    room = node.room
+    return {
+        "scales_at": room.scales,
+        "weights_at": room.weights,
+        "max_tokens": room.max_tokens,
+        "slot_bytes": room.row_bytes,
+        "results": room.results,
+        **node.meeting(Way.THERE),
+    }
+
+
+def _in_memory(slots: Slots) -> dict[str, float | bytes]:
+    memory = slots.memory
+    return {
+        "scales_at": slots.scales_at,
+        "weights_at": 0,
+        "max_tokens": ALL_TOKENS,
+        "slot_bytes": memory.stride(0) * memory.element_size(),
+        "results": 0,
+        **alone(memory.data_ptr()),
+    }

@@ -1,0 +1,226 @@
+"""The way of mega MoE between the GPUs of a node, by kernels that use the memory of peers: see by_peers.py.
+
+    post_rows:          tokens, FP8 already -> this rank's room; which experts want them -> all rooms
+    route_rows:         a row for each route to an expert here
+    gather_rows:        rooms -> rows of the experts here, their weights, and where each row's result goes
+    the first product:  gate and up, activated, weighted, cast; it fetches many rows itself
+    rows_to_addresses:  the second one, each row -> the place of its route on the token's rank
+    meet_ranks, gather_weighted: a token's results, summed up in order of its routes
+
+The host waits for nothing. A rank of a group of one has the same way, so that a GPU gives the same bits in any group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..core.check.checks import Operand, cuts_gradient
+from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
+from ..core.gpu import gpu_of
+from ..core.kernel import computes_on
+from ..core.meeting import Room
+from ..core.seen import torch_compares
+from ..gemm.plan import addresses_of, put
+from ..gemm.rows import silu_launch as rows_silu
+from ..gemm.rows.launch import GroupedProblem
+from ..gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem
+from ..moe.gather_weighted import SumsAt
+from ..moe.route_rows import MAX_EXPERTS, RoutesAt
+from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses
+from .by_peers import Peers, connect, why_not
+from .gather_rows import Gathered
+from .mega_check import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
+from .message import BF16_BYTES, WORD_BYTES, has_aligned_rows
+from .prepared import MAX_KINDS, Kind, Weights, are_whole, find, span_of_rows, touches
+from .rows_at import RowsInPlace
+from .rows_fetched import FetchedRowsProblem
+
+SECONDS = 30.0
+"""How long a GPU waits for another one."""
+
+
+def room_of(sizes: MegaSizes) -> Room:
+    """The memory of each rank that all ranks write to."""
+    return Room(sizes.ranks, sizes.max_tokens, sizes.hidden, sizes.topk)
+
+
+def why_not_by_peers(sizes: MegaSizes, device: torch.device) -> str | None:
+    """Say why rows of this rank have to go through collectives; None if they need not."""
+    if sizes.here > MAX_EXPERTS[-1]:
+        return f"expected at most {MAX_EXPERTS[-1]} experts of a rank, got {sizes.here}"
+    return why_not(device, sizes.ranks) or room_of(sizes).why_impossible()
+
+
+def peers_of(sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None) -> Peers | None:
+    """Connect the ranks of a group, which all call it; None if rows have to go through collectives."""
+    if why_not_by_peers(sizes, device) is not None:
+        return None
+    room = room_of(sizes)
+    if sizes.ranks > 1:
+        return connect(room, device, group, SECONDS, sizes.here)
+    memory = torch.zeros(room.num_bytes, dtype=torch.uint8, device=device)
+    return Peers(memory, (memory.data_ptr(),), room, 0, SECONDS, sizes.here)
+
+
+class Calls:
+    """The calls of one buffer. Sizes and most addresses stay, so launches are stated once.
+
+    Calls follow each other, so what lies between kernels is one piece of memory for all of them.
+    """
+
+    def __init__(self, sizes: MegaSizes, tensors: MegaTensors, peers: Peers) -> None:
+        self.sizes, self.tensors, self.peers = sizes, tensors, peers
+        self._alike: list[Alike] = []
+        self._launches: dict[object, Launches] = {}
+        self._device = tensors.x.get_device()
+        self.fetches = peers.fetches(sizes.intermediate)
+        routes = peers.routes()
+        self.rows = routes.rows
+        self.weights = torch.empty_like(routes.ids, dtype=torch.float32)
+        self.addresses = torch.empty_like(routes.ids, dtype=torch.int64)
+        self.result_of = torch.empty_like(tensors.topk_idx, dtype=torch.int32)
+        self._route = RoutesAt(routes)
+        self._table = routes.ids.new_empty(self._route.table_bytes(sizes.rows) // WORD_BYTES)
+        self._at_routes = tuple(each.data_ptr() for each in (peers.ids, *self.rows, self._table))
+        self._at_results = peers.results.data_ptr(), self.result_of.data_ptr()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """State the launches that are the same in each call, but for the number of tokens."""
+        t, node, device = self.tensors, self.peers.node, self._device
+        config = post_rows.config_of(t.x, t.topk_idx)
+        params = post_rows.params_of(t.x, t.topk_idx, t.topk_weights, self.result_of, node, t.x_sf)
+        self._post = post_rows.KERNEL.prepared(config, params, ("tokens",), device)
+        self._ctas_of_post = post_rows.grid(config, node, gpu_of(device).num_sms)
+        to = Gathered(t.l1_acts, t.l1_acts_sf, self.weights, self.addresses)
+        params = gather_rows.params_of(node, self.rows, to)
+        self._gather = gather_rows.KERNEL.prepared(gather_rows.CONFIG, params, (), device)
+        self._ctas_of_gather = gather_rows.grid(gather_rows.CONFIG, node.room.slots, *t.l1_acts.shape)
+        self._meet = meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), device)
+
+    def __call__(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None, limit: float | None) -> None:
+        """Compute a call of this rank, of which `limit` alone was checked, together with the others'."""
+        given, weights = (y,) if counts is None else (y, counts), Weights(l1, l2)
+        like = self._find(given, weights, limit)
+        if like is not None and like.is_right(given, weights):
+            self._launch(like.launches, y, l1, l2, counts)
+            return
+        if torch._C._cuda_getDevice() != self._device:
+            with torch.cuda.device(self._device):
+                self(y, l1, l2, counts, limit)
+            return
+        p = mega_problem(y, l1, l2, self.sizes, self.tensors, counts, limit)
+        launches = self._launches_of(p)
+        self._launch(launches, y, p.l1, p.l2, counts)
+        if like is None and why_not_alike(y) is None:
+            like = Alike(self, launches, given, weights, limit)
+            self._alike = [like, *self._alike[: MAX_KINDS - 1]]  # a new list: others may be reading the old
+
+    def _find(self, given: Sequence[Tensor], weights: Weights, limit: float | None) -> Alike | None:
+        """Find calls like one that nobody has checked: what it was given may be anything."""
+        of_limit = (each for each in self._alike if each.limit == limit)
+        try:
+            return find(of_limit, given, weights)
+        except (TypeError, ValueError):  # weights that are no pairs: the checks say how
+            return None
+
+    def _launches_of(self, p: MegaProblem) -> Launches:
+        lie = p.limit, *(x.stride() for x in (p.y, *p.l1, *p.l2))
+        found = self._launches.get(lie)
+        if found is None:
+            found = Launches(self, p)
+            put(self._launches, lie, found, MAX_KINDS)
+        return found
+
+    def _launch(self, launches: Launches, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None) -> None:
+        self.peers.check()
+        tokens = y.shape[0]
+        self._post.launch(self._ctas_of_post, tokens)
+        self._route.launch(self.sizes.rows, *self._at_routes)
+        if not self.fetches:
+            self._gather.launch(self._ctas_of_gather)
+        if counts is not None and computes_on(self._device):
+            counts.add_(self.rows.counts)
+        launches.first.launch(l1)
+        launches.second.launch(l2)
+        self._meet.launch(1)
+        if tokens:
+            launches.sums.launch(tokens, *self._at_results, 0, y.data_ptr())
+
+
+class Launches:
+    """The launches that depend on how y and the weights lie, and on the limit: both products, and the sums."""
+
+    def __init__(self, calls: Calls, p: MegaProblem) -> None:
+        """For a call that was checked. It keeps neither y nor weights."""
+        t, rows, node, limit = calls.tensors, calls.rows, calls.peers.node, p.limit
+        a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
+        weights, addresses = calls.weights, calls.addresses  # who holds `calls` would keep it from being let go
+
+        def activated(l1: Operand) -> SiluRowsProblem:
+            return SiluRowsProblem(*a, *l1, *middle, rows.ids, weights, limit)
+
+        def fetched(l1: Operand) -> FetchedRowsProblem:
+            silu = activated(l1)._replace(ids=rows.ends)
+            return FetchedRowsProblem(silu, rows, addresses, node)
+
+        def second(l2: Operand) -> GroupedProblem:
+            return rows_to_addresses.problem(middle, l2, addresses, rows.ids, sfa_columns=SILU_COLUMNS)
+
+        if calls.fetches:
+            at_first = rows_fetched.addresses(fetched(p.l1))
+            self.first = RowsInPlace(lambda l1: rows_fetched.planned(fetched(l1)), at_first)
+        else:
+            at_first = rows_silu.addresses(activated(p.l1))
+            self.first = RowsInPlace(lambda l1: rows_silu.planned(activated(l1)), at_first)
+        at_second = addresses_of(second(p.l2))
+        self.second = RowsInPlace(lambda l2: rows_to_addresses.planned(second(l2)), at_second)
+        self.sums = SumsAt(calls.peers.results, calls.result_of, None, p.y)
+
+
+class Alike(Kind):
+    """Calls with one limit, and a y, weights and counts of one kind. What they are given is y, and counts if any."""
+
+    def __init__(
+        self, calls: Calls, launches: Launches, given: Sequence[Tensor], weights: Weights, limit: float | None
+    ) -> None:
+        """For calls like this one, which was checked and `why_not_alike` has nothing against."""
+        super().__init__(given, weights)
+        self.launches, self.limit = launches, limit
+        self._most, self._here = calls.sizes.max_tokens, calls.sizes.here
+        y = given[0]
+        self._pitch, self._row_bytes = y.stride(0) * BF16_BYTES, y.shape[1] * BF16_BYTES
+        self._spans_of_weights = [byte_span(x) for x in (*weights.w1, *weights.w2)]
+        self._requires_grad = any(x.requires_grad for x in (y, *weights.w1, *weights.w2))
+        self._filled = [(x.data_ptr(), byte_span(x)) for x in calls.tensors[:FILLED]]
+
+    def is_right(self, given: Sequence[Tensor], weights: Weights) -> bool:
+        """Tell whether a call that `is_like` is right, and nothing watches it: else it wants a closer look."""
+        y, *counts = given
+        tokens, first = y.shape[0], y.data_ptr()
+        span = span_of_rows(tokens, self._pitch, self._row_bytes)
+        at = [x.data_ptr() for x in (*weights.w1, *weights.w2)]
+        inputs = [*zip(at, self._spans_of_weights, strict=True), *self._filled]
+        for each in counts:
+            if each.shape[0] != self._here:
+                return False
+            inputs.append((each.data_ptr(), self._here * WORD_BYTES))
+        return (
+            tokens <= self._most
+            and (first | at[0] | at[2]) % ADDRESS_ALIGNMENT == 0
+            and are_whole(weights.w1[1], weights.w2[1], *counts)
+            and not touches(first, span, inputs)
+            and self.is_straight()
+            and not (self._requires_grad and cuts_gradient((*weights.w1, *weights.w2), (y,)))
+        )
+
+
+def why_not_alike(y: Tensor) -> str | None:
+    """Say why calls with a y like this one, which was checked, are checked each; None if they need not be."""
+    if y.stride(0) < y.shape[1] or not has_aligned_rows(y):
+        return "strides that suit a single row"
+    return None if torch_compares() else "this torch compares tensors otherwise"

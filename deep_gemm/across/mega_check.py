@@ -1,0 +1,271 @@
+"""Mega MoE, a mixture over the ranks of a group in one call: what is asked of its buffer and of a call, checked."""
+
+from __future__ import annotations
+
+from math import isfinite
+from numbers import Real
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..casts.check import LAYER_TYPES
+from ..core.check import checks
+from ..core.check.checks import Operand, Sizes
+from ..core.check.integers import integer_in_range
+from ..core.check.layout import SCALE_BLOCK, Recipe, align, recipe_numbers
+from ..core.check.numbers import positive
+from ..core.check.tracing import has_memory
+from ..linear.check import weight
+from ..moe.routing_check import route_weights
+from .check import count_of_each
+
+TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128
+RECIPE = (SCALE_BLOCK, SCALE_BLOCK, SCALE_BLOCK)
+FILLED = 4
+"""The first of `MegaTensors`: those that the caller fills."""
+SWIGLU = "swiglu"
+
+
+class MegaSizes(NamedTuple):
+    """Sizes of a buffer, and of what it is made for."""
+
+    num_experts: int
+    ranks: int
+    rank: int
+    max_tokens: int
+    """Tokens of each rank, a multiple of 128."""
+    topk: int
+    hidden: int
+    intermediate: int
+
+    @property
+    def here(self) -> int:
+        """How many experts each rank has."""
+        return self.num_experts // self.ranks
+
+    @property
+    def first(self) -> int:
+        """The first expert of this rank."""
+        return self.rank * self.here
+
+    @property
+    def rows(self) -> int:
+        """Rows of the experts here if every route of every rank comes here."""
+        return self.ranks * self.max_tokens * self.topk
+
+
+class MegaTensors(NamedTuple):
+    """The tensors that a caller fills, and those that a call works in."""
+
+    x: Tensor
+    """e4m3 `[max_tokens, hidden]`"""
+    x_sf: Tensor
+    """FP32 `[max_tokens, hidden / 128]`"""
+    topk_idx: Tensor
+    """int64 `[max_tokens, topk]`, numbered over all ranks, -1: no expert."""
+    topk_weights: Tensor
+    """FP32 `[max_tokens, topk]`"""
+    l1_acts: Tensor
+    """e4m3 `[rows, hidden]`: what came, stacked by expert."""
+    l1_acts_sf: Tensor
+    """FP32 `[rows, hidden / 128]`"""
+    l2_acts: Tensor
+    """e4m3 `[rows, intermediate]`"""
+    l2_acts_sf: Tensor
+    """FP32 `[rows, intermediate / 64]`"""
+
+    def of(self, tokens: int) -> MegaTensors:
+        """The same with as many tokens."""
+        return self._replace(
+            x=self.x[:tokens],
+            x_sf=self.x_sf[:tokens],
+            topk_idx=self.topk_idx[:tokens],
+            topk_weights=self.topk_weights[:tokens],
+        )
+
+
+class MegaProblem(NamedTuple):
+    """One call, checked."""
+
+    y: Tensor
+    """BF16 `[tokens, hidden]`"""
+    l1: Operand
+    """`[experts here, 2 intermediate, hidden]`, gate and up in turns of 8 rows; the scales are those of all gate rows,
+    then of all up rows."""
+    l2: Operand
+    """`[experts here, hidden, intermediate]`"""
+    tensors: MegaTensors
+    """Tensors that the caller filled have as many rows as y."""
+    counts: Tensor | None
+    """int32 `[experts here]`, to which the call adds how many tokens each expert received."""
+    limit: float | None
+
+
+def mega_sizes(
+    num_experts: int,
+    num_max_tokens_per_rank: int,
+    num_topk: int,
+    hidden: int,
+    intermediate_hidden: int,
+    use_fp8_dispatch: bool,
+    activation: str,
+    rank: int,
+    ranks: int,
+) -> MegaSizes:
+    """Check what a buffer is asked for."""
+    count_of_each(num_experts, ranks)
+    tokens = align(integer_in_range("num_max_tokens_per_rank", num_max_tokens_per_rank, 1), TOKEN_MULTIPLE)
+    topk = integer_in_range("num_topk", num_topk, 1)
+    sizes = {"hidden": (hidden, HIDDEN_MULTIPLE), "intermediate_hidden": (intermediate_hidden, INTERMEDIATE_MULTIPLE)}
+    hidden, intermediate = (_multiple(name, *size) for name, size in sizes.items())
+    if use_fp8_dispatch is not True:
+        raise NotImplementedError(f"use_fp8_dispatch: expected True, got {use_fp8_dispatch!r}")
+    check_activation(activation)
+    return MegaSizes(int(num_experts), ranks, rank, tokens, topk, hidden, intermediate)
+
+
+def _multiple(name: str, size: int, of: int) -> int:
+    size = integer_in_range(name, size, 1)
+    if size % of:
+        raise ValueError(f"{name}: expected a multiple of {of}, got {size}")
+    return size
+
+
+def _begins(target: Tensor, x: Tensor) -> bool:
+    """Tell whether the first rows of a target are x itself."""
+    return x.dtype == target.dtype and checks.same_memory(x, target)
+
+
+def check_activation(activation: str) -> None:
+    """Check the name of the activation: there is one."""
+    if activation != SWIGLU:
+        raise NotImplementedError(f"activation: expected {SWIGLU!r}, got {activation!r}")
+
+
+def check_weights(l1: Operand, l2: Operand, sizes: Sizes) -> tuple[Operand, Operand]:
+    """Check both weights of the experts of one rank, and how they fit."""
+    l1 = weight("l1", l1, ("experts here", "2 intermediate", "hidden"), sizes)
+    l2 = weight("l2", l2, ("experts here", "hidden", "intermediate"), sizes)
+    if sizes["2 intermediate"] != 2 * sizes["intermediate"]:
+        raise ValueError(
+            f"l1: expected 2 * intermediate = {2 * sizes['intermediate']} rows, gate and up, where l2 has depth "
+            f"{sizes['intermediate']}, got {sizes['2 intermediate']}"
+        )
+    _multiple("hidden", sizes["hidden"], HIDDEN_MULTIPLE)
+    _multiple("intermediate", sizes["intermediate"], INTERMEDIATE_MULTIPLE)
+    checks.weights("l1", l1[0])
+    checks.weights("l2", l2[0])
+    checks.same_device({"sfl1": l1[1], "l2": l2[0], "sfl2": l2[1]}, l1[0].device, "l1")
+    return l1, l2
+
+
+def mega_limit(recipe: Recipe, activation: str, activation_clamp: float | None) -> float | None:
+    """Check what a call says besides its tensors; give the limit of gate and up."""
+    if recipe is not RECIPE and recipe_numbers("recipe", recipe) != RECIPE:
+        raise NotImplementedError(f"recipe: expected {RECIPE}, got {recipe!r}")
+    check_activation(activation)
+    return None if activation_clamp is None else positive("activation_clamp", activation_clamp)
+
+
+def mega_problem(
+    y: Tensor,
+    l1: Operand,
+    l2: Operand,
+    sizes: MegaSizes,
+    tensors: MegaTensors,
+    counts: Tensor | None,
+    limit: float | None,
+) -> MegaProblem:
+    """Check a call whose `limit` was checked. The host reads no ids of a GPU."""
+    checks.written("y", y)
+    checks.has_type("y", checks.tensor("y", y), (torch.bfloat16,))
+    known: Sizes = {
+        "hidden": sizes.hidden,
+        "experts here": sizes.here,
+        "2 intermediate": 2 * sizes.intermediate,
+        "intermediate": sizes.intermediate,
+    }
+    checks.bind("y", y, ("tokens", "hidden"), known)
+    tokens = known["tokens"]
+    if tokens > sizes.max_tokens:
+        raise ValueError(f"y: expected at most {sizes.max_tokens} tokens, for which the buffer is, got {tokens}")
+    checks.rows("y", y, "hidden")
+    l1, l2 = check_weights(l1, l2, known)
+    if counts is not None:
+        checks.int32("cumulative_local_expert_recv_stats", counts, "experts here", sizes.here)
+    device = tensors.x.device
+    given = {"y": y, "l1": l1[0], "sfl1": l1[1], "l2": l2[0], "sfl2": l2[1]}
+    given |= {} if counts is None else {"cumulative_local_expert_recv_stats": counts}
+    checks.same_device(given, device, "the buffer")
+    for name, x in given.items():
+        if not has_memory(x):
+            raise NotImplementedError(
+                f"{name}: expected a tensor that has memory, outside of torch.compile, got a {type(x).__name__}"
+            )
+    filled = tensors.of(tokens)
+    if checks.on_host(filled.topk_idx):
+        checks.in_range("buffer.topk_idx", filled.topk_idx, -1, sizes.num_experts - 1)
+    del given["y"]
+    checks.no_overlap(given | {f"buffer.{name}": each for name, each in filled._asdict().items()}, y, None, "y")
+    return MegaProblem(y, l1, l2, filled, counts, limit)
+
+
+class FillProblem(NamedTuple):
+    """Tokens and routes that go into a buffer, checked."""
+
+    hidden: Tensor
+    topk_ids: Tensor
+    topk_weights: Tensor
+    tokens: int
+    factor: float
+
+
+def fill_problem(
+    hidden: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    x: Tensor,
+    x_sf: Tensor,
+    topk_idx: Tensor,
+    weights: Tensor,
+    num_tokens: int | None,
+    group_size: int,
+    routed_scaling_factor: float,
+) -> FillProblem:
+    """Check tokens and the tensors of a buffer, `x` to `weights`, that they go into."""
+    sizes: Sizes = {}
+    checks.no_gradient("hidden", hidden)
+    checks.no_gradient("topk_weights", topk_weights)
+    checks.has_type("hidden", checks.tensor("hidden", hidden), LAYER_TYPES)
+    checks.bind("hidden", hidden, ("tokens", "hidden"), sizes)
+    checks.has_type("topk_ids", checks.tensor("topk_ids", topk_ids), (torch.int32, torch.int64))
+    checks.bind("topk_ids", topk_ids, ("tokens", "topk"), sizes)
+    route_weights(topk_weights, sizes)
+    _multiple("hidden", sizes["hidden"], HIDDEN_MULTIPLE)
+    if integer_in_range("group_size", group_size, 1) != SCALE_BLOCK:
+        raise NotImplementedError(f"group_size: expected {SCALE_BLOCK}, got {group_size!r}")
+    sizes["hidden / 128"] = sizes["hidden"] // SCALE_BLOCK
+    targets = {"x": x, "x_sf": x_sf, "topk_idx": topk_idx, "topk_weights of the buffer": weights}
+    types = torch.float8_e4m3fn, torch.float32, torch.int64, torch.float32
+    columns = "hidden", "hidden / 128", "topk", "topk"
+    for (name, target), dtype, axis in zip(targets.items(), types, columns, strict=True):
+        checks.has_type(name, checks.tensor(name, target), (dtype,))
+        checks.written(name, target)
+        checks.bind(name, target, ("max_tokens", axis), sizes)
+        if not target.is_contiguous():
+            raise ValueError(f"{name}: expected a contiguous tensor, got strides {target.stride()}")
+    checks.same_device({"topk_ids": topk_ids, "topk_weights": topk_weights, **targets}, hidden.device, "hidden")
+    inputs = {"hidden": hidden, "topk_ids": topk_ids, "topk_weights": topk_weights}
+    goes_to = {"topk_ids": topk_idx, "topk_weights": weights}  # what lies there already may stay
+    for name, target in targets.items():
+        apart = {its: x for its, x in inputs.items() if not (goes_to.get(its) is target and _begins(target, x))}
+        checks.no_overlap(apart, target, None, name)
+        inputs[name] = target
+    most = min(sizes["tokens"], sizes["max_tokens"])
+    tokens = sizes["tokens"] if num_tokens is None else num_tokens
+    tokens = integer_in_range("num_tokens", tokens, 0, most)
+    factor = routed_scaling_factor
+    if isinstance(factor, bool) or not isinstance(factor, Real) or not isfinite(factor):
+        raise ValueError(f"routed_scaling_factor: expected a finite number, got {factor!r}")
+    return FillProblem(hidden[:tokens], topk_ids[:tokens], topk_weights[:tokens], tokens, float(factor))

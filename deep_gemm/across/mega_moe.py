@@ -1,0 +1,302 @@
+"""Mega MoE: a mixture of experts over the ranks of a group in one call, from a buffer that the caller fills.
+
+The names and arguments are those of DeepGEMM for Hopper. docs/experts_across_gpus.md has the picture.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..casts import cast_rows
+from ..casts.by_kernels import as_rows, has_kernels
+from ..casts.cast_rows import RowCast
+from ..casts.fp8 import per_token_cast_to_fp8
+from ..casts.rules import empty_scales
+from ..core.check.checks import Operand
+from ..core.check.layout import SCALE_BLOCK, Recipe
+from ..gemm.rows.silu_check import INTERLEAVED, SILU_COLUMNS
+from . import mega_by_group, mega_by_peers
+from .by_group import Planner
+from .by_peers import Peers
+from .collectives import all_agree, place_in
+from .mega_check import (
+    RECIPE,
+    SWIGLU,
+    FillProblem,
+    MegaProblem,
+    MegaSizes,
+    MegaTensors,
+    check_weights,
+    fill_problem,
+    mega_limit,
+    mega_problem,
+    mega_sizes,
+)
+
+MISTAKES = (ValueError, TypeError, NotImplementedError)
+
+
+class SM90SymmBuffer:
+    """The memory of `fp8_mega_moe`: tokens, routes, room to work. `get_symm_buffer_for_sm90_mega_moe` makes it.
+
+    The caller fills the first rows of these before each call, as many as the call's `y` has:
+
+    - `x`: e4m3 `[T, hidden]`, and `x_sf`: FP32 `[T, hidden / 128]`, as `per_token_cast_to_fp8` gives them;
+    - `topk_idx`: int64 `[T, topk]`, experts numbered over all ranks, -1 for none (so are all of a new buffer);
+    - `topk_weights`: FP32 `[T, topk]`.
+
+    T is `num_max_tokens_per_rank`. `l1_acts`, `l1_acts_sf`, `l2_acts` and `l2_acts_sf` are what the two products of a
+    call read, each row being one route's: room for every token of every rank on all its experts here.
+    """
+
+    def __init__(
+        self, sizes: MegaSizes, device: torch.device, group: dist.ProcessGroup | None, peers: Peers | None = None
+    ) -> None:
+        self.sizes, self.group = sizes, group
+        by_collectives = peers is None and sizes.ranks > 1
+        self.planner = Planner(sizes.here, None, device, group) if by_collectives else None
+        tokens, rows = sizes.max_tokens, sizes.rows
+        self.num_experts, self.num_max_tokens_per_rank, self.num_topk = sizes.num_experts, tokens, sizes.topk
+        self.hidden, self.intermediate_hidden = sizes.hidden, sizes.intermediate
+        weights = torch.zeros(tokens, sizes.topk, device=device)
+
+        def fp8(rows: int, columns: int) -> Tensor:
+            return torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device)
+
+        self._tensors: MegaTensors | None = MegaTensors(
+            fp8(tokens, sizes.hidden),
+            weights.new_empty(tokens, sizes.hidden // SCALE_BLOCK),
+            torch.full_like(weights, -1, dtype=torch.int64),
+            weights,
+            fp8(rows, sizes.hidden),
+            empty_scales((rows,), sizes.hidden, weights, mn_major=True),
+            fp8(rows, sizes.intermediate),
+            empty_scales((rows,), sizes.intermediate, weights, mn_major=True, gran_k=SILU_COLUMNS),
+        )
+        self.calls = None if peers is None else mega_by_peers.Calls(sizes, self._tensors, peers)
+
+    def destroy(self) -> None:
+        """Give the memory back. No call takes the buffer from then on."""
+        self._tensors = self.calls = self.planner = None
+
+    @property
+    def tensors(self) -> MegaTensors:
+        """All of them; none of a buffer that was destroyed."""
+        if self._tensors is None:
+            raise ValueError("buffer: expected one that is in use, got one that was destroyed")
+        return self._tensors
+
+    @property
+    def x(self) -> Tensor:
+        """FP8 values of tokens."""
+        return self.tensors.x
+
+    @property
+    def x_sf(self) -> Tensor:
+        """Scales of tokens."""
+        return self.tensors.x_sf
+
+    @property
+    def topk_idx(self) -> Tensor:
+        """Experts of tokens."""
+        return self.tensors.topk_idx
+
+    @property
+    def topk_weights(self) -> Tensor:
+        """Weights of tokens' routes."""
+        return self.tensors.topk_weights
+
+    @property
+    def l1_acts(self) -> Tensor:
+        """FP8 values that the first product reads."""
+        return self.tensors.l1_acts
+
+    @property
+    def l1_acts_sf(self) -> Tensor:
+        """Scales of `l1_acts`."""
+        return self.tensors.l1_acts_sf
+
+    @property
+    def l2_acts(self) -> Tensor:
+        """FP8 values that the second product reads."""
+        return self.tensors.l2_acts
+
+    @property
+    def l2_acts_sf(self) -> Tensor:
+        """Scales of `l2_acts`, one for each 64 columns."""
+        return self.tensors.l2_acts_sf
+
+
+def get_symm_buffer_for_sm90_mega_moe(
+    group: dist.ProcessGroup | None,
+    num_experts: int,
+    num_max_tokens_per_rank: int,
+    num_topk: int,
+    hidden: int,
+    intermediate_hidden: int,
+    use_fp8_dispatch: bool = True,
+    activation: str = "swiglu",
+) -> SM90SymmBuffer:
+    """Make a buffer for `fp8_mega_moe`. All ranks of the group call it together, with the same numbers.
+
+    - `group`: the default group if it is None; without one this process is alone.
+    - `num_experts`: of all ranks together. Each has an equal part, in order of ranks.
+    - `num_max_tokens_per_rank`: rounded up to a multiple of 128.
+    - `hidden`, `intermediate_hidden`: multiples of 256 and of 128.
+    - `use_fp8_dispatch`, `activation`: True and "swiglu", or a NotImplementedError.
+
+    Its tensors are on the current GPU; on the CPU if there is no GPU or the group is Gloo's. At most 8 Hopper GPUs,
+    which have to be of one node, write into each other's memory in a call; otherwise rows go through collectives.
+
+    >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 8, 100, 2, 256, 128)
+    >>> buffer.x.shape, buffer.x_sf.shape, buffer.topk_idx.shape
+    (torch.Size([128, 256]), torch.Size([128, 2]), torch.Size([128, 2]))
+    """
+    is_alone = group is None and not (dist.is_available() and dist.is_initialized())
+    rank, ranks = (0, 1) if is_alone else place_in(group)
+    sizes = mega_sizes(
+        num_experts,
+        num_max_tokens_per_rank,
+        num_topk,
+        hidden,
+        intermediate_hidden,
+        use_fp8_dispatch,
+        activation,
+        rank,
+        ranks,
+    )
+    on_cpu = not torch.cuda.is_available() or (not is_alone and dist.get_backend(group) == "gloo")
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
+    if not is_alone:
+        given = {"num_experts": sizes.num_experts, "num_max_tokens_per_rank": sizes.max_tokens, "num_topk": sizes.topk}
+        # A GPU of another kind has another way, on which it would wait for the others for ever.
+        way = {"peer_memory": int(mega_by_peers.why_not_by_peers(sizes, device) is None)}
+        given |= {"hidden": sizes.hidden, "intermediate_hidden": sizes.intermediate, **way}
+        all_agree(given, device, group)
+    with torch.inference_mode(False):  # calls of any mode write into its tensors
+        return SM90SymmBuffer(sizes, device, group, mega_by_peers.peers_of(sizes, device, group))
+
+
+def transform_weights_for_mega_moe_sm90(l1: Operand, l2: Operand) -> tuple[Operand, Operand]:
+    """Give both weights of this rank's experts as `fp8_mega_moe` takes them.
+
+    - `l1`: values `[experts here, 2 intermediate, hidden]`, the gate's rows first, and scales
+      `[experts here, 2 intermediate / 128, hidden / 128]`; `l2`: values `[experts here, hidden, intermediate]`, and
+      scales likewise. `per_block_cast_to_fp8` gives them.
+
+    In the values of l1 8 rows of the gate and 8 of up then follow each other, so that one thread of a kernel has both.
+    Scales stay as they are, and so does l2.
+
+    >>> l1, l2 = per_block_cast_to_fp8(torch.ones(1, 256, 256)), per_block_cast_to_fp8(torch.ones(1, 256, 128))
+    >>> l1[0][0, :128] = 2  # the gate
+    >>> transform_weights_for_mega_moe_sm90(l1, l2)[0][0][0, ::4, 0].tolist()[:6]
+    [2.0, 2.0, 448.0, 448.0, 2.0, 2.0]
+    """
+    l1, l2 = check_weights(l1, l2, {})
+    values = l1[0].detach()
+    experts, rows, hidden = values.shape
+    # [experts, gate or up, turns, 8, hidden] -> [experts, turns, gate or up, 8, hidden]
+    halves = values.view(torch.uint8).reshape(experts, 2, rows // (2 * INTERLEAVED), INTERLEAVED, hidden)
+    return (halves.transpose(1, 2).reshape(values.shape).view(values.dtype), l1[1]), l2
+
+
+def mega_moe_pre_dispatch_sm90(
+    hidden: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    x: Tensor,
+    x_sf: Tensor,
+    topk_idx: Tensor,
+    buffer_topk_weights: Tensor,
+    num_tokens: int | None = None,
+    group_size: int = 128,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """Cast tokens to FP8 as `per_token_cast_to_fp8` does, into the tensors of a buffer, and their routes beside them.
+
+    - `hidden`: `[tokens, hidden]`, BF16, FP16 or FP32; `topk_ids`: int32 or int64 `[tokens, topk]`, -1 for no expert;
+      `topk_weights`: `[tokens, topk]`, FP32, BF16 or FP16.
+    - `x`, `x_sf`, `topk_idx`, `buffer_topk_weights`: those of a `SM90SymmBuffer`.
+    - `num_tokens`: how many of the tokens count; all if it is None. The buffer's rows behind them get no expert.
+    - `group_size`: 128, or a NotImplementedError. `routed_scaling_factor`: a factor of all weights.
+
+    >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 8, 128, 1, 256, 128)
+    >>> filled = buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights
+    >>> mega_moe_pre_dispatch_sm90(torch.full((2, 256), 896.0), torch.tensor([[3], [5]]), torch.ones(2, 1), *filled)
+    >>> buffer.x_sf[0].tolist(), buffer.topk_idx[:3].tolist()
+    ([2.0, 2.0], [[3], [5], [-1]])
+    """
+    targets = x, x_sf, topk_idx, buffer_topk_weights
+    p = fill_problem(hidden, topk_ids, topk_weights, *targets, num_tokens, group_size, routed_scaling_factor)
+    fill(p, *targets)
+
+
+@torch.no_grad()
+def fill(p: FillProblem, x: Tensor, x_sf: Tensor, topk_idx: Tensor, buffer_topk_weights: Tensor) -> None:
+    """Compute `mega_moe_pre_dispatch_sm90` of what was checked."""
+    if has_kernels(p.hidden):
+        cast_rows.run(RowCast(as_rows(p.hidden), x[: p.tokens], x_sf[: p.tokens], 0.0, False))
+    else:
+        values, scales = per_token_cast_to_fp8(p.hidden)
+        x[: p.tokens], x_sf[: p.tokens] = values, scales
+    topk_idx[: p.tokens] = p.topk_ids
+    topk_idx[p.tokens :] = -1
+    torch.mul(p.topk_weights.float(), p.factor, out=buffer_topk_weights[: p.tokens])
+
+
+def fp8_mega_moe(
+    y: Tensor,
+    l1: Operand,
+    l2: Operand,
+    buffer: SM90SymmBuffer,
+    cumulative_local_expert_recv_stats: Tensor | None = None,
+    recipe: Recipe = RECIPE,
+    activation: str = SWIGLU,
+    activation_clamp: float | None = None,
+    fast_math: bool = True,
+) -> None:
+    """Compute a gated mixture of the experts of all ranks, for the tokens that the buffer holds. All ranks call it.
+
+        gate, up = the halves of l1[e] @ x[t]                                               e = topk_idx[t, k]
+        y[t] = sum over k of l2[e] @ Q(silu(gate) * up * topk_weights[t, k])
+
+    - `y`: BF16 `[tokens, hidden]`. A rank has at most `num_max_tokens_per_rank` tokens, and may have none. The buffer's
+      rows behind them are not read.
+    - `l1`, `l2`: of this rank's experts, from `transform_weights_for_mega_moe_sm90`.
+    - `cumulative_local_expert_recv_stats`: int32 `[experts here]`; the call adds how many tokens each expert received.
+    - `recipe`, `activation`: (128, 128, 128) and "swiglu", or a NotImplementedError.
+    - `activation_clamp`: the gate counts as at most this, up as within +-this.
+    - `fast_math`: accepted; it changes nothing.
+
+    Calls with one buffer follow each other on one stream.
+
+    gate and up are FP32, accumulated as in `fp8_gemm_nt`. Q casts to FP8 with one scale, largest / 448, for each row
+    and 64 columns. A route's result is rounded to BF16. The sum over k is FP32, in order of k, and rounded once to
+    BF16: the same bits each time, whatever the number of ranks. A mistake of one rank is an error on each if rows go
+    through collectives. By peer memory it is one there, and if another rank waits for this one in vain for 30 seconds,
+    the next call there raises a RuntimeError.
+
+    >>> l1, l2 = per_block_cast_to_fp8(torch.ones(2, 256, 256)), per_block_cast_to_fp8(torch.ones(2, 256, 128))
+    >>> buffer = get_symm_buffer_for_sm90_mega_moe(None, 2, 128, 2, 256, 128)
+    >>> buffer.x[:2], buffer.x_sf[:2] = per_token_cast_to_fp8(torch.ones(2, 256))
+    >>> buffer.topk_idx[:2], buffer.topk_weights[:2] = torch.tensor([[0, 1], [1, -1]]), torch.full((2, 2), 0.5)
+    >>> y = torch.empty(2, 256, dtype=torch.bfloat16)
+    >>> fp8_mega_moe(y, *transform_weights_for_mega_moe_sm90(l1, l2), buffer)
+    >>> y[:, 0].tolist()  # 128 * 256 * 256 / 2 of each route
+    [8388608.0, 4194304.0]
+    """
+    if not isinstance(buffer, SM90SymmBuffer):
+        raise TypeError(f"buffer: expected SM90SymmBuffer, got {type(buffer).__name__}")
+    sizes, tensors = buffer.sizes, buffer.tensors
+    said = recipe, activation, activation_clamp
+    if buffer.calls is not None:
+        buffer.calls(y, l1, l2, cumulative_local_expert_recv_stats, mega_limit(*said))
+        return
+    asked: MegaProblem | Exception
+    try:
+        asked = mega_problem(y, l1, l2, sizes, tensors, cumulative_local_expert_recv_stats, mega_limit(*said))
+    except MISTAKES as mistake:
+        asked = mistake
+    mega_by_group.compute(asked, sizes, buffer.planner)

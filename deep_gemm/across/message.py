@@ -1,0 +1,206 @@
+"""The message of a token: one row of 4-byte words, so that one collective carries all of it.
+
+[ FP8 values: hidden / 4 | scales: ceil(hidden / 128) | ids of experts: topk | weights: topk | up to 16 bytes ]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..casts import lay_scales
+from ..casts.fp8 import per_token_cast_to_fp8
+from ..casts.rules import Quantized, empty_scales
+from ..core.check.integers import INT32_MAX, integer_in_range
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
+from ..core.gpu import is_hopper
+from ..core.meeting import MAX_ROW_BYTES, Room
+from ..moe.api import experts_workspace_bytes
+from ..moe.routing_check import ExpertRows
+from . import gather_rows, pack_rows
+from .check import count_of_each
+from .gather_rows import Gathered, Slots
+
+WORD = torch.int32
+WORD_BYTES = 4
+BF16_BYTES, ADDRESS_BYTES = 2, 8
+PITCH_LIMIT = 1 << 32
+"""Bytes from a token to the next for which kernels have room."""
+
+
+class Arrived(NamedTuple):
+    """Rows that arrived, and views of their parts."""
+
+    message: Tensor
+    """Words `[rows, ...]`."""
+    hidden: int
+    topk: int
+
+    @property
+    def values(self) -> Tensor:
+        """Words of FP8 values `[rows, hidden / 4]`."""
+        return self.message.narrow(1, 0, self.hidden // WORD_BYTES)
+
+    @property
+    def scales(self) -> Tensor:
+        """FP32 `[rows, blocks]`."""
+        return self.message.view(torch.float32).narrow(1, self.hidden // WORD_BYTES, ceil_div(self.hidden, SCALE_BLOCK))
+
+    @property
+    def ids(self) -> Tensor:
+        """int32 `[rows, topk]`, numbered over all processes."""
+        return self.message.narrow(1, self._routes, self.topk)
+
+    @property
+    def weights(self) -> Tensor:
+        """FP32 `[rows, topk]`."""
+        return self.message.view(torch.float32).narrow(1, self._routes + self.topk, self.topk)
+
+    @property
+    def _routes(self) -> int:
+        return self.hidden // WORD_BYTES + ceil_div(self.hidden, SCALE_BLOCK)
+
+
+def row_bytes(hidden: int, topk: int) -> int:
+    """Bytes that travel for a token to one process.
+
+    >>> row_bytes(hidden=7168, topk=6)  # 7168 values, 56 scales, 6 ids and 6 weights
+    7440
+    """
+    return align(hidden + WORD_BYTES * (ceil_div(hidden, SCALE_BLOCK) + 2 * topk), ADDRESS_ALIGNMENT)
+
+
+def pack(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None = None, rows: int | None = None
+) -> Tensor:
+    """Cast tokens to FP8, and write each beside its routes into its rows: those of `row_of` `[tokens, topk]` up to -1.
+
+    Without `row_of` each token has the row of its number. If there are to be more `rows` than that, those behind the
+    last have no routes.
+    """
+    rows = x.shape[0] if rows is None else rows
+    words = row_bytes(x.shape[1], topk_ids.shape[1]) // WORD_BYTES
+    if _has_kernel(x):
+        message = torch.empty(rows, words, dtype=WORD, device=x.device)
+        p = topk_weights if topk_weights.dtype == torch.float32 else topk_weights.float()
+        pack_rows.run(with_aligned_rows(x), topk_ids.contiguous(), p.contiguous(), row_of, message)
+        return message
+    of_tokens = pack_fp8(per_token_cast_to_fp8(x), topk_ids, topk_weights)
+    message = of_tokens.new_full((rows, words), -1)
+    if row_of is None:
+        message[: len(x)] = of_tokens
+    else:
+        token, column = (row_of >= 0).nonzero(as_tuple=True)
+        message[row_of[token, column].long()] = of_tokens[token]
+    return message
+
+
+def pack_fp8(x: Quantized, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """Write tokens that are FP8 beside their routes, each into the row of its number."""
+    values, scales = x
+    parts = [values.view(WORD), scales.view(WORD), words_of_ids(topk_ids), topk_weights.float().view(WORD)]
+    words = row_bytes(values.shape[1], topk_ids.shape[1]) // WORD_BYTES - sum(part.shape[1] for part in parts)
+    return torch.cat([*parts, parts[0].new_zeros(len(values), words)], dim=1)
+
+
+def words_of_ids(topk_ids: Tensor) -> Tensor:
+    """Ids as they travel. One that no expert has stays one: halves of it are none.
+
+    >>> words_of_ids(torch.tensor([7, -1, -(2**63), 2**32 + 3])).tolist()
+    [7, -1, -1, 2147483647]
+    """
+    return topk_ids.clamp(-1, INT32_MAX).to(WORD)
+
+
+def _has_kernel(x: Tensor) -> bool:
+    return x.is_cuda and is_hopper(x.get_device())
+
+
+def has_aligned_rows(x: Tensor) -> bool:
+    """Tell whether kernels may load 16 bytes at once of a matrix's rows."""
+    pitch = x.stride(0) * x.element_size()
+    is_aligned = x.stride(1) == 1 and pitch % ADDRESS_ALIGNMENT == 0 and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    return is_aligned and pitch < PITCH_LIMIT
+
+
+def with_aligned_rows(x: Tensor) -> Tensor:
+    """A matrix itself if it `has_aligned_rows`, else a copy."""
+    return x if has_aligned_rows(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def gather(arrived: Arrived, rows: ExpertRows) -> Quantized:
+    """Copy each row that arrived into the rows of its experts, as products load them."""
+    if _has_kernel(arrived.message) and arrived.hidden <= MAX_ROW_BYTES:
+        return _gathered(arrived, rows)
+    source = rows.token_of.clamp_min(0)  # rows without a token may hold anything
+    values = arrived.values.index_select(0, source).view(torch.float8_e4m3fn)
+    return values, lay_scales.laid_out(arrived.scales.index_select(0, source))
+
+
+def _gathered(arrived: Arrived, rows: ExpertRows) -> Quantized:
+    hidden, count = arrived.hidden, rows.token_of.shape[0]
+    values = torch.empty(count, hidden, dtype=torch.float8_e4m3fn, device=arrived.message.device)
+    scales = empty_scales((count,), hidden, values, mn_major=True)
+    gather_rows.run(Slots(arrived.message, hidden), rows, Gathered(values, scales))
+    return values, scales
+
+
+def prefill_bytes(rows: int, hidden: int, topk: int) -> int:
+    """Bytes that a process sends in the prefill form if `rows` of its (token, process) pairs go to others, and back.
+
+    >>> prefill_bytes(rows=1, hidden=7168, topk=6)  # FP8 with scales and routes there, BF16 back
+    21776
+    """
+    rows, hidden, topk = (
+        integer_in_range(name, size, 0) for name, size in (("rows", rows), ("hidden", hidden), ("topk", topk))
+    )
+    return rows * (row_bytes(hidden, topk) + BF16_BYTES * hidden)
+
+
+def decode_bytes(
+    world_size: int,
+    max_tokens: int,
+    topk: int,
+    num_experts: int,
+    hidden: int,
+    intermediate: int,
+    *,
+    peer_memory: bool = False,
+) -> tuple[int, int]:
+    """Bytes of the decode form for each process: what it sends to others and they send back, and what it holds.
+
+    What it holds is room for the worst case, all of it at once: every token of every process on every expert here. With
+    `peer_memory` the first number is the worst case too: a row to each other process, and a result of each route back.
+
+    >>> decode_bytes(world_size=4, max_tokens=128, topk=6, num_experts=256, hidden=7168, intermediate=2048)
+    (8361984, 117881344)
+    >>> decode_bytes(4, 128, 6, 256, 7168, 2048, peer_memory=True)
+    (13860864, 66396736)
+    """
+    sizes = {
+        "world_size": world_size,
+        "max_tokens": max_tokens,
+        "topk": topk,
+        "num_experts": num_experts,
+        "hidden": hidden,
+        "intermediate": intermediate,
+    }
+    world_size, max_tokens, topk, num_experts, hidden, intermediate = (
+        integer_in_range(name, size, 1) for name, size in sizes.items()
+    )
+    rows, experts_here = world_size * max_tokens, count_of_each(num_experts, world_size)
+    if peer_memory:
+        room = Room(world_size, max_tokens, hidden, topk)
+        results = max_tokens * topk * BF16_BYTES * hidden
+        of_products = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate)
+        not_held = rows * topk * BF16_BYTES * hidden  # results of experts here: they go to rooms at once
+        addresses = rows * topk * ADDRESS_BYTES
+        sent = (rows - max_tokens) * room.row_bytes + (results if world_size > 1 else 0)
+        return sent, room.num_bytes + of_products - not_held + addresses
+    sent = prefill_bytes(rows - max_tokens, hidden, topk)
+    messages = (rows + max_tokens) * row_bytes(hidden, topk)
+    sums = 2 * rows * BF16_BYTES * hidden
+    here = experts_workspace_bytes(rows, topk, experts_here, hidden, intermediate)
+    return sent, messages + sums + here

@@ -1,0 +1,134 @@
+"""The kernel of across/pack_rows.cuh: how it is compiled, and launched for the tokens of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..casts.config import INPUTS, VECTOR_BYTES, cast_header
+from ..core.check.layout import SCALE_BLOCK, ceil_div
+from ..core.kernel import OrdinaryKernel
+from ..core.params import Field, Kind, Params
+
+PARAMS = Params(
+    "PackParams",
+    Field("x", Kind.POINTER),
+    Field("topk_ids", Kind.POINTER),
+    Field("topk_weights", Kind.POINTER),
+    Field("row_of", Kind.POINTER),
+    Field("rows", Kind.POINTER),
+    Field("x_pitch", Kind.UINT32),
+    Field("tokens", Kind.UINT32),
+    Field("slots", Kind.UINT32),
+    Field("hidden", Kind.UINT32),
+    Field("topk", Kind.UINT32),
+    Field("row_bytes", Kind.UINT32),
+    Field("unit_reciprocal", Kind.UINT32),
+)
+"""`PackParams` of across/pack_rows.cuh."""
+
+
+@dataclass(frozen=True)
+class PackConfig:
+    """One configuration. A team of lanes casts 128 columns of a token."""
+
+    dtype: torch.dtype
+    id_bytes: int
+    num_threads: int = 256
+    shared_bytes: ClassVar[int] = 0
+    ctas_per_sm: ClassVar[int] = 6
+
+    @property
+    def name(self) -> str:
+        """Short, for people: such as "bfloat16 int64"."""
+        return f"{str(self.dtype).removeprefix('torch.')} int{self.id_bytes * 8}"
+
+    @property
+    def vector(self) -> int:
+        """Elements that a lane loads at once."""
+        return VECTOR_BYTES // self.dtype.itemsize
+
+    @property
+    def teams(self) -> int:
+        """Groups of lanes that each have a unit."""
+        return self.num_threads * self.vector // SCALE_BLOCK
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        yield self.dtype in INPUTS, "BF16, FP16 or FP32"
+        yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
+        yield self.num_threads % 32 == 0, "whole warps"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        constants = {"kIdBytes": self.id_bytes, "kCtasPerSm": self.ctas_per_sm}
+        return cast_header(
+            self.dtype, constants, {"kActivates": False}, vector=self.vector, num_threads=self.num_threads, files={}
+        )
+
+
+KERNEL: Any = OrdinaryKernel("pack_rows", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+
+
+def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> None:
+    """Write tokens into `rows`, int32 `[rows, words]`, on the GPU that they are on.
+
+    Rows of `x` begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are contiguous.
+    Without `row_of` each token has the row of its number, and rows behind the last get routes to no expert.
+    """
+    if rows.shape[0] > 0:
+        config = config_of(x.dtype, topk_ids.element_size())
+        slots = rows.shape[0] if row_of is None else x.shape[0]
+        params = params_of(x, topk_ids, topk_weights, row_of, rows)
+        KERNEL.run(config, params, grid(config, slots, x.shape[1]), rows.get_device())
+
+
+@cache
+def config_of(dtype: torch.dtype, id_bytes: int) -> PackConfig:
+    """The configuration for these types."""
+    return PackConfig(dtype, id_bytes)
+
+
+def reachable_pack() -> list[PackConfig]:
+    """Every configuration that `run` can take."""
+    return [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
+
+
+def units_of_token(hidden: int) -> int:
+    """Its blocks, and its routes."""
+    return ceil_div(hidden, SCALE_BLOCK) + 1
+
+
+def grid(config: PackConfig, slots: int, hidden: int) -> int:
+    """A team for each unit."""
+    return ceil_div(slots * units_of_token(hidden), config.teams)
+
+
+def params_of(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> bytes:
+    """Give the kernel's parameters."""
+    tokens, hidden = x.shape
+    return PARAMS.pack(
+        {
+            "x": x.data_ptr(),
+            "topk_ids": topk_ids.data_ptr(),
+            "topk_weights": topk_weights.data_ptr(),
+            "row_of": 0 if row_of is None else row_of.data_ptr(),
+            "rows": rows.data_ptr(),
+            "x_pitch": x.stride(0) * x.element_size() if tokens > 1 else 0,
+            "tokens": tokens,
+            "slots": rows.shape[0] if row_of is None else tokens,
+            "hidden": hidden,
+            "topk": topk_ids.shape[1],
+            "row_bytes": rows.shape[1] * rows.element_size(),
+            "unit_reciprocal": (1 << 32) // units_of_token(hidden),
+        }
+    )

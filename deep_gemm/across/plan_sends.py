@@ -1,0 +1,118 @@
+"""The kernel of across/plan_sends.cuh: how it is compiled, and launched for the tokens of a rank."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..core.check.layout import ceil_div
+from ..core.kernel import OrdinaryKernel
+from ..core.params import Field, Kind, Params
+
+NUM_FACTS = 7
+"""Numbers that ranks tell each other beside how many rows and routes come."""
+MAX_RANKS = 64
+PARAMS = Params(
+    "PlanSendsParams",
+    Field("facts", Kind.UINT64, NUM_FACTS),
+    Field("topk_ids", Kind.POINTER),
+    Field("row_of", Kind.POINTER),
+    Field("told", Kind.POINTER),
+    Field("tokens", Kind.UINT32),
+    Field("topk", Kind.UINT32),
+    Field("experts_here", Kind.UINT32),
+    Field("ranks", Kind.UINT32),
+)
+"""`PlanSendsParams` of across/plan_sends.cuh."""
+_FACTS = struct.Struct(f"<{NUM_FACTS}q")
+
+
+@dataclass(frozen=True)
+class PlanSendsConfig:
+    """One configuration. A CTA gives rows to as many tokens as it has threads."""
+
+    id_bytes: int
+    num_threads: int = 1024
+    ctas_per_sm: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        """Short, for people: such as "int64"."""
+        return f"int{self.id_bytes * 8}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in across/plan_sends.cuh, which asserts that it is the same."""
+        return (3 + self.num_threads // 32) * MAX_RANKS * 4
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        if self.id_bytes not in (4, 8):
+            return "needs ids of 4 or 8 bytes"
+        return None if self.num_threads % 32 == 0 and self.num_threads >= MAX_RANKS else "needs a thread for each rank"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        constants = {
+            "kIdBytes": self.id_bytes,
+            "kNumFacts": NUM_FACTS,
+            "kMaxRanks": MAX_RANKS,
+            "kNumThreads": self.num_threads,
+            "kSharedBytes": self.shared_bytes,
+        }
+        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+
+KERNEL: Any = OrdinaryKernel("plan_sends", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+
+
+def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int) -> None:
+    """Give tokens their rows, and write what all ranks are told, on the GPU that the ids are on.
+
+    `topk_ids`, int32 or int64 `[tokens, topk]`, and `row_of`, int32 of the same shape, are contiguous; `told` is int64
+    `[NUM_FACTS + 2 ranks]`.
+    """
+    config = config_of(topk_ids.element_size())
+    params = params_of(topk_ids, facts, row_of, told, experts_here, ranks)
+    KERNEL.run(config, params, grid(config, topk_ids.shape[0]), topk_ids.get_device())
+
+
+@cache
+def config_of(id_bytes: int) -> PlanSendsConfig:
+    """The configuration for ids of this size."""
+    return PlanSendsConfig(id_bytes)
+
+
+def reachable_plan_sends() -> list[PlanSendsConfig]:
+    """Every configuration that `run` can take."""
+    return [config_of(id_bytes) for id_bytes in (4, 8)]
+
+
+def grid(config: PlanSendsConfig, tokens: int) -> int:
+    """A CTA for each of its threads' tokens; one at least, which says that there are none."""
+    return max(ceil_div(tokens, config.num_threads), 1)
+
+
+def params_of(
+    topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int
+) -> bytes:
+    """Give the kernel's parameters."""
+    return PARAMS.pack(
+        {
+            "facts": _FACTS.pack(*facts),
+            "topk_ids": topk_ids.data_ptr(),
+            "row_of": row_of.data_ptr(),
+            "told": told.data_ptr(),
+            "tokens": topk_ids.shape[0],
+            "topk": topk_ids.shape[1],
+            "experts_here": experts_here,
+            "ranks": ranks,
+        }
+    )

@@ -1,0 +1,81 @@
+// This rank's tokens in FP8, where the ranks that have their experts fetch them, and to each rank which of its experts want them.
+//
+//   x --put_token--> row of this rank's room | values | scales | weights of routes |
+//   topk_ids --> ids of the token on every rank: the experts there, numbered from 0, or -1
+//
+// Ids are written for all tokens that there may be, in each call: a token that this rank lacks had another call's.
+#pragma once
+#include "config.cuh"
+#include "meeting.cuh"
+#include "routes.cuh"
+
+struct PostParams {
+  const uint8_t* x;           // [tokens, hidden]
+  const uint8_t* sf;          // FP32 [tokens, blocks], if x is FP8 already
+  const uint8_t* topk_ids;    // [tokens, topk], of kIdBytes
+  const float* topk_weights;  // [tokens, topk]
+  int32_t* row_of;            // [tokens, topk]: the route as a row of the results that come back; -1: it has no expert
+  uint64_t ids;               // byte of a room: int32 [ranks, max_tokens, topk]; rows [max_tokens] lie at 0
+  uint32_t x_pitch, sf_pitch; // in bytes
+  uint32_t tokens, max_tokens, hidden, topk;
+  uint32_t experts_here;      // of each rank
+  uint32_t row_bytes;
+  Meeting meeting;
+};
+#include "post_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+#include TOKEN                     // put_token
+
+struct SharedStorage {
+  MeetingStorage meeting;
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "PostConfig.shared_bytes and SharedStorage differ");
+
+constexpr uint32_t kNone = ~0u;
+
+// The number of a route's expert; kNoExpert if no rank has it.
+DEVICE uint32_t expert_of(const PostParams& p, uint32_t token, uint32_t j) {
+  return load_expert(p.topk_ids, uint64_t{token} * p.topk + j, 0, p.experts_here * p.meeting.ranks);
+}
+
+// By a warp: to each rank its experts of a token, to this one where the results of the token's routes will lie, and the
+// weights of these to the token's row.
+DEVICE void put_routes(const PostParams& p, uint8_t* row, uint32_t token, uint32_t blocks) {
+  const Meeting& m = p.meeting;
+  const bool is_there = token < p.tokens;
+  const uint64_t slot = uint64_t{m.rank} * p.max_tokens + token;
+  for (uint32_t j = ptx::lane_index(); j < p.topk; j += 32) {
+    const uint32_t expert = is_there ? expert_of(p, token, j) : kNoExpert;
+    const float weight = is_there ? ptx::ld_global_f32(p.topk_weights + uint64_t{token} * p.topk + j) : 0;
+    for (uint32_t r = 0; r < m.ranks; ++r) {
+      const bool is_here = expert != kNoExpert && expert / p.experts_here == r;
+      ptx::st_global_b32(m.rooms[r] + p.ids + (slot * p.topk + j) * 4, is_here ? expert - r * p.experts_here : kNone);
+    }
+    if (!is_there) continue;
+    ptx::st_global_b32(p.row_of + token * p.topk + j, expert == kNoExpert ? kNone : token * p.topk + j);
+    ptx::st_global_f32(row + p.hidden + (blocks + j) * 4, weight);
+  }
+}
+
+// What sums up the tokens of this rank still runs.
+DEVICE void post_nothing(const PostParams& p) {
+  for (uint32_t i = ptx::block_index() * kNumThreads + ptx::thread_index(); i < p.tokens * p.topk;
+       i += ptx::grid_size() * kNumThreads)
+    ptx::st_global_b32(p.row_of + i, kNone);
+}
+
+KERNEL(kNumThreads, kCtasPerSm) post_rows(GRID_CONSTANT PostParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const Meeting& m = p.meeting;
+  ptx::griddepcontrol_wait();
+  if (!is_whole(m)) return post_nothing(p);
+  const uint32_t blocks = ceil_div(p.hidden, kBlock);
+  uint32_t turn = 0;  // the warp that puts routes: each in turn, as it falls behind the others by their loads
+#pragma unroll 1
+  for (uint32_t token = ptx::block_index(); token < p.max_tokens; token += ptx::grid_size()) {
+    uint8_t* row = m.rooms[m.rank] + uint64_t{token} * p.row_bytes;
+    if (ptx::thread_index() / 32 == turn) put_routes(p, row, token, blocks);
+    turn = turn + 1 == kNumThreads / 32 ? 0 : turn + 1;
+    if (token < p.tokens) put_token(p, row, token, blocks);
+  }
+  meet(m, shared.meeting);
+}

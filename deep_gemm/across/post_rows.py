@@ -1,0 +1,141 @@
+"""The kernel of across/post_rows.cuh: how it is compiled, and launched for the tokens of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..casts.config import INPUTS, VECTOR_BYTES, cast_header
+from ..core.gpu import gpu_of
+from ..core.kernel import OrdinaryKernel
+from ..core.meeting import FIELDS, STORAGE_BYTES, Node, Way
+from ..core.params import Field, Kind, Params
+
+PARAMS = Params(
+    "PostParams",
+    Field("x", Kind.POINTER),
+    Field("sf", Kind.POINTER),
+    Field("topk_ids", Kind.POINTER),
+    Field("topk_weights", Kind.POINTER),
+    Field("row_of", Kind.POINTER),
+    Field("ids", Kind.UINT64),
+    Field("x_pitch", Kind.UINT32),
+    Field("sf_pitch", Kind.UINT32),
+    Field("tokens", Kind.UINT32),
+    Field("max_tokens", Kind.UINT32),
+    Field("hidden", Kind.UINT32),
+    Field("topk", Kind.UINT32),
+    Field("experts_here", Kind.UINT32),
+    Field("row_bytes", Kind.UINT32),
+    *FIELDS,
+)
+"""`PostParams` of across/post_rows.cuh."""
+TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token")}
+"""The file of cuda/post that puts a token into its row, by the type of tokens."""
+
+
+@dataclass(frozen=True)
+class PostConfig:
+    """One configuration. A CTA makes the row of a token, then that of another."""
+
+    dtype: torch.dtype
+    id_bytes: int
+    num_threads: int = 256
+    shared_bytes: ClassVar[int] = STORAGE_BYTES
+    ctas_per_sm: ClassVar[int] = 6
+
+    @property
+    def name(self) -> str:
+        """Short, for people: such as "bfloat16 int64"."""
+        return f"{str(self.dtype).removeprefix('torch.')} int{self.id_bytes * 8}"
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        yield self.dtype in TOKENS, "FP8, BF16, FP16 or FP32"
+        yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
+        yield self.num_threads % 32 == 0, "whole warps"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        constants = {
+            "kIdBytes": self.id_bytes,
+            "kSharedBytes": self.shared_bytes,
+            "kCtasPerSm": self.ctas_per_sm,
+        }
+        vector = VECTOR_BYTES // self.dtype.itemsize
+        switches, files = {"kActivates": False}, {"TOKEN": f"post/{TOKENS[self.dtype]}.cuh"}
+        return cast_header(self.dtype, constants, switches, vector=vector, num_threads=self.num_threads, files=files)
+
+
+KERNEL: Any = OrdinaryKernel("post_rows", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+
+
+def run(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    row_of: Tensor,
+    node: Node,
+    sf: Tensor | None = None,
+) -> None:
+    """Lay tokens out for the ranks that have their experts, and wait until all ranks have done so.
+
+    `x` has rows that begin at multiples of 16 bytes; ids, FP32 weights and `row_of`, int32 `[tokens, topk]`, are
+    contiguous. `sf` are the scales of an x that is FP8 already, FP32 `[tokens, ceil(hidden / 128)]`, rows contiguous.
+    """
+    config, device = config_of(x, topk_ids), x.get_device()
+    params = params_of(x, topk_ids, topk_weights, row_of, node, sf)
+    KERNEL.run(config, params, grid(config, node, gpu_of(device).num_sms), device)
+
+
+def config_of(x: Tensor, topk_ids: Tensor) -> PostConfig:
+    """The configuration for these types."""
+    return PostConfig(x.dtype, topk_ids.element_size())
+
+
+def reachable_post() -> list[PostConfig]:
+    """Every configuration that `run` can take."""
+    return [PostConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)]
+
+
+def grid(config: PostConfig, node: Node, num_sms: int) -> int:
+    """A CTA for each token that there may be, but no more than run at once."""
+    return min(node.room.max_tokens, config.ctas_per_sm * num_sms)
+
+
+def params_of(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    row_of: Tensor,
+    node: Node,
+    sf: Tensor | None = None,
+) -> bytes:
+    """Give the kernel's parameters."""
+    return PARAMS.pack(
+        {
+            "x": x.data_ptr(),
+            "sf": 0 if sf is None else sf.data_ptr(),
+            "topk_ids": topk_ids.data_ptr(),
+            "topk_weights": topk_weights.data_ptr(),
+            "row_of": row_of.data_ptr(),
+            "ids": node.room.ids,
+            "x_pitch": x.stride(0) * x.element_size(),
+            "sf_pitch": 0 if sf is None else sf.stride(0) * sf.element_size(),
+            "tokens": x.shape[0],
+            "max_tokens": node.room.max_tokens,
+            "hidden": node.room.hidden,
+            "topk": node.room.topk,
+            "experts_here": node.experts,
+            "row_bytes": node.room.row_bytes,
+            **node.meeting(Way.THERE),
+        }
+    )

@@ -1,0 +1,107 @@
+"""Products of grouped rows whose results go each to an address of its own: gemm/epilogue/store_rows.cuh.
+
+The table of addresses takes the place of D among the operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..core.check.checks import Operand
+from ..core.check.layout import SCALE_BLOCK
+from ..core.jit import driver
+from ..core.jit.tensor_map import MAP_BYTES
+from ..core.settings import get_compile_mode, get_num_sms, get_pdl
+from ..gemm import kernel as fp8_gemm
+from ..gemm import product
+from ..gemm.config import GemmConfig
+from ..gemm.kernel import ROWS_PARAMS
+from ..gemm.output import Groups, Output
+from ..gemm.plan import Key, Plan, addresses_of
+from ..gemm.rows.launch import GroupedProblem, chosen, grid, numbers_of, operand_maps, prepared
+
+OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
+OUTPUT_BY_64 = replace(OUTPUT, sfa_by_64=True)
+
+
+def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor) -> None:
+    """Multiply each row by its group's weight, and store the result, BF16 `[n]`, at the row's address.
+
+    `addresses` is int64 `[rows]`, 0 for a result that goes nowhere; `ids` is int32 `[rows]`, -1 for a row without a
+    group. Operands are as `m_grouped_fp8_gemm_nt_contiguous` takes them. Nobody checks them.
+    """
+    product.run(PRODUCT, a, w, addresses, ids)
+
+
+def problem(
+    a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, sfa_columns: int = SCALE_BLOCK
+) -> GroupedProblem:
+    """Take the operands of `run` for those of grouped rows; here a scale of A may be for 64 columns."""
+    (values, scales), rows_of_a_group = a, len(addresses) / max(len(w[0]), 1)
+    return GroupedProblem(
+        values[None],
+        scales[None],
+        *w,
+        addresses,
+        ids,
+        Groups.IDS,
+        SCALE_BLOCK,
+        1,
+        False,
+        rows_of_a_group,
+        sfa_columns,
+    )
+
+
+def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) -> GroupedProblem:
+    assert d is not None
+    assert c is not None
+    return problem(a, b, d, c)
+
+
+def _output(p: GroupedProblem) -> Output:
+    return OUTPUT if p.sfa_columns == SCALE_BLOCK else OUTPUT_BY_64
+
+
+def _on_gpu(p: GroupedProblem) -> Plan | None:
+    if 0 in (p.m, p.n, p.num_groups):
+        return None
+    device = p.d.get_device()
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return _on_gpu(p)
+    ready = prepared(p)
+    plan = planned(ready)
+    plan.copies_sfa = ready.sfa is not p.sfa
+    if get_compile_mode() == 1:
+        return None
+    plan.launch(addresses_of(ready))
+    return plan
+
+
+def planned(p: GroupedProblem) -> Plan:
+    """Choose a configuration, and prepare the launch of a problem that is `prepared`. Its device is the current one."""
+    device = p.d.get_device()
+    config = chosen(None, p.num_groups, p.expected_m, p.n, p.k, _output(p), device)
+    return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+
+
+def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+    """Prepare the launch for a problem that is `prepared`; its `d` is the table of addresses."""
+    maps, places = operand_maps(p, config)
+    numbers = {**numbers_of(p, 0), "map_d": bytes(MAP_BYTES), "map_whole_d": bytes(MAP_BYTES)}  # D has none
+    ctas = grid(config, p.planes, p.m, p.n, num_sms)
+    plan = Plan(p, ROWS_PARAMS["by block"], numbers, maps, places, launcher, ctas)
+    plan.config, plan.output, plan.n, plan.k = config, _output(p), p.n, p.k
+    plan.c_is_d, plan.needs_c = False, True
+    return plan
+
+
+def _refuse(*_: object) -> None:
+    raise NotImplementedError("rows to addresses: expected tensors on a Hopper GPU, outside of torch.compile")
+
+
+PRODUCT = product.Product(_ask, _refuse, _on_gpu, _refuse)

@@ -1,0 +1,125 @@
+"""Casts on a Hopper GPU: which tensors have kernels, and how a cast becomes launches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.check.layout import SCALE_BLOCK, ceil_div
+from ..core.gpu import is_hopper
+from . import cast_rows, cast_tiles
+from .cast_rows import RowCast
+from .cast_tiles import TileCast
+from .config import INPUTS, Grain
+from .rules import Quantized, empty_scales, empty_values
+
+PITCH_LIMIT = 1 << 32
+"""Bytes from a row to the next for which kernels that cast rows have room."""
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Tell whether a tensor's casts have kernels: on a Hopper GPU, of every type but FP64."""
+    return (
+        isinstance(x, Tensor)
+        and x.is_cuda
+        and x.layout is torch.strided
+        and x.dtype in INPUTS
+        and x.dim() >= 2
+        and x.numel() > 0
+        and is_hopper(x.get_device())
+    )
+
+
+def lies_transposed(x: Tensor) -> bool:
+    """Tell whether a matrix's columns lie as kernels need rows, and its rows do not."""
+    return x.shape[1] > 1 and x.stride(1) != 1 and x.stride(0) == 1
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """See a tensor as a matrix of all its rows, each contiguous; a copy if that is not possible."""
+    if x.dim() == 2:
+        return with_rows(x)
+    m, k = x.shape[:-1].numel(), x.shape[-1]
+    return with_rows(with_rows(x).reshape(m, k))
+
+
+def with_rows(x: Tensor) -> Tensor:
+    """Give `[..., m, k]`, or a copy if kernels cannot read its rows: contiguous, within 4 GiB of each other."""
+    is_readable = x.stride(-1) == 1 or x.shape[-1] <= 1
+    return x if is_readable and x.stride(-2) * x.element_size() < PITCH_LIMIT else x.contiguous()
+
+
+@torch.no_grad()
+def cast_rows_of(
+    x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool, masked_m: Tensor | None = None
+) -> Quantized:
+    """Cast on a GPU, each row's 128 columns with a scale."""
+    values, scales = empty_values(x.shape, x), empty_scales(x.shape[:-1], x.shape[-1], x, mn_major=mn_major)
+    if x.dim() == 3 and mn_major and masked_m is None:
+        for part in zip(x, values, scales, strict=True):
+            cast_rows.run(RowCast(as_rows(part[0]), *part[1:], min_amax, use_ue8m0))
+        return values, scales
+    of_rows = scales if masked_m is not None or mn_major else as_rows(scales)
+    cast_rows.run(RowCast(as_rows(x), as_rows(values), of_rows, min_amax, use_ue8m0, counts=masked_m))
+    return values, scales
+
+
+@torch.no_grad()
+def cast_columns_of(x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Cast the transpose of `x` `[m, k]` on a GPU, each column's 128 rows with a scale."""
+    x = with_rows(x)
+    m, k = x.shape
+    values, scales = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=mn_major)
+    cast_tiles.run(TileCast(x, None, None, None, values, scales, min_amax, use_ue8m0))
+    return values, scales
+
+
+@torch.no_grad()
+def cast_groups_of(x: Tensor, ks: Sequence[int], use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Cast groups of columns on a GPU, each to its part of what all have."""
+    m, is_transposed = x.shape[0], lies_transposed(x)
+    x = with_rows(x.t()).t() if is_transposed else with_rows(x)
+    values = empty_values((x.numel(),), x)
+    scales = empty_scales((m,), SCALE_BLOCK * sum(ceil_div(k, SCALE_BLOCK) for k in ks), x, mn_major=mn_major)
+    column = block = 0
+    for k in ks:
+        part, its_values = x[:, column : column + k], values[m * column : m * (column + k)].view(m, k)
+        its_scales = scales[:, block : block + ceil_div(k, SCALE_BLOCK)]
+        if is_transposed:
+            cast_tiles.run(TileCast(part.t(), None, None, None, its_values, its_scales, min_amax, use_ue8m0))
+        else:
+            cast_rows.run(RowCast(part, its_values, its_scales, min_amax, use_ue8m0))
+        column, block = column + k, block + ceil_div(k, SCALE_BLOCK)
+    return values, scales
+
+
+@torch.no_grad()
+def cast_both_of(x: Tensor, use_ue8m0: bool, min_amax: float) -> tuple[Quantized, Quantized]:
+    """Cast a matrix and its transpose on a GPU."""
+    if lies_transposed(x):
+        columns, rows = cast_both_of(x.t(), use_ue8m0, min_amax)
+        return rows, columns
+    x = with_rows(x)
+    m, k = x.shape
+    values, scales = empty_values((m, k), x), empty_scales((m,), k, x, mn_major=True)
+    of_columns = empty_values((k, m), x), empty_scales((k,), m, x, mn_major=True)
+    cast_tiles.run(TileCast(x, Grain.ROWS, values, scales, *of_columns, min_amax, use_ue8m0))
+    return (values, scales), of_columns
+
+
+@torch.no_grad()
+def cast_tiles_of(x: Tensor, grain: Grain, use_ue8m0: bool, min_amax: float) -> Quantized:
+    """Cast on a GPU, each tile's 128 rows with a scale, or with one for each column."""
+    *batch, m, k = x.shape
+    x = with_rows(x)
+    columns = k if grain == Grain.CHANNELS else ceil_div(k, SCALE_BLOCK)
+    values = empty_values(x.shape, x)
+    scales = torch.empty((*batch, ceil_div(m, SCALE_BLOCK), columns), dtype=torch.float32, device=x.device)
+    # Matrices whose tiles are all whole are one matrix.
+    rows = x.numel() // k if m % SCALE_BLOCK == 0 else m
+    parts = x.reshape(-1, rows, k), values.view(-1, rows, k), scales.view(-1, ceil_div(rows, SCALE_BLOCK), columns)
+    for one, its_values, its_scales in zip(*parts, strict=True):
+        cast_tiles.run(TileCast(one, grain, its_values, its_scales, min_amax=min_amax, rounds_up=use_ue8m0))
+    return values, scales

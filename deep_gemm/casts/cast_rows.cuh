@@ -1,0 +1,89 @@
+// FP8 values and their scales, one for each row and 128 columns ("1x128"): activations, as the products take them.
+//
+//   rows of x -> registers -> (silu(gate) * up) -> largest magnitude of 128 columns -> scale      -> scales
+//                                                  the same registers, divided by the scale  -> FP8 values
+//
+// A team of lanes takes 128 columns of kRows rows, a unit, and all of its loads are under way before it looks at the first:
+// only so does memory run at its full rate. Which rows there are, what is cast, and to where it goes are files of their own.
+#pragma once
+#include "cast/values.cuh"
+
+struct CastParams {
+  const uint8_t* x;
+  uint8_t* values;
+  uint8_t* scales;
+  const int32_t* sizes;      // of groups: how many rows each has, or where they end
+  const float* row_weights;  // factors of rows; null: none
+  const int32_t* row_of;     // [m, topk]: the rows to which a row goes, -1: to none
+  // Pitches in bytes: row to row of x and of values; scales by row, by block; the extra gap between groups. 32 bits, so
+  // that an address is one instruction.
+  uint32_t x_pitch, values_pitch, scales_stride_m, scales_stride_k, scales_stride_g;
+  uint32_t m, k;  // rows of x, and columns of what is cast
+  uint32_t block_reciprocal;  // of ceil(k / 128): see BlockOfRows
+  uint32_t num_groups, alignment, topk;
+  float min_amax;       // the largest magnitude of a block counts as at least this
+  float limit;          // gate counts as at most this, up as within +-this
+  uint32_t is_plain;    // no limit, no row_weights
+  uint32_t rounds_up;  // scales are powers of two
+};
+#include "cast_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+
+// Some rows of a group, kRows at most.
+struct Unit {
+  uint32_t row, end, group;
+};
+#include ROWS     // Rows: which units there are
+#include SOURCE   // Loaded, load, Held, held_of: what is cast
+#include TARGETS  // Targets: to where it goes
+
+// Tells whether it has cast the unit. It writes nothing if it takes blocks for ordinary of which one is not.
+template <bool kIsOrdinary>
+DEVICE bool cast_unit(const CastParams& p, const Unit& unit, const Targets& targets, uint32_t block, uint32_t lane,
+                      const Held (&held)[kRows]) {
+  // A lane has the scale of one row.
+  uint32_t keys[kRows];
+#pragma unroll
+  for (uint32_t i = 0; i < kRows; ++i) keys[i] = key_of<kIsOrdinary>(held[i]);
+  const float amax = amax_of(largest_of_team(keys, lane));
+  const Divisor of_lane = divisor_of<kIsOrdinary>(amax, p.min_amax, p.rounds_up);
+  if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;
+
+  const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;
+#pragma unroll
+  for (uint32_t i = 0; i < kRows; ++i) {
+    Divisor divisor = of_lane;
+    if constexpr (kRows > 1)
+      divisor = {ptx::shfl_sync(of_lane.scale, first_of_team + i), ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)};
+    float quotients[kElements];
+#pragma unroll
+    for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(held[i], e), divisor);
+    targets.store(p, unit, i, block, lane, pack_values(quotients));
+  }
+  targets.store_scales(p, unit, block, lane, of_lane.scale);
+  return true;
+}
+
+DEVICE void cast_block(const CastParams& p, const Unit& unit, uint32_t block, uint32_t lane) {
+  const Targets targets(p, unit, lane);
+  Loaded loaded[kRows];
+#pragma unroll
+  for (uint32_t i = 0; i < kRows; ++i) loaded[i] = load(p, unit.row + i, unit.row + i < unit.end, block, lane);
+  ptx::griddepcontrol_launch_dependents();  // the next kernel may come as far as its own wait
+  Held held[kRows];
+#pragma unroll
+  for (uint32_t i = 0; i < kRows; ++i) held[i] = held_of(p, loaded[i]);
+  if (__builtin_expect(!cast_unit<true>(p, unit, targets, block, lane, held), 0))
+    cast_unit<false>(p, unit, targets, block, lane, held);
+}
+
+KERNEL(kNumThreads, kCtasPerSm) cast_rows(GRID_CONSTANT CastParams p) {
+  const uint32_t blocks = ceil_div(p.k, kBlock), team = ptx::thread_index() / kLanes, lane = ptx::thread_index() % kLanes;
+  ptx::griddepcontrol_wait();
+  const Rows rows(p);
+  uint32_t first = ptx::block_index() * kTeams;
+  do {
+    const BlockOfRows at(first + team, blocks, p.block_reciprocal);
+    cast_block(p, rows.unit(at.row), at.block, lane);
+    first += ptx::grid_size() * kTeams;
+  } while (Rows::kIsShared && first < rows.num_units * blocks);
+}

@@ -1,0 +1,209 @@
+"""Casts to FP8 values with FP32 scales, for one row, one column or one block at a time: on a GPU by kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..core.check.checks import integers, no_gradient
+from ..core.check.layout import SCALE_BLOCK, rows_of_counts
+from ..core.check.numbers import magnitude
+from ..core.check.tracing import is_dispatched
+from . import lay_scales
+from .by_kernels import (
+    cast_both_of,
+    cast_columns_of,
+    cast_groups_of,
+    cast_rows_of,
+    cast_tiles_of,
+    has_kernels,
+    lies_transposed,
+)
+from .by_torch import cast_blocks
+from .config import MAX_GROUPS, Grain
+from .rules import (
+    Quantized,
+    check_castable,
+    check_groups,
+    check_matrix,
+    check_rows,
+    empty_scales,
+    empty_values,
+    granularity,
+)
+from .scales import packed_rows
+
+
+def per_token_cast_to_fp8(
+    x: Tensor,
+    use_ue8m0: bool = False,
+    gran_k: int = SCALE_BLOCK,
+    *,
+    min_amax: float = 0.0,
+    mn_major: bool = False,
+    masked_m: Tensor | None = None,
+    use_packed_ue8m0: bool = False,
+) -> Quantized:
+    """Cast with one scale for each row and each `gran_k` columns: activations.
+
+    `x` is `[..., m, k]` of any floating type; the result is values `[..., m, k]` (torch.float8_e4m3fn) and scales
+    `[..., m, ceil(k / gran_k)]` (torch.float32), both row-major. With `mn_major`, for `[m, k]` and `[groups, m, k]`,
+    scales lie as `get_mn_major_tma_aligned_tensor` would lay them: products then load them as they are. With
+    `masked_m`, int32 `[groups]` for x `[groups, m, k]`, only the first `masked_m[g]` rows of each group count: the
+    others may hold anything, and their result is undefined (on the CPU zeros with scale 1). As in every cast,
+    `use_ue8m0` rounds scales up to powers of two, and `min_amax` is the least that a block's largest magnitude counts
+    as. With `use_packed_ue8m0` too, scales are int32 `[..., m, ceil(k / gran_k / 4)]`, four exponents in each
+    (`pack_ue8m0_to_int`), which no product here takes.
+
+    >>> values, scales = per_token_cast_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
+    >>> values.float().tolist(), scales.tolist()
+    ([[448.0, -224.0, 0.0]], [[2.0]])
+    """
+    if use_packed_ue8m0:
+        if not use_ue8m0 or mn_major or masked_m is not None:
+            raise ValueError("use_packed_ue8m0: expected use_ue8m0, and neither mn_major nor masked_m, with it")
+        values, scales = per_token_cast_to_fp8(x, use_ue8m0, gran_k, min_amax=min_amax)
+        return values, packed_rows(scales)
+    gran_k = granularity(gran_k)
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.per_token_cast_to_fp8.default
+        return operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)  # type: ignore[no-any-return]
+    no_gradient("x", x)
+    check_rows(x, mn_major, masked_m)
+    if gran_k == SCALE_BLOCK and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
+        min_amax = magnitude("min_amax", min_amax)
+        if x.dim() == 2 and lies_transposed(x):
+            return cast_columns_of(x.t(), use_ue8m0, min_amax, mn_major)
+        return cast_rows_of(x, use_ue8m0, min_amax, mn_major, masked_m)
+    if masked_m is not None:
+        has_no_row = ~rows_of_counts(masked_m, x.shape[1])[..., None]
+        x = x.masked_fill(has_no_row, 0)
+    values, scales = cast_blocks(x, 1, gran_k, use_ue8m0, min_amax)
+    if masked_m is not None:
+        scales.masked_fill_(has_no_row, 1)
+    return values, lay_scales.laid_out(scales) if mn_major else scales
+
+
+def per_channel_cast_to_fp8(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0
+) -> Quantized:
+    """Cast with one scale for each column and each `gran_k` rows: operands that are transposed afterwards.
+
+    `x` is `[..., k, n]` of any floating type; the result is values `[..., k, n]` and scales
+    `[..., ceil(k / gran_k), n]`.
+
+    >>> values, scales = per_channel_cast_to_fp8(torch.tensor([[896.0, 448.0], [448.0, 0.0]]))
+    >>> values.float().tolist(), scales.tolist()
+    ([[448.0, 448.0], [224.0, 0.0]], [[2.0, 1.0]])
+    """
+    gran_k = granularity(gran_k)
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.per_channel_cast_to_fp8.default
+        return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
+    no_gradient("x", x)
+    if gran_k == SCALE_BLOCK and has_kernels(x):
+        return cast_tiles_of(x, Grain.CHANNELS, use_ue8m0, magnitude("min_amax", min_amax))
+    return cast_blocks(x, gran_k, 1, use_ue8m0, min_amax)
+
+
+def per_block_cast_to_fp8(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = SCALE_BLOCK, *, min_amax: float = 0.0
+) -> Quantized:
+    """Cast with one scale for each block of `gran_k` rows and columns: weights.
+
+    `x` is `[..., n, k]` of any floating type; the result is values `[..., n, k]` and scales
+    `[..., ceil(n / gran_k), ceil(k / gran_k)]`.
+
+    >>> values, scales = per_block_cast_to_fp8(torch.full((130, 256), 448.0))
+    >>> values.shape, scales.shape
+    (torch.Size([130, 256]), torch.Size([2, 2]))
+    """
+    gran_k = granularity(gran_k)
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.per_block_cast_to_fp8.default
+        return operator(x, use_ue8m0, gran_k, min_amax)  # type: ignore[no-any-return]
+    no_gradient("x", x)
+    if gran_k == SCALE_BLOCK and has_kernels(x):
+        return cast_tiles_of(x, Grain.BLOCKS, use_ue8m0, magnitude("min_amax", min_amax))
+    return cast_blocks(x, gran_k, gran_k, use_ue8m0, min_amax)
+
+
+def cast_both_to_fp8(x: Tensor, use_ue8m0: bool = False, *, min_amax: float = 0.0) -> tuple[Quantized, Quantized]:
+    """Cast a matrix and its transpose, each with one scale for each row and 128 columns, as training needs both.
+
+    `x` is `[m, k]` of any floating type. The result is `per_token_cast_to_fp8(x, mn_major=True)` and
+    `per_token_cast_to_fp8(x.T, mn_major=True)`: values `[m, k]` with scales `[m, ceil(k / 128)]`, and values `[k, m]`
+    with scales `[k, ceil(m / 128)]`. Products load these scales as they are. A GPU reads `x` once.
+
+    >>> (values, scales), (values_t, scales_t) = cast_both_to_fp8(torch.tensor([[896.0, -448.0, 0.0]]))
+    >>> values.float().tolist(), scales.tolist()
+    ([[448.0, -224.0, 0.0]], [[2.0]])
+    >>> values_t.float().tolist(), scales_t.tolist()
+    ([[448.0], [-448.0], [0.0]], [[2.0], [1.0], [1.0]])
+    """
+    if is_dispatched(x):
+        values, scales, *of_columns = torch.ops.deep_gemm.cast_both_to_fp8.default(x, use_ue8m0, min_amax)
+        return (values, scales), tuple(of_columns)
+    check_matrix(x)
+    if has_kernels(x):
+        return cast_both_of(x, use_ue8m0, magnitude("min_amax", min_amax))
+    rows = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax, mn_major=True)
+    return rows, per_token_cast_to_fp8(x.t(), use_ue8m0, min_amax=min_amax, mn_major=True)
+
+
+def k_grouped_cast_to_fp8(
+    x: Tensor, ks: Sequence[int], use_ue8m0: bool = False, *, min_amax: float = 0.0, mn_major: bool = False
+) -> Quantized:
+    """Cast operands of a k-grouped product: `x` is `[m, sum(ks)]`, the groups' columns side by side.
+
+    The result is what `k_grouped_fp8_gemm_nt_contiguous` takes: the one-dimensional concatenation of each group's
+    row-major `[m, k_g]` values, and scales `[m, sum(ceil(k_g / 128))]`. No scale spans two groups. With `mn_major`,
+    scales lie as `get_mn_major_tma_aligned_tensor` would lay them: the product then loads them as they are. On a GPU
+    nothing copies `x`, be it row-major or, as `x.t()` is, the transpose of a row-major matrix.
+
+    >>> values, scales = k_grouped_cast_to_fp8(torch.ones(4, 160), [128, 32])
+    >>> values.shape, scales.shape
+    (torch.Size([640]), torch.Size([4, 2]))
+    """
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.k_grouped_cast_to_fp8.default
+        return operator(x, ks, use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
+    ks, min_amax = check_groups(x, ks, min_amax)
+    if has_kernels(x):
+        return cast_groups_of(x, ks, use_ue8m0, min_amax, mn_major)
+    groups = [per_token_cast_to_fp8(part, use_ue8m0, min_amax=min_amax) for part in torch.split(x, list(ks), dim=1)]
+    if not groups:
+        return empty_values((0,), x), empty_scales((x.shape[0],), 0, x, mn_major=mn_major)
+    scales = torch.cat([scales for _, scales in groups], dim=1)
+    values = torch.cat([values.flatten() for values, _ in groups])
+    return values, lay_scales.laid_out(scales) if mn_major else scales
+
+
+def per_custom_dims_cast_to_fp8(
+    x: Tensor, dims: Sequence[int], use_ue8m0: bool = False, *, min_amax: float = 0.0
+) -> Quantized:
+    """Cast with one scale for each index of the dimensions `dims`: one for all the others of a slice.
+
+    The result is values of x's shape, and scales of the sizes of `dims`, in the order of x's dimensions.
+
+    >>> values, scales = per_custom_dims_cast_to_fp8(torch.tensor([[896.0, -448.0], [448.0, 0.0]]), (0,))
+    >>> values.float().tolist(), scales.tolist()
+    ([[448.0, -224.0], [448.0, 0.0]], [2.0, 1.0])
+    """
+    check_castable(x)
+    x = x.detach()  # whose copy would be computed from it
+    kept = sorted({dim % max(x.dim(), 1) for dim in integers("dims", dims)})
+    if any(not -x.dim() <= dim < x.dim() for dim in dims):
+        raise ValueError(f"dims: expected dimensions of x, which has {x.dim()}, got {tuple(dims)}")
+    others = [dim for dim in range(x.dim()) if dim not in kept]
+    # [..., as x] -> [slices, elements of one]
+    rows = x.permute(*kept, *others).reshape(prod(x.shape[dim] for dim in kept), prod(x.shape[dim] for dim in others))
+    values, scales = per_token_cast_to_fp8(rows, use_ue8m0, max(rows.shape[1], 1), min_amax=min_amax)
+    in_order = values.view([x.shape[dim] for dim in (*kept, *others)])
+    back = [(*kept, *others).index(dim) for dim in range(x.dim())]
+    if scales.numel() == 0:  # slices without elements
+        scales = torch.ones(rows.shape[0], 1, device=x.device)
+    return in_order.permute(back).contiguous(), scales.view([x.shape[dim] for dim in kept])

@@ -1,0 +1,107 @@
+"""The common rules of all casts: their scales, what they ask of their arguments, and room for what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.check.checks import integers, no_gradient
+from ..core.check.integers import as_integer
+from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, pitch_of_scales
+from ..core.check.numbers import magnitude
+from .check import check_counts
+
+FP8_MAX = 448.0
+MIN_SCALE = 2.0**-126
+
+Quantized = tuple[Tensor, Tensor]
+"""FP8 values and their FP32 scales."""
+
+
+def ceil_to_ue8m0(x: Tensor) -> Tensor:
+    """Round positive FP32 numbers up to powers of two, exactly.
+
+    >>> ceil_to_ue8m0(torch.tensor([1.0, 1.1, 0.5])).tolist()
+    [1.0, 2.0, 0.5]
+    """
+    mantissa, exponent = torch.frexp(x)  # x = mantissa * 2^exponent with the mantissa in [0.5, 1)
+    return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
+
+
+def scales_of(amax: Tensor, largest: float, use_ue8m0: bool) -> Tensor:
+    """Scales that bring magnitudes of at most `amax` to at most `largest`, by the rules of all casts."""
+    # By a tensor: a GPU divides by a number inexactly, by its reciprocal.
+    scales = (amax / amax.new_full((), largest)).clamp_min(MIN_SCALE)
+    if use_ue8m0:
+        scales = ceil_to_ue8m0(scales)
+    return torch.where(amax == 0, 1.0, scales)
+
+
+def empty_values(shape: Sequence[int], x: Tensor) -> Tensor:
+    """Make room for FP8 values on the device of `x`."""
+    return torch.empty(shape, dtype=torch.float8_e4m3fn, device=x.device)
+
+
+def empty_scales(rows: Sequence[int], k: int, x: Tensor, *, mn_major: bool, gran_k: int = SCALE_BLOCK) -> Tensor:
+    """Make room for the scales of rows, `[..., m]`; with `mn_major` they lie as products load them."""
+    *batch, m = rows
+    blocks = ceil_div(k, gran_k)
+    if not mn_major:
+        return torch.empty((*rows, blocks), dtype=torch.float32, device=x.device)
+    pitch = pitch_of_scales(m)
+    strides = (blocks * pitch,) * len(batch) + (1, pitch)
+    return torch.empty_strided((*rows, blocks), strides, dtype=torch.float32, device=x.device)
+
+
+def granularity(gran_k: object) -> int:
+    """Check how many columns share a scale."""
+    number = as_integer(gran_k)
+    if number is None or number < 1:
+        raise ValueError(f"gran_k: expected a positive integer, got {gran_k!r}")
+    return number
+
+
+def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
+    """Check what a cast of rows asks besides `check_blocks`."""
+    if mn_major and isinstance(x, Tensor) and x.dim() not in (2, 3):
+        raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
+    if masked_m is not None:
+        check_counts(x, masked_m)
+
+
+def check_blocks(x: Tensor, rows: int, columns: int, min_amax: float) -> float:
+    """Check a cast with a scale for each `rows` x `columns` block, and give `min_amax` as a number."""
+    check_castable(x)
+    if x.dim() < 2:
+        raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
+    granularity(min(rows, columns))
+    return magnitude("min_amax", min_amax)
+
+
+def check_matrix(x: Tensor) -> None:
+    """Check a matrix that is cast together with its transpose."""
+    check_castable(x)
+    if x.dim() != 2:
+        raise ValueError(f"x: expected shape (m, k), got {tuple(x.shape)}")
+
+
+def check_groups(x: Tensor, ks: Sequence[int], min_amax: float) -> tuple[Sequence[int], float]:
+    """Check a cast of groups of columns, and give sizes and `min_amax` as numbers."""
+    check_castable(x)
+    min_amax = magnitude("min_amax", min_amax)
+    ks = integers("ks", ks)
+    if any(k < 0 for k in ks):
+        raise ValueError(f"ks: expected no negative size, got {list(ks)}")
+    if x.dim() != 2 or x.shape[1] != sum(ks):
+        raise ValueError(f"x: expected shape (m, sum(ks)) = (m, {sum(ks)}), got {tuple(x.shape)}")
+    return ks, min_amax
+
+
+def check_castable(x: Tensor) -> None:
+    """Check that a tensor is of a type that casts take. A cast is computed under torch.no_grad(), so ask it before."""
+    no_gradient("x", x)
+    check_dense("x", x)
+    if not x.is_floating_point() or x.element_size() == 1:
+        raise ValueError(f"x: expected dtype float32, bfloat16, float16 or float64, got {x.dtype}")

@@ -1,0 +1,168 @@
+"""Layouts of scales, as callers ask for them.
+
+Other GPUs load scales that are powers of two as UE8M0: the exponent alone, biased by 127, four of them in an int32, the
+first in its lowest byte. No product here takes these. Programs make them on any GPU all the same, and they are made by
+torch, on any device. A byte of 0, which fills up the last int32 of a row, counts as 0.0 when it is unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.check.checks import no_gradient
+from ..core.check.depths import ue8m0_depths
+from ..core.check.integers import integer_in_range
+from ..core.check.layout import (
+    UE8M0_PER_WORD,
+    Recipe,
+    align,
+    ceil_div,
+    check_powers_of_two,
+    check_scales,
+    check_words,
+    empty_mn_major,
+    is_mn_major,
+    rows_under_a_scale,
+    with_usual_strides,
+)
+from ..core.check.tracing import is_dispatched
+from .lay_scales import mn_major
+
+FP32_MANTISSA_BITS = 23
+
+
+def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
+    """Get scales in the layout that the kernels load: the same shape and values, m-major in memory.
+
+    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]` with any strides. The result has `stride(-2) == 1` and a
+    `stride(-1)` that is a multiple of 4, for a single row or block too. If `sf` already has this layout, it is returned
+    itself.
+
+    >>> sf = torch.arange(6.0).view(3, 2)
+    >>> out = get_mn_major_tma_aligned_tensor(sf)
+    >>> out.stride(), bool((out == sf).all())
+    ((1, 4), True)
+    """
+    check_scales(sf)
+    no_gradient("sf", sf)
+    if is_dispatched(sf):  # nobody knows an address; scales that are m-major serve at any, as products copy the others
+        if is_mn_major(sf):
+            return with_usual_strides(sf)
+        return torch.ops.deep_gemm.get_mn_major_tma_aligned_tensor.default(sf)  # type: ignore[no-any-return]
+    return with_usual_strides(mn_major(sf))
+
+
+get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor  # an older name
+
+
+def transform_sf_into_required_layout(
+    sf: Tensor,
+    mn: int,
+    k: int,
+    recipe: Recipe | None,
+    num_groups: int | None = None,
+    is_sfa: bool | None = None,
+    disable_ue8m0_cast: bool = False,
+    psum_layout: Tensor | None = None,
+) -> Tensor:
+    """Check scales against a recipe and bring them into the layout that the kernels load.
+
+    `recipe` is (rows of A, rows of B, columns) under one scale, and `is_sfa` says which side `sf` is; or it is the pair
+    (rows, columns) of that side. None means (1, 128, 128). Scales of single rows get the m-major form of
+    `get_mn_major_tma_aligned_tensor`; scales of blocks stay as they are. FP32 scales are never rounded, so
+    `disable_ue8m0_cast` changes nothing.
+
+    >>> sf = torch.ones(5, 2)
+    >>> transform_sf_into_required_layout(sf, 5, 256, (1, 128, 128), is_sfa=True).stride()
+    (1, 8)
+    """
+    rows = rows_under_a_scale(sf, mn, k, recipe, num_groups, is_sfa)
+    return get_mn_major_tma_aligned_tensor(sf) if rows == 1 else sf
+
+
+def pack_ue8m0_to_int(x: Tensor) -> Tensor:
+    """Pack FP32 powers of two `[..., 4 j]` as UE8M0, int32 `[..., j]`.
+
+    Whether all are powers of two is checked on the CPU alone, because the host reads no value of a GPU.
+
+    >>> [hex(word) for word in pack_ue8m0_to_int(torch.tensor([1.0, 2.0, 0.5, 1.0])).tolist()]
+    ['0x7f7e807f']
+    """
+    no_gradient("x", x)
+    check_powers_of_two("x", x)
+    if x.dim() < 1 or x.shape[-1] % UE8M0_PER_WORD:
+        raise ValueError(f"x: expected a multiple of {UE8M0_PER_WORD} columns, got shape {tuple(x.shape)}")
+    exponents = x.detach().view(torch.int32) >> FP32_MANTISSA_BITS
+    first, second, third, fourth = (exponents[..., i::UE8M0_PER_WORD] for i in range(UE8M0_PER_WORD))
+    return first | second << 8 | third << 16 | fourth << 24
+
+
+def unpack_ue8m0_from_int(packed: Tensor) -> Tensor:
+    """Unpack UE8M0, int32 `[..., j]`, to FP32 `[..., 4 j]`.
+
+    >>> unpack_ue8m0_from_int(torch.tensor([0x7F7E807F])).tolist()
+    Traceback (most recent call last):
+    ValueError: packed: expected dtype torch.int32, got torch.int64
+    >>> unpack_ue8m0_from_int(torch.tensor([0x7F7E807F], dtype=torch.int32)).tolist()
+    [1.0, 2.0, 0.5, 1.0]
+    """
+    check_words("packed", packed)
+    exponents = torch.stack([packed >> 8 * i & 0xFF for i in range(UE8M0_PER_WORD)], dim=-1).flatten(-2)
+    return (exponents << FP32_MANTISSA_BITS).view(torch.float32)
+
+
+def packed_rows(sf: Tensor) -> Tensor:
+    """Pack each row of scales, powers of two, filling up its last int32."""
+    return pack_ue8m0_to_int(F.pad(sf, (0, align(sf.shape[-1], UE8M0_PER_WORD) - sf.shape[-1])))
+
+
+def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf: Tensor, psum_layout: Tensor | None = None) -> Tensor:
+    """Pack scales as UE8M0 and lay them m-major, in rows of a multiple of 16 bytes.
+
+    `sf` is FP32 `[mn, k_blocks]` or `[groups, mn, k_blocks]`, all powers of two; the result is int32
+    `[..., mn, ceil(k_blocks / 4)]`. `psum_layout` is accepted: rows without a group are packed as well.
+
+    >>> out = get_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(5, 6))
+    >>> out.shape, out.stride(), hex(out[0, 1])
+    (torch.Size([5, 2]), (1, 8), '0x7f7f')
+    """
+    check_scales(sf)
+    no_gradient("sf", sf)
+    check_powers_of_two("sf", sf)
+    packed = packed_rows(sf.detach())
+    return empty_mn_major(packed).copy_(packed)
+
+
+def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
+    sf: Tensor,
+    grouped_layout: Tensor | None,
+    ks_cpu: Sequence[int] | None,
+    gran_k: int,
+    k_alignment: int,
+    use_psum_layout: bool = False,
+) -> Tensor:
+    """Pack scales of groups along k as UE8M0, and lay them m-major. No int32 spans two groups.
+
+    `sf` is FP32 `[sum(ceil(k_g / gran_k)), mn]`, as `per_channel_cast_to_fp8` gives them; the result is int32
+    `[sum(ceil(k_g / (4 gran_k))), mn]`, in rows of a multiple of 16 bytes. `ks_cpu` has the groups' k, multiples of
+    `k_alignment`; where it is None, `grouped_layout` has them, int32 `[groups]`, or with `use_psum_layout` where groups
+    end, and the host waits for it.
+
+    >>> sf = torch.ones(3, 8)
+    >>> out = get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(sf, None, [256, 128], 128, 128)
+    >>> out.shape, out.stride(), [hex(word) for word in out[:, 0].tolist()]
+    (torch.Size([2, 8]), (8, 1), ['0x7f7f', '0x7f'])
+    """
+    gran_k, k_alignment = integer_in_range("gran_k", gran_k, 1), integer_in_range("k_alignment", k_alignment, 1)
+    no_gradient("sf", sf)
+    check_powers_of_two("sf", sf)
+    ks = ue8m0_depths(ks_cpu, grouped_layout, k_alignment, use_psum_layout)
+    blocks = [ceil_div(k, gran_k) for k in ks]
+    if sf.dim() != 2 or sf.shape[0] != sum(blocks):
+        raise ValueError(f"sf: expected shape (sum(ceil(k / gran_k)), mn) = ({sum(blocks)}, mn), got {tuple(sf.shape)}")
+    packed = torch.cat([packed_rows(part) for part in torch.split(sf.detach().t(), blocks, dim=1)], dim=1)
+    return empty_mn_major(packed).copy_(packed).t()

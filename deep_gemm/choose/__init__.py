@@ -1,1 +1,0 @@
-"""Which configuration runs a product: candidates, their costs, and why one is chosen."""

@@ -1,0 +1,169 @@
+"""`python -m deep_gemm cache`: the compiled kernels that are kept, and archives of them.
+
+An archive is a tar of kernels' files. Importing reads each as a cache does: by its name, which must be a kernel's, and
+by its digest. Nothing else of an archive is used: no path, no owner, no mode, no link.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, write_entry
+from ..core.jit.entry import MOST_BYTES, SUFFIX, Unsound, open_regular, read_entry, read_whole, unpack_named
+from ..core.jit.trust import why_untrusted
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the cache."""
+
+    path: Path
+    size: int
+    written: float
+    compiler: str | None
+    """The build of NVRTC that made it; None if the file is not sound."""
+    reason: str = ""
+    """Why it is not sound."""
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name, from the file's."""
+        return self.path.name.removesuffix(SUFFIX).rpartition("-")[0]
+
+    @property
+    def key(self) -> str:
+        """The digest of everything that decides the machine code, from the file's name."""
+        return self.path.name.removesuffix(SUFFIX).rpartition("-")[2]
+
+
+def entries(directory: Path) -> list[Entry]:
+    """Read all kernels of a cache, the newest first."""
+    found = []
+    for path in files_in(directory):
+        state = path.stat()
+        try:
+            compiler, reason = read_entry(path).compiler, ""
+        except (Unsound, OSError) as error:
+            compiler, reason = None, str(error)
+        found.append(Entry(path, state.st_size, state.st_mtime, compiler, reason))
+    return sorted(found, key=lambda entry: -entry.written)
+
+
+def show(directory: Path, console: Console) -> None:
+    """List what the cache holds."""
+    found = entries(directory)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in ("kernel", "key", "NVRTC"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("KiB", justify="right")
+    table.add_column("written", no_wrap=True)
+    for entry in found:
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.written))
+        cells = (entry.kernel, entry.key[:16], entry.compiler or "[red]not sound[/]", f"{entry.size / 1024:.0f}")
+        table.add_row(*cells, written)
+    if found:
+        console.print(table)
+    _say(console, _summary(directory, found))
+
+
+def verify(directory: Path, console: Console, *, remove: bool) -> bool:
+    """Check every kernel's digest, and its name; tell whether all are sound, or are now."""
+    found = entries(directory)
+    bad = [entry for entry in found if entry.compiler is None]
+    for entry in bad:
+        if remove:
+            entry.path.unlink(missing_ok=True)
+        what = "removed" if remove else "not sound; it is compiled anew when it is needed"
+        _say(console, f"{entry.path}: {what} ({entry.reason})")
+    _say(console, f"{len(found) - len(bad)} of {len(found)} kernels in {directory} are sound")
+    return remove or not bad
+
+
+def clear(directory: Path) -> int:
+    """Remove all that a cache has written to a directory, and give the number of kernels. Other files stay."""
+    kernels = files_in(directory)
+    for path in (*kernels, *left_behind(directory)):
+        path.unlink(missing_ok=True)
+    for top in (directory / FAILED, directory / QUARANTINE):
+        for folder in sorted((top, *top.rglob("*")), reverse=True):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+    return len(kernels)
+
+
+def export_to(file: Path, directories: Sequence[Path], console: Console) -> bool:
+    """Write the sound kernels of these directories into an archive. The same kernels give the same bytes."""
+    kernels: dict[str, bytes] = {}
+    for path in (path for directory in directories for path in files_in(directory)):
+        try:
+            data = _read_file(path)
+            unpack_named(data, path.name)
+        except (OSError, Unsound) as error:
+            _say(console, f"{path}: left out ({error})")
+        else:
+            kernels.setdefault(path.name, data)
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in sorted(kernels.items()):
+            member = tarfile.TarInfo(name)  # of time 0 and user 0
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    size = sum(map(len, kernels.values())) / 1e6
+    _say(console, f"{len(kernels)} kernels, {size:.1f} MB, written to {file}")
+    return bool(kernels)
+
+
+def import_from(file: Path, directory: Path, console: Console) -> bool:
+    """Take the kernels of an archive into a directory; tell whether all in it were kernels, and sound."""
+    make_directory(directory)
+    if (reason := why_untrusted(directory.stat())) is not None:
+        raise ValueError(f"{directory}: {reason}")
+    compilers, taken, refused = set[str](), 0, 0
+    with tarfile.open(file, "r:") as archive:
+        for member in archive:
+            try:
+                data = _read_member(archive, member)
+                compilers.add(unpack_named(data, member.name).compiler)
+            except Unsound as unsound:
+                _say(console, f"{member.name!r}: refused: {unsound}")
+                refused += 1
+            else:
+                write_entry(directory / member.name, data)
+                taken += 1
+    made_by = f", made by NVRTC {', '.join(sorted(compilers))}," if compilers else ""
+    _say(console, f"{taken} kernels{made_by} are in {directory}; {refused} members were refused")
+    return taken > 0 and refused == 0
+
+
+def _read_file(path: Path) -> bytes:
+    with open_regular(path) as file:
+        if (reason := why_untrusted(file.state)) is not None:
+            raise Unsound(reason)
+        return read_whole(file)
+
+
+def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if not member.isreg():
+        raise Unsound("it is no regular file")
+    if member.size > MOST_BYTES:
+        raise Unsound(f"it has {member.size} bytes, more than any kernel")
+    content = archive.extractfile(member)
+    return b"" if content is None else content.read()
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _summary(directory: Path, found: Sequence[Entry]) -> str:
+    aside = len([path for path in left_behind(directory) if path.suffix == ".bad"])
+    beside = f"; {aside} bad files lie in {directory / QUARANTINE}" if aside else ""
+    return f"{len(found)} kernels, {sum(entry.size for entry in found) / 1e6:.1f} MB, in {directory}{beside}"

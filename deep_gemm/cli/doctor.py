@@ -1,0 +1,137 @@
+"""Say what this machine can run, and what it lacks: nine lines."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .. import __version__
+from ..compat import installed
+from ..core.gpu import HOPPER
+from ..core.jit import CompilerMissing
+from ..core.jit.cache import can_be_written, files_in
+from ..core.jit.compiler import compiler_version
+from ..core.jit.driver import driver_version
+from ..core.jit.trust import why_untrusted
+from ..core.settings import SettingError, read_settings
+from ..gemm.table import read_table
+
+OLDEST_CUDA = (12, 0)
+"""The oldest CUDA whose drivers know Hopper's tensor maps and load cubins for sm_90a."""
+CACHE_VARIABLES = ("DG_JIT_CACHE_DIR", "DG_CACHE_DIR")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, and whether anything is wrong."""
+
+    what: str
+    found: str
+    is_wrong: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what:10} {self.found}"
+
+
+def examine(environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Look at everything that a product needs, here and on a GPU."""
+    compiler, gpu = _compiler(), _gpu()
+    driver = _driver(compiler)
+    package = Path(__file__).resolve().parents[1]
+    variables = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("DG_")]
+    return [
+        Finding("deep_gemm", f"{__version__}, Python {platform.python_version()}, {package}"),
+        Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'none: a build for the CPU'}"),
+        compiler,
+        driver,
+        gpu,
+        _cache(environment),
+        Finding("settings", ", ".join(variables) or "no DG_ variable is set"),
+        *_verdict(compiler, driver, gpu),
+        *(Finding("mend", each, is_wrong=True) for each in (*_wrong_settings(environment), *installed.to_mend())),
+    ]
+
+
+def _compiler() -> Finding:
+    try:
+        return Finding("NVRTC", compiler_version())
+    except CompilerMissing as error:
+        return Finding("NVRTC", str(error), is_wrong=True)
+
+
+def _driver(compiler: Finding) -> Finding:
+    version = driver_version()
+    if version is None:
+        return Finding("driver", "none found (libcuda.so.1)", is_wrong=True)
+    text = f"CUDA {version[0]}.{version[1]}"
+    if version < OLDEST_CUDA:
+        return Finding("driver", f"{text}: too old, kernels need one of CUDA 12.0 or newer", is_wrong=True)
+    if not compiler.is_wrong and version[0] < int(compiler.found.split(".")[0]):
+        why = f"{text}: older than NVRTC {compiler.found.split()[0]}, whose kernels it cannot load; take a newer driver"
+        return Finding("driver", f"{why}, or torch and NVRTC of CUDA {version[0]}", is_wrong=True)
+    return Finding("driver", text)
+
+
+def _gpu() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("GPU", "none that torch can use", is_wrong=True)
+    found = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
+    names = ", ".join(f"{each.name} ({each.major}.{each.minor}, {each.multi_processor_count} SMs)" for each in found)
+    return Finding("GPU", names, is_wrong=all(each.major != HOPPER for each in found))
+
+
+def _wrong_settings(environment: Mapping[str, str]) -> list[str]:
+    """Say what is wrong with each variable of the package."""
+    wrong = []
+    for name, value in sorted(environment.items()):
+        try:
+            table = read_settings({name: value}).tuned_table
+            if table is not None:
+                read_table(table)
+        except ValueError as error:
+            wrong.append(str(error))
+    return wrong
+
+
+def _cache(environment: Mapping[str, str]) -> Finding:
+    texts = []
+    try:
+        directories = read_settings({name: environment.get(name, "") for name in CACHE_VARIABLES}).jit_cache_dirs
+    except SettingError:
+        return Finding("cache", "not looked at", is_wrong=True)
+    for directory in directories:
+        kernels = files_in(directory)
+        size = sum(path.stat().st_size for path in kernels) / 1e6
+        reason = why_untrusted(directory.stat()) if directory.exists() else None
+        texts.append(
+            f"{directory}: {len(kernels)} kernels, {size:.1f} MB" + (f"; not used: {reason}" if reason else "")
+        )
+    if any(map(can_be_written, directories)):
+        return Finding("cache", "; ".join(texts))
+    told = "; ".join([*texts, "it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can"])
+    return Finding("cache", told, is_wrong=True)
+
+
+def _verdict(compiler: Finding, driver: Finding, gpu: Finding) -> list[Finding]:
+    """Say what can run, and what to do for more."""
+    if not gpu.is_wrong and not driver.is_wrong and not compiler.is_wrong:
+        return [Finding("so", "kernels run on this GPU, and the reference on the CPU")]
+    if gpu.is_wrong:
+        can_compile = "nothing is compiled" if compiler.is_wrong else "kernels can be compiled (compile)"
+        why = "there is no Hopper GPU" if not torch.cuda.is_available() else "the GPU is not a Hopper"
+        if torch.version.cuda is None and not driver.is_wrong:
+            why = "torch is a build for the CPU: install one for CUDA"
+        is_old = driver.is_wrong and driver.found.startswith("CUDA")  # then torch may find no GPU though there is one
+        return [
+            Finding("so", f"products run by the reference on the CPU; {can_compile}"),
+            Finding("for more", driver.found if is_old else f"{why}: kernels need an H100, H200 or H20", is_old),
+        ]
+    return [
+        Finding("so", "products run by the reference on the CPU alone"),
+        Finding("for more", driver.found if driver.is_wrong else compiler.found, is_wrong=True),
+    ]

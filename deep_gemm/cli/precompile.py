@@ -1,0 +1,308 @@
+"""`python -m deep_gemm compile`: fills the cache with the kernels of given shapes, on a machine with or without a GPU.
+
+`compile_model` is the same for a model that models.py knows, as a call.
+
+What is chosen follows from shapes and from the kind of GPU alone. A GPU finds these kernels if its machine has the same
+version of this package and the same build of NVRTC, and reads the same directory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ..across import rows_fetched, rows_to_addresses
+from ..across.mega_check import TOKEN_MULTIPLE
+from ..core.check.integers import integer_in_range
+from ..core.check.layout import SCALE_BLOCK, align
+from ..core.gpu import Gpu
+from ..core.jit import CompileError
+from ..core.jit.cache import files_in, written_directory
+from ..core.jit.compiler import compiler_version
+from ..core.jit.driver import PORTABLE_CLUSTER
+from ..core.meeting import MAX_RANKS
+from ..core.settings import get_batch_invariant, settings
+from ..gemm import kernel as fp8_gemm
+from ..gemm import kernel_decode as fp8_gemm_decode
+from ..gemm.bf16 import kernel as bf16_gemm
+from ..gemm.bf16.choose import reachable_bf16_sum, select_bf16
+from ..gemm.bf16.config import K_MAJOR
+from ..gemm.config import GemmConfig
+from ..gemm.config_decode import DecodeConfig
+from ..gemm.dense.choose import select
+from ..gemm.depths import maps_kernel as k_group_maps
+from ..gemm.depths.choose import select_k_grouped
+from ..gemm.explain import Question, asked
+from ..gemm.heads.choose import select_heads
+from ..gemm.output import Groups, Output
+from ..gemm.rows import silu_launch as rows_silu
+from ..gemm.rows.choose import select_grouped
+from ..hyper import kernel as hc_prenorm
+from ..hyper.choose import select_hc
+from ..hyper.config import MAX_CLUSTER, HcConfig
+from ..hyper.config_few import HcFewConfig
+from ..indexer import kernel as fp8_mqa_logits
+from ..indexer import paged_kernel as fp8_paged_mqa_logits
+from ..linear import kernel as linear_decode
+from ..linear.config import serving
+from ..moe.api import MANY_ROWS
+from ..ordinary import reachable_ordinary
+from .console import with_progress
+from .models import Model, Weight, model_named
+
+MOST_ROWS = 1 << 16
+"""Rows up to which all sizes of a batch are looked at for a weight that is given without m."""
+
+
+MOST_SPLITS = 16
+"""Splits of the product ahead of the norm of hyper-connections, as engines ask for it: none, or so many."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel to be compiled, or to be found in the cache."""
+
+    kernel: str
+    config: Any
+    build: Callable[[], object] = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.kernel} {self.config.name}" if self.config is not None else self.kernel
+
+
+def compile_model(
+    model: str,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    max_tokens: int = MOST_ROWS,
+    gpu: str | None = None,
+    console: Console | None = None,
+) -> bool:
+    """Compile every kernel that a model may need for up to `max_tokens` tokens at once, and tell whether all are ready.
+
+    - `model`: a name in `deep_gemm.cli.models.MODELS`. `tp` ranks share its weights, `ep` ranks its experts.
+    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
+    - `console`: where progress is shown; None: nowhere.
+
+    Threads compile at the same time, and what the cache has is not compiled again.
+    """
+    jobs = [job for _, job in jobs_of_model(model, tp=tp, ep=ep, max_tokens=max_tokens, gpu=gpu)]
+    return run(jobs, console or Console(quiet=True))
+
+
+def jobs_of_model(
+    model: str, *, tp: int = 1, ep: int = 1, max_tokens: int = MOST_ROWS, gpu: str | None = None
+) -> Iterator[tuple[str, Job]]:
+    """Kernels that a model may need, each with what needs it."""
+    found = model_named(model)
+    for name, number in (("tp", tp), ("ep", ep), ("max_tokens", max_tokens)):
+        integer_in_range(name, number, 1)
+    kind = asked(1, 8, 16, None, False, False, None, None, 1, gpu).gpu
+    for weight in found.weights(tp, ep):
+        times = f"{weight.num_groups} of " if weight.groups else ""
+        label = f"{weight.name}: {times}{weight.n} x {weight.k}{' in BF16' if weight.is_bf16 else ''}"
+        for job in dict.fromkeys(_jobs_of_weight(weight, max_tokens, kind)):
+            yield label, job
+        for job in dict.fromkeys(_jobs_across(weight, max_tokens, ep, kind)):
+            yield label, job
+    for job in ordinary_jobs():
+        yield "casts, routes and scales", job
+    index_heads = found.attention.index_heads
+    for job in logits_jobs() if index_heads else ():
+        if job.config.heads == index_heads:
+            yield "logits of the indexer", job
+    for job in dict.fromkeys(_hc_jobs(found, max_tokens, kind)) if found.streams else ():
+        yield "hyper-connections", job
+
+
+def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
+    dtype = torch.float32 if weight.is_fp32 else torch.bfloat16
+    if weight.is_bf16:
+        for m in every_m(max_tokens):
+            config = select_bf16(m, weight.n, weight.k, Output(weight.is_fp32), K_MAJOR, gpu)
+            yield Job(config.kernel_name, config, partial(bf16_gemm.build, config))
+        return
+    num_groups = weight.num_groups
+    question = asked(num_groups, weight.n, weight.k, dtype, False, False, None, weight.groups, num_groups, gpu.name)
+    most = max_tokens * weight.rows_per_token
+    yield from jobs_of(question, any_m=True, with_layers=True, most=most)
+    if weight.is_gated and most >= MANY_ROWS and weight.n % (2 * SCALE_BLOCK) == 0:
+        for m in every_m(most):
+            silu = activating_config(weight, max(m, MANY_ROWS), gpu)
+            yield Job(silu.kernel_name, silu, partial(fp8_gemm.build, silu))
+
+
+def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
+    """Products of experts by the memory of peers, and of `fp8_mega_moe`: rows come from all ranks."""
+    if weight.groups != "ids" or not 1 < ranks <= MAX_RANKS:
+        return
+    most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
+    for m in every_m(most):
+        for config in across_configs(weight, m, gpu):
+            yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
+
+
+def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
+    """List what experts across the GPUs of a node run for so many rows, in the order of their weights' names."""
+    if weight.is_gated:
+        is_whole = weight.n % (2 * SCALE_BLOCK) == 0
+        many = [rows_fetched.IN_TURN, rows_fetched.APART] if m >= MANY_ROWS else []
+        outputs = [rows_silu.OUTPUT, *many] if is_whole else []
+    else:
+        outputs = [rows_to_addresses.OUTPUT, rows_to_addresses.OUTPUT_BY_64]
+    rows = m / weight.num_groups
+    return [select_grouped(weight.num_groups, rows, weight.n, weight.k, output, gpu) for output in outputs]
+
+
+def activating_config(weight: Weight, m: int, gpu: Gpu) -> GemmConfig:
+    """Give what `experts` runs for so many rows, which it activates where they are multiplied."""
+    return select_grouped(weight.num_groups, m / weight.num_groups, weight.n, weight.k, rows_silu.APART, gpu)
+
+
+def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
+    n, k = model.streams * (2 + model.streams), model.streams * model.hidden
+    how = [(splits, cluster) for splits in (1, MOST_SPLITS) for cluster in (MAX_CLUSTER, PORTABLE_CLUSTER)]
+    for m in every_m(max_tokens):
+        for splits, cluster in how:  # a GPU that does not run the largest clusters takes those that every GPU runs
+            yield _hc_job(select_hc(m, n, k, splits, gpu.num_sms, get_batch_invariant(), cluster))
+
+
+def _hc_job(config: HcConfig | HcFewConfig) -> Job:
+    kernel = hc_prenorm.kernel_of(config)
+    return Job(kernel.NAME, config, partial(kernel.build, config))
+
+
+def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:
+    """Kernels of a product; with `any_m`, of its weight with any m up to `most` that a program may come with."""
+    for m in every_m(most) if any_m else (question.m,):
+        config = config_of(question, m)
+        if isinstance(config, DecodeConfig):
+            yield Job(fp8_gemm_decode.NAME, config, partial(fp8_gemm_decode.build, config))
+            casting = (
+                serving(m, question.k, config)
+                if with_layers and question.output.groups == Groups.NONE and not question.output.is_fp32
+                else None
+            )
+            if casting is not None:
+                yield Job(linear_decode.NAME, casting, partial(linear_decode.build, casting))
+        else:
+            yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
+    if question.output.groups == Groups.DEPTHS:
+        yield Job(k_group_maps.NAME, None, k_group_maps.build)
+
+
+def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:
+    """Give what runs a product of so many rows, or so many in all groups."""
+    n, k, output, num_groups, gpu = question.n, question.k, question.output, question.num_groups, question.gpu
+    if output.groups == Groups.NONE:
+        return select(m, n, k, output, gpu, split_k=not get_batch_invariant())
+    if output.groups == Groups.DEPTHS:
+        return select_k_grouped(num_groups, m, n, k, output, gpu)
+    if output.groups == Groups.HEADS:
+        return select_heads(num_groups, m, n, k, output, gpu, split_k=not get_batch_invariant())
+    return select_grouped(num_groups, m if output.groups == Groups.COUNTS else m / num_groups, n, k, output, gpu)
+
+
+def every_m(most: int = MOST_ROWS) -> Iterator[int]:
+    """Sizes of batches among which all are that choose differently: each to 128, then ever larger steps."""
+    m = 1
+    while m < most:
+        yield m
+        m += 1 if m < 128 else max(m // 64 // 8 * 8, 8)
+    yield most
+
+
+def parsed(shapes: str) -> tuple[int | None, int, int]:
+    """Read `m,n,k`, or `n,k` for a weight and any m."""
+    parts = shapes.replace("x", ",").split(",")
+    if len(parts) not in (2, 3) or not all(part.strip().isdigit() for part in parts):
+        raise ValueError(f"shapes: expected m,n,k or n,k, such as 64,2112,7168, got {shapes!r}")
+    numbers = [int(part) for part in parts]
+    m, n, k = numbers if len(numbers) == 3 else (1, *numbers)
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        integer_in_range(name, size, 1)
+    return (m if len(numbers) == 3 else None), n, k
+
+
+def jobs_of_layers() -> Iterator[Job]:
+    """All kernels of casts, of routes and of scales, whatever the shape; of the others the usual ones."""
+    yield from ordinary_jobs()
+    yield from logits_jobs()
+    for config in hc_prenorm.usual_hc():
+        yield _hc_job(config)
+    for summing in reachable_bf16_sum():  # sum_slices, which adds up what they give, is among the ordinary ones
+        if summing.majors == K_MAJOR:
+            yield Job(summing.kernel_name, summing, partial(bf16_gemm.build, summing))
+
+
+def ordinary_jobs() -> Iterator[Job]:
+    """All kernels of casts, of routes and of scales."""
+    for kernel, configs in reachable_ordinary():
+        for config in configs:
+            yield Job(kernel.name, config, partial(kernel.build, config))
+
+
+def logits_jobs() -> Iterator[Job]:
+    """The usual kernels of the indexer's logits."""
+    for logits in fp8_mqa_logits.usual_mqa():
+        yield Job(fp8_mqa_logits.NAME, logits, partial(fp8_mqa_logits.build, logits))
+    for paged in fp8_paged_mqa_logits.usual_paged():
+        yield Job(fp8_paged_mqa_logits.NAME, paged, partial(fp8_paged_mqa_logits.build, paged))
+
+
+def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:
+    """List kernels under what needs them, each once."""
+    told, heading = set[Job](), ""
+    for needed_by, job in jobs:
+        if job not in told:
+            if needed_by != heading:
+                heading = needed_by
+                console.print(heading, markup=False, soft_wrap=True)
+            console.print(f"    {job.name}", markup=False, soft_wrap=True)
+            told.add(job)
+    console.print(f"{len(told)} kernels", markup=False)
+
+
+def run(jobs: Iterable[Job], console: Console) -> bool:
+    """Compile all that the cache lacks, with progress, and say what it has now. Tell whether all is ready and kept."""
+    todo = list(dict.fromkeys(jobs))
+    directory, begin = written_directory(settings().jit_cache_dirs), time.perf_counter()
+    before, failed = len(files_in(directory)), list[str]()
+    compiler_version()  # says what is missing before any work
+
+    def work(announce: Callable[[str], None]) -> None:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            running = {pool.submit(job.build): job for job in todo}
+            for place, done in enumerate(as_completed(running), 1):
+                job, error = running[done], done.exception()
+                if error is not None and not isinstance(error, CompileError):
+                    raise error
+                if error is not None:
+                    failed.append(str(error))
+                announce(job.name)
+                if not console.is_terminal:  # nobody sees the bar there
+                    seconds = time.perf_counter() - begin
+                    console.print(f"{seconds:6.1f} s  {place:3}/{len(todo)}  {job.name}", markup=False)
+
+    with_progress(len(todo), console, work)
+    added = len(files_in(directory)) - before
+    for log in failed:
+        console.print(log, markup=False, soft_wrap=True)
+    console.print(
+        f"{len(todo) - len(failed)} of {len(todo)} kernels are ready, {added} of them new, after "
+        f"{time.perf_counter() - begin:.1f} s; NVRTC {compiler_version()}; in {directory}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return not failed and (added > 0 or before > 0 or not todo)

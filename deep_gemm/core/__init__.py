@@ -1,0 +1,1 @@
+"""The parts that a kernel is written against. It knows no kernel."""

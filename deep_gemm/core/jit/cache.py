@@ -1,0 +1,285 @@
+"""Compiled kernels in memory and on disk.
+
+One file holds one kernel (entry.py). It is written under a temporary name and renamed, and its digest is checked on
+load. A truncated, empty or damaged file, or one of another format, is a miss, never an error. Nothing is loaded from
+folders and files that somebody else could have written (trust.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO
+
+from . import one_builder
+from .compiler import CompiledKernel, CompileError
+from .entry import STEM, SUFFIX, Unsound, file_name, open_regular, pack, read_entry, read_whole, unpack
+from .trust import why_untrusted
+
+DUMPS = (".ptx", ".cubin", ".sass")
+"""Endings of files that people asked for, which lie beside a kernel, under its name (core/jit/dumps.py)."""
+FAILED, QUARANTINE = "failed", "quarantine"
+MOST_IN_QUARANTINE = 16
+"""Bad files that are kept for people to look at."""
+NO_LIMIT = 1 << 62
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_FRESH_S = 3600.0
+"""A use within this time of the last one is not noted: loading then writes nothing."""
+
+
+def kernel_key(
+    name: str,
+    source: str,
+    headers: Mapping[str, str],
+    *,
+    options: Sequence[str],
+    compiler: str,
+    passes: Iterable[tuple[str, int]],
+) -> str:
+    """Digest of everything that decides the machine code. Different inputs are different texts before hashing."""
+    inputs = [name, source, sorted(headers.items()), list(options), compiler, list(passes)]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+
+
+class KernelCache:
+    """Kernels in this process's memory, backed by directories that processes share: one is written, all are read."""
+
+    def __init__(self, *directories: Path, limit_bytes: int = NO_LIMIT) -> None:
+        self.directories = directories
+        self.directory = written_directory(directories)
+        """The one that is written."""
+        self._limit_bytes = limit_bytes
+        self._memory: dict[str, CompiledKernel] = {}
+        self._newest_compiler: str | None = None
+        self._warned: set[object] = set()
+
+    def path(self, name: str, key: str) -> Path:
+        """The file in which a kernel is kept."""
+        return self.directory / file_name(name, key)
+
+    def builder(self, name: str, key: str) -> AbstractContextManager[None]:
+        """Let one thread of one process at a time build this kernel."""
+        with contextlib.suppress(OSError):
+            make_directory(self.directory)
+        # Not in somebody else's folder, who might hold the lock for ever.
+        among_processes = can_be_written(self.directory)
+        file = self.directory / f".{name}-{key}{one_builder.SUFFIX}"
+        return one_builder.one_builder(file, among_processes=among_processes)
+
+    def load(self, name: str, key: str) -> CompiledKernel | None:
+        """The kernel, or None if neither this process nor an intact file has it."""
+        if (kernel := self._memory.get(key)) is not None:
+            return kernel
+        for directory in self.directories:
+            with contextlib.suppress(OSError, Unsound):
+                if self._is_trusted(directory, directory.stat()):
+                    kernel = self._read(directory / file_name(name, key), name, key)
+                    return self._memory.setdefault(key, kernel)  # another thread may have been faster
+        return None
+
+    def store(self, key: str, kernel: CompiledKernel, *, options: Sequence[str], passes: Sequence[str]) -> None:
+        """Keep the kernel in memory, and on disk if possible. A bad file in its place is set aside."""
+        self._memory[key] = kernel
+        path = self.path(kernel.name, key)
+        try:
+            make_directory(self.directory)
+            if not self._is_trusted(self.directory, self.directory.stat()):
+                return
+            with contextlib.suppress(OSError):
+                set_aside_if_bad(path)
+            write_entry(path, pack(key, kernel, options=options, passes=passes))
+        except OSError as error:
+            self._warn(
+                "store",
+                f"compiled kernels cannot be kept in {self.directory} ({error}); each process compiles its own. "
+                f"DG_JIT_CACHE_DIR names another directory.",
+            )
+        else:
+            evict(self.directory, self._limit_bytes, keep=path)
+
+    def newest_compiler(self) -> str | None:
+        """The build of NVRTC that made the newest kernel which may be loaded; None if there is none. It is kept."""
+        if self._newest_compiler is None:
+            self._newest_compiler = self._find_newest_compiler()
+        return self._newest_compiler
+
+    def keep_failed_source(self, error: CompileError, headers: Mapping[str, str], key: str) -> None:
+        """Write a refused source, its headers and the log as files, and store the path in the error.
+
+        Headers stay separate files, so that the log's line numbers are right.
+        """
+        files = {**headers, f"{error.name}.cu": error.source, "log.txt": str(error)}
+        try:
+            make_directory(self.directory)
+            folder = _write_all(self.directory / FAILED / f"{error.name}-{key[:16]}", files)
+        except OSError:
+            try:
+                folder = _write_all(Path(tempfile.mkdtemp(prefix="deep_gemm-")), files)
+            except OSError:
+                return  # the error itself still carries the source
+        error.source_path = folder / f"{error.name}.cu"
+
+    def _find_newest_compiler(self) -> str | None:
+        for directory in self.directories:
+            with contextlib.suppress(OSError):
+                if not self._is_trusted(directory, directory.stat()):
+                    continue
+                for path in sorted(files_in(directory), key=lambda path: -path.stat().st_mtime):
+                    with contextlib.suppress(OSError, Unsound):
+                        name, _, key = path.stem.rpartition("-")
+                        return self._read(path, name, key).compiler
+        return None
+
+    def _read(self, path: Path, name: str, key: str) -> CompiledKernel:
+        with open_regular(path) as file:
+            if not self._is_trusted(path, file.state):
+                raise Unsound("it is not trusted")
+            kernel = unpack(read_whole(file), name, key)
+            if path.parent == self.directory and time.time() - file.state.st_atime > _FRESH_S:
+                # The file system may not note that it was read; when it was written is left as it is.
+                with contextlib.suppress(OSError):
+                    os.utime(file.descriptor, ns=(time.time_ns(), file.state.st_mtime_ns))
+            return kernel
+
+    def _is_trusted(self, path: Path, state: os.stat_result) -> bool:
+        reason = why_untrusted(state)
+        if reason is not None:
+            folder = path if path in self.directories else path.parent
+            self._warn(folder, f"compiled kernels are not taken from {path}: {reason}")
+        return reason is None
+
+    def _warn(self, about: object, message: str) -> None:
+        """Warn, but only once about the same."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def written_directory(directories: Sequence[Path]) -> Path:
+    """The first that can be written; the first of all if none can."""
+    return next((directory for directory in directories if can_be_written(directory)), directories[0])
+
+
+def can_be_written(directory: Path) -> bool:
+    """Whether kernels can be kept in a directory, or it can be made."""
+    try:
+        state = directory.stat()
+    except OSError:
+        nearest = next((path for path in directory.parents if path.exists()), directory)
+        return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    return directory.is_dir() and why_untrusted(state) is None and os.access(directory, os.W_OK | os.X_OK)
+
+
+def make_directory(directory: Path) -> None:
+    """Make the directory, for this user alone."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_entry(path: Path, data: bytes) -> None:
+    """Write a kernel's file, in one piece for whoever reads it meanwhile."""
+    # In the same directory, because a rename is atomic only within a file system. Not `tempfile`: other users could not
+    # read its files, and a cache may be read by them.
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with _create(temporary) as file:
+            file.write(data)
+        os.replace(temporary, path)  # noqa: PTH105  the tests stop a process right here
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def set_aside_if_bad(path: Path) -> None:
+    """Move a file that is not sound into the quarantine, with the reason beside it."""
+    try:
+        read_entry(path)
+    except Unsound as unsound:
+        if path.is_dir():
+            return
+        folder = path.parent / QUARANTINE
+        folder.mkdir(mode=0o700, exist_ok=True)
+        kept = folder / f"{path.stem}.{secrets.token_hex(4)}.bad"
+        kept.with_suffix(".txt").write_text(f"{path.name} was set aside: {unsound}\n")
+        path.rename(kept)
+        by_age = sorted(folder.glob("*.txt"), key=lambda reason: reason.stat().st_mtime_ns)
+        for old in by_age[:-MOST_IN_QUARANTINE]:
+            old.with_suffix(".bad").unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
+
+
+def evict(directory: Path, limit_bytes: int, *, keep: Path) -> None:
+    """Remove the kernels that were used least recently, with their dumps, until all together are within the limit."""
+    if limit_bytes >= NO_LIMIT:
+        return
+    files: dict[str, list[tuple[Path, os.stat_result]]] = {}
+    for path in _within(directory):
+        if path.suffix in (SUFFIX, *DUMPS) and STEM.fullmatch(path.stem):
+            with contextlib.suppress(OSError):
+                files.setdefault(path.stem, []).append((path, path.stat()))
+    excess = sum(state.st_size for kernel in files.values() for _, state in kernel) - limit_bytes
+    used = {
+        path.stem: max(state.st_atime, state.st_mtime)
+        for kernel in files.values()
+        for path, state in kernel
+        if path.suffix == SUFFIX
+    }
+    for stem in sorted(files, key=lambda stem: used.get(stem, 0.0)):
+        if excess <= 0:
+            return
+        if stem != keep.stem:
+            for path, state in files[stem]:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    excess -= state.st_size
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Files of a directory that are named as kernels are, sound or not."""
+    return [path for path in _within(directory) if path.suffix == SUFFIX and STEM.fullmatch(path.stem)]
+
+
+def left_behind(directory: Path) -> list[Path]:
+    """List what else was written there: dumps, bad files, failed sources, what processes were killed over."""
+    beside = [
+        path
+        for path in _within(directory)
+        if (path.suffix in DUMPS and STEM.fullmatch(path.stem))
+        or (path.suffix == one_builder.SUFFIX and STEM.fullmatch(path.stem.removeprefix(".")))
+        or _TEMPORARY.fullmatch(path.name)
+    ]
+    return [*beside, *_files_below(directory / FAILED), *_files_below(directory / QUARANTINE)]
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+
+
+def _within(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if not path.is_dir())
+    except OSError:
+        return []
+
+
+def _create(path: Path) -> BinaryIO:
+    """A new file that others may read, if the umask lets them, but not write."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb")  # noqa: PTH123
+
+
+def _write_all(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder

@@ -1,0 +1,427 @@
+"""The CUDA driver: loading machine code, encoding tensor maps, launching. Only this module uses it.
+
+Nothing here allocates device memory, and only `ToHost` reads it or waits. The contexts are torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import struct
+import threading
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..check.layout import ADDRESS_ALIGNMENT
+from .compiler import CompiledKernel
+from .tensor_map import MAP_ALIGNMENT, MAP_BYTES, ElementType, TensorMap
+
+
+class DriverError(RuntimeError):
+    """A call of the CUDA driver failed."""
+
+
+class LaunchError(DriverError):
+    """A kernel was not launched: what was asked of the GPU, it refuses."""
+
+
+class EarlierError(DriverError):
+    """A kernel that ran before has failed, one of this package or another's. The process has lost its GPU."""
+
+
+OF_EARLIER_KERNELS = frozenset(
+    {
+        "CUDA_ERROR_ASSERT",
+        "CUDA_ERROR_CONTAINED",
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+        "CUDA_ERROR_EXTERNAL_DEVICE",
+        "CUDA_ERROR_HARDWARE_STACK_ERROR",
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+        "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+        "CUDA_ERROR_INVALID_PC",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_MISALIGNED_ADDRESS",
+        "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+    }
+)
+"""Errors of kernels that run. Any later call of the driver gives them, and no call can have caused them itself."""
+
+
+@cache
+def _driver() -> Any:
+    return importlib.import_module("cuda.bindings.driver")
+
+
+def _checked(call: str, result: tuple[Any, ...], failure: type[DriverError] = DriverError) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        name, text = (
+            (said or b"?").decode()
+            for _, said in (_driver().cuGetErrorName(status), _driver().cuGetErrorString(status))
+        )
+        if name in OF_EARLIER_KERNELS:
+            raise EarlierError(
+                f"{call} met an error of a kernel that ran before, of this package or another's: {name}: {text}. "
+                f"The process has lost its GPU; run it with CUDA_LAUNCH_BLOCKING=1 to see which call it was"
+            )
+        raise failure(f"{call} failed: {name}: {text}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def driver_version() -> tuple[int, int] | None:
+    """The newest CUDA that the driver knows, such as (13, 0); None if there is no driver, or no bindings to ask it."""
+    try:
+        version = _checked("cuDriverGetVersion", _driver().cuDriverGetVersion())
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return version // 1000, version % 1000 // 10
+
+
+def use_torchs_context() -> bool:
+    """Give a thread that has not used CUDA yet torch's context of the current device; tell whether it had none."""
+    cu = _driver()
+    if int(_checked("cuCtxGetCurrent", cu.cuCtxGetCurrent())):
+        return False
+    _checked("cuCtxSetCurrent", cu.cuCtxSetCurrent(_torchs_context(torch.cuda.current_device())))
+    return True
+
+
+@cache
+def _torchs_context(device: int) -> Any:
+    cu = _driver()
+    return _checked(
+        "cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(_checked("cuDeviceGet", cu.cuDeviceGet(device)))
+    )
+
+
+class Kernel:
+    """A kernel loaded into the current context, with the shared memory that its launches use."""
+
+    def __init__(self, compiled: CompiledKernel, shared_bytes: int) -> None:
+        cu = _driver()
+        self.name, self.shared_bytes = compiled.name, shared_bytes
+        use_torchs_context()
+        try:
+            self._module = _checked("cuModuleLoadData", cu.cuModuleLoadData(compiled.cubin))
+        except DriverError as error:
+            raise type(error)(f"{compiled.name}: {error}{_if_too_old(compiled, str(error))}") from error
+        name = compiled.name.encode()
+        self.function = _checked("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, name))
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked("cuFuncSetAttribute", cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
+
+
+CODES_OF_ANOTHER_CUDA = ("NO_BINARY_FOR_GPU", "INVALID_IMAGE", "UNSUPPORTED_PTX_VERSION")
+"""Codes by which a driver refuses machine code that it does not know."""
+OLDEST_COMPILER = (12, 8)
+"""NVRTC that is supported."""
+
+
+def _if_too_old(compiled: CompiledKernel, said: str) -> str:
+    """Advice if the driver has an older CUDA than the compiler; else an empty text.
+
+    A driver is meant to load the code of every compiler of its own major version. If it says that it does not know the
+    code, the minor version counts too.
+    """
+    version = _checked("cuDriverGetVersion", _driver().cuDriverGetVersion())
+    has, minor = version // 1000, version % 1000 // 10
+    needs, of_compiler = (int(number) for number in compiled.compiler.split(".")[:2])
+    both = f". This driver is of CUDA {has}.{minor}, and NVRTC {compiled.compiler} compiled the kernel: it "
+    if has < OLDEST_COMPILER[0]:
+        return f"{both}needs a driver of CUDA {needs}"
+    if has < needs:
+        return (
+            f"{both}needs a driver of CUDA {needs}, or torch and NVRTC of CUDA {has} "
+            f'(pip install "hopper-gemm[cu{has}]")'
+        )
+    if (has, minor) < (needs, of_compiler) and any(code in said for code in CODES_OF_ANOTHER_CUDA):
+        package = "nvidia-cuda-nvrtc-cu12" if has == 12 else "nvidia-cuda-nvrtc"
+        or_older = f', or NVRTC {has}.{minor} (pip install "{package}=={has}.{minor}.*")'
+        is_supported = (has, minor) >= OLDEST_COMPILER
+        return f"{both}may need a driver of CUDA {needs}.{of_compiler}{or_older if is_supported else ''}"
+    return ""
+
+
+PORTABLE_CLUSTER = 8
+"""CTAs of a cluster that every GPU runs. A kernel of more has to say that it knows."""
+_OnePointer = ctypes.c_void_p * 1
+
+
+class ParamsBuffer:
+    """Memory for a kernel's parameter struct, at an address that is aligned for tensor maps."""
+
+    def __init__(self, size: int) -> None:
+        size += -size % MAP_ALIGNMENT
+        memory = bytearray(size + MAP_ALIGNMENT)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        before = -start % MAP_ALIGNMENT
+        self.address = start + before
+        self.bytes = memoryview(memory)[before : before + size]
+        """Whoever writes past them gets a ValueError."""
+        self.words = self.bytes.cast("Q")
+        self.pointers = _OnePointer(self.address)
+
+
+class Launcher:
+    """Launches one kernel: holds the parameters' memory and everything else of a launch. Plans take turns using it."""
+
+    def __init__(
+        self, kernel: Kernel, params_bytes: int, threads: int, cluster: int, *, is_dependent: bool = False
+    ) -> None:
+        """`is_dependent`: the kernel may start before the one ahead on its stream ends, and waits for it itself."""
+        cu = _driver()
+        if cluster > PORTABLE_CLUSTER:
+            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            _checked("cuFuncSetAttribute", cu.cuFuncSetAttribute(kernel.function, attribute, 1))
+        self.params = ParamsBuffer(params_bytes)
+        self.lock = threading.Lock()  # held from writing the parameters until the launch has read them
+        self.plan: object = None
+        """The plan whose parameters are in `params` now."""
+        self.grid = 0
+        self.stream: int | None = None
+        """The stream in `config`."""
+        self.function, self.pointers = kernel.function, ctypes.addressof(self.params.pointers)
+        self.kernel, self.cluster = kernel, cluster
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = kernel.shared_bytes
+        attributes = _attributes(cluster, is_dependent)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        self.config = config
+        self.start, self.success = cu.cuLaunchKernelEx, cu.CUresult.CUDA_SUCCESS
+        """`start` takes `config`, `function`, `pointers` and 0, and returns a tuple with the driver's status."""
+        self.current_stream, self.current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+        self.is_capturing = torch._C._cuda_isCurrentStreamCapturing
+
+    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
+        """Encode a map that begins at `address`. Only the simulator needs `tensor`, where the map's tensor begins."""
+        return encode(tensor_map, address)
+
+    def keeps_addresses(self) -> bool:
+        """Tell whether a map's first word is its address, so that a plan may replace it."""
+        return address_is_first_word()
+
+    def hold(self, plan: object, template: bytes, grid: int) -> None:
+        """Switch to the parameters and the grid of another plan."""
+        self.params.bytes[: len(template)] = template
+        self.config.gridDimX = self.grid = grid
+        self.plan = plan
+
+    def set_stream(self, stream: int) -> None:
+        """Launch on this stream from now on."""
+        self.config.hStream = self.stream = stream
+
+    def start_again(self, status: Any, device: int) -> None:
+        """After a failed launch: again, if this thread had no context; else raise the driver's error."""
+        with torch.cuda.device(device):
+            if use_torchs_context():
+                (status,) = self.start(self.config, self.function, self.pointers, 0)
+        _checked(f"cuLaunchKernelEx of {self.text()}", (status,), LaunchError)
+
+    def text(self) -> str:
+        """Say what is launched, for an error's text."""
+        config = getattr(getattr(self.plan, "config", None), "name", None)
+        clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
+        return (
+            f"{self.kernel.name}{f' ({config})' if config else ''} with {self.config.gridDimX} CTAs{clusters}, "
+            f"{self.config.blockDimX} threads and {self.kernel.shared_bytes} bytes of shared memory each"
+        )
+
+
+@cache
+def _attributes(cluster: int, is_dependent: bool) -> list[Any]:
+    """Attributes of a launch. They are cached, because the bindings make them slowly and a launch copies them."""
+    cu = _driver()
+    attributes = []
+    if cluster > 1:
+        attributes.append(_cluster_attribute(cluster))
+    if is_dependent:
+        attribute, value = cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        value.programmaticStreamSerializationAllowed = 1
+        attribute.value = value
+        attributes.append(attribute)
+    return attributes
+
+
+def _cluster_attribute(cluster: int) -> Any:
+    cu = _driver()
+    attribute, value = cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+    attribute.value = value
+    return attribute
+
+
+_WRITTEN_TO: list[tuple[Tensor, Tensor]] = []
+"""Memory of copies that had not ended when nobody waited for them any more."""
+
+
+class ToHost:
+    """Copies from a tensor of a GPU to one in pinned memory of the host, again and again.
+
+    torch's own copy and event take the host two to four times as long, for which a GPU waits.
+    """
+
+    def __init__(self, source: Tensor, target: Tensor) -> None:
+        self._is_under_way = False
+        self._tensors = source, target  # what is copied stays where it is
+        self._addresses = target.data_ptr(), source.data_ptr(), source.nbytes
+        self._device = source.get_device()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):
+            self._done.record()  # torch makes an event where it is recorded first
+        self._event = _driver().CUevent(self._done.cuda_event)
+
+    def begin(self) -> None:
+        """Copy, on the current stream."""
+        if torch._C._cuda_getDevice() != self._device:
+            with torch.cuda.device(self._device):
+                return self.begin()
+        cu, stream = _driver(), torch._C._cuda_getCurrentRawStream(self._device)
+        self._is_under_way = True
+        _checked("cuMemcpyDtoHAsync", cu.cuMemcpyDtoHAsync(*self._addresses, stream))
+        _checked("cuEventRecord", cu.cuEventRecord(self._event, stream))
+        return None
+
+    def __del__(self) -> None:
+        """Keep the memory that a copy may yet write to: torch does not know of the copy."""
+        if self._is_under_way:
+            _WRITTEN_TO.append(self._tensors)
+
+    def wait(self) -> None:
+        """Wait until the copy has come that began last."""
+        self._done.synchronize()
+        self._is_under_way = False
+
+
+def clusters_at_once(kernel: Kernel, threads: int, cluster: int) -> int:
+    """Ask how many clusters of `cluster` CTAs, of `threads` threads each, run at a time on the current GPU."""
+    cu = _driver()
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = kernel.shared_bytes
+    config.attrs = [_cluster_attribute(cluster)]
+    config.numAttrs = 1
+    answer = cu.cuOccupancyMaxActiveClusters(kernel.function, config)
+    return int(_checked("cuOccupancyMaxActiveClusters", answer))
+
+
+def encode(tensor_map: TensorMap, address: int) -> bytes:
+    """Encode a tensor map that begins at this address: the 128 bytes that a kernel takes."""
+    cu = _driver()
+    number = cu.cuuint64_t
+    sizes, strides = [*map(number, tensor_map.sizes)], [*map(number, tensor_map.strides)]
+    element, swizzle, box, ones, interleave, promotion, fill = _fixed_arguments(
+        tensor_map.element, tensor_map.swizzle, tensor_map.box
+    )
+    status, encoded = cu.cuTensorMapEncodeTiled(
+        element, len(sizes), address, sizes, strides, box, ones, interleave, swizzle, promotion, fill
+    )
+    if status != cu.CUresult.CUDA_SUCCESS:
+        reason = tensor_map.why_illegal()  # only now, because it takes longer than the driver's own checks
+        if reason is not None:
+            raise ValueError(f"tensor_map: {reason}")
+        _checked("cuTensorMapEncodeTiled", (status,))
+    return ctypes.string_at(encoded.getPtr(), MAP_BYTES)
+
+
+@cache
+def _fixed_arguments(element: ElementType, swizzle: int, box: tuple[int, ...]) -> tuple[Any, ...]:
+    """Arguments that do not depend on the tensor's sizes. They are cached, because the bindings make them slowly."""
+    cu = _driver()
+    types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
+    return (
+        {
+            ElementType.UINT8: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            ElementType.BFLOAT16: types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            ElementType.FLOAT32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        }[element],
+        {
+            0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+            32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
+            64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+            128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+        }[swizzle],
+        [cu.cuuint32_t(extent) for extent in box],
+        [cu.cuuint32_t(1) for _ in box],
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+
+
+@cache
+def address_is_first_word() -> bool:
+    """Tell whether this driver keeps a tensor map's address in its first word, so that a plan may replace it there.
+
+    To find out, one map is encoded for two addresses: only that word may differ, and it must be the address.
+    """
+    tensor_map = TensorMap(ElementType.UINT8, (256, 64), (256,), (128, 64), 128)
+    addresses = (0x7000_0000_0000, 0x7111_2222_3340)
+    first, second = (encode(tensor_map, address) for address in addresses)
+    words = [int.from_bytes(encoded[:8], "little") for encoded in (first, second)]
+    return words == list(addresses) and first[8:] == second[8:]
+
+
+# Byte positions in a tensor map of the 32-bit numbers that depend on the size of a batch. They are undocumented, so
+# `sizes_are_numbers` checks the driver.
+_STRIDES_AT, _SIZES_AT = 12, 32
+STRIDE_LIMIT = 1 << 36
+
+
+def size_number(dimension: int, size: int) -> tuple[int, int]:
+    """Position in a tensor map of a dimension's size, and the number stored there for `size`."""
+    return _SIZES_AT + 4 * dimension, size - 1
+
+
+def stride_number(stride: int) -> tuple[int, int]:
+    """The same for the innermost stride, which must be below `STRIDE_LIMIT`."""
+    return _STRIDES_AT, stride // ADDRESS_ALIGNMENT
+
+
+@cache
+def sizes_are_numbers() -> bool:
+    """Tell whether this driver keeps sizes and strides where `size_number` and `stride_number` say, and nowhere else.
+
+    To find out, maps of each kind in use are encoded for several sizes. Replacing these numbers in the first must give
+    each of the others.
+    """
+    kinds = [  # with the dimension that counts rows
+        (TensorMap(ElementType.UINT8, (7168, 64), (7168,), (128, 64), 128), 1),
+        (TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (64, 64), 128), 1),
+        (TensorMap(ElementType.BFLOAT16, (4096, 64), (8192,), (16, 64), 32), 1),
+        (TensorMap(ElementType.FLOAT32, (4096, 64), (16384,), (32, 64), 128), 1),
+        (TensorMap(ElementType.FLOAT32, (32, 128, 64), (128, 16384), (32, 2, 64), 128), 2),
+        (TensorMap(ElementType.UINT8, (7168, 64, 64, 1), (7168, 7168, 16), (128, 64, 1, 1), 128), 2),
+        (TensorMap(ElementType.FLOAT32, (64, 56), (256,), (128, 1)), 0),
+        (TensorMap(ElementType.FLOAT32, (64, 56, 1), (256, 64), (128, 1, 1)), 0),
+    ]
+    sizes = (2, 3, 100, 255, 256, 257, 4097, 65536, 1 << 20, (1 << 31) - 1)
+    if not address_is_first_word():
+        return False
+    for kind, dimension in kinds:
+        first = encode(kind, 1 << 40)
+        for m in sizes:
+            # Rows are the innermost dimension of scales, and decide their pitch.
+            pitch = (m + 3) // 4 * 16 if dimension == 0 else kind.strides[0]
+            m_sizes = (*kind.sizes[:dimension], m, *kind.sizes[dimension + 1 :])
+            other = kind._replace(sizes=m_sizes, strides=(pitch, *kind.strides[1:]))
+            changed = bytearray(first)
+            for at, number in (size_number(dimension, m), stride_number(pitch)):
+                struct.pack_into("<I", changed, at, number)
+            try:
+                encoded = encode(other, 1 << 40)
+            except (DriverError, ValueError):  # an unknown limit of this driver: do not edit its maps
+                return False
+            if changed != encoded:
+                return False
+    return True

@@ -1,0 +1,289 @@
+"""A kernel, its configurations, and its launches: one form for all kernels, so that tools loop over them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from . import jit
+from .code_plan import CodePlan
+from .jit import driver
+from .params import Params
+from .settings import get_compile_mode, get_pdl, in_force
+from .sources import cuda_sources, generated
+
+
+class Config:
+    """A configuration: what a kernel's source is compiled for. Heirs are frozen dataclasses: equal ones hash alike."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Short, for people."""
+
+    @property
+    @abstractmethod
+    def num_threads(self) -> int:
+        """Threads of a CTA."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return 0
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs that are to share an SM; the launch bounds say so too."""
+        return 1
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return 1
+
+    @property
+    def kernel_name(self) -> str | None:
+        """The kernel's name where the source takes it from `config.cuh`."""
+        return None
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so, in an order in which each rule has a meaning."""
+        return iter(())
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return next((f"needs {rule}" for holds, rule in self.rules() if not holds), None)
+
+    @abstractmethod
+    def constants(self) -> Mapping[str, int | bool]:
+        """Give the numbers and switches that the source takes from its configuration."""
+
+    def choices(self) -> Mapping[str, str]:
+        """Give the macros by which the source picks a file or a word."""
+        return {}
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant and choice that the kernel's source takes from its configuration."""
+        lines = ["#pragma once", '#include "types.cuh"']
+        for name, value in self.constants().items():
+            lines.append(
+                f"constexpr {'bool' if isinstance(value, bool) else 'uint32_t'} {name} = {str(value).lower()};"
+            )
+        for name, choice in self.choices().items():
+            lines.append(f'#define {name} "{choice}"' if choice.endswith(".cuh") else f"#define {name} {choice}")
+        return "\n".join([*lines, ""])
+
+
+C = TypeVar("C", bound=Config)
+
+
+class Kernel(Generic[C]):
+    """The kernel of <source>.cuh: how it is compiled, what its machine code consists of, and how it is launched.
+
+    Its family states parameters and configurations, chooses one for a problem, fills in the parameters, and says how
+    many CTAs it needs.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        params: Params | Callable[[C], Params],
+        configs: Callable[[], Sequence[C]],
+        *,
+        name: str | None = None,
+        code: Callable[[C], CodePlan] | None = None,
+        more: Callable[[C], Mapping[str, str]] | None = None,
+        bulk_copies: int = 0,
+        promotes: bool = False,
+    ) -> None:
+        """State a kernel.
+
+        - `params`: what a launch takes, for all configurations or each.
+        - `configs`: gives every configuration that can be chosen.
+        - `name`: by which profilers and reports know it, if not by its source's.
+        - `code`: what its machine code must consist of; ordinary loads and stores, and `bulk_copies` between shared
+          memory and addresses, where it is left out.
+        - `more`: headers that are made for a configuration, such as `wgmma_shapes.cuh`.
+        - `promotes`: partial sums are promoted by FFMAs, which old compilers leave in a slow order.
+        """
+        self.source_name, self.name, self.configs = source, name or source, configs
+        self.source = f'#include "{source}.cuh"\n'
+        self._params, self._code, self._more = params, code, more
+        self._bulk_copies, self._promotes = bulk_copies, promotes
+        self._loaded: dict[tuple[C, int], driver.Kernel] = {}
+        self._launchers: dict[tuple[C, int, bool], driver.Launcher] = {}
+
+    def params_of(self, config: C) -> Params:
+        """Give the list of parameters of a configuration."""
+        return self._params if isinstance(self._params, Params) else self._params(config)
+
+    @property
+    def params(self) -> Params:
+        """The list of parameters, if all configurations have one."""
+        assert isinstance(self._params, Params)
+        return self._params
+
+    def headers(self, config: C) -> dict[str, str]:
+        """Give everything that the kernel's source includes, for one configuration."""
+        params = self.params_of(config)
+        made = {} if self._more is None else self._more(config)
+        own = {"config.cuh": generated(config.header()), params.header_name: params.layout_header()}
+        return {**cuda_sources(), **own, **made}
+
+    def passes(self, config: C) -> tuple[jit.Pass, ...]:
+        """Give the passes over machine code that the compiler in use makes worthwhile."""
+        return jit.passes_for(config.num_threads * config.ctas_per_sm) if self._promotes else ()
+
+    def build(self, config: C) -> jit.CompiledKernel:
+        """Compile the kernel, or take it from the cache."""
+        reason = config.why_illegal()
+        if reason is not None:
+            raise ValueError(f"config: {reason}, got {config}")
+        name = getattr(config, "kernel_name", None) or self.name
+        return jit.build(self.source, self.headers(config), name=name, passes=self.passes(config))
+
+    def code_plan(self, config: C) -> CodePlan:
+        """Derive what the kernel's machine code must consist of."""
+        if self._code is not None:
+            return self._code(config)
+        return CodePlan(
+            roles=((config.num_threads, None),),
+            shared_bytes=config.shared_bytes,
+            qgmma=0,
+            tma_loads=0,
+            multicast_loads=0,
+            bulk_copies=self._bulk_copies,
+            ctas_per_sm=config.ctas_per_sm,
+        )
+
+    def loaded(self, config: C, device: int) -> driver.Kernel:
+        """Get the kernel of a configuration on a device, compiled and loaded at first need."""
+        found = self._loaded.get((config, device))
+        if found is None:
+            made = driver.Kernel(self.build(config), config.shared_bytes)
+            found = self._loaded.setdefault((config, device), made)
+        return found
+
+    def launcher(self, config: C, device: int, is_dependent: bool) -> driver.Launcher:
+        """Get the way a configuration is launched on a device, compiled and loaded at first need."""
+        key = config, device, is_dependent
+        found = self._launchers.get(key)
+        if found is None:
+            kernel, size = self.loaded(config, device), self.params_of(config).size
+            shape = config.num_threads, config.cluster_size
+            made = driver.Launcher(kernel, size, *shape, is_dependent=is_dependent)
+            found = self._launchers.setdefault(key, made)
+        return found
+
+    def fits(self, config: C, device: int) -> bool:
+        """Ask whether a device, which is the current one, has room for a cluster of this configuration."""
+        self.launcher(config, device, get_pdl())  # the driver wants to know first that the size is meant
+        return driver.clusters_at_once(self.loaded(config, device), config.num_threads, config.cluster_size) > 0
+
+    def run(
+        self,
+        config: C,
+        params: bytes | Callable[[driver.Launcher], bytes],
+        grid: int,
+        device: int,
+        *,
+        is_dependent: bool = False,
+    ) -> None:
+        """Launch for a configuration on the current stream of this device.
+
+        `params` are packed, or are made by a function, which may encode tensor maps. `is_dependent` says that the
+        kernel before is the package's own, and may still be ending.
+        """
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
+                self.run(config, params, grid, device, is_dependent=is_dependent)
+            return
+        launcher = self.launcher(config, device, is_dependent or get_pdl())
+        if get_compile_mode() == 0:
+            launch(launcher, params if isinstance(params, bytes) else params(launcher), grid, device)
+
+    def prepared(
+        self, config: C, params: bytes, changing: Sequence[str], device: int, *, is_dependent: bool = False
+    ) -> Prepared[C]:
+        """Prepare launches on this device that have these parameters but for members `changing`; see `run`."""
+        return Prepared(self, config, params, changing, device, is_dependent)
+
+
+class Prepared(Generic[C]):
+    """Launches of one kernel that differ in a few parameters: the others are packed once, and all else is looked up.
+
+    Each launch states the values that change. The settings in force are those of the launch, as everywhere.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel[C],
+        config: C,
+        params: bytes,
+        changing: Sequence[str],
+        device: int,
+        is_dependent: bool,
+    ) -> None:
+        self.kernel, self.config, self.params, self.device = kernel, config, params, device
+        self.changes = kernel.params.patch(changing)
+        self._is_dependent = is_dependent
+        self._launcher: driver.Launcher | None = None
+        self._generation = -1  # of the settings for which the launcher was looked up
+
+    def launch(self, grid: int, *values: int) -> None:
+        """Launch so many CTAs on the current stream of the device; `values` of the members that change, in order."""
+        launcher, device = self._launcher, self.device
+        if launcher is None or self._generation != in_force.generation:
+            launcher = self._look_up()
+        if launcher.current_device() != device:
+            with torch.cuda.device(device):
+                self.launch(grid, *values)
+            return
+        if in_force.choices.compile_mode:
+            return
+        with launcher.lock:
+            if launcher.plan is not self or launcher.grid != grid:
+                launcher.hold(self, self.params, grid)
+            memory = launcher.params.bytes
+            for pack_into, at, which in self.changes:
+                pack_into(memory, at, *values[which])
+            stream = launcher.current_stream(device)
+            if stream != launcher.stream:
+                launcher.set_stream(stream)
+            (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+            if status != launcher.success:
+                launcher.start_again(status, device)
+
+    def _look_up(self) -> driver.Launcher:
+        generation = in_force.generation
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self._look_up()
+        self._launcher = self.kernel.launcher(self.config, self.device, self._is_dependent or get_pdl())
+        self._generation = generation
+        return self._launcher
+
+
+def computes_on(device: int) -> bool:
+    """Tell whether this device is the current one, and calls compute what they are asked, instead of only compiling."""
+    return torch._C._cuda_getDevice() == device and get_compile_mode() == 0
+
+
+def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> None:
+    """Launch with these parameters on the current stream of the current device, which is `device`."""
+    with launcher.lock:
+        launcher.hold(None, params, grid)
+        stream = launcher.current_stream(device)
+        if stream != launcher.stream:
+            launcher.set_stream(stream)
+        (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+        if status != launcher.success:
+            launcher.start_again(status, device)
+
+
+def OrdinaryKernel(name: str, params: Params, *, bulk_copies: int = 0) -> Any:  # noqa: N802
+    """Stand for a kernel of the old form, until all have the new one."""
+    return Kernel(name, params, lambda: (), bulk_copies=bulk_copies)

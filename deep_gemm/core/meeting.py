@@ -1,0 +1,148 @@
+"""The place where the ranks of a node meet: core/meeting.cuh, and the memory that they write to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+from torch import Tensor
+
+from .check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
+from .params import Field, Kind
+
+MAX_RANKS = 8
+"""Ranks of a node: `kMaxRanks` of core/meeting.cuh."""
+MAX_ROW_BYTES = 32768
+"""Bytes of a row in a room: gather_rows has room for as many scales in shared memory."""
+STORAGE_BYTES = 8
+"""Size of `MeetingStorage`."""
+STATE_WORDS = 5
+"""Words of a rank's own: for each way its epoch and the count of its blocks, and whom it missed."""
+ERROR_WORD = STATE_WORDS - 1
+WORD_BYTES, BF16_BYTES = 4, 2
+FIELDS = (
+    Field("meeting.rooms", Kind.POINTER, MAX_RANKS),
+    Field("meeting.flags", Kind.UINT64),
+    Field("meeting.limit", Kind.UINT64),
+    Field("meeting.reached", Kind.POINTER),
+    Field("meeting.error", Kind.POINTER),
+    Field("meeting.report", Kind.POINTER),
+    Field("meeting.rank", Kind.UINT32),
+    Field("meeting.ranks", Kind.UINT32),
+)
+"""`Meeting` of core/meeting.cuh, as a member of a kernel's parameters. Its base is aligned as its first field is."""
+
+
+class Way(Enum):
+    """Ranks meet twice in a call. The values are places of a way's flags and of its words."""
+
+    THERE = 0
+    """Rows have gone to their experts."""
+    BACK = 1
+    """Results have come back."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of a rank that all ranks of a node write to, in one allocation. Places are bytes from its start.
+
+    rows [max_tokens] | ids [ranks, max_tokens, topk] | results [max_tokens, topk, hidden] | flags
+    """
+
+    ranks: int
+    max_tokens: int
+    """Tokens of each rank."""
+    hidden: int
+    topk: int
+
+    @property
+    def slots(self) -> int:
+        """Slots for tokens: of each rank as many."""
+        return self.ranks * self.max_tokens
+
+    @property
+    def scales(self) -> int:
+        """The byte of a row at which its scales begin, behind the FP8 values."""
+        return self.hidden
+
+    @property
+    def weights(self) -> int:
+        """The byte of a row at which the weights of its routes begin, behind the scales."""
+        return self.scales + ceil_div(self.hidden, SCALE_BLOCK) * WORD_BYTES
+
+    @property
+    def row_bytes(self) -> int:
+        """From a row to the next."""
+        return align(self.weights + self.topk * WORD_BYTES, ADDRESS_ALIGNMENT)
+
+    @property
+    def ids(self) -> int:
+        """int32: experts of this rank, numbered from 0; -1 for routes to others."""
+        return self.max_tokens * self.row_bytes
+
+    @property
+    def results(self) -> int:
+        """BF16: what each expert of this rank's tokens gave, wherever the expert is."""
+        return align(self.ids + self.slots * self.topk * WORD_BYTES, ADDRESS_ALIGNMENT)
+
+    @property
+    def flags(self) -> int:
+        """uint32: for each way, the epochs that the ranks have reached."""
+        return self.results + self.max_tokens * self.topk * self.hidden * BF16_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of it."""
+        return self.flags + len(Way) * MAX_RANKS * WORD_BYTES
+
+    def why_impossible(self) -> str | None:
+        """Say what a caller must change; None if there can be such a room."""
+        if self.ranks > MAX_RANKS:
+            return f"expected at most {MAX_RANKS} processes, all of one node, got {self.ranks}"
+        if self.row_bytes > MAX_ROW_BYTES:
+            return f"expected rows of at most {MAX_ROW_BYTES} bytes, got {self.row_bytes} for hidden = {self.hidden}"
+        return None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A rank among those of its node: where the room of each is, as this rank's GPU addresses it."""
+
+    room: Room
+    addresses: tuple[int, ...]
+    rank: int
+    state: Tensor
+    """int32 `[STATE_WORDS]` on the GPU, zeros before the first call."""
+    experts: int
+    """How many there are on each rank."""
+    arrivals: Tensor
+    """int32 `[route_rows.num_arrivals(...)]` on the GPU: see gemm/work/rows_fetched.cuh."""
+    report: Tensor
+    """int32 `[1]` in memory of the host that the GPU can write: 1 + the rank that did not come, or 0."""
+    limit: int
+    """The limit of a wait, in nanoseconds."""
+
+    def meeting(self, way: Way) -> dict[str, float | bytes]:
+        """Give the values of FIELDS."""
+        rooms = b"".join(address.to_bytes(8, "little") for address in self.addresses)
+        return {
+            "meeting.rooms": rooms,
+            "meeting.flags": self.room.flags + way.value * MAX_RANKS * WORD_BYTES,
+            "meeting.limit": self.limit,
+            "meeting.reached": self.state.data_ptr() + way.value * 2 * WORD_BYTES,
+            "meeting.error": self.state.data_ptr() + ERROR_WORD * WORD_BYTES,
+            "meeting.report": self.report.data_ptr(),
+            "meeting.rank": self.rank,
+            "meeting.ranks": self.room.ranks,
+        }
+
+
+def alone(address: int) -> dict[str, float | bytes]:
+    """Give the values of FIELDS for a kernel that meets nobody, and reads what lies at an address."""
+    return {**_nobody(), "meeting.rooms": address.to_bytes(8, "little")}
+
+
+@cache
+def _nobody() -> dict[str, float | bytes]:
+    return {field.name: b"" if field.is_bytes else 0 for field in FIELDS}

@@ -1,0 +1,89 @@
+"""Calls that were seen, recognized by torch itself: one comparison in C++ instead of twenty attributes in Python.
+
+torch.compile guards its graphs by `TensorGuards`: are these tensors like those, by shape, strides, type and device?
+Nothing documents it, so `torch_compares` asks it first. Without it, calls are found by their whole signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .check.checks import cuts_gradient
+
+MAX_CALLS = 4096
+MAX_ALIKE = 8
+Check = Callable[..., bool]
+
+
+class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
+    """Plans of calls, by a hint: what is cheap to read of a call. The check that stands beside a plan decides."""
+
+    def keep(self, hint: tuple[object, ...], tensors: Sequence[Tensor], plan: object) -> None:
+        """Keep a plan for calls with this hint and tensors like these. The oldest go if there are too many.
+
+        Torch tells tensors that require a gradient from others, but not those that `cuts_gradient` allows from those
+        that it does not.
+        """
+        if not torch_compares():
+            return
+        check = check_of(tensors)
+        if any(x.requires_grad for x in tensors):
+            check = _unless_it_cuts_a_gradient(check)
+        if hint not in self and len(self) >= MAX_CALLS:
+            del self[next(iter(self))]
+        alike = self.get(hint, [])
+        self[hint] = [(check, plan), *alike[: MAX_ALIKE - 1]]  # a new list: others may be reading the old
+
+
+def _unless_it_cuts_a_gradient(check: Check) -> Check:
+    return lambda *tensors: check(*tensors) and not cuts_gradient(tensors[:4], tensors[4:])
+
+
+def check_of(tensors: Sequence[Tensor], *, any_rows: bool = False) -> Check:
+    """Make a check that takes as many tensors and tells whether they are like these.
+
+    With `any_rows` their first size may be another one, not their strides.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    shapes: Any = [[None, *x.shape[1:]] if any_rows else [*x.shape] for x in tensors]
+    strides: Any = [list(x.stride()) for x in tensors]
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    return guards.check
+
+
+@cache
+@torch.inference_mode(False)
+@torch.enable_grad()
+def torch_compares() -> bool:
+    """Tell whether this torch's guards see every difference that a signature has, a gradient's way, and no other."""
+    like = torch.zeros(4, 8), torch.zeros(3, 5, dtype=torch.float16).t()
+    rows = [torch.zeros(5, 8), torch.zeros(1, 8), torch.zeros(0, 8)]
+    others: list[object] = [
+        None,
+        torch.zeros(4, 9),
+        torch.zeros(4, 16)[:, :8],
+        torch.zeros(4, 16)[:, ::2],
+        torch.zeros(4, 8, 1),
+        torch.zeros(32),
+        torch.zeros(4, 8, dtype=torch.int32),
+        torch.zeros(4, 8, device="meta"),
+        torch.zeros(4, 8, requires_grad=True),
+    ]
+    try:
+        check, check_rows = check_of(like), check_of(like[:1], any_rows=True)
+        return (
+            check(*like) is True
+            and check(torch.ones(8, 8)[2:6], torch.ones(5, 3, dtype=torch.float16).as_strided((5, 3), (1, 5))) is True
+            and all(check(other, like[1]) is False for other in (*rows, *others))
+            and all(check(like[0], other) is False for other in (like[0], like[1].contiguous(), like[1].t()))
+            and all(check_rows(other) is True for other in (like[0], *rows))
+            and all(check_rows(other) is False for other in others)
+        )
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
+        return False

@@ -1,0 +1,193 @@
+"""A configuration of the kernel for BF16: what differs from that for FP8, and the configuration of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar, NamedTuple
+
+from ...core.check.layout import align, ceil_div
+from ...core.sm90 import SHARED_BYTES_LIMIT, WGMMA_ROWS
+from ..config import CHUNK_ELEMENTS, EMPTY_BYTES, GemmConfig
+from ..config_of_tile import MATH_WARPGROUPS, deepest, raster_group
+from ..output import Groups, Output
+
+BLOCK_K = 64
+"""BF16 values of a k-block."""
+MOST_COUNTED, PART_BYTES = 128, 16
+"""Groups of a launch that counts depths on the GPU (`kMostCounted` of gemm/work/k_counted.cuh), and bytes of each."""
+MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 128}
+"""Registers of a math thread for sums, by math warpgroups."""
+
+
+class Majors(NamedTuple):
+    """Which operands have m or n contiguous, not k."""
+
+    a_is_mn: bool = False
+    b_is_mn: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of both majors, as BLAS names what is transposed: "nt" if k is contiguous in both."""
+        return {(False, False): "nt", (False, True): "nn", (True, True): "tn", (True, False): "tt"}[self]
+
+
+K_MAJOR = Majors()
+"""k is contiguous in both."""
+
+
+@dataclass(frozen=True)
+class Bf16Config(GemmConfig):
+    """One configuration of the kernel for BF16: sums stay in the tensor cores' accumulators over a slice of k."""
+
+    majors: Majors = K_MAJOR
+    slices: int = 1
+    """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
+
+    has_scales: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """Short, for people: such as "bf16 nt 128x256/m2 bf16+c"."""
+        slices = f" of {self.slices} slices" if self.walks_slices else ""
+        return f"bf16 {self.majors.name} {super().name.removesuffix(' run 1')}{slices}".replace(" run 1 ", " ")
+
+    @property
+    def walks_slices(self) -> bool:
+        """A CTA takes all slices in turn, and needs totals beside the sums of one."""
+        return self.slices > 1 and self.cluster_k == 1
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a math thread for sums: of a slice, and of those before."""
+        sums = self.units_per_warpgroup * (self.unit_n or self.block_n) // 2
+        return sums * 2 if self.walks_slices else sums
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that CTAs that split k send to each: whole columns of chunks, from all math warps."""
+        return self.cluster_k * ceil_div(self.block_n // 8, self.cluster_k) * self.block_m // 16 * CHUNK_ELEMENTS * 4
+
+    @property
+    def output_barriers_bytes(self) -> int:
+        """Size of `OutputBarriers` in the epilogue."""
+        return 8 if self.cluster_k > 1 else EMPTY_BYTES
+
+    @property
+    def scale_rows(self) -> int:
+        """There are no scales."""
+        return 0
+
+    @property
+    def scales_bytes(self) -> int:
+        """A float in each slot, as C++ has no array of nothing; behind them barriers are aligned."""
+        return align(self.num_stages * 4, 8)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        yield from super()._rules()
+        for name, is_mn, rows in (
+            ("A", self.majors.a_is_mn, self.box_rows_of_a),
+            ("B", self.majors.b_is_mn, self.box_rows_of_b // self.cluster_m),
+        ):
+            yield not is_mn or rows % WGMMA_ROWS == 0, f"boxes of 64 rows of an {name} whose rows are contiguous"
+        yield not (self.majors.a_is_mn and self.rows_are_grouped), "an A with contiguous k where rows are grouped"
+        yield self.cluster_k == 1 or self.units_per_warpgroup == 1, "one unit for each warpgroup where k is split"
+        yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
+        yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The files that the kernel includes, one of each kind."""
+        kinds = {**super().kinds, "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
+        del kinds["SCALES"]
+        if self.cluster_k > 1:
+            kinds["EPILOGUE"] = "epilogue/split_once.cuh"
+        if self.groups == Groups.DEPTHS:
+            kinds["WORK"] = "work/k_parts.cuh"
+        if self.groups == Groups.SUM:
+            kinds["WORK"] = "work/sums.cuh"
+        if self.groups == Groups.COUNTED_DEPTHS:
+            kinds["WORK"] = "work/k_counted.cuh"
+        return kinds
+
+    @property
+    def finds_tiles_alone(self) -> bool:
+        """Each role of a CTA finds its tiles by itself: along k too, as one map serves all groups, unless it counts."""
+        return not self.rows_are_grouped and self.groups != Groups.COUNTED_DEPTHS
+
+    @property
+    def work_bytes(self) -> int:
+        """Size of `WorkStorage` in the file of cuda/work: of depths that are counted, where each group begins."""
+        return MOST_COUNTED * PART_BYTES if self.groups == Groups.COUNTED_DEPTHS else super().work_bytes
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel's name, by which profilers find it: they look for `bf16_gemm` and `gemm_`."""
+        return super().kernel_name.replace("fp8_", "bf16_")
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Numbers in the header."""
+        return {**super().constants, "kBlockK": BLOCK_K, "kSlices": self.slices}
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """Give the switches of the header, on or off."""
+        return {
+            **super().switches,
+            "kAIsMnMajor": self.majors.a_is_mn,
+            "kBIsMnMajor": self.majors.b_is_mn,
+            "kMayBeEmpty": self.groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS),
+            "kStartsAlone": self.cluster_k > 1,
+        }
+
+
+def bf16_config(
+    block_m: int,
+    block_n: int,
+    output: Output,
+    majors: Majors = K_MAJOR,
+    cluster_m: int = 1,
+    cluster_n: int = 1,
+    cluster_k: int = 1,
+    slices: int = 1,
+    min_stages: int = 0,
+) -> Bf16Config:
+    """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile."""
+    if block_m not in MATH_WARPGROUPS:
+        raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
+    if block_n not in range(16, 257, 16):
+        raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
+    num_math_warpgroups = MATH_WARPGROUPS[block_m]
+    units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
+    panel_columns = gcd(block_n, 64)
+    panels = units_along_m * block_n // panel_columns
+    min_stages = min_stages or (3 if block_m + block_n > 384 else 4)
+    for buffered in range(panels, 0, -1):
+        if panels % buffered and buffered > 3:
+            continue  # rotate through few panels where the whole tile does not fit
+        whole = buffered == panels
+        config = Bf16Config(
+            block_m,
+            block_n,
+            num_stages=min_stages,
+            num_math_warpgroups=num_math_warpgroups,
+            unit_n=block_n,
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            cluster_k=cluster_k,
+            panel_columns=panel_columns,
+            panels_per_store=panels if whole else 1,
+            num_store_buffers=1 if whole else buffered,
+            raster_group=raster_group(block_m, block_n, cluster_m),
+            output_is_fp32=output.is_fp32,
+            with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
+            adds_to_d=output.adds_to_d and cluster_k == 1,
+            groups=output.groups,
+            majors=majors,
+            slices=slices,
+        )
+        if config.shared_bytes <= SHARED_BYTES_LIMIT:
+            break
+    return deepest(config)

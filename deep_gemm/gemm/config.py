@@ -1,0 +1,481 @@
+"""A kernel's configuration, stated once: its fields become the constants of `config.cuh`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar
+
+from ..core.check.layout import align, ceil_div
+from ..core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
+from . import config_fetched
+from .output import Groups
+
+BLOCK_K = 128
+"""FP8 values of a k-block."""
+LINE_BYTES = 128
+"""Bytes that a slot of the ring holds of each row of an operand: a k-block, whatever the type."""
+MAX_CLUSTER = 8
+CHUNK_ELEMENTS = 16 * 8
+"""Elements that a warp hands to another CTA at a time; see core/exchange.cuh."""
+TILE_SLOTS = 4
+"""Tiles of a grouped product that are found ahead of who loads and multiplies them; see gemm/work/tile_queue.cuh."""
+TILE_BYTES = 16
+MAIL_BYTES = 24
+"""Size of `NumberMail` in gemm/work/k_scheduler.cuh."""
+EMPTY_BYTES = 1
+"""Size of a struct without members, in C++."""
+WINDOW_ROWS = 2048
+RASTER_GROUP = 8
+"""Tiles along m that are taken before the raster moves on along n, unless more are better."""
+
+
+_WORK_NAMES = {
+    Groups.NONE: "dense",
+    Groups.IDS: "m_grouped_contiguous",
+    Groups.ENDS: "m_grouped_contiguous",
+    Groups.COUNTS: "m_grouped_masked",
+    Groups.DEPTHS: "k_grouped",
+    Groups.HEADS: "heads",
+    Groups.SUM: "sum",
+    Groups.COUNTED_DEPTHS: "k_grouped",
+}
+"""The part of a kernel's name that tells a kind of work."""
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128."""
+
+    has_scales: ClassVar[bool] = True
+    """Operands come with scales, by which partial sums are promoted; if not, config_bf16.py says what differs."""
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    num_math_warpgroups: int = 2
+    unit_n: int | None = None
+    """Columns of one WGMMA; None takes the whole tile's."""
+    num_partials: int = 1
+    """Sets of partial sums: with 2 one is promoted while the tensor cores fill the other."""
+    run_k_blocks: int = 1
+    """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
+    sfb_is_per_row: bool = False
+    """B has a scale for each row and 128 columns, as A has ("1D1D"), not one for each 128x128 block ("1D2D")."""
+    has_tail: bool = False
+    """Code for the tail: blocks of k that are left when no whole run remains."""
+    cluster_m: int = 1
+    """2: two CTAs with neighbouring rows of tiles share B by multicast."""
+    cluster_n: int = 1
+    """2: two CTAs with neighbouring columns of tiles share A by multicast."""
+    cluster_k: int = 1
+    """CTAs that share out a tile's blocks of k among them and add up their totals."""
+    panel_columns: int = 64
+    """Columns of D that one TMA store writes: in rows of up to 128 bytes, or, wide ones, of 256."""
+    panels_per_store: int = 1
+    num_store_buffers: int = 2
+    raster_group: int = RASTER_GROUP
+    """Tiles along m that are taken before the raster moves on along n."""
+    output_is_fp32: bool = False
+    with_c: bool = False
+    """C is read and added; for an FP32 D that is C itself, `adds_to_d` is faster."""
+    adds_to_d: bool = False
+    """The product is added to D where D lies, by TMA (FP32)."""
+    groups: Groups = Groups.NONE
+    """How rows belong to groups, each with its own B."""
+    skips_mid: bool = False
+    """D has heads, with columns between their parts that are not written."""
+    to_addresses: bool = False
+    """Each row of D goes to an address of its own, without panels."""
+    activates: bool = False
+    """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
+    gates_apart: bool = False
+    """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
+    fetches: bool = False
+    """With `activates`: rows of A lie in rooms of the ranks of a node, and the kernel fetches them as it goes."""
+    scale_parts: int = 1
+    """Parts of a k-block for which A has scales of their own: 2 if a scale is for 64 columns."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people: tile, what a cluster shares, scales, output; such as "256x128/n2 bf16+c"."""
+        sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
+        cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
+        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
+        tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
+        scales = " 1d1d" if self.sfb_is_per_row else " by 64" if self.scale_parts == 2 else ""
+        silu = "silu of halves" if self.gates_apart else "silu"
+        output = silu if self.activates else "fp32" if self.output_is_fp32 else "bf16"
+        groups = f" by {self.groups.name.lower()}" if self.groups else ""
+        places = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
+        places += " to addresses" if self.to_addresses else " fetched" if self.fetches else ""
+        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{places}"
+
+    @property
+    def units_along_n(self) -> int:
+        """Units of `unit_n` columns in a tile."""
+        return self.block_n // (self.unit_n or self.block_n)
+
+    @property
+    def units_per_warpgroup(self) -> int:
+        """Units of 64 x `unit_n` that one warpgroup works through for each block of k."""
+        return self.block_m // self.num_math_warpgroups // WGMMA_ROWS * self.units_along_n
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n * self.cluster_k
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a block: the math warpgroups and the producer's."""
+        return (self.num_math_warpgroups + 1) * WARPGROUP_THREADS
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a producer's and of a math thread after `setmaxnreg`; all together no more than the launch gave.
+
+        Where rows are grouped one of the producer's warps searches the layout, and keeps more where it looks for the
+        last tiles too, or where it searches ids while the loading thread loads B's scales by row. That one has enough
+        with 24, and two that fetch rows with 40. Tiles of 256x128 that keep B's scales by row, for which rows are never
+        grouped, spill with 232 registers, which cost up to 12% on an H200.
+        """
+        if self.keeps_row_scales:
+            return 24, 240
+        searches_ids_with_row_scales = self.groups == Groups.IDS and self.sfb_is_per_row
+        if self.cuts_last_tiles or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
+            return 56, 224
+        return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
+
+    @property
+    def store_buffer_bytes(self) -> int:
+        """One store buffer of one warpgroup."""
+        return self.panels_per_store * WGMMA_ROWS * self.panel_columns * self.output_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one element of D."""
+        return 4 if self.output_is_fp32 else 1 if self.activates else 2
+
+    @property
+    def stores_by_tma(self) -> bool:
+        """Tiles of D go through panels in shared memory, and by a tensor map to where they lie."""
+        return self.cluster_k == 1 and not self.activates and not self.to_addresses
+
+    @property
+    def has_wide_panels(self) -> bool:
+        """Rows of a panel are two or more spans of a swizzle: see gemm/epilogue/panels.cuh."""
+        return self.panel_columns * self.output_bytes == 256
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in gemm/fp8_gemm.cuh, which asserts that it is the same."""
+        operands = self.num_stages * (self.block_m + self.block_n) * LINE_BYTES
+        outputs = self.num_math_warpgroups * self.num_store_buffers * self.store_buffer_bytes
+        if self.to_addresses:  # 64 rows of a tile, each with room behind it: gemm/epilogue/store_rows.cuh
+            outputs = self.num_math_warpgroups * WGMMA_ROWS * (self.block_n * self.output_bytes + 16)
+        if self.cluster_k > 1:
+            outputs = self.exchange_bytes
+        elif self.activates:
+            outputs = EMPTY_BYTES
+        barriers = self.num_stages * 2 * 8 + self.output_barriers_bytes
+        before_work = align(outputs, 1024) + operands + self.scales_bytes + barriers
+        alignment = 1 if self.finds_tiles_alone else 128 if self.fetches else 16
+        return align(align(before_work, alignment) + self.work_bytes, 1024)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that CTAs that split k send to each."""
+        chunks = self.block_m * self.block_n // CHUNK_ELEMENTS
+        return self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_ELEMENTS * 4
+
+    @property
+    def output_barriers_bytes(self) -> int:
+        """Size of `OutputBarriers` in the epilogue."""
+        return 2 * 8 if self.cluster_k > 1 else EMPTY_BYTES
+
+    @property
+    def scales_bytes(self) -> int:
+        """Scales of all slots."""
+        rows_of_b = self.block_n if self.sfb_is_per_row else 0
+        return self.num_stages * align(self.scale_parts * self.scale_rows + rows_of_b, 32) * 4
+
+    @property
+    def work_bytes(self) -> int:
+        """Size of `WorkStorage` in the file of cuda/work that the configuration includes."""
+        queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
+        if self.finds_tiles_alone:
+            return EMPTY_BYTES
+        more = MAIL_BYTES if self.groups == Groups.DEPTHS else config_fetched.ARRIVAL_BYTES if self.fetches else 0
+        return queue + more
+
+    @property
+    def finds_tiles_alone(self) -> bool:
+        """Each role of a CTA finds its tiles by itself, without a queue in shared memory."""
+        return self.groups in (Groups.NONE, Groups.HEADS)
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of A whose scales a slot of the ring holds, in lines of 128 bytes.
+
+        Stacked groups begin at any row, and TMA loads from 16 bytes on: from the multiple of 4 rows before.
+        """
+        return self.block_m + (32 if self.groups in (Groups.IDS, Groups.ENDS) else 0)
+
+    @property
+    def rows_are_grouped(self) -> bool:
+        """Groups are of rows, which TMA cuts off at a group's end; not of parts of k."""
+        return self.groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
+
+    @property
+    def has_short_tiles(self) -> bool:
+        """Whether a group's last tile may be lower than the others, in steps of 64 rows: if warpgroups have two units.
+
+        A group of 129 to 256 rows then is one tile, which reads B once and multiplies few rows in vain: on an H200
+        128x256 tiles took 6% longer for 32 groups of about 192 rows. Tiles of 128 or 192 rows gained nothing by it:
+        CTAs that share B get out of step, and read it from DRAM twice.
+        """
+        return self.rows_are_grouped and self.block_m == 2 * WGMMA_ROWS * self.num_math_warpgroups
+
+    @property
+    def cuts_last_tiles(self) -> bool:
+        """Whether the last tiles are cut in halves where they are no more than half of the CTAs.
+
+        A wave of few tiles takes as long as one of many, but only two thirds of it in halves of tiles, for which
+        warpgroups of two units have code: 144 tiles for the 132 SMs of an H200 take 70 us instead of 85. Quarters
+        gained 2% more, halves of rows nothing. Gate and up cannot go apart, and where rows go to addresses the warp
+        that looks for halves would take registers that the math warps need.
+        """
+        has_halves = self.units_along_n == self.units_per_warpgroup == 2 and not (self.gates_apart or self.to_addresses)
+        return self.rows_are_grouped and has_halves
+
+    @property
+    def units_of_part(self) -> int:
+        """Units that a warpgroup has of a tile that is short, or narrow: its first ones. 0 if no tile is."""
+        return self.units_along_n if self.has_short_tiles else 1 if self.cuts_last_tiles else 0
+
+    @property
+    def keeps_row_scales(self) -> bool:
+        """Scales of B by row stay in registers for a warpgroup's units of rows, which share them."""
+        return self.sfb_is_per_row and self.units_along_n == 1 and self.units_per_warpgroup > 1
+
+    @property
+    def box_rows_of_a(self) -> int:
+        """Rows of A that one TMA load brings at most: those of a tile, or this CTA's part of them.
+
+        Where rows are grouped, TMA takes longer to fill rows behind a group's end with zeros than to load rows: with
+        boxes of 64 rows, those without any are left out. On an H200 that is worth 6% to 128x256 tiles where groups are
+        small, and 25% to 128x128 tiles, and costs nothing where they are large.
+        """
+        return WGMMA_ROWS if self.rows_are_grouped else self.block_m // self.cluster_n
+
+    @property
+    def box_rows_of_b(self) -> int:
+        """Rows of B that a TMA load brings to a grouped product: a tile's, or half of them if halves may lie apart."""
+        return self.block_n // 2 if self.cuts_last_tiles or self.gates_apart else self.block_n
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of the layout that `Stretches` in gemm/work/layout.cuh sees at a time; few if it holds no rows."""
+        return WINDOW_ROWS if self.groups == Groups.IDS else 4
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        """State the rules that must hold, in an order in which no rule is asked before those that give it a meaning."""
+        unit_n = self.unit_n or self.block_n
+        yield self.num_math_warpgroups in (1, 2, 3), "1, 2 or 3 math warpgroups"
+        whole_units = self.block_m > 0 and self.block_m % (WGMMA_ROWS * self.num_math_warpgroups) == 0
+        yield whole_units, "64 rows for each math warpgroup"
+        yield self.block_m <= 256, "a TMA box of at most 256 rows of A"
+        yield self.block_n <= 256, "a TMA box of at most 256 rows of B"
+        yield unit_n % 16 == 0 and 16 <= unit_n <= 256, "units of 16 to 256 columns, a multiple of 16"
+        yield self.block_n % unit_n == 0, "whole units along n"
+        scale_chunk = gcd(self.block_n, 128)
+        yield unit_n % scale_chunk == 0 or scale_chunk % unit_n == 0, "whole scale chunks"
+        yield self.num_stages >= 2, "at least 2 stages"
+        # Either half of an operand that a cluster shares is whole swizzle atoms, 8 rows, by the rules on tiles above.
+        yield (self.cluster_m, self.cluster_n) in ((1, 1), (1, 2), (2, 1)), "1 or 2 CTAs that share an operand"
+        yield 1 <= self.cluster_k <= MAX_CLUSTER, f"1 to {MAX_CLUSTER} CTAs that split k"
+        yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "k split, or an operand shared, not both"
+        yield self.cluster_k == 1 or not self.adds_to_d, "no addition by TMA where k is split"
+        yield self.panel_columns * self.output_bytes in (32, 64, 128, 256), "panel rows of 32, 64, 128 or 256 bytes"
+        may_be_wide = self.output_is_fp32 and not self.rows_are_grouped
+        yield (
+            may_be_wide or not self.has_wide_panels,
+            "panel rows of 256 bytes for FP32 alone, and not for grouped rows",
+        )
+        panels = self.units_per_warpgroup * unit_n // self.panel_columns
+        whole_panels = unit_n % self.panel_columns == 0
+        yield (
+            whole_panels and self.panels_per_store > 0 and panels % self.panels_per_store == 0,
+            "panels that fill a tile",
+        )
+        half = panels // 2
+        yield not self.units_of_part or half % min(half, self.panels_per_store) == 0, "panels that fill half a tile"
+        yield self.num_store_buffers >= 1, "at least 1 store buffer"
+        yield self.raster_group >= 1, "a raster of at least 1 tile"
+        yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
+        yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
+        yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
+        along_k = self.groups == Groups.DEPTHS
+        yield not self.rows_are_grouped or self.cluster_size == 1, "no clusters where rows are grouped"
+        only_a = self.cluster_size == self.cluster_n or not self.has_scales
+        yield not along_k or only_a, "only A shared where groups are along k"
+        yield not (self.rows_are_grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
+        yield self.groups != Groups.HEADS or self.cluster_k == 1, "k whole where there are heads"
+        yield (
+            not along_k or self.sfb_is_per_row or not self.has_scales,
+            "scales of B for each row where groups are along k",
+        )
+        yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
+        plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
+        yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
+        of_experts = self.groups == (Groups.ENDS if self.fetches else Groups.IDS)
+        of_ids = of_experts and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
+        yield not (self.activates and self.to_addresses), "rows that are activated, or go to addresses, not both"
+        yield (
+            of_ids or not self.activates,
+            "FP8 rows with ids, or fetched ones with ends, and scales of B by blocks, where they are activated",
+        )
+        yield (
+            of_ids or not self.to_addresses,
+            "BF16 rows with ids, and scales of B by blocks, where each has an address",
+        )
+        of_halves = unit_n == 128 and self.block_n in (128, 256)
+        yield of_halves or not self.activates, "units of 128 columns, one or two, where rows are activated"
+        yield self.activates or not self.gates_apart, "rows that are activated where gate and up lie apart"
+        yield self.activates or not self.fetches, "rows that are activated where they are fetched"
+        yield self.block_n == 256 or not self.gates_apart, "tiles of 256 columns where gate and up lie apart"
+        yield self.scale_parts in (1, 2), "a scale of A for each 128 or 64 columns"
+        yield of_ids or self.scale_parts == 1, "rows with ids, and scales of B by blocks, where A has them for 64"
+        yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
+        yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
+        yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
+        registers = self.registers[1]
+        yield self.accumulators <= registers - 32, f"{self.accumulators} accumulators in {registers} registers"
+        yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a math thread for totals and partial sums."""
+        return (self.units_per_warpgroup + self.num_partials) * (self.unit_n or self.block_n) // 2
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The files that gemm/kinds.cuh includes, one of each kind."""
+        stores = "store_rows" if self.to_addresses else "silu" if self.activates else "store"
+        stores = "split" if self.cluster_k > 1 else stores
+        work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
+        by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
+        by_block = "by_halves" if self.activates else "by_block"
+        arrival = "fetched" if self.fetches else "there"
+        params = "_fetched" if self.fetches else "_silu" if self.activates else ""
+        of_rows = {"ARRIVAL": f"work/rows_{arrival}.cuh", "ROWS_PARAMS": f"work/rows{params}_params.cuh"}
+        gates = {"GATES": f"epilogue/gates_{'apart' if self.gates_apart else 'in_turn'}.cuh"}
+        return {
+            "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
+            "WORK": f"work/{work}.cuh",
+            "MAINLOOP": "mainloop.cuh",
+            "SCALES": f"scales/{by_row if self.sfb_is_per_row else by_block}.cuh",
+            "EPILOGUE": f"epilogue/{stores}.cuh",
+            **(of_rows if self.rows_are_grouped else {}),
+            **(gates if self.activates else {}),
+        }
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel's name, by which profilers find it and know the kind of product.
+
+        They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`. They count
+        one match a call, so no kernel that only helps a product has any of these in its name.
+        """
+        work = "skip_head_mid" if self.skips_mid else _WORK_NAMES[self.groups]
+        of_rows = (
+            "_fetched_silu"
+            if self.fetches
+            else "_silu"
+            if self.activates
+            else "_by_64"
+            if self.scale_parts == 2
+            else ""
+        )
+        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{work}{of_rows}"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        lines = [f"constexpr uint32_t {name} = {value};" for name, value in self.constants.items()]
+        lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in self.switches.items()]
+        lines += [f'#define {kind} "{file}"' for kind, file in self.kinds.items()]
+        lines.append(f"#define KERNEL_NAME {self.kernel_name}")
+        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Numbers in the header."""
+        producer_registers, math_registers = self.registers
+        return {
+            "kBlockM": self.block_m,
+            "kBlockN": self.block_n,
+            "kBlockK": BLOCK_K,
+            "kLineBytes": LINE_BYTES,
+            "kUnitN": self.unit_n or self.block_n,
+            "kUnitsAlongN": self.units_along_n,
+            "kUnitsPerWarpgroup": self.units_per_warpgroup,
+            "kUnitsOfPart": self.units_of_part,
+            "kUnitStride": self.num_math_warpgroups * WGMMA_ROWS,
+            "kNumPartials": self.num_partials,
+            "kRunKBlocks": self.run_k_blocks,
+            "kNumStages": self.num_stages,
+            "kNumMathWarpgroups": self.num_math_warpgroups,
+            "kNumMathWarps": self.num_math_warpgroups * 4,
+            "kNumThreads": self.num_threads,
+            "kProducerRegisters": producer_registers,
+            "kMathRegisters": math_registers,
+            "kClusterM": self.cluster_m,
+            "kClusterN": self.cluster_n,
+            "kClusterSize": self.cluster_size,
+            "kClusterK": self.cluster_k,
+            "kMulticastCtas": self.cluster_m * self.cluster_n,
+            "kAllCtas": (1 << self.cluster_m * self.cluster_n) - 1,
+            "kOutputBytes": self.output_bytes,
+            "kPanelColumns": self.panel_columns,
+            "kPanelsPerStore": self.panels_per_store,
+            "kNumStoreBuffers": self.num_store_buffers,
+            "kRasterGroup": self.raster_group,
+            "kGroups": int(self.groups),
+            "kBoxRowsOfA": self.box_rows_of_a,
+            "kBoxRowsOfB": self.box_rows_of_b,
+            "kScaleRows": self.scale_rows,
+            "kScaleParts": self.scale_parts,
+            "kGateColumns": 128 if self.gates_apart else 8,
+            "kTileSlots": TILE_SLOTS,
+            "kWindowRows": self.window_rows,
+            **(config_fetched.CONSTANTS if self.fetches else {}),
+            "kSharedBytes": self.shared_bytes,
+        }
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """Give the switches of the header, on or off."""
+        return {
+            "kHasScales": self.has_scales,
+            "kStoresByTma": self.stores_by_tma,
+            "kStartsAlone": False,
+            "kAIsMnMajor": False,
+            "kBIsMnMajor": False,
+            "kHasShortTiles": self.has_short_tiles,
+            "kCutsLastTiles": self.cuts_last_tiles,
+            "kOutputIsFp32": self.output_is_fp32,
+            "kWithC": self.with_c,
+            "kAddsToD": self.adds_to_d,
+            "kHasTail": self.has_tail,
+            "kSfbIsPerRow": self.sfb_is_per_row,
+            "kSkipsMid": self.skips_mid,
+            "kToAddresses": self.to_addresses,
+            "kLoopsInBatches": self.groups != Groups.DEPTHS,
+            "kLoadsScalesByAddress": self.groups == Groups.DEPTHS,
+        }

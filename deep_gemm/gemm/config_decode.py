@@ -1,0 +1,179 @@
+"""The configuration of the `fp8_gemm_decode` kernel, and which ones are worth trying for a product of few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ..core.check.layout import align, ceil_div
+from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
+from .config import BLOCK_K, MAX_CLUSTER
+
+SHARED_BYTES_PER_SM = 233472
+RESERVED_SHARED_BYTES = 1024
+"""Shared memory that the system takes of each block."""
+MAX_REGISTERS = 255
+MAX_STAGES = 24
+MIN_STAGES = 4
+"""For candidates: what fewer stages hold in flight does not hide the latency of memory."""
+SCALE_BLOCKS = 32
+"""k-blocks whose scales are in shared memory at a time."""
+CHUNK_FLOATS = 128
+"""Four accumulators of each lane of a warp: what the reduction shares out."""
+OTHER_REGISTERS = 24
+"""A thread's registers for addresses, counters and scales, besides accumulators and what grows with them."""
+BLOCK_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """One configuration. A tile is `block_tokens` rows of D x 64 columns for each math warpgroup."""
+
+    block_tokens: int
+    num_stages: int
+    num_math_warpgroups: int = 1
+    cluster_k: int = 1
+    """CTAs that share out the k of a tile and add their sums."""
+    ctas_per_sm: int = 1
+    output_is_fp32: bool = False
+    with_c: bool = False
+    """C is read and added; it may be D itself."""
+    has_heads: bool = False
+    """Each head has its own A, B and D."""
+    skips_mid: bool = False
+    """D has heads, with columns between their parts that are not written."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
+        cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
+        output = ("fp32" if self.output_is_fp32 else "bf16") + "+c" * self.with_c
+        heads = " by heads" * self.has_heads + " skip mid" * self.skips_mid
+        return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{heads}"
+
+    @property
+    def block_n(self) -> int:
+        """Columns of D in a tile."""
+        return self.num_math_warpgroups * WGMMA_ROWS
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a block: the math warpgroups and the producer's warp."""
+        return self.num_math_warpgroups * WARPGROUP_THREADS + 32
+
+    @property
+    def registers_limit(self) -> int:
+        """Registers that each thread may have for so many blocks to fit on an SM, which counts warps by fours."""
+        warps = align(self.num_threads // 32 * self.ctas_per_sm, 4)
+        return min(REGISTERS_PER_SM // (warps * 32) // 8 * 8, MAX_REGISTERS)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Room for the sums of the other CTAs of the cluster; a CTA that is alone needs no such place."""
+        if self.cluster_k == 1:
+            return 4 * 4
+        chunks = self.block_tokens // 8 * self.num_math_warpgroups * 4
+        return self.cluster_k * ceil_div(chunks, self.cluster_k) * CHUNK_FLOATS * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in gemm/fp8_gemm_decode.cuh, which asserts that it is the same."""
+        operands = self.num_stages * (self.block_n + self.block_tokens) * BLOCK_K
+        scales, barriers = SCALE_BLOCKS * self.block_tokens * 4, (self.num_stages * 2 + 1) * 8
+        return align(operands + self.exchange_bytes + scales + barriers, 1024)
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        yield self.block_tokens in BLOCK_TOKENS, f"block_tokens of {BLOCK_TOKENS}"
+        yield self.num_math_warpgroups in (1, 2), "1 or 2 math warpgroups, so that one block of scales covers a tile"
+        yield 1 <= self.cluster_k <= MAX_CLUSTER, "clusters of 1 to 8"
+        yield self.ctas_per_sm in (1, 2), "1 or 2 CTAs an SM"
+        yield self.ctas_per_sm == 1 or self.block_tokens <= 64, "one CTA an SM for more than 64 tokens"
+        yield self.num_stages >= 2, "at least 2 stages"
+        tile_bytes = self.block_tokens * self.block_n * 4
+        yield (
+            self.cluster_k > 1 or self.num_stages * self.block_n * BLOCK_K >= tile_bytes,
+            "a ring that holds a tile of FP32, which is transposed there",
+        )
+        # Totals and partial sums; scales of a k-block, where they fit; scales on their way.
+        registers = self.block_tokens + (self.block_tokens // 4 if self.block_tokens <= 64 else 0)
+        registers += SCALE_BLOCKS * self.block_tokens // (self.num_math_warpgroups * WARPGROUP_THREADS)
+        yield (
+            registers + OTHER_REGISTERS <= self.registers_limit,
+            f"{registers} + {OTHER_REGISTERS} of {self.registers_limit} registers",
+        )
+        yield not (self.skips_mid and self.with_c), "no C where columns of D are skipped"
+        limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
+        yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        work = "heads" if self.has_heads else "skip_mid" if self.skips_mid else "one"
+        return f'{header_of(self.constants(), self.switches())}#define DECODE_WORK "decode/{work}.cuh"\n'
+
+    def constants(self) -> dict[str, int]:
+        """The numbers of `config.cuh`."""
+        return {
+            "kBlockTokens": self.block_tokens,
+            "kBlockN": self.block_n,
+            "kBlockK": BLOCK_K,
+            "kNumStages": self.num_stages,
+            "kNumMathWarps": self.num_math_warpgroups * 4,
+            "kNumThreads": self.num_threads,
+            "kCtasPerSm": self.ctas_per_sm,
+            "kClusterK": self.cluster_k,
+            "kClusterN": 1,
+            "kOutputBytes": 4 if self.output_is_fp32 else 2,
+            "kMulticastCtas": 1,  # nobody loads into another CTA's slots
+            "kSharedBytes": self.shared_bytes,
+        }
+
+    def switches(self) -> dict[str, bool]:
+        """The truth values of `config.cuh`."""
+        return {"kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c}
+
+
+def header_of(constants: Mapping[str, int], switches: Mapping[str, bool]) -> str:
+    """Give `config.cuh`."""
+    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+    lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
+    return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+
+
+def deepest(config: DecodeConfig) -> DecodeConfig:
+    """Give the configuration as many stages as fit."""
+    while config.num_stages < MAX_STAGES:
+        deeper = replace(config, num_stages=config.num_stages + 1)
+        if deeper.why_illegal() is not None:
+            break
+        config = deeper
+    return config
+
+
+@cache
+def decode_config(
+    block_tokens: int,
+    num_math_warpgroups: int,
+    cluster_k: int,
+    ctas_per_sm: int,
+    *,
+    fp32: bool = False,
+    c: bool = False,
+    heads: bool = False,
+) -> DecodeConfig | None:
+    """Configure the kernel with all the stages that fit; None where too few do, or where it cannot be built."""
+    config = DecodeConfig(
+        block_tokens,
+        MIN_STAGES,
+        num_math_warpgroups,
+        cluster_k,
+        ctas_per_sm,
+        output_is_fp32=fp32,
+        with_c=c,
+        has_heads=heads,
+    )
+    return deepest(config) if config.why_illegal() is None else None

@@ -1,0 +1,30 @@
+// What fp8_gemm_decode is given of a product; gemm/kernel_decode.py packs it. The files decode/one.cuh,
+// decode/heads.cuh and decode/skip_mid.cuh, of which config.cuh names one, add what products of one head, or of several, or
+// into the parts of heads, need beside it:
+//
+//   Params                    the kernel's parameters
+//   CtaWork(p)                what the CTA computes: Work, and of which head
+//   product_of(p, work)       pointers, pitches and sizes of that head's product
+//   load_box(map, full, destination, k, row, work)  asks TMA for a box of A or B
+//   column_of_d(product, column)  where a column of the product lies in D
+#pragma once
+#include "config.cuh"
+#include "ptx/tma.cuh"
+
+struct DecodeMaps {
+  // Boxes have no more rows than the tensors: the hardware takes about 2 ns for each row that lies outside.
+  ptx::TensorMap map_a, map_b;
+};
+
+struct DecodeProduct {
+  const float *sfa, *sfb;
+  uint8_t* d;
+  const uint8_t* c;
+  uint64_t d_pitch, c_pitch;  // in elements
+  uint32_t sfa_stride_m, sfa_stride_k, sfb_stride_n, sfb_stride_k;
+  uint32_t m, n, k;
+  uint32_t slot_bytes;  // of one box of A and one of B
+  // This kernel starts when all is over that ran before the kernel ahead of it, which writes A and its scales alone. So B
+  // may be loaded before griddepcontrol_wait.
+  uint32_t weight_is_ready;
+};

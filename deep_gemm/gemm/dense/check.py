@@ -1,0 +1,82 @@
+"""Dense products: what is asked, checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from ...core.check import checks
+from ...core.check.checks import Operand, Sizes
+from ...core.check.recipes import NO_RECIPES, Recipes, default_dtype, scales_of
+from ..fine_scales import in_whole_blocks
+
+ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+class DenseProblem(NamedTuple):
+    """D = C + A @ B.T, with A `[m, k]`, B `[n, k]` and D `[m, n]`."""
+
+    a: Tensor
+    sfa: Tensor
+    b: Tensor
+    sfb: Tensor
+    d: Tensor
+    c: Tensor | None
+    m: int
+    n: int
+    k: int
+    sfb_rows: int
+    """Rows of B under one scale: 128 (1D2D) or 1 (1D1D). A scale has 128 columns, see fine_scales.py."""
+
+
+def dense_problem(
+    a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, *, major: str = "nt", recipes: Recipes = NO_RECIPES
+) -> DenseProblem:
+    """Check a dense product. `major` "nt" means A `[m, k]` and B `[n, k]`; "tn" means that both are transposed."""
+    sizes: Sizes = {}
+    of_a, of_b = scales_of(recipes)
+    turn_a, turn_b = major[0] == "t", major[1] == "n"
+    av, sfa = checks.operand("a", a, ("k", "m") if turn_a else ("m", "k"), sizes)
+    bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes)
+    av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
+    m, n, k = sizes["m"], sizes["n"], sizes["k"]
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, transposed=turn_a, columns=of_a.columns)
+    sfb = checks.scales("sfb", sfb, "n", (n,), k, of_b.rows, transposed=turn_b, columns=of_b.columns)
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
+    d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(of_b.rows))
+    checks.depth(k)
+    av = checks.k_major("a", av, copy_if_transposed=turn_a)
+    bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
+    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], sfb_rows)
+
+
+def no_alpha(alpha: object) -> NoReturn:
+    """Refuse a factor of the whole product, which no kernel for Hopper has."""
+    raise NotImplementedError(f"alpha: expected None, got {alpha!r}; multiply the scales of a or b with it instead")
+
+
+def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, major: str) -> None:
+    """Check a product of ordinary tensors, or of FP8 values without scales. Torch computes it."""
+    sizes: Sizes = {}
+    given = {"a": a, "b": b, "d": d} if c is None else {"a": a, "b": b, "d": d, "c": c}
+    a_axes = ("m", "k") if major[0] == "n" else ("k", "m")
+    b_axes = ("n", "k") if major[1] == "t" else ("k", "n")
+    for (name, x), axes in zip(given.items(), (a_axes, b_axes, ("m", "n"), ("m", "n")), strict=False):
+        checks.bind(name, checks.tensor(name, x), axes, sizes)
+        if x.requires_grad and torch.is_grad_enabled():
+            checks.refuse_gradient(name)
+    checks.same_device(given, a.device)
+    is_fp8 = a.dtype == torch.float8_e4m3fn
+    if not is_fp8:
+        checks.has_type("a", a, ORDINARY_TYPES)
+    if b.dtype != a.dtype:
+        raise ValueError(f"b: expected dtype {a.dtype}, which a has, got {b.dtype}")
+    types_of_d = checks.OUTPUT_TYPES if is_fp8 else (a.dtype, torch.float32) if a.element_size() == 2 else (a.dtype,)
+    checks.has_type("d", d, types_of_d)
+    if c is not None and c.dtype != d.dtype:
+        raise ValueError(f"c: expected dtype {d.dtype}, which d has, got {c.dtype}")
+    checks.apart("d", d)
+    checks.no_overlap({"a": a, "b": b}, d, c)

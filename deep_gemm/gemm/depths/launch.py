@@ -1,0 +1,440 @@
+"""Products of groups along k on a GPU: two launches, one that makes the groups' tensor maps and one that multiplies."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...casts.lay_scales import mn_major
+from ...core import settings
+from ...core.check.checks import K_MULTIPLE, Operand, cuts_gradient
+from ...core.check.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div
+from ...core.check.memory import empty
+from ...core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
+from ...core.gpu import gpu_of
+from ...core.jit import driver
+from ...core.jit.tensor_map import ElementType, TensorMap
+from ...core.settings import get_compile_mode, get_num_sms, get_pdl
+from .. import kernel as fp8_gemm
+from .. import reference
+from ..config import BLOCK_K, GemmConfig
+from ..kernel import DEPTHS_PARAMS
+from ..maps import matrix_map, output_map
+from ..output import Groups, Output
+from ..plan import PLANS, SFA, SFB, A, B, C, D, Key, Place, Plan, Resized, addresses_of, refuse_if
+from ..product import call_operator
+from . import maps_kernel as k_group_maps
+from .check import KGroupedProblem, k_grouped_problem
+from .choose import select_k_grouped
+from .maps_kernel import MAX_INLINE_KS
+
+MAX_ROOMS = 128
+"""Streams that a plan keeps memory for."""
+KS, ROOM = 6, 7
+"""Places among the addresses of a call, behind the operands: the depths, and what the first kernel writes."""
+
+
+class DepthsPlan(Plan):
+    """A plan of the kernel that multiplies, and with it that of the kernel that makes the maps."""
+
+    make_maps: Plan
+    num_groups = m = sum_k = num_k_blocks = 0
+
+    rooms: dict[int, Tensor]
+    lock: threading.Lock
+    """Held for both launches: what the first writes is for the second one behind it."""
+    known_ks: tuple[Sequence[int] | None, bytes]
+    """The last depths from the host that were right for this plan, and how a launch takes them."""
+
+    def room(self, keeps_it: bool) -> Tensor:
+        """Give the memory in which one kernel writes for the other: each stream has its own, and each captured graph.
+
+        On a stream launches follow each other, so that nobody overwrites what is still read.
+        """
+        stream = self.launcher.current_stream(self.device)
+        keeps_it = keeps_it and not self.launcher.is_capturing()
+        room = self.rooms.get(stream) if keeps_it else None
+        if room is None:
+            size = k_group_maps.room_bytes(self.num_groups)
+            room = empty("maps of groups along k", (size,), torch.uint8, self.place)
+            if keeps_it:
+                if len(self.rooms) >= MAX_ROOMS:  # its memory goes back to its own stream, behind what reads it
+                    del self.rooms[next(iter(self.rooms))]
+                self.rooms[stream] = room
+        return room
+
+
+def run(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    ks: Sequence[int] | None,
+    ks_tensor: Tensor | None,
+    c: Tensor | None,
+    recipe: Recipe | None = None,
+    k_major_scales: bool = True,
+    keeps_room: bool = True,
+) -> Tensor | None:
+    """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew.
+
+    Without `keeps_room` no memory outlives the call: it may be that of a graph's pool, which torch uses again.
+    """
+    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
+        return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
+    plan: DepthsPlan | None = None
+    key: Key = ()
+    try:
+        (x, sx), (y, sy) = a, b
+        if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
+            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
+            tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
+            if c is not None and c is not d:
+                tensors = (*tensors, c)
+            if ks_tensor is not None:
+                tensors = (*tensors, ks_tensor)
+            hint = (
+                k_major_scales,
+                recipe,
+                settings.in_force.generation,
+                x.shape,
+                y.shape,
+                at_sfa % ADDRESS_ALIGNMENT,
+                at_sfb % ADDRESS_ALIGNMENT,
+                d is None,
+                c is None,
+                c is d,
+                ks_tensor is None,
+                None if ks is None else len(ks),
+            )
+            for check, found in PLANS.seen.get(hint, ()):
+                if check(*tensors):
+                    plan = found
+                    break
+            else:
+                # The checks refuse what would cut a gradient.
+                if not (handles_operators(*tensors) or cuts_gradient(tensors[:4], tensors[4:])):
+                    turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
+                    key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
+                    plan = PLANS.plans.get(key)  # type: ignore[assignment]
+                    if plan is not None:
+                        PLANS.seen.keep(hint, tensors, plan)
+                    else:
+                        plan = _derived(key, x, turned_sfa, y, turned_sfb)
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
+        key, plan = (), None
+    if plan is not None and (ks is None or plan.known_ks[0] == ks or _add_up(ks, plan)):
+        if plan.copies_sfa:
+            sx = mn_major(sx if k_major_scales else sx.t())
+            at_sfa = sx.data_ptr()
+        if plan.copies_sfb:
+            sy = mn_major(sy if k_major_scales else sy.t())
+            at_sfb = sy.data_ptr()
+        out = plan.new_output() if d is None else d
+        at_d, at_ks, inline_ks = out.data_ptr(), 0, b""
+        if ks_tensor is not None:
+            at_ks = ks_tensor.data_ptr()
+        elif plan.known_ks[0] == ks:
+            inline_ks = plan.known_ks[1]
+        else:
+            depths = depths_of(ks, None, plan.place)
+            if isinstance(depths, bytes):
+                inline_ks = depths
+                plan.known_ks = (None if ks is None else list(ks)), depths
+            else:
+                at_ks = depths.data_ptr()
+        at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, at_d, 0 if c is None else c.data_ptr())
+        is_apart = at_d + plan.rows.span_d <= at_ks or at_ks + 4 * plan.num_groups <= at_d
+        if is_apart and at_ks % 4 == 0 and plan.fits(at):
+            with plan.lock:
+                room = plan.room(keeps_room)
+                at_all = (*at, at_ks, room.data_ptr())
+                plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)
+                plan.launch(at_all)
+            return out if d is None else None
+    if handles_operators(a, b, d, ks_tensor, c):
+        return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
+    problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe, k_major_scales=k_major_scales)
+    if not problem.d.is_cuda:
+        if get_compile_mode() == 0:
+            reference.k_grouped(problem)
+    else:
+        plan = run_on_gpu(problem, keeps_room=keeps_room)
+        if plan is not None and key:
+            PLANS.keep(key, plan)
+            PLANS.keep_to_derive(key, plan)
+    return problem.d if d is None else None
+
+
+def as_operator(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    ks: Sequence[int] | None,
+    ks_tensor: Tensor | None,
+    c: Tensor | None,
+    recipe: Recipe | None,
+    k_major_scales: bool,
+) -> Tensor | None:
+    """Pass the arguments of `run` to the operator that computes the product."""
+    said = {"recipe": recipe, "k_major_scales": k_major_scales}
+    if d is not None:
+        said["adds_to_d"] = c is d
+    c = None if c is d else c
+    return call_operator("k_grouped_fp8_gemm_nt_contiguous", a, b, d, ks, ks_tensor, c, **said)
+
+
+def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None, *, keeps_room: bool = True) -> DepthsPlan | None:
+    """Compute a product of groups along k on the GPU that its tensors are on. The host reads no depth from there.
+
+    The plan that is given serves other calls. `config` None leaves the choice to the heuristics.
+    """
+    if 0 in (p.num_groups, p.m, p.n):
+        return None
+    device = p.d.get_device()
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return run_on_gpu(p, config, keeps_room=keeps_room)
+    if p.a.numel() == 0:  # no group has any depth
+        if get_compile_mode() == 0:
+            p.d.zero_() if p.c is None else p.d.copy_(p.c)
+        return None
+    output = output_of(p)
+    if config is None:
+        config = select_k_grouped(
+            p.num_groups, p.m, p.n, _mean_k(p.a.numel(), p.m, p.num_groups), output, gpu_of(device)
+        )
+    else:
+        refuse_if(config.name, fp8_gemm.why_unfit(config, 0, output))
+    _print_if_asked(p.num_groups, p.m, p.n, config)
+    ready = prepared(p)
+    # The kernel that multiplies waits for the maps itself, and begins while they are made.
+    plan = plan_of(
+        ready,
+        config,
+        get_num_sms(),
+        fp8_gemm.launcher(config, device, True),
+        k_group_maps.launcher(device, get_pdl()),
+    )
+    plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
+    if get_compile_mode() == 1:
+        return None
+    depths = depths_of(p.ks, p.ks_tensor, p.d.device)
+    at_ks = 0 if isinstance(depths, bytes) else depths.data_ptr()
+    with plan.lock:
+        room = plan.room(keeps_room)
+        at = (*addresses_of(ready), at_ks, room.data_ptr())
+        plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
+        plan.launch(at)
+    return plan
+
+
+Depths = Tensor | bytes
+"""The groups' k: a tensor on the GPU, or as many 32-bit numbers as go among a launch's parameters."""
+INLINE_KS_AT = k_group_maps.PARAMS.offset("inline_ks")
+
+
+def plan_of(
+    p: KGroupedProblem,
+    config: GemmConfig,
+    num_sms: int,
+    launcher: driver.Launcher,
+    launcher_of_maps: driver.Launcher,
+) -> DepthsPlan:
+    """Prepare both launches for a problem that is `prepared`."""
+    maps = {
+        "map_sfa": matrix_map(ElementType.FLOAT32, p.sfa, (1, config.box_rows_of_a), 0, transposed=True),
+        "map_d": output_map(config, p.d),
+        "map_sfb": matrix_map(ElementType.FLOAT32, p.sfb, (1, config.block_n), 0, transposed=True),
+    }
+    places = (
+        Place("map_sfa", SFA),
+        Place("map_sfb", SFB),
+        Place("map_d", D),
+        Place("d", D),
+        Place("c", C),
+        Place("groups.by_depth", ROOM),
+    )
+    numbers: dict[str, int | bytes] = {
+        "map_a": b"",  # each group has its own, in the room that the other kernel fills
+        "map_b": b"",
+        "sfb": 0,
+        "c_pitch": 0 if p.c is None else p.c.stride(1),
+        "d_pitch": p.d.stride(1),
+        "sfb_stride_n": 0,
+        "sfb_stride_k": 0,
+        "m": p.m,
+        "n": p.n,
+        "k": 0,
+        "groups.c_stride": 0 if p.c is None else p.c.stride(0),
+        "groups.count": p.num_groups,
+    }
+    plan = DepthsPlan(p, DEPTHS_PARAMS, numbers, maps, places, launcher, grid(config, p, num_sms))
+    plan.make_maps = _plan_of_maps(p, config, launcher_of_maps)
+    plan.config, plan.output, plan.n, plan.m, plan.num_groups = config, output_of(p), p.n, p.m, p.num_groups
+    plan.sum_k, plan.num_k_blocks = p.a.numel() // p.m, p.sfa.shape[1]
+    plan.c_is_d = plan.output.adds_to_d
+    plan.rooms, plan.lock, plan.known_ks = {}, threading.Lock(), (None, b"")
+    return plan
+
+
+def _plan_of_maps(p: KGroupedProblem, config: GemmConfig, launcher: driver.Launcher) -> Plan:
+    params = k_group_maps.PARAMS
+    numbers: dict[str, int | bytes] = {
+        "m": p.m,
+        "n": p.n,
+        "count": p.num_groups,
+        "sum_k": p.a.numel() // p.m,
+        "num_k_blocks": p.sfa.shape[1],
+        "inline_ks": b"",
+    }
+    # Maps of some group's A and B: the kernel writes each group's own address, size and stride along k into copies.
+    maps = {
+        member: TensorMap(ElementType.UINT8, (BLOCK_K, rows), (BLOCK_K,), (BLOCK_K, block), 128)
+        for member, rows, block in (("map_a", p.m, config.box_rows_of_a), ("map_b", p.n, config.block_n))
+    }
+    places = [
+        *(Place("map_a", A), Place("map_b", B), Place("a", A), Place("b", B)),
+        *(Place("k_groups", ROOM), Place("ks", KS)),
+    ]
+    maps_grid = ceil_div(p.num_groups, k_group_maps.THREADS)
+    return Plan(p, params, numbers, maps, places, launcher, maps_grid)
+
+
+def _signature(
+    hint: Key,
+    x: Tensor,
+    sx: Tensor,
+    y: Tensor,
+    sy: Tensor,
+    d: Tensor | None,
+    c: Tensor | None,
+    ks_tensor: Tensor | None,
+) -> Key:
+    """Everything that decides whether a call is right and what it launches, but for addresses and depths."""
+    k_major_scales, recipe, generation, shape_a, shape_b, offset_sfa, offset_sfb, *_, num_ks = hint
+    return (
+        (run, k_major_scales),
+        recipe,
+        generation,
+        sx.shape[0],
+        sx.stride(),
+        sx.dtype,
+        sx.get_device(),
+        sy.shape[0],
+        sy.stride(),
+        sy.dtype,
+        sy.get_device(),
+        x.dtype,
+        x.get_device(),
+        y.dtype,
+        y.get_device(),
+        None if ks_tensor is None else (ks_tensor.shape, ks_tensor.stride(), ks_tensor.dtype, ks_tensor.get_device()),
+        # What belongs to the groups ends here; what follows are their depths.
+        (shape_a, shape_b),
+        (x.stride(), y.stride()),
+        (sx.shape, sy.shape),
+        num_ks,
+        (offset_sfa, offset_sfb),
+        None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
+        None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
+    )
+
+
+def _derived(key: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
+    """Derive a plan for other depths of groups that are known, and keep it; None if nothing like it is known."""
+    templates = PLANS.templates(key)
+    plan = None if templates is None else _derive(next(iter(templates.values())), x, sx, y, sy)
+    if plan is not None:
+        PLANS.keep(key, plan)
+    return plan
+
+
+def _derive(like: DepthsPlan, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
+    """Make a plan for other depths, of operands that nobody has checked; None if they want the checks."""
+    if like.copies_sfa or like.copies_sfb:
+        return None
+    sum_k, num_k_blocks, m, n = x.shape[0] // like.m, sx.shape[1], like.m, like.n
+    if x.shape != (m * sum_k,) or y.shape != (n * sum_k,) or sy.shape[1] != num_k_blocks or num_k_blocks < 2:
+        return None
+    config = select_k_grouped(
+        like.num_groups, m, n, _mean_k(x.shape[0], m, like.num_groups), like.output, gpu_of(like.device)
+    )
+    if config != like.config:
+        return None
+    pitch_a, pitch_b = sx.stride(1), sy.stride(1)
+    rows = like.rows._replace(
+        span_a=m * sum_k,
+        span_sfa=((num_k_blocks - 1) * pitch_a + m) * 4,
+        span_b=n * sum_k,
+        span_sfb=((num_k_blocks - 1) * pitch_b + n) * 4,
+    )
+    resized = Resized("map_sfa", 1, num_k_blocks), Resized("map_sfb", 1, num_k_blocks)
+    plan = like.derived(rows, like.grid, {}, resized)
+    assert isinstance(plan, DepthsPlan)
+    of_maps = like.make_maps
+    plan.make_maps = of_maps.derived(of_maps.rows, of_maps.grid, {"sum_k": sum_k, "num_k_blocks": num_k_blocks}, [])
+    plan.sum_k, plan.num_k_blocks, plan.known_ks = sum_k, num_k_blocks, (None, b"")
+    _print_if_asked(like.num_groups, m, n, config)
+    return plan
+
+
+def _add_up(ks: Sequence[int], plan: DepthsPlan) -> bool:
+    """Tell whether the depths that a caller states are right for a plan."""
+    if isinstance(ks, Tensor) or len(ks) != plan.num_groups:
+        return False
+    sum_k = num_k_blocks = 0
+    for k in ks:
+        if k.__class__ is not int or k < 0 or k % K_MULTIPLE:
+            return False
+        sum_k += k
+        num_k_blocks += (k + BLOCK_K - 1) // BLOCK_K
+    return sum_k == plan.sum_k and num_k_blocks == plan.num_k_blocks
+
+
+def depths_of(ks: Sequence[int] | None, ks_tensor: Tensor | None, device: torch.device) -> Depths:
+    """The groups' k as a launch takes them. The host waits for neither."""
+    if ks_tensor is not None:
+        return ks_tensor
+    ks = ks or ()
+    if len(ks) <= MAX_INLINE_KS:
+        return array("i", ks).tobytes()
+    # More than fit a kernel's parameters; to capture such a call in a graph, pass `ks_tensor`.
+    return torch.tensor(ks, dtype=torch.int32, device="cpu").pin_memory().to(device, non_blocking=True)
+
+
+def _mean_k(numel: int, m: int, num_groups: int) -> int:
+    return numel // m // num_groups
+
+
+def output_of(p: KGroupedProblem) -> Output:
+    """Give all that decides the kernel's code besides the tile."""
+    adds_to_d = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
+    with_c = p.c is not None and not adds_to_d
+    is_fp32 = p.d.dtype == torch.float32
+    return Output(is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
+
+
+def prepared(p: KGroupedProblem) -> KGroupedProblem:
+    """Lay scales out for TMA; the problem itself where they lie so."""
+    sfa, sfb = mn_major(p.sfa), mn_major(p.sfb)
+    return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
+
+
+def grid(config: GemmConfig, p: KGroupedProblem, num_sms: int) -> int:
+    """One CTA for each SM, but no more clusters than tiles to share out.
+
+    Of an odd number of SMs, as a caller may set it, clusters leave one idle.
+    """
+    tiles_m, pairs_n = ceil_div(p.m, config.block_m), ceil_div(p.n, config.block_n * config.cluster_n)
+    clusters = min(max(num_sms // config.cluster_size, 1), p.num_groups * tiles_m * pairs_n)
+    return clusters * config.cluster_size
+
+
+def _print_if_asked(num_groups: int, m: int, n: int, config: GemmConfig) -> None:
+    if settings.settings().print_configs:
+        print(f"deep_gemm: {num_groups} groups of {m} x {n} run {config.name}", file=sys.stderr)

@@ -1,0 +1,286 @@
+"""Why a kernel was chosen: every tile that there is for a product, what it is thought to take, and why it lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+import torch
+
+from ..core.check import checks
+from ..core.check.integers import integer_in_range
+from ..core.check.layout import Recipe
+from ..core.check.recipes import default_dtype, sfb_rows_of
+from ..core.gpu import GPUS, H200, Gpu, gpu_named, gpu_of
+from .config import GemmConfig
+from .config_decode import DecodeConfig
+from .cost import Estimate, dense_memory_us, on_weight, row_bytes
+from .dense.choose import chosen_tile, menu_of, tuned_tile
+from .depths import choose as depths
+from .depths.check import check_depths_recipe
+from .heads import choose as heads
+from .output import OF_BF16_ALONE, Groups, Output
+from .rows import choose as rows
+from .tiles import Tile, tiles_for
+from .timings import Timings, timings_of
+
+WIDTH = 80
+LEGEND = (
+    "A tile is rows x columns of D. /m2, /n2: pairs of CTAs share B, or A; /k3: three split k; 2/SM: the decode "
+    "kernel, columns x rows. In a round all SMs take a tile each. Total: the launch, and multiplying and memory, which "
+    "overlap. A weight has a menu of a few tiles for all m, so that few kernels are compiled and kept."
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration for a product: what it is thought to take, and of what that consists."""
+
+    config: GemmConfig | DecodeConfig
+    estimate: Estimate
+
+    @property
+    def tile(self) -> Tile:
+        """Its tile."""
+        return self.estimate.tile
+
+    @property
+    def cost_us(self) -> float:
+        """The whole; infinite if it cannot run this product."""
+        return self.estimate.cost_us
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it cannot run this product; None if it can."""
+        return self.estimate.why_not
+
+
+@dataclass(frozen=True)
+class Question:
+    """A product, as the choice sees it."""
+
+    m: int
+    n: int
+    k: int
+    output: Output
+    num_groups: int
+    gpu: Gpu
+
+    @property
+    def rows(self) -> float:
+        """Rows of the average group."""
+        return self.m if self.output.groups in (Groups.COUNTS, Groups.HEADS) else self.m / self.num_groups
+
+    @property
+    def timings(self) -> Timings:
+        """Times of the parts of a product on this GPU."""
+        return timings_of(self.gpu)
+
+    def candidates(self) -> list[Candidate]:
+        """All there are, best first."""
+        m, n, k, output, gpu, timings = self.m, self.n, self.k, self.output, self.gpu, self.timings
+        if output.groups == Groups.NONE:
+            return candidates(m, n, k, output, gpu)
+        if output.groups == Groups.DEPTHS:
+            found = [
+                Candidate(
+                    depths.k_grouped_config(tile, output),
+                    depths.estimate(tile, self.num_groups, m, n, k, output, gpu, timings),
+                )
+                for tile in (*depths.TILES, depths.SHARING_A)
+            ]
+        elif output.groups == Groups.HEADS:
+            estimates = [
+                heads.estimate(tile, self.num_groups, m, n, k, output, gpu, timings) for tile in heads.tiles_for(output)
+            ]
+            found = [Candidate(one.tile.config(output, k), one) for one in estimates]
+        else:
+            found = [
+                Candidate(
+                    rows.grouped_config(tile, output, k),
+                    rows.estimate(tile, self.num_groups, self.rows, n, k, output, gpu, timings),
+                )
+                for tile in rows.tiles_for(output)
+            ]
+        return sorted(found, key=lambda candidate: candidate.cost_us)
+
+    def choice(self) -> Tile:
+        """The tile that such a product runs with."""
+        m, n, k, output, gpu = self.m, self.n, self.k, self.output, self.gpu
+        if output.groups == Groups.NONE:
+            return chosen_tile(m, n, k, output, gpu)
+        if output.groups == Groups.DEPTHS:
+            return depths.chosen_tile(self.num_groups, m, n, k, output, gpu, self.timings)
+        if output.groups == Groups.HEADS:
+            return heads.chosen_tile(self.num_groups, m, n, k, output, gpu)
+        return rows.chosen_tile(self.num_groups, self.rows, n, k, output, gpu, self.timings)
+
+    def megabytes(self) -> float:
+        """Megabytes that must move between DRAM and the SMs: A, B and D, and what is added to it."""
+        m, n, k = self.m, self.n, self.k
+        of_row = row_bytes(n, k, self.output)
+        if self.output.groups in (Groups.DEPTHS, Groups.HEADS):
+            return self.num_groups * (n * k + m * of_row) / 1e6
+        if self.output.groups:
+            return self.num_groups * (min(self.rows, 1.0) * n * k + self.rows * of_row) / 1e6
+        return (n * k + m * of_row) / 1e6
+
+    def title(self) -> str:
+        """The product in words."""
+        d_type = "FP32" if self.output.is_fp32 else "BF16"
+        scales = ", a scale for each row of B" if self.output.sfb_is_per_row else ""
+        addition = ", added to D" if self.output.adds_to_d else ", C added" if self.output.with_c else ""
+        sizes = f"{self.m} x {self.n} x {self.k}"
+        if self.output.groups == Groups.DEPTHS:
+            sizes = f"{self.num_groups} groups of {self.m} x {self.n}, {self.k} deep on average"
+        elif self.output.groups == Groups.HEADS:
+            sizes = f"{self.num_groups} heads of {sizes}"
+        elif self.output.groups == Groups.COUNTS:
+            sizes = f"{self.num_groups} groups of about {self.m} rows, by {self.n} x {self.k}"
+        elif self.output.groups:
+            sizes = f"{self.m} rows in {self.num_groups} groups, by {self.n} x {self.k}"
+        return f"{sizes}, {d_type}{scales}{addition}"
+
+
+def candidates(m: int, n: int, k: int, output: Output, gpu: Gpu) -> list[Candidate]:
+    """Every configuration with its cost for a dense product, best first; those that cannot run it last."""
+    timings = timings_of(gpu)
+    memory_us = dense_memory_us(m, n, k, output, timings)
+    offers = [on_weight(tile, n, k, output, gpu, timings) for tile in tiles_for(output)]
+    estimates = [offer.estimate(m, memory_us, timings.launch_us) for offer in offers]
+    found = [Candidate(one.tile.config(output, k), one) for one in estimates]
+    return sorted(found, key=lambda candidate: candidate.cost_us)
+
+
+def explain(
+    m: int,
+    n: int,
+    k: int,
+    d_dtype: torch.dtype | None = None,
+    *,
+    with_c: bool = False,
+    accumulate: bool = False,
+    recipe: Recipe | None = None,
+    groups: str | None = None,
+    num_groups: int = 1,
+    gpu: str | None = None,
+) -> list[Candidate]:
+    """Print and return every candidate for a product with what it is thought to take, best first, and why it lost.
+
+    - `with_c`: C is another tensor, added; `accumulate`: C is D itself. `recipe`: as for the products.
+    - `groups`: "ids" or "ends" for `m` stacked rows of `num_groups` groups, "counts" for groups of about `m` rows each
+      ("masked"), "heads" for products of `m` rows each (`fp8_einsum`), "depths" for groups along k that are `k` deep on
+      average.
+    - `gpu`: "H200", "H100" or "H20"; None means the current GPU, or an H200 if there is none.
+
+    >>> explain(4096, 7168, 2048)[0].config.name  # doctest: +SKIP
+    '256x128 bf16'
+    """
+    question = asked(m, n, k, d_dtype, with_c, accumulate, recipe, groups, num_groups, gpu)
+    found = question.candidates()
+    choice = question.choice()
+    chosen = next(candidate for candidate in found if candidate.tile == choice)
+    print("\n".join(_page(question, found, chosen)))
+    return found
+
+
+def asked(
+    m: int,
+    n: int,
+    k: int,
+    d_dtype: torch.dtype | None,
+    with_c: bool,
+    accumulate: bool,
+    recipe: Recipe | None,
+    groups: str | None,
+    num_groups: int,
+    gpu: str | None,
+) -> Question:
+    """Check what is asked, in the words of the products."""
+    kinds = {each.name.lower(): each for each in Groups if each not in (Groups.NONE, *OF_BF16_ALONE)}
+    if groups is not None and (not isinstance(groups, str) or groups not in kinds):
+        raise ValueError(f"groups: expected {', '.join(kinds)} or None, got {groups!r}")
+    kind = Groups.NONE if groups is None else kinds[groups]
+    sizes = (("m", m), ("n", n), ("k", k), ("num_groups", num_groups))
+    m, n, k, num_groups = (integer_in_range(name, size, 1) for name, size in sizes)
+    if kind == Groups.DEPTHS:
+        check_depths_recipe(recipe)
+    is_by_row = kind == Groups.DEPTHS or sfb_rows_of((recipe, None, None)) == 1
+    if with_c and accumulate:
+        raise ValueError("accumulate: expected C to be D itself or, with_c, another tensor, got both")
+    dtype = d_dtype or default_dtype(1 if is_by_row else 128)
+    needs_fp32 = kind == Groups.DEPTHS and (with_c or accumulate)
+    allowed = (torch.float32,) if needs_fp32 else checks.OUTPUT_TYPES
+    if dtype not in allowed:
+        raise ValueError(f"d_dtype: expected {' or '.join(map(str, allowed))}, got {dtype}")
+    if (with_c or accumulate) and kind not in (Groups.NONE, Groups.DEPTHS, Groups.HEADS):
+        raise ValueError(f"groups: expected no C for rows by {groups}, got one")
+    if num_groups > 1 and kind == Groups.NONE:
+        raise ValueError(f"num_groups: expected 1 without groups, got {num_groups}")
+    checks.columns(n, dtype)
+    checks.depth(k)
+    is_fp32 = dtype == torch.float32
+    output = Output(is_fp32, with_c or (accumulate and not is_fp32), accumulate and is_fp32, is_by_row, kind)
+    return Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
+
+
+def _page(question: Question, found: Sequence[Candidate], chosen: Candidate) -> list[str]:
+    """Give the lines to print: none is wider than 80 columns."""
+    best, gpu = chosen.estimate, question.gpu
+    rounds = "1 round" if best.rounds == 1 else f"{_number(best.rounds)} rounds"
+    sentence = (
+        f"On an {gpu.name} with {gpu.num_sms} SMs {chosen.tile.name} moves {question.megabytes():.1f} MB in "
+        f"{best.memory_us:.1f} us and multiplies {_number(best.tiles)} tiles in {rounds} in {best.multiply_us:.1f} us; "
+        f"with the launch that takes about {best.cost_us:.1f} us."
+    )
+    able = [candidate for candidate in found if candidate.why_not is None]
+    reasons = Counter(candidate.why_not for candidate in found if candidate.why_not is not None)
+    return [
+        *wrap(question.title(), WIDTH),
+        *wrap(sentence, WIDTH),
+        "",
+        f"{'tile':13} {'tiles':>8} {'rounds':>6} {'multiply us':>11} {'memory us':>9} {'total us':>8}",
+        *(_line(question, candidate, chosen) for candidate in able),
+        *(f"{count} more cannot run it: {reason}" for reason, count in reasons.items()),
+        "",
+        *wrap(LEGEND, WIDTH),
+    ]
+
+
+def _line(question: Question, candidate: Candidate, chosen: Candidate) -> str:
+    one = candidate.estimate
+    counts = f"{candidate.tile.name:13} {_number(one.tiles):>8} {_number(one.rounds):>6}"
+    times = f" {one.multiply_us:>11.1f} {one.memory_us:>9.1f} {one.cost_us:>8.1f}"
+    return f"{counts}{times}  {_verdict(question, candidate, chosen)}"
+
+
+def _verdict(question: Question, candidate: Candidate, chosen: Candidate) -> str:
+    m, n, k, output, gpu = question.m, question.n, question.k, question.output, question.gpu
+    is_dense = output.groups == Groups.NONE
+    if candidate is chosen:
+        is_tuned = is_dense and tuned_tile(m, n, k, output, gpu) is not None
+        return "chosen, by a table" if is_tuned else "chosen"
+    if is_dense and candidate.tile not in [offer.tile for offer in menu_of(n, k, output, gpu).offers]:
+        return "not on the menu"
+    times = candidate.cost_us / chosen.cost_us
+    return f"{times:.1f} times" if times >= 2 else f"{times - 1:.0%} more" if times >= 1 else f"{1 - times:.0%} less"
+
+
+def _number(value: float) -> str:
+    """A count; an expected one with a decimal where it is small.
+
+    >>> _number(3), _number(2.46), _number(1234.5)
+    ('3', '2.5', '1234')
+    """
+    return f"{value:.0f}" if value == int(value) or value >= 100 else f"{value:.1f}"
+
+
+def _gpu_asked_for(name: str | None) -> Gpu:
+    if name is None:
+        return gpu_of(torch.cuda.current_device()) if torch.cuda.is_available() else H200
+    gpu = gpu_named(name)
+    if gpu is None:
+        raise ValueError(f"gpu: expected {', '.join(gpu.name for gpu in GPUS)} or None, got {name!r}")
+    return gpu

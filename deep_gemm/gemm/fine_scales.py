@@ -1,0 +1,64 @@
+"""Scales of fewer than 128 columns: each group of columns that share one gets a block of 128 columns of its own.
+
+    [rows, k]  ->  [rows, ceil(k / g), 128]: g columns of each 128, and zeros
+
+Zeros add nothing to the sum of a block, so products of 128 columns give what the definition asks: for each g columns in
+order, acc = fma(sum, round(sfa * sfb), acc). It costs a copy of both operands in each call, and 128 / g times the work.
+The host reads no value, so any FP32 scale is right, and a captured graph may be replayed with others.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ..core.check.layout import SCALE_BLOCK, ceil_div
+from ..core.check.memory import empty
+from ..core.check.recipes import Scales
+from ..core.check.tracing import has_memory
+
+TIMES = {32: 10, 64: 6}
+"""How long a call takes beside one with scales of 128 columns: the middle of five products on an H100, in the log."""
+
+
+def in_whole_blocks(
+    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_a: Scales, of_b: Scales
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Give checked operands whose scales have 128 columns, and the rows of B under one: the same if theirs have."""
+    columns = min(of_a.columns, of_b.columns)
+    if columns == SCALE_BLOCK:
+        return a, sfa, b, sfb, of_b.rows
+    if a.is_cuda and has_memory(a):
+        _warn(columns)
+    groups, sfb_rows = ceil_div(a.shape[-1], columns), of_b.rows
+    if sfb_rows not in (1, SCALE_BLOCK):
+        sfb, sfb_rows = sfb.repeat_interleave(sfb_rows, -2)[..., : b.shape[-2], :], 1
+    sfa, sfb = (
+        sf.detach().repeat_interleave(of.columns // columns, -1)[..., :groups] for sf, of in ((sfa, of_a), (sfb, of_b))
+    )
+    return _widened("a", a, columns, groups), sfa, _widened("b", b, columns, groups), sfb, sfb_rows
+
+
+def _widened(name: str, values: Tensor, columns: int, groups: int) -> Tensor:
+    *outer, k = values.shape
+    wide = empty(f"{name} in blocks of {SCALE_BLOCK}", (*outer, groups, SCALE_BLOCK), torch.uint8, values.device)
+    values, whole = values.detach().view(torch.uint8), k // columns
+    wide[..., columns:] = 0
+    wide[..., :whole, :columns] = values[..., : whole * columns].view(*outer, whole, columns)
+    if whole < groups:
+        wide[..., whole, : k % columns] = values[..., whole * columns :]
+        wide[..., whole, k % columns : columns] = 0
+    return wide.view(torch.float8_e4m3fn).flatten(-2)
+
+
+@cache
+def _warn(columns: int) -> None:
+    warnings.warn(
+        f"scales of {columns} columns are right but slow: each call copies both operands into blocks of {SCALE_BLOCK} "
+        f"columns, and takes about {TIMES[columns]} times as long as with scales of {SCALE_BLOCK}",
+        RuntimeWarning,
+        stacklevel=2,
+    )

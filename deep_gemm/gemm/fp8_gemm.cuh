@@ -1,0 +1,115 @@
+// D = C + A @ B.T, FP8 operands with fine-grained scales, two-level accumulation. Persistent and warp-specialized:
+//
+//   producer, one thread      for each tile, for each k-block:   empty --wait--> TMA A, sfa, B --bytes--> full
+//   math, 1 to 3 warpgroups   for each tile, for each k-block:   full --wait--> WGMMA, promote --arrive--> empty
+//                             after the last k-block:            accumulators -> shared memory --TMA--> D
+//
+// A math warpgroup owns kBlockM / kNumMathWarpgroups rows of the tile and works through them in units of 64 x kUnitN:
+// one or two units' partial sums are in the tensor cores' registers at a time, the totals of all units beside them.
+#pragma once
+#include "config.cuh"
+#include "kinds.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ring.cuh"
+#include "slot.cuh"
+#include MAINLOOP
+#include "params_layout.cuh"  // asserts that Params lies as core/params.py packs it
+
+struct SharedStorage {
+  OutputStorage output;
+  alignas(1024) uint8_t a[kNumStages][kABytes];
+  alignas(1024) uint8_t b[kNumStages][kBBytes];
+  alignas(kHasScales ? 128 : 4) float scales[kNumStages][kScales];
+  Ring ring;
+  OutputBarriers output_barriers;
+  WorkStorage work;
+
+  DEVICE Slot slot(uint32_t stage) { return {&ring.full[stage], a[stage], b[stage], scales[stage]}; }
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "GemmConfig.shared_bytes and SharedStorage differ");
+
+// Producer, one thread: loads the k-blocks of one tile, each into the next slot of the ring.
+DEVICE void load_tile(const Params& p, SharedStorage& shared, const TileToLoad& tile, RingPosition& at) {
+  const KBlocks k_blocks = k_blocks_of(p, tile);
+  const TileLoad load(p, tile);
+  for (uint32_t k_block = k_blocks.first; k_block < k_blocks.end; ++k_block, at = at.next()) {
+    const uint32_t k = k_block * kBlockK;
+    wait_until_free(shared.ring, at);
+    const Slot slot = shared.slot(at.stage);
+    ptx::mbarrier_arrive_expect_tx(slot.full, load.slot_bytes);
+    load.load_slot(slot, k_block, k);
+    prefetch_d(p, tile, k_block, k_blocks.end);
+  }
+}
+
+// Profilers find a product by its kernel's name, so config.cuh defines KERNEL_NAME: fp8_gemm_dense, and so on.
+KERNEL(kNumThreads, 1) KERNEL_NAME(GRID_CONSTANT Params p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const uint32_t warpgroup = ptx::shfl_sync(ptx::thread_index() / 128, 0);  // uniform, which the compiler cannot see
+  const bool is_producer = warpgroup == kNumMathWarpgroups;
+
+  if (ptx::warp_index() == 0 && ptx::elect_sync()) {
+    prefetch_operand_maps(p);
+    prefetch_output_map(p);
+    shared.output_barriers.init();
+    shared.work.init();
+    shared.ring.init();
+  }
+  // No CTA may load into another's slots, or arrive at its barriers, before they are initialized.
+  // If CTAs only add up, these may meet when they do.
+  if constexpr (kStartsAlone) ptx::syncthreads(), ptx::cluster_arrive_relaxed();
+  else if constexpr (kClusterSize > 1) ptx::cluster_sync(); else ptx::syncthreads();
+
+  // Launched as a dependent of the kernel before (set_pdl), this one has come so far beside it, and goes on after it.
+  ptx::griddepcontrol_wait();
+
+  Tiles tiles(p, shared.work);
+  RingPosition at;
+  // Before registers move: ptxas puts shuffles where lanes may have parted into code that both roles share, and that takes
+  // registers which the producer's warps no longer have (an illegal instruction on an H200).
+  const uint32_t warp = ptx::warp_index() % 4;
+  if (is_producer) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (warp == 0 && ptx::elect_sync()) {
+      tiles.load_all([&](const TileToLoad& tile) { load_tile(p, shared, tile, at); });
+      ptx::griddepcontrol_launch_dependents();
+      // The other CTA still arrives at this one's barriers until its last slots are free.
+      if constexpr (kMulticastCtas > 1)
+        for (uint32_t i = 0; i < kNumStages; ++i, at = at.next()) wait_until_free(shared.ring, at);
+    }
+    tiles.find_for_others(warp);
+  } else {
+    ptx::setmaxnreg_inc<kMathRegisters>();
+    const Operands operands(shared.a[0], shared.b[0], shared.scales[0], warpgroup);
+    Output output(shared.output, shared.output_barriers, warpgroup);
+    Totals total;
+    FirstScales first_scales;
+    Share share;  // of the tile that was multiplied last
+    Tile tile;
+    while (true) {
+      // The next tile is taken, and its first scales are asked for, before the totals of the last one are stored: the answer
+      // would keep the first product waiting.
+      if (!kStoresAtOnce && share.is_any) tiles.finish(tile);
+      const Tile done = tile;
+      const bool is_tile = tiles.next(tile);
+      if (is_tile) begin_scales(p, tile, first_scales);
+      if (!kStoresAtOnce && share.is_any) share.with(total, [&](auto& units) { output.store_tile(p, done, units); });
+      if (!is_tile) break;
+      share.set(tile, warpgroup);
+      output.expect(p, tile);
+      if (share.is_any)
+        share.with(total, [&](auto& units) { multiply_tile(p, shared.ring, operands, first_scales, tile, at, units); });
+      else
+        skip_tile(p, shared.ring, tile, at);
+      if (kStoresAtOnce && share.is_any) {
+        tiles.finish(tile);
+        share.with(total, [&](auto& units) { output.store_tile(p, tile, units); });
+      }
+    }
+    output.finish();
+  }
+  leave();
+}

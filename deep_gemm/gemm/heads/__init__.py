@@ -1,0 +1,1 @@
+"""Products of heads, a matrix for each."""

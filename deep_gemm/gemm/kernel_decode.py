@@ -1,0 +1,175 @@
+"""The kernel of gemm/fp8_gemm_decode.cuh: how it is compiled for a configuration, and launched for a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from ..core import jit
+from ..core.check.layout import ceil_div
+from ..core.code_plan import CodePlan
+from ..core.jit import driver
+from ..core.jit.tensor_map import ElementType
+from ..core.params import Field, Kind, Params, head_parts
+from ..core.sm90 import WARPGROUP_THREADS, WGMMA_K
+from ..core.sources import cuda_sources, generated
+from ..core.wgmma_header import wgmma_header
+from .config import BLOCK_K
+from .config_decode import DecodeConfig
+from .dense.check import DenseProblem
+from .maps import matrix_map
+from .output import Groups, Output
+from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
+from .skip.check import SkipProblem
+
+SOURCE = '#include "fp8_gemm_decode.cuh"\n'
+NAME = "fp8_gemm_decode"
+_PRODUCT = (
+    Field("map_a", Kind.MAP),
+    Field("map_b", Kind.MAP),
+    Field("sfa", Kind.POINTER),
+    Field("sfb", Kind.POINTER),
+    Field("d", Kind.POINTER),
+    Field("c", Kind.POINTER),
+    Field("d_pitch", Kind.UINT64),
+    Field("c_pitch", Kind.UINT64),
+    Field("sfa_stride_m", Kind.UINT32),
+    Field("sfa_stride_k", Kind.UINT32),
+    Field("sfb_stride_n", Kind.UINT32),
+    Field("sfb_stride_k", Kind.UINT32),
+    Field("m", Kind.UINT32),
+    Field("n", Kind.UINT32),
+    Field("k", Kind.UINT32),
+    Field("slot_bytes", Kind.UINT32),
+    Field("weight_is_ready", Kind.UINT32),
+)
+"""`DecodeMaps` and `DecodeProduct` of gemm/decode/product.cuh."""
+PARAMS = Params("Params", *_PRODUCT)
+"""`Params` of gemm/decode/one.cuh."""
+HEADS_PARAMS = Params(
+    "Params",
+    *_PRODUCT,
+    Field("heads.sfa_stride", Kind.UINT64),
+    Field("heads.sfb_stride", Kind.UINT64),
+    Field("heads.d_stride", Kind.UINT64),
+    Field("heads.c_stride", Kind.UINT64),
+)
+"""`Params` of gemm/decode/heads.cuh."""
+SKIP_PARAMS = Params("Params", *_PRODUCT, *head_parts(Kind.POINTER.alignment))
+"""`Params` of gemm/decode/skip_mid.cuh."""
+
+
+def params_of(config: DecodeConfig) -> Params:
+    """The list that a configuration's kernel is launched with."""
+    return HEADS_PARAMS if config.has_heads else SKIP_PARAMS if config.skips_mid else PARAMS
+
+
+def headers(config: DecodeConfig) -> dict[str, str]:
+    """Everything that the kernel's source includes, for one configuration."""
+    return {
+        **cuda_sources(),
+        "config.cuh": generated(config.header()),
+        "params_layout.cuh": params_of(config).layout_header(),
+        "wgmma_shapes.cuh": wgmma_header([config.block_tokens]),
+    }
+
+
+def build(config: DecodeConfig) -> jit.CompiledKernel:
+    """Compile the kernel, or take it from the cache."""
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"config: {reason}, got {config}")
+    passes = jit.passes_for(config.num_threads * config.ctas_per_sm)
+    return jit.build(SOURCE, headers(config), name=NAME, passes=passes)
+
+
+def code_plan(config: DecodeConfig) -> CodePlan:
+    """Derive what the kernel's machine code must consist of. It writes D by ordinary stores."""
+    return CodePlan(
+        roles=((32, None), (WARPGROUP_THREADS * config.num_math_warpgroups, None)),
+        shared_bytes=config.shared_bytes,
+        qgmma=BLOCK_K // WGMMA_K,
+        tma_loads=4,  # A and B, and B ahead of A
+        multicast_loads=0,
+        ctas_per_sm=config.ctas_per_sm,
+    )
+
+
+def why_unfit(config: DecodeConfig, output: Output) -> str | None:
+    """Say why a configuration would compute something else than a product with this output; None if it computes it."""
+    if output.sfb_is_per_row:
+        return "is for one scale for each 128x128 block of B"
+    if (config.output_is_fp32, config.with_c) != (output.is_fp32, output.with_c or output.adds_to_d):
+        return "is for another type of D, or another C"
+    if config.has_heads != (output.groups == Groups.HEADS):
+        return "is for one head, or for several, and the product is not"
+    return None
+
+
+def grid(config: DecodeConfig, m: int, n: int) -> int:
+    """A cluster for each tile of D."""
+    return ceil_div(m, config.block_tokens) * ceil_div(n, config.block_n) * config.cluster_k
+
+
+@cache
+def loaded(config: DecodeConfig, device: int) -> driver.Kernel:
+    """Get the kernel of a configuration on a device, compiled and loaded at first need."""
+    return driver.Kernel(build(config), config.shared_bytes)
+
+
+@cache
+def launcher(config: DecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
+    """Get the way a configuration is launched on a device."""
+    kernel = loaded(config, device)
+    size = params_of(config).size
+    return driver.Launcher(kernel, size, config.num_threads, config.cluster_k, is_dependent=is_dependent)
+
+
+def plan_of(
+    p: DenseProblem | SkipProblem,
+    config: DecodeConfig,
+    launcher: driver.Launcher,
+    *,
+    weight_is_ready: bool = False,
+    more: Mapping[str, int] | None = None,
+) -> Plan:
+    """Prepare the launch. `weight_is_ready`: as in `Params`; `more`: what its destination adds to these."""
+    # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
+    maps = {
+        "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
+        "map_b": matrix_map(ElementType.UINT8, p.b, (min(config.block_n, p.n), BLOCK_K), 128),
+    }
+    places = [
+        Place("map_a", A),
+        Place("map_b", B),
+        Place("sfa", SFA),
+        Place("sfb", SFB),
+        Place("d", D),
+        Place("c", C),
+    ]
+    numbers = {
+        "d_pitch": p.d.stride(0),
+        "c_pitch": 0 if p.c is None else p.c.stride(0),
+        "sfa_stride_m": p.sfa.stride(0),
+        "sfa_stride_k": p.sfa.stride(1),
+        "sfb_stride_n": p.sfb.stride(0),
+        "sfb_stride_k": p.sfb.stride(1),
+        "m": p.m,
+        "n": p.n,
+        "k": p.k,
+        "slot_bytes": slot_bytes(config, p.m, p.n),
+        "weight_is_ready": int(weight_is_ready),
+    }
+    return Plan(p, params_of(config), {**numbers, **(more or {})}, maps, places, launcher, grid(config, p.m, p.n))
+
+
+def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:
+    """Prepare the launch for other rows of the same weight, scales of A m-major with this pitch."""
+    numbers = {"sfa_stride_m": 1, "sfa_stride_k": pitch, "m": m, "slot_bytes": slot_bytes(config, m, plan.n)}
+    map_a = Resized("map_a", 1, m, box=(BLOCK_K, min(config.block_tokens, m)))
+    return plan.derived(rows, grid(config, m, plan.n), numbers, [map_a])
+
+
+def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:
+    """Count the bytes that land in a slot of the ring: a box of A and one of B."""
+    return (min(config.block_tokens, m) + min(config.block_n, n)) * BLOCK_K

@@ -1,0 +1,87 @@
+"""Tensor maps of operands: what TMA is told of a matrix, of several, of scales, of an output."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from torch import Tensor
+
+from ..core.check.layout import ADDRESS_ALIGNMENT, align
+from ..core.jit.tensor_map import MAX_SWIZZLE, ElementType, TensorMap
+from ..core.sm90 import WGMMA_ROWS
+from .config import GemmConfig
+
+
+def matrix_map(
+    element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int, *, transposed: bool = False
+) -> TensorMap:
+    """A row-major matrix, or one that becomes one when `transposed`."""
+    (rows, columns), (pitch, other) = x.shape, x.stride()
+    if transposed:
+        rows, columns, pitch = columns, rows, other
+    strides = (_pitch(rows, columns, pitch) * x.element_size(),)
+    return TensorMap(element, (columns, rows), strides, (box[1], box[0]), swizzle)
+
+
+def plane_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """Row-major matrices, one behind another."""
+    planes, rows, columns = x.shape
+    strides = (row_pitch(x) * element.value, plane_stride(x) * element.value)
+    return TensorMap(element, (columns, rows, planes), strides, (box[1], box[0], 1), swizzle)
+
+
+def clipped_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """Row-major matrices whose boxes can be cut off at any row; the map begins a box before them."""
+    planes, rows, columns = x.shape
+    pitch = row_pitch(x) * element.value
+    strides = (pitch, pitch, plane_stride(x) * element.value)
+    return TensorMap(element, (columns, box[0], rows + 1, planes), strides, (box[1], box[0], 1, 1), swizzle)
+
+
+def late_map(element: ElementType, x: Tensor, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """A row-major matrix whose boxes may begin with zeros: `(column, i, row)` is `x[row + i, column]` for i >= 0."""
+    rows, columns = x.shape
+    pitch = row_pitch(x) * element.value
+    return TensorMap(element, (columns, box[0], rows), (pitch, pitch), (box[1], box[0], 1), swizzle)
+
+
+def scales_map(rows: int, sf: Tensor) -> TensorMap:
+    """Scales by row, m-major, in boxes of so many rows and one block of k."""
+    return matrix_map(ElementType.FLOAT32, sf, (1, rows), 0, transposed=True)
+
+
+def output_map(config: GemmConfig, d: Tensor) -> TensorMap:
+    """D, a matrix or several, in boxes of a panel; a wide panel's columns in two dimensions: spans, and columns of one.
+
+    See `Span` in the epilogue that stores panels.
+    """
+    element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
+    of_d = matrix_map if d.dim() == 2 else plane_map
+    if not config.has_wide_panels:
+        return of_d(element, d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes)
+    span = gcd(d.shape[-1], MAX_SWIZZLE // config.output_bytes)
+    span_bytes = span * config.output_bytes
+    swizzle = span_bytes if span_bytes > ADDRESS_ALIGNMENT else 0
+    _, sizes, strides, box, _ = of_d(element, d, (WGMMA_ROWS, config.panel_columns), 0)
+    return TensorMap(
+        element,
+        (span, sizes[0] // span, *sizes[1:]),
+        (span_bytes, *strides),
+        (span, box[0] // span, *box[1:]),
+        swizzle,
+    )
+
+
+def row_pitch(x: Tensor) -> int:
+    """Elements from row to row of a matrix, or of each of several."""
+    return _pitch(x.shape[-2], x.shape[-1], x.stride(-2))
+
+
+def plane_stride(x: Tensor) -> int:
+    """Elements from matrix to matrix; for a single one as for a single row."""
+    return x.stride(0) if x.shape[0] > 1 else ADDRESS_ALIGNMENT
+
+
+def _pitch(rows: int, columns: int, stride: int) -> int:
+    """That of a single row moves nothing, but TMA wants a multiple of 16 bytes."""
+    return stride if rows > 1 else align(columns, ADDRESS_ALIGNMENT)

@@ -1,0 +1,19 @@
+// What fp8_gemm is given of a product, whatever the kind of work; core/params.py packs it. The file of a kind of
+// work adds to it what that kind needs, and calls the whole `Params`.
+#pragma once
+#include "ptx/tma.cuh"
+
+struct Product {
+  ptx::TensorMap map_a, map_b, map_sfa, map_d;  // groups along k have maps of A and B of their own
+  union {
+    ptx::TensorMap map_sfb;      // B has a scale for each row
+    ptx::TensorMap map_whole_d;  // else, if rows are grouped: D without a way to cut boxes off, which TMA stores faster
+    ptx::TensorMap map_right_d;  // else, if D has heads: their right parts, while map_d has the left ones
+  };
+  const float* sfb;  // B has a scale for each 128x128 block
+  const uint8_t* c;
+  uint8_t* d;                 // for what no map stores: sums of a split k, padding between groups; or the addresses of rows
+  uint64_t c_pitch, d_pitch;  // in elements
+  uint32_t sfb_stride_n, sfb_stride_k;
+  uint32_t m, n, k;
+};

@@ -1,0 +1,366 @@
+"""A launch prepared once and used again at other addresses and for other rows, and the one cache of all launches."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span, ceil_div
+from ..core.jit import driver
+from ..core.jit.tensor_map import MAP_BYTES, TensorMap
+from ..core.params import Kind, Params
+from ..core.seen import Seen
+from .output import Output
+
+MAX_PLANS = 4096
+A, SFA, B, SFB, D, C = range(6)
+"""Operands by their place among the addresses of a call. Where there is no C, another input may take its place."""
+SCALE_BYTES = 4
+_UINT32 = struct.Struct("<I")
+_PACK_UINT32 = _UINT32.pack_into
+SOME_ADDRESS = 1 << 40
+"""For maps that are encoded before their address is known."""
+Addresses = tuple[int, ...]
+Key = tuple[object, ...]
+WEIGHT = 16
+"""How many parts of a signature are the weight's; the others are the rows'."""
+
+
+class Operands(Protocol):
+    """The part of a problem that a plan must know: operands, and the shape of a D that it may have to make."""
+
+    @property
+    def a(self) -> Tensor:
+        """Values of A."""
+
+    @property
+    def sfa(self) -> Tensor | None:
+        """Scales of A, if it has any."""
+
+    @property
+    def b(self) -> Tensor:
+        """Values of B."""
+
+    @property
+    def sfb(self) -> Tensor | None:
+        """Scales of B, if it has any."""
+
+    @property
+    def d(self) -> Tensor:
+        """The output."""
+
+    @property
+    def c(self) -> Tensor | None:
+        """C, or another input in its place."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A member of Params that holds an address, or a map that begins at one: `before` bytes ahead of an operand."""
+
+    member: str
+    operand: int
+    before: int = 0
+
+
+class Resized(NamedTuple):
+    """A tensor map of a plan for other rows, which are this dimension. Without `pitch` and `box` these stay.
+
+    (The sizes that a plan's `maps` state may be those of the plan that it was derived from: nobody reads them.)
+    """
+
+    member: str
+    dimension: int
+    size: int
+    pitch: int = 0
+    box: tuple[int, ...] | None = None
+
+
+class Resizing(NamedTuple):
+    """The places of parameters that depend on the rows alone, as 32-bit numbers: for rows that have the same boxes."""
+
+    at_m: tuple[int, ...]
+    """Bytes at which m stands."""
+    at_last: tuple[int, ...]
+    """Bytes at which m - 1 stands: in maps, which count so."""
+    at_pitch: int
+    """Byte at which the pitch of A's scales stands."""
+
+    @classmethod
+    def of(cls, params: Params, numbers: Sequence[str], resized: Sequence[Resized], m: int) -> Resizing:
+        """Find the places of these members, whose sizes for `m` rows are m or m + 1."""
+        places = [
+            (params.offset(each.member) + driver.size_number(each.dimension, each.size)[0], each.size - m)
+            for each in resized
+        ]
+        pitched = next(params.offset(each.member) for each in resized if each.pitch)
+        return cls(
+            (*map(params.offset, numbers), *(at for at, more in places if more == 1)),
+            tuple(at for at, more in places if more == 0),
+            pitched + driver.stride_number(0)[0],
+        )
+
+
+class Rows(NamedTuple):
+    """The part of a plan that changes with m, besides parameters: D's shape, and how far operands reach."""
+
+    shape: tuple[int, ...]
+    span_a: int
+    span_sfa: int
+    span_b: int
+    span_sfb: int
+    span_d: int
+    span_c: int
+
+
+class Plan:
+    """A launch of one kernel for operands of certain shapes, strides, types and device, at any addresses."""
+
+    c_is_d: bool | None = None
+    """C must be D itself (True), must be apart from D (False), or may be either."""
+    alignment_of_c = ADDRESS_ALIGNMENT
+    needs_c = False
+    """C was made for a caller who left it out: such a call is never like another."""
+    copies_sfa = copies_sfb = False
+    """Scales lie as the kernel cannot read them: each call copies them into another layout first."""
+    config: object = None
+    """The kernel's configuration."""
+    n = k = 0
+    output: Output
+    """The output of the product: with n and k all that the choice of a configuration for other rows depends on."""
+    resizing: Resizing | None = None
+    """How a plan for other rows is made of this one if its boxes are whole; None if they are not, or nobody asked."""
+
+    def __init__(
+        self,
+        p: Operands,
+        params: Params,
+        numbers: Mapping[str, float | bytes],
+        maps: Mapping[str, TensorMap],
+        places: Sequence[Place],
+        launcher: driver.Launcher,
+        grid: int,
+    ) -> None:
+        """`p` is prepared for the kernel. `numbers` and `maps` are members of `params`; `places` have the addresses."""
+        self.params, self.maps, self.places = params, dict(maps), tuple(places)
+        self.launcher, self.grid = launcher, grid
+        self.place, self.device, self.dtype = p.d.device, p.d.get_device(), p.d.dtype
+        loaded_by_tma = {place.operand for place in places if place.member in maps}
+        self.alignment_of_sfa, self.alignment_of_sfb = (
+            ADDRESS_ALIGNMENT if operand in loaded_by_tma else SCALE_BYTES for operand in (SFA, SFB)
+        )
+        self.words = [(params.word(place.member), place.operand, place.before) for place in places]
+        pointers = {place.member: 0 for place in places if place.member not in maps}
+        self.template = params.pack({**numbers, **pointers, **self._encoded(addresses_of(p))})
+        self.is_patched = launcher.keeps_addresses()
+        self.rows = Rows(
+            tuple(p.d.shape),
+            *(0 if x is None else byte_span(x) for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c)),
+        )
+
+    def with_rows(self, m: int, pitch: int, rows: Rows, grid: int) -> Plan:
+        """Copy the plan for other rows quickly: by `resizing`."""
+        plan = object.__new__(type(self))
+        plan.__dict__.update(self.__dict__)
+        template = bytearray(self.template)
+        at_m, at_last, at_pitch = self.resizing  # type: ignore[misc]
+        for at in at_m:
+            _PACK_UINT32(template, at, m)
+        for at in at_last:
+            _PACK_UINT32(template, at, m - 1)
+        _PACK_UINT32(template, at_pitch, driver.stride_number(pitch)[1])
+        plan.template, plan.grid, plan.rows = bytes(template), grid, rows
+        return plan
+
+    def derived(self, rows: Rows, grid: int, numbers: Mapping[str, int], resized: Sequence[Resized]) -> Plan:
+        """Copy the plan for other rows: other 32-bit numbers among its parameters, and maps of other sizes."""
+        plan = object.__new__(type(self))
+        plan.__dict__.update(self.__dict__)
+        template, offset_of = bytearray(self.template), self.params.offset
+        for member, number in numbers.items():
+            _UINT32.pack_into(template, offset_of(member), number)
+        can_patch = driver.sizes_are_numbers()
+        for member, dimension, size, pitch, box in resized:
+            at, tensor_map = offset_of(member), self.maps[member]
+            if can_patch and pitch < driver.STRIDE_LIMIT and (box is None or box == tensor_map.box):
+                place, number = driver.size_number(dimension, size)
+                _UINT32.pack_into(template, at + place, number)
+                if pitch:
+                    place, number = driver.stride_number(pitch)
+                    _UINT32.pack_into(template, at + place, number)
+                continue
+            sizes, strides = list(tensor_map.sizes), list(tensor_map.strides)
+            sizes[dimension] = size
+            strides[0] = pitch or strides[0]
+            tensor_map = tensor_map._replace(sizes=tuple(sizes), strides=tuple(strides), box=box or tensor_map.box)
+            template[at : at + MAP_BYTES] = self.launcher.encode(tensor_map, SOME_ADDRESS, SOME_ADDRESS)
+            plan.maps = {**plan.maps, member: tensor_map}
+        plan.template, plan.grid, plan.rows = bytes(template), grid, rows
+        return plan
+
+    def fits(self, at: Addresses) -> bool:
+        """Tell whether a launch at these addresses is right. If not, the call wants a closer look."""
+        at_a, at_sfa, at_b, at_sfb, at_d, at_c = at
+        _, span_a, span_sfa, span_b, span_sfb, span_d, span_c = self.rows
+        end_d = at_d + span_d
+        if (
+            (at_a | at_b | at_d) % ADDRESS_ALIGNMENT
+            or at_sfa % self.alignment_of_sfa
+            or at_sfb % self.alignment_of_sfb
+            or at_c % self.alignment_of_c
+            or (at_d < at_a + span_a and at_a < end_d)
+            or (at_d < at_b + span_b and at_b < end_d)
+            or (at_d < at_sfa + span_sfa and at_sfa < end_d)
+            or (at_d < at_sfb + span_sfb and at_sfb < end_d)
+        ):
+            return False
+        if not at_c:
+            return True
+        if at_c == at_d:
+            return self.c_is_d is not False
+        return not self.c_is_d and (at_c + span_c <= at_d or end_d <= at_c)
+
+    def launch(self, at: Addresses, tail: bytes = b"", tail_at: int = 0) -> None:
+        """Launch at these addresses on the current stream of the plan's device; `tail`: each call's own bytes."""
+        launcher = self.launcher
+        with launcher.lock:
+            if launcher.plan is not self:
+                launcher.hold(self, self.template, self.grid)
+            if not self.is_patched:  # a map's first word means something else to this driver
+                for member, encoded in self._encoded(at).items():
+                    place = self.params.offset(member)
+                    launcher.params.bytes[place : place + MAP_BYTES] = encoded
+            words = launcher.params.words
+            for word, operand, before in self.words:
+                words[word] = at[operand] - before
+            if tail:
+                launcher.params.bytes[tail_at : tail_at + len(tail)] = tail
+            stream = launcher.current_stream(self.device)
+            if stream != launcher.stream:
+                launcher.set_stream(stream)
+            if launcher.current_device() == self.device:
+                (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+            else:
+                with torch.cuda.device(self.device):
+                    (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
+            if status != launcher.success:
+                launcher.start_again(status, self.device)
+
+    def new_output(self) -> Tensor:
+        """Make a D like that of the plan."""
+        return torch.empty(self.rows.shape, dtype=self.dtype, device=self.place)
+
+    def _encoded(self, at: Addresses) -> dict[str, bytes]:
+        """Encode the plan's maps for these addresses."""
+        encode = self.launcher.encode
+        return {
+            place.member: encode(self.maps[place.member], at[place.operand] - place.before, at[place.operand])
+            for place in self.places
+            if place.member in self.maps
+        }
+
+
+class PlanCache:
+    """All plans: by signature, by what torch recognizes, by weight to derive others. Each is bounded."""
+
+    def __init__(self) -> None:
+        self.plans: dict[Key, Plan] = {}
+        self.seen = Seen()
+        self._templates: dict[Key, dict[object, Any]] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, key: Key, plan: Plan) -> None:
+        """Keep a plan for calls of this signature."""
+        with self._lock:
+            put(self.plans, key, plan, MAX_PLANS)
+
+    def keep_to_derive(self, key: Key, plan: Plan) -> None:
+        """Keep a plan of this signature to derive others from. (Not of a single row, whose strides say nothing.)"""
+        if plan.rows.shape[0] > 1:
+            with self._lock:
+                if (family := family_of(key)) not in self._templates:
+                    put(self._templates, family, {}, MAX_PLANS)
+                self._templates[family].setdefault(plan.config, plan)
+
+    def templates(self, key: Key) -> dict[Any, Any] | None:
+        """Give the plans, by configuration, from which one of this signature may be derived; None if there are none."""
+        return self._templates.get(family_of(key))
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        with self._lock:
+            self.plans.clear()
+            self.seen.clear()
+            self._templates.clear()
+
+
+PLANS = PlanCache()
+
+
+def put(kept: dict[Any, Any], key: object, value: object, most: int) -> None:
+    """Keep a value; the oldest goes if there are too many."""
+    if len(kept) >= most:
+        del kept[next(iter(kept))]
+    kept[key] = value
+
+
+def family_of(key: Key) -> Key:
+    """Give what plans derived from each other have in common: all of a signature that does not follow from m."""
+    _, stride_a, _, _, offset_sfa, d, c = key[WEIGHT:]
+    d, c = d and d[1:], c if c is None or c is True else c[1:]  # type: ignore[index]
+    return key[:WEIGHT], stride_a, offset_sfa, d, c
+
+
+def other_rows(like: Plan, operands: Sequence[Any]) -> tuple[int, int] | None:
+    """Give m, and the pitch of A's scales, if a call of a plan's family is right but for C; else None.
+
+    All that a check would ask is asked here, or holds for the plan from which another is derived: strides, types and
+    devices are those of its family. Single rows, whose strides say nothing, and a single column of scales are left out.
+    """
+    a, sfa, _, _, d, _ = operands
+    m, k_blocks = a.shape[0], ceil_div(like.k, SCALE_BLOCK)
+    if m < 2 or k_blocks < 2 or a.shape != (m, like.k) or sfa.shape != (m, k_blocks):
+        return None
+    step, pitch = sfa.stride()
+    if step != 1 or pitch < m or pitch * SCALE_BYTES % ADDRESS_ALIGNMENT:
+        return None
+    return None if d is not None and d.shape != (m, like.n) else (m, pitch)
+
+
+def rows_of(like: Plan, m: int, pitch: int, operands: Sequence[Any]) -> Rows:
+    """Give the part that changes with m, of operands for which `other_rows` gave these."""
+    a, _, _, _, d, c = operands
+    element = like.dtype.itemsize
+    pitch_d = like.n if d is None else d.stride(0)
+    span_d = ((m - 1) * pitch_d + like.n) * element
+    return Rows(
+        (m, like.n),
+        (m - 1) * a.stride(0) + like.k,
+        ((ceil_div(like.k, SCALE_BLOCK) - 1) * pitch + m) * SCALE_BYTES,
+        like.rows.span_b,
+        like.rows.span_sfb,
+        span_d,
+        0 if c is None else byte_span(c),
+    )
+
+
+def refuse_if(config_name: str, reason: str | None) -> None:
+    """Raise for a configuration that was given for a problem and, for this reason, does not compute it."""
+    if reason is not None:
+        raise ValueError(f"config: {config_name} {reason}")
+
+
+def addresses_of(p: Operands) -> Addresses:
+    """Give where the operands are."""
+    return tuple(0 if x is None else x.data_ptr() for x in (p.a, p.sfa, p.b, p.sfb, p.d, p.c))
+
+
+def pointer_members(params: Params) -> list[str]:
+    """Members that hold addresses, for tests: each is a place of a plan, or zero by its `numbers`."""
+    return [name for name, kind, *_ in params.fields if kind in (Kind.MAP, Kind.POINTER)]

@@ -1,0 +1,203 @@
+"""The CPU backend, and the definition of the arithmetic: what every kernel is compared with.
+
+For each 128-deep block of k, in order:
+
+    partial = round_fp32(sum of the block's exact products of E4M3 values)
+    acc     = fma(partial, round_fp32(sfa * sfb), acc)                      in FP32, one rounding
+
+and at the end D = round_d(acc), or round_d(round_fp32(acc + C)). A tensor core sums a block with fewer bits than the
+exact sum here; everything after the partial sums is the same on every machine, to the bit.
+
+FP64 makes that exact with ordinary torch operations. Products of two E4M3 values are multiples of 2^-18 below 2^18, so
+128 of them add up within 43 bits, exactly and in any order. A product of two FP32 numbers fits 48 bits, so only
+the sum in the fma rounds; `fma_fp32` says how rounding twice is kept from showing.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.check.layout import SCALE_BLOCK, align, ceil_div
+from .dense.check import DenseProblem
+from .depths.check import KGroupedProblem
+from .heads.check import HeadsProblem
+from .rows.check import ContiguousProblem, MaskedProblem
+from .rows.silu_check import INTERLEAVED, SiluRowsProblem
+from .skip.check import SkipProblem, parts
+
+# One tile of FP64 partial sums stays in a core's cache.
+TILE_M, TILE_N = 256, 1024
+FP32_MIN_NORMAL = 2.0**-126
+ELEMENTS_AT_A_TIME = 1 << 24
+"""Elements of rows that are multiplied by vectors: as many as are in memory as FP64 at a time."""
+
+
+@torch.no_grad()
+def dense(p: DenseProblem) -> None:
+    """Write D = C + A @ B.T."""
+    _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.sfb_rows))
+
+
+@torch.no_grad()
+def skip_head_mid(p: SkipProblem) -> None:
+    """Write A @ B.T to the left and right parts of D's heads, and nothing between them."""
+    product = block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.sfb_rows)
+    of_heads = product.view(p.m, p.n // p.heads.columns, p.heads.columns)
+    left, right = parts(p.d, p.heads)
+    left.copy_(of_heads[..., : p.heads.left])
+    right.copy_(of_heads[..., p.heads.left :])
+
+
+@torch.no_grad()
+def contiguous(p: ContiguousProblem) -> None:
+    """Write the rows of each group, and zeros into the padding that shares a block with them.
+
+    The sizes of the groups decide shapes here, so the host waits for a layout on a GPU.
+    """
+    ids = group_ids(p)
+    for group in range(p.num_groups):
+        rows = (ids == group).nonzero().flatten()
+        if len(rows):
+            a, sfa, b, sfb = p.a[rows], p.sfa[rows], p.b[group], p.sfb[group]
+            p.d[rows] = block_scaled_product(a, sfa, b, sfb, p.sfb_rows, p.sfa_columns).to(p.d.dtype)
+    if p.zero_padding and p.m:
+        p.d[padding_rows(ids, p.alignment)] = 0
+
+
+@torch.no_grad()
+def gate_and_up(p: SiluRowsProblem) -> Tensor:
+    """Give the FP32 products `[m, n]` that are activated: of each row, gate and then up; zeros of rows without a group.
+
+    The sizes of the groups decide shapes here, so the host waits for ids on a GPU.
+    """
+    product = torch.zeros(len(p.a), p.b.shape[1], dtype=torch.float32, device=p.a.device)
+    for group in range(len(p.b)):
+        rows = (p.ids == group).nonzero().flatten()
+        if len(rows):
+            b = p.b[group]
+            if not p.gates_apart:
+                b = b.reshape(-1, 2, INTERLEAVED, b.shape[1]).transpose(0, 1).reshape(b.shape)
+            product[rows] = block_scaled_product(p.a[rows], p.sfa[rows], b, p.sfb[group], SCALE_BLOCK)
+    return product.bfloat16().float() if p.gates_apart else product
+
+
+@torch.no_grad()
+def masked(p: MaskedProblem) -> None:
+    """Write the first `masked_m[g]` rows of each group.
+
+    The host never reads counts on a GPU, because a CUDA graph must be able to capture the call: all rows are computed
+    there, and D keeps its rows from `masked_m[g]` on. On the CPU only the needed rows are computed.
+    """
+    counts = p.masked_m.tolist() if p.masked_m.is_cpu else [p.max_m] * p.num_groups
+    for group, rows in enumerate(counts):
+        d = p.d[group, :rows]
+        product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.sfb_rows)
+        is_written = torch.arange(rows, device=d.device) < p.masked_m[group]
+        d.copy_(torch.where(is_written[:, None], product.to(d.dtype), d))
+
+
+@torch.no_grad()
+def heads(p: HeadsProblem) -> None:
+    """Write all rows of each head."""
+    for head in range(p.heads):
+        product = block_scaled_product(p.a[head], p.sfa[head], p.b[head], p.sfb[head], p.sfb_rows)
+        _store(p.d[head], None if p.c is None else p.c[head], product)
+
+
+@torch.no_grad()
+def k_grouped(p: KGroupedProblem) -> None:
+    """Write D[g] = C[g] + A_g @ B_g.T.
+
+    The groups' k decide shapes here, so the host waits for a `ks_tensor` on a GPU if `ks` was not given.
+    """
+    ks = p.ks if p.ks is not None else tuple(p.ks_tensor.tolist())  # type: ignore[union-attr]
+    first_k = first_block = 0
+    for group, k in enumerate(ks):
+        blocks = slice(first_block, first_block + ceil_div(k, SCALE_BLOCK))
+        a = p.a[p.m * first_k : p.m * (first_k + k)].view(p.m, k)
+        b = p.b[p.n * first_k : p.n * (first_k + k)].view(p.n, k)
+        product = block_scaled_product(a, p.sfa[:, blocks], b, p.sfb[:, blocks], 1)
+        _store(p.d[group], p.c[group] if p.c is not None else None, product)
+        first_k, first_block = first_k + k, blocks.stop
+
+
+def group_ids(p: ContiguousProblem) -> Tensor:
+    """Group of each row, -1 for none, from either form of the layout. The host reads ends."""
+    if not p.layout_is_ends:
+        return p.grouped_layout
+    ids = torch.full((p.m,), -1, dtype=torch.int32, device=p.d.device)
+    start = 0
+    for group, end in enumerate(p.grouped_layout.tolist()):
+        ids[start:end] = group
+        start = align(end, p.alignment)
+    return ids
+
+
+def padding_rows(ids: Tensor, alignment: int) -> Tensor:
+    """Rows without a group that share an aligned block of rows with one that has a group."""
+    valid = ids >= 0
+    blocks = torch.zeros(align(len(ids), alignment), dtype=torch.bool, device=ids.device)
+    blocks[: len(ids)] = valid
+    near_valid = blocks.view(-1, alignment).any(dim=1).repeat_interleave(alignment)[: len(ids)]
+    return near_valid & ~valid
+
+
+def block_scaled_product(
+    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int, sfa_columns: int = SCALE_BLOCK
+) -> Tensor:
+    """FP32 `[m, n]` of A `[m, k]` and B `[n, k]`, accumulated as this module's head defines.
+
+    A block of k that is summed from zero is as deep as a scale of A reaches.
+    """
+    m, k, n = *a.shape, b.shape[0]
+    out = torch.zeros(m, n, dtype=torch.float32, device=a.device)
+    for first_n in range(0, n, TILE_N):
+        columns = slice(first_n, min(first_n + TILE_N, n))
+        b_tile = F.pad(b[columns].double(), (0, 0, 0, align(columns.stop, sfb_rows) - columns.stop))
+        sfb_tile = sfb[first_n // sfb_rows : ceil_div(columns.stop, sfb_rows)]
+        for first_m in range(0, m, TILE_M):
+            rows = slice(first_m, min(first_m + TILE_M, m))
+            a_tile = a[rows].double()
+            # [rows, columns] -> [rows, scales of B, columns under one scale]
+            acc = torch.zeros(len(a_tile), len(sfb_tile), sfb_rows, dtype=torch.float64, device=a.device)
+            for block in range(ceil_div(k, sfa_columns)):
+                ks = slice(block * sfa_columns, (block + 1) * sfa_columns)
+                partial = (a_tile[:, ks] @ b_tile[:, ks].t()).float().view_as(acc)
+                scale = sfa[rows, block, None] * sfb_tile[:, ks.start // SCALE_BLOCK]  # rounded to FP32
+                acc = fma_fp32(partial, scale[..., None], acc)
+            out[rows, columns] = acc.view(len(a_tile), -1)[:, : columns.stop - first_n].float()
+    return out
+
+
+def fma_fp32(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Compute x * y + z with one rounding to FP32, as FP64 numbers; x and y are FP32, z FP32 values in FP64.
+
+    x * y is exact in FP64, so the sum is rounded once to FP64 and once to FP32. The second rounding can go wrong only
+    if the first landed exactly between two FP32 numbers. Such a sum is first moved towards the part that was lost.
+    """
+    x, y = x.double(), y.double()
+    total = torch.addcmul(z, x, y)
+    # Halfway between two normal numbers the 29 bits that FP32 lacks are 100...0. All subnormal sums are suspects.
+    suspect = ((total.view(torch.int64) & 0x1FFF_FFFF) == 0x1000_0000).logical_or_(total.abs() < FP32_MIN_NORMAL)
+    # On a GPU all sums are moved and the suspects are kept: picking them would make the host wait for their number.
+    at = suspect.nonzero(as_tuple=True) if suspect.is_cpu else (...,)
+    moved = _towards_exact(total[at], x[at] * y.expand_as(x)[at], z[at])
+    total[at] = torch.where(suspect[at], moved, total[at])
+    return total.float().double()
+
+
+def _towards_exact(total: Tensor, product: Tensor, z: Tensor) -> Tensor:
+    """Move sums that lie halfway between two FP32 numbers to the side of the exact product + z."""
+    virtual_z = total - product
+    lost = (product - (total - virtual_z)) + (z - virtual_z)  # exact: Knuth's two-sum
+    units = total * 2.0**149  # in units of the smallest subnormal number
+    halfway_subnormal = units - units.floor() == 0.5
+    halfway = torch.where(total.abs() < FP32_MIN_NORMAL, halfway_subnormal, True)
+    towards = torch.where(lost > 0, torch.inf, -torch.inf).to(total.dtype)
+    return torch.where(halfway & (lost != 0) & lost.isfinite(), total.nextafter(towards), total)
+
+
+def _store(d: Tensor, c: Tensor | None, product: Tensor) -> None:
+    d.copy_(product if c is None else product + c.float())

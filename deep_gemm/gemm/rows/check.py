@@ -1,0 +1,157 @@
+"""Products of grouped rows: what is asked, checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.check import checks
+from ...core.check.checks import Operand, Sizes
+from ...core.check.integers import INT32_MAX, as_integer, integer_in_range
+from ...core.check.layout import SCALE_BLOCK
+from ...core.check.recipes import NO_RECIPES, Recipes, default_dtype, scales_of
+from ..fine_scales import in_whole_blocks
+
+ZERO_PADDING_BLOCK = 128
+
+
+class ContiguousProblem(NamedTuple):
+    """Rows of A `[m, k]` stacked by group, each multiplied by its group's B `[groups, n, k]`."""
+
+    a: Tensor
+    sfa: Tensor
+    b: Tensor
+    sfb: Tensor
+    d: Tensor
+    grouped_layout: Tensor
+    """A group id for each row (-1: skip it), or with `layout_is_ends` the end of each group's rows."""
+    num_groups: int
+    m: int
+    n: int
+    k: int
+    sfb_rows: int
+    layout_is_ends: bool
+    alignment: int
+    """Alignment, in rows, of group starts (offsets form) and of zero padding."""
+    zero_padding: bool
+    sfa_columns: int = SCALE_BLOCK
+    """Values of a row of A under one scale."""
+
+
+class MaskedProblem(NamedTuple):
+    """The first `masked_m[g]` rows of each group of A `[groups, max_m, k]`, times B `[groups, n, k]`."""
+
+    a: Tensor
+    sfa: Tensor
+    b: Tensor
+    sfb: Tensor
+    d: Tensor
+    masked_m: Tensor
+    expected_m: int
+    num_groups: int
+    max_m: int
+    n: int
+    k: int
+    sfb_rows: int
+
+
+def contiguous_problem(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    grouped_layout: Tensor | None,
+    *,
+    num_groups: int | None = None,
+    major: str = "nt",
+    recipes: Recipes = NO_RECIPES,
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    alignment: int = ZERO_PADDING_BLOCK,
+    sfa_columns: int = SCALE_BLOCK,
+) -> ContiguousProblem:
+    """Check a product grouped along m whose groups' rows are stacked.
+
+    `alignment` applies to group starts in the offsets form. With ids, zero padding always fills blocks of 128 rows.
+    """
+    sizes: Sizes = {}
+    of_a, of_b = scales_of(recipes)
+    turn_b = major[1] == "n"
+    av, sfa = checks.operand("a", a, ("m", "k"), sizes)
+    bv, sfb = checks.operand("b", b, ("groups", "k", "n") if turn_b else ("groups", "n", "k"), sizes)
+    bv = bv.mT if turn_b else bv
+    m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
+    if num_groups is not None and as_integer(num_groups) != groups:
+        raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, columns=min(sfa_columns, of_a.columns))
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, of_b.rows, transposed=turn_b, columns=of_b.columns)
+    if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
+        grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
+    axis = "groups" if use_psum_layout else "m"
+    checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default_dtype(of_b.rows))
+    checks.depth(k)
+    alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
+    if checks.on_host(grouped_layout):
+        if use_psum_layout:
+            checks.ends(grouped_layout, m, alignment)
+        else:
+            checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
+    av = checks.k_major("a", av)
+    bv = checks.weights("b", bv, copy_if_transposed=turn_b)
+    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    return ContiguousProblem(
+        av,
+        sfa,
+        bv,
+        sfb,
+        d,
+        grouped_layout,
+        groups,
+        m,
+        n,
+        av.shape[1],
+        sfb_rows,
+        use_psum_layout,
+        alignment,
+        ensure_zero_padding,
+        sfa_columns,
+    )
+
+
+def masked_problem(
+    a: Operand,
+    b: Operand,
+    d: Tensor | None,
+    masked_m: Tensor | None,
+    expected_m: int | None,
+    *,
+    recipes: Recipes = NO_RECIPES,
+) -> MaskedProblem:
+    """Check a product grouped along m with a row count for each group."""
+    sizes: Sizes = {}
+    of_a, of_b = scales_of(recipes)
+    av, sfa = checks.operand("a", a, ("groups", "max_m", "k"), sizes)
+    bv, sfb = checks.operand("b", b, ("groups", "n", "k"), sizes)
+    groups, max_m, n, k = sizes["groups"], sizes["max_m"], sizes["n"], sizes["k"]
+    sfa = checks.scales("sfa", sfa, "max_m", (groups, max_m), k, 1, columns=of_a.columns)
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, of_b.rows, columns=of_b.columns)
+    masked_m = checks.int32("masked_m", masked_m, "groups", groups)
+    expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
+    inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default_dtype(of_b.rows))
+    checks.depth(k)
+    if checks.on_host(masked_m):
+        checks.in_range("masked_m", masked_m, 0, max_m)
+    av, bv = checks.k_major("a", av), checks.weights("b", bv)
+    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, av.shape[2], sfb_rows)
+
+
+def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:
+    """Make the ids of consecutive groups of equal size."""
+    if m % max(groups, 1):
+        raise ValueError(f"grouped_layout: left out, so m must be a multiple of the {groups} groups, got m = {m}")
+    return torch.arange(groups, dtype=torch.int32, device=device).repeat_interleave(m // max(groups, 1))

@@ -1,0 +1,146 @@
+"""Which tile multiplies grouped rows. The host knows how many rows there are in all, or about how many each group has.
+
+The cost is that of cost.py with an expected number of tiles. Group sizes are taken to be spread
+
+    if rows are stacked, like an exponential distribution, as the tokens of experts are: a group of x rows on average
+    then has 1 / (1 - exp(-block_m / x)) tiles along m on average, one if it is small, half a tile too many if large
+    if `expected_m` is given, evenly from 0.7 to 1.3 of it
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, lru_cache
+
+from ...core.gpu import Gpu
+from ...core.sm90 import WGMMA_ROWS
+from ..config import BLOCK_K, GemmConfig
+from ..config_of_tile import tile_config
+from ..cost import Estimate, memory_us, on_weight, row_bytes, together
+from ..output import Groups, Output
+from ..tiles import Tile
+from ..timings import Timings, timings_of
+
+TILES = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256))
+TILES_COUNTS = (*TILES, Tile(256, 128))
+"""For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
+TILES_1D1D = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
+"""Rows of B with scales of their own leave too few registers for 128 x 128."""
+TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
+"""A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
+TILES_APART = (Tile(64, 256), Tile(128, 256))
+"""Gate and up of the same columns in two units of one warpgroup."""
+
+SPREAD = tuple(0.7 + 0.6 * (i + 0.5) / 12 for i in range(12))
+"""Rows of a group, as parts of `expected_m`."""
+
+
+@lru_cache(maxsize=4096)
+def select_grouped(num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu) -> GemmConfig:
+    """The configuration with the lowest cost for groups of `rows` rows on average."""
+    return grouped_config(chosen_tile(num_groups, rows, n, k, output, gpu, timings_of(gpu)), output, k)
+
+
+def grouped_config(tile: Tile, output: Output, k: int) -> GemmConfig:
+    """The kernel's configuration for a tile."""
+    return tile_config(tile.block_m, tile.block_n, output, k=k)
+
+
+def chosen_tile(num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu, timings: Timings) -> Tile:
+    """The tile of `select_grouped`, by these timings."""
+    return min(tiles_for(output), key=lambda tile: estimate(tile, num_groups, rows, n, k, output, gpu, timings).cost_us)
+
+
+def estimate(
+    tile: Tile, num_groups: int, rows: float, n: int, k: int, output: Output, gpu: Gpu, timings: Timings
+) -> Estimate:
+    """About how long the product takes."""
+    offer = on_weight(tile, n, k, output, gpu, timings)
+    half = 0.5**timings.part_power if _cuts_last_tiles(tile, output) else 1.0  # of a last round of few tiles
+    busy = num_groups * min(rows, 1.0)  # groups that have rows
+    per_tile = offer.clusters_n / offer.at_once
+    if output.groups == Groups.COUNTS:
+        # One group's rows may be far from `rows`, those of several are close to it in all.
+        parts = [_tiles_of_group(tile.block_m, part * max(rows, 1.0), timings) for part in SPREAD]
+        tiles, work = (sum(of_parts) / len(parts) for of_parts in zip(*parts, strict=True))
+        totals = [of_part for of_part, _ in parts] if num_groups == 1 else [busy * tiles]
+        rounds = sum(_rounds(total * per_tile, half) for total in totals) / len(totals)
+    else:
+        tiles = 1 / -math.expm1(-tile.block_m / max(rows, 1.0))
+        low = math.expm1(-WGMMA_ROWS / max(rows, 1.0))
+        work = tiles * (1 + low * (1 - _share(tile.block_m, WGMMA_ROWS, timings)))
+        rounds = max(busy * tiles * per_tile + half / 2, 1.0)  # a last round is half full on average
+    multiply_us = rounds * work / tiles * offer.round_us
+    moving_us = memory_us((busy * n * k + num_groups * rows * row_bytes(n, k, output)) / 1e6, timings)
+    cost_us = timings.launch_us + timings.find_us + together(multiply_us, moving_us)
+    return Estimate(tile, busy * tiles * offer.clusters_n, rounds, multiply_us, moving_us, cost_us)
+
+
+@cache
+def _cuts_last_tiles(tile: Tile, output: Output) -> bool:
+    return tile_config(tile.block_m, tile.block_n, output).cuts_last_tiles
+
+
+def _rounds(full: float, half: float) -> float:
+    """How long CTAs are busy, in whole tiles, with tiles for so many full rounds."""
+    return math.floor(full) + half if 0 < full % 1 <= 0.5 else math.ceil(full)
+
+
+def _tiles_of_group(block_m: int, rows: float, timings: Timings) -> tuple[int, float]:
+    """How many tiles along m a group has, and what they take, in whole tiles.
+
+    Only tiles of 256 rows end low; lower ones are moved up, if there are several, so as to be whole.
+    """
+    tiles = math.ceil(rows / block_m)
+    last = rows - (tiles - 1) * block_m if tiles == 1 or block_m == 256 else block_m
+    return tiles, tiles - 1 + _share(block_m, last, timings)
+
+
+def _share(block_m: int, rows: float, timings: Timings) -> float:
+    """The part of a whole tile's time that a tile takes if it has so many rows, which warpgroups take 64 at a time."""
+    return float((math.ceil(rows / WGMMA_ROWS) * WGMMA_ROWS / block_m) ** timings.part_power)
+
+
+def tiles_for(output: Output) -> tuple[Tile, ...]:
+    """The tiles that there are for a kind of product."""
+    if output.sfb_is_per_row:
+        return TILES_1D1D
+    if output.activates:
+        return TILES_APART if output.gates_apart else TILES_SILU
+    return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
+
+
+def reachable_grouped() -> list[GemmConfig]:
+    """Every configuration that `select_grouped` can give."""
+    outputs = [
+        Output(is_fp32, sfb_is_per_row=per_row, groups=groups)
+        for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
+        for is_fp32 in (False, True)
+        for per_row in (False, True)
+    ]
+    by_ids = [
+        Output(groups=Groups.IDS, to_addresses=to_addresses, sfa_by_64=by_64)
+        for to_addresses, by_64 in ((True, False), (False, True), (True, True))
+    ]
+    found = [
+        tile_config(tile.block_m, tile.block_n, output, k=BLOCK_K * blocks)
+        for output in (*outputs, *by_ids)
+        for blocks in (4, 5)
+        for tile in tiles_for(output)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def reachable_silu() -> list[GemmConfig]:
+    """The same of rows that are activated."""
+    found = [
+        tile_config(tile.block_m, tile.block_n, silu, k=BLOCK_K * blocks)
+        for silu in (
+            Output(groups=groups, activates=True, gates_apart=apart, fetches=groups == Groups.ENDS)
+            for groups in (Groups.IDS, Groups.ENDS)
+            for apart in (False, True)
+        )
+        for blocks in (4, 5)
+        for tile in tiles_for(silu)
+    ]
+    return list(dict.fromkeys(found))

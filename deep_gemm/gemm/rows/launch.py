@@ -1,0 +1,305 @@
+"""Products of grouped rows on a GPU: how high their tiles are, and the plan that launches them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...casts.lay_scales import mn_major
+from ...core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
+from ...core.gpu import gpu_of
+from ...core.jit import driver
+from ...core.jit.tensor_map import ElementType, TensorMap
+from ...core.settings import get_compile_mode, get_num_sms, get_pdl, settings
+from ...core.sm90 import WGMMA_ROWS
+from .. import kernel as fp8_gemm
+from ..config import BLOCK_K, GemmConfig
+from ..kernel import ROWS_PARAMS
+from ..maps import clipped_map, output_map, plane_map, row_pitch
+from ..output import Groups, Output
+from ..plan import (
+    SCALE_BYTES,
+    SFA,
+    SFB,
+    A,
+    B,
+    C,
+    D,
+    Place,
+    Plan,
+    Resized,
+    Resizing,
+    addresses_of,
+    other_rows,
+    refuse_if,
+    rows_of,
+)
+from ..reference import padding_rows
+from .check import ContiguousProblem, MaskedProblem
+from .choose import select_grouped
+
+
+class GroupedProblem(NamedTuple):
+    """Both kinds of grouped rows as the kernel sees them: planes of rows. Stacked rows are those of one plane."""
+
+    a: Tensor
+    """`[planes, rows, k]`; so are its scales and D."""
+    sfa: Tensor
+    b: Tensor
+    """`[groups, n, k]`"""
+    sfb: Tensor
+    d: Tensor
+    c: Tensor
+    """The layout, in the place of a C, which no grouped product has, among the operands."""
+    groups: Groups
+    sfb_rows: int
+    alignment: int
+    zero_padding: bool
+    expected_m: float
+    """Rows of a group, about."""
+    sfa_columns: int = SCALE_BLOCK
+    """Values of a row of A under one scale."""
+
+    @property
+    def planes(self) -> int:
+        """Matrices of rows: one, or one for each group."""
+        return self.a.shape[0]
+
+    @property
+    def m(self) -> int:
+        """Rows of a plane."""
+        return self.a.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups, each with its B."""
+        return self.b.shape[0]
+
+    @property
+    def n(self) -> int:
+        """Columns of D."""
+        return self.b.shape[1]
+
+    @property
+    def k(self) -> int:
+        """Depth of the product."""
+        return self.b.shape[2]
+
+
+def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
+    """Take either kind of problem for what they have in common."""
+    if isinstance(p, MaskedProblem):
+        return GroupedProblem(
+            p.a, p.sfa, p.b, p.sfb, p.d, p.masked_m, Groups.COUNTS, p.sfb_rows, 1, False, p.expected_m
+        )
+    groups = Groups.ENDS if p.layout_is_ends else Groups.IDS
+    a, sfa, d = p.a[None], p.sfa[None], p.d[None]
+    rows_of_a_group = p.m / max(p.num_groups, 1)
+    return GroupedProblem(
+        a,
+        sfa,
+        p.b,
+        p.sfb,
+        d,
+        p.grouped_layout,
+        groups,
+        p.sfb_rows,
+        p.alignment,
+        p.zero_padding,
+        rows_of_a_group,
+        p.sfa_columns,
+    )
+
+
+def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = None) -> Plan | None:
+    """Compute a product of grouped rows on the GPU that its tensors are on; give the plan, which serves other calls.
+
+    The host does not wait for the layout. `config` None leaves the choice to the heuristics.
+    """
+    p = grouped_problem(problem)
+    if 0 in (p.planes, p.m, p.n, p.num_groups):
+        return None
+    device = p.d.get_device()
+    if torch._C._cuda_getDevice() != device:
+        with torch.cuda.device(device):
+            return run(problem, config)
+    if p.k == 0:
+        if get_compile_mode() == 0:
+            write_zeros(problem)
+        return None
+    config = chosen(config, p.num_groups, p.expected_m, p.n, p.k, output_of(p), device)
+    ready = prepared(p)
+    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
+    if get_compile_mode() == 1:
+        return None
+    plan.launch(addresses_of(ready))
+    return plan
+
+
+def chosen(
+    config: GemmConfig | None, num_groups: int, rows_of_group: float, n: int, k: int, output: Output, device: int
+) -> GemmConfig:
+    """Choose a configuration if there is none, and check that one which there is fits."""
+    if config is None:
+        config = select_grouped(num_groups, rows_of_group, n, k, output, gpu_of(device))
+    else:
+        refuse_if(config.name, fp8_gemm.why_unfit(config, k, output))
+    print_if_asked(num_groups, n, k, config)
+    return config
+
+
+def derive(templates: Mapping[GemmConfig, Plan], operands: Sequence[Tensor]) -> Plan | None:
+    """Make a plan for other rows of the same groups, of operands that nobody has checked; None if they want the checks.
+
+    For stacked rows alone: the room for rows that are counted is seldom new.
+    """
+    like = next(iter(templates.values()))
+    found, layout = other_rows(like, operands), operands[C]
+    if found is None:
+        return None
+    m, pitch = found
+    num_groups, groups = operands[B].shape[0], like.output.groups
+    if layout.shape != ((num_groups,) if groups == Groups.ENDS else (m,)):
+        return None
+    config = select_grouped(num_groups, m / num_groups, like.n, like.k, like.output, gpu_of(like.device))
+    template = templates.get(config)
+    if template is None or template.copies_sfa:
+        return None
+    print_if_asked(num_groups, like.n, like.k, config)
+    of_rows, ctas = rows_of(like, m, pitch, operands), grid(config, 1, m, like.n, get_num_sms())
+    if template.resizing is not None and pitch * SCALE_BYTES < driver.STRIDE_LIMIT:
+        return template.with_rows(m, pitch * SCALE_BYTES, of_rows, ctas)
+    resized = resized_for(template, m, pitch * SCALE_BYTES)
+    plan = template.derived(of_rows, ctas, {"m": m, "groups.rows": m}, resized)
+    if driver.sizes_are_numbers():
+        template.resizing = plan.resizing = Resizing.of(plan.params, ("m", "groups.rows"), resized, m)
+    return plan
+
+
+def resized_for(plan: Plan, m: int, pitch: int) -> list[Resized]:
+    """The maps of a plan of stacked rows for other rows; `pitch` is that of A's scales in bytes."""
+    resized = [  # places where a box of rows may begin: one more than there are rows
+        Resized("map_a", 2, m + 1),
+        Resized("map_sfa", 0, m, pitch),
+    ]
+    if "map_d" in plan.maps:
+        resized.append(Resized("map_d", 2, m + 1))
+    if "map_whole_d" in plan.maps:
+        resized.append(Resized("map_whole_d", len(plan.maps["map_whole_d"].sizes) - 2, m))
+    return resized
+
+
+def output_of(p: GroupedProblem) -> Output:
+    """Give all that decides the kernel's code besides the tile."""
+    return Output(
+        p.d.dtype == torch.float32,
+        sfb_is_per_row=p.sfb_rows == 1,
+        groups=p.groups,
+        sfa_by_64=p.sfa_columns < SCALE_BLOCK,
+    )
+
+
+def prepared(p: GroupedProblem) -> GroupedProblem:
+    """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
+    sfa = mn_major(p.sfa)
+    sfb = mn_major(p.sfb) if p.sfb_rows == 1 else p.sfb
+    layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
+    if sfa is p.sfa and sfb is p.sfb and layout is p.c:
+        return p
+    return p._replace(sfa=sfa, sfb=sfb, c=layout)
+
+
+def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
+    """Prepare the launch for a problem that is `prepared`."""
+    element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
+    swizzle = config.panel_columns * config.output_bytes
+    maps, places = operand_maps(p, config)
+    maps["map_d"] = clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle)
+    places.append(Place("map_d", D, WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()))
+    if config.sfb_is_per_row:
+        maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
+        places.append(Place("map_sfb", SFB))
+    else:
+        maps["map_whole_d"] = output_map(config, p.d)
+        places.append(Place("map_whole_d", D))
+    numbers = numbers_of(p, row_pitch(p.d))
+    params = ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
+    plan = Plan(p, params, numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
+    plan.config, plan.output, plan.n, plan.k = config, output_of(p), p.n, p.k
+    plan.c_is_d, plan.needs_c = False, True
+    plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4
+    if p.groups != Groups.COUNTS:
+        plan.rows = plan.rows._replace(shape=plan.rows.shape[1:])
+    return plan
+
+
+def operand_maps(p: GroupedProblem, config: GemmConfig) -> tuple[dict[str, TensorMap], list[Place]]:
+    """Maps of what is loaded, and places of what has an address, D's map apart."""
+    maps = {
+        "map_a": clipped_map(ElementType.UINT8, p.a, (config.box_rows_of_a, BLOCK_K), 128),
+        "map_b": plane_map(ElementType.UINT8, p.b, (config.box_rows_of_b, BLOCK_K), 128),
+        "map_sfa": plane_map(ElementType.FLOAT32, p.sfa.mT, (config.scale_parts, config.scale_rows), 0),
+    }
+    places = [
+        # Maps that cut boxes off begin a box before their tensor: "Rows that are not the group's", gemm/work/rows.cuh.
+        Place("map_a", A, config.box_rows_of_a * row_pitch(p.a) * p.a.element_size()),
+        Place("map_b", B),
+        Place("map_sfa", SFA),
+        Place("sfb", SFB),
+        Place("d", D),
+        Place("groups.layout", C),
+    ]
+    return maps, places
+
+
+def numbers_of(p: GroupedProblem, d_pitch: int) -> dict[str, int | bytes]:
+    """Parameters that are neither maps nor addresses."""
+    return {
+        "c": 0,
+        "c_pitch": 0,
+        "d_pitch": d_pitch,
+        "sfb_stride_n": p.sfb.stride(1),
+        "sfb_stride_k": p.sfb.stride(2),
+        "m": p.m,
+        "n": p.n,
+        "k": p.k,
+        "groups.sfb_stride": p.sfb.stride(0),
+        "groups.count": p.num_groups,
+        "groups.rows": p.m,
+        "groups.alignment": p.alignment,
+        "groups.zeroes_padding": int(p.zero_padding),
+    }
+
+
+def grid(config: GemmConfig, planes: int, m: int, n: int, num_sms: int) -> int:
+    """One CTA for each SM, but no more than there can be tiles, or halves of them: a tile has a row at least."""
+    return min(num_sms, planes * m * ceil_div(n, config.block_n) * (2 if config.cuts_last_tiles else 1))
+
+
+def write_zeros(p: ContiguousProblem | MaskedProblem) -> None:
+    """Write zeros, the product of depth 0, to the rows that are written."""
+    if isinstance(p, MaskedProblem):
+        is_written = torch.arange(p.max_m, device=p.d.device) < p.masked_m[:, None]
+    elif p.layout_is_ends:
+        ends = p.grouped_layout.clamp(0, p.m)
+        aligned = (ends + (p.alignment - 1)) // p.alignment * p.alignment
+        starts = torch.cat([torch.zeros_like(aligned[:1]), aligned[:-1]])
+        rows = torch.arange(p.m, device=p.d.device)[:, None]
+        last = aligned if p.zero_padding else ends
+        is_written = ((rows >= starts) & (rows < last) & (ends > starts)).any(dim=1)
+    else:
+        is_written = p.grouped_layout >= 0
+        if p.zero_padding:
+            is_written |= padding_rows(p.grouped_layout, p.alignment)
+    p.d.masked_fill_(is_written[..., None], 0)
+
+
+def print_if_asked(num_groups: int, n: int, k: int, config: GemmConfig) -> None:
+    """Say what is planned, if DG_PRINT_CONFIGS asks for it."""
+    if settings().print_configs:
+        print(f"deep_gemm: {num_groups} groups of {n} x {k} run {config.name}", file=sys.stderr)

@@ -1,0 +1,94 @@
+"""Products of grouped rows with gate and up, activated and cast to FP8: what is asked, checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.check import checks
+from ...core.check.checks import Operand, Sizes
+from ...core.check.layout import SCALE_BLOCK, is_mn_major_tma_aligned, whole_elements
+from ...core.check.numbers import positive
+
+INTERLEAVED = 8
+"""Rows of gate, then as many of up, and so on: what one 8-column group of WGMMA's accumulators holds."""
+SILU_COLUMNS = SCALE_BLOCK // 2
+"""Columns of activations under one scale."""
+
+
+class SiluRowsProblem(NamedTuple):
+    """silu(gate) * up of each row of A `[m, k]`, gate and up being products with its group's B `[groups, n, k]`."""
+
+    a: Tensor
+    sfa: Tensor
+    b: Tensor
+    """8 rows of gate and 8 of up in turn, or with `gates_apart` all of gate first."""
+    sfb: Tensor
+    """`[groups, n / 128, k / 128]`, those of gate first."""
+    d: Tensor
+    """FP8 `[m, n / 2]`."""
+    scales: Tensor
+    """One for each row of d and 64 columns, or 128 with `gates_apart`, m-major."""
+    ids: Tensor
+    """The group of each row, -1 for none: such rows are neither read nor written."""
+    row_weights: Tensor | None
+    """FP32 `[m]`: factors of whole rows."""
+    limit: float | None
+    """gate counts as at most this, up as within +-this."""
+    gates_apart: bool = False
+    """B has all rows of gate first, scales are for 128 columns, and gate and up are rounded to BF16."""
+
+    @property
+    def c(self) -> Tensor:
+        """The layout, in the place of a C among the operands."""
+        return self.ids
+
+
+def silu_rows_problem(
+    a: Operand,
+    b: Operand,
+    d: Operand,
+    ids: Tensor,
+    row_weights: Tensor | None,
+    limit: float | None,
+    gates_apart: bool = False,
+) -> SiluRowsProblem:
+    """Check a product of grouped rows that is activated. `d` is room for values and scales."""
+    sizes: Sizes = {}
+    av, sfa = checks.operand("a", a, ("m", "k"), sizes)
+    bv, sfb = checks.operand("b", b, ("groups", "n", "k"), sizes)
+    m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
+    if n % (2 * SCALE_BLOCK):
+        raise ValueError(f"b: expected a multiple of {2 * SCALE_BLOCK} rows, gate and up, got n = {n}")
+    blocks = "n / 256" if gates_apart else "n / 128"
+    sizes |= {"n / 2": n // 2, blocks: n // 2 // (SCALE_BLOCK if gates_apart else SILU_COLUMNS)}
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1)
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, SCALE_BLOCK)
+    values, scales = checks.operand("d", d, ("m", "n / 2"), sizes)
+    checks.fp32_scales("sfd", scales)
+    checks.bind("sfd", scales, ("m", blocks), sizes)
+    if not is_mn_major_tma_aligned(scales):
+        raise ValueError(f"sfd: expected scales that lie m-major, as products load them, got strides {scales.stride()}")
+    checks.int32("ids", ids, "m", m)
+    given = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "ids": ids}
+    if row_weights is not None:
+        checks.has_type("row_weights", checks.tensor("row_weights", row_weights), (torch.float32,))
+        checks.bind("row_weights", row_weights, ("m",), sizes)
+        whole_elements("row_weights", row_weights)
+        given["row_weights"] = row_weights = row_weights.contiguous()
+    checks.supported_device("a", av)
+    checks.same_device({**given, "d": values, "sfd": scales}, av.device)
+    checks.depth(k)
+    if k == 0:
+        raise ValueError("k: expected a depth above 0, got 0")
+    checks.rows("d", values, "n / 2")
+    for name, out in (("d", values), ("sfd", scales)):
+        checks.no_overlap(given, out, None, name)
+    checks.no_overlap({"sfd": scales}, values, None)
+    if checks.on_host(ids):
+        checks.in_range("ids", ids, -1, groups - 1)
+    av, bv = checks.k_major("a", av), checks.weights("b", bv)
+    limit = None if limit is None else positive("limit", limit)
+    return SiluRowsProblem(av, sfa, bv, sfb, values, scales, ids, row_weights, limit, gates_apart)

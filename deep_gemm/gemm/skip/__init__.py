@@ -1,0 +1,1 @@
+"""Products into the parts of heads."""

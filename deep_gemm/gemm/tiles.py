@@ -1,0 +1,130 @@
+"""The tiles that a dense product may be computed in: the choice is among them, and tables name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ..core.check.layout import ceil_div
+from .config import BLOCK_K, GemmConfig
+from .config_decode import DecodeConfig, decode_config
+from .config_of_tile import tile_config
+from .output import Groups, Output
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile that a kernel computes, and how CTAs of a cluster take part: what it is, not what it takes."""
+
+    block_m: int
+    block_n: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    cluster_k: int = 1
+    is_decode: bool = False
+    """For the decode kernel, two CTAs on an SM; its tiles have `block_m` tokens."""
+
+    @property
+    def name(self) -> str:
+        """Short, for people and tables, as configurations are called: "128x256/m2", "64x64/k5", "64x8/k3 2/SM"."""
+        sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
+        cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
+        if self.is_decode:  # columns first
+            return f"{self.block_n}x{self.block_m}{cluster} {self.ctas_per_sm}/SM"
+        return f"{self.block_m}x{self.block_n}{cluster}"
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n * self.cluster_k
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """How many CTAs share an SM."""
+        return 2 if self.is_decode else 1
+
+    def config(self, output: Output, k: int) -> GemmConfig | DecodeConfig:
+        """The kernel's configuration for this tile."""
+        return _config(self, output, ceil_div(k, BLOCK_K) % BLOCKS_OF_RUNS)
+
+
+def _splits(tile: Tile, *ctas: int) -> tuple[Tile, ...]:
+    return tuple(replace(tile, cluster_k=cluster_k) for cluster_k in ctas)
+
+
+BLOCKS_OF_RUNS = 4
+"""All runs of k-blocks that a configuration may have divide this number."""
+TILES = (
+    Tile(64, 32),
+    *_splits(Tile(64, 64), 1, 5),
+    Tile(64, 96),
+    Tile(64, 128),
+    Tile(128, 64),
+    Tile(128, 96),
+    Tile(128, 112),
+    Tile(128, 128),
+    Tile(128, 160),
+    Tile(128, 192),
+    Tile(128, 256),
+    Tile(128, 256, cluster_m=2),
+    Tile(192, 96),
+    Tile(192, 128),
+    Tile(256, 128),
+    *_splits(Tile(8, 64, is_decode=True), 1, 3, 8),
+    *_splits(Tile(8, 128, is_decode=True), 1, 3),
+    *_splits(Tile(16, 64, is_decode=True), 1, 4, 8),
+    *_splits(Tile(16, 128, is_decode=True), 1, 3),
+    *_splits(Tile(32, 64, is_decode=True), 1, 3, 5),
+    Tile(32, 128, is_decode=True),
+    *_splits(Tile(64, 64, is_decode=True), 3, 5),
+)
+"""Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
+
+TILES_1D1D = (
+    *_splits(Tile(64, 64), 1, 3),
+    *_splits(Tile(128, 128), 1, 2),
+    Tile(192, 128),
+    Tile(256, 128),
+)
+"""If B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
+
+OUTPUTS = (
+    Output(),
+    Output(with_c=True),
+    Output(is_fp32=True),
+    Output(is_fp32=True, with_c=True),
+    Output(is_fp32=True, adds_to_d=True),
+)
+OUTPUTS_1D1D = tuple(replace(output, sfb_is_per_row=True) for output in OUTPUTS)
+OUTPUTS_BY_NAME = {output.name: output for output in (*OUTPUTS, *OUTPUTS_1D1D)}
+
+
+def tiles_for(output: Output) -> tuple[Tile, ...]:
+    """The tiles that there are for a kind of product."""
+    return TILES_1D1D if output.sfb_is_per_row else TILES
+
+
+@cache
+def tiles_by_name(output: Output) -> dict[str, Tile]:
+    """Give the tiles by their names."""
+    return {tile.name: tile for tile in tiles_for(output)}
+
+
+@cache
+def _config(tile: Tile, output: Output, blocks_left: int) -> GemmConfig | DecodeConfig:
+    if tile.is_decode:
+        adds = output.with_c or output.adds_to_d
+        config = decode_config(
+            tile.block_m,
+            tile.block_n // 64,
+            tile.cluster_k,
+            tile.ctas_per_sm,
+            fp32=output.is_fp32,
+            c=adds,
+            heads=output.groups == Groups.HEADS,
+        )
+        if config is None:
+            raise ValueError(f"tile: {tile} cannot be built")
+        return config
+    k = BLOCK_K * (BLOCKS_OF_RUNS + blocks_left)  # leaves the same tail as the problem's
+    return tile_config(tile.block_m, tile.block_n, output, tile.cluster_m, tile.cluster_n, tile.cluster_k, k)

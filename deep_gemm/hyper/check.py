@@ -1,0 +1,85 @@
+"""Requests for the product that hyper-connections make ahead of their norm."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.check import checks
+from ..core.check.integers import integer_in_range
+from ..core.check.layout import whole_elements
+from ..core.check.tracing import has_memory
+
+BLOCK_K = 64
+COLUMNS = (8, 16, 24, 32)
+SPLITS_LIMIT = 1 << 16
+NUMBER_LIMIT = 1 << 31
+"""TMA counts rows with signed numbers of 32 bits."""
+
+
+class HcProblem(NamedTuple):
+    """Checked arguments. Without splits there is one."""
+
+    a: Tensor
+    b: Tensor
+    d: Tensor
+    """`[splits, m, n]`."""
+    sqr_sum: Tensor
+    """`[splits, m]`."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """m, n, k, splits."""
+        splits, m, n = self.d.shape
+        return m, n, self.a.shape[1], splits
+
+
+def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int | None) -> HcProblem:
+    """Check the arguments."""
+    sizes: checks.Sizes = {}
+    given = {"a": a, "b": b, "d": d, "sqr_sum": sqr_sum}
+    types = {"a": torch.bfloat16, "b": torch.float32, "d": torch.float32, "sqr_sum": torch.float32}
+    for name, x in given.items():
+        checks.has_type(name, checks.tensor(name, x), (types[name],))
+    splits: tuple[str, ...] = ()
+    if num_splits is not None:
+        sizes["num_splits"] = integer_in_range("num_splits", num_splits, 1, SPLITS_LIMIT)
+        splits = ("num_splits",)
+    checks.bind("a", a, ("m", "k"), sizes)
+    checks.bind("b", b, ("n", "k"), sizes)
+    checks.bind("d", d, (*splits, "m", "n"), sizes)
+    checks.bind("sqr_sum", sqr_sum, (*splits, "m"), sizes)
+    checks.supported_device("a", a)
+    checks.same_device(given, a.device)
+    for name, x in given.items():
+        if torch.is_grad_enabled() and x.requires_grad:
+            checks.refuse_gradient(name)
+    _sizes(a, sizes)
+    checks.rows("a", a, "k")
+    checks.rows("b", b, "k")
+    _outputs(d, sqr_sum)
+    checks.no_overlap({"a": a, "b": b}, d, None)
+    checks.no_overlap({"a": a, "b": b, "d": d}, sqr_sum, None, "sqr_sum")
+    return HcProblem(a, b, d, sqr_sum) if splits else HcProblem(a, b, d[None], sqr_sum[None])
+
+
+def _sizes(a: Tensor, sizes: checks.Sizes) -> None:
+    if sizes["n"] not in COLUMNS:
+        raise ValueError(f"n: expected 8, 16, 24 or 32, got {sizes['n']}")
+    if sizes["k"] % BLOCK_K:
+        raise ValueError(f"k: expected a multiple of {BLOCK_K}, got {sizes['k']}")
+    # Not while torch traces, for which this would be a guard on the number of rows.
+    if has_memory(a) and sizes["m"] * sizes.get("num_splits", 1) >= NUMBER_LIMIT:
+        raise ValueError(f"m: expected rows of all splits below 2^31, got {sizes['m']}")
+
+
+def _outputs(d: Tensor, sqr_sum: Tensor) -> None:
+    if d.numel() and d.stride(-1) != 1:
+        raise ValueError(f"d: expected values contiguous along n, got strides {d.stride()}")
+    checks.apart("d", d)
+    if not sqr_sum.is_contiguous():
+        raise ValueError(f"sqr_sum: expected a contiguous tensor, got strides {sqr_sum.stride()}")
+    whole_elements("d", d)
+    whole_elements("sqr_sum", sqr_sum)

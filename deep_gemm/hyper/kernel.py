@@ -1,0 +1,254 @@
+"""The kernel of hc_prenorm.cuh: tall matrices times few columns through a ring, CTAs and teams sharing out k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..core.check.layout import align, ceil_div
+from ..core.code_plan import CodePlan
+from ..core.jit import driver
+from ..core.jit.tensor_map import ElementType, TensorMap
+from ..core.kernel import Config, Kernel
+from ..core.params import Field, Kind, Params
+from ..core.sm90 import SHARED_BYTES_LIMIT
+from ..core.wgmma_header import wgmma_bf16_header
+from ..gemm.maps import matrix_map
+from .check import BLOCK_K, COLUMNS, HcProblem
+
+BLOCK_M = (64, 128)
+MAX_CLUSTER = 16
+"""More than 8 CTAs are not portable: a GPU says whether it runs such a cluster."""
+MAX_STAGES = 16
+MAX_TEAMS = 8
+ROW_BYTES = 128
+"""64 elements of A; half of 64 elements of B."""
+AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15, 16: 4}
+"""How many clusters of a size run at a time on an H200, as far as is known: those that are chosen from."""
+INVARIANT_CLUSTER, INVARIANT_TEAMS = 4, 2
+TEAMS = {64: 4, 128: 2}
+"""Teams for a tile of so many rows: 16 warps."""
+BLOCK_US, COLUMN_US = {64: 0.12, 128: 0.27}, 0.0069
+"""Microseconds that a CTA takes for a k-block of a tile of so many rows, and more for each column."""
+UNIT_US, EXCHANGE_US, CTA_US = {64: 0.3, 128: 0.6}, 0.6, 0.05
+"""Microseconds for a unit besides its k-blocks, and for the sums of a cluster and of each of its CTAs."""
+BYTES_PER_US = 4.2e6
+CHUNK_BYTES = 512
+"""Bytes of a part that CTAs exchange: four sums of each lane of a warp."""
+MAX_MAPS = 1024
+PRODUCT_K = 16
+"""Elements along k of one product of BF16."""
+PARAMS = Params(
+    "HcParams",
+    Field("map_a", Kind.MAP),
+    Field("map_b", Kind.MAP),
+    Field("d", Kind.POINTER),
+    Field("sqr_sum", Kind.POINTER),
+    Field("d_pitch", Kind.UINT64),
+    Field("d_stride", Kind.UINT64),
+    Field("m", Kind.UINT32),
+    Field("k_blocks", Kind.UINT32),
+    Field("splits", Kind.UINT32),
+    Field("tiles_n", Kind.UINT32),
+    Field("units", Kind.UINT32),
+    Field("slot_bytes", Kind.UINT32),
+)
+"""`HcParams` of hyper/hc_prenorm.cuh."""
+
+
+@dataclass(frozen=True)
+class HcConfig(Config):
+    """One configuration."""
+
+    block_m: int
+    block_n: int
+    """Rows of B of a tile: all of them, or 8 if rows of A are so few that B is most of the work."""
+    cluster: int = 1
+    """CTAs that share out the k-blocks of a tile."""
+    teams: int = 2
+    """Groups of warps that take k-blocks by turns, each a whole one."""
+    max_stages: int = MAX_STAGES
+
+    @property
+    def name(self) -> str:
+        """Short, for people; such as "128x24/k2/t2"."""
+        return f"{self.block_m}x{self.block_n}/k{self.cluster}/t{self.teams}"
+
+    @property
+    def num_math_warps(self) -> int:
+        """Warps of a team, a warpgroup for each 64 rows."""
+        return self.block_m // 16
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a CTA: all teams, and the producer's warp."""
+        return self.num_math_warps * 32 * self.teams + 32
+
+    @property
+    def slot_bytes(self) -> int:
+        """A k-block of A and one of B."""
+        return (self.block_m + 2 * self.block_n) * ROW_BYTES
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that the teams of all CTAs of the cluster send to this one."""
+        chunks = (self.block_n // 8 + 1) * self.num_math_warps
+        return self.cluster * self.teams * ceil_div(chunks, self.cluster) * CHUNK_BYTES
+
+    @property
+    def num_stages(self) -> int:
+        """K-blocks in shared memory: as many as fit, the same number for each team."""
+        left = SHARED_BYTES_LIMIT // 1024 * 1024 - align(self.exchange_bytes, 128) - 16
+        fitting = min(left // (self.slot_bytes + 16), self.max_stages)
+        return fitting // self.teams * self.teams
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in hyper/hc_prenorm.cuh, which asserts that it is the same."""
+        return align(self.num_stages * (self.slot_bytes + 16) + self.exchange_bytes + 16, 1024)
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.block_m in BLOCK_M, f"tiles of {BLOCK_M} rows"
+        yield self.block_n in COLUMNS, f"tiles of {COLUMNS} columns"
+        yield 1 <= self.cluster <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
+        yield 1 <= self.teams <= MAX_TEAMS, f"1 to {MAX_TEAMS} teams"
+        yield self.num_threads <= 1024, f"at most 1024 threads, not {self.num_threads}"
+        yield self.num_stages >= max(self.teams, 2), "at least a stage for each team"
+        yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers that the source takes."""
+        return {
+            "kBlockM": self.block_m,
+            "kBlockN": self.block_n,
+            "kClusterK": self.cluster,
+            "kTeams": self.teams,
+            "kNumStages": self.num_stages,
+            "kMulticastCtas": 1,
+            "kNumMathWarps": self.num_math_warps,
+            "kNumThreads": self.num_threads,
+            "kSharedBytes": self.shared_bytes,
+        }
+
+
+def units(config: HcConfig, m: int, n: int, splits: int) -> int:
+    """Count units of work: a tile of D, of one split."""
+    return ceil_div(m, config.block_m) * (n // config.block_n) * splits
+
+
+def grid(config: HcConfig, m: int, n: int, splits: int, num_sms: int) -> int:
+    """A cluster for each unit, or as many as SMs have room for: these take several units each."""
+    return min(units(config, m, n, splits), max(num_sms // config.cluster, 1)) * config.cluster
+
+
+def bind(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
+    """Give the kernel's parameters."""
+    m, n, k, splits = p.sizes
+    rows = min(config.block_m, m)
+    map_a = matrix_map(ElementType.BFLOAT16, p.a, (rows, BLOCK_K), 128)
+    map_b = matrix_map(ElementType.FLOAT32, p.b, (config.block_n, BLOCK_K), 0)
+    return PARAMS.pack(
+        {
+            "map_a": _encoded(launcher, map_a, p.a.data_ptr()),
+            "map_b": _encoded(launcher, map_b, p.b.data_ptr()),
+            "d": p.d.data_ptr(),
+            "sqr_sum": p.sqr_sum.data_ptr(),
+            "d_pitch": p.d.stride(1),
+            "d_stride": p.d.stride(0) if splits > 1 else 0,
+            "m": m,
+            "k_blocks": k // BLOCK_K,
+            "splits": splits,
+            "tiles_n": n // config.block_n,
+            "units": units(config, m, n, splits),
+            "slot_bytes": rows * BLOCK_K * 2 + config.block_n * BLOCK_K * 4,
+        }
+    )
+
+
+@lru_cache(MAX_MAPS)
+def _encoded(launcher: driver.Launcher, tensor_map: TensorMap, address: int) -> bytes:
+    """Encode a map. Allocators give the same addresses again and again."""
+    return launcher.encode(tensor_map, address, address)
+
+
+def code_plan(config: HcConfig) -> CodePlan:
+    """Derive what the kernel's machine code must consist of. It writes sums by ordinary stores."""
+    return CodePlan(
+        roles=((config.num_math_warps * 32 * config.teams, None), (32, None)),
+        shared_bytes=config.shared_bytes,
+        qgmma=0,
+        hgmma=BLOCK_K // PRODUCT_K,
+        tma_loads=2,
+        multicast_loads=0,
+    )
+
+
+def bytes_of(m: int, n: int, k: int, splits: int) -> int:
+    """Bytes that must move."""
+    return m * k * 2 + n * k * 4 + splits * m * (n + 1) * 4
+
+
+def estimated_us(config: HcConfig, m: int, n: int, k: int, splits: int, num_sms: int) -> float:
+    """Estimate microseconds: what the longest-working CTA multiplies, or what memory takes, and what is on top."""
+    at_once = max(min(num_sms // config.cluster, AT_ONCE[config.cluster]), 1)
+    rounds = ceil_div(units(config, m, n, splits), at_once)
+    blocks = ceil_div(ceil_div(k // BLOCK_K, splits), config.cluster)
+    block_us = BLOCK_US[config.block_m] + COLUMN_US * config.block_n
+    streaming_us = max(rounds * blocks * block_us, bytes_of(m, n, k, splits) / BYTES_PER_US)
+    exchange_us = EXCHANGE_US + CTA_US * config.cluster if config.cluster > 1 else 0
+    return streaming_us + rounds * UNIT_US[config.block_m] + exchange_us
+
+
+@lru_cache(4096)
+def hc_config(
+    m: int,
+    n: int,
+    k: int,
+    splits: int,
+    num_sms: int,
+    batch_invariant: bool = False,
+    max_cluster: int = MAX_CLUSTER,
+) -> HcConfig:
+    """Choose the configuration for a problem: of all the one that is estimated to take the least time.
+
+    A row's bits depend on how many teams of how many CTAs share out k, on nothing else: with `batch_invariant` always
+    as many do.
+    """
+    clusters = (INVARIANT_CLUSTER,) if batch_invariant else range(1, min(num_sms, max_cluster) + 1)
+    return min(
+        (config for config in _candidates(n, batch_invariant) if config.cluster in clusters),
+        key=lambda config: estimated_us(config, m, n, k, splits, num_sms),
+    )
+
+
+@lru_cache(len(COLUMNS) * 2)
+def _candidates(n: int, batch_invariant: bool) -> tuple[HcConfig, ...]:
+    few = COLUMNS[:1] if n > COLUMNS[0] else ()
+    tiles = [*((block_m, n) for block_m in BLOCK_M), *((BLOCK_M[0], block_n) for block_n in few)]
+    if batch_invariant:
+        return tuple(HcConfig(*tile, INVARIANT_CLUSTER, INVARIANT_TEAMS) for tile in tiles)
+    return tuple(HcConfig(*tile, cluster, TEAMS[tile[0]]) for tile in tiles for cluster in AT_ONCE)
+
+
+def reachable_hc() -> list[HcConfig]:
+    """Every configuration that `hc_config` can give."""
+    return list(
+        dict.fromkeys(c for n in COLUMNS for is_invariant in (False, True) for c in _candidates(n, is_invariant))
+    )
+
+
+KERNEL: Kernel[HcConfig] = Kernel(
+    "hc_prenorm",
+    PARAMS,
+    reachable_hc,
+    name="tf32_hc_prenorm_gemm",
+    code=code_plan,
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_bf16_header([2 * config.block_n])},
+)

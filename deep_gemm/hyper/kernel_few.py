@@ -1,0 +1,175 @@
+"""The kernel of hc_prenorm_few.cuh: few rows times few columns, by warps that share out k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..core.check.layout import align, ceil_div
+from ..core.gpu import H200
+from ..core.jit import driver
+from ..core.kernel import Config, Kernel
+from ..core.params import Field, Kind, Params
+from .check import BLOCK_K, COLUMNS, HcProblem
+from .kernel import CHUNK_BYTES, MAX_CLUSTER
+
+TILE_ROWS = 16
+"""Rows of a tile: as many as a product of mma.sync has."""
+STEP = 32
+"""Values of k that a warp multiplies at a time."""
+AHEAD = {8: 4, 16: 3, 24: 3, 32: 2}
+"""Steps that a warp has under way, by columns: as many as there are registers for."""
+FEW_US, CLUSTER_US = 2.0, 0.5
+"""Microseconds that it takes to begin and end, and for the sums of a cluster."""
+STEP_US, COLUMN_US = 0.28, 0.0145
+"""Microseconds that a CTA takes for a step of each of its warps, and more for each column."""
+ROUND_US = 1.8
+"""Microseconds from the end of a CTA to the first loads of the one that takes its place."""
+SHARED_US, SHARED_STEP = 0.6, 0.25
+"""Microseconds that it costs if each SM has a CTA more, and by what part a step takes longer."""
+CTAS_PER_SM = {8: 2, 16: 1, 24: 1, 32: 1}
+"""By columns of a tile: for how many there are registers."""
+CLUSTERS_AT_ONCE = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+"""How many clusters of a size run at a time on an H200, if an SM has one CTA."""
+PARAMS = Params(
+    "HcFewParams",
+    Field("a", Kind.POINTER),
+    Field("b", Kind.POINTER),
+    Field("d", Kind.POINTER),
+    Field("sqr_sum", Kind.POINTER),
+    Field("a_pitch", Kind.UINT64),
+    Field("b_pitch", Kind.UINT64),
+    Field("d_pitch", Kind.UINT64),
+    Field("d_stride", Kind.UINT64),
+    Field("m", Kind.UINT32),
+    Field("k_blocks", Kind.UINT32),
+    Field("splits", Kind.UINT32),
+    Field("tiles_n", Kind.UINT32),
+)
+"""`HcFewParams` of hyper/hc_prenorm_few.cuh."""
+
+
+@dataclass(frozen=True)
+class HcFewConfig(Config):
+    """One configuration."""
+
+    block_n: int
+    """Columns of a tile: all of them, or 8 if tiles are few."""
+    cluster: int = 1
+    """CTAs that share out k."""
+    warps: int = 8
+    """Warps of a CTA, which take steps by turns."""
+    ahead: int = 3
+    """Steps that a warp has in registers."""
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a tile."""
+        return TILE_ROWS
+
+    @property
+    def name(self) -> str:
+        """Short, for people; such as "16x8/k16/w8 4 ahead"."""
+        return f"{TILE_ROWS}x{self.block_n}/k{self.cluster}/w{self.warps} {self.ahead} ahead"
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a CTA."""
+        return self.warps * 32
+
+    @property
+    def chunks(self) -> int:
+        """Parts of a tile's sums: four of each lane of a warp, of 8 columns or of squares."""
+        return self.block_n // 8 + 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in hyper/hc_prenorm_few.cuh, which asserts that it is the same, in whole 16 bytes."""
+        sent = self.cluster * ceil_div(self.chunks, self.cluster) * CHUNK_BYTES if self.cluster > 1 else 16
+        return align(self.warps * self.chunks * CHUNK_BYTES + sent + 8, 16)
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.block_n in COLUMNS, f"tiles of {COLUMNS} columns"
+        yield 1 <= self.cluster <= MAX_CLUSTER, f"clusters of 1 to {MAX_CLUSTER} CTAs"
+        yield 1 <= self.warps <= 16, "1 to 16 warps"
+        yield 1 <= self.ahead <= 8, "1 to 8 steps ahead"
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers that the source takes."""
+        return {
+            "kBlockN": self.block_n,
+            "kClusterK": self.cluster,
+            "kWarps": self.warps,
+            "kAhead": self.ahead,
+            "kNumMathWarps": 1,
+            "kSharedBytes": self.shared_bytes,
+        }
+
+
+def tiles(config: HcFewConfig, m: int, n: int, splits: int) -> int:
+    """Count tiles of D, of all splits: each has a cluster."""
+    return ceil_div(m, TILE_ROWS) * (n // config.block_n) * splits
+
+
+def grid(config: HcFewConfig, m: int, n: int, splits: int, num_sms: int) -> int:
+    """A cluster for each tile, whatever `num_sms` is: it decides whether this kernel is chosen."""
+    return tiles(config, m, n, splits) * config.cluster
+
+
+def bind(config: HcFewConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
+    """Give the kernel's parameters."""
+    m, n, k, splits = p.sizes
+    return PARAMS.pack(
+        {
+            "a": p.a.data_ptr(),
+            "b": p.b.data_ptr(),
+            "d": p.d.data_ptr(),
+            "sqr_sum": p.sqr_sum.data_ptr(),
+            "a_pitch": p.a.stride(0) * p.a.element_size(),
+            "b_pitch": p.b.stride(0) * p.b.element_size(),
+            "d_pitch": p.d.stride(1),
+            "d_stride": p.d.stride(0) if splits > 1 else 0,
+            "m": m,
+            "k_blocks": k // BLOCK_K,
+            "splits": splits,
+            "tiles_n": n // config.block_n,
+        }
+    )
+
+
+def few_us(config: HcFewConfig, m: int, n: int, k: int, splits: int, num_sms: int) -> float:
+    """Estimate microseconds of the kernel for few rows."""
+    ctas_per_sm = CTAS_PER_SM[config.block_n]
+    at_once = max(CLUSTERS_AT_ONCE[config.cluster] * num_sms // H200.num_sms, 1) * ctas_per_sm
+    clusters = tiles(config, m, n, splits)
+    rounds = ceil_div(clusters, at_once)
+    more = max(min(clusters, at_once) * config.cluster / num_sms - 1, 0)  # CTAs that share an SM
+    blocks = ceil_div(k // BLOCK_K, splits)
+    steps = ceil_div(blocks * BLOCK_K // STEP, config.cluster * config.warps)
+    step_us = (STEP_US + COLUMN_US * config.block_n) * (1 + SHARED_STEP * more)
+    begin_us = FEW_US + SHARED_US * more + (CLUSTER_US if config.cluster > 1 else 0)
+    return begin_us + rounds * steps * step_us + (rounds - 1) * ROUND_US
+
+
+@lru_cache(len(COLUMNS))
+def few_configs(n: int) -> tuple[HcFewConfig, ...]:
+    """Give the candidates for `n` columns: all of them in a tile, or 8."""
+    columns = dict.fromkeys((n, COLUMNS[0]))
+    return tuple(
+        HcFewConfig(block_n, cluster, ahead=AHEAD[block_n]) for block_n in columns for cluster in CLUSTERS_AT_ONCE
+    )
+
+
+def reachable_few() -> list[HcFewConfig]:
+    """Every configuration for few rows that `select_hc` can give."""
+    return list(dict.fromkeys(config for n in COLUMNS for config in few_configs(n)))
+
+
+KERNEL: Kernel[HcFewConfig] = Kernel("hc_prenorm_few", PARAMS, reachable_few, name="tf32_hc_prenorm_gemm_few")

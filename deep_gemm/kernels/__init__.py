@@ -1,1 +1,0 @@
-"""One module for each kernel, of the same name as its source in `cuda/`."""

@@ -1,0 +1,45 @@
+"""The gradient of activations through a weight that was cast."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..casts.fp8 import per_token_cast_to_fp8
+from ..core.check.checks import K_MULTIPLE, Operand
+from ..gemm.dense.api import fp8_gemm_nt
+
+
+def input_gradient(grad: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
+    """Compute the gradient of the rows of x through a weight `[n, k]` that was cast, n any number of columns.
+
+    Columns are the depth of this product, so there zeros are added until products take their number.
+    """
+    values, scales = w
+    more = -values.shape[0] % K_MULTIPLE
+    if more:
+        grad = F.pad(grad, (0, more))
+        values = F.pad(values.view(torch.uint8), (0, 0, 0, more)).view(values.dtype)
+    return product_back(per_token_cast_to_fp8(grad, mn_major=True), (values, scales), dtype)
+
+
+def product_back(a: Operand, w: Operand, dtype: torch.dtype) -> Tensor:
+    """Compute a @ w in a type."""
+    d = torch.empty(a[0].shape[0], w[0].shape[1], dtype=output_type(dtype), device=a[0].device)
+    fp8_gemm_nt(a, transposed(w), d)
+    return d.to(dtype)
+
+
+def output_type(dtype: torch.dtype) -> torch.dtype:
+    """Type in which a product writes what is then to be of this type."""
+    return dtype if dtype == torch.bfloat16 else torch.float32
+
+
+def transposed(w: Operand) -> Operand:
+    """Give a cast weight `[..., n, k]` as `[..., k, n]`, its scales as a view.
+
+    Products would copy the values too, but calls whose values they copy are none that they have seen before.
+    """
+    values, scales = w
+    return values.mT.contiguous(), scales.mT

@@ -1,0 +1,261 @@
+// D = C + cast(x) @ B.T for few rows of BF16, the tokens of a decode step: CTAs cast what they multiply, and share the work
+// with those of their cluster that multiply the same rows. It gives the bits of cast_rows and fp8_gemm_decode one after the
+// other.
+//
+//   producer, one thread         for each k-block:           empty --wait--> TMA B --bytes--> full
+//   casters, 8 warps             for each group of k-blocks: x -> registers -> largest magnitude of a token's 128 columns
+//                                                            a_empty of all --wait--> sfa * sfb, FP8 values --bytes-->
+//                                                            a and a_full of each CTA that multiplies them
+//   math, 1 or 2 warpgroups      for each group of k-blocks: a_full --wait-->
+//                                  for each k-block of it:   full --wait--> WGMMA, promote --arrive--> empty
+//                                                            --arrive--> a_empty of each CTA that casts for this one
+//                                after the last k-block:     accumulators --cluster--> sums -> transposed -> D
+//
+// A cluster is kClusterN tiles beside each other, times kClusterK parts of k. CTAs of the same part need the same A: each casts every
+// kClusterN-th block of it for all of them. A has room for two groups, so the next is cast while one is multiplied.
+// While the first group is cast the ring fills with B, which needs longer to arrive. decode/tile.cuh has what a CTA
+// computes, the loop over k-blocks, and the way to D.
+#pragma once
+#include "cast/values.cuh"
+#include "config.cuh"
+#include "decode/tile.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+
+struct LinearParams {
+  ptx::TensorMap map_b;  // boxes have no more rows than B
+  const uint8_t* x;
+  const float* sfb;
+  uint8_t* d;
+  const uint8_t* c;
+  uint64_t d_pitch, c_pitch;  // in elements; c_pitch is 0 for a bias
+  uint32_t x_pitch;           // in bytes; 32 bits, so that an address is one instruction
+  uint32_t sfb_stride_n, sfb_stride_k;
+  uint32_t m, n, k;
+  uint32_t slot_bytes;  // of one box of B
+};
+DEVICE uint32_t column_of_d(const LinearParams&, uint32_t column) { return column; }
+#include "linear_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+
+// Threads are the math warps', the producer's, and the casters', in this order.
+constexpr uint32_t kFirstCaster = kNumMathThreads + 32, kCasters = kNumThreads - kFirstCaster;
+// Barrier 2 is the casters' and the producer's; 1 is the math warps'.
+constexpr uint32_t kXIsOnItsWay = 2;
+
+// A block is a token's 128 columns. A team of kLanes casters takes kBlocksOfTeam of a group's.
+constexpr uint32_t kCastTeams = kCasters / kLanes;
+constexpr uint32_t kGroupBlocks = kBlocksOfTeam * kCastTeams * kClusterN;
+constexpr uint32_t kGroupKBlocks = kGroupBlocks / kBlockTokens;
+static_assert(kGroupKBlocks * kBlockTokens == kGroupBlocks, "a group is whole k-blocks of all tokens");
+static_assert(kElements * kLanes == kBlock && kBlock == kBlockK, "a team's lanes hold a block");
+static_assert(kBlocksOfTeam * kClusterN <= kLanes, "a lane for each scale and each CTA that it goes to");
+static_assert(kClusterN * kClusterK > 1, "st.async wants a cluster");
+
+// Rooms for a group of A. Number i goes to room i % 2, as the (i / 2)-th there.
+constexpr uint32_t kRooms = 2;
+
+struct SharedStorage {
+  alignas(1024) uint8_t b[kNumStages][kBBytes];
+  alignas(1024) uint8_t a[kRooms][kGroupKBlocks][kABytes];  // rows of tokens that are not there are never written
+  alignas(128) float exchange[kClusterK > 1 ? exchange_floats(kAccumulators) : 4];
+  float scales[kRooms][kGroupKBlocks * kBlockTokens];  // sfa * sfb: [k-block][token]
+  Ring ring;
+  uint64_t received;  // by `exchange`
+  uint64_t a_full[kRooms], a_empty[kRooms];
+};
+static_assert(sizeof(SharedStorage) == kSharedBytes, "LinearDecodeConfig.shared_bytes and SharedStorage differ");
+static_assert(kClusterK > 1 || sizeof(SharedStorage::b) >= kBlockTokens * kBlockN * 4, "the ring must hold a tile");
+
+// The cluster's rank of the CTA at this place among its tiles, with this CTA's part of k.
+DEVICE uint32_t rank_at(const Work& work, uint32_t place) { return place * kClusterK + work.rank; }
+
+// Whether there is a tile for this CTA. If not, it casts for the others of its cluster.
+DEVICE bool has_tile(const LinearParams& p, const Work& work) { return work.row_n < p.n; }
+
+// Loads this CTA's k-blocks of B, each into the next slot of the ring.
+DEVICE void load_k_blocks(const LinearParams& p, SharedStorage& shared, const Work& work) {
+  RingPosition at;
+  for (uint32_t i = work.k_block; i < work.end_k_block; ++i, at = at.next()) {
+    uint64_t* full = &shared.ring.full[at.stage];
+    wait_until_free(shared.ring, at);
+    ptx::mbarrier_arrive_expect_tx(full, p.slot_bytes);
+    ptx::tma_load_2d(&p.map_b, full, shared.b[at.stage], i * kBlockK, work.row_n);
+  }
+}
+
+// Some k-blocks of all tokens, and the blocks that they have, counted token by token.
+struct Group {
+  uint32_t k_block, count, num_blocks;
+  uint32_t reciprocal;  // 2^20 / count, rounded up
+
+  DEVICE Group(const LinearParams& p, const Work& work, uint32_t first)
+      : k_block(first),
+        count(work.end_k_block - first < kGroupKBlocks ? work.end_k_block - first : kGroupKBlocks),
+        num_blocks(p.m * count),
+        reciprocal(((1 << 20) + count - 1) / count) {}
+
+  // FP8 values and scales.
+  DEVICE uint32_t bytes() const { return num_blocks * (kBlock + 4); }
+};
+
+// One of a group's blocks: the i-th of this thread's team.
+struct Place {
+  uint32_t block, token, k_block;  // counted from the first of the group
+
+  DEVICE Place(const Group& group, const Work& work, uint32_t i) {
+    block = (i * kCastTeams + (ptx::thread_index() - kFirstCaster) / kLanes) * kClusterN + work.place;
+    token = block * group.reciprocal >> 20;  // exact: blocks are few
+    k_block = block - token * group.count;
+  }
+  DEVICE bool is_there(const Group& group) const { return block < group.num_blocks; }
+};
+static_assert(kGroupBlocks <= 1024, "the quotients of Place are exact");
+
+// Where a lane's 8 columns of a token lie in a k-block of A: rows of 128 bytes, whose 16-byte chunks are swizzled as TMA does.
+DEVICE uint32_t offset_in_a(uint32_t token, uint32_t lane) {
+  return token * kBlockK + ((lane / 2 ^ token % 8) * 16 + lane % 2 * 8);
+}
+
+// What a thread holds of its team's blocks before they are cast.
+struct Pieces {
+  Piece held[kBlocksOfTeam];
+  float sfb;  // for the block whose scale this lane sends, where it sends it: lane kBlocksOfTeam * place + block
+
+  // All loads are under way before the first is used. Not by ".nc", which the compiler may move to before
+  // griddepcontrol_wait.
+  DEVICE void load(const LinearParams& p, const Work& work, const Group& group, uint32_t lane) {
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocksOfTeam; ++i) {
+      const Place at(group, work, i);
+      const uint32_t column = (group.k_block + at.k_block) * kBlockK + lane * kElements;
+      held[i] = {};
+      if (!at.is_there(group) || column >= p.k) continue;
+      const uint8_t* row = p.x + static_cast<uint64_t>(at.token) * p.x_pitch;
+      const ptx::Uint4 loaded = ptx::ld_global_v4_b32(row + column * kInputBytes);
+      held[i] = {loaded.x, loaded.y, loaded.z, loaded.w};
+    }
+    const Place at(group, work, lane % kBlocksOfTeam);
+    const uint32_t k_block = group.k_block + (at.is_there(group) ? at.k_block : 0);
+    const uint32_t row_n = work.row_n + (lane / kBlocksOfTeam - work.place) * kBlockN;
+    sfb = ptx::ld_global_f32(p.sfb + static_cast<uint64_t>((row_n < p.n ? row_n : p.n - 1) / 128) * p.sfb_stride_n +
+                             static_cast<uint64_t>(k_block) * p.sfb_stride_k);
+  }
+
+  // Sends values and scales. Tells whether it has: it sends nothing if it takes blocks for ordinary of which one is not.
+  template <bool kIsOrdinary>
+  DEVICE bool cast(SharedStorage& shared, const Work& work, const Group& group, uint32_t room, uint32_t lane) const {
+    // A lane has the scale of one block.
+    uint32_t keys[kBlocksOfTeam];
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocksOfTeam; ++i) keys[i] = key_of<kIsOrdinary>(held[i]);
+    const Divisor of_lane = divisor_of<kIsOrdinary>(amax_of(largest_of_team(keys, lane)), 0.f, false);
+    if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;
+
+    const uint32_t first_of_team = ptx::lane_index() / kLanes * kLanes;
+    uint64_t* full = &shared.a_full[room];
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocksOfTeam; ++i) {
+      const Place at(group, work, i);
+      const Divisor divisor = {ptx::shfl_sync(of_lane.scale, first_of_team + i),
+                               ptx::shfl_sync(of_lane.reciprocal, first_of_team + i)};
+      if (!at.is_there(group)) continue;
+      float quotients[kElements];
+#pragma unroll
+      for (uint32_t e = 0; e < kElements; ++e) quotients[e] = quotient_of<kIsOrdinary>(element_of(held[i], e), divisor);
+      const Values values = pack_values(quotients);
+      uint8_t* to = shared.a[room][at.k_block] + offset_in_a(at.token, lane);
+#pragma unroll
+      for (uint32_t place = 0; place < kClusterN; ++place)
+        ptx::st_async_v2_b32(to, full, rank_at(work, place), values.words[0], values.words[1]);
+    }
+    const Place at(group, work, lane % kBlocksOfTeam);
+    const uint32_t place = lane / kBlocksOfTeam;
+    if (place < kClusterN && at.is_there(group))
+      ptx::st_async_b32(&shared.scales[room][at.k_block * kBlockTokens + at.token], full, rank_at(work, place),
+                        ptx::bits_of(of_lane.scale * sfb));
+    return true;
+  }
+};
+
+// Casts this CTA's share of each group.
+DEVICE void cast_groups(const LinearParams& p, SharedStorage& shared, const Work& work) {
+  const uint32_t lane = ptx::thread_index() % kLanes;
+  Group group(p, work, work.k_block);
+  Pieces pieces;
+  pieces.load(p, work, group, lane);
+  // B comes behind the first of x in memory's queues: else x waits for all that the ring takes.
+  ptx::bar_arrive(kXIsOnItsWay, kCasters + 32);
+  ptx::cluster_wait();  // what is sent finds all CTAs and their barriers
+#pragma unroll 1
+  for (uint32_t number = 0;; ++number) {
+    const uint32_t room = number % kRooms;
+    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);
+    // What others send may have landed before.
+    if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());
+    if (__builtin_expect(!pieces.cast<true>(shared, work, group, room, lane), 0))
+      pieces.cast<false>(shared, work, group, room, lane);
+    const uint32_t next = group.k_block + group.count;
+    if (next >= work.end_k_block) break;
+    group = Group(p, work, next);
+    pieces.load(p, work, group, lane);
+  }
+}
+
+// Multiplies this CTA's k-blocks.
+DEVICE void multiply_groups(const LinearParams& p, SharedStorage& shared, const Work& work,
+                            float (&total)[kAccumulators]) {
+  const uint32_t b_address = ptx::smem_address(shared.b) + ptx::warp_index() / 4 * 64 * kBlockK;
+#pragma unroll
+  for (float& x : total) x = 0;
+  RingPosition at;
+  uint32_t number = 0;
+#pragma unroll 1
+  for (uint32_t first = work.k_block; first < work.end_k_block; first += kGroupKBlocks, ++number) {
+    const uint32_t room = number % kRooms, left = work.end_k_block - first;
+    const uint32_t a_address = ptx::smem_address(shared.a[room]);
+    ptx::mbarrier_wait_parity_cluster(&shared.a_full[room], number / kRooms & 1);
+    ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have sent
+    if (has_tile(p, work))
+      multiply_k_blocks(
+          shared.ring, b_address, [&](uint32_t i, uint32_t) { return a_address + i * kABytes; }, shared.scales[room],
+          left < kGroupKBlocks ? left : kGroupKBlocks, at, total);
+    // Only to who is going to wait for it: he does not end before it comes.
+    if (left > kRooms * kGroupKBlocks && ptx::lane_index() < kClusterN)
+      ptx::mbarrier_arrive_cluster(&shared.a_empty[room], rank_at(work, ptx::lane_index()));
+  }
+}
+
+KERNEL(kNumThreads, kCtasPerSm) fp8_gemm_linear_decode(GRID_CONSTANT LinearParams p) {
+  SharedStorage& shared = ptx::dynamic_shared<SharedStorage>();
+  const Work work(p);
+  const uint32_t warp = ptx::warp_index();
+
+  if (warp == kNumMathWarps && ptx::elect_sync()) {
+    ptx::prefetch_tensormap(&p.map_b);
+    for (uint32_t room = 0; room < kRooms; ++room) {
+      ptx::mbarrier_init(&shared.a_full[room], 1);
+      ptx::mbarrier_init(&shared.a_empty[room], kClusterN * kNumMathWarps);
+    }
+    init_barriers(shared, work);
+  }
+  ptx::cluster_arrive_relaxed();  // this CTA runs, its barriers are there, and it may be written to
+
+  // What the kernel before wrote can be read from here on; B counts as such.
+  ptx::griddepcontrol_wait();
+  const bool has_k_blocks = work.k_block < work.end_k_block;
+  if (warp > kNumMathWarps) {
+    if (has_k_blocks) cast_groups(p, shared, work);
+  } else if (warp == kNumMathWarps) {
+    if (has_k_blocks) ptx::bar_sync(kXIsOnItsWay, kCasters + 32);
+    if (has_tile(p, work) && ptx::elect_sync()) load_k_blocks(p, shared, work);
+    ptx::syncwarp();
+    ptx::cluster_wait();
+  } else {
+    ptx::cluster_wait();
+    float total[kAccumulators];
+    multiply_groups(p, shared, work, total);
+    ptx::griddepcontrol_launch_dependents();
+    add_up_and_store(p, shared, work, total);
+  }
+}

@@ -1,0 +1,165 @@
+"""The activation between the two products of a gated layer: silu(gate) * up, cast to FP8 at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..casts import cast_rows
+from ..casts.by_kernels import as_rows, has_kernels
+from ..casts.cast_rows import RowCast
+from ..casts.check import ActivationProblem, activation_problem
+from ..casts.config import MAX_GROUPS
+from ..casts.fp8 import per_token_cast_to_fp8
+from ..casts.rules import Quantized, empty_scales, empty_values
+from ..core.check.checks import Operand
+from ..core.check.layout import SCALE_BLOCK, rows_of_counts, rows_of_groups
+from ..core.check.numbers import magnitude
+from ..core.check.tracing import is_dispatched
+from ..core.settings import get_mk_alignment_for_contiguous_layout
+from ..gemm import reference
+from ..gemm.rows import silu_launch as rows_silu
+from ..gemm.rows.silu_check import SILU_COLUMNS, silu_rows_problem
+
+
+def silu_mul_cast_to_fp8(
+    x: Tensor,
+    row_weights: Tensor | None = None,
+    *,
+    masked_m: Tensor | None = None,
+    ends: Tensor | None = None,
+    limit: float | None = None,
+    use_ue8m0: bool = False,
+    min_amax: float = 0.0,
+    mn_major: bool = False,
+) -> Quantized:
+    """Compute silu(gate) * up of each row, and cast it with one scale for each row and 128 columns.
+
+    - `x`: `[..., m, 2 i]`, BF16, FP16 or FP32: gate in the first i columns, up in the others.
+    - `row_weights`: FP32 `[..., m]`, factors of whole rows.
+    - `masked_m`: int32 `[groups]` where x is `[groups, max_m, 2 i]`: only the first `masked_m[g]` rows of each group
+      count.
+    - `ends`: int32 `[groups]` where x is `[m, 2 i]`: only rows of groups count. Group g owns the rows from
+      `ends[g - 1]`, aligned to `get_mk_alignment_for_contiguous_layout()`, to `ends[g]`.
+    - `limit`: gate counts as at most this, up as within +-this. A NaN stays NaN.
+    - `use_ue8m0`, `min_amax`, `mn_major`: as for `per_token_cast_to_fp8`, which casts the result.
+
+    The result is values `[..., m, i]` (torch.float8_e4m3fn) and scales `[..., m, ceil(i / 128)]` (torch.float32). A row
+    that does not count may hold anything, NaN too, and its result is undefined (on the CPU zeros with scale 1). Every
+    step is rounded to FP32: sigmoid(gate), which is zero below 2^-126, then its product with gate, with up and with the
+    row's weight, in this order. A GPU's sigmoid may be up to 2^-17 of itself away (2^-20 for gates from -10 on), so an
+    element may become the FP8 number beside the CPU's. There is no gradient: see `experts`.
+
+    >>> x = torch.tensor([[0.0, 100.0, 3.0, 4.48]])
+    >>> values, scales = silu_mul_cast_to_fp8(x)
+    >>> values.float().tolist(), round(scales.item(), 4)
+    ([[0.0, 448.0]], 1.0)
+    """
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.silu_mul_cast_to_fp8.default
+        said = row_weights, masked_m, ends, limit, use_ue8m0, min_amax, mn_major
+        return operator(x, *said)  # type: ignore[no-any-return]
+    alignment = get_mk_alignment_for_contiguous_layout()
+    problem = activation_problem(x, row_weights, masked_m, ends, limit, alignment)
+    return cast_activated(problem, use_ue8m0, min_amax, mn_major=mn_major)
+
+
+@torch.no_grad()
+def cast_activated(
+    p: ActivationProblem, use_ue8m0: bool = False, min_amax: float = 0.0, *, mn_major: bool = False
+) -> Quantized:
+    """Compute an activation that was checked. The host reads no value."""
+    groups = p.masked_m if p.ends is None else p.ends
+    if (
+        has_kernels(p.x)
+        and (groups is None or len(groups) <= MAX_GROUPS)
+        and (p.x.dim() == 2 or p.masked_m is not None or not mn_major)
+    ):
+        return _cast_by_kernel(p, use_ue8m0, magnitude("min_amax", min_amax), mn_major)
+    y = silu_mul(p.x, p.limit)
+    if p.row_weights is not None:
+        y *= p.row_weights[..., None]
+    is_defined = defined_rows(p)
+    if is_defined is None:
+        return per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax, mn_major=mn_major)
+    y.masked_fill_(~is_defined[..., None], 0)
+    values, scales = per_token_cast_to_fp8(y, use_ue8m0, min_amax=min_amax, mn_major=mn_major)
+    return values, scales.masked_fill_(~is_defined[..., None], 1)
+
+
+def _cast_by_kernel(p: ActivationProblem, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Activate and cast on a GPU."""
+    *rows, columns = p.x.shape
+    values, scales = empty_values((*rows, columns // 2), p.x), empty_scales(rows, columns // 2, p.x, mn_major=mn_major)
+    cast = RowCast(
+        as_rows(p.x),
+        as_rows(values),
+        scales if p.masked_m is not None or mn_major else as_rows(scales),
+        min_amax,
+        use_ue8m0,
+        activates=True,
+        limit=p.limit,
+        row_weights=None if p.row_weights is None else p.row_weights.reshape(-1).contiguous(),
+        counts=p.masked_m,
+        ends=p.ends,
+        alignment=p.alignment,
+    )
+    cast_rows.run(cast)
+    return values, scales
+
+
+def silu_mul(x: Tensor, limit: float | None) -> Tensor:
+    """FP32 silu(gate) * up of rows that hold gate and up side by side.
+
+    FP64 gives the FP32 number nearest to sigmoid. The bits of torch's FP32 sigmoid depend on where an element lies in
+    its tensor.
+    """
+    gate, up = (half.float() for half in x.chunk(2, dim=-1))
+    if limit is not None:
+        gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
+    sigmoid = gate.double().sigmoid().float()
+    return gate * sigmoid.masked_fill(sigmoid < 2.0**-126, 0) * up
+
+
+def defined_rows(p: ActivationProblem) -> Tensor | None:
+    """Tell of each row whether its result is defined; None if every row's is."""
+    if p.masked_m is not None:
+        return rows_of_counts(p.masked_m, p.x.shape[1])
+    return None if p.ends is None else rows_of_groups(p.ends, p.x.shape[0], p.alignment)
+
+
+@torch.no_grad()
+def activated_product_of_rows(
+    a: Operand,
+    b: Operand,
+    d: Operand,
+    ids: Tensor,
+    row_weights: Tensor | None = None,
+    *,
+    limit: float | None = None,
+    gates_apart: bool = False,
+) -> None:
+    """Multiply rows by gate and up of their groups, activate, weight, and cast at once: into `d`, values and scales.
+
+    `b` `[groups, 2 i, k]` has 8 rows of gate and 8 of up in turn, but its scales, one for each 128x128 block, are those
+    of gate and then those of up. `d` is room for values `[m, i]` and for scales `[m, i / 64]`, m-major, as
+    `grouped.product_of_rows_by_64` takes them. Rows of id -1 are neither read nor written.
+
+    The result is `silu_mul_cast_to_fp8` of the FP32 product, but with a scale for each row and 64 columns.
+
+    With `gates_apart` b has all rows of gate first, and scales are `[m, i / 128]`: the result is that of
+    `silu_mul_cast_to_fp8` of the product in BF16, to the bit if both are computed on one device.
+    """
+    if rows_silu.again(a, b, d, ids, row_weights, limit, gates_apart):
+        return
+    p = silu_rows_problem(a, b, d, ids, row_weights, limit, gates_apart)
+    if p.d.is_cuda:
+        rows_silu.run(p)
+        return
+    y = silu_mul(reference.gate_and_up(p), p.limit)
+    if p.row_weights is not None:
+        y *= p.row_weights[:, None]
+    values, scales = per_token_cast_to_fp8(y, gran_k=SCALE_BLOCK if gates_apart else SILU_COLUMNS)
+    rows = (p.ids >= 0).nonzero().flatten()
+    p.d.view(torch.uint8)[rows] = values.view(torch.uint8)[rows]
+    p.scales[rows] = scales[rows]

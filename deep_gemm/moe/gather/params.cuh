@@ -1,0 +1,37 @@
+// What gather_weighted and gather_weighted_many are told, which is the same, and the weights of routes.
+#pragma once
+#include "config.cuh"
+#include "ptx/memory.cuh"
+#include "types.cuh"
+
+struct GatherParams {
+  const uint8_t* y;         // BF16 [rows, n]
+  const int32_t* row_of;    // [tokens, topk], -1: the route has no row
+  const uint8_t* weights;   // [tokens, topk], of kWeightBytes; those of a token lie beside each other
+  uint8_t* out;             // BF16 [tokens, n]
+  uint64_t y_pitch, weights_pitch, out_pitch;  // in elements
+  uint32_t tokens, topk, n;
+};
+#include "gather_params_layout.cuh"  // asserts that it lies as core/params.py packs it
+
+DEVICE int32_t row_of(const GatherParams& p, uint32_t token, uint32_t j) {
+  return ptx::ld_global_i32(p.row_of + uint64_t{token} * p.topk + j);
+}
+
+DEVICE float weight_of(const GatherParams& p, uint32_t token, uint32_t j) {
+  const uint8_t* at = p.weights + (uint64_t{token} * p.weights_pitch + j) * kWeightBytes;
+  if constexpr (kWeightBytes == 0)
+    return 1.f;
+  else if constexpr (kWeightBytes == 4)
+    return ptx::ld_global_f32(at);
+  else
+    return kWeightIsFp16 ? ptx::unpack_f16(ptx::ld_global_b16(at)).x : ptx::unpack_bf16(ptx::ld_global_b16(at)).x;
+}
+
+DEVICE const uint8_t* row_at(const GatherParams& p, uint32_t row, uint32_t column) {
+  return p.y + (uint64_t{row} * p.y_pitch + column) * 2;
+}
+
+DEVICE uint8_t* sums_at(const GatherParams& p, uint32_t token, uint32_t column) {
+  return p.out + (uint64_t{token} * p.out_pitch + column) * 2;
+}

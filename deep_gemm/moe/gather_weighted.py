@@ -1,0 +1,228 @@
+"""The kernels of moe/gather_weighted.cuh and moe/gather_weighted_many.cuh, for few tokens and for many: how they are
+compiled, and launched for the rows of experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..core.check.layout import ceil_div
+from ..core.gpu import gpu_of
+from ..core.kernel import OrdinaryKernel, Prepared
+from ..core.params import Field, Kind, Params
+from ..core.settings import num_sms_of
+from ..core.sm90 import SHARED_BYTES_LIMIT
+from ..gemm.plan import MAX_PLANS, put
+
+PARAMS = Params(
+    "GatherParams",
+    Field("y", Kind.POINTER),
+    Field("row_of", Kind.POINTER),
+    Field("weights", Kind.POINTER),
+    Field("out", Kind.POINTER),
+    Field("y_pitch", Kind.UINT64),
+    Field("weights_pitch", Kind.UINT64),
+    Field("out_pitch", Kind.UINT64),
+    Field("tokens", Kind.UINT32),
+    Field("topk", Kind.UINT32),
+    Field("n", Kind.UINT32),
+)
+"""`GatherParams` of moe/gather/params.cuh, of both kernels."""
+COLUMNS = 8
+"""Columns of a thread: 16 bytes, at a multiple of which rows of y and of the output begin."""
+WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, None)
+"""None: rows are summed up as they are."""
+MANY_UNITS = 4
+"""Units for each CTA of the ring from which on it is taken: with fewer, some CTAs have half as many as others."""
+
+
+def _weights_name(weights: torch.dtype | None) -> str:
+    return "no weights" if weights is None else f"weights in {str(weights).removeprefix('torch.')}"
+
+
+def _header(weights: torch.dtype | None, constants: dict[str, int]) -> str:
+    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
+    return "\n".join(
+        [
+            "#pragma once",
+            '#include "types.cuh"',
+            f"constexpr uint32_t kWeightBytes = {0 if weights is None else weights.itemsize};",
+            f"constexpr bool kWeightIsFp16 = {str(weights == torch.float16).lower()};",
+            *lines,
+            "",
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class GatherConfig:
+    """One configuration of gather_weighted."""
+
+    weights: torch.dtype | None
+    num_threads: ClassVar[int] = 64
+    shared_bytes: ClassVar[int] = 0
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        return _weights_name(self.weights)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs that are to share an SM: as many as registers suffice for without a stack."""
+        return 10 if self.weights in (torch.bfloat16, torch.float16) else 11
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        return None if self.weights in WEIGHTS else "needs weights in FP32, BF16 or FP16, or none"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        return _header(self.weights, {"kNumThreads": self.num_threads, "kCtasPerSm": self.ctas_per_sm})
+
+
+@dataclass(frozen=True)
+class ManyConfig:
+    """One configuration of gather_weighted_many: a producer, and math warps with 8 columns of each panel a thread."""
+
+    weights: torch.dtype | None
+    num_stages: int = 6
+    panels: int = 2
+    num_math_warps: int = 8
+    ctas_per_sm: int = 2
+
+    @property
+    def name(self) -> str:
+        """Short, for people."""
+        return _weights_name(self.weights)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a CTA."""
+        return self.num_math_warps * 32 + 32
+
+    @property
+    def piece(self) -> int:
+        """Columns of a unit, and of a slot of the ring."""
+        return self.panels * self.num_math_warps * 32 * COLUMNS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in moe/gather_weighted_many.cuh, which asserts that it is the same."""
+        return self.num_stages * (self.piece * 2 + 2 * 8)
+
+    def why_illegal(self) -> str | None:
+        """Say why the kernel cannot be built so; None if it can."""
+        if self.shared_bytes > SHARED_BYTES_LIMIT:
+            return f"needs {self.shared_bytes} bytes of shared memory, more than {SHARED_BYTES_LIMIT}"
+        return None if self.weights in WEIGHTS else "needs weights in FP32, BF16 or FP16, or none"
+
+    def header(self) -> str:
+        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+        constants = {
+            "kNumStages": self.num_stages,
+            "kPanels": self.panels,
+            "kNumMathWarps": self.num_math_warps,
+            "kMulticastCtas": 1,
+            "kNumThreads": self.num_threads,
+            "kCtasPerSm": self.ctas_per_sm,
+            "kSharedBytes": self.shared_bytes,
+        }
+        return _header(self.weights, constants)
+
+
+KERNEL: Any = OrdinaryKernel("gather_weighted", PARAMS)
+SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+MANY: Any = OrdinaryKernel("gather_weighted_many", PARAMS, bulk_copies=1)
+
+
+def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
+    """Sum up each token's rows on the GPU that they are on. `row_of` is contiguous, and so are rows of `weights`."""
+    if out.numel() == 0:
+        return
+    device, (tokens, n) = y.get_device(), out.shape
+    num_sms = num_sms_of(gpu_of(device).num_sms)
+    config = config_of(None if weights is None else weights.dtype, tokens, n, num_sms)
+    params = params_of(y, row_of, weights, out)
+    if isinstance(config, GatherConfig):
+        KERNEL.run(config, params, grid(config, tokens, n), device)
+    else:
+        MANY.run(config, params, config.ctas_per_sm * num_sms, device)
+
+
+class SumsAt:
+    """The kernels of `run` at addresses, for any number of tokens of rows that lie alike."""
+
+    CHANGING = ("y", "row_of", "weights", "out", "tokens")
+
+    def __init__(self, y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
+        self._dtype, self._n, device = None if weights is None else weights.dtype, out.shape[1], y.get_device()
+        params = params_of(y, row_of, weights, out)
+        self._gpu = gpu_of(device)
+        self._few = KERNEL.prepared(few_of(self._dtype), params, self.CHANGING, device)
+        self._many = MANY.prepared(many_of(self._dtype), params, self.CHANGING, device)
+        self._chosen: dict[tuple[int, int], tuple[Prepared[Any], int]] = {}  # and how many CTAs
+
+    def launch(self, tokens: int, y: int, row_of: int, weights: int, out: int) -> None:
+        """Sum up the rows of so many tokens, at least one."""
+        num_sms = num_sms_of(self._gpu.num_sms)
+        found = self._chosen.get((tokens, num_sms))
+        if found is None:
+            found = self._choose(tokens, num_sms)
+            put(self._chosen, (tokens, num_sms), found, MAX_PLANS)
+        prepared, ctas = found
+        prepared.launch(ctas, y, row_of, weights, out, tokens)
+
+    def _choose(self, tokens: int, num_sms: int) -> tuple[Prepared[Any], int]:
+        config = config_of(self._dtype, tokens, self._n, num_sms)
+        if isinstance(config, GatherConfig):
+            return self._few, grid(config, tokens, self._n)
+        return self._many, config.ctas_per_sm * num_sms
+
+
+def config_of(weights: torch.dtype | None, tokens: int, n: int, num_sms: int) -> GatherConfig | ManyConfig:
+    """The configuration for weights of this type: the ring's if each of its CTAs has some units."""
+    many = many_of(weights)
+    is_many = tokens * ceil_div(n, many.piece) >= MANY_UNITS * many.ctas_per_sm * num_sms
+    return many if is_many else few_of(weights)
+
+
+few_of, many_of = cache(GatherConfig), cache(ManyConfig)
+
+
+def reachable_gather() -> list[GatherConfig]:
+    """Every configuration that `run` can take for few tokens."""
+    return [GatherConfig(dtype) for dtype in WEIGHTS]
+
+
+def reachable_many() -> list[ManyConfig]:
+    """Every configuration that `run` can take for many tokens."""
+    return [ManyConfig(dtype) for dtype in WEIGHTS]
+
+
+def grid(config: GatherConfig, tokens: int, n: int) -> int:
+    """Count CTAs: as many for each token as its columns need."""
+    return tokens * ceil_div(n // COLUMNS, config.num_threads)
+
+
+def params_of(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> bytes:
+    """Give the parameters of either kernel."""
+    return PARAMS.pack(
+        {
+            "y": y.data_ptr(),
+            "row_of": row_of.data_ptr(),
+            "weights": 0 if weights is None else weights.data_ptr(),
+            "out": out.data_ptr(),
+            "y_pitch": y.stride(0),
+            "weights_pitch": 0 if weights is None else weights.stride(0),
+            "out_pitch": out.stride(0),
+            "tokens": out.shape[0],
+            "topk": row_of.shape[1],
+            "n": out.shape[1],
+        }
+    )

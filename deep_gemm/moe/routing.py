@@ -1,0 +1,194 @@
+"""Rows of experts: stacking the routes of tokens by expert, gathering tokens into them, and summing them up again.
+
+The host reads no value of a GPU, so a CUDA graph is captured once and replayed with other routes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..casts import cast_rows, lay_scales
+from ..casts.by_kernels import as_rows, has_kernels
+from ..casts.cast_rows import RowCast
+from ..casts.fp8 import per_token_cast_to_fp8
+from ..casts.rules import Quantized, empty_scales, empty_values
+from ..core.check.layout import ADDRESS_ALIGNMENT
+from ..core.check.numbers import magnitude
+from ..core.check.tracing import is_dispatched
+from ..core.gpu import is_hopper
+from . import gather_weighted as gather_weighted_kernel
+from . import route_rows
+from .routing_check import ExpertRows, check_gather, check_routes, check_rows, check_weighted
+
+__all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
+
+MANY_ROWS = 4096
+MAX_PITCH = 1 << 31
+"""Elements from a row to the next, for kernels that count them in 32 bits."""
+
+
+def expert_rows(topk_ids: Tensor, num_experts: int) -> ExpertRows:
+    """Give each route of a token a row, the rows being stacked by expert without gaps.
+
+    `topk_ids` is int32 or int64 `[tokens, topk]`: the experts of each token, -1 for none. An expert may occur several
+    times in a token's row. Rows are ordered by expert, then by token, then by column, so the result is the same each
+    time. On a GPU an id that no expert has counts as -1; on the CPU it is a mistake.
+
+    >>> rows = expert_rows(torch.tensor([[2, 0], [-1, 2]]), 3)
+    >>> rows.ends.tolist(), rows.row_of.tolist()
+    ([1, 1, 3], [[1, 0], [-1, 2]])
+    >>> rows.ids.tolist(), rows.token_of.tolist()
+    ([0, 2, 2, -1], [0, 0, 1, -1])
+    """
+    if is_dispatched(topk_ids):
+        return ExpertRows(*torch.ops.deep_gemm.expert_rows.default(topk_ids, num_experts))
+    num_experts = check_routes(topk_ids, num_experts)
+    if _routes_have_kernel(topk_ids, num_experts):
+        return _stacked(route_rows.RouteProblem(with_contiguous_rows(topk_ids), num_experts))
+    return _stacked_by_torch(topk_ids, num_experts, 0)
+
+
+def stack_routes(topk_ids: Tensor, num_experts: int, first: int = 0, used: int | None = None) -> ExpertRows:
+    """Compute `expert_rows` for the experts whose ids are `first` to `first + num_experts - 1`; others count as -1.
+
+    `used` rows have a token, if the host knows how many: then there are no other rows. Members share their memory.
+    """
+    if _routes_have_kernel(topk_ids, num_experts):
+        rows = _stacked(route_rows.RouteProblem.in_one_piece(with_contiguous_rows(topk_ids), num_experts, first))
+    else:
+        rows = _stacked_by_torch(topk_ids, num_experts, first)
+    return rows if used is None else rows._replace(token_of=rows.token_of[:used], ids=rows.ids[:used])
+
+
+def _routes_have_kernel(topk_ids: Tensor, num_experts: int) -> bool:
+    return _has_kernel(topk_ids) and 0 < num_experts <= route_rows.MAX_EXPERTS[-1]
+
+
+def _stacked(p: route_rows.RouteProblem) -> ExpertRows:
+    route_rows.run(p)
+    return p.rows
+
+
+def _stacked_by_torch(topk_ids: Tensor, num_experts: int, first: int) -> ExpertRows:
+    has_expert = (topk_ids >= first) & (topk_ids < first + num_experts)
+    # Routes without an expert are sorted behind all others.
+    expert = torch.where(has_expert, topk_ids - first, num_experts).flatten()
+    sorted_expert, route = expert.sort(stable=True)
+    device = topk_ids.device
+    experts = torch.arange(num_experts, dtype=sorted_expert.dtype, device=device)
+    ends = torch.searchsorted(sorted_expert, experts, right=True, out_int32=True)
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    rows = torch.arange(expert.numel(), dtype=torch.int32, device=device)
+    row_of = torch.empty_like(rows).scatter_(0, route, rows).view(topk_ids.shape).masked_fill_(~has_expert, -1)
+    is_behind = sorted_expert == num_experts
+    token_of = route.div(max(topk_ids.shape[1], 1), rounding_mode="floor").to(torch.int32).masked_fill_(is_behind, -1)
+    ids = sorted_expert.to(torch.int32).masked_fill(is_behind, -1)
+    return ExpertRows(counts, ends, row_of, token_of, ids)
+
+
+def gather_cast_to_fp8(
+    x: Tensor, rows: ExpertRows, *, use_ue8m0: bool = False, min_amax: float = 0.0, mn_major: bool = False
+) -> Quantized:
+    """Cast tokens to FP8 and copy each into its rows.
+
+    `x` is `[tokens, k]`, BF16, FP16 or FP32; `rows` is what `expert_rows` gives. The result is that of
+    `per_token_cast_to_fp8(x[rows.token_of])`: values `[rows, k]` and scales `[rows, ceil(k / 128)]`. Rows without a
+    token are undefined (on the CPU zeros with scale 1). A GPU reads and casts each token once. There is no
+    gradient: see `experts`.
+
+    >>> rows = expert_rows(torch.tensor([[1], [0]]), 2)
+    >>> values, scales = gather_cast_to_fp8(torch.tensor([[448.0], [896.0]]), rows)
+    >>> values.float().tolist(), scales.tolist()
+    ([[448.0], [448.0]], [[2.0], [1.0]])
+    """
+    if is_dispatched(x):
+        operator = torch.ops.deep_gemm.gather_cast_to_fp8.default
+        return operator(x, [*check_rows(rows)], use_ue8m0, min_amax, mn_major)  # type: ignore[no-any-return]
+    check_gather(x, rows)
+    return gather_and_cast(x, rows, use_ue8m0, min_amax, mn_major)
+
+
+@torch.no_grad()
+def gather_and_cast(x: Tensor, rows: ExpertRows, use_ue8m0: bool, min_amax: float, mn_major: bool) -> Quantized:
+    """Compute `gather_cast_to_fp8` of what was checked."""
+    if has_kernels(x):
+        # Single scales far apart take memory longer than scales of a row that are laid anew, if there are many.
+        is_few = rows.token_of.shape[0] <= MANY_ROWS
+        num_rows, k = rows.token_of.shape[0], x.shape[1]
+        values, scales = empty_values((num_rows, k), x), empty_scales((num_rows,), k, x, mn_major=is_few and mn_major)
+        least = magnitude("min_amax", min_amax)
+        cast_rows.run(RowCast(as_rows(x), values, scales, least, use_ue8m0, row_of=rows.row_of.contiguous()))
+        return values, lay_scales.laid_out(scales) if mn_major and not is_few else scales
+    values, scales = per_token_cast_to_fp8(x, use_ue8m0, min_amax=min_amax)
+    token, has_none = rows.token_of.clamp_min(0), (rows.token_of < 0)[:, None]
+    gathered = values.view(torch.uint8).index_select(0, token).masked_fill_(has_none, 0)
+    scales = scales.index_select(0, token).masked_fill_(has_none, 1)
+    return gathered.view(values.dtype), lay_scales.laid_out(scales) if mn_major else scales
+
+
+def gather_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, *, out: Tensor | None = None) -> Tensor | None:
+    """Sum up the rows of each token, each times the weight of its route.
+
+    - `y`: `[rows, n]`, BF16, FP16 or FP32, n a multiple of 8; `rows`: what `expert_rows` gives.
+    - `topk_weights`: `[tokens, topk]`, FP32, BF16 or FP16.
+    - `out`: BF16 `[tokens, n]`. Where it is given the function returns None; where it is left out the function makes it
+      and returns it.
+
+    A sum starts from 0 and takes the routes in order of their columns. Each product and each addition is rounded to
+    FP32 by itself (no fused multiply-add), and the sum is rounded once to BF16, so the bits are the same each time.
+    A route without a row adds nothing, whatever its weight is, and a row that no route has may hold anything. There is
+    no gradient: see `experts`.
+
+    >>> rows = expert_rows(torch.tensor([[1, 0], [0, -1]]), 2)
+    >>> y = torch.tensor([[1.0], [2.0], [4.0], [torch.nan]]).repeat(1, 8)
+    >>> gather_weighted(y, rows, torch.tensor([[0.5, 3.0], [1.0, torch.nan]]))[:, 0].tolist()
+    [5.0, 2.0]
+    """
+    if is_dispatched(y):
+        operator = torch.ops.deep_gemm.gather_weighted
+        if out is None:
+            return operator.default(y, [*check_rows(rows)], topk_weights)  # type: ignore[no-any-return]
+        operator.into(y, [*check_rows(rows)], topk_weights, out)
+        return None
+    check_weighted(y, rows, topk_weights, out)
+    made = sum_rows(y, rows.row_of, topk_weights, out)
+    return made if out is None else None
+
+
+@torch.no_grad()
+def sum_rows(y: Tensor, row_of: Tensor, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Compute `gather_weighted` of what nobody has to check; `weights` None: each is 1. Gives the output."""
+    out = torch.empty(row_of.shape[0], y.shape[1], dtype=torch.bfloat16, device=y.device) if out is None else out
+    if _has_kernel(y) and y.dtype == torch.bfloat16 and _begins_at_16_bytes(y):
+        weights = None if weights is None else with_contiguous_rows(weights)
+        gather_weighted_kernel.run(y, row_of.contiguous(), weights, out)
+        return out
+    return out.copy_(weighted_sum(y, row_of, weights))
+
+
+def with_contiguous_rows(x: Tensor) -> Tensor:
+    """A matrix itself if its rows follow each other at some distance, each without gaps; else a copy."""
+    return x if x.stride(1) == 1 and x.shape[1] <= x.stride(0) < MAX_PITCH else x.contiguous()
+
+
+def _has_kernel(x: Tensor) -> bool:
+    return x.is_cuda and is_hopper(x.get_device())
+
+
+def _begins_at_16_bytes(y: Tensor) -> bool:
+    """Tell whether each row begins where a thread may load 16 bytes."""
+    return y.stride(1) == 1 and y.stride(0) % 8 == 0 and y.data_ptr() % ADDRESS_ALIGNMENT == 0
+
+
+def weighted_sum(y: Tensor, row_of: Tensor, weights: Tensor | None) -> Tensor:
+    """FP32 `[tokens, n]`: for each token the sum of its rows times their weights, or 1, in order of columns."""
+    tokens, topk = row_of.shape
+    total = torch.zeros(tokens, y.shape[1], dtype=torch.float32, device=y.device)
+    for column in range(topk):
+        row = row_of[:, column]
+        term = y.index_select(0, row.clamp_min(0)).float()
+        if weights is not None:
+            term = term * weights[:, column, None].float()
+        total = torch.where(row[:, None] < 0, total, total + term)
+    return total

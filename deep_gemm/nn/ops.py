@@ -1,0 +1,231 @@
+"""Operators of layers that are trained: what is not asked for is given as an empty tensor.
+
+A module calls an operator, which has a formula for its gradients, where torch must see a call, else its functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..casts.rules import empty_values
+from ..core.check.checks import K_MULTIPLE
+from ..core.check.layout import SCALE_BLOCK, align, ceil_div
+from ..core.operators import gradients, operator
+from ..moe.routing_check import ExpertRows
+from . import experts, linear
+
+
+def nothing(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Stand for a tensor that was not asked for."""
+    return torch.empty(0, dtype=dtype, device=like.device)
+
+
+def new_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a layer of rows, and cast them along tokens: values `[k, tokens]`, and scales in one dimension.
+
+    Of scales in a matrix torch would ask whether there are more than 128 tokens, and make a graph for either.
+    """
+    if not columns:
+        return linear.forward_alone(x, weight, bias), nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
+    d, kept = linear.with_columns(x, weight, bias, columns)
+    assert kept is not None
+    values, scales = kept
+    return d, values, scales.t().reshape(-1)
+
+
+def fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Stand for both."""
+    tokens, k = x.shape
+    d = x.new_empty(tokens, weight.shape[0])
+    if not columns:
+        return d, nothing(x, torch.float8_e4m3fn), nothing(x, torch.float32)
+    depth = align(tokens, K_MULTIPLE)
+    return d, empty_values((k, depth), x), x.new_empty(k * ceil_div(depth, SCALE_BLOCK), dtype=torch.float32)
+
+
+operator(
+    "nn_linear_rows(Tensor x, Tensor weight, Tensor? bias, bool columns) -> (Tensor, Tensor, Tensor)",
+    new_linear,
+    fake_linear,
+    has_gradients=True,
+)
+
+
+def linear_gradients(
+    grad: Tensor,
+    weight: Tensor | None,
+    x_values: Tensor | None,
+    x_scales: Tensor | None,
+    x_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of rows and of the weight."""
+    columns = None
+    if x_values is not None and x_scales is not None:
+        columns = x_values, x_scales.view(-1, x_values.shape[0]).t()
+    of_x, of_weight = linear.gradients(grad, weight, columns, x_dtype, weight_dtype)
+    return (
+        nothing(grad, x_dtype) if of_x is None else of_x,
+        nothing(grad, weight_dtype) if of_weight is None else of_weight,
+    )
+
+
+def fake_linear_gradients(
+    grad: Tensor,
+    weight: Tensor | None,
+    x_values: Tensor | None,
+    x_scales: Tensor | None,
+    x_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Stand for both."""
+    tokens, n = grad.shape
+    of_x = nothing(grad, x_dtype) if weight is None else grad.new_empty((tokens, weight.shape[1]), dtype=x_dtype)
+    if x_values is None:
+        return of_x, nothing(grad, weight_dtype)
+    return of_x, grad.new_empty((n, x_values.shape[0]), dtype=weight_dtype)
+
+
+operator(
+    "nn_linear_gradients(Tensor grad, Tensor? weight, Tensor? x_values, Tensor? x_scales, ScalarType x_dtype, "
+    "ScalarType weight_dtype) -> (Tensor, Tensor)",
+    linear_gradients,
+    fake_linear_gradients,
+)
+
+
+def new_experts(
+    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: Sequence[Tensor], limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """Compute a mixture of experts, and gate and up of each row."""
+    return experts.with_gates(x, topk_weights, w1, w2, ExpertRows(*rows), limit)
+
+
+def fake_experts(
+    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: Sequence[Tensor], limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """Stand for both."""
+    num_rows = rows[-1].shape[0]
+    return x.new_empty(x.shape, dtype=torch.bfloat16), x.new_empty((num_rows, w1.shape[1]), dtype=torch.bfloat16)
+
+
+def keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Keep what the gradients take."""
+    x, weight, bias, columns = inputs
+    _, values, scales = output
+    ctx.mark_non_differentiable(values, scales)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(weight, *((values, scales) if columns else (None, None)))
+    ctx.types = x.dtype, weight.dtype, None if bias is None else bias.dtype
+
+
+def linear_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    """Compute the gradients that are needed."""
+    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    weight, *columns = ctx.saved_tensors
+    if needs_weight and columns[0] is None:
+        raise ValueError("weight: expected no gradient, because the layer was traced without one, as under no_grad()")
+    x_dtype, weight_dtype, bias_dtype = ctx.types
+    given = columns if needs_weight else (None, None)
+    of_x, of_weight = torch.ops.deep_gemm.nn_linear_gradients(
+        grad, weight if needs_x else None, *given, x_dtype, weight_dtype
+    )
+    of_bias = grad.sum(0, dtype=torch.float32).to(bias_dtype) if needs_bias else None
+    return of_x if needs_x else None, of_weight if needs_weight else None, of_bias, None
+
+
+gradients("nn_linear_rows", linear_backward, keep_linear)
+
+
+ROUTED = "Tensor[] rows, float? limit"
+operator(
+    f"nn_experts(Tensor x, Tensor topk_weights, Tensor w1, Tensor w2, {ROUTED}) -> (Tensor, Tensor)",
+    new_experts,
+    fake_experts,
+    has_gradients=True,
+)
+
+
+def experts_gradients(
+    grad: Tensor,
+    x: Tensor | None,
+    topk_weights: Tensor,
+    w1: Tensor | None,
+    w2: Tensor | None,
+    h: Tensor,
+    rows: Sequence[Tensor],
+    limit: float | None,
+    needs: Sequence[bool],
+    *types: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Compute all gradients of a mixture that are needed."""
+    found = experts.gradients(grad, x, topk_weights, w1, w2, h, ExpertRows(*rows), limit, needs, types)
+    return tuple(nothing(grad, dtype) if each is None else each for each, dtype in zip(found, types, strict=True))
+
+
+def fake_experts_gradients(
+    grad: Tensor,
+    x: Tensor | None,
+    topk_weights: Tensor,
+    w1: Tensor | None,
+    w2: Tensor | None,
+    h: Tensor,
+    rows: Sequence[Tensor],
+    limit: float | None,
+    needs: Sequence[bool],
+    *types: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Stand for all four."""
+    num_experts, hidden, both = rows[0].shape[0], grad.shape[1], h.shape[1]
+    shapes = grad.shape, topk_weights.shape, (num_experts, both, hidden), (num_experts, hidden, both // 2)
+    return tuple(
+        grad.new_empty(shape, dtype=dtype) if need else nothing(grad, dtype)
+        for shape, dtype, need in zip(shapes, types, needs, strict=True)
+    )
+
+
+operator(
+    "nn_experts_gradients(Tensor grad, Tensor? x, Tensor topk_weights, Tensor? w1, Tensor? w2, Tensor h, "
+    f"{ROUTED}, bool[] needs, ScalarType x_dtype, ScalarType p_dtype, ScalarType w1_dtype, ScalarType w2_dtype) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    experts_gradients,
+    fake_experts_gradients,
+    tags=(torch.Tag.cudagraph_unsafe,),  # it waits for the number of each expert's rows
+)
+
+
+def keep_experts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep what the gradients take."""
+    x, topk_weights, w1, w2, rows, limit = inputs
+    _, h = output
+    ctx.mark_non_differentiable(h)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, topk_weights, w1, w2, h, *rows)
+    ctx.limit = limit
+
+
+def experts_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    """Compute the gradients that are needed."""
+    x, topk_weights, w1, w2, h, *rows = ctx.saved_tensors
+    needs = [*ctx.needs_input_grad[:4]]
+    needs_x, needs_p, needs_w1, _ = needs
+    found = torch.ops.deep_gemm.nn_experts_gradients(
+        grad,
+        x if needs_w1 else None,
+        topk_weights,
+        w1 if needs_x else None,
+        w2 if needs_x or needs_p or needs_w1 else None,
+        h,
+        rows,
+        ctx.limit,
+        needs,
+        *(each.dtype for each in (x, topk_weights, w1, w2)),
+    )
+    return (*(each if need else None for each, need in zip(found, needs, strict=True)), [None] * len(rows), None)
+
+
+gradients("nn_experts", experts_backward, keep_experts)

@@ -1,0 +1,601 @@
+"""Experts across processes, against one process:  python tests/across/across_cases.py [PROCESSES ...]
+
+Processes are forked here, so torch is imported once. This one waits for them, and ends those that take too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from mega_cases import mega_mistakes, over_ranks, to_one_rank
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.across import by_group, collectives
+from deep_gemm.across import check as experts_across
+from deep_gemm.distributed import Experts, decode_bytes, owned_experts, prefill_bytes
+
+HIDDEN, INTER, TOPK, MAX_TOKENS = 144, 80, 3, 20
+SECONDS = 60
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "experts_across_processes.py"
+TIMEOUT = timedelta(seconds=20)
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as another:
+        one.bind(("127.0.0.1", 0))
+        another.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1]), int(another.getsockname()[1])
+
+
+def weights(num: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    w1, w2 = (torch.randn(s, generator=g) for s in ((num, 2 * INTER, HIDDEN), (num, HIDDEN, INTER)))
+    return w1 / HIDDEN**0.5, w2 / INTER**0.5
+
+
+def part(pair: tuple[Tensor, Tensor], mine: slice) -> tuple[Tensor, Tensor]:
+    return pair[0][mine], pair[1][mine]
+
+
+def cast(w: Tensor) -> tuple[Tensor, Tensor]:
+    return deep_gemm.per_block_cast_to_fp8(w)
+
+
+def experts_with(num: int, both: Iterable[Any], **settings: Any) -> Experts:
+    w1, w2 = both
+    return Experts(num, w1, w2, **settings)
+
+
+def tokens_of_ranks(counts: list[int], num: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens of all ranks, routes with -1 and with an expert twice, weights of both signs."""
+    g = torch.Generator().manual_seed(seed)
+    tokens = sum(counts)
+    ids = torch.randint(-1, num, (tokens, TOPK), generator=g)
+    return torch.randn(tokens, HIDDEN, generator=g).bfloat16(), ids, torch.randn(tokens, TOPK, generator=g)
+
+
+def share_out(x: Tensor, counts: list[int], group: dist.ProcessGroup | None = None) -> Tensor:
+    return torch.split(x, counts)[dist.get_rank(group)]
+
+
+def gradient(leaf: Tensor | None) -> Tensor:
+    assert leaf is not None and leaf.grad is not None
+    assert (leaf.grad.dtype, leaf.grad.shape) == (leaf.dtype, leaf.shape)
+    return leaf.grad
+
+
+def same_bits(x: Tensor | None, y: Tensor) -> bool:
+    return (
+        x is not None
+        and x.dtype == y.dtype
+        and x.shape == y.shape
+        and torch.equal(x.view(torch.int16), y.view(torch.int16))
+    )
+
+
+def assert_near(got: Tensor, right: Tensor, ids: Tensor, p: Tensor, rows: Tensor, num: int, ranks: int) -> None:
+    """Within one BF16 rounding of each sum that a rank sends, one of the whole sum, and one of the right one.
+
+    `rows` are the BF16 results of each route, from one process: they bound every partial sum.
+    """
+    count = num // ranks
+    bound = torch.zeros(got.shape, dtype=torch.float64)
+    terms = rows.double() * p.double()[..., None]
+    for rank in range(ranks):
+        is_here = (ids >= 0) & (ids.div(count, rounding_mode="floor") == rank)
+        bound += torch.where(is_here[..., None], terms, 0).sum(1).abs() * 2.0**-8
+    bound += 2.0**-8 * (right.double().abs() + got.double().abs())
+    # FP32 sums of a few terms in another order: far below, but not nothing where they cancel.
+    bound += 2.0**-20 * terms.abs().sum(1)
+    worst = ((got.double() - right.double()).abs() - bound).max() if got.numel() else torch.tensor(-1.0)
+    assert worst <= 0, f"{worst} beyond the bound"
+
+
+def by_one(x: Tensor, ids: Tensor, p: Tensor, num: int, limit: float | None) -> tuple[Tensor, Tensor]:
+    """What one process gives, and the result of each route."""
+    w1, w2 = map(cast, weights(num))
+    out = deep_gemm.experts(x, ids, p, w1, w2, limit=limit)
+    each = deep_gemm.experts(
+        x.repeat_interleave(ids.shape[1], 0), ids.reshape(-1, 1), torch.ones(ids.numel(), 1), w1, w2, limit=limit
+    )
+    assert out is not None and each is not None
+    return out, each.view(*ids.shape, HIDDEN)
+
+
+def check_layer(
+    counts: list[int],
+    num: int,
+    ids: Tensor | None = None,
+    limit: float | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    x, drawn, p = tokens_of_ranks(counts, num)
+    ids = drawn if ids is None else ids
+    p = p[:, : ids.shape[1]]
+    w1, w2 = (part(cast(w), owned_experts(num, group)) for w in weights(num))
+    layer = Experts(num, w1, w2, group, limit=limit, max_tokens=MAX_TOKENS)
+    mine = [share_out(each, counts, group) for each in (x, ids, p)]
+    with torch.inference_mode():  # what the first call makes serves calls of any mode
+        layer(*mine)
+        layer.decode(*mine)
+    got = layer(*mine)
+    out, rows = by_one(x, ids, p, num, limit)
+    out, rows = share_out(out, counts, group), share_out(rows, counts, group)
+    assert got.dtype == torch.bfloat16
+    assert_near(got, out, mine[1], mine[2], rows, num, len(counts))
+    assert same_bits(layer(*mine), got), "another call has other bits"
+    assert same_bits(layer.decode(*mine), got), "the decode form has other bits"
+    given = torch.full_like(got, torch.nan)
+    assert layer.decode(mine[0], mine[1].int(), mine[2], out=given) is None
+    assert same_bits(given, got)
+    if mine[0].shape[0]:
+        assert not got[(mine[1] < 0).all(1)].any()
+
+
+def uneven(world: int) -> None:
+    check_layer([3 + 7 * r % 11 for r in range(world)], 2 * world)
+    check_layer([5, *[8] * (world - 1)], 3 * world, limit=0.4)
+    one_route = torch.arange(5 * world)[:, None] % (2 * world)
+    check_layer([5] * world, 2 * world, one_route)
+
+
+def without_tokens(world: int) -> None:
+    for counts in ([0] * (world - 1) + [9], [6] + [0] * (world - 1), [0] * world):
+        check_layer(counts, world)
+
+
+def all_to_one_expert(world: int) -> None:
+    counts = [4] * world
+    check_layer(counts, 2 * world, torch.full((4 * world, TOPK), 2 * world - 1))
+
+
+def without_routes(world: int) -> None:
+    check_layer([4] * world, world, torch.full((4 * world, TOPK), -1))
+    only_own = torch.arange(world).repeat_interleave(4)[:, None].expand(-1, TOPK)
+    check_layer([4] * world, world, only_own)
+
+
+def trained(world: int) -> None:
+    check_trained(torch.bfloat16, [2 + 5 * r % 7 for r in range(world)])
+    check_trained(torch.float32, [0] + [7] * (world - 1))
+    check_trained(torch.float16, [4] * world, of_weights=torch.bfloat16)
+
+
+def sums_that_fp16_has_not(world: int) -> None:
+    """Small sums and large ones have the bits of inference: none is rounded to FP16 on its way."""
+    num, counts = 2 * world, [6] * world
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    mine = owned_experts(num)
+    layer = experts_with(num, (w[mine].clone() for w in weights(num)))
+    for scale in (1e-4, 1e5):
+        with torch.no_grad():
+            right = layer(x.half(), ids, p * scale)
+        got = layer(x.half(), ids, (p * scale).requires_grad_()).detach()
+        assert same_bits(got, right), f"not the bits of inference, scale {scale}"
+
+
+def ids_of_no_expert(world: int) -> None:
+    """A GPU does not look at ids ahead. Those whose lower half alone is an expert's count as -1, in training too."""
+    num, counts = 2 * world, [6] * world
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    wide = ids.clone()
+    wide[0], wide[1], wide[2] = -(2**63), 2**32 + 1, num + 5
+    none = ids.clone()
+    none[:3] = -1
+    layer = experts_with(num, (w[owned_experts(num)].clone() for w in weights(num)))
+    with mock.patch.object(experts_across, "check_routes"):
+        got = layer(x.clone().requires_grad_(), wide, p)
+    assert same_bits(got.detach(), layer(x.clone().requires_grad_(), none, p).detach())
+
+
+def autocast(world: int) -> None:
+    num, counts = 2 * world, [6] * world
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+    layer = experts_with(num, (part(cast(w), owned_experts(num)) for w in weights(num)), max_tokens=6)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, decoded = layer(x, ids, p), layer.decode(x, ids, p)
+    assert same_bits(got, layer(x.bfloat16(), ids, p))
+    assert same_bits(decoded, got)
+    assert not torch.equal(got, layer(x, ids, p))
+
+
+def copies(world: int) -> None:
+    """A copy works as its layer does, whatever calls have made, and in the same group."""
+    num, counts = 2 * world, [6] * world
+    given = [share_out(each, counts) for each in tokens_of_ranks(counts, num)]
+    group = dist.new_group(list(range(world)))
+    w = [part(cast(w), owned_experts(num)) for w in weights(num)]
+    layer = experts_with(num, w, group=group, max_tokens=6)
+    got = layer(*given)
+    assert same_bits(layer.decode(*given), got)
+    again = copy.deepcopy(layer)
+    assert again.group is group and again.w1_values is not layer.w1_values
+    assert same_bits(again(*given), got) and same_bits(again.decode(*given), got)
+    file = io.BytesIO()
+    layer.group = None
+    torch.save(layer, file)
+    file.seek(0)
+    assert same_bits(torch.load(file, weights_only=False)(*given), got)
+
+
+def casts(world: int) -> None:
+    """FP8 weights and their scales keep their types, whatever a model is cast to."""
+    num, counts = 2 * world, [6] * world
+    given = [share_out(each, counts) for each in tokens_of_ranks(counts, num)]
+    layer = experts_with(num, [part(cast(w), owned_experts(num)) for w in weights(num)], max_tokens=6)
+    model = torch.nn.ModuleDict({"experts": layer, "router": torch.nn.Linear(HIDDEN, num)})
+    right, state = layer(*given), {name: x.clone() for name, x in layer.state_dict().items()}
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for cast_model in (model.to(dtype), copy.deepcopy(model).to("cpu", dtype), copy.deepcopy(model).type(dtype)):
+            assert cast_model["router"].weight.dtype == dtype
+            got: Any = cast_model["experts"]
+            assert all(same_bits(x, state[name]) for name, x in got.state_dict().items())
+            assert same_bits(got(*given), right) and same_bits(got.decode(*given), right)
+    model.half().float().bfloat16()
+    assert same_bits(layer(*given), right)
+    assert all(x.device.type == "meta" and x.dtype == state[name].dtype for name, x in moved(layer).items())
+    other = experts_with(num, [part(cast(-w), owned_experts(num)) for w in weights(num)])
+    other.load_state_dict(layer.state_dict())
+    assert same_bits(other(*given), right)
+    trained_one = experts_with(num, [w[owned_experts(num)].clone() for w in weights(num)]).bfloat16()
+    assert {w.dtype for w in trained_one.parameters()} == {torch.bfloat16}
+
+
+def moved(layer: Experts) -> dict[str, Tensor]:
+    """The weights of a copy that is moved and cast at once."""
+    return copy.deepcopy(layer).to("meta", torch.float16).state_dict()
+
+
+def in_groups_of_some(world: int) -> None:
+    """Ranks of a group are not those of all processes."""
+    for members in ([1, 2], [0, 2]):
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            check_layer([5, 8], 4, group=group)
+            check_trained(torch.bfloat16, [5, 8], group=group)
+        else:
+            check_of_no_member(group)
+
+
+def check_of_no_member(group: Any) -> None:
+    w1, w2 = (part(cast(w), slice(0, 2)) for w in weights(4))
+    for call in (lambda: owned_experts(4, group), lambda: Experts(4, w1, w2, group)):
+        assert error_of(call) == "group: expected one that this process is a member of"
+
+
+def check_trained(
+    dtype: torch.dtype,
+    counts: list[int],
+    group: dist.ProcessGroup | None = None,
+    of_weights: torch.dtype = torch.float32,
+) -> None:
+    """Results and gradients beside nn.Experts of all tokens and all experts."""
+    num = 2 * len(counts)
+    x, ids, p = tokens_of_ranks(counts, num, seed=5)
+    x, p = x.to(dtype), p.to(of_weights)
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(6)).to(dtype)
+    one = deep_gemm.nn.Experts(num, HIDDEN, INTER)
+    for weight, w in zip((one.w1, one.w2), weights(num), strict=True):
+        weight.data.copy_(w)
+    x1, p1 = x.clone().requires_grad_(), p.clone().requires_grad_()
+    one(x1, ids, p1).backward(grad)
+    mine = owned_experts(num, group)
+    layer = Experts(num, weights(num)[0][mine].clone(), weights(num)[1][mine].clone(), group)
+    x2, p2 = (share_out(each, counts, group).clone().requires_grad_() for each in (x, p))
+    out = layer(x2, share_out(ids, counts, group), p2)
+    assert out.dtype == dtype
+    with torch.no_grad():
+        assert same_bits(layer(x2, share_out(ids, counts, group), p2), out.detach()), "not the bits of inference"
+    assert not out._is_view()
+    out += 0  # a model may change it in place
+    out.backward(share_out(grad, counts, group))
+    for name, leaf, right in (
+        ("x", x2, share_out(gradient(x1), counts, group)),
+        ("p", p2, share_out(gradient(p1), counts, group)),
+        ("w1", layer.w1, gradient(one.w1)[mine]),
+        ("w2", layer.w2, gradient(one.w2)[mine]),
+    ):
+        distance = (gradient(leaf).double() - right.double()).norm()
+        # x: each rank's sum is rounded to BF16; others differ by the order of FP32 sums, and in their own rounding.
+        bound = 2.0**-7 if name == "x" else max(1e-5, torch.finfo(right.dtype).eps / 2)
+        assert distance <= bound * right.double().norm(), (name, distance, right.norm())
+    assert any(gradient(w).any() for w in (layer.w1, layer.w2))
+    # Only weights: nothing flows to tokens, on any rank.
+    layer.zero_grad()
+    layer(x2.detach(), share_out(ids, counts, group), p2.detach()).backward(share_out(grad, counts, group))
+    assert torch.allclose(gradient(layer.w1).double(), gradient(one.w1)[mine].double(), atol=1e-5)
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+class Counted:
+    """What collectives send to other ranks, in bytes."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.real = collectives.all_to_all, collectives.all_gather
+
+    def __enter__(self) -> Counted:
+        self._set(self.all_to_all, self.all_gather)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._set(*self.real)
+
+    @staticmethod
+    def _set(all_to_all: Any, all_gather: Any) -> None:
+        setattr(by_group, "all_to_all", all_to_all)  # noqa: B010
+        setattr(by_group, "all_gather", all_gather)  # noqa: B010
+
+    def all_to_all(self, to: Tensor, of: Tensor, receives: Any, sends: Any, group: Any) -> None:
+        sends_to = sends or [len(of) // dist.get_world_size()] * dist.get_world_size()
+        others = sum(sends_to) - sends_to[dist.get_rank()]
+        self.calls.append(("all_to_all", others * of.shape[1] * of.element_size()))
+        self.real[0](to, of, receives, sends, group)
+
+    def all_gather(self, to: Tensor, of: Tensor, group: Any = None) -> None:
+        self.calls.append(("all_gather", (dist.get_world_size() - 1) * of.numel() * of.element_size()))
+        self.real[1](to, of, group=group)
+
+
+def mistakes(world: int) -> None:
+    num, counts = 2 * world, [6] * world
+    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    rank, last = dist.get_rank(), world - 1
+    to_last = torch.full_like(ids, num - 1)
+    with Counted() as sent:
+        said = error_of(lambda: Experts(num, w1, w2, room=6 * world - 1 if rank == last else None)(x, to_last, p))
+        assert said == f"room: expected at least {6 * world} rows on rank {last}, which come there, got {6 * world - 1}"
+        layer = Experts(num, w1, w2, max_tokens=5)
+        wrong = ids.clone()
+        wrong[2, 1] = num if rank == last else wrong[2, 1]
+        said = error_of(lambda: layer(x, wrong, p))
+        own = f"topk_ids: expected values in -1..{num - 1}, got {num} at index (2, 1)"
+        assert said == (
+            own if rank == last else f"experts across processes: the arguments of rank {last} were refused there"
+        )
+        said = error_of(lambda: layer(x, ids[:, : TOPK - (rank == 0)], p[:, : TOPK - (rank == 0)]))
+        assert said.startswith("experts across processes: expected one topk on all ranks, got [2, 3"), said
+        said = error_of(lambda: layer(x.requires_grad_(), ids, p))
+        assert said.startswith("x: expected tensors without a gradient"), said
+        x.requires_grad_(False)
+        assert [name for name, _ in sent.calls] == ["all_gather"] * 4  # counts, and nothing else
+        assert error_of(lambda: layer.decode(x, ids, p)) == "x: expected at most max_tokens = 5 tokens, got 6"
+        assert error_of(lambda: Experts(num, w1, w2).decode(x, ids, p)).startswith("max_tokens: expected a number")
+        few = x[:5], ids[:5], p[:5]
+        for out, message in (
+            (torch.empty(5, HIDDEN), "out: expected dtype torch.bfloat16, got torch.float32"),
+            (torch.empty(6, HIDDEN, dtype=torch.bfloat16), "out: expected shape (tokens, hidden) = (5, 144)"),
+            (torch.empty(5, HIDDEN + 4, dtype=torch.bfloat16)[:, :HIDDEN], "out: expected rows"),
+        ):
+            said = error_of(lambda: layer.decode(*few, out=out))  # noqa: B023
+            assert said.startswith(message), said
+        learned = few[0].clone().requires_grad_() * 1
+        for name, call in (
+            ("x", lambda: layer.decode(learned, *few[1:])),
+            ("topk_weights", lambda: layer.decode(*few[:2], few[2].clone().requires_grad_() * 1)),
+            ("out", lambda: layer.decode(*few, out=few[0].clone().requires_grad_())),
+        ):
+            said = error_of(call)
+            assert said.startswith(f"{name}: expected a tensor without a gradient"), said
+        assert len(sent.calls) == 4
+    assert error_of(lambda: Experts(num + 1, w1, w2)).startswith("num_experts: expected a multiple of the number")
+    assert error_of(lambda: Experts(2 * num, w1, w2)).startswith("w1: expected shape (experts / processes")
+    wide = torch.zeros(*w2[0].shape[:2], 2 * INTER, dtype=torch.float8_e4m3fn)
+    said = error_of(lambda: Experts(num, w1, (wide[..., ::2], w2[1])))
+    assert said.startswith("w2: expected values contiguous along k"), said
+    layer(x, ids, p)  # the group still works
+
+
+def bytes_sent(world: int) -> None:
+    num, counts = 2 * world, [6] * world
+    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    layer = Experts(num, w1, w2, max_tokens=MAX_TOKENS)
+    with Counted() as sent:
+        layer.decode(x, ids, p)
+    stated, _ = decode_bytes(world, MAX_TOKENS, TOPK, num, HIDDEN, INTER)
+    assert sum(number for _, number in sent.calls) == stated
+    with Counted() as sent:
+        layer(x, ids, p)
+    pairs = {(t, int(e) // 2) for t, row in enumerate(ids) for e in row if e >= 0}
+    rows = sum(rank != dist.get_rank() for _, rank in pairs)
+    there, back = sent.calls[1][1], sent.calls[2][1]
+    assert there == prefill_bytes(rows, HIDDEN, TOPK) - rows * 2 * HIDDEN
+    assert back % (2 * HIDDEN) == 0
+
+
+def dies(world: int) -> None:
+    """One rank ends in the middle; each other gets an error soon, and goes on without it."""
+    num, rank = world, dist.get_rank()
+    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
+    layer = Experts(num, w1, w2)
+    x, ids, p = tokens_of_ranks([4], num)
+    layer(x, ids, p)
+    if rank == world - 1:
+        os._exit(0)
+    begun = time.monotonic()
+    try:
+        layer(x, ids, p)
+    except RuntimeError:
+        took = time.monotonic() - begun
+        assert took < TIMEOUT.total_seconds() + 5, took
+        return
+    raise AssertionError("no error although a rank is gone")
+
+
+def example(world: int) -> None:
+    """The example, as torchrun starts it."""
+    assert example_exits_with(world) == 0
+
+
+def example_of_wrong_sums(world: int) -> None:
+    """It says so if one rank's sums are wrong."""
+    right = by_group.Plan.sum_up
+    with mock.patch.object(by_group.Plan, "sum_up", lambda plan, y: right(plan, y) * (1 + 2.0**-5 * dist.get_rank())):
+        assert example_exits_with(world) == 1
+
+
+def example_exits_with(world: int) -> int:
+    os.environ.update(LOCAL_RANK=os.environ["RANK"], LOCAL_WORLD_SIZE=str(world), MASTER_PORT=os.environ["NEXT_PORT"])
+    dist.destroy_process_group()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            runpy.run_path(str(EXAMPLE), run_name="__main__")
+        except SystemExit as end:
+            own = f"rank {os.environ['RANK']} of {world}: {40 + 16 * int(os.environ['RANK'])} tokens"
+            assert own in said.getvalue()
+            return int(end.code or 0)
+    raise AssertionError("the example does not say how it ended")
+
+
+def narrowed(w: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """An FP8 weight with 16 columns, or rows, of hidden less."""
+    values, scales = w
+    rows, columns = (size - 16 * (size == HIDDEN) for size in values.shape[1:])
+    return values[:, :rows, :columns].contiguous(), scales[:, : -(-rows // 128), : -(-columns // 128)].contiguous()
+
+
+def ranks_that_differ(world: int) -> None:
+    num, counts = 2 * world, [5] * world
+    w1, w2 = (part(cast(w), owned_experts(num)) for w in weights(num))
+    x, ids, p = (share_out(each, counts) for each in tokens_of_ranks(counts, num))
+    last = world - 1
+    is_last = dist.get_rank() == last
+    layer = Experts(num, w1, w2, max_tokens=5)
+
+    said = error_of(lambda: layer(x.float() if is_last else x, ids, p))
+    by_rank = ", ".join(["torch.bfloat16"] * last + ["torch.float32"])
+    assert said == f"experts across processes: expected one dtype of x on all ranks, got [{by_rank}] by rank", said
+    of_last = Experts(num, w1[0].float(), w2[0].float()) if is_last else layer
+    said = error_of(lambda: of_last(x, ids, p))
+    by_rank = ", ".join(["none"] * last + ["w1 and w2"])
+    expected = f"experts across processes: expected one set of gradients on all ranks, got [{by_rank}] by rank"
+    assert said == expected, said
+
+    w = [cast(w) for w in weights(2 * num)]
+    both = experts_with(num, (part(each, slice(0, 2)) for each in w), max_tokens=5)
+    more = experts_with(2 * num, (part(each, slice(0, 4)) for each in w), max_tokens=5) if is_last else both
+    wide = experts_with(num, (narrowed(each) for each in (w1, w2)), max_tokens=5) if is_last else both
+    room = experts_with(num, (part(each, slice(0, 2)) for each in w), max_tokens=6) if is_last else both
+    for name, other, columns, x_of, values in (
+        ("num_experts", more, TOPK, x, (num, 2 * num)),
+        ("hidden", wide, TOPK, x[:, : wide.share.hidden], (HIDDEN, HIDDEN - 16)),
+        ("max_tokens", room, TOPK, x, (5, 6)),
+        ("topk", both, TOPK - is_last, x, (TOPK, TOPK - 1)),
+    ):
+        given = x_of.contiguous(), ids[:, :columns], p[:, :columns]
+        by_rank = ", ".join(map(str, [values[0]] * last + [values[1]]))
+        says = f"expected one {name} on all ranks, got [{by_rank}] by rank"
+        if name != "max_tokens":
+            assert error_of(partial(other, *given)).endswith(says), name
+        if name == "num_experts":
+            by_rank = ", ".join(["2"] * last + ["4"])
+            says = f"expected one number of experts of a rank on all ranks, got [{by_rank}] by rank"
+        assert error_of(partial(other.decode, *given)).endswith(says), name
+    layer.decode(x, ids, p)
+    said = error_of(lambda: layer.decode(x, ids[:, :2], p[:, :2]))
+    assert said == f"topk_ids: expected {TOPK} columns, as in the first call, got 2"
+
+    if is_last:
+        layer.w1_values = layer.w1_values.bfloat16()  # as `module.to(torch.bfloat16)` does
+    own = "w1: expected dtype torch.float8_e4m3fn, got torch.bfloat16"
+    elsewhere = f"experts across processes: the arguments of rank {last} were refused there"
+    assert error_of(lambda: layer(x, ids, p)) == (own if is_last else elsewhere)
+    layer.w1_values = layer.w1_values.bfloat16()
+    assert error_of(lambda: layer.decode(x, ids, p)) == own
+
+
+CASES: dict[int, list[Callable[[int], None]]] = {
+    2: [
+        ranks_that_differ,
+        sums_that_fp16_has_not,
+        ids_of_no_expert,
+        autocast,
+        copies,
+        casts,
+        uneven,
+        without_tokens,
+        all_to_one_expert,
+        without_routes,
+        trained,
+        mistakes,
+        bytes_sent,
+        over_ranks,
+        to_one_rank,
+        mega_mistakes,
+        example,
+    ],
+    3: [in_groups_of_some, uneven, all_to_one_expert, trained, mistakes, over_ranks, to_one_rank, mega_mistakes, dies],
+    4: [uneven, without_tokens, trained, bytes_sent],
+}
+"""By number of processes. A case that leaves the group broken is the last."""
+WRONG: dict[int, list[Callable[[int], None]]] = {2: [example_of_wrong_sums]}
+
+
+def process(rank: int, world: int, cases: list[Callable[[int], None]], ports: tuple[int, int]) -> None:
+    name = "start"
+    try:
+        torch.set_num_threads(1)
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
+        os.environ["NEXT_PORT"] = str(ports[1])  # another group must not meet where this one may still listen
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+        for case in cases:
+            name = case.__name__
+            case(world)
+            os.write(1, f"{world}: {name} passed\n".encode())
+    except BaseException:
+        os.write(1, f"rank {rank} of {world}, {name}:\n{traceback.format_exc()}".encode())
+        os._exit(1)
+    os._exit(0)  # Gloo's threads may outlive what they use if the interpreter takes itself apart
+
+
+def run(world: int, cases: list[Callable[[int], None]]) -> bool:
+    """Run cases in processes of one group, and tell whether all passed. Nothing outlives this call."""
+    context = multiprocessing.get_context("fork")
+    ports = free_ports()
+    started = [context.Process(target=process, args=(rank, world, cases, ports)) for rank in range(world)]
+    for each in started:
+        each.start()
+    end = time.monotonic() + SECONDS
+    for each in started:
+        each.join(max(0.0, end - time.monotonic()))
+    late = [each for each in started if each.is_alive()]
+    for each in late:
+        each.kill()
+        each.join()
+    if late:
+        print(f"{len(late)} of {world} processes did not end within {SECONDS} s")
+    return not late and not any(each.exitcode for each in started)
+
+
+if __name__ == "__main__":
+    chosen = [int(each) for each in sys.argv[1:]] or list(CASES)
+    passed = [run(world, cases) for world, cases in [*CASES.items(), *WRONG.items()] if world in chosen]
+    sys.exit(not all(passed))

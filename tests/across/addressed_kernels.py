@@ -1,0 +1,349 @@
+"""Kernels of experts across GPUs by torch's operations: what a launch reads and writes at the addresses it was given.
+
+So a host that hands addresses to kernels is tested without a GPU. Bits are those of the package on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from math import inf, prod
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import encoded_map
+from torch import Tensor
+
+from deep_gemm.across import decode, mega_by_peers, message, rows_at
+from deep_gemm.across import post_rows as post_rows_kernel
+from deep_gemm.across.owners import count_routes as routes_by_rank
+from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.core.gpu import H200
+from deep_gemm.core.jit import driver
+from deep_gemm.core.jit.tensor_map import TensorMap
+from deep_gemm.core.kernel import OrdinaryKernel
+from deep_gemm.core.params import Params
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm.rows import launch as rows
+from deep_gemm.gemm.rows.api import product_of_rows_by_64, product_of_stacked_rows
+from deep_gemm.moe import gather_weighted as gather_weighted_kernel
+from deep_gemm.moe import route_rows as route_rows_kernel
+from deep_gemm.moe.activation import activated_product_of_rows
+from deep_gemm.moe.api import activate_rows
+from deep_gemm.moe.route_rows import Totals
+from deep_gemm.moe.routing import expert_rows, stack_routes, weighted_sum
+from deep_gemm.moe.routing_check import ExpertRows
+
+INT32, INT64, FP8, FP32, BF16 = torch.int32, torch.int64, torch.float8_e4m3fn, torch.float32, torch.bfloat16
+
+
+def at(address: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
+    """A tensor of memory at an address."""
+    if not prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    assert address % dtype.itemsize == 0
+    strides = strides or [prod(shape[i + 1 :]) for i in range(len(shape))]
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_uint8 * ((last + 1) * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).as_strided(shape, strides)
+
+
+Launched = dict[str, Any]
+
+
+def members(params: Params, memory: memoryview, address: int) -> Launched:
+    """The members of a launch's parameters; those that are bytes by their address."""
+    found = {}
+    for field in params.fields:
+        offset = params.offset(field.name)
+        found[field.name] = (
+            address + offset if field.is_bytes else struct.unpack_from(f"<{field.kind.format}", memory, offset)[0]
+        )
+    return found
+
+
+def plan_sends(config: Any, p: Launched) -> None:
+    ids = at(p["topk_ids"], (p["tokens"], p["topk"]), {4: INT32, 8: INT64}[config.id_bytes])
+    owners = owners_of_routes(ids, p["experts_here"], p["ranks"])
+    rows = expert_rows(owners_of_tokens(owners, p["ranks"]), p["ranks"])
+    at(p["row_of"], ids.shape, INT32).copy_(rows.row_of)
+    numbers = [at(p["facts"], (7,), INT64), rows.counts.long(), routes_by_rank(owners, p["ranks"])]
+    at(p["told"], (7 + 2 * p["ranks"],), INT64).copy_(torch.cat(numbers))
+
+
+def pack_rows(config: Any, p: Launched) -> None:
+    tokens, topk, hidden = p["tokens"], p["topk"], p["hidden"]
+    x = at(p["x"], (tokens, hidden), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
+    ids = at(p["topk_ids"], (tokens, topk), {4: INT32, 8: INT64}[config.id_bytes])
+    weights, row_of = at(p["topk_weights"], (tokens, topk), FP32), at(p["row_of"], (tokens, topk), INT32)
+    used = int((row_of >= 0).sum())
+    assert p["slots"] == tokens
+    at(p["rows"], (used, p["row_bytes"] // 4), INT32).copy_(message.pack(x, ids, weights, row_of, used))
+
+
+def count_routes(config: Any, p: Launched) -> None:
+    routes, topk, experts = p["num_routes"], p["topk"], p["num_experts"]
+    ids = at(p["topk_ids"], (routes // topk, topk), INT32, (topk + p["gap"], 1)).flatten() - p["first"]
+    of_parts = ids.split(route_rows_kernel.PART)
+    for of_part, counts in zip(of_parts, at(p["of_parts"], (len(of_parts), experts), INT32), strict=True):
+        counts.copy_(of_part[(of_part >= 0) & (of_part < experts)].long().bincount(minlength=experts))
+
+
+def route_rows(config: Any, p: Launched) -> None:
+    routes, topk, experts = p["num_routes"], p["topk"], p["num_experts"]
+    ids = at(p["topk_ids"], (routes // topk, topk), INT32, (topk + p["gap"], 1))
+    shapes = (experts,), (experts,), (routes // topk, topk), (routes,), (routes,)
+    found = stack_routes(ids, experts, p["first"])
+    if config.totals == Totals.OF_PARTS:
+        table = at(p["of_parts"], (-(-routes // route_rows_kernel.PART), experts), INT32)
+        assert torch.equal(table.sum(0, dtype=INT32), found.counts)
+    parts = [at(p[name], shape, INT32) for name, shape in zip(ExpertRows._fields, shapes, strict=True)]
+    for part, right in zip(parts, found, strict=True):
+        part.copy_(right)
+    if p["arrivals"]:
+        at(p["arrivals"], (route_rows_kernel.num_arrivals(routes),), INT32).zero_()
+    assert all(map(torch.equal, parts, found)), "parts that overlap"
+
+
+def is_whole(p: Launched) -> bool:
+    return not int(at(p["meeting.error"], (1,), INT32))
+
+
+def meet(p: Launched) -> None:
+    """Set this rank's flag on all, and wait for theirs: ranks are threads."""
+    rank, ranks = p["meeting.rank"], p["meeting.ranks"]
+    epoch = at(p["meeting.reached"], (1,), INT32).add_(1)
+    flags = [at(room + p["meeting.flags"], (ranks,), INT32) for room in rooms_of(p)]
+    for each in flags:
+        each[rank] = epoch
+    begin = time.monotonic()
+    for other in range(ranks):
+        while int(flags[rank][other]) != int(epoch):
+            if time.monotonic() - begin > p["meeting.limit"] / 1e9:
+                for word in ("meeting.error", "meeting.report"):
+                    at(p[word], (1,), INT32).fill_(other + 1)
+                return
+            time.sleep(1e-4)
+
+
+def rooms_of(p: Launched) -> list[int]:
+    return at(p["meeting.rooms"], (max(p["meeting.ranks"], 1),), INT64).tolist()
+
+
+def post_rows(config: Any, p: Launched) -> None:
+    tokens, most, topk, hidden, here = (p[name] for name in ("tokens", "max_tokens", "topk", "hidden", "experts_here"))
+    x = at(p["x"], (tokens, hidden), config.dtype, (p["x_pitch"] // config.dtype.itemsize, 1))
+    ids = at(p["topk_ids"], (tokens, topk), {4: INT32, 8: INT64}[config.id_bytes])
+    weights, row_of = at(p["topk_weights"], (tokens, topk), FP32), at(p["row_of"], (tokens, topk), INT32)
+    if not is_whole(p):
+        row_of.fill_(-1)
+        return
+    rooms, rank, blocks = rooms_of(p), p["meeting.rank"], -(-hidden // 128)
+    if config.dtype == FP8:
+        values, scales = x, at(p["sf"], (tokens, blocks), FP32, (p["sf_pitch"] // 4, 1))
+    else:
+        assert p["sf"] == 0
+        values, scales = per_token_cast_to_fp8(x)
+    for column, part in ((0, values), (hidden, scales), (hidden + 4 * blocks, weights)):
+        place = rooms[rank] + column
+        at(place, part.shape, part.dtype, (p["row_bytes"] // part.element_size(), 1)).copy_(part)
+    has_expert = (ids >= 0) & (ids < here * len(rooms))
+    row_of.copy_(torch.arange(tokens * topk).view(tokens, topk).masked_fill(~has_expert, -1))
+    for other, room in enumerate(rooms):
+        there = at(room + p["ids"] + rank * most * topk * 4, (most, topk), INT32).fill_(-1)
+        there[:tokens] = torch.where(has_expert & (ids // here == other), ids - other * here, -1)
+    meet(p)
+
+
+def meet_ranks(config: Any, p: Launched) -> None:
+    if is_whole(p):
+        meet(p)
+
+
+def gather_rows(config: Any, p: Launched) -> None:
+    """Rows of one memory, or of the rooms of a node's ranks; those behind the last of an expert stay."""
+    slots, rows, hidden, slot_bytes, most = (
+        p[name] for name in ("num_slots", "rows", "hidden", "slot_bytes", "max_tokens")
+    )
+    blocks = -(-hidden // 128)
+    source = at(p["token_of"], (rows,), INT32).long()
+    assert int(source.max()) < slots
+    is_used = source >= 0
+    source = source[is_used]
+    rooms, counts = rooms_of(p), [min(most, slots - first) for first in range(0, slots, most)]
+
+    def of_slots(column: int, columns: int, dtype: torch.dtype) -> Tensor:
+        pitch = slot_bytes // dtype.itemsize
+        of_rooms = zip(rooms, counts, strict=True)
+        return torch.cat([at(room + column, (count, columns), dtype, (pitch, 1)) for room, count in of_rooms])
+
+    at(p["values"], (rows, hidden), torch.uint8)[is_used] = of_slots(0, hidden, torch.uint8)[source]
+    at(p["sfa"], (rows, blocks), FP32, (1, p["pitch"]))[is_used] = of_slots(p["scales_at"], blocks, FP32)[source]
+    if p["addresses"] == 0:
+        assert p["weights"] == 0
+        return
+    row_of = at(p["row_of"], (slots, p["topk"]), INT32).long()
+    slot, route = (row_of >= 0).nonzero().unbind(1)
+    if p["weights"]:
+        of_routes = of_slots(p["weights_at"], p["topk"], FP32)
+        at(p["weights"], (rows,), FP32)[row_of[slot, route]] = of_routes[slot, route]
+    place = (slot % most * p["topk"] + route) * hidden * 2 + torch.tensor(rooms)[slot // most] + p["results"]
+    at(p["addresses"], (rows,), INT64)[row_of[slot, route]] = place if is_whole(p) else torch.zeros_like(place)
+
+
+def gather_weighted(config: Any, p: Launched) -> None:
+    tokens, topk, n = p["tokens"], p["topk"], p["n"]
+    row_of = at(p["row_of"], (tokens, topk), INT32)
+    y = at(p["y"], (int(row_of.max()) + 1, n), BF16, (p["y_pitch"], 1))
+    weights = at(p["weights"], (tokens, topk), FP32, (p["weights_pitch"], 1)) if config.weights else None
+    out = at(p["out"], (tokens, n), BF16, (p["out_pitch"], 1))
+    out.copy_(weighted_sum(y, row_of, weights) if len(y) else torch.zeros(1))
+
+
+def gather_weighted_many(config: Any, p: Launched) -> None:
+    gather_weighted(config, p)
+
+
+def cast_rows(config: Any, p: Launched) -> None:
+    m, k, groups = p["m"], p["k"], p["num_groups"]
+    h, ends = at(p["x"], (m, 2 * k), BF16, (p["x_pitch"] // 2, 1)), at(p["sizes"], (groups,), INT32)
+    rows = ExpertRows(ends, ends, ends, ends, ends)
+    values, scales = activate_rows(h, rows, None if p["limit"] == inf else p["limit"])
+    at(p["values"], (m, k), FP8, (p["values_pitch"], 1)).copy_(values)
+    strides = p["scales_stride_m"] // 4, p["scales_stride_k"] // 4
+    at(p["scales"], scales.shape, FP32, strides).copy_(scales)
+
+
+def fetched(p: Launched, groups: int) -> Tensor:
+    """What the product's kernel fetches; and the group of each row, of ends of groups."""
+    of_fetching = {name.removeprefix("fetching."): p[name] for name in p if name.startswith("fetching.")}
+    room = {"slot_bytes": p["fetching.row_bytes"], "scales_at": p["k"], "hidden": p["k"], "rows": p["m"]}
+    slots = p["fetching.max_tokens"] * p["fetching.meeting.ranks"]
+    assert is_whole(of_fetching)
+    gather_rows(None, {**of_fetching, **room, "num_slots": slots})
+    arrivals = at(p["fetching.arrivals"], (route_rows_kernel.num_arrivals(p["m"]),), INT32)
+    assert not arrivals.any()
+    arrivals.fill_(1)
+    row_of, ends = (
+        at(p["fetching.row_of"], (slots, p["fetching.topk"]), INT32),
+        at(p["groups.layout"], (groups,), INT32),
+    )
+    assert sorted(row_of[row_of >= 0].tolist()) == list(range(int(ends[-1])))
+    group_of = torch.searchsorted(ends, torch.arange(p["m"]), right=True, out_int32=True)
+    return group_of.masked_fill_(group_of == groups, -1)
+
+
+def fp8_gemm_rows(config: Any, p: Launched) -> None:
+    m, n, k, groups = p["m"], p["n"], p["k"], p["groups.count"]
+    first_words = {name: at(p[name], (16,), INT64).tolist() for name in ("map_a", "map_b", "map_sfa")}
+    a = at(first_words["map_a"][0] + config.box_rows_of_a * k, (m, k), FP8)
+    pitch = int(at(p["map_sfa"] + 12, (1,), INT32)) * 4
+    sfa = at(first_words["map_sfa"][0], (m, -(-k // (128 // config.scale_parts))), FP32, (1, pitch))
+    row, group = (16 * number for number in at(p["map_b"] + 12, (2,), INT32).tolist())
+    b = at(first_words["map_b"][0], (groups, n, k), FP8, (group, row, 1))
+    strides = p["groups.sfb_stride"], p["sfb_stride_n"], p["sfb_stride_k"]
+    sfb = at(p["sfb"], (groups, -(-n // 128), -(-k // 128)), FP32, strides)
+    ids = fetched(p, groups) if config.fetches else at(p["groups.layout"], (m,), INT32)
+    if config.to_addresses:
+        d = torch.empty(m, n, dtype=BF16)
+        (product_of_rows_by_64 if config.scale_parts == 2 else product_of_stacked_rows)((a, sfa), (b, sfb), d, ids)
+        for row, address in enumerate(at(p["d"], (m,), INT64).tolist()):
+            if int(ids[row]) >= 0 and address:
+                at(address, (n,), BF16).copy_(d[row])
+        return
+    if not config.activates:
+        product_of_stacked_rows((a, sfa), (b, sfb), at(p["d"], (m, n), BF16, (p["d_pitch"], 1)), ids)
+        return
+    d = at(p["d"], (m, n // 2), FP8, (p["d_pitch"], 1))
+    blocks = n // 2 // (128 if config.gates_apart else 64)
+    scales = at(p["activation.scales"], (m, blocks), FP32, (1, p["activation.scales_pitch"]))
+    weights = at(p["activation.row_weights"], (m,), FP32) if p["activation.row_weights"] else None
+    said = {"limit": None if p["activation.limit"] == inf else p["activation.limit"], "gates_apart": config.gates_apart}
+    activated_product_of_rows((a, sfa), (b, sfb), (d, scales), ids, weights, **said)
+
+
+KERNELS = {
+    each.__name__: each
+    for each in (
+        plan_sends,
+        pack_rows,
+        post_rows,
+        meet_ranks,
+        count_routes,
+        route_rows,
+        gather_rows,
+        gather_weighted,
+        gather_weighted_many,
+        cast_rows,
+        fp8_gemm_rows,
+    )
+}
+
+
+class Launcher:
+    """Takes what a launcher of the driver takes, and computes."""
+
+    def __init__(self, name: str, params: Params, config: Any, launched: Counter[str]) -> None:
+        self.name, self.layout, self.of, self.launched = name, params, config, launched
+        self.params = driver.ParamsBuffer(params.size)
+        self.lock = threading.Lock()
+        self.plan: object = None
+        self.grid = 0
+        self.stream: int | None = None
+        self.config = self.function = self.pointers = None
+        self.success = 0
+
+    def encode(self, tensor_map: TensorMap, address: int, tensor: int) -> bytes:
+        return encoded_map(tensor_map.sizes, tensor_map.strides, tensor_map.box, address)
+
+    def keeps_addresses(self) -> bool:
+        return True
+
+    def hold(self, plan: object, template: bytes, grid: int) -> None:
+        self.params.bytes[: len(template)] = template
+        self.plan, self.grid = plan, grid
+
+    def set_stream(self, stream: int) -> None:
+        self.stream = stream
+
+    def current_stream(self, device: int) -> int:
+        return 7
+
+    def current_device(self) -> int:
+        return -1  # what CPU tensors say they are on
+
+    def start(self, config: None, function: None, pointers: None, extra: int) -> tuple[int]:
+        self.launched[self.name] += 1
+        KERNELS[self.name](self.of, members(self.layout, self.params.bytes, self.params.address))
+        return (0,)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Have these kernels take the place of a GPU's; give how often each is launched."""
+    launched: Counter[str] = Counter()
+
+    def ordinary(kernel: OrdinaryKernel[Any], config: Any, device: int, is_dependent: bool) -> Launcher:
+        return of_thread(kernel, config, device, is_dependent, threading.get_ident())
+
+    @cache  # a rank that waits for others holds its launcher
+    def of_thread(kernel: OrdinaryKernel[Any], config: Any, device: int, is_dependent: bool, rank: int) -> Launcher:
+        return Launcher(kernel.name, kernel.params, config, launched)
+
+    @cache
+    def gemm(config: Any, device: int, is_dependent: bool) -> Launcher:
+        return Launcher("fp8_gemm_rows", fp8_gemm.params_of(config), config, launched)
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
+    monkeypatch.setattr(OrdinaryKernel, "launcher", ordinary)
+    monkeypatch.setattr(fp8_gemm, "launcher", gemm)
+    for module in (rows, rows_at, gather_weighted_kernel, post_rows_kernel, decode, mega_by_peers):
+        monkeypatch.setattr(module, "gpu_of", lambda _: H200)
+    return launched

@@ -1,0 +1,141 @@
+"""Calls of several ranks of a node, one after another: what kernels that use memory of peers are given, and must give.
+
+Each call of a rank is post_rows, a copy of its room (sim_kernels/keep_room.cuh), gather_rows, stores of results
+(sim_kernels/store_results.cuh), meet_ranks, and the sums. The results are made up: random, and known before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from deep_gemm.across.owners import local_ids
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.core.meeting import Room
+from deep_gemm.moe.routing import expert_rows, weighted_sum
+from deep_gemm.moe.routing_check import ExpertRows
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a node. `tokens[call][rank]`."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    max_tokens: int = 4
+    hidden: int = 144
+    topk: int = 3
+    experts_here: int = 2
+    dtype: torch.dtype = torch.bfloat16
+    ids: torch.dtype = torch.int64
+
+    @property
+    def ranks(self) -> int:
+        return len(self.tokens[0])
+
+    @property
+    def num_experts(self) -> int:
+        return self.ranks * self.experts_here
+
+    @property
+    def room(self) -> Room:
+        return Room(self.ranks, self.max_tokens, self.hidden, self.topk)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank has in one call, and what must come of it. A row that does not come is None."""
+
+    x: Tensor
+    topk_ids: Tensor
+    topk_weights: Tensor
+    returns_to: Tensor
+    """What post_rows says of them: where the result of each route will lie."""
+    posted: Tensor
+    """Of each token: the bytes of its row in this rank's room, up to the weights of its routes."""
+    ids: Tensor
+    """Of each slot: the experts here."""
+    y: Tensor
+    rows: ExpertRows
+    """Of the experts here."""
+    gathered: Tensor
+    """The FP8 values of these rows, scales, and the weights of their routes, as bytes beside each other."""
+    places: list[tuple[int, int] | None]
+    """Of these rows: the rank that the result goes to, and its place there."""
+    out: Tensor
+
+
+def row_bytes_of(x: Tensor, weights: Tensor, num_bytes: int) -> Tensor:
+    """Rows as they lie in a room."""
+    values, scales = per_token_cast_to_fp8(x)
+    parts = [each.contiguous().view(torch.uint8) for each in (values, scales, weights)]
+    rows = torch.cat(parts, dim=1)
+    return torch.nn.functional.pad(rows, (0, num_bytes - rows.shape[1]))
+
+
+def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
+    """All calls, by rank. Routes have -1, numbers that no expert has, experts twice, and tokens without any."""
+    g = torch.Generator().manual_seed(seed)
+    room, ranks = sizes.room, sizes.ranks
+    by_rank: list[list[Call]] = [[] for _ in range(ranks)]
+    for counts in sizes.tokens:
+        xs = [torch.randn(count, sizes.hidden, generator=g).to(sizes.dtype) for count in counts]
+        given = [torch.randint(-1, sizes.num_experts + 1, (c, sizes.topk), generator=g) for c in counts]
+        for each in given:
+            each[each.shape[0] // 2 : each.shape[0] // 2 + 1] = -1
+            if sizes.ids == torch.int64 and each.numel():
+                each[-1, 0] = (1 << 32) + 1  # the lower half is an expert's
+            elif each.numel():
+                each[0, 0] = 32 * sizes.experts_here  # far past the last expert
+        ps = [torch.randn(count, sizes.topk, generator=g) for count in counts]
+        of_all = [torch.where(each < sizes.num_experts, each, -1) for each in given]
+        # Slots of each rank: the tokens of all ranks.
+        slots = torch.full((ranks, room.max_tokens, sizes.topk), -1)
+        p_slots = torch.zeros(ranks, room.max_tokens, sizes.topk)
+        rows: list[Tensor | None] = [None] * room.slots
+        for source, (x, ids, p) in enumerate(zip(xs, of_all, ps, strict=True)):
+            slots[source, : len(ids)] = ids
+            p_slots[source, : len(ids)] = p
+            for token, row in enumerate(row_bytes_of(x, p, room.row_bytes)):
+                rows[source * room.max_tokens + token] = row
+        results = torch.full((ranks, room.max_tokens * sizes.topk, sizes.hidden), torch.nan).bfloat16()
+        for rank in range(ranks):
+            here = local_ids(slots.flatten(0, 1).clone(), rank * sizes.experts_here, sizes.experts_here).int()
+            stacked = expert_rows(here, sizes.experts_here)
+            y = torch.randn(room.slots * sizes.topk, sizes.hidden, generator=g).bfloat16()
+            gathered = torch.zeros(len(y), room.row_bytes, dtype=torch.uint8)
+            places: list[tuple[int, int] | None] = [None] * len(y)
+            for slot, route in (here >= 0).nonzero().tolist():
+                row, came = int(stacked.row_of[slot, route]), rows[slot]
+                assert came is not None
+                source, token = divmod(slot, room.max_tokens)
+                gathered[row, : room.weights] = came[: room.weights]
+                gathered[row, room.weights : room.weights + 4] = came[room.weights + 4 * route :][:4]
+                places[row] = source, token * sizes.topk + route
+                results[source, token * sizes.topk + route] = y[row]
+            tokens = len(xs[rank])
+            posted = row_bytes_of(xs[rank], ps[rank], room.row_bytes)[:, : room.weights + 4 * sizes.topk]
+            routes = torch.arange(tokens * sizes.topk, dtype=torch.int32).view(tokens, sizes.topk)
+            returns_to = torch.where(of_all[rank] >= 0, routes, -1)
+            nothing = torch.empty(0)
+            by_rank[rank].append(
+                Call(
+                    xs[rank],
+                    given[rank].to(sizes.ids),
+                    ps[rank],
+                    returns_to,
+                    posted,
+                    here,
+                    y,
+                    stacked,
+                    gathered,
+                    places,
+                    nothing,
+                )
+            )
+        for rank in range(ranks):
+            call = by_rank[rank][-1]
+            out = weighted_sum(results[rank], call.returns_to, call.topk_weights).bfloat16()
+            by_rank[rank][-1] = replace(call, out=out)
+    return by_rank

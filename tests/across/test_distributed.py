@@ -1,0 +1,110 @@
+"""Experts across processes, by Gloo on this machine: each case of across_cases.py in every process of a group."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import across_cases
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm.across import message, owners
+
+CASES = Path(__file__).parent / "across_cases.py"
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    """What all processes say, of all groups: torch is imported once."""
+    environment = {"PYTHONPATH": str(CASES.parents[2]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, str(CASES)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("world", across_cases.CASES)
+def test_processes_together_give_what_one_gives(lines: list[str], world: int) -> None:
+    for case in across_cases.CASES[world]:
+        survivors = world - (case is across_cases.dies)  # one process ends there on purpose
+        assert lines.count(f"{world}: {case.__name__} passed") == survivors
+
+
+def test_the_example_agrees_and_would_say_if_not(lines: list[str]) -> None:
+    assert across_cases.EXAMPLE.name == "experts_across_processes.py"
+    assert lines.count("2: example passed") == lines.count("2: example_of_wrong_sums passed") == 2
+
+
+@pytest.mark.parametrize("module", [message, owners])
+def test_what_docstrings_show_is_so(module: ModuleType) -> None:
+    failed, attempted = doctest.testmod(module, extraglobs={"torch": torch})
+    assert attempted
+    assert not failed
+
+
+@pytest.mark.gpu
+def test_one_gpu_over_nccl_replays_the_decode_form(tmp_path: Path) -> None:
+    """A group of one: the same calls, captured once and replayed with other tokens and routes."""
+    dist = torch.distributed
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
+    )
+    try:
+        num, hidden, inter, topk, most = 8, 512, 256, 4, 32
+        g = torch.Generator("cuda").manual_seed(0)
+        w1, w2 = (
+            deep_gemm.per_block_cast_to_fp8(torch.randn(s, device="cuda", generator=g) / s[2] ** 0.5)
+            for s in ((num, 2 * inter, hidden), (num, hidden, inter))
+        )
+        layer = deep_gemm.distributed.Experts(num, w1, w2, max_tokens=most)
+        x = torch.randn(24, hidden, device="cuda", generator=g).bfloat16()
+        ids = torch.randint(-1, num, (24, topk), device="cuda", generator=g)
+        p = torch.rand(24, topk, device="cuda", generator=g)
+        out = torch.empty_like(x)
+        for _ in range(2):
+            layer.decode(x, ids, p, out=out)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has a thread that watches
+            layer.decode(x, ids, p, out=out)
+        for _ in range(3):
+            x.normal_(generator=g)
+            ids.random_(-1, num, generator=g)
+            out.fill_(torch.nan)
+            graph.replay()
+            right = deep_gemm.experts(x, ids, p, w1, w2)
+            assert right is not None
+            assert torch.equal(out, right)  # one rank adds, and its sum is rounded once
+            assert torch.equal(layer(x, ids, p), right)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_one_gpu_over_nccl_gives_the_gradients_of_one_process(tmp_path: Path) -> None:
+    dist = torch.distributed
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
+    )
+    try:
+        torch.manual_seed(0)
+        one = deep_gemm.nn.Experts(8, 512, 256, device="cuda", dtype=torch.bfloat16)
+        layer = deep_gemm.distributed.Experts(8, one.w1.detach().clone(), one.w2.detach().clone())
+        x = torch.randn(24, 512, device="cuda").bfloat16()
+        ids, p = torch.randint(-1, 8, (24, 4), device="cuda"), torch.rand(24, 4, device="cuda")
+        found = []
+        for module in (one, layer):
+            leaves = x.clone().requires_grad_(), p.clone().requires_grad_(), module.w1, module.w2
+            module(leaves[0], ids, leaves[1]).float().square().sum().backward()
+            found.append([across_cases.gradient(leaf) for leaf in leaves])
+        for of_one, of_layer in zip(*found, strict=True):
+            assert torch.equal(of_one, of_layer)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,431 @@
+"""Prepared calls of the decode form by peer memory, without a GPU: what kernels find at their addresses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import addressed_kernels
+import pytest
+import torch
+from helpers import inside_of_an_element
+from rank_threads import Ranks
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.across import by_peers, decode, experts, rows_fetched, rows_to_addresses
+from deep_gemm.across.by_peers import Peers
+from deep_gemm.core.meeting import Room
+from deep_gemm.core.settings import set_compile_mode, set_num_sms, set_pdl
+from deep_gemm.distributed import Experts
+from deep_gemm.gemm.plan import PLANS
+from deep_gemm.moe import api as layers
+from deep_gemm.moe import route_rows
+from deep_gemm.moe.routing import expert_rows
+
+HIDDEN, TOPK, HERE, MOST = 144, 3, 2, 12
+ALL = {"post_rows": 1, "route_rows": 1, "gather_rows": 1, "fp8_gemm_rows": 2, "meet_ranks": 1, "gather_weighted": 1}
+FORMS = {"few": {"cast_rows": 1}, "activated": {}, "fetched": {"gather_rows": 0}}
+Given = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    counted = addressed_kernels.install(monkeypatch)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda x: x)
+    monkeypatch.setattr(experts, "why_not", lambda *_: None)
+    monkeypatch.setattr(rows_to_addresses.PRODUCT, "reference", rows_to_addresses._on_gpu)
+    monkeypatch.setattr(PLANS, "plans", {})
+    torch.use_deterministic_algorithms(True)  # fills memory that torch.empty gives with NaN, or 255
+    yield counted
+    torch.use_deterministic_algorithms(False)
+
+
+class Node:
+    """Layers of ranks that know each other's rooms."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, form: str = "few") -> None:
+        self.world, self.ranks = world, Ranks(monkeypatch, world)
+        self.room = Room(world, MOST, HIDDEN, TOPK)
+        self.memories = [torch.zeros(self.room.num_bytes + 16, dtype=torch.uint8) for _ in range(world)]
+        self.memories = [each[-each.data_ptr() % 16 :][: self.room.num_bytes] for each in self.memories]
+        many = 10**6 if form == "few" else 1
+        for module in (by_peers, layers):
+            monkeypatch.setattr(module, "MANY_ROWS", many)
+        if form == "activated":
+            monkeypatch.setattr(rows_fetched, "why_not", lambda _: "rows are too long")
+
+    def layer(self, rank: int, intermediate: int = 80, seconds: float = 60.0, **more: Any) -> Experts:
+        g = torch.Generator().manual_seed(0)
+        w1, w2 = (
+            deep_gemm.per_block_cast_to_fp8(torch.randn(self.world * HERE, *shape, generator=g)[rank * HERE :][:HERE])
+            for shape in ((2 * intermediate, HIDDEN), (HIDDEN, intermediate))
+        )
+        layer = Experts(self.world * HERE, w1, w2, max_tokens=MOST, peer_memory=True, **more)
+        addresses = tuple(memory.data_ptr() for memory in self.memories)
+        layer._peers = Peers(self.memories[rank], addresses, self.room, rank, seconds, HERE)
+        return layer
+
+
+def given(
+    tokens: int, world: int, seed: int, dtype: torch.dtype = torch.bfloat16, ids_dtype: torch.dtype = torch.int64
+) -> Given:
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-1, world * HERE, (tokens, TOPK), generator=g).to(ids_dtype)
+    return torch.randn(tokens, HIDDEN, generator=g).to(dtype), ids, torch.randn(tokens, TOPK, generator=g)
+
+
+def by_tensors(layer: Experts, given: Given) -> Tensor:
+    """The result of a call that nobody has prepared."""
+    out = layer._decoded(*given, None)
+    assert out is not None
+    return out
+
+
+def same(x: Tensor | None, y: Tensor) -> bool:
+    return x is not None and x.dtype == y.dtype and torch.equal(x.view(torch.int16), y.view(torch.int16))
+
+
+@pytest.mark.parametrize("types", [(torch.bfloat16, torch.int64), (torch.float32, torch.int32)])
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize(("form", "intermediate"), [("few", 144), ("few", 256), ("activated", 256), ("fetched", 256)])
+def test_prepared_calls_have_the_bits_of_calls_by_tensors(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch, form: str, intermediate: int, world: int, types: Any
+) -> None:
+    if form == "few" and world == 3:
+        monkeypatch.setattr(route_rows, "PART", 32)
+        monkeypatch.setattr(route_rows, "PARTS_ALONE", 0)
+    node = Node(monkeypatch, world, form)
+    wait = node.ranks.meeting.wait
+    counted = {**ALL, **FORMS[form], **({"count_routes": 1} if route_rows.PART == 32 else {})}
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank, intermediate, limit=None if world == 1 else 1.5)
+        first = given(5, world, rank, *types)
+        layer.decode(*first)
+        room = torch.empty(MOST, HIDDEN, dtype=torch.bfloat16)
+        layer.decode(*first, out=room[:5])
+        assert [len(each.pitches) for each in layer._decodes] == [4, 4]
+        for call, tokens in enumerate((1, MOST, 5, 3 * (rank == 1), 0, 9)):
+            one = given(tokens, world, 10 * call + rank, *types)
+            right = by_tensors(layer, one)
+            for out in (None, room.fill_(7)[:tokens]):
+                wait()
+                launched.clear()
+                wait()
+                got = layer.decode(*one, out=out)
+                wait()
+                count = +launched
+                wait()
+                if tokens > 3:
+                    assert count == +Counter({name: world * times for name, times in counted.items()})
+                assert same(got if out is None else out, right)
+                assert (got is None) == (out is not None)
+            assert bool((room[tokens:] == 7).all())
+        assert len(layer._decodes) == 2
+        layer.connected(TOPK).check()
+
+    node.ranks.run(of_rank)
+
+
+def test_routes_to_nobody_and_to_one_rank(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, 3)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(6, 3, rank)
+        layer.decode(x, ids, p)
+        for expert in (-1, 0, 3 * HERE - 1, 3 * HERE, -7):  # an id that no expert has counts as -1
+            one = x, torch.full_like(ids, expert), p
+            monkeypatch.setattr(experts, "check_tokens", lambda *_: None)
+            assert same(layer.decode(*one), by_tensors(layer, one))
+
+    node.ranks.run(of_rank)
+
+
+def test_ranks_that_go_different_ways_understand_each_other(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(monkeypatch, 2)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        one = given(7, 2, rank)
+        right = layer.decode(*one)
+        assert right is not None
+        for way in (0, 1):
+            assert same(layer.decode(*one) if rank == way else by_tensors(layer, one), right)
+
+    node.ranks.run(of_rank)
+
+
+def prepared_calls(monkeypatch: pytest.MonkeyPatch) -> list[decode.Decode]:
+    """Kinds, as calls of them go straight to kernels."""
+    seen: list[decode.Decode] = []
+    call = decode.Decode.__call__
+
+    def noted(self: decode.Decode, *given: Any) -> Tensor | None:
+        seen.append(self)
+        return call(self, *given)
+
+    monkeypatch.setattr(decode.Decode, "__call__", noted)
+    return seen
+
+
+def test_each_kind_is_prepared_and_rows_may_lie_apart(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(6, 1, 0)
+        right = layer.decode(x, ids, p)
+        assert right is not None
+        wide, room = torch.cat([x, x + 1], dim=1), torch.zeros(8, 2 * HIDDEN, dtype=torch.bfloat16)
+        out = room[1:7, :HIDDEN]
+        calls: list[tuple[Given, Tensor | None]] = [
+            ((x, ids, p), None),
+            ((wide[:, :HIDDEN], ids, p), None),
+            ((x, ids.int(), p), None),
+            ((wide[:, :HIDDEN], ids, p), out),
+            ((x[:1].expand(6, -1), ids, p), None),
+        ]
+        for one, into in calls:
+            expected = by_tensors(layer, one)
+            layer.decode(*one, out=into)
+            for _ in range(2):
+                before = len(seen)
+                room.zero_()
+                got = layer.decode(*one, out=into)
+                assert same(got if into is None else into, expected)
+                assert len(seen) == before + 1
+        assert len(layer._decodes) == len(calls)
+        assert int(room.count_nonzero()) <= out.numel()
+        for tokens in (1, 4):
+            layer.decode(wide[:tokens, :HIDDEN], ids[:tokens], p[:tokens], out=out[:tokens])
+            assert same(out[:tokens], right[:tokens])
+        assert len(layer._decodes) == len(calls)
+        layer.w1_values, layer.w1_scales = layer.w1_values.clone(), 2 * layer.w1_scales  # others of the same kind
+        before = len(seen)
+        assert same(layer.decode(x, ids, p), by_tensors(layer, (x, ids, p)))
+        assert len(seen) == before + 1
+        monkeypatch.setattr(experts, "MAX_KINDS", len(calls))
+        for _ in range(2):
+            layer.decode(x.half(), ids, p)
+        assert len(layer._decodes) == len(calls)
+
+    node.ranks.run(of_rank)
+
+
+def test_what_was_not_prepared_goes_by_tensors(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(6, 1, 0)
+        right, out = layer.decode(x, ids, p), torch.zeros(6, HIDDEN, dtype=torch.bfloat16)
+        layer.decode(x, ids, p, out=out)
+        assert right is not None
+        one_row = torch.zeros(1, HIDDEN, dtype=torch.bfloat16).as_strided((1, HIDDEN), (8, 1))
+        others: dict[str, tuple[Any, ...]] = {
+            "weights in FP16": (x, ids, p.half()),
+            "ids apart": (x, torch.stack([ids, ids], dim=2)[:, :, 0], p),
+            "columns apart": (torch.stack([x, x], dim=2)[:, :, 0], ids, p),
+            "misaligned": (torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape), ids, p),
+            "one row, whose stride suits no other": (x[:1], ids[:1], p[:1], one_row),
+        }
+        kinds = len(layer._decodes)
+        for name, one in others.items():
+            for _ in range(2):
+                got = layer.decode(*one[:3], **dict(zip(["out"], one[3:], strict=False)))
+                assert not seen and len(layer._decodes) == kinds, name
+                assert name == "weights in FP16" or same(one_row if got is None else got, right[: len(one[0])]), name
+        with monkeypatch.context() as patched:  # nothing is launched, and products of the CPU look at ids
+            patched.setattr(by_peers.Peers, "rows", lambda peers: expert_rows(peers.ids, HERE))
+            try:
+                set_compile_mode(1)
+                layer.decode(x, ids, p)
+            finally:
+                set_compile_mode(0)
+        assert not seen
+        layer.decode(x, ids, p)
+        assert len(seen) == 1
+        w1, w2 = torch.randn(HERE, 160, HIDDEN), torch.randn(HERE, HIDDEN, 80)
+        learned = Experts(HERE, w1, w2, max_tokens=MOST, peer_memory=True)
+        learned._peers = layer._peers
+        assert learned.decode(x, ids, p) is not None
+        assert not learned._decodes
+
+    node.ranks.run(of_rank)
+
+
+def test_each_mode_of_torch_is_prepared_once(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(6, 1, 0)
+        right = layer.decode(x, ids, p)
+        assert right is not None
+        modes = (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.enable_grad)
+        for mode in modes:
+            with mode():
+                layer.decode(x, ids, p)
+                kinds = len(layer._decodes)
+                seen.clear()
+                for _ in range(3):
+                    got = layer.decode(x, ids, p)
+                    assert same(got, right)
+                    assert got is not None and not got.requires_grad
+                assert len(seen) == 3
+            assert len(layer._decodes) == kinds <= 3
+        learned = x.clone().requires_grad_()
+        for _ in range(2):
+            got = layer.decode(learned, ids, p)
+            assert same(got, right)
+            assert got is not None and not got.requires_grad
+
+    node.ranks.run(of_rank)
+
+
+def test_plans_follow_the_settings(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, 1)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        one = given(6, 1, 0)
+        right = layer.decode(*one)
+        assert right is not None
+        (made,) = layer._decodes
+        usual = made.second.plan(made.rows, layer.weights()[1])
+        try:
+            set_num_sms(1)
+            set_pdl(True)
+            assert same(layer.decode(*one), right)
+            limited = made.second.plan(made.rows, layer.weights()[1])
+            assert limited.grid == 1 < usual.grid
+            assert limited.launcher is not usual.launcher, "one that may start early"
+        finally:
+            set_num_sms(132)
+            set_pdl(False)
+        assert same(layer.decode(*one), right)
+
+    node.ranks.run(of_rank)
+
+
+def test_mistakes_are_those_of_calls_by_tensors(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, 1)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(MOST, 1, 0)
+        out = torch.zeros_like(x)
+        for into in (None, out):
+            layer.decode(x, ids, p, out=into)
+        right = out.clone()
+        assert len(layer._decodes) == 2
+        launched.clear()
+        more = torch.cat([x, x]), torch.cat([ids, ids]), torch.cat([p, p])
+        wrong: list[tuple[str, tuple[Any, ...]]] = [
+            ("x: expected at most max_tokens = 12 tokens, got 24", more),
+            (r"topk_weights: expected shape \(tokens, topk\)", (x, ids, p[:5])),
+            (r"topk_ids: expected shape \(tokens, topk\)", (x, ids[:5], p)),
+            (r"out: expected shape", (x, ids, p, out[:5])),
+            ("out: expected memory that does not overlap x", (x, ids, p, x)),
+            ("x: expected a tensor, got a list of 1", ([1], ids, p)),
+            ("topk_ids: expected 3 columns, as in the first call, got 2", (x, ids[:, :2], p[:, :2])),
+        ]
+        for message, call in wrong:
+            with pytest.raises((ValueError, TypeError), match=message):
+                layer.decode(*call[:3], **dict(zip(["out"], call[3:], strict=False)))
+        for name, place in (("x", 0), ("topk_ids", 1), ("topk_weights", 2)):
+            for at_out in (0, 16, MOST * TOPK * 4 - 16):
+                shared = torch.zeros(2 * x.nbytes, dtype=torch.uint8)
+                inputs = [x, ids, p]
+                size, dtype, shape = inputs[place].nbytes, inputs[place].dtype, inputs[place].shape
+                inputs[place] = shared[:size].view(dtype).view(shape)
+                into = shared[at_out:][: x.nbytes].view(x.dtype).view(x.shape)
+                with pytest.raises(ValueError, match=f"out: expected memory that does not overlap {name}"):
+                    layer.decode(inputs[0], inputs[1], inputs[2], out=into)
+        kept = layer.w1_values
+        layer.w1_values = kept.bfloat16()  # as `module.to(torch.bfloat16)` does
+        with pytest.raises(ValueError, match=r"w1: expected dtype torch\.float8_e4m3fn, got torch\.bfloat16"):
+            layer.decode(x, ids, p)
+        layer.w1_values = kept
+        assert not launched
+        beside = torch.cat([x, x], dim=1)  # two column ranges of one matrix
+        for _ in range(2):
+            layer.decode(beside[:, :HIDDEN], ids, p, out=beside[:, HIDDEN:])
+            assert same(beside[:, HIDDEN:], right)
+
+    node.ranks.run(of_rank)
+
+
+def test_a_rank_that_does_not_come_is_named(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, 2)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank, seconds=0.5)
+        one = given(6, 2, rank)
+        for _ in range(2):
+            layer.decode(*one)
+        node.ranks.meeting.wait()
+        if rank == 0:
+            layer.decode(*one)
+            with pytest.raises(RuntimeError, match="rank 1 did not come within"):
+                layer.decode(*one)
+
+    node.ranks.run(of_rank)
+
+
+def test_tensors_that_begin_at_any_byte_are_refused(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, 1)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(6, 1, 0)
+        for _ in range(2):
+            for wrong in ((x, inside_of_an_element(ids), p), (x, ids, inside_of_an_element(p))):
+                with pytest.raises(ValueError, match="expected an address that is a multiple of"):
+                    layer.decode(*wrong)
+            layer.decode(x, ids, p)
+
+    node.ranks.run(of_rank)
+
+
+def test_more_experts_than_the_kernel_counts_get_their_rows_by_torch(
+    launched: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, room = route_rows.MAX_EXPERTS[-1] + 1, Room(1, MOST, HIDDEN, TOPK)
+    memory = torch.zeros(room.num_bytes + 16, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % 16 :][: room.num_bytes]
+    peers = Peers(memory, (memory.data_ptr(),), room, 0, 60.0, experts)
+    peers.ids.copy_(torch.randint(-1, experts, peers.ids.shape, generator=torch.Generator().manual_seed(0)))
+    peers.node.arrivals.fill_(7)
+    for got, right in zip(peers.rows(), expert_rows(peers.ids, experts), strict=True):
+        assert torch.equal(got, right)
+    assert not peers.node.arrivals.any()
+    assert not launched
+
+
+def test_tensors_beside_each_other_do_not_overlap(launched: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocator may give `out` the memory right behind x, or right ahead of it."""
+    node, seen = Node(monkeypatch, 1), prepared_calls(monkeypatch)
+
+    def of_rank(rank: int) -> None:
+        layer = node.layer(rank)
+        x, ids, p = given(6, 1, 0)
+        right = layer.decode(x, ids, p)
+        layer.decode(x, ids, p, out=torch.zeros_like(x))
+        memory = torch.zeros(3 * x.nbytes + 16, dtype=torch.uint8)
+        pieces = memory[-memory.data_ptr() % 16 :][: 3 * x.nbytes].view(3, x.nbytes).unbind()
+        ahead, within, behind = (each.view(x.dtype).view(x.shape) for each in pieces)
+        within.copy_(x)
+        for out in (ahead, behind):
+            seen.clear()
+            layer.decode(within, ids, p, out=out)
+            assert len(seen) == 1
+            assert right is not None
+            assert same(out, right)
+
+    node.ranks.run(of_rank)

@@ -1,0 +1,230 @@
+"""One GPU plays several ranks of a node, each on a stream of its own: the decode form by peer memory, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.across import by_peers
+from deep_gemm.across.by_peers import Peers
+from deep_gemm.core.meeting import Room
+from deep_gemm.distributed import Experts
+
+pytestmark = pytest.mark.gpu
+NUM, HIDDEN, INTER, TOPK, MAX_TOKENS, SECONDS = 8, 512, 256, 4, 24, 5.0
+
+
+@pytest.fixture(params=["gathered", "fetched"], autouse=True)
+def rows_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are gathered by a kernel of their own, many by the first product: both ways with few."""
+    if request.param == "fetched":
+        monkeypatch.setattr(by_peers, "MANY_ROWS", 1)
+
+
+@dataclass
+class Rank:
+    layer: Experts
+    peers: Peers
+    stream: torch.cuda.Stream
+    x: Tensor
+    ids: Tensor
+    p: Tensor
+    out: Tensor
+
+    def decode(self) -> None:
+        assert self.layer.decode(self.x, self.ids, self.p, out=self.out) is None
+
+
+def ranks_of_one_gpu(ranks: int, seconds: float = SECONDS, dtype: torch.dtype = torch.bfloat16) -> list[Rank]:
+    g = torch.Generator("cuda").manual_seed(ranks)
+    weights = [
+        deep_gemm.per_block_cast_to_fp8(torch.randn(s, device="cuda", generator=g) / s[2] ** 0.5)
+        for s in ((NUM, 2 * INTER, HIDDEN), (NUM, HIDDEN, INTER))
+    ]
+    room = Room(ranks, MAX_TOKENS, HIDDEN, TOPK)
+    memories = [torch.zeros(room.num_bytes, dtype=torch.uint8, device="cuda") for _ in range(ranks)]
+    addresses = tuple(memory.data_ptr() for memory in memories)
+    here, found = NUM // ranks, []
+    for rank, memory in enumerate(memories):
+        mine = slice(rank * here, (rank + 1) * here)
+        with mock.patch.multiple(torch.distributed, get_rank=lambda _, rank=rank: rank, get_world_size=lambda _: ranks):
+            w1, w2 = ((values[mine], scales[mine]) for values, scales in weights)
+            layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True)
+        layer._peers = Peers(memory, addresses, room, rank, seconds, here)
+        tokens = (MAX_TOKENS, 0, 7, 1)[rank]
+        x = torch.randn(tokens, HIDDEN, device="cuda", generator=g).to(dtype)
+        ids = torch.randint(-1, NUM, (tokens, TOPK), device="cuda", generator=g)
+        p = torch.rand(tokens, TOPK, device="cuda", generator=g)
+        out = torch.full_like(x, torch.nan, dtype=torch.bfloat16)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        found.append(Rank(layer, layer._peers, stream, x, ids, p, out))
+    warm_up(found)
+    return found
+
+
+def warm_up(ranks: list[Rank]) -> None:
+    """Compile, load and allocate all that a call needs, as if all flags were set. Later the host never waits.
+
+    The first call goes by tensors, and prepares those that follow.
+    """
+    for rank in ranks:
+        flags = rank.peers.memory[rank.peers.room.flags :].view(torch.int32)
+        for call in (1, 2):
+            flags.fill_(call)
+            rank.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(rank.stream):
+                rank.decode()
+                assert len(rank.layer._decodes) == 1
+            torch.cuda.synchronize()
+    for rank in ranks:
+        rank.peers.memory.zero_()
+        rank.peers.node.state.zero_()
+    torch.cuda.synchronize()
+
+
+def right(ranks: list[Rank]) -> list[Tensor]:
+    """What one process with all experts gives."""
+
+    def whole(i: int) -> tuple[Tensor, Tensor]:
+        values, scales = zip(*(rank.layer.weights()[i] for rank in ranks), strict=True)
+        return torch.cat(values), torch.cat(scales)
+
+    w1, w2 = whole(0), whole(1)
+    found = [deep_gemm.experts(rank.x, rank.ids, rank.p, w1, w2) for rank in ranks]
+    return [each for each in found if each is not None]
+
+
+def draw(ranks: list[Rank], seed: int) -> None:
+    g = torch.Generator("cuda").manual_seed(seed)
+    for rank in ranks:
+        rank.x.normal_(generator=g)
+        rank.ids.random_(-1, NUM, generator=g)
+        rank.out.fill_(torch.nan)
+
+
+def assert_right(ranks: list[Rank]) -> None:
+    torch.cuda.synchronize()
+    for rank, expected in zip(ranks, right(ranks), strict=True):
+        rank.layer.check()
+        assert torch.equal(rank.out.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_ranks_give_what_one_process_gives(count: int, dtype: torch.dtype) -> None:
+    ranks = ranks_of_one_gpu(count, dtype=dtype)
+    for seed in range(4):
+        draw(ranks, seed)
+        torch.cuda.synchronize()
+        for rank in ranks[::-1] if seed % 2 else ranks:
+            with torch.cuda.stream(rank.stream):
+                rank.decode()
+        assert_right(ranks)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_calls_by_tensors_and_prepared_ones_have_the_same_bits(count: int) -> None:
+    """The latter eagerly and captured, in memory that held NaN."""
+    ranks = ranks_of_one_gpu(count)
+    graphs = [torch.cuda.CUDAGraph() for _ in ranks]
+    for rank, graph in zip(ranks, graphs, strict=True):
+        with torch.cuda.graph(graph, stream=rank.stream):
+            rank.decode()
+
+    def by_tensors(rank: Rank) -> None:
+        assert rank.layer._decoded(rank.x, rank.ids, rank.p, rank.out) is None
+
+    for seed in range(3):
+        for way in ("by tensors", "prepared", "replayed"):
+            draw(ranks, seed)
+            for rank in ranks:
+                with torch.cuda.stream(rank.stream):
+                    size = rank.layer._decodes[0].places.end
+                    torch.empty(size, dtype=torch.uint8, device="cuda").fill_(255)
+            torch.cuda.synchronize()
+            for rank, graph in zip(ranks, graphs, strict=True):
+                with torch.cuda.stream(rank.stream):
+                    if way == "replayed":
+                        graph.replay()
+                    else:
+                        (by_tensors if way == "by tensors" else Rank.decode)(rank)
+            assert_right(ranks)
+
+
+def test_ranks_go_on_without_the_host() -> None:
+    """Each rank's calls are issued at once, so ranks are out of step by as much as the protocol allows."""
+    ranks = ranks_of_one_gpu(4)
+    torch.cuda.synchronize()
+    for _ in range(8):
+        for rank in ranks:
+            with torch.cuda.stream(rank.stream):
+                rank.decode()
+    assert_right(ranks)
+
+
+def test_graphs_of_all_ranks_are_replayed_with_other_tokens() -> None:
+    ranks = ranks_of_one_gpu(2)
+    graphs = []
+    for rank in ranks:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=rank.stream):
+            rank.decode()
+        graphs.append(graph)
+    for seed in range(3):
+        draw(ranks, seed)
+        torch.cuda.synchronize()
+        for rank, graph in zip(ranks, graphs, strict=True):
+            with torch.cuda.stream(rank.stream):
+                graph.replay()
+        assert_right(ranks)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    ranks = ranks_of_one_gpu(2, seconds=0.2)
+    with torch.cuda.stream(ranks[0].stream):
+        ranks[0].decode()
+    message = "experts across GPUs: rank 1 did not come within 0.2 s, so results since then are undefined"
+    with pytest.raises(RuntimeError, match=message):
+        ranks[0].layer.check()
+    with torch.cuda.stream(ranks[1].stream):  # it finds the other's rows, but nobody takes part in the way back
+        ranks[1].decode()
+    with pytest.raises(RuntimeError, match="rank 0 did not come"):
+        ranks[1].layer.check()
+    for rank in ranks:
+        with pytest.raises(RuntimeError, match="did not come"):
+            rank.decode()
+
+
+def test_symmetric_memory_of_a_group_of_one(tmp_path: Path) -> None:
+    dist = torch.distributed
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=60)
+    )
+    try:
+        g = torch.Generator("cuda").manual_seed(0)
+        w1, w2 = (
+            deep_gemm.per_block_cast_to_fp8(torch.randn(s, device="cuda", generator=g) / s[2] ** 0.5)
+            for s in ((NUM, 2 * INTER, HIDDEN), (NUM, HIDDEN, INTER))
+        )
+        layer = Experts(NUM, w1, w2, max_tokens=MAX_TOKENS, peer_memory=True, seconds=SECONDS)
+        x = torch.randn(MAX_TOKENS, HIDDEN, device="cuda", generator=g).bfloat16()
+        ids = torch.randint(-1, NUM, (MAX_TOKENS, TOPK), device="cuda", generator=g)
+        p = torch.rand(MAX_TOKENS, TOPK, device="cuda", generator=g)
+        expected = deep_gemm.experts(x, ids, p, w1, w2)
+        for _ in range(3):
+            out = layer.decode(x, ids, p)
+            assert out is not None
+            assert expected is not None
+            assert torch.equal(out, expected)  # one rank adds, and its sum is rounded once
+        layer.check()
+        with pytest.raises(ValueError, match="topk_ids: expected 4 columns, as in the first call, got 2"):
+            layer.decode(x, ids[:, :2], p[:, :2])
+    finally:
+        dist.destroy_process_group()

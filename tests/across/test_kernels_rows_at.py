@@ -1,0 +1,125 @@
+"""Products at addresses launch what products of tensors launch, for any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, install
+from torch import Tensor
+
+from deep_gemm.across import rows_at, rows_fetched, rows_to_addresses
+from deep_gemm.across.rows_at import ActivatedRowsAt, FetchedRowsAt, RowsAt, RowsToAddressesAt
+from deep_gemm.across.rows_fetched import FetchedRowsProblem
+from deep_gemm.casts.rules import empty_scales
+from deep_gemm.core.check import checks
+from deep_gemm.core.gpu import H200
+from deep_gemm.core.jit import driver
+from deep_gemm.core.meeting import STATE_WORDS, Node, Room
+from deep_gemm.core.settings import set_num_sms
+from deep_gemm.gemm.rows.api import product_of_stacked_rows
+from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.moe.activation import activated_product_of_rows
+from deep_gemm.moe.routing_check import ExpertRows
+
+GROUPS, N, ROWS = 3, 512, (700, 1, 2, 5, 64, 700, 4096)
+STATE = torch.zeros(STATE_WORDS, dtype=torch.int32)
+NODE = Node(Room(2, 8, 144, 3), (1 << 20, 1 << 21), 1, STATE, GROUPS, STATE, STATE, 7)
+Fp8 = tuple[Tensor, Tensor]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(rows_at, "gpu_of", lambda _: H200)
+    monkeypatch.setattr(checks, "on_host", lambda _: False)
+    return install(monkeypatch)
+
+
+def fp8(m: int, k: int) -> Fp8:
+    values = torch.empty(m, k, dtype=torch.float8_e4m3fn)
+    return values, empty_scales((m,), k, values, mn_major=True)
+
+
+def weight(k: int) -> Fp8:
+    return torch.empty(GROUPS, N, k, dtype=torch.float8_e4m3fn), torch.empty(GROUPS, N // 128, -(-k // 128))
+
+
+def stacked(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
+    a, d, ids = fp8(m, w[0].shape[2]), torch.empty(m, N, dtype=torch.bfloat16), torch.zeros(m, dtype=torch.int32)
+    return lambda: product_of_stacked_rows(a, w, d, ids), at(*a, *w, d, ids)
+
+
+def activated(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
+    a, d, ids = fp8(m, w[0].shape[2]), fp8(m, N // 2), torch.zeros(m, dtype=torch.int32)
+    by_tensors = lambda: activated_product_of_rows(a, w, d, ids, limit=2.0, gates_apart=True)  # noqa: E731
+    return by_tensors, (*at(*a, *w, d[0], ids), 0, d[1].data_ptr())
+
+
+def fetched(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
+    a, d, addresses = fp8(m, w[0].shape[2]), fp8(m, N // 2), torch.zeros(m, dtype=torch.int64)
+    of_rows, ends = [torch.zeros(m, dtype=torch.int32) for _ in range(3)], torch.zeros(GROUPS, dtype=torch.int32)
+    token_of, row_of, ids = of_rows
+    silu = SiluRowsProblem(*a, *w, *d, ends, None, 2.0, gates_apart=True)
+    problem = FetchedRowsProblem(silu, ExpertRows(ends + 1, ends, row_of, token_of, ids), addresses, NODE)
+    place = (*at(*a, *w, d[0], ends), 0, *at(d[1], token_of, row_of, addresses))
+    return lambda: rows_fetched.run(problem), place
+
+
+def to_addresses(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]:
+    a, addresses, ids = fp8(m, w[0].shape[2]), torch.zeros(m, dtype=torch.int64), torch.zeros(m, dtype=torch.int32)
+    return lambda: rows_to_addresses.run(a, w, ids, addresses), at(*a, *w, addresses, ids)
+
+
+def made_for(call: Any, w: Fp8) -> RowsAt:
+    if call is fetched:
+        return FetchedRowsAt(w, 2.0, NODE)
+    if call is activated:
+        return ActivatedRowsAt(w, 2.0)
+    return RowsToAddressesAt(w) if call is to_addresses else RowsAt(w)
+
+
+def at(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(x.data_ptr() for x in tensors)
+
+
+@pytest.mark.parametrize("knows_maps", [True, False])
+@pytest.mark.parametrize("k", [16, 144, 512])
+@pytest.mark.parametrize("call", [stacked, activated, fetched, to_addresses])
+def test_launches_are_those_of_tensors(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, call: Any, k: int, knows_maps: bool
+) -> None:
+    monkeypatch.setattr(driver, "sizes_are_numbers", lambda: knows_maps)
+    made = made_for(call, weight(k))
+    w = weight(k)  # others than those it was made with
+    for m in ROWS:
+        by_tensors, addresses = call(m, w)
+        by_tensors()
+        made.plan(m, w).launch(addresses)
+        right, got = gpu.launches[-2:]
+        names = made.plan(m, w).params.word
+        pitches = {names("map_sfa") + 1, names("map_sfa") + 2} if k <= 128 or m == 1 else set()
+        if m == 1:
+            pitches |= {names(name) + word for name in made.plan(m, w).maps for word in (1, 2, 3)} | {names("d_pitch")}
+        assert (got.kernel, got.grid) == (right.kernel, right.grid)
+        differ = {i for i, (x, y) in enumerate(zip(got.words, right.words, strict=True)) if x != y}
+        assert differ <= pitches, "but what a single row or block has no use for"
+    assert len(made._plans) == len(set(ROWS))
+
+
+def test_plans_are_for_the_settings_in_force_and_not_too_many(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_at, "MAX_PLANS", 3)
+    w, m = weight(512), 5000
+    made = RowsAt(w)
+    all_sms = made.plan(m, w)
+    assert made.plan(m, w) is all_sms
+    for few in (1, 2, 3):
+        made.plan(few, w)
+    assert len(made._plans) == 3 and m not in made._plans
+    set_num_sms(16)
+    try:
+        assert made.plan(m, w).grid == 16 < all_sms.grid
+    finally:
+        set_num_sms(132)

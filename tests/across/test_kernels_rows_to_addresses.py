@@ -1,0 +1,47 @@
+"""What the host decides of rows that go to addresses, as far as a machine without a GPU can tell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_gpu import install, on_gpu
+
+from deep_gemm.across import rows_to_addresses
+from deep_gemm.across.rows_to_addresses import OUTPUT, OUTPUT_BY_64
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm.rows.choose import reachable_grouped
+
+
+def test_a_product_is_planned_once_and_finds_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(monkeypatch)
+    values, scales = per_token_cast_to_fp8(torch.zeros(40, 512), mn_major=True)
+    w = per_block_cast_to_fp8(torch.zeros(3, 256, 512))
+    ids = torch.arange(40, dtype=torch.int32) // 20
+    tables = [on_gpu(torch.zeros(40, dtype=torch.int64)) for _ in range(2)]
+    for table in (*tables, tables[0]):
+        rows_to_addresses.run((on_gpu(values), scales), w, ids, table)
+    (config,) = gpu.compiled
+    assert config in reachable_grouped()
+    assert len(gpu.launches) == 3
+    assert gpu.plans == 1
+    found = [[table.data_ptr() in launch.words for table in tables] for launch in gpu.launches]
+    assert found == [[True, False], [False, True], [True, False]]
+
+
+@pytest.mark.parametrize("columns", [128, 64])
+def test_each_granularity_of_scales_has_its_code(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    gpu = install(monkeypatch)
+    a = per_token_cast_to_fp8(torch.zeros(40, 512), gran_k=columns, mn_major=True)
+    w, ids = per_block_cast_to_fp8(torch.zeros(3, 256, 512)), torch.zeros(40, dtype=torch.int32)
+    rows_to_addresses.planned(rows_to_addresses.problem(a, w, ids.long(), ids, sfa_columns=columns))
+    (config,) = gpu.compiled
+    assert fp8_gemm.why_unfit(config, 512, OUTPUT if columns == 128 else OUTPUT_BY_64) is None
+    assert fp8_gemm.why_unfit(config, 512, OUTPUT_BY_64 if columns == 128 else OUTPUT) is not None
+    assert config in reachable_grouped()
+
+
+def test_tensors_of_the_cpu_are_refused() -> None:
+    a, w = per_token_cast_to_fp8(torch.zeros(4, 128)), per_block_cast_to_fp8(torch.zeros(1, 128, 128))
+    with pytest.raises(NotImplementedError, match="rows to addresses: expected tensors on a Hopper GPU"):
+        rows_to_addresses.run(a, w, torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int64))

@@ -1,0 +1,58 @@
+"""The plan_sends kernel's own source in the simulator, beside what torch's operations give."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from deep_gemm.across.owners import count_routes, owners_of_routes, owners_of_tokens
+from deep_gemm.across.plan_sends import NUM_FACTS, PlanSendsConfig, config_of, reachable_plan_sends
+from deep_gemm.moe.routing import expert_rows
+from lab.sim import HostKernel
+from lab.sim import plan_sends as sim
+
+pytestmark = pytest.mark.host_compiler
+FACTS = (1, 2**62, -1, 5, -(2**40), 7, 0)
+
+
+@cache
+def compiled(config: PlanSendsConfig) -> HostKernel:
+    return sim.compile_config(config)
+
+
+def check(topk_ids: Tensor, experts_here: int, ranks: int, seed: int = 0, schedule: str | None = None) -> None:
+    config = config_of(topk_ids.element_size())
+    row_of, told = sim.run(compiled(config), config, topk_ids, FACTS, experts_here, ranks, seed=seed, schedule=schedule)
+    owners = owners_of_routes(topk_ids, experts_here, ranks)
+    rows = expert_rows(owners_of_tokens(owners, ranks), ranks)
+    assert torch.equal(row_of, rows.row_of)
+    assert told.tolist() == [*FACTS, *rows.counts.tolist(), *count_routes(owners, ranks).tolist()]
+    assert len(told) == NUM_FACTS + 2 * ranks
+
+
+def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Some routes have no expert, or an id that none has."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, num_experts + 2, (tokens, topk), generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("config", reachable_plan_sends(), ids=lambda config: config.name)
+def test_rows_are_stacked_by_rank_and_counted(config: PlanSendsConfig) -> None:
+    dtype = torch.int64 if config.id_bytes == 8 else torch.int32
+    for seed, (tokens, topk, here, ranks) in enumerate([(1, 1, 1, 1), (37, 8, 3, 5), (200, 6, 2, 33), (70, 9, 1, 64)]):
+        check(random_ids(tokens, topk, here * ranks, dtype, seed), here, ranks, seed)
+
+
+def test_ctas_number_the_tokens_behind_those_before() -> None:
+    for seed, tokens in enumerate((1024, 1025, 2100)):
+        check(random_ids(tokens, 2, 9, torch.int64, seed), 3, 3, seed, ["slow_cta", None, "slow_warps"][seed])
+
+
+def test_all_tokens_to_one_rank_none_to_any_and_no_tokens() -> None:
+    check(torch.full((100, 4), 5), 2, 4)
+    check(torch.full((100, 4), -1), 2, 4)
+    check(torch.tensor([[0, (1 << 32) + 1], [-(1 << 32), 1]]), 1, 2)
+    check(torch.empty(0, 4, dtype=torch.int64), 2, 4)

@@ -1,0 +1,79 @@
+"""For tests of casts: matrices with all that numbers can be, and comparisons to the bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deep_gemm.casts.rules import Quantized
+from deep_gemm.core.check.layout import ceil_div
+
+MOST_OTHERS = 2e-3
+"""Of activated values this share at most are not the reference's, but beside them."""
+
+
+def wild(m: int, k: int, dtype: torch.dtype, seed: int, *, block_rows: int = 1) -> Tensor:
+    """Magnitudes from the smallest to the largest, and everything that is no ordinary number.
+
+    `block_rows` rows of 128 columns have magnitudes of one size.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-150, 128, (ceil_div(m, block_rows), ceil_div(k, 128)), generator=generator)
+    exponents = exponents.repeat_interleave(block_rows, dim=0)[:m].repeat_interleave(128, dim=1)[:, :k]
+    x = torch.randn(m, k, generator=generator, dtype=torch.float64) * 2.0 ** exponents.double()
+    x = x.to(dtype)
+    strange = torch.tensor([float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 448.0, 1e-45])
+    where = torch.randint(0, m * k, (max(m * k // 50, 1),), generator=generator)
+    x.view(-1)[where] = strange[torch.randint(0, len(strange), where.shape, generator=generator)].to(dtype)
+    x[:: max(m // 3, 1), : min(k, 128)] = 0
+    return x
+
+
+def hard_quotients() -> Tensor:
+    """Rows of FP32 whose quotients by their scales are as near as they can be to where FP8 rounds the other way.
+
+    An element X and a significand S of a scale are integers of 24 bits. X / S is near T / 16 + half a unit in its last
+    place, for the few bits T of a number between two of FP8, only where S is near a multiple of 2^20.
+    """
+    rows = []
+    for eighths in range(8, 17):
+        for off in range(-6, 7):
+            significand = eighths * 2**20 + off
+            if not 2**23 <= significand < 2**24:
+                continue
+            amax = torch.tensor(significand * 448.0 / 2**23, dtype=torch.float64).float()
+            near = [
+                (significand * t // 16 + more) / 2.0 ** (23 + down)
+                for t in range(16, 32)
+                for more in range(-1, 3)
+                for down in (0, 10)
+            ]
+            rows.append(torch.cat([amax[None], torch.tensor(near[:127], dtype=torch.float64).float()]))
+    return torch.stack(rows)
+
+
+def assert_same_bits(found: Quantized, right: Quantized) -> None:
+    """Values and scales are those of the reference, NaNs too."""
+    (values, scales), (right_values, right_scales) = found, right
+    assert values.shape == right_values.shape
+    assert scales.shape == right_scales.shape
+    assert torch.equal(scales.cpu().view(torch.int32), right_scales.contiguous().view(torch.int32))
+    assert torch.equal(values.cpu().view(torch.uint8), right_values.view(torch.uint8))
+
+
+def assert_near(found: Quantized, right: Quantized) -> float:
+    """Scales are within 2^-16 of the reference's, and values within one step of FP8.
+
+    Give the share of other values, but for a single one.
+    """
+    scales, right_scales = (scales.reshape(-1, scales.shape[-1]) for scales in (found[1], right[1]))
+    assert torch.equal(scales.isnan(), right_scales.isnan()), "other scales are written"
+    assert torch.allclose(scales, right_scales, rtol=2.0**-16, atol=0, equal_nan=True), "other scales"
+    values, right_values = (values.view(torch.uint8).int() for values in (found[0], right[0]))
+    is_nan = right_values & 0x7F == 0x7F
+    assert torch.equal(values[is_nan], right_values[is_nan]), "other NaN"
+    # Bytes of one sign are ordered as their numbers are; where signs differ, both are zeros.
+    steps = (values - right_values)[~is_nan].abs()
+    assert bool((steps <= 1).all()), f"values {int(steps.max())} steps of FP8 away"
+    others = int((steps > 0).sum())
+    return others / steps.numel() if others > 1 else 0.0

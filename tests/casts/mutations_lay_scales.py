@@ -1,0 +1,75 @@
+"""Ways to break the kernel that lays scales out, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from deep_gemm.casts import lay_scales
+from deep_gemm.casts.lay_scales import CONFIG
+from deep_gemm.core.check.layout import empty_mn_major
+from lab.sim import lay_scales as sim
+from lab.sim.launcher import flat_memory
+from lab.sim.mutate import Mutation
+
+POISON = -1.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Scales in rows that lie apart; m-major ones where these are turned."""
+
+    groups: int
+    m: int
+    k_blocks: int
+    is_m_major: bool
+    seed: int
+    schedule: str | None = None
+    config = CONFIG
+
+    def headers(self) -> dict[str, str]:
+        return lay_scales.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernel = sim.compile_config(self.config, headers)
+        rows, columns = (self.k_blocks, self.m) if self.is_m_major else (self.m, self.k_blocks)
+        numbers = torch.arange(self.groups * (rows + 1) * (columns + 3), dtype=torch.float32)
+        sf = numbers.view(self.groups, rows + 1, columns + 3)[:, :rows, :columns]
+        sf = sf.mT if self.is_m_major else sf
+        out = empty_mn_major(sf)
+        memory = flat_memory(out).fill_(POISON)
+        right = memory.clone()
+        right.as_strided(out.shape, out.stride()).copy_(sf)
+        sim.run(kernel, self.config, sf, out, seed=self.seed, schedule=self.schedule)
+        if not torch.equal(memory, right):
+            wrong = int((memory != right).nonzero()[0])
+            raise ValueError(f"word {wrong}: expected {right[wrong]}, got {memory[wrong]}")
+
+
+TRIALS = [
+    Trial(2, 70, 37, False, 1),
+    Trial(3, 67, 35, True, 2, "slow_warps"),
+    Trial(1, 130, 40, False, 3, "slow_lanes"),
+    Trial(1, 3, 5, False, 4, "slow_cta"),
+]
+
+_KERNEL = "lay_scales.cuh"
+MUTATIONS = [
+    Mutation("scales are read before the kernel ahead has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
+    Mutation("the tile is read before all have stored", _KERNEL, "  ptx::syncthreads();\n", ""),
+    Mutation("rows of the tile are blocks", _KERNEL, "ptx::st_shared_b32(&shared.tile[at.block][at.row]", "ptx::st_shared_b32(&shared.tile[at.row % kBlocks][at.block]"),
+    Mutation("strides swapped", _KERNEL, "row * p.stride_m + block * p.stride_k", "row * p.stride_k + block * p.stride_m"),
+    Mutation("all groups are the first", _KERNEL, "group * p.group_stride + ", ""),
+    Mutation("groups are written one upon the other", _KERNEL, "(group * p.k_blocks + block)", "block"),
+    Mutation("tiles counted along m first", _KERNEL, "tile / tiles_k * kRows, first_block = tile % tiles_k", "tile % tiles_k * kRows, first_block = tile / tiles_k"),
+    Mutation("the tiles of a group are those along m", _KERNEL, "group = ptx::block_index() / (tiles_m * tiles_k)", "group = ptx::block_index() / tiles_m"),
+    Mutation("rows past the last are read", _KERNEL, "if (row < p.m && block < p.k_blocks)\n      words", "if (block < p.k_blocks)\n      words"),
+    Mutation("blocks past the last are read", _KERNEL, "if (row < p.m && block < p.k_blocks)\n      words", "if (row < p.m)\n      words"),
+    Mutation("the padding is written", _KERNEL, "if (row < p.m && block < p.k_blocks)\n      ptx::st", "if (row < p.pitch && block < p.k_blocks)\n      ptx::st"),
+    Mutation("blocks past the last are written", _KERNEL, "if (row < p.m && block < p.k_blocks)\n      ptx::st", "if (row < p.m)\n      ptx::st"),
+    Mutation("rows lie m apart", _KERNEL, "* p.pitch + row", "* p.m + row"),
+    Mutation("writes follow the way of the reads", _KERNEL, "place_of(i, true)", "Place{place_of(i, true).block, place_of(i, true).row}"),
+    Mutation("a thread has one element", _KERNEL, "index = i * kNumThreads + ptx", "index = ptx"),
+]  # fmt: skip

@@ -1,0 +1,303 @@
+"""What the casts ask of their kernels on a GPU, with the simulator in its place: the reference's bits.
+
+Activations are within a step of FP8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from casts import MOST_OTHERS, assert_near, assert_same_bits, wild
+from torch import Tensor
+
+from deep_gemm import casts as quantize
+from deep_gemm.casts import cast_rows, cast_tiles, fp8
+from deep_gemm.casts.cast_rows import RowCast
+from deep_gemm.casts.cast_tiles import TileCast
+from deep_gemm.casts.check import activation_problem
+from deep_gemm.casts.config import CastConfig, TileCastConfig
+from deep_gemm.casts.rules import Quantized
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
+from deep_gemm.moe import activation, routing
+from lab.sim import HostKernel
+from lab.sim import cast_rows as sim_rows
+from lab.sim import cast_tiles as sim_tiles
+
+pytestmark = pytest.mark.host_compiler
+
+
+@cache
+def compiled_rows(config: CastConfig) -> HostKernel:
+    return sim_rows.compile_config(config)
+
+
+@cache
+def compiled_tiles(config: TileCastConfig) -> HostKernel:
+    return sim_tiles.compile_config(config)
+
+
+CASTING: tuple[Any, ...] = (fp8, activation, routing)
+"""Modules that ask whether there are kernels."""
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kernels take the place of the reference; the names of those that ran."""
+    names: list[str] = []
+
+    def run_rows(p: RowCast) -> None:
+        if p.x.numel() == 0 or p.values.numel() == 0:
+            return
+        names.append("rows")
+        config = cast_rows.config_of(p, 2)
+        sim_rows.run_cast(compiled_rows(config), config, p)
+
+    def run_tiles(p: TileCast) -> None:
+        if p.x.numel() == 0:
+            return
+        config = cast_tiles.config_of(p)
+        names.append(config.name)
+        sim_tiles.run_cast(compiled_tiles(config), config, p)
+
+    for module in CASTING:
+        monkeypatch.setattr(module, "has_kernels", lambda x: isinstance(x, Tensor) and x.numel() > 0)
+    monkeypatch.setattr(cast_rows, "run", run_rows)
+    monkeypatch.setattr(cast_tiles, "run", run_tiles)
+    return names
+
+
+def reference(cast: Callable[..., Quantized], x: Any, *args: object, **options: object) -> Quantized:
+    """The same cast without kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in CASTING:
+            patch.setattr(module, "has_kernels", lambda _: False)
+        return cast(x, *args, **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "launches"),
+    [((130, 264), 1), ((3, 128, 136), 1), ((3, 130, 40), 3), ((2, 2, 5, 3), 4), ((1, 1), 1), ((3, 0, 128), 0)],
+)
+@pytest.mark.parametrize("name", ["per_channel_cast_to_fp8", "per_block_cast_to_fp8"])
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+def test_batches_are_one_matrix_where_they_can_be(
+    launched: list[str], name: str, shape: tuple[int, ...], launches: int, use_ue8m0: bool
+) -> None:
+    cast = getattr(quantize, name)
+    rows = torch.Size(shape).numel() // shape[-1]
+    x = wild(max(rows, 1), shape[-1], torch.bfloat16, 1)[:rows].view(shape)
+    found = cast(x, use_ue8m0)
+    assert len(launched) == launches
+    assert found[0].is_contiguous()
+    assert found[1].is_contiguous()
+    assert_same_bits(found, reference(cast, x, use_ue8m0))
+
+
+@pytest.mark.parametrize("name", ["per_channel_cast_to_fp8", "per_block_cast_to_fp8", "per_token_cast_to_fp8"])
+def test_any_strides(launched: list[str], name: str) -> None:
+    cast = getattr(quantize, name)
+    x = wild(140, 152, torch.float16, 2)
+    right = reference(cast, x)
+    wider = torch.cat([x, x], 1)
+    for same in (x.t().contiguous().t(), x.repeat_interleave(2, 1)[:, ::2], wider[:, :152], wider[:, 152:]):
+        assert_same_bits(cast(same), right)
+    batch = torch.stack([x, x], 1).transpose(0, 1)
+    assert_same_bits(cast(batch[1:]), (right[0][None], right[1][None]))
+    assert launched
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_the_transpose_of_rows_is_cast_as_columns(launched: list[str], mn_major: bool) -> None:
+    x = wild(144, 264, torch.bfloat16, 3).t()
+    found = quantize.per_token_cast_to_fp8(x, min_amax=1e-3, mn_major=mn_major)
+    assert launched == ["columns by 16, bfloat16 by 8"]
+    right = reference(quantize.per_token_cast_to_fp8, x, min_amax=1e-3, mn_major=mn_major)
+    assert_same_bits(found, right)
+    assert found[1].stride() == right[1].stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(144, 264), (130, 133), (1, 7), (7, 1), (131, 136), (256, 5)])
+def test_both_from_one_read(launched: list[str], shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = wild(*shape, dtype, 4)
+    for same in (x, x.t().contiguous().t(), x.repeat_interleave(2, 1)[:, ::2]):
+        launched.clear()
+        both = quantize.cast_both_to_fp8(same, True, min_amax=1e-3)
+        assert len(launched) == 1
+        for found, of in zip(both, (x, x.t()), strict=True):
+            right = reference(quantize.per_token_cast_to_fp8, of, True, min_amax=1e-3)
+            assert_same_bits(found, right)
+            assert found[0].is_contiguous()
+            assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
+
+
+@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0, 16], [300], [5, 130]], ids=str)
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_groups_along_k_are_cast_to_their_places(launched: list[str], ks: list[int], mn_major: bool) -> None:
+    m, with_depth = 70, sum(k > 0 for k in ks)
+    x = wild(m, sum(ks), torch.bfloat16, 7)
+    right = reference(quantize.k_grouped_cast_to_fp8, x, ks, True, min_amax=1e-3, mn_major=mn_major)
+    wider = torch.cat([x, x], 1)
+    for same in (x, x.t().contiguous().t(), wider[:, sum(ks) :], wider.t().contiguous().t()[:, : sum(ks)]):
+        launched.clear()
+        found = quantize.k_grouped_cast_to_fp8(same, ks, True, min_amax=1e-3, mn_major=mn_major)
+        kinds = {name.split(" ")[0] for name in launched}
+        assert (len(launched), kinds) == (with_depth, {"rows" if same.stride(1) == 1 else "columns"})
+        assert_same_bits(found, right)
+        assert get_mn_major_tma_aligned_tensor(found[1]) is found[1] if mn_major else found[1].is_contiguous()
+
+
+def test_groups_of_columns_that_lie_apart_are_copied_first(launched: list[str]) -> None:
+    x = wild(3, 40, torch.float32, 8)
+    apart = x.repeat_interleave(2, 1)[:, ::2]
+    assert_same_bits(
+        quantize.k_grouped_cast_to_fp8(apart, [16, 24]), reference(quantize.k_grouped_cast_to_fp8, x, [16, 24])
+    )
+    assert launched == ["rows", "rows"]
+
+
+def test_other_blocks_are_the_references(launched: list[str]) -> None:
+    x = wild(70, 100, torch.bfloat16, 5)
+    quantize.per_channel_cast_to_fp8(x, gran_k=32)
+    quantize.per_block_cast_to_fp8(x, gran_k=64)
+    quantize.per_token_cast_to_fp8(x, gran_k=64)
+    assert launched == []
+
+
+# Groups of rows
+
+
+COUNTS = torch.tensor([0, 9, 4, 1], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_first_rows_of_groups(launched: list[str], dtype: torch.dtype, mn_major: bool) -> None:
+    x, is_there = wild(36, 264, dtype, 9).view(4, 9, 264), rows_of_counts(COUNTS, 9)
+    right = reference(quantize.per_token_cast_to_fp8, x, min_amax=1e-3, mn_major=mn_major)
+    x = x.masked_fill(~is_there[..., None], torch.nan)
+    for same in (x, torch.cat([x, x], 2)[..., :264], x.mT.contiguous().mT):
+        launched.clear()
+        found = quantize.per_token_cast_to_fp8(same, min_amax=1e-3, mn_major=mn_major, masked_m=COUNTS)
+        assert launched == ["rows"]
+        assert found[1].stride() == right[1].stride()
+        assert_same_bits((found[0][is_there], found[1][is_there]), (right[0][is_there], right[1][is_there]))
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 264), (1, 5, 16), (2, 4, 128)])
+def test_batches_whose_scales_lie_as_products_load_them(launched: list[str], shape: tuple[int, int, int]) -> None:
+    x = wild(shape[0] * shape[1], shape[2], torch.bfloat16, 10).view(shape)
+    found = quantize.per_token_cast_to_fp8(x, mn_major=True)
+    right = reference(quantize.per_token_cast_to_fp8, x, mn_major=True)
+    assert set(launched) == {"rows"}
+    assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
+    assert_same_bits(found, right)
+
+
+# Activations
+
+
+def near(found: Quantized, right: Quantized, is_there: Tensor) -> None:
+    assert found[0].shape == right[0].shape
+    assert found[1].shape == right[1].shape
+    assert found[1].stride() == right[1].stride()
+    share = assert_near((found[0][is_there], found[1][is_there]), (right[0][is_there], right[1][is_there]))
+    assert share <= MOST_OTHERS
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_activations_of_any_strides(launched: list[str], dtype: torch.dtype, mn_major: bool) -> None:
+    x, weights = wild(21, 2 * 136, dtype, 11), torch.randn(21, generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"limit": 2.0, "use_ue8m0": True, "min_amax": 1e-3, "mn_major": mn_major}
+    right = reference(activation.silu_mul_cast_to_fp8, x, weights, **options)
+    for same in (x, torch.cat([x, x], 1)[:, 272:], x.t().contiguous().t(), x.repeat_interleave(2, 1)[:, ::2]):
+        for same_weights in (weights, weights.repeat_interleave(3)[::3]):
+            launched.clear()
+            found = activation.silu_mul_cast_to_fp8(same, same_weights, **options)
+            assert launched == ["rows"]
+            near(found, right, torch.ones(21, dtype=torch.bool))
+
+
+def test_batches_are_activated_at_once(launched: list[str]) -> None:
+    x, weights = wild(24, 2 * 72, torch.bfloat16, 12).view(2, 3, 4, 144), torch.rand(2, 3, 4)
+    near(
+        activation.silu_mul_cast_to_fp8(x, weights),
+        reference(activation.silu_mul_cast_to_fp8, x, weights),
+        torch.ones(2, 3, 4, dtype=torch.bool),
+    )
+    assert launched == ["rows"]
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_the_first_rows_of_groups_are_activated(launched: list[str], has_weights: bool, mn_major: bool) -> None:
+    x, is_there = wild(36, 2 * 136, torch.bfloat16, 13).view(4, 9, 272), rows_of_counts(COUNTS, 9)
+    weights = torch.rand(4, 9) if has_weights else None
+    right = reference(activation.silu_mul_cast_to_fp8, x, weights, masked_m=COUNTS, mn_major=mn_major)
+    x = x.masked_fill(~is_there[..., None], torch.nan)
+    weights = None if weights is None else weights.masked_fill(~is_there, torch.nan)
+    found = activation.silu_mul_cast_to_fp8(x, weights, masked_m=COUNTS, mn_major=mn_major)
+    assert launched == ["rows"]
+    near(found, right, is_there)
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize(("ends", "alignment"), [((3, 3, 20), 8), ((5, 12, 24), 1), ((0, 0), 8), ((), 8)])
+def test_groups_that_follow_each_other_are_activated(
+    launched: list[str], ends: tuple[int, ...], alignment: int, mn_major: bool
+) -> None:
+    x, of_groups = wild(24, 2 * 136, torch.bfloat16, 14), torch.tensor(ends, dtype=torch.int32)
+    is_there = rows_of_groups(of_groups, 24, alignment)
+    p = activation_problem(x, None, None, of_groups, None, alignment)
+    right = reference(activation.cast_activated, p, mn_major=mn_major)
+    p = p._replace(x=x.masked_fill(~is_there[:, None], torch.nan))
+    found = activation.cast_activated(p, mn_major=mn_major)
+    assert launched == ["rows"]
+    near(found, right, is_there)
+
+
+# Routes
+
+
+@pytest.mark.parametrize("mn_major", [False, True])
+@pytest.mark.parametrize(("tokens", "topk"), [(23, 3), (1, 1), (9, 20)])
+def test_tokens_are_cast_to_the_rows_of_their_routes(
+    launched: list[str], tokens: int, topk: int, mn_major: bool
+) -> None:
+    ids = torch.randint(-1, 7, (tokens, topk), generator=torch.Generator().manual_seed(15))
+    rows, x = routing.expert_rows(ids, 7), wild(tokens, 264, torch.bfloat16, 15)
+    options: dict[str, Any] = {"use_ue8m0": True, "min_amax": 1e-3, "mn_major": mn_major}
+    right, used = reference(routing.gather_cast_to_fp8, x, rows, **options), rows.token_of >= 0
+    apart = rows._replace(row_of=rows.row_of.t().contiguous().t())
+    for same, its_rows in ((x, rows), (x.t().contiguous().t(), apart)):
+        launched.clear()
+        found = routing.gather_cast_to_fp8(same, its_rows, **options)
+        assert launched == ["rows"]
+        assert found[1].stride() == right[1].stride()
+        assert_same_bits((found[0][used], found[1][used]), (right[0][used], right[1][used]))
+
+
+def test_more_groups_than_a_kernel_counts_are_the_references(launched: list[str]) -> None:
+    counts = torch.ones(1025, dtype=torch.int32)
+    x = wild(1025, 16, torch.bfloat16, 16).view(1025, 1, 16)
+    assert_same_bits(
+        quantize.per_token_cast_to_fp8(x, masked_m=counts),
+        reference(quantize.per_token_cast_to_fp8, x, masked_m=counts),
+    )
+    assert activation.silu_mul_cast_to_fp8(x, masked_m=counts)[0].shape == (1025, 1, 8)
+    assert set(launched) <= {"rows"}
+
+
+def test_inputs_that_require_a_gradient_give_no_graph(launched: list[str]) -> None:
+    x = wild(4, 136, torch.float32, 6).requires_grad_()
+    results = [*quantize.per_block_cast_to_fp8(x), *quantize.per_channel_cast_to_fp8(x)]
+    results += [tensor for one in quantize.cast_both_to_fp8(x) for tensor in one]
+    results += quantize.k_grouped_cast_to_fp8(x, [128, 8])
+    assert launched
+    assert not any(result.requires_grad for result in results)

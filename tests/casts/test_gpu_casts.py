@@ -1,0 +1,355 @@
+"""Every cast on a GPU, bit for bit as on the CPU: sizes, types, strides, what lies around outputs, streams, graphs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from cast_rows_cases import Case, problem, ragged, verdict
+from casts import MOST_OTHERS, assert_same_bits, hard_quotients, wild
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.casts import cast_rows, cast_tiles
+from deep_gemm.casts.by_torch import cast_by_torch
+from deep_gemm.casts.cast_rows import RowCast
+from deep_gemm.casts.cast_tiles import TileCast
+from deep_gemm.casts.config import INPUTS, CastConfig, Grain, Groups, cast_config, num_ctas, reachable_cast
+from deep_gemm.casts.rules import Quantized
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import align, ceil_div
+from deep_gemm.core.settings import get_num_sms
+from lab.sim.launcher import flat_memory
+
+pytestmark = pytest.mark.gpu
+
+CASTS: dict[str, Callable[..., Quantized]] = {
+    "per token": deep_gemm.per_token_cast_to_fp8,
+    "per channel": deep_gemm.per_channel_cast_to_fp8,
+    "per block": deep_gemm.per_block_cast_to_fp8,
+}
+every_cast = pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
+every_type = pytest.mark.parametrize("dtype", INPUTS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+SHAPES = [(1, 1), (1, 128), (128, 1), (5, 300), (129, 127), (130, 264), (384, 2048), (1008, 4104), (4100, 1111)]
+POISON = 0xA5
+
+
+def random_shapes(count: int) -> list[tuple[int, int]]:
+    rng = random.Random(0)
+    return [(rng.randint(1, 700), rng.randint(1, 1500) * rng.choice([1, 8])) for _ in range(count)]
+
+
+@every_cast
+@every_type
+@pytest.mark.parametrize("use_ue8m0", [False, True], ids=["FP32", "UE8M0"])
+def test_casts_are_the_references(cast: Callable[..., Quantized], dtype: torch.dtype, use_ue8m0: bool) -> None:
+    for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
+        x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 128)
+        assert_same_bits(cast(x.cuda(), use_ue8m0), cast(x, use_ue8m0))
+
+
+@every_type
+@pytest.mark.parametrize("min_amax", [0.0, 1e-4, 1e30])
+def test_both_are_the_references(dtype: torch.dtype, min_amax: float) -> None:
+    for seed, shape in enumerate([*SHAPES, *random_shapes(10)]):
+        x = wild(*shape, dtype, seed, block_rows=1 if seed % 2 else 128)
+        right = deep_gemm.cast_both_to_fp8(x, min_amax=min_amax)
+        for same in (x.cuda(), x.cuda().t().contiguous().t()):
+            for found, expected in zip(deep_gemm.cast_both_to_fp8(same, min_amax=min_amax), right, strict=True):
+                assert_same_bits(found, expected)
+                assert found[0].is_contiguous()
+                assert get_mn_major_tma_aligned_tensor(found[1]) is found[1]
+
+
+@every_type
+@pytest.mark.parametrize("ks", [[128, 128], [16, 144, 0, 272], [0, 16], [300], [5, 130], [4096, 0, 1040]], ids=str)
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_groups_along_k_are_the_references(dtype: torch.dtype, ks: list[int], mn_major: bool) -> None:
+    for seed, m in enumerate((1, 5, 130, 768)):
+        x = wild(m, sum(ks), dtype, seed)
+        right = deep_gemm.k_grouped_cast_to_fp8(x, ks, min_amax=1e-3, mn_major=mn_major)
+        wider = torch.cat([x, x], 1).cuda()
+        for same in (
+            x.cuda(),
+            x.cuda().t().contiguous().t(),
+            wider[:, sum(ks) :],
+            wider.t().contiguous().t()[:, : sum(ks)],
+        ):
+            found = deep_gemm.k_grouped_cast_to_fp8(same, ks, min_amax=1e-3, mn_major=mn_major)
+            assert_same_bits(found, right)
+            assert get_mn_major_tma_aligned_tensor(found[1]) is found[1] if mn_major else found[1].is_contiguous()
+    for empty in (x[:, :0].cuda(), x[:0].cuda()):
+        none = [0] if empty.shape[1] == 0 else ks
+        assert_same_bits(
+            deep_gemm.k_grouped_cast_to_fp8(empty, none), deep_gemm.k_grouped_cast_to_fp8(empty.cpu(), none)
+        )
+
+
+def test_every_number_of_16_bits() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).view(512, 128)
+        for same in (x, x.t().contiguous().view(512, 128)):
+            for cast in CASTS.values():
+                assert_same_bits(cast(same.cuda()), cast(same))
+
+
+@every_cast
+def test_quotients_beside_where_fp8_rounds_the_other_way(cast: Callable[..., Quantized]) -> None:
+    x = hard_quotients()
+    for same in (x, x.t().contiguous(), *(x[i : i + 1] for i in range(0, len(x), 7))):
+        assert_same_bits(cast(same.cuda()), cast(same))
+
+
+@every_cast
+@every_type
+def test_batches_and_strides(cast: Callable[..., Quantized], dtype: torch.dtype) -> None:
+    x = torch.stack([wild(256, 400, dtype, seed) for seed in range(3)]).cuda()
+    parts = [x[:, :130], x[:, 1:130, 3:], x[:, ::2, ::2], x[2, :, 8:72]]
+    views = [x, *parts, x.transpose(1, 2), x.transpose(0, 1), x[1].t()]
+    for view in views:
+        assert_same_bits(cast(view), cast(view.cpu()))
+    for empty in (x[:0], x[:, :0], x[:, :, :0]):
+        assert_same_bits(cast(empty), cast(empty.cpu()))
+
+
+def poisoned(rows: int, columns: int, pitch: int, offset: int) -> tuple[Tensor, Tensor]:
+    memory = torch.full((offset + rows * pitch + 64,), POISON, dtype=torch.uint8, device="cuda")
+    return memory, memory[offset:].view(torch.float8_e4m3fn).as_strided((rows, columns), (pitch, 1))
+
+
+def assert_poison_around(memory: Tensor, view: Tensor) -> None:
+    inside = torch.zeros_like(memory, dtype=torch.bool)
+    inside.as_strided(view.shape, view.stride(), view.data_ptr() - memory.data_ptr()).fill_(True)
+    assert bool((memory[~inside] == POISON).all()), "a write outside of the values"
+
+
+@every_type
+@pytest.mark.parametrize("offset", [0, 16, 5])
+def test_nothing_is_written_around_the_outputs(dtype: torch.dtype, offset: int) -> None:
+    for m, k in [(144, 264), (131, 77), (16, 8), (1, 1), (400, 1040)]:
+        x = wild(m, k, dtype, m)
+        memory, values = poisoned(m, k, align(k, 16) + 16, offset)
+        memory_t, columns = poisoned(k, m, align(m, 16) + 16, offset)
+        room, room_t = (
+            torch.full((rows + 2, blocks + 2), 42.0, device="cuda")
+            for rows, blocks in ((m, ceil_div(k, 128)), (k, ceil_div(m, 128)))
+        )
+        scales, scales_t = room[1:-1, 1:-1], room_t[1:-1, 1:-1]
+        right = deep_gemm.cast_both_to_fp8(x)
+        cast_tiles.run(TileCast(x.cuda(), Grain.ROWS, values, scales, columns, scales_t))
+        assert_same_bits((values.contiguous(), scales.contiguous()), right[0])
+        assert_same_bits((columns.contiguous(), scales_t.contiguous()), right[1])
+        values.view(torch.uint8).fill_(POISON)
+        scales.fill_(0)
+        cast_rows.run(RowCast(x.cuda(), values, scales))
+        assert_same_bits((values.contiguous(), scales.contiguous()), right[0])
+        assert_poison_around(memory, values)
+        assert_poison_around(memory_t, columns)
+        for outside in (room, room_t):
+            outside[1:-1, 1:-1] = 42.0
+            assert bool((outside == 42.0).all()), "a write outside of the scales"
+
+
+# All kinds of casts of rows
+
+
+AROUND = 256  # bytes
+
+
+def on_gpu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same memory on the GPU, with poison around it; and all of that, in bytes."""
+    inside = flat_memory(x).view(torch.uint8)
+    room = torch.full((inside.numel() + 2 * AROUND,), POISON, dtype=torch.uint8, device="cuda")
+    room[AROUND : AROUND + inside.numel()] = inside.cuda()
+    return room[AROUND : AROUND + inside.numel()].view(x.dtype).as_strided(x.shape, x.stride()), room
+
+
+def passes(case: Case, config: CastConfig | None = None) -> None:
+    """A case on the GPU, twice: its configuration, or the one that is chosen. Outputs are those expected, and equal."""
+    first: list[Tensor] = []
+    for _ in range(2):
+        p = problem(case)
+        pairs = {name: on_gpu(x) for name, x in p._asdict().items() if isinstance(x, Tensor)}
+        placed = p._replace(**{name: pair[0] for name, pair in pairs.items()})  # type: ignore[arg-type]
+        if config is None:
+            cast_rows.run(placed)
+        else:
+            ctas = num_ctas(config, case.m, case.k, get_num_sms())
+            cast_rows.KERNEL.run(config, cast_rows.params_of(placed), ctas, 0)
+        for name in ("values", "scales"):
+            room, its = pairs[name][1].cpu(), flat_memory(getattr(p, name)).view(torch.uint8)
+            assert bool((room[:AROUND] == POISON).all()), f"a write before the {name}"
+            assert bool((room[AROUND + its.numel() :] == POISON).all()), f"a write behind the {name}"
+            its.copy_(room[AROUND : AROUND + its.numel()])
+        outputs = [p.values.clone().view(torch.uint8), p.scales.clone().view(torch.int32)]
+        first = first or outputs
+        assert all(torch.equal(one, other) for one, other in zip(first, outputs, strict=True)), (
+            "other bits the second time"
+        )
+        assert verdict(case, p) <= MOST_OTHERS
+
+
+@pytest.mark.parametrize("config", reachable_cast(), ids=lambda config: config.name)
+def test_every_configuration_of_casts_of_rows(config: CastConfig) -> None:
+    for case in ragged(config):
+        for data in ("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"):
+            passes(replace(case, data=data), config)
+            if config.activates:
+                passes(replace(case, data=data, has_weights=True, limit=1.5), config)
+
+
+def kind(groups: Groups = Groups.NONE, *, activates: bool = False, to_routes: bool = False) -> CastConfig:
+    return cast_config(
+        torch.bfloat16, is_aligned=True, is_few=False, activates=activates, groups=groups, to_routes=to_routes
+    )
+
+
+def test_large_casts_of_rows_of_all_kinds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = tuple(torch.randint(0, 33, (64,), generator=generator).tolist())
+    ends = tuple(torch.randint(0, 120, (64,), generator=generator).cumsum(0).tolist())
+    for case in (
+        Case(kind(), 4100, 4104, 1, data="mixed"),
+        Case(kind(activates=True), 2050, 2056, 2, data="ordinary"),
+        Case(kind(Groups.COUNTS), 64 * 32, 7168, 3, data="mixed", sizes=counts),
+        Case(kind(Groups.COUNTS, activates=True), 64 * 32, 2048, 4, data="ordinary", sizes=counts),
+        Case(kind(Groups.ENDS, activates=True), 8192, 2048, 5, data="ordinary", sizes=ends),
+        Case(kind(to_routes=True), 520, 7168, 6, data="mixed", topk=8),
+        Case(kind(to_routes=True), 70, 520, 7, data="mixed", topk=40),
+    ):
+        passes(case)
+
+
+def test_sizes_out_of_range_reach_nothing_outside() -> None:
+    for activates in (False, True):
+        passes(Case(kind(Groups.COUNTS, activates=activates), 64, 136, data="ordinary", sizes=(-5, 17, 2**31 - 1, 3)))
+    for sizes in ((), (-3, 20, 100), (30, 5, 40), (2**31 - 1, -(2**31))):
+        passes(Case(kind(Groups.ENDS, activates=True), 48, 136, data="ordinary", sizes=sizes, alignment=8))
+    for groups in (Groups.COUNTS, Groups.ENDS):
+        many = tuple(range(1, 1025)) if groups == Groups.ENDS else (1, 0) * 512
+        passes(Case(kind(groups, activates=True), 2048, 136, data="ordinary", sizes=many))
+
+
+@every_type
+@pytest.mark.parametrize("mn_major", [False, True])
+def test_masked_rows_are_those_of_a_cast_of_all(dtype: torch.dtype, mn_major: bool) -> None:
+    x, counts = wild(36, 264, dtype, 9).view(4, 9, 264).cuda(), torch.tensor([0, 9, 4, 1], dtype=torch.int32).cuda()
+    is_there = torch.arange(9, device="cuda") < counts[:, None]
+    found = deep_gemm.per_token_cast_to_fp8(x, masked_m=counts, mn_major=mn_major)
+    right = deep_gemm.per_token_cast_to_fp8(x.cpu(), mn_major=mn_major)
+    is_there_too = is_there.cpu()
+    assert_same_bits((found[0][is_there], found[1][is_there]), (right[0][is_there_too], right[1][is_there_too]))
+    assert found[1].stride() == right[1].stride()
+
+
+@every_type
+def test_gathered_casts_are_casts_that_are_gathered(dtype: torch.dtype) -> None:
+    for seed, (tokens, topk, k) in enumerate([(1, 1, 16), (57, 8, 264), (300, 3, 4104), (1000, 8, 7168), (9, 40, 133)]):
+        ids = torch.randint(-1, 64, (tokens, topk), generator=torch.Generator().manual_seed(seed)).cuda()
+        x, rows = wild(tokens, k, dtype, seed).cuda(), deep_gemm.expert_rows(ids, 64)
+        used = rows.token_of >= 0
+        token = rows.token_of[used].long()
+        values, scales = deep_gemm.per_token_cast_to_fp8(x)
+        for mn_major in (False, True):
+            found = deep_gemm.gather_cast_to_fp8(x, rows, mn_major=mn_major)
+            right = values.view(torch.uint8)[token].view(values.dtype).cpu(), scales[token].cpu()
+            assert_same_bits((found[0][used].contiguous(), found[1][used].contiguous()), right)
+
+
+# Whether reciprocals and quotients are exact, the hardware's approximation at their beginning
+
+
+@pytest.mark.parametrize("exponent", [1, 20, 36, 37, 38, 40, 60, 127, 140, 200, 254])
+def test_scales_of_every_mantissa(exponent: int) -> None:
+    """A row for each FP32 number with this biased exponent. Its quotient is 448, or just beside it."""
+    bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
+    x = bits.view(torch.float32).view(-1, 1)
+    for same in (x, -x):
+        values, scales = deep_gemm.per_token_cast_to_fp8(same)
+        right_values, right_scales = cast_by_torch(same, 1, 1)
+        assert torch.equal(scales.view(torch.int32), right_scales.view(torch.int32))
+        assert torch.equal(values.view(torch.uint8), right_values.view(torch.uint8))
+
+
+@pytest.mark.parametrize("exponent", [1, 36, 37, 60, 127, 254])
+def test_quotients_of_every_mantissa(exponent: int) -> None:
+    """65536 rows of 128 elements that follow each other, then multiplied so that other scales divide them."""
+    bits = torch.arange(2**23, dtype=torch.int32, device="cuda") | exponent << 23
+    x = bits.view(torch.float32).view(-1, 128)
+    for factor in (1.0, 1 / 3, 0.7):
+        part = x * factor
+        part[:, 0] = part[:, 0] * torch.linspace(0.5, 1.0, len(part), device="cuda") * (1.9 if exponent < 254 else 1.0)
+        values, scales = deep_gemm.per_token_cast_to_fp8(part)
+        right_values, right_scales = cast_by_torch(part, 1, 128)
+        assert torch.equal(scales.view(torch.int32), right_scales.view(torch.int32))
+        assert torch.equal(values.view(torch.uint8), right_values.view(torch.uint8))
+
+
+def test_activations_follow_their_stream() -> None:
+    x = torch.zeros(2048, 2048, device="cuda")
+    right = deep_gemm.silu_mul_cast_to_fp8(torch.full_like(x, 3.0))
+    rows = deep_gemm.expert_rows(torch.arange(2048, device="cuda")[:, None] % 7, 7)
+    right_rows = deep_gemm.gather_cast_to_fp8(torch.full_like(x, 3.0), rows)
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            x.fill_(1.0)
+            torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]
+            x.fill_(3.0)
+            found, found_rows = deep_gemm.silu_mul_cast_to_fp8(x), deep_gemm.gather_cast_to_fp8(x, rows)
+            x.fill_(2.0)
+    stream.synchronize()
+    for one, its in ((found, right), (found_rows, right_rows)):
+        assert_same_bits(one, (its[0].cpu(), its[1].cpu()))
+
+
+def test_casts_follow_their_stream() -> None:
+    right = deep_gemm.cast_both_to_fp8(torch.full((2048, 2048), 3.0))
+    x = torch.zeros(2048, 2048, device="cuda")
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            x.fill_(1.0)
+            torch.cuda._sleep(100_000)  # type: ignore[no-untyped-call]
+            x.fill_(3.0)
+            both, blocks = deep_gemm.cast_both_to_fp8(x), deep_gemm.per_block_cast_to_fp8(x)
+            x.fill_(2.0)
+    stream.synchronize()
+    for found, expected in zip(both, right, strict=True):
+        assert_same_bits(found, expected)
+    assert_same_bits(blocks, deep_gemm.per_block_cast_to_fp8(torch.full((2048, 2048), 3.0)))
+
+
+def test_a_captured_graph_replays_with_changed_inputs() -> None:
+    x = wild(272, 528, torch.bfloat16, 0).cuda()
+
+    def all_casts(x: Tensor) -> list[Quantized]:
+        along_k = [deep_gemm.k_grouped_cast_to_fp8(same, [16, 0, 256, 256]) for same in (x, x.t().contiguous().t())]
+        return [*deep_gemm.cast_both_to_fp8(x), *(cast(x) for cast in CASTS.values()), *along_k]
+
+    all_casts(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = all_casts(x)
+    for seed in (1, 2):
+        other = wild(272, 528, torch.bfloat16, seed)
+        x.copy_(other)
+        graph.replay()
+        torch.cuda.synchronize()
+        for one, expected in zip(found, all_casts(other), strict=True):
+            assert_same_bits(one, expected)
+
+
+def test_what_both_casts_give_is_what_products_take() -> None:
+    x = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
+    y = torch.randn(384, 256, device="cuda", dtype=torch.bfloat16)
+    _, columns = deep_gemm.cast_both_to_fp8(x)
+    found = torch.empty(512, 384, device="cuda", dtype=torch.bfloat16)
+    deep_gemm.fp8_gemm_nt(columns, deep_gemm.per_block_cast_to_fp8(y), found)
+    right = x.float().t() @ y.float().t()
+    assert deep_gemm.calc_diff(found.float(), right) < 1e-3

@@ -1,0 +1,206 @@
+"""The cast_rows kernel's own source in the simulator: bit for bit as the reference casts, poison left where it was.
+
+Activated rows are within a step of FP8: a GPU has approximations of exp and of the reciprocal, which the simulator
+rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from cast_rows_cases import HARD_SHAPE, Case, check, is_cast, ragged
+from casts import MOST_OTHERS
+from thorough import up_to
+
+from deep_gemm.casts.config import CastConfig, Groups, cast_config, reachable_cast
+from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
+from lab.sim import HostKernel
+from lab.sim import cast_rows as sim
+
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
+
+
+@cache
+def compiled(config: CastConfig) -> HostKernel:
+    return sim.compile_config(config)
+
+
+def passes(case: Case) -> None:
+    assert check(case, compiled(case.config)) <= MOST_OTHERS
+
+
+def config(
+    dtype: torch.dtype = torch.bfloat16,
+    groups: Groups = Groups.NONE,
+    *,
+    is_aligned: bool = True,
+    is_few: bool = False,
+    activates: bool = False,
+    to_routes: bool = False,
+) -> CastConfig:
+    return cast_config(
+        dtype, is_aligned=is_aligned, is_few=is_few, activates=activates, groups=groups, to_routes=to_routes
+    )
+
+
+CONFIGS = reachable_cast()
+every_configuration = pytest.mark.parametrize("which", CONFIGS, ids=[which.name for which in CONFIGS])
+every_activation = pytest.mark.parametrize(
+    "which", [which for which in CONFIGS if which.activates], ids=lambda which: which.name
+)
+every_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+
+
+@every_configuration
+@pytest.mark.parametrize("rounds_up", [False, True])
+@pytest.mark.parametrize("is_m_major", [False, True])
+@pytest.mark.parametrize("data", ["wild", "mixed", "ordinary"])
+def test_every_configuration_on_ragged_matrices(
+    which: CastConfig, data: str, is_m_major: bool, rounds_up: bool
+) -> None:
+    """With `mixed` some blocks of a warp are ordinary and others are not, so that it casts them both ways."""
+    for case in ragged(which):
+        passes(replace(case, data=data, is_m_major=is_m_major, rounds_up=rounds_up))
+
+
+@every_activation
+@pytest.mark.parametrize("limit", [None, 1.5])
+@pytest.mark.parametrize("has_weights", [False, True])
+@pytest.mark.parametrize("data", ["wild", "mixed", "ordinary"])
+def test_weights_and_limits(which: CastConfig, data: str, has_weights: bool, limit: float | None) -> None:
+    case = ragged(which)[0]
+    passes(replace(case, data=data, has_weights=has_weights, limit=limit))
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("min_amax", [0.0, 1e-4, 1.0, 1e30, 3e38])
+@pytest.mark.parametrize("activates", [False, True])
+def test_the_largest_magnitude_has_a_floor(min_amax: float, activates: bool) -> None:
+    which = config(is_few=True, activates=activates)
+    for data in ("wild", "ordinary"):
+        passes(Case(which, 7, 512, 2, data=data, min_amax=min_amax))
+
+
+@pytest.mark.parametrize("is_aligned", [False, True])
+def test_quotients_beside_where_fp8_rounds_the_other_way(is_aligned: bool) -> None:
+    passes(Case(config(torch.float32, is_aligned=is_aligned), *HARD_SHAPE, data="hard"))
+
+
+@every_dtype
+@pytest.mark.parametrize("to_routes", [False, True])
+def test_what_is_no_ordinary_number(dtype: torch.dtype, to_routes: bool) -> None:
+    """Each in a block of ordinary numbers, in each lane's place once, beside blocks with none."""
+    which = config(dtype, to_routes=to_routes)
+    largest, least = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
+    for seed, strange in enumerate([torch.nan, -torch.nan, torch.inf, -torch.inf, largest, -largest, least, least / 4]):
+        for others in (1.0, 0.0):
+            x = torch.full((128, 256), others, dtype=dtype)
+            x[torch.arange(128), torch.arange(128)] = strange
+            passes(Case(which, 128, 256, seed, matrix=x))
+
+
+# Groups
+
+
+@pytest.mark.parametrize("activates", [False, True])
+@pytest.mark.parametrize("is_few", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, 0, 0, 0), (16, 16, 16, 16), (-5, 17, 2**31 - 1, -(2**31)), (1, 0, 0, 16)],
+    ids=["none", "full", "out of range", "some"],
+)
+def test_counts_that_no_group_has_room_for_reach_nothing_outside(
+    sizes: tuple[int, ...], is_few: bool, activates: bool
+) -> None:
+    which = config(groups=Groups.COUNTS, is_few=is_few, activates=activates)
+    for is_m_major in (False, True):
+        passes(Case(which, 64, 136, 1, sizes=sizes, is_m_major=is_m_major, data="mixed"))
+
+
+@pytest.mark.parametrize("is_few", [False, True])
+@pytest.mark.parametrize("alignment", [1, 8, 128])
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, 0, 0), (48,), (3, 3, 48), (10, 30, 200), (-3, 20, 40), (2**31 - 1, 2**31 - 1), (-(2**31), 40), (100, 130)],
+    ids=str,
+)
+def test_ends_reach_nothing_outside(sizes: tuple[int, ...], alignment: int, is_few: bool) -> None:
+    which = config(groups=Groups.ENDS, is_few=is_few, activates=True)
+    passes(Case(which, 48, 136, 1, sizes=sizes, alignment=alignment, data="ordinary"))
+
+
+@pytest.mark.parametrize("sizes", [(30, 5, 40), (48, 0, 48), (9, 8, 7, 6)], ids=str)
+@pytest.mark.parametrize("alignment", [1, 8])
+def test_ends_out_of_order_reach_nothing_outside(sizes: tuple[int, ...], alignment: int) -> None:
+    passes(Case(config(groups=Groups.ENDS, activates=True), 48, 136, 1, sizes=sizes, alignment=alignment))
+
+
+@pytest.mark.parametrize("groups", [Groups.COUNTS, Groups.ENDS])
+@pytest.mark.parametrize("number", [7, 8, 9, 255, 256, 1000, 1023, 1024])
+def test_many_groups(groups: Groups, number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    counts = torch.randint(0, 4, (number,), generator=generator)
+    sizes = counts if groups == Groups.COUNTS else counts.cumsum(0)
+    m = 3 * number if groups == Groups.COUNTS else max(int(sizes[-1]), 1)
+    passes(Case(config(groups=groups, activates=True), m, 8, number, sizes=tuple(sizes.tolist()), data="ordinary"))
+
+
+@pytest.mark.parametrize("groups", [Groups.COUNTS, Groups.ENDS])
+@pytest.mark.parametrize("num_sms", [1, 2])
+@pytest.mark.parametrize("activates", [False, True])
+def test_ctas_take_unit_after_unit(groups: Groups, num_sms: int, activates: bool) -> None:
+    if groups == Groups.ENDS and not activates:
+        return
+    sizes = (70, 0, 75, 3) if groups == Groups.COUNTS else (70, 70, 200, 290)
+    which = config(torch.float32, groups, is_few=True, activates=activates)
+    case = Case(which, 300, 520, 3, sizes=sizes, num_sms=num_sms, data="mixed")
+    units = int(is_cast(case).sum()) * 5
+    assert units > 2 * num_sms * which.ctas_per_sm * which.teams
+    passes(case)
+
+
+def test_the_rows_of_groups_are_the_packages() -> None:
+    """What these tests take for right is what the CPU takes for right, where sizes are what they should be."""
+    counts = Case(config(groups=Groups.COUNTS), 64, 8, sizes=(0, 16, 3, 7))
+    assert torch.equal(is_cast(counts), rows_of_counts(torch.tensor(counts.sizes), 16).flatten())
+    for alignment in (1, 8):
+        ends = Case(config(groups=Groups.ENDS, activates=True), 50, 8, sizes=(3, 3, 17, 40), alignment=alignment)
+        right = rows_of_groups(torch.tensor(ends.sizes, dtype=torch.int32), 50, alignment)
+        assert torch.equal(is_cast(ends), right)
+
+
+# Routes
+
+
+@pytest.mark.parametrize("topk", [1, 2, 8, 15, 16, 17, 20, 32, 33, 40, 70])
+@pytest.mark.parametrize("is_aligned", [False, True])
+@pytest.mark.parametrize("is_few", [False, True])
+def test_any_number_of_routes(topk: int, is_aligned: bool, is_few: bool) -> None:
+    """More of them than a team has lanes, 16 or 32, too; the first token has none."""
+    which = config(is_aligned=is_aligned, is_few=is_few, to_routes=True)
+    passes(Case(which, 11, 136, topk, topk=topk, data="mixed", padding=16 if is_aligned else 3))
+
+
+# Schedules
+
+
+@pytest.mark.parametrize("seed", range(up_to(4, 2)))
+@pytest.mark.parametrize("schedule", [None, "slow_warps", "slow_lanes"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        config(torch.float32),
+        config(groups=Groups.COUNTS, activates=True),
+        config(groups=Groups.ENDS, activates=True, is_aligned=False),
+        config(to_routes=True),
+    ],
+    ids=lambda which: which.name,
+)
+def test_many_schedules(which: CastConfig, schedule: str | None, seed: int) -> None:
+    sizes = {Groups.NONE: (), Groups.COUNTS: (4, 20, 7), Groups.ENDS: (4, 24, 60)}[which.groups]
+    passes(Case(which, 60, 264, seed, schedule, data="mixed", sizes=sizes, padding=16))

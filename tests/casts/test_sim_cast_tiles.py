@@ -1,0 +1,142 @@
+"""The cast_tiles kernel's own source in the simulator, bit for bit as the reference casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from casts import assert_same_bits, hard_quotients, wild
+from torch import Tensor
+
+from deep_gemm.casts.config import Grain, TileCastConfig, reachable_tile_casts, tile_cast_config
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.rules import Quantized
+from deep_gemm.core.check.layout import ceil_div
+from lab.sim import HostKernel
+from lab.sim import cast_tiles as sim
+
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
+CONFIGS = reachable_tile_casts()
+RIGHT: dict[Grain, Callable[[Tensor, bool, float], Quantized]] = {
+    Grain.ROWS: lambda x, rounds_up, min_amax: per_token_cast_to_fp8(x, rounds_up, min_amax=min_amax),
+    Grain.CHANNELS: lambda x, rounds_up, _: per_channel_cast_to_fp8(x, rounds_up),
+    Grain.BLOCKS: lambda x, rounds_up, _: per_block_cast_to_fp8(x, rounds_up),
+}
+every_configuration = pytest.mark.parametrize("config", CONFIGS, ids=[config.name for config in CONFIGS])
+
+
+@cache
+def compiled(config: TileCastConfig) -> HostKernel:
+    return sim.compile_config(config)
+
+
+def mixed(m: int, k: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Ordinary numbers, but for one in 10 blocks of 32x128, which are of any size."""
+    generator = torch.Generator().manual_seed(seed)
+    is_wild = torch.rand(ceil_div(m, 32), ceil_div(k, 128), generator=generator) < 0.1
+    is_wild = is_wild.repeat_interleave(32, 0)[:m].repeat_interleave(128, 1)[:, :k]
+    ordinary = (torch.randn(m, k, generator=generator) * 3).to(dtype)
+    return torch.where(is_wild, wild(m, k, dtype, seed, block_rows=32), ordinary)
+
+
+def check(
+    config: TileCastConfig,
+    x: Tensor,
+    seed: int = 0,
+    *,
+    is_m_major: bool = True,
+    padding: int = 0,
+    min_amax: float = 0.0,
+    rounds_up: bool = False,
+) -> None:
+    found = sim.run(
+        compiled(config),
+        config,
+        x,
+        is_m_major=is_m_major,
+        padding=padding,
+        min_amax=min_amax,
+        rounds_up=rounds_up,
+        seed=seed,
+    )
+    if found.values is not None:
+        assert config.grain is not None
+        assert_same_bits(found.values, RIGHT[config.grain](x, rounds_up, min_amax))
+    if found.columns is not None:
+        assert_same_bits(found.columns, per_token_cast_to_fp8(x.t(), rounds_up, min_amax=min_amax))
+
+
+def sizes(config: TileCastConfig) -> list[tuple[int, int]]:
+    """Ragged where the configuration lets them be."""
+    rows, columns = 16 if config.column_bytes == 16 else 1, config.vector
+    return [(128 + 3 * rows, 128 + 5 * columns), (rows, columns), (2 * rows, 264 - columns), (272 - rows, 2 * columns)]
+
+
+@every_configuration
+@pytest.mark.parametrize("rounds_up", [False, True])
+@pytest.mark.parametrize("is_m_major", [False, True])
+def test_every_configuration_on_ragged_matrices(config: TileCastConfig, is_m_major: bool, rounds_up: bool) -> None:
+    for seed, (m, k) in enumerate(sizes(config)):
+        x = wild(m, k, config.dtype, seed, block_rows=1 if seed % 2 else 128)
+        check(config, x, seed, is_m_major=is_m_major, rounds_up=rounds_up)
+
+
+@every_configuration
+def test_tiles_of_ordinary_numbers_beside_others(config: TileCastConfig) -> None:
+    for seed in range(3):
+        check(config, mixed(272, 264, config.dtype, seed), seed)
+    check(config, (torch.randn(144, 136) * 3).to(config.dtype))
+
+
+@every_configuration
+def test_rows_that_lie_further_apart(config: TileCastConfig) -> None:
+    rows, offset = (48, 0) if config.column_bytes == 16 else (37, 0 if config.vector > 1 else 3)
+    wide = wild(rows, 640, config.dtype, 1)
+    check(config, wide[:, offset : offset + 256], padding=16)
+
+
+@pytest.mark.parametrize("min_amax", [1e-4, 1.0, 1e30])
+def test_the_largest_magnitude_has_a_floor(min_amax: float) -> None:
+    config = tile_cast_config(torch.bfloat16, Grain.ROWS, with_columns=True, is_aligned=True)
+    check(config, wild(48, 256, torch.bfloat16, 2), min_amax=min_amax)
+    check(config, torch.zeros(16, 256, dtype=torch.bfloat16), min_amax=min_amax)
+
+
+@pytest.mark.parametrize("grain", list(Grain), ids=lambda grain: grain.name)
+def test_quotients_beside_where_fp8_rounds_the_other_way(grain: Grain) -> None:
+    x = hard_quotients()
+    with_columns = grain == Grain.ROWS
+    config = tile_cast_config(
+        torch.float32, grain, with_columns=with_columns, is_aligned=True, has_aligned_columns=False
+    )
+    if grain == Grain.BLOCKS:
+        for row in x[::5]:
+            check(config, row.view(1, 128))
+    else:
+        x = x if grain == Grain.ROWS else x.t().contiguous()
+        check(config, x[:, : x.shape[1] // 4 * 4])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_schedules(seed: int) -> None:
+    config = tile_cast_config(torch.float32, Grain.ROWS, with_columns=True, is_aligned=True)
+    check(config, wild(144, 260, torch.float32, seed), seed)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (TileCastConfig(torch.float64, 2, Grain.ROWS, 0), "needs BF16, FP16 or FP32"),
+        (TileCastConfig(torch.bfloat16, 4, Grain.ROWS, 0), "needs 16 bytes, or one element, at once"),
+        (TileCastConfig(torch.bfloat16, 8, Grain.ROWS, 8), "needs 16 bytes, or one, of columns at once"),
+        (TileCastConfig(torch.bfloat16, 8, None, 0), "needs an output"),
+        (TileCastConfig(torch.bfloat16, 8, Grain.BLOCKS, 16), "needs columns alone or beside rows"),
+        (TileCastConfig(torch.bfloat16, 8, Grain.ROWS, 0), "needs columns beside rows"),
+        (TileCastConfig(torch.bfloat16, 8, None, 16, num_threads=128), "needs a thread for each row"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(config: TileCastConfig, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        sim.compile_config(config)

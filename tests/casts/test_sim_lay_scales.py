@@ -1,0 +1,89 @@
+"""The lay_scales kernel's own source in the simulator: the bits that torch's copy gives, and nothing between rows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from deep_gemm.casts import lay_scales
+from deep_gemm.casts.lay_scales import CONFIG
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import empty_mn_major, is_mn_major_tma_aligned
+from lab.sim import HostKernel
+from lab.sim import lay_scales as sim
+from lab.sim.launcher import flat_memory
+
+pytestmark = pytest.mark.host_compiler
+POISON = -0x5A5A5A5A
+
+
+@cache
+def compiled() -> HostKernel:
+    return sim.compile_config(CONFIG)
+
+
+def words(*shape: int) -> Tensor:
+    """Every element has bits of its own; NaNs are among them."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-(2**31), 2**31, shape, generator=generator).int().view(torch.float32)
+
+
+def assert_laid(sf: Tensor, seed: int = 0, schedule: str | None = None) -> None:
+    out = empty_mn_major(sf)
+    memory = flat_memory(out).view(torch.int32).fill_(POISON)
+    right = memory.clone()
+    right.as_strided(out.shape, out.stride()).copy_(sf.view(torch.int32))
+    sim.run(compiled(), CONFIG, sf, out, seed=seed, schedule=schedule)
+    assert torch.equal(memory, right)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 2), (5, 3), (64, 32), (65, 33), (130, 56), (300, 16), (3, 100), (3, 70, 5), (2, 1, 35), (5, 2, 2)]
+)
+def test_scales_in_every_layout_are_laid_for_tma(shape: tuple[int, ...]) -> None:
+    sf = words(*shape)
+    wider = torch.cat([sf, sf], -1)
+    higher = torch.cat([sf, sf], -2)
+    of_columns = sf.mT.contiguous().mT
+    layouts = [sf, of_columns, wider[..., : shape[-1]], wider[..., ::2], higher[..., 1 : shape[-2] + 1, :], higher.mT]
+    if sf.dim() == 3:
+        layouts += [sf.transpose(0, 1).contiguous().transpose(0, 1), sf[:1].expand(3, -1, -1)]
+    for seed, layout in enumerate(layouts):
+        assert_laid(layout, seed, ["slow_warps", "slow_lanes", None][seed % 3])
+
+
+def test_scales_expanded_over_rows_or_blocks() -> None:
+    assert_laid(words(1, 3).expand(80, 3))
+    assert_laid(words(80, 1).expand(80, 40))
+    assert_laid(words(1, 1).expand(8, 3))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 40)),
+    strides=st.tuples(st.integers(0, 9000), st.integers(0, 90), st.integers(0, 90)),
+)
+def test_any_strides(shape: tuple[int, int, int], strides: tuple[int, int, int]) -> None:
+    assert_laid(words(40_000).as_strided(shape, strides))
+
+
+def test_the_public_name_takes_the_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = []
+
+    def run(sf: Tensor, out: Tensor) -> None:
+        launches.append(sf.shape)
+        sim.run(compiled(), CONFIG, sf, out)
+
+    monkeypatch.setattr(lay_scales, "has_kernel", lambda sf: True)
+    monkeypatch.setattr(lay_scales, "run", run)
+    for sf in (words(70, 5), words(2, 70, 5), words(5, 70).t()):
+        out = get_mn_major_tma_aligned_tensor(sf)
+        assert torch.equal(out.view(torch.int32), sf.view(torch.int32))
+        assert is_mn_major_tma_aligned(out)
+        assert get_mn_major_tma_aligned_tensor(out) is out
+    assert len(launches) == 3

@@ -1,0 +1,701 @@
+"""Ways to break the host's half of a launch, and the trials that must notice: what `kernels/` packs is what is run.
+
+A mutation replaces a text of one module of `kernels/`. A process of its own executes that module anew, and then those
+that import from it, so that the simulator's launches go through the broken code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import host_mutations_bf16 as of_bf16
+import host_mutations_sends as of_sends
+import silu_cases
+import torch
+from casts import assert_same_bits, wild
+from host_mutations_bf16 import wider
+
+import deep_gemm
+from deep_gemm.casts.config import Grain, cast_config, select_cast
+from deep_gemm.casts.config import Groups as CastGroups
+from deep_gemm.core.check.layout import ceil_div, empty_mn_major
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.depths.check import KGroupedProblem
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.skip.choose import skipping
+from deep_gemm.gemm.tiles import Tile
+from deep_gemm.moe.routing import weighted_sum
+
+ROOT = Path(deep_gemm.__file__).parents[1]
+# In the order of their imports: what follows a broken module takes its names anew.
+MODULES = (
+    "deep_gemm.core.params",
+    "deep_gemm.gemm.maps",
+    "deep_gemm.gemm.plan",
+    "deep_gemm.gemm.kernel",
+    "deep_gemm.gemm.kernel_decode",
+    "deep_gemm.gemm.depths.maps_kernel",
+    "deep_gemm.core.kernel",
+    "deep_gemm.casts.cast_rows",
+    "deep_gemm.casts.cast_tiles",
+    "deep_gemm.moe.route_rows",
+    "deep_gemm.moe.gather_weighted",
+    "deep_gemm.casts.lay_scales",
+    "deep_gemm.gemm.dense.launch",
+    "deep_gemm.gemm.rows.launch",
+    "deep_gemm.gemm.rows.silu_launch",
+    "deep_gemm.gemm.depths.launch",
+    "deep_gemm.gemm.heads.launch",
+    "deep_gemm.gemm.skip.launch",
+    *of_bf16.MODULES,
+    *of_sends.MODULES,
+    "lab.sim.launcher",
+    "lab.sim.dense",
+    "lab.sim.fp8_gemm_decode",
+    "lab.sim.rows",
+    "lab.sim.rows_silu",
+    "lab.sim.depths",
+    "lab.sim.heads",
+    "lab.sim.skip_head_mid",
+    "lab.sim.cast_rows",
+    "lab.sim.cast_tiles",
+    "lab.sim.route_rows",
+    "lab.sim.gather_weighted",
+    "lab.sim.lay_scales",
+    *of_bf16.SIMULATED,
+    *of_sends.SIMULATED,
+)
+SECONDS = 120
+
+
+# Trials. Strides differ wherever two could be mistaken for each other.
+
+
+def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
+    from lab.sim import dense as sim
+
+    p: DenseProblem = sim.random_problem(config, *mnk)
+    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=p.sfb if config.sfb_is_per_row else wider(p.sfb, 3))
+    if p.c is not None and p.c is not p.d:
+        p = p._replace(c=wider(p.c, 8))
+    outcome = sim.run(sim.compile_config(config), config, p, num_sms=2 * config.cluster_size)
+    if outcome.mistakes is not None:
+        raise ValueError(outcome.mistakes)
+
+
+def decode_trial(config: DecodeConfig, mnk: tuple[int, int, int]) -> None:
+    from lab.sim import fp8_gemm_decode as sim
+
+    p: DenseProblem = sim.random_problem(config, *mnk)
+    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfa=wider(p.sfa, 3), sfb=wider(p.sfb, 2))
+    if p.c is not None:
+        p = p._replace(c=wider(p.c, 8))
+    outcome = sim.run(sim.compile_config(config), config, p)
+    if outcome.mistakes is not None:
+        raise ValueError(outcome.mistakes)
+
+
+def skip_trial(config: GemmConfig | DecodeConfig, splits: tuple[int, int, int]) -> None:
+    from lab.sim import skip_head_mid as sim
+
+    p = sim.random_problem(72, (splits[0] + splits[2]) * 5, 400, splits, extra_columns=8)
+    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=wider(p.sfb, 3))
+    outcome = sim.run(sim.compile_config(config), config, p)
+    if outcome.mistakes is not None:
+        raise ValueError(outcome.mistakes)
+
+
+def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, alignment: int = 128) -> None:
+    from lab.sim import dense
+    from lab.sim import rows as sim
+
+    p = sim.random_problem(config, layout, 264, 400, rows=rows, alignment=alignment)
+    p = p._replace(b=wider(p.b, 16), sfb=p.sfb if config.sfb_is_per_row else wider(p.sfb, 3))
+    outcome = sim.run(dense.compile_config(config), config, p)
+    if outcome.mistakes is not None:
+        raise ValueError(outcome.mistakes)
+
+
+def silu_trial(has_weights: bool) -> None:
+    from lab.sim import dense
+    from lab.sim import rows_silu as sim
+
+    config = tile_config(64, 128, Output(groups=Groups.IDS, activates=True), k=400)
+    p = sim.random_problem([-1, *[0] * 70, -1, *[1] * 21], 512, 400, has_weights=has_weights, limit=0.5)
+    p = p._replace(b=wider(p.b, 16), sfb=wider(p.sfb, 3), d=wider(p.d, 32))
+    got, _ = sim.run(dense.compile_config(config), config, p)
+    found = silu_cases.mistakes(p, got, silu_cases.right(p))
+    if found is not None:
+        raise ValueError(found)
+
+
+def depths_trial(config: GemmConfig, on_gpu_alone: bool) -> None:
+    from lab.sim import depths as sim
+
+    p: KGroupedProblem = sim.random_problem(config, (272, 16, 400), 72, 136, on_gpu_alone=on_gpu_alone)
+    if config.with_c and p.c is not None:
+        p = p._replace(c=wider(p.c, 8))
+    outcome = sim.run(sim.compiled(config), config, p)
+    if outcome.mistakes is not None:
+        raise ValueError(outcome.mistakes)
+
+
+def heads_trial(tile: Tile, output: Output) -> None:
+    from lab.sim import heads as sim
+
+    config = tile.config(output, 400)
+    p = sim.random_problem(config, 3, 72, 264, 400, gap=16)
+    if isinstance(config, DecodeConfig):
+        p = p._replace(sfa=wider(p.sfa, 5))
+    p = p._replace(sfb=p.sfb if p.sfb_rows == 1 else wider(p.sfb, 3))
+    outcome = sim.run(sim.compile_config(config), config, p)
+    if outcome.mistakes is not None:
+        raise ValueError(outcome.mistakes)
+
+
+def cast_rows_trial(x: torch.Tensor) -> None:
+    from deep_gemm.casts import cast_rows
+    from lab.sim import cast_rows as sim
+
+    (m, k), values = x.shape, torch.empty(x.shape, dtype=torch.float8_e4m3fn)
+    config = select_cast(x.dtype, m, k, is_aligned=cast_rows.is_aligned(x, values), num_sms=2)
+    strides = (ceil_div(k, 128) + 1, 1)
+    found = sim.run(sim.compile_config(config), config, x, strides, min_amax=0.25, rounds_up=True)
+    assert_same_bits(found, deep_gemm.per_token_cast_to_fp8(x, True, min_amax=0.25))
+
+
+def row_cast_trial(
+    m: int, k: int, groups: CastGroups = CastGroups.NONE, activates: bool = False, to_routes: bool = False, **case: Any
+) -> None:
+    from cast_rows_cases import Case, problem, verdict
+
+    from deep_gemm.casts import cast_rows
+    from lab.sim import cast_rows as sim
+
+    which = cast_config(
+        torch.bfloat16, is_aligned=True, is_few=False, activates=activates, groups=groups, to_routes=to_routes
+    )
+    asked = Case(which, m, k, data="ordinary", **case)
+    p = problem(asked)
+    config = cast_rows.config_of(p, 2)
+    sim.run_cast(sim.compile_config(config), config, p)
+    verdict(asked, p)
+
+
+def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
+    from deep_gemm.casts import cast_tiles
+    from lab.sim import cast_tiles as sim
+
+    m, k = x.shape
+    values, columns = (
+        wider(torch.zeros(shape, dtype=torch.uint8), extra).view(torch.float8_e4m3fn)
+        for shape, extra in (((m, k), 16), ((k, m), 192 - m))
+    )
+    scales = wider(torch.zeros(m, ceil_div(k, 128)), 3)
+    of_columns = wider(torch.zeros(ceil_div(m, 128), k), 4).t()
+    p = cast_tiles.TileCast(x, Grain.ROWS, values, scales, columns, of_columns, 0.25, True)
+    p = p._replace(grain=None, values=None, scales=None) if alone else p
+    config = cast_tiles.config_of(p)
+    sim.run_cast(sim.compile_config(config), config, p)
+    for found, of in (((columns, of_columns), x.t()), ((values, scales), x))[: 1 if alone else 2]:
+        assert_same_bits(found, deep_gemm.per_token_cast_to_fp8(of, True, min_amax=0.25))
+
+
+def route_trial(*, by_parts: bool) -> None:
+    from deep_gemm.moe import route_rows
+    from lab.sim import route_rows as sim
+
+    ids = torch.randint(-1, 65, (300, 4), generator=torch.Generator().manual_seed(0)).int()
+    totals = route_rows.Totals.OF_PARTS if by_parts else route_rows.Totals.COUNTED
+    config = route_rows.config_of(ids.element_size(), 65, totals)
+    given = wider(torch.where(ids < 0, ids, ids + 9), 3)
+    found = sim.run(sim.compile_config(config), config, given, 65, first=9)
+    for name, right in deep_gemm.expert_rows(ids, 65)._asdict().items():
+        if not torch.equal(found[name], right):
+            raise ValueError(name)
+
+
+def gather_trial(*, is_many: bool) -> None:
+    from deep_gemm.moe import gather_weighted
+    from lab.sim import gather_weighted as sim
+
+    config = gather_weighted.ManyConfig(torch.float32) if is_many else gather_weighted.GatherConfig(torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    y = wider(torch.randn(15, 4104, generator=generator).bfloat16(), 8)
+    row_of = torch.randperm(15, generator=generator).int().view(5, 3)
+    weights = wider(torch.rand(5, 3, generator=generator), 4)
+    found = sim.run(sim.compile_config(config), config, y, row_of, weights)
+    if not torch.equal(found, weighted_sum(y, row_of, weights).bfloat16()):
+        raise ValueError("other sums")
+
+
+def scales_trial(is_m_major: bool) -> None:
+    from deep_gemm.casts import lay_scales
+    from lab.sim import lay_scales as sim
+
+    sf = wider(torch.arange(3.0 * 70 * 40).view(3, 70, 40), 5)
+    sf = sf.mT if is_m_major else sf
+    out = empty_mn_major(sf).fill_(-1)
+    sim.run(sim.compile_config(lay_scales.CONFIG), lay_scales.CONFIG, sf, out)
+    if not torch.equal(out, sf):
+        raise ValueError("other scales")
+
+
+WITH_C, IN_PLACE = (
+    tile_config(64, 64, Output(True, with_c, not with_c, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128)
+    for with_c in (True, False)
+)
+TRIALS: dict[str, Callable[[], None]] = {
+    "dense": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), k=400), (72, 264, 400)),
+    "by row": lambda: dense_trial(tile_config(64, 64, Output(True, sfb_is_per_row=True), k=400), (72, 136, 400)),
+    "split": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), cluster_k=3, k=1040), (72, 264, 1040)),
+    "decode": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, with_c=True), (9, 264, 1040)),
+    "into heads": lambda: skip_trial(skipping(tile_config(64, 64, Output(), k=400), 16), (16, 8, 48)),
+    "into heads, few rows": lambda: skip_trial(skipping(DecodeConfig(16, 4, 1, 2), 16), (16, 8, 48)),
+    "ids": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.IDS), k=400), [-1, *[0] * 70, -1, *[1] * 20]),
+    "ends": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.ENDS), k=400), [70, 100], 130, alignment=32),
+    "counts": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.COUNTS), k=400), [3, 70, 0], 75),
+    "rows by row": lambda: rows_trial(
+        tile_config(64, 64, Output(True, sfb_is_per_row=True, groups=Groups.COUNTS), k=400), [3, 70, 0], 75
+    ),
+    "rows by 64": lambda: rows_trial(
+        tile_config(64, 64, Output(groups=Groups.IDS, sfa_by_64=True), k=400), [-1, *[0] * 70, -1, *[1] * 20]
+    ),
+    "activated rows": lambda: silu_trial(True),
+    "activated rows without weights": lambda: silu_trial(False),
+    "heads": lambda: heads_trial(Tile(64, 64), Output(with_c=True, groups=Groups.HEADS)),
+    "heads by row": lambda: heads_trial(Tile(64, 64), Output(True, sfb_is_per_row=True, groups=Groups.HEADS)),
+    "heads of few rows": lambda: heads_trial(
+        Tile(16, 64, cluster_k=2, is_decode=True), Output(with_c=True, groups=Groups.HEADS)
+    ),
+    "along k": lambda: depths_trial(WITH_C, False),
+    "along k, on the GPU": lambda: depths_trial(IN_PLACE, True),
+    "cast of rows": lambda: cast_rows_trial(wider(wild(37, 1288, torch.bfloat16, 0), 24)),
+    "cast of odd rows": lambda: cast_rows_trial(wider(wild(5, 264, torch.bfloat16, 0), 3)),
+    "cast of odd columns": lambda: cast_rows_trial(wild(1, 261, torch.bfloat16, 0)),
+    "cast of counted rows": lambda: row_cast_trial(60, 264, CastGroups.COUNTS, sizes=(0, 12, 5, 1, 11)),
+    "activation with weights": lambda: row_cast_trial(21, 264, activates=True, has_weights=True),
+    "activation with a limit": lambda: row_cast_trial(21, 264, activates=True, limit=1.0),
+    "activation of groups": lambda: row_cast_trial(
+        60, 128, CastGroups.ENDS, True, sizes=(5, 5, 17, 50), alignment=8, has_weights=True, limit=1.0
+    ),
+    "cast to routes": lambda: row_cast_trial(23, 264, to_routes=True),
+    "cast of both": lambda: cast_tiles_trial(wider(wild(144, 264, torch.bfloat16, 0), 24)),
+    "cast of columns": lambda: cast_tiles_trial(wider(wild(136, 264, torch.bfloat16, 0), 24), alone=True),
+    "routes": lambda: route_trial(by_parts=False),
+    "routes by parts": lambda: route_trial(by_parts=True),
+    "weighted sums": lambda: gather_trial(is_many=False),
+    "weighted sums of many": lambda: gather_trial(is_many=True),
+    "scales": lambda: scales_trial(False),
+    "m-major scales": lambda: scales_trial(True),
+    **of_bf16.TRIALS,
+    **of_sends.TRIALS,
+}
+
+
+# Mutations
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Replace `old` by `new` in a module of the package; these trials are run, and one of them must notice."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    trials: tuple[str, ...]
+
+    def text(self) -> str:
+        """The broken module. An `old` that is not there exactly once is a ValueError: the list is stale."""
+        text = path_of(f"deep_gemm.{self.module}").read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: expected one {self.old!r} in {self.module}.py, got {text.count(self.old)}")
+        return text.replace(self.old, self.new)
+
+
+def path_of(module: str) -> Path:
+    return (ROOT / module.replace(".", "/")).with_suffix(".py")
+
+
+def _swap(module: str, one: str, other: str, *trials: str) -> list[Mutation]:
+    return [Mutation(f"{module}: {one} becomes {other}", module, one, other, trials)]
+
+
+HEADS = "heads"
+DENSE, SPLIT, BY_ROW, DECODE = "dense", "split", "by row", "decode"
+INTO_HEADS = "into heads", "into heads, few rows"
+ROWS, DEPTHS = ("ids", "ends", "counts"), ("along k", "along k, on the GPU")
+CAST, ACTIVATED, TO_ROUTES = "cast of rows", "activation of groups", "cast to routes"
+SILU = "activated rows"
+BOTH, ROUTES, SUMS, SCALES = "cast of both", "routes", "weighted sums", "scales"
+SUMS_OF_MANY = "weighted sums of many"
+MUTATIONS = [
+    # The list of members
+    Mutation(
+        "params: the two strides of B's scales change places",
+        "gemm.kernel",
+        '        Field("sfb_stride_n", Kind.UINT32),\n        Field("sfb_stride_k", Kind.UINT32),\n',
+        '        Field("sfb_stride_k", Kind.UINT32),\n        Field("sfb_stride_n", Kind.UINT32),\n',
+        (DENSE,),
+    ),
+    Mutation(
+        "params: C and D change places",
+        "gemm.kernel",
+        '        Field("c", Kind.POINTER),\n        Field("d", Kind.POINTER),\n',
+        '        Field("d", Kind.POINTER),\n        Field("c", Kind.POINTER),\n',
+        (SPLIT,),
+    ),
+    *_swap("core.params", "before = -at % max(field.of_base, field.kind.alignment)", "before = 0", *ROWS),
+    *_swap(
+        "core.params",
+        "max(field.of_base, field.kind.alignment)",
+        "field.kind.alignment",
+        *INTO_HEADS,
+    ),
+    *_swap("core.params", "at += before + field.num_bytes", "at += before + field.kind.size", DEPTHS[0]),
+    # What a plan writes
+    *_swap("gemm.plan", "words[word] = at[operand] - before", "words[word] = at[operand]", *ROWS),
+    *_swap("gemm.plan", "at[place.operand] - place.before, at[place.operand]", "at[0], at[0]", DENSE, "counts"),
+    *_swap(
+        "gemm.plan",
+        "launcher.params.bytes[tail_at : tail_at + len(tail)] = tail",
+        "launcher.params.bytes[: len(tail)] = tail",
+        DEPTHS[0],
+    ),
+    *_swap(
+        "gemm.plan", "            if launcher.plan is not self:\n", "            if launcher.plan is self:\n", DENSE
+    ),
+    # Dense
+    *_swap("gemm.dense.launch", '"sfb_stride_n": p.sfb.stride(0)', '"sfb_stride_n": p.sfb.stride(1)', DENSE),
+    *_swap("gemm.dense.launch", '"sfb_stride_k": p.sfb.stride(1)', '"sfb_stride_k": p.sfb.stride(0)', DENSE),
+    *_swap("gemm.dense.launch", '"c_pitch": 0 if p.c is None else p.c.stride(0)', '"c_pitch": p.n', DENSE),
+    *_swap("gemm.dense.launch", '"d_pitch": p.d.stride(0)', '"d_pitch": p.n + 8', SPLIT),
+    *_swap("gemm.dense.launch", '"m": p.m,\n        "n": p.n', '"m": p.n,\n        "n": p.m', DENSE),
+    *_swap("gemm.dense.launch", '"n": p.n,\n        "k": p.k', '"n": p.k,\n        "k": p.n', DENSE),
+    *_swap("gemm.dense.launch", '"k": p.k', '"k": p.k - 16', DENSE),
+    *_swap("gemm.dense.launch", 'Place("map_a", A)', 'Place("map_a", B)', DENSE),
+    *_swap("gemm.dense.launch", 'Place("map_b", B)', 'Place("map_b", A)', DENSE),
+    *_swap("gemm.dense.launch", 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', DENSE),
+    *_swap("gemm.dense.launch", 'Place("sfb", SFB)', 'Place("sfb", SFA)', DENSE),
+    *_swap("gemm.dense.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', BY_ROW),
+    *_swap("gemm.dense.launch", 'Place("map_d", D)', 'Place("map_d", C)', DENSE),
+    *_swap("gemm.dense.launch", 'Place("c", C)', 'Place("c", A)', DENSE),
+    *_swap("gemm.dense.launch", 'Place("d", D)', 'Place("d", C)', SPLIT),
+    *_swap("gemm.dense.launch", "scales_map(config.block_n, p.sfb)", "scales_map(config.block_n, p.sfa)", BY_ROW),
+    *_swap(
+        "gemm.dense.launch", "(config.block_n // config.cluster_m, BLOCK_K)", "(config.block_n // 2, BLOCK_K)", DENSE
+    ),
+    # Into heads
+    *_swap("gemm.skip.launch", "-(left + mid) * p.d.element_size()", "-left * p.d.element_size()", INTO_HEADS[0]),
+    *_swap("gemm.skip.launch", "part_map(config, p.d, right_d),\n", "part_map(config, p.d, left_d),\n", INTO_HEADS[0]),
+    *_swap(
+        "gemm.skip.launch",
+        "part.stride(1) * 2, row_pitch(d) * 2",
+        "row_pitch(d) * 2, part.stride(1) * 2",
+        INTO_HEADS[0],
+    ),
+    *_swap("gemm.skip.launch", '"left": left, "mid": mid', '"left": mid, "mid": left', INTO_HEADS[1]),
+    *_swap("gemm.skip.launch", '"columns": p.heads.columns', '"columns": p.heads.columns_of_d', *INTO_HEADS),
+    *_swap("gemm.skip.launch", '"sfb_stride_n": p.sfb.stride(0)', '"sfb_stride_n": p.sfb.stride(1)', INTO_HEADS[0]),
+    *_swap("gemm.skip.launch", 'Place("map_right_d", D, before_right)', 'Place("map_right_d", D)', INTO_HEADS[0]),
+    *_swap(
+        "gemm.skip.launch",
+        '"multiplier": multiplier, "shift": shift',
+        '"multiplier": shift, "shift": shift',
+        *INTO_HEADS,
+    ),
+    # Decode
+    *_swap("gemm.kernel_decode", '"sfa_stride_m": p.sfa.stride(0)', '"sfa_stride_m": p.sfa.stride(1)', DECODE),
+    *_swap("gemm.kernel_decode", '"sfa_stride_k": p.sfa.stride(1)', '"sfa_stride_k": p.sfa.stride(0)', DECODE),
+    *_swap("gemm.kernel_decode", '"sfb_stride_n": p.sfb.stride(0)', '"sfb_stride_n": p.sfb.stride(1)', DECODE),
+    *_swap("gemm.kernel_decode", '"sfb_stride_k": p.sfb.stride(1)', '"sfb_stride_k": p.sfb.stride(0)', DECODE),
+    *_swap("gemm.kernel_decode", '"c_pitch": 0 if p.c is None else p.c.stride(0)', '"c_pitch": p.n', DECODE),
+    *_swap("gemm.kernel_decode", '"d_pitch": p.d.stride(0)', '"d_pitch": p.n + 8', DECODE),
+    *_swap("gemm.kernel_decode", "min(config.block_tokens, m) + min", "config.block_tokens + min", DECODE),
+    *_swap("gemm.kernel_decode", 'Place("sfa", SFA)', 'Place("sfa", SFB)', DECODE),
+    *_swap("gemm.kernel_decode", 'Place("d", D)', 'Place("d", C)', DECODE),
+    *_swap("gemm.kernel_decode", 'Place("map_b", B)', 'Place("map_b", A)', DECODE),
+    # Rows
+    *_swap("gemm.rows.launch", '"groups.sfb_stride": p.sfb.stride(0)', '"groups.sfb_stride": p.sfb.stride(1)', *ROWS),
+    *_swap("gemm.rows.launch", '"sfb_stride_n": p.sfb.stride(1)', '"sfb_stride_n": p.sfb.stride(2)', *ROWS),
+    *_swap("gemm.rows.launch", '"sfb_stride_k": p.sfb.stride(2)', '"sfb_stride_k": p.sfb.stride(1)', *ROWS),
+    *_swap("gemm.rows.launch", '"groups.count": p.num_groups', '"groups.count": 1', *ROWS),
+    *_swap("gemm.rows.launch", '"groups.rows": p.m', '"groups.rows": p.m - 1', "ids"),
+    *_swap("gemm.rows.launch", '"groups.alignment": p.alignment', '"groups.alignment": 1', "ids", "ends"),
+    *_swap(
+        "gemm.rows.launch", '"groups.zeroes_padding": int(p.zero_padding)', '"groups.zeroes_padding": 0', "ids", "ends"
+    ),
+    *_swap("gemm.rows.launch", "numbers_of(p, row_pitch(p.d))", "numbers_of(p, row_pitch(p.a))", "ids", "ends"),
+    *_swap("gemm.rows.launch", "config.box_rows_of_a * row_pitch(p.a)", "config.block_m // 2 * row_pitch(p.a)", *ROWS),
+    *_swap("gemm.rows.launch", "WGMMA_ROWS * row_pitch(p.d)", "WGMMA_ROWS * row_pitch(p.a)", *ROWS),
+    *_swap("gemm.rows.launch", 'Place("map_whole_d", D)', 'Place("map_whole_d", A)', "counts"),
+    *_swap("gemm.rows.launch", 'Place("d", D)', 'Place("d", A)', "ids", "ends"),
+    *_swap("gemm.rows.launch", 'Place("groups.layout", C)', 'Place("groups.layout", SFB)', *ROWS),
+    *_swap("gemm.rows.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', "rows by row"),
+    *_swap("gemm.rows.launch", "(config.scale_parts, config.scale_rows)", "(1, config.scale_rows)", "rows by 64"),
+    # Rows that are activated
+    *_swap("gemm.rows.silu_launch", "numbers_of(rows, row_pitch(p.d))", "numbers_of(rows, p.d.shape[1])", SILU),
+    *_swap(
+        "gemm.rows.silu_launch", '"activation.scales_pitch": p.scales.stride(1)', '"activation.scales_pitch": m', SILU
+    ),
+    *_swap("gemm.rows.silu_launch", "math.inf if p.limit is None else p.limit", "1.0", SILU),
+    *_swap("gemm.rows.silu_launch", "ROW_WEIGHTS, SCALES = 6, 7", "ROW_WEIGHTS, SCALES = 7, 6", SILU),
+    *_swap(
+        "gemm.rows.silu_launch",
+        'Place("activation.row_weights", ROW_WEIGHTS), ',
+        'Place("activation.row_weights", SFB), ',
+        "activated rows without weights",
+    ),
+    # Heads
+    *_swap(
+        "gemm.heads.launch",
+        '"c_pitch": 0 if p.c is None else p.c.stride(1),\n        "d_pitch"',
+        '"c_pitch": p.n,\n        "d_pitch"',
+        HEADS,
+    ),
+    *_swap(
+        "gemm.heads.launch",
+        '"m": p.m,\n        "n": p.n,\n        "k": p.k,\n        "heads.sfb_stride"',
+        '"m": p.m,\n        "n": p.k,\n        "k": p.n,\n        "heads.sfb_stride"',
+        HEADS,
+    ),
+    *_swap(
+        "gemm.heads.launch",
+        '"heads.sfb_stride": p.sfb.stride(0),\n        "heads.c_stride"',
+        '"heads.sfb_stride": p.sfb.stride(1),\n        "heads.c_stride"',
+        HEADS,
+    ),
+    *_swap(
+        "gemm.heads.launch",
+        '"heads.c_stride": 0 if p.c is None else p.c.stride(0),\n        "heads.count"',
+        '"heads.c_stride": p.m,\n        "heads.count"',
+        HEADS,
+    ),
+    *_swap("gemm.heads.launch", '"heads.count": p.heads', '"heads.count": 1', HEADS),
+    *_swap("gemm.heads.launch", 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', HEADS),
+    *_swap("gemm.heads.launch", 'Place("map_d", D)', 'Place("map_d", C)', HEADS),
+    *_swap("gemm.heads.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', "heads by row"),
+    *_swap("gemm.heads.launch", "p.sfb.mT, (1, config.block_n)", "p.sfa.mT, (1, config.block_n)", "heads by row"),
+    *_swap(
+        "gemm.heads.launch",
+        '"heads.sfa_stride": p.sfa.stride(0)',
+        '"heads.sfa_stride": p.sfa.stride(1)',
+        "heads of few rows",
+    ),
+    *_swap(
+        "gemm.heads.launch",
+        '"heads.sfb_stride": p.sfb.stride(0),\n        "heads.d',
+        '"heads.sfb_stride": 0,\n        "heads.d',
+        "heads of few rows",
+    ),
+    *_swap(
+        "gemm.heads.launch", '"heads.d_stride": p.d.stride(0)', '"heads.d_stride": p.d.stride(1)', "heads of few rows"
+    ),
+    *_swap(
+        "gemm.heads.launch", "p.c.stride(0),\n    }\n    ctas", "p.c.stride(1),\n    }\n    ctas", "heads of few rows"
+    ),
+    *_swap(
+        "gemm.heads.launch", '"sfa_stride_m": p.sfa.stride(1)', '"sfa_stride_m": p.sfa.stride(2)', "heads of few rows"
+    ),
+    *_swap(
+        "gemm.heads.launch", '"sfa_stride_k": p.sfa.stride(2)', '"sfa_stride_k": p.sfa.stride(1)', "heads of few rows"
+    ),
+    *_swap("gemm.heads.launch", "ctas = p.heads * ", "ctas = ", "heads of few rows"),
+    # Depths
+    *_swap("gemm.depths.launch", '"c_pitch": 0 if p.c is None else p.c.stride(1)', '"c_pitch": p.n', DEPTHS[0]),
+    *_swap(
+        "gemm.depths.launch",
+        '"groups.c_stride": 0 if p.c is None else p.c.stride(0)',
+        '"groups.c_stride": p.n',
+        DEPTHS[0],
+    ),
+    *_swap("gemm.depths.launch", '"groups.count": p.num_groups', '"groups.count": p.num_groups - 1', *DEPTHS),
+    *_swap("gemm.depths.launch", '"sum_k": p.a.numel() // p.m', '"sum_k": p.a.numel() // p.m - 16', *DEPTHS),
+    *_swap("gemm.depths.launch", '"num_k_blocks": p.sfa.shape[1]', '"num_k_blocks": p.sfa.shape[1] - 1', *DEPTHS),
+    *_swap("gemm.depths.launch", 'Place("a", A), Place("b", B)', 'Place("a", B), Place("b", A)', *DEPTHS),
+    *_swap("gemm.depths.launch", 'Place("ks", KS)', 'Place("ks", A)', *DEPTHS),
+    *_swap("gemm.depths.launch", 'Place("groups.by_depth", ROOM)', 'Place("groups.by_depth", A)', *DEPTHS),
+    *_swap("gemm.depths.launch", 'Place("map_sfa", SFA)', 'Place("map_sfa", SFB)', *DEPTHS),
+    *_swap("gemm.depths.launch", 'Place("map_sfb", SFB)', 'Place("map_sfb", SFA)', *DEPTHS),
+    *_swap("gemm.depths.launch", 'Place("map_d", D)', 'Place("map_d", A)', *DEPTHS),
+    *_swap("gemm.depths.launch", 'Place("c", C)', 'Place("c", D)', DEPTHS[0]),
+    *_swap("gemm.depths.launch", '("map_a", p.m, config', '("map_a", p.n, config', *DEPTHS),
+    # Launches without a plan
+    *_swap("core.kernel", "launcher.hold(None, params, grid)", "launcher.hold(None, params, 1)", CAST),
+    # Casts of rows
+    *_swap("casts.cast_rows", '"x": p.x.data_ptr()', '"x": p.values.data_ptr()', CAST),
+    *_swap("casts.cast_rows", '"values": p.values.data_ptr()', '"values": scales.data_ptr()', CAST),
+    *_swap("casts.cast_rows", '"scales": scales.data_ptr()', '"scales": p.values.data_ptr()', CAST),
+    *_swap(
+        "casts.cast_rows", "sizes = p.ends if p.counts is None else p.counts", "sizes = p.ends", "cast of counted rows"
+    ),
+    *_swap("casts.cast_rows", "sizes = p.ends if p.counts is None else p.counts", "sizes = p.counts", ACTIVATED),
+    *_swap("casts.cast_rows", "0 if sizes is None else sizes.data_ptr()", "0", ACTIVATED),
+    *_swap("casts.cast_rows", "0 if p.row_weights is None else p.row_weights.data_ptr()", "0", ACTIVATED),
+    *_swap("casts.cast_rows", "0 if p.row_of is None else p.row_of.data_ptr()", "0", TO_ROUTES),
+    *_swap("casts.cast_rows", "p.x.stride(0) * p.x.element_size() if", "p.x.shape[1] * p.x.element_size() if", CAST),
+    *_swap("casts.cast_rows", "p.x.stride(0) * p.x.element_size() if", "p.x.stride(0) if", CAST),
+    *_swap("casts.cast_rows", '"values_pitch": p.values.stride(0)', '"values_pitch": p.x.stride(0)', CAST),
+    *_swap("casts.cast_rows", "scales.stride(-2) * SCALE_BYTES", "scales.stride(-1) * SCALE_BYTES", CAST),
+    *_swap("casts.cast_rows", "scales.stride(-1) * SCALE_BYTES", "scales.stride(-2) * SCALE_BYTES", CAST),
+    *_swap("casts.cast_rows", "scales.stride(-1) * SCALE_BYTES", "scales.stride(-1)", CAST),
+    *_swap("casts.cast_rows", "scales.stride(0) - scales.shape[1]", "scales.stride(0) - 0", "cast of counted rows"),
+    *_swap("casts.cast_rows", "further * SCALE_BYTES", "0", "cast of counted rows"),
+    *_swap("casts.cast_rows", '"m": m', '"m": m - 1', CAST),
+    *_swap("casts.cast_rows", '"k": k', '"k": k - 8', CAST),
+    *_swap("casts.cast_rows", "(1 << 32) // ceil_div(k, SCALE_BLOCK)", "(1 << 32) // (k // SCALE_BLOCK)", CAST),
+    *_swap("casts.cast_rows", "SCALE_BLOCK), (1 << 32) - 1)", "SCALE_BLOCK), 1 << 32)", ACTIVATED),
+    *_swap(
+        "casts.cast_rows",
+        "0 if sizes is None else sizes.numel()",
+        "0 if sizes is None else sizes.numel() - 1",
+        ACTIVATED,
+    ),
+    *_swap("casts.cast_rows", '"alignment": p.alignment', '"alignment": 1', ACTIVATED),
+    *_swap("casts.cast_rows", "p.row_of.shape[1]", "p.row_of.shape[0]", TO_ROUTES),
+    *_swap("casts.cast_rows", '"min_amax": p.min_amax', '"min_amax": 0', CAST),
+    *_swap("casts.cast_rows", "math.inf if p.limit is None else p.limit", "math.inf", ACTIVATED),
+    *_swap(
+        "casts.cast_rows", "p.limit is None and p.row_weights is None", "p.limit is None", "activation with weights"
+    ),
+    *_swap(
+        "casts.cast_rows",
+        "p.limit is None and p.row_weights is None",
+        "p.row_weights is None",
+        "activation with a limit",
+    ),
+    *_swap("casts.cast_rows", '"rounds_up": int(p.rounds_up)', '"rounds_up": 0', CAST),
+    *_swap("casts.cast_rows", "activates=p.activates", "activates=False", "activation with weights"),
+    *_swap(
+        "casts.cast_rows",
+        "return Groups.COUNTS",
+        "return Groups.NONE",
+        "cast of counted rows",
+    ),
+    *_swap("casts.cast_rows", "Groups.ENDS if has_gaps", "Groups.NONE if has_gaps", ACTIVATED),
+    *_swap("casts.cast_rows", "to_routes=p.row_of is not None", "to_routes=False", TO_ROUTES),
+    *_swap("casts.cast_rows", "x.stride(0) % elements == 0", "True", "cast of odd rows"),
+    *_swap("casts.cast_rows", "values.shape[1] % elements == 0", "True", "cast of odd columns"),
+    # Casts of tiles
+    *_swap(
+        "casts.cast_tiles", '"values": 0 if values is None else values.data_ptr()', '"values": p.x.data_ptr()', BOTH
+    ),
+    *_swap(
+        "casts.cast_tiles", '"columns": 0 if columns is None else columns.data_ptr()', '"columns": p.x.data_ptr()', BOTH
+    ),
+    *_swap(
+        "casts.cast_tiles", '"scales": 0 if scales is None else scales.data_ptr()', '"scales": p.x.data_ptr()', BOTH
+    ),
+    *_swap("casts.cast_tiles", "0 if of_columns is None else of_columns.data_ptr()", "0", "cast of columns"),
+    *_swap("casts.cast_tiles", '"x_pitch": p.x.stride(0)', '"x_pitch": k', BOTH),
+    *_swap("casts.cast_tiles", "0 if values is None else values.stride(0)", "k", BOTH),
+    *_swap("casts.cast_tiles", "0 if columns is None else columns.stride(0)", "m", BOTH),
+    *_swap("casts.cast_tiles", "0 if scales is None else scales.stride(0)", "scales.stride(1)", BOTH),
+    *_swap("casts.cast_tiles", "0 if scales is None else scales.stride(1)", "scales.stride(0)", BOTH),
+    *_swap("casts.cast_tiles", "0 if of_columns is None else of_columns.stride(1)", "of_columns.stride(0)", BOTH),
+    *_swap("casts.cast_tiles", "0 if of_columns is None else of_columns.stride(0)", "of_columns.stride(1)", BOTH),
+    *_swap("casts.cast_tiles", '"m": m', '"m": m - 16', BOTH),
+    *_swap("casts.cast_tiles", '"k": k', '"k": k - 8', BOTH),
+    *_swap("casts.cast_tiles", '"min_amax": p.min_amax', '"min_amax": 0', BOTH),
+    *_swap("casts.cast_tiles", '"rounds_up": int(p.rounds_up)', '"rounds_up": 0', BOTH),
+    *_swap("casts.cast_tiles", "columns.stride(0), p.x.shape[0])", "columns.stride(0))", "cast of columns"),
+    # Rows of experts
+    *_swap("moe.route_rows", '"counts": p.counts.data_ptr()', '"counts": p.ends.data_ptr()', ROUTES),
+    *_swap("moe.route_rows", '"ends": p.ends.data_ptr()', '"ends": p.counts.data_ptr()', ROUTES),
+    *_swap("moe.route_rows", '"row_of": p.row_of.data_ptr()', '"row_of": p.ids.data_ptr()', ROUTES),
+    *_swap("moe.route_rows", '"token_of": p.token_of.data_ptr()', '"token_of": p.ids.data_ptr()', ROUTES),
+    *_swap("moe.route_rows", '"ids": p.ids.data_ptr()', '"ids": p.token_of.data_ptr()', ROUTES),
+    *_swap("moe.route_rows", '"num_routes": p.topk_ids.numel()', '"num_routes": p.topk_ids.numel() - 1', ROUTES),
+    *_swap("moe.route_rows", '"topk": p.topk_ids.shape[1]', '"topk": p.topk_ids.shape[0]', ROUTES),
+    *_swap("moe.route_rows", "p.topk_ids.stride(0) - p.topk_ids.shape[1] if", "0 if", ROUTES),
+    *_swap("moe.route_rows", '"first": p.first', '"first": 0', ROUTES),
+    *_swap("moe.route_rows", '"num_experts": p.num_experts', '"num_experts": p.num_experts - 1', ROUTES),
+    *_swap("moe.route_rows", '"of_parts": of_parts', '"of_parts": p.ids.data_ptr()', "routes by parts"),
+    *_swap("moe.route_rows", '"kPart": PART', '"kPart": PART // 2', "routes by parts"),
+    *_swap("moe.route_rows", "ceil_div(num_routes, PART)", "num_routes // PART", ROUTES),
+    *_swap("moe.route_rows", "if num_experts <= most", "if num_experts <= 2 * most", ROUTES),
+    *_swap("moe.gather_weighted", '"y": y.data_ptr()', '"y": out.data_ptr()', SUMS),
+    *_swap("moe.gather_weighted", '"row_of": row_of.data_ptr()', '"row_of": weights.data_ptr()', SUMS),
+    *_swap("moe.gather_weighted", "else weights.data_ptr()", "else row_of.data_ptr()", SUMS),
+    *_swap("moe.gather_weighted", "else weights.stride(0)", "else weights.shape[1]", SUMS),
+    *_swap("moe.gather_weighted", '"y_pitch": y.stride(0)', '"y_pitch": out.stride(0)', SUMS),
+    *_swap("moe.gather_weighted", '"out_pitch": out.stride(0)', '"out_pitch": y.stride(0)', SUMS),
+    *_swap("moe.gather_weighted", '"topk": row_of.shape[1]', '"topk": row_of.shape[1] - 1', SUMS),
+    *_swap("moe.gather_weighted", '"n": out.shape[1]', '"n": out.shape[1] - 8', SUMS),
+    *_swap(
+        "moe.gather_weighted", "ceil_div(n // COLUMNS, config.num_threads)", "n // COLUMNS // config.num_threads", SUMS
+    ),
+    *_swap(
+        "moe.gather_weighted",
+        "self.panels * self.num_math_warps * 32 * COLUMNS",
+        "self.num_math_warps * 256",
+        SUMS_OF_MANY,
+    ),
+    # Scales
+    *_swap("casts.lay_scales", '"sf": sf.data_ptr()', '"sf": out.data_ptr()', SCALES),
+    *_swap("casts.lay_scales", '"out": out.data_ptr()', '"out": sf.data_ptr()', SCALES),
+    *_swap("casts.lay_scales", "group_strides[0] if group_strides else 0", "0", SCALES),
+    *_swap("casts.lay_scales", '"stride_m": stride_m', '"stride_m": stride_k', SCALES),
+    *_swap("casts.lay_scales", '"stride_k": stride_k', '"stride_k": stride_m', SCALES, "m-major scales"),
+    *_swap("casts.lay_scales", '"pitch": out.stride(-1)', '"pitch": sf.shape[-2]', SCALES),
+    *_swap("casts.lay_scales", '"m": sf.shape[-2]', '"m": sf.shape[-2] - 1', SCALES),
+    *_swap("casts.lay_scales", '"k_blocks": sf.shape[-1]', '"k_blocks": sf.shape[-1] - 1', SCALES),
+    *_swap("casts.lay_scales", "(groups[0] if groups else 1) *", "1 *", SCALES),
+    *_swap("casts.lay_scales", "ceil_div(m, config.rows)", "m // config.rows", SCALES),
+    # BF16, and what travels by collectives
+    *(mutation for swap in (*of_bf16.SWAPS, *of_sends.SWAPS) for mutation in _swap(*swap)),
+]
+
+
+# Running
+
+
+def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
+    """Run a trial in a process of its own, through the broken module; say what told, None if nothing did."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "lab.sim.depths", "lab.sim.rows"])  # the slow imports, once
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(mutation, trial, sender))
+    process.start()
+    sender.close()
+    try:
+        found: str | None = receiver.recv() if receiver.poll(SECONDS) else f"no end after {SECONDS} s"
+    except EOFError:
+        process.join()
+        if process.exitcode == 1:  # an error of Python: the broken module cannot be executed at all
+            raise RuntimeError(f"{mutation}: expected a module that can be executed, see stderr") from None
+        found = f"the process crashed with exit code {process.exitcode}"
+    process.kill()
+    process.join()
+    return found
+
+
+def _run(mutation: Mutation | None, trial: str, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    if mutation is not None:
+        _break(mutation)
+    try:
+        TRIALS[trial]()
+    except Exception as error:  # whatever it is, it was noticed
+        sender.send(" ".join(str(error).split())[:300] or type(error).__name__)
+        return
+    sender.send(None)
+
+
+def _break(mutation: Mutation) -> None:
+    """Execute the broken module, and those that import from it."""
+    first = MODULES.index(f"deep_gemm.{mutation.module}")
+    for index, name in enumerate(MODULES[first:], first):
+        module: Any = importlib.import_module(name)
+        text = mutation.text() if index == first else path_of(name).read_text()
+        exec(compile(text, str(path_of(name)), "exec"), module.__dict__)

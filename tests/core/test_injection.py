@@ -1,0 +1,135 @@
+"""What becomes source: of a configuration, whatever it is made of, numbers, switches and names of our files alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deep_gemm.core.jit import build
+from deep_gemm.core.sources import cuda_sources, generated
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.bf16 import kernel as bf16_gemm
+from deep_gemm.gemm.bf16.choose import reachable_bf16
+from deep_gemm.gemm.dense.choose import reachable, reachable_decode
+from deep_gemm.gemm.depths.choose import reachable_k_grouped
+from deep_gemm.gemm.heads.choose import reachable_heads
+from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
+from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper import kernel_few as hc_prenorm_few
+from deep_gemm.hyper.choose import reachable_few
+from deep_gemm.hyper.config import reachable_hc
+from deep_gemm.indexer import kernel as fp8_mqa_logits
+from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.ordinary import reachable_ordinary
+
+EVIL = '1; }\n#include "/etc/passwd"\n// '
+KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
+    "fp8_gemm": (fp8_gemm.headers, reachable()[0]),
+    "fp8_gemm by ids": (fp8_gemm.headers, reachable_grouped()[0]),
+    "fp8_gemm that activates": (fp8_gemm.headers, reachable_silu()[0]),
+    "fp8_gemm by depths": (fp8_gemm.headers, reachable_k_grouped()[0]),
+    "fp8_gemm of heads": (fp8_gemm.headers, reachable_heads()[0]),
+    "fp8_gemm_decode": (fp8_gemm_decode.headers, reachable_decode()[0]),
+    "linear_decode": (linear_decode.headers, linear_decode.reachable_linear()[0]),
+    "bf16_gemm": (bf16_gemm.headers, reachable_bf16()[0]),
+    "fp8_mqa_logits": (fp8_mqa_logits.headers, fp8_mqa_logits.reachable_mqa()[0]),
+    "fp8_paged_mqa_logits": (fp8_paged_mqa_logits.headers, fp8_paged_mqa_logits.reachable_paged()[0]),
+    "hc_prenorm": (hc_prenorm.headers, reachable_hc()[0]),
+    "hc_prenorm_few": (hc_prenorm_few.headers, reachable_few()[0]),
+    **{kernel.name: (kernel.headers, configs[0]) for kernel, configs in reachable_ordinary()},
+}
+
+
+class EvilNumber(int):
+    """Calculates and compares as the number that it is, and prints as something else."""
+
+    def __str__(self) -> str:
+        return EVIL
+
+    __repr__ = __str__
+
+    def __format__(self, _: str) -> str:
+        return EVIL
+
+
+def injected(config: Any) -> Iterator[tuple[str, Any]]:
+    """The configuration with one of its fields, or one of a field's fields, replaced by a text or an evil number."""
+    names = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else config._fields
+    change = dataclasses.replace if dataclasses.is_dataclass(config) else type(config)._replace
+    for name in names:
+        value = getattr(config, name)
+        if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
+            for inner, changed in injected(value):
+                yield f"{name}.{inner}", change(config, **{name: changed})
+        for evil in (EVIL, EvilNumber(value)) if type(value) in (int, bool) else (EVIL,):
+            yield f"{name} as {type(evil).__name__}", change(config, **{name: evil})
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_field_of_a_configuration_becomes_code(kernel: str) -> None:
+    headers, config = KERNELS[kernel]
+    sound, refused, tried = headers(config), 0, 0
+    for field, changed in injected(config):
+        tried += 1
+        try:
+            found = headers(changed)
+        except Exception as error:  # nothing was generated: any error will do
+            refused += "expected numbers, switches and names of sources" in str(error)
+            continue
+        assert [name for name, text in found.items() if "passwd" in text] == [], field
+        assert found.keys() == sound.keys(), field
+    has_numbers = any(type(getattr(config, field.name)) is int for field in dataclasses.fields(config))
+    assert tried > 0 or not dataclasses.fields(config)
+    assert refused > 0 or not has_numbers, "the check was never reached"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#include "/etc/passwd"',
+        '#define WORK "/etc/passwd"',
+        '#define WORK "work/none.cuh"',
+        '#define WORK "../cuda/tile.cuh"',
+        "#define WORK a b",
+        "constexpr uint32_t kBlockM = 1 + 1;",
+        "constexpr uint32_t kBlockM = -1;",
+        "constexpr uint32_t kBlockM = \u0661;",
+        "constexpr bool kIs = 1;",
+        "constexpr uint32_t kBlockM = 1; ",
+        "constexpr uint32_t kBlockM = 1;\rint x;",
+        "/*",
+        "\\",
+    ],
+)
+def test_a_header_of_anything_else_is_refused(line: str) -> None:
+    sound = fp8_gemm.headers(KERNELS["fp8_gemm"][1])["config.cuh"]
+    assert generated(sound) == sound
+    with pytest.raises(ValueError, match=r"^config: expected numbers, switches and names of sources in config\.cuh"):
+        generated(f"{sound}{line}\n")
+
+
+def test_every_kernel_has_its_header_checked() -> None:
+    for path in Path(str(fp8_gemm.__file__)).parent.glob("*.py"):
+        text = path.read_text()
+        assert text.count('"config.cuh":') == text.count('"config.cuh": generated('), path.name
+
+
+def test_every_file_that_a_configuration_may_name_is_one_of_ours() -> None:
+    assert all(name == name.lower() and ".." not in name for name in cuda_sources())
+
+
+@pytest.mark.parametrize("name", ["../kernel", "a/b", "/tmp/a", "a\0b", "..", "", "a" * 101, "a\n"])
+def test_no_kernels_name_leads_out_of_the_cache(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^name: expected up to 100 letters"):
+        build("", {}, name=name)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

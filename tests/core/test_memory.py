@@ -1,0 +1,109 @@
+"""What the package keeps has limits: no cache grows with the shapes, addresses or settings that a program uses."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm.core import settings
+from deep_gemm.core.settings import InForce
+
+SIZES = {
+    "m",
+    "n",
+    "k",
+    "rows",
+    "num_groups",
+    "tokens",
+    "shape",
+    "strides",
+    "address",
+    "tensor",
+    "tensor_map",
+    "stream",
+    "generation",
+}
+"""Parameters that take as many values as a program likes. All others are configurations, types, flags and devices."""
+TOOLS = (
+    "lab.bench",
+    "deep_gemm.tools",
+    "lab.sim",
+    "lab.soak",
+    "deep_gemm.integrations",
+    "deep_gemm.__main__",
+)
+
+
+def cached_functions() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for module in pkgutil.walk_packages(deep_gemm.__path__, "deep_gemm."):
+        if not module.name.startswith(TOOLS):
+            for name, value in vars(importlib.import_module(module.name)).items():
+                if hasattr(value, "cache_parameters"):
+                    found[f"{value.__module__}.{name}"] = value
+    return found
+
+
+def test_a_cache_whose_keys_are_sizes_or_addresses_is_bounded() -> None:
+    functions = cached_functions()
+    assert len(functions) > 30
+    assert "deep_gemm.gemm.dense.choose.menu_of" in functions
+    unbounded = {name for name, function in functions.items() if function.cache_parameters()["maxsize"] is None}
+    by_size = {name for name in unbounded if SIZES & set(inspect.signature(functions[name]).parameters)}
+    assert by_size == set()
+
+
+def test_settings_that_change_all_the_time_are_forgotten_but_never_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "MAX_CHOICES", 8)
+    chosen = InForce()
+    owners: dict[int, object] = {}
+    for alignment in range(1, 50):
+        for num_sms in (64, None):
+            chosen.change(mk_alignment=alignment, num_sms=num_sms)
+            assert owners.setdefault(chosen.generation, chosen.choices) == chosen.choices
+            number = chosen.generation
+            chosen.change(num_sms=8)
+            chosen.change(num_sms=num_sms)
+            assert chosen.generation == number or len(chosen._generations) <= 2
+            assert owners.setdefault(chosen.generation, chosen.choices) == chosen.choices
+            assert len(chosen._generations) <= 8
+
+
+def used_mib() -> dict[str, float]:
+    """Memory that this process has on the host, and all that is taken on the GPU."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    free, total = torch.cuda.mem_get_info()
+    return {"host": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "gpu": (total - free) / 2**20}
+
+
+@pytest.mark.gpu
+def test_ten_thousand_calls_with_new_shapes_do_not_grow_memory() -> None:
+    """The first half fills what is kept, plans and choices; the second half takes the place of it."""
+    x, w = torch.ones(64, 1024, device="cuda"), torch.ones(2048, 1024, device="cuda")
+    (a, sfa), (b, sfb) = deep_gemm.per_token_cast_to_fp8(x), deep_gemm.per_token_cast_to_fp8(w)
+
+    def call(number: int) -> None:
+        n, k, m = 8 * (1 + number % 250), 16 * (1 + number // 250), 1 + number % 61
+        rows, columns = a.view(torch.uint8)[:m, :k].contiguous(), b.view(torch.uint8)[:n, :k].contiguous()
+        blocks = -(-k // 128)
+        fp8 = torch.float8_e4m3fn
+        scales = sfa[:m, :blocks].contiguous(), sfb[: -(-n // 128), :blocks].contiguous()
+        deep_gemm.fp8_gemm_nt((rows.view(fp8), scales[0]), (columns.view(fp8), scales[1]))
+
+    for number in range(5000):
+        call(number)
+    torch.cuda.synchronize()
+    before = used_mib()
+    for number in range(5000, 10000):
+        call(number)
+    torch.cuda.synchronize()
+    grown = {name: used - before[name] for name, used in used_mib().items()}
+    assert max(grown.values()) < 64, grown

@@ -1,0 +1,1112 @@
+"""Every mistake of a caller is refused by the public function, in words, before a byte is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import CANARY, inside_of_an_element, random_fp8, random_scales
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.core.check.layout import RECIPES, RECIPES_OF_B, either
+from deep_gemm.gemm.dense import api as dense_products
+from deep_gemm.gemm.rows import api as grouped_products
+from deep_gemm.gemm.rows.check import contiguous_problem
+
+M, N, K, GROUPS = 5, 256, 272, 2
+N_BLOCKS, K_BLOCKS = 2, 3
+KS = [144, 128]
+ENDS_M = 300
+
+Arguments = dict[str, Any]
+Change = Callable[[Arguments], Arguments]
+"""From the arguments of a right call, those that make it wrong."""
+
+
+# Right calls, one for each kind of problem
+
+
+def operand(values: tuple[int, ...], scales: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return random_fp8(values, g), random_scales(scales, g)
+
+
+def output(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.full(shape, CANARY, dtype=dtype)
+
+
+def int32(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def flipped(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0].mT, pair[1].mT
+
+
+def dense(major: str = "nt", sfb_rows: int = 128) -> Arguments:
+    a = operand((M, K), (M, K_BLOCKS), 1)
+    b = operand((N, K), (N // sfb_rows, K_BLOCKS), 2)
+    dtype = torch.bfloat16 if sfb_rows == 128 else torch.float32
+    return {
+        "a": a if major[0] == "n" else flipped(a),
+        "b": b if major[1] == "t" else flipped(b),
+        "d": output(M, N, dtype=dtype),
+    }
+
+
+def weights() -> tuple[Tensor, Tensor]:
+    return operand((GROUPS, N, K), (GROUPS, N_BLOCKS, K_BLOCKS), 3)
+
+
+def contiguous(major: str = "nt") -> Arguments:
+    b = weights() if major == "nt" else flipped(weights())
+    a = operand((M, K), (M, K_BLOCKS), 4)
+    return {"a": a, "b": b, "d": output(M, N), "grouped_layout": int32(0, 0, -1, 1, 1)}
+
+
+def ends() -> Arguments:
+    a = operand((ENDS_M, K), (ENDS_M, K_BLOCKS), 5)
+    return {
+        "a": a,
+        "b": weights(),
+        "d": output(ENDS_M, N),
+        "grouped_layout": int32(100, ENDS_M),
+        "use_psum_layout": True,
+    }
+
+
+def masked() -> Arguments:
+    a = operand((GROUPS, M, K), (GROUPS, M, K_BLOCKS), 6)
+    return {"a": a, "b": weights(), "d": output(GROUPS, M, N), "masked_m": int32(2, M), "expected_m": 3}
+
+
+def k_grouped() -> Arguments:
+    return {
+        "a": operand((M * K,), (M, K_BLOCKS), 7),
+        "b": operand((N * K,), (N, K_BLOCKS), 8),
+        "d": output(GROUPS, M, N, dtype=torch.float32),
+        "ks": KS,
+        "ks_tensor": int32(*KS),
+    }
+
+
+def k_grouped_of_2025() -> Arguments:
+    call = k_grouped()
+    (a, sfa), (b, sfb) = call["a"], call["b"]
+    return {"a": (a, sfa.t().contiguous()), "b": (b, sfb.t().contiguous()), "d": call["d"], "ks": KS}
+
+
+CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
+    "nt": ("fp8_gemm_nt", dense),
+    "nn": ("fp8_gemm_nn", lambda: dense("nn")),
+    "tn": ("fp8_gemm_tn", lambda: dense("tn")),
+    "tt": ("fp8_gemm_tt", lambda: dense("tt")),
+    "wgrad": ("wgrad_gemm_fp8_fp8_fp32_nt", lambda: dense(sfb_rows=1)),
+    "contiguous": ("m_grouped_fp8_gemm_nt_contiguous", contiguous),
+    "contiguous nn": ("m_grouped_fp8_gemm_nn_contiguous", lambda: contiguous("nn")),
+    "ends": ("m_grouped_fp8_gemm_nt_contiguous", ends),
+    "masked": ("m_grouped_fp8_gemm_nt_masked", masked),
+    "k-grouped": ("k_grouped_fp8_gemm_nt_contiguous", k_grouped),
+    "k-grouped of 2025": ("k_grouped_wgrad_gemm_fp8_fp8_fp32_nt", k_grouped_of_2025),
+}
+TRANSPOSED = [("nn", "b"), ("tn", "a"), ("tn", "b"), ("tt", "a"), ("contiguous nn", "b")]
+"""Operands that come as views of k-major ones."""
+
+
+def make(kind: str) -> tuple[Callable[..., Any], Arguments]:
+    name, arguments = CALLS[kind]
+    return getattr(deep_gemm, name), arguments()
+
+
+def tensors(call: Arguments) -> Iterator[Tensor]:
+    for value in call.values():
+        for x in value if isinstance(value, tuple) else (value,):
+            if isinstance(x, Tensor):
+                yield x
+
+
+def storage_bytes(x: Tensor) -> Tensor:
+    """All bytes that a tensor could reach, also those outside it."""
+    return torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+
+
+def assert_refused(product: Callable[..., Any], call: Arguments, error: type[Exception], message: str) -> None:
+    memory = [storage_bytes(x) for x in tensors(call) if x.device.type == "cpu" and x.layout is torch.strided]
+    before = [x.clone() for x in memory]
+    with pytest.raises(error) as caught:
+        product(**call)
+    assert str(caught.value).startswith(message)
+    assert all(torch.equal(x, y) for x, y in zip(memory, before, strict=True)), "a refused call wrote something"
+
+
+# Changes
+
+
+def values(side: str, change: Callable[[Tensor], Any]) -> Change:
+    return lambda call: {side: (change(call[side][0]), call[side][1])}
+
+
+def scales(side: str, change: Callable[[Tensor], Any]) -> Change:
+    return lambda call: {side: (call[side][0], change(call[side][1]))}
+
+
+def argument(name: str, change: Callable[[Any], Any]) -> Change:
+    return lambda call: {name: change(call[name])}
+
+
+def to(**arguments: Any) -> Change:
+    return lambda call: arguments
+
+
+def both(first: Change, second: Change) -> Change:
+    return lambda call: {**first(call), **second({**call, **first(call)})}
+
+
+def of_width(columns: int) -> Change:
+    """Cut B, its scales and D to a smaller n."""
+    return lambda call: {
+        "b": (call["b"][0][..., :columns, :], call["b"][1][..., : -(-columns // 128), :]),
+        "d": call["d"][..., :columns],
+    }
+
+
+def of_depth(k: int) -> Change:
+    """Cut A and B to a smaller k within the last block."""
+    return lambda call: {side: (call[side][0][..., :k].contiguous(), call[side][1]) for side in ("a", "b")}
+
+
+def meta(x: Tensor) -> Tensor:
+    return x.to("meta")
+
+
+def misaligned(x: Tensor) -> Tensor:
+    """The same tensor, one element behind an address that is a multiple of 16 bytes."""
+    size = x.element_size()
+    buffer = torch.empty(x.numel() * size + 16, dtype=torch.uint8)
+    moved = buffer[size : size + x.numel() * size].view(x.dtype).view(x.shape)
+    return moved.copy_(x)
+
+
+def wider(elements: int) -> Callable[[Tensor], Tensor]:
+    """The same tensor with rows that lie this much further apart."""
+
+    def lay(x: Tensor) -> Tensor:
+        buffer = torch.full((*x.shape[:-1], x.shape[-1] + elements), CANARY).to(x.dtype)
+        return buffer[..., : x.shape[-1]].copy_(x)
+
+    return lay
+
+
+def column_major(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT
+
+
+def every_second(x: Tensor) -> Tensor:
+    return x.repeat_interleave(2, -1)[..., ::2]
+
+
+def expanded(x: Tensor) -> Tensor:
+    return x[..., :1, :].expand(x.shape)
+
+
+def longer(dim: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.cat([x, x.narrow(dim, 0, 1)], dim)
+
+
+def as_float16(x: Tensor) -> Tensor:
+    return x.to(torch.float16)
+
+
+Mistake = tuple[str, Change, str]
+
+NOT_TENSORS: list[Mistake] = [
+    ("nt", to(a=None), "a: expected a pair (values, scales), got NoneType"),
+    ("nt", argument("a", lambda a: a[0]), "a: expected a pair (values, scales), got Tensor"),
+    ("nt", argument("b", lambda b: (*b, None)), "b: expected a pair (values, scales), got a tuple of 3"),
+    ("nt", values("a", Tensor.tolist), f"a: expected a tensor, got a list of {M}"),
+    ("nt", scales("b", lambda _: 1.0), "sfb: expected a tensor, got float"),
+    ("nt", to(d=[1.0]), "d: expected a tensor, got a list of 1"),
+    ("nt", to(c=0.0), "c: expected a tensor, got float"),
+    ("wgrad", to(d=1.0), "d: expected a tensor, got float"),
+    ("contiguous", to(grouped_layout=[0] * M), f"grouped_layout: expected a tensor, got a list of {M}"),
+    ("masked", to(masked_m=None), "masked_m: expected a tensor, got NoneType"),
+    ("masked", to(masked_m=(1, 2)), "masked_m: expected a tensor, got a tuple of 2"),
+    ("k-grouped", to(a=7), "a: expected a pair (values, scales), got int"),
+    ("k-grouped", to(ks_tensor=KS), "ks_tensor: expected a tensor, got a list of 2"),
+]
+
+DTYPES: list[Mistake] = [
+    ("nt", values("a", Tensor.float), "a: expected dtype torch.float8_e4m3fn, got torch.float32"),
+    (
+        "nt",
+        values("b", lambda x: x.view(torch.float8_e5m2)),
+        "b: expected dtype torch.float8_e4m3fn, got torch.float8_e5m2",
+    ),
+    ("k-grouped", values("b", lambda x: x.view(torch.uint8)), "b: expected dtype torch.float8_e4m3fn, got torch.uint8"),
+    ("nt", scales("a", Tensor.double), "sfa: expected dtype torch.float32, got torch.float64"),
+    ("contiguous", scales("b", Tensor.bfloat16), "sfb: expected dtype torch.float32, got torch.bfloat16"),
+    ("k-grouped", scales("a", as_float16), "sfa: expected dtype torch.float32, got torch.float16"),
+    ("nt", argument("d", as_float16), "d: expected dtype torch.bfloat16 or torch.float32, got torch.float"),
+    ("masked", argument("d", Tensor.int), "d: expected dtype torch.bfloat16 or torch.float32, got torch."),
+    ("wgrad", argument("d", Tensor.bfloat16), "d: expected dtype torch.float32, got torch.bfloat16"),
+    ("k-grouped", argument("d", as_float16), "d: expected dtype torch.bfloat16 or torch.float32, got torch.float16"),
+    ("k-grouped of 2025", argument("d", Tensor.bfloat16), "d: expected dtype torch.float32, got torch.bfloat16"),
+    ("k-grouped", to(d=None, c=output(GROUPS, M, N)), "c: expected dtype torch.float32, got torch.bfloat16"),
+    ("nt", to(c=output(M, N, dtype=torch.float32)), "c: expected dtype torch.bfloat16, which d has, got torch.float32"),
+    (
+        "nt",
+        to(c=output(M, N, dtype=torch.float16), d=None),
+        "c: expected dtype torch.bfloat16 or torch.float32, got torch.float16",
+    ),
+    (
+        "contiguous",
+        argument("grouped_layout", Tensor.long),
+        "grouped_layout: expected dtype torch.int32, got torch.int64",
+    ),
+    ("masked", argument("masked_m", Tensor.float), "masked_m: expected dtype torch.int32, got torch.float"),
+    ("k-grouped", argument("ks_tensor", Tensor.long), "ks_tensor: expected dtype torch.int32, got torch.int64"),
+]
+
+NOT_YET: list[Mistake] = [
+    *[
+        (kind, values(side, lambda x: x.view(torch.int8)), f"{side}: packed FP4 values (torch.int8) are not sup")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+        for side in ("a", "b")
+    ],
+    *[
+        # four exponents in each int32, so a quarter of the columns
+        (
+            kind,
+            scales(side, lambda x: x[..., :1].to(torch.int32)),
+            f"sf{side}: UE8M0 scales (torch.int32) are not supported, pass torch.float32",
+        )
+        for kind in ("nt", "nn", "contiguous", "masked", "k-grouped", "k-grouped of 2025")
+        for side in ("a", "b")
+    ],
+    (
+        "nt",
+        scales("a", lambda x: x.to(torch.float8_e8m0fnu)),
+        "sfa: UE8M0 scales (torch.float8_e8m0fnu) are not supported, pass torch.float32",
+    ),
+    *[
+        (kind, to(recipe=(1, 1, 64)), f"recipe: expected {either(RECIPES)}, got (1, 1, 64)")
+        for kind in ("nt", "nn", "tn", "tt", "contiguous", "contiguous nn", "masked")
+    ],
+    *[
+        (kind, to(recipe=recipe), f"recipe: expected {either(RECIPES)}, got {recipe}")
+        for kind in ("nt", "contiguous")
+        for recipe in ((), (128,), (128, 128), (1, 128, 128, 1), ([1], 128, 128), (None, 128, 128), ("1", 1, 128))
+    ],
+    ("k-grouped", to(recipe=([1], 1, 128)), "recipe: expected (1, 1, 128) for a k-grouped product, got ([1], 1, 128)"),
+    *[
+        (kind, to(alpha=2.0), "alpha: expected None, got 2.0; multiply the scales of a or b with it instead")
+        for kind in ("nt", "nn", "tn", "tt")
+    ],
+    ("nt", to(recipe_a=([1], 128)), "recipe_a: expected (1, 128), (1, 64) or (1, 32), got ([1], 128)"),
+    ("nt", to(recipe_b=(128,)), f"recipe_b: expected {either(RECIPES_OF_B)}, got (128,)"),
+    ("nt", to(recipe_a=(128, 128)), "recipe_a: expected (1, 128), (1, 64) or (1, 32), got (128, 128)"),
+    ("masked", to(recipe_a=(1, 16)), "recipe_a: expected (1, 128), (1, 64) or (1, 32), got (1, 16)"),
+    ("contiguous", to(recipe_b=(1, 64)), f"recipe_b: expected {either(RECIPES_OF_B)}, got (1, 64)"),
+    ("k-grouped", to(recipe=(1, 128, 128)), "recipe: expected (1, 1, 128) for a k-grouped product, got (1, 128, 128)"),
+]
+
+CONTRADICTIONS: list[Mistake] = [
+    (
+        "nt",
+        to(recipe=(1, 128, 128), recipe_b=(1, 128)),
+        "recipe_b: expected what recipe (1, 128, 128) says, got (1, 128)",
+    ),
+    (
+        "contiguous",
+        to(recipe=[1, 1, 128], recipe_b=[128, 128]),
+        "recipe_b: expected what recipe (1, 1, 128) says, got (128, 128)",
+    ),
+    ("nt", to(recipe=128), "recipe: expected "),
+    ("nt", to(recipe="111"), "recipe: expected a tuple of integers, got '111'"),
+    *[
+        (kind, to(recipe=recipe), f"recipe: expected a tuple of integers, got {recipe!r}")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+        for recipe in (np.array([1, 1, 128]), torch.tensor([1, 1, 128]), (*torch.tensor([1, 1, 128]),))
+    ],
+    ("tn", to(recipe_b=np.array([128, 128])), "recipe_b: expected a tuple of integers, got array([128, 128])"),
+    ("masked", to(recipe_b=128), "recipe_b: expected "),
+    # The recipe says what the scales must be.
+    ("nt", to(recipe=(1, 1, 128)), "sfb: expected shape (n, ceil(k / 128)) = (256, 3), got (2, 3)"),
+    ("nt", to(recipe_b=(1, 128)), "sfb: expected shape (n, ceil(k / 128)) = (256, 3), got (2, 3)"),
+]
+
+SHAPES: list[Mistake] = [
+    ("nt", values("a", torch.flatten), f"a: expected shape (m, k), got ({M * K},)"),
+    ("nt", values("b", lambda x: x[:, :256]), "b: expected shape (n, k) = (n, 272), got (256, 256)"),
+    ("nn", values("b", lambda x: x[:256]), "b: expected shape (k, n) = (272, n), got (256, 256)"),
+    ("tn", values("a", lambda x: x[None]), "a: expected shape (k, m), got (1, 272, 5)"),
+    ("tn", values("b", Tensor.t), "b: expected shape (k, n) = (272, n), got (256, 272)"),
+    ("tt", values("b", Tensor.t), "b: expected shape (n, k) = (n, 272), got (272, 256)"),
+    ("contiguous", values("a", lambda x: x[None]), "a: expected shape (m, k), got (1, 5, 272)"),
+    ("contiguous", values("b", lambda x: x[0]), "b: expected shape (groups, n, k) = (groups, n, 272), got (256, 272)"),
+    (
+        "contiguous nn",
+        values("b", lambda x: x.mT),
+        "b: expected shape (groups, k, n) = (groups, 272, n), got (2, 256, 272)",
+    ),
+    ("masked", values("a", lambda x: x[0]), "a: expected shape (groups, max_m, k), got (5, 272)"),
+    ("masked", values("b", longer(0)), "b: expected shape (groups, n, k) = (2, n, 272), got (3, 256, 272)"),
+    ("k-grouped", values("a", lambda x: x.view(M, K)), f"a: expected shape (m * sum(ks),) = ({M * K},), got (5, 272)"),
+    (
+        "k-grouped",
+        values("b", lambda x: x[:-16]),
+        f"b: expected shape (n * sum(ks),) = ({N * K},), got ({N * K - 16},)",
+    ),
+    ("nt", argument("d", Tensor.t), "d: expected shape (m, n) = (5, 256), got (256, 5)"),
+    ("nn", argument("d", lambda x: x[None]), "d: expected shape (m, n) = (5, 256), got (1, 5, 256)"),
+    ("nt", to(c=output(1, N)), "c: expected shape (m, n) = (5, 256), got (1, 256)"),
+    ("contiguous", argument("d", longer(0)), "d: expected shape (m, n) = (5, 256), got (6, 256)"),
+    ("masked", argument("d", lambda x: x[0]), "d: expected shape (groups, max_m, n) = (2, 5, 256), got (5, 256)"),
+    ("k-grouped", argument("d", longer(0)), "d: expected shape (groups, m, n) = (2, 5, 256), got (3, 5, 256)"),
+    ("contiguous", to(grouped_layout=int32(0, 1)), "grouped_layout: expected shape (m,) = (5,), got (2,)"),
+    (
+        "ends",
+        to(grouped_layout=torch.zeros(ENDS_M, dtype=torch.int32)),
+        "grouped_layout: expected shape (groups,) = (2,), got (300,)",
+    ),
+    ("masked", to(masked_m=int32(1, 2, 3)), "masked_m: expected shape (groups,) = (2,), got (3,)"),
+    ("k-grouped", to(ks_tensor=int32(144, 128, 0)), "ks_tensor: expected shape (groups,) = (2,), got (3,)"),
+    ("k-grouped", to(ks=None, ks_tensor=int32(*KS)[None]), "ks_tensor: expected shape (groups,) = (2,), got (1, 2)"),
+    ("k-grouped", to(ks=None, ks_tensor=torch.tensor(272, dtype=torch.int32)), "ks_tensor: expected "),
+]
+
+SCALE_SHAPES: list[Mistake] = [
+    ("nt", scales("a", longer(1)), "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (5, 4)"),
+    ("nt", scales("a", Tensor.t), "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (3, 5)"),
+    ("nt", scales("a", lambda x: x[None]), "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (1, 5, 3)"),
+    ("nt", scales("b", Tensor.t), "sfb: expected shape (ceil(n / 128), ceil(k / 128)) = (2, 3), got (3, 2)"),
+    ("nt", scales("b", lambda x: x[0]), "sfb: expected shape (ceil(n / 128), ceil(k / 128)) = (2, 3), got"),
+    ("nn", scales("b", Tensor.t), "sfb: expected shape (ceil(k / 128), ceil(n / 128)) = (3, 2), got (2, 3)"),
+    ("nn", scales("b", lambda x: x[0]), "sfb: expected shape (ceil(k / 128), ceil(n / 128)) = (3, 2), got"),
+    (
+        "nn",
+        scales("b", lambda x: x[None]),
+        "sfb: expected shape (ceil(k / 128), ceil(n / 128)) = (3, 2), got (1, 3, 2)",
+    ),
+    ("nn", scales("a", Tensor.t), "sfa: expected shape (m, ceil(k / 128)) = (5, 3), got (3, 5)"),
+    ("tn", scales("a", Tensor.t), "sfa: expected shape (ceil(k / 128), m) = (3, 5), got (5, 3)"),
+    ("tn", scales("a", lambda x: x[None]), "sfa: expected shape (ceil(k / 128), m) = (3, 5), got (1, 3, 5)"),
+    ("tn", scales("b", Tensor.t), "sfb: expected shape (ceil(k / 128), ceil(n / 128)) = (3, 2), got (2, 3)"),
+    ("tt", scales("a", longer(0)), "sfa: expected shape (ceil(k / 128), m) = (3, 5), got (4, 5)"),
+    ("tt", scales("b", Tensor.t), "sfb: expected shape (ceil(n / 128), ceil(k / 128)) = (2, 3), got (3, 2)"),
+    ("wgrad", scales("b", lambda x: x[::128]), "sfb: expected shape (n, ceil(k / 128)) = (256, 3), got (2,"),
+    (
+        "contiguous",
+        scales("b", lambda x: x[0]),
+        "sfb: expected shape (groups, ceil(n / 128), ceil(k / 128)) = (2, 2, 3), got (2, 3)",
+    ),
+    (
+        "contiguous nn",
+        scales("b", lambda x: x.mT),
+        "sfb: expected shape (groups, ceil(k / 128), ceil(n / 128)) = (2, 3, 2), got (2, 2, 3)",
+    ),
+    (
+        "contiguous nn",
+        scales("b", lambda x: x[0]),
+        "sfb: expected shape (groups, ceil(k / 128), ceil(n / 128)) = (2, 3, 2), got (3, 2)",
+    ),
+    (
+        "masked",
+        scales("a", lambda x: x.mT),
+        "sfa: expected shape (groups, max_m, ceil(k / 128)) = (2, 5, 3), got (2, 3, 5)",
+    ),
+    (
+        "masked",
+        scales("b", longer(2)),
+        "sfb: expected shape (groups, ceil(n / 128), ceil(k / 128)) = (2, 2, 3), got (2, 2, 4)",
+    ),
+    ("k-grouped", scales("a", longer(1)), "sfa: expected 3 blocks of k, sum(ceil(k / 128)) over the groups, got 4"),
+    (
+        "k-grouped",
+        scales("b", lambda x: x[:, :2]),
+        "sfb: expected 3 blocks of k, sum(ceil(k / 128)) over the groups, got 2",
+    ),
+    ("k-grouped", scales("b", torch.flatten), f"sfb: expected 2 dimensions, got shape ({3 * N},)"),
+    ("k-grouped of 2025", scales("a", lambda x: x[None]), "sfa: expected 2 dimensions, got shape (1, 3, 5)"),
+    (
+        "k-grouped of 2025",
+        scales("b", longer(0)),
+        "sfb: expected 3 blocks of k, sum(ceil(k / 128)) over the groups, got 4",
+    ),
+    (  # Where the sizes come from a tensor on the host, they count as much as a list.
+        "k-grouped",
+        both(to(ks=None), both(scales("a", longer(1)), scales("b", longer(1)))),
+        "sfa: expected 3 blocks of k",
+    ),
+    (
+        "k-grouped",
+        both(to(ks=None), both(scales("a", lambda x: x[:, :2]), scales("b", lambda x: x[:, :2]))),
+        "sfa: expected 3 blocks of k",
+    ),
+]
+
+SIZES: list[Mistake] = [
+    ("nt", of_depth(264), "k: expected a multiple of 16, got 264"),
+    ("contiguous", of_depth(257), "k: expected a multiple of 16, got 257"),
+    ("masked", of_depth(265), "k: expected a multiple of 16, got 265"),
+    ("nt", of_width(252), "n: expected a multiple of 8 for torch.bfloat16 output, got 252"),
+    ("masked", of_width(130), "n: expected a multiple of 8 for torch.bfloat16 output, got 130"),
+    (
+        "contiguous",
+        both(of_width(250), argument("d", lambda d: wider(6)(d.float()))),
+        "n: expected a multiple of 4 for torch.float32 output, got 250",
+    ),
+    ("nt", both(of_width(252), to(d=None)), "n: expected a multiple of 8 for torch.bfloat16 output, got 252"),
+    (
+        "nt",
+        both(of_width(252), to(d=None, c=wider(4)(output(M, 252)))),
+        "n: expected a multiple of 8 for torch.bfloat16 output, got 252",
+    ),
+    ("k-grouped", to(ks=[136, 136], ks_tensor=None), "ks: expected multiples of 16, got 136 at index 0"),
+    ("k-grouped", to(ks=[288, -16], ks_tensor=None), "ks: expected multiples of 16, got -16 at index 1"),
+    ("k-grouped of 2025", to(ks=[144, 127]), "ks: expected multiples of 16, got 127 at index 1"),
+    ("k-grouped", to(ks=[144.0, 128], ks_tensor=None), "ks: expected a list of integers, got [144.0, 128]"),
+    # Blocks are counted group by group: 1 + 2 + 1, though 272 columns side by side have 3.
+    (
+        "k-grouped",
+        to(ks=[16, 240, 16], ks_tensor=None),
+        "sfa: expected 4 blocks of k, sum(ceil(k / 128)) over the groups, got 3",
+    ),
+    ("k-grouped", to(ks=272, ks_tensor=None), "ks: expected a list of integers, got 272"),
+    *[
+        (kind, to(ks=int32(*KS).to("meta")), "ks: expected a CPU or CUDA tensor, got device meta")
+        for kind in ("k-grouped", "k-grouped of 2025")
+    ],
+    ("k-grouped", to(ks=int32(*KS).to_sparse()), "ks: expected a dense tensor, got layout torch.sparse_coo"),
+    ("k-grouped", to(ks=[True, 272], ks_tensor=None), "ks: expected a list of integers, got [True, 272]"),
+    ("k-grouped", to(ks="ab", ks_tensor=None), "ks: expected a list of integers, got 'ab'"),
+    ("k-grouped", to(ks=None, ks_tensor=None), "ks: expected a list, or ks_tensor with the same numbers"),
+    ("k-grouped", to(ks_tensor=int32(128, 144)), "ks_tensor: expected the numbers of ks, (144, 128), got (128, 144)"),
+    ("k-grouped", to(ks=None, ks_tensor=int32(136, 136)), "ks_tensor: expected multiples of 16, got 136 at index 0"),
+    (
+        "k-grouped",
+        to(ks=None, ks_tensor=int32(144, 112)),
+        "a: expected shape (m * sum(ks),) = (1280,), got (1360,)",
+    ),
+    *[
+        ("k-grouped", both(to(ks=None, use_psum_layout=True), to(ks_tensor=ends)), f"ks_tensor: expected {message}")
+        for ends, message in (
+            (None, "the ends of groups with use_psum_layout, got None"),
+            (int32(144, 272), "ends that are multiples of 128, the alignment of groups, got 144 for group 0"),
+            (int32(256, 128), "ends that do not decrease, got 128 behind 256"),
+            (int32(-128, 128), "ends that do not decrease, got -128 behind 0"),
+            (int32(128, 270), "multiples of 16, got 142 at index 1"),
+            (int32(128, 272)[None], "shape (groups,) = (2,), got (1, 2)"),
+            (int32(128, 272).long(), "dtype torch.int32, got torch.int64"),
+        )
+    ],
+    ("contiguous", to(num_groups=3), "num_groups: expected the 2 groups of b, got 3"),
+    ("contiguous", to(num_groups="2"), "num_groups: expected the 2 groups of b, got '2'"),
+    (
+        "contiguous",
+        to(grouped_layout=None),
+        "grouped_layout: left out, so m must be a multiple of the 2 groups, got m = 5",
+    ),
+    ("masked", to(expected_m=-1), "expected_m: expected an integer in 0..2147483647, got -1"),
+    ("masked", to(expected_m=1.5), "expected_m: expected an integer in 0..2147483647, got 1.5"),
+    ("masked", to(expected_m=torch.tensor(3)), "expected_m: expected an integer in 0..2147483647, got tensor(3"),
+    ("masked", to(expected_m=True), "expected_m: expected an integer in 0..2147483647, got True"),
+]
+
+GROUP_VALUES: list[Mistake] = [
+    (
+        "contiguous",
+        to(grouped_layout=int32(0, 0, -1, 2, 1)),
+        "grouped_layout: expected values in -1..1, got 2 at index 3",
+    ),
+    (
+        "contiguous nn",
+        to(grouped_layout=int32(0, -2, -1, 1, 1)),
+        "grouped_layout: expected values in -1..1, got -2 at index 1",
+    ),
+    ("masked", to(masked_m=int32(0, M + 1)), "masked_m: expected values in 0..5, got 6 at index 1"),
+    ("masked", to(masked_m=int32(-1, 2)), "masked_m: expected values in 0..5, got -1 at index 0"),
+    ("ends", to(grouped_layout=int32(100, 301)), "grouped_layout: expected values in 0..300, got 301 at"),
+    ("ends", to(grouped_layout=int32(-1, 300)), "grouped_layout: expected values in 0..300, got -1 at"),
+    (  # group 1 begins at 128, the aligned end of group 0
+        "ends",
+        to(grouped_layout=int32(100, 127)),
+        "grouped_layout: expected an end of 100 or from 128, the aligned start of group 1, got 127",
+    ),
+    (
+        "ends",
+        to(grouped_layout=int32(200, 100)),
+        "grouped_layout: expected an end of 200 or from 256, the aligned start of group 1, got 100",
+    ),
+]
+
+LAYOUTS: list[Mistake] = [
+    ("nt", values("a", column_major), "a: expected values contiguous along k, got strides (1, 5)"),
+    ("nt", values("b", every_second), "b: expected values contiguous along k, got strides (544, 2)"),
+    ("tt", values("b", column_major), "b: expected values contiguous along k, got strides (1, 256)"),
+    ("contiguous", values("b", column_major), "b: expected values contiguous along k, got strides (69632, 1"),
+    ("masked", values("a", column_major), "a: expected values contiguous along k, got strides (1360, 1, 5)"),
+    ("k-grouped", values("a", every_second), "a: expected values contiguous along k, got strides (2,)"),
+    ("nt", values("a", wider(8)), "a: expected rows that start at multiples of 16 bytes, got strides"),
+    ("masked", values("b", wider(1)), "b: expected rows that start at multiples of 16 bytes, got"),
+    ("nt", values("a", expanded), "a: expected rows that do not overlap, got strides (0, 1)"),
+    ("nt", argument("d", expanded), "d: expected rows that do not overlap, got strides (0, 1)"),
+    ("nt", argument("d", column_major), "d: expected values contiguous along n, got strides (1, 5)"),
+    ("masked", argument("d", every_second), "d: expected values contiguous along n, got strides (2560, 512"),
+    ("k-grouped", argument("d", column_major), "d: expected values contiguous along n, got strides (1280, 1"),
+    ("nt", argument("d", wider(4)), "d: expected rows that start at multiples of 16 bytes, got strid"),
+    ("nt", to(c=column_major(output(M, N))), "c: expected values contiguous along n, got strides (1, 5)"),
+    (
+        "contiguous",
+        to(grouped_layout=int32(0, 0, 0, 0, 0, 0, 1, 1, 1, 1)[::2]),
+        "grouped_layout: expected a contiguous tensor, got stride 2",
+    ),
+    ("masked", to(masked_m=int32(1).expand(2)), "masked_m: expected a contiguous tensor, got stride 0"),
+    *[
+        (kind, values(side, misaligned), f"{side}: expected an address that is a multiple of 16 bytes, got 0x")
+        for kind in ("nt", "wgrad", "contiguous", "ends", "masked", "k-grouped", "k-grouped of 2025")
+        for side in ("a", "b")
+    ],
+    *[
+        (kind, argument("d", misaligned), "d: expected an address that is a multiple of 16 bytes, got 0x")
+        for kind in CALLS
+    ],
+    *[
+        # A view of a k-major operand is not copied, so it needs what k-major operands need.
+        (
+            kind,
+            values(side, lambda x: misaligned(x.mT).mT),
+            f"{side}: expected an address that is a multiple of 16 bytes, got 0x",
+        )
+        for kind, side in TRANSPOSED
+    ],
+    ("nt", to(c=misaligned(output(M, N))), "c: expected an address that is a multiple of 16 bytes, got 0x"),
+]
+
+CUT_ELEMENTS: list[Mistake] = [
+    *[
+        (
+            kind,
+            scales(side, inside_of_an_element),
+            f"sf{side}: expected an address that is a multiple of 4 bytes, got 0x",
+        )
+        for kind in CALLS
+        for side in ("a", "b")
+    ],
+    ("contiguous", argument("grouped_layout", inside_of_an_element), "grouped_layout: expected an address that is a "),
+    ("masked", argument("masked_m", inside_of_an_element), "masked_m: expected an address that is a multiple of 4 byt"),
+    ("k-grouped", argument("ks_tensor", inside_of_an_element), "ks_tensor: expected an address that is a multiple of "),
+]
+
+SPARSE: list[Mistake] = [
+    ("nt", values("a", lambda x: x.float().to_sparse()), "a: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", scales("b", Tensor.to_sparse), "sfb: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", argument("d", Tensor.to_sparse), "d: expected a dense tensor, got layout torch.sparse_coo"),
+    ("nt", to(c=output(M, N).to_sparse()), "c: expected a dense tensor, got layout torch.sparse_coo"),
+    ("k-grouped", scales("a", Tensor.to_sparse), "sfa: expected a dense tensor, got layout torch.sparse_coo"),
+    (
+        "masked",
+        argument("masked_m", Tensor.to_sparse),
+        "masked_m: expected a dense tensor, got layout torch.sparse_coo",
+    ),
+]
+
+DEVICES: list[Mistake] = [
+    *[
+        (kind, values("a", meta), "a: expected a CPU or CUDA tensor, got device meta")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+    ],
+    *[
+        (kind, change, f"{name}: expected device cpu, where a is, got meta")
+        for kind in ("nt", "contiguous", "masked", "k-grouped")
+        for name, change in (
+            ("b", values("b", meta)),
+            ("sfa", scales("a", meta)),
+            ("sfb", scales("b", meta)),
+            ("d", argument("d", meta)),
+        )
+    ],
+    ("nt", to(c=meta(output(M, N))), "c: expected device cpu, where a is, got meta"),
+    ("contiguous", argument("grouped_layout", meta), "grouped_layout: expected device cpu, where a is, got meta"),
+    ("masked", argument("masked_m", meta), "masked_m: expected device cpu, where a is, got meta"),
+    ("k-grouped", argument("ks_tensor", meta), "ks_tensor: expected device cpu, where a is, got meta"),
+]
+
+
+def test_the_calls_that_mistakes_are_made_from_are_right() -> None:
+    for kind in CALLS:
+        product, call = make(kind)
+        assert product(**call) is None
+        assert not bool((call["d"] == CANARY).all())
+
+
+MISTAKES = {
+    TypeError: NOT_TENSORS,
+    NotImplementedError: NOT_YET,
+    ValueError: DTYPES
+    + CONTRADICTIONS
+    + SHAPES
+    + SCALE_SHAPES
+    + SIZES
+    + GROUP_VALUES
+    + LAYOUTS
+    + CUT_ELEMENTS
+    + SPARSE
+    + DEVICES,
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "change", "message"),
+    [
+        pytest.param(error, *mistake, id=f"{mistake[0]}-{mistake[2]}")
+        for error, mistakes in MISTAKES.items()
+        for mistake in mistakes
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(
+    error: type[Exception], kind: str, change: Change, message: str
+) -> None:
+    product, call = make(kind)
+    call.update(change(call))
+    assert_refused(product, call, error, message)
+
+
+# Overlaps of outputs and inputs
+
+INPUTS = [
+    (kind, name)
+    for kind, (_, arguments) in CALLS.items()
+    for name in ("a", "sfa", "b", "sfb", *(arguments().keys() & {"grouped_layout", "masked_m", "ks_tensor"}))
+]
+
+
+def d_behind(call: Arguments, name: str, gap_bytes: int) -> Arguments:
+    """The call with D's memory right behind that of an input, or `-gap_bytes` of 16 bytes inside its end."""
+    side = name[-1] if name in ("a", "sfa", "b", "sfb") else None
+    x: Tensor = call[side][len(name) // 3] if side else call[name]
+    d: Tensor = call["d"]
+    x_bytes, d_bytes = x.nbytes, d.nbytes
+    first = -(-x_bytes // 16) * 16 + gap_bytes
+    memory = torch.zeros(first + d_bytes, dtype=torch.uint8)
+    moved_d = memory[first:].view(d.dtype).view(d.shape).copy_(d)
+    moved = memory[:x_bytes].view(x.dtype).view(x.shape).copy_(x)
+    if side is None:
+        return {**call, name: moved, "d": moved_d}
+    pair = (moved, call[side][1]) if name == side else (call[side][0], moved)
+    return {**call, side: pair, "d": moved_d}
+
+
+@pytest.mark.parametrize(("kind", "name"), INPUTS)
+def test_d_that_overlaps_an_input_is_refused(kind: str, name: str) -> None:
+    product, call = make(kind)
+    assert_refused(product, d_behind(call, name, -16), ValueError, f"d: expected memory that does not overlap {name}")
+
+
+@pytest.mark.parametrize(("kind", "name"), INPUTS)
+def test_d_right_behind_an_input_is_no_overlap(kind: str, name: str) -> None:
+    product, call = make(kind)
+    near = d_behind(call, name, 0)
+    product(**call)
+    product(**near)
+    assert torch.equal(near["d"], call["d"])
+
+
+@pytest.mark.parametrize("kind", ["nt", "nn", "k-grouped"])
+def test_c_may_be_d_itself_and_may_not_overlap_it_in_part(kind: str) -> None:
+    product, call = make(kind)
+    rows = call["d"].shape[-2]
+    memory = output(*call["d"].shape[:-2], rows + 1, N, dtype=call["d"].dtype)
+    call["d"] = memory[..., :rows, :]
+    for c in (memory[..., 1:, :], memory.flatten()[8 : 8 + call["d"].numel()].view(call["d"].shape)):
+        assert_refused(product, {**call, "c": c}, ValueError, "c: expected d itself or memory that does not overlap it")
+    product(**call, c=torch.full_like(call["d"], CANARY))
+    expected, call["d"] = call["d"].clone(), memory[..., :rows, :].fill_(CANARY)
+    product(**call, c=call["d"].view(call["d"].shape))
+    assert torch.equal(call["d"], expected)
+
+
+def test_c_may_be_d_itself_where_the_stride_of_a_single_row_says_nothing() -> None:
+    product, call = make("nt")
+    call["a"] = (call["a"][0][:1], call["a"][1][:1])
+    call["d"] = output(1, N)
+    expected = product(call["a"], call["b"], c=call["d"])
+    assert product(**call, c=call["d"].as_strided((1, N), (2 * N, 1))) is None
+    assert torch.equal(call["d"], expected)
+
+
+@pytest.mark.parametrize("kind", ["nt", "k-grouped"])
+def test_c_and_d_may_be_columns_of_one_matrix(kind: str) -> None:
+    product, call = make(kind)
+    memory = output(*call["d"].shape[:-1], 2 * N, dtype=call["d"].dtype)
+    for d, c in ((memory[..., :N], memory[..., N:]), (memory[..., N:], memory[..., :N])):
+        expected = product(**{**call, "d": None, "c": c.contiguous()})
+        before = c.clone()
+        product(**{**call, "d": d, "c": c})
+        assert torch.equal(d, expected)
+        assert torch.equal(c, before)
+    assert_refused(
+        product, {**call, "d": memory[..., :N], "c": memory[..., 8 : N + 8]}, ValueError, "c: expected d its"
+    )
+
+
+def test_c_at_ds_address_with_another_row_pitch_is_refused() -> None:
+    product, call = make("nt")
+    memory = output(2 * M, N)
+    call.update(d=memory[:M], c=memory[::2])
+    assert_refused(product, call, ValueError, "c: expected d itself or memory that does not overlap it")
+
+
+def test_c_and_d_may_be_alternate_rows_of_one_matrix() -> None:
+    product, call = make("nt")
+    memory = output(2 * M, N)
+    expected = product(**{**call, "d": None, "c": output(M, N)})
+    product(**{**call, "d": memory[::2], "c": memory[1::2]})
+    assert torch.equal(memory[::2], expected)
+    assert bool((memory[1::2] == CANARY).all())
+
+
+def test_a_and_d_may_be_columns_of_one_matrix_of_bytes() -> None:
+    product, call = make("nt")
+    product(**call)
+    memory = torch.zeros(M, K + 2 * N, dtype=torch.uint8)
+    a, d = memory[:, :K].view(torch.float8_e4m3fn), memory[:, K:].view(torch.bfloat16)
+    a.copy_(call["a"][0])
+    product(**{**call, "a": (a, call["a"][1]), "d": d})
+    assert torch.equal(d, call["d"])
+    assert torch.equal(a.view(torch.uint8), call["a"][0].view(torch.uint8))
+
+
+def test_d_over_expanded_scales_is_refused() -> None:
+    product, call = make("nt")
+    memory = output(1, N, dtype=torch.float32)
+    call.update(a=(call["a"][0][:1], call["a"][1][:1]), d=memory)
+    call["b"] = (call["b"][0], memory[0, :K_BLOCKS].expand(N_BLOCKS, K_BLOCKS))
+    assert_refused(product, call, ValueError, "d: expected memory that does not overlap sfb")
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    m=st.integers(1, 4),
+    columns=st.sampled_from([4, 8]),
+    pitches=st.tuples(st.integers(2, 6), st.integers(2, 6)),
+    same_pitch=st.booleans(),
+    firsts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+)
+def test_c_is_refused_exactly_where_it_shares_some_of_ds_memory(
+    m: int, columns: int, pitches: tuple[int, int], same_pitch: bool, firsts: tuple[int, int]
+) -> None:
+    memory = torch.arange(160, dtype=torch.float32)
+    pitch_d, pitch_c = 4 * pitches[0], 4 * pitches[0 if same_pitch else 1]
+    d = memory.as_strided((m, columns), (pitch_d, 1), 4 * firsts[0])
+    c = memory.as_strided((m, columns), (pitch_c, 1), 4 * firsts[1])
+    shared = set(d.flatten().tolist()) & set(c.flatten().tolist())
+    is_d = torch.equal(c, d)
+    a, b = operand((m, 16), (m, 1), 1), operand((columns, 16), (1, 1), 2)
+    expected = deep_gemm.fp8_gemm_nt(a, b, c=c.clone())
+    assert expected is not None
+    before = memory.clone()
+    try:
+        deep_gemm.fp8_gemm_nt(a, b, d, c)
+    except ValueError as error:
+        assert str(error).startswith("c: expected d itself or memory that does not overlap it")
+        # Of matrices with different row pitches only the ranges are compared.
+        assert not same_pitch or (shared and not is_d)
+        assert torch.equal(memory, before)
+    else:
+        assert is_d or not shared
+        assert torch.equal(d, expected)
+
+
+# What looks unusual and is no mistake
+
+
+def integers_of_numpy(*numbers: int) -> list[Any]:
+    return [np.int64(number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("masked", to(expected_m=np.int64(5))),
+        ("masked", to(expected_m=np.int32(0))),
+        ("k-grouped", to(ks=integers_of_numpy(*KS))),
+        ("k-grouped", to(ks=tuple(integers_of_numpy(*KS)), ks_tensor=None)),
+        ("k-grouped of 2025", to(ks=integers_of_numpy(*KS))),
+        ("contiguous", to(num_groups=np.int64(GROUPS))),
+        ("nt", to(recipe=integers_of_numpy(1, 128, 128))),
+        ("nt", to(recipe_b=integers_of_numpy(128, 128))),
+    ],
+)
+def test_integers_may_be_numpys(kind: str, change: Change) -> None:
+    product, call = make(kind)
+    product(**call)
+    expected, call["d"] = call["d"], torch.full_like(call["d"], CANARY)
+    call.update(change(call))
+    product(**call)
+    assert torch.equal(call["d"], expected)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_scales_may_lie_anywhere(kind: str) -> None:
+    product, call = make(kind)
+    product(**call)
+    for lay in (misaligned, column_major, every_second, wider(3), lambda x: wider(1)(x.mT).mT):
+        odd = {**call, "d": torch.full_like(call["d"], CANARY)}
+        for side in ("a", "b"):
+            odd[side] = (call[side][0], lay(call[side][1]))
+        product(**odd)
+        assert torch.equal(odd["d"], call["d"])
+
+
+@pytest.mark.parametrize(("kind", "side"), TRANSPOSED)
+def test_a_transposed_operand_may_be_of_any_layout_and_reaches_the_kernels_k_major(
+    kind: str, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, call = make(kind)
+    product(**call)
+    seen: list[Any] = []
+    module: Any = dense_products if "contiguous" not in kind else grouped_products
+    made = getattr(module, "CONTIGUOUS_NN" if "contiguous" in kind else kind.split(maxsplit=1)[0].upper())
+    reference = made.reference
+
+    def record(problem: Any) -> None:
+        seen.append(problem)
+        reference(problem)
+
+    monkeypatch.setattr(made, "reference", record)
+    for lay in (torch.clone, lambda x: misaligned(x.contiguous()), every_second):
+        odd = {**call, "d": torch.full_like(call["d"], CANARY), side: (lay(call[side][0]), call[side][1])}
+        product(**odd)
+        assert torch.equal(odd["d"], call["d"])
+    assert all(getattr(problem, side).stride(-1) == 1 for problem in seen)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CALLS if not kind.startswith("k-grouped")])
+def test_values_and_d_may_have_a_wider_row_pitch(kind: str) -> None:
+    product, call = make(kind)
+    product(**call)
+    wide = {**call, "d": wider(16)(torch.full_like(call["d"], CANARY))}
+    for side in ("a", "b"):
+        x = call[side][0]
+        wide[side] = (wider(16)(x.mT).mT if (kind, side) in TRANSPOSED else wider(16)(x), call[side][1])
+    product(**wide)
+    assert torch.equal(wide["d"], call["d"])
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_parameters_of_values_and_scales_give_the_same_result_without_a_graph(kind: str) -> None:
+    product, call = make(kind)
+    made = product(**{**call, "d": None})
+    product(**call)
+    learned = {**call, "d": torch.full_like(call["d"], CANARY)}
+    for side in ("a", "b"):
+        learned[side] = tuple(torch.nn.Parameter(x.detach().clone()) for x in call[side])
+    product(**learned)
+    assert learned["d"].is_leaf
+    assert torch.equal(learned["d"], call["d"])
+    again = product(**{**learned, "d": None})
+    assert not again.requires_grad
+    if kind not in ("contiguous", "contiguous nn", "ends", "masked"):  # whose skipped rows hold anything
+        assert torch.equal(again, made)
+    views = {**learned, **{side: tuple(x[:] for x in learned[side]) for side in ("a", "b")}}
+    assert views["b"][0].requires_grad
+    product(**views)
+
+
+def learned(x: torch.Tensor) -> torch.Tensor:
+    """As if it was computed from something that requires a gradient."""
+    return x.detach().clone().requires_grad_().clone()
+
+
+@pytest.mark.parametrize("name", ["a", "sfa", "b", "sfb"])
+@pytest.mark.parametrize("kind", CALLS)
+def test_an_operand_whose_gradient_would_be_cut_is_refused(kind: str, name: str) -> None:
+    product, call = make(kind)
+    side, is_scale = name[-1], len(name) > 1
+    changed = list(call[side])
+    changed[is_scale] = learned(changed[is_scale])
+    call[side] = tuple(changed)
+    before = call["d"].clone()
+    with pytest.raises(ValueError, match=rf"^{name}: expected a tensor without a gradient.*train with deep_gemm\.nn"):
+        product(**call)
+    assert torch.equal(call["d"], before)
+    with torch.no_grad():
+        product(**call)
+    assert not call["d"].requires_grad
+    with torch.inference_mode():
+        product(**call)
+
+
+@pytest.mark.parametrize("kind", ["nt", "wgrad", "k-grouped", "k-grouped of 2025"])
+def test_a_c_that_requires_a_gradient_is_refused(kind: str) -> None:
+    product, call = make(kind)
+    c = call["d"].clone().requires_grad_()
+    is_d = kind in ("wgrad", "k-grouped of 2025")
+    arguments = {**call, "d": c} if is_d else {**call, "c": c}
+    with pytest.raises(ValueError, match=f"^{'d' if is_d else 'c'}: expected a tensor without a gradient"):
+        product(**arguments)
+    with torch.no_grad():
+        product(**arguments)
+
+
+@pytest.mark.parametrize("kind", ["wgrad", "k-grouped"])
+def test_a_weight_gradient_without_c_is_rounded_once_to_bf16(kind: str) -> None:
+    product, call = make(kind)
+    if kind == "wgrad":  # under this name D is FP32
+        product, call = deep_gemm.fp8_gemm_nt, {**call, "recipe": (1, 1, 128)}
+    exact = product(**{**call, "d": None})
+    assert exact.dtype == torch.float32
+    d = torch.full_like(exact, CANARY, dtype=torch.bfloat16)
+    assert product(**{**call, "d": d}) is None
+    assert torch.equal(d, exact.bfloat16())
+
+
+def test_a_layout_left_out_means_equal_groups_in_either_form() -> None:
+    a = operand((200, K), (200, K_BLOCKS), 4)
+    ids = torch.arange(GROUPS, dtype=torch.int32).repeat_interleave(100)
+    expected = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, weights(), grouped_layout=ids)
+    assert expected is not None
+    for use_psum_layout in (False, True):
+        d = output(200, N)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, weights(), d, num_groups=GROUPS, use_psum_layout=use_psum_layout)
+        assert torch.equal(d, expected)
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (100, 100), (0, 300), (128, 128), (128, 300), (100, 128), (300, 300)])
+def test_ends_of_empty_groups_are_no_mistake(numbers: tuple[int, int]) -> None:
+    product, call = make("ends")
+    product(**{**call, "grouped_layout": int32(*numbers)})
+    first, last = numbers
+    ids = torch.full((ENDS_M,), -1, dtype=torch.int32)
+    ids[-(-first // 128) * 128 : last] = 1
+    ids[:first] = 0
+    assert bool((call["d"][ids < 0] % CANARY == 0).all())
+    valid = ids >= 0
+    a, sfa = call["a"]
+    expected = deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a[valid], sfa[valid]), call["b"], grouped_layout=ids[valid])
+    assert expected is not None
+    assert torch.equal(call["d"][valid], expected)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "contiguous nn", "ends", "masked"])
+def test_groups_may_share_one_weight_without_a_copy(kind: str) -> None:
+    product, call = make(kind)
+    (b, sfb), d = call["b"], call["d"]
+    copies = (b[:1].repeat(GROUPS, 1, 1), sfb[:1].repeat(GROUPS, 1, 1))
+    product(**{**call, "b": (copies[0].mT.contiguous().mT if kind == "contiguous nn" else copies[0], copies[1])})
+    shared = torch.full_like(d, CANARY)
+    product(**{**call, "d": shared, "b": (b[:1].expand(b.shape), sfb[:1].expand(sfb.shape))})
+    assert torch.equal(shared, d)
+
+
+def test_a_shared_weight_that_has_to_be_copied_is_copied_once() -> None:
+    call = contiguous("nn")
+    row_major = call["b"][0][:1].contiguous().expand(call["b"][0].shape)
+    (a, b), layout = (call["a"], (row_major, call["b"][1])), call["grouped_layout"]
+    found = contiguous_problem(a, b, None, layout, major="nn")
+    assert found.b.stride() == (0, K, 1)
+
+
+# Products of ordinary tensors, through torch
+
+
+def test_a_product_through_torch_gives_no_graph() -> None:
+    d = output(2, 3, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"^a: expected a tensor without a gradient"):
+        deep_gemm.cublaslt_gemm_nt(torch.ones(2, 4).requires_grad_(), torch.ones(3, 4), d)
+    with torch.no_grad():
+        deep_gemm.cublaslt_gemm_nt(torch.ones(2, 4).requires_grad_(), torch.ones(3, 4), d)
+    assert not d.requires_grad
+    assert bool((d == 4).all())
+
+
+MATRIX = torch.full((8, 8), CANARY)
+FP8_MATRIX = torch.ones(2, 4).to(torch.float8_e4m3fn)
+
+CUBLASLT_MISTAKES: list[tuple[str, Arguments, type[Exception], str]] = [
+    ("nt", {"a": None}, TypeError, "a: expected a tensor, got NoneType"),
+    ("nt", {"b": [1.0]}, TypeError, "b: expected a tensor, got a list of 1"),
+    ("nt", {"d": None}, TypeError, "d: expected a tensor, got NoneType"),
+    ("nt", {"c": 1.0}, TypeError, "c: expected a tensor, got float"),
+    ("nt", {"b": torch.ones(3, 4, dtype=torch.bfloat16)}, ValueError, "b: expected dtype torch.float32, which a has"),
+    ("nt", {"a": FP8_MATRIX}, ValueError, "b: expected dtype torch.float8_e4m3fn, which a has, got torch.float32"),
+    (
+        "nt",
+        {"a": FP8_MATRIX, "b": torch.ones(3, 4).to(torch.float8_e4m3fn), "d": torch.ones(2, 3, dtype=torch.float16)},
+        ValueError,
+        "d: expected dtype torch.bfloat16 or torch.float32, got torch.float16",
+    ),
+    (
+        "nt",
+        {"a": FP8_MATRIX.view(torch.int8)},
+        ValueError,
+        "a: expected dtype torch.bfloat16 or torch.float16 or torch.",
+    ),
+    ("nt", {"a": torch.ones(2, 4, dtype=torch.int32)}, ValueError, "a: expected dtype torch.bfloat16 or "),
+    *[
+        ("nt", {"d": torch.ones(2, 3).to(dtype)}, ValueError, f"d: expected dtype torch.float32, got {dtype}")
+        for dtype in (torch.float8_e4m3fn, torch.int32, torch.bool, torch.bfloat16, torch.float64)
+    ],
+    ("nt", {"c": torch.ones(2, 3, dtype=torch.bfloat16)}, ValueError, "c: expected dtype torch.float32, which d has"),
+    ("nt", {"b": torch.ones(3, 5)}, ValueError, "b: expected shape (n, k) = (n, 4), got (3, 5)"),
+    ("nt", {"b": torch.ones(1, 3, 4)}, ValueError, "b: expected shape (n, k) = (n, 4), got (1, 3, 4)"),
+    ("tn", {"a": torch.ones(1, 4, 2)}, ValueError, "a: expected shape (k, m), got (1, 4, 2)"),
+    ("nn", {"b": torch.ones(4)}, ValueError, "b: expected shape (k, n) = (4, n), got (4,)"),
+    ("nt", {"d": torch.full((3, 2), CANARY)}, ValueError, "d: expected shape (m, n) = (2, 3), got (3, 2)"),
+    ("tt", {"c": torch.ones(1, 3)}, ValueError, "c: expected shape (m, n) = (2, 3), got (1, 3)"),
+    ("nt", {"b": torch.ones(3, 4, device="meta")}, ValueError, "b: expected device cpu"),
+    ("nt", {"d": torch.empty(2, 3, device="meta")}, ValueError, "d: expected device cpu"),
+    (
+        "nt",
+        {"a": MATRIX[:2, :4], "d": MATRIX[1:3, 2:5]},
+        ValueError,
+        "d: expected memory that does not overlap a",
+    ),
+    (
+        "nn",
+        {"b": MATRIX[:4, :3], "d": MATRIX[3:5, :3]},
+        ValueError,
+        "d: expected memory that does not overlap b",
+    ),
+    (
+        "nt",
+        {"c": MATRIX[:2, :3], "d": MATRIX[1:3, :3]},
+        ValueError,
+        "c: expected d itself or memory that does not overlap it, got a partial overlap",
+    ),
+    (
+        "nt",
+        {"d": torch.ones(1, 3).expand(2, 3)},
+        ValueError,
+        "d: expected rows that do not overlap, got strides (0, 1)",
+    ),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_product_through_torch_may_accumulate_in_place_and_write_columns(dtype: torch.dtype) -> None:
+    a, b = torch.ones(2, 4, dtype=dtype), torch.ones(3, 4, dtype=dtype)
+    for d in (torch.ones(3, 2, dtype=dtype).t(), torch.ones(2, 8, dtype=dtype)[:, 2:5]):
+        deep_gemm.cublaslt_gemm_nt(a, b, d, d)
+        assert bool((d == 5).all())
+
+
+@pytest.mark.parametrize(
+    ("major", "wrong", "error", "message"),
+    [pytest.param(*mistake, id=f"{mistake[0]}-{mistake[3]}") for mistake in CUBLASLT_MISTAKES],
+)
+def test_a_mistake_in_a_product_through_torch_is_named_too(
+    major: str, wrong: Arguments, error: type[Exception], message: str
+) -> None:
+    a = torch.ones(2, 4) if major[0] == "n" else torch.ones(4, 2)
+    b = torch.ones(3, 4) if major[1] == "t" else torch.ones(4, 3)
+    call = {"a": a, "b": b, "d": torch.full((2, 3), CANARY), **wrong}
+    assert_refused(getattr(deep_gemm, f"cublaslt_gemm_{major}"), call, error, message)

@@ -1,0 +1,99 @@
+"""What must hold of the CUDA sources as texts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from deep_gemm.core.sources import cuda_sources
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
+from deep_gemm.gemm.dense.choose import reachable
+from deep_gemm.gemm.depths import maps_kernel as k_group_maps
+from deep_gemm.gemm.depths.choose import reachable_k_grouped
+from deep_gemm.gemm.heads.choose import reachable_heads
+from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
+from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper import kernel_few as hc_prenorm_few
+from deep_gemm.indexer import kernel as fp8_mqa_logits
+from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.ordinary import reachable_ordinary
+
+SOURCES = cuda_sources()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_loops_are_unrolled_fully_or_not_at_all(name: str) -> None:
+    """NVRTC 13.0 loses the remainder of some partially unrolled loops; see docs/performance_log.md."""
+    partial = [
+        factor for factor in re.findall(r"#pragma unroll *\(?(\w*)\)?", SOURCES[name]) if factor not in ("", "1")
+    ]
+    assert partial == []
+
+
+def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
+    found = {name for text in SOURCES.values() for name in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
+    named = (
+        fp8_gemm_decode,
+        fp8_mqa_logits,
+        fp8_paged_mqa_logits,
+        hc_prenorm,
+        hc_prenorm_few,
+        k_group_maps,
+        linear_decode,
+    )
+    with_gates = {"KERNEL_NAME", *(kernel.NAME for kernel in named)}
+    assert found == with_gates | {kernel.name for kernel, _ in reachable_ordinary()}
+
+
+def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
+    names = {
+        config.kernel_name: config
+        for config in (
+            *reachable(),
+            *reachable_grouped(),
+            *reachable_silu(),
+            *reachable_k_grouped(),
+            *reachable_heads(),
+        )
+    }
+    assert set(names) == {
+        "fp8_gemm_dense",
+        "fp8_gemm_m_grouped_contiguous",
+        "fp8_gemm_m_grouped_contiguous_silu",
+        "fp8_gemm_m_grouped_contiguous_fetched_silu",
+        "fp8_gemm_m_grouped_contiguous_by_64",
+        "fp8_gemm_m_grouped_masked",
+        "fp8_gemm_heads",
+        "fp8_wgrad_gemm_dense",
+        "fp8_wgrad_gemm_m_grouped_contiguous",
+        "fp8_wgrad_gemm_m_grouped_masked",
+        "fp8_wgrad_gemm_heads",
+        "fp8_wgrad_gemm_k_grouped",
+    }
+    of_bf16 = (*reachable_bf16(), *reachable_bf16_rows(), *reachable_bf16_depths())
+    assert {config.kernel_name for config in of_bf16} == {
+        "bf16_gemm_dense",
+        "bf16_gemm_m_grouped_contiguous",
+        "bf16_gemm_m_grouped_masked",
+        "bf16_gemm_k_grouped",
+    }
+    for name, config in names.items():
+        assert f"#define KERNEL_NAME {name}\n" in config.header()
+        assert name.startswith("fp8_wgrad_gemm_") == config.sfb_is_per_row
+    assert fp8_gemm_decode.NAME.startswith("fp8_gemm_")
+    searched = ("fp8_gemm", "fp8_wgrad_gemm", "gemm_", "bf16_gemm", "mqa_logits", "tf32_hc_prenorm_gemm")
+    helpers = {k_group_maps.NAME, *(kernel.name for kernel, _ in reachable_ordinary())}
+    assert [name for name in helpers if any(text in name for text in searched)] == []
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_assembly_is_in_the_wrappers_alone(name: str) -> None:
+    assert name.startswith("ptx/") or not re.search(r"\basm\b", SOURCES[name])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_no_header_of_cuda_or_the_c_library_is_included(name: str) -> None:
+    assert re.findall(r"#include *<.*", SOURCES[name]) == []

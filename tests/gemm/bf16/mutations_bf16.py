@@ -1,0 +1,198 @@
+"""Ways to break BF16 kernels, in what they do not share with those of FP8, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from deep_gemm.gemm.bf16 import kernel as bf16_gemm
+from deep_gemm.gemm.bf16.config import MOST_COUNTED, Bf16Config, Majors, bf16_config
+from deep_gemm.gemm.output import Groups, Output
+from lab.sim import bf16 as sim
+from lab.sim import bf16_counted, bf16_depths, bf16_rows
+from lab.sim.mutate import Mutation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, problem, seed and schedule. The shape is m, n, k; of groups along k it begins with k."""
+
+    config: Bf16Config
+    shape: tuple[int, int, int]
+    seed: int = 0
+    schedule: str | None = None
+    on_gpu_alone: bool = True
+    """Of groups along k that are counted: where the counts are."""
+    ks: tuple[int, ...] = ()
+    """Their depths, if not as for other groups along k."""
+    told: tuple[int, ...] = ()
+    """What the GPU finds for depths, if that is wrong."""
+
+    def headers(self) -> dict[str, str]:
+        return bf16_gemm.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        config, seed = self.config, self.seed
+        kernel, num_sms = sim.compile_config(config, headers), 2 * config.cluster_size
+        if config.groups == Groups.DEPTHS:
+            k, m, n = self.shape
+            of_depths = bf16_depths.random_problem(config, (k, 0, 2 * k, 64), m, n, seed)
+            outcome = bf16_depths.run(kernel, config, of_depths, num_sms=num_sms, seed=seed, schedule=self.schedule)
+        elif config.groups == Groups.COUNTED_DEPTHS:
+            k, m, n = self.shape
+            ks = self.ks or (k, 0, 2 * k + 3, 64, k)
+            counted = bf16_counted.random_problem(config, ks, m, n, seed, on_gpu_alone=self.on_gpu_alone, more_rows=70)
+            if self.told:
+                counted = counted._replace(sfa=torch.tensor(self.told, dtype=torch.int32))
+                counted = counted._replace(a=counted.a[: sum(ks)], b=counted.b[: sum(ks)])
+            outcome = bf16_counted.run(
+                kernel, config, counted, ks=ks, num_sms=num_sms, seed=seed, schedule=self.schedule
+            )
+        elif config.groups == Groups.ENDS:
+            ends = [70, 128, 128 + self.shape[0]]
+            of_rows = bf16_rows.random_problem(config, ends, *self.shape[1:], seed)
+            outcome = bf16_rows.run(kernel, config, of_rows, seed=seed, schedule=self.schedule)
+        else:
+            problem = sim.random_problem(config, *self.shape, seed)
+            outcome = sim.run(kernel, config, problem, num_sms=num_sms, seed=seed, schedule=self.schedule)
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
+
+
+TN = Majors(True, True)
+ALONG_K = Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS)
+PLAIN = Bf16Config(128, 64, 3, panels_per_store=1)
+UNITS = Bf16Config(256, 32, 3, panel_columns=32)
+TURNED = Bf16Config(128, 128, 3, majors=TN)
+SHARES_B = Bf16Config(128, 128, 3, cluster_m=2, majors=TN)
+SPLITS = Bf16Config(64, 32, 3, 1, panel_columns=32, cluster_k=3, slices=3)
+SPLITS_C = Bf16Config(128, 32, 3, panel_columns=32, cluster_k=2, slices=2, with_c=True)
+SLICES = Bf16Config(64, 32, 3, 1, panel_columns=32, slices=3)
+DEPTHS = bf16_config(64, 64, ALONG_K, TN)
+ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TN)
+BY_COUNTS = Output(is_fp32=True, with_c=True, groups=Groups.COUNTED_DEPTHS)
+COUNTED = bf16_config(64, 64, BY_COUNTS, TN)
+COUNTED_PAIRS = bf16_config(128, 64, BY_COUNTS, TN, cluster_n=2)
+COUNTED_ADDING = bf16_config(64, 64, Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS), TN)
+PAIRS = bf16_config(128, 64, ALONG_K, TN, cluster_n=2)
+WIDE = bf16_config(64, 64, Output(groups=Groups.ENDS), Majors(b_is_mn=True))
+
+TRIALS = [
+    *(Trial(PLAIN, (200, 136, 456), 1, name) for name in (None, "late_loads", "slow_warps", "slow_math")),
+    Trial(UNITS, (264, 40, 328), 2),
+    Trial(UNITS, (264, 40, 328), 2, "late_loads"),
+    Trial(TURNED, (132, 136, 200), 3),
+    Trial(TURNED, (20, 136, 200), 3),
+    *(Trial(SHARES_B, (264, 136, 456), 4, name) for name in (None, "slow_cta", "late_loads", "slow_warpgroup")),
+    *(Trial(SLICES, (70, 40, 520), 5, name) for name in (None, "slow_math")),
+    *(Trial(SPLITS, (70, 40, 520), 9, name) for name in (None, "slow_cta", "slow_warps", "late_stores")),
+    Trial(SPLITS_C, (140, 72, 264), 9),
+    *(Trial(config, (128, 136, 72), 6) for config in (DEPTHS, ADDING)),
+    Trial(PAIRS, (192, 136, 136), 7),
+    *(Trial(config, (100, 136, 72), 6) for config in (COUNTED, COUNTED_ADDING)),
+    Trial(COUNTED, (100, 136, 72), 6, on_gpu_alone=False),
+    *(Trial(COUNTED, (100, 136, 72), 6, name) for name in ("slow_math", "slow_warps")),
+    Trial(COUNTED, (0, 8, 8), 6, ks=tuple(i % 3 for i in range(MOST_COUNTED + 5))),
+    Trial(COUNTED, (0, 72, 72), 6, ks=(70, 0, 30, 0), told=(70, -5, 1000, 2**31 - 1)),
+    Trial(COUNTED_PAIRS, (100, 136, 136), 7, "slow_cta"),
+    Trial(WIDE, (70, 136, 200), 8),
+]
+
+_OPERAND, _SLICE, _RING, _SLOT = "operand.cuh", "slice.cuh", "ring.cuh", "slot.cuh"
+_OF_SLICE, _OF_SLICES = "mainloop_of_slice.cuh", "mainloop_of_slices.cuh"
+_GEMM, _ONCE = "fp8_gemm.cuh", "epilogue/split_once.cuh"
+_PARTS, _DENSE, _ROWS, _COUNTED = "work/k_parts.cuh", "work/dense.cuh", "work/rows.cuh", "work/k_counted.cuh"
+_LAST = "    if (i != 0) release(ring, last, ptx::lane_index());\n"
+
+MUTATIONS = [
+    # Loads
+    Mutation("an MN-major box behind itself", _OPERAND, "to + i * kLineBytes, row + i", "to, row + i", shows_in=TURNED),
+    Mutation("the first MN-major box again", _OPERAND, "kLineBytes, row + i, k, planes", "kLineBytes, row, k, planes", shows_in=TURNED),
+    Mutation("every other MN-major box", _OPERAND, "i < kRows; i += 64", "i < kRows; i += 128", shows_in=TURNED),
+    Mutation("MN-major coordinates swapped", _OPERAND, "row + i, k, planes...);", "k, row + i, planes...);", shows_in=TURNED),
+    Mutation("bytes of rows that an MN-major box has not", _DENSE, "!kAIsMnMajor && p.m < kBoxRowsOfA", "p.m < kBoxRowsOfA", shows_in=TURNED),
+    Mutation("an MN-major box that begins anywhere", _DENSE, " && !kAIsMnMajor) move_up", ") move_up", shows_in=TURNED),
+    Mutation("bytes of scales that there are not", _SLOT, "kHasScales ? kScaleParts * kScaleRows + (kSfbIsPerRow ? kBlockN : 0) : 0", "32", shows_in=PLAIN),
+    Mutation("B of the first group", _ROWS, "row_of_b(p, tile.row_n + row),\n                                              tile.group);", "row_of_b(p, tile.row_n + row), 0);", shows_in=WIDE),
+    # Products
+    Mutation("the next 64 rows at the wrong place", _SLICE, "mn_major_descriptor_low(address, kBytesOf64Rows)", "mn_major_descriptor_low(address, 1024)", shows_in=TURNED),
+    Mutation("an MN-major operand described as K-major", _SLICE, "return kIsMnMajor ?", "return kIsMnMajor && !kBIsMnMajor ?", shows_in=TURNED),
+    Mutation("both warpgroups multiply the same rows", _SLICE, "(first_a) + warpgroup * kBytesOf64Rows", "(first_a)", shows_in=PLAIN),
+    Mutation("the second unit multiplies the other warpgroup's rows", _SLICE, "row_of_unit(unit) * (kLineBytes / 16)", "row_of_unit(unit) / 2 * (kLineBytes / 16)", shows_in=UNITS),
+    Mutation("A of the first slot", _SLICE, "operands.a + at.stage * (kABytes / 16)", "operands.a", shows_in=PLAIN),
+    Mutation("B of the first slot", _SLICE, "operands.b + at.stage * (kBBytes / 16)", "operands.b", shows_in=PLAIN),
+    Mutation("sums from where the last tile's were", _SLICE, ", i != 0);", ", true);", shows_in=PLAIN),
+    Mutation("each k-block from zero", _SLICE, ", i != 0);", ", false);", shows_in=PLAIN),
+    Mutation("no WGMMA fence", _SLICE, "    ptx::wgmma_fence();\n", "", shows_in=PLAIN),
+    Mutation("no commit", _SLICE, "    ptx::wgmma_commit_group();\n", "", shows_in=PLAIN),
+    Mutation("does not wait for the slot", _SLICE, "    wait_until_loaded(ring, at);\n", "", shows_in=PLAIN),
+    Mutation("slots given back before they are multiplied", _SLICE, "ptx::wgmma_wait_group<1>();", "ptx::wgmma_wait_group<2>();", shows_in=PLAIN),
+    Mutation("the slot at hand given back for the last", _SLICE, _LAST, _LAST.replace("last,", "at,"), shows_in=PLAIN),
+    Mutation("slots never given back", _SLICE, _LAST, "", shows_in=PLAIN),
+    Mutation("sums read while products run", _SLICE, "ptx::wgmma_wait_group<0>();", "ptx::wgmma_wait_group<1>();", shows_in=PLAIN),
+    Mutation("the last slot kept", _SLICE, "  if (count != 0) release(ring, last, ptx::lane_index());\n", "", shows_in=PLAIN),
+    Mutation("a slot of none given back", _SLICE, "  if (count != 0) release(", "  release(", shows_in=DEPTHS),
+    Mutation("released in this CTA alone", _RING, "&ring.empty[at.stage], lane);", "&ring.empty[at.stage], ptx::cluster_rank());", shows_in=SHARES_B),
+    # Slices
+    Mutation("the last slice left out", _OF_SLICES, "slice < kSlices; ++slice", "slice + 1 < kSlices; ++slice", shows_in=SLICES),
+    Mutation("slices begin a block late", _OF_SLICES, "first = k_blocks * slice / kSlices,", "first = k_blocks * slice / kSlices + 1,", shows_in=SLICES),
+    Mutation("the last slice's sums alone", _OF_SLICES, "ptx::add_rn(total[unit][i], sum[unit][i])", "sum[unit][i]", shows_in=SLICES),
+    Mutation("sums of none not zero", _OF_SLICE, "kWithC || kMayBeEmpty", "false", shows_in=DEPTHS),
+    # Splits
+    Mutation("CTAs do not wait until others run", _ONCE, "    ptx::cluster_wait();  // all", "    // all", shows_in=SPLITS),
+    Mutation("CTAs do not say that they run", _GEMM, ", ptx::cluster_arrive_relaxed();", ";", shows_in=SPLITS),
+    Mutation("a block's barriers not initialized", _GEMM, "if constexpr (kStartsAlone) ptx::syncthreads(), ", "if constexpr (kStartsAlone) ", shows_in=SPLITS),
+    Mutation("sums of all rows expected", _ONCE, "kClusterK * own_quads * warps * kChunkFloats * 4", "kClusterK * own_quads * kNumMathWarps * kChunkFloats * 4", shows_in=SPLITS),
+    Mutation("sums of the last rows not sent", _ONCE, "used = ceil_div(p.m - tile.row_m, 16)", "used = (p.m - tile.row_m) / 16", shows_in=SPLITS),
+    Mutation("sums of as many columns for all", _ONCE, "rank < kQuads ? ceil_div(kQuads - rank, kClusterK) : 0", "kQuadsPerCta", shows_in=SPLITS),
+    Mutation("sums read before they came", _ONCE, "    ptx::mbarrier_wait_parity_cluster(received, 0);\n", "", shows_in=SPLITS),
+    Mutation("all CTAs' sums in the first one's place", _ONCE, "exchange + place(rank, quad", "exchange + place(0, quad", shows_in=SPLITS),
+    Mutation("all columns to one CTA", _ONCE, "received, quad % kClusterK, v[0]", "received, 0, v[0]", shows_in=SPLITS),
+    Mutation("the last CTA's sums left out", _ONCE, "sender < kClusterK; ++sender", "sender + 1 < kClusterK; ++sender", shows_in=SPLITS),
+    Mutation("stored at the sender's rows", _ONCE, "tile.row_m + owner * 16", "tile.row_m + warp * 16", shows_in=SPLITS_C),
+    Mutation("stored in the order of CTAs", _ONCE, "(quad_of_cta * kClusterK + rank) * 8", "(rank * kQuadsPerCta + quad_of_cta) * 8", shows_in=SPLITS),
+    # Groups along k
+    Mutation("the last group left out", _PARTS, "tiles_of_part * parts.count) return false", "tiles_of_part * (parts.count - 1)) return false", shows_in=DEPTHS),
+    Mutation("groups without depth still added", _PARTS, "if (kAddsToD && parts.num_k_blocks[tile.part] == 0) return false;", "if (kAddsToD && parts.num_k_blocks[tile.part] != 0) return false;", shows_in=ADDING),
+    Mutation("tiles counted through all groups", _PARTS, "place_in_raster(next_tile - tile.part * tiles_of_part,", "place_in_raster(next_tile,", shows_in=DEPTHS),
+    Mutation("tiles of m rounded down", _PARTS, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM)", shows_in=DEPTHS),
+    Mutation("tiles of n rounded down", _PARTS, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=DEPTHS),
+    Mutation("every CTA takes every tile", _PARTS, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=ADDING),
+    Mutation("clusters count as CTAs", _PARTS, "ptx::block_index() / kClusterSize)", "ptx::block_index())", shows_in=PAIRS),
+    Mutation("both CTAs take the same columns", _PARTS, "tile_of_cta<kClusterN>(index.n)", "index.n * kClusterN", shows_in=PAIRS),
+    Mutation("all groups from the first k on", _PARTS, "const uint32_t k = first_k + k_of_part;", "const uint32_t k = k_of_part;", shows_in=DEPTHS),
+    Mutation("as deep as the first group", _PARTS, "KBlocks(0, p.parts.num_k_blocks[tile.part])", "KBlocks(0, p.parts.num_k_blocks[0])", shows_in=DEPTHS),
+    Mutation("C of the first group", _PARTS, "p.c + p.parts.group[tile.part] * p.parts.c_stride * kOutputBytes", "p.c", shows_in=DEPTHS),
+    Mutation("C of the deepest group", _PARTS, "p.c + p.parts.group[tile.part] *", "p.c + tile.part *", shows_in=DEPTHS),
+    Mutation("D of the deepest group", _PARTS, "{ return p.parts.group[tile.part]; }", "{ return tile.part; }", shows_in=DEPTHS),
+    # Groups along k that the GPU counts
+    Mutation("depths from the host everywhere", _COUNTED, "if (depths.counts == nullptr)", "if (true)", shows_in=COUNTED),
+    Mutation("depths from the GPU everywhere", _COUNTED, "if (depths.counts == nullptr)", "if (false)", shows_in=COUNTED),
+    Mutation("begins behind the groups that are deeper", _COUNTED, "row += is_before ?", "row += is_ahead ?", shows_in=COUNTED),
+    Mutation("begins behind itself", _COUNTED, "is_before = other + i < group;", "is_before = other + i <= group;", shows_in=COUNTED),
+    Mutation("the shallowest first", _COUNTED, "(counts[i] > own)", "(counts[i] < own)", shows_in=COUNTED_ADDING),
+    Mutation("groups of one depth in one place", _COUNTED, "((counts[i] == own) & is_before)", "false", shows_in=COUNTED),
+    Mutation("the last group counted again", _COUNTED, "place += (other + i < depths.groups) & is_ahead;", "place += is_ahead;", shows_in=COUNTED),
+    Mutation("each launch places all groups", _COUNTED, "place >= depths.first && place - depths.first < depths.count", "place < depths.count", shows_in=COUNTED),
+    Mutation("depths that are wrong", _COUNTED, "own < rest ? own : rest", "own", shows_in=COUNTED),
+    Mutation("depths below zero", _COUNTED, "count < 0 ? 0 : static_cast", "static_cast", shows_in=COUNTED),
+    Mutation("tiles before all parts are placed", _COUNTED, "  ptx::syncthreads();\n", "", shows_in=COUNTED),
+    Mutation("whole k-blocks of every group", _COUNTED, "rest < kBlockK ? kBlockK - rest : 0,", "0,", shows_in=COUNTED),
+    Mutation("zeros are rows of the group before", _COUNTED, "row = tile.first_k + k_of_part;", "row = tile.first_k + k_of_part - zeros;", shows_in=COUNTED),
+    Mutation("all groups from the first row on", _COUNTED, "row = tile.first_k + k_of_part", "row = k_of_part", shows_in=COUNTED),
+    Mutation("A uncut", _COUNTED, "slot.a, first, tile.row_m", "slot.a, 0, tile.row_m", shows_in=COUNTED),
+    Mutation("B uncut", _COUNTED, "slot.b, first, tile.row_n", "slot.b, 0, tile.row_n", shows_in=COUNTED),
+    Mutation("k-blocks rounded down", _COUNTED, "ceil_div(part.y, kBlockK)", "(part.y / kBlockK)", shows_in=COUNTED),
+    Mutation("the last counted group left out", _COUNTED, "tiles_of_part * depths.count) return", "tiles_of_part * (depths.count - 1)) return", shows_in=COUNTED),
+    Mutation("counted groups without depth still added", _COUNTED, "!kAddsToD || tile.num_k_blocks != 0", "!kAddsToD || tile.num_k_blocks == 0", shows_in=COUNTED_ADDING),
+    Mutation("counted tiles go through all groups", _COUNTED, "next_tile - number * tiles_of_part,", "next_tile,", shows_in=COUNTED),
+    Mutation("counted tiles of m rounded down", _COUNTED, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM)", shows_in=COUNTED),
+    Mutation("counted tiles of n rounded down", _COUNTED, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=COUNTED),
+    Mutation("every CTA takes every counted tile", _COUNTED, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=COUNTED_ADDING),
+    Mutation("clusters count tiles as CTAs", _COUNTED, "ptx::block_index() / kClusterSize)", "ptx::block_index())", shows_in=COUNTED_PAIRS),
+    Mutation("both CTAs take the same counted columns", _COUNTED, "tile_of_cta<kClusterN>(index.n)", "index.n * kClusterN", shows_in=COUNTED_PAIRS),
+    Mutation("C of the first counted group", _COUNTED, "p.c + tile.group * p.depths.c_stride * kOutputBytes", "p.c", shows_in=COUNTED),
+    Mutation("D of the first counted group", _COUNTED, "{ return tile.group; }", "{ return 0; }", shows_in=COUNTED),
+]  # fmt: skip

@@ -1,0 +1,371 @@
+"""BF16 products on the CPU: what is asked, what is refused, gradients, and how a call finds its plan."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import on_gpu
+from torch import Tensor
+
+from deep_gemm import calc_diff, set_mk_alignment_for_contiguous_layout
+from deep_gemm.gemm import bf16
+from deep_gemm.gemm.bf16 import calls as bf16_calls
+from deep_gemm.gemm.bf16 import counted as bf16_counted
+from deep_gemm.gemm.bf16 import depths as bf16_depths
+from deep_gemm.gemm.bf16.check import EXPRESSIONS, bf16_problem, laid_out
+from deep_gemm.gemm.bf16.dense import DENSE
+from deep_gemm.gemm.bf16.depths_check import Bf16DepthsProblem
+from deep_gemm.gemm.bf16.grouped import DEPTHS
+from deep_gemm.gemm.kernel import MOST_INLINE_COUNTS
+from deep_gemm.gemm.plan import PLANS
+
+M, N, K, GROUPS = 5, 24, 16, 3
+IDS = [0, 2, 2, -1, 1]
+NEAR = 1e-5
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def given(x: Tensor, transposed: bool, mn_major: bool) -> Tensor:
+    """A matrix `[m, k]`, or `[k, m]` if transposed, that lies as asked, in room of whole 16 bytes."""
+    rows, columns = x.shape
+    room = x.new_zeros((columns, rows + -rows % 8) if mn_major else (rows, columns))
+    lying = room[:, :rows].t() if mn_major else room
+    lying.copy_(x)
+    return lying.t() if transposed else lying
+
+
+@pytest.mark.parametrize("major", DENSE)
+@pytest.mark.parametrize(("a_is_mn", "b_is_mn"), [*itertools.product((False, True), repeat=2)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dense_products_take_either_major(major: str, a_is_mn: bool, b_is_mn: bool, dtype: torch.dtype) -> None:
+    x, w, d = numbers(M, K), numbers(N, K), torch.full((M, N), 3.0, dtype=dtype)
+    a, b = given(x, major[0] == "t", a_is_mn), given(w, major[1] == "n", b_is_mn)
+    function, right = getattr(bf16, f"bf16_gemm_{major}"), x.float() @ w.float().t()
+    assert torch.equal(function(a, b), right.bfloat16())
+    assert function(a, b, d, d) is None
+    assert torch.equal(d, (right + 3).to(dtype))
+    out = torch.empty_like(d)
+    function(a, b, out, c=d, compiled_dims="mnk", alpha=None)
+    assert torch.equal(out, (right + d.float()).to(dtype))
+
+
+def test_one_row_one_column_nothing() -> None:
+    for m, k in ((1, K), (M, 1), (1, 1), (0, K), (M, 0)):
+        a, b = numbers(k, m).t(), numbers(k, N).t()
+        a = a if k != K else a.contiguous()
+        p = bf16_problem(a, b, None, None, "nt")
+        assert p.a.shape == (m, k)
+        assert sorted(p.a.stride())[0] == 1
+        made = bf16.bf16_gemm_nt(a, b, c=torch.ones(m, N))
+        assert made is not None
+        assert torch.equal(made, a.float() @ b.float().t() + 1)
+    assert laid_out("a", numbers(64, 8).t()[:, :1], "m").stride() == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": numbers(M, K).float()}, "a: expected dtype torch.bfloat16, got torch.float32"),
+        ({"a": numbers(M, 8)}, r"b: expected shape \(n, k\) = \(n, 8\), got \(24, 16\)"),
+        ({"a": numbers(M, 2 * K)[:, ::2]}, "a: expected values contiguous along m or k"),
+        ({"a": numbers(M, K + 4)[:, :K]}, "a: expected a stride that is a multiple of 8 elements"),
+        ({"a": numbers(M, 4), "b": numbers(N, 8)[:, :4]}, "a: expected a stride"),
+        ({"a": numbers(M, 8)[:, :4], "b": numbers(N, 8)[:, :4]}, "k: expected a multiple of 8"),
+        ({"a": numbers(M * K + 1)[1:].view(M, K)}, "a: expected an address"),
+        ({"d": torch.empty(M, N).half()}, "d: expected dtype"),
+        ({"d": torch.empty(M, N), "c": numbers(M, N)}, "c: expected dtype"),
+        ({"b": numbers(20, K)}, "n: expected a multiple of 8"),
+        ({"a": numbers(M, K).requires_grad_()}, "a: expected a tensor without a gradient"),
+        ({"alpha": 2.0}, "alpha: expected None, got 2.0"),
+    ],
+)
+def test_what_dense_products_refuse(change: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, NotImplementedError), match=f"^{message}"):
+        bf16.bf16_gemm_nt(**{"a": numbers(M, K), "b": numbers(N, K), **change})
+
+
+HALVES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "dense": lambda a, b: bf16.bf16_gemm_nt(a[0], b[0]),
+    "transposed": lambda a, b: bf16.bf16_gemm_tt(a[0].t(), b[0]),
+    "stacked": lambda a, b: bf16.m_grouped_bf16_gemm_nt_contiguous(a[0], b, grouped_layout=int32(*[0] * M)),
+    "counted": lambda a, b: bf16.m_grouped_bf16_gemm_nt_masked(a, b, masked_m=int32(1, 1, 1)),
+    "along k": lambda a, b: bf16.k_grouped_bf16_gemm_tn_contiguous(a[0], b[0], ks_cpu=[1]),
+    "heads": lambda a, b: bf16.einsum("bhr,hdr->bhd", a.transpose(0, 1), b),
+    "sum": lambda a, b: bf16.einsum("bmk,bnk->mn", a, b),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_fp16_is_refused_as_the_documentation_says(name: str) -> None:
+    told = "expected dtype torch.bfloat16, got torch.float16"
+    assert told in (Path(__file__).parents[3] / "docs" / "bf16.md").read_text()
+    a, b = numbers(GROUPS, M, K), numbers(GROUPS, N, K)
+    for which, operands in (("a", (a.half(), b.half())), ("a", (a.half(), b)), ("b", (a, b.half()))):
+        with pytest.raises(ValueError, match=f"^{which}: {told}"):
+            HALVES[name](*operands)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_stacked_rows_and_their_gradients(turned: bool, ends: bool) -> None:
+    function = bf16.m_grouped_bf16_gemm_nn_contiguous if turned else bf16.m_grouped_bf16_gemm_nt_contiguous
+    set_mk_alignment_for_contiguous_layout(2)
+    try:
+        ids = [0, -1, 2, 2, 2] if ends else IDS
+        layout = int32(1, 1, 5) if ends else int32(*IDS)
+        a, w = numbers(M, K).requires_grad_(), numbers(GROUPS, N, K)
+        b = (w.mT.contiguous() if turned else w.clone()).requires_grad_()
+        out = function(a, b, None, layout, use_psum_layout=ends)
+        assert out is not None
+        out.float().square().sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            d = torch.full((M, N), 7.0, dtype=torch.bfloat16)
+            function(a, b, d, layout, "nk", ends, ensure_zero_padding=not ends)
+    finally:
+        set_mk_alignment_for_contiguous_layout(128)
+    x, y = a.detach().float().requires_grad_(), w.float().requires_grad_()
+    right = torch.stack([x[i] @ y[max(g, 0)].t() * (g >= 0) for i, g in enumerate(ids)])
+    right.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert a.grad is not None
+    assert b.grad is not None
+    assert x.grad is not None
+    assert y.grad is not None
+    assert calc_diff(out, right) < NEAR
+    assert calc_diff(a.grad, x.grad) < NEAR
+    assert calc_diff(b.grad, y.grad.mT if turned else y.grad) < NEAR
+    none = torch.tensor(ids) < 0
+    assert torch.equal(d[~none], out[~none])
+    assert (d[none] == (7 if ends else 0)).all()
+
+
+@pytest.mark.parametrize("zero_padding", [True, False])
+def test_rows_without_a_group_are_zeros_beside_a_group_and_else_kept(zero_padding: bool) -> None:
+    """Whatever A holds there; ids do not ask for `ensure_zero_padding`, which callers pass as False."""
+    ids = torch.tensor([-1] * 130 + [0] * 3 + [-1] * 170 + [1] + [-1] * 100)
+    a, b, d = numbers(len(ids), K), numbers(2, N, K), torch.full((len(ids), N), 7.0)
+    a[ids < 0] = torch.nan
+    bf16.m_grouped_bf16_gemm_nt_contiguous(a, b, d, ids.int(), ensure_zero_padding=zero_padding)
+    has_group = torch.tensor([bool((ids[row // 128 * 128 :][:128] >= 0).any()) for row in range(len(ids))])
+    assert (d[~has_group] == 7).all()
+    assert (d[has_group & (ids < 0)] == 0).all()
+    assert torch.equal(d[ids == 0], a[ids == 0].float() @ b[0].float().t())
+    assert torch.equal(d[ids == 1], a[ids == 1].float() @ b[1].float().t())
+
+
+def test_counted_rows_and_their_gradients() -> None:
+    a, b, counts = numbers(GROUPS, 4, K).requires_grad_(), numbers(GROUPS, N, K).requires_grad_(), int32(4, 0, 2)
+    out = bf16.bf16_m_grouped_gemm_nt_masked(a, b, masked_m=counts, expected_m=2)
+    assert out is not None
+    used = (torch.arange(4) < counts[:, None])[..., None]
+    torch.where(used, out, 0).float().square().sum().backward()  # type: ignore[no-untyped-call]
+    x, y = (t.detach().float().requires_grad_() for t in (a, b))
+    right = torch.where(used, x @ y.mT, 0)
+    right.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert calc_diff(torch.where(used, out, 0), right) < NEAR
+    for mine, its in ((a.grad, x.grad), (b.grad, y.grad)):
+        assert mine is not None
+        assert its is not None
+        assert calc_diff(mine, its) < NEAR
+
+
+@pytest.mark.parametrize("said", ["host", "tensor", "ends", "both"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_groups_along_k(said: str, dtype: torch.dtype) -> None:
+    ks = [3, 0, 9] if said != "ends" else [4, 0, 9]
+    a, b, c = numbers(16, 8), numbers(16, N), torch.ones(3, 8, N, dtype=dtype)
+    layout = None if said == "host" else int32(4, 4, 13) if said == "ends" else int32(*ks)
+    on_host = ks if said in ("host", "both") else None
+    set_mk_alignment_for_contiguous_layout(4)
+    try:
+        made = bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, None, on_host, layout, c, use_psum_layout=said == "ends")
+    finally:
+        set_mk_alignment_for_contiguous_layout(128)
+    parts = zip(*(torch.split(x[: sum(ks)].float(), ks) for x in (a, b)), strict=True)
+    assert made is not None
+    assert torch.equal(made, torch.stack([x.t() @ y + 1 for x, y in parts]).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("ks", "layout", "message"),
+    [
+        (None, None, "ks_cpu: expected a list, or grouped_layout"),
+        (int32(8, 8).to("meta"), None, "ks_cpu: expected a CPU or CUDA tensor, got device meta"),
+        ([-1, 3], None, "ks_cpu: expected numbers of rows, got -1 at index 0"),
+        ([16, 8], None, "ks_cpu: expected numbers that add up to 16"),
+        ([8, 8], int32(8, 7), "grouped_layout: expected the numbers of ks_cpu"),
+    ],
+)
+def test_what_groups_along_k_refuse(ks: Any, layout: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        bf16.k_grouped_bf16_gemm_tn_contiguous(numbers(16, 8), numbers(16, N), None, ks, layout)
+
+
+SIZES = {"b": 6, "h": 3, "m": 8, "n": 16, "k": 64, "r": 24, "d": 32}
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
+def test_einsum(expr: str) -> None:
+    operands, _, _ = expr.partition("->")
+    # As tests of callers have it: the weight is a part of a wider tensor.
+    a, b = (numbers(*(SIZES[x] for x in axes[:-1]), SIZES[axes[-1]] + 8)[..., :-8] for axes in operands.split(","))
+    right = torch.einsum(expr, a.float(), b.float())
+    made = bf16.einsum(expr.replace(",", ", "), a, b, use_cublaslt=True)
+    assert made is not None
+    assert made.is_contiguous()
+    assert calc_diff(made, right) < NEAR
+    for dtype in (torch.bfloat16, torch.float32):
+        d = torch.ones(right.shape, dtype=dtype)
+        assert bf16.einsum(expr, a, b, d) is None
+        assert calc_diff(d, right) < NEAR
+        if dtype == torch.float32:
+            d.fill_(1)
+            bf16.einsum(expr, a, b, d, d)
+            assert calc_diff(d, right + 1) < NEAR
+
+
+def test_what_einsum_refuses() -> None:
+    a, b = numbers(3, 8, 64), numbers(3, 16, 64)
+    with pytest.raises(NotImplementedError, match=r"^expr: expected bmk,bnk->mn, .*, got 'mk,nk->mn'"):
+        bf16.einsum("mk,nk->mn", a, b)
+    with pytest.raises(ValueError, match=r"^c: expected None or an FP32 d itself for bmk,bnk->mn"):
+        bf16.einsum("bmk,bnk->mn", a, b, numbers(8, 16), numbers(8, 16))
+    with pytest.raises(ValueError, match=r"^k: expected a multiple of 64 for bmk,bnk->mn, got 56"):
+        bf16.einsum("bmk,bnk->mn", a[..., :56], b[..., :56])
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
+def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> None:
+    of_a, of_b, of_d = ([SIZES[axis] for axis in axes] for axes in expr.replace("->", ",").split(","))
+    a, b, room = numbers(*of_a), numbers(*of_b), torch.zeros(1 << 16)
+    for name, shape in (("a", of_a), ("b", of_b)):
+        given = {"a": a, "b": b, name: room.view(torch.bfloat16)[: prod(shape)].view(shape)}
+        first = prod(shape) // 2 - 4  # the last 16 bytes
+        with pytest.raises(ValueError, match=rf"^d: expected memory that does not overlap {name}$"):
+            bf16.einsum(expr, given["a"], given["b"], room[first : first + prod(of_d)].view(of_d))
+    d, c = (room[first : first + prod(of_d)].view(of_d) for first in (0, 4))
+    with pytest.raises(ValueError, match=r"^c: expected (None or an FP32 d itself|d itself or memory that)"):
+        bf16.einsum(expr, a, b, d, c)
+    assert not room.any()
+
+
+# What a GPU's kernels are handed
+
+
+class Plan:
+    """Writes down its launches."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.alignment_of_c = 16
+
+    def fits(self, at: Any) -> bool:
+        return True
+
+    def launch(self, at: Any) -> None:
+        self.launches.append(at)
+
+    def new_output(self) -> Tensor:
+        return on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
+
+
+def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLANS, "plans", {})
+    monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
+    plan, asked = Plan(), []
+
+    def compute(p: Any) -> Any:
+        asked.append(p)
+        return plan
+
+    monkeypatch.setattr(DENSE["nt"], "on_gpu", compute)
+    weight = on_gpu(numbers(N, K).requires_grad_())
+    for _ in range(4):
+        a, d = on_gpu(numbers(M, K)), on_gpu(torch.empty(M, N, dtype=torch.bfloat16))
+        with torch.no_grad():
+            bf16.bf16_gemm_nt(a, weight, d)
+        at = a.data_ptr(), 0, weight.data_ptr(), 0, d.data_ptr(), 0
+    assert len(asked) == 1
+    assert len(plan.launches) == 3
+    assert plan.launches[-1] == at
+    with pytest.raises(ValueError, match=r"^b: expected a tensor without a gradient"):
+        bf16.bf16_gemm_nt(a, weight, d)
+    with torch.no_grad():
+        bf16.bf16_gemm_nt(on_gpu(numbers(M + 1, K)), weight, on_gpu(numbers(M + 1, N)))
+    assert len(asked) == 2
+
+
+class Unread(Tensor):
+    """A tensor whose elements the host must not ask for, as it would wait for a GPU."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (Tensor.tolist, Tensor.item, Tensor.cpu, Tensor.numpy, Tensor.__bool__, Tensor.to)
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Any]:
+    """Problems that a module is asked to compute from now on. It gives one plan for each."""
+    problems = []
+
+    def run(p: Any) -> list[Any]:
+        problems.append(p)
+        return [SimpleNamespace()]
+
+    monkeypatch.setattr(module, "run", run)
+    return problems
+
+
+@pytest.mark.parametrize("ks", [(64, 0, 128), (3, 0, 70), (64, 64, 0)])
+@pytest.mark.parametrize("said", ["host", "tensor", "both", "ends"])
+def test_who_computes_groups_along_k(monkeypatch: pytest.MonkeyPatch, ks: tuple[int, ...], said: str) -> None:
+    """Depths of whole k-blocks that the host knows are parameters; others are counted, and nobody waits for them."""
+    of_blocks, counted = (launched(monkeypatch, module) for module in (bf16_depths, bf16_counted))
+    a, b, tensor = numbers(192, 8), numbers(192, N), int32(*ks).as_subclass(Unread)
+    layout = {"host": None, "ends": tensor.cumsum(0).int()}.get(said, tensor)
+    on_host = ks if said in ("host", "both") else None
+    d = torch.empty(3, 8, N)
+    p = Bf16DepthsProblem(a, b, d, None, on_host, tensor if said == "ends" else layout, layout)
+    plan = bf16_calls.run_depths(p)
+    is_whole = on_host is not None and all(k % 64 == 0 for k in ks)
+    assert (len(of_blocks), len(counted)) == (is_whole, not is_whole)
+    assert (plan is None) == (said == "ends")  # ends of another call make depths of their own
+    (found,) = of_blocks or counted
+    if is_whole:
+        assert len(found.a) == len(found.b) == sum(ks)
+    assert found.ks == on_host
+    assert is_whole or (found.sfa is None) == (on_host is not None)
+
+
+def test_depths_that_do_not_fit_parameters_are_the_callers_tensor() -> None:
+    ks = (1,) * (MOST_INLINE_COUNTS + 1)
+    a, d, counts = numbers(len(ks), 8), torch.empty(len(ks), 8, 8), int32(*ks)
+    assert bf16_counted.problem(a, a, d, None, ks[1:], counts).sfa is None
+    p = bf16_counted.problem(a, a, d, None, ks, counts)
+    assert (p.sfa is counts, p.ks) == (True, None)
+
+
+def test_a_plan_of_counted_depths_takes_the_layout_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLANS, "plans", {})
+    monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
+    plan = Plan()
+    monkeypatch.setattr(DEPTHS, "on_gpu", lambda p: plan)
+    a, b, d, c = (on_gpu(x) for x in (numbers(64, 8), numbers(64, N), torch.empty(2, 8, N), torch.empty(2, 8, N)))
+    for ks in ((64, 0), (3, 60), (1, 1)):
+        layout = on_gpu(int32(*ks))
+        bf16.k_grouped_bf16_gemm_tn_contiguous(a, b, d, None, layout, c)
+    assert len(plan.launches) == 2
+    assert plan.launches[-1] == (a.data_ptr(), layout.data_ptr(), b.data_ptr(), 0, d.data_ptr(), c.data_ptr())

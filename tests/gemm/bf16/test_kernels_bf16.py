@@ -1,0 +1,135 @@
+"""BF16 products on a GPU without a driver: what is compiled, what is launched, and which plans serve which calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, OnGpu, install, on_gpu
+from torch import Tensor
+
+from deep_gemm import set_compile_mode
+from deep_gemm.gemm import bf16
+from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
+from deep_gemm.gemm.kernel import K_COUNTED_PARAMS
+
+M, N, K = 128, 64, 192
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return install(monkeypatch)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return on_gpu(torch.zeros(shape, dtype=dtype))
+
+
+class OnGpuAlone(OnGpu):
+    """The host cannot read it without waiting."""
+
+    is_cpu = False
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32).as_subclass(OnGpuAlone)
+
+
+def along_k(ks: list[int] | None, layout: Tensor | None = None, d: Tensor | None = None) -> None:
+    d = numbers(3, M, N, dtype=torch.float32) if d is None else d
+    bf16.k_grouped_bf16_gemm_tn_contiguous(numbers(K, M), numbers(K, N), d, ks, layout, d)
+
+
+def of_rows(ends: bool) -> None:
+    layout = int32(70, 100) if ends else int32(*[0] * 70, *[1] * 58)
+    bf16.m_grouped_bf16_gemm_nt_contiguous(numbers(M, K), numbers(2, N, K), numbers(M, N), layout, "nk", ends)
+
+
+CALLS: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "dense": (lambda: bf16.bf16_gemm_nt(numbers(M, K), numbers(N, K), numbers(M, N)), ["bf16_gemm_dense"]),
+    "rows by ids": (lambda: of_rows(False), ["bf16_gemm_m_grouped_contiguous"]),
+    "rows by ends": (lambda: of_rows(True), ["bf16_gemm_m_grouped_contiguous"]),
+    "counted rows": (
+        lambda: bf16.m_grouped_bf16_gemm_nt_masked(
+            numbers(2, M, K), numbers(2, N, K), numbers(2, M, N), int32(3, 7), 4
+        ),
+        ["bf16_gemm_m_grouped_masked"],
+    ),
+    "along k": (lambda: along_k([64, 0, 128]), ["bf16_gemm_k_grouped"]),
+    "along k, edges within blocks": (lambda: along_k([3, 0, 100]), ["bf16_gemm_k_grouped"]),
+    "along k, counted": (lambda: along_k(None, int32(64, 0, 128)), ["bf16_gemm_k_grouped"]),
+    "heads": (
+        lambda: bf16.einsum("bhr,hdr->bhd", numbers(M, 2, K), numbers(2, N, K), numbers(M, 2, N)),
+        ["bf16_gemm_heads"],
+    ),
+    "sum": (
+        lambda: bf16.einsum("bmk,bnk->mn", numbers(5, M, K), numbers(5, N, K), numbers(M, N)),
+        ["bf16_gemm_sum", "sum_slices"],
+    ),
+    "sum, one operand for all": (
+        lambda: bf16.einsum("bmk,bnk->mn", numbers(5, M, K), numbers(1, N, K).expand(5, N, K), numbers(M, N)),
+        ["bf16_gemm_sum", "sum_slices"],
+    ),
+}
+
+
+@pytest.fixture
+def only_compiles() -> Iterator[None]:
+    set_compile_mode(1)
+    yield
+    set_compile_mode(0)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_launches_its_kernels(gpu: FakeGpu, call: str) -> None:
+    ask, kernels = CALLS[call]
+    ask()
+    ask()
+    assert [launch.kernel for launch in gpu.launches] == 2 * kernels
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.usefixtures("only_compiles")
+def test_compile_mode_compiles_all_that_a_call_needs_and_computes_nothing(gpu: FakeGpu, call: str) -> None:
+    """Both kernels of a sum too."""
+    ask, kernels = CALLS[call]
+    ask()
+    assert len(gpu.compiled) == len(kernels)
+    assert any(isinstance(config, SlicesConfig) for config in gpu.compiled) == ("sum_slices" in kernels)
+    assert gpu.launches == []
+    assert gpu.plans == 0
+    set_compile_mode(0)
+    ask()
+    assert len(gpu.compiled) == len(kernels)
+    assert [launch.kernel for launch in gpu.launches] == kernels
+
+
+def test_one_plan_serves_all_depths_that_the_gpu_counts(gpu: FakeGpu) -> None:
+    d = numbers(3, M, N, dtype=torch.float32)
+    for ks in ((64, 0, 128), (1, 2, 3), (0, 0, 192), (5, 5, 5)):
+        layout = int32(*ks)
+        along_k(None, layout, d)
+        assert gpu.last.words[K_COUNTED_PARAMS.word("depths.counts")] == layout.data_ptr()
+    assert gpu.plans == 1
+    assert len({launch.grid for launch in gpu.launches}) == 1
+    assert len({launch.words[K_COUNTED_PARAMS.word("depths.groups")] for launch in gpu.launches}) == 1
+
+
+def test_depths_of_the_host_have_plans_of_their_own(gpu: FakeGpu) -> None:
+    d = numbers(3, M, N, dtype=torch.float32)
+    at = K_COUNTED_PARAMS.offset("depths.inline_counts") // 8
+    for ks in ([3, 0, 100], [100, 3, 0], [3, 0, 100]):
+        along_k(ks, None, d)
+        assert gpu.last.words[K_COUNTED_PARAMS.word("depths.counts")] == 0
+        assert gpu.last.words[at : at + 2] == (ks[0] | ks[1] << 32, ks[2])
+    assert gpu.plans == 2
+
+
+def test_a_layout_that_overlaps_d_is_refused(gpu: FakeGpu) -> None:
+    d = numbers(3, M, N, dtype=torch.float32)
+    along_k(None, int32(64, 0, 128), d)
+    inside = d.view(-1)[:3].view(torch.int32).as_subclass(OnGpuAlone)
+    with pytest.raises(ValueError, match=r"^d: .*grouped_layout"):
+        along_k(None, inside, d)
+    assert len(gpu.launches) == 1

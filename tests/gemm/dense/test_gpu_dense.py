@@ -1,0 +1,344 @@
+"""The fp8_gemm kernel on a GPU: every reachable configuration, sizes at the limits, streams, graphs, threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from helpers import framed, random_fp8, random_scales, sum_of_parts
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.dense import launch as dense
+from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.dense.choose import reachable
+from deep_gemm.gemm.plan import PLANS
+from lab.bench.tune import compile_all
+from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
+
+pytestmark = pytest.mark.gpu
+
+Operand = tuple[Tensor, Tensor]
+# Of the whole result: rounding D to BF16 gives 1.7e-3, the tensor cores' own sums 1.3e-4.
+RELATIVE = {torch.bfloat16: 3e-3, torch.float32: 1e-3}
+
+
+def operands(m: int, n: int, k: int, seed: int = 0, *, by_row: bool = False) -> tuple[Operand, Operand]:
+    g = torch.Generator("cuda").manual_seed(seed)
+    a = random_fp8((m, k), g), random_scales((m, ceil_div(k, 128)), g)
+    rows = n if by_row else ceil_div(n, 128)
+    b = random_fp8((n, k), g), random_scales((rows, ceil_div(k, 128)), g)
+    return a, b
+
+
+def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> DenseProblem:
+    """With the C that the configuration takes."""
+    c = None
+    if config.adds_to_d:
+        c = d.normal_()
+    elif config.with_c:
+        c = torch.randn(d.shape, device="cuda").to(d.dtype)
+    recipe = RECIPE_1D1D if config.sfb_is_per_row else None
+    return dense_problem(a, b, d, c, recipes=(recipe, None, None))
+
+
+def right_d(p: DenseProblem, c: Tensor | None) -> Tensor:
+    """What the reference gives, on the GPU, C as it was before the product."""
+    d = torch.empty_like(p.d)
+    reference.dense(p._replace(d=d, c=c))
+    return d
+
+
+def assert_right(p: DenseProblem, got: Tensor, right: Tensor, config: GemmConfig | None = None) -> None:
+    """Within the tensor cores' bound everywhere, and close as a whole; the worst element is named with its tile."""
+    allowed = allowed_difference(p, right, TENSOR_CORES)
+    mistakes = describe_mistakes(got, right, allowed, (config.block_m, config.block_n) if config else None)
+    assert mistakes is None, f"{config.name if config else 'chosen'}: {mistakes}"
+    relative = float((got.double() - right.double()).norm() / right.double().norm())
+    assert relative < RELATIVE[got.dtype], f"{relative:.1e} of the whole result"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(reachable(), lambda _: None)
+
+
+@pytest.mark.parametrize("index", range(len(reachable())))
+def test_every_reachable_configuration(index: int) -> None:
+    config = reachable()[index]
+    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    # Ragged, and more clusters of tiles than fit at once, so that rings and store buffers carry over.
+    tail = 128 if config.has_tail else 0
+    shapes = [
+        (config.block_m * config.cluster_m + 8, config.block_n * config.cluster_n + 8, 16 if tail else 400),
+        (config.block_m * 13 + 24, config.block_n * 23 + 8, 400 + tail),
+        (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + tail),
+        (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + tail),  # fewer rows than a tile has
+    ]
+    if config.output_is_fp32:
+        shapes.append((config.block_m + 8, config.block_n * 2 + 4, 400 + tail))
+    for m, n, k in shapes:
+        a, b = operands(m, n, k, seed=index, by_row=config.sfb_is_per_row)
+        frame = framed((m, n), dtype, "cuda")
+        d = frame.view
+        d.fill_(float("nan"))
+        p = problem_for(config, a, b, d)
+        right = right_d(p, p.c.clone() if p.c is not None else None)
+        dense.run(p, config)
+        assert_right(p, d, right, config)
+        frame.assert_untouched_outside()
+
+
+@pytest.mark.parametrize("index", range(len(reachable())))
+def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index: int) -> None:
+    """Small integers: no sum of a block needs more bits than the tensor cores keep."""
+    config = reachable()[index]
+    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_tail else 128 * 36 - 16
+    g = torch.Generator("cuda").manual_seed(index)
+    a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    sfa = random_scales((m, ceil_div(k, 128)), g)
+    sfb = random_scales((n if config.sfb_is_per_row else ceil_div(n, 128), ceil_div(k, 128)), g)
+    p = problem_for(config, (a, sfa), (b, sfb), torch.full((m, n), float("nan"), dtype=dtype, device="cuda"))
+    right = (
+        sum_of_parts(p, config.cluster_k, config.run_k_blocks)
+        if config.cluster_k > 1
+        else right_d(p, p.c.clone() if p.c is not None else None)
+    )
+    dense.run(p, config)
+    assert torch.equal(p.d, right)
+
+
+def test_the_same_bits_whatever_m_is_where_that_is_asked_for() -> None:
+    for n, k in ((576, 7168), (2112, 1536), (4096, 512)):
+        a, b = operands(512, n, k)
+        with batch_invariant():
+            whole = deep_gemm.fp8_gemm_nt(a, b)
+            assert whole is not None
+            for m in (1, 2, 7, 8, 16, 31, 32, 33, 64, 100, 128, 200, 256, 384, 511):
+                part = deep_gemm.fp8_gemm_nt((a[0][:m], a[1][:m]), b)
+                assert part is not None
+                assert torch.equal(part, whole[:m]), f"{m} of 512 rows, n = {n}, k = {k}"
+
+
+@pytest.mark.parametrize("m", [1, 16, 128, 1000])
+def test_products_that_start_beside_the_end_of_the_kernel_ahead_are_right(m: int) -> None:
+    """Each reads what the kernel ahead of it writes: without its wait it would read what was there before."""
+    a, b = operands(m, 2112, 7168)
+    right = deep_gemm.fp8_gemm_nt(a, b)
+    assert right is not None
+    deep_gemm.set_pdl(True)
+    try:
+        x, d = a[0].clone(), torch.empty_like(right)
+        for _ in range(20):
+            x.view(torch.int8).zero_()
+            x.copy_(a[0])
+            deep_gemm.fp8_gemm_nt((x, a[1]), b, d)
+            assert torch.equal(d, right)
+    finally:
+        deep_gemm.set_pdl(False)
+
+
+@contextmanager
+def batch_invariant() -> Iterator[None]:
+    deep_gemm.set_batch_invariant(True)
+    try:
+        yield
+    finally:
+        deep_gemm.set_batch_invariant(False)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 576, 7168), (32, 8192, 8192), (64, 16, 8192), (300, 1032, 336), (2048, 2112, 512)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_chosen_configurations(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    a, b = operands(m, n, k)
+    d = torch.full((m, n), float("nan"), dtype=dtype, device="cuda")
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    p = dense_problem(a, b, d, None)
+    assert_right(p, d, right_d(p, None))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(70000, 32768, 128), (64, 131072, 16896)])
+def test_sizes_past_two_to_the_31(m: int, n: int, k: int) -> None:
+    a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
+    b = torch.empty(n, k, dtype=torch.float8_e4m3fn, device="cuda")
+    for first in range(0, n, 8192):
+        b[first : first + 8192] = torch.randn(8192, k, device="cuda").to(torch.float8_e4m3fn)
+    sfa, sfb = torch.rand(m, ceil_div(k, 128), device="cuda"), torch.rand(ceil_div(n, 128), ceil_div(k, 128)).cuda()
+    d = deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb))
+    assert d is not None
+    for rows in (slice(0, 3), slice(m // 2, m // 2 + 3), slice(m - 3, m)):
+        right = reference.block_scaled_product(a[rows], sfa[rows], b, sfb, 128)
+        assert float((d[rows].double() - right.double()).norm() / right.double().norm()) < RELATIVE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("with_c", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 64, 128), (64, 0, 128), (64, 64, 0), (0, 0, 0)])
+def test_sizes_of_zero(m: int, n: int, k: int, with_c: bool) -> None:
+    a, b = operands(m, n, k)
+    c = torch.randn(m, n, device="cuda", dtype=torch.bfloat16) if with_c else None
+    d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+    deep_gemm.fp8_gemm_nt(a, b, d, c)
+    assert torch.equal(d, c if c is not None else torch.zeros_like(d))
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    a, b = operands(520, 1032, 2064)
+    first = deep_gemm.fp8_gemm_nt(a, b)
+    assert first is not None
+    for _ in range(50):
+        again = deep_gemm.fp8_gemm_nt(a, b)
+        assert again is not None
+        assert torch.equal(again, first)
+
+
+def test_two_streams_at_once() -> None:
+    problems = [operands(384, 768, 1024, seed) for seed in range(2)]
+    right = [deep_gemm.fp8_gemm_nt(a, b) for a, b in problems]
+    streams = [torch.cuda.Stream() for _ in problems]  # type: ignore[no-untyped-call]
+    outputs = [torch.empty(384, 768, device="cuda", dtype=torch.bfloat16) for _ in problems]
+    torch.cuda.synchronize()
+    for _ in range(30):
+        for stream, (a, b), d in zip(streams, problems, outputs, strict=True):
+            with torch.cuda.stream(stream):
+                d.fill_(float("nan"))
+                deep_gemm.fp8_gemm_nt(a, b, d)
+    torch.cuda.synchronize()
+    for d, expected in zip(outputs, right, strict=True):
+        assert expected is not None
+        assert torch.equal(d, expected)
+
+
+def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
+    """It has no context of the driver: neither to load a kernel in, nor to launch one that is loaded."""
+    torch.manual_seed(0)
+    PLANS.clear()
+    for module in (fp8_gemm, fp8_gemm_decode):
+        module.loaded.cache_clear()
+        module.launcher.cache_clear()
+    a, b = (
+        deep_gemm.per_token_cast_to_fp8(torch.randn(40, 400, device="cuda")),
+        deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda")),
+    )
+    found = [torch.full((40, 200), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+    for d in found[:2]:  # the first loads the kernel
+        thread = threading.Thread(target=deep_gemm.fp8_gemm_nt, args=(a, b, d))
+        thread.start()
+        thread.join()
+    deep_gemm.fp8_gemm_nt(a, b, found[2])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
+
+
+def test_threads_that_share_a_plan() -> None:
+    problems = [operands(128, 256, 512, seed) for seed in range(8)]
+    right = [deep_gemm.fp8_gemm_nt(a, b) for a, b in problems]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        a, b = problems[index]
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            for _ in range(200):
+                d = deep_gemm.fp8_gemm_nt(a, b)
+                torch.cuda.current_stream().synchronize()
+                if d is None or not torch.equal(d, right[index]):  # type: ignore[arg-type]
+                    wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(problems))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_captured_graph_replays_with_changed_inputs() -> None:
+    a, b = operands(200, 512, 1024)
+    d = torch.empty(200, 512, device="cuda", dtype=torch.bfloat16)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        deep_gemm.fp8_gemm_nt(a, b, d)
+    for seed in (1, 2):
+        new_a, new_b = operands(200, 512, 1024, seed)
+        for old, new in zip((*a, *b), (*new_a, *new_b), strict=True):
+            old.copy_(new)
+        d.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(d, deep_gemm.fp8_gemm_nt(new_a, new_b))  # type: ignore[arg-type]
+
+
+def test_fewer_sms_give_the_same_bits_without_compiling() -> None:
+    a, b = operands(1000, 2112, 512)
+    right = deep_gemm.fp8_gemm_nt(a, b)
+    compiled = fp8_gemm.loaded.cache_info().misses
+    try:
+        for num_sms in (1, 7, 100):
+            deep_gemm.set_num_sms(num_sms)
+            assert torch.equal(deep_gemm.fp8_gemm_nt(a, b), right)  # type: ignore[arg-type]
+    finally:
+        deep_gemm.set_num_sms(torch.cuda.get_device_properties(0).multi_processor_count)
+    assert fp8_gemm.loaded.cache_info().misses == compiled
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_plan_of_another_m_gives_the_bits_of_one_whose_maps_the_driver_encoded(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def products() -> list[Tensor]:
+        PLANS.clear()
+        found = []
+        for m in (200, 129, 300, 1000, 1023, 5, 2049):
+            a, b = operands(m, 576, 1152, m)
+            d = torch.full((m, 576), float("nan"), device="cuda", dtype=dtype)
+            deep_gemm.fp8_gemm_nt(a, b, d)
+            found.append(d)
+        return found
+
+    changed = products()
+    monkeypatch.setattr(deep_gemm.gemm.dense.api.NT, "derive", None)
+    for d, right in zip(changed, products(), strict=True):
+        assert torch.equal(d, right)
+
+
+def test_operands_at_other_addresses_use_the_plan_and_are_right() -> None:
+    a, b = operands(64, 256, 512)
+    right = deep_gemm.fp8_gemm_nt(a, b)
+    for _ in range(3):
+        moved_a, moved_b = (tuple(x.clone() for x in pair) for pair in (a, b))
+        assert torch.equal(deep_gemm.fp8_gemm_nt(moved_a, moved_b), right)  # type: ignore[arg-type]
+
+
+def test_a_seen_call_with_bad_addresses_is_refused_still() -> None:
+    a, b = operands(64, 256, 512)
+    d = torch.empty(64, 256, device="cuda", dtype=torch.bfloat16)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    inside_b = b[0].view(torch.uint8).flatten()[: 64 * 256 * 2].view(torch.bfloat16).view(64, 256)
+    with pytest.raises(ValueError, match="d: expected memory that does not overlap b"):
+        deep_gemm.fp8_gemm_nt(a, b, inside_b)
+    room = torch.empty(64 * 512 + 16, device="cuda", dtype=torch.uint8)
+    misaligned = room[8 : 8 + 64 * 512].view(torch.float8_e4m3fn).view(64, 512)
+    with pytest.raises(ValueError, match="a: expected an address that is a multiple of 16 bytes"):
+        deep_gemm.fp8_gemm_nt((misaligned, a[1]), b, d)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_in_turn() -> None:
+    for _ in range(2):
+        for device in ("cuda:0", "cuda:1"):
+            a, b = ((x.to(device), s.to(device)) for x, s in operands(200, 512, 1024))
+            d = deep_gemm.fp8_gemm_nt(a, b)
+            assert d is not None
+            p = dense_problem(a, b, d, None)
+            assert_right(p, d, right_d(p, None))

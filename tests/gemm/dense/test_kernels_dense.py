@@ -1,0 +1,446 @@
+"""Which kernel a dense product launches, how, and when a plan serves another call. The driver is a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, install, on_gpu
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core import settings as settings_module
+from deep_gemm.core.check.layout import RECIPE_1D1D, align, ceil_div
+from deep_gemm.core.jit import driver
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
+from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.dense import choose as heuristics
+from deep_gemm.gemm.dense import launch as dense
+from deep_gemm.gemm.dense.api import product_behind_cast
+from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
+from deep_gemm.gemm.kernel import DENSE_PARAMS
+from deep_gemm.gemm.output import Output
+from deep_gemm.gemm.plan import PLANS, pointer_members
+from deep_gemm.gemm.tiles import tiles_by_name
+
+DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
+BOTH = pytest.mark.parametrize(("shape", "name"), [(DECODE, "fp8_gemm_decode"), (LARGE, "fp8_gemm_dense")])
+Operand = tuple[Tensor, Tensor]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
+    monkeypatch.setattr(heuristics, "tuned_tiles", dict)  # no table: choices are those of the cost
+    return install(monkeypatch)
+
+
+def operands(m: int, n: int, k: int, *, by_row: bool = False) -> tuple[Operand, Operand, Tensor]:
+    a = torch.zeros(m, k, dtype=torch.float8_e4m3fn), torch.ones(m, ceil_div(k, 128))
+    b = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(n if by_row else ceil_div(n, 128), ceil_div(k, 128))
+    return (on_gpu(a[0]), get_mn_major_tma_aligned_tensor(a[1])), b, on_gpu(torch.zeros(m, n, dtype=torch.bfloat16))
+
+
+def problem(m: int, n: int, k: int) -> DenseProblem:
+    a, b, d = operands(m, n, k)
+    return dense_problem(a, b, d, None)
+
+
+def addresses(gpu: FakeGpu) -> tuple[int, ...]:
+    """Of a, sfa, b, sfb and d, as the last launch had them."""
+    words = gpu.last.words
+    if gpu.last.kernel == "fp8_gemm_decode":
+        return words[0], words[32], words[16], words[33], words[34]
+    return words[0], words[32], words[16], words[80], words[48]
+
+
+def pointers(a: Operand, b: Operand, d: Tensor) -> tuple[int, ...]:
+    return tuple(x.data_ptr() for x in (*a, *b, d))
+
+
+# Plans
+
+
+@BOTH
+def test_a_call_runs_the_kernel_that_the_heuristics_name(gpu: FakeGpu, shape: tuple[int, int, int], name: str) -> None:
+    a, b, d = operands(*shape)
+    assert deep_gemm.fp8_gemm_nt(a, b, d) is None
+    assert [launch.kernel for launch in gpu.launches] == [name]
+    assert addresses(gpu) == pointers(a, b, d)
+
+
+def test_a_call_runs_what_a_table_has_for_it(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = tiles_by_name(Output())["64x96"]
+    monkeypatch.setattr(heuristics, "tuned_tiles", lambda: {(*LARGE, Output(), "H200", 132): tile})
+    m, n, k = LARGE
+    for rows in (m, m + 1):
+        deep_gemm.fp8_gemm_nt(*operands(rows, n, k))
+    assert [config == tile.config(Output(), k) for config in gpu.compiled] == [True, False]
+
+
+@BOTH
+def test_a_seen_call_is_launched_again_at_its_own_addresses(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str
+) -> None:
+    kept = [operands(*shape) for _ in range(3)]
+    for a, b, d in kept:
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        assert addresses(gpu) == pointers(a, b, d)
+    assert gpu.plans == 1
+    assert len(gpu.launches) == 3
+
+
+def test_a_new_m_compiles_nothing_where_the_configuration_is_known(gpu: FakeGpu) -> None:
+    for m in range(1000, 1024):
+        a, b, d = operands(m, 4096, 512)
+        deep_gemm.fp8_gemm_nt(a, b, d)
+    assert gpu.plans == 24
+    assert len(gpu.compiled) == 1
+
+
+def shifted(x: Tensor, num_bytes: int) -> Tensor:
+    """The same shape and strides, so many bytes past where a tensor may begin."""
+    room = torch.zeros(x.numel() * x.element_size() + 64, dtype=torch.uint8)
+    return room[num_bytes : num_bytes + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
+
+
+@BOTH
+@pytest.mark.parametrize("which", ["a", "b", "d", "c"])
+def test_a_seen_call_at_addresses_that_are_wrong_is_refused_as_a_new_one_is(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str, which: str
+) -> None:
+    (a, sfa), (b, sfb), d = operands(*shape)
+    c = torch.zeros_like(d)
+    deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb), d, c)
+    moved = {"a": a, "b": b, "d": d, "c": c}
+    moved[which] = on_gpu(shifted(moved[which], 8))
+    with pytest.raises(ValueError, match=f"{which}: expected an address that is a multiple of 16 bytes"):
+        deep_gemm.fp8_gemm_nt((moved["a"], sfa), (moved["b"], sfb), moved["d"], moved["c"])
+    assert len(gpu.launches) == 1
+
+
+@BOTH
+def test_a_seen_call_whose_output_overlaps_an_input_is_refused(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str
+) -> None:
+    a, b, d = operands(*shape)
+    c = torch.zeros_like(d)
+    for each in (None, c):
+        deep_gemm.fp8_gemm_nt(a, b, d, each)
+    over_a = on_gpu(torch.zeros(d.numel() + a[0].numel(), dtype=torch.bfloat16))
+    inside = over_a.view(torch.float8_e4m3fn)[: a[0].numel()].view(a[0].shape)
+    with pytest.raises(ValueError, match="d: expected memory that does not overlap a"):
+        deep_gemm.fp8_gemm_nt((on_gpu(inside), a[1]), b, on_gpu(over_a[: d.numel()].view(d.shape)))
+    room = on_gpu(torch.zeros(d.shape[0] + 1, d.shape[1], dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="c: expected d itself or memory that does not overlap it"):
+        deep_gemm.fp8_gemm_nt(a, b, on_gpu(room[1:]), room[:-1])
+    assert len(gpu.launches) == 2
+
+
+# Plans of another m
+
+
+def words_and_grids(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, *, are_derived: bool, **given: Any) -> list[Any]:
+    """What is launched for several m of one weight, and how many of the launches asked the driver for maps."""
+    PLANS.clear()
+    gpu.launches.clear()
+    if not are_derived:
+        monkeypatch.setattr(deep_gemm.gemm.dense.api.NT, "derive", None)
+    tile, output = given["tile"], given["output"]
+    monkeypatch.setattr(dense, "select", lambda m, n, k, *_, **__: tile_config(tile[0], tile[1], output, k=k))
+    for call in of_several_m(**given):
+        call()
+    places = [DENSE_PARAMS.word(name) for name in pointer_members(DENSE_PARAMS)]
+    zeros = dict.fromkeys(places, 0)  # addresses differ between the two rounds
+    launched = [(launch.grid, launch.cluster, {**dict(enumerate(launch.words)), **zeros}) for launch in gpu.launches]
+    return [launched, sum(len(launch.maps) for launch in gpu.launches)]
+
+
+def of_several_m(n: int, k: int, tile: tuple[int, int], output: Output, extra: int = 0) -> Iterator[Callable[[], Any]]:
+    """Calls of one weight. `extra`: elements between rows beyond the row."""
+    by_row, k_blocks = output.sfb_is_per_row, ceil_div(k, 128)
+    dtype = torch.float32 if output.is_fp32 else torch.bfloat16
+    b = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(n if by_row else ceil_div(n, 128), k_blocks)
+    b = b[0], get_mn_major_tma_aligned_tensor(b[1])
+    for m in (300, 2, 303, 256, 1000, 301, 1, 5):
+        a = on_gpu(torch.zeros(m, k + extra, dtype=torch.float8_e4m3fn)[:, :k])
+        pitch = align(m, 4) + 4 * extra
+        sfa = torch.ones(pitch * k_blocks).as_strided((m, k_blocks), (1, pitch))
+        d = on_gpu(torch.zeros(m, n + extra, dtype=dtype)[:, :n])
+        c = d if output.adds_to_d else torch.zeros_like(d) if output.with_c else None
+        recipe = RECIPE_1D1D if by_row else None
+        yield partial(deep_gemm.fp8_gemm_nt, (a, sfa), b, d, c, recipe)
+
+
+@pytest.mark.parametrize("extra", [0, 32])
+@pytest.mark.parametrize(
+    ("n", "k", "tile", "output"),
+    [
+        (576, 1152, (64, 64), Output()),
+        (576, 1152, (256, 128), Output(with_c=True)),
+        (576, 1152, (128, 128), Output(is_fp32=True)),
+        (576, 1152, (128, 128), Output(is_fp32=True, adds_to_d=True)),
+        (576, 1152, (128, 128), Output(sfb_is_per_row=True)),
+        (8, 128, (64, 64), Output()),
+        (8, 48, (64, 64), Output(with_c=True)),
+    ],
+)
+def test_a_plan_of_another_m_is_what_the_driver_would_make_of_it(
+    gpu: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    n: int,
+    k: int,
+    tile: tuple[int, int],
+    output: Output,
+    extra: int,
+) -> None:
+    given = {"n": n, "k": k, "tile": tile, "output": output, "extra": extra}
+    changed, encoded_for_few = words_and_grids(gpu, monkeypatch, are_derived=True, **given)
+    made, encoded_for_all = words_and_grids(gpu, monkeypatch, are_derived=False, **given)
+    assert changed == made
+    maps = encoded_for_all // 8
+    assert encoded_for_all == maps * 8
+    # Two maps for each m with other boxes than the first: those of A and its scales. One row is never derived.
+    assert encoded_for_few == (maps * 2 + 2 * 2 if k > 128 else encoded_for_all)
+
+
+def test_a_plan_of_another_m_leaves_the_one_it_is_derived_from_as_it_was(gpu: FakeGpu) -> None:
+    kept = [operands(m, 4096, 512) for m in (1000, 1001)]
+    words = []
+    for a, b, d in [*kept, kept[0]]:
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        assert addresses(gpu) == pointers(a, b, d)
+        words.append(gpu.last.words)
+    assert words[0] == words[2] != words[1]
+    assert gpu.plans == 2
+
+
+def test_a_pitch_too_long_for_its_number_is_left_to_the_driver(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "STRIDE_LIMIT", 1001 * 4)
+    for m, are_encoded in ((1000, True), (996, False), (1004, True)):
+        deep_gemm.fp8_gemm_nt(*operands(m, 4096, 512))
+        assert bool(gpu.last.maps) == are_encoded
+
+
+# Settings of a plan
+
+
+SETTINGS: list[tuple[str, Any, Any]] = [("pdl", True, False), ("num_sms", 100, 132), ("batch_invariant", True, False)]
+
+
+@BOTH
+@pytest.mark.parametrize(("setting", "value", "back"), SETTINGS)
+def test_a_setting_makes_a_plan_of_its_own_and_put_back_finds_the_old_one(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str, setting: str, value: Any, back: Any
+) -> None:
+    change = getattr(deep_gemm, f"set_{setting}")
+    change(back)
+    a, b, d = operands(*shape)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    change(value)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    assert gpu.plans == 2
+    change(back)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    assert gpu.plans == 2
+
+
+def test_compiling_alone_launches_nothing_and_keeps_the_kernel(gpu: FakeGpu) -> None:
+    a, b, d = operands(*LARGE)
+    deep_gemm.set_compile_mode(1)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    assert (len(gpu.compiled), gpu.launches) == (1, [])
+    deep_gemm.set_compile_mode(0)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    assert (len(gpu.compiled), len(gpu.launches)) == (1, 1)
+
+
+def test_the_configuration_is_printed_once_for_each_new_plan_where_that_is_asked_for(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DG_PRINT_CONFIGS", "1")
+    settings_module.settings.cache_clear()
+    try:
+        a, b, d = operands(*LARGE)
+        for _ in range(2):
+            deep_gemm.fp8_gemm_nt(a, b, d)
+        others = [operands(m, 2112, 1024) for m in (2047, 8, 2047, 2046)]  # of the same kernel, of another, seen, new
+        for a, b, d in others:
+            deep_gemm.fp8_gemm_nt(a, b, d)
+        out, err = capsys.readouterr()
+        assert out == "", "an engine's standard output may be its protocol"
+        names = [gpu.compiled[0].name, gpu.compiled[0].name, gpu.compiled[1].name, gpu.compiled[0].name]
+        told = zip((2048, 2047, 8, 2046), names, strict=True)
+        assert err.splitlines() == [f"deep_gemm: {m} x 2112 x 1024 runs {name}" for m, name in told]
+    finally:
+        monkeypatch.undo()
+        settings_module.settings.cache_clear()
+
+
+# Scales
+
+
+def test_decode_reads_scales_of_a_as_they_lie(gpu: FakeGpu) -> None:
+    a, b, d = operands(*DECODE)
+    a = a[0], a[1].contiguous()
+    for _ in range(2):
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        assert addresses(gpu) == pointers(a, b, d)
+    assert gpu.plans == 1
+
+
+def test_scales_that_tma_cannot_load_are_copied_for_each_call_and_the_plan_is_kept(gpu: FakeGpu) -> None:
+    a, b, d = operands(*LARGE)
+    a = a[0], a[1].contiguous()
+    for _ in range(2):
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        at_sfa = addresses(gpu)[1]
+        assert at_sfa != a[1].data_ptr()
+    assert gpu.plans == 1
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_copy_of_scales_has_a_plan_for_the_strides_of_the_copy(gpu: FakeGpu, by_row: bool) -> None:
+    """Scales of the same strides, once at an address that TMA takes and once, four bytes on, to be copied."""
+    m, n, k = 64, 512, 1024
+    a, b, d = operands(m, n, k, by_row=by_row)
+    recipe = RECIPE_1D1D if by_row else None
+    room = torch.ones(8 * 1024 + 1)
+    config = tile_config(64, 64, Output(sfb_is_per_row=by_row), k=k)
+    for first, pitch_bytes in ((0, 4096), (1, m * 4)):
+        sfa = room.as_strided((m, 8), (1, 1024), first)
+        p = dense_problem((a[0], sfa), b, d, None, recipes=(recipe, None, None))
+        dense.run(p, config)
+        assert gpu.last.maps[2].strides == (pitch_bytes,)
+
+
+# Settings
+
+
+@BOTH
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_dependent_launch_is_what_set_pdl_says(
+    gpu: FakeGpu, shape: tuple[int, int, int], name: str, enabled: bool
+) -> None:
+    deep_gemm.set_pdl(enabled)
+    deep_gemm.fp8_gemm_nt(*operands(*shape))
+    assert gpu.last.is_dependent is enabled
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+@pytest.mark.parametrize("m", [8, 512])
+def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
+    gpu: FakeGpu, m: int, is_enabled: bool
+) -> None:
+    """Also in a plan for other rows that is derived. The decode kernel knows that its weight is ready, there alone."""
+    deep_gemm.set_pdl(is_enabled)
+
+    def weight_is_ready() -> int | None:
+        if gpu.last.kernel != fp8_gemm_decode.NAME:
+            return None
+        word, half = divmod(fp8_gemm_decode.PARAMS.offset("weight_is_ready"), 8)
+        return gpu.last.words[word] >> 8 * half & 0xFFFFFFFF
+
+    for rows in (m, m - 4, m):
+        a, b, d = operands(rows, 4096, 7168)
+        product_behind_cast(a, b, d, None)
+        assert weight_is_ready() == (1 if m == 8 else None)
+        assert gpu.last.is_dependent
+        deep_gemm.fp8_gemm_nt(a, b, d)
+        assert weight_is_ready() == (0 if m == 8 else None)
+        assert gpu.last.is_dependent is is_enabled
+
+
+@pytest.mark.parametrize("num_sms", [1, 2, 7, 33, 66, 112, 131])
+def test_no_more_sms_are_used_than_allowed(gpu: FakeGpu, num_sms: int) -> None:
+    """The hardware spreads CTAs over all SMs, so there must not be more CTAs than SMs, however many fit on one."""
+    deep_gemm.set_num_sms(num_sms)
+    for n, k in ((576, 7168), (2112, 7168), (7168, 512), (24576, 1536)):
+        for m in (1, 16, 64, 128, 512, 2048):
+            deep_gemm.fp8_gemm_nt(*operands(m, n, k))
+            assert gpu.last.grid <= num_sms, f"{m} x {n} x {k}: {gpu.compiled[-1].name}"
+
+
+def test_fewer_sms_leave_the_decode_kernel_to_products_whose_grid_fits(gpu: FakeGpu) -> None:
+    p = problem(1, 576, 7168)
+    chosen = dense.choice(p.m, p.n, p.k, Output(), gpu.gpu)
+    assert isinstance(chosen, DecodeConfig)
+    needs = fp8_gemm_decode.grid(chosen, p.m, p.n)
+    deep_gemm.set_num_sms(needs)
+    assert dense.choice(p.m, p.n, p.k, Output(), gpu.gpu) == chosen
+    deep_gemm.set_num_sms(needs - 1)
+    assert isinstance(dense.choice(p.m, p.n, p.k, Output(), gpu.gpu), GemmConfig)
+
+
+def test_fewer_sms_than_a_cluster_has_ctas_run_its_tile_without_a_cluster(gpu: FakeGpu) -> None:
+    p = problem(512, 7168, 16384)
+    for num_sms in (1, 2, 7):
+        deep_gemm.set_num_sms(num_sms)
+        config = dense.choice(p.m, p.n, p.k, Output(), gpu.gpu)
+        assert isinstance(config, GemmConfig)
+        assert config.cluster_size <= num_sms
+        assert config.why_illegal() is None
+        assert fp8_gemm.why_unfit(config, p.k, Output()) is None
+
+
+@pytest.mark.parametrize(("n", "k"), [(576, 7168), (2112, 7168), (4096, 512)])
+def test_batch_invariance_is_to_split_no_k_whatever_m_is(gpu: FakeGpu, n: int, k: int) -> None:
+    names = set()
+    for enabled in (False, True):
+        deep_gemm.set_batch_invariant(enabled)
+        gpu.compiled.clear()
+        for m in (1, 8, 16, 33, 64, 128, 200, 512):
+            deep_gemm.fp8_gemm_nt(*operands(m, n, k))
+        assert all(config.cluster_k == 1 for config in gpu.compiled) or not enabled
+        names.add(tuple(config.name for config in gpu.compiled))
+    assert len(names) == 2 or k < 1024, "a product of few tiles and a long k is split where it may be"
+
+
+def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DG_BATCH_INVARIANT", "1")
+    settings_module.settings.cache_clear()
+    try:
+        deep_gemm.fp8_gemm_nt(*operands(*DECODE))
+        assert gpu.last.cluster == 1
+        deep_gemm.set_batch_invariant(False)
+        deep_gemm.fp8_gemm_nt(*operands(*DECODE))
+        assert gpu.last.cluster > 1
+    finally:
+        monkeypatch.undo()
+        settings_module.settings.cache_clear()
+
+
+# Configurations that are given
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (tile_config(64, 64, Output(is_fp32=True)), "is for another type of D, another C, or other scales of B"),
+        (tile_config(64, 64, Output(sfb_is_per_row=True)), "is for another type of D, another C, or other scales of B"),
+        (tile_config(64, 64, Output(), k=512), "has no code for the tail of 9 blocks of k in runs of 4"),
+        (decode_config(8, 1, 1, 1, c=True), "is for another type of D, or another C"),
+    ],
+)
+def test_a_given_configuration_that_computes_something_else_is_refused(
+    gpu: FakeGpu, config: GemmConfig | DecodeConfig, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=f"config: .* {reason}"):
+        dense.run(problem(8, 512, 1152), config)
+    assert gpu.launches == []
+
+
+def test_the_decode_kernel_is_refused_scales_of_b_by_row(gpu: FakeGpu) -> None:
+    a, b, d = operands(8, 512, 512, by_row=True)
+    p = dense_problem(a, b, d, None, recipes=(RECIPE_1D1D, None, None))
+    with pytest.raises(ValueError, match="is for one scale for each 128x128 block of B"):
+        dense.run(p, decode_config(8, 1, 1, 1))

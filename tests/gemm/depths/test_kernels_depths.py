@@ -1,0 +1,271 @@
+"""What the host decides of k-grouped products on a GPU, and what it hands over, as far as can be told without one."""
+
+from __future__ import annotations
+
+import struct
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, install, on_gpu
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.gpu import H200
+from deep_gemm.core.params import Params
+from deep_gemm.core.settings import set_compile_mode
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.depths import launch as depths
+from deep_gemm.gemm.depths import maps_kernel as k_group_maps
+from deep_gemm.gemm.depths.check import KGroupedProblem
+from deep_gemm.gemm.depths.choose import reachable_k_grouped, select_k_grouped
+from deep_gemm.gemm.kernel import DEPTHS_PARAMS
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.plan import PLANS, pointer_members
+from lab.sim import depths as sim
+
+FRESH, WITH_C, IN_PLACE, FRESH_BF16 = (
+    config for config in reachable_k_grouped() if (config.block_m, config.block_n) == (128, 128)
+)
+PAIRS, *_ = (config for config in reachable_k_grouped() if config.cluster_size == 2)
+KS = [16, 0, 400]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return install(monkeypatch)
+
+
+def ready(p: KGroupedProblem) -> KGroupedProblem:
+    return p._replace(sfa=get_mn_major_tma_aligned_tensor(p.sfa), sfb=get_mn_major_tma_aligned_tensor(p.sfb))
+
+
+def call(p: KGroupedProblem, ks: list[int] | None = None) -> None:
+    a, b, d = (on_gpu(p.a), p.sfa), (p.b, p.sfb), on_gpu(p.d)
+    c = d if p.c is p.d else p.c
+    deep_gemm.k_grouped_fp8_gemm_nt_contiguous(a, b, d, ks, p.ks_tensor, c)
+
+
+def words_of_members(params: Params, words: tuple[int, ...]) -> dict[str, int]:
+    return {name: words[params.word(name)] for name in pointer_members(params)}
+
+
+@pytest.mark.parametrize("on_gpu_alone", [False, True])
+@pytest.mark.parametrize("config", [FRESH, WITH_C, IN_PLACE, FRESH_BF16, PAIRS], ids=lambda config: config.name)
+def test_both_kernels_are_launched_at_the_operands(gpu: FakeGpu, config: GemmConfig, on_gpu_alone: bool) -> None:
+    p = ready(sim.random_problem(config, KS, 100, 72, on_gpu_alone=on_gpu_alone))
+    depths.run_on_gpu(p, config)
+    maps, product = gpu.launches
+    assert (maps.kernel, maps.grid, maps.cluster) == ("k_group_maps", 1, 1)
+    assert (product.kernel, product.grid) == ("fp8_wgrad_gemm_k_grouped", 3 * config.cluster_n)
+    assert (product.cluster, product.is_dependent) == (config.cluster_n, True)
+    found = words_of_members(k_group_maps.PARAMS, maps.words)
+    assert (found["a"], found["b"]) == (p.a.data_ptr(), p.b.data_ptr())
+    assert found["ks"] == (0 if p.ks_tensor is None else p.ks_tensor.data_ptr())
+    room = found["k_groups"]
+    found = words_of_members(DEPTHS_PARAMS, product.words)
+    assert found["groups.by_depth"] == room != 0
+    assert [found[name] for name in ("map_sfa", "map_sfb", "map_d", "d")] == [
+        x.data_ptr() for x in (p.sfa, p.sfb, p.d, p.d)
+    ]
+    assert found["c"] == (0 if p.c is None else p.c.data_ptr())
+
+
+def test_the_same_sums_of_depths_are_a_call_that_was_seen_and_others_derive_a_plan(gpu: FakeGpu) -> None:
+    members = [DEPTHS_PARAMS.word(name) for name in pointer_members(DEPTHS_PARAMS)]
+    for is_derived in (True, False):
+        words = []
+        for ks in ([16, 0, 400], [400, 16, 0], [256, 128, 32], [1024, 0, 16]):
+            if not is_derived:
+                PLANS.clear()
+            p = ready(sim.random_problem(FRESH, ks, 100, 72))
+            call(p, ks)
+            maps, product = gpu.launches[-2:]
+            data = b"".join(word.to_bytes(8, "little") for word in maps.words)
+            inline = struct.unpack_from("<3I", data, k_group_maps.PARAMS.offset("inline_ks"))
+            assert list(inline) == ks
+            assert product.words[DEPTHS_PARAMS.word("d")] == p.d.data_ptr()
+            sums = struct.unpack_from("<2I", data, k_group_maps.PARAMS.offset("sum_k"))
+            assert sums == (sum(ks), sum(ceil_div(k, 128) for k in ks))
+            words.append({i: word for i, word in enumerate(product.words) if i not in members})
+        if is_derived:
+            assert gpu.plans == 3, "the second is like the first"
+            derived = words
+        else:
+            assert words == derived
+
+
+@pytest.mark.parametrize("ks", [[16, 0, 384], [16, 400], [8, 8, 400], [16, 0, 400.0], [True, 15, 400], [-16, 32, 400]])
+def test_depths_that_are_wrong_are_refused_on_a_call_that_was_seen(gpu: FakeGpu, ks: list[Any]) -> None:
+    p = ready(sim.random_problem(FRESH, KS, 100, 72))
+    call(p, KS)
+    with pytest.raises(ValueError, match=r"ks: expected|a: expected shape|d: expected shape"):
+        call(p, ks)
+    assert len(gpu.launches) == 2
+
+
+def test_depths_that_lie_across_words_are_refused_on_a_call_that_was_seen(gpu: FakeGpu) -> None:
+    p = ready(sim.random_problem(FRESH, KS, 100, 72))
+    sizes, memory = torch.tensor(KS, dtype=torch.int32), bytearray(4 * len(KS) + 2)
+    memory[2:] = sizes.numpy().tobytes()
+    for _ in range(2):
+        call(p._replace(ks_tensor=sizes))
+    across = torch.frombuffer(memory, dtype=torch.int32, offset=2)
+    with pytest.raises(ValueError, match=r"^ks_tensor: expected an address that is a multiple of 4 bytes"):
+        call(p._replace(ks_tensor=across))
+    assert len(gpu.launches) == 4
+
+
+def test_maps_are_made_in_memory_of_each_streams_and_each_graphs_own(gpu: FakeGpu) -> None:
+    at, held = DEPTHS_PARAMS.word("groups.by_depth"), []
+    empty = torch.empty
+
+    def rooms(calls: int) -> set[int]:
+        first = len(gpu.launches)
+        for _ in range(calls):
+            p = ready(sim.random_problem(FRESH, KS, 100, 72))
+            call(p, KS)
+        return {launch.words[at] for launch in gpu.launches[first:] if launch.kernel == "fp8_wgrad_gemm_k_grouped"}
+
+    def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
+        held.append(empty(*args, **kwargs))
+        return held[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", kept_empty)
+        of_stream = rooms(3)
+        gpu.stream = 8
+        of_another = rooms(2)
+        gpu.is_capturing = True
+        of_graphs = rooms(2)
+        gpu.is_capturing = False
+        of_another_later = rooms(1)
+    assert (len(of_stream), len(of_another), len(of_graphs)) == (1, 1, 2)
+    assert of_another_later == of_another
+    assert not of_graphs & (of_stream | of_another)
+    assert of_stream != of_another
+
+
+def test_a_plan_keeps_memory_for_few_streams(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depths, "MAX_ROOMS", 3)
+    for stream in range(1, 8):
+        gpu.stream = stream
+        call(ready(sim.random_problem(FRESH, KS, 100, 72)), KS)
+    (plan,) = PLANS.plans.values()
+    assert isinstance(plan, depths.DepthsPlan)
+    assert [*plan.rooms] == [5, 6, 7]
+
+
+def test_an_operator_keeps_no_memory(gpu: FakeGpu) -> None:
+    p = ready(sim.random_problem(FRESH, KS, 100, 72))
+    operands = on_gpu(p.a), p.sfa, p.b, p.sfb, on_gpu(p.d)
+    for _ in range(2):  # a new call, and one that was seen
+        torch.ops.deep_gemm.k_grouped_fp8_gemm_nt_contiguous.into(*operands, KS)
+    assert len(gpu.launches) == 4
+    (plan,) = PLANS.plans.values()
+    assert isinstance(plan, depths.DepthsPlan)
+    assert plan.rooms == {}
+    call(p, KS)
+    assert len(plan.rooms) == 1
+
+
+def test_nothing_is_launched_where_a_side_or_all_depths_are_zero(gpu: FakeGpu) -> None:
+    for config in (FRESH, WITH_C, IN_PLACE):
+        for ks, m, n in (([], 4, 8), ([16], 0, 8), ([16], 4, 0), ([0, 0], 4, 8)):
+            p = sim.random_problem(config, ks, m, n)
+            right = torch.zeros_like(p.d) if p.c is None else p.c.clone()
+            depths.run_on_gpu(p)
+            assert torch.equal(p.d, right)
+    assert gpu.launches == []
+
+
+def test_compile_mode_prepares_and_does_not_launch(gpu: FakeGpu) -> None:
+    set_compile_mode(1)
+    try:
+        call(sim.random_problem(FRESH, KS, 100, 72), KS)
+    finally:
+        set_compile_mode(0)
+    assert gpu.launches == []
+    assert len(gpu.compiled) == 1
+
+
+def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    ks = [16] * (k_group_maps.MAX_INLINE_KS + 1)
+    tensor = depths.depths_of(ks, None, torch.device("cpu"))
+    assert isinstance(tensor, Tensor)
+    assert tensor.tolist() == ks
+
+
+@pytest.mark.parametrize("m", [1, 130, 768, 7168])
+@pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
+def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
+    kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    for num_groups, n, k in product((1, 128), (2048, 2176), (0, 16, 8192)):
+        assert select_k_grouped(num_groups, m, n, k, kind, H200) in reachable_k_grouped()
+
+
+@pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
+@pytest.mark.parametrize(("n", "ctas"), [(2048, 2), (1924, 2), (2052, 1), (2176, 1), (7168, 2)])
+def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, output: dict[str, bool]) -> None:
+    kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    config = select_k_grouped(16, 7168, n, 4096, kind, H200)
+    always = kind.with_c or not kind.is_fp32
+    assert (config.block_m, config.block_n, config.cluster_n) == (256, 128, 2 if always else ctas)
+
+
+def test_one_column_of_tiles_is_not_taken_by_pairs() -> None:
+    kind = Output(True, with_c=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    assert select_k_grouped(16, 7168, 128, 4096, kind, H200).cluster_size == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "num_sms", "ctas"),
+    [
+        (256, 132, 12),
+        (256, 8, 8),
+        (256, 7, 6),
+        (256, 2, 2),
+        (256, 1, 2),
+        (252, 132, 12),
+        (72, 132, 12),
+        (300, 132, 24),
+    ],
+)
+def test_whole_clusters_are_launched(n: int, num_sms: int, ctas: int) -> None:
+    """For 3 groups with two rows of tiles each: no more clusters than pairs of tiles, no more CTAs than SMs."""
+    p = sim.random_problem(PAIRS, KS, 300, n)
+    assert depths.grid(PAIRS, p, num_sms) == ctas
+
+
+def test_a_cta_loads_its_half_of_a_that_is_shared(gpu: FakeGpu) -> None:
+    p = ready(sim.random_problem(PAIRS, KS, 300, 256))
+    plan = depths.run_on_gpu(p, PAIRS)
+    assert plan is not None
+    assert [map_.box[1] for map_ in plan.make_maps.maps.values()] == [128, 128]
+    assert plan.maps["map_sfa"].box == (128, 1)
+
+
+def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
+    kind = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    assert select_k_grouped(4, 7168, 2048, 8192, kind, H200).block_m >= 128
+    small = select_k_grouped(1, 512, 512, 1024, kind, H200)
+    assert (small.block_m, small.cluster_size) == (64, 1)
+
+
+@pytest.mark.parametrize(("k", "tile"), [(2048, (256, 128)), (1024, (128, 128)), (256, (64, 64))])
+def test_the_smaller_the_depth_the_smaller_the_tile_that_is_added_to_d(k: int, tile: tuple[int, int]) -> None:
+    kind = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    config = select_k_grouped(16, 7168, 2048, k, kind, H200)
+    assert (config.block_m, config.block_n) == tile
+
+
+def test_a_configuration_for_another_product_is_refused(gpu: FakeGpu) -> None:
+    p = sim.random_problem(FRESH, KS, 100, 72)
+    for other in (WITH_C, tile_config(64, 64, Output(True, sfb_is_per_row=True))):
+        with pytest.raises(ValueError, match="is for"):
+            depths.run_on_gpu(p, other)

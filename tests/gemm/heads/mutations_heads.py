@@ -1,0 +1,115 @@
+"""Ways to break products of heads, in what they do not share with others, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.tiles import Tile
+from lab.sim import heads as sim
+from lab.sim.mutate import Mutation
+
+BF16 = Output(groups=Groups.HEADS)
+FP32 = replace(BF16, is_fp32=True)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One tile and kind of output, problem, seed and schedule."""
+
+    tile: Tile
+    output: Output
+    shape: tuple[int, int, int, int]
+    """Heads, m, n, k."""
+    seed: int = 0
+    schedule: str | None = None
+    is_dependent: bool = False
+
+    @property
+    def config(self) -> sim.Config:
+        return self.tile.config(self.output, self.shape[3])
+
+    def headers(self) -> dict[str, str]:
+        config = self.config
+        return fp8_gemm_decode.headers(config) if isinstance(config, DecodeConfig) else fp8_gemm.headers(config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernel = sim.compile_config(self.config, headers)
+        problem = sim.random_problem(self.config, *self.shape, seed=self.seed, gap=16)
+        outcome = sim.run(
+            kernel,
+            self.config,
+            problem,
+            seed=self.seed,
+            schedule=self.schedule,
+            is_dependent=self.is_dependent,
+        )
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
+
+
+PLAIN = Trial(Tile(64, 64), BF16, (3, 70, 136, 400))
+SHARES_B = Trial(Tile(128, 128, cluster_m=2), BF16, (3, 300, 136, 272))
+SHARES_A = Trial(Tile(128, 64, cluster_n=2), BF16, (3, 140, 136, 272))
+WITH_C = Trial(Tile(64, 64), replace(FP32, with_c=True), (3, 70, 72, 272))
+ADDING = Trial(Tile(64, 64), replace(FP32, adds_to_d=True), (3, 70, 72, 272))
+ADDING_NARROW = Trial(Tile(64, 32), replace(FP32, adds_to_d=True), (3, 70, 40, 272))
+BY_ROW = Trial(Tile(64, 64), replace(FP32, sfb_is_per_row=True), (3, 70, 136, 272))
+FEW = Trial(Tile(64, 64), BF16, (3, 21, 136, 272))
+DECODE = Trial(Tile(16, 64, cluster_k=2, is_decode=True), BF16, (3, 21, 136, 400))
+DECODE_WIDE = Trial(Tile(16, 128, is_decode=True), BF16, (3, 9, 264, 400))
+DECODE_C = Trial(Tile(8, 64, is_decode=True), replace(BF16, with_c=True), (3, 11, 72, 272), is_dependent=True)
+
+TRIALS = [
+    PLAIN,
+    replace(PLAIN, seed=1, schedule="late_loads"),
+    SHARES_B,
+    SHARES_A,
+    WITH_C,
+    ADDING,
+    ADDING_NARROW,
+    BY_ROW,
+    FEW,
+    DECODE,
+    DECODE_WIDE,
+    DECODE_C,
+]
+
+_HEADS, _PLANES, _DECODE = "work/heads.cuh", "work/planes.cuh", "decode/heads.cuh"
+_TO_PLANE = "epilogue/to_plane.cuh"
+
+MUTATIONS = [
+    # fp8_gemm
+    Mutation("the last head left out", _PLANES, "tiles_of_plane * planes) return false", "tiles_of_plane * (planes - 1)) return false", shows_in=PLAIN.config),
+    Mutation("tiles counted through all heads", _PLANES, "place_in_raster(next_tile - tile.plane * tiles_of_plane,", "place_in_raster(next_tile,", shows_in=PLAIN.config),
+    Mutation("tiles of m rounded down", _PLANES, "ceil_div(ceil_div(p.m, kBlockM), kClusterM)", "(p.m / kBlockM + (p.m < kBlockM))", shows_in=PLAIN.config),
+    Mutation("tiles of n rounded down", _PLANES, "ceil_div(ceil_div(p.n, kBlockN), kClusterN)", "(p.n / kBlockN)", shows_in=PLAIN.config),
+    Mutation("every CTA takes every tile", _PLANES, "next_tile += ptx::grid_size() / kClusterSize;", "next_tile += 1;", shows_in=ADDING.config),
+    Mutation("rows computed twice where something is added", _PLANES, "if constexpr (!kWithC && !kAddsToD && !kAIsMnMajor) move_up", "move_up", shows_in=ADDING.config),
+    Mutation("A of the first head", _HEADS, "slot.a, k, tile.row_m, tile.plane)", "slot.a, k, tile.row_m, 0)", shows_in=PLAIN.config),
+    Mutation("B of the first head", _HEADS, "slot.b, k, tile.row_n, tile.plane)", "slot.b, k, tile.row_n, 0)", shows_in=PLAIN.config),
+    Mutation("a shared operand of the first head", "operand.cuh", "row + first, planes...);", "row + first, (planes, 0)...);", shows_in=SHARES_A.config),
+    Mutation("both load the same part of an operand", "operand.cuh", "ptx::cluster_rank() * kPart", "0", shows_in=SHARES_B.config),
+    Mutation("A's scales of the first head", _HEADS, "tile.row_m, k_block, tile.plane)", "tile.row_m, k_block, 0)", shows_in=PLAIN.config),
+    Mutation("B's scales by row of the first head", _HEADS, "tile.row_n, k_block, tile.plane)", "tile.row_n, k_block, 0)", shows_in=BY_ROW.config),
+    Mutation("B's scales of the first head", _HEADS, "p.sfb + tile.plane * p.heads.sfb_stride", "p.sfb", shows_in=PLAIN.config),
+    Mutation("C of the first head", _HEADS, "p.c + tile.plane * p.heads.c_stride * kOutputBytes", "p.c", shows_in=WITH_C.config),
+    Mutation("C's stride taken for bytes", _HEADS, "p.heads.c_stride * kOutputBytes", "p.heads.c_stride", shows_in=WITH_C.config),
+    Mutation("bytes of whole boxes announced", _PLANES, "return kSlotBytes - (kBlockM - rows)", "return kSlotBytes + 0 * (kBlockM - rows)", shows_in=FEW.config),
+    Mutation("bytes of all scales announced", _PLANES, " - (kBlockM - scales) * 4;", ";", shows_in=FEW.config),
+    Mutation("D of the first head", _TO_PLANE, "store_panel(&p.map_d, panel, column, row, plane)", "store_panel(&p.map_d, panel, column, row, 0)", shows_in=PLAIN.config),
+    Mutation("a wide D of the first head", _TO_PLANE, "span.at_column(column), row, plane);\n    else\n      store_panel", "span.at_column(column), row, 0);\n    else\n      store_panel", shows_in=WITH_C.config),
+    # fp8_gemm_decode
+    Mutation("tiles of n rounded down in few rows", _DECODE, "tiles_n = ceil_div(p.n, kBlockN)", "tiles_n = p.n / kBlockN", shows_in=DECODE.config),
+    Mutation("columns counted through all heads", _DECODE, "(tile_n - head * tiles_n) * kBlockN", "tile_n * kBlockN", shows_in=DECODE.config),
+    Mutation("operands of the first head", _DECODE, "k, row, work.head)", "k, row, 0)", shows_in=DECODE.config),
+    Mutation("few rows: A's scales of the first head", _DECODE, "  product.sfa += work.head * p.heads.sfa_stride;\n", "", shows_in=DECODE.config),
+    Mutation("few rows: B's scales of the first head", _DECODE, "  product.sfb += work.head * p.heads.sfb_stride;\n", "", shows_in=DECODE.config),
+    Mutation("few rows: D of the first head", _DECODE, "  product.d += work.head * p.heads.d_stride * kOutputBytes;\n", "", shows_in=DECODE.config),
+    Mutation("few rows: C of the first head", _DECODE, "  product.c += work.head * p.heads.c_stride * kOutputBytes;\n", "", shows_in=DECODE_C.config),
+    Mutation("few rows: D's stride taken for bytes", _DECODE, "p.heads.d_stride * kOutputBytes", "p.heads.d_stride", shows_in=DECODE.config),
+]  # fmt: skip

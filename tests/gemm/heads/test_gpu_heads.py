@@ -1,0 +1,208 @@
+"""Products of heads on a GPU: every kernel that can be chosen, operands as callers have them, graphs, repeats."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import framed, random_fp8, random_scales
+from torch import Tensor
+
+from deep_gemm import fp8_einsum, get_mn_major_tma_aligned_tensor, set_num_sms
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.layout import RECIPE_1D1D, RECIPE_1D2D, Recipe, ceil_div
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.heads import launch as heads
+from deep_gemm.gemm.heads.check import BY_HEADS as BHD
+from deep_gemm.gemm.heads.check import BY_HEADS_TURNED as BHR
+from deep_gemm.gemm.heads.check import HeadsProblem, heads_problem
+from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+from lab.bench.tune import compile_all
+from lab.sim.heads import right_and_allowed
+from lab.sim.rounding import TENSOR_CORES, describe_mistakes
+
+pytestmark = pytest.mark.gpu
+
+CONFIGS: list[GemmConfig | DecodeConfig] = [*reachable_heads(), *reachable_heads_decode()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(CONFIGS, lambda _: None)
+
+
+def operands(
+    sizes: dict[str, int], expr: str, recipe: Recipe = RECIPE_1D2D, seed: int = 0
+) -> tuple[Operand, Operand, tuple[int, ...]]:
+    """A and B of an expression, and the shape of D."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    summed = "r" if expr == BHD else "d"
+    stays = "d" if expr == BHD else "r"
+    blocks = {"b": 1, "h": 1, summed: 128, stays: recipe[1]}
+    made = []
+    for axes in ("bh" + summed, "hdr"):
+        shape = [sizes[axis] for axis in axes]
+        of_scales = [ceil_div(sizes[axis], blocks[axis]) for axis in axes]
+        made.append((random_fp8(shape, g), random_scales(of_scales, g)))
+    return made[0], made[1], (sizes["b"], sizes["h"], sizes[stays])
+
+
+def asked(
+    expr: str, a: Operand, b: Operand, d: Tensor, c: Tensor | None = None, recipe: Recipe = RECIPE_1D2D
+) -> HeadsProblem:
+    return heads_problem(expr, a, b, d, c, (recipe, None, None))
+
+
+def assert_right(p: HeadsProblem, name: str = "chosen") -> None:
+    """Of a problem whose C is still what it was."""
+    right, allowed = right_and_allowed(p, TENSOR_CORES)
+    mistakes = describe_mistakes(p.d.flatten(0, 1), right.flatten(0, 1), allowed.flatten(0, 1))
+    assert mistakes is None, f"{name}: {mistakes}"
+
+
+def problem_for(
+    config: GemmConfig | DecodeConfig, a: Operand, b: Operand, d: Tensor
+) -> tuple[HeadsProblem, Tensor | None]:
+    """With the C that the configuration takes, and a copy of it."""
+    c = None
+    is_per_row = isinstance(config, GemmConfig) and config.sfb_is_per_row
+    if isinstance(config, GemmConfig) and config.adds_to_d:
+        c = d.normal_()
+    elif config.with_c:
+        c = torch.randn(d.shape, device="cuda").to(d.dtype)
+    p = asked(BHD, a, b, d, c, RECIPE_1D1D if is_per_row else RECIPE_1D2D)
+    return p, None if p.c is None else p.c.clone()
+
+
+@pytest.mark.parametrize("index", range(len(CONFIGS)))
+def test_every_reachable_configuration(index: int) -> None:
+    config = CONFIGS[index]
+    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    if isinstance(config, DecodeConfig):
+        tokens = config.block_tokens
+        shapes = [(tokens - 3, 1160, 2832), (tokens + 5, 200, 400), (1, 72, 16), (tokens, 136, 5136)]
+        recipe: Recipe = RECIPE_1D2D
+    else:
+        tail = 128 if config.has_tail else 0
+        height, width = config.block_m * config.cluster_m, config.block_n * config.cluster_n
+        shapes = [
+            (height + 8, width + 8, 16 if tail else 400),
+            (config.block_m * 5 + 24, config.block_n * 9 + 8, 400 + tail),
+            (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + tail),
+            (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + tail),
+        ]
+        recipe = RECIPE_1D1D if config.sfb_is_per_row else RECIPE_1D2D
+    for count, (m, n, k) in zip((5, 3, 1, 2), shapes, strict=True):
+        a, b, shape = operands({"b": m, "h": count, "d": n, "r": k}, BHD, recipe, seed=index)
+        frame = framed(shape, dtype, "cuda")
+        frame.view.fill_(float("nan"))
+        p, c = problem_for(config, a, b, frame.view)
+        heads.run(p, config)
+        assert_right(p._replace(c=c), config.name)
+        frame.assert_untouched_outside()
+
+
+@pytest.mark.parametrize("b", [1, 4, 32, 128, 130, 4096])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_shape_of_deepseek_v4(b: int, dtype: torch.dtype) -> None:
+    x, w, shape = operands({"b": b, "h": 8, "d": 1024, "r": 4096}, BHD, seed=b)
+    frame = framed(shape, dtype, "cuda")
+    for _ in range(2):  # anew, and by the plan
+        frame.view.fill_(float("nan"))
+        fp8_einsum(BHD, x, w, frame.view)
+        assert_right(asked(BHD, x, w, frame.view))
+        frame.assert_untouched_outside()
+    first = frame.view.clone()
+    for _ in range(20):
+        again = torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+        fp8_einsum(BHD, x, w, again)
+        assert torch.equal(again, first)
+    laid = get_mn_major_tma_aligned_tensor(x[1].transpose(0, 1)).transpose(0, 1)
+    fp8_einsum(BHD, (x[0], laid), w, frame.view)
+    assert torch.equal(frame.view, first)
+
+
+@pytest.mark.parametrize("expr", [BHD, BHR])
+@pytest.mark.parametrize("recipe", [RECIPE_1D2D, RECIPE_1D1D])
+@pytest.mark.parametrize("b", [16, 144, 1040])
+def test_all_forms(expr: str, recipe: Recipe, b: int) -> None:
+    x, w, shape = operands({"b": b, "h": 3, "d": 272, "r": 400}, expr, recipe)
+    for dtype in (torch.bfloat16, torch.float32):
+        d = torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+        c = torch.randn(shape, device="cuda").to(dtype)
+        before = c.clone()
+        for addend in (None, c):
+            fp8_einsum(expr, x, w, d, addend, recipe)
+            assert_right(asked(expr, x, w, d, addend, recipe))
+        fp8_einsum(expr, x, w, c, c, recipe)  # C is D
+        assert_right(asked(expr, x, w, c, before, recipe))
+
+
+@pytest.mark.parametrize("b", [4, 130])
+def test_operands_as_callers_have_them(b: int) -> None:
+    x, w, shape = operands({"b": b, "h": 4, "d": 264, "r": 528}, BHD)
+    right = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    fp8_einsum(BHD, x, w, right)
+    wide = torch.zeros(b, 6, 640, device="cuda").to(torch.float8_e4m3fn)
+    wide[:, 1:5, 64:592].copy_(x[0])
+    wide_sf = torch.full((b, 6, 7), float("nan"), device="cuda")
+    wide_sf[:, 1:5, 1:6] = x[1]
+    flat = w[0].view(4 * 264, 528).view(4, 264, 528)
+    head_major = torch.empty(4, b, 264, dtype=torch.bfloat16, device="cuda").transpose(0, 1)
+    for a in ((wide[:, 1:5, 64:592], x[1]), (x[0], wide_sf[:, 1:5, 1:6]), x):
+        for d in (torch.empty_like(right), head_major):
+            for _ in range(2):
+                d.fill_(float("nan"))
+                fp8_einsum(BHD, a, (flat, w[1]), d)
+                assert torch.equal(d, right)
+
+
+@pytest.mark.parametrize("b", [4, 32, 130])
+def test_a_captured_graph_replays_with_other_inputs(b: int) -> None:
+    sizes = {"b": b, "h": 8, "d": 512, "r": 1024}
+    x, w, shape = operands(sizes, BHD)
+    others = operands(sizes, BHD, seed=1)
+    d = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    fp8_einsum(BHD, x, w, d)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fp8_einsum(BHD, x, w, d)
+    right = torch.empty_like(d)
+    fp8_einsum(BHD, others[0], others[1], right)
+    for old, new in zip((*x, *w), (*others[0], *others[1]), strict=True):
+        old.copy_(new)
+    d.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(d, right)
+
+
+def test_nothing_deep_is_c_or_zero_and_no_rows_are_nothing() -> None:
+    x, w, shape = operands({"b": 4, "h": 3, "d": 16, "r": 0}, BHD)
+    d = torch.full(shape, float("nan"), device="cuda")
+    c = torch.randn(shape, device="cuda")
+    fp8_einsum(BHD, x, w, d, c)
+    assert torch.equal(d, c)
+    fp8_einsum(BHD, x, w, d)
+    assert not d.any()
+    x, w, shape = operands({"b": 0, "h": 3, "d": 16, "r": 128}, BHD)
+    assert fp8_einsum(BHD, x, w) is not None
+
+
+def test_few_sms() -> None:
+    x, w, shape = operands({"b": 12, "h": 5, "d": 264, "r": 528}, BHD)
+    set_num_sms(3)
+    try:
+        d = torch.full(shape, float("nan"), device="cuda")
+        fp8_einsum(BHD, x, w, d)
+        assert_right(asked(BHD, x, w, d))
+    finally:
+        set_num_sms(132)
+
+
+def test_the_reference_runs_on_the_gpu_too() -> None:
+    x, w, shape = operands({"b": 12, "h": 2, "d": 264, "r": 528}, BHD)
+    d = torch.empty(shape, device="cuda")
+    reference.heads(asked(BHD, x, w, d))
+    assert d.isfinite().all()

@@ -1,0 +1,362 @@
+"""Grouped rows on a GPU: every kernel that can be chosen, what users met, graphs, layouts that change.
+
+D is full of canaries before each product, rows of A without a group hold NaN, values and scales, and all of D is
+compared.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import deep_gemm.problem
+import pytest
+import torch
+from test_sim_rows import ends_of_sizes, ids_of_sizes
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.rows import launch as grouped
+from deep_gemm.gemm.rows.check import contiguous_problem, masked_problem
+from deep_gemm.gemm.rows.choose import reachable_grouped, tiles_for
+from lab.bench.tune import compile_all
+from lab.sim import rows as sim
+from lab.sim.rounding import TENSOR_CORES, describe_mistakes
+
+pytestmark = pytest.mark.gpu
+
+KINDS = [Groups.IDS, Groups.ENDS, Groups.COUNTS]
+BF16 = torch.bfloat16
+
+
+def on_gpu(p: sim.Problem) -> sim.Problem:
+    moved: Any = {name: x.cuda() for name, x in p._asdict().items() if isinstance(x, Tensor)}
+    return p._replace(**moved)
+
+
+def assert_right(p: sim.Problem, d: Tensor, what: str = "") -> None:
+    """Products within the tensor cores' bound; everything else, zeros and canaries, to the bit."""
+    right, allowed = sim.right_and_allowed(p, TENSOR_CORES)
+    flat = [x.reshape(-1, p.n) for x in (d, right, allowed)]
+    mistakes = describe_mistakes(flat[0], flat[1], flat[2])
+    assert mistakes is None, f"{what}: {mistakes}"
+
+
+def check(p: sim.Problem, config: GemmConfig | None = None) -> Tensor:
+    before = p.d.clone()
+    grouped.run(p, config)
+    after = p.d.clone()
+    p.d.copy_(before)
+    assert_right(p, after, config.name if config else "chosen")
+    return after
+
+
+def layout_of(kind: Groups, sizes: list[int], rng: random.Random) -> list[int]:
+    if kind == Groups.ENDS:
+        return ends_of_sizes(sizes, 128)
+    if kind == Groups.COUNTS:
+        return sizes
+    ids: list[int] = []
+    for group in rng.sample(range(len(sizes)), len(sizes)):
+        ids += [-1] * rng.choice([0, 1, 127, 300]) + [group] * sizes[group]
+    return [*ids, *[-1] * rng.choice([0, 1, 3000])]
+
+
+def random_sizes(rng: random.Random, groups: int) -> list[int]:
+    return [rng.choice([0, 1, 2, 63, 64, 65, 127, 128, 129, rng.randint(0, 600)]) for _ in range(groups)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(reachable_grouped(), lambda _: None)
+
+
+INTO_D = [config for config in reachable_grouped() if not config.to_addresses]
+"""Configurations that write a D. Those that write to addresses need peers: tests/across/test_gpu_peers.py."""
+
+
+@pytest.mark.parametrize("index", range(len(INTO_D)))
+def test_every_configuration_that_can_be_chosen(index: int) -> None:
+    config, rng = INTO_D[index], random.Random(index)
+    for n, k in ((config.block_n * 3 + 8, 128 * 4 + 128 * config.has_tail), (1032, 128 * 12 + 16 * config.has_tail)):
+        layout = layout_of(config.groups, random_sizes(rng, 12), rng)
+        rows = None if config.groups == Groups.IDS else max([*layout, 1]) + rng.choice([0, 70])
+        check(on_gpu(sim.random_problem(config, layout, n, k, index, rows=rows, num_groups=12)), config)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_layouts_and_the_chosen_kernel(kind: Groups, seed: int) -> None:
+    rng = random.Random(seed)
+    groups, n, k = rng.choice([1, 3, 33, 70]), rng.choice([8, 576, 2112]), rng.choice([16, 400, 2048])
+    layout = layout_of(kind, random_sizes(rng, groups), rng)
+    rows = None if kind == Groups.IDS else max([*layout, 1]) + rng.choice([0, 70])
+    config = tile_config(128, 128, Output(groups=kind, is_fp32=seed % 3 == 2))
+    zero_padding = bool(seed % 4)
+    p = sim.random_problem(config, layout, n, k, seed, rows=rows, num_groups=groups, zero_padding=zero_padding)
+    check(on_gpu(p))
+
+
+# ---- through the public functions
+
+
+def operands(groups: int, rows: int, n: int, k: int, planes: int | None = None) -> tuple[Any, Any, Tensor]:
+    """A, B and a D full of canaries, made on the GPU."""
+    shape = (rows, k) if planes is None else (planes, rows, k)
+    a = torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+    sfa = get_mn_major_tma_aligned_tensor(torch.rand(*shape[:-1], ceil_div(k, 128), device="cuda") + 0.5)
+    b = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn, device="cuda")
+    for group in range(groups):
+        b[group] = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn)
+    sfb = torch.rand(groups, ceil_div(n, 128), ceil_div(k, 128), device="cuda") + 0.5
+    return (a, sfa), (b, sfb), torch.full((*shape[:-1], n), sim.CANARY, device="cuda", dtype=BF16)
+
+
+def numbers(layout: list[int]) -> Tensor:
+    return torch.tensor(layout, dtype=torch.int32, device="cuda")
+
+
+def assert_product(d: Tensor, a: Any, b: Any, rows: Any, group: int) -> None:
+    right = reference.block_scaled_product(a[0][rows], a[1][rows], b[0][group], b[1][group], 128)
+    assert float((d[rows].double() - right.double()).norm() / right.double().norm()) < 3e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_may_share_one_weight_by_a_stride_of_0(kind: Groups) -> None:
+    masked = kind == Groups.COUNTS
+    a, (b, sfb), d = operands(1, 300, 1032, 1024, planes=4 if masked else None)
+    shared = b.expand(4, -1, -1), sfb.expand(4, -1, -1)
+    copied = tuple(x.contiguous() for x in shared)
+    other = d.clone()
+    for weights, out in ((shared, d), (copied, other)):
+        if masked:
+            deep_gemm.m_grouped_fp8_gemm_nt_masked(a, weights, out, numbers([300, 0, 7, 129]), 100)
+        else:
+            layout = [128, 128, 300, 300] if kind == Groups.ENDS else [0] * 70 + [2] * 130 + [3] * 100
+            is_ends = kind == Groups.ENDS
+            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, weights, out, numbers(layout), use_psum_layout=is_ends)
+    assert not bool((d == sim.CANARY).all())
+    assert torch.equal(d, other)
+
+
+@pytest.mark.parametrize("max_m", [8, 16, 32, 96])
+def test_masked_with_fewer_rows_than_a_tile(max_m: int) -> None:
+    masked = Output(groups=Groups.COUNTS)
+    for tile in tiles_for(masked):
+        config = tile_config(tile.block_m, tile.block_n, masked)
+        p = sim.random_problem(config, [max_m, 0, 1, max_m - 1] * 8, 1032, 1024, rows=max_m)
+        check(on_gpu(p), config)
+
+
+@pytest.mark.parametrize(("k", "n"), [(4096, 3072), (1536, 4096)])
+def test_masked_with_skewed_counts_and_an_expectation_that_is_wrong(k: int, n: int) -> None:
+    counts = [4001, 1425, 0, 0, 0, 0, 0, 571, 503, 0, 26, 12, 1232, 0, 0, 224]
+    a, b, d = operands(16, 4096, n, k, planes=16)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, numbers(counts), 114)
+    for group, count in enumerate(counts):
+        assert (d[group, count:] == sim.CANARY).all()
+        if count:
+            assert_product(d[group], (a[0][group], a[1][group]), b, slice(0, count), group)
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 24576, 1536], [0, 0, 5000, 0], [4097, 3, 0, 129]])
+def test_contiguous_with_sizes_that_are_no_multiples_of_anything(sizes: list[int]) -> None:
+    a, b, d = operands(4, sum(sizes), 1536, 2048)
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, numbers(ids_of_sizes(sizes)))
+    first = 0
+    for group, size in enumerate(sizes):
+        if size:
+            assert_product(d, a, b, slice(first, first + size), group)
+        first += size
+
+
+@pytest.mark.parametrize("place", ["end", "start", "between"])
+def test_contiguous_with_thousands_of_rows_without_a_group(place: str) -> None:
+    sizes = [700, 129, 3, 64]
+    ids, skipped = ids_of_sizes(sizes), [-1] * 9001
+    at = {"end": len(ids), "start": 0, "between": 700}[place]
+    config = tile_config(128, 128, Output(groups=Groups.IDS))
+    check(on_gpu(sim.random_problem(config, [*ids[:at], *skipped, *ids[at:]], 1032, 1024)))
+
+
+def test_infinities_in_rows_that_must_not_matter() -> None:
+    ids = ids_of_sizes([70, 5, 128, 200], 128)
+    a, b, d = operands(4, len(ids), 576, 1024)
+    without = numbers(ids) < 0
+    clean = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, None, numbers(ids))
+    assert clean is not None
+    a[1][without] = float("inf")
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, numbers(ids))
+    assert torch.equal(d, clean)
+
+
+def test_more_than_two_to_the_31_elements_of_b() -> None:
+    sizes = [3] * 256
+    a, b, d = operands(256, sum(sizes), 4096, 7168)
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, numbers(ids_of_sizes(sizes)))
+    for group in (0, 70, 72, 74, 128, 255):
+        assert_product(d, a, b, slice(3 * group, 3 * group + 3), group)
+
+
+def test_more_than_two_to_the_31_elements_of_d() -> None:
+    sizes = [1, 50000, 20000 - 1]
+    a, b, d = operands(3, sum(sizes), 32768, 128)
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, numbers(ids_of_sizes(sizes)))
+    for rows, group in ((slice(0, 1), 0), (slice(1, 4), 1), (slice(50000, 50001), 1), (slice(69997, 70000), 2)):
+        assert_product(d, a, b, rows, group)
+
+
+def test_more_than_two_to_the_31_elements_of_masked_operands() -> None:
+    counts = [3, 4096] * 36
+    a, b, d = operands(72, 4096, 8192, 7680, planes=72)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, numbers(counts), 2000)
+    for group in (0, 1, 70, 71):
+        rows = slice(max(counts[group] - 3, 0), counts[group])
+        assert_product(d[group], (a[0][group], a[1][group]), b, rows, group)
+        assert (d[group, counts[group] :] == sim.CANARY).all()
+
+
+def test_the_transposed_form() -> None:
+    a, b, d = operands(3, 300, 576, 1024)
+    ids = numbers(ids_of_sizes([100, 7, 193]))
+    right = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, None, ids)
+    deep_gemm.m_grouped_fp8_gemm_nn_contiguous(a, (b[0].mT, b[1].mT), d, ids)
+    assert torch.equal(d, right)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_graph_replays_with_a_changed_layout(kind: Groups) -> None:
+    rng = random.Random(3)
+    layouts = [layout_of(kind, random_sizes(rng, 9), rng) for _ in range(4)]
+    rows = max(len(layout) if kind == Groups.IDS else max(layout) for layout in layouts)
+    a, b, d = operands(9, rows, 576, 1024, 9 if kind == Groups.COUNTS else None)
+    if kind == Groups.IDS:
+        layouts = [[*layout, *[-1] * (rows - len(layout))] for layout in layouts]
+    layout = numbers(layouts[0])
+
+    def call(out: Tensor) -> None:
+        if kind == Groups.COUNTS:
+            deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, out, layout, 64)
+        else:
+            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, out, layout, use_psum_layout=kind == Groups.ENDS)
+
+    call(d)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(d)
+    for changed in layouts[1:]:
+        layout.copy_(numbers(changed))
+        d.fill_(sim.CANARY)
+        graph.replay()
+        right = torch.full_like(d, sim.CANARY)
+        call(right)
+        assert torch.equal(d, right)
+        p = grouped_problem_of(kind, a, b, layout, d)
+        p.d.fill_(sim.CANARY)
+        assert_right(p, right)
+
+
+def grouped_problem_of(kind: Groups, a: Any, b: Any, layout: Tensor, d: Tensor) -> sim.Problem:
+    if kind == Groups.COUNTS:
+        return masked_problem(a, b, d, layout, None)
+    return contiguous_problem(a, b, d, layout, use_psum_layout=kind == Groups.ENDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_never_waits(kind: Groups) -> None:
+    a, b, d = operands(4, 512, 576, 1024, 4 if kind == Groups.COUNTS else None)
+    layout = {Groups.IDS: numbers([1] * 512), Groups.ENDS: numbers([70, 200, 200, 400])}.get(
+        kind, numbers([1, 2, 0, 512])
+    )
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            if kind == Groups.COUNTS:
+                deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, layout, 64)
+            else:
+                deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, use_psum_layout=kind == Groups.ENDS)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_same_call_gives_the_same_bits_on_any_number_of_sms() -> None:
+    rng = random.Random(1)
+    layout = layout_of(Groups.IDS, random_sizes(rng, 20), rng)
+    a, b, d = operands(20, len(layout), 1032, 1040)
+    ids = numbers(layout)
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ids)
+    try:
+        for num_sms in [*[deep_gemm.get_num_sms()] * 30, 1, 7, 100]:
+            deep_gemm.set_num_sms(num_sms)
+            again = torch.full_like(d, sim.CANARY)
+            deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, again, ids)
+            assert torch.equal(again, d)
+    finally:
+        deep_gemm.set_num_sms(torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+@pytest.mark.parametrize("expected_m", [0, 1, 20, 4000])
+def test_a_wrong_expectation_changes_no_bit(expected_m: int) -> None:
+    a, b, d = operands(6, 512, 1032, 1024, planes=6)
+    counts = numbers([512, 0, 1, 64, 65, 300])
+    right = torch.full_like(d, sim.CANARY)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, right, counts, 200)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, counts, expected_m)
+    assert torch.equal(d, right)
+
+
+@pytest.mark.parametrize(
+    ("groups", "m", "n", "k"), [(2, 0, 64, 128), (2, 64, 0, 128), (2, 130, 64, 0), (0, 64, 64, 128)]
+)
+def test_sizes_of_zero(groups: int, m: int, n: int, k: int) -> None:
+    for kind in KINDS:
+        a, b, d = operands(groups, m, n, k, groups if kind == Groups.COUNTS else None)
+        layout = [min(g * 65 + 3, m) for g in range(groups)]
+        if kind == Groups.IDS:
+            layout = ([0] * 3 + [-1] * m)[:m] if groups else [-1] * m
+        elif kind == Groups.ENDS:
+            layout = [min(3, m), min(129, m)][:groups] if m > 128 else [min(3, m)] * groups
+        p = grouped_problem_of(kind, a, b, numbers(layout), d)
+        right, _ = sim.right_and_allowed(p, TENSOR_CORES)
+        grouped.run(p)
+        assert torch.equal(d, right)
+
+
+def test_operands_at_other_addresses_and_layouts_at_odd_ones() -> None:
+    a, b, d = operands(4, 400, 576, 1024)
+    ids = numbers(ids_of_sizes([100, 7, 193, 100]))
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ids)
+    moved = [tuple(x.clone(memory_format=torch.preserve_format) for x in pair) for pair in (a, b)]
+    odd = torch.cat([ids[:1], ids])[1:]
+    for _ in range(2):
+        assert torch.equal(deep_gemm.m_grouped_fp8_gemm_nt_contiguous(moved[0], moved[1], None, odd), d)  # type: ignore[arg-type]
+
+
+def test_a_d_that_lies_over_the_layout_is_refused() -> None:
+    a, b, d = operands(1, 64, 64, 128)
+    room = torch.zeros(64 * 64 * 2, dtype=torch.uint8, device="cuda")
+    ids, over = room[:256].view(torch.int32), room.view(BF16).view(64, 64)
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ids)
+    with pytest.raises(ValueError, match="d: expected memory that does not overlap grouped_layout"):
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, over, ids)
+
+
+def test_pdl_changes_nothing() -> None:
+    a, b, d = operands(4, 400, 576, 1024)
+    ids = numbers(ids_of_sizes([100, 7, 193, 100]))
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ids)
+    deep_gemm.set_pdl(True)
+    try:
+        for _ in range(20):
+            layout = ids.clone()  # written by the kernel ahead
+            assert torch.equal(deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, None, layout), d)  # type: ignore[arg-type]
+    finally:
+        deep_gemm.set_pdl(False)

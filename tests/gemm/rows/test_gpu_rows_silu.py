@@ -1,0 +1,231 @@
+"""The two products of an expert on a GPU: rows that are activated and cast on their way out, and scales for 64 columns.
+
+The first is compared with the FP32 product of ordinary rows, whose tensor cores sum in the same way, activated and cast
+by torch. What is left is the sigmoid, so values are right or, a few, the FP8 number beside it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from silu_cases import mistakes
+from test_gpu_rows import random_sizes
+from test_sim_rows import ids_of_sizes
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.casts.rules import Quantized, empty_scales
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.rows import silu_launch as rows_silu
+from deep_gemm.gemm.rows.api import product_of_rows_by_64
+from deep_gemm.gemm.rows.choose import reachable_silu
+from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.moe.activation import activated_product_of_rows, silu_mul
+from deep_gemm.moe.api import activate_rows, activations_of_rows, product_of_rows
+from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8
+from lab.bench.tune import compile_all
+from lab.sim import rows_silu as sim
+
+pytestmark = pytest.mark.gpu
+
+
+OF_ROWS_THAT_ARE_THERE = [config for config in reachable_silu() if not config.fetches]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(OF_ROWS_THAT_ARE_THERE, lambda _: None)
+
+
+def on_gpu(p: SiluRowsProblem) -> SiluRowsProblem:
+    tensors = {name: x.cuda() for name, x in p._asdict().items() if isinstance(x, Tensor) and name != "scales"}
+    scales = torch.empty_strided(p.scales.shape, p.scales.stride(), device="cuda").copy_(p.scales)
+    return p._replace(**tensors, scales=scales)  # type: ignore[arg-type]
+
+
+def by_torch(p: SiluRowsProblem) -> Quantized:
+    """What must come, in copies of the outputs."""
+    groups, n, k = p.b.shape
+    gates_first = p.b.view(torch.uint8)
+    if not p.gates_apart:
+        gates_first = gates_first.reshape(groups, n // 16, 2, 8, k).transpose(1, 2).reshape(p.b.shape)
+    product = torch.zeros(len(p.a), n, device=p.a.device)
+    b = gates_first.view(torch.float8_e4m3fn), p.sfb
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous((p.a, p.sfa), b, product, p.ids)
+    product = product.bfloat16().float() if p.gates_apart else product
+    y = silu_mul(product, p.limit)
+    if p.row_weights is not None:
+        y *= p.row_weights[:, None]
+    values, scales = per_token_cast_to_fp8(y, gran_k=128 if p.gates_apart else 64)
+    is_defined = (p.ids >= 0)[:, None]
+    kept = torch.where(is_defined, values.view(torch.uint8), p.d.view(torch.uint8)).view(torch.float8_e4m3fn)
+    return kept, torch.where(is_defined, scales, p.scales)
+
+
+def check(p: SiluRowsProblem, config: GemmConfig | None = None) -> None:
+    wanted = by_torch(p)
+    rows_silu.run(p, config)
+    found = mistakes(p, (p.d, p.scales), wanted)
+    assert found is None, f"{config.name if config else 'chosen'}: {found}"
+
+
+def ragged(rng: random.Random, groups: int) -> list[int]:
+    ids: list[int] = []
+    for group, size in enumerate(random_sizes(rng, groups)):
+        ids += [-1] * rng.choice([0, 0, 1, 127, 300]) + [group] * size
+    return [*ids, *[-1] * rng.choice([1, 3000])]
+
+
+@pytest.mark.parametrize("index", range(len(OF_ROWS_THAT_ARE_THERE)))
+def test_every_configuration_that_can_be_chosen(index: int) -> None:
+    config, rng = OF_ROWS_THAT_ARE_THERE[index], random.Random(index)
+    for n, k in ((768, 128 * 4 + 128 * config.has_tail), (1024, 128 * 12 + 16 * config.has_tail)):
+        limit, has_weights = rng.choice([None, 1.0]), rng.random() < 0.7
+        how = {"groups": 12, "limit": limit, "has_weights": has_weights, "gates_apart": config.gates_apart}
+        p = sim.random_problem(ragged(rng, 12), n, k, index, **how)  # type: ignore[arg-type]
+        check(on_gpu(p), config)
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+@pytest.mark.parametrize("rows", [1, 37, 512, 3000])
+def test_gate_and_up_that_lie_apart_give_the_bits_of_separate_kernels(rows: int, limit: float | None) -> None:
+    hidden, intermediate, groups = 1040, 768, 9
+    generator = torch.Generator("cuda").manual_seed(rows)
+    x = torch.randn(rows, hidden, device="cuda", generator=generator)
+    w = deep_gemm.per_block_cast_to_fp8(torch.randn(groups, 2 * intermediate, hidden, device="cuda") / hidden**0.5)
+    stacked = expert_rows(torch.randint(-1, groups, (rows, 3), device="cuda", generator=generator), groups)
+    a = gather_cast_to_fp8(x, stacked, mn_major=True)
+    count = int(stacked.ends[-1])
+    values, scales = activations_of_rows(a, w, stacked, limit)
+    wanted_values, wanted_scales = activate_rows(product_of_rows(a, w, stacked), stacked, limit)
+    assert torch.equal(values.view(torch.uint8)[:count], wanted_values.view(torch.uint8)[:count])
+    assert torch.equal(scales[:count], wanted_scales[:count])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_layouts_and_the_chosen_kernel(seed: int) -> None:
+    rng = random.Random(seed)
+    groups, n, k = rng.choice([1, 3, 33, 70]), rng.choice([256, 1280, 4096]), rng.choice([128, 400, 2048])
+    size = rng.choice([1.0, 8.0])
+    check(on_gpu(sim.random_problem(ragged(rng, groups), n, k, seed, groups=groups, size=size)))
+
+
+def test_the_very_large_the_very_small_and_what_is_not_finite() -> None:
+    p = sim.random_problem([0] * 640 + [1] * 70, 512, 1024, 7)
+    factors = torch.tensor([1, 1e18, 4e18, 1e25, 1e-13, 1e-18, 1e-30, 1])
+    p.sfa.mul_(factors[torch.arange(710) % 8, None])
+    check(on_gpu(p))
+
+
+def test_the_same_call_gives_the_same_bits_on_any_number_of_sms() -> None:
+    p = on_gpu(sim.random_problem(ragged(random.Random(1), 20), 1280, 1040, 1, groups=20))
+    rows_silu.run(p)
+    first = p.d.view(torch.uint8).clone(), p.scales.clone()
+    try:
+        for num_sms in [*[deep_gemm.get_num_sms()] * 20, 1, 7, 100]:
+            deep_gemm.set_num_sms(num_sms)
+            p.d.view(torch.uint8).fill_(sim.POISON)
+            p.scales.fill_(sim.CANARY)
+            rows_silu.run(p)
+            assert torch.equal(p.d.view(torch.uint8), first[0])
+            assert torch.equal(p.scales, first[1])
+    finally:
+        deep_gemm.set_num_sms(torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+class Expert:
+    """Weights and rows for both products, and room for what comes out."""
+
+    def __init__(self, sizes: list[int], hidden: int, middle: int) -> None:
+        generator = torch.Generator("cuda").manual_seed(1)
+
+        def fp8(*shape: int) -> Tensor:
+            return torch.randn(shape, device="cuda", generator=generator).to(torch.float8_e4m3fn)
+
+        def scales(*shape: int) -> Tensor:
+            return torch.rand(shape, device="cuda", generator=generator) + 0.5
+
+        ids = ids_of_sizes(sizes)
+        m, groups = len(ids), len(sizes)
+        self.ids = torch.tensor(ids, dtype=torch.int32, device="cuda")
+        self.x = fp8(m, hidden), scales(hidden // 128, m + -m % 4)[:, :m].t()
+        self.w1 = fp8(groups, 2 * middle, hidden), scales(groups, middle // 64, hidden // 128) / hidden**0.5
+        self.w2 = fp8(groups, hidden, middle), scales(groups, hidden // 128, middle // 128) / middle**0.5
+        self.weights = torch.rand(m, device="cuda", generator=generator)
+        d = torch.zeros(m, middle, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+        self.middle = d, empty_scales((m,), middle, d, mn_major=True, gran_k=64)
+        self.y = torch.zeros(m, hidden, dtype=torch.bfloat16, device="cuda")
+
+    def run(self) -> None:
+        activated_product_of_rows(self.x, self.w1, self.middle, self.ids, self.weights, limit=7.0)
+        product_of_rows_by_64(self.middle, self.w2, self.y, self.ids)
+
+    def error(self, rows: int) -> float:
+        """Of so many rows, from the CPU's definition of the second product and the first's own values."""
+        right = torch.stack(
+            [
+                reference.block_scaled_product(
+                    self.middle[0][i, None], self.middle[1][i, None], self.w2[0][group], self.w2[1][group], 128, 64
+                )[0]
+                for i, group in enumerate(self.ids[:rows].tolist())
+            ]
+        )
+        return float((self.y[:rows].double() - right.double()).norm() / right.double().norm())
+
+
+@pytest.fixture
+def expert() -> Iterator[Expert]:
+    yield Expert([100, 7, 0, 193, 1], 1024, 768)
+    deep_gemm.set_pdl(False)
+
+
+def test_an_expert_of_both_products(expert: Expert) -> None:
+    expert.run()
+    assert expert.error(301) < 3e-3
+    x, w1 = ((values.cpu(), scales.cpu()) for values, scales in (expert.x, expert.w1))
+    values, scales = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in expert.middle)
+    activated_product_of_rows(x, w1, (values, scales), expert.ids.cpu(), expert.weights.cpu(), limit=7.0)
+    here = expert.middle[0].cpu().double() * expert.middle[1].cpu().double().repeat_interleave(64, 1)
+    there = values.double() * scales.double().repeat_interleave(64, 1)
+    assert float((here - there).norm() / there.norm()) < 2e-2
+
+
+@pytest.mark.parametrize(("hidden", "middle"), [(7168, 3072), (4096, 2048)])
+def test_experts_of_models(hidden: int, middle: int) -> None:
+    model = Expert([300, 0, 1, 64, 1000, 5, 129, 513], hidden, middle)
+    model.run()
+    assert model.error(20) < 3e-3
+
+
+def test_pdl_changes_nothing(expert: Expert) -> None:
+    expert.run()
+    first = expert.y.clone()
+    deep_gemm.set_pdl(True)
+    for _ in range(20):
+        expert.middle[0].view(torch.uint8).zero_()
+        expert.y.zero_()
+        expert.run()
+        assert torch.equal(expert.y, first)
+
+
+def test_the_host_never_waits_and_a_captured_graph_replays(expert: Expert) -> None:
+    expert.run()
+    first = expert.y.clone()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        expert.run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        expert.run()
+    expert.y.zero_()
+    graph.replay()
+    assert torch.equal(expert.y, first)

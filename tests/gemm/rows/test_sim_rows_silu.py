@@ -1,0 +1,142 @@
+"""Rows that are activated and cast on their way out of fp8_gemm, in the simulator.
+
+Values and scales are full of canaries, and rows without a group hold NaN: in A, in its scales, among the weights. What
+a run leaves is compared whole.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from silu_cases import mistakes, right
+from thorough import up_to
+
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.rows.choose import TILES_APART, TILES_SILU
+from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from lab.sim import HostKernel
+from lab.sim import rows_silu as sim
+from lab.sim.dense import compile_config
+
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
+
+TILES = [(tile.block_m, tile.block_n) for tile in TILES_SILU]
+RAGGED = [*[2] * 70, *[-1] * 5, *[0] * 3, *[1] * 129, 3, *[-1] * 200, *[0] * 64, *[2] * 2]
+
+
+@cache
+def compiled(config: GemmConfig) -> HostKernel:
+    return compile_config(config)
+
+
+def config_of(tile: tuple[int, int] = (128, 128), k: int = 384, apart: bool = False) -> GemmConfig:
+    return tile_config(*tile, Output(groups=Groups.IDS, activates=True, gates_apart=apart), k=k)
+
+
+def check(p: SiluRowsProblem, config: GemmConfig, seed: int = 1, schedule: str | None = None, num_sms: int = 2) -> None:
+    got, result = sim.run(compiled(config), config, p, seed=seed, schedule=schedule, num_sms=num_sms)
+    assert mistakes(p, got, right(p)) is None, mistakes(p, got, right(p))
+    assert result.stores == 0, "no store by TMA"
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("k", [384, 512])
+def test_every_tile(tile: tuple[int, int], k: int) -> None:
+    check(sim.random_problem(RAGGED, 768, k, 1), config_of(tile, k))
+
+
+@pytest.mark.parametrize("tile", [(tile.block_m, tile.block_n) for tile in TILES_APART], ids=str)
+def test_gate_and_up_that_lie_apart(tile: tuple[int, int]) -> None:
+    for k, limit, has_weights in ((384, None, False), (272, 0.5, True)):
+        p = sim.random_problem(RAGGED, 768, k, 7, limit=limit, has_weights=has_weights, gates_apart=True)
+        check(p, config_of(tile, k, apart=True), num_sms=5)
+
+
+@pytest.mark.parametrize("schedule", ["slow_warps", "slow_math", "slow_warpgroup", "slow_lanes", "late_loads"])
+def test_biased_schedules(schedule: str) -> None:
+    for tile in TILES:
+        check(sim.random_problem(RAGGED, 512, 256, 2), config_of(tile, 256), 3, schedule)
+
+
+@pytest.mark.parametrize(
+    "ids", [[0], [-1, 1, -1], list(range(20)), [2] * 5 + [0] * 131], ids=["1", "gaps", "20", "131"]
+)
+def test_groups_of_any_size(ids: list[int]) -> None:
+    for tile in TILES:
+        check(sim.random_problem(ids, 256, 128, 3, groups=21), config_of(tile, 128))
+
+
+def test_the_last_tiles_are_cut_in_halves_where_they_are_few() -> None:
+    config = config_of((128, 256), 128)
+    p = sim.random_problem([0] * 3 + [1] * 130 + [-1] * 5 + [2] * 40, 768, 128, 4)
+    for num_sms in (1, 3, 5, 8):
+        check(p, config, num_sms=num_sms)
+
+
+@pytest.mark.parametrize("limit", [None, 0.25, 3.0])
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_limits_and_weights(limit: float | None, has_weights: bool) -> None:
+    check(sim.random_problem(RAGGED, 256, 256, 5, limit=limit, has_weights=has_weights, size=2.0), config_of(k=256))
+
+
+def test_weights_of_zero_and_below() -> None:
+    p = sim.random_problem(RAGGED, 256, 256, 6)
+    assert p.row_weights is not None
+    p.row_weights[:20] = 0
+    p.row_weights[20:40] *= -1
+    got, _ = sim.run(compiled(config_of(k=256)), config_of(k=256), p)
+    assert mistakes(p, got, right(p)) is None
+    assert (got[0].view(torch.uint8)[:20] & 0x7F == 0).all()
+    assert (got[1][:20] == 1).all(), "as in any cast of zeros"
+
+
+def test_the_very_large_the_very_small_and_what_is_not_finite() -> None:
+    """Scales of A take rows there: past FP32's largest, under 2^-90, to zero, to infinity."""
+    p = sim.random_problem([0] * 64 + [1] * 70, 256, 256, 7)
+    for first, factor in ((0, 1e18), (8, 4e18), (16, 1e25), (24, 1e-13), (32, 1e-18), (40, 1e-30), (48, float("inf"))):
+        p.sfa[first : first + 8] *= factor
+    p.sfa[56:60] = float("nan")
+    for tile in TILES:
+        check(p, config_of(tile, 256))
+
+
+def test_gates_far_from_zero() -> None:
+    check(sim.random_problem(RAGGED, 256, 256, 8, size=60.0), config_of(k=256))
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    p, first = sim.random_problem(RAGGED, 512, 384, 9), None
+    for tile in TILES:
+        for seed, schedule in ((1, None), (2, "slow_cta"), (3, "slow_warps")):
+            config = config_of(tile)
+            (values, scales), _ = sim.run(compiled(config), config, p, seed=seed, schedule=schedule)
+            bits = torch.cat([values.view(torch.uint8).flatten(), scales.flatten().view(torch.uint8)])
+            assert first is None or torch.equal(bits, first)
+            first = bits
+
+
+def test_operands_with_pitches_of_their_own() -> None:
+    p = sim.random_problem(RAGGED, 256, 256, 10)
+    wide_d = torch.full((len(RAGGED), 128 + 48), sim.POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    wide_b = torch.zeros(len(p.b) * 2, 256, 256 + 32, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    d, b = wide_d[:, :128], wide_b[::2, :, :256]
+    b.view(torch.uint8).copy_(p.b.view(torch.uint8))
+    sfb = torch.empty(len(p.b), p.sfb.shape[2], p.sfb.shape[1]).mT.copy_(p.sfb)
+    check(p._replace(b=b, d=d, sfb=sfb), config_of(k=256))
+
+
+@settings(max_examples=up_to(20, 5))
+@given(data=st.data())
+def test_any_layout(data: st.DataObject) -> None:
+    tile = data.draw(st.sampled_from(TILES))
+    size = st.one_of(st.integers(0, 5), st.integers(60, 70), st.integers(120, 135), st.integers(0, 260))
+    runs = data.draw(st.lists(st.tuples(st.integers(-1, 3), size), min_size=1, max_size=6))
+    ids = [group for group, rows in runs for _ in range(rows)] or [-1]
+    p = sim.random_problem(ids, 256, 128, data.draw(st.integers(0, 9)), groups=4)
+    check(p, config_of(tile, 128))

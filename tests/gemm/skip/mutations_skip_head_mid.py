@@ -1,0 +1,93 @@
+"""Ways to break what both kernels do for heads, each a mistake that is easily made, and the trials they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.skip.choose import skipping
+from lab.sim import skip_head_mid as sim
+from lab.sim.mutate import Mutation
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, heads, seed and schedule."""
+
+    config: sim.Config
+    m: int
+    heads: int
+    splits: tuple[int, int, int]
+    seed: int
+    schedule: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        if isinstance(self.config, DecodeConfig):
+            return fp8_gemm_decode.headers(self.config)
+        return fp8_gemm.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        kernel = sim.compile_config(self.config, headers)
+        n = (self.splits[0] + self.splits[2]) * self.heads
+        problem = sim.random_problem(self.m, n, 272, self.splits, self.seed, extra_columns=16)
+        outcome = sim.run(kernel, self.config, problem, seed=self.seed, schedule=self.schedule)
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
+
+
+WIDE = skipping(GemmConfig(128, 128, 3), 64)
+NARROW = skipping(GemmConfig(64, 64, 3, 1), 16)
+DECODE = skipping(DecodeConfig(16, 4, 2, 3), 16)
+
+TRIALS = [
+    Trial(WIDE, 133, 2, (64, 32, 192), 1),
+    Trial(WIDE, 133, 3, (128, 64, 64), 2),
+    Trial(NARROW, 70, 3, (16, 8, 48), 3),
+    Trial(NARROW, 70, 5, (32, 16, 16), 4, "slow_warps"),
+    Trial(NARROW, 70, 3, (16, 0, 32), 5),
+    Trial(DECODE, 13, 3, (16, 8, 48), 6),
+    Trial(DECODE, 19, 5, (48, 16, 16), 7, "slow_cta"),
+    Trial(DECODE, 13, 2, (64, 32, 192), 8),
+]
+
+_STORE, _DECODE, _HEADS = "epilogue/to_heads.cuh", "decode/skip_mid.cuh", "head_parts.cuh"
+
+MUTATIONS = [
+    Mutation("the last column is still left", _STORE, "(at < p.heads.left)", "(at <= p.heads.left)"),
+    Mutation("all is left", _STORE, "(at < p.heads.left)", "(at < p.heads.columns)"),
+    Mutation("all is right", _STORE, "(at < p.heads.left)", "(false)"),
+    Mutation("right parts begin where heads do", _STORE, "at - p.heads.left, head, row", "at, head, row"),
+    Mutation("columns of all heads", _STORE, "at = column - head * p.heads.columns", "at = column"),
+    Mutation(
+        "right parts of the head before", _STORE, "at - p.heads.left, head, row", "at - p.heads.left, head - 1, row"
+    ),
+    Mutation("rows and heads exchanged", _STORE, "panel, at, head, row", "panel, at, row, head"),
+    Mutation("right parts to the left map", _STORE, "&p.map_right_d", "&p.map_d"),
+    Mutation("a head more or less", _HEADS, "multiplier >> shift)", "multiplier >> shift) + (column >= columns)"),
+    Mutation("half as many heads", _HEADS, ">> shift)", ">> (shift + 1))"),
+    Mutation(
+        "32 bits for the product",
+        _HEADS,
+        "static_cast<uint64_t>(column / 8) * multiplier",
+        "static_cast<uint64_t>(column / 8 * multiplier)",
+    ),
+    Mutation("columns for eighths", _HEADS, "(column / 8)", "(column)"),
+    Mutation(
+        "skips behind the right part", _DECODE, "before(column + p.heads.columns - p.heads.left)", "before(column)"
+    ),
+    Mutation(
+        "skips before the left part",
+        _DECODE,
+        "before(column + p.heads.columns - p.heads.left)",
+        "before(column + p.heads.columns)",
+    ),
+    Mutation(
+        "skips the left part's columns", _DECODE, "- p.heads.left) * p.heads.mid", "- p.heads.left) * p.heads.left"
+    ),
+    Mutation("skips nothing", _DECODE, " * p.heads.mid", " * 0"),
+    Mutation("D's columns are the product's", "decode/tile.cuh", "column_of_d(p, d_column)", "d_column"),
+]

@@ -1,0 +1,37 @@
+"""Every kernel of products into heads that can be chosen is compiled, and its machine code is what was planned."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import gemm_report
+from thorough import configurations
+
+from deep_gemm.core.jit.compiler import compile_cubin
+from deep_gemm.core.jit.report import report
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.skip.choose import reachable_skipping
+from lab.gates import violations
+
+CONFIGS = reachable_skipping()
+TILES = [config for config in CONFIGS if isinstance(config, GemmConfig)]
+DECODE = [config for config in CONFIGS if isinstance(config, DecodeConfig)]
+
+
+def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> None:
+    assert len(CONFIGS) <= 200
+    assert len({config.name for config in CONFIGS}) == len(CONFIGS)
+    assert [config for config in CONFIGS if config.why_illegal()] == []
+
+
+@pytest.mark.parametrize("config", configurations(TILES), ids=lambda config: config.name)
+def test_a_tiled_kernel_is_what_was_planned(config: GemmConfig) -> None:
+    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
+
+
+@pytest.mark.parametrize("config", configurations(DECODE), ids=lambda config: config.name)
+def test_a_decode_kernel_is_what_was_planned(config: DecodeConfig) -> None:
+    kernel = compile_cubin(fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config), name=fp8_gemm_decode.NAME)
+    assert violations(report(kernel.cubin, kernel.log), fp8_gemm_decode.code_plan(config)) == []

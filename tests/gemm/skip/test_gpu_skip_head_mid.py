@@ -1,0 +1,157 @@
+"""Products into the parts of heads on a GPU: right, middles untouched, the plain product's bits, streams and graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+import pytest
+import torch
+from helpers import CANARY, framed
+from test_gpu_dense import assert_right, operands
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.gemm import reference
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.dense import launch as dense
+from deep_gemm.gemm.dense.check import dense_problem
+from deep_gemm.gemm.skip import launch as skip_head_mid
+from deep_gemm.gemm.skip.check import SkipProblem, parts, skip_problem
+from deep_gemm.gemm.skip.choose import reachable_skipping
+from lab.bench.tune import compile_all
+
+pytestmark = pytest.mark.gpu
+
+Splits = tuple[int, int, int]
+SPLITS: list[Splits] = [
+    (128, 64, 128),
+    (64, 32, 192),
+    (16, 8, 16),
+    (32, 8, 48),
+    (96, 16, 32),
+    (16, 0, 32),
+    (16, 64, 208),
+]
+
+
+def random_problem(m: int, heads: int, k: int, splits: Splits, seed: int = 0) -> SkipProblem:
+    """All of D is a canary."""
+    a, b = operands(m, heads * (splits[0] + splits[2]), k, seed)
+    d = torch.full((m, heads * sum(splits)), CANARY, dtype=torch.bfloat16, device="cuda")
+    return skip_problem(a, b, d, splits, recipes=(None, None, None))
+
+
+def product_of(p: SkipProblem, d: Tensor) -> Tensor:
+    """The product as a matrix, from the parts of D; what lies between them must be the canary."""
+    of_heads = d.view(p.m, p.n // p.heads.columns, p.heads.columns_of_d)
+    assert (of_heads[..., p.heads.left : p.heads.left + p.heads.mid] == CANARY).all()
+    return torch.cat(parts(d, p.heads), 2).view(p.m, p.n)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """All that are needed, compiled on all processors at once."""
+    compile_all(reachable_skipping(), lambda _: None)
+
+
+@pytest.mark.parametrize("index", range(len(reachable_skipping())))
+def test_every_reachable_configuration(index: int) -> None:
+    """Ragged each way, in a frame of canaries, and with the bits of the plain product's kernel."""
+    config = reachable_skipping()[index]
+    rows = config.block_m if isinstance(config, GemmConfig) else config.block_tokens
+    tail = 128 if isinstance(config, GemmConfig) and config.has_tail else 0
+    for number, splits in enumerate(SPLITS):
+        if skip_head_mid.why_unfit(config, gcd(splits[0], splits[2])) is not None:
+            continue
+        m, k = (rows * 2 + 5, rows - 3, 1)[number % 3], 400 + tail
+        heads = config.block_n * 3 // (splits[0] + splits[2]) + 1
+        n = heads * (splits[0] + splits[2])
+        a, b = operands(m, n, k, seed=number)
+        frame = framed((m, heads * sum(splits)), torch.bfloat16, "cuda")
+        frame.view.fill_(CANARY)
+        p = skip_problem(a, b, frame.view, splits, recipes=(None, None, None))
+        skip_head_mid.run(p, config)
+        frame.assert_untouched_outside()
+        got = torch.cat(parts(p.d, p.heads), 2).view(m, n)
+        plain = dense_problem(a, b, torch.full((m, n), float("nan"), dtype=torch.bfloat16, device="cuda"), None)
+        dense.run(plain, replace(config, skips_mid=False))
+        assert torch.equal(got, plain.d)
+        expected = torch.empty_like(plain.d)
+        reference.dense(plain._replace(d=expected))
+        assert_right(plain, got, expected)
+        middle = torch.ones(p.d.shape[1], dtype=torch.bool, device="cuda")
+        columns = torch.arange(n, device="cuda")
+        middle[columns + (columns + splits[2]) // (splits[0] + splits[2]) * splits[1]] = False
+        assert (p.d[:, middle] == CANARY).all()
+
+
+@pytest.mark.parametrize("m", [1, 7, 64, 128, 129, 1000, 4096])
+@pytest.mark.parametrize("n", [32768, 8192])
+def test_shapes_of_callers(m: int, n: int) -> None:
+    """As a caller gives them, the wide head twice: the second call finds a plan."""
+    for splits in ((128, 64, 128), (64, 32, 192)):
+        p = random_problem(m, n // 256, 512, splits, seed=m)
+        for _ in range(2):
+            p.d.fill_(CANARY)
+            deep_gemm.fp8_gemm_nt_skip_head_mid((p.a, p.sfa), (p.b, p.sfb), p.d, splits)
+            plain = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+            deep_gemm.fp8_gemm_nt((p.a, p.sfa), (p.b, p.sfb), plain)
+            assert torch.equal(product_of(p, p.d), plain)
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    for m in (16, 300):
+        p = random_problem(m, 32, 512, (128, 64, 128))
+        deep_gemm.fp8_gemm_nt_skip_head_mid((p.a, p.sfa), (p.b, p.sfb), p.d, (128, 64, 128))
+        first = p.d.clone()
+        for _ in range(20):
+            p.d.fill_(CANARY)
+            deep_gemm.fp8_gemm_nt_skip_head_mid((p.a, p.sfa), (p.b, p.sfb), p.d, (128, 64, 128))
+            assert torch.equal(p.d, first)
+
+
+@pytest.mark.parametrize("m", [16, 300])
+def test_a_graph_replays_it_on_other_inputs(m: int) -> None:
+    splits = (128, 64, 128)
+    p, other = (random_problem(m, 32, 512, splits, seed) for seed in (1, 2))
+
+    def call(x: SkipProblem) -> None:
+        deep_gemm.fp8_gemm_nt_skip_head_mid((x.a, x.sfa), (x.b, x.sfb), x.d, splits)
+
+    call(p)
+    call(other)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(p)
+    for mine, its in ((p.a, other.a), (p.sfa, other.sfa), (p.b, other.b), (p.sfb, other.sfb)):
+        mine.copy_(its)
+    p.d.fill_(CANARY)
+    graph.replay()
+    assert torch.equal(p.d, other.d)
+
+
+def test_no_depth_gives_zeros_between_which_nothing_is_written() -> None:
+    d = torch.full((3, 40), CANARY, dtype=torch.bfloat16, device="cuda")
+    a = torch.empty(3, 0, dtype=torch.float8_e4m3fn, device="cuda"), torch.empty(3, 0, device="cuda")
+    b = torch.empty(32, 0, dtype=torch.float8_e4m3fn, device="cuda"), torch.empty(1, 0, device="cuda")
+    deep_gemm.fp8_gemm_nt_skip_head_mid(a, b, d, (16, 8, 16))
+    assert d[1].tolist() == [0.0] * 16 + [CANARY] * 8 + [0.0] * 16
+
+
+def test_few_sms_compute_the_same() -> None:
+    p = random_problem(48, 64, 512, (128, 64, 128))
+    deep_gemm.fp8_gemm_nt_skip_head_mid((p.a, p.sfa), (p.b, p.sfb), p.d, (128, 64, 128))
+    whole = deep_gemm.get_num_sms()
+    q = p._replace(d=torch.full_like(p.d, CANARY))
+    try:
+        deep_gemm.set_num_sms(7)
+        deep_gemm.fp8_gemm_nt_skip_head_mid((q.a, q.sfa), (q.b, q.sfb), q.d, (128, 64, 128))
+    finally:
+        deep_gemm.set_num_sms(whole)
+    right = torch.full_like(p.d, CANARY)
+    reference.skip_head_mid(p._replace(d=right))
+    for d in (p.d, q.d):
+        difference = (product_of(p, d).double() - product_of(p, right).double()).norm()
+        assert difference < 3e-3 * product_of(p, right).double().norm()

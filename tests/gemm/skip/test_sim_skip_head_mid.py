@@ -1,0 +1,73 @@
+"""Products into the parts of heads in the simulator: both kernels' other way out, parts of any size, ragged edges."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.skip.choose import PANELS, skipping
+from lab.sim import HostKernel
+from lab.sim import skip_head_mid as sim
+
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
+
+WIDE = GemmConfig(128, 128, 3)
+PAIRS = GemmConfig(64, 32, 3, 1, panel_columns=32, cluster_n=2)
+UNITS = GemmConfig(128, 128, 2, unit_n=32, panel_columns=32, panels_per_store=2)
+TALL = GemmConfig(256, 64, 3)
+SPLIT = DecodeConfig(16, 4, 2, 3)
+ALONE = DecodeConfig(64, 4, 1, 1)
+SPLITS = [
+    (128, 64, 128),
+    (64, 32, 192),
+    (16, 8, 16),
+    (32, 8, 48),
+    (16, 0, 32),
+    (96, 16, 32),
+    (192, 128, 64),
+    (16, 64, 208),
+]
+
+
+@cache
+def compiled(config: sim.Config) -> HostKernel:
+    return sim.compile_config(config)
+
+
+def check(config: sim.Config, m: int, splits: tuple[int, int, int], seed: int, schedule: str | None = None) -> None:
+    """Heads for a tile and a bit, in rows that go on behind D's last column."""
+    heads = (config.block_n + 8) // (splits[0] + splits[2]) + 1
+    problem = sim.random_problem(m, (splits[0] + splits[2]) * heads, 272, splits, seed, extra_columns=16)
+    config = skipping(config, next(columns for columns in PANELS if problem.heads.part_multiple % columns == 0))
+    assert config.why_illegal() is None
+    outcome = sim.run(compiled(config), config, problem, seed=seed, schedule=schedule)
+    assert outcome.mistakes is None, outcome.mistakes
+
+
+@pytest.mark.parametrize("splits", SPLITS, ids=lambda splits: "-".join(map(str, splits)))
+@pytest.mark.parametrize("config", [WIDE, PAIRS, UNITS, TALL, SPLIT, ALONE], ids=lambda config: config.name)
+def test_parts_of_any_size(config: sim.Config, splits: tuple[int, int, int]) -> None:
+    rows = config.block_tokens if isinstance(config, DecodeConfig) else config.block_m
+    check(config, rows + 5, splits, seed=1)
+    check(config, rows - 3, splits, seed=2)
+
+
+@pytest.mark.parametrize("schedule", ["slow_cta", "slow_warps", "late_loads", "late_stores", "slow_lanes"])
+@pytest.mark.parametrize("config", [WIDE, PAIRS, SPLIT], ids=lambda config: config.name)
+def test_biased_schedules(config: sim.Config, schedule: str) -> None:
+    check(config, 140, (32, 8, 48), seed=3, schedule=schedule)
+
+
+@pytest.mark.parametrize("config", [WIDE, SPLIT], ids=lambda config: config.name)
+def test_the_kernel_ahead_may_still_be_at_work(config: sim.Config) -> None:
+    p, config = sim.random_problem(13, 192, 272, (48, 8, 16), seed=4), skipping(config, 16)
+    assert sim.run(compiled(config), config, p, seed=4, is_dependent=True).mistakes is None
+
+
+def test_what_cannot_be_built() -> None:
+    assert "columns of D are skipped" in (GemmConfig(64, 64, 3, 1, cluster_k=2, skips_mid=True).why_illegal() or "")
+    assert "columns of D are skipped" in (GemmConfig(128, 64, 3, with_c=True, skips_mid=True).why_illegal() or "")
+    assert "columns of D are skipped" in (DecodeConfig(8, 4, with_c=True, skips_mid=True).why_illegal() or "")

@@ -1,0 +1,242 @@
+"""Which configurations the kernel can be built in, and those that tiles get."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from math import gcd
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
+
+from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_of_tile import MATH_WARPGROUPS, tile_config
+from deep_gemm.gemm.output import Groups, Output
+
+LEGAL = GemmConfig(128, 128, num_stages=4)
+OUTPUTS = [Output(), Output(with_c=True), Output(is_fp32=True), Output(is_fp32=True, adds_to_d=True)]
+
+VIOLATIONS: list[tuple[str, dict[str, object]]] = [
+    ("needs 1, 2 or 3 math warpgroups", {"num_math_warpgroups": 0}),
+    ("needs 1, 2 or 3 math warpgroups", {"num_math_warpgroups": 4}),
+    ("needs 64 rows for each math warpgroup", {"block_m": 64}),
+    ("needs 64 rows for each math warpgroup", {"block_m": 0}),
+    ("needs 64 rows for each math warpgroup", {"block_m": 200}),
+    ("needs a TMA box of at most 256 rows of A", {"block_m": 384}),
+    ("needs a TMA box of at most 256 rows of B", {"block_n": 512, "unit_n": 128}),
+    ("needs units of 16 to 256 columns, a multiple of 16", {"block_n": 0}),
+    ("needs units of 16 to 256 columns, a multiple of 16", {"block_n": 120}),
+    ("needs units of 16 to 256 columns, a multiple of 16", {"unit_n": 8}),
+    ("needs whole units along n", {"unit_n": 48}),
+    ("needs whole scale chunks", {"block_n": 192, "unit_n": 96, "panel_columns": 32}),
+    ("needs at least 2 stages", {"num_stages": 1}),
+    ("needs 1 or 2 CTAs that share an operand", {"cluster_m": 4}),
+    ("needs 1 or 2 CTAs that share an operand", {"cluster_m": 2, "cluster_n": 2}),
+    ("needs 1 or 2 CTAs that share an operand", {"cluster_n": 0}),
+    ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 0}),
+    ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 256}),
+    ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 128, "output_is_fp32": True}),
+    ("needs panel rows of 256 bytes for FP32 alone, and not for grouped rows", {"panel_columns": 128}),
+    (
+        "needs panel rows of 256 bytes for FP32 alone, and not for grouped rows",
+        {"output_is_fp32": True, "groups": Groups.COUNTS},
+    ),
+    ("needs panels that fill a tile", {"block_n": 96}),
+    ("needs panels that fill a tile", {"panels_per_store": 3}),
+    ("needs panels that fill a tile", {"panels_per_store": 0}),
+    ("needs at least 1 store buffer", {"num_store_buffers": 0}),
+    ("needs a raster of at least 1 tile", {"raster_group": 0}),
+    ("needs FP32 output where it is added to D", {"adds_to_d": True}),
+    (
+        "needs C added in one way, not both",
+        {"output_is_fp32": True, "panel_columns": 32, "with_c": True, "adds_to_d": True},
+    ),
+    ("needs 1 to 8 CTAs that split k", {"cluster_k": 9}),
+    ("needs k split, or an operand shared, not both", {"cluster_k": 2, "cluster_m": 2}),
+    (
+        "needs no addition by TMA where k is split",
+        {"cluster_k": 2, "output_is_fp32": True, "panel_columns": 32, "adds_to_d": True},
+    ),
+    (
+        "needs panels that fill half a tile",
+        {
+            "groups": Groups.COUNTS,
+            "block_m": 256,
+            "block_n": 96,
+            "panel_columns": 32,
+            "panels_per_store": 2,
+            "num_stages": 3,
+        },
+    ),
+    ("needs a TMA box of at most 256 scales", {"groups": Groups.IDS, "block_m": 256}),
+    ("needs k whole where there are heads", {"groups": Groups.HEADS, "cluster_k": 2}),
+    ("needs no clusters where rows are grouped", {"groups": Groups.IDS, "cluster_n": 2}),
+    ("needs only A shared where groups are along k", {"groups": Groups.DEPTHS, "cluster_m": 2}),
+    ("needs only A shared where groups are along k", {"groups": Groups.DEPTHS, "cluster_k": 2}),
+    ("needs no C where rows are grouped", {"groups": Groups.IDS, "with_c": True}),
+    ("needs scales of B for each row where groups are along k", {"groups": Groups.DEPTHS}),
+    (
+        "needs code for a tail where each group may have one",
+        {"groups": Groups.DEPTHS, "sfb_is_per_row": True, "run_k_blocks": 2},
+    ),
+    (
+        "needs a plain BF16 product without a split of k where columns of D are skipped",
+        {"skips_mid": True, "with_c": True},
+    ),
+    (
+        "needs rows that are activated, or go to addresses, not both",
+        {"groups": Groups.IDS, "activates": True, "to_addresses": True},
+    ),
+    (
+        "needs FP8 rows with ids, or fetched ones with ends, and scales of B by blocks, where they are activated",
+        {"activates": True},
+    ),
+    (
+        "needs BF16 rows with ids, and scales of B by blocks, where each has an address",
+        {"groups": Groups.COUNTS, "to_addresses": True},
+    ),
+    (
+        "needs units of 128 columns, one or two, where rows are activated",
+        {"groups": Groups.IDS, "activates": True, "unit_n": 64},
+    ),
+    ("needs rows that are activated where they are fetched", {"fetches": True}),
+    ("needs rows that are activated where gate and up lie apart", {"gates_apart": True}),
+    (
+        "needs tiles of 256 columns where gate and up lie apart",
+        {"groups": Groups.IDS, "activates": True, "gates_apart": True, "unit_n": 128},
+    ),
+    ("needs a scale of A for each 128 or 64 columns", {"groups": Groups.IDS, "scale_parts": 4}),
+    ("needs rows with ids, and scales of B by blocks, where A has them for 64", {"scale_parts": 2}),
+    ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),
+    ("needs runs that fill 32 blocks of k", {"run_k_blocks": 3}),
+    ("needs longer runs, if a tail is left by them", {"has_tail": True}),
+    ("needs 256 accumulators in 232 registers", {"block_n": 256, "num_stages": 3}),
+    ("needs 300032 of 232448 bytes shared", {"num_stages": 8}),
+]
+
+
+@pytest.mark.parametrize(("reason", "change"), VIOLATIONS, ids=str)
+def test_each_rule_says_so_where_it_alone_is_violated(reason: str, change: dict[str, object]) -> None:
+    assert LEGAL.why_illegal() is None
+    config = replace(LEGAL, **change)  # type: ignore[arg-type]
+    assert config.why_illegal() == reason
+
+
+def test_every_rule_is_violated_above() -> None:
+    def without_numbers(rule: str) -> str:
+        return re.sub(r"\d+", "", rule)
+
+    told = {without_numbers(reason) for reason, _ in VIOLATIONS}
+    assert {without_numbers(f"needs {rule}") for _, rule in LEGAL._rules()} == told
+
+
+def test_an_illegal_configuration_is_never_compiled() -> None:
+    with pytest.raises(ValueError, match="config: needs at least 2 stages, got GemmConfig"):
+        fp8_gemm.build(replace(LEGAL, num_stages=1))
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=str)
+@pytest.mark.parametrize("block_m", MATH_WARPGROUPS)
+def test_a_tile_gets_a_legal_configuration_or_one_that_says_why_not(block_m: int, output: Output) -> None:
+    for block_n in range(16, 257, 16):
+        for cluster_m, cluster_n in ((1, 1), (1, 2), (2, 1)):
+            config = tile_config(block_m, block_n, output, cluster_m, cluster_n)
+            reason = config.why_illegal()
+            if block_n <= 128 or block_m <= 128:
+                assert reason is None
+            else:  # the accumulators or the ring of such a tile may not fit
+                assert reason is None or "accumulators" in reason or "bytes shared" in reason
+            assert (config.block_m, config.block_n) == (block_m, block_n)
+            assert (config.cluster_m, config.cluster_n) == (cluster_m, cluster_n)
+            assert Output(config.output_is_fp32, config.with_c, config.adds_to_d) == output
+
+
+def test_a_configuration_uses_what_an_sm_has_and_no_more() -> None:
+    for block_m, block_n in ((64, 16), (64, 256), (128, 112), (192, 128), (256, 128)):
+        config = tile_config(block_m, block_n, Output())
+        deeper = replace(config, num_stages=config.num_stages + 1)
+        assert config.shared_bytes <= SHARED_BYTES_LIMIT
+        assert config.num_stages == 16 or deeper.shared_bytes > SHARED_BYTES_LIMIT, "another stage would fit"
+        producer, math = config.registers
+        assert 128 * producer + 128 * config.num_math_warpgroups * math <= REGISTERS_PER_SM
+
+
+def test_a_unit_shares_its_scales_of_b_in_whole_chunks() -> None:
+    for block_n in range(16, 257, 16):
+        config = tile_config(128, block_n, Output())
+        unit_n, chunk = config.unit_n or block_n, gcd(block_n, 128)
+        assert config.units_along_n * unit_n == block_n
+        assert unit_n % chunk == 0 or chunk % unit_n == 0
+
+
+@pytest.mark.parametrize("block_m", [0, 1, 63, 100, 320, -64])
+def test_a_height_that_no_kernel_has_is_refused(block_m: int) -> None:
+    with pytest.raises(ValueError, match=rf"block_m: expected one of \[64, 128, 192, 256\], got {block_m}"):
+        tile_config(block_m, 128, Output())
+
+
+@pytest.mark.parametrize("block_n", [0, 8, 100, 272, -16])
+def test_a_width_that_no_kernel_has_is_refused(block_n: int) -> None:
+    with pytest.raises(ValueError, match=f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}"):
+        tile_config(128, block_n, Output())
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("256x128 bf16", tile_config(256, 128, Output())),
+        ("256x128/n2 bf16+c", tile_config(256, 128, Output(with_c=True), cluster_n=2)),
+        ("64x48/m2 fp32", tile_config(64, 48, Output(is_fp32=True), cluster_m=2)),
+        ("128x112 fp32+d", tile_config(128, 112, Output(is_fp32=True, adds_to_d=True))),
+        (
+            "256x128/n2 1d1d fp32 run 1 by depths",
+            tile_config(256, 128, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), cluster_n=2),
+        ),
+    ],
+)
+def test_a_configuration_has_a_short_name(name: str, config: GemmConfig) -> None:
+    assert config.name == name
+
+
+@pytest.mark.parametrize(
+    ("tile", "tiles_down_m"),
+    [((128, 256), 16), ((64, 128), 16), ((128, 192), 8), ((256, 128), 8), ((128, 256, 2), 8)],
+)
+def test_tiles_twice_as_wide_as_high_have_a_higher_raster(tile: tuple[int, ...], tiles_down_m: int) -> None:
+    block_m, block_n, cluster_m = (*tile, 1)[:3]
+    assert tile_config(block_m, block_n, Output(), cluster_m).raster_group == tiles_down_m
+
+
+def test_grouped_rows_are_loaded_64_at_a_time() -> None:
+    counts, depths = Output(groups=Groups.COUNTS), Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    assert tile_config(128, 192, counts).box_rows_of_a == 64
+    assert tile_config(256, 128, counts).box_rows_of_a == 64
+    assert tile_config(192, 128, depths).box_rows_of_a == 192
+    assert tile_config(256, 128, depths, cluster_n=2).box_rows_of_a == 128
+    assert tile_config(128, 192, Output()).box_rows_of_a == 128
+    assert tile_config(256, 128, Output(), cluster_n=2).box_rows_of_a == 128
+
+
+def test_tiles_whose_halves_are_units_are_cut_where_rows_are_grouped() -> None:
+    for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS):
+        assert tile_config(128, 256, Output(groups=groups)).cuts_last_tiles
+        assert not tile_config(128, 160, Output(groups=groups)).cuts_last_tiles
+    assert not tile_config(128, 256, Output()).cuts_last_tiles
+    assert not tile_config(256, 128, Output(groups=Groups.COUNTS)).cuts_last_tiles
+
+
+def test_registers_move_to_those_who_need_them() -> None:
+    assert tile_config(256, 128, Output()).registers == (40, 232)
+    assert tile_config(256, 128, Output(sfb_is_per_row=True)).registers == (24, 240)
+    assert tile_config(128, 256, Output(groups=Groups.IDS)).registers == (56, 224)
+    assert tile_config(128, 96, Output(sfb_is_per_row=True, groups=Groups.IDS)).registers == (56, 224)
+    assert tile_config(128, 96, Output(sfb_is_per_row=True, groups=Groups.ENDS)).registers == (40, 232)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

@@ -1,0 +1,186 @@
+"""`explain`: for every product all candidates, what each is thought to take, and why it lost."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from deep_gemm import (
+    explain,
+    fp8_gemm_nt,
+    k_grouped_cast_to_fp8,
+    k_grouped_fp8_gemm_nt_contiguous,
+    per_block_cast_to_fp8,
+    per_token_cast_to_fp8,
+)
+from deep_gemm.core.gpu import H200
+from deep_gemm.gemm.dense import choose as heuristics
+from deep_gemm.gemm.dense.choose import reachable, reachable_decode, select
+from deep_gemm.gemm.depths.choose import reachable_k_grouped, select_k_grouped
+from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.rows.choose import reachable_grouped, select_grouped
+
+BY_ROW = (1, 1, 128)
+QUESTIONS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
+    "dense": ((100, 7168, 2048), {}),
+    "decode": ((3, 7168, 2048), {}),
+    "fp32": ((100, 7168, 2048), {"d_dtype": torch.float32}),
+    "with c": ((100, 7168, 2048), {"with_c": True}),
+    "added to d": ((4096, 7168, 2048), {"d_dtype": torch.float32, "accumulate": True}),
+    "weight gradient": ((4096, 7168, 2048), {"recipe": BY_ROW, "accumulate": True}),
+    "ids": ((8192, 4096, 7168), {"groups": "ids", "num_groups": 32}),
+    "ends": ((8192, 4096, 7168), {"groups": "ends", "num_groups": 32, "d_dtype": torch.float32}),
+    "counts": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32}),
+    "counts, 1d1d": ((192, 4096, 7168), {"groups": "counts", "num_groups": 32, "recipe": BY_ROW}),
+    "depths": ((7168, 2048, 4096), {"groups": "depths", "num_groups": 16, "accumulate": True}),
+    "heads": ((32, 1024, 4096), {"groups": "heads", "num_groups": 8}),
+    "heads, many rows, c": ((4096, 1024, 4096), {"groups": "heads", "num_groups": 8, "with_c": True}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heuristics, "tuned_tiles", dict)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_product_is_explained_best_first_in_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes, more = QUESTIONS[name]
+    found = explain(*sizes, **more, gpu="H200")
+    costs = [candidate.cost_us for candidate in found]
+    assert costs == sorted(costs)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert chosen("\n".join(lines)) in {candidate.tile.name for candidate in found}
+    known = {*reachable(), *reachable_decode(), *reachable_grouped(), *reachable_k_grouped()}
+    known |= {*reachable_heads(), *reachable_heads_decode()}
+    assert {candidate.config for candidate in found} <= known
+
+
+def chosen(output: str) -> str:
+    """The name of the tile that a page says is chosen."""
+    (line,) = [line for line in output.splitlines() if line.endswith(" chosen")]
+    return line[:14].strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("dense", Output()),
+        ("decode", Output()),
+        ("fp32", Output(is_fp32=True)),
+        ("with c", Output(with_c=True)),
+        ("added to d", Output(is_fp32=True, adds_to_d=True)),
+        ("weight gradient", Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True)),
+    ],
+)
+def test_what_is_chosen_is_what_a_dense_product_runs(
+    name: str, output: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes, more = QUESTIONS[name]
+    explain(*sizes, **more, gpu="H200")
+    assert select(*sizes, output, H200).name == f"{chosen(capsys.readouterr().out)} {_tail(output, sizes)}"
+
+
+def _tail(output: Output, sizes: tuple[int, int, int]) -> str:
+    """What follows the tile in the name of the configuration that is chosen."""
+    return select(*sizes, output, H200).name.partition("/SM " if sizes[0] < 8 else " ")[2]
+
+
+@pytest.mark.parametrize("name", ["ids", "ends", "counts", "counts, 1d1d"])
+def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (m, n, k), more = QUESTIONS[name]
+    explain(m, n, k, **more, gpu="H200")
+    by_row = "recipe" in more
+    output = Output(by_row or "d_dtype" in more, sfb_is_per_row=by_row, groups=Groups[more["groups"].upper()])
+    rows = m if more["groups"] == "counts" else m / 32
+    config = select_grouped(32, rows, n, k, output, H200)
+    assert chosen(capsys.readouterr().out) == f"{config.block_m}x{config.block_n}"
+
+
+def test_what_is_chosen_is_what_groups_along_k_run(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(7168, 2048, 4096, groups="depths", num_groups=16, accumulate=True, gpu="H200")
+    output = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    config = select_k_grouped(16, 7168, 2048, 4096, output, H200)
+    assert config.name.startswith(f"{chosen(capsys.readouterr().out)} ")
+
+
+def test_it_says_what_moves_and_what_is_multiplied(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explain(4096, 7168, 2048, gpu="H200")
+    text = " ".join(capsys.readouterr().out.split())
+    megabytes = (4096 * 2048 + 7168 * 2048 + 4096 * 7168 * 2) / 1e6
+    best = found[0].estimate
+    assert f"moves {megabytes:.1f} MB in {best.memory_us:.1f} us" in text
+    assert f"multiplies {best.tiles:.0f} tiles in {best.rounds:.0f} rounds in {best.multiply_us:.1f} us" in text
+
+
+def test_what_cannot_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(100, 7168, 2048, gpu="H200")
+    out = capsys.readouterr().out
+    assert "1 more cannot run it: m is one tile" in out
+    explain(129, 7168, 2048, gpu="H200")
+    assert "more cannot run it: too many rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpu": "B200"}, "gpu: expected H200, H100, H20 or None, got 'B200'"),
+        ({"d_dtype": torch.float16}, "d_dtype: expected torch.bfloat16 or torch.float32, got torch.float16"),
+        ({"m": 0}, "m: expected an integer in 1..2147483647, got 0"),
+        ({"m": "a"}, "m: expected an integer in 1..2147483647, got 'a'"),
+        ({"m": 1 << 40}, "m: expected an integer in 1..2147483647, got 1099511627776"),
+        ({"k": 128.0}, "k: expected an integer in 1..2147483647, got 128.0"),
+        ({"num_groups": 0}, "num_groups: expected an integer in 1..2147483647, got 0"),
+        ({"groups": ["ids"]}, "groups: expected ids, ends, counts, depths, heads or None, got ['ids']"),
+        (
+            {"with_c": True, "accumulate": True},
+            "accumulate: expected C to be D itself or, with_c, another tensor, got both",
+        ),
+        ({"num_groups": 2}, "num_groups: expected 1 without groups, got 2"),
+        ({"groups": "rows"}, "groups: expected ids, ends, counts, depths, heads or None, got 'rows'"),
+        ({"groups": "ids", "with_c": True}, "groups: expected no C for rows by ids, got one"),
+        (
+            {"groups": "depths", "d_dtype": torch.bfloat16, "accumulate": True},
+            "d_dtype: expected torch.float32, got torch.bfloat16",
+        ),
+        ({"n": 12}, "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
+        ({"n": 10, "d_dtype": torch.float32}, "n: expected a multiple of 4 for torch.float32 output, got 10"),
+        ({"k": 100}, "k: expected a multiple of 16, got 100"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        explain(**{"m": 1, "n": 8, "k": 128, **arguments})
+
+
+def test_products_along_k_refuse_the_same_recipe_in_the_same_words() -> None:
+    a, b = (k_grouped_cast_to_fp8(torch.ones(8, 128), [128]) for _ in range(2))
+    with pytest.raises(NotImplementedError) as of_product:
+        k_grouped_fp8_gemm_nt_contiguous(a, b, ks=[128], recipe=(1, 128, 128))
+    with pytest.raises(NotImplementedError) as of_explain:
+        explain(8, 8, 128, groups="depths", recipe=(1, 128, 128))
+    assert str(of_product.value) == str(of_explain.value)
+
+
+def test_columns_of_large_numbers_stay_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    explain(2**31 - 1, 4096, 7168, gpu="H20")
+    lines = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("tile ")) + 1
+    for line in lines[first : lines.index("", first)]:
+        if "cannot run it" not in line:
+            assert re.match(r"\S+(?: 2/SM)?(?: +\d+(?:\.\d)?){5}  ", line), line
+
+
+@pytest.mark.parametrize(("n", "k"), [(12, 128), (8, 100)])
+def test_products_refuse_the_same_sizes_in_the_same_words(n: int, k: int) -> None:
+    a, b = per_token_cast_to_fp8(torch.randn(4, k)), per_block_cast_to_fp8(torch.randn(n, k))
+    with pytest.raises(ValueError, match="expected a multiple of") as of_product:
+        fp8_gemm_nt(a, b)
+    with pytest.raises(ValueError, match="expected a multiple of") as of_explain:
+        explain(4, n, k)
+    assert str(of_product.value) == str(of_explain.value)

@@ -1,0 +1,39 @@
+"""Tiles: every one has a name of its own, that of its configurations, by which it is found again."""
+
+from __future__ import annotations
+
+import pytest
+
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.tiles import (
+    OUTPUTS,
+    OUTPUTS_1D1D,
+    OUTPUTS_BY_NAME,
+    TILES,
+    TILES_1D1D,
+    Tile,
+    tiles_by_name,
+    tiles_for,
+)
+
+
+@pytest.mark.parametrize("output", [*OUTPUTS, *OUTPUTS_1D1D], ids=lambda output: output.name)
+def test_a_tile_is_found_by_its_name(output: Output) -> None:
+    assert [tiles_by_name(output)[tile.name] for tile in tiles_for(output)] == list(tiles_for(output))
+    assert OUTPUTS_BY_NAME[output.name] == output
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
+def test_names_are_those_of_configurations(tile: Tile) -> None:
+    for name in ("fp32", "bf16", "bf16+c"):
+        assert tile.config(OUTPUTS_BY_NAME[name], 512).name.startswith(f"{tile.name} {name}")
+
+
+def test_names_of_tiles_with_scales_by_row_are_those_of_configurations() -> None:
+    for name in ("1d1d bf16", "1d1d fp32", "1d1d fp32+c"):
+        for tile in TILES_1D1D:
+            assert tile.config(OUTPUTS_BY_NAME[name], 512).name.startswith(f"{tile.name} {name}")
+
+
+def test_names_of_outputs_tell_their_groups() -> None:
+    assert Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS).name == "fp32+c by depths"

@@ -1,0 +1,244 @@
+"""Scales of fewer than 128 columns: the definition to the bit on the CPU, its bound on a GPU, mistakes in words."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_within, random_fp8, random_scales, rounding_to
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.recipes import Scales
+from deep_gemm.gemm import fine_scales
+from deep_gemm.gemm.reference import fma_fp32
+from lab.sim.rounding import FP32_UNIT, TENSOR_CORES
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+WHOLE: list[tuple[dict[str, Any], Scales, Scales]] = [
+    ({"recipe": (1, 32, 32)}, Scales(1, 32), Scales(32, 32)),
+    ({"recipe": [1, 64, 64]}, Scales(1, 64), Scales(64, 64)),
+    ({"recipe": (1, 1, 32)}, Scales(1, 32), Scales(1, 32)),
+]
+SIDES: list[tuple[dict[str, Any], Scales, Scales]] = [
+    ({"recipe_a": (1, 128), "recipe_b": (32, 32)}, Scales(1, 128), Scales(32, 32)),
+    ({"recipe_b": (64, 64)}, Scales(1, 128), Scales(64, 64)),
+    ({"recipe_a": (1, 32)}, Scales(1, 32), Scales(128, 128)),
+    ({"recipe_a": (1, 64), "recipe_b": (1, 32)}, Scales(1, 64), Scales(1, 32)),
+    ({"recipe": (1, 32, 32), "recipe_a": (1, 32), "recipe_b": (32, 32)}, Scales(1, 32), Scales(32, 32)),
+]
+every_recipe = pytest.mark.parametrize(("said", "of_a", "of_b"), [*WHOLE, *SIDES], ids=str)
+M, N, K = 37, 136, 288
+product: Any = deep_gemm.fp8_gemm_nt
+COUNTS = [5, 0, 12]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def operand(shape: tuple[int, ...], of: Scales, seed: int) -> tuple[Tensor, Tensor]:
+    *groups, rows, k = shape
+    g = torch.Generator().manual_seed(seed)
+    return random_fp8(shape, g), random_scales((*groups, ceil_div(rows, of.rows), ceil_div(k, of.columns)), g)
+
+
+def by_definition(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], of_a: Scales, of_b: Scales) -> tuple[Tensor, ...]:
+    """FP32 `[m, n]` as the definition has it, how far sums in another order may be away, and tensor cores."""
+    (x, sx), (y, sy) = a, b
+    columns = min(of_a.columns, of_b.columns)
+    acc, terms, sums = (torch.zeros(len(x), len(y), dtype=torch.float64) for _ in range(3))
+    sy = sy.repeat_interleave(of_b.rows, 0)[: len(y)]
+    blocks = ceil_div(x.shape[1], columns)
+    for block in range(blocks):
+        ks = slice(block * columns, (block + 1) * columns)
+        partial = (x[:, ks].double() @ y[:, ks].double().t()).float()
+        scale = sx[:, ks.start // of_a.columns, None] * sy[None, :, ks.start // of_b.columns]
+        acc = fma_fp32(partial, scale, acc)
+        terms += (partial.double() * scale.double()).abs()
+        sums += (x[:, ks].double().abs() @ y[:, ks].double().abs().t()) * scale.double()
+    return acc.float(), terms * (blocks + 2) * FP32_UNIT * 2, sums * TENSOR_CORES
+
+
+def check(d: Tensor, rows: Tensor, a: Any, b: Any, of_a: Scales, of_b: Scales, c: Tensor | None = None) -> None:
+    """`rows` of D are the product of a and b."""
+    expected, bound, tensor_cores = by_definition(a, b, of_a, of_b)
+    total = expected if c is None else expected + c.cpu().float()
+    if d.is_cpu:
+        assert torch.equal(d[rows], total.to(d.dtype))
+    else:
+        exact = total.double()
+        assert_within(d[rows], exact, rounding_to(d.dtype, exact, bound + tensor_cores))
+
+
+def same(x: Tensor | None, y: Tensor) -> bool:
+    return x is not None and torch.equal(x, y)
+
+
+def to(device: str, operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return operand[0].to(device), operand[1].to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@every_recipe
+def test_dense(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
+    everything = torch.arange(M)
+    for k in (K, 16, 128, 336):
+        a, b = operand((M, k), of_a, 1), operand((N, k), of_b, 2)
+        on_a, on_b = to(device, a), to(device, b)
+        d = product(on_a, on_b, **said)
+        assert d.dtype == (torch.float32 if of_b.rows == 1 else torch.bfloat16)
+        check(d, everything, a, b, of_a, of_b)
+        for dtype in (torch.bfloat16, torch.float32):
+            c = torch.randn(M, N, device=device).to(dtype)
+            d = torch.full_like(c, torch.nan)
+            assert product(on_a, on_b, d, c, **said) is None
+            check(d, everything, a, b, of_a, of_b, c)
+            accumulated = c.clone()
+            product(on_a, on_b, accumulated, accumulated, **said)
+            assert torch.equal(accumulated, d)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@every_recipe
+def test_operands_that_are_turned(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
+    a, b = (to(device, operand(shape, of, 3)) for shape, of in (((M, K), of_a), ((N, K), of_b)))
+    expected = product(a, b, **said)
+    turned_a, turned_b = ((values.t(), scales.t()) for values, scales in (a, b))
+    assert same(deep_gemm.fp8_gemm_nn(a, turned_b, **said), expected)
+    m_major = a[0], deep_gemm.get_mn_major_tma_aligned_tensor(a[1])  # as engines give them
+    assert same(product(m_major, b, **said), expected)
+    assert same(deep_gemm.fp8_gemm_tn(turned_a, turned_b, **said), expected)
+    assert same(deep_gemm.fp8_gemm_tt(turned_a, b, **said), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@every_recipe
+def test_rows_of_groups(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
+    m, groups = 200, len(COUNTS)
+    a, b = operand((m, K), of_a, 4), operand((groups, N, K), of_b, 5)
+    on_a, on_b = to(device, a), to(device, b)
+    ids = torch.full((m,), -1, dtype=torch.int32)
+    ids[:70], ids[70:71], ids[130:190] = 2, 0, 2
+    ends = torch.tensor([70, 70, 190], dtype=torch.int32)
+    by_ends = torch.full_like(ids, -1)
+    by_ends[:70], by_ends[128:190] = 0, 2
+    turned = on_b[0].mT, on_b[1].mT
+    for layout, of_rows, more in ((ids, ids, {}), (ends, by_ends, {"use_psum_layout": True})):
+        d = torch.full((m, N), torch.nan, dtype=torch.bfloat16, device=device)
+        given: Any = {**said, **more, "grouped_layout": layout.to(device)}
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(on_a, on_b, d, **given)
+        for group in range(groups):
+            rows = (of_rows == group).nonzero().flatten()
+            check(d, rows, (a[0][rows], a[1][rows]), (b[0][group], b[1][group]), of_a, of_b)
+        again = torch.full_like(d, torch.nan)
+        deep_gemm.m_grouped_fp8_gemm_nn_contiguous(on_a, turned, again, **given)
+        assert torch.equal(again.nan_to_num(7), d.nan_to_num(7))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@every_recipe
+def test_counted_rows(said: dict[str, Any], of_a: Scales, of_b: Scales, device: str) -> None:
+    shape = (len(COUNTS), 12, K)
+    a, b = operand(shape, of_a, 6), operand((len(COUNTS), N, K), of_b, 7)
+    d = torch.full((*shape[:2], N), 7.0, dtype=torch.bfloat16, device=device)
+    counts = torch.tensor(COUNTS, dtype=torch.int32, device=device)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(to(device, a), to(device, b), d, counts, 8, **said)
+    for group, count in enumerate(COUNTS):
+        operands = [(values[group], scales[group]) for values, scales in (a, b)]
+        check(d[group], torch.arange(count), tuple(x[:count] for x in operands[0]), operands[1], of_a, of_b)
+        assert (d[group, count:] == 7).all()
+
+
+@pytest.mark.gpu
+def test_a_graph_is_replayed_with_other_values() -> None:
+    """Nothing of a call is decided by values, and no plan of it is kept: the copies have other addresses."""
+    a, b = (to("cuda", operand(shape, of, 8)) for shape, of in (((M, K), Scales(1, 32)), ((N, K), Scales(32, 32))))
+    d = torch.empty(M, N, dtype=torch.bfloat16, device="cuda")
+    product(a, b, d, recipe=(1, 32, 32))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        product(a, b, d, recipe=(1, 32, 32))
+    for seed in (9, 10):
+        others = operand((M, K), Scales(1, 32), seed) + operand((N, K), Scales(32, 32), seed)
+        for mine, its in zip(a + b, others, strict=True):
+            mine.copy_(its)
+        graph.replay()
+        assert torch.equal(d, product(a, b, recipe=(1, 32, 32)))
+
+
+def test_how_slow_it_is_is_said_once() -> None:
+    fine_scales._warn.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            fine_scales._warn(32)
+    assert [str(each.message)[:40] for each in caught] == ["scales of 32 columns are right but slow:"]
+
+
+@pytest.mark.gpu
+def test_a_gpu_warns() -> None:
+    fine_scales._warn.cache_clear()
+    a, b = (to("cuda", operand((8, 128), of, 1)) for of in (Scales(1, 32), Scales(32, 32)))
+    with pytest.warns(RuntimeWarning, match="scales of 32 columns are right but slow: .* about 10 times as long"):
+        product(a, b, recipe=(1, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("said", "shape_a", "shape_b", "message"),
+    [
+        (
+            {"recipe": (1, 32, 32)},
+            (M, 3),
+            (5, 9),
+            r"sfa: expected shape \(m, ceil\(k / 32\)\) = \(37, 9\), got \(37, 3\)",
+        ),
+        (
+            {"recipe": (1, 32, 32)},
+            (M, 9),
+            (2, 3),
+            r"sfb: expected shape \(ceil\(n / 32\), ceil\(k / 32\)\) = \(5, 9\), got \(2, 3\)",
+        ),
+        (
+            {"recipe": (1, 1, 32)},
+            (M, 9),
+            (5, 9),
+            r"sfb: expected shape \(n, ceil\(k / 32\)\) = \(136, 9\), got \(5, 9\)",
+        ),
+        (
+            {"recipe_b": (64, 64)},
+            (M, 5),
+            (3, 5),
+            r"sfa: expected shape \(m, ceil\(k / 128\)\) = \(37, 3\), got \(37, 5\)",
+        ),
+        (
+            {"recipe": (1, 32, 32), "recipe_a": (1, 128)},
+            (M, 3),
+            (5, 9),
+            r"recipe_a: expected what recipe \(1, 32, 32\) says, got \(1, 128\)",
+        ),
+    ],
+)
+def test_a_mistake_is_told(said: Any, shape_a: tuple[int, int], shape_b: tuple[int, int], message: str) -> None:
+    a, b = ((torch.zeros(rows, K).to(torch.float8_e4m3fn)) for rows in (M, N))
+    with pytest.raises(ValueError, match=message):
+        product((a, torch.ones(shape_a)), (b, torch.ones(shape_b)), **said)
+
+
+def test_products_that_take_128_columns_alone_say_so() -> None:
+    a, b = operand((M, 128), Scales(1, 32), 1), operand((N, 128), Scales(32, 32), 2)
+    d = torch.empty(M, N, dtype=torch.bfloat16)
+    expected = r"recipe: expected \(1, 128, 128\) or \(1, 1, 128\), got \(1, 32, 32\)"
+    with pytest.raises(NotImplementedError, match=expected):
+        deep_gemm.fp8_gemm_nt_skip_head_mid(a, b, d, (68, 0, 68), recipe=(1, 32, 32))
+    with pytest.raises(NotImplementedError, match=expected):
+        deep_gemm.fp8_einsum("bhr,hdr->bhd", a, b, recipe=(1, 32, 32))
+    with pytest.raises(NotImplementedError, match=expected):
+        deep_gemm.explain(M, N, 128, recipe=(1, 32, 32))

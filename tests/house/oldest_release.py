@@ -1,0 +1,64 @@
+"""The oldest versions that pyproject.toml allows, in a folder beside the environment.
+
+    python tests/house/oldest_release.py
+
+installs them, as `make test` does, so that a lower bound which no longer holds is noticed by a test and not by a user:
+of what the command line needs, of numpy, and of the CUDA bindings, in the major version that the environment has. torch
+is not among them: too large to download each time. Without a network the tests go on without it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+NAMES = ("typer", "rich", "numpy", "cuda-bindings")
+FOLDER = Path(sys.prefix) / "oldest"
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+NUMPY_BUILDS_BEFORE = (3, 13)
+"""The oldest numpy has no build for this Python or a later one; pip would compile it."""
+
+
+def bounds() -> dict[str, str]:
+    """The lower bound of each; of the CUDA bindings that of the extra whose major version is installed."""
+    text = PYPROJECT.read_text()
+    found = dict(re.findall(r'^    "([a-z-]+)>=([\d.]+)",', text, re.MULTILINE))
+    of_extras = re.findall(r'^cu\d+ = \["cuda-bindings>=([\d.]+),', text, re.MULTILINE)
+    major = metadata.version("cuda-bindings").split(".")[0]
+    (bound,) = [bound for bound in of_extras if bound.split(".")[0] == major]
+    found["cuda-bindings"] = bound if "." in bound else f"{bound}.0"
+    names = NAMES if sys.version_info < NUMPY_BUILDS_BEFORE else [name for name in NAMES if name != "numpy"]
+    return {name: found[name] for name in names}
+
+
+def versions() -> dict[str, str] | None:
+    """Those that are installed; None where the folder is not there, or is of other bounds."""
+    found = {item.metadata["Name"]: item.version for item in metadata.distributions(path=[str(FOLDER)])}
+    wanted = bounds()
+    is_complete = all(name in found and _is_of(found[name], bound) for name, bound in wanted.items())
+    return {name: found[name] for name in wanted} if is_complete else None
+
+
+def _is_of(version: str, bound: str) -> bool:
+    return f"{version}.0.0".startswith(f"{bound}.0")
+
+
+def main() -> None:
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    wanted = [f"{name}=={bound}.0" for name, bound in bounds().items()]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "15"]
+    try:
+        subprocess.run([*pip, "--target", str(FOLDER), *wanted], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        print("The oldest versions that are allowed cannot be installed, as pip says; the tests go on without them.")
+    else:
+        print(f"The oldest versions that are allowed: {versions()}")
+
+
+if __name__ == "__main__":
+    main()

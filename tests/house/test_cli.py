@@ -1,0 +1,692 @@
+"""The command line, as a person types it: what it shows, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner, Result
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
+
+import deep_gemm
+from deep_gemm.__main__ import app
+from deep_gemm.cli import demo, doctor, precompile
+from deep_gemm.core import jit
+from deep_gemm.core.gpu import H200
+from deep_gemm.core.jit import CompilerMissing, compiler
+from deep_gemm.core.jit.cache import KernelCache
+from deep_gemm.core.jit.compiler import CompiledKernel
+from deep_gemm.core.jit.entry import pack
+from deep_gemm.core.settings import settings
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense.choose import reachable, select
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.rows.choose import select_grouped
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.ordinary import reachable_ordinary
+from lab.__main__ import app as lab_app
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+APPS = {"deep_gemm": app, "lab": lab_app}
+
+
+def run(*arguments: str, program: str = "deep_gemm") -> Result:
+    return CliRunner().invoke(APPS[program], arguments, env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def words(result: Result) -> str:
+    """All that was printed, without what depends on the width of the terminal."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
+
+
+@pytest.mark.parametrize("program", APPS)
+def test_every_command_is_listed_with_what_it_does(program: str) -> None:
+    result = run("--help", program=program)
+    assert result.exit_code == 0
+    for command in APPS[program].registered_commands:
+        assert command.callback is not None
+        if command.hidden:
+            assert f" {command.name} " not in words(result)
+            continue
+        what = (command.callback.__doc__ or "").split(".")[0]
+        assert f" {command.name or command.callback.__name__} {what}" in words(result)
+
+
+def commands_of(program: str) -> dict[tuple[str, str], Any]:
+    root: Any = typer.main.get_command(APPS[program])
+    cache: Any = root.commands.get("cache")
+    found = {"": root, **root.commands}
+    if cache is not None:
+        found.update({f"cache {name}": command for name, command in cache.commands.items()})
+    return {(program, name): command for name, command in found.items() if not command.hidden}
+
+
+COMMANDS = {**commands_of("deep_gemm"), **commands_of("lab")}
+
+
+@pytest.mark.parametrize(("program", "name"), COMMANDS)
+def test_every_argument_and_option_says_what_it_is(program: str, name: str) -> None:
+    silent = [each.name for each in COMMANDS[program, name].params if not getattr(each, "help", None)]
+    assert silent == []
+
+
+@pytest.mark.parametrize(("program", "name"), COMMANDS)
+def test_help_ends_with_examples_that_can_be_typed(program: str, name: str) -> None:
+    lines = [line.strip() for line in COMMANDS[program, name].epilog.split("\n\n")]
+    assert lines[0] == "Examples:"
+    begin = f"python -m {program} "
+    typed = [line.removeprefix(begin) for line in lines if line.startswith(begin)]
+    assert typed
+    shown = run(*name.split(), "--help", program=program)
+    assert shown.exit_code == 0
+    for example in typed:
+        assert example in words(shown)
+        arguments = shlex.split(example)
+        first = 2 if arguments[0] == "cache" else 1
+        command = COMMANDS[program, " ".join(arguments[:first])]
+        command.make_context(name, arguments[first:])  # raises for an option that is not there
+        assert name in ("", "cache") or arguments[: len(name.split())] == name.split()
+
+
+@pytest.mark.parametrize(
+    "line", ["bench dense --quick", "sim", "inspect --help", "configs", "soak", "tune --fit", "plot"]
+)
+def test_a_command_that_is_the_laboratorys_says_where_it_is(line: str) -> None:
+    result = run(*line.split())
+    assert result.exit_code == 2
+    name = line.split(maxsplit=1)[0]
+    told = f"deep_gemm: {name} is of the laboratory now, which lies beside the package; from a checkout: python -m lab"
+    assert words(result) == f"{told} {name}"
+
+
+@pytest.mark.parametrize("program", APPS)
+def test_exit_codes_are_told(program: str) -> None:
+    told = words(run("--help", program=program))
+    assert "Exit codes: 0 all right; 1 something failed or was found wrong; 2 the request" in told
+    assert run("no-such-command").exit_code == 2
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"deep_gemm {deep_gemm.__version__}\n")
+
+
+def test_make_help_names_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    told = text.split("\nhelp:\n")[1].split("\n\n")[0]
+    assert [target for target in targets.split() if target != "help" and f"make {target} " not in told] == []
+
+
+# ---- doctor -----------------------------------------------------------------------------------------------------
+
+HOPPER = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
+AMPERE = SimpleNamespace(name="NVIDIA A100", major=8, minor=0, multi_processor_count=108)
+
+
+def machine(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[Any], driver: tuple[int, int] | None, compiler: str | None = "13.0.88"
+) -> list[str]:
+    """What the doctor says of such a machine, line by line."""
+
+    def version() -> str:
+        return compiler or no_compiler()
+
+    monkeypatch.setattr(doctor, "compiler_version", version)
+    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    result = run("doctor")
+    lines = result.output.splitlines()
+    assert 8 <= len(lines) <= 9
+    return [*lines, str(result.exit_code)]
+
+
+def test_doctor_on_a_hopper_says_that_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = machine(monkeypatch, [HOPPER], (13, 0))
+    assert "NVRTC      13.0.88" in lines
+    assert "driver     CUDA 13.0" in lines
+    assert "GPU        NVIDIA H200 (9.0, 132 SMs)" in lines
+    assert lines[-2:] == ["so         kernels run on this GPU, and the reference on the CPU", "0"]
+
+
+def test_doctor_says_what_a_hopper_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, so, more, code = machine(monkeypatch, [HOPPER], (13, 0), None)
+    assert so == "so         products run by the reference on the CPU alone"
+    assert 'Run: pip install "hopper-gemm[cu13]"' in more
+    assert code == "1"
+    *_, so, more, code = machine(monkeypatch, [HOPPER], (11, 8))
+    assert more == "for more   CUDA 11.8: too old, kernels need one of CUDA 12.0 or newer"
+    assert code == "1"
+    *_, so, more, code = machine(monkeypatch, [HOPPER], (12, 9), "13.5.37 CL-1")
+    assert more.startswith("for more   CUDA 12.9: older than NVRTC 13.5.37, whose kernels it cannot load; take a newer")
+    assert code == "1"
+    assert "driver     CUDA 13.0" in machine(monkeypatch, [HOPPER], (13, 0), "13.5.37 CL-1")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "compiler", "so", "more"),
+    [
+        ([], None, "13.0.88", "kernels can be compiled (compile)", "there is no Hopper GPU"),
+        ([], None, None, "nothing is compiled", "there is no Hopper GPU"),
+        ([AMPERE], (13, 0), "13.0.88", "kernels can be compiled (compile)", "the GPU is not a Hopper"),
+    ],
+)
+def test_doctor_without_a_hopper_says_what_can_be_done(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[Any], driver: Any, compiler: str | None, so: str, more: str
+) -> None:
+    lines = machine(monkeypatch, gpus, driver, compiler)
+    assert lines[-3] == f"so         products run by the reference on the CPU; {so}"
+    assert lines[-2] == f"for more   {more}: kernels need an H100, H200 or H20"
+    assert lines[-1] == "0"
+
+
+def test_doctor_names_an_old_driver_with_which_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, more, code = machine(monkeypatch, [], (12, 4), "13.0.88")
+    older = "CUDA 12.4: older than NVRTC 13.0.88, whose kernels it cannot load"
+    assert more == f"for more   {older}; take a newer driver, or torch and NVRTC of CUDA 12"
+    assert code == "1"
+
+
+def test_doctor_names_settings_and_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DG_JIT_DEBUG", "1")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    settings.cache_clear()
+    shown = words(run("doctor"))
+    assert "DG_JIT_DEBUG=1" in shown
+    assert "0 kernels, 0.0 MB; it cannot be written, so set DG_JIT_CACHE_DIR to a directory that can" in shown
+
+
+# ---- compile and cache ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
+    yield tmp_path / "cache"
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
+
+
+def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("compile", "64,2112,7168", "2000x512x7168", "--gpu", "H200")
+    assert result.exit_code == 0
+    assert "2 of 2 kernels are ready, 2 of them new" in words(result)
+    assert " 2/2 " in result.output, "without a terminal a line tells of each kernel"
+    jit._cache_of.cache_clear()
+    monkeypatch.setattr(jit, "compile_cubin", None)  # nothing compiles any more
+    for shape in ((64, 2112, 7168), (2000, 512, 7168)):
+        config = select(*shape, Output(), H200)
+        kernel = fp8_gemm_decode if isinstance(config, DecodeConfig) else fp8_gemm
+        assert kernel.build(config).cubin
+    again = run("compile", "64,2112,7168", "--gpu", "H200")
+    assert "1 of 1 kernels are ready, 0 of them new" in words(again)
+    assert again.exit_code == 0
+
+
+def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+
+    def keep(jobs: Iterable[Any], console: object) -> bool:
+        built.extend(jobs)
+        return True
+
+    monkeypatch.setattr(precompile, "run", keep)
+    assert run("compile", "2112,7168", "--gpu", "H200").exit_code == 0
+    made = {job.config for job in built}
+    assert {select(m, 2112, 7168, Output(), H200) for m in range(1, 20_000, 7)} <= made
+    assert len(made) < 20
+    built.clear()
+    arguments = ("--groups", "ids", "--num-groups", "8", "--gpu", "H200")
+    assert run("compile", "4096,7168", *arguments).exit_code == 0
+    ids = Output(groups=Groups.IDS)
+    assert {select_grouped(8, m / 8, 4096, 7168, ids, H200) for m in range(1, 20_000, 7)} <= {
+        job.config for job in built
+    }
+    built.clear()
+    assert run("compile", "256,4096,7168", "--groups", "depths", "--num-groups", "8").exit_code == 0
+    assert run("compile", "4,1024,4096", "--groups", "heads", "--num-groups", "8").exit_code == 0
+    assert "k_group_maps" in [job.name for job in built]
+    built.clear()
+    assert run("compile", "2112,7168", "--layers", "--gpu", "H200").exit_code == 0
+    names = {job.name for job in built}
+    assert {f"{kernel.name} {config.name}" for kernel, configs in reachable_ordinary() for config in configs} <= names
+    assert any(job.kernel == linear_decode.NAME for job in built)
+
+
+def test_compile_says_which_kernel_failed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = fp8_gemm.headers
+    monkeypatch.setattr(fp8_gemm, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
+    result = run("compile", "4096,512,7168", "--gpu", "H200")
+    assert result.exit_code == 1
+    assert "fp8_gemm_dense: NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
+    assert "0 of 1 kernels are ready, 0 of them new" in words(result)
+
+
+def test_compile_fails_where_nothing_can_be_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_text("a file, not a directory")
+    with pytest.warns(RuntimeWarning, match="compiled kernels cannot be kept"):
+        assert run("compile", "4096,512,7168", "--gpu", "H200").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "shapes: expected some, --model or --layers, got none"),
+        (("64",), "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64'"),
+        (("64,a,128",), "shapes: expected m,n,k or n,k, such as 64,2112,7168, got '64,a,128'"),
+        (("0,8,128",), "m: expected an integer in 1..2147483647, got 0"),
+        (("12,128",), "n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
+        (("8,100",), "k: expected a multiple of 16, got 100"),
+        (("8,128", "--gpu", "B200"), "gpu: expected H200, H100, H20 or None, got 'B200'"),
+        (("8,128", "--num-groups", "2"), "num_groups: expected 1 without groups, got 2"),
+    ],
+)
+def test_compile_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("compile", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+
+
+def test_compile_says_what_to_install_where_the_compiler_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precompile, "compiler_version", no_compiler)
+    result = run("compile", "8,128")
+    assert result.exit_code == 2
+    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
+
+
+def kept(cache: Path, *names: str) -> list[Path]:
+    """Kernels in a cache."""
+    for name in names:
+        key = hashlib.sha256(name.encode()).hexdigest()
+        kernel = CompiledKernel(name, b"machine code", "a log", "13.0.88 CL-1")
+        KernelCache(cache).store(key, kernel, options=[], passes=[])
+    return sorted(cache.glob("*.kernel"))
+
+
+def test_cache_list_shows_kernels_and_which_are_not_sound(cache: Path) -> None:
+    assert words(run("cache", "list")) == f"0 kernels, 0.0 MB, in {cache}"
+    first, second = kept(cache, "one", "two")
+    second.write_bytes(b"")
+    result = run("cache", "list")
+    assert result.exit_code == 0
+    assert re.search(rf"one {first.stem[-64:][:16]} 13.0.88 CL-1 \d+ \d{{4}}-\d\d-\d\d", words(result))
+    assert re.search(r"two \w{16} not sound 0 ", words(result))
+    assert words(result).endswith(f"2 kernels, 0.0 MB, in {cache}")
+
+
+def test_cache_verify_fails_for_what_is_not_sound_and_removes_it_if_told(cache: Path) -> None:
+    first, second, third = kept(cache, "one", "three", "two")
+    assert (run("cache", "verify").exit_code, words(run("cache", "verify"))) == (
+        0,
+        f"3 of 3 kernels in {cache} are sound",
+    )
+    second.write_bytes(second.read_bytes()[:-1])
+    third.write_bytes(first.read_bytes())  # sound, but of another name
+    result = run("cache", "verify")
+    assert result.exit_code == 1
+    assert f"{second}: not sound; it is compiled anew when it is needed" in result.output
+    assert str(third) in result.output
+    assert f"1 of 3 kernels in {cache} are sound" in result.output
+    assert run("cache", "verify", "--remove").exit_code == 0
+    assert list(cache.iterdir()) == [first]
+
+
+def test_cache_clear_removes_what_the_cache_wrote_and_nothing_else(cache: Path) -> None:
+    first, *_ = kept(cache, "one", "two")
+    error = jit.CompileError("broken", "NVRTC", log="", options=(), source="int x = ;")
+    KernelCache(cache).keep_failed_source(error, {"ptx/a.cuh": ""}, "k" * 64)
+    for name in (f"{first.stem}.ptx", f"{first.stem}.sass", ".0123456789abcdef.tmp"):
+        (cache / name).write_text("")
+    strangers = {cache / name for name in ("notes.txt", "my.kernel", "other.ptx", "x-123.kernel", ".hidden.tmp")}
+    for path in strangers:
+        path.write_text("")
+    refused = CliRunner().invoke(app, ["cache", "clear"], input="n\n")
+    assert refused.exit_code == 1
+    assert first.exists()
+    result = run("cache", "clear", "--yes")
+    assert result.exit_code == 0
+    assert f"2 kernels removed from {cache}" in result.output
+    assert {path for path in cache.rglob("*") if path.is_file()} == strangers
+    assert words(run("cache", "clear", "--yes")) == f"0 kernels removed from {cache}"
+
+
+def test_cache_of_a_directory_that_is_not_there_is_empty(cache: Path) -> None:
+    for arguments in (("list",), ("verify",), ("clear", "--yes")):
+        result = run("cache", *arguments)
+        assert result.exit_code == 0
+        assert "0 " in result.output
+
+
+def use_cache(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> None:
+    """As a new process with these directories."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", os.pathsep.join(map(str, directories)))
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
+
+
+def test_a_shipped_cache_serves_where_there_isno_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "kernels.tar"
+    assert run("compile", "64,2112,7168", "64,512,7168", "--gpu", "H200").exit_code == 0
+    made = {path.name: path.read_bytes() for path in cache.glob("*.kernel")}
+    assert f"{len(made)} kernels, " in run("cache", "export", str(archive)).output
+    first = archive.read_bytes()
+    run("cache", "export", str(archive))
+    assert archive.read_bytes() == first, "the same kernels give the same bytes, and the same layer of an image"
+
+    # Elsewhere: another directory, which is read alone, and no NVRTC at all.
+    use_cache(monkeypatch, tmp_path / "there")
+    result = run("cache", "import", str(archive))
+    assert result.exit_code == 0
+    assert f"{len(made)} kernels, made by NVRTC {compiler.compiler_version()}, are in" in result.output
+    assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == made
+    use_cache(monkeypatch, tmp_path / "file" / "cache", tmp_path / "there")
+    (tmp_path / "file").write_text("")
+    compiler.compiler_version.cache_clear()
+    monkeypatch.setattr(compiler, "_nvrtc", no_compiler)
+    for n in (2112, 512):
+        config = select(64, n, 7168, Output(), H200)
+        assert (fp8_gemm_decode if isinstance(config, DecodeConfig) else fp8_gemm).build(config).cubin
+    with pytest.raises(CompilerMissing, match=r"fp8_gemm_dense is not among the compiled kernels in .*pip install"):
+        fp8_gemm.build(next(config for config in reachable() if config.block_m == 256))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (f"../one-{'a' * 64}.kernel", None, "its name is not a kernel's"),
+        (f"/tmp/one-{'a' * 64}.kernel", None, "its name is not a kernel's"),
+        (f"failed/one-{'a' * 64}.kernel", None, "its name is not a kernel's"),
+        (f"one-{'a' * 64}.kernel\n", None, "its name is not a kernel's"),
+        ("notes.txt", b"", "its name is not a kernel's"),
+        (f"one-{'b' * 64}.kernel", None, "it holds another kernel: one-"),
+        (f"two-{'a' * 64}.kernel", None, "it holds another kernel: one-"),
+        (f"one-{'a' * 64}.kernel", b"", "it is empty"),
+        (f"one-{'a' * 64}.kernel", b"\x80\x04.", "it is not a kernel's file, or one of another format"),
+        (f"one-{'a' * 64}.kernel", tarfile.SYMTYPE, "it is no regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.LNKTYPE, "it is no regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.FIFOTYPE, "it is no regular file"),
+        (f"one-{'a' * 64}.kernel", tarfile.DIRTYPE, "it is no regular file"),
+    ],
+)
+def test_import_refuses_what_is_not_a_kernel_and_writes_nothing_elsewhere(
+    cache: Path, tmp_path: Path, name: str, content: bytes | None, reason: str
+) -> None:
+    archive = tmp_path / "kernels.tar"
+    sound = pack("a" * 64, CompiledKernel("one", b"machine code", "a log", "13.0.88 CL-1"), options=[], passes=[])
+    with tarfile.open(archive, "w") as tar:
+        member, data = tarfile.TarInfo(name), b""
+        if content in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
+            member.type, member.linkname = content or b"", "/etc/passwd"
+        else:
+            data = sound if content is None else content
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    result = run("cache", "import", str(archive))
+    assert result.exit_code == 1
+    assert f"refused: {reason}" in words(result)
+    assert "0 kernels are in" in words(result)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_import_and_export_say_what_they_cannot_do(cache: Path, tmp_path: Path) -> None:
+    assert "kernels.tar" in words(run("cache", "import", str(tmp_path / "kernels.tar")))
+    (tmp_path / "kernels.tar").write_text("no archive")
+    assert run("cache", "import", str(tmp_path / "kernels.tar")).exit_code == 2
+    assert run("cache", "export", str(tmp_path / "no" / "folder")).exit_code == 2
+    assert run("cache", "export", str(tmp_path / "kernels.tar")).exit_code == 1, "there is nothing to export"
+    (first,) = kept(cache, "one")
+    first.write_bytes(b"")
+    assert f"{first}: left out (it is empty)" in words(run("cache", "export", str(tmp_path / "kernels.tar")))
+    cache.chmod(0o777)
+    result = run("cache", "import", str(tmp_path / "kernels.tar"))
+    assert result.exit_code == 2
+    assert "others may write to it (mode 777): chmod go-w" in words(result)
+
+
+# ---- explain ----------------------------------------------------------------------------------------------------
+
+
+def test_explain_shows_the_choice_and_what_lost() -> None:
+    result = run("explain", "4096", "7168", "2048", "--gpu", "H200")
+    assert result.exit_code == 0
+    assert words(result).startswith("4096 x 7168 x 2048, BF16 On an H200 with 132 SMs ")
+    assert len([line for line in result.output.splitlines() if line.endswith(" chosen")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        (("--fp32", "--with-c"), "4096 x 7168 x 2048, FP32, C added"),
+        (("--by-row", "--accumulate"), "4096 x 7168 x 2048, FP32, a scale for each row of B, added to D"),
+        (("--by-row", "--output", "bf16"), "4096 x 7168 x 2048, BF16, a scale for each row of B"),
+        (("--groups", "ids", "--num-groups", "8"), "4096 rows in 8 groups, by 7168 x 2048, BF16"),
+        (("--groups", "counts", "--num-groups", "8"), "8 groups of about 4096 rows, by 7168 x 2048, BF16"),
+        (("--groups", "heads", "--num-groups", "8"), "8 heads of 4096 x 7168 x 2048, BF16"),
+        (
+            ("--groups", "depths", "--num-groups", "8", "--accumulate"),
+            "8 groups of 4096 x 7168, 2048 deep on average, FP32, a scale for each row of B, added to D",
+        ),
+    ],
+)
+def test_explain_is_for_every_product(options: tuple[str, ...], title: str) -> None:
+    result = run("explain", "4096", "7168", "2048", "--gpu", "H200", *options)
+    assert result.exit_code == 0
+    assert words(result).startswith(f"{title} On an H200 ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("0", "8", "128"), "deep_gemm: m: expected"),
+        (("64", "12", "128"), "deep_gemm: n: expected a multiple of 8 for torch.bfloat16 output, got 12"),
+        (("64", "8", "100"), "deep_gemm: k: expected a multiple of 16, got 100"),
+        (("64", "8", "128", "--groups", "ids", "--with-c"), "deep_gemm: groups: expected no C for rows by ids"),
+        (("64", "8", "128", "--gpu", "B200"), "deep_gemm: gpu: expected H200, H100, H20 or None, got 'B200'"),
+    ],
+)
+def test_explain_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("explain", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+
+
+# ---- demo -------------------------------------------------------------------------------------------------------
+
+
+def speeds(monkeypatch: pytest.MonkeyPatch, error: float = 1.7e-3) -> Result:
+    """A demo on a GPU on which each product takes 100 us, and cuBLASLt's 80."""
+    monkeypatch.setattr(demo, "_has_hopper", lambda: True)
+    monkeypatch.setattr(demo, "measured", lambda m, n, k: (error, 100.0, 80.0))
+    return run("demo")
+
+
+@pytest.mark.usefixtures("no_products")
+def test_demo_on_a_gpu_shows_tflops_and_error_beside_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = speeds(monkeypatch)
+    assert result.exit_code == 0
+    assert "4096 x 7168 x 2048 100.0 1203 1.7e-03 80.0 1503 1.25" in words(result)
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("no_products")
+@pytest.mark.parametrize("error", [1.0, float("nan")])
+def test_demo_fails_where_a_product_on_the_gpu_does(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = speeds(monkeypatch, error)
+    assert result.exit_code == 1
+    assert f"4096 x 7168 x 2048: wrong, relative error {error:.1e}" in words(result)
+
+
+@pytest.mark.gpu
+def test_demo_measures_both_and_how_far_off_ours_is() -> None:
+    error, ours, theirs = demo.measured(64, 2112, 7168)
+    assert error < 4e-3
+    assert 1 < ours < 1000
+    assert 1 < theirs < 1000
+
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the demo runs the kernels instead")
+
+
+def no_compiler() -> str:
+    raise CompilerMissing('deep_gemm compiles its kernels at run time. Run: pip install "hopper-gemm[cu13]"')
+
+
+@pytest.fixture
+def no_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are test_package's."""
+    monkeypatch.setattr(demo, "_show_products", lambda console: True)
+
+
+@without_gpu
+@pytest.mark.usefixtures("no_products")
+def test_demo_without_a_gpu_compiles_a_kernel_of_each_kind() -> None:
+    result = run("demo")
+    assert result.exit_code == 0
+    rows = [" ".join(line.split()) for line in result.output.splitlines()]
+    for kind, config in demo.KERNELS.items():
+        (row,) = [row for row in rows if row.startswith(f"{kind} {config.name} ")]
+        registers, milliseconds = map(int, row.split()[-2:])
+        assert 32 <= registers <= 255
+        assert milliseconds > 0
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+@without_gpu
+@pytest.mark.usefixtures("no_products")
+def test_demo_without_a_compiler_says_what_to_install_and_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "compiler_version", no_compiler)
+    result = run("demo")
+    assert result.exit_code == 0
+    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
+
+
+@without_gpu
+def test_demo_on_another_gpu_than_a_hopper_is_that_of_a_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(demo, "_show_kernels", lambda console: True)
+    result = run("demo")
+    assert result.exit_code == 0
+    assert "no Hopper GPU found" in words(result)
+
+
+# ---- what is not there, or wrong in the environment -----------------------------------------------------------------
+
+HIDE = """
+import os, sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in os.environ["HIDDEN"].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line as a process of its own, from which packages may be hidden."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HIDE)
+    (tmp_path / "site" / "deep_gemm_is_imported.py").write_text("import deep_gemm")
+    script = tmp_path / "deep_gemm"  # as pip writes it
+    script.write_text("import sys\nfrom deep_gemm.__main__ import main\nsys.exit(main())\n")
+
+    def run(line: str, hidden: str = "", by: str = "-m deep_gemm", **variables: str) -> Any:
+        paths = os.pathsep.join(map(str, (tmp_path / "site", ROOT)))
+        added = {"HIDDEN": hidden, "PYTHONPATH": paths, "DG_JIT_CACHE_DIR": str(tmp_path / "cache"), **variables}
+        command = [sys.executable, *(by if by != "script" else str(script)).split(), *line.split()]
+        environment = {**os.environ, **added}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.mark.parametrize("by", ["-m deep_gemm", "script"])
+@pytest.mark.parametrize("line", ["doctor", "cache list", "demo", "--help"])
+def test_every_command_without_torch_ends_in_a_sentence(process: Any, line: str, by: str) -> None:
+    done = process(line, hidden="torch", by=by)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "deep_gemm: expected torch, found none. Run: pip install torch\n"
+
+
+def test_a_program_without_torch_gets_an_error_that_says_so(process: Any) -> None:
+    done = process("deep_gemm_is_imported", hidden="torch", by="-m")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ModuleNotFoundError: deep_gemm: expected torch, found none. Run: pip install torch\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["cache list", "cache verify", "cache clear --yes", "cache export x.tar", "cache import x.tar", "compile 64,8,128"],
+)
+def test_a_variable_that_is_wrong_ends_a_command_in_a_sentence(process: Any, line: str) -> None:
+    done = process(line, DG_JIT_CACHE_LIMIT_MB="much")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "deep_gemm: DG_JIT_CACHE_LIMIT_MB: expected a positive integer, got 'much'\n"
+
+
+def test_doctor_names_each_variable_that_is_wrong_and_shows_the_rest(process: Any, tmp_path: Path) -> None:
+    done = process("doctor", DG_JIT_DEBUG="yes", DG_JIT_CACHE_LIMIT_MB="much", DG_TUNED_TABLE="/no/table")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert f"cache      {tmp_path / 'cache'}: 0 kernels, 0.0 MB" in lines
+    assert any(line.startswith("NVRTC ") for line in lines)
+    assert any(line.startswith("settings ") and "DG_JIT_DEBUG=yes" in line for line in lines)
+    assert lines[-3:-1] == [
+        "mend       DG_JIT_CACHE_LIMIT_MB: expected a positive integer, got 'much'",
+        "mend       DG_JIT_DEBUG: expected 0 or 1, got 'yes'",
+    ]
+    assert lines[-1].startswith("mend       /no/table: expected a table of tuned products, got ")
+
+
+def test_doctor_shows_the_rest_where_the_directory_of_the_cache_is_wrong(process: Any) -> None:
+    done = process("doctor", DG_JIT_CACHE_DIR="~nobody-of-this-name/kernels")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "cache      not looked at\n" in done.stdout
+    assert "mend       DG_JIT_CACHE_DIR: expected a path, got '~nobody-of-this-name/kernels', whose home" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "line", ["-m lab bench compile --quick --out x.json", "-m deep_gemm compile 64,8,128", "-m lab inspect"]
+)
+def test_a_command_that_compiles_says_what_to_install_where_nvrtc_is_missing(process: Any, line: str) -> None:
+    _, program, rest = line.split(maxsplit=2) if line.count(" ") > 1 else (*line.split(), "")
+    done = process(rest, hidden="cuda", by=f"-m {program}")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("deep_gemm: deep_gemm compiles its kernels at run time and needs NVRTC and cuda-")
+    assert 'Run: pip install "hopper-gemm[cu1' in done.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

@@ -1,0 +1,301 @@
+"""Call forms and names of both eras: every form states the same call, and every name that programs import is there."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm.compat.absent import INSTEAD
+from deep_gemm.compat.forms import accepts_every_form
+
+X, Y, SX, SY, OUT, LAYOUT = (torch.full((1,), float(i)) for i in range(6))
+
+
+@accepts_every_form(batch_sizes="ks_tensor", first="a")
+def product(a: Any, b: Any, d: Any = None, ks: Any = None, ks_tensor: Any = None, *, grouped_layout: Any = None) -> Any:
+    """Its docstring."""
+    return dict, {key: value for key, value in locals().items() if value is not None}
+
+
+def same(got: Any, expected: dict[str, Any]) -> bool:
+    """The same tensors under the same names."""
+    return got.keys() == expected.keys() and all(
+        all(x is y for x, y in zip(got[key], expected[key], strict=True))
+        if isinstance(expected[key], tuple)
+        else got[key] is expected[key]
+        for key in expected
+    )
+
+
+PAIRS = {"a": (X, SX), "b": (Y, SY)}
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [
+        (((X, SX), (Y, SY)), {}, PAIRS),
+        (((X, SX), (Y, SY), OUT), {}, {**PAIRS, "d": OUT}),
+        ((X, Y, SX, SY), {}, PAIRS),
+        ((X, Y, SX, SY, OUT), {}, {**PAIRS, "d": OUT}),
+        ((X, Y, SX, SY, OUT, LAYOUT), {}, {**PAIRS, "d": OUT, "ks": LAYOUT}),
+        ((X, Y, SX, SY), {"out": OUT, "m_indices": LAYOUT}, {**PAIRS, "d": OUT, "grouped_layout": LAYOUT}),
+        (((X, SX), (Y, SY), OUT, LAYOUT), {}, {**PAIRS, "d": OUT, "ks": LAYOUT}),
+        ((), {"lhs": (X, SX), "rhs": (Y, SY), "out": OUT}, {**PAIRS, "d": OUT}),
+        (((X, SX),), {"rhs": (Y, SY), "d": OUT}, {**PAIRS, "d": OUT}),
+        ((), {**PAIRS, "ks_cpu": LAYOUT}, {**PAIRS, "ks": LAYOUT}),
+        # a function's own synonyms, also where they say otherwise than everyone's
+        ((), {"first": (X, SX), "b": (Y, SY), "batch_sizes": LAYOUT}, {**PAIRS, "ks_tensor": LAYOUT}),
+    ],
+)
+def test_every_form_is_the_same_call(args: tuple[Any, ...], kwargs: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert same(product(*args, **kwargs), expected)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("d", "out"), "d: given twice in a call of product, once as out"),
+        (("out", "d"), "d: given twice in a call of product, once as d"),
+        (("ks_tensor", "batch_sizes"), "ks_tensor: given twice in a call of product, once as batch_sizes"),
+        (("grouped_layout", "m_indices"), "grouped_layout: given twice in a call of product, once as m_indices"),
+    ],
+)
+def test_an_argument_under_two_names_is_a_mistake_even_with_one_value(names: tuple[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        product((X, SX), (Y, SY), **dict.fromkeys(names, OUT))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        (((X, SX), (Y, SY), OUT), {"out": OUT}, "d: given twice in a call of product, by position and as out"),
+        (((X, SX), (Y, SY)), {"lhs": (X, SX)}, "a: given twice in a call of product, by position and as lhs"),
+        ((X, Y, SX, SY, OUT), {"out": OUT}, "d: given twice in a call of product, by position and as out"),
+        ((X, Y, SX, SY), {"rhs": (Y, SY)}, "b: given twice in a call of product, by position and as rhs"),
+        (((X, SX), (Y, SY), OUT, LAYOUT), {"ks_cpu": LAYOUT}, "ks: given twice in a call of product, by position and"),
+        (((X, SX), (Y, SY), OUT), {"d": OUT, "ks_cpu": LAYOUT}, "d: given twice in a call of product, by position and"),
+    ],
+)
+def test_an_argument_by_position_and_by_an_older_name_is_a_mistake(
+    args: tuple[Any, ...], kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        product(*args, **kwargs)
+
+
+def test_a_keyword_of_no_era_is_a_mistake() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'result'"):
+        product((X, SX), (Y, SY), **{"result": OUT})
+
+
+def test_the_callers_arguments_stay_as_they_are() -> None:
+    kwargs = {"lhs": (X, SX), "rhs": (Y, SY)}
+    product(**kwargs)
+    assert list(kwargs) == ["lhs", "rhs"]
+
+
+def test_a_function_that_takes_every_form_keeps_its_name_docstring_and_signature() -> None:
+    assert (product.__name__, product.__doc__) == ("product", "Its docstring.")
+    assert list(inspect.signature(product).parameters) == ["a", "b", "d", "ks", "ks_tensor", "grouped_layout"]
+
+
+def test_what_is_given_twice_in_a_call_of_a_product_is_named() -> None:
+    a, b = deep_gemm.per_token_cast_to_fp8(torch.ones(8, 16)), deep_gemm.per_block_cast_to_fp8(torch.ones(8, 16))
+    d = torch.zeros(8, 8)
+    call: Any = deep_gemm.gemm_fp8_fp8_bf16_nt
+    with pytest.raises(ValueError, match=r"^d: given twice in a call of fp8_gemm_nt, once as out$"):
+        call(a, b, d=d, out=d)
+    assert not d.any()
+
+
+# Names of both eras
+
+ALIASES = {
+    "fp8_fp4_gemm_nt": "fp8_gemm_nt",
+    "fp8_fp4_gemm_nn": "fp8_gemm_nn",
+    "fp8_fp4_gemm_tn": "fp8_gemm_tn",
+    "fp8_fp4_gemm_tt": "fp8_gemm_tt",
+    "gemm_fp8_fp8_bf16_nt": "fp8_gemm_nt",
+    "m_grouped_fp8_fp4_gemm_nt_contiguous": "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_fp4_gemm_nn_contiguous": "m_grouped_fp8_gemm_nn_contiguous",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous": "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_fp4_gemm_nt_masked": "m_grouped_fp8_gemm_nt_masked",
+    "fp8_m_grouped_gemm_nt_masked": "m_grouped_fp8_gemm_nt_masked",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_masked": "m_grouped_fp8_gemm_nt_masked",
+    "get_col_major_tma_aligned_tensor": "get_mn_major_tma_aligned_tensor",
+    "get_m_alignment_for_contiguous_layout": "get_mk_alignment_for_contiguous_layout",
+    "get_k_alignment_for_contiguous_layout": "get_mk_alignment_for_contiguous_layout",
+    "cell_div": "ceil_div",
+}
+
+LAYOUT_NAMES = [
+    "get_col_major_tma_aligned_tensor",
+    "get_mk_alignment_for_contiguous_layout",
+    "get_mn_major_tma_aligned_tensor",
+    "get_tma_aligned_size",
+    "transform_sf_into_required_layout",
+]
+PACKED_NAMES = [
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
+]
+OTHER_CASTS = [
+    "cast_back_from_fp4",
+    "cast_back_from_fp8",
+    "pack_ue8m0_to_int",
+    "per_custom_dims_cast_to_fp8",
+    "per_token_cast_to_fp4",
+    "transpose_packed_fp4",
+    "unpack_ue8m0_from_int",
+]
+ALIGNMENTS = [
+    "get_k_alignment_for_contiguous_layout",
+    "get_m_alignment_for_contiguous_layout",
+    "get_mk_alignment_for_contiguous_layout",
+    "get_theoretical_mk_alignment_for_contiguous_layout",
+    "set_mk_alignment_for_contiguous_layout",
+]
+CAST_NAMES = ["per_block_cast_to_fp8", "per_channel_cast_to_fp8", "per_token_cast_to_fp8"]
+PRODUCTS_OF_2025 = [
+    "gemm_fp8_fp8_bf16_nt",
+    "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_masked",
+    "wgrad_gemm_fp8_fp8_fp32_nt",
+]
+
+MODULES = {
+    "deep_gemm": [
+        *ALIASES.keys(),
+        *ALIASES.values(),
+        *LAYOUT_NAMES,
+        *CAST_NAMES,
+        *PRODUCTS_OF_2025,
+        *(f"cublaslt_gemm_{major}" for major in ("nt", "nn", "tn", "tt")),
+        *(f"{verb}_{name}" for verb in ("get", "set") for name in ("num_sms", "tc_util", "pdl", "compile_mode")),
+        "bench",
+        "bench_kineto",
+        "calc_diff",
+        "get_theoretical_mk_alignment_for_contiguous_layout",
+        "k_grouped_fp8_gemm_nt_contiguous",
+        "set_block_size_multiple_of",
+        "set_ignore_compile_dims",
+        *PACKED_NAMES,
+        *OTHER_CASTS,
+        *ALIGNMENTS,
+    ],
+    "deep_gemm.utils": [
+        *CAST_NAMES,
+        *OTHER_CASTS,
+        *PACKED_NAMES,
+        *ALIGNMENTS,
+        "align",
+        "bench",
+        "bench_kineto",
+        "calc_diff",
+        "ceil_div",
+        "get_mn_major_tma_aligned_tensor",
+        "get_tma_aligned_size",
+        "transform_sf_into_required_layout",
+    ],
+    "deep_gemm.utils.dist": ["dist_print", "init_dist", "uneven_all_gather"],
+    "deep_gemm.utils.layout": [
+        *LAYOUT_NAMES,
+        *PACKED_NAMES,
+        *ALIGNMENTS,
+    ],
+    "deep_gemm.utils.math": [*CAST_NAMES, *OTHER_CASTS, "align", "ceil_div", "ceil_to_ue8m0"],
+    "deep_gemm.testing": [
+        "assert_bitwise_equal",
+        "test_filter",
+        "bench",
+        "bench_kineto",
+        "calc_diff",
+        "count_bytes",
+        "get_arch_major",
+        "ignore_env",
+    ],
+    "deep_gemm.jit_kernels": PRODUCTS_OF_2025,
+    "deep_gemm.jit_kernels.utils": [
+        "ceil_div",
+        "get_col_major_tma_aligned_tensor",
+        "get_m_alignment_for_contiguous_layout",
+        "get_num_sms",
+        "get_tma_aligned_size",
+        "set_num_sms",
+    ],
+}
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in MODULES.items() for name in names])
+def test_programs_of_either_era_find_the_name_where_they_import_it_from(module: str, name: str) -> None:
+    found = getattr(importlib.import_module(module), name)
+    assert callable(found)
+    assert found is getattr(deep_gemm, name, found), "one function, whichever module it comes from"
+
+
+@pytest.mark.parametrize(("older", "name"), ALIASES.items())
+def test_an_older_name_is_the_same_function(older: str, name: str) -> None:
+    assert getattr(deep_gemm, older) is getattr(deep_gemm, name)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_star_import_gives_exactly_the_names_that_a_module_lists(module: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"from {module} import *", names)
+    listed = importlib.import_module(module).__dict__.get("__all__")
+    if listed is not None:
+        assert names.keys() - {"__builtins__"} == set(listed)
+        assert len(listed) == len(set(listed))
+    assert set(MODULES[module]) <= names.keys()
+
+
+# Names that are absent
+
+
+@pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
+@pytest.mark.parametrize("module", ["deep_gemm", "deep_gemm.utils", "deep_gemm.utils.layout", "deep_gemm.utils.math"])
+def test_an_absent_name_is_absent_and_the_error_says_what_to_use_instead(module: str, name: str, instead: str) -> None:
+    found = importlib.import_module(module)
+    assert not hasattr(found, name)
+    assert name not in dir(found)
+    with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {instead} instead")):
+        getattr(found, name)
+    with pytest.raises(ImportError):
+        exec(f"from {module} import {name}", {})
+
+
+@pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
+def test_the_alternative_to_an_absent_name_exists(name: str, instead: str) -> None:
+    for word in instead.replace("torch.distributed._symmetric_memory", "torch.distributed").split():
+        if word.startswith("torch."):
+            importlib.import_module("torch.distributed")
+            found: Any = torch
+            for part in word.split(".")[1:]:
+                found = getattr(found, part)
+        elif "_" in word and word != "deep_gemm":
+            assert callable(getattr(deep_gemm, word))
+
+
+def test_a_name_of_no_library_does_not_exist() -> None:
+    assert not hasattr(deep_gemm, "fp8_gemm_xy")
+
+
+def test_every_public_function_shows_what_it_takes_and_gives() -> None:
+    """`inspect.signature` and `help` do; tests/house/client.py holds mypy to it."""
+    for name in deep_gemm.__all__:
+        function = getattr(deep_gemm, name)
+        if not inspect.isfunction(function):
+            continue
+        signature = inspect.signature(function)
+        for parameter in signature.parameters.values():
+            assert parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD), name
+            assert parameter.annotation not in (parameter.empty, "Any"), (name, parameter)
+        assert signature.return_annotation not in (signature.empty, "Any", "Request"), name
+        assert function.__annotations__["return"] == signature.return_annotation, name

@@ -1,0 +1,226 @@
+"""The documents: what they link to and name exists, and what scripts write there is what the scripts write today."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+
+import deep_gemm
+from deep_gemm.__main__ import app
+from lab.__main__ import app as lab_app
+
+APPS = {"deep_gemm": app, "lab": lab_app}
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+ARE_READ_NOW = [page for page in PAGES if page.name != "performance_log.md"]  # the log tells of files of its days
+FOLDERS = (
+    "deep_gemm",
+    "tests",
+    "docs",
+    "examples",
+    "benchmarks",
+    "kernels",
+    "cuda",
+    "jit",
+    "choose",
+    "sim",
+    "problem",
+    "tools",
+)
+
+
+BEFORE_THE_CODE = {
+    "grouped.md": """
+import torch
+from deep_gemm import k_grouped_cast_to_fp8, k_grouped_fp8_gemm_nt_contiguous
+ks, m, n = [128, 0, 48], 16, 32
+ks_on_gpu = torch.tensor(ks, dtype=torch.int32)
+grad, x, d = torch.randn(sum(ks), m), torch.randn(sum(ks), n), torch.zeros(len(ks), m, n)
+"""
+}
+"""What a page takes for granted."""
+
+
+def python_on(page: Path) -> str:
+    """All Python of a page, from top to bottom."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+
+
+# The simulator's code stands for any kernel; tests/lab/sim_basic.py is a whole one. That of transformers loads a model.
+HAVE_CODE = [
+    pytest.param(page, marks=[pytest.mark.host_compiler] if page.name == "torch_compile.md" else [])
+    for page in PAGES
+    if page.name not in ("simulator.md", "transformers.md") and python_on(page)
+]
+
+
+def script(name: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("page", ARE_READ_NOW, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:[\w.*-]+/)+[\w.*-]*)`", page.read_text())
+    for name in named:
+        if name.split("/")[0] in FOLDERS and "-date-commit" not in name:
+            found = [path for folder in (ROOT, ROOT / "deep_gemm", ROOT / "lab") for path in folder.glob(name)]
+            assert found, name
+    for name in re.findall(r"`([\w.-]+\.(?:py|cuh|h|json|cpp))`", page.read_text()):
+        if name not in ("config.cuh", "wgmma_shapes.cuh", "tuned.json", "serve.py"):  # made, or the reader's own
+            assert [*ROOT.glob(f"[!.]*/**/{name}")], name
+
+
+@pytest.mark.parametrize("page", ARE_READ_NOW, ids=lambda page: page.name)
+def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
+    for program, name, rest in re.findall(r"python -m (deep_gemm|lab) ([a-z]+)((?: +[^\s|`#]+)*)", page.read_text()):
+        commands: dict[str, Any] = vars(typer.main.get_command(APPS[program]))["commands"]
+        assert name in commands and not commands[name].hidden
+        known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+        assert {word for word in rest.split() if word.startswith("--")} <= known, f"{name}{rest}"
+
+
+def test_every_kernel_has_a_walkthrough() -> None:
+    kernels = {path.stem for path in (ROOT / "deep_gemm").glob("*/*.cuh") if "KERNEL(k" in path.read_text()}
+    entries = (ROOT / "mkdocs.yml").read_text().split("How it works:")[1]
+    assert len(kernels) >= 9
+    assert {name for name in kernels if not re.search(rf"\b{name}\b", entries)} == set()
+
+
+def test_interface_names_every_public_function() -> None:
+    named = set(re.findall(r"`(\w+)", (DOCS / "interface.md").read_text()))
+    assert set(deep_gemm.__all__) - named == set()
+
+
+@pytest.mark.parametrize("page", HAVE_CODE, ids=lambda page: page.name)
+def test_code_on_a_page_runs_and_prints_what_the_page_says(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code = python_on(page)
+    exec(compile(BEFORE_THE_CODE.get(page.name, "") + code, page.name, "exec"), {})
+    printed = iter(capsys.readouterr().out.splitlines())
+    for said in re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE):
+        assert said in printed, said  # in this order, among what prints without a comment
+
+
+def test_code_on_the_page_of_layers_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(python_on(DOCS / "layers.md"), "layers.md", "exec"), {})
+    of_linear, *are_equal = capsys.readouterr().out.splitlines()
+    assert 0 < float(of_linear.removeprefix("tensor(").split(",")[0].rstrip(")")) < 1e-3
+    assert are_equal == ["True", "True"]
+
+
+@pytest.mark.parametrize("name", ["draw_layers", "draw_layouts", "draw_training"])
+def test_a_picture_is_what_its_script_draws(name: str) -> None:
+    drawing = script(name)
+    assert drawing.PICTURE.read_text() == drawing.svg(), f"run: python docs/{name}.py"
+
+
+def test_layers_take_twenty_lines_each() -> None:
+    linear, mixture, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "layers.md").read_text(), re.DOTALL)
+    assert "class Linear" in linear
+    assert "def mixture" in mixture
+    for block in (linear, mixture):
+        definition = block[block.index("class " if "class " in block else "def ") :].split("\n\n\n")[0]
+        assert len([line for line in definition.splitlines() if line.strip()]) <= 20
+
+
+def test_readme_lets_its_reader_run_something_soon_and_shows_measured_rivals() -> None:
+    text = (ROOT / "README.md").read_text()
+    lines = text.splitlines()
+    assert any(line.startswith("make demo") for line in lines[:35])
+    assert "deep_gemm.fp8_gemm_nt(a, b)" in "\n".join(lines[:30])
+    assert script("write_results").readme_table() in text
+
+
+def test_the_page_of_results_is_what_its_script_writes() -> None:
+    assert script("write_results").page() == (DOCS / "results.md").read_text()
+
+
+def test_the_page_of_results_of_layers_is_what_its_script_writes() -> None:
+    assert script("write_layer_results").page() == (DOCS / "layer_results.md").read_text()
+
+
+def test_the_table_of_compilers_is_what_its_script_writes() -> None:
+    writing = script("write_compilers")
+    text = writing.PAGE.read_text()
+    begin, end = text.index(writing.BEGIN) + len(writing.BEGIN), text.index(writing.END)
+    assert writing.section(writing.newest()) == text[begin:end]
+
+
+def test_the_model_of_nodes_is_what_its_script_writes_and_near_what_it_did_not_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = script("model_nodes")
+    assert model.page() == model.PAGE.read_text()
+    rows = json.loads(model.MEASURED.read_text())["rows"]
+    line = model.Line.fit(list(model.points(rows, model.FITTED_HIDDEN)))
+    mean, _ = model.error_of(line, list(model.points(rows, model.JUDGED_HIDDEN)))
+    assert mean < 1.25
+    monkeypatch.setattr(model, "GPUS_OF_A_NODE", 2)  # as measured; the rate is that of 8192 tokens
+    for tokens in (128, 1024, 4096):
+        us = model.products_us(model.LAYER, 1, tokens, model.product_tflops(model.LAYER))
+        assert us == pytest.approx(model.measured_products(model.LAYER)[tokens], rel=0.15), tokens
+    monkeypatch.undo()
+    exact = model.Line(10.0, 200.0)
+    found = model.Line.fit([(x, exact.us(x)) for x in (1e3, 1e6, 1e8)])
+    assert (found.start_us, found.gb_s) == pytest.approx((10.0, 200.0))
+    two, many = ((model.copies_to_ranks(model.LAYER, n), model.copies_to_nodes(model.LAYER, n)) for n in (2, 64))
+    for ranks, nodes in (two, many):
+        assert nodes.beyond < ranks.beyond < model.LAYER.topk
+        assert nodes.within >= ranks.within
+
+
+def test_the_page_of_aims_is_what_its_script_writes() -> None:
+    text = (DOCS / "aims.md").read_text()
+    files = [ROOT / "benchmarks" / "results" / name for name in re.findall(r"`([\w.-]+\.json)`", text)]
+    assert script("write_aims").page(files) == text
+
+
+def test_every_incident_has_tests_that_exist() -> None:
+    rows = [line for line in (DOCS / "incidents.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    all_named = set()
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named, row
+        for name, test in named:
+            (file,) = (ROOT / "tests").rglob(name)
+            assert f"\ndef {test}(" in file.read_text(), f"{name}::{test}"
+        all_named.update(named)
+    here = re.findall(
+        r"^def (test_\w+)\(", (ROOT / "tests" / "core" / "test_gpu_incidents.py").read_text(), re.MULTILINE
+    )
+    assert {("test_gpu_incidents.py", test) for test in here} <= all_named

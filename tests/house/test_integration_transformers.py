@@ -1,0 +1,520 @@
+"""FP8 models of transformers run on `linear` and `experts`: what they give, what is left out, the way back."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from deep_gemm import calc_diff, linear, per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.integrations import transformers as integration
+from deep_gemm.integrations.transformers import dequantized, use_deep_gemm
+
+pytest.importorskip("transformers", minversion="5.17")
+fp8: Any = import_module("transformers.integrations.finegrained_fp8")
+
+FAMILIES = ("qwen3_moe", "deepseek_v3")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+FP8_CASTS = 2e-2
+"""calc_diff, half the square of a relative error: casts of activations move the logits of these models by 6 and 13%."""
+ONE_LAYER = 5e-3
+"""Casts of activations in one mixture of experts."""
+ROUNDING = 2e-3
+"""Transformers rounds the gated activation to BF16 ahead of the cast, so some casts give a neighbouring FP8 value."""
+
+
+def load_example() -> Any:
+    path = Path(__file__).resolve().parents[2] / "examples" / "transformers_moe.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+example = load_example()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """A BF16 model, and the same model with FP8 weights."""
+    plain, model = example.models_of(example.config_of(request.param, tiny=True), "cpu")
+    return plain, model
+
+
+@pytest.fixture
+def calls_left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Calls that transformers' own kernels get, which are no part of transformers: here they are torch operations."""
+    calls: list[tuple[Any, ...]] = []
+
+    def own_linear(
+        x: Tensor, weight: Tensor, scales: Tensor, block_size: Any, bias: Any, activation_scale: Any
+    ) -> Tensor:
+        calls.append((x, weight, scales, block_size, bias, activation_scale))
+        return cast_and_multiply(x, weight, scales)
+
+    monkeypatch.setattr(fp8, "finegrained_fp8_linear", own_linear)
+    return calls
+
+
+def cast_and_multiply(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    values, sf = per_token_cast_to_fp8(x)
+    a = values.float() * sf.repeat_interleave(128, -1)[..., : x.shape[-1]]
+    return (a @ dequantized(weight, scales).mT).to(x.dtype)
+
+
+def tokens(rows: int = 1, columns: int = 24, seed: int = 1, device: str = "cpu") -> Tensor:
+    return torch.randint(512, (rows, columns), generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def linear_layer(n: int = 192, k: int = 256, bias: bool = False, **changes: Any) -> Any:
+    layer = fp8.FP8Linear(k, n, block_size=(128, 128), has_bias=bias, **changes)
+    values, scales = per_block_cast_to_fp8(random(n, k))
+    if layer.weight_scale_inv.dtype == torch.float8_e8m0fnu:
+        scales = scales.log2().round().exp2().to(torch.float8_e8m0fnu)
+    layer.weight = torch.nn.Parameter(values, requires_grad=False)
+    if layer.weight_scale_inv.shape == scales.shape:
+        layer.weight_scale_inv = torch.nn.Parameter(scales, requires_grad=False)
+    if bias:
+        layer.bias = torch.nn.Parameter(random(n, seed=5))
+    return layer
+
+
+def experts_layer(**config: Any) -> Any:
+    """Four experts of transformers, as a model makes them."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 4, "hidden_act": "silu"}
+    has_gate = config.pop("has_gate", True)
+    arguments = {name: config.pop(name) for name in ("block_size", "activation_scheme") if name in config}
+    made = fp8.use_experts_implementation(
+        experts_class=type("Experts", (fp8.FP8Experts,), {}),
+        experts_interface=fp8.ALL_FP8_EXPERTS_FUNCTIONS,
+        has_gate=has_gate,
+    )
+    settings = SimpleNamespace(**{**sizes, "_experts_implementation": "grouped_mm", **config})
+    layer = made(config=settings, has_gate=has_gate, **{"block_size": (128, 128), **arguments})
+    for i, name in enumerate(("gate_up_proj", "down_proj")):
+        if hasattr(layer, name) and arguments.get("block_size", (128, 128)) == (128, 128):
+            values, scales = per_block_cast_to_fp8(random(*getattr(layer, name).shape, seed=i) / 8)
+            setattr(layer, name, torch.nn.Parameter(values, requires_grad=False))
+            setattr(layer, f"{name}_scale_inv", torch.nn.Parameter(scales, requires_grad=False))
+    return layer
+
+
+def routes(num_tokens: int = 12, topk: int = 2, num: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """x, ids and weights."""
+    weights, ids = random(num_tokens, num, dtype=torch.float32, seed=8).softmax(-1).topk(topk)
+    return random(num_tokens, 256, seed=9), ids, weights
+
+
+def mixture(layer: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """The experts in FP32, each token at a time."""
+    w1 = dequantized(layer.gate_up_proj, layer.gate_up_proj_scale_inv)
+    w2 = dequantized(layer.down_proj, layer.down_proj_scale_inv)
+    rows = []
+    for i, token in enumerate(x.float()):
+        row = torch.zeros(x.shape[1])
+        for expert, weight in zip(ids[i].tolist(), weights[i], strict=True):
+            if expert < len(w1):
+                gate, up = (w1[expert] @ token).chunk(2)
+                if layer.limit is not None:
+                    gate, up = gate.clamp(max=layer.limit), up.clamp(-layer.limit, layer.limit)
+                row = row + weight * (w2[expert] @ (silu(gate) * up))
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@contextmanager
+def routers(model: Any, hook: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Pass what each router gives to a hook, which may give something else."""
+    with ExitStack() as stack:
+        found = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+        assert found
+        for i, router in enumerate(found):
+            handle = router.register_forward_hook(lambda _, __, out, i=i: hook(i, out))
+            stack.callback(handle.remove)
+        yield
+
+
+def logits_and_routes(model: Any, ids: Tensor) -> tuple[Tensor, dict[int, Any]]:
+    of_layer: dict[int, Any] = {}
+    with routers(model, of_layer.__setitem__):
+        return example.prefill(model, ids), of_layer
+
+
+def logits_by_routes(model: Any, ids: Tensor, of_layer: dict[int, Any]) -> Tensor:
+    """Logits of a model whose tokens go where another model's go: a near tie of two experts is no error."""
+    with routers(model, lambda i, _: of_layer[i]):
+        logits: Tensor = example.prefill(model, ids)
+        return logits
+
+
+# Models
+
+
+@pytest.mark.parametrize("way", [*integration.WAYS_OF_EXPERTS, "eager"])
+def test_a_model_agrees_with_its_dequantized_bf16_run(models: tuple[Any, Any], way: str, calls_left: list[Any]) -> None:
+    plain, model = models
+    model.set_experts_implementation(way)
+    with use_deep_gemm() as use:
+        logits, of_layer = logits_and_routes(model, tokens())
+    assert 0 < calc_diff(logits, logits_by_routes(plain, tokens(), of_layer)) < FP8_CASTS
+    assert not use.left
+    assert not calls_left
+    num_linears = sum(type(module) is fp8.FP8Linear for module in model.modules())
+    num_experts = sum(type(module) is fp8.FP8Experts for module in model.modules())
+    if way == "eager":
+        assert use.taken["linear"] > num_linears
+        assert "experts" not in use.taken
+    else:
+        assert use.taken == {"linear": num_linears, "experts": num_experts}
+
+
+def test_a_model_agrees_with_transformers_own_way(models: tuple[Any, Any], calls_left: list[Any]) -> None:
+    _, model = models
+    model.set_experts_implementation("eager")
+    expected, of_layer = logits_and_routes(model, tokens())
+    num_calls = len(calls_left)
+    assert num_calls > 0
+    model.set_experts_implementation("grouped_mm")
+    with use_deep_gemm():
+        assert 0 < calc_diff(logits_by_routes(model, tokens(), of_layer), expected) < ROUNDING
+    assert len(calls_left) == num_calls
+
+
+def test_a_model_generates(models: tuple[Any, Any]) -> None:
+    plain, model = models
+    model.set_experts_implementation("grouped_mm")
+    prompt, steps = tokens(rows=2, columns=9), 5
+    with use_deep_gemm() as use:
+        asked = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "pad_token_id": 0}
+        out = model.generate(prompt, **asked, return_dict_in_generate=True, output_logits=True)
+        whole, of_layer = logits_and_routes(model, out.sequences[:, :-1])
+    expected = logits_by_routes(plain, out.sequences[:, :-1], of_layer)
+    assert not use.left
+    assert use.taken["experts"] == (steps + 1) * sum(type(module) is fp8.FP8Experts for module in model.modules())
+    decoded = torch.stack(out.logits, dim=1)
+    assert torch.equal(out.sequences[:, -steps:], decoded.argmax(-1))
+    assert calc_diff(decoded, whole[:, -steps:]) < ROUNDING  # steps behind a cache, and all tokens at once
+    assert calc_diff(decoded, expected[:, -steps:]) < FP8_CASTS
+
+
+def test_a_model_passes_gradients_on(models: tuple[Any, Any]) -> None:
+    plain, model = models
+    of_layer: dict[int, Any] = {}
+
+    def gradient(of: Any, hook: Callable[[int, Any], Any]) -> Tensor:
+        with routers(of, hook):
+            logits = of(tokens()).logits
+        found: Tensor = torch.autograd.grad(logits.float().square().sum(), of.model.embed_tokens.weight)[0]
+        return found
+
+    with use_deep_gemm() as use:
+        got = gradient(model, of_layer.__setitem__)
+    assert not use.left
+    # The same experts, with the weights that each model gives them.
+    expected = gradient(plain, lambda i, out: (*out[:2], of_layer[i][2]))
+    assert calc_diff(got, expected) < 2 * FP8_CASTS
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_compiled_model_gives_the_same(models: tuple[Any, Any], device: str) -> None:
+    model, ids = copy.deepcopy(models[1]).to(device), tokens(device=device)
+    with use_deep_gemm() as use:
+        expected = example.prefill(model, ids)
+        before = use.taken.copy()
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager")
+        assert calc_diff(example.prefill(compiled, ids), expected) < ROUNDING
+        assert use.taken == before + before
+    torch._dynamo.reset()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_generates_what_the_cpu_does(family: str) -> None:
+    plain, model = example.models_of(example.config_of(family, tiny=True), "cpu")
+    prompt, steps = tokens(rows=3, columns=70), 6
+    asked = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "pad_token_id": 0}
+    on_gpu = {"plain": plain.cuda(), "model": model.cuda()}
+    with use_deep_gemm() as use:
+        out = on_gpu["model"].generate(
+            prompt.cuda(), **asked, return_dict_in_generate=True, output_logits=True, disable_compile=True
+        )
+        whole, of_layer = logits_and_routes(on_gpu["model"], out.sequences[:, :-1])
+    expected = logits_by_routes(on_gpu["plain"], out.sequences[:, :-1], of_layer)
+    assert not use.left
+    assert use.taken["experts"] == (steps + 1) * sum(type(module) is fp8.FP8Experts for module in model.modules())
+    decoded = torch.stack(out.logits, dim=1)
+    assert calc_diff(decoded, expected[:, -steps:]) < FP8_CASTS
+    assert calc_diff(whole, expected) < FP8_CASTS
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_captures_experts() -> None:
+    layer, (x, ids, weights) = experts_layer().cuda(), (y.cuda() for y in routes())
+    with use_deep_gemm() as use, torch.no_grad():
+        expected = layer(x, ids, weights)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(x, ids, weights)
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+    assert use.taken == {"experts": 2}
+    assert torch.equal(out, expected)
+
+
+# Layers
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scale_fmt", ["float", "ue8m0"])
+def test_a_linear_layer(device: str, dtype: torch.dtype, scale_fmt: str) -> None:
+    layer, x = linear_layer(bias=True, scale_fmt=scale_fmt).to(device), random(2, 3, 256, dtype=dtype).to(device)
+    with use_deep_gemm() as use, torch.no_grad():
+        out = layer(x)
+    assert use.taken == {"linear": 1}
+    assert out.dtype == dtype
+    expected = linear(x, (layer.weight, layer.weight_scale_inv.float()), bias=layer.bias)
+    assert expected is not None
+    assert torch.equal(out, expected.to(dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_experts_with_a_limit_and_routes_to_other_ranks(device: str) -> None:
+    layer, (x, ids, weights) = experts_layer(swiglu_limit=0.4), routes()
+    layer._is_expert_parallel = True
+    ids[::3, 0], weights[::3, 0] = layer.num_experts, 0
+    expected = mixture(layer, x, ids, weights)
+    with use_deep_gemm() as use, torch.no_grad():
+        out = layer.to(device)(*(y.to(device) for y in (x, ids, weights)))
+    assert use.taken == {"experts": 1}
+    assert calc_diff(out.cpu(), expected) < ONE_LAYER
+    assert calc_diff(expected, mixture(experts_layer(), x, ids, weights)) > ONE_LAYER  # the limit did something
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_linear_layer_has_a_gradient(device: str) -> None:
+    layer, x = linear_layer().to(device), random(5, 256).to(device).requires_grad_()
+    with use_deep_gemm() as use:
+        out = layer(x)
+        out.backward(torch.ones_like(out))
+    assert use.taken == {"linear": 1}
+    expected = dequantized(layer.weight, layer.weight_scale_inv).sum(dim=0).expand_as(x)
+    assert x.grad is not None
+    assert calc_diff(x.grad, expected) < 1e-4
+
+
+@pytest.mark.parametrize("x_learns", [False, True])
+def test_a_bias_has_a_gradient(x_learns: bool) -> None:
+    layer, x = linear_layer(), random(5, 256).requires_grad_(x_learns)
+    bias = torch.zeros(layer.weight.shape[0], dtype=torch.bfloat16, requires_grad=True)
+    with use_deep_gemm() as use:
+        out = fp8.fp8_linear(x, layer.weight, layer.weight_scale_inv, layer.block_size, bias)
+        out.backward(torch.ones_like(out))
+    assert use.taken == {"linear": 1}
+    assert bias.grad is not None
+    assert torch.equal(bias.grad, torch.full_like(bias, 5))
+    assert (x.grad is not None) == x_learns
+
+
+def test_experts_pass_a_gradient_to_the_router_alone() -> None:
+    layer, (x, ids, weights) = experts_layer(), routes()
+    router = torch.ones_like(weights).requires_grad_()
+    with use_deep_gemm() as use:
+        out = layer(x, ids, weights * router)
+        out.backward(torch.ones_like(out))
+    assert use.taken["experts"] == 1
+    assert router.grad is not None
+    assert router.grad.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_experts_have_gradients(device: str) -> None:
+    layer, (x, ids, weights) = experts_layer(), routes()
+    plain_x, plain_weights = x.detach().clone().requires_grad_(), weights.detach().clone().requires_grad_()
+    torch.autograd.backward(mixture(layer, plain_x, ids, plain_weights).sum())
+    layer, ids = layer.to(device), ids.to(device)
+    x, weights = x.to(device).requires_grad_(), weights.to(device).requires_grad_()
+    with use_deep_gemm() as use:
+        out = layer(x, ids, weights)
+        out.backward(torch.ones_like(out))
+    assert use.taken["experts"] == 1
+    for got, expected in ((x, plain_x), (weights, plain_weights)):
+        assert got.grad is not None
+        assert expected.grad is not None
+        assert calc_diff(got.grad.cpu(), expected.grad) < ONE_LAYER
+
+
+# What is left to transformers
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (partial(linear_layer, activation_scheme="static"), "linear: activation_scale: expected None"),
+        (partial(linear_layer, k=248), "linear: k: expected a multiple of 16, got 248"),
+    ],
+)
+def test_a_linear_layer_is_left_with_a_reason(layer: Any, reason: str, calls_left: list[Any]) -> None:
+    made = layer()
+    x = random(4, made.in_features)
+    with use_deep_gemm() as use, torch.no_grad():
+        with pytest.warns(RuntimeWarning, match=f"deep_gemm leaves a layer to transformers; {reason}"):
+            made(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # told once
+            made(x)
+    assert not use.taken
+    assert [key.startswith(reason) for key in use.left] == [True]
+    assert list(use.left.values()) == [2]
+    assert len(calls_left) == 2
+    assert calls_left[0][5] is made.activation_scale
+
+
+def test_other_blocks_are_left(calls_left: list[Any]) -> None:
+    layer = linear_layer()
+    for block_size in ((64, 64), None):
+        layer.block_size = block_size
+        with use_deep_gemm() as use, pytest.warns(RuntimeWarning, match="leaves"), torch.no_grad():
+            layer(random(4, 256))
+        assert dict(use.left) == {f"linear: block_size: expected (128, 128), got {block_size}": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "gate: expected silu"),
+        ({"swiglu_alpha": 1.7, "swiglu_limit": 7.0}, "gate: expected silu"),
+        ({"has_gate": False}, "has_gate: expected True, got False"),
+        ({"activation_scheme": "static"}, "activation_scale: expected None"),
+        ({"block_size": (64, 64)}, "block_size: expected"),
+    ],
+)
+def test_experts_are_left_with_a_reason(changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Any] = []
+
+    def own(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        left.append(self)
+        return hidden_states
+
+    monkeypatch.setitem(fp8.ALL_FP8_EXPERTS_FUNCTIONS._local_mapping, "grouped_mm", own)
+    layer = experts_layer(**changes)
+    with use_deep_gemm() as use, pytest.warns(RuntimeWarning, match=f"; experts: {reason}"), torch.no_grad():
+        layer(*routes())
+    assert left == [layer]
+    assert not use.taken
+    assert fp8.ALL_FP8_EXPERTS_FUNCTIONS["grouped_mm"] is own
+
+
+def test_a_gate_is_tried_beyond_its_limit() -> None:
+    layer = experts_layer(swiglu_limit=100.0)
+    assert integration.experts_refusal(layer) is None
+    without_limit = experts_layer(swiglu_limit=100.0)
+    without_limit._apply_gate = lambda x: silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]
+    refusal = integration.experts_refusal(without_limit)
+    assert refusal == "gate: expected silu(gate) * up, both cut at limit = 100.0, got another function"
+
+
+# The way back
+
+
+def places() -> list[Any]:
+    interface = fp8.ALL_FP8_EXPERTS_FUNCTIONS
+    return [fp8.fp8_linear, *(interface[way] for way in integration.WAYS_OF_EXPERTS), dict(interface._local_mapping)]
+
+
+def test_uses_may_overlap_and_the_last_one_leaves_transformers_as_it_was() -> None:
+    before, layer = places(), linear_layer()
+    with torch.no_grad():
+        first = use_deep_gemm()
+        layer(random(1, 256))
+        second = use_deep_gemm()
+        layer(random(1, 256))
+        first.stop()
+        first.stop()
+        assert places() != before
+        layer(random(1, 256))
+        second.stop()
+    assert (first.taken["linear"], second.taken["linear"]) == (2, 2)
+    assert places() == before
+    assert not fp8.ALL_FP8_EXPERTS_FUNCTIONS._local_mapping
+
+
+def test_what_others_changed_meanwhile_stays(monkeypatch: pytest.MonkeyPatch, calls_left: list[Any]) -> None:
+    for name in ("fp8_linear", "finegrained_fp8_linear"):
+        monkeypatch.setattr(fp8, name, getattr(fp8, name))  # put back at the end
+    layer = linear_layer()
+    with use_deep_gemm() as use:
+        here = fp8.fp8_linear
+        fp8.fp8_linear = theirs = partial(here)
+    assert fp8.fp8_linear is theirs
+    with torch.no_grad():
+        layer(random(1, 256))
+    assert len(calls_left) == 1
+    assert not use.taken
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [(None, "expected 5.17 or newer, none is installed"), ("5.16.1", "expected 5.17 or newer, got 5.16.1")],
+)
+def test_transformers_must_be_there_and_new_enough(
+    version: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None if version is None else SimpleNamespace(__version__=version))
+    with pytest.raises(ImportError, match=message):
+        use_deep_gemm()
+    assert not integration._uses
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("fp8_linear", lambda input, weight, swizzle: None, r"got \('input', 'weight', 'swizzle'\)"),
+        ("fp8_linear", None, "expected a function fp8_linear of input, weight, .*, got None"),
+        ("ALL_FP8_EXPERTS_FUNCTIONS", {}, "expected a function grouped_mm of self, hidden_states, .*, got None"),
+    ],
+)
+def test_a_place_that_has_changed_is_refused(
+    name: str, changed: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8, name, changed)
+    with pytest.raises(ImportError, match=message):
+        use_deep_gemm()
+    assert not integration._uses
+
+
+def test_the_loop_that_gradients_go_through_is_transformers_own() -> None:
+    assert inspect.unwrap(type(experts_layer()).forward).__qualname__ == "FP8Experts.forward"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_example_runs(family: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    example.main(["--family", family, "--tiny", "--repeats", "1"])
+    out = capsys.readouterr().out
+    assert "FP8, deep_gemm" in out
+    assert "left to transformers: none" in out

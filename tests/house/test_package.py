@@ -1,0 +1,338 @@
+"""The package as a whole: what importing costs, what its wheel carries, and that its documentation's examples run."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import warnings
+import zipfile
+from email import message_from_bytes
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import newest_release
+import oldest_release
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import deep_gemm
+from deep_gemm import testing
+from deep_gemm.casts import back, fp4, fp8, rules, scales
+from deep_gemm.cli import demo
+from deep_gemm.core.check import layout
+from deep_gemm.core.settings import read_settings
+from deep_gemm.gemm import bf16
+from deep_gemm.gemm.dense import api as dense
+from deep_gemm.gemm.rows import api as grouped
+from deep_gemm.gemm.skip import api as skip_head_mid
+from deep_gemm.moe import activation, routing
+from deep_gemm.moe import api as layers
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = [sysconfig.get_path("purelib")]
+OF_BF16 = bf16.dense, bf16.grouped, bf16.expressions
+OF_CASTS = back, fp4, fp8, rules
+OF_LAYERS = [activation, layers, routing]
+EXAMPLES = {"torch": torch, **{name: getattr(deep_gemm, name) for name in deep_gemm.__all__}}
+
+
+@pytest.mark.parametrize(
+    "module", [dense, grouped, *OF_BF16, layout, scales, skip_head_mid, testing, *OF_CASTS, *OF_LAYERS]
+)
+def test_examples_in_docstrings_run(module: ModuleType) -> None:
+    names = {**EXAMPLES, **vars(module)}
+    failed, attempted = doctest.testmod(module, extraglobs=names)
+    assert attempted > 0
+    assert failed == 0
+
+
+@pytest.mark.parametrize("module", [dense, grouped, *OF_BF16, scales, skip_head_mid, *OF_CASTS, *OF_LAYERS])
+def test_every_public_product_cast_and_layer_has_an_example(module: ModuleType) -> None:
+    for name in deep_gemm.__all__:
+        function = vars(module).get(name)
+        if getattr(function, "__module__", None) == module.__name__ and not name.startswith("cublaslt"):
+            assert function is not None
+            assert ">>>" in (function.__doc__ or ""), name
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="not in what `make test` sets up")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch brings CUDA's packages along")
+def test_all_that_make_installs_has_its_version_in_a_file() -> None:
+    texts = [(ROOT / f"constraints{of}.txt").read_text() for of in ("", "-cu12", "-cu13")]
+    pinned = {name for text in texts for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
+    found = {each.metadata["Name"] for each in metadata.distributions(path=SITE)}
+    missing = {canonicalize_name(name) for name in found} - {canonicalize_name(name) for name in pinned}
+    assert missing <= {"hopper-gemm", "torch", "pip", "setuptools"}
+
+
+def test_importing_loads_no_cuda_library_and_little_besides_torch() -> None:
+    code = (
+        "import time, torch, sys; before = set(sys.modules); t = time.process_time(); import deep_gemm;"
+        "print(time.process_time() - t);"  # what else runs on the machine does not count
+        "print([m for m in set(sys.modules) - before if m.split('.')[0] in ('cuda', 'rich', 'typer', 'matplotlib')]);"
+        "print(torch.cuda.is_initialized())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    runs = [
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    found = [run.stdout.split("\n") for run in runs]
+    assert min(float(lines[0]) for lines in found) < 0.5
+    lines = found[0]
+    assert lines[1] == "[]"
+    assert lines[2] == "False"
+
+
+def test_modules_of_the_package_import_each_other_relatively() -> None:
+    absolute = re.compile(r"^\s*(from|import) deep_gemm\b", re.MULTILINE)
+    sources = (ROOT / "deep_gemm").rglob("*.py")
+    assert [str(path.relative_to(ROOT)) for path in sources if absolute.search(path.read_text())] == []
+
+
+def test_demo_finds_every_product_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.run()
+    out = capsys.readouterr().out
+    assert out.count("right") == 7
+    assert "wrong" not in out
+
+
+@pytest.mark.release
+def test_demo_says_so_where_a_product_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(a: object, b: object, **_: object) -> torch.Tensor:
+        return torch.zeros(demo.ROWS, demo.N, dtype=torch.bfloat16)
+
+    monkeypatch.setattr(demo, "fp8_gemm_nt", broken)
+    assert not demo.run()
+    assert "wrong" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_wheel_is_pure_python_and_carries_every_file_of_the_package(wheel: Path) -> None:
+    assert wheel.name == f"hopper_gemm-{deep_gemm.__version__}-py3-none-any.whl"
+    carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    source = ROOT / "deep_gemm"
+    wanted = {
+        str(path.relative_to(ROOT)) for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert carried == wanted
+
+
+def test_wheel_states_its_licence_and_links_to_nothing_in_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        stated = message_from_bytes(archive.read(name))
+        assert f"{name.removesuffix('METADATA')}licenses/LICENSE" in archive.namelist()
+    assert stated["License-Expression"] == "MIT"
+    description = stated.get_payload(decode=True)
+    assert isinstance(description, bytes)
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", description.decode()) if "://" not in link] == []
+
+
+class Environment:
+    """A virtual environment without the tests' packages."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder, self.elsewhere = tmp_path / "environment", tmp_path / "elsewhere"
+        self.elsewhere.mkdir()
+        venv.create(self.folder, symlinks=True)
+        (self.packages,) = self.folder.glob("lib/python*/site-packages")
+
+    def pip(self, *arguments: str) -> None:
+        """Install or uninstall, from files alone."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.folder / "bin" / "python"), "--quiet"]
+        subprocess.run([*pip, *arguments], check=True)
+
+    def install(self, source: str | Path) -> None:
+        """Install a wheel, without what it needs."""
+        self.pip("install", "--no-index", "--no-deps", str(source))
+
+    def link_what_ours_needs(self) -> None:
+        """Dependencies are not downloaded again: links lead to those that the tests run with, torch among them."""
+        (own,) = metadata.distributions(name="hopper-gemm", path=[str(self.packages)])
+        for source in declared_by(own):
+            if not (self.packages / source.name).exists():
+                (self.packages / source.name).symlink_to(source)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run one of its programs."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        clean["PYTHONWARNINGS"] = "error:Failed to initialize NumPy"  # torch warns so if it finds no numpy
+        program = [str(self.folder / "bin" / command[0]), *command[1:]]
+        return subprocess.run(program, cwd=self.elsewhere, env=clean, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.release
+def test_wheel_runs_the_demo_in_an_environment_of_its_declared_dependencies_alone(wheel: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    environment.install(wheel)
+    environment.link_what_ours_needs()
+    shown = environment.run("deep_gemm", "demo")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("right") == 7
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A wheel of somebody else with a module of the same name, an older DeepGEMM's files in it."""
+    wheel, info = tmp_path / "deep_gemm-2.1.1-py3-none-any.whl", "deep_gemm-2.1.1.dist-info"
+    files = {
+        "deep_gemm/__init__.py": "from .jit import theirs\nfp8_gemm_nt = theirs\n",
+        "deep_gemm/jit/__init__.py": "theirs = 'theirs'\n",
+        "deep_gemm/_C.abi3.so": "",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: deep-gemm\nVersion: 2.1.1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return wheel
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("is_first", [True, False])
+def test_another_distribution_of_the_module_is_told_and_the_commands_mend_it(
+    wheel: Path, foreign: Path, tmp_path: Path, is_first: bool
+) -> None:
+    environment = Environment(tmp_path)
+    for source in (wheel, foreign) if is_first else (foreign, wheel):
+        environment.install(source)
+    environment.link_what_ours_needs()
+    commands = f"Run: pip uninstall -y deep-gemm hopper-gemm; then: pip install {wheel.as_uri()}"
+    imported = environment.run("python", "-c", "import deep_gemm; print(deep_gemm.fp8_gemm_nt)")
+    assert imported.returncode == 0, imported.stderr
+    if is_first:  # then theirs runs, and no word of ours
+        assert (imported.stdout, imported.stderr) == ("theirs\n", "")
+    else:
+        assert imported.stdout.startswith("<function fp8_gemm_nt ")
+        assert imported.stderr.count("UserWarning: deep_gemm and hopper-gemm have their files in one folder") == 1
+        assert commands.replace("deep-gemm", "deep_gemm") in imported.stderr
+    shown = environment.run("python", "-m", "deep_gemm", "doctor")
+    assert shown.returncode == 1, shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert shown.stdout.splitlines()[-1].endswith(commands)
+
+    environment.pip("uninstall", "-y", "deep-gemm")  # as one would do it, which takes files of ours along
+    for command in (["python", "-m", "deep_gemm", "doctor"], ["deep_gemm", "doctor"]):
+        shown = environment.run(*command)
+        assert shown.returncode == 1, shown.stderr
+        assert shown.stdout == (
+            "deep_gemm: 2 of hopper-gemm's files are gone or changed: deep_gemm/__init__.py, deep_gemm/jit/__init__.py"
+            f". Run: pip uninstall -y hopper-gemm; then: pip install {wheel.as_uri()}\n"
+        )
+
+    environment.install(foreign)
+    environment.pip("uninstall", "-y", "deep-gemm", "hopper-gemm")
+    assert not list(environment.packages.glob("deep_gemm/**/*.py"))
+    environment.install(wheel.as_uri())
+    imported = environment.run("python", "-W", "error::UserWarning", "-c", "import deep_gemm")
+    assert imported.returncode == 0, imported.stderr
+    shown = environment.run("deep_gemm", "doctor")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "\nmend " not in shown.stdout
+
+
+COMMANDS = """
+import sys
+import typer
+from importlib import metadata
+from typer.testing import CliRunner
+from deep_gemm.__main__ import app
+from lab.__main__ import app as lab
+for line in ("--help", "compile --help", "cache export --help", "cache list", "explain 64 2112 7168", "lab --help",
+             "lab configs", "compile --model glm-5 --max-tokens 2 --list"):
+    program, words = (lab, line.split()[1:]) if line.startswith("lab ") else (app, line.split())
+    result = CliRunner().invoke(program, words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    if result.exit_code != 0:
+        sys.exit(f"{line}: {result.exit_code}\\n{result.output}")
+print(metadata.version("typer"), metadata.version("rich"))
+"""
+
+
+@pytest.mark.release
+def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
+    found = oldest_release.versions()
+    if found is None:
+        pytest.skip("the oldest versions are not installed; `make test` does it")
+    environment = {**os.environ, "PYTHONPATH": f"{oldest_release.FOLDER}{os.pathsep}{ROOT}"}
+    run = subprocess.run(
+        [sys.executable, "-c", COMMANDS], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == [found["typer"], found["rich"]]
+
+
+@pytest.mark.release
+def test_commands_run_with_the_newest_versions() -> None:
+    found = newest_release.versions()
+    if found is None:
+        pytest.skip("the newest versions are not installed; `make test` does it")
+    command = [str(newest_release.PYTHON), "-c", COMMANDS]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if run.returncode != 0 and newest_release.newer_than_tried(found):
+        warnings.warn(f"{found}, newer than any that was tried, fails:\n{run.stderr[-2000:]}", stacklevel=1)
+        return
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == [found["typer"], found["rich"]]
+
+
+def declared_by(distribution: metadata.Distribution) -> set[Path]:
+    """Files and folders right below site-packages of what a distribution needs, directly or not, without extras."""
+    found: set[Path] = set()
+    seen: set[str] = set()
+    waiting = [(line, {""}) for line in distribution.requires or ()]
+    while waiting:
+        line, extras = waiting.pop()
+        wanted = Requirement(line)
+        is_wanted = wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in extras)
+        if wanted.name in seen or not is_wanted:
+            continue
+        seen.add(wanted.name)
+        needed = metadata.distribution(wanted.name)
+        tops = {Path(file).parts[0] for file in needed.files or ()} - {"..", "__pycache__"}
+        found |= {Path(str(needed.locate_file(top))) for top in tops}
+        waiting += [(line, {"", *wanted.extras}) for line in needed.requires or ()]
+    return found
+
+
+def test_the_version_is_stated_once() -> None:
+    sources = (ROOT / "pyproject.toml", *(ROOT / "deep_gemm").rglob("*.py"))
+    stating = [path for path in sources if f'"{deep_gemm.__version__}"' in path.read_text()]
+    assert stating == [ROOT / "deep_gemm" / "__init__.py"]
+
+
+def test_settings_come_from_the_environment() -> None:
+    assert read_settings({"DG_CACHE_DIR": "/old"}).jit_cache_dirs == (Path("/old"),)
+    assert read_settings({"DG_CACHE_DIR": "/old", "DG_JIT_CACHE_DIR": "/new"}).jit_cache_dirs == (Path("/new"),)
+    with pytest.raises(ValueError, match="DG_JIT_DEBUG: expected 0 or 1, got 'yes'"):
+        read_settings({"DG_JIT_DEBUG": "yes"})
+
+
+def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, on_an_index = (
+        (ROOT / page).read_text().split("```python\n")[1].split("```")[0] for page in ("README.md", "docs/package.md")
+    )
+    assert on_an_index == code
+    exec(compile(code, "README.md", "exec"), {})
+    assert float(capsys.readouterr().out.removeprefix("tensor(").split(",")[0]) < 1e-3

@@ -1,0 +1,211 @@
+"""Compiling ahead: models' sizes, that no kernel of theirs is left out, that a filled cache needs no compiler."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from deep_gemm.__main__ import app
+from deep_gemm.cli import models, precompile
+from deep_gemm.cli.models import MODELS, Weight
+from deep_gemm.core import jit
+from deep_gemm.core.gpu import H200
+from deep_gemm.core.jit import CompilerMissing, compiler
+from deep_gemm.core.jit.compiler import CompiledKernel
+from deep_gemm.core.settings import settings
+from deep_gemm.gemm.bf16.choose import select_bf16, select_bf16_sum
+from deep_gemm.gemm.bf16.config import K_MAJOR
+from deep_gemm.gemm.bf16.sum_slices import reachable_slices
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.explain import asked
+from deep_gemm.gemm.output import Output
+from deep_gemm.hyper.choose import select_hc
+from deep_gemm.linear.config import serving
+from deep_gemm.moe.api import MANY_ROWS
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("DG_JIT_STRICT", raising=False)
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
+    yield tmp_path / "cache"
+    settings.cache_clear()
+    jit._cache_of.cache_clear()
+
+
+def question(weight: Weight) -> Any:
+    dtype = torch.float32 if weight.is_fp32 else torch.bfloat16
+    num_groups = weight.num_groups
+    return asked(num_groups, weight.n, weight.k, dtype, False, False, None, weight.groups, num_groups, "H200")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_weight_of_a_model_is_one_that_products_take(name: str) -> None:
+    assert f"\n    {name} " in (models.__doc__ or ""), "it says whose sizes these are"
+    weights = list(MODELS[name].weights())
+    assert len({weight.name for weight in weights}) > 5
+    for weight in weights:
+        assert question(weight).num_groups == weight.num_groups
+
+
+def test_ranks_share_weights_as_engines_do() -> None:
+    of_rank = {(weight.name, weight.groups): weight for weight in MODELS["deepseek-v3"].weights(tp=8)}
+    found = {name: (weight.n, weight.k) for (name, groups), weight in of_rank.items() if groups in (None, "ids")}
+    assert found == {
+        "q_a and kv_a": (2112, 7168),
+        "q_b": (3072, 1536),
+        "kv_b": (4096, 512),
+        "o": (7168, 2048),
+        "dense gate and up": (4608, 7168),
+        "dense down": (7168, 2304),
+        "shared expert gate and up": (512, 7168),
+        "shared expert down": (7168, 256),
+        "experts gate and up": (512, 7168),
+        "experts down": (7168, 256),
+        "router": (256, 7168),
+        "head": (16160, 7168),
+    }
+    whole = {weight.name: weight for weight in MODELS["deepseek-v3"].weights(tp=8, ep=8)}
+    assert whole["experts down"][:4] == ("experts down", 7168, 2048, 32)
+    assert whole["whole shared expert down"][:3] == ("whole shared expert down", 7168, 2048)
+    qkv = {tp: next(iter(MODELS["qwen3-235b"].weights(tp, ep=tp))).n for tp in (1, 4, 8)}
+    assert qkv == {1: 9216, 4: 2304, 8: 1280}, "8 ranks share 4 heads of keys in pairs"
+    heads = next(weight for weight in MODELS["deepseek-v4-flash"].weights(tp=2) if weight.groups == "heads")
+    assert (heads.num_groups, heads.n, heads.k) == (4, 1024, 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "message"),
+    [
+        ("gpt-5", {}, "model: expected one of deepseek-v3, deepseek-v3.2, .*, got 'gpt-5'"),
+        ("deepseek-v3", {"tp": 3}, "tp, ep: expected a divisor of 128 attention heads, got 3"),
+        ("deepseek-v3", {"ep": 3}, "tp, ep: expected a divisor of 256 experts, got 3"),
+        (
+            "qwen3-235b",
+            {"tp": 8},
+            "tp: expected ranks that share 1536, the width of an expert, in blocks of 128, got 8",
+        ),
+        ("deepseek-v3", {"tp": 0}, r"tp: expected an integer in 1\.\.2147483647, got 0"),
+        ("deepseek-v3", {"max_tokens": "many"}, r"max_tokens: expected an integer in 1\.\.2147483647, got 'many'"),
+        ("deepseek-v3", {"gpu": "B200"}, "gpu: expected H200, H100, H20 or None, got 'B200'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(name: str, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        list(precompile.jobs_of_model(name, **how))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4-flash"])
+def test_no_number_of_tokens_needs_a_kernel_that_is_left_out(name: str) -> None:
+    made = {(job.kernel, job.config) for _, job in precompile.jobs_of_model(name, tp=8, max_tokens=20_000, gpu="H200")}
+    draw = random.Random(0)
+    for weight in MODELS[name].weights(tp=8):
+        for _ in range(20):
+            m = draw.choice((draw.randint(1, 200), draw.randint(1, 20_000))) * weight.rows_per_token
+            if weight.is_bf16:
+                bf16 = select_bf16(m, weight.n, weight.k, Output(weight.is_fp32), K_MAJOR, H200)
+                assert (bf16.kernel_name, bf16) in made, (weight, m)
+                continue
+            if weight.is_gated and m >= MANY_ROWS:
+                activating = precompile.activating_config(weight, m, H200)
+                assert ("fp8_gemm_m_grouped_contiguous_silu", activating) in made, (weight, m)
+            config = precompile.config_of(question(weight), m)
+            if isinstance(config, DecodeConfig):
+                casting = serving(m, weight.k, config) if weight.groups is None else None
+                assert casting is None or ("fp8_gemm_linear_decode", casting) in made, (weight, m)
+            kernel = "fp8_gemm_decode" if isinstance(config, DecodeConfig) else config.kernel_name
+            assert (kernel, config) in made, (weight, m)
+    for m in (draw.randint(1, 20_000) for _ in range(40 if MODELS[name].streams else 0)):
+        assert select_hc(m, 24, 4 * MODELS[name].hidden, 1, 132) in {config for _, config in made}, m
+
+
+def test_products_across_gpus_are_those_of_all_ranks_rows() -> None:
+    made = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", ep=4, max_tokens=3000, gpu="H200")}
+    draw, seen = random.Random(1), set()
+    for weight in MODELS["deepseek-v3"].weights(1, 4):
+        for _ in range(30 if weight.groups == "ids" else 0):
+            m = draw.choice((draw.randint(1, 4000), draw.randint(1, 4 * 3000 * weight.rows_per_token)))
+            for config in precompile.across_configs(weight, m, H200):
+                assert config in made, (weight, m)
+                seen.add((config.fetches, config.gates_apart, config.to_addresses, config.scale_parts))
+    assert {(True, True, False, 1), (True, False, False, 1), (False, False, True, 1), (False, False, True, 2)} <= seen
+    alone = {job.config for _, job in precompile.jobs_of_model("deepseek-v3", max_tokens=3000, gpu="H200")}
+    assert not any(getattr(config, "to_addresses", False) for config in alone), "nobody to send to"
+
+
+def test_a_model_takes_the_kernels_that_it_has_a_use_for() -> None:
+    needed = {name: {job.kernel for _, job in precompile.jobs_of_model(name, max_tokens=64)} for name in MODELS}
+    for name, kernels in needed.items():
+        assert kernels >= {"cast_rows", "cast_tiles", "route_rows", "gather_weighted", "lay_scales"}
+        assert ("fp8_mqa_logits" in kernels) == (name in ("deepseek-v3.2", "glm-5") or "v4" in name)
+        assert any(kernel.startswith("tf32_hc_prenorm") for kernel in kernels) == ("v4" in name)
+        assert ("fp8_gemm_m_grouped_masked" in kernels) == ("v4" not in name), "whose experts are FP4"
+        assert "bf16_gemm_dense" in kernels
+
+
+def test_layers_bring_what_sums_over_products_need() -> None:
+    jobs = {(job.kernel, job.config) for job in precompile.jobs_of_layers()}
+    for m, n in ((128, 384), (256, 256), (384, 128), (64, 64), (1000, 8)):
+        config, _ = select_bf16_sum(m, n, 4096, K_MAJOR)
+        assert ("bf16_gemm_sum", config) in jobs
+    assert {("sum_slices", config) for config in reachable_slices()} <= jobs
+
+
+def test_a_filled_cache_serves_a_model_without_a_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_cubin(source: str, headers: Any, *, name: str, options: Any, strict: bool) -> CompiledKernel:
+        compiled.append(name)
+        return CompiledKernel(name, bytes(80_000), "a log", compiler.compiler_version())
+
+    monkeypatch.setattr(jit, "compile_cubin", compile_cubin)
+    assert precompile.compile_model("deepseek-v3", tp=8, max_tokens=256, gpu="H200")
+    jobs = list(
+        dict.fromkeys(job for _, job in precompile.jobs_of_model("deepseek-v3", tp=8, max_tokens=256, gpu="H200"))
+    )
+    assert len(compiled) == len(jobs) == len(list(cache.glob("*.kernel")))
+
+    jit._cache_of.cache_clear()  # as a new process, on a machine without NVRTC
+    compiler.compiler_version.cache_clear()
+    monkeypatch.setattr(compiler, "_nvrtc", missing)
+    monkeypatch.setattr(jit, "compile_cubin", None)
+    times = []
+    for job in jobs:
+        begin = time.perf_counter()
+        assert job.build() is not None
+        times.append(time.perf_counter() - begin)
+    assert sorted(times)[len(times) // 2] < 0.05
+    compiler.compiler_version.cache_clear()
+
+
+def missing() -> Any:
+    raise CompilerMissing("no NVRTC here")
+
+
+def test_kernels_are_listed_under_what_needs_them_and_nothing_is_compiled(cache: Path) -> None:
+    arguments = ("compile", "--model", "glm-5", "--tp", "8", "--max-tokens", "64", "--gpu", "H100", "--list")
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"})
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert "q_a and kv_a: 2624 x 6144" in lines
+    assert "logits of the indexer" in lines
+    kernels = [line for line in lines if line.startswith("    ")]
+    assert len(set(kernels)) == len(kernels)
+    assert lines[-1] == f"{len(kernels)} kernels"
+    assert not cache.exists()
+
+
+def test_a_wrong_model_is_refused_with_the_names_of_all() -> None:
+    result = CliRunner().invoke(app, ("compile", "--model", "deepseek"), env={"COLUMNS": "80"})
+    assert result.exit_code == 2
+    assert "kimi-k2" in result.output

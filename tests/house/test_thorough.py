@@ -1,0 +1,33 @@
+"""A smaller run leaves nothing out but combinations."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+from thorough import covering, values
+
+from deep_gemm.gemm.dense.choose import reachable
+from deep_gemm.linear import kernel as linear_decode
+
+
+def test_every_feature_of_any_case_occurs_among_the_few() -> None:
+    cases = list(product(range(5), "ab", range(3)))
+    few = covering(cases, enumerate)
+    assert len(few) == 5
+    assert few == [case for case in cases if case in few]
+    assert {pair for case in few for pair in enumerate(case)} == {pair for case in cases for pair in enumerate(case)}
+
+
+def test_a_fourth_of_the_configurations_has_every_two_settings_that_occur_together() -> None:
+    def pairs(config: object) -> set[object]:
+        return set(combinations(vars(config).items(), 2))
+
+    few = covering(reachable(), pairs)
+    assert len(few) < len(reachable()) / 4
+    assert set().union(*map(pairs, few)) == set().union(*map(pairs, reachable()))
+
+
+def test_settings_inside_of_a_setting_count_one_by_one() -> None:
+    found = [set(values(config)) for config in linear_decode.reachable_linear()]
+    assert {("tile.block_tokens", 8), ("tile.block_tokens", 16)} <= set().union(*found)
+    assert "tile" not in {name for each in found for name, _ in each}

@@ -1,0 +1,108 @@
+"""What the product of hyper-connections launches. The driver is a stand-in."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, FakeLauncher, install, on_gpu
+
+import deep_gemm
+from deep_gemm.core import settings as settings_module
+from deep_gemm.core.gpu import H200
+from deep_gemm.core.jit import driver
+from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper import kernel_few as hc_prenorm_few
+from deep_gemm.hyper.kernel import Config
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
+    fake = install(monkeypatch)
+    monkeypatch.setattr(hc_prenorm, "gpu_of", lambda _: H200)
+    monkeypatch.setattr(hc_prenorm, "fits", lambda config, device: True)
+
+    def launcher_of(config: Config, device: int, is_dependent: bool) -> FakeLauncher:
+        fake.compiled.append(config)
+        kernel = hc_prenorm.kernel_of(config)
+        return FakeLauncher(fake, kernel.NAME, kernel.PARAMS.size, config.cluster, is_dependent)
+
+    for kernel in (hc_prenorm, hc_prenorm_few):
+        monkeypatch.setattr(kernel, "launcher_of", launcher_of)
+    return fake
+
+
+def call(m: int, splits: int | None = None, k: int = 7168) -> None:
+    size = () if splits is None else (splits,)
+    a, b = on_gpu(torch.zeros(m, k, dtype=torch.bfloat16)), torch.zeros(24, k)
+    deep_gemm.tf32_hc_prenorm_gemm(a, b, torch.empty(*size, m, 24), torch.empty(*size, m), splits)
+
+
+def test_one_launch_that_fills_the_sms(gpu: FakeGpu) -> None:
+    for m in (1, 13, 700):
+        call(m)
+    call(300, 16)
+    few, many = [hc_prenorm_few.NAME], [hc_prenorm.NAME]
+    assert [launch.kernel for launch in gpu.launches] == few * 2 + many * 2
+    for launch, config in zip(gpu.launches, gpu.compiled, strict=True):
+        assert launch.cluster == config.cluster
+        assert 48 <= launch.grid <= 132
+
+
+def test_boxes_have_no_rows_that_are_never_there(gpu: FakeGpu) -> None:
+    deep_gemm.set_batch_invariant(True)
+    try:
+        for m in (1, 13, 700):
+            call(m)
+    finally:
+        deep_gemm.set_batch_invariant(False)
+    assert [launch.maps[0].box for launch in gpu.launches] == [(64, 1), (64, 13), (64, 64)]
+
+
+def test_nothing_is_launched_for_no_rows_and_few_sms_are_enough(gpu: FakeGpu) -> None:
+    call(0)
+    assert gpu.launches == []
+    deep_gemm.set_num_sms(6)
+    for m in (500, 13):
+        call(m)
+        assert gpu.last.grid <= 6
+
+
+def test_a_gpu_without_room_gets_smaller_clusters(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    call(13)
+    assert gpu.last.cluster > driver.PORTABLE_CLUSTER
+    monkeypatch.setattr(hc_prenorm, "fits", lambda config, device: False)
+    call(13)
+    assert gpu.last.cluster <= driver.PORTABLE_CLUSTER
+
+
+@pytest.mark.parametrize("cluster", [8, 16])
+def test_the_driver_is_told_that_a_large_cluster_is_meant(monkeypatch: pytest.MonkeyPatch, cluster: int) -> None:
+    cu: Any = pytest.importorskip("cuda.bindings.driver")
+    told: list[Any] = []
+
+    def tell(function: int, attribute: Any, value: int) -> tuple[int]:
+        told.append((attribute, value))
+        return (0,)
+
+    monkeypatch.setattr(
+        driver,
+        "_driver",
+        lambda: SimpleNamespace(
+            **{name: getattr(cu, name) for name in dir(cu) if name.startswith("CU")},
+            cuFuncSetAttribute=tell,
+            cuLaunchKernelEx=None,
+        ),
+    )
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
+    kernel: Any = SimpleNamespace(function=1, shared_bytes=1024)
+    driver._attributes.cache_clear()
+    driver.Launcher(kernel, 100, 384, cluster)
+    driver._attributes.cache_clear()
+    attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    assert told == ([(attribute, 1)] if cluster > driver.PORTABLE_CLUSTER else [])

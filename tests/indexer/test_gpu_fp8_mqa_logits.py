@@ -1,0 +1,167 @@
+"""Logits of the indexer on a GPU: right in all forms, nothing written beside them, the same bits each time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mqa_cases import BITS_OF_PRODUCTS, Ranges, anywhere, causal, mistakes, packed, problem
+
+import deep_gemm
+from deep_gemm.indexer.check import ROOM, MqaLogits
+from deep_gemm.indexer.prefill import compute
+
+pytestmark = pytest.mark.gpu
+
+MARK = -1.5 * 2.0**53
+"""What no logit is, in FP32 and BF16."""
+FORMS = {"clean": {"clean": True}, "not clean": {}, "compressed": {"columns": 700}}
+REPEATS = 20
+
+
+def guarded(p: MqaLogits) -> tuple[MqaLogits, torch.Tensor]:
+    """The problem with its logits inside of a larger tensor of marks."""
+    rows, pitch = p.logits.shape[0], p.logits.stride(0)
+    memory = torch.full((rows + 2, pitch), MARK, dtype=p.logits.dtype, device="cuda")
+    return p._replace(logits=memory[1:-1, : p.logits.shape[1]]), memory
+
+
+def check(p: MqaLogits) -> None:
+    p, memory = guarded(p)
+    compute(p)
+    first = memory.clone()
+    assert mistakes(p, p.logits, MARK, BITS_OF_PRODUCTS) is None
+    assert (memory[0] == MARK).all()
+    assert (memory[-1] == MARK).all()
+    room = memory[1:-1, p.logits.shape[1] :]
+    if p.clean_logits:  # rows have room for whole blocks
+        assert (room[:, ROOM:] == MARK).all()
+    else:
+        assert (room == MARK).all()
+    for _ in range(REPEATS):
+        memory.fill_(MARK)
+        compute(p)
+        assert torch.equal(memory, first)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("depth", [32, 64, 128])
+@pytest.mark.parametrize("heads", [16, 32, 64])
+def test_all_forms(heads: int, depth: int, dtype: torch.dtype, form: str) -> None:
+    for ranges in (anywhere, causal, packed):
+        shape = 301, 2777, heads, depth
+        check(problem(shape, ranges(301, 2777), dtype=dtype, device="cuda", seed=heads, **FORMS[form]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("heads", [8, 24, 40, 48, 56, 72, 80, 96, 104, 128])
+def test_any_number_of_heads(heads: int) -> None:
+    check(problem((77, 1000, heads, 128), causal(77, 1000), clean=True, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 200, 32, 128), (13, 333, 64, 128), (1, 1, 64, 128), (1, 4096, 64, 128), (3, 20000, 64, 128)],
+    ids=str,
+)
+@pytest.mark.parametrize("clean", [False, True])
+def test_few_tokens(shape: tuple[int, int, int, int], clean: bool) -> None:
+    """The first two are wrong in DeepGEMM 2.6.1."""
+    check(problem(shape, causal(*shape[:2]), clean=clean, device="cuda"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "ranges",
+    [([90, 120, 3, 150, 0], [10, 119, 2, 0, -5]), ([-7, 140, -9, 200, 0], [999, 2**31 - 1, 1, 300, 150])],
+    ids=["crossed", "beyond"],
+)
+def test_ranges_of_every_kind(ranges: Ranges, form: str) -> None:
+    check(problem((5, 150, 64, 128), ranges, device="cuda", **FORMS[form]))  # type: ignore[arg-type]
+
+
+def test_many_tokens() -> None:
+    p = problem((2048, 8192, 64, 128), causal(2048, 8192), clean=True, device="cuda")
+    check(p)
+
+
+def test_few_sms_give_the_same_bits() -> None:
+    p = problem((300, 5000, 64, 128), causal(300, 5000), clean=True, device="cuda")
+    compute(p)
+    whole = p.logits.clone()
+    before = deep_gemm.get_num_sms()
+    deep_gemm.set_num_sms(7)
+    try:
+        compute(p)
+    finally:
+        deep_gemm.set_num_sms(before)
+    assert torch.equal(p.logits, whole)
+
+
+def test_logits_beyond_2_31_bytes_and_elements() -> None:
+    """The last rows lie more than 2^31 elements behind the first."""
+    tokens, keys = 4200, 520_000
+    if torch.cuda.mem_get_info()[0] < 12 << 30:
+        pytest.skip("needs 12 GB")
+    starts = [0] * (tokens - 4) + [keys - 300] * 4
+    ends = [0] * (tokens - 4) + [keys - 3 + i for i in range(4)]
+    p = problem((tokens, keys, 64, 32), (starts, ends), device="cuda", dtype=torch.float32)
+    compute(p)
+    last = slice(tokens - 4, tokens)
+    few = p._replace(
+        q=p.q[last],
+        weights=p.weights[last],
+        starts=p.starts[last],
+        ends=p.ends[last],
+        logits=torch.full((4, keys), MARK, device="cuda"),
+    )
+    found = torch.full_like(few.logits, MARK)
+    for row in range(4):
+        begin, end = starts[tokens - 4 + row], ends[tokens - 4 + row]
+        found[row, begin:end] = p.logits[tokens - 4 + row, begin:end]
+    assert mistakes(few, found, MARK, BITS_OF_PRODUCTS) is None
+
+
+def test_a_graph_is_replayed_with_other_inputs() -> None:
+    p, memory = guarded(problem((50, 900, 64, 128), causal(50, 900), clean=True, device="cuda"))
+    compute(p)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        compute(p)
+    for seed in range(4):
+        other = problem((50, 900, 64, 128), anywhere(50, 900, seed), clean=True, device="cuda", seed=seed)
+        for name in ("scales", "weights", "starts", "ends"):
+            getattr(p, name).copy_(getattr(other, name))
+        for name in ("q", "keys"):
+            getattr(p, name).view(torch.uint8).copy_(getattr(other, name).view(torch.uint8))
+        memory.fill_(MARK)
+        graph.replay()
+        assert mistakes(p, p.logits, MARK, BITS_OF_PRODUCTS) is None
+
+
+def test_as_a_dependent_of_the_kernel_ahead() -> None:
+    """Inputs that the kernel ahead is still writing."""
+    p = problem((300, 5000, 64, 128), causal(300, 5000), clean=True, device="cuda")
+    compute(p)
+    right, ends = p.logits.clone(), p.ends.clone()
+    filler = torch.empty(1 << 28, device="cuda")
+    deep_gemm.set_pdl(True)
+    try:
+        for _ in range(5):
+            p.ends.zero_()
+            filler.fill_(1)
+            p.ends.copy_(ends)
+            compute(p)
+            assert torch.equal(p.logits, right)
+    finally:
+        deep_gemm.set_pdl(False)
+
+
+def test_public_functions() -> None:
+    p = problem((9, 300, 64, 128), causal(9, 300), clean=True, device="cuda")
+    given = (p.keys, p.scales), p.weights, p.starts, p.ends
+    logits = deep_gemm.fp8_mqa_logits(p.q, *given)
+    assert torch.equal(logits, deep_gemm.fp8_fp4_mqa_logits((p.q, None), *given))
+    empty = deep_gemm.fp8_mqa_logits(p.q[:0], (p.keys, p.scales), p.weights[:0], p.starts[:0], p.ends[:0])
+    assert empty.shape == (0, 300)
+    nothing = deep_gemm.fp8_mqa_logits(p.q, (p.keys[:0], p.scales[:0]), *given[1:])
+    assert nothing.shape == (9, 0)

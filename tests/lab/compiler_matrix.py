@@ -1,0 +1,258 @@
+"""Compile every configuration that can be chosen with several versions of NVRTC, and inspect the machine code.
+
+    python tests/lab/compiler_matrix.py --record benchmarks/results/compilers-DATE.json
+
+installs the last release of each minor version into a folder, unless it is there, prints a line for it, and says which
+give the same machine code. `--versions 12.8.93 newest` takes others. It needs no GPU.
+
+All of them take an hour and a half of one processor. What each kernel came to is kept in the folder, by all that
+decides it, so a run that was stopped goes on, and the next one compiles what has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+# runs from a plain checkout too
+sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") if path.is_dir())]
+
+import machine_code
+import other_nvrtc
+from thorough import sample
+
+from deep_gemm.core.code_plan import CodePlan
+from deep_gemm.core.jit.compiler import Job, full_options
+from deep_gemm.core.jit.report import report
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.bf16 import kernel as bf16_gemm
+from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense.choose import reachable, reachable_decode
+from deep_gemm.gemm.depths.choose import reachable_k_grouped
+from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
+from deep_gemm.gemm.skip.choose import reachable_skipping
+from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper import kernel_few as hc_prenorm_few
+from deep_gemm.hyper.choose import reachable_few
+from deep_gemm.hyper.config import reachable_hc
+from deep_gemm.indexer import kernel as fp8_mqa_logits
+from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.ordinary import reachable_ordinary
+from lab.bench.machine import git_state
+from lab.bench.report import write_whole
+from lab.gates import violations
+
+USUAL_HEADS = (16, 32, 64)
+"""Of the indexer: numbers of heads that models have, and one between."""
+MINORS = ("12.8.93", "12.9.86", "13.0.88", "13.1.115", "13.2.86", "13.3.33", "13.4.92", "13.5.37")
+"""The last release of each minor version, November 2026."""
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "nvrtc"
+AT_A_TIME = 16
+"""Kernels that are compiled between two writes of what was found."""
+
+
+class Case(NamedTuple):
+    """A configuration that can be chosen: what to compile, and what must come of it."""
+
+    job: Job
+    plan: CodePlan
+
+    @property
+    def key(self) -> str:
+        """A digest of all that decides what comes of it, but for the compiler."""
+        decisive = (self.job.source, sorted(self.job.headers.items()), full_options(self.job.options), self.plan)
+        return hashlib.sha256(repr(decisive).encode()).hexdigest()[:12]
+
+
+class Outcome(NamedTuple):
+    """What came of a case with one compiler."""
+
+    digest: str
+    """Of the machine code."""
+    wrong: list[str]
+    """What is not as planned."""
+
+
+def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]:
+    """All of them, or those that are chosen of each kind of product and of each other kernel."""
+    into_heads = [config for config in reachable_skipping() if isinstance(config, GemmConfig)]
+    into_heads_decode = [config for config in reachable_skipping() if isinstance(config, DecodeConfig)]
+    found = [
+        Case(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)), fp8_gemm.code_plan(config))
+        for kind in (
+            reachable(),
+            reachable_grouped(),
+            reachable_silu(),
+            reachable_k_grouped(),
+            reachable_heads(),
+            into_heads,
+        )
+        for config in choose(kind)
+    ]
+    found += [
+        Case(
+            Job(f"fp8_gemm_decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)),
+            fp8_gemm_decode.code_plan(config),
+        )
+        for kind in (reachable_decode(), reachable_heads_decode(), into_heads_decode)
+        for config in choose(kind)
+    ]
+    found += [
+        Case(
+            Job(f"linear_decode {config.name}", linear_decode.SOURCE, linear_decode.headers(config)),
+            linear_decode.code_plan(config),
+        )
+        for config in choose(linear_decode.reachable_linear())
+    ]
+    found += [
+        Case(
+            Job(f"fp8_mqa_logits {config.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(config)),
+            fp8_mqa_logits.code_plan(config),
+        )
+        for config in choose([each for each in fp8_mqa_logits.reachable_mqa() if each.heads in USUAL_HEADS])
+    ]
+    found += [
+        Case(
+            Job(
+                f"fp8_paged_mqa_logits {config.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(config)
+            ),
+            fp8_paged_mqa_logits.code_plan(config),
+        )
+        for config in choose(fp8_paged_mqa_logits.usual_paged())
+    ]
+    found += [
+        Case(Job(f"bf16_gemm {config.name}", bf16_gemm.SOURCE, bf16_gemm.headers(config)), bf16_gemm.code_plan(config))
+        for kind in (reachable_bf16(), reachable_bf16_rows(), reachable_bf16_depths(), reachable_bf16_sum())
+        for config in choose(kind)
+    ]
+    found += [
+        Case(
+            Job(f"hc_prenorm {config.name}", kernel.SOURCE, kernel.headers(config)),
+            kernel.code_plan(config),
+        )
+        for kernel, configs in ((hc_prenorm, reachable_hc()), (hc_prenorm_few, reachable_few()))
+        for config in choose(configs)
+    ]
+    found += [
+        Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
+        for kernel, configs in reachable_ordinary()
+        for config in choose(configs)
+    ]
+    return found
+
+
+def installed(version: str, folder: Path) -> tuple[str, Path]:
+    """The library of this version ("newest" too), installed now if need be, and which version it is."""
+    target = folder / version
+    if other_nvrtc.library(target) is None:
+        what = other_nvrtc.package(version) + ("" if version == "newest" else f"=={version}")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), what]
+        subprocess.run(pip, check=True)
+    library = other_nvrtc.library(target)
+    if library is None:
+        raise RuntimeError(f"{target}: no libnvrtc.so in it")
+    (found,) = metadata.distributions(name=other_nvrtc.package(version), path=[str(target)])
+    return found.version, library
+
+
+class Kept:
+    """What came of cases with one compiler, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content = json.loads(path.read_text()) if path.exists() else {}
+        self.outcomes = {key: Outcome(*outcome) for key, outcome in content.items()}
+
+    def add(self, found: Mapping[str, Outcome]) -> None:
+        self.outcomes.update(found)
+        write_whole(self.path, json.dumps(self.outcomes))
+
+
+def outcomes(library: Path, chosen: Sequence[Case], kept: Kept, threads: int) -> list[Outcome]:
+    """What comes of each case with this compiler; those that are not kept are compiled."""
+    missing = [case for case in chosen if case.key not in kept.outcomes]
+    for at in range(0, len(missing), AT_A_TIME):
+        some = missing[at : at + AT_A_TIME]
+        kernels = other_nvrtc.compile_all(library, [case.job for case in some], threads=threads)
+        kept.add(
+            {
+                case.key: Outcome(
+                    machine_code.digest(kernel.cubin), violations(report(kernel.cubin, kernel.log), case.plan)
+                )
+                for case, kernel in zip(some, kernels, strict=True)
+            }
+        )
+    return [kept.outcomes[case.key] for case in chosen]
+
+
+def same_code(digests: dict[str, dict[str, str]]) -> dict[str, dict[str, int]]:
+    """For each version how many kernels have the same machine code by each of the versions before it."""
+    versions = list(digests)
+    return {
+        version: {
+            other: sum(digests[version][kernel] == digests[other][kernel] for kernel in digests[version])
+            for other in versions[:at]
+        }
+        for at, version in enumerate(versions)
+        if at
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile all configurations with several versions of NVRTC.")
+    parser.add_argument("--versions", nargs="+", default=MINORS, help='such as 12.8.93, or "newest"')
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where versions are, and what came of kernels")
+    parser.add_argument("--only", default="", help="configurations whose names contain this")
+    parser.add_argument("--digests", type=Path, help="write digests of all machine code to this file, to compare trees")
+    parser.add_argument("--sample", action="store_true", help="the part of the configurations that CI compiles")
+    parser.add_argument("--threads", type=int, default=2, help="kernels that are compiled at the same time")
+    parser.add_argument("--record", type=Path, help="write what was found to this file")
+    options = parser.parse_args()
+    chosen = [case for case in cases(sample if options.sample else list) if options.only in case.job.name]
+    commit, dirty = git_state()
+    record: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "commit": commit, "dirty": dirty}
+    record |= {"configurations": len(chosen), "is_sample": options.sample, "only": options.only}
+    record |= {"keys": " ".join(sorted(case.key for case in chosen)), "not_as_planned": {}}
+    digests: dict[str, dict[str, str]] = {}
+    bad = 0
+    print(f"{'NVRTC':10}{'configurations':>15}{'not as planned':>15}{'seconds':>9}", flush=True)
+    for asked in options.versions:
+        version, library = installed(asked, options.folder)
+        start = time.monotonic()
+        found = outcomes(library, chosen, Kept(options.folder / f"outcomes-{version}.json"), options.threads)
+        seconds = time.monotonic() - start
+        names = [case.job.name for case in chosen]
+        problems = {name: outcome.wrong for name, outcome in zip(names, found, strict=True) if outcome.wrong}
+        print(f"{version:10}{len(chosen):15}{len(problems):15}{seconds:9.0f}", flush=True)
+        for name, told in problems.items():
+            print(f"    {name}: {'; '.join(told)}", flush=True)
+        bad += len(problems)
+        record["not_as_planned"][version] = problems
+        digests[version] = {name: outcome.digest for name, outcome in zip(names, found, strict=True)}
+    record["same_code"] = same_code(digests)
+    for version, others in record["same_code"].items():
+        counts = ", ".join(f"{same} as {other}" for other, same in others.items())
+        print(f"{version}: of {len(chosen)} kernels the same code: {counts}", flush=True)
+    if options.record:
+        options.record.write_text(json.dumps(record, indent=1) + "\n")
+    if options.digests:
+        options.digests.write_text(json.dumps(digests, indent=1) + "\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Which trial notices a mutation: tests run it first. This saves time and decides nothing, as all others follow.
+
+    python tests/lab/first_trials.py [files]
+
+runs the tests of mutations, or those in some files, in the order of the lists, and notes what it learned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lab.sim.mutate import Mutation, Trial
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "first_trials.json"
+"""By the module of a trial's class and the mutation's name: the trial's number, unless it is the first."""
+NOTES = "DG_NOTE_TRIALS"
+"""Names the file that tests add their outcomes to."""
+
+KNOWN: dict[str, dict[str, int]] = json.loads(FILE.read_text())
+
+
+def first_trial(mutation: Mutation, trials: Sequence[Trial]) -> int | None:
+    """The number of the trial to begin with, if one is known."""
+    return None if NOTES in os.environ else KNOWN.get(_of(trials), {}).get(mutation.name)
+
+
+def note(mutation: Mutation, trials: Sequence[Trial], number: int) -> None:
+    """Add an outcome to the notes, if somebody takes notes."""
+    if path := os.environ.get(NOTES):
+        with Path(path).open("a") as file:
+            file.write(json.dumps([_of(trials), mutation.name, number]) + "\n")
+
+
+def _of(trials: Sequence[Trial]) -> str:
+    return type(trials[0]).__module__
+
+
+def learned(lines: Sequence[str], known: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """What is known, renewed by notes."""
+    found = defaultdict(dict, {module: dict(of_module) for module, of_module in known.items()})
+    for module, name, number in map(json.loads, lines):
+        found[module].pop(name, None)
+        if number:
+            found[module][name] = number
+    return {module: dict(sorted(of_module.items())) for module, of_module in sorted(found.items()) if of_module}
+
+
+def main(arguments: Sequence[str]) -> int:
+    files = arguments or sorted(str(path) for path in HERE.parent.rglob("test_mutat*.py"))
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder) / "notes"
+        environment = {**os.environ, NOTES: str(notes), "CI": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "auto", *files]
+        status = subprocess.run(command, env=environment, check=False).returncode
+        lines = notes.read_text().splitlines()
+    FILE.write_text(json.dumps(learned(lines, KNOWN), indent=1) + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""The machine code of a fixed list of configurations, as digests.
+
+A refactor that claims to change no kernel shows it by the same digests; one that changes kernels writes them anew:
+
+    python tests/lab/machine_code.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# runs from a plain checkout too
+sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") if path.is_dir())]
+
+from thorough import covering, values
+
+from deep_gemm.core.jit.compiler import Job, compile_many, compiler_version
+from deep_gemm.core.jit.cubin import text_sections
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
+from deep_gemm.gemm.bf16 import kernel as bf16_gemm
+from deep_gemm.gemm.bf16.config import Majors, bf16_config
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
+from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.output import Groups, Output
+from deep_gemm.gemm.skip.choose import skipping
+from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper.config import HcConfig
+from deep_gemm.hyper.config_few import HcFewConfig
+from deep_gemm.indexer import kernel as fp8_mqa_logits
+from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.indexer.config import mqa_config
+from deep_gemm.indexer.paged_config import paged_config
+from deep_gemm.ordinary import reachable_ordinary
+
+FILE = Path(__file__).with_name("machine_code_digests.json")
+
+BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(is_fp32=True, sfb_is_per_row=True)
+ALONG_K = Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+BY_HEADS = Output(groups=Groups.HEADS)
+DENSE = (
+    tile_config(64, 32, BF16),
+    tile_config(64, 64, BF16, cluster_k=3, k=128),
+    tile_config(64, 128, FP32, k=128),
+    tile_config(128, 96, Output(with_c=True)),
+    tile_config(128, 128, BF16, k=128),
+    tile_config(128, 128, FP32, cluster_k=4),
+    tile_config(128, 192, BF16),
+    tile_config(128, 256, BF16, cluster_m=2),
+    tile_config(192, 128, BF16),
+    tile_config(256, 112, BF16, k=128),
+    tile_config(256, 128, BF16, cluster_n=2),
+    tile_config(256, 128, Output(is_fp32=True, adds_to_d=True)),
+    tile_config(128, 128, BY_ROW),
+    tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True), k=128),
+)
+GROUPED = (
+    tile_config(128, 128, Output(groups=Groups.IDS)),
+    tile_config(64, 128, Output(groups=Groups.ENDS), k=128),
+    tile_config(256, 128, Output(groups=Groups.COUNTS)),
+    tile_config(128, 256, Output(groups=Groups.COUNTS)),
+    tile_config(128, 128, Output(groups=Groups.IDS, activates=True)),
+    tile_config(128, 256, Output(groups=Groups.IDS, activates=True)),
+    tile_config(128, 256, Output(groups=Groups.IDS, activates=True, gates_apart=True)),
+    tile_config(128, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)),
+    tile_config(128, 256, Output(groups=Groups.IDS, to_addresses=True)),
+    tile_config(128, 128, Output(groups=Groups.IDS, sfa_by_64=True)),
+    tile_config(64, 128, Output(groups=Groups.IDS, sfa_by_64=True), k=128),
+    tile_config(256, 128, ALONG_K, k=128),
+    tile_config(256, 128, ALONG_K, cluster_n=2, k=128),
+)
+HEADS = (
+    tile_config(64, 128, BY_HEADS),
+    tile_config(128, 256, BY_HEADS, cluster_m=2),
+    tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, groups=Groups.HEADS), k=128),
+    tile_config(128, 128, Output(is_fp32=True, sfb_is_per_row=True, groups=Groups.HEADS)),
+    decode_config(8, 1, 1, 2, heads=True),
+    decode_config(32, 1, 2, 2, c=True, heads=True),
+)
+MQA = (
+    mqa_config(64, 128, 4, False, False),
+    mqa_config(32, 64, 2, False, True),
+    mqa_config(128, 32, 4, True, False),
+)
+PAGED = (paged_config(1, 64, 128, 64, 4), paged_config(3, 32, 64, 32, 2), paged_config(2, 88, 32, 64, 4))
+HC = (
+    HcConfig(64, 8, 16, 4),
+    HcConfig(128, 24, 2),
+    HcConfig(64, 32, 1, 4),
+    HcFewConfig(8, 16, ahead=4),
+    HcFewConfig(24, 8),
+)
+TURNED = Majors(True, True)
+OF_BF16 = (
+    bf16_config(64, 32, BF16, cluster_k=4, slices=4),
+    bf16_config(128, 144, BF16, slices=4),
+    bf16_config(128, 256, BF16, cluster_m=2),
+    bf16_config(256, 128, Output(with_c=True), Majors(b_is_mn=True), cluster_n=2),
+    bf16_config(192, 96, FP32, Majors(a_is_mn=True)),
+    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True), TURNED),
+    bf16_config(128, 128, BY_HEADS),
+    bf16_config(128, 256, Output(groups=Groups.IDS)),
+    bf16_config(64, 128, Output(groups=Groups.COUNTS), Majors(b_is_mn=True)),
+    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, groups=Groups.DEPTHS), TURNED, cluster_m=2),
+    bf16_config(128, 256, Output(is_fp32=True, adds_to_d=True, groups=Groups.COUNTED_DEPTHS), TURNED),
+    bf16_config(128, 256, Output(is_fp32=True, groups=Groups.SUM), cluster_m=2),
+)
+DECODE = (
+    decode_config(8, 1, 4, 2),
+    decode_config(16, 2, 1, 2),
+    decode_config(32, 1, 3, 2, fp32=True),
+    decode_config(64, 1, 1, 2, c=True),
+)
+SKIPPING = tuple(
+    skipping(config, columns)
+    for config, columns in ((DENSE[4], 64), (DENSE[6], 16), (DECODE[1], 16))
+    if config is not None
+)
+
+
+def jobs() -> list[Job]:
+    """What is compiled, by name: products as above, and of each other kernel as many as have every value of a field."""
+    found = []
+    for config in (*DENSE, *GROUPED, *DECODE, *HEADS, *SKIPPING):
+        if isinstance(config, GemmConfig):
+            found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
+        elif isinstance(config, DecodeConfig):
+            found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
+    found += [Job(f"bf16_gemm {each.name}", bf16_gemm.SOURCE, bf16_gemm.headers(each)) for each in OF_BF16]
+    found += [Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(each)) for each in MQA]
+    for each in HC:
+        kernel = hc_prenorm.kernel_of(each)
+        found.append(Job(f"hc_prenorm {each.name}", kernel.SOURCE, kernel.headers(each)))
+    found += [
+        Job(f"fp8_paged_mqa_logits {each.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(each))
+        for each in PAGED
+    ]
+    found += [
+        Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config))
+        for kernel, configs in reachable_ordinary()
+        for config in covering(configs, values)
+    ]
+    return found
+
+
+def digest(cubin: bytes) -> str:
+    """Of the instructions alone: a cubin also holds what has nothing to do with them, such as the kernel's name."""
+    return hashlib.sha256(repr(sorted(text_sections(cubin).values())).encode()).hexdigest()
+
+
+def digests() -> dict[str, Any]:
+    """What the file holds: the compiler, and the digest of what it makes of each configuration, before any pass."""
+    kernels = compile_many(jobs())
+    return {"compiler": compiler_version(), "digests": {kernel.name: digest(kernel.cubin) for kernel in kernels}}
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(digests(), indent=1) + "\n")
+    print(f"wrote {FILE}")

@@ -1,0 +1,545 @@
+"""`bench casts`, `linear` and `experts`, what needs no GPU of them: operands on the CPU, kernels that nobody ran."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from test_benchmark import FILL, NoFlush, invoke, recording
+
+import deep_gemm
+from deep_gemm.core.sources import cuda_sources
+from deep_gemm.gemm.dense.choose import reachable
+from deep_gemm.gemm.depths.choose import reachable_k_grouped
+from deep_gemm.gemm.rows.choose import reachable_grouped
+from lab.bench import casts, command, experts, layers, linear, machine, plot_layers, table, timing
+from lab.bench.contenders import BF16, OURS
+from lab.bench.layers import ALONE, COPY, EAGER, Layer, Work
+from lab.bench.report import Report, Row
+from lab.bench.timing import KernelEvent, Kernels, Spread
+
+SMALL_EXPERTS = (4, 2, 6, 256, 128)
+OURS_OF_EXPERTS = ("route_rows", "cast_rows", "fp8_gemm_dense", "silu_cast", "fp8_gemm_dense", "gather_weighted")
+
+
+@pytest.mark.parametrize("module", [layers, plot_layers, timing])
+def test_examples_in_docstrings_run(module: Any) -> None:
+    failed, attempted = doctest.testmod(module, extraglobs={"KernelEvent": KernelEvent})
+    assert attempted > 0
+    assert failed == 0
+
+
+# Kernels of one call that overlap
+
+
+def test_kernels_of_a_call_may_start_in_another_order() -> None:
+    events = [KernelEvent(FILL, 0, 150), KernelEvent("cast", 151, 4), KernelEvent("product", 152, 9)]
+    turned = [KernelEvent(FILL, 200, 150), KernelEvent("product", 351, 9), KernelEvent("cast", 352, 4)]
+    found = timing.kernels_of_calls([*events, *turned], FILL, ["x", "x"])
+    assert [timing.span_us(kernels) for kernels in found["x"]] == [10, 9]
+    with pytest.raises(timing.PairingError, match="same kernels"):
+        timing.kernels_of_calls([*events, *turned[:2]], FILL, ["x", "x"])
+
+
+def test_what_lies_between_kernels_counts_and_what_overlaps_counts_once() -> None:
+    kernels = (KernelEvent("cast", 10, 4), KernelEvent("product", 12, 10), KernelEvent("last", 30, 1))
+    assert timing.span_us(kernels) == 21
+    assert timing.busy_us(kernels) == 13
+
+
+def test_parts_add_up_to_the_span() -> None:
+    starts = (0, 2, 3, 20, 25, 31)
+    kernels = tuple(KernelEvent(name, start, 6) for name, start in zip(OURS_OF_EXPERTS, starts, strict=True))
+    parts = layers.part_times([kernels], layers.parts_of_experts)
+    assert parts == {
+        "routing": 6,
+        "cast": 2,
+        "product 1": 1,
+        "activation": 17,
+        "product 2": 5,
+        "weighted gather": 6,
+    }
+    assert sum(parts.values()) == timing.span_us(kernels)
+
+
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        (["cast", "fp8_gemm", "fp8_gemm"], ["cast", "product 1", "product 2"]),  # an epilogue activates
+        (
+            ["gemm", "tail_gemm", "silu", "gemm", "sum"],
+            [*["product 1"] * 2, "activation", "product 2", "weighted gather"],
+        ),
+        (
+            ["a", "route_rows", "gemm", "b", "c", "gemm"],
+            ["cast", "routing", "product 1", *["activation"] * 2, "product 2"],
+        ),
+        (["fp8_gemm"], None),
+        ([], None),
+    ],
+)
+def test_parts_of_experts_are_told_by_products(names: list[str], parts: list[str] | None) -> None:
+    assert layers.parts_of_experts(names) == parts
+
+
+def test_names_of_kernels_tell_products_and_routing() -> None:
+    kernels = cuda_sources()
+    names = {found for text in kernels.values() for found in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
+    names |= {config.kernel_name for config in (*reachable(), *reachable_grouped(), *reachable_k_grouped())}
+    products = {name for name in names if layers.is_product(name)}
+    assert products >= {"fp8_gemm_dense", "fp8_gemm_decode", "fp8_gemm_m_grouped_masked", "fp8_wgrad_gemm_k_grouped"}
+    assert names - products >= {"route_rows", "cast_rows", "gather_weighted"}
+
+
+def test_a_call_without_a_product_has_no_parts() -> None:
+    assert layers.part_times([(KernelEvent("one launch", 0, 3),)], layers.parts_of_linear) is None
+
+
+# What is measured
+
+
+def test_shapes_are_those_that_figures_are_judged_by() -> None:
+    kinds = casts.kinds_and_shapes()
+    for kind in ("cast_1x128", "silu_cast"):
+        shapes = {shape for each, shape in kinds if each == kind}
+        assert shapes >= {(m, 7168) for m in (1, 16, 64, 256, 1024, 4096, 8192)} | {(8192, 2048), (16384, 16384)}
+    assert set(casts.kinds_and_shapes(quick=True)) < set(kinds)
+    assert {kind for kind, _ in casts.kinds_and_shapes(quick=True)} == {kind for kind, _ in kinds}
+    assert {m for m, _, _ in linear.shapes_of()} == {1, 16, 64, 4096}
+    assert len(linear.shapes_of()) == 28
+    assert len(experts.shapes_of()) == 3 * 7 * 2
+    assert {(shape[0], shape[2]) for shape in experts.shapes_of()} == {
+        (count, tokens) for count in (32, 128, 256) for tokens in (1, 16, 64, 256, 1024, 4096, 8192)
+    }
+    assert set(experts.shapes_of(quick=True)) < set(experts.shapes_of())
+    assert set(linear.shapes_of(quick=True)) < set(linear.shapes_of())
+
+
+def test_masked_casts_count_rows_in_use() -> None:
+    m, _ = casts.MASKED[0]
+    assert m == sum(casts.COUNTS)
+    assert all(64 <= count <= 192 for count in casts.COUNTS)
+    cast = casts.cast_of("silu_cast_masked", (m, 128), "cpu")
+    assert cast.bytes == m * 128 * 5 + m * 4
+    assert cast.in_use is not None
+    assert int(cast.in_use.sum()) == m
+
+
+# Contenders, on the CPU
+
+
+@pytest.mark.parametrize("kind", casts.SHAPES)
+def test_casts_in_torch_are_ours(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(casts, "COMPARED_ROWS", 50)
+    shape = (sum(casts.COUNTS), 128) if kind == "silu_cast_masked" else (160, 264)
+    cast = casts.cast_of(kind, shape, "cpu")
+    assert casts.difference(cast) is None
+    values = casts._flat(cast.ours())[0]
+    place = (0, 0, 0) if values.dim() == 3 else (130, 0)
+
+    def wrong() -> Any:
+        outputs = [x.clone() for x in casts._flat(cast.ours())]
+        outputs[0].view(torch.uint8 if outputs[0].element_size() == 1 else outputs[0].dtype)[place] += 5
+        return outputs
+
+    assert "output 0 differs" in (casts.difference(cast._replace(ours=wrong)) or "")
+
+
+def test_rows_that_are_not_in_use_may_differ() -> None:
+    cast = casts.cast_of("silu_cast_masked", (sum(casts.COUNTS), 128), "cpu")
+    values, scales = cast.ours()
+    scales[0, casts.COUNTS[0] :] = 7
+    assert casts.difference(cast._replace(ours=lambda: (values, scales))) is None
+
+
+@pytest.fixture(scope="module")
+def weights() -> experts.Weights:
+    return experts.weights_of(4, 256, 128, "cpu")
+
+
+def test_weights_are_the_same_numbers_in_fp8_and_bf16(weights: experts.Weights) -> None:
+    for (values, scales), plain in ((weights.w1, weights.plain1), (weights.w2, weights.plain2)):
+        assert bool(values.float().isfinite().all())
+        spread = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+        assert torch.equal((values.float() * spread).bfloat16(), plain)
+        assert 0.5 < float(plain.float().std()) * plain.shape[2] ** 0.5 < 2
+
+
+def test_all_ways_through_experts_give_one_result(weights: experts.Weights) -> None:
+    layer = experts.Experts(SMALL_EXPERTS, weights)
+    right = deep_gemm.experts(layer.x, layer.topk_ids, layer.topk_weights, weights.w1, weights.w2)
+    assert right is not None
+    chains = []
+    for way in layer.contenders():
+        out = way.call()
+        if way.name == BF16:
+            chains.append(way.chain)
+            assert linear.relative_error(out, right) < experts.MOST_ERROR, way.chain
+    assert chains == ["index_add", "bmm", "sum"]
+    assert torch.equal(layer.out, right)
+    assert linear.relative_error(layer.out_of_eager, right) < 4e-3
+    assert layer.judge(right)[1] is None
+
+
+def test_wrong_layers_are_found_out(weights: experts.Weights) -> None:
+    layer = experts.Experts(SMALL_EXPERTS, weights)
+    assert "elements differ from the parts" in str(layer.check(lambda: None)[1])
+    of_linear = linear.Linear(4, 128, 256, "cpu")
+
+    def nearly() -> None:
+        deep_gemm.linear(of_linear.x, of_linear.w, out=of_linear.out)
+        of_linear.out[3, 5] *= 1.01
+
+    error, wrong = of_linear.check(nearly)
+    assert error < linear.MOST_ERROR
+    assert wrong == "wrong: 1 elements differ from the cast and the product"
+
+
+def test_all_ways_through_a_linear_layer_run() -> None:
+    layer = linear.Linear(4, 128, 256, "cpu")
+    ways = list(layer.contenders())
+    assert [way.name for way in ways] == [OURS, ALONE, BF16, BF16, COPY, EAGER]
+    for way in ways:
+        way.call()
+    assert torch.equal(layer.out, layer.d)
+    assert layer.work.cast_bytes == 4 * 256 * 3 + 4 * 2 * 4
+
+
+# Rows
+
+
+WORK = Work("linear", (1, 2, 3), 10, 20)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, kernels: Mapping[str, list[tuple[str, float]]]) -> None:
+    """Graphs that call at once, and kernels of each contender as they are given."""
+
+    def recorded(
+        calls: Mapping[str, Callable[[], Any]],
+        flush: object,
+        repeats: int,
+        while_busy: Callable[[], None] = lambda: None,
+    ) -> dict[str, list[Kernels]]:
+        while_busy()
+        for call in calls.values():
+            call()
+        if all(name.isdigit() for name in calls):  # steps of a chain
+            return {name: [(KernelEvent("torch", 0, 1),)] for name in calls}
+        order = [name for name in calls for _ in range(repeats)]
+        events = recording(*[kernels.get(name, [("other", 9.0)]) for name in order])
+        return timing.kernels_of_calls(events, FILL, order)
+
+    monkeypatch.setattr(layers, "captured", lambda call: (call(), call)[1])
+    monkeypatch.setattr(layers, "recorded", recorded)
+    for module in (linear, experts, casts):
+        monkeypatch.setattr(module, "L2Flush", NoFlush)
+    monkeypatch.setattr(command, "has_gpu", lambda: True)
+
+
+def test_of_several_chains_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {"bf16 a": [("x", 9.0)], "bf16 b": [("y", 3.0), ("z", 3.0)]})
+
+    def broken() -> None:
+        raise RuntimeError("no such kernel")
+
+    ways = [Layer(BF16, lambda: 1, chain="a"), Layer(BF16, lambda: 1, chain="b"), Layer(BF16, broken, chain="c")]
+    (row,) = layers.rows_of(WORK, ways, lambda call: (0.0, None), NoFlush())  # type: ignore[arg-type]
+    assert (row.us, row.config, row.kernels) == (7, "b", ("y", "z"))
+    (row,) = layers.rows_of(WORK, ways[2:], lambda call: (0.0, None), NoFlush())  # type: ignore[arg-type]
+    assert (row.us, row.failed) == (None, "RuntimeError: no such kernel")
+
+
+def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {})
+    rows = layers.rows_of(WORK, [Layer(OURS, lambda: 1)], lambda call: (0.5, "wrong: it is"), NoFlush())  # type: ignore[arg-type]
+    assert [(row.us, row.error, row.failed) for row in rows] == [(None, 0.5, "wrong: it is")]
+
+
+def test_a_recording_that_is_torn_leaves_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {})
+
+    def torn(*_: object) -> None:
+        raise timing.PairingError("3 fills for 4 calls")
+
+    monkeypatch.setattr(layers, "recorded", torn)
+    rows = layers.rows_of(WORK, [Layer(ALONE, lambda: 1)], lambda call: (0.0, None), NoFlush())  # type: ignore[arg-type]
+    assert [(row.contender, row.failed) for row in rows] == [(ALONE, "PairingError: 3 fills for 4 calls")]
+
+
+def test_steps_of_a_chain_tell_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {EAGER: [("torch", 5.0), ("torch", 7.0)]})
+    steps = (("cast", lambda: 1), ("product", lambda: 2))
+    (row,) = layers.rows_of(WORK, [Layer(EAGER, lambda: 1, steps=steps)], lambda call: (0.0, None), NoFlush())  # type: ignore[arg-type]
+    assert row.parts == {"cast": 5, "product": 8}  # with the wait of 1 us between them
+    assert row.us == 13
+
+
+# Runs
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small layers on the CPU."""
+    pretend(
+        monkeypatch,
+        {
+            OURS: [(name, 4.0) for name in OURS_OF_EXPERTS],
+            ALONE: [("fp8_gemm_dense", 4.0)] * 2,
+            EAGER: [("torch", 4.0)] * 6,
+            "bf16 bmm": [("x", 8.0)],
+        },
+    )
+    monkeypatch.setattr(experts, "weights_of", lambda *_, make=experts.weights_of: make(4, 256, 128, "cpu"))
+    monkeypatch.setattr(experts, "shapes_of", lambda **_: [SMALL_EXPERTS, (4, 2, 1, 256, 128)])
+    monkeypatch.setattr(linear, "Linear", lambda m, n, k, _, make=linear.Linear: make(m, n, k, "cpu"))
+    monkeypatch.setattr(linear, "shapes_of", lambda **_: [(1, 128, 256), (5, 128, 256)])
+    monkeypatch.setattr(casts, "cast_of", partial(casts.cast_of, device="cpu"))
+    monkeypatch.setattr(casts, "copy_of", lambda count: lambda: None)
+    monkeypatch.setattr(casts, "kinds_and_shapes", lambda **_: [("cast_1x128", (4, 256)), ("cast_both", (4, 256))])
+    monkeypatch.setattr(casts.Compiler, "__call__", lambda self, call: call)
+    monkeypatch.setattr(
+        casts, "cold", lambda calls, *_: {name: (Spread(9.0, 8.0, 10.0), ("kernel" * 50,)) for name in calls}
+    )
+    yield
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("kind", "contenders"),
+    [("casts", casts.CONTENDERS), ("linear", linear.CONTENDERS), ("experts", experts.CONTENDERS)],
+)
+def test_a_run_measures_keeps_and_shows(kind: str, contenders: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    code, output = invoke("bench", kind, "--out", str(out), "--commit", "abc")
+    assert code == 0, output
+    report = Report.load(out)
+    assert {row.contender for row in report.rows} == set(contenders)
+    assert len(report.rows) == 2 * len(contenders)
+    assert all(row.us and row.kernels and not row.failed for row in report.rows)
+    assert all(row.bytes for row in report.rows)
+    assert f"{kind}: " in report.header["method"]
+    assert f"{kind} on " in output
+    assert " 2/2  " in output  # a line for each step where there is no terminal
+    if kind == "experts":
+        ours = next(row for row in report.rows if row.contender == OURS)
+        assert list(ours.parts or {}) == ["routing", "cast", "product 1", "activation", "product 2", "weighted gather"]
+        assert {row.config for row in report.rows if row.contender == BF16} == {"bmm"}
+    if kind != "casts":
+        code, output = invoke("plot", str(out), str(tmp_path / "picture.png"))
+        assert code == 0, output
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", ["casts", "linear", "experts"])
+def test_rivals_may_be_left_out(kind: str, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    code, output = invoke("bench", kind, "--out", str(out), "--only", "deep_gemm, torch")
+    assert code == 0, output
+    assert {row.contender for row in Report.load(out).rows} == {OURS, EAGER}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("casts", (4, 256)), ("linear", (3, 136, 256)), ("experts", (4, 3, 5, 256, 128))]
+)
+def test_shapes_may_be_chosen(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    code, output = invoke("bench", kind, "--out", str(out), "--shapes", ",".join(map(str, shape)))
+    assert code == 0, output
+    assert {row.shape for row in Report.load(out).rows} == {shape}
+
+
+@pytest.mark.parametrize("kind", ["casts", "linear", "experts"])
+def test_without_a_gpu_the_command_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "has_gpu", lambda: False)
+    code, output = invoke("bench", kind)
+    assert code == 2
+    assert "found no CUDA GPU" in output
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 1000, 70))
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    out = tmp_path / "result.json"
+    code, output = invoke("bench", "linear", "--out", str(out), "--minutes", "2", "--only", "product_alone")
+    assert code == 1
+    assert "stopped: 1 of 2 steps were left when 2 minutes were over" in output
+    assert len(Report.load(out).rows) == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_a_layer_that_cannot_be_made_leaves_a_row(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    shapes = "4,5,1,256,128;4,2,1,256,128"  # five of four experts
+    code, _ = invoke("bench", "experts", "--out", str(out), "--shapes", shapes)
+    assert code == 1
+    rows = Report.load(out).rows
+    assert [(row.contender, row.us) for row in rows if row.shape[1] == 5] == [(OURS, None)]
+    assert len(rows) == 1 + len(experts.CONTENDERS)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("launch failed")
+
+    monkeypatch.setattr("deep_gemm.quantize.cast_both_to_fp8", broken)
+    out = tmp_path / "result.json"
+    code, output = invoke("bench", "casts", "--out", str(out))
+    assert code == 1
+    assert "no time for deep_gemm at 4x256: RuntimeError: launch failed" in output
+    rows = [row for row in Report.load(out).rows if row.kind == "cast_both"]
+    assert {row.contender for row in rows if row.us} == {COPY, casts.COMPILED, EAGER}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("casts", "--only", "cublas"), "only: expected some of deep_gemm, copy, compiled, torch, got 'cublas'"),
+        (("linear", "--only", ","), "only: expected some of deep_gemm, product_alone, bf16, copy, torch, got ','"),
+        (
+            ("dense", "--only", "deep_gemm"),
+            "--only chooses contenders of einsum, casts, linear, experts, attention, hc, bf16, distributed, "
+            "not of bench dense",
+        ),
+        (("casts", "--shapes", "1,2"), "shapes: expected some that casts are measured at, got '1,2'"),
+        (("casts", "--shapes", "1"), "shapes: expected two positive integers like 8192,7168, got '1'"),
+        (("linear", "--shapes", "1,2"), "shapes: expected three positive integers like 64,2112,7168, got '1,2'"),
+        (("experts", "--shapes", "1,2"), "shapes: expected five positive integers like 32,8,64,7168,2048, got '1,2'"),
+        (("casts", "--plot", "x.png"), "--plot draws products and layers, bench casts has none"),
+    ],
+)
+def test_command_line_refuses_in_words(arguments: tuple[str, ...], complaint: str) -> None:
+    code, output = invoke("bench", *arguments)
+    assert code == 2
+    assert complaint in output
+
+
+def test_compiling_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, dynamic: call)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    seconds = iter((0, 100, 200, 300))
+    monkeypatch.setattr(casts, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    compiler = casts.Compiler()
+    for _ in range(2):
+        compiler(lambda: 1)
+    with pytest.raises(TimeoutError, match="compiling others took 200 s"):
+        compiler(lambda: 1)
+
+
+# Tables and plots of made-up rows
+
+
+def made_up(kind: str) -> Report:
+    """Layers that take 60 us, 100 with casts in torch, 90 in BF16; their products take 50 alone."""
+    report = Report(machine.header(kind, "made up", commit="abc"))
+    report.header["machine"]["gpu"] = "NVIDIA H200"
+    shapes: list[tuple[int, ...]] = list(linear.shapes_of()) if kind == "linear" else list(experts.shapes_of())
+    parts: tuple[str, ...] = ("cast", "product")
+    if kind == "experts":
+        parts = ("routing", "cast", "product 1", "activation", "product 2", "weighted gather")
+    for shape in shapes:
+        row = Row(kind, shape, OURS, "cold", 60.0, 59.0, 61.0, parts=dict.fromkeys(parts, 60 / len(parts)))
+        eager = replace(row, contender=EAGER, us=100.0, parts=dict.fromkeys(parts, 100 / len(parts)))
+        others = [replace(row, contender=name, us=us, parts=None) for name, us in ((ALONE, 50.0), (BF16, 90.0))]
+        report.rows += [row, *others, eager]
+        if kind == "linear":
+            report.rows.append(replace(row, contender=COPY, us=10.0, parts=None))
+    return report
+
+
+def printed(report: Report) -> list[str]:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    table.print_report(report, console)
+    return [" ".join(line.split()) for line in console.export_text().splitlines()]
+
+
+def test_table_of_linear_layers() -> None:
+    lines = printed(made_up("linear"))
+    assert "4096x2112x7168 60.00 50.00 1.20 60.00 1.00 90.00 0.67 100.0" in lines
+    assert "4096 7 1.20 1.00 0.67" in lines
+
+
+def test_table_of_experts() -> None:
+    lines = printed(made_up("experts"))
+    assert "256 8192 7168x2048 60.00 90.00 0.67 50.00 83% 100.0" in lines
+    assert "256 7168x2048 7 0.67" in lines
+
+
+@pytest.mark.parametrize("kind", ["linear", "experts"])
+def test_tables_are_no_wider_than_80_columns(kind: str) -> None:
+    report = made_up(kind)
+    report.rows = [replace(row, us=(row.us or 0) * 123.45) for row in report.rows]
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    table.print_report(report, console)
+    assert max(len(line.rstrip()) for line in console.export_text().splitlines()) <= 80
+
+
+@pytest.mark.parametrize("kind", ["linear", "experts"])
+def test_plots_show_parts_before_and_after(kind: str, tmp_path: Path) -> None:
+    report = made_up(kind)
+    report.save(tmp_path / "result.json")
+    again = Report.load(tmp_path / "result.json")
+    panels = plot_layers.panels_of(again)
+    assert len(panels) == (7 if kind == "linear" else 6)
+    for pairs in panels.values():
+        assert [plot_layers.tokens_of(pair.shape) for pair in pairs] == sorted(
+            {plot_layers.tokens_of(row.shape) for row in report.rows}
+        )
+        for before, after in (pair.rows for pair in pairs):
+            assert before is not None
+            assert after is not None
+            assert (before.us, after.us) == (100, 60)
+            assert sum((after.parts or {}).values()) == pytest.approx(60)
+    code, output = invoke("plot", str(tmp_path / "result.json"), str(tmp_path / "a" / "plot.png"))
+    assert code == 0, output
+    assert (tmp_path / "a" / "plot.png").stat().st_size > 20_000
+
+
+def test_plots_do_without_what_failed_and_say_if_there_is_nothing(tmp_path: Path) -> None:
+    report = made_up("experts")
+    report.rows = [replace(row, parts=None) if row.shape[2] == 1 else row for row in report.rows]
+    report.rows = [row for row in report.rows if row.contender != EAGER or row.shape[2] != 16]
+    pairs = plot_layers.panels_of(report)["256 experts, top 8, 7168 x 2048"]
+    assert [plot_layers.tokens_of(pair.shape) for pair in pairs] == [16, 64, 256, 1024, 4096, 8192]
+    command.plot_report(report, tmp_path / "some.svg")
+    report.rows = []
+    with pytest.raises(command.UsageError, match="a plot needs times of parts, and this run of bench experts has none"):
+        command.plot_report(report, tmp_path / "none.png")
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_layers_on_the_gpu_are_right_and_have_parts() -> None:
+    flush = timing.L2Flush()
+    of_linear = linear.Linear(64, 512, 1024, "cuda")
+    for row in layers.rows_of(of_linear.work, of_linear.contenders(), of_linear.check, flush):
+        assert row.failed is None, row
+        assert row.parts or row.contender not in (OURS, EAGER)
+    layer = experts.Experts((8, 2, 100, 512, 256), experts.weights_of(8, 512, 256, "cuda"))
+    for row in layers.rows_of(layer.work, layer.contenders(), layer.check, flush):
+        assert row.failed is None, row
+        assert row.parts or row.contender not in (OURS, EAGER), row
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_is_timed_as_its_kernels_are() -> None:
+    flush = timing.L2Flush()
+    x = torch.randn(1 << 22, device="cuda")
+    call = lambda: (x + 1).mul_(2)  # noqa: E731
+    found = timing.recorded({"eager": call, "graph": layers.captured(call)}, flush, 5)
+    eager, graph = (found[name][0] for name in ("eager", "graph"))
+    assert timing.names_of(eager) == timing.names_of(graph)
+    assert timing.busy_us(graph) == pytest.approx(timing.busy_us(eager), rel=0.3)

@@ -1,0 +1,185 @@
+"""Compilers and bindings beside those in use: the oldest that are supported, and the newest that there are.
+
+The newest comes with cuda-bindings of its own day, in an environment that newest_release.py makes. Where it is
+newer than the last one tried, what fails is a warning in the summary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import newest_release
+import oldest_release
+import other_nvrtc
+import pytest
+from compiler_matrix import MINORS, Kept, cases, outcomes, same_code
+from thorough import ALL, sample
+
+from deep_gemm.core.jit.compiler import CompiledKernel, Job, compile_many
+from deep_gemm.core.jit.report import report
+from lab.gates import violations
+
+pytestmark = pytest.mark.release
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = 4
+"""In which the configurations are compiled, so that they are shared out among workers."""
+
+
+@contextmanager
+def news_if_newer() -> Iterator[None]:
+    """Let a failure be a warning where the release is newer than any that was tried."""
+    found = newest_release.versions()
+    if found is None:
+        pytest.skip("the newest NVRTC and cuda-bindings are not installed; `make test` does it")
+    try:
+        yield
+    except (AssertionError, RuntimeError) as error:
+        if not newest_release.newer_than_tried(found):
+            raise
+        lines = str(error).splitlines()
+        told = "\n".join([line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-20:])
+        warnings.warn(f"{found}, newer than any that was tried, fails:\n{told}", stacklevel=3)
+
+
+def test_the_newest_release_is_one_that_was_tried() -> None:
+    found = newest_release.versions()
+    if found is None:
+        warnings.warn("not tried with the newest NVRTC and cuda-bindings: they are not installed", stacklevel=1)
+    elif newest_release.newer_than_tried(found):
+        warnings.warn(
+            f"{found} is newer than {newest_release.TRIED}, the last one tried. If no other warning tells of it, it "
+            f"passes: try all with tests/lab/compiler_matrix.py, and raise TRIED in tests/house/newest_release.py",
+            stacklevel=1,
+        )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("driver", "jit", "cubin", "ptx"),
+        ("interleave", "gates"),
+        pytest.param(("sim",), marks=pytest.mark.host_compiler),
+    ],
+    ids=" ".join,
+)
+def test_tests_of_the_compiler_the_driver_and_the_simulator_pass_with_the_newest_release(
+    names: tuple[str, ...],
+) -> None:
+    """All but those of every configuration, which are below."""
+    with news_if_newer():
+        run_tests(str(newest_release.PYTHON), names, {})
+
+
+@pytest.mark.parametrize(
+    "names", [("driver", "jit"), pytest.param(("sim",), marks=pytest.mark.host_compiler)], ids=" ".join
+)
+def test_tests_of_the_driver_compiling_and_the_simulator_pass_with_the_oldest_bindings_and_numpy(
+    names: tuple[str, ...],
+) -> None:
+    found = oldest_release.versions()
+    if found is None:
+        pytest.skip("the oldest versions are not installed; `make test` does it")
+    path = {"PYTHONPATH": f"{oldest_release.FOLDER}{os.pathsep}{ROOT}"}
+    told = subprocess.run(
+        [sys.executable, "-c", "import cuda.bindings, numpy; print(cuda.bindings.__version__, numpy.__version__)"],
+        env={**os.environ, **path}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout.split() == [found["cuda-bindings"], found.get("numpy", told.stdout.split()[1])]
+    run_tests(sys.executable, names, path)
+
+
+def run_tests(python: str, names: Sequence[str], path: Mapping[str, str]) -> None:
+    """Run these files of tests in another environment; an AssertionError tells what fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    files = [f"tests/test_{name}.py" for name in names]
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", "not reachable"]
+    run = subprocess.run(command, cwd=ROOT, env={**environment, **path}, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise AssertionError(run.stdout[-8000:] + run.stderr[-1000:])
+
+
+def assert_as_planned(library: Path | None, part: int) -> None:
+    chosen = cases(sample)[part::PARTS]
+    assert library is not None
+    kernels = other_nvrtc.compile_all(library, [case.job for case in chosen], threads=1)
+    problems = {
+        kernel.name: told
+        for kernel, case in zip(kernels, chosen, strict=True)
+        if (told := violations(report(kernel.cubin, kernel.log), case.plan))
+    }
+    if problems:
+        raise AssertionError("\n".join(f"{name}: {told}" for name, told in problems.items()))
+
+
+@pytest.mark.parametrize("part", range(0, PARTS, 1 if ALL else 2))
+def test_kernels_of_the_oldest_compiler_are_what_was_planned(part: int) -> None:
+    library = other_nvrtc.oldest_library()
+    if library is None:
+        pytest.skip(other_nvrtc.HOW_TO_GET_THE_OLDEST)
+    assert_as_planned(library, part)
+
+
+@pytest.mark.parametrize("part", range(0 if ALL else 1, PARTS, 1 if ALL else 2))
+def test_kernels_of_the_newest_compiler_are_what_was_planned(part: int) -> None:
+    with news_if_newer():
+        assert_as_planned(other_nvrtc.library(newest_release.packages()), part)
+
+
+def test_the_matrix_counts_the_kernels_that_two_versions_compile_to_the_same_code() -> None:
+    digests = {"12.8": {"a": "1", "b": "2"}, "12.9": {"a": "1", "b": "3"}, "13.0": {"a": "1", "b": "3"}}
+    assert same_code(digests) == {"12.9": {"12.8": 1}, "13.0": {"12.8": 1, "12.9": 2}}
+
+
+def test_the_matrix_compiles_what_is_new_and_keeps_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, other, *_ = (case for case in cases(sample) if case.job.name.startswith("fp8_gemm "))
+    changed = case._replace(job=case.job._replace(source=case.job.source + "// another"))
+    planned = case._replace(plan=replace(case.plan, qgmma=case.plan.qgmma + 1))
+    assert len({each.key for each in (case, other, changed, planned)}) == 4
+    (kernel,) = compile_many([case.job])
+    compiled: list[str] = []
+
+    def compile_all(library: Path, jobs: Sequence[Job], threads: int) -> list[CompiledKernel]:
+        compiled.extend(job.name for job in jobs)
+        return [kernel] * len(jobs)
+
+    monkeypatch.setattr(other_nvrtc, "compile_all", compile_all)
+    file = tmp_path / "outcomes.json"
+    found = outcomes(tmp_path, [case, planned], Kept(file), 1)
+    assert [bool(outcome.wrong) for outcome in found] == [False, True]
+    assert outcomes(tmp_path, [planned, case], Kept(file), 1) == found[::-1]
+    assert compiled == [case.job.name] * 2
+    outcomes(tmp_path, [case, changed], Kept(file), 1)
+    assert len(compiled) == 3
+
+
+def test_the_record_says_that_every_minor_version_compiles_every_configuration() -> None:
+    """The newest that was tried is the newest there; a new minor version belongs into both.
+
+    Kernels that have changed since are told in the summary: with the pinned compiler, the oldest and the newest, other
+    tests here try some of them, and a release tries all.
+    """
+    newest = max((ROOT / "benchmarks" / "results").glob("compilers-20*.json"))
+    record = json.loads(newest.read_text())
+    keys = {case.key for case in (cases() if ALL else cases(sample))}
+    if new := keys - set(record["keys"].split()):
+        warnings.warn(
+            f"{len(new)} of {len(keys)} configurations are new, or have changed since all versions of NVRTC compiled "
+            f"them ({newest.name}): run tests/lab/compiler_matrix.py --record",
+            stacklevel=1,
+        )
+    assert not record["is_sample"]
+    assert record["only"] == ""
+    assert record["configurations"] > 900
+    assert record["not_as_planned"] == {version: {} for version in MINORS}
+    assert (MINORS[0], MINORS[-1]) == (other_nvrtc.OLDEST, newest_release.TRIED["nvidia-cuda-nvrtc"])

@@ -1,0 +1,273 @@
+"""Every kernel that the heuristics can choose is compiled, and its machine code is what was planned.
+
+Nothing here needs a GPU. A kernel that spills or whose products wait for each other computes the right numbers, so that
+only its machine code tells.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from helpers import gemm_report
+from thorough import configurations
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
+
+from deep_gemm.core.code_plan import CodePlan
+from deep_gemm.core.jit.compiler import compile_cubin
+from deep_gemm.core.jit.report import report
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.dense.choose import reachable
+from deep_gemm.gemm.output import Output
+from lab.gates import GATES, verdicts, violations
+
+MAX_CONFIGURATIONS = 300
+
+
+def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> None:
+    configs = reachable()
+    assert len(configs) <= MAX_CONFIGURATIONS
+    assert len({config.name for config in configs}) == len(configs)
+
+
+@pytest.mark.parametrize("config", configurations(reachable()), ids=lambda config: config.name)
+def test_a_reachable_kernel_is_what_was_planned(config: GemmConfig) -> None:
+    problems = violations(gemm_report(config), fp8_gemm.code_plan(config))
+    told = "".join(f"\n  - {problem}" for problem in problems)
+    assert not problems, (
+        f"The kernel for tiles of {config.name} compiles, but its machine code is not as planned:{told}\n"
+        f"To look at it: python -m lab inspect {inspect_arguments(config)}"
+    )
+
+
+def inspect_arguments(config: GemmConfig) -> str:
+    """What `inspect` is told to show this configuration."""
+    sizes = f"--block-m {config.block_m} --block-n {config.block_n}"
+    shared = {"m": config.cluster_m, "n": config.cluster_n, "k": config.cluster_k}
+    clusters = "".join(f" --cluster-{side} {ctas}" for side, ctas in shared.items()) * (config.cluster_size > 1)
+    output = " --output fp32" * config.output_is_fp32 + " --with-c" * config.with_c + " --adds-to-d" * config.adds_to_d
+    is_odd = config.has_tail or config.run_k_blocks == 1
+    return f"fp8_gemm {sizes}{clusters}{output}" + " --by-row" * config.sfb_is_per_row + " --odd" * is_odd
+
+
+# ---- each gate fails on a kernel that breaks what it guards -----------------------------------------------------
+
+PLAIN = tile_config(128, 64, Output())
+CLUSTER = tile_config(128, 64, Output(), cluster_n=2)
+ADDING = tile_config(128, 64, Output(is_fp32=True, adds_to_d=True))
+
+
+@dataclass(frozen=True)
+class Break:
+    """A kernel that is not as planned: an edit of a source, or a configuration that the rules refuse."""
+
+    gate: str
+    words: str
+    """Part of what is said of it."""
+    config: GemmConfig = PLAIN
+    file: str = "fp8_gemm.cuh"
+    edits: tuple[tuple[str, str], ...] = ()
+
+
+BREAKS = {
+    "more accumulators than registers": Break(
+        "no local memory", "values that should be in registers", replace(tile_config(128, 256, Output()), unit_n=256)
+    ),
+    "an array indexed by what is unknown at compile time": Break(
+        "no stack",
+        "an array is indexed by what is unknown",
+        tile_config(256, 64, Output()),
+        file="mainloop.cuh",
+        edits=(
+            (
+                "promote(total[unit_of_piece(piece)], partial[",
+                "promote(total[ptx::lane_index() % kUnitsPerWarpgroup], partial[",
+            ),
+        ),
+    ),
+    "accumulators read before the wait": Break(
+        "no C75xx note",
+        "registers of a running WGMMA are used before wgmma.wait_group",
+        file="mainloop.cuh",
+        edits=(
+            ("      if (i < kCount * kPieces) ptx::wgmma_wait_group<kLag>(); else ptx::wgmma_wait_group<0>();\n", ""),
+            (
+                "ptx::lane_index(), loaded); });\n",
+                "ptx::lane_index(), loaded); });\n      ptx::wgmma_wait_group<0>();\n",
+            ),
+        ),
+    ),
+    "accumulators touched between two products": Break(
+        "no C75xx note",
+        "products (WGMMA) wait for each other",
+        file="mainloop.cuh",
+        edits=(
+            (
+                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);",
+                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low), partial[0] += 1;",
+            ),
+        ),
+    ),
+    "a k loop unrolled twice": Break(
+        "QGMMA as planned",
+        "the k loop is unrolled or copied",
+        file="mainloop.cuh",
+        edits=(("#pragma unroll 1\n  for (; k_block != end", "#pragma unroll 2\n  for (; k_block != end"),),
+    ),
+    "half of the products left out": Break(
+        "QGMMA as planned",
+        "8 tensor core instructions (QGMMA) where 16 were planned",
+        file="mainloop.cuh",
+        edits=(
+            (
+                "ptx::wgmma_m64k128_e4m3<kUnitN>(partial, a_low, b_low);",
+                "for (uint32_t k = 0; k < 64; k += 32) "
+                "ptx::wgmma_m64k32_e4m3<kUnitN>(partial, "
+                "ptx::smem_descriptor_from_low(a_low + k / 16), "
+                "ptx::smem_descriptor_from_low(b_low + k / 16), k != 0);",
+            ),
+        ),
+    ),
+    "no setmaxnreg": Break(
+        "setmaxnreg as planned",
+        "(setmaxnreg) to nothing a thread where [40, 232] was planned",
+        edits=(
+            ("    ptx::setmaxnreg_dec<kProducerRegisters>();\n", ""),
+            ("    ptx::setmaxnreg_inc<kMathRegisters>();\n", ""),
+        ),
+    ),
+    "setmaxnreg for the math warps alone": Break(
+        "setmaxnreg as planned", "to [232] a thread", edits=(("    ptx::setmaxnreg_dec<kProducerRegisters>();\n", ""),)
+    ),
+    "setmaxnreg that the compiler ignores": Break(
+        "no C75xx note", "registers are not moved", edits=(("KERNEL(kNumThreads, 1)", 'extern "C" __global__ void'),)
+    ),
+    "launch bounds for fewer threads": Break(
+        "registers suffice", "the launch would fail", edits=(("KERNEL(kNumThreads, 1)", "KERNEL(kNumThreads / 2, 1)"),)
+    ),
+    "launch bounds for more blocks": Break(
+        "registers suffice", "would wait for ever", edits=(("KERNEL(kNumThreads, 1)", "KERNEL(kNumThreads, 2)"),)
+    ),
+    "a stage too many": Break(
+        "shared memory fits", "more than the 232448 that a block may have", replace(PLAIN, num_stages=10)
+    ),
+    "a static array in shared memory": Break(
+        "shared memory fits",
+        "bytes of shared memory are static",
+        edits=(
+            (
+                "  Tiles tiles(p, shared.work);\n",
+                "  __shared__ uint32_t m[32];\n  m[threadIdx.x % 32] = p.m;\n"
+                "  __syncthreads();\n  Tiles tiles(p, shared.work);\n  tiles.rows = m[threadIdx.x / 32];\n",
+            ),
+        ),
+    ),
+    "no load of the scales": Break(
+        "TMA loads as planned",
+        "2 TMA loads (UTMALDG) where 3 were planned",
+        file="work/dense.cuh",
+        edits=(("    ptx::tma_load_2d(&p.map_sfa, slot.full, slot.scales, tile.row_m, k_block);\n", ""),),
+    ),
+    "a cluster that does not share": Break(
+        "TMA loads as planned",
+        "0 TMA loads to all CTAs of a cluster (multicast) where 1 were planned",
+        CLUSTER,
+        file="operand.cuh",
+        edits=(("if constexpr (kSharers > 1)", "if constexpr (false)"),),
+    ),
+    "multicast without a cluster": Break(
+        "TMA loads as planned",
+        "1 TMA loads to all CTAs of a cluster (multicast) where 0 were planned",
+        file="operand.cuh",
+        edits=(("if constexpr (kSharers > 1)", "if constexpr (kRows == 128)"),),
+    ),
+    "overwriting where it should add": Break(
+        "TMA stores as planned",
+        "D would be overwritten where it is to be added to",
+        ADDING,
+        file="epilogue/panels.cuh",
+        edits=(
+            ("if constexpr (kAddsToD)\n    ptx::tma_reduce_add_3d", "if constexpr (false)\n    ptx::tma_reduce_add_3d"),
+        ),
+    ),
+    "a panel not stored": Break(
+        "TMA stores as planned",
+        "part of D would not be written",
+        tile_config(128, 128, Output()),
+        file="epilogue/store.cuh",
+        edits=(("const uint32_t d_column =", "if (i != 0) continue;\n          const uint32_t d_column ="),),
+    ),
+}
+
+
+@pytest.mark.parametrize("config", [PLAIN, CLUSTER, ADDING], ids=lambda config: config.name)
+def test_the_kernels_that_are_broken_below_are_sound_before(config: GemmConfig) -> None:
+    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_gate_refuses(name: str) -> None:
+    broken = BREAKS[name]
+    headers = fp8_gemm.headers(broken.config)
+    for before, after in broken.edits:
+        assert headers[broken.file].count(before) == 1, f"{broken.file} has changed: where is {before!r}?"
+        headers[broken.file] = headers[broken.file].replace(before, after)
+    kernel = compile_cubin(fp8_gemm.SOURCE, headers, name="broken")
+    found = verdicts(report(kernel.cubin, kernel.log), fp8_gemm.code_plan(broken.config))
+    told = {verdict.gate.name: "\n".join(verdict.problems) for verdict in found}
+    assert broken.words in told[broken.gate], told
+
+
+def test_every_gate_is_shown_to_refuse_something() -> None:
+    assert {broken.gate for broken in BREAKS.values()} == {gate.name for gate in GATES}
+
+
+def test_a_math_warpgroup_that_asks_for_more_than_was_given_would_wait() -> None:
+    plan = fp8_gemm.code_plan(PLAIN)
+    greedy = replace(plan, roles=((128, 40), (256, 240)))
+    told = violations(replace(gemm_report(PLAIN), setmaxnreg=frozenset({40, 240})), greedy)
+    assert told == [
+        "setmaxnreg asks for 128 x 40 + 256 x 240 = 66560 registers where the launch gave 64512: "
+        "the last warps to ask would wait for ever"
+    ]
+
+
+def test_the_documentation_lists_every_gate_in_order() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "jit.md").read_text()
+    rows = re.findall(r"^\| (.+?) \|", text.split("## Gates")[1].split("\n## ")[0], re.MULTILINE)
+    assert rows == ["gate", *(gate.name for gate in GATES)]
+
+
+# ---- plans ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        (
+            tile_config(64, 16, Output()),
+            CodePlan(((128, 40), (128, 248)), 0, qgmma=16, tma_loads=3, multicast_loads=0, tma_stores=1),
+        ),
+        (
+            tile_config(256, 128, Output(is_fp32=True), cluster_m=2),
+            CodePlan(((128, 40), (256, 232)), 0, qgmma=16, tma_loads=3, multicast_loads=1, tma_stores=4),
+        ),
+        (
+            tile_config(192, 128, Output(is_fp32=True, adds_to_d=True)),
+            CodePlan(((128, 32), (384, 160)), 0, qgmma=8, tma_loads=3, multicast_loads=0, tma_reduces=2),
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, GemmConfig) else "",
+)
+def test_a_plan_follows_from_the_configuration(config: GemmConfig, plan: CodePlan) -> None:
+    assert fp8_gemm.code_plan(config) == replace(plan, shared_bytes=config.shared_bytes)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

@@ -1,0 +1,330 @@
+"""The laboratory's command line, as a person types it: what it shows, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+from test_cli import no_compiler, words
+from test_cli import run as run_any
+from typer.testing import CliRunner
+
+from deep_gemm.gemm import kernel as fp8_gemm
+from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.dense.choose import reachable, reachable_decode
+from deep_gemm.gemm.depths.choose import reachable_k_grouped
+from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
+from lab import inspect as inspect_kernels
+from lab.__main__ import app
+from lab.gates import GATES
+from lab.inspect import OPCODES
+from lab.kernels import all_kernels
+from lab.sim import command as sim_command
+from lab.sim import library
+
+run = partial(run_any, program="lab")
+
+
+# ---- inspect ----------------------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_what_a_kernel_is_made_of() -> None:
+    result = run("inspect", "fp8_gemm", "--block-m", "256", "--block-n", "128")
+    assert result.exit_code == 0
+    shown = words(result)
+    for fact in (
+        "fp8_gemm 256x128 bf16, sm_90a, NVRTC",
+        "tile 256 x 128 x 128",
+        "registers 168 a thread at launch, 64512 of 65536",
+        "then 232 for a math thread, 40 for a producer's",
+        "shared memory 217088 of 232448 bytes",
+        "ring 3 stages of 50176 bytes",
+        "stores 2 buffers of 32768 bytes, 4 panels of 64 x 64 each",
+        "ms, cold",
+        "each 16 FFMA",
+        "UTMALDG TMA loads 3",
+        "UTMASTG TMA stores 4",
+    ):
+        assert fact in shown
+    assert shown.count("passed") == len(GATES)
+    assert all(gate.name in shown for gate in GATES)
+    assert "SASS" not in shown
+
+
+def test_inspect_takes_every_part_of_a_configuration() -> None:
+    clustered = words(run("inspect", "--block-m", "128", "--block-n", "64", "--cluster-n", "2", "--with-c"))
+    assert "fp8_gemm 128x64/n2 bf16+c" in clustered
+    assert "cluster 2 CTAs share A along n" in clustered
+    assert "UTMALDG TMA loads, 1 multicast 3" in clustered
+    adding = words(run("inspect", "--block-m", "64", "--block-n", "16", "--output", "fp32", "--adds-to-d"))
+    assert "fp8_gemm 64x16 fp32+d" in adding
+    assert "UTMAREDG TMA stores that add 1" in adding
+    assert "UTMASTG" not in adding
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (("cast_rows",), ("cast_rows ", "LDG loads from global memory ", "MUFU reciprocals")),
+        (("cast_tiles",), ("cast_tiles ", "STS stores to shared memory ")),
+        (("route_rows",), ("route_rows int32 64 experts, sm_90a", "threads 1024, in 1 blocks an SM")),
+        (("gather_weighted", "--config", "weights in bfloat16"), ("gather_weighted weights in bfloat16, sm_90a",)),
+        (("lay_scales",), ("lay_scales 64x32, sm_90a", "LDG loads from global memory 8", "shared memory 8320 bytes")),
+    ],
+)
+def test_inspect_shows_every_other_kernel_too(arguments: tuple[str, ...], facts: tuple[str, ...]) -> None:
+    result = run("inspect", *arguments)
+    assert result.exit_code == 0
+    shown = words(result)
+    assert [fact for fact in facts if fact not in shown] == []
+    assert shown.count("passed") == len(GATES)
+    assert "spills" not in shown
+
+
+def test_inspect_says_where_sass_comes_from_if_it_cannot_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect_kernels, "disassemble", lambda cubin: None)
+    result = run("inspect", "--block-m", "64", "--block-n", "16", "--sass")
+    assert result.exit_code == 0
+    assert "SASS: there is no nvdisasm or cuobjdump on PATH, in CUDA_HOME/bin or in Triton" in words(result)
+
+
+def test_inspect_prints_sass_as_nvdisasm_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvdisasm"
+    line = "        /*0000*/  LDC R1, c[0x0][0x28] ;  [bold] " + "x" * 100
+    tool.write_text(f"#!/bin/sh\necho '{line}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert line in run("inspect", "--block-m", "64", "--block-n", "16", "--sass").output
+
+
+def test_inspect_fails_and_tells_why_where_a_gate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = fp8_gemm.headers
+
+    def without_setmaxnreg(config: GemmConfig) -> dict[str, str]:
+        return {name: re.sub(r"ptx::setmaxnreg_\w+<\w+>\(\);", "", text) for name, text in headers(config).items()}
+
+    monkeypatch.setattr(fp8_gemm, "headers", without_setmaxnreg)
+    result = run("inspect", "--block-m", "128", "--block-n", "16")
+    assert result.exit_code == 1
+    assert "128x16 bf16, setmaxnreg as planned: registers are moved between warps (setmaxnreg) to nothing" in words(
+        result
+    )
+    assert "failed" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("int8_gemm",), "kernel: expected one of fp8_gemm, bf16_gemm, fp8_gemm_decode, "),
+        (("lay_scales", "--config", "1x1"), "config: expected one of ['64x32'], got '1x1'"),
+        (("--config", "256x128"), "config: expected one of ['"),
+        (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
+        (("--block-n", "100"), "block_n: expected a multiple of 16 from 16 to 256, got 100"),
+        (("--block-n", "wide"), "Invalid value for '--block-n'"),
+        (("--output", "fp16"), "Invalid value for '--output'"),
+        (("--cluster-n", "4"), "256x128/n4 bf16: needs 1 or 2 CTAs that share an operand"),
+        (("--adds-to-d",), "needs FP32 output where it is added to D"),
+        (("--output", "fp32", "--adds-to-d", "--with-c"), "needs C added in one way, not both"),
+        (("--block-n", "256"), "256x256 bf16: needs 320 accumulators in 232 registers"),
+    ],
+)
+def test_inspect_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("inspect", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+    assert "Traceback" not in result.output
+
+
+def test_inspect_says_what_to_install_where_the_compiler_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect_kernels, "compiler_version", no_compiler)
+    result = run("inspect")
+    assert result.exit_code == 2
+    assert 'Run: pip install "hopper-gemm[cu13]"' in words(result)
+
+
+def test_every_opcode_that_is_shown_has_a_name_in_the_reader() -> None:
+    from deep_gemm.core.jit.cubin import _MNEMONICS
+
+    assert set(OPCODES) <= set(_MNEMONICS.values())
+
+
+def test_inspect_of_a_source_that_does_not_compile_fails_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = fp8_gemm.headers
+    monkeypatch.setattr(fp8_gemm, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
+    result = run("inspect", "--block-m", "64", "--block-n", "16")
+    assert result.exit_code == 1
+    assert "NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
+    assert "Traceback" not in result.output
+
+
+def test_tables_are_not_folded_where_there_is_no_terminal() -> None:
+    result = CliRunner().invoke(app, ["configs"], env={"COLUMNS": "40", "NO_COLOR": "1", "TERM": "dumb"})
+    lines = [line.split() for line in result.output.splitlines()]
+    for config in reachable():
+        numbers = (config.num_stages, config.shared_bytes, config.num_threads, config.registers[0])
+        assert [*config.name.split(), *map(str, numbers), "/", str(config.registers[1])] in lines
+
+
+# ---- sim --------------------------------------------------------------------------------------------------------
+
+SMALL = ("--m", "40", "--n", "72", "--k", "272", "--block-m", "64", "--block-n", "64")
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((), "64x64 bf16 tail"),
+        (("--fp32", "--adds-to-d"), "64x64 fp32+d tail"),
+        (("--with-c", "--cluster-n", "2"), "64x64/n2 bf16+c tail"),
+    ],
+)
+def test_sim_runs_seeds_and_says_how_far_from_wrong(arguments: tuple[str, ...], name: str) -> None:
+    result = run("sim", *SMALL, "--seeds", "2", *arguments)
+    assert result.exit_code == 0
+    shown = words(result)
+    assert f"fp8_gemm {name}, " in shown
+    assert " stages, on 2 simulated SMs" in shown
+    assert re.search(r"2 seeds passed in .* steps, worst error \S+ of what is allowed", shown)
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize(
+    ("broken", "by", "says"),
+    [
+        ("ptx::mbarrier_init(&full[stage], kFullArrivals);", "", "is not initialized"),
+        ("scale[i / 2 % 2], total[i]);", "scale[i / 2 % 2], 0.f);", "elements are wrong, 0 of them NaN; the worst"),
+    ],
+)
+def test_sim_prints_the_command_that_shows_a_failure_again(
+    monkeypatch: pytest.MonkeyPatch, broken: str, by: str, says: str
+) -> None:
+    headers = fp8_gemm.headers
+
+    def broken_headers(config: GemmConfig) -> dict[str, str]:
+        return {name: text.replace(broken, by) for name, text in headers(config).items()}
+
+    monkeypatch.setattr(fp8_gemm, "headers", broken_headers)
+    result = run("sim", *SMALL, "--first-seed", "3", "--num-sms", "5", "--fp32", "--with-c", "--cluster-m", "2")
+    assert result.exit_code == 1
+    assert says in result.output
+    (again,) = re.findall("again: python -m lab (.*)", result.output)
+    assert again == (
+        "sim fp8_gemm --m 40 --n 72 --k 272 --first-seed 3 --seeds 1 --num-sms 4 "
+        "--block-m 64 --block-n 64 --cluster-m 2 --cluster-n 1 --cluster-k 1 --fp32 --with-c"
+    )
+    assert run(*again.split()).output == result.output
+
+
+@pytest.mark.host_compiler
+def test_sim_tells_of_its_progress_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "seed 0 passed" not in run("sim", *SMALL, "--seeds", "2").output, "only of what takes long"
+    monkeypatch.setattr(sim_command, "SECONDS_BETWEEN_LINES", 0)
+    lines = run("sim", *SMALL, "--seeds", "2", "--first-seed", "3").output.splitlines()
+    assert [line.split(" s ")[1].split() for line in lines if "/2" in line] == [
+        ["1/2", "seed", "3", "passed"],
+        ["2/2", "seed", "4", "passed"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("int8_gemm",), "expected fp8_gemm or hc_prenorm, got int8_gemm"),
+        (("--seeds", "0"), "Invalid value for '--seeds'"),
+        (("--first-seed", "-1"), "Invalid value for '--first-seed'"),
+        (("--num-sms", "0"), "Invalid value for '--num-sms'"),
+        (("--m", "0"), "Invalid value for '--m'"),
+        (("--n", "0"), "Invalid value for '--n'"),
+        (("--k", "0"), "Invalid value for '--k'"),
+        (("--block-m", "100"), "block_m: expected one of [64, 128, 192, 256], got 100"),
+        (("--block-m", "256", "--block-n", "256"), "256x256 bf16 run 1: needs 320 accumulators in 232 registers"),
+        (("--cluster-n", "4"), "128x128/n4 bf16 tail: needs 1 or 2 CTAs that share an operand"),
+        (("--adds-to-d",), "128x128 bf16+d tail: needs FP32 output where it is added to D"),
+    ],
+)
+def test_sim_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("sim", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.host_compiler
+def test_sim_of_another_kernel() -> None:
+    result = run("sim", "hc_prenorm", "--m", "70", "--n", "24", "--k", "256", "--block-m", "64", "--seeds", "2")
+    assert result.exit_code == 0
+    assert "hc_prenorm 64x24/k1" in result.output
+    assert "2 seeds passed" in result.output
+    assert "columns, got HcConfig" in run("sim", "hc_prenorm", "--n", "25").output
+
+
+@pytest.mark.host_compiler
+@pytest.mark.parametrize(("option", "name"), [("--k", "k"), ("--n", "n")])
+def test_sim_refuses_sizes_that_a_product_may_not_have(option: str, name: str) -> None:
+    result = run("sim", *SMALL, option, "100")
+    assert result.exit_code == 2
+    assert f"deep_gemm: {name}: expected a multiple of" in words(result)
+
+
+def test_sim_without_a_host_compiler_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    library._compiler.cache_clear()
+    library._compiler_version.cache_clear()
+    result = run("sim", *SMALL)
+    assert result.exit_code == 2
+    assert result.output == "deep_gemm: the simulator needs g++ (C++17); none was found in PATH\n"
+
+
+# ---- bench ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("int8",),
+            "kind: expected one of dense, grouped, einsum, casts, linear, experts, attention, hc, bf16, "
+            "distributed, host, compile, numerics, got 'int8'",
+        ),
+        (("compile", "--plot", "x.png"), "--plot draws products and layers, bench compile has none"),
+        (("host", "--shapes", "1,8,16"), "--shapes chooses products, casts and layers, bench host has its own"),
+    ],
+)
+def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str) -> None:
+    result = run("bench", *arguments)
+    assert result.exit_code == 2
+    assert message in words(result)
+
+
+# ---- configs ----------------------------------------------------------------------------------------------------
+
+
+def test_configs_lists_every_reachable_configuration() -> None:
+    result = run("configs")
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.output.splitlines()]
+    listed = [*reachable(), *reachable_grouped(), *reachable_silu(), *reachable_k_grouped(), *reachable_heads()]
+    for config in listed:
+        producer, math = map(str, config.registers)
+        sizes = [str(config.num_stages), str(config.shared_bytes), str(config.num_threads)]
+        assert [*config.name.split(), *sizes, producer, "/", math] in lines
+    for decode in reachable_decode():
+        sizes = [str(decode.num_stages), str(decode.shared_bytes), str(decode.num_threads)]
+        assert [*decode.name.split(), *sizes, str(decode.registers_limit)] in lines
+    assert f"{len(listed) + len(reachable_decode()) + len(reachable_heads_decode())} configurations" in result.output
+    others = [
+        (kernel, config)
+        for name, kernel in all_kernels().items()
+        if "fp8_gemm" not in name
+        for config in kernel.configs()
+    ]
+    for kernel, of_kernel in others:
+        (line,) = [line for line in lines if line[:-3] == [kernel.name, *of_kernel.name.split()]]
+        plan = kernel.code_plan(of_kernel)
+        assert line[-3:-1] == [str(plan.shared_bytes), str(sum(threads for threads, _ in plan.roles))]
+    assert f"{len(others)} configurations of the other kernels" in result.output

@@ -1,0 +1,36 @@
+"""The list of all kernels that tools loop over: none is missing, each is found by name and inspected."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from test_cli import run, words
+
+from deep_gemm.core.sources import PACKAGE
+from lab.gates import GATES
+from lab.kernels import all_kernels, kernel_named
+
+KERNELS = all_kernels()
+
+
+def test_no_kernel_is_missing() -> None:
+    begin = re.compile(r'\bKERNEL(_NAME)?\(|#include "fp8_gemm.cuh"')  # bf16_gemm.cuh is that file with other operands
+    assert {path.stem for path in PACKAGE.glob("*/*.cuh") if begin.search(path.read_text())} == KERNELS.keys()
+
+
+def test_kernels_and_configurations_are_found_by_name() -> None:
+    for name, kernel in KERNELS.items():
+        configs = kernel.configs()
+        assert kernel_named(name).configs() == configs
+        assert kernel.named(None) == configs[0]
+        assert [kernel.named(config.name) for config in configs] == configs
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_can_be_inspected(name: str) -> None:
+    config = KERNELS[name].configs()[-1].name
+    result = run("inspect", name, "--config", config, program="lab")
+    assert result.exit_code == 0, result.output
+    assert words(result).startswith(f"{name} {config}, sm_90a, NVRTC")
+    assert result.output.count("passed") == len(GATES)

@@ -1,0 +1,243 @@
+"""The soak passes on what is right, and finds what is planted: wrong values, stray writes, errors not raised."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+import deep_gemm
+from deep_gemm.core import settings
+from lab.__main__ import app
+from lab.soak import attempt as attempts
+from lab.soak.attempt import Attempt, attempt
+from lab.soak.draw import Draw
+from lab.soak.faults import FAULTS
+from lab.soak.kinds import ALL, KINDS, dense
+from lab.soak.trial import Trial
+
+KINDS_FOLDER = Path(dense.__file__).parent
+DENSE = KINDS["fp8_gemm"]
+MADE_OF_OTHERS = {
+    "wgrad_gemm_fp8_fp8_fp32_nt",  # fp8_gemm_nt with C = D
+    "k_grouped_wgrad_gemm_fp8_fp8_fp32_nt",  # k_grouped_fp8_gemm_nt_contiguous with C = D
+    "per_custom_dims_cast_to_fp8",  # per_token_cast_to_fp8 of another shape
+    "per_token_cast_to_fp4",  # torch's operations everywhere
+}
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.kind)
+def test_problems_of_every_kind_pass(kind: type[Trial]) -> None:
+    for number in range(2):
+        found = attempt(11, number, (kind,), "cpu")
+        assert found.wrong is None, f"{found.text}: {found.done}: {found.wrong}"
+        assert found.calls
+
+
+def test_every_product_cast_and_layer_has_a_kind() -> None:
+    """Or another name of it has."""
+    named = set(re.findall(r"\w+", "".join(path.read_text() for path in KINDS_FOLDER.glob("*.py"))))
+    computes = re.compile(
+        "fp8_|bf16_|m_grouped|k_grouped|tf32|einsum$|linear$|experts$|silu|gather|expert_rows|per_|cast_both"
+    )
+    tried = {id(getattr(deep_gemm, name)) for name in deep_gemm.__all__ if name in named}
+    # A name that takes scales of FP4 calls one that does not, or is one.
+    names = {name for name in deep_gemm.__all__ if computes.match(name)} - MADE_OF_OTHERS
+    missing = {
+        name
+        for name in names
+        if id(getattr(deep_gemm, name)) not in tried and name.replace("fp8_", "fp8_fp4_", 1) not in named
+    }
+    assert missing == set()
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, Tensor], None], after: int = 0) -> Attempt:
+    """What is found if a dense product does this to A and D, from some call on."""
+    calls = 0
+
+    def broken(product: Callable[..., Any]) -> Callable[..., Any]:
+        def call(a: Any, b: Any, d: Tensor, *rest: Any, **said: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            result = product(a, b, d, *rest, **said)
+            if calls > after:
+                fault(a[0], d)
+            return result
+
+        return call
+
+    monkeypatch.setattr(dense, "CALLS", {name: broken(call) for name, call in dense.CALLS.items()})
+    return first_failure(DENSE)
+
+
+def first_failure(kind: type[Trial], most: int = 10) -> Attempt:
+    for number in range(most):
+        found = attempt(0, number, (kind,), "cpu")
+        if found.wrong is not None:
+            return found
+    raise AssertionError("nothing was found")
+
+
+def test_one_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(_: Tensor, d: Tensor) -> None:
+        d[-1, -1] += 1 + d[-1, -1].abs()
+
+    assert re.search("d: 1 of .* elements are wrong, the first at", planted(monkeypatch, fault).wrong or "")
+
+
+def test_a_value_that_was_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(_: Tensor, d: Tensor) -> None:
+        d[0, 0] = torch.nan
+
+    assert "nan instead of" in (planted(monkeypatch, fault).wrong or "")
+
+
+@pytest.mark.parametrize("where", [-1, 1])
+def test_a_write_outside_is_found(monkeypatch: pytest.MonkeyPatch, where: int) -> None:
+    def fault(_: Tensor, d: Tensor) -> None:
+        span = (d.shape[0] - 1) * d.stride(0) + d.shape[1]
+        at = d.storage_offset() + (span if where > 0 else -1)
+        d.as_strided((1,), (1,), at).fill_(0)
+
+    assert "bytes were written that do not belong to the result" in (planted(monkeypatch, fault).wrong or "")
+
+
+def test_an_operand_that_is_changed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(a: Tensor, _: Tensor) -> None:
+        a.view(torch.uint8)[0, 0] ^= 0x80
+
+    assert planted(monkeypatch, fault).wrong == "a: an operand was changed"
+
+
+def test_a_fault_of_a_later_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(_: Tensor, d: Tensor) -> None:
+        d[0, 0] += 1 + d[0, 0].abs()
+
+    found = planted(monkeypatch, fault, after=5)
+    assert found.number > 0 or found.calls > 1
+
+
+def test_a_bad_call_that_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lenient(product: Callable[..., Any], *arguments: Any, **said: Any) -> None:
+        with suppress(ValueError, NotImplementedError):
+            product(*arguments, **said)
+
+    monkeypatch.setattr(dense, "CALLS", {name: partial(lenient, call) for name, call in dense.CALLS.items()})
+    assert first_failure(DENSE).wrong == "the call was not refused"
+
+
+def test_a_refused_call_that_wrote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(product: Callable[..., Any], *arguments: Any, **said: Any) -> None:
+        try:
+            product(*arguments, **said)
+        except (ValueError, NotImplementedError):
+            trial_d[0].fill_(0)
+            raise
+
+    trial_d: list[Tensor] = []
+    poison = Trial.poison
+
+    def noted(self: Trial) -> None:
+        poison(self)
+        trial_d[:] = [self.outputs["d"].view]
+
+    monkeypatch.setattr(Trial, "poison", noted)
+    monkeypatch.setattr(dense, "CALLS", {name: partial(hasty, call) for name, call in dense.CALLS.items()})
+    assert first_failure(DENSE).wrong == "d: was written"
+
+
+def test_another_error_than_the_contracts_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(dense, "CALLS", dict.fromkeys(dense.CALLS, breaks))
+    assert first_failure(DENSE).wrong == "RuntimeError: an illegal memory access"
+
+
+def test_an_attempt_is_the_same_again_alone() -> None:
+    for number in range(6):
+        among_all = attempt(3, number, ALL, "cpu")
+        alone = attempt(3, number, (KINDS[among_all.kind],), "cpu")
+        assert alone == among_all
+    assert attempt(4, 0, ALL, "cpu") != attempt(3, 0, ALL, "cpu")
+
+
+def test_settings_are_as_they_were_before() -> None:
+    before = settings.in_force.choices
+    attempt(0, 0, ALL, "cpu")
+    assert settings.in_force.choices == before
+
+
+def test_every_fault_is_one_that_a_kind_names() -> None:
+    named = {fault for kind in ALL for faults in kind.faults.values() for fault in faults.split()}
+    of_dense = DENSE(Draw("0", "cpu")).refused_faults()
+    assert named | {fault for faults in of_dense.values() for fault in faults.split()} == FAULTS.keys()
+
+
+def test_the_command_writes_a_record_and_says_how_to_repeat_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "soak.json"
+    first = ["soak", "--device", "cpu", "--seed", "2", "--count", "3", "--out", str(out)]
+    result = CliRunner().invoke(app, first)
+    assert result.exit_code == 0, result.output
+    record = json.loads(out.read_text())
+    assert (record["attempts"], record["failures"], record["device"], record["seed"]) == (3, [], "cpu", 2)
+    assert record["machine"]["gpu"] is None
+    assert record["versions"]["torch"] == torch.__version__
+
+    monkeypatch.setattr(attempts, "mistakes", lambda *_: "planted")
+    result = CliRunner().invoke(app, [*first[:-2], "--first", "5"])
+    assert result.exit_code == 1
+    lines = re.findall(r"python -m lab (soak .*)", result.output)
+    assert len(lines) == 3
+    assert "--first 6 --count 1" in lines[1]
+    again = CliRunner().invoke(app, lines[1].split())
+    assert lines[1] in again.output
+    monkeypatch.undo()
+    assert CliRunner().invoke(app, lines[1].split()).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["--only", "nothing"], "expected kinds among"), (["--device", "tpu"], "tpu")]
+)
+def test_what_cannot_be_soaked_is_refused(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["soak", *arguments])
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+@pytest.mark.gpu
+def test_a_short_soak_on_a_gpu() -> None:
+    for number in range(60):
+        found = attempt(1, number, ALL, "cuda")
+        assert found.wrong is None, f"{found.kind} {number}: {found.text}: {found.done}: {found.wrong}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.kind)
+def test_no_call_waits_for_the_gpu_or_reads_from_it(kind: type[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("a call synchronized")
+
+    for number in range(4):
+        trial = kind(Draw(f"wait {number}", "cuda"))
+        trial.fill()
+        trial.poison()
+        trial.call(trial.everything())
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "synchronize", forbidden)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                trial.call(trial.everything())
+            finally:
+                torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,144 @@
+"""Ways to break what the linear_decode kernel does itself, the cast of what it multiplies, and the trials they meet.
+
+What it shares with fp8_gemm_decode and with the casts is broken in their lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from layer_cases import same_bits
+
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.linear.config import LinearDecodeConfig
+from lab.sim import fp8_gemm_decode, mutate
+from lab.sim import linear_decode as sim
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, layer, seed and schedule. `special` numbers lie among the others."""
+
+    config: LinearDecodeConfig
+    mnk: tuple[int, int, int]
+    seed: int
+    schedule: str | None = None
+    special: tuple[float, ...] = ()
+    is_dependent: bool = True
+
+    def headers(self) -> dict[str, str]:
+        return linear_decode.headers(self.config)
+
+    def run(self, headers: Mapping[str, str]) -> None:
+        (m, n, k), g = self.mnk, torch.Generator().manual_seed(self.seed)
+        x = torch.randn(m, k, generator=g).to(torch.bfloat16)
+        for row, number in enumerate(self.special):
+            x[row % m, row * 130 % k] = number
+        w = per_block_cast_to_fp8(torch.randn(n, k, generator=g) * torch.logspace(0, 2, k))
+        room = torch.full((m, k + 8), torch.nan, dtype=torch.bfloat16)
+        room[:, :k] = x
+        c = torch.randn(n, generator=g).to(torch.bfloat16).expand(m, n) if self.config.tile.with_c else None
+        d = sim.run(
+            sim.compile_config(self.config, headers),
+            self.config,
+            room[:, :k],
+            w,
+            c,
+            seed=self.seed,
+            schedule=self.schedule,
+            truncate=True,
+            is_dependent=self.is_dependent,
+        )
+        tile = self.config.tile
+        a, sfa = per_token_cast_to_fp8(x)
+        p = DenseProblem(a, sfa, *w, torch.full_like(d, torch.nan), c, m, n, k, 128)
+        right = fp8_gemm_decode.run(fp8_gemm_decode.compile_config(tile), tile, p, truncate=True).d
+        if not same_bits(d, right):
+            raise ValueError(f"{int((d != right).sum())} of {d.numel()} elements differ")
+
+
+PAIR = LinearDecodeConfig(DecodeConfig(8, 3, 1), 2)
+FOUR = LinearDecodeConfig(DecodeConfig(16, 3, 2, with_c=True), 4)
+SPLIT = LinearDecodeConfig(DecodeConfig(8, 3, 1, 3), 1)
+BOTH = LinearDecodeConfig(DecodeConfig(16, 3, 1, 2), 2)
+
+TRIALS = [
+    *(Trial(PAIR, (7, 136, 8336), seed) for seed in (1, 2)),
+    *(Trial(PAIR, (8, 72, 8336), 3, name) for name in ("slow_warps", "slow_lanes", "late_loads", "slow_producer")),
+    *(Trial(PAIR, (8, 128, 8336), seed, "slow_cta") for seed in (4, 5, 6)),
+    *(Trial(PAIR, (8, 128, 8336), seed, "late_stores") for seed in (4, 5)),
+    *(Trial(PAIR, (8, 128, 1168), seed, "slow_cta", is_dependent=False) for seed in (6, 7)),
+    Trial(PAIR, (7, 72, 656), 8, special=(torch.inf, torch.nan, 1e-40, 3e38)),
+    Trial(PAIR, (3, 40, 16), 9),
+    *(Trial(FOUR, (13, 600, 4240), seed) for seed in (10, 11)),
+    Trial(FOUR, (16, 1000, 3216), 12, "slow_math"),
+    *(Trial(SPLIT, (5, 136, 12304), seed, name) for seed, name in ((13, None), (14, "slow_cta"), (15, "slow_warps"))),
+    Trial(SPLIT, (5, 72, 144), 16),
+    *(Trial(BOTH, (13, 200, 8336), seed) for seed in (17, 18)),
+    Trial(BOTH, (16, 200, 8336), 19, "slow_cta"),
+]
+
+_KERNEL = "linear_decode.cuh"
+Mutation = mutate.Mutation
+
+MUTATIONS = [
+    # The ring and the kernel ahead
+    Mutation("slots are not waited for", _KERNEL, "    wait_until_free(shared.ring, at);\n", ""),
+    Mutation("loaded before the kernel ahead has ended", _KERNEL, "  ptx::griddepcontrol_wait();\n", ""),
+    Mutation("bytes of whole boxes announced", _KERNEL, "mbarrier_arrive_expect_tx(full, p.slot_bytes)", "mbarrier_arrive_expect_tx(full, kBBytes)"),
+    Mutation("a CTA without a tile loads", _KERNEL, "if (has_tile(p, work) && ptx::elect_sync()) load_k_blocks", "if (ptx::elect_sync()) load_k_blocks"),
+    Mutation("a CTA without a tile multiplies", _KERNEL, "    if (has_tile(p, work))\n", ""),
+    # Blocks
+    Mutation("columns past k are read", _KERNEL, "if (!at.is_there(group) || column >= p.k) continue;", "if (!at.is_there(group)) continue;"),
+    Mutation("blocks past the group's are read", _KERNEL, "if (!at.is_there(group) || column >= p.k) continue;", "if (column >= p.k) continue;"),
+    Mutation("blocks past the group's are sent", _KERNEL, "      if (!at.is_there(group)) continue;\n", ""),
+    Mutation("what is not loaded stays as it was", _KERNEL, "      held[i] = {};\n", ""),
+    Mutation("a group of all k-blocks that are left", _KERNEL, "count(work.end_k_block - first < kGroupKBlocks ? work.end_k_block - first : kGroupKBlocks)", "count(work.end_k_block - first)"),
+    Mutation("a group of a k-block too many", _KERNEL, "count(work.end_k_block - first < kGroupKBlocks ? work.end_k_block - first : kGroupKBlocks)", "count(kGroupKBlocks)"),
+    Mutation("quotients rounded down", _KERNEL, "((1 << 20) + count - 1) / count", "(1 << 20) / count"),
+    Mutation("k-blocks counted from the first of all", _KERNEL, "(group.k_block + at.k_block) * kBlockK + lane", "at.k_block * kBlockK + lane"),
+    Mutation("rows of x lie without gaps", _KERNEL, "(at.token) * p.x_pitch", "(at.token) * p.k * 2"),
+    Mutation("each CTA casts the first CTA's share", _KERNEL, "/ kLanes) * kClusterN + work.place;", "/ kLanes) * kClusterN;"),
+    Mutation("teams counted from the first thread", _KERNEL, "(ptx::thread_index() - kFirstCaster) / kLanes", "ptx::thread_index() / kLanes"),
+    # The cast
+    Mutation("a lane's neighbours left out of the largest", _KERNEL, "amax_of(largest_of_team(keys, lane))", "amax_of(keys[lane % kBlocksOfTeam])"),
+    Mutation("all blocks count as ordinary", _KERNEL, "if (kIsOrdinary && !ptx::all_sync(is_ordinary(of_lane))) return false;", ""),
+    Mutation("blocks that are not ordinary are left as they are", _KERNEL, " pieces.cast<false>(shared, work, group, room, lane);", " {}"),
+    Mutation("divided by the scale of another block", _KERNEL, "ptx::shfl_sync(of_lane.scale, first_of_team + i)", "ptx::shfl_sync(of_lane.scale, first_of_team)"),
+    Mutation("divided by the scales of the other team", _KERNEL, "first_of_team = ptx::lane_index() / kLanes * kLanes", "first_of_team = 0"),
+    Mutation("values not swizzled", _KERNEL, "(lane / 2 ^ token % 8)", "(lane / 2)"),
+    Mutation("halves of a chunk swapped", _KERNEL, "+ lane % 2 * 8)", "+ (lane + 1) % 2 * 8)"),
+    Mutation("values at the first k-block's place", _KERNEL, "shared.a[room][at.k_block] + offset", "shared.a[room][0] + offset"),
+    Mutation("scales at another token's place", _KERNEL, "at.k_block * kBlockTokens + at.token], full", "at.k_block * kBlockTokens + (at.token ^ 1)], full"),
+    Mutation("scales of A without B's", _KERNEL, "of_lane.scale * sfb", "of_lane.scale"),
+    Mutation("scales of B of the group's first k-block", _KERNEL, "at.is_there(group) ? at.k_block : 0", "0"),
+    Mutation("scales of B of this CTA's columns for all", _KERNEL, "(lane / kBlocksOfTeam - work.place) * kBlockN", "0"),
+    Mutation("scales of B past the last column", _KERNEL, "(row_n < p.n ? row_n : p.n - 1) / 128", "row_n / 128"),
+    Mutation("scales sent past the group's", _KERNEL, "if (place < kClusterN && at.is_there(group))", "if (place < kClusterN)"),
+    Mutation("scales sent past the cluster", _KERNEL, "if (place < kClusterN && at.is_there(group))", "if (at.is_there(group))"),
+    # The cluster
+    Mutation("values sent to this CTA alone", _KERNEL, "ptx::st_async_v2_b32(to, full, rank_at(work, place)", "ptx::st_async_v2_b32(to, full, rank_at(work, work.place)"),
+    Mutation("sent to the CTAs of another part of k", _KERNEL, "return place * kClusterK + work.rank;", "return place * kClusterK;"),
+    Mutation("sent before the others run", _KERNEL, "  ptx::cluster_wait();  // what is sent finds all CTAs and their barriers\n", ""),
+    Mutation("given back before the others run", _KERNEL, "  } else {\n    ptx::cluster_wait();\n", "  } else {\n"),
+    Mutation("sent into a room that is still read", _KERNEL, "    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);\n", ""),
+    Mutation("rooms waited for a round too late", _KERNEL, "(number / kRooms & 1) ^ 1", "number / kRooms & 1"),
+    Mutation("bytes announced before the room is free", _KERNEL, "    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);\n    // What others send may have landed before.\n    if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());\n", "    if (ptx::thread_index() == kFirstCaster) ptx::mbarrier_arrive_expect_tx(&shared.a_full[room], group.bytes());\n    ptx::mbarrier_wait_parity(&shared.a_empty[room], (number / kRooms & 1) ^ 1);\n"),
+    Mutation("scales' bytes not announced", _KERNEL, "num_blocks * (kBlock + 4)", "num_blocks * kBlock"),
+    Mutation("multiplied before all is there", _KERNEL, "    ptx::mbarrier_wait_parity_cluster(&shared.a_full[room], number / kRooms & 1);\n", ""),
+    Mutation("values not shown to WGMMA", _KERNEL, "    ptx::fence_proxy_async_shared();  // WGMMA is going to read what threads have sent\n", ""),
+    Mutation("rooms given back to this CTA alone", _KERNEL, "rank_at(work, ptx::lane_index()));", "rank_at(work, work.place));"),
+    Mutation("rooms given back by one CTA for all", _KERNEL, "kClusterN * kNumMathWarps);", "kNumMathWarps);"),
+    Mutation("rooms given back that nobody waits for", _KERNEL, "if (left > kRooms * kGroupKBlocks && ", "if ("),
+    Mutation("the last room but one is not given back", _KERNEL, "if (left > kRooms * kGroupKBlocks && ", "if (left > (kRooms + 1) * kGroupKBlocks && "),
+    # Groups
+    Mutation("the next group is not loaded", _KERNEL, "    pieces.load(p, work, group, lane);\n  }\n}", "  }\n}"),
+    Mutation("A of the next k-block", _KERNEL, "a_address + i * kABytes", "a_address + (i + 1) * kABytes"),
+    Mutation("the last group is not cast", _KERNEL, "if (next >= work.end_k_block) break;", "if (next + kGroupKBlocks > work.end_k_block) break;"),
+    Mutation("a CTA without k-blocks casts some", _KERNEL, "if (has_k_blocks) cast_groups", "cast_groups"),
+]  # fmt: skip

@@ -1,0 +1,157 @@
+"""Which layers the linear_decode kernel serves, with which tile, and what is launched. The driver is a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, FakeLauncher, install, on_gpu
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm import linear
+from deep_gemm.core import settings as settings_module
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.gpu import H200
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense import choose as heuristics
+from deep_gemm.gemm.dense import launch as dense
+from deep_gemm.gemm.output import Output
+from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.linear.config import MAX_ROWS, LinearDecodeConfig, serving
+
+N, K = 2112, 7168
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
+    monkeypatch.setattr(heuristics, "tuned_tiles", dict)
+    fake = install(monkeypatch)
+    monkeypatch.setattr(linear_decode, "is_hopper", lambda _: True)
+    monkeypatch.setattr(linear_decode, "gpu_of", lambda _: H200)
+
+    def launcher_of(config: LinearDecodeConfig, device: int, is_dependent: bool) -> FakeLauncher:
+        params = linear_decode.PARAMS.size
+        return FakeLauncher(fake, linear_decode.NAME, params, config.cluster, is_dependent)
+
+    monkeypatch.setattr(linear_decode, "launcher_of", launcher_of)
+    linear_decode.config_of.cache_clear()
+    yield fake
+    linear_decode.config_of.cache_clear()
+
+
+def layer(m: int, n: int = N, k: int = K) -> tuple[Tensor, Operand]:
+    values, scales = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(ceil_div(n, 128), ceil_div(k, 128))
+    return on_gpu(torch.zeros(m, k, dtype=torch.bfloat16)), (values, scales)
+
+
+def word(gpu: FakeGpu, member: str) -> int:
+    return gpu.last.words[linear_decode.PARAMS.word(member)]
+
+
+@pytest.mark.parametrize("m", [1, 3, MAX_ROWS])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: int, with_bias: bool) -> None:
+    x, w = layer(m)
+    bias = torch.ones(N, dtype=torch.bfloat16) if with_bias else None
+    out = torch.empty(m, N + 8, dtype=torch.bfloat16)[:, :N]
+    linear(x, w, out=out, bias=bias)
+    tile = dense.choice(m, N, K, Output(with_c=with_bias), H200)
+    assert isinstance(tile, DecodeConfig)
+    assert [launch.kernel for launch in gpu.launches] == [linear_decode.NAME]
+    config = serving(m, K, tile)
+    assert config is not None
+    assert (config.tile.cluster_k, config.tile.block_n) == (tile.cluster_k, tile.block_n)
+    assert (gpu.last.grid, gpu.last.cluster) == (linear_decode.grid(config, m, N), config.cluster)
+    assert [word(gpu, name) for name in ("map_b", "x", "sfb", "d")] == [t.data_ptr() for t in (w[0], x, w[1], out)]
+    assert word(gpu, "c") == (0 if bias is None else bias.data_ptr())
+    if m > 1:
+        assert [word(gpu, name) for name in ("d_pitch", "c_pitch")] == [N + 8, 0]
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_a_dependent_launch_is_what_set_pdl_says(gpu: FakeGpu, is_enabled: bool) -> None:
+    deep_gemm.set_pdl(is_enabled)
+    linear(*layer(3))
+    assert gpu.last.is_dependent is is_enabled
+
+
+def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
+    linear(*layer(2))
+    split = gpu.last.grid
+    deep_gemm.set_batch_invariant(True)
+    linear(*layer(2))
+    assert gpu.last.kernel == linear_decode.NAME
+    assert gpu.last.grid < split
+
+
+def test_a_cluster_is_of_tiles_and_of_parts_of_k(gpu: FakeGpu) -> None:
+    """Rows of all k-blocks are shared out as far as clusters go; a few are not."""
+    for m, k, cluster_k, cluster_n in (
+        (1, 128, 1, 2),
+        (16, 512, 1, 2),
+        (16, 2048, 1, 4),
+        (1, 7168, 3, 1),
+        (16, 7168, 3, 2),
+        (16, 7168, 8, 1),
+    ):
+        config = serving(m, k, DecodeConfig(16, 4, 1, cluster_k, 2))
+        assert config is not None
+        assert (config.cluster_n, config.tile.block_tokens) == (cluster_n, 8 if m <= 8 else 16)
+
+
+def test_ctas_with_more_to_cast_than_the_wait_hides_leave_it_to_a_cast() -> None:
+    tile = DecodeConfig(16, 4, 1, 8, 2)
+    assert serving(16, 8192, tile) is not None
+    assert serving(16, 8192 + 128, tile) is None
+    assert serving(8, 65536, tile) is not None
+    assert serving(MAX_ROWS + 1, 512, tile) is None
+
+
+def test_the_grid_is_whole_clusters() -> None:
+    config = serving(16, 2048, DecodeConfig(16, 4, 1, 1, 2))
+    assert config is not None
+    assert [linear_decode.grid(config, 16, n) for n in (8, 256, 264)] == [4, 4, 8]
+
+
+def test_compiling_alone_launches_nothing(gpu: FakeGpu) -> None:
+    deep_gemm.set_compile_mode(1)
+    linear(*layer(3))
+    assert gpu.launches == []
+
+
+NOT_SERVED: dict[str, Any] = {
+    "many rows": lambda x: x[:1].repeat(MAX_ROWS + 1, 1),
+    "no rows": lambda x: x[:0],
+    "FP16": lambda x: x.half(),
+    "FP32": lambda x: x.float(),
+    "columns": lambda x: x.t().contiguous().t(),
+    "an odd pitch": lambda x: torch.zeros(4, K + 4, dtype=x.dtype)[:, :K],
+    "an odd beginning": lambda x: torch.zeros(4, K + 8, dtype=x.dtype)[:, 4 : K + 4],
+}
+
+
+@pytest.mark.parametrize("change", NOT_SERVED)
+def test_other_rows_are_left_to_cast_and_product(gpu: FakeGpu, change: str) -> None:
+    x = on_gpu(NOT_SERVED[change](layer(4)[0]))
+    d = torch.empty(len(x), N, dtype=torch.bfloat16)
+    assert not linear_decode.run(x, layer(4)[1], d, None)
+    assert gpu.launches == []
+
+
+def test_what_another_kernel_multiplies_is_left_to_cast_and_product(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = layer(4)
+    d = torch.empty(4, N, dtype=torch.bfloat16)
+    assert not linear_decode.run(x, w, d.float(), None)
+    deep_gemm.set_num_sms(8)
+    assert not linear_decode.run(x, w, d, None)
+    monkeypatch.setattr(linear_decode, "is_hopper", lambda _: False)
+    deep_gemm.set_num_sms(132)
+    assert not linear_decode.run(x, w, d, None)
+    assert gpu.launches == []

@@ -1,0 +1,146 @@
+"""The linear_decode kernel's own source in the simulator: the bits of the cast and of fp8_gemm_decode, on all tiles."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from layer_cases import same_bits
+from torch import Tensor
+
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.check.checks import Operand
+from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.dense.choose import reachable_decode
+from deep_gemm.linear.config import LinearDecodeConfig, serving
+from lab.sim import HostKernel, fp8_gemm_decode
+from lab.sim import linear_decode as sim
+
+pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
+
+TILES = [(8, 1), (8, 2), (16, 1), (16, 2)]
+"""Tokens, and math warpgroups."""
+CLUSTERS = [(1, 2), (2, 1), (2, 3), (4, 1), (4, 2)]
+"""CTAs along n, and along k."""
+
+
+@cache
+def compiled(config: LinearDecodeConfig) -> HostKernel:
+    return sim.compile_config(config)
+
+
+@cache
+def compiled_product(config: DecodeConfig) -> HostKernel:
+    return fp8_gemm_decode.compile_config(config)
+
+
+def config_of(
+    tokens: int, warpgroups: int, cluster_n: int = 2, cluster_k: int = 1, with_c: bool = False, stages: int = 4
+) -> LinearDecodeConfig:
+    config = LinearDecodeConfig(DecodeConfig(tokens, stages, warpgroups, cluster_k, with_c=with_c), cluster_n)
+    assert config.why_illegal() is None
+    return config
+
+
+def random_layer(m: int, n: int, k: int, seed: int = 0) -> tuple[Tensor, Operand]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(m, k, generator=g) * torch.randn(m, 1, generator=g).exp()
+    return x.to(torch.bfloat16), per_block_cast_to_fp8(torch.randn(n, k, generator=g))
+
+
+def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, seed: int) -> Tensor:
+    """What the cast and the product give, the tensor cores' few bits included."""
+    a, sfa = per_token_cast_to_fp8(x)
+    (m, k), n = x.shape, len(w[0])
+    d = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
+    p = DenseProblem(a, sfa, *w, d, c, m, n, k, 128)
+    return fp8_gemm_decode.run(compiled_product(config), config, p, seed=seed, truncate=True).d
+
+
+def check(
+    config: LinearDecodeConfig,
+    x: Tensor,
+    w: Operand,
+    c: Tensor | None = None,
+    seed: int = 0,
+    schedule: str | None = None,
+) -> None:
+    d = sim.run(compiled(config), config, x, w, c, seed=seed, schedule=schedule, truncate=True)
+    assert same_bits(d, by_parts(config.tile, x, w, c, seed))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile_on_ragged_layers(tile: tuple[int, int], cluster: tuple[int, int]) -> None:
+    """Fewer k-blocks than CTAs, a last one that is cut short, and several groups; CTAs without a tile."""
+    config = config_of(*tile, *cluster)
+    columns = config.tile.block_n * (config.cluster_n + 1) + 24
+    for m, k in ((1, 144), (tile[0] - 3, 1200), (tile[0], 4112)):
+        check(config, *random_layer(m, columns, k, seed=m + k), seed=cluster[0])
+
+
+def test_rooms_go_round() -> None:
+    """Twenty groups and more for each CTA, which therefore wait for each other."""
+    for cluster in CLUSTERS:
+        config = config_of(16, 1, *cluster)
+        check(config, *random_layer(16, 136, 128 * 20 * cluster[1] * config.group_blocks // 16), seed=cluster[1])
+
+
+@pytest.mark.parametrize("m", [1, 3, 8, 9, 16])
+@pytest.mark.parametrize("k", [16, 128, 784, 2176])
+def test_any_rows_and_depth(m: int, k: int) -> None:
+    for cluster in CLUSTERS:
+        check(config_of(8 if m <= 8 else 16, 1, *cluster), *random_layer(m, 72, k, seed=m), seed=k)
+
+
+@pytest.mark.parametrize("m", [1, 5, 8])
+def test_a_bias_is_c_one_row_for_all(m: int) -> None:
+    for cluster in ((1, 4), (4, 1)):
+        x, w = random_layer(m, 136, 656)
+        bias = torch.randn(136, generator=torch.Generator().manual_seed(m)).to(torch.bfloat16)
+        check(config_of(8, 1, *cluster, with_c=True), x, w, bias.expand(m, 136), seed=m)
+
+
+@pytest.mark.parametrize("kind", ["nan", "infinite", "huge", "tiny", "zero", "negative zero"])
+def test_special_values_are_those_of_the_cast(kind: str) -> None:
+    """Beside ordinary blocks, in one block alone, and in a whole row."""
+    number = {
+        "nan": torch.nan,
+        "infinite": -torch.inf,
+        "huge": 3.3895e38,
+        "tiny": 9.2e-41,
+        "zero": 0.0,
+        "negative zero": -0.0,
+    }[kind]
+    x, w = random_layer(7, 72, 656, seed=5)
+    x[1, 5], x[2, 130], x[5, 128:256], x[6] = number, number, number, number
+    for cluster in ((2, 1), (1, 2)):
+        check(config_of(8, 1, *cluster), x, w, seed=1)
+
+
+def test_rows_may_lie_apart() -> None:
+    x, w = random_layer(5, 72, 400)
+    room = torch.full((5, 424), torch.nan, dtype=torch.bfloat16)
+    room[:, 8:408] = x
+    config = config_of(8, 1)
+    d = sim.run(compiled(config), config, room[:, 8:408], w, truncate=True)
+    assert same_bits(d, by_parts(config.tile, x, w, None, 0))
+
+
+@pytest.mark.parametrize(
+    "schedule", ["slow_cta", "slow_warps", "slow_producer", "slow_math", "late_loads", "late_stores", "slow_lanes"]
+)
+@pytest.mark.parametrize("tile", [(8, 1, 2, 1), (8, 1, 1, 8), (16, 2, 2, 3), (16, 1, 4, 1)])
+def test_biased_schedules(tile: tuple[int, int, int, int], schedule: str) -> None:
+    config = config_of(*tile, stages=3)
+    depth = 128 * (config.group_blocks // tile[0] * 3 + 1)
+    for seed in (1, 2):
+        check(config, *random_layer(tile[0], 200, depth * tile[3] - 48, seed=seed), seed=seed, schedule=schedule)
+
+
+def test_every_tile_of_products_can_be_had() -> None:
+    for config in reachable_decode():
+        if not config.output_is_fp32:
+            assert serving(1, 1024, config) is not None, config.name

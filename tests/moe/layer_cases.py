@@ -1,0 +1,70 @@
+"""For tests of layers: routes, weights, and tensors whose values nobody can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deep_gemm.core.check import checks
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.moe import api as layers
+
+Quantized = tuple[Tensor, Tensor]
+FP8_NAN = 0x7F
+
+
+def same_bits(got: Tensor, expected: Tensor) -> bool:
+    """Tell whether two tensors hold the same bytes in the same shape."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    return torch.equal(got.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
+def same_pairs(got: Quantized, expected: Quantized) -> bool:
+    return all(same_bits(x, y) for x, y in zip(got, expected, strict=True))
+
+
+def random_routes(tokens: int, topk: int, num_experts: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Experts of tokens: some twice for a token, some for none, about one in five -1."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, max(num_experts, 1), (tokens, topk), generator=g)
+    return torch.where(torch.rand(tokens, topk, generator=g) < (0.2 if num_experts else 1), -1, ids).to(dtype)
+
+
+def assert_mistake(function: Callable[..., Any], call: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A call is refused in these words."""
+    with pytest.raises(error) as caught:
+        function(**call)
+    assert str(caught.value).startswith(message), str(caught.value)
+
+
+def product_of_shapes(a: Quantized, b: Quantized, d: Tensor, *more: Tensor | None, **_: Any) -> None:
+    """Stands for a product of tensors without values."""
+    assert {x.device.type for x in (*a, *b, d, *more) if x is not None} == {"meta"}
+    d.zero_()
+
+
+@contextmanager
+def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Layers take tensors on the device "meta", which have no values: whatever needs one raises.
+
+    They go the way of CUDA tensors, but for the products, which do nothing.
+    """
+    with monkeypatch.context() as patch:
+        patch.setattr(layers, "product_of_stacked_rows", product_of_shapes)
+        patch.setattr(layers, "product_behind_cast", product_of_shapes)
+        patch.setattr(checks, "supported_device", lambda *_: None)
+        patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0
+        yield
+
+
+def weights_without_values(*shape: int) -> Quantized:
+    """FP8 weights with scales of blocks."""
+    *groups, n, k = shape
+    values = torch.empty(shape, dtype=torch.float8_e4m3fn, device="meta")
+    return values, torch.empty(*groups, ceil_div(n, 128), ceil_div(k, 128), device="meta")

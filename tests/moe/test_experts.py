@@ -1,0 +1,357 @@
+"""A layer of experts: the bits of its parts, and of a plain loop over experts; any routes; its workspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import CANARY, dequantize
+from layer_cases import (
+    assert_mistake,
+    random_routes,
+    same_bits,
+    weights_without_values,
+    without_values,
+)
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm import (
+    experts,
+    experts_workspace_bytes,
+    fp8_gemm_nt,
+    per_block_cast_to_fp8,
+    per_token_cast_to_fp8,
+    silu_mul_cast_to_fp8,
+)
+from deep_gemm.core.check.layout import align, ceil_div
+from deep_gemm.moe import api as parts
+
+TOKENS, TOPK, NUM, HIDDEN, INTER = 12, 3, 5, 144, 80
+
+Weights = tuple[Tensor, Tensor]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def weights(num: int = NUM, hidden: int = HIDDEN, inter: int = INTER) -> tuple[Weights, Weights]:
+    w1, w2 = random(num, 2 * inter, hidden, seed=1), random(num, hidden, inter, seed=2)
+    return per_block_cast_to_fp8(w1), per_block_cast_to_fp8(w2)
+
+
+def call(tokens: int = TOKENS, topk: int = TOPK, num: int = NUM, **changes: Any) -> dict[str, Any]:
+    w1, w2 = weights(num)
+    return {
+        "x": random(tokens, HIDDEN, seed=3),
+        "topk_ids": random_routes(tokens, topk, num, seed=4),
+        "topk_weights": random(tokens, topk, dtype=torch.float32, seed=5),
+        "w1": w1,
+        "w2": w2,
+        **changes,
+    }
+
+
+def one_by_one(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Weights, w2: Weights, limit: float | None = None
+) -> Tensor:
+    """Each expert's tokens through two dense products, and sums in order of columns."""
+    y = torch.zeros(*topk_ids.shape, x.shape[1], dtype=torch.bfloat16)
+    for expert in range(len(w1[0])):
+        tokens, columns = (topk_ids == expert).nonzero(as_tuple=True)
+        h = fp8_gemm_nt(per_token_cast_to_fp8(x[tokens]), (w1[0][expert], w1[1][expert]))
+        assert h is not None
+        of_expert = fp8_gemm_nt(silu_mul_cast_to_fp8(h, limit=limit), (w2[0][expert], w2[1][expert]))
+        assert of_expert is not None
+        y[tokens, columns] = of_expert
+    total = torch.zeros(x.shape)
+    for column in range(topk_ids.shape[1]):
+        routed = topk_ids[:, column] >= 0
+        total[routed] += topk_weights[routed, column, None].float() * y[routed, column].float()
+    return total.to(torch.bfloat16)
+
+
+def called(arguments: dict[str, Any]) -> Tensor:
+    out = experts(**arguments)
+    assert out is not None
+    assert out.dtype == torch.bfloat16
+    return out
+
+
+@pytest.mark.parametrize(("tokens", "topk", "num"), [(12, 3, 5), (1, 1, 1), (40, 2, 3), (5, 8, 32), (150, 2, 2)])
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_it_is_a_loop_over_experts_to_the_bit(tokens: int, topk: int, num: int, limit: float | None) -> None:
+    arguments = call(tokens, topk, num, limit=limit)
+    assert same_bits(called(arguments), one_by_one(**arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("route_weights", [torch.float32, torch.bfloat16, torch.float16])
+def test_types_of_arguments(dtype: torch.dtype, ids: torch.dtype, route_weights: torch.dtype) -> None:
+    arguments = call()
+    arguments["x"] = arguments["x"].to(dtype)
+    arguments["topk_ids"] = arguments["topk_ids"].to(ids)
+    arguments["topk_weights"] = arguments["topk_weights"].to(route_weights)
+    assert same_bits(called(arguments), one_by_one(**arguments))
+
+
+def test_it_is_near_the_layer_in_fp64() -> None:
+    arguments = call(64)
+    w1, w2 = (
+        torch.stack([dequantize(values, scales, 128) for values, scales in zip(*arguments[name], strict=True)])
+        for name in ("w1", "w2")
+    )
+    exact = torch.zeros(64, HIDDEN, dtype=torch.float64)
+    for t, (ids, of_routes) in enumerate(
+        zip(arguments["topk_ids"].tolist(), arguments["topk_weights"].tolist(), strict=True)
+    ):
+        for expert, route_weight in zip(ids, of_routes, strict=True):
+            if expert >= 0:
+                gate, up = (w1[expert] @ arguments["x"][t].double()).chunk(2)
+                exact[t] += route_weight * (w2[expert] @ (torch.nn.functional.silu(gate) * up))
+    assert deep_gemm.calc_diff(called(arguments), exact) < 2e-3
+
+
+def test_it_is_its_parts() -> None:
+    arguments = call(limit=1.0)
+    rows = deep_gemm.expert_rows(arguments["topk_ids"], NUM)
+    a = deep_gemm.gather_cast_to_fp8(arguments["x"], rows)
+    h = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, arguments["w1"], grouped_layout=rows.ids)
+    assert h is not None
+    y = deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
+        silu_mul_cast_to_fp8(h, limit=1.0), arguments["w2"], grouped_layout=rows.ids
+    )
+    assert y is not None
+    expected = deep_gemm.gather_weighted(y, rows, arguments["topk_weights"])
+    assert expected is not None
+    assert same_bits(called(arguments), expected)
+
+
+def test_the_alignment_that_is_set_changes_nothing() -> None:
+    arguments = call()
+    expected, before = called(arguments), deep_gemm.get_mk_alignment_for_contiguous_layout()
+    try:
+        deep_gemm.set_mk_alignment_for_contiguous_layout(1)
+        assert same_bits(called(arguments), expected)
+    finally:
+        deep_gemm.set_mk_alignment_for_contiguous_layout(before)
+
+
+def test_rows_without_a_token_matter_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = call()
+    expected = called(arguments)
+    made = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **how: made(*args, **how).fill_(torch.nan))
+    assert bool((arguments["topk_ids"] < 0).any())
+    assert same_bits(called(arguments), expected)
+
+
+def test_a_token_that_holds_nan_and_has_no_expert_is_zero_and_harms_nobody() -> None:
+    arguments = call()
+    arguments["topk_ids"][2] = -1
+    expected = called(arguments)
+    assert not expected[2].any()
+    arguments["x"][2] = torch.nan
+    arguments["topk_weights"][arguments["topk_ids"] < 0] = torch.nan
+    assert same_bits(called(arguments), expected)
+    arguments["topk_ids"][2, 1] = 0
+    out = called(arguments)
+    assert out[2].isnan().all() or arguments["topk_weights"][2, 1].isnan()
+    assert same_bits(out[3:], expected[3:])
+
+
+def test_an_expert_that_occurs_twice_counts_twice() -> None:
+    arguments = call(1, 2)
+    arguments["topk_ids"][:], arguments["topk_weights"][:] = 1, 1.0
+    twice = called(arguments)
+    arguments["topk_ids"], arguments["topk_weights"] = arguments["topk_ids"][:, :1], torch.full((1, 1), 2.0)
+    assert same_bits(twice, called(arguments))
+
+
+@pytest.mark.parametrize(("tokens", "topk", "num"), [(0, 2, 3), (4, 0, 3), (4, 2, 0), (0, 0, 0)])
+def test_empty_sizes_work(tokens: int, topk: int, num: int) -> None:
+    assert same_bits(called(call(tokens, topk, num)), torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16))
+
+
+def test_no_routes_and_experts_without_tokens_work() -> None:
+    arguments = call()
+    arguments["topk_ids"][:] = 3
+    assert same_bits(called(arguments), one_by_one(**arguments))
+    arguments["topk_ids"][:] = -1
+    assert not called(arguments).any()
+
+
+def test_out_is_written_and_nothing_around_it() -> None:
+    arguments = call()
+    expected = called(arguments)
+    buffer = torch.full((TOKENS + 2, HIDDEN + 24), CANARY, dtype=torch.bfloat16)
+    out = buffer[1:-1, 8 : HIDDEN + 8]
+    assert experts(**arguments, out=out) is None
+    assert same_bits(out, expected)
+    out.fill_(CANARY)
+    assert bool((buffer == CANARY).all())
+
+
+def test_strides_change_nothing() -> None:
+    arguments = call()
+    expected = called(arguments)
+    for name in ("x", "topk_ids", "topk_weights"):
+        given = arguments[name]
+        wide = torch.cat([given, given], dim=1)[:, : given.shape[1]]
+        assert same_bits(called({**arguments, name: wide}), expected)
+        assert same_bits(called({**arguments, name: given.t().contiguous().t()}), expected)
+
+
+def test_no_gradient_is_carried() -> None:
+    arguments = call()
+    arguments["x"].requires_grad_()
+    arguments["topk_weights"].requires_grad_()
+    assert not called(arguments).requires_grad
+
+
+# Workspace
+
+
+@pytest.mark.parametrize(("tokens", "topk", "num"), [(12, 3, 5), (1, 1, 1), (0, 2, 3), (4, 0, 2)])
+def test_workspace_is_what_the_parts_give(tokens: int, topk: int, num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    between: list[Tensor] = []
+
+    def seen(name: str) -> None:
+        part = getattr(parts, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            result = part(*args, **options)
+            between.extend([result] if isinstance(result, Tensor) else result)
+            return result
+
+        monkeypatch.setattr(parts, name, watched)
+
+    for name in ("expert_rows", "gather_cast_to_fp8", "product_of_rows", "activate_rows"):
+        seen(name)
+    called(call(tokens, topk, num))
+    assert len(between) == 5 + 2 + 1 + 2 + 1
+    found, rows = sum(x.nbytes for x in between), tokens * topk
+    padding = 4 * (align(rows, 4) - rows) * (ceil_div(HIDDEN, 128) + ceil_div(INTER, 128))
+    assert experts_workspace_bytes(tokens, topk, num, HIDDEN, INTER) == found + padding
+
+
+@pytest.mark.parametrize("size", [-1, 2.5, "3"])
+@pytest.mark.parametrize("name", ["tokens", "topk", "num_experts", "hidden", "intermediate"])
+def test_sizes_of_a_workspace_are_integers(name: str, size: Any) -> None:
+    sizes = {"tokens": 1, "topk": 1, "num_experts": 1, "hidden": 16, "intermediate": 16, name: size}
+    assert_mistake(
+        experts_workspace_bytes, sizes, ValueError, f"{name}: expected an integer in 0..2147483647, got {size!r}"
+    )
+
+
+# On a GPU
+
+
+def test_the_host_reads_no_value_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: dict[str, Any] = {name: given.to("meta") for name, given in call().items() if isinstance(given, Tensor)}
+    w1, w2 = weights_without_values(NUM, 2 * INTER, HIDDEN), weights_without_values(NUM, HIDDEN, INTER)
+    with without_values(monkeypatch):
+        out = called({**arguments, "w1": w1, "w2": w2, "limit": 7.0})
+        assert out.device.type == "meta"
+        experts(**arguments, w1=w1, w2=w2, out=out)
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_it_and_a_graph_captures_it() -> None:
+    arguments = call(100)
+    on_gpu: dict[str, Any] = {
+        name: tuple(x.cuda() for x in given) if isinstance(given, tuple) else given.cuda()
+        for name, given in arguments.items()
+    }
+    called(on_gpu)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = called(on_gpu)
+    for seed in range(3):
+        arguments["topk_ids"] = random_routes(100, TOPK, NUM, seed)
+        on_gpu["topk_ids"].copy_(arguments["topk_ids"])
+        graph.replay()
+        # Sums of a GPU's products are rounded otherwise, so some elements of h become the next FP8 number.
+        assert deep_gemm.calc_diff(out.cpu(), called(arguments)) < 1e-4
+
+
+# Mistakes
+
+W1, W2 = weights()
+OUT = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
+MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": [1.0]}, TypeError, "x: expected a tensor, got a list of 1"),
+    ({"x": torch.ones(4)}, ValueError, "x: expected shape (tokens, hidden), got (4,)"),
+    ({"x": random(TOKENS, HIDDEN).double()}, ValueError, "x: expected dtype torch.bfloat16 or torch.float16 or"),
+    ({"x": random(TOKENS, HIDDEN).to("meta")}, ValueError, "x: expected a CPU or CUDA tensor, got device meta"),
+    ({"topk_ids": [[1]]}, TypeError, "topk_ids: expected a tensor, got a list of 1"),
+    (
+        {"topk_ids": torch.zeros(3, 2).long()},
+        ValueError,
+        "topk_ids: expected shape (tokens, topk) = (12, topk), got (3,",
+    ),
+    ({"topk_ids": torch.zeros(TOKENS, TOPK)}, ValueError, "topk_ids: expected dtype torch.int32 or torch.int64, got"),
+    (
+        {"topk_ids": torch.full((TOKENS, TOPK), NUM)},
+        ValueError,
+        "topk_ids: expected values in -1..4, got 5 at index (0,",
+    ),
+    (
+        {"topk_ids": torch.zeros(TOKENS, TOPK).long().to("meta")},
+        ValueError,
+        "topk_ids: expected device cpu, where x is",
+    ),
+    ({"topk_weights": 1.0}, TypeError, "topk_weights: expected a tensor, got float"),
+    ({"topk_weights": torch.ones(TOKENS, 2)}, ValueError, "topk_weights: expected shape (tokens, topk) = (12, 3), got"),
+    ({"topk_weights": torch.ones(TOKENS, TOPK).double()}, ValueError, "topk_weights: expected dtype torch.float32 or"),
+    (
+        {"topk_weights": torch.ones(TOKENS, TOPK).to("meta")},
+        ValueError,
+        "topk_weights: expected device cpu, where x is",
+    ),
+    ({"w1": W1[0]}, TypeError, "w1: expected a pair (values, scales), got Tensor"),
+    ({"w1": (W1[0], None)}, TypeError, "sfw1: expected a tensor, got NoneType"),
+    ({"w1": (W1[0].float(), W1[1])}, ValueError, "w1: expected dtype torch.float8_e4m3fn, got torch.float32"),
+    (
+        {"w1": weights(NUM, 160)[0]},
+        ValueError,
+        "w1: expected shape (experts, 2 intermediate, hidden) = (experts, 2 inter",
+    ),
+    (
+        {"w1": (W1[0], W1[1][:, :1])},
+        ValueError,
+        "sfw1: expected shape (groups, ceil(2 intermediate / 128), ceil(k / 128)) = (5, 2, 2), got (5, 1, 2)",
+    ),
+    (
+        {"w1": weights(NUM, HIDDEN, 96)[0]},
+        ValueError,
+        "w1: expected 2 * intermediate = 160 rows, gate and up, where w2",
+    ),
+    ({"w1": (W1[0].to("meta"), W1[1])}, ValueError, "w1: expected device cpu, where x is, got meta"),
+    (
+        {"w2": weights(4)[1]},
+        ValueError,
+        "w2: expected shape (experts, hidden, intermediate) = (5, 144, intermediate), got",
+    ),
+    ({"w2": (W2[0], W2[1].double())}, ValueError, "sfw2: expected dtype torch.float32, got torch.float64"),
+    ({"w2": (W2[0], W2[1].to("meta"))}, ValueError, "sfw2: expected device cpu, where x is, got meta"),
+    (
+        dict(zip(("w1", "w2"), weights(NUM, HIDDEN, 88), strict=True)),
+        ValueError,
+        "intermediate: expected a multiple of 16, got 88",
+    ),
+    ({"limit": 0.0}, ValueError, "limit: expected a number above 0, got 0.0"),
+    ({"out": 1}, TypeError, "out: expected a tensor, got int"),
+    ({"out": OUT.float()}, ValueError, "out: expected dtype torch.bfloat16, got torch.float32"),
+    ({"out": OUT[1:]}, ValueError, "out: expected shape (tokens, hidden) = (12, 144), got (11, 144)"),
+    ({"out": OUT.to("meta")}, ValueError, "out: expected device cpu, where x is, got meta"),
+    ({"out": OUT, "x": OUT}, ValueError, "out: expected memory that does not overlap x"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), MISTAKES)
+def test_a_mistake_is_refused_in_words(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    assert_mistake(experts, call(**changes), error, message)

@@ -1,0 +1,603 @@
+"""A linear layer that is trained in FP8: torch's arguments, three products of casts, and nothing that nobody needs."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layer_cases import same_bits
+from nn_cases import EPSILON, OF_NORMS, TYPICAL, by_blocks, by_columns, by_rows, error, kept_by_autograd
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import deep_gemm
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.nn import Linear
+from deep_gemm.nn import linear as module
+
+IN, OUT = 272, 144
+TYPES = [torch.bfloat16, torch.float32, torch.float16]
+
+
+def layer_of(*, bias: bool = True, dtype: torch.dtype = torch.float32, seed: int = 0, **more: Any) -> Linear:
+    torch.manual_seed(seed)
+    return Linear(IN, OUT, bias=bias, dtype=dtype, **more)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def trained(layer: torch.nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    """The result, and the gradients of x and of all parameters."""
+    x = x.detach().clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    y.backward(grad)
+    assert x.grad is not None
+    found = [y.detach(), x.grad]
+    for p in layer.parameters():
+        assert p.grad is not None
+        assert p.grad.dtype == p.dtype
+        found.append(p.grad.clone())
+    return tuple(found)
+
+
+# As torch.nn.Linear
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_parameters_and_state_are_those_of_torch(bias: bool) -> None:
+    torch.manual_seed(3)
+    ours = Linear(32, 48, bias, dtype=torch.bfloat16)
+    torch.manual_seed(3)
+    theirs = torch.nn.Linear(32, 48, bias, dtype=torch.bfloat16)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert all(same_bits(ours.state_dict()[name], value) for name, value in theirs.state_dict().items())
+    ours.reset_parameters()
+    assert not same_bits(ours.weight, theirs.weight)
+    theirs.load_state_dict(ours.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    assert isinstance(ours, torch.nn.Linear)
+    assert repr(ours) == f"Linear(in_features=32, out_features=48, bias={bias})"
+    assert Linear(32, 48, device="meta").weight.is_meta
+    assert same_bits(copy.deepcopy(ours).weight, ours.weight)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((100, 32), "in_features: expected a multiple of 16, which FP8 products need, got 100"),
+        ((32, 8), "out_features: expected a multiple of 16, which FP8 products need, got 8"),
+        ((0, 32), "in_features: expected an integer"),
+        ((32, 16.5), "out_features: expected an integer"),
+    ],
+)
+def test_features_that_products_do_not_take_are_refused_at_once(sizes: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Linear(*sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, torch.complex64, "bf16"])
+def test_a_type_that_no_weight_is_trained_in_is_refused_at_once(dtype: Any) -> None:
+    types = "torch.bfloat16 or torch.float16 or torch.float32 or torch.float64"
+    with pytest.raises(ValueError) as caught:
+        Linear(16, 16, dtype=dtype)
+    assert str(caught.value) == f"dtype: expected {types}, got {dtype!r}"
+    assert Linear(16, 16, dtype=torch.float64).weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(), (4, IN + 16)])
+def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^input: expected shape \(\.\.\., 272\), got"):
+        layer_of()(torch.zeros(shape))
+
+
+# What is computed
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 5, 16, 130])
+def test_it_is_three_products_of_casts(tokens: int, w_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Against FP64 products of what the casts stand for: nothing else is lost but the last rounding."""
+    layer, x, grad = (
+        layer_of(dtype=w_dtype),
+        numbers(tokens, IN, dtype=dtype),
+        numbers(tokens, OUT, dtype=dtype, seed=2),
+    )
+    y, of_x, of_weight, of_bias = trained(layer, x, grad)
+    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 1e-6}
+    assert error(y, by_rows(x) @ by_blocks(layer.weight).t() + layer.bias.double()) < unit[dtype]
+    assert error(of_x, by_rows(grad) @ by_blocks(layer.weight)) < unit[dtype]
+    assert error(of_weight, by_columns(grad).t() @ by_columns(x)) < unit[w_dtype]
+    assert error(of_bias, grad.double().sum(0)) < unit[w_dtype]
+    assert (y.dtype, of_x.dtype) == (dtype, dtype)
+
+
+SIZES = st.integers(1, 12).map(lambda i: 16 * i)
+
+
+@settings(max_examples=60)
+@given(tokens=st.integers(1, 300), k=SIZES, n=SIZES, seed=st.integers(0, 2**16), spread=st.sampled_from([0, 2, 6]))
+def test_gradients_are_within_the_stated_bound(tokens: int, k: int, n: int, seed: int, spread: int) -> None:
+    """Of whatever numbers, in norms of the operands; of random ones, in the norm of the gradient itself."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        size = torch.exp2(spread * torch.randn(shape, generator=generator)) if spread else 1.0
+        return torch.randn(shape, generator=generator) * size
+
+    torch.manual_seed(seed)
+    ours, theirs = Linear(k, n), torch.nn.Linear(k, n)
+    theirs.load_state_dict({"weight": drawn(n, k), "bias": drawn(n)})
+    ours.load_state_dict(theirs.state_dict())
+    x, grad, w = drawn(tokens, k), drawn(tokens, n), theirs.weight.detach()
+    got, right = trained(ours, x, grad), trained(theirs, x, grad)
+    for mine, its, (a, b) in zip(got[:3], right[:3], [(x, w), (grad, w), (grad, x)], strict=True):
+        allowed = OF_NORMS * a.double().norm() * b.double().norm()
+        assert (mine.double() - its.double()).norm() <= allowed * 1.0001
+        if not spread and its.numel() >= 1024:
+            assert error(mine, its) < TYPICAL
+    assert torch.allclose(got[3], right[3], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows_of_scale", [1, 128])
+def test_the_bound_of_casts_is_one_and_a_tight_one(rows_of_scale: int) -> None:
+    cast = by_rows if rows_of_scale == 1 else by_blocks
+    halfway = torch.full((128, 128), 17.0 * 448 / 256)  # just above half a unit from 16
+    halfway[:, 0] = 448.0
+    halfway[:, 1:] = torch.tensor([17.0]).expand(127)
+    assert EPSILON / 1.5 < error(cast(halfway)[:, 1:], halfway[:, 1:]) <= EPSILON
+    torch.manual_seed(0)
+    normal = torch.randn(512, 512)
+    assert 0.024 < error(cast(normal), normal) < 0.028
+
+
+def test_wrong_gradients_are_not_within_the_bound() -> None:
+    """What a gradient would be without its casts' scales, transposed, or of another token is much further away."""
+    layer, x, grad = layer_of(), numbers(64, IN, dtype=torch.float32), numbers(64, OUT, dtype=torch.float32, seed=2)
+    _, of_x, of_weight, _ = trained(layer, x, grad)
+    right = grad.t() @ x
+    assert error(of_weight, right) < TYPICAL < error(grad.roll(1, 0).t() @ x, right)
+    assert error(of_x, grad @ layer.weight) < TYPICAL < error(of_x * 1.1, grad @ layer.weight)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_without_gradients_the_bits_are_the_same_and_those_of_the_layer_of_inference(
+    dtype: torch.dtype, bias: bool
+) -> None:
+    layer, x = layer_of(bias=bias), numbers(3, 7, IN, dtype=dtype)
+    y = layer(x)
+    assert y.requires_grad
+    with torch.no_grad():
+        assert same_bits(layer(x), y.detach())
+    with torch.inference_mode():
+        assert same_bits(layer(x), y.detach())
+    if dtype == torch.bfloat16:
+        w, b = deep_gemm.per_block_cast_to_fp8(layer.weight.detach()), layer.bias.bfloat16() if bias else None
+        of_inference = deep_gemm.linear(x, w, bias=b)
+        assert of_inference is not None
+        assert same_bits(of_inference, y.detach())
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (2, 3), (2, 1, 4)])
+def test_any_leading_dimensions_and_strides(leading: tuple[int, ...]) -> None:
+    layer, x, grad = layer_of(), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
+    found = trained(layer, x, grad)
+    rows = trained(layer, x.reshape(-1, IN), grad.reshape(-1, OUT))
+    assert found[0].shape == (*leading, OUT)
+    assert found[1].shape == (*leading, IN)
+    assert all(same_bits(a.reshape(b.shape), b) for a, b in zip(found, rows, strict=True))
+    wide = torch.cat([x, x], dim=-1)[..., :IN]
+    assert all(same_bits(a, b) for a, b in zip(found, trained(layer, wide, grad), strict=True))
+
+
+def test_gradients_that_are_expanded_or_transposed() -> None:
+    layer, x = layer_of(), numbers(32, IN)
+    expanded, whole = torch.ones((), dtype=torch.bfloat16).expand(32, OUT), torch.ones(32, OUT, dtype=torch.bfloat16)
+    for strange, plain in ((expanded, whole), (numbers(OUT, 32).t(), numbers(OUT, 32).t().contiguous())):
+        both = trained(layer, x, strange), trained(layer, x, plain)
+        assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("leading", [(0,), (2, 0)])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_no_tokens_give_gradients_of_zero(leading: tuple[int, ...], dtype: torch.dtype) -> None:
+    y, of_x, *of_parameters = trained(
+        layer_of(), numbers(*leading, IN, dtype=dtype), numbers(*leading, OUT, dtype=dtype)
+    )
+    assert (y.shape, of_x.shape) == ((*leading, OUT), (*leading, IN))
+    assert not any(bool(of_one.any()) for of_one in of_parameters)
+    with torch.no_grad():
+        assert layer_of()(numbers(*leading, IN, dtype=dtype)).shape == (*leading, OUT)
+
+
+# What nobody needs
+
+
+BLOCKS, ROWS, BOTH = "per_block_cast_to_fp8", "per_token_cast_to_fp8", "cast_both_to_fp8"
+NT = "fp8_gemm_nt"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the products and casts, as they are called."""
+    called: list[str] = []
+
+    def counting(name: str, function: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            called.append(name)
+            return function(*args, **more)
+
+        return call
+
+    for name in (BLOCKS, ROWS, BOTH, NT):
+        monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    return called
+
+
+@pytest.mark.parametrize(
+    ("needs_x", "needs_weight", "forward", "backward"),
+    [
+        (True, True, [BOTH, BLOCKS, NT], [BOTH, BLOCKS, NT, NT]),
+        (True, False, [ROWS, BLOCKS, NT], [ROWS, BLOCKS, NT]),
+        (False, True, [BOTH, BLOCKS, NT], [ROWS, NT]),
+        (False, False, [ROWS, BLOCKS, NT], []),
+    ],
+)
+def test_what_nobody_needs_is_neither_computed_nor_saved(
+    monkeypatch: pytest.MonkeyPatch, needs_x: bool, needs_weight: bool, forward: list[str], backward: list[str]
+) -> None:
+    layer, m = layer_of(), 48
+    x = numbers(m, IN).requires_grad_(needs_x)
+    layer.weight.requires_grad_(needs_weight)
+    called = counted(monkeypatch)
+    with kept_by_autograd(layer.weight) as kept:
+        y = layer(x)
+    assert called == forward
+    kept_bytes = sum(each.numel() * each.element_size() for each in kept)
+    assert kept_bytes == needs_weight * (IN * m + 4 * IN * ceil_div(m, 128)), "x^T in FP8, and its scales"
+    assert {each.dtype for each in kept} <= {torch.float8_e4m3fn, torch.float32}
+    called.clear()
+    y.sum().backward()
+    assert called == backward
+    assert [p is not None for p in (x.grad, layer.weight.grad)] == [needs_x, needs_weight]
+    assert layer.bias.grad is not None
+
+
+def test_a_layer_that_is_frozen_passes_gradients_on() -> None:
+    layer, x = layer_of().requires_grad_(False), numbers(8, IN).requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert not layer(x.detach()).requires_grad
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("leading", [(), (5,), (2, 3)])
+def test_a_result_is_changed_in_place(leading: tuple[int, ...], bias: bool) -> None:
+    """As models do: `y += x`, ReLU(inplace=True), dropout."""
+    layer, x, grad = layer_of(bias=bias), numbers(*leading, IN), numbers(*leading, OUT, seed=2)
+
+    class Changed(torch.nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+            y += 0.5
+            return torch.nn.functional.dropout(y.relu_(), 0.0, inplace=True)
+
+    assert not layer(x)._is_view()  # of which FSDP2 warns
+    found = trained(Changed(layer), x, grad)
+    y, *expected = trained(layer, x, grad.masked_fill(trained(layer, x, grad)[0] + 0.5 <= 0, 0))
+    assert same_bits(found[0], (y + 0.5).relu())
+    assert all(same_bits(a, b) for a, b in zip(found[1:], expected, strict=True))
+
+
+def test_a_result_that_is_added_to_main_grad_is_changed_in_place() -> None:
+    layer: Any = layer_of(accumulates_main_grad=True)
+    layer.weight.main_grad = torch.zeros_like(layer.weight)
+    y = layer(numbers(2, 3, IN))
+    y += 1
+    y.sum().backward()
+    assert layer.weight.main_grad.any()
+
+
+def test_there_is_no_gradient_of_a_gradient() -> None:
+    x = numbers(4, IN).requires_grad_()
+    (of_x,) = torch.autograd.grad(layer_of()(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        of_x.sum().backward()  # type: ignore[no-untyped-call]
+
+
+# In the company of torch
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_decides_the_type_and_weights_keep_theirs(dtype: torch.dtype) -> None:
+    layer, x, grad = layer_of(), numbers(20, IN, dtype=torch.float32), numbers(20, OUT, dtype=dtype)
+    expected = trained(layer, x.to(dtype), grad)
+    leaf = x.clone().requires_grad_()
+    layer.zero_grad()
+    with torch.autocast("cpu", dtype):
+        y = layer(leaf)
+    y.backward(grad)
+    assert (y.dtype, leaf.grad is not None and leaf.grad.dtype) == (dtype, torch.float32)
+    got = (y.detach(), leaf.grad, layer.weight.grad, layer.bias.grad)
+    assert all(a is not None and same_bits(a, b.to(a.dtype)) for a, b in zip(got, expected, strict=True))
+    layer.zero_grad()
+    with torch.autocast("cpu", dtype):  # backward inside of it is the same
+        layer(x).backward(grad)
+    assert layer.weight.grad is not None
+    assert same_bits(layer.weight.grad, expected[2])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activations_are_recomputed_with_the_same_bits(use_reentrant: bool) -> None:
+    layers, x, grad = torch.nn.Sequential(layer_of(), torch.nn.SiLU()), numbers(40, IN), numbers(40, OUT, seed=2)
+
+    class Recomputed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = layers
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=use_reentrant)
+
+    both = trained(layers, x, grad), trained(Recomputed(), x, grad)
+    assert all(same_bits(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("frozen", ["", "weight", "x"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_model_is_compiled_as_one_graph_and_has_the_same_bits(backend: str, frozen: str, device: str) -> None:
+    model: Any = torch.nn.Sequential(layer_of(bias=False), torch.nn.ReLU(), Linear(OUT, OUT, bias=False)).to(device)
+    model[0].weight.requires_grad_(frozen != "weight")
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    for tokens in (40, 7, 64, 20):
+        x, grad = numbers(tokens, IN).to(device), numbers(tokens, OUT, seed=2).to(device)
+        if tokens == 40:
+            torch._dynamo.mark_dynamic(x, 0)
+        x.requires_grad_(frozen != "x")
+        found = []
+        for each in (model, compiled):
+            model.zero_grad()
+            y = each(x)
+            given = [leaf for leaf in (x, *model.parameters()) if leaf.requires_grad]
+            found.append((y.detach(), *torch.autograd.grad(y, given, grad)))
+        assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+    assert counter.frame_count == 1
+    torch.compiler.reset()
+
+
+def test_a_compiled_model_under_autocast_and_checkpointing() -> None:
+    model, x, grad = layer_of(), numbers(40, IN, dtype=torch.float32), numbers(40, OUT, seed=2)
+
+    def recomputed(x: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return checkpoint(model, x, use_reentrant=False)
+
+    torch.compiler.reset()
+    found = []
+    for each in (recomputed, torch.compile(recomputed, backend="aot_eager", fullgraph=True)):
+        y = each(x)
+        assert y.dtype == torch.bfloat16
+        found.append((y.detach(), *torch.autograd.grad(y, list(model.parameters()), grad)))
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
+    torch.compiler.reset()
+
+
+def test_main_grad_is_added_to_between_graphs() -> None:
+    layer: Any = layer_of(accumulates_main_grad=True)
+    layer.weight.main_grad = torch.zeros_like(layer.weight)
+    x, grad = numbers(40, IN), numbers(40, OUT, seed=2)
+    layer(x).backward(grad)
+    expected, layer.weight.main_grad = layer.weight.main_grad, torch.zeros_like(layer.weight)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(layer, backend="aot_eager")
+    compiled(x).backward(grad)
+    assert same_bits(layer.weight.main_grad, expected)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_an_exported_layer_has_the_same_bits(dtype: torch.dtype, grad: bool, strict: bool) -> None:
+    """As one types it, in grad mode, and under no_grad; the number of tokens is open."""
+    layer, m = layer_of(dtype=dtype), torch.export.Dim("m")
+    torch.compiler.reset()
+    with torch.set_grad_enabled(grad):
+        given = (numbers(6, 2, IN, dtype=dtype),)
+        program = torch.export.export(layer, given, dynamic_shapes=({0: m},), strict=strict)
+    for exported in (program, program.run_decompositions()):
+        for tokens in (3, 9, 300):
+            x = numbers(tokens, 2, IN, dtype=dtype)
+            assert same_bits(exported.module()(x).detach(), layer(x).detach())
+    torch.compiler.reset()
+
+
+def test_an_exported_layer_is_trained_as_the_layer_is() -> None:
+    layer, x, grad = layer_of(), numbers(40, IN), numbers(40, OUT, seed=2)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("m")},))
+    found = trained(program.module(), x, grad)
+    names, exported_names = (
+        ["y", "x", *(name for name, _ in each.named_parameters())] for each in (layer, program.module())
+    )
+    expected = dict(zip(names, trained(layer, x, grad), strict=True))
+    assert all(same_bits(a, expected[name]) for a, name in zip(found, exported_names, strict=True))
+
+
+def test_a_layer_that_is_exported_without_gradients_says_so_when_it_is_trained() -> None:
+    with torch.no_grad():
+        program = torch.export.export(layer_of(), (numbers(8, IN),))
+    with pytest.raises(ValueError, match="weight: expected no gradient, because the layer was traced without one"):
+        program.module()(numbers(8, IN)).sum().backward()
+
+
+DDP = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import deep_gemm
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+torch.manual_seed(0)
+model = torch.nn.Sequential(deep_gemm.nn.Linear(64, 32), torch.nn.SiLU(), deep_gemm.nn.Linear(32, 16))
+inputs = [torch.randn(tokens, 64, generator=torch.Generator().manual_seed(tokens)) for tokens in (24, 0)]
+alone = []
+for x in inputs:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    alone.append([p.grad.clone() for p in model.parameters()])
+model.zero_grad()
+parallel = DistributedDataParallel(model)
+parallel(inputs[rank]).square().sum().backward()
+for p, one, other in zip(model.parameters(), *alone, strict=True):
+    torch.testing.assert_close(p.grad, (one + other) / 2, rtol=1e-6, atol=1e-7)
+    assert p.grad.any()
+dist.destroy_process_group()
+print("same")
+"""
+
+
+def test_two_processes_share_gradients_through_ddp() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    root, pipe = Path(__file__).resolve().parents[2], subprocess.PIPE
+    both = [
+        subprocess.Popen([sys.executable, "-c", DDP, str(rank), port], cwd=root, stdout=pipe, stderr=pipe, text=True)
+        for rank in range(2)
+    ]
+    results = [process.communicate(timeout=120) for process in both]
+    assert [out for out, _ in results] == ["same\n"] * 2, results
+
+
+# main_grad
+
+
+@pytest.mark.parametrize("tokens", [0, 5, 64])
+def test_a_gradient_is_added_to_main_grad(tokens: int) -> None:
+    layer, x, grad = layer_of(dtype=torch.bfloat16), numbers(tokens, IN), numbers(tokens, OUT, seed=2)
+    fused = layer_of(dtype=torch.bfloat16, accumulates_main_grad=True)
+    before = torch.randn(OUT, IN)
+    fused.weight.main_grad = before.clone()  # type: ignore[attr-defined]
+    for _ in range(2):
+        leaf = x.clone().requires_grad_()
+        fused(leaf).backward(grad)
+    assert fused.weight.grad is None
+    assert fused.bias.grad is not None
+    _, of_x, of_weight, _ = trained(layer.float(), x, grad)
+    assert leaf.grad is not None
+    assert same_bits(leaf.grad, of_x)
+    added = fused.weight.main_grad - before  # type: ignore[attr-defined]
+    assert torch.allclose(added, 2 * of_weight, rtol=1e-5, atol=1e-5)
+
+
+def test_megatron_is_told_and_its_hooks_get_a_gradient() -> None:
+    layer = layer_of(accumulates_main_grad=True)
+    weight: Any = layer.weight
+    weight.main_grad, weight.grad_added_to_main_grad = torch.zeros(OUT, IN), False
+    layer(numbers(16, IN)).sum().backward()
+    assert weight.grad_added_to_main_grad is True
+    assert weight.main_grad.any()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("buffer", "message"),
+    [
+        (None, "weight.main_grad: expected a tensor, because accumulates_main_grad is set, got None"),
+        (torch.zeros(OUT, IN).bfloat16(), "weight.main_grad: expected shape (144, 272) and dtype torch.float32, got"),
+        (torch.zeros(IN, OUT), "weight.main_grad: expected shape (144, 272) and dtype torch.float32, got (272, 144)"),
+    ],
+)
+def test_a_main_grad_that_cannot_be_added_to_is_refused(buffer: Tensor | None, message: str) -> None:
+    layer = layer_of(accumulates_main_grad=True)
+    if buffer is not None:
+        layer.weight.main_grad = buffer  # type: ignore[attr-defined]
+    with pytest.raises(ValueError) as raised:
+        layer(numbers(4, IN))
+    assert str(raised.value).startswith(message)
+    with torch.no_grad():
+        layer(numbers(4, IN))
+    layer.weight.requires_grad_(False)
+    layer(numbers(4, IN).requires_grad_()).sum().backward()
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("w_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 130, 1000, 4096])
+def test_a_gpu_gives_what_the_cpu_gives(tokens: int, w_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Casts are the same to the bit, so products are as near as a tensor core's sums are."""
+    layer, x, grad = (
+        layer_of(dtype=w_dtype),
+        numbers(tokens, IN, dtype=dtype),
+        numbers(tokens, OUT, dtype=dtype, seed=2),
+    )
+    got = trained(copy.deepcopy(layer).cuda(), x.cuda(), grad.cuda())
+    if tokens <= 200:
+        right = trained(layer, x, grad)
+        for mine, its in zip(got, right, strict=True):
+            assert mine.dtype == its.dtype
+            assert error(mine.cpu(), its) < 2e-3
+    elif dtype != torch.float16:
+        theirs = torch.nn.Linear(IN, OUT, device="cuda")
+        theirs.load_state_dict({name: value.float() for name, value in layer.state_dict().items()})
+        right = trained(theirs, x.float().cuda(), grad.float().cuda())
+        assert all(error(mine, its) < TYPICAL for mine, its in zip(got, right, strict=True))
+    with torch.no_grad():
+        assert same_bits(copy.deepcopy(layer).cuda()(x.cuda()), got[0])
+
+
+@pytest.mark.gpu
+def test_main_grad_on_a_gpu_is_added_to() -> None:
+    layer = layer_of(dtype=torch.bfloat16, accumulates_main_grad=True).cuda()
+    plain = copy.deepcopy(layer)
+    plain.accumulates_main_grad = False
+    weight: Any = layer.weight
+    weight.main_grad = torch.zeros(OUT, IN, device="cuda")
+    x, grad = numbers(512, IN).cuda(), numbers(512, OUT, seed=2).cuda()
+    for _ in range(3):
+        layer(x).backward(grad)
+    plain.float()(x).backward(grad)
+    assert plain.weight.grad is not None
+    assert error(weight.main_grad, 3 * plain.weight.grad) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputing_on_a_gpu_and_a_stream_of_its_own(use_reentrant: bool) -> None:
+    layers = torch.nn.Sequential(layer_of(dtype=torch.bfloat16), torch.nn.SiLU()).cuda()
+    x, grad = numbers(300, IN).cuda(), numbers(300, OUT, seed=2).cuda()
+    expected = trained(layers, x, grad)
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        leaf = x.clone().requires_grad_()
+        layers.zero_grad()
+        y = checkpoint(layers, leaf, use_reentrant=use_reentrant)
+        y.backward(grad)
+    torch.cuda.synchronize()
+    assert leaf.grad is not None
+    assert same_bits(leaf.grad, expected[1])
+    got = [p.grad for p in layers.parameters()]
+    assert all(a is not None and same_bits(a, b) for a, b in zip(got, expected[2:], strict=True))
