@@ -16,22 +16,17 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "deep_gemm"
 PICTURE = Path(__file__).with_name("architecture.svg")
 FRONT = "__init__"
-SOURCES_ALONE = "cuda"
-"""A folder without Python: nobody imports it, kernels and the simulator read its files."""
+PATHS = ("distributed", "errors", "jit_kernels", "utils")
+"""Public import paths that only name what lies elsewhere: no rooms."""
 
 Arrows = dict[str, set[str]]
 """The rooms that each room imports."""
 
-LAYERS = ("nn", "linear", "experts", "activation", "routing")
 PARTS = {
-    "ask": (
-        "#cfe3f3",
-        ("dense", "grouped", "heads", "indexer", "problem", "skip_head_mid", "compat", "quantize", "scales", *LAYERS),
-    ),
-    "choose": ("#f6e3bf", ("choose", "gpus", "settings")),
-    "run": ("#f3cfcf", ("kernels", "jit", "cuda")),
-    "check and measure": ("#d9ecd0", ("reference", "testing", "tools")),
-    "ways in": ("#e6e6e6", (FRONT, "__main__", "utils", "jit_kernels", "ops", "integrations")),
+    "what kernels are written against": ("#f3cfcf", ("core",)),
+    "families": ("#cfe3f3", ("casts", "gemm", "linear", "moe", "indexer", "hyper", "across")),
+    "layers that learn": ("#f6e3bf", ("nn",)),
+    "ways in": ("#e6e6e6", (FRONT, "__main__", "cli", "ops", "compat", "integrations", "testing")),
 }
 WIDTH, LEFT, TOP = 1000, 40, 56
 BOX_HEIGHT, FLOOR_HEIGHT = 28, 74
@@ -44,7 +39,7 @@ Point = tuple[float, float]
 def rooms() -> set[str]:
     """Folders and flat modules."""
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    return folders | set(flat_modules())
+    return (folders | set(flat_modules())) - set(PATHS)
 
 
 def flat_modules() -> list[str]:
@@ -81,9 +76,9 @@ def arrows() -> Arrows:
     for path in sorted(PACKAGE.rglob("*.py")):
         for name in imports(path):
             if name[0] == PACKAGE.name:
-                there = name[1] if len(name) > 1 and name[1] in known else FRONT
-                found[room_of(path)].add(there)
-    return {room: there - {room} for room, there in sorted(found.items())}
+                there = name[1] if len(name) > 1 and name[1] in (*known, *PATHS) else FRONT
+                found.get(room_of(path), set()).add(there)
+    return {room: there - {room, *PATHS} for room, there in sorted(found.items())}
 
 
 def floors(found: Arrows) -> dict[str, int]:
@@ -211,9 +206,8 @@ def _width(node: str) -> float:
 def _box(room: str, x: float, y: float) -> str:
     width = _width(room)
     shape = f'x="{x - width / 2:.0f}" y="{y - BOX_HEIGHT / 2:.0f}" width="{width:.0f}" height="{BOX_HEIGHT}" rx="5"'
-    dashes = ' stroke-dasharray="5 3"' if room == SOURCES_ALONE else ""
     return (
-        f'<rect {shape} fill="{_colour(room)}" stroke="#444444"{dashes}/>'
+        f'<rect {shape} fill="{_colour(room)}" stroke="#444444"/>'
         f'<text x="{x:.0f}" y="{y + 5:.0f}" font-size="15" text-anchor="middle">{_label(room)}</text>'
     )
 
@@ -239,7 +233,7 @@ def _arrow(points: list[Point], is_strong: bool) -> str:
 def _legend(num_rooms: int, num_floors: int, num_arrows: int) -> Iterator[str]:
     yield (
         f'<text x="{LEFT}" y="20" font-size="14">{num_rooms} rooms, {num_floors} floors, {num_arrows} arrows. '
-        "Light arrows lead where dark ones lead too. Dashed: C++, read as files.</text>"
+        "Light arrows lead where dark ones lead too.</text>"
     )
     x = LEFT
     for name, (colour, _) in PARTS.items():

@@ -11,13 +11,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
-    "files in the wheel": 330,
+    "files in the wheel": 340,
     "lines of Python in the wheel": 27_500,
-    "lines of Python in lab/": 14_200,
+    "lines of Python in lab/": 14_210,
     "lines of Python in tests/": 44_500,
-    "rooms": 32,
-    "floors": 13,
-    "arrows": 155,
+    "rooms": 17,
+    "floors": 10,
+    "arrows": 75,
 }
 """A commit that exceeds one says why. They go to 220, 21,000, 12,000, 37,000; 18, 10, 85."""
 

@@ -35,7 +35,7 @@ PARAMS = Params(
 )
 """`PostParams` of across/post_rows.cuh."""
 TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token")}
-"""The file of cuda/post that puts a token into its row, by the type of tokens."""
+"""The file of post/ that puts a token into its row, by the type of tokens."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _vector(dtype: torch.dtype, *, is_aligned: bool) -> int:
 
 
 class Groups(Enum):
-    """Which rows of x a cast takes. The values are files of cuda/cast."""
+    """Which rows of x a cast takes. The values are files of cast/."""
 
     NONE = "rows_all"
     """All."""

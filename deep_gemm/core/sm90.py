@@ -1,4 +1,4 @@
-"""What one SM of sm_90 has, and the sizes of its tensor-core products."""
+"""The limits of one SM of sm_90, and the sizes of its tensor-core products."""
 
 SHARED_BYTES_LIMIT = 232448
 """Shared memory that one block may use on sm_90."""

@@ -203,7 +203,7 @@ class GemmConfig:
 
     @property
     def work_bytes(self) -> int:
-        """Size of `WorkStorage` in the file of cuda/work that the configuration includes."""
+        """Size of `WorkStorage` in the file of work that the configuration includes."""
         queue = TILE_SLOTS * (TILE_BYTES + 2 * 8) + self.window_rows * 4
         if self.finds_tiles_alone:
             return EMPTY_BYTES

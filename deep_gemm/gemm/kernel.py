@@ -19,7 +19,7 @@ SOURCE = '#include "fp8_gemm.cuh"\n'
 
 
 def _params(last_map: str, *work: Field) -> Params:
-    """`Product` of gemm/params.cuh, and what the `Params` of one kind of work, in cuda/work, add to it."""
+    """`Product` of gemm/params.cuh, and what the `Params` of one kind of work, in work, add to it."""
     return Params(
         "Params",
         Field("map_a", Kind.MAP),

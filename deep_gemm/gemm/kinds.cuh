@@ -1,7 +1,7 @@
 // What differs between kinds of products. config.cuh names one file of each kind; a new kind is a new file. Each file gives
 // these to the kernel and to the main loop:
 //
-// WORK (cuda/work): which tiles a CTA computes, what TMA loads for them, and where they lie in D
+// WORK (work): which tiles a CTA computes, what TMA loads for them, and where they lie in D
 //   Params                           the kernel's parameters: Product, and what this kind adds; of rows in a file, ROWS_PARAMS
 //   WorkStorage                      shared memory of this kind; init() by one thread
 //   Tile, TileToLoad                 where a tile of D begins, and what else the math warps, the loading thread need to know
@@ -21,7 +21,7 @@
 //   skipped_scales(tile)             how many of A's scales are loaded ahead of the tile's own
 //   Destination(p, tile, end_row)    D: store(panel, column, row), prefetch(column, row)
 //
-// EPILOGUE (cuda/epilogue): how accumulators become D
+// EPILOGUE (epilogue): how accumulators become D
 //   OutputStorage, OutputBarriers    shared memory; init() of the barriers by one thread
 //   Output(storage, barriers, warpgroup)  what becomes of a warpgroup's tiles; finish() behind the last one
 //     expect(p, tile)                  before a tile is multiplied: asks for what its stores will need
@@ -34,7 +34,7 @@
 //   FirstScales, begin_scales(p, tile, first)  what a tile needs of scales before it can begin
 //   multiply_tile(p, ring, operands, first, tile, at, total), skip_tile(p, ring, tile, at)
 //
-// SCALES (cuda/scales), for mainloop.cuh: where the scales are when partial sums are promoted
+// SCALES (scales), for mainloop.cuh: where the scales are when partial sums are promoted
 //   TileScales                       B's scales under a tile; start(first), then advance(k_block) before every 32nd k-block
 //   FirstScales                      those that a tile needs first; TileScales::ask(k_block, first) loads them
 //   RunScales<kCount, kPieces>(in_first_slot, of_tile)  the scales of kCount k-blocks in a line, each of kPieces pieces

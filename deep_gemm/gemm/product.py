@@ -1,7 +1,7 @@
 r"""A public product, and what becomes of a call: the plan of a call like it is launched, or it is asked anew.
 
     call --signature--> PlanCache --> Plan.fits(addresses) --> Plan.launch(addresses)
-      \--- unknown ---> ask (problem/) --> choose (choose/) --> a plan, kept for calls like this one
+      \--- unknown ---> ask (check.py) --> choose (choose.py) --> a plan, kept for calls like this one
 
 A signature is everything that decides whether a call is right and what it launches, but for addresses: shapes, strides,
 types, devices, what the caller said, the settings in force. So a call with the signature of one that was checked is
@@ -32,7 +32,7 @@ from .plan import PLANS, Key, Operands, Plan
 
 
 class Problem(Operands, Protocol):
-    """A problem as `problem/` gives it."""
+    """A problem as check.py gives it."""
 
 
 @dataclass(eq=False)

@@ -46,7 +46,7 @@ PARTS_ALONE = 8
 
 
 class Totals(Enum):
-    """How a CTA of route_rows finds the routes of each expert. The value names the source in cuda/route/."""
+    """How a CTA of route_rows finds the routes of each expert. The value names the source in route/."""
 
     COUNTED = "count_all"
     """It counts all of them."""

@@ -368,7 +368,8 @@ def test_a_name_that_cannot_be_a_file_name_is_a_value_error(name: str) -> None:
 
 
 def test_importing_asks_neither_compiler_nor_driver() -> None:
-    code = "from deep_gemm.core.jit import compiler as c, driver as d; print(c._nvrtc.cache_info(), d._driver.cache_info())"
+    names = "compiler._nvrtc.cache_info(), driver._driver.cache_info()"
+    code = f"from deep_gemm.core.jit import compiler, driver; print({names})"
     assert run_python(code, dict(os.environ)).count("currsize=0") == 2
 
 

@@ -29,13 +29,16 @@ FOLDERS = (
     "docs",
     "examples",
     "benchmarks",
-    "kernels",
-    "cuda",
-    "jit",
-    "choose",
+    "core",
+    "casts",
+    "gemm",
+    "linear",
+    "moe",
+    "indexer",
+    "hyper",
+    "across",
     "sim",
-    "problem",
-    "tools",
+    "cli",
 )
 
 

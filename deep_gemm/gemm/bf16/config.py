@@ -118,7 +118,7 @@ class Bf16Config(GemmConfig):
 
     @property
     def work_bytes(self) -> int:
-        """Size of `WorkStorage` in the file of cuda/work: of depths that are counted, where each group begins."""
+        """Size of `WorkStorage` in the file of work: of depths that are counted, where each group begins."""
         return MOST_COUNTED * PART_BYTES if self.groups == Groups.COUNTED_DEPTHS else super().work_bytes
 
     @property

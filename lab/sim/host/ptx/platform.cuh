@@ -1,5 +1,5 @@
 // The simulator's counterpart of core/ptx/platform.cuh. Each file here declares the functions that its namesake in
-// cuda/ptx defines with asm; their bodies are in ../model.
+// core/ptx defines with asm; their bodies are in ../model.
 #pragma once
 #include <cstdint>
 
