@@ -1,6 +1,6 @@
 """The parameters of each kernel, stated once.
 
-A list here is the struct of the same name in the CUDA sources: it gives the bytes that a launch hands over (`pack`), the places
+A list is the struct of the same name in a source: it gives the bytes that a launch hands over (`pack`), the places
 that a plan writes anew (`word`, `offset`), and the header by which the kernel's source asserts that the compiler lays
 its struct out the same way (`layout_header`). The simulator runs the very bytes that are packed here.
 """

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .check.checks import cuts_gradient
-
 MAX_CALLS = 4096
 MAX_ALIKE = 8
 Check = Callable[..., bool]
@@ -23,25 +21,30 @@ Check = Callable[..., bool]
 class Seen(dict[tuple[object, ...], list[tuple[Check, Any]]]):
     """Plans of calls, by a hint: what is cheap to read of a call. The check that stands beside a plan decides."""
 
-    def keep(self, hint: tuple[object, ...], tensors: Sequence[Tensor], plan: object) -> None:
+    def keep(
+        self,
+        hint: tuple[object, ...],
+        tensors: Sequence[Tensor],
+        plan: object,
+        wants_checks: Callable[[Sequence[Tensor]], bool],
+    ) -> None:
         """Keep a plan for calls with this hint and tensors like these. The oldest go if there are too many.
 
-        Torch tells tensors that require a gradient from others, but not those that `cuts_gradient` allows from those
-        that it does not.
+        Torch tells tensors that require a gradient from others, but not whether `wants_checks` allows them.
         """
         if not torch_compares():
             return
         check = check_of(tensors)
         if any(x.requires_grad for x in tensors):
-            check = _unless_it_cuts_a_gradient(check)
+            check = _unless(wants_checks, check)
         if hint not in self and len(self) >= MAX_CALLS:
             del self[next(iter(self))]
         alike = self.get(hint, [])
         self[hint] = [(check, plan), *alike[: MAX_ALIKE - 1]]  # a new list: others may be reading the old
 
 
-def _unless_it_cuts_a_gradient(check: Check) -> Check:
-    return lambda *tensors: check(*tensors) and not cuts_gradient(tensors[:4], tensors[4:])
+def _unless(wants_checks: Callable[[Sequence[Tensor]], bool], check: Check) -> Check:
+    return lambda *tensors: check(*tensors) and not wants_checks(tensors)
 
 
 def check_of(tensors: Sequence[Tensor], *, any_rows: bool = False) -> Check:

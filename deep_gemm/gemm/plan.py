@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -226,6 +227,15 @@ class Plan:
             return self.c_is_d is not False
         return not self.c_is_d and (at_c + span_c <= at_d or end_d <= at_c)
 
+    lock: AbstractContextManager[Any] = nullcontext()
+    """Held for all launches of a call that takes several."""
+
+    def steps(self, at: Addresses, layout: Tensor | None, ks: Sequence[int] | None) -> Sequence[Step]:
+        """Give the launches of a call that has a layout; none if the call wants a closer look."""
+        assert layout is not None
+        at = (at[A], layout.data_ptr(), *at[B:])  # there are no scales
+        return ((self, at, b"", 0),) if self.fits(at) else ()
+
     def launch(self, at: Addresses, tail: bytes = b"", tail_at: int = 0) -> None:
         """Launch at these addresses on the current stream of the plan's device; `tail`: each call's own bytes."""
         launcher = self.launcher
@@ -264,6 +274,10 @@ class Plan:
             for place in self.places
             if place.member in self.maps
         }
+
+
+Step = tuple[Plan, Addresses, bytes, int]
+"""A launch: of which plan, at which addresses, and what it writes where behind the other parameters."""
 
 
 class PlanCache:

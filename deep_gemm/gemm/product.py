@@ -15,8 +15,8 @@ derived from another of the same weight, without checks that are already answere
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,115 +30,24 @@ from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_co
 from ..core.settings import get_compile_mode
 from .plan import PLANS, Key, Operands, Plan
 
-
-class Problem(Operands, Protocol):
-    """A problem as check.py gives it."""
-
-
-@dataclass(eq=False)
-class Product:
-    """A public product: how a call of it is asked, and who computes it."""
-
-    ask: Callable[..., Any]
-    """`(a, b, d, c, said) -> problem`: checks everything, makes D where it was left out."""
-    reference: Callable[[Any], None]
-    """Computes a problem of CPU tensors."""
-    on_gpu: Callable[[Any], Plan | None]
-    """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
-    as_operator: Callable[[Operand, Operand, Tensor | None, Tensor | None, Any], Tensor | None]
-    """Passes the arguments of `ask` to the operator of `torch.ops.deep_gemm` that computes the product."""
-    derive: Callable[[dict[Any, Any], Sequence[Any]], Plan | None] | None = None
-    """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
-
-    None if these want a closer look: nobody has checked them.
-    """
-    turned: tuple[bool, bool] = field(default=(False, False))
-    """A and B are given transposed."""
+Problem = Operands
+"""A problem as check.py gives it."""
 
 
-def run(product: Product, a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key = ()) -> Tensor | None:
-    """Compute a product: by the plan of a call like one before; else ask, choose, and keep the plan.
-
-    `said` is what else the caller stated. D is returned where the caller left it out.
-    """
-    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
-        return product.as_operator(a, b, d, c, said)
-    plan: Plan | None = None
-    key: Key = ()
-    try:
-        (x, sx), (y, sy) = a, b
-        if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
-            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
-            tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
-            if c is not None and c is not d:
-                tensors = (*tensors, c)
-            hint = (
-                product,
-                said,
-                settings.in_force.generation,
-                x.shape,
-                y.shape,
-                at_sfa % ADDRESS_ALIGNMENT,
-                at_sfb % ADDRESS_ALIGNMENT,
-                d is None,
-                c is None,
-                c is d,
-            )
-            for check, found in PLANS.seen.get(hint, ()):
-                if check(*tensors):
-                    plan = found
-                    break
-            else:
-                # The checks refuse what would cut a gradient.
-                if not (handles_operators(*tensors) or cuts_gradient(tensors[:4], tensors[4:])):
-                    key = _signature(hint, x, sx, y, sy, d, c)
-                    plan = PLANS.plans.get(key)
-                    if plan is not None:
-                        PLANS.seen.keep(hint, tensors, plan)
-                    elif product.derive is not None:
-                        plan = _derived(product, key, (x, sx, y, sy, d, c))
-    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
-        key = ()
-    if plan is not None:
-        out = plan.new_output() if d is None else d
-        if plan.copies_sfa:
-            sx = mn_major(sx)
-            at_sfa = sx.data_ptr()
-        if plan.copies_sfb:
-            sy = mn_major(sy)
-            at_sfb = sy.data_ptr()
-        at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, out.data_ptr(), 0 if c is None else c.data_ptr())
-        if plan.fits(at):
-            plan.launch(at)
-            return out if d is None else None
-    if handles_operators(a, b, d, c):
-        return product.as_operator(a, b, d, c, said)
-    problem = product.ask(a, b, d, c, said)
-    if not problem.d.is_cuda:
-        if get_compile_mode() == 0:
-            product.reference(problem)
-        return problem.d if d is None else None
-    plan = product.on_gpu(problem)
-    if plan is not None and key and _serves(plan, product, problem, a, b, c):
-        PLANS.keep(key, plan)
-        if product.derive is not None:
-            PLANS.keep_to_derive(key, plan)
-    return problem.d if d is None else None
+def requires_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether a product of these has a gradient, which plans know nothing of."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def call_operator(name: str, a: Operand, b: Operand, d: Tensor | None, *inputs: Any, **said: Any) -> Tensor | None:
-    """Compute a product by the operator of this name, which gives D, or by its overload that writes a caller's D."""
-    operator = getattr(torch.ops.deep_gemm, name)
-    operands = *checks.pair("a", a), *checks.pair("b", b)
-    if d is None:
-        return operator.default(*operands, *inputs, **said)  # type: ignore[no-any-return]
-    operator.into(*operands, checks.tensor("d", d), *inputs, **said)
-    return None
+def would_cut_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether FP8 values or scales come from something that requires a gradient: the checks refuse them."""
+    return cuts_gradient(tensors[:4], tensors[4:])
 
 
-def _signature(hint: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor, d: Tensor | None, c: Tensor | None) -> Key:
-    """Everything that decides whether a call is right and what it launches, but for addresses."""
+def signature_of_rows(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c: Tensor | None) -> Key:
+    """Give all that decides whether a call is right and what it launches, but for addresses: the weight first."""
     product, said, generation, shape_a, shape_b, offset_sfa, offset_sfb, *_ = hint
+    x, sx, y, sy, *_ = tensors
     return (
         product,
         said,
@@ -167,6 +76,168 @@ def _signature(hint: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor, d: Tenso
     )
 
 
+def whole_signature(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c: Tensor | None) -> Key:
+    """Give the same of products from which no plan is derived, in any order."""
+    return (*hint, *((x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors))
+
+
+def serves_like_calls(plan: Plan, turned: tuple[bool, bool], problem: Problem, call: Sequence[Any]) -> bool:
+    """Tell whether the plan suits calls like this one: their values are not copied, and scales are where calls say."""
+    a, b, _, c = call
+    if problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr():
+        return False
+    if plan.needs_c and c is None:
+        return False
+    return not (plan.copies_sfa and turned[0]) and not (plan.copies_sfb and turned[1])
+
+
+@dataclass(eq=False)
+class Product:
+    """A public product: how a call of it is asked, and who computes it. Where there are no scales, A and B are tensors.
+
+    What takes (a, b, d, c, said) takes a layout and depths behind them if the product `has_layout`.
+    """
+
+    ask: Callable[..., Any]
+    """`(a, b, d, c, said) -> problem`: checks everything, makes D where it was left out."""
+    reference: Callable[[Any], None]
+    """Computes a problem of CPU tensors."""
+    on_gpu: Callable[[Any], Plan | None]
+    """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
+    as_operator: Callable[..., Tensor | None]
+    """`(a, b, d, c, said) -> D or None`: passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
+    derive: Callable[[dict[Any, Any], Sequence[Any]], Plan | None] | None = None
+    """Makes a plan for other rows from those of the same family, by configuration, and from a call's operands.
+
+    None if these want a closer look: nobody has checked them.
+    """
+    turned: tuple[bool, bool] = (False, False)
+    """A and B are given transposed."""
+    has_scales: bool = True
+    has_layout: bool = False
+    """Beside C there is a tensor that says where groups are, or depths from the host."""
+    has_gradients: bool = False
+    """The operator that makes its D has a gradient."""
+    signature: Callable[[Key, Sequence[Tensor], Tensor | None, Tensor | None], Key] = signature_of_rows
+    wants_checks: Callable[[Sequence[Tensor]], bool] = would_cut_gradient
+    """Tells whether a call must be asked although one like it was: for the sake of a gradient."""
+    serves: Callable[..., bool] = serves_like_calls
+    """Tells whether a plan suits calls like one that was computed by it."""
+    output_of: Callable[[Any], Tensor] = lambda problem: problem.d
+    """Gives the D of a problem as its caller has it."""
+    lay_scales: Callable[[Tensor], Tensor] = mn_major
+    """Lays scales out as TMA loads them, for plans that copy them."""
+
+
+def run(
+    product: Product,
+    a: Any,
+    b: Any,
+    d: Tensor | None,
+    c: Tensor | None = None,
+    said: Key = (),
+    layout: Tensor | None = None,
+    ks: Sequence[int] | None = None,
+) -> Tensor | None:
+    """Compute a product: by the plan of a call like one before; else ask, choose, and keep the plan.
+
+    `said` is what else the caller stated, `layout` and `ks` are for products that have them. D is returned where the
+    caller left it out.
+    """
+    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
+        return product.as_operator(a, b, d, c, said, *((layout, ks) if product.has_layout else ()))
+    plan: Plan | None = None
+    key: Key = ()
+    tensors: tuple[Any, ...]
+    try:
+        if product.has_scales:
+            (x, sx), (y, sy) = a, b
+            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
+            tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
+        else:
+            x, y, at_sfa, at_sfb = a, b, 0, 0
+            tensors = (x, y) if d is None else (x, y, d)
+        if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
+            if c is not None and c is not d:
+                tensors = (*tensors, c)
+            if layout is not None:
+                tensors = (*tensors, layout)
+            hint = (
+                product,
+                said,
+                settings.in_force.generation,
+                x.shape,
+                y.shape,
+                at_sfa % ADDRESS_ALIGNMENT,
+                at_sfb % ADDRESS_ALIGNMENT,
+                d is None,
+                c is None,
+                c is d,
+                layout is None,
+                None if ks is None else len(ks),
+            )
+            for check, found in PLANS.seen.get(hint, ()):
+                if check(*tensors):
+                    plan = found
+                    break
+            else:
+                if not (handles_operators(*tensors) or product.wants_checks(tensors)):
+                    key = product.signature(hint, tensors, d, c)
+                    plan = PLANS.plans.get(key)
+                    if plan is not None:
+                        PLANS.seen.keep(hint, tensors, plan, product.wants_checks)
+                    elif product.derive is not None:
+                        plan = _derived(product, key, (x, sx, y, sy, d, c))
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
+        key, plan = (), None
+    if plan is not None:
+        out = plan.new_output() if d is None else d
+        if plan.copies_sfa:
+            sx = product.lay_scales(sx)
+            at_sfa = sx.data_ptr()
+        if plan.copies_sfb:
+            sy = product.lay_scales(sy)
+            at_sfb = sy.data_ptr()
+        at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, out.data_ptr(), 0 if c is None else c.data_ptr())
+        if layout is None and ks is None:
+            if plan.fits(at):
+                plan.launch(at)
+                return out if d is None else None
+        else:
+            with plan.lock:
+                steps = plan.steps(at, layout, ks)
+                for each, at_all, tail, tail_at in steps:
+                    each.launch(at_all, tail, tail_at)
+            if steps:
+                return out if d is None else None
+    more = (layout, ks) if product.has_layout else ()
+    if handles_operators(a, b, d, c, layout):
+        return product.as_operator(a, b, d, c, said, *more)
+    if product.has_gradients and d is None and requires_gradient([each for each in (a, b) if isinstance(each, Tensor)]):
+        return product.as_operator(a, b, d, c, said, *more)
+    problem = product.ask(a, b, d, c, said, *more)
+    if not problem.d.is_cuda:
+        if get_compile_mode() == 0:
+            product.reference(problem)
+        return product.output_of(problem) if d is None else None
+    plan = product.on_gpu(problem)
+    if plan is not None and key and product.serves(plan, product.turned, problem, (a, b, d, c)):
+        PLANS.keep(key, plan)
+        if product.derive is not None:
+            PLANS.keep_to_derive(key, plan)
+    return product.output_of(problem) if d is None else None
+
+
+def call_operator(name: str, a: Operand, b: Operand, d: Tensor | None, *inputs: Any, **said: Any) -> Tensor | None:
+    """Compute a product by the operator of this name, which gives D, or by its overload that writes a caller's D."""
+    operator = getattr(torch.ops.deep_gemm, name)
+    operands = *checks.pair("a", a), *checks.pair("b", b)
+    if d is None:
+        return operator.default(*operands, *inputs, **said)  # type: ignore[no-any-return]
+    operator.into(*operands, checks.tensor("d", d), *inputs, **said)
+    return None
+
+
 def _derived(product: Product, key: Key, operands: Sequence[Any]) -> Plan | None:
     """Derive a plan for other rows of a known weight, and keep it; None if nothing like it is known."""
     assert product.derive is not None
@@ -175,12 +246,3 @@ def _derived(product: Product, key: Key, operands: Sequence[Any]) -> Plan | None
     if plan is not None:
         PLANS.keep(key, plan)
     return plan
-
-
-def _serves(plan: Plan, product: Product, problem: Problem, a: Operand, b: Operand, c: Tensor | None) -> bool:
-    """Tell whether the plan suits calls like this one: their values are not copied, and scales are where calls say."""
-    if problem.a.data_ptr() != a[0].data_ptr() or problem.b.data_ptr() != b[0].data_ptr():
-        return False
-    if plan.needs_c and c is None:
-        return False
-    return not (plan.copies_sfa and product.turned[0]) and not (plan.copies_sfb and product.turned[1])

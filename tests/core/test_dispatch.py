@@ -15,7 +15,6 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.gemm import reference
 from deep_gemm.gemm.dense import api as dense
 from deep_gemm.gemm.depths import launch as depths
 from deep_gemm.gemm.rows import api as grouped
@@ -81,12 +80,10 @@ CALLS: dict[str, tuple[str, Callable[[Place], Any]]] = {
 def test_each_product_runs_its_backend(name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, call = CALLS[name]
     ran: list[str] = []
-    products = {"dense": dense.NT, "contiguous": grouped.CONTIGUOUS_NT, "masked": grouped.MASKED}
-    for product_name, product in products.items():
+    products = [("dense", dense.NT), ("contiguous", grouped.CONTIGUOUS_NT), ("masked", grouped.MASKED)]
+    for product_name, product in [*products, ("k_grouped", depths.ALONG_K), ("k_grouped", depths.BY_ROW)]:
         monkeypatch.setattr(product, "on_gpu", lambda p, name=product_name: ran.append(f"kernel {name}"))
         monkeypatch.setattr(product, "reference", lambda p, name=product_name: ran.append(f"reference {name}"))
-    monkeypatch.setattr(depths, "run_on_gpu", lambda p, keeps_room: ran.append("kernel k_grouped"))
-    monkeypatch.setattr(reference, "k_grouped", lambda p: ran.append("reference k_grouped"))
     call(on_gpu if place == "gpu" else lambda d: d)
     assert ran == [f"{'kernel' if place == 'gpu' else 'reference'} {kind}"]
 

@@ -142,9 +142,9 @@ def test_a_torch_that_compares_otherwise_is_not_asked(monkeypatch: pytest.Monkey
 def test_what_is_kept_is_bounded() -> None:
     kept = seen.Seen()
     for size in range(1, seen.MAX_ALIKE + 3):
-        kept.keep(("hint",), (torch.zeros(size),), size)
+        kept.keep(("hint",), (torch.zeros(size),), size, any)
     assert [plan for _, plan in kept[("hint",)]] == list(range(seen.MAX_ALIKE + 2, 2, -1))
     for hint in range(seen.MAX_CALLS + 1):
-        kept.keep((hint,), (torch.zeros(1),), hint)
+        kept.keep((hint,), (torch.zeros(1),), hint, any)
     assert len(kept) == seen.MAX_CALLS
     assert ("hint",) not in kept

@@ -1,20 +1,18 @@
-"""A call of a BF16 product: the plan of a call like it is launched, or it is asked anew: see gemm/product.py."""
+"""BF16 products as gemm/product.py runs them, and those of groups by whichever kernel suits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core import settings
 from ...core.check.layout import rows_of_counts, rows_of_groups
-from ...core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ...core.settings import get_compile_mode
 from ..output import Groups
-from ..plan import PLANS, Key, Plan
+from ..plan import Key, Plan
+from ..product import Product, requires_gradient, whole_signature
 from ..reference import padding_rows
 from . import counted as bf16_counted
 from . import depths as bf16_depths
@@ -24,112 +22,49 @@ from .depths_check import Bf16DepthsProblem
 from .rows_check import Bf16RowsProblem
 
 
-@dataclass(eq=False)
-class Bf16Product:
-    """A public product: how a call of it is asked, and who computes it."""
+def bf16_product(
+    operator: str,
+    ask: Callable[..., Any],
+    reference: Callable[[Any], None],
+    on_gpu: Callable[[Any], Plan | None],
+    *,
+    has_c: bool = True,
+    has_layout: bool = False,
+    has_gradients: bool = False,
+    heads_are_second: bool = False,
+    first: Key = (),
+) -> Product:
+    """State a product of BF16 and its operator.
 
-    operator: str
-    """Operator of `torch.ops.deep_gemm`: it takes a, b, (d,) c, a layout if there is one, then what the caller said."""
-    ask: Callable[..., Any]
-    """`(a, b, d, c, layout, said) -> problem`: checks everything, makes D where it was left out."""
-    reference: Callable[[Any], None]
-    on_gpu: Callable[[Any], Plan | None]
-    """Computes a problem of CUDA tensors; gives the plan if it can serve other calls."""
-    has_c: bool = True
-    has_layout: bool = False
-    has_gradients: bool = False
-    """The operator that makes its D has a gradient."""
-    heads_are_second: bool = False
-    """D is `[b, h, n]`, of which a problem has the heads first."""
-    first: Key = ()
-    """Arguments that the operator takes before its operands."""
+    The operator takes `first`, a, b, (d,) C or, if there is none, the layout in its place, a layout beside C, then what
+    the caller said. `heads_are_second`: D is `[b, h, n]`, of which a problem has the heads first, so no plan makes it.
+    """
 
-    def as_operator(
-        self, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, layout: Tensor | None, said: Key
-    ) -> Tensor | None:
-        """Pass the call to the operator that computes it."""
-        operator = getattr(torch.ops.deep_gemm, self.operator)
-        others = (*((layout,) if self.has_layout else ()), *said)
+    def as_operator(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, said: Key, *more: Any) -> Tensor | None:
+        packet = getattr(torch.ops.deep_gemm, operator)
+        others = *more[:1], *said
         if d is None:
-            made: Tensor = operator.default(*self.first, a, b, *((c,) if self.has_c else ()), *others)
+            made: Tensor = packet.default(*first, a, b, c, *others)
             return made
-        if self.has_c:
-            operator.into(*self.first, a, b, d, None if c is d else c, *others, c is d)
+        if has_c:
+            packet.into(*first, a, b, d, None if c is d else c, *others, c is d)
         else:
-            operator.into(*self.first, a, b, d, *others)
+            packet.into(*first, a, b, d, c, *others)
         return None
 
-    def output_of(self, problem: Any) -> Tensor:
-        """Give D as a caller has it."""
-        d: Tensor = problem.d
-        return d.transpose(0, 1) if self.heads_are_second else d
-
-
-def run(
-    product: Bf16Product,
-    a: Tensor,
-    b: Tensor,
-    d: Tensor | None,
-    c: Tensor | None = None,
-    layout: Tensor | None = None,
-    said: Key = (),
-) -> Tensor | None:
-    """Compute a product: by the plan of a call like one before; else ask, choose, and keep the plan.
-
-    D is returned where the caller left it out.
-    """
-    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
-        return product.as_operator(a, b, d, c, layout, said)
-    plan: Plan | None = None
-    key: Key = ()
-    try:
-        if a.is_cuda and (type(a) is Tensor or not handles_operators(a)):
-            tensors = (a, b) if d is None else (a, b, d)
-            if c is not None and c is not d:
-                tensors = (*tensors, c)
-            if layout is not None:
-                tensors = (*tensors, layout)
-            grad = torch.is_grad_enabled()
-            shape = (d is None, c is None, c is d, layout is None, grad)
-            hint = (product, said, settings.in_force.generation, a.shape, b.shape, shape)
-            for check, found in PLANS.seen.get(hint, ()):
-                if check(*tensors):
-                    plan = found
-                    break
-            else:
-                if not (handles_operators(*tensors) or (grad and any(x.requires_grad for x in tensors))):
-                    key = (*hint, *((x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors))
-                    plan = PLANS.plans.get(key)
-                    if plan is not None:
-                        PLANS.seen.keep(hint, tensors, plan)
-    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
-        key = ()
-    if plan is not None:
-        out = plan.new_output() if d is None else d
-        at_layout = 0 if layout is None else layout.data_ptr()
-        at_second, third = (at_layout, 0 if c is None else c.data_ptr()) if product.has_c else (0, at_layout)
-        at = (a.data_ptr(), at_second, b.data_ptr(), 0, out.data_ptr(), third)
-        if plan.fits(at):
-            plan.launch(at)
-            return out if d is None else None
-    if handles_operators(a, b, d, c, layout):
-        return product.as_operator(a, b, d, c, layout, said)
-    if product.has_gradients and d is None and _wants_gradient(a, b):
-        return product.as_operator(a, b, d, c, layout, said)
-    problem = product.ask(a, b, d, c, layout, said)
-    if not problem.d.is_cuda:
-        if get_compile_mode() == 0:
-            product.reference(problem)
-    else:
-        plan = product.on_gpu(problem)
-        # A D that heads were moved in is not what a plan would make.
-        if plan is not None and key and not (d is None and product.heads_are_second):
-            PLANS.keep(key, plan)
-    return product.output_of(problem) if d is None else None
-
-
-def _wants_gradient(*operands: object) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in operands)
+    return Product(
+        ask,
+        reference,
+        on_gpu,
+        as_operator,
+        has_scales=False,
+        has_layout=has_layout,
+        has_gradients=has_gradients,
+        signature=whole_signature,
+        wants_checks=requires_gradient,
+        serves=lambda plan, turned, problem, call: not (heads_are_second and call[2] is None),
+        output_of=lambda problem: problem.d.transpose(0, 1) if heads_are_second else problem.d,
+    )
 
 
 def run_rows(p: Bf16RowsProblem) -> Plan | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
+from ..plan import Key
+from ..product import Product, run
 from . import launch as bf16
 from . import reference
-from .calls import Bf16Product, run
+from .calls import bf16_product
 from .check import Bf16Problem, bf16_problem
 
 
@@ -95,11 +95,11 @@ def _run(major: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, a
     return run(DENSE[major], a, b, d, c)
 
 
-def _product(major: str) -> Bf16Product:
-    def ask(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, layout: None, said: Any) -> Bf16Problem:
+def _product(major: str) -> Product:
+    def ask(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, said: Key) -> Bf16Problem:
         return bf16_problem(a, b, d, c, major)
 
-    return Bf16Product(f"bf16_gemm_{major}", ask, reference.dense, bf16.run)
+    return bf16_product(f"bf16_gemm_{major}", ask, reference.dense, bf16.run)
 
 
 DENSE = {major: _product(major) for major in ("nt", "nn", "tn", "tt")}

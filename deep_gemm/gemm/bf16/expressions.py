@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
+from ..plan import Key
+from ..product import Product, run
 from . import launch as bf16
 from . import reference
 from . import sums as bf16_sums
-from .calls import Bf16Product, run
+from .calls import bf16_product
 from .check import ALONG_TOKENS, EXPRESSIONS, SUM, Bf16Problem, expression, heads_problem, sum_problem
 
 
@@ -41,14 +41,14 @@ def einsum(
     return run(PRODUCTS[expression(expr)], a, b, d, c)
 
 
-def _product(expr: str) -> Bf16Product:
-    def ask(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, layout: None, said: Any) -> Bf16Problem:
+def _product(expr: str) -> Product:
+    def ask(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, said: Key) -> Bf16Problem:
         return sum_problem(a, b, d, c) if expr == SUM else heads_problem(expr, a, b, d, c)
 
     if expr == SUM:
-        return Bf16Product("einsum", ask, reference.sum_of_products, bf16_sums.run, first=(expr,))
+        return bf16_product("einsum", ask, reference.sum_of_products, bf16_sums.run, first=(expr,))
     heads_are_second = expr != ALONG_TOKENS
-    return Bf16Product("einsum", ask, reference.dense, bf16.run, heads_are_second=heads_are_second, first=(expr,))
+    return bf16_product("einsum", ask, reference.dense, bf16.run, heads_are_second=heads_are_second, first=(expr,))
 
 
 PRODUCTS = {expr: _product(expr) for expr in EXPRESSIONS}

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ...core.check import checks
 from ...core.settings import get_mk_alignment_for_contiguous_layout
+from ..product import Product, run
 from . import reference
-from .calls import Bf16Product, run, run_depths, run_rows
+from .calls import bf16_product, run_depths, run_rows
 from .depths_check import Bf16DepthsProblem, bf16_depths_problem
 from .rows_check import Bf16RowsProblem, bf16_contiguous_problem, bf16_masked_problem
 
@@ -39,7 +40,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
     >>> m_grouped_bf16_gemm_nt_contiguous(a, b, grouped_layout=layout)[:, 0].tolist()
     [16.0, 16.0, 0.0]
     """
-    return run(CONTIGUOUS["nt"], a, b, d, None, grouped_layout, (use_psum_layout, ensure_zero_padding))
+    return run(CONTIGUOUS["nt"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
 
 
 def m_grouped_bf16_gemm_nn_contiguous(
@@ -57,7 +58,7 @@ def m_grouped_bf16_gemm_nn_contiguous(
     >>> m_grouped_bf16_gemm_nn_contiguous(a, b, grouped_layout=torch.zeros(2, dtype=torch.int32))[0, 0].item()
     16.0
     """
-    return run(CONTIGUOUS["nn"], a, b, d, None, grouped_layout, (use_psum_layout, ensure_zero_padding))
+    return run(CONTIGUOUS["nn"], a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
 
 
 def m_grouped_bf16_gemm_nt_masked(
@@ -77,7 +78,7 @@ def m_grouped_bf16_gemm_nt_masked(
     >>> m_grouped_bf16_gemm_nt_masked(a, b, masked_m=torch.tensor([3, 1], dtype=torch.int32))[:, 0, 0].tolist()
     [16.0, 16.0]
     """
-    return run(MASKED, a, b, d, None, masked_m, (expected_m,))
+    return run(MASKED, a, b, d, masked_m, (expected_m,))
 
 
 bf16_m_grouped_gemm_nt_masked = m_grouped_bf16_gemm_nt_masked
@@ -109,13 +110,11 @@ def k_grouped_bf16_gemm_tn_contiguous(
     [16.0, 0.0, 8.0]
     """
     ks = None if ks_cpu is None else checks.integers("ks_cpu", ks_cpu)
-    return run(DEPTHS, a, b, d, c, grouped_layout, (ks, use_psum_layout))
+    return run(DEPTHS, a, b, d, c, (ks, use_psum_layout), grouped_layout)
 
 
-def _contiguous(major: str) -> Bf16Product:
-    def ask(
-        a: Tensor, b: Tensor, d: Tensor | None, c: None, layout: Tensor | None, said: tuple[bool, bool]
-    ) -> Bf16RowsProblem:
+def _contiguous(major: str) -> Product:
+    def ask(a: Tensor, b: Tensor, d: Tensor | None, layout: Tensor | None, said: tuple[bool, bool]) -> Bf16RowsProblem:
         use_psum_layout, ensure_zero_padding = said
         return bf16_contiguous_problem(
             a,
@@ -129,11 +128,11 @@ def _contiguous(major: str) -> Bf16Product:
         )
 
     operator = f"m_grouped_bf16_gemm_{major}_contiguous"
-    return Bf16Product(operator, ask, reference.rows, run_rows, has_c=False, has_layout=True, has_gradients=True)
+    return bf16_product(operator, ask, reference.rows, run_rows, has_c=False, has_gradients=True)
 
 
 def _ask_masked(
-    a: Tensor, b: Tensor, d: Tensor | None, c: None, masked_m: Tensor | None, said: tuple[int | None]
+    a: Tensor, b: Tensor, d: Tensor | None, masked_m: Tensor | None, said: tuple[int | None]
 ) -> Bf16RowsProblem:
     return bf16_masked_problem(a, b, d, masked_m, *said)
 
@@ -143,21 +142,16 @@ def _ask_depths(
     b: Tensor,
     d: Tensor | None,
     c: Tensor | None,
-    layout: Tensor | None,
     said: tuple[tuple[int, ...] | None, bool],
+    layout: Tensor | None,
+    _: None,
 ) -> Bf16DepthsProblem:
     ks, use_psum_layout = said
     return bf16_depths_problem(a, b, d, ks, layout, c, use_psum_layout, get_mk_alignment_for_contiguous_layout())
 
 
 CONTIGUOUS = {major: _contiguous(major) for major in ("nt", "nn")}
-MASKED = Bf16Product(
-    "m_grouped_bf16_gemm_nt_masked",
-    _ask_masked,
-    reference.rows,
-    run_rows,
-    has_c=False,
-    has_layout=True,
-    has_gradients=True,
+MASKED = bf16_product(
+    "m_grouped_bf16_gemm_nt_masked", _ask_masked, reference.rows, run_rows, has_c=False, has_gradients=True
 )
-DEPTHS = Bf16Product("k_grouped_bf16_gemm_tn_contiguous", _ask_depths, reference.depths, run_depths, has_layout=True)
+DEPTHS = bf16_product("k_grouped_bf16_gemm_tn_contiguous", _ask_depths, reference.depths, run_depths, has_layout=True)

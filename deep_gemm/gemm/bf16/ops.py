@@ -12,27 +12,27 @@ from ...core.check.layout import rows_of_counts, rows_of_groups
 from ...core.operators import Kernel, gradients, operator
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ..ops import c_of
+from ..product import Product, run
 from . import dense, expressions, grouped
-from .calls import Bf16Product, run
 
 Compute = Callable[..., Tensor | None]
 
 
-def only_asked(product: Bf16Product, a: Tensor, b: Tensor, d: Tensor | None, *more: Any) -> Tensor | None:
+def only_asked(product: Product, a: Tensor, b: Tensor, d: Tensor | None, *more: Any) -> Tensor | None:
     """Ask what `run` computes, without an answer."""
     problem = product.ask(a, b, d, *more)
     return product.output_of(problem) if d is None else None
 
 
-def make(product: Bf16Product, others: str) -> None:
-    """Make a product's two operators, which take these others behind a and b."""
+def make(name: str, product: Product, others: str, *, has_c: bool = True) -> None:
+    """Make a product's two operators. Others stand behind a and b: C or a layout, a layout, what was said."""
 
     def kernels(compute: Compute) -> tuple[Compute, Compute]:
         def new(a: Tensor, b: Tensor, *more: Any) -> Tensor | None:
             return compute(product, a, b, None, *call(product, more))
 
         def into(a: Tensor, b: Tensor, d: Tensor, *more: Any) -> None:
-            if product.has_c:
+            if has_c:
                 c, *rest, adds_to_d = more
                 more = (c_of(d, c, adds_to_d), *rest)
             compute(product, a, b, d, *call(product, more))
@@ -40,35 +40,39 @@ def make(product: Bf16Product, others: str) -> None:
         return new, into
 
     (new, into), (fake_new, fake_into) = kernels(run), kernels(only_asked)
-    name, operands, adds = product.operator, "Tensor a, Tensor b", ", bool adds_to_d" if product.has_c else ""
+    operands, adds = "Tensor a, Tensor b", ", bool adds_to_d" if has_c else ""
     operator(f"{name}({operands}, {others}) -> Tensor", new, fake_new, has_gradients=product.has_gradients)
     operator(f"{name}.into({operands}, Tensor(d!) d, {others}{adds}) -> ()", into, fake_into)
 
 
-def call(product: Bf16Product, more: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
-    """Give what stands behind the operands in a schema as `run` takes it: C, the layout, what else was said."""
-    rest = list(more)
-    c = rest.pop(0) if product.has_c else None
-    layout = rest.pop(0) if product.has_layout else None
-    return c, layout, tuple(tuple(x) if isinstance(x, list) else x for x in rest)
+def call(product: Product, more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Give what stands behind the operands in a schema as `run` takes it."""
+    c, *said = more
+    layout = (said.pop(0), None) if product.has_layout else ()
+    return c, tuple(tuple(x) if isinstance(x, list) else x for x in said), *layout
 
 
-for of_major in dense.DENSE.values():
-    make(of_major, "Tensor? c")
-for of_major in grouped.CONTIGUOUS.values():
-    make(of_major, "Tensor grouped_layout, bool use_psum_layout, bool ensure_zero_padding")
-make(grouped.MASKED, "Tensor masked_m, SymInt? expected_m")
-make(grouped.DEPTHS, "Tensor? c, Tensor? grouped_layout, SymInt[]? ks, bool use_psum_layout")
+for major, of_major in dense.DENSE.items():
+    make(f"bf16_gemm_{major}", of_major, "Tensor? c")
+for major, of_major in grouped.CONTIGUOUS.items():
+    layout = "Tensor grouped_layout, bool use_psum_layout, bool ensure_zero_padding"
+    make(f"m_grouped_bf16_gemm_{major}_contiguous", of_major, layout, has_c=False)
+make("m_grouped_bf16_gemm_nt_masked", grouped.MASKED, "Tensor masked_m, SymInt? expected_m", has_c=False)
+make(
+    "k_grouped_bf16_gemm_tn_contiguous",
+    grouped.DEPTHS,
+    "Tensor? c, Tensor? grouped_layout, SymInt[]? ks, bool use_psum_layout",
+)
 
 
 def einsum_kernels(compute: Compute) -> tuple[Compute, Compute]:
     """Give einsum as its two operators take it."""
 
     def new(expr: str, a: Tensor, b: Tensor, c: Tensor | None) -> Tensor | None:
-        return compute(expressions.PRODUCTS[expr], a, b, None, c, None, ())
+        return compute(expressions.PRODUCTS[expr], a, b, None, c, ())
 
     def into(expr: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, adds_to_d: bool) -> None:
-        compute(expressions.PRODUCTS[expr], a, b, d, c_of(d, c, adds_to_d), None, ())
+        compute(expressions.PRODUCTS[expr], a, b, d, c_of(d, c, adds_to_d), ())
 
     return new, into
 

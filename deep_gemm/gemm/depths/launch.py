@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...casts.lay_scales import mn_major
 from ...core import settings
-from ...core.check.checks import K_MULTIPLE, Operand, cuts_gradient
-from ...core.check.layout import ADDRESS_ALIGNMENT, Recipe, ceil_div
+from ...core.check.checks import K_MULTIPLE, Operand
+from ...core.check.layout import ceil_div
 from ...core.check.memory import empty
-from ...core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
@@ -26,8 +26,8 @@ from ..config import BLOCK_K, GemmConfig
 from ..kernel import DEPTHS_PARAMS
 from ..maps import matrix_map, output_map
 from ..output import Groups, Output
-from ..plan import PLANS, SFA, SFB, A, B, C, D, Key, Place, Plan, Resized, addresses_of, refuse_if
-from ..product import call_operator
+from ..plan import SFA, SFB, A, Addresses, B, C, D, Key, Place, Plan, Resized, Step, addresses_of, refuse_if
+from ..product import Product, call_operator
 from . import maps_kernel as k_group_maps
 from .check import KGroupedProblem, k_grouped_problem
 from .choose import select_k_grouped
@@ -51,6 +51,33 @@ class DepthsPlan(Plan):
     known_ks: tuple[Sequence[int] | None, bytes]
     """The last depths from the host that were right for this plan, and how a launch takes them."""
 
+    held: Tensor | None = None
+    """The last depths that were copied for a launch, which must outlive it."""
+    keeps_room = True
+    """Memory outlives a call. It must not where it may be that of a graph's pool, which torch uses again."""
+
+    def steps(self, at: Addresses, layout: Tensor | None, ks: Sequence[int] | None) -> Sequence[Step]:
+        """Give both launches; none if the call wants a closer look. The lock is held."""
+        at_ks, (known_ks, inline_ks) = 0, self.known_ks
+        if ks is not None and known_ks != ks and not _add_up(ks, self):
+            return ()
+        if layout is not None:
+            at_ks, inline_ks = layout.data_ptr(), b""
+        elif known_ks != ks:
+            inline_ks = b""
+            depths = depths_of(ks, None, self.place)
+            if isinstance(depths, bytes):
+                inline_ks = depths
+                self.known_ks = (None if ks is None else list(ks)), depths
+            else:
+                at_ks, self.held = depths.data_ptr(), depths
+        at_d = at[D]
+        is_apart = at_d + self.rows.span_d <= at_ks or at_ks + 4 * self.num_groups <= at_d
+        if not is_apart or at_ks % 4 or not self.fits(at):
+            return ()
+        at_all = (*at, at_ks, self.room(self.keeps_room).data_ptr())
+        return (self.make_maps, at_all, inline_ks, INLINE_KS_AT), (self, at_all, b"", 0)
+
     def room(self, keeps_it: bool) -> Tensor:
         """Give the memory in which one kernel writes for the other: each stream has its own, and each captured graph.
 
@@ -67,125 +94,6 @@ class DepthsPlan(Plan):
                     del self.rooms[next(iter(self.rooms))]
                 self.rooms[stream] = room
         return room
-
-
-def run(
-    a: Operand,
-    b: Operand,
-    d: Tensor | None,
-    ks: Sequence[int] | None,
-    ks_tensor: Tensor | None,
-    c: Tensor | None,
-    recipe: Recipe | None = None,
-    k_major_scales: bool = True,
-    keeps_room: bool = True,
-) -> Tensor | None:
-    """Compute a product of groups along k, as `plan.run` does other products: by a plan of a call like it, or anew.
-
-    Without `keeps_room` no memory outlives the call: it may be that of a graph's pool, which torch uses again.
-    """
-    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
-        return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
-    plan: DepthsPlan | None = None
-    key: Key = ()
-    try:
-        (x, sx), (y, sy) = a, b
-        if x.is_cuda and (type(x) is Tensor or not handles_operators(x)):
-            at_sfa, at_sfb = sx.data_ptr(), sy.data_ptr()
-            tensors = (x, sx, y, sy) if d is None else (x, sx, y, sy, d)
-            if c is not None and c is not d:
-                tensors = (*tensors, c)
-            if ks_tensor is not None:
-                tensors = (*tensors, ks_tensor)
-            hint = (
-                k_major_scales,
-                recipe,
-                settings.in_force.generation,
-                x.shape,
-                y.shape,
-                at_sfa % ADDRESS_ALIGNMENT,
-                at_sfb % ADDRESS_ALIGNMENT,
-                d is None,
-                c is None,
-                c is d,
-                ks_tensor is None,
-                None if ks is None else len(ks),
-            )
-            for check, found in PLANS.seen.get(hint, ()):
-                if check(*tensors):
-                    plan = found
-                    break
-            else:
-                # The checks refuse what would cut a gradient.
-                if not (handles_operators(*tensors) or cuts_gradient(tensors[:4], tensors[4:])):
-                    turned_sfa, turned_sfb = (sx, sy) if k_major_scales else (sx.t(), sy.t())
-                    key = _signature(hint, x, turned_sfa, y, turned_sfb, d, c, ks_tensor)
-                    plan = PLANS.plans.get(key)  # type: ignore[assignment]
-                    if plan is not None:
-                        PLANS.seen.keep(hint, tensors, plan)
-                    else:
-                        plan = _derived(key, x, turned_sfa, y, turned_sfb)
-    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
-        key, plan = (), None
-    if plan is not None and (ks is None or plan.known_ks[0] == ks or _add_up(ks, plan)):
-        if plan.copies_sfa:
-            sx = mn_major(sx if k_major_scales else sx.t())
-            at_sfa = sx.data_ptr()
-        if plan.copies_sfb:
-            sy = mn_major(sy if k_major_scales else sy.t())
-            at_sfb = sy.data_ptr()
-        out = plan.new_output() if d is None else d
-        at_d, at_ks, inline_ks = out.data_ptr(), 0, b""
-        if ks_tensor is not None:
-            at_ks = ks_tensor.data_ptr()
-        elif plan.known_ks[0] == ks:
-            inline_ks = plan.known_ks[1]
-        else:
-            depths = depths_of(ks, None, plan.place)
-            if isinstance(depths, bytes):
-                inline_ks = depths
-                plan.known_ks = (None if ks is None else list(ks)), depths
-            else:
-                at_ks = depths.data_ptr()
-        at = (x.data_ptr(), at_sfa, y.data_ptr(), at_sfb, at_d, 0 if c is None else c.data_ptr())
-        is_apart = at_d + plan.rows.span_d <= at_ks or at_ks + 4 * plan.num_groups <= at_d
-        if is_apart and at_ks % 4 == 0 and plan.fits(at):
-            with plan.lock:
-                room = plan.room(keeps_room)
-                at_all = (*at, at_ks, room.data_ptr())
-                plan.make_maps.launch(at_all, inline_ks, INLINE_KS_AT)
-                plan.launch(at_all)
-            return out if d is None else None
-    if handles_operators(a, b, d, ks_tensor, c):
-        return as_operator(a, b, d, ks, ks_tensor, c, recipe, k_major_scales)
-    problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe, k_major_scales=k_major_scales)
-    if not problem.d.is_cuda:
-        if get_compile_mode() == 0:
-            reference.k_grouped(problem)
-    else:
-        plan = run_on_gpu(problem, keeps_room=keeps_room)
-        if plan is not None and key:
-            PLANS.keep(key, plan)
-            PLANS.keep_to_derive(key, plan)
-    return problem.d if d is None else None
-
-
-def as_operator(
-    a: Operand,
-    b: Operand,
-    d: Tensor | None,
-    ks: Sequence[int] | None,
-    ks_tensor: Tensor | None,
-    c: Tensor | None,
-    recipe: Recipe | None,
-    k_major_scales: bool,
-) -> Tensor | None:
-    """Pass the arguments of `run` to the operator that computes the product."""
-    said = {"recipe": recipe, "k_major_scales": k_major_scales}
-    if d is not None:
-        said["adds_to_d"] = c is d
-    c = None if c is d else c
-    return call_operator("k_grouped_fp8_gemm_nt_contiguous", a, b, d, ks, ks_tensor, c, **said)
 
 
 def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None, *, keeps_room: bool = True) -> DepthsPlan | None:
@@ -221,6 +129,7 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None, *, keeps_ro
         k_group_maps.launcher(device, get_pdl()),
     )
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
+    plan.keeps_room = keeps_room
     if get_compile_mode() == 1:
         return None
     depths = depths_of(p.ks, p.ks_tensor, p.d.device)
@@ -305,21 +214,62 @@ def _plan_of_maps(p: KGroupedProblem, config: GemmConfig, launcher: driver.Launc
     return Plan(p, params, numbers, maps, places, launcher, maps_grid)
 
 
+def product(k_major_scales: bool, keeps_room: bool) -> Product:
+    """State the product of groups along k, of scales that lie either way.
+
+    Without `keeps_room` no memory outlives the call: it may be that of a graph's pool, which torch uses again.
+    """
+    turn: Callable[[Tensor], Tensor] = (lambda sf: sf) if k_major_scales else (lambda sf: sf.t())
+
+    def ask(
+        a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Any, layout: Any, ks: Any
+    ) -> KGroupedProblem:
+        (recipe,) = said
+        return k_grouped_problem(a, b, d, ks, layout, c, recipe=recipe, k_major_scales=k_major_scales)
+
+    def as_operator(
+        a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key, layout: Any, ks: Any
+    ) -> Tensor | None:
+        (recipe,) = said
+        stated = {"recipe": recipe, "k_major_scales": k_major_scales, **({} if d is None else {"adds_to_d": c is d})}
+        c = None if c is d else c
+        return call_operator("k_grouped_fp8_gemm_nt_contiguous", a, b, d, ks, layout, c, **stated)
+
+    def signature(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c: Tensor | None) -> Key:
+        *_, has_no_layout, _ = hint
+        return _signature(hint, tensors, turn, d, c, None if has_no_layout else tensors[-1])
+
+    def derive(templates: dict[Any, Any], operands: Sequence[Any]) -> DepthsPlan | None:
+        x, sx, y, sy, *_ = operands
+        return _derive(next(iter(templates.values())), x, turn(sx), y, turn(sy))
+
+    return Product(
+        ask,
+        reference.k_grouped,
+        lambda p: run_on_gpu(p, keeps_room=keeps_room),
+        as_operator,
+        derive,
+        has_layout=True,
+        signature=signature,
+        serves=lambda *_: True,
+        lay_scales=lambda sf: mn_major(turn(sf)),
+    )
+
+
 def _signature(
     hint: Key,
-    x: Tensor,
-    sx: Tensor,
-    y: Tensor,
-    sy: Tensor,
+    tensors: Sequence[Tensor],
+    turn: Callable[[Tensor], Tensor],
     d: Tensor | None,
     c: Tensor | None,
     ks_tensor: Tensor | None,
 ) -> Key:
     """Everything that decides whether a call is right and what it launches, but for addresses and depths."""
-    k_major_scales, recipe, generation, shape_a, shape_b, offset_sfa, offset_sfb, *_, num_ks = hint
+    of, said, generation, shape_a, shape_b, offset_sfa, offset_sfb, *_, num_ks = hint
+    x, sx, y, sy = tensors[0], turn(tensors[1]), tensors[2], turn(tensors[3])
     return (
-        (run, k_major_scales),
-        recipe,
+        of,
+        said,
         generation,
         sx.shape[0],
         sx.stride(),
@@ -343,15 +293,6 @@ def _signature(
         None if d is None else (d.shape, d.stride(), d.dtype, d.get_device()),
         None if c is None else c is d or (c.shape, c.stride(), c.dtype, c.get_device()),
     )
-
-
-def _derived(key: Key, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
-    """Derive a plan for other depths of groups that are known, and keep it; None if nothing like it is known."""
-    templates = PLANS.templates(key)
-    plan = None if templates is None else _derive(next(iter(templates.values())), x, sx, y, sy)
-    if plan is not None:
-        PLANS.keep(key, plan)
-    return plan
 
 
 def _derive(like: DepthsPlan, x: Tensor, sx: Tensor, y: Tensor, sy: Tensor) -> DepthsPlan | None:
@@ -438,3 +379,8 @@ def grid(config: GemmConfig, p: KGroupedProblem, num_sms: int) -> int:
 def _print_if_asked(num_groups: int, m: int, n: int, config: GemmConfig) -> None:
     if settings.settings().print_configs:
         print(f"deep_gemm: {num_groups} groups of {m} x {n} run {config.name}", file=sys.stderr)
+
+
+ALONG_K, BY_ROW = product(k_major_scales=True, keeps_room=True), product(k_major_scales=False, keeps_room=True)
+OPERATORS = {True: product(True, keeps_room=False), False: product(False, keeps_room=False)}
+"""The same as operators of torch compute them, by whether scales are k-major."""

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from ...core.check.checks import Operand
 from ...core.operators import Kernel, operator
 from ..ops import OPERANDS, Compute, c_of
+from ..product import run
 from . import launch as depths
-from .check import k_grouped_problem
-
-
-def ask(
-    a: Operand,
-    b: Operand,
-    d: Tensor | None,
-    ks: Sequence[int] | None,
-    ks_tensor: Tensor | None,
-    c: Tensor | None,
-    recipe: Sequence[int] | None,
-    k_major_scales: bool,
-) -> Tensor | None:
-    """Ask what `kernels.depths.run` computes, without an answer."""
-    problem = k_grouped_problem(a, b, d, ks, ks_tensor, c, recipe=recipe, k_major_scales=k_major_scales)
-    return problem.d if d is None else None
 
 
 def kernels(compute: Compute) -> tuple[Kernel, Kernel]:
@@ -44,7 +28,7 @@ def kernels(compute: Compute) -> tuple[Kernel, Kernel]:
         recipe: Sequence[int] | None = None,
         k_major_scales: bool = True,
     ) -> Tensor | None:
-        return compute((a, sfa), (b, sfb), None, ks, ks_tensor, c, as_key(recipe), k_major_scales)
+        return compute(k_major_scales, (a, sfa), (b, sfb), None, c, (as_key(recipe),), ks_tensor, ks)
 
     def into(
         a: Tensor,
@@ -60,7 +44,7 @@ def kernels(compute: Compute) -> tuple[Kernel, Kernel]:
         recipe: Sequence[int] | None = None,
         k_major_scales: bool = True,
     ) -> None:
-        compute((a, sfa), (b, sfb), d, ks, ks_tensor, c_of(d, c, adds_to_d), as_key(recipe), k_major_scales)
+        compute(k_major_scales, (a, sfa), (b, sfb), d, c_of(d, c, adds_to_d), (as_key(recipe),), ks_tensor, ks)
 
     return new, into
 
@@ -70,8 +54,18 @@ def as_key(recipe: Sequence[int] | None) -> Sequence[int] | None:
     return None if recipe is None else tuple(recipe)
 
 
-run: Compute = partial(depths.run, keeps_room=False)
-(new, into), (fake_new, fake_into) = kernels(run), kernels(ask)
+def real(k_major_scales: bool, *call: Any) -> Tensor | None:
+    """Compute the product, of scales that lie either way."""
+    return run(depths.OPERATORS[k_major_scales], *call)
+
+
+def fake(k_major_scales: bool, a: Any, b: Any, d: Tensor | None, *call: Any) -> Tensor | None:
+    """Ask what `real` computes, without an answer."""
+    problem = depths.OPERATORS[k_major_scales].ask(a, b, d, *call)
+    return problem.d if d is None else None
+
+
+(new, into), (fake_new, fake_into) = kernels(real), kernels(fake)
 NAME = "k_grouped_fp8_gemm_nt_contiguous"
 GROUPS = "SymInt[]? ks=None, Tensor? ks_tensor=None, Tensor? c=None"
 SCALED = "int[]? recipe=None, bool k_major_scales=True"

@@ -153,7 +153,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
     """
     if use_psum_layout:
         ks_tensor = depths_of_ends(ks_tensor, get_mk_alignment_for_contiguous_layout())
-    return depths.run, a, b, d, ks, ks_tensor, c, recipe
+    return run, depths.ALONG_K, a, b, d, c, (recipe,), ks_tensor, ks
 
 
 @accepts_every_form()
@@ -171,7 +171,7 @@ def k_grouped_wgrad_gemm_fp8_fp8_fp32_nt(
     >>> grads[:, 0, 0].round().tolist()
     [129.0, 17.0]
     """
-    return depths.run, a, b, d, ks, None, d, None, False
+    return run, depths.BY_ROW, a, b, d, d, (None,), None, ks
 
 
 m_grouped_fp8_fp4_gemm_nt_contiguous = m_grouped_fp8_gemm_nt_contiguous

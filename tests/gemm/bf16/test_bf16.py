@@ -24,7 +24,7 @@ from deep_gemm.gemm.bf16.dense import DENSE
 from deep_gemm.gemm.bf16.depths_check import Bf16DepthsProblem
 from deep_gemm.gemm.bf16.grouped import DEPTHS
 from deep_gemm.gemm.kernel import MOST_INLINE_COUNTS
-from deep_gemm.gemm.plan import PLANS
+from deep_gemm.gemm.plan import PLANS, Plan
 
 M, N, K, GROUPS = 5, 24, 16, 3
 IDS = [0, 2, 2, -1, 1]
@@ -265,17 +265,16 @@ def test_einsum_refuses_a_d_that_overlaps_an_operand_or_c_in_part(expr: str) -> 
 # What a GPU's kernels are handed
 
 
-class Plan:
+class Recorder(Plan):
     """Writes down its launches."""
 
     def __init__(self) -> None:
         self.launches: list[Any] = []
-        self.alignment_of_c = 16
 
     def fits(self, at: Any) -> bool:
         return True
 
-    def launch(self, at: Any) -> None:
+    def launch(self, at: Any, tail: bytes = b"", tail_at: int = 0) -> None:
         self.launches.append(at)
 
     def new_output(self) -> Tensor:
@@ -285,7 +284,7 @@ class Plan:
 def test_a_call_like_one_before_is_launched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
-    plan, asked = Plan(), []
+    plan, asked = Recorder(), []
 
     def compute(p: Any) -> Any:
         asked.append(p)
@@ -361,7 +360,7 @@ def test_depths_that_do_not_fit_parameters_are_the_callers_tensor() -> None:
 def test_a_plan_of_counted_depths_takes_the_layout_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PLANS, "plans", {})
     monkeypatch.setattr(PLANS, "seen", type(PLANS.seen)())
-    plan = Plan()
+    plan = Recorder()
     monkeypatch.setattr(DEPTHS, "on_gpu", lambda p: plan)
     a, b, d, c = (on_gpu(x) for x in (numbers(64, 8), numbers(64, N), torch.empty(2, 8, N), torch.empty(2, 8, N)))
     for ks in ((64, 0), (3, 60), (1, 1)):
