@@ -96,6 +96,7 @@ def inspect(
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
     odd: Annotated[bool, typer.Option("--odd", help="k is an odd number of blocks of 128")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="the machine code too (needs nvdisasm or cuobjdump)")] = False,
+    source: Annotated[bool, typer.Option("--source", help="print the whole source as one file instead")] = False,
 ) -> None:
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
     from deep_gemm.cli.console import make_console
@@ -103,8 +104,9 @@ def inspect(
     from deep_gemm.gemm.config_of_tile import tile_config
     from deep_gemm.gemm.output import Output
 
+    from .flat import flat
     from .inspect import inspect, show
-    from .kernels import kernel_named
+    from .kernels import config_named, kernel_named
 
     try:
         listed = kernel_named(kernel)
@@ -112,7 +114,10 @@ def inspect(
             form = Output(output is OutputName.FP32, with_c, adds_to_d, by_row)
             chosen = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0)
         else:
-            chosen = listed.named(config)
+            chosen = config_named(listed, config)
+        if source:
+            typer.echo(flat(listed.source, listed.headers(chosen)), nl=False)
+            return
         found = inspect(listed, chosen)
     except ValueError as error:
         typer.echo(f"deep_gemm: {error}", err=True)

@@ -19,12 +19,13 @@ from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit.compiler import compiler_version
 from deep_gemm.core.jit.cubin import NO_DISASSEMBLER, disassemble
 from deep_gemm.core.jit.report import KernelReport, report
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
 from deep_gemm.gemm.config import BLOCK_K, GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 
 from .gates import REGISTERS_STEP, Verdict, verdicts
-from .kernels import Listed
+from .kernels import compiled as compiled_kernel
 
 OPCODES = {
     "QGMMA": "FP8 tensor core products, 64 x n x 32 each",
@@ -96,14 +97,14 @@ class Inspection:
         return sum(verdict.passed for verdict in self.verdicts)
 
 
-def inspect(kernel: Listed, config: Any) -> Inspection:
+def inspect(kernel: Kernel[Any], config: Any) -> Inspection:
     """Compile a configuration of a kernel and look at it."""
     reason = config.why_illegal() if hasattr(config, "why_illegal") else None
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
     compiler_version()  # loads the compiler, which must not count as compiling
     start = time.perf_counter()
-    compiled = kernel.compiled(config)
+    compiled = compiled_kernel(kernel, config)
     milliseconds = (time.perf_counter() - start) * 1e3
     found, plan = report(compiled.cubin, compiled.log), kernel.code_plan(config)
     is_gemm = kernel.name == "fp8_gemm"
@@ -154,7 +155,7 @@ def show_configs(configs: Sequence[GemmConfig | DecodeConfig], console: Console)
     )
 
 
-def show_other_configs(kernels: Sequence[Listed], console: Console) -> None:
+def show_other_configs(kernels: Sequence[Kernel[Any]], console: Console) -> None:
     """List configurations of the kernels that have no table of their own, without compiling them."""
     title = f"{sum(len(kernel.configs()) for kernel in kernels)} configurations of the other kernels"
     table = _table(title, ("configuration",), ("shared bytes", "threads", "registers"))

@@ -109,7 +109,7 @@ class Kernel(Generic[C]):
         - `more`: headers that are made for a configuration, such as `wgmma_shapes.cuh`.
         - `promotes`: partial sums are promoted by FFMAs, which old compilers leave in a slow order.
         """
-        self.source_name, self.name, self.configs = source, name or source, configs
+        self.name, self.kernel_name, self.configs = source, name or source, configs
         self.source = f'#include "{source}.cuh"\n'
         self._params, self._code, self._more = params, code, more
         self._bulk_copies, self._promotes = bulk_copies, promotes
@@ -142,7 +142,7 @@ class Kernel(Generic[C]):
         reason = config.why_illegal()
         if reason is not None:
             raise ValueError(f"config: {reason}, got {config}")
-        name = getattr(config, "kernel_name", None) or self.name
+        name = getattr(config, "kernel_name", None) or self.kernel_name
         return jit.build(self.source, self.headers(config), name=name, passes=self.passes(config))
 
     def code_plan(self, config: C) -> CodePlan:

@@ -9,7 +9,7 @@ from test_cli import run, words
 
 from deep_gemm.core.sources import PACKAGE
 from lab.gates import GATES
-from lab.kernels import all_kernels, kernel_named
+from lab.kernels import all_kernels, config_named, kernel_named
 
 KERNELS = all_kernels()
 
@@ -23,8 +23,8 @@ def test_kernels_and_configurations_are_found_by_name() -> None:
     for name, kernel in KERNELS.items():
         configs = kernel.configs()
         assert kernel_named(name).configs() == configs
-        assert kernel.named(None) == configs[0]
-        assert [kernel.named(config.name) for config in configs] == configs
+        assert config_named(kernel, None) == configs[0]
+        assert [config_named(kernel, config.name) for config in configs] == configs
 
 
 @pytest.mark.parametrize("name", KERNELS)
