@@ -25,7 +25,7 @@ USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672
 def run(p: HcProblem, config: HcConfig | HcFewConfig | None = None) -> None:
     """Compute the product and the sums of squares on the GPU that the operands are on."""
     device = p.a.get_device()
-    if torch._C._cuda_getDevice() != device:
+    if torch._C._cuda_getDevice() != device:  # which is asked what clusters fit
         with torch.cuda.device(device):
             run(p, config)
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
+from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
 
 HEADS = tuple(range(8, 129, 8))
@@ -28,7 +29,7 @@ OTHER_REGISTERS = 40
 
 
 @dataclass(frozen=True)
-class MqaConfig:
+class MqaConfig(Config):
     """One configuration."""
 
     heads: int
@@ -81,11 +82,6 @@ class MqaConfig:
         return min((at_launch - PRODUCER_REGISTERS * WARPGROUP_THREADS) // threads // 8 * 8, 248)
 
     @property
-    def ctas_per_sm(self) -> int:
-        """One."""
-        return 1
-
-    @property
     def num_stages(self) -> int:
         """Blocks of keys in shared memory: as many as fit."""
         slot = self.block_keys * (self.depth + 4) + 16
@@ -110,11 +106,8 @@ class MqaConfig:
         at += self.num_stages * 16 + TILE_SLOTS * 16 + 8 * (self.num_threads // 32) + 16
         return align(at, 1024)
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
         yield self.heads in HEADS, f"a multiple of 8 heads up to {HEADS[-1]}"
         yield self.depth in DEPTHS, f"a depth of {DEPTHS}"
         yield self.output_bytes in (2, 4), "logits in FP32 or BF16"
@@ -126,9 +119,9 @@ class MqaConfig:
         yield self.num_stages >= 3, "at least 3 stages"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        numbers = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
             "kHeads": self.heads,
             "kDepth": self.depth,
             "kOutputBytes": self.output_bytes,
@@ -146,20 +139,9 @@ class MqaConfig:
             "kProducerRegisters": PRODUCER_REGISTERS,
             "kMathRegisters": self.math_registers,
             "kSharedBytes": self.shared_bytes,
-        }
-        switches = {
             "kIsCompressed": self.is_compressed,
             "kIsClean": self.is_clean,
         }
-        return "\n".join(
-            [
-                "#pragma once",
-                '#include "types.cuh"',
-                *(f"constexpr uint32_t {name} = {value};" for name, value in numbers.items()),
-                *(f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()),
-                "",
-            ]
-        )
 
     @property
     def products(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
+from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
 from .paged_check import SEGMENT_KEYS
 
@@ -27,7 +28,7 @@ OTHER_REGISTERS = 40
 
 
 @dataclass(frozen=True)
-class PagedConfig:
+class PagedConfig(Config):
     """One configuration."""
 
     next_n: int
@@ -99,11 +100,6 @@ class PagedConfig:
         return min(left // threads // 8 * 8, 248)
 
     @property
-    def ctas_per_sm(self) -> int:
-        """One."""
-        return 1
-
-    @property
     def num_stages(self) -> int:
         """Blocks of keys in shared memory."""
         slot = self.block_keys * (self.depth + 4)
@@ -126,11 +122,8 @@ class PagedConfig:
         keys = self.num_stages * self.block_keys
         return align(self._q_bytes + keys * self.depth + keys * 4 + self._small_bytes + self.num_stages * 16, 1024)
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
         yield self.heads in HEADS, f"a multiple of 8 heads up to {HEADS[-1]}"
         yield self.depth in DEPTHS, f"a depth of {DEPTHS}"
         yield self.page in PAGES, f"pages of {PAGES}"
@@ -143,9 +136,9 @@ class PagedConfig:
         yield self.num_stages >= 3, "at least 3 stages"
         yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        numbers = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
             "kNextN": self.next_n,
             "kHeads": self.heads,
             "kDepth": self.depth,
@@ -165,8 +158,6 @@ class PagedConfig:
             "kMathRegisters": self.math_registers or 0,
             "kSharedBytes": self.shared_bytes,
         }
-        constants = [f"constexpr uint32_t {name} = {value};" for name, value in numbers.items()]
-        return "\n".join(["#pragma once", '#include "types.cuh"', *constants, ""])
 
     @property
     def products(self) -> int:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import struct
-from functools import cache, lru_cache
+from functools import lru_cache
 
-import torch
-
-from ..core import jit
 from ..core.code_plan import CodePlan
 from ..core.gpu import gpu_of
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType, TensorMap
-from ..core.kernel import launch
+from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params
-from ..core.settings import get_compile_mode, get_pdl, num_sms_of
+from ..core.settings import num_sms_of
 from ..core.sm90 import WARPGROUP_THREADS
-from ..core.sources import cuda_sources, generated
 from ..core.wgmma_header import wgmma_header
 from .paged_check import PagedLogits, block_stride
 from .paged_config import DEPTHS, HEADS, MAX_COLUMNS, MAX_NEXT_N, PAGES, PagedConfig, paged_config
 
-SOURCE = '#include "fp8_paged_mqa_logits.cuh"\n'
-NAME = "fp8_paged_mqa_logits"
 PARAMS = Params(
     "PagedParams",
     Field("map_q", Kind.MAP),
@@ -53,15 +47,9 @@ _NUMBERS = struct.Struct("<" + "".join(field.kind.format for field in PARAMS.fie
 def run(p: PagedLogits) -> None:
     """Compute the logits on the GPU that the operands are on."""
     device = p.q.get_device()
-    if torch._C._cuda_getDevice() != device:
-        with torch.cuda.device(device):
-            run(p)
-        return
     config = config_of(p)
-    launcher = launcher_of(config, device, get_pdl())
-    if get_compile_mode() == 0:
-        splits = splits_of(p, num_sms_of(gpu_of(device).num_sms))
-        launch(launcher, params_of(config, launcher, p, splits), grid(p, splits), device)
+    splits = splits_of(p, num_sms_of(gpu_of(device).num_sms))
+    KERNEL.run(config, lambda launcher: params_of(config, launcher, p, splits), grid(p, splits), device)
 
 
 def config_of(p: PagedLogits) -> PagedConfig:
@@ -152,24 +140,6 @@ def _maps(
     )
 
 
-def headers(config: PagedConfig) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {
-        **cuda_sources(),
-        "config.cuh": generated(config.header()),
-        PARAMS.header_name: PARAMS.layout_header(),
-        "wgmma_shapes.cuh": wgmma_header([config.columns]),
-    }
-
-
-def build(config: PagedConfig) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    return jit.build(SOURCE, headers(config), name=NAME)
-
-
 def code_plan(config: PagedConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of. It writes logits by ordinary stores."""
     math_threads = WARPGROUP_THREADS * config.num_math_warpgroups
@@ -182,8 +152,10 @@ def code_plan(config: PagedConfig) -> CodePlan:
     )
 
 
-@cache
-def launcher_of(config: PagedConfig, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device, compiled and loaded at first need."""
-    kernel = driver.Kernel(build(config), config.shared_bytes)
-    return driver.Launcher(kernel, PARAMS.size, config.num_threads, 1, is_dependent=is_dependent)
+KERNEL: Kernel[PagedConfig] = Kernel(
+    "fp8_paged_mqa_logits",
+    PARAMS,
+    reachable_paged,
+    code=code_plan,
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.columns])},
+)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
+from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS
 from ..gemm.config import BLOCK_K, MAX_CLUSTER
 from ..gemm.config_decode import (
@@ -17,7 +18,6 @@ from ..gemm.config_decode import (
     RESERVED_SHARED_BYTES,
     SHARED_BYTES_PER_SM,
     DecodeConfig,
-    header_of,
 )
 
 CASTERS = 2 * WARPGROUP_THREADS
@@ -48,7 +48,7 @@ More take longer than the wait for B.
 
 
 @dataclass(frozen=True)
-class LinearDecodeConfig:
+class LinearDecodeConfig(Config):
     """One configuration: `tile` is computed as `fp8_gemm_decode` computes it, with stages for B alone."""
 
     tile: DecodeConfig
@@ -94,11 +94,8 @@ class LinearDecodeConfig:
         barriers = (self.tile.num_stages * 2 + 1 + ROOMS * 2) * 8
         return align(ring + a + self.tile.exchange_bytes + scales + barriers, 1024)
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
         tile = self.tile
         yield not tile.output_is_fp32, "BF16 output"
         yield 2 <= self.cluster <= MAX_CLUSTER, f"clusters of 2 to {MAX_CLUSTER}"
@@ -121,18 +118,20 @@ class LinearDecodeConfig:
         limit = min(SHARED_BYTES_PER_SM // tile.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        casting = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            **self.tile.constants(),
             "kInputBytes": 2,
             "kVector": BLOCK_K // LANES,
             "kClusterN": self.cluster_n,
             "kNumThreads": self.num_threads,
             "kBlocksOfTeam": self.blocks_of_team,
             "kSharedBytes": self.shared_bytes,
+            "kInputIsFp32": False,
+            "kInputIsFp16": False,
+            "kActivates": False,
         }
-        inputs = {"kInputIsFp32": False, "kInputIsFp16": False, "kActivates": False}
-        return header_of({**self.tile.constants(), **casting}, {**self.tile.switches(), **inputs})
 
 
 def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:

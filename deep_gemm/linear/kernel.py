@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ..core import jit, settings
+from ..core import settings
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, align
 from ..core.code_plan import CodePlan
 from ..core.gpu import gpu_of, is_hopper
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType, TensorMap
-from ..core.kernel import launch
+from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params
-from ..core.settings import get_compile_mode, get_pdl
 from ..core.sm90 import WARPGROUP_THREADS, WGMMA_K
-from ..core.sources import cuda_sources, generated
 from ..core.wgmma_header import wgmma_header
 from ..gemm import kernel_decode as fp8_gemm_decode
 from ..gemm.config import BLOCK_K
@@ -30,8 +28,6 @@ from ..gemm.maps import matrix_map
 from ..gemm.output import Output
 from .config import CASTERS, MAX_CLUSTER_N, MAX_ROWS, LinearDecodeConfig, linear_decode_config, serving
 
-SOURCE = '#include "linear_decode.cuh"\n'
-NAME = "fp8_gemm_linear_decode"
 PARAMS = Params(
     "LinearParams",
     Field("map_b", Kind.MAP),
@@ -63,16 +59,15 @@ def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> bool:
     if not serves(x, d):
         return False
     device, (values, scales) = x.get_device(), w
-    if torch._C._cuda_getDevice() != device:
-        with torch.cuda.device(device):
-            return run(x, w, d, c)
     config = config_of(*d.shape, x.shape[1], c is not None, device, settings.in_force.generation)
     if config is None:
         return False
-    launcher = launcher_of(config, device, get_pdl())
-    if get_compile_mode() == 0:
-        ctas = grid(config, *d.shape)
-        launch(launcher, params_of(config, launcher, x, values, scales, d, c), ctas, device)
+    KERNEL.run(
+        config,
+        lambda launcher: params_of(config, launcher, x, values, scales, d, c),
+        grid(config, *d.shape),
+        device,
+    )
     return True
 
 
@@ -157,25 +152,6 @@ def _encoded(launcher: driver.Launcher, tensor_map: TensorMap, address: int) -> 
     return launcher.encode(tensor_map, address, address)
 
 
-def headers(config: LinearDecodeConfig) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {
-        **cuda_sources(),
-        "config.cuh": generated(config.header()),
-        "linear_params_layout.cuh": PARAMS.layout_header(),
-        "wgmma_shapes.cuh": wgmma_header([config.tile.block_tokens]),
-    }
-
-
-def build(config: LinearDecodeConfig) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    passes = jit.passes_for(config.num_threads * config.tile.ctas_per_sm)
-    return jit.build(SOURCE, headers(config), name=NAME, passes=passes)
-
-
 def code_plan(config: LinearDecodeConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of. It writes D by ordinary stores."""
     tile = config.tile
@@ -189,8 +165,12 @@ def code_plan(config: LinearDecodeConfig) -> CodePlan:
     )
 
 
-@cache
-def launcher_of(config: LinearDecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device, compiled and loaded at first need."""
-    kernel = driver.Kernel(build(config), config.shared_bytes)
-    return driver.Launcher(kernel, PARAMS.size, config.num_threads, config.cluster, is_dependent=is_dependent)
+KERNEL: Kernel[LinearDecodeConfig] = Kernel(
+    "linear_decode",
+    PARAMS,
+    reachable_linear,
+    name="fp8_gemm_linear_decode",
+    code=code_plan,
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.tile.block_tokens])},
+    promotes=True,
+)
