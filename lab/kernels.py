@@ -9,25 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from deep_gemm import gemm, hyper
 from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit import applied, passes_for
 from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.bf16 import choose as bf16
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense import choose as dense
-from deep_gemm.gemm.depths import choose as depths
-from deep_gemm.gemm.depths import maps_kernel as k_group_maps
-from deep_gemm.gemm.heads import choose as heads
-from deep_gemm.gemm.rows import choose as rows
-from deep_gemm.gemm.skip import choose as skip_head_mid
-from deep_gemm.hyper import choose as choose_hc
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.config import reachable_hc
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
 from deep_gemm.linear import kernel as linear_decode
@@ -56,31 +41,26 @@ class Listed(NamedTuple):
         return next(iter(names.values())) if config is None else names[config]
 
 
-class OnlyConfig(NamedTuple):
-    """The configuration of a kernel that has no others."""
-
-    name: str
-    num_threads: int
+FAMILIES: tuple[Any, ...] = (gemm, hyper)
+"""Families whose kernels have the common form."""
 
 
 def all_kernels() -> dict[str, Listed]:
     """Give all kernels, by their names."""
-    modules = {
-        fp8_gemm: _products_of(GemmConfig),
-        bf16_gemm: _bf16,
-        fp8_gemm_decode: _products_of(DecodeConfig),
+    found = [
+        Listed(each.source_name, each.source, each.headers, each.code_plan, each.configs)
+        for family in FAMILIES
+        for each in family.KERNELS
+    ]
+    modules: dict[Any, Any] = {
         linear_decode: linear_decode.reachable_linear,
         fp8_mqa_logits: fp8_mqa_logits.reachable_mqa,
         fp8_paged_mqa_logits: fp8_paged_mqa_logits.reachable_paged,
-        hc_prenorm: reachable_hc,
-        hc_prenorm_few: choose_hc.reachable_few,
     }
-    found = [
-        Listed(each.__name__.rpartition(".")[2], each.SOURCE, each.headers, each.code_plan, configs)
+    found += [
+        Listed(each.SOURCE.split('"')[1].removesuffix(".cuh"), each.SOURCE, each.headers, each.code_plan, configs)
         for each, configs in modules.items()
     ]
-    maps = k_group_maps
-    found.append(Listed(maps.NAME, maps.SOURCE, lambda _: maps.headers(), _plan_of_maps, _one_of_maps))
     for kernel, of_kernel in reachable_ordinary():
         found.append(Listed(kernel.name, kernel.source, kernel.headers, kernel.code_plan, partial(list, of_kernel)))
     return {each.name: each for each in found}
@@ -92,32 +72,3 @@ def kernel_named(name: str) -> Listed:
     if name not in kernels:
         raise ValueError(f"kernel: expected one of {', '.join(kernels)}, got {name}")
     return kernels[name]
-
-
-def _products_of(kind: type) -> Callable[[], list[Any]]:
-    def configs() -> list[Any]:
-        ways = (
-            *dense.reachable(),
-            *dense.reachable_decode(),
-            *rows.reachable_grouped(),
-            *rows.reachable_silu(),
-            *depths.reachable_k_grouped(),
-            *heads.reachable(),
-            *skip_head_mid.reachable_skipping(),
-        )
-        return [config for config in dict.fromkeys(ways) if isinstance(config, kind)]
-
-    return configs
-
-
-def _bf16() -> list[Any]:
-    ways = bf16.reachable_bf16, bf16.reachable_bf16_rows, bf16.reachable_bf16_depths, bf16.reachable_bf16_sum
-    return list(dict.fromkeys(config for reachable in ways for config in reachable()))
-
-
-def _one_of_maps() -> list[OnlyConfig]:
-    return [OnlyConfig("maps", k_group_maps.THREADS)]
-
-
-def _plan_of_maps(config: OnlyConfig) -> CodePlan:
-    return CodePlan(roles=((config.num_threads, None),), shared_bytes=0, qgmma=0, tma_loads=0, multicast_loads=0)

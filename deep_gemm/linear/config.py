@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
+from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS
 from ..gemm.config import BLOCK_K, MAX_CLUSTER
 from ..gemm.config_decode import (
@@ -17,7 +18,6 @@ from ..gemm.config_decode import (
     RESERVED_SHARED_BYTES,
     SHARED_BYTES_PER_SM,
     DecodeConfig,
-    header_of,
 )
 
 CASTERS = 2 * WARPGROUP_THREADS
@@ -48,7 +48,7 @@ More take longer than the wait for B.
 
 
 @dataclass(frozen=True)
-class LinearDecodeConfig:
+class LinearDecodeConfig(Config):
     """One configuration: `tile` is computed as `fp8_gemm_decode` computes it, with stages for B alone."""
 
     tile: DecodeConfig
@@ -121,8 +121,8 @@ class LinearDecodeConfig:
         limit = min(SHARED_BYTES_PER_SM // tile.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
         casting = {
             "kInputBytes": 2,
             "kVector": BLOCK_K // LANES,
@@ -132,7 +132,7 @@ class LinearDecodeConfig:
             "kSharedBytes": self.shared_bytes,
         }
         inputs = {"kInputIsFp32": False, "kInputIsFp16": False, "kActivates": False}
-        return header_of({**self.tile.constants(), **casting}, {**self.tile.switches(), **inputs})
+        return {**self.tile.constants(), **casting, **inputs}
 
 
 def serving(m: int, k: int, product: DecodeConfig) -> LinearDecodeConfig | None:
