@@ -14,10 +14,10 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.core.jit.cubin import read_kernels
 from deep_gemm.core.jit.report import KernelReport, report
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.check import DenseProblem
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from lab.sim.mutate import CAUGHT, Mutation, Trial, try_mutation
 from lab.sim.rounding import FP32_UNIT, TENSOR_CORES, sum_of_magnitudes
 
@@ -148,7 +148,7 @@ def framed(shape: Sequence[int], dtype: torch.dtype, device: str = "cpu") -> Fra
 
 def gemm_report(config: GemmConfig) -> KernelReport:
     """Compile the `fp8_gemm` kernel, without a cache, and look at its machine code."""
-    kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=config.kernel_name)
+    kernel = compile_cubin(FP8_GEMM.source, FP8_GEMM.headers(config), name=config.kernel_name)
     return report(kernel.cubin, kernel.log)
 
 

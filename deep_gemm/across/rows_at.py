@@ -22,8 +22,8 @@ from ..core.jit import driver
 from ..core.kernel import Prepared
 from ..core.meeting import Node
 from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
-from ..gemm import kernel as fp8_gemm
 from ..gemm.config import GemmConfig
+from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.output import Groups, Output
 from ..gemm.plan import SCALE_BYTES, Addresses, B, D, Plan, put
 from ..gemm.rows import launch as rows
@@ -88,7 +88,7 @@ class RowsAt:
         rows.print_if_asked(self.groups, self.n, self.k, config)
         template = self._templates.get(config)
         if template is None:
-            launcher = fp8_gemm.launcher(config, self.device, get_pdl())
+            launcher = FP8_GEMM.launcher(config, self.device, get_pdl())
             template = self._templates[config] = self._template(weight, config, get_num_sms(), launcher)
         pitch = pitch_of_scales(m)
         numbers = {"m": m, "groups.rows": m, **dict.fromkeys(self.PITCHES, pitch)}

@@ -13,9 +13,9 @@ from torch import Tensor
 from ..core.jit import driver
 from ..core.meeting import Node, Room, Way
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl, in_force
-from ..gemm import kernel as fp8_gemm
 from ..gemm.config import GemmConfig
 from ..gemm.config_fetched import FETCHED_BYTES, MOST_ROUTES
+from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.kernel import ROWS_FETCHED_PARAMS
 from ..gemm.output import Groups, Output
 from ..gemm.plan import PLANS, SFA, A, Addresses, Key, Place, Plan
@@ -78,7 +78,7 @@ def planned(p: FetchedRowsProblem, config: GemmConfig | None = None) -> Plan:
     """Choose a configuration if there is none, and prepare the launch. The problem's device is the current one."""
     (m, _), (groups, n, k), device = p.silu.a.shape, p.silu.b.shape, p.silu.d.get_device()
     config = chosen(config, groups, m / groups, n, k, output_of(p), device)
-    return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    return plan_of(p, config, get_num_sms(), FP8_GEMM.launcher(config, device, get_pdl()))
 
 
 def output_of(p: FetchedRowsProblem) -> Output:

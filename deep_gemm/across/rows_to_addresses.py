@@ -15,9 +15,9 @@ from ..core.check.layout import SCALE_BLOCK
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl
-from ..gemm import kernel as fp8_gemm
 from ..gemm import product
 from ..gemm.config import GemmConfig
+from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.kernel import ROWS_PARAMS
 from ..gemm.output import Groups, Output
 from ..gemm.plan import Key, Plan, addresses_of
@@ -86,7 +86,7 @@ def planned(p: GroupedProblem) -> Plan:
     """Choose a configuration, and prepare the launch of a problem that is `prepared`. Its device is the current one."""
     device = p.d.get_device()
     config = chosen(None, p.num_groups, p.expected_m, p.n, p.k, _output(p), device)
-    return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    return plan_of(p, config, get_num_sms(), FP8_GEMM.launcher(config, device, get_pdl()))
 
 
 def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:

@@ -24,9 +24,9 @@ from ..core.gpu import HOPPER
 from ..core.jit import CompilerMissing, applied, passes_for
 from ..core.jit.compiler import compile_cubin, compiler_version
 from ..core.jit.report import report
-from ..gemm import kernel as fp8_gemm
 from ..gemm.config_of_tile import tile_config
 from ..gemm.dense.api import fp8_gemm_nt, wgrad_gemm_fp8_fp8_fp32_nt
+from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.output import Output
 from ..gemm.rows.api import (
     k_grouped_fp8_gemm_nt_contiguous,
@@ -97,7 +97,7 @@ def _show_kernels(console: Console) -> bool:
         for kind, config in KERNELS.items():
             announce(config.name)
             start = time.perf_counter()
-            kernel = compile_cubin(fp8_gemm.SOURCE, fp8_gemm.headers(config), name=f"fp8_gemm {config.name}")
+            kernel = compile_cubin(FP8_GEMM.source, FP8_GEMM.headers(config), name=f"fp8_gemm {config.name}")
             kernel = applied(passes_for(config.num_threads), kernel)
             compiled.append((kind, config.name, report(kernel.cubin, kernel.log), time.perf_counter() - start))
 

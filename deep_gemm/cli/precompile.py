@@ -30,11 +30,9 @@ from ..core.jit.compiler import compiler_version
 from ..core.jit.driver import PORTABLE_CLUSTER
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
-from ..gemm import kernel as fp8_gemm
-from ..gemm import kernel_decode as fp8_gemm_decode
-from ..gemm.bf16 import kernel as bf16_gemm
 from ..gemm.bf16.choose import reachable_bf16_sum, select_bf16
 from ..gemm.bf16.config import K_MAJOR
+from ..gemm.bf16.kernel import KERNEL as BF16_GEMM
 from ..gemm.config import GemmConfig
 from ..gemm.config_decode import DecodeConfig
 from ..gemm.dense.choose import select
@@ -42,13 +40,15 @@ from ..gemm.depths import maps_kernel as k_group_maps
 from ..gemm.depths.choose import select_k_grouped
 from ..gemm.explain import Question, asked
 from ..gemm.heads.choose import select_heads
+from ..gemm.kernel import KERNEL as FP8_GEMM
+from ..gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from ..gemm.output import Groups, Output
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.choose import select_grouped
-from ..hyper import kernel as hc_prenorm
+from ..hyper import choose as choose_hc
 from ..hyper.choose import select_hc
-from ..hyper.config import MAX_CLUSTER, HcConfig
-from ..hyper.config_few import HcFewConfig
+from ..hyper.kernel import MAX_CLUSTER, HcConfig
+from ..hyper.kernel_few import HcFewConfig
 from ..indexer import kernel as fp8_mqa_logits
 from ..indexer import paged_kernel as fp8_paged_mqa_logits
 from ..linear import kernel as linear_decode
@@ -131,7 +131,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     if weight.is_bf16:
         for m in every_m(max_tokens):
             config = select_bf16(m, weight.n, weight.k, Output(weight.is_fp32), K_MAJOR, gpu)
-            yield Job(config.kernel_name, config, partial(bf16_gemm.build, config))
+            yield Job(config.kernel_name, config, partial(BF16_GEMM.build, config))
         return
     num_groups = weight.num_groups
     question = asked(num_groups, weight.n, weight.k, dtype, False, False, None, weight.groups, num_groups, gpu.name)
@@ -140,7 +140,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     if weight.is_gated and most >= MANY_ROWS and weight.n % (2 * SCALE_BLOCK) == 0:
         for m in every_m(most):
             silu = activating_config(weight, max(m, MANY_ROWS), gpu)
-            yield Job(silu.kernel_name, silu, partial(fp8_gemm.build, silu))
+            yield Job(silu.kernel_name, silu, partial(FP8_GEMM.build, silu))
 
 
 def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
@@ -150,7 +150,7 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
         for config in across_configs(weight, m, gpu):
-            yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
+            yield Job(config.kernel_name, config, partial(FP8_GEMM.build, config))
 
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
@@ -179,8 +179,8 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
 
 
 def _hc_job(config: HcConfig | HcFewConfig) -> Job:
-    kernel = hc_prenorm.kernel_of(config)
-    return Job(kernel.NAME, config, partial(kernel.build, config))
+    kernel = choose_hc.kernel_of(config).KERNEL
+    return Job(kernel.name, config, partial(kernel.build, config))
 
 
 def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:
@@ -188,7 +188,7 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
     for m in every_m(most) if any_m else (question.m,):
         config = config_of(question, m)
         if isinstance(config, DecodeConfig):
-            yield Job(fp8_gemm_decode.NAME, config, partial(fp8_gemm_decode.build, config))
+            yield Job(FP8_GEMM_DECODE.name, config, partial(FP8_GEMM_DECODE.build, config))
             casting = (
                 serving(m, question.k, config)
                 if with_layers and question.output.groups == Groups.NONE and not question.output.is_fp32
@@ -197,9 +197,10 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
             if casting is not None:
                 yield Job(linear_decode.NAME, casting, partial(linear_decode.build, casting))
         else:
-            yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
+            yield Job(config.kernel_name, config, partial(FP8_GEMM.build, config))
     if question.output.groups == Groups.DEPTHS:
-        yield Job(k_group_maps.NAME, None, k_group_maps.build)
+        maps = k_group_maps.KERNEL
+        yield Job(maps.name, None, partial(maps.build, k_group_maps.CONFIG))
 
 
 def config_of(question: Question, m: int) -> GemmConfig | DecodeConfig:
@@ -239,11 +240,11 @@ def jobs_of_layers() -> Iterator[Job]:
     """All kernels of casts, of routes and of scales, whatever the shape; of the others the usual ones."""
     yield from ordinary_jobs()
     yield from logits_jobs()
-    for config in hc_prenorm.usual_hc():
+    for config in choose_hc.usual_hc():
         yield _hc_job(config)
     for summing in reachable_bf16_sum():  # sum_slices, which adds up what they give, is among the ordinary ones
         if summing.majors == K_MAJOR:
-            yield Job(summing.kernel_name, summing, partial(bf16_gemm.build, summing))
+            yield Job(summing.kernel_name, summing, partial(BF16_GEMM.build, summing))
 
 
 def ordinary_jobs() -> Iterator[Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -142,7 +142,7 @@ class Kernel(Generic[C]):
         reason = config.why_illegal()
         if reason is not None:
             raise ValueError(f"config: {reason}, got {config}")
-        name = getattr(config, "kernel_name", None) or self.kernel_name
+        name = config.kernel_name or self.kernel_name
         return jit.build(self.source, self.headers(config), name=name, passes=self.passes(config))
 
     def code_plan(self, config: C) -> CodePlan:
@@ -282,8 +282,3 @@ def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> 
         (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
         if status != launcher.success:
             launcher.start_again(status, device)
-
-
-def OrdinaryKernel(name: str, params: Params, *, bulk_copies: int = 0) -> Any:  # noqa: N802
-    """Stand for a kernel of the old form, until all have the new one."""
-    return Kernel(name, params, lambda: (), bulk_copies=bulk_copies)

@@ -8,6 +8,7 @@ from math import gcd
 from typing import ClassVar
 
 from ..core.check.layout import align, ceil_div
+from ..core.kernel import Config
 from ..core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from . import config_fetched
 from .output import Groups
@@ -45,7 +46,7 @@ _WORK_NAMES = {
 
 
 @dataclass(frozen=True)
-class GemmConfig:
+class GemmConfig(Config):
     """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128."""
 
     has_scales: ClassVar[bool] = True
@@ -280,11 +281,7 @@ class GemmConfig:
         """Rows of the layout that `Stretches` in gemm/work/layout.cuh sees at a time; few if it holds no rows."""
         return WINDOW_ROWS if self.groups == Groups.IDS else 4
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
         """State the rules that must hold, in an order in which no rule is asked before those that give it a meaning."""
         unit_n = self.unit_n or self.block_n
         yield self.num_math_warpgroups in (1, 2, 3), "1, 2 or 3 math warpgroups"
@@ -364,9 +361,8 @@ class GemmConfig:
         """Registers of a math thread for totals and partial sums."""
         return (self.units_per_warpgroup + self.num_partials) * (self.unit_n or self.block_n) // 2
 
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The files that gemm/kinds.cuh includes, one of each kind."""
+    def choices(self) -> dict[str, str]:
+        """Give the files that gemm/kinds.cuh includes, one of each kind, and the kernel's name."""
         stores = "store_rows" if self.to_addresses else "silu" if self.activates else "store"
         stores = "split" if self.cluster_k > 1 else stores
         work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
@@ -384,6 +380,7 @@ class GemmConfig:
             "EPILOGUE": f"epilogue/{stores}.cuh",
             **(of_rows if self.rows_are_grouped else {}),
             **(gates if self.activates else {}),
+            "KERNEL_NAME": self.kernel_name,
         }
 
     @property
@@ -405,17 +402,8 @@ class GemmConfig:
         )
         return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{work}{of_rows}"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in self.constants.items()]
-        lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in self.switches.items()]
-        lines += [f'#define {kind} "{file}"' for kind, file in self.kinds.items()]
-        lines.append(f"#define KERNEL_NAME {self.kernel_name}")
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """Numbers in the header."""
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
         producer_registers, math_registers = self.registers
         return {
             "kBlockM": self.block_m,
@@ -456,12 +444,6 @@ class GemmConfig:
             "kWindowRows": self.window_rows,
             **(config_fetched.CONSTANTS if self.fetches else {}),
             "kSharedBytes": self.shared_bytes,
-        }
-
-    @property
-    def switches(self) -> dict[str, bool]:
-        """Give the switches of the header, on or off."""
-        return {
             "kHasScales": self.has_scales,
             "kStoresByTma": self.stores_by_tma,
             "kStartsAlone": False,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import align, ceil_div
+from ..core.kernel import Config
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from .config import BLOCK_K, MAX_CLUSTER
 
@@ -27,7 +28,7 @@ BLOCK_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
 
 
 @dataclass(frozen=True)
-class DecodeConfig:
+class DecodeConfig(Config):
     """One configuration. A tile is `block_tokens` rows of D x 64 columns for each math warpgroup."""
 
     block_tokens: int
@@ -63,6 +64,11 @@ class DecodeConfig:
         return self.num_math_warpgroups * WARPGROUP_THREADS + 32
 
     @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_k
+
+    @property
     def registers_limit(self) -> int:
         """Registers that each thread may have for so many blocks to fit on an SM, which counts warps by fours."""
         warps = align(self.num_threads // 32 * self.ctas_per_sm, 4)
@@ -83,11 +89,8 @@ class DecodeConfig:
         scales, barriers = SCALE_BLOCKS * self.block_tokens * 4, (self.num_stages * 2 + 1) * 8
         return align(operands + self.exchange_bytes + scales + barriers, 1024)
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
         yield self.block_tokens in BLOCK_TOKENS, f"block_tokens of {BLOCK_TOKENS}"
         yield self.num_math_warpgroups in (1, 2), "1 or 2 math warpgroups, so that one block of scales covers a tile"
         yield 1 <= self.cluster_k <= MAX_CLUSTER, "clusters of 1 to 8"
@@ -110,13 +113,13 @@ class DecodeConfig:
         limit = min(SHARED_BYTES_PER_SM // self.ctas_per_sm - RESERVED_SHARED_BYTES, SHARED_BYTES_LIMIT)
         yield self.shared_bytes <= limit, f"{self.shared_bytes} of {limit} bytes shared"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
+    def choices(self) -> dict[str, str]:
+        """Give the file that says how tiles are found."""
         work = "heads" if self.has_heads else "skip_mid" if self.skips_mid else "one"
-        return f'{header_of(self.constants(), self.switches())}#define DECODE_WORK "decode/{work}.cuh"\n'
+        return {"DECODE_WORK": f"decode/{work}.cuh"}
 
-    def constants(self) -> dict[str, int]:
-        """The numbers of `config.cuh`."""
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
         return {
             "kBlockTokens": self.block_tokens,
             "kBlockN": self.block_n,
@@ -130,18 +133,9 @@ class DecodeConfig:
             "kOutputBytes": 4 if self.output_is_fp32 else 2,
             "kMulticastCtas": 1,  # nobody loads into another CTA's slots
             "kSharedBytes": self.shared_bytes,
+            "kOutputIsFp32": self.output_is_fp32,
+            "kWithC": self.with_c,
         }
-
-    def switches(self) -> dict[str, bool]:
-        """The truth values of `config.cuh`."""
-        return {"kOutputIsFp32": self.output_is_fp32, "kWithC": self.with_c}
-
-
-def header_of(constants: Mapping[str, int], switches: Mapping[str, bool]) -> str:
-    """Give `config.cuh`."""
-    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-    lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
-    return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
 
 def deepest(config: DecodeConfig) -> DecodeConfig:

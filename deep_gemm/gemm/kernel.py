@@ -1,21 +1,21 @@
-"""The kernel of gemm/fp8_gemm.cuh: how it is compiled for a configuration, and launched for a problem."""
+"""The kernel of gemm/fp8_gemm.cuh: what it is launched with, and what its machine code consists of."""
 
 from __future__ import annotations
 
-from functools import cache
-
-from ..core import jit, meeting
+from ..core import meeting
 from ..core.check.layout import ceil_div
 from ..core.code_plan import CodePlan
-from ..core.jit import driver
+from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params, head_parts
 from ..core.sm90 import WARPGROUP_THREADS, WGMMA_K
-from ..core.sources import cuda_sources, generated
 from ..core.wgmma_header import wgmma_header
 from .config import BLOCK_K, GemmConfig
+from .dense import choose as dense
+from .depths import choose as depths
+from .heads import choose as heads
 from .output import Groups, Output
-
-SOURCE = '#include "fp8_gemm.cuh"\n'
+from .rows import choose as rows
+from .skip import choose as skip
 
 
 def _params(last_map: str, *work: Field) -> Params:
@@ -135,24 +135,6 @@ def params_of(config: GemmConfig) -> Params:
     return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS
 
 
-def headers(config: GemmConfig) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {
-        **cuda_sources(),
-        "config.cuh": generated(config.header()),
-        "params_layout.cuh": params_of(config).layout_header(),
-        "wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n]),
-    }
-
-
-def build(config: GemmConfig) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    return jit.build(SOURCE, headers(config), name=config.kernel_name, passes=jit.passes_for(config.num_threads))
-
-
 def code_plan(config: GemmConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of.
 
@@ -205,15 +187,24 @@ def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     return None
 
 
-@cache
-def loaded(config: GemmConfig, device: int) -> driver.Kernel:
-    """Get the kernel of a configuration on a device, compiled and loaded at first need."""
-    return driver.Kernel(build(config), config.shared_bytes)
+def reachable() -> list[GemmConfig]:
+    """Every configuration that the choice for any kind of work can give."""
+    ways = (
+        *dense.reachable(),
+        *rows.reachable_grouped(),
+        *rows.reachable_silu(),
+        *depths.reachable_k_grouped(),
+        *heads.reachable(),
+        *skip.reachable_skipping(),
+    )
+    return [config for config in dict.fromkeys(ways) if isinstance(config, GemmConfig)]
 
 
-@cache
-def launcher(config: GemmConfig, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device."""
-    kernel = loaded(config, device)
-    size = params_of(config).size
-    return driver.Launcher(kernel, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
+KERNEL: Kernel[GemmConfig] = Kernel(
+    "fp8_gemm",
+    params_of,
+    reachable,
+    code=code_plan,
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.unit_n or config.block_n])},
+    promotes=True,
+)

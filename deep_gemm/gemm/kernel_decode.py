@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from typing import Any
 
-from ..core import jit
 from ..core.check.layout import ceil_div
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
+from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params, head_parts
 from ..core.sm90 import WARPGROUP_THREADS, WGMMA_K
-from ..core.sources import cuda_sources, generated
 from ..core.wgmma_header import wgmma_header
-from .config import BLOCK_K
+from . import kernel as fp8_gemm
+from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig
+from .dense import choose as dense
 from .dense.check import DenseProblem
+from .heads import choose as heads
 from .maps import matrix_map
 from .output import Groups, Output
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
+from .skip import choose as skip
 from .skip.check import SkipProblem
 
-SOURCE = '#include "fp8_gemm_decode.cuh"\n'
-NAME = "fp8_gemm_decode"
 _PRODUCT = (
     Field("map_a", Kind.MAP),
     Field("map_b", Kind.MAP),
@@ -64,25 +65,6 @@ def params_of(config: DecodeConfig) -> Params:
     return HEADS_PARAMS if config.has_heads else SKIP_PARAMS if config.skips_mid else PARAMS
 
 
-def headers(config: DecodeConfig) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {
-        **cuda_sources(),
-        "config.cuh": generated(config.header()),
-        "params_layout.cuh": params_of(config).layout_header(),
-        "wgmma_shapes.cuh": wgmma_header([config.block_tokens]),
-    }
-
-
-def build(config: DecodeConfig) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    passes = jit.passes_for(config.num_threads * config.ctas_per_sm)
-    return jit.build(SOURCE, headers(config), name=NAME, passes=passes)
-
-
 def code_plan(config: DecodeConfig) -> CodePlan:
     """Derive what the kernel's machine code must consist of. It writes D by ordinary stores."""
     return CodePlan(
@@ -95,8 +77,15 @@ def code_plan(config: DecodeConfig) -> CodePlan:
     )
 
 
-def why_unfit(config: DecodeConfig, output: Output) -> str | None:
-    """Say why a configuration would compute something else than a product with this output; None if it computes it."""
+def kernel_of(config: GemmConfig | DecodeConfig) -> Kernel[Any]:
+    """Give the kernel that a configuration is for: this one, or that for any number of rows."""
+    return KERNEL if isinstance(config, DecodeConfig) else fp8_gemm.KERNEL
+
+
+def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str | None:
+    """Say why a configuration would compute something else than this product; None if it computes it."""
+    if isinstance(config, GemmConfig):
+        return fp8_gemm.why_unfit(config, k, output)
     if output.sfb_is_per_row:
         return "is for one scale for each 128x128 block of B"
     if (config.output_is_fp32, config.with_c) != (output.is_fp32, output.with_c or output.adds_to_d):
@@ -109,20 +98,6 @@ def why_unfit(config: DecodeConfig, output: Output) -> str | None:
 def grid(config: DecodeConfig, m: int, n: int) -> int:
     """A cluster for each tile of D."""
     return ceil_div(m, config.block_tokens) * ceil_div(n, config.block_n) * config.cluster_k
-
-
-@cache
-def loaded(config: DecodeConfig, device: int) -> driver.Kernel:
-    """Get the kernel of a configuration on a device, compiled and loaded at first need."""
-    return driver.Kernel(build(config), config.shared_bytes)
-
-
-@cache
-def launcher(config: DecodeConfig, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device."""
-    kernel = loaded(config, device)
-    size = params_of(config).size
-    return driver.Launcher(kernel, size, config.num_threads, config.cluster_k, is_dependent=is_dependent)
 
 
 def plan_of(
@@ -173,3 +148,19 @@ def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) ->
 def slot_bytes(config: DecodeConfig, m: int, n: int) -> int:
     """Count the bytes that land in a slot of the ring: a box of A and one of B."""
     return (min(config.block_tokens, m) + min(config.block_n, n)) * BLOCK_K
+
+
+def reachable() -> list[DecodeConfig]:
+    """Every configuration that the choice for any kind of work can give."""
+    ways = (*dense.reachable_decode(), *heads.reachable(), *skip.reachable_skipping())
+    return [config for config in dict.fromkeys(ways) if isinstance(config, DecodeConfig)]
+
+
+KERNEL: Kernel[DecodeConfig] = Kernel(
+    "fp8_gemm_decode",
+    params_of,
+    reachable,
+    code=code_plan,
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_header([config.block_tokens])},
+    promotes=True,
+)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from deep_gemm.core.jit.compiler import compile_cubin, compiler_version
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.choose import reachable
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 
 from .products import reason
 from .report import Row
@@ -34,9 +34,9 @@ def measure(configs: list[GemmConfig], *, add: Callable[[list[Row]], None], anno
 def _row(config: GemmConfig) -> Row:
     shape, name = (config.block_m, config.block_n), config.name
     try:
-        headers = fp8_gemm.headers(config)
+        headers = FP8_GEMM.headers(config)
         begin = time.perf_counter()
-        compile_cubin(fp8_gemm.SOURCE, headers, name=config.kernel_name)
+        compile_cubin(FP8_GEMM.source, headers, name=config.kernel_name)
         us = (time.perf_counter() - begin) * 1e6
     except Exception as error:
         return Row("compile", shape, "deep_gemm", "compile", config=name, failed=reason(error))

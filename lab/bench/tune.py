@@ -19,14 +19,13 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import RECIPE_1D1D
 from deep_gemm.core.gpu import Gpu
 from deep_gemm.core.settings import get_batch_invariant
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.dense.choose import cheapest_tile, chosen_tile
 from deep_gemm.gemm.explain import Candidate, candidates
+from deep_gemm.gemm.kernel_decode import kernel_of
 from deep_gemm.gemm.output import Output
 from deep_gemm.gemm.tiles import Tile
 
@@ -126,10 +125,7 @@ def compile_all(configs: Sequence[GemmConfig | DecodeConfig], announce: Callable
 
 def build(config: GemmConfig | DecodeConfig) -> None:
     """Compile a configuration, or find it in the cache."""
-    if isinstance(config, DecodeConfig):
-        fp8_gemm_decode.build(config)
-    else:
-        fp8_gemm.build(config)
+    kernel_of(config).build(config)
 
 
 def measure(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
 from deep_gemm.gemm.bf16 import launch as kernels
 from deep_gemm.gemm.bf16.config import Bf16Config
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.kernel import params_of
 from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import addresses_of
@@ -39,8 +39,8 @@ def compile_config(config: Bf16Config, edits: Mapping[str, str] | None = None) -
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
-    headers = {**bf16_gemm.headers(config), **(edits or {})}
-    return compile_kernel(bf16_gemm.SOURCE, headers, name=config.kernel_name)
+    headers = {**BF16_GEMM.headers(config), **(edits or {})}
+    return compile_kernel(BF16_GEMM.source, headers, name=config.kernel_name)
 
 
 def random_problem(

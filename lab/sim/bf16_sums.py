@@ -26,8 +26,8 @@ from .simulate import Buffer, Simulation
 
 def compile_slices(config: SlicesConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that adds up slices; `edits` replaces sources by name, for mutations."""
-    headers = {**sum_slices.headers(config), **(edits or {})}
-    return compile_kernel(sum_slices.SOURCE, headers, name=sum_slices.NAME)
+    headers = {**sum_slices.KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(sum_slices.KERNEL.source, headers, name=sum_slices.KERNEL.name)
 
 
 def random_problem(
@@ -94,6 +94,6 @@ def run(
         shared_bytes=output.shared_bytes,
         inputs=frozenset({"workspace"}),
     )
-    params = sum_slices.params_of(between, placed.d.data_ptr(), plan.pitch)
+    params = sum_slices.bind(between, placed.d.data_ptr(), plan.pitch)
     launch(second, params, sum_slices.grid(*p.d.shape), -1)  # type: ignore[arg-type]
     return outcome(simulation.result(), right, within_units(right, magnitudes * (roundings * FP32_UNIT)), (64, 64))

@@ -44,7 +44,9 @@ def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
-    return compile_kernel(fp8_gemm.SOURCE, {**fp8_gemm.headers(config), **(edits or {})}, name=config.kernel_name)
+    return compile_kernel(
+        fp8_gemm.KERNEL.source, {**fp8_gemm.KERNEL.headers(config), **(edits or {})}, name=config.kernel_name
+    )
 
 
 def random_problem(

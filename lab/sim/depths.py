@@ -28,8 +28,8 @@ from .simulate import Buffer, Simulation
 
 def compile_maps(edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that makes the maps; `edits` replaces sources by name."""
-    headers = {**k_group_maps.headers(), **(edits or {})}
-    return compile_kernel(k_group_maps.SOURCE, headers, name=k_group_maps.NAME)
+    headers = {**k_group_maps.KERNEL.headers(k_group_maps.CONFIG), **(edits or {})}
+    return compile_kernel(k_group_maps.KERNEL.source, headers, name=k_group_maps.KERNEL.name)
 
 
 @cache
@@ -105,7 +105,7 @@ def run(
             simulation,
             compiled[0],
             k_group_maps.PARAMS,
-            threads=k_group_maps.THREADS,
+            threads=k_group_maps.CONFIG.num_threads,
             shared_bytes=0,
             inputs=frozenset({"d"}),
         ),

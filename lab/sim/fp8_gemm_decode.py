@@ -25,8 +25,8 @@ def compile_config(config: DecodeConfig, edits: Mapping[str, str] | None = None)
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**fp8_gemm_decode.headers(config), **(edits or {})}
-    return compile_kernel(fp8_gemm_decode.SOURCE, headers, name=fp8_gemm_decode.NAME)
+    headers = {**fp8_gemm_decode.KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(fp8_gemm_decode.KERNEL.source, headers, name=fp8_gemm_decode.KERNEL.name)
 
 
 def random_problem(

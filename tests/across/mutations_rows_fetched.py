@@ -33,7 +33,7 @@ class FetchTrial:
     more: Mapping[str, object] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
-        return fp8_gemm.headers(self.config)
+        return fp8_gemm.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = compile_config(self.config, headers)

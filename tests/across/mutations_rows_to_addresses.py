@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from test_sim_rows import ids_of_sizes
 
 from deep_gemm.across.rows_to_addresses import OUTPUT
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.rows.check import ContiguousProblem
 from lab.sim import rows as sim_rows
 from lab.sim import rows_to_addresses as sim
@@ -29,7 +29,7 @@ class Trial:
     schedule: str | None = None
 
     def headers(self) -> dict[str, str]:
-        return fp8_gemm.headers(self.config)
+        return FP8_GEMM.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         ids = [*ids_of_sizes([70, 0, 3, 129, 1]), *[-1] * 130]

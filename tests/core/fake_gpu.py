@@ -171,12 +171,14 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
         return launcher
 
     gemm = launcher_of(lambda config: config.kernel_name, fp8_gemm.params_of, lambda config: config.cluster_size)
-    monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    monkeypatch.setattr(bf16_gemm, "launcher", gemm)
-    slices = launcher_of(lambda _: sum_slices.NAME, lambda _: sum_slices.PARAMS, lambda _: 1)
+    monkeypatch.setattr(fp8_gemm.KERNEL, "launcher", gemm)
+    monkeypatch.setattr(bf16_gemm.KERNEL, "launcher", gemm)
+    slices = launcher_of(lambda _: sum_slices.KERNEL.name, lambda _: sum_slices.PARAMS, lambda _: 1)
     monkeypatch.setattr(sum_slices.KERNEL, "launcher", slices)
-    decode = launcher_of(lambda _: fp8_gemm_decode.NAME, fp8_gemm_decode.params_of, lambda config: config.cluster_k)
-    monkeypatch.setattr(fp8_gemm_decode, "launcher", decode)
-    of_maps = FakeLauncher(fake, k_group_maps.NAME, k_group_maps.PARAMS.size, 1, is_dependent=False)
-    monkeypatch.setattr(k_group_maps, "launcher", lambda device, is_dependent: of_maps)
+    decode = launcher_of(
+        lambda _: fp8_gemm_decode.KERNEL.name, fp8_gemm_decode.params_of, lambda config: config.cluster_k
+    )
+    monkeypatch.setattr(fp8_gemm_decode.KERNEL, "launcher", decode)
+    of_maps = FakeLauncher(fake, k_group_maps.KERNEL.name, k_group_maps.PARAMS.size, 1, is_dependent=False)
+    monkeypatch.setattr(k_group_maps.KERNEL, "launcher", lambda *_: of_maps)
     return fake

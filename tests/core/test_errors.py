@@ -110,13 +110,10 @@ def test_a_launch_that_the_gpu_refuses_is_ours(monkeypatch: pytest.MonkeyPatch) 
         return made(kernel, size, 4096, cluster, **more)
 
     monkeypatch.setattr(driver, "Launcher", of_too_many_threads)
-    fp8_gemm.launcher.cache_clear()
-    try:
-        with pytest.raises(
-            errors.LaunchError, match=r"cuLaunchKernelEx of fp8_gemm_dense .* 4096 threads .* failed: CUDA_"
-        ):
-            deep_gemm.fp8_gemm_nt(a, b)
-    finally:
-        fp8_gemm.launcher.cache_clear()
+    monkeypatch.setattr(fp8_gemm.KERNEL, "_launchers", {})
+    with pytest.raises(
+        errors.LaunchError, match=r"cuLaunchKernelEx of fp8_gemm_dense .* 4096 threads .* failed: CUDA_"
+    ):
+        deep_gemm.fp8_gemm_nt(a, b)
     monkeypatch.undo()
     assert deep_gemm.fp8_gemm_nt(a, b) is not None

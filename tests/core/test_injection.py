@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deep_gemm.hyper.config import reachable_hc
 
 from deep_gemm.core.jit import build
 from deep_gemm.core.sources import cuda_sources, generated
 from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
 from deep_gemm.gemm.bf16.choose import reachable_bf16
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
 from deep_gemm.gemm.heads.choose import reachable_heads
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper import kernel_few as hc_prenorm_few
 from deep_gemm.hyper.choose import reachable_few
-from deep_gemm.hyper.config import reachable_hc
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
 from deep_gemm.linear import kernel as linear_decode
@@ -31,14 +31,14 @@ from deep_gemm.ordinary import reachable_ordinary
 
 EVIL = '1; }\n#include "/etc/passwd"\n// '
 KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
-    "fp8_gemm": (fp8_gemm.headers, reachable()[0]),
-    "fp8_gemm by ids": (fp8_gemm.headers, reachable_grouped()[0]),
-    "fp8_gemm that activates": (fp8_gemm.headers, reachable_silu()[0]),
-    "fp8_gemm by depths": (fp8_gemm.headers, reachable_k_grouped()[0]),
-    "fp8_gemm of heads": (fp8_gemm.headers, reachable_heads()[0]),
-    "fp8_gemm_decode": (fp8_gemm_decode.headers, reachable_decode()[0]),
+    "fp8_gemm": (fp8_gemm.KERNEL.headers, reachable()[0]),
+    "fp8_gemm by ids": (fp8_gemm.KERNEL.headers, reachable_grouped()[0]),
+    "fp8_gemm that activates": (fp8_gemm.KERNEL.headers, reachable_silu()[0]),
+    "fp8_gemm by depths": (fp8_gemm.KERNEL.headers, reachable_k_grouped()[0]),
+    "fp8_gemm of heads": (fp8_gemm.KERNEL.headers, reachable_heads()[0]),
+    "fp8_gemm_decode": (FP8_GEMM_DECODE.headers, reachable_decode()[0]),
     "linear_decode": (linear_decode.headers, linear_decode.reachable_linear()[0]),
-    "bf16_gemm": (bf16_gemm.headers, reachable_bf16()[0]),
+    "bf16_gemm": (BF16_GEMM.headers, reachable_bf16()[0]),
     "fp8_mqa_logits": (fp8_mqa_logits.headers, fp8_mqa_logits.reachable_mqa()[0]),
     "fp8_paged_mqa_logits": (fp8_paged_mqa_logits.headers, fp8_paged_mqa_logits.reachable_paged()[0]),
     "hc_prenorm": (hc_prenorm.headers, reachable_hc()[0]),
@@ -109,7 +109,7 @@ def test_no_field_of_a_configuration_becomes_code(kernel: str) -> None:
     ],
 )
 def test_a_header_of_anything_else_is_refused(line: str) -> None:
-    sound = fp8_gemm.headers(KERNELS["fp8_gemm"][1])["config.cuh"]
+    sound = fp8_gemm.KERNEL.headers(KERNELS["fp8_gemm"][1])["config.cuh"]
     assert generated(sound) == sound
     with pytest.raises(ValueError, match=r"^config: expected numbers, switches and names of sources in config\.cuh"):
         generated(f"{sound}{line}\n")

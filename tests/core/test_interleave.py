@@ -22,11 +22,12 @@ from deep_gemm.core.jit.compiler import Job, compile_cubin, compiler_version
 from deep_gemm.core.jit.cubin import Instruction, read_kernels
 from deep_gemm.core.jit.interleave import COMPILERS_THAT_INTERLEAVE, VERSION, helps, interleave, pairs
 from deep_gemm.core.settings import settings
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
+from deep_gemm.gemm.kernel_decode import kernel_of
 from deep_gemm.gemm.output import Output
 
 YIELD_AND_REUSE = 1 << 45 | 0xF << 58
@@ -41,8 +42,8 @@ def decode(block_tokens: int, num_math_warpgroups: int, ctas_per_sm: int) -> Dec
 
 
 def parts(config: GemmConfig | DecodeConfig) -> tuple[str, dict[str, str]]:
-    kernel: Any = fp8_gemm if isinstance(config, GemmConfig) else fp8_gemm_decode
-    return kernel.SOURCE, kernel.headers(config)
+    kernel = kernel_of(config)
+    return kernel.source, kernel.headers(config)
 
 
 @functools.cache
@@ -282,15 +283,15 @@ def test_kernels_are_built_with_the_pass_where_it_helps_and_is_not_disabled(envi
     environment.setattr(jit, "build", build)
     environment.setattr(jit, "compiler_version", lambda: "12.8.93 CL-1")
     large, small = tile_config(256, 128, Output()), tile_config(64, 64, Output())
-    fp8_gemm.build(large)
-    fp8_gemm.build(small)
-    fp8_gemm_decode.build(decode(64, 1, 2))
-    fp8_gemm_decode.build(decode(64, 1, 1))
+    FP8_GEMM.build(large)
+    FP8_GEMM.build(small)
+    FP8_GEMM_DECODE.build(decode(64, 1, 2))
+    FP8_GEMM_DECODE.build(decode(64, 1, 1))
     applied = [("interleave", VERSION)]
     assert seen == [applied, [], applied, []]
     environment.setenv("DG_DISABLE_FFMA_INTERLEAVE", "1")
     settings.cache_clear()
-    fp8_gemm.build(large)
+    FP8_GEMM.build(large)
     assert seen[-1] == []
 
 

@@ -23,10 +23,10 @@ from deep_gemm.core.check.layout import (
     get_tma_aligned_size,
     is_mn_major_tma_aligned,
 )
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import dense_problem
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Output
 
 PER_ROW, PER_BLOCK = (1, 128, 128), (128, 128)
@@ -116,7 +116,7 @@ def test_tma_takes_one_column_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> Non
     p = dense_problem((a, scales(5, 1)), (b, scales(2, 1)), None, None)
     config, output = tile_config(64, 64, Output()), Output()
     install(monkeypatch)
-    launcher = fp8_gemm.launcher(config, -1, False)
+    launcher = FP8_GEMM.launcher(config, -1, False)
     maps = dense.plan_of(p, output, config, 132, launcher).maps
     assert [tensor_map.why_illegal() for tensor_map in maps.values()] == [None] * 4
 

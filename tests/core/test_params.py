@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
@@ -76,11 +77,11 @@ def test_what_does_not_fit_is_refused() -> None:
         SMALL.pack({**values, "number": 0, "numbers": bytes(16)})
 
 
-KERNELS = {
-    "dense": (fp8_gemm, tile_config(64, 64, Output())),
-    "rows": (fp8_gemm, tile_config(64, 64, Output(groups=Groups.IDS))),
-    "depths": (fp8_gemm, tile_config(64, 64, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128)),
-    "decode": (fp8_gemm_decode, decode_config(8, 1, 1, 2)),
+KERNELS: dict[str, tuple[Any, Any]] = {
+    "dense": (fp8_gemm.KERNEL, tile_config(64, 64, Output())),
+    "rows": (fp8_gemm.KERNEL, tile_config(64, 64, Output(groups=Groups.IDS))),
+    "depths": (fp8_gemm.KERNEL, tile_config(64, 64, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128)),
+    "decode": (fp8_gemm_decode.KERNEL, decode_config(8, 1, 1, 2)),
 }
 
 
@@ -88,16 +89,16 @@ KERNELS = {
 def test_the_compiler_confirms_the_layout_and_notices_another(name: str) -> None:
     kernel, config = KERNELS[name]
     headers = kernel.headers(config)
-    compile_cubin(kernel.SOURCE, headers, name="sound")
+    compile_cubin(kernel.source, headers, name="sound")
     text = headers["params_layout.cuh"]
     for old, new in ((" == 8, ", " == 16, ") if name == "none" else (", m) == ", ", n) == "), ("sizeof", "1 + sizeof")):
         assert text.count(old) >= 1
         with pytest.raises(CompileError, match=r"kernels/params\.py has"):
-            compile_cubin(kernel.SOURCE, {**headers, "params_layout.cuh": text.replace(old, new, 1)}, name="broken")
+            compile_cubin(kernel.source, {**headers, "params_layout.cuh": text.replace(old, new, 1)}, name="broken")
 
 
 def test_the_kernel_that_makes_maps_confirms_its_layout_too() -> None:
-    headers = k_group_maps.headers()
+    headers = k_group_maps.KERNEL.headers(k_group_maps.CONFIG)
     broken = headers["map_params_layout.cuh"].replace(", sum_k) == ", ", num_k_blocks) == ")
     with pytest.raises(CompileError, match=r"kernels/params\.py has"):
-        compile_cubin(k_group_maps.SOURCE, {**headers, "map_params_layout.cuh": broken}, name="broken")
+        compile_cubin(k_group_maps.KERNEL.source, {**headers, "map_params_layout.cuh": broken}, name="broken")

@@ -7,12 +7,12 @@ import re
 import pytest
 
 from deep_gemm.core.sources import cuda_sources
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
 from deep_gemm.gemm.dense.choose import reachable
-from deep_gemm.gemm.depths import maps_kernel as k_group_maps
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
+from deep_gemm.gemm.depths.maps_kernel import KERNEL as K_GROUP_MAPS
 from deep_gemm.gemm.heads.choose import reachable_heads
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper import kernel_few as hc_prenorm_few
@@ -36,15 +36,14 @@ def test_loops_are_unrolled_fully_or_not_at_all(name: str) -> None:
 def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
     found = {name for text in SOURCES.values() for name in re.findall(r"^KERNEL\(.*?\) (\w+)\(", text, re.MULTILINE)}
     named = (
-        fp8_gemm_decode,
         fp8_mqa_logits,
         fp8_paged_mqa_logits,
         hc_prenorm,
         hc_prenorm_few,
-        k_group_maps,
         linear_decode,
     )
-    with_gates = {"KERNEL_NAME", *(kernel.NAME for kernel in named)}
+    of_gemm = {FP8_GEMM_DECODE.name, K_GROUP_MAPS.name}
+    with_gates = {"KERNEL_NAME", *of_gemm, *(kernel.NAME for kernel in named)}
     assert found == with_gates | {kernel.name for kernel, _ in reachable_ordinary()}
 
 
@@ -83,9 +82,9 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
     for name, config in names.items():
         assert f"#define KERNEL_NAME {name}\n" in config.header()
         assert name.startswith("fp8_wgrad_gemm_") == config.sfb_is_per_row
-    assert fp8_gemm_decode.NAME.startswith("fp8_gemm_")
+    assert FP8_GEMM_DECODE.name.startswith("fp8_gemm_")
     searched = ("fp8_gemm", "fp8_wgrad_gemm", "gemm_", "bf16_gemm", "mqa_logits", "tf32_hc_prenorm_gemm")
-    helpers = {k_group_maps.NAME, *(kernel.name for kernel, _ in reachable_ordinary())}
+    helpers = {K_GROUP_MAPS.name, *(kernel.name for kernel, _ in reachable_ordinary())}
     assert [name for name in helpers if any(text in name for text in searched)] == []
 
 

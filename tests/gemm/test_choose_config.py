@@ -13,9 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
 
 from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import MATH_WARPGROUPS, tile_config
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Groups, Output
 
 LEGAL = GemmConfig(128, 128, num_stages=4)
@@ -132,12 +132,12 @@ def test_every_rule_is_violated_above() -> None:
         return re.sub(r"\d+", "", rule)
 
     told = {without_numbers(reason) for reason, _ in VIOLATIONS}
-    assert {without_numbers(f"needs {rule}") for _, rule in LEGAL._rules()} == told
+    assert {without_numbers(f"needs {rule}") for _, rule in LEGAL.rules()} == told
 
 
 def test_an_illegal_configuration_is_never_compiled() -> None:
     with pytest.raises(ValueError, match="config: needs at least 2 stages, got GemmConfig"):
-        fp8_gemm.build(replace(LEGAL, num_stages=1))
+        FP8_GEMM.build(replace(LEGAL, num_stages=1))
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)

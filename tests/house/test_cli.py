@@ -32,10 +32,9 @@ from deep_gemm.core.jit.cache import KernelCache
 from deep_gemm.core.jit.compiler import CompiledKernel
 from deep_gemm.core.jit.entry import pack
 from deep_gemm.core.settings import settings
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.choose import reachable, select
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import kernel_of
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows.choose import select_grouped
 from deep_gemm.linear import kernel as linear_decode
@@ -243,8 +242,7 @@ def test_compile_makes_what_a_product_of_this_shape_then_finds(cache: Path, monk
     monkeypatch.setattr(jit, "compile_cubin", None)  # nothing compiles any more
     for shape in ((64, 2112, 7168), (2000, 512, 7168)):
         config = select(*shape, Output(), H200)
-        kernel = fp8_gemm_decode if isinstance(config, DecodeConfig) else fp8_gemm
-        assert kernel.build(config).cubin
+        assert kernel_of(config).build(config).cubin
     again = run("compile", "64,2112,7168", "--gpu", "H200")
     assert "1 of 1 kernels are ready, 0 of them new" in words(again)
     assert again.exit_code == 0
@@ -281,8 +279,8 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
 
 
 def test_compile_says_which_kernel_failed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = fp8_gemm.headers
-    monkeypatch.setattr(fp8_gemm, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
+    headers = FP8_GEMM.headers
+    monkeypatch.setattr(FP8_GEMM, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
     result = run("compile", "4096,512,7168", "--gpu", "H200")
     assert result.exit_code == 1
     assert "fp8_gemm_dense: NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
@@ -414,9 +412,9 @@ def test_a_shipped_cache_serves_where_there_isno_compiler(
     monkeypatch.setattr(compiler, "_nvrtc", no_compiler)
     for n in (2112, 512):
         config = select(64, n, 7168, Output(), H200)
-        assert (fp8_gemm_decode if isinstance(config, DecodeConfig) else fp8_gemm).build(config).cubin
+        assert kernel_of(config).build(config).cubin
     with pytest.raises(CompilerMissing, match=r"fp8_gemm_dense is not among the compiled kernels in .*pip install"):
-        fp8_gemm.build(next(config for config in reachable() if config.block_m == 256))
+        FP8_GEMM.build(next(config for config in reachable() if config.block_m == 256))
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deep_gemm.hyper.config import HcConfig
+from deep_gemm.hyper.config_few import HcFewConfig
 from hc_cases import special_operands
 
 from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
 from deep_gemm.hyper.kernel import Config
 from lab.sim import hc_prenorm as sim
 from lab.sim.hc_prenorm import mistakes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+from deep_gemm.hyper.config import HcConfig, reachable_hc
+from deep_gemm.hyper.config_few import HcFewConfig
 from thorough import covering, values
 
 from deep_gemm.core.jit.compiler import compile_cubin
@@ -13,8 +15,6 @@ from deep_gemm.core.jit.report import report
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper import kernel_few as hc_prenorm_few
 from deep_gemm.hyper.choose import reachable_few
-from deep_gemm.hyper.config import HcConfig, reachable_hc
-from deep_gemm.hyper.config_few import HcFewConfig
 from deep_gemm.hyper.kernel import Config
 from lab.gates import violations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from deep_gemm.hyper.config import HcConfig
+from deep_gemm.hyper.config_few import HcFewConfig
 from hc_cases import special_operands
 from torch import Tensor
 
@@ -11,8 +13,6 @@ import deep_gemm
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper.api import compute
 from deep_gemm.hyper.check import HcProblem
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
 from deep_gemm.hyper.kernel import Config
 from deep_gemm.testing import calc_diff
 from lab.sim.hc_prenorm import mistakes

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from deep_gemm.hyper.config import INVARIANT_CLUSTER, INVARIANT_TEAMS, HcConfig, grid, hc_config
+from deep_gemm.hyper.config_few import HcFewConfig
 from hc_cases import special_operands
 
 import deep_gemm
@@ -14,8 +16,6 @@ from deep_gemm.core.check.layout import parts_of
 from deep_gemm.core.jit.driver import PORTABLE_CLUSTER
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper.choose import reachable, select_hc
-from deep_gemm.hyper.config import INVARIANT_CLUSTER, INVARIANT_TEAMS, HcConfig, grid, hc_config
-from deep_gemm.hyper.config_few import HcFewConfig
 from deep_gemm.hyper.reference import to_tf32
 from lab.sim.hc_prenorm import random_operands as operands
 

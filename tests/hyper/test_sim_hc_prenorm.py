@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 import torch
-from hc_cases import special_operands
-
 from deep_gemm.hyper.config import HcConfig
 from deep_gemm.hyper.config_few import HcFewConfig
+from hc_cases import special_operands
+
 from deep_gemm.hyper.kernel import Config
 from lab.sim import HostKernel
 from lab.sim import hc_prenorm as sim

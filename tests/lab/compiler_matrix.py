@@ -28,26 +28,26 @@ sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") i
 
 import machine_code
 import other_nvrtc
+from deep_gemm.hyper.config import reachable_hc
 from thorough import sample
 
 from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit.compiler import Job, full_options
 from deep_gemm.core.jit.report import report
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
 from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
 from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from deep_gemm.gemm.skip.choose import reachable_skipping
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper import kernel_few as hc_prenorm_few
 from deep_gemm.hyper.choose import reachable_few
-from deep_gemm.hyper.config import reachable_hc
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
 from deep_gemm.linear import kernel as linear_decode
@@ -92,7 +92,10 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     into_heads = [config for config in reachable_skipping() if isinstance(config, GemmConfig)]
     into_heads_decode = [config for config in reachable_skipping() if isinstance(config, DecodeConfig)]
     found = [
-        Case(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)), fp8_gemm.code_plan(config))
+        Case(
+            Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)),
+            FP8_GEMM.code_plan(config),
+        )
         for kind in (
             reachable(),
             reachable_grouped(),
@@ -105,8 +108,8 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     ]
     found += [
         Case(
-            Job(f"fp8_gemm_decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)),
-            fp8_gemm_decode.code_plan(config),
+            Job(f"fp8_gemm_decode {config.name}", FP8_GEMM_DECODE.source, FP8_GEMM_DECODE.headers(config)),
+            FP8_GEMM_DECODE.code_plan(config),
         )
         for kind in (reachable_decode(), reachable_heads_decode(), into_heads_decode)
         for config in choose(kind)
@@ -135,7 +138,10 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         for config in choose(fp8_paged_mqa_logits.usual_paged())
     ]
     found += [
-        Case(Job(f"bf16_gemm {config.name}", bf16_gemm.SOURCE, bf16_gemm.headers(config)), bf16_gemm.code_plan(config))
+        Case(
+            Job(f"bf16_gemm {config.name}", BF16_GEMM.source, BF16_GEMM.headers(config)),
+            BF16_GEMM.code_plan(config),
+        )
         for kind in (reachable_bf16(), reachable_bf16_rows(), reachable_bf16_depths(), reachable_bf16_sum())
         for config in choose(kind)
     ]

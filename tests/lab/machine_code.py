@@ -17,22 +17,22 @@ ROOT = Path(__file__).resolve().parents[2]
 # runs from a plain checkout too
 sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") if path.is_dir())]
 
+from deep_gemm.hyper.config import HcConfig
+from deep_gemm.hyper.config_few import HcFewConfig
 from thorough import covering, values
 
 from deep_gemm.core.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.core.jit.cubin import text_sections
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
 from deep_gemm.gemm.bf16.config import Majors, bf16_config
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
 from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
 from deep_gemm.indexer.config import mqa_config
@@ -129,10 +129,10 @@ def jobs() -> list[Job]:
     found = []
     for config in (*DENSE, *GROUPED, *DECODE, *HEADS, *SKIPPING):
         if isinstance(config, GemmConfig):
-            found.append(Job(f"fp8_gemm {config.name}", fp8_gemm.SOURCE, fp8_gemm.headers(config)))
+            found.append(Job(f"fp8_gemm {config.name}", FP8_GEMM.source, FP8_GEMM.headers(config)))
         elif isinstance(config, DecodeConfig):
-            found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
-    found += [Job(f"bf16_gemm {each.name}", bf16_gemm.SOURCE, bf16_gemm.headers(each)) for each in OF_BF16]
+            found.append(Job(f"decode {config.name}", FP8_GEMM_DECODE.source, FP8_GEMM_DECODE.headers(config)))
+    found += [Job(f"bf16_gemm {each.name}", BF16_GEMM.source, BF16_GEMM.headers(each)) for each in OF_BF16]
     found += [Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(each)) for each in MQA]
     for each in HC:
         kernel = hc_prenorm.kernel_of(each)

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plai
 from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.dense.choose import reachable
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Output
 from lab.gates import GATES, verdicts, violations
 
@@ -38,7 +38,7 @@ def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> N
 
 @pytest.mark.parametrize("config", configurations(reachable()), ids=lambda config: config.name)
 def test_a_reachable_kernel_is_what_was_planned(config: GemmConfig) -> None:
-    problems = violations(gemm_report(config), fp8_gemm.code_plan(config))
+    problems = violations(gemm_report(config), FP8_GEMM.code_plan(config))
     told = "".join(f"\n  - {problem}" for problem in problems)
     assert not problems, (
         f"The kernel for tiles of {config.name} compiles, but its machine code is not as planned:{told}\n"
@@ -208,18 +208,18 @@ BREAKS = {
 
 @pytest.mark.parametrize("config", [PLAIN, CLUSTER, ADDING], ids=lambda config: config.name)
 def test_the_kernels_that_are_broken_below_are_sound_before(config: GemmConfig) -> None:
-    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
+    assert violations(gemm_report(config), FP8_GEMM.code_plan(config)) == []
 
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_gate_refuses(name: str) -> None:
     broken = BREAKS[name]
-    headers = fp8_gemm.headers(broken.config)
+    headers = FP8_GEMM.headers(broken.config)
     for before, after in broken.edits:
         assert headers[broken.file].count(before) == 1, f"{broken.file} has changed: where is {before!r}?"
         headers[broken.file] = headers[broken.file].replace(before, after)
-    kernel = compile_cubin(fp8_gemm.SOURCE, headers, name="broken")
-    found = verdicts(report(kernel.cubin, kernel.log), fp8_gemm.code_plan(broken.config))
+    kernel = compile_cubin(FP8_GEMM.source, headers, name="broken")
+    found = verdicts(report(kernel.cubin, kernel.log), FP8_GEMM.code_plan(broken.config))
     told = {verdict.gate.name: "\n".join(verdict.problems) for verdict in found}
     assert broken.words in told[broken.gate], told
 
@@ -229,7 +229,7 @@ def test_every_gate_is_shown_to_refuse_something() -> None:
 
 
 def test_a_math_warpgroup_that_asks_for_more_than_was_given_would_wait() -> None:
-    plan = fp8_gemm.code_plan(PLAIN)
+    plan = FP8_GEMM.code_plan(PLAIN)
     greedy = replace(plan, roles=((128, 40), (256, 240)))
     told = violations(replace(gemm_report(PLAIN), setmaxnreg=frozenset({40, 240})), greedy)
     assert told == [
@@ -266,7 +266,7 @@ def test_the_documentation_lists_every_gate_in_order() -> None:
     ids=lambda value: value.name if isinstance(value, GemmConfig) else "",
 )
 def test_a_plan_follows_from_the_configuration(config: GemmConfig, plan: CodePlan) -> None:
-    assert fp8_gemm.code_plan(config) == replace(plan, shared_bytes=config.shared_bytes)
+    assert FP8_GEMM.code_plan(config) == replace(plan, shared_bytes=config.shared_bytes)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from test_cli import no_compiler, words
 from test_cli import run as run_any
 from typer.testing import CliRunner
 
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
 from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from lab import inspect as inspect_kernels
 from lab.__main__ import app
@@ -102,12 +102,12 @@ def test_inspect_prints_sass_as_nvdisasm_does(tmp_path: Path, monkeypatch: pytes
 
 
 def test_inspect_fails_and_tells_why_where_a_gate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = fp8_gemm.headers
+    headers = FP8_GEMM.headers
 
     def without_setmaxnreg(config: GemmConfig) -> dict[str, str]:
         return {name: re.sub(r"ptx::setmaxnreg_\w+<\w+>\(\);", "", text) for name, text in headers(config).items()}
 
-    monkeypatch.setattr(fp8_gemm, "headers", without_setmaxnreg)
+    monkeypatch.setattr(FP8_GEMM, "headers", without_setmaxnreg)
     result = run("inspect", "--block-m", "128", "--block-n", "16")
     assert result.exit_code == 1
     assert "128x16 bf16, setmaxnreg as planned: registers are moved between warps (setmaxnreg) to nothing" in words(
@@ -153,8 +153,8 @@ def test_every_opcode_that_is_shown_has_a_name_in_the_reader() -> None:
 
 
 def test_inspect_of_a_source_that_does_not_compile_fails_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = fp8_gemm.headers
-    monkeypatch.setattr(fp8_gemm, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
+    headers = FP8_GEMM.headers
+    monkeypatch.setattr(FP8_GEMM, "headers", lambda config: {**headers(config), "ring.cuh": "int x = ;"})
     result = run("inspect", "--block-m", "64", "--block-n", "16")
     assert result.exit_code == 1
     assert "NVRTC: NVRTC_ERROR_COMPILATION" in words(result)
@@ -203,12 +203,12 @@ def test_sim_runs_seeds_and_says_how_far_from_wrong(arguments: tuple[str, ...], 
 def test_sim_prints_the_command_that_shows_a_failure_again(
     monkeypatch: pytest.MonkeyPatch, broken: str, by: str, says: str
 ) -> None:
-    headers = fp8_gemm.headers
+    headers = FP8_GEMM.headers
 
     def broken_headers(config: GemmConfig) -> dict[str, str]:
         return {name: text.replace(broken, by) for name, text in headers(config).items()}
 
-    monkeypatch.setattr(fp8_gemm, "headers", broken_headers)
+    monkeypatch.setattr(FP8_GEMM, "headers", broken_headers)
     result = run("sim", *SMALL, "--first-seed", "3", "--num-sms", "5", "--fp32", "--with-c", "--cluster-m", "2")
     assert result.exit_code == 1
     assert says in result.output

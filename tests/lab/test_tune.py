@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from deep_gemm.core import settings as settings_module
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import CompilerMissing
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.dense.choose import cheapest_tile, reachable, reachable_decode, tuned_tiles
 from deep_gemm.gemm.explain import candidates
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.output import Output
 from deep_gemm.gemm.table import read_table
 from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME
@@ -142,8 +142,8 @@ def test_all_configurations_are_compiled_and_told(monkeypatch: pytest.MonkeyPatc
 
 def test_both_kernels_are_compiled_by_their_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    monkeypatch.setattr(fp8_gemm, "build", lambda config: built.append(("fp8_gemm", config)))
-    monkeypatch.setattr(fp8_gemm_decode, "build", lambda config: built.append(("decode", config)))
+    monkeypatch.setattr(FP8_GEMM, "build", lambda config: built.append(("fp8_gemm", config)))
+    monkeypatch.setattr(FP8_GEMM_DECODE, "build", lambda config: built.append(("decode", config)))
     for config in (reachable()[0], reachable_decode()[0]):
         tune.build(config)
     assert built == [("fp8_gemm", reachable()[0]), ("decode", reachable_decode()[0])]

@@ -84,8 +84,9 @@ class Bf16Config(GemmConfig):
         """A float in each slot, as C++ has no array of nothing; behind them barriers are aligned."""
         return align(self.num_stages * 4, 8)
 
-    def _rules(self) -> Iterator[tuple[bool, str]]:
-        yield from super()._rules()
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield from super().rules()
         for name, is_mn, rows in (
             ("A", self.majors.a_is_mn, self.box_rows_of_a),
             ("B", self.majors.b_is_mn, self.box_rows_of_b // self.cluster_m),
@@ -96,10 +97,9 @@ class Bf16Config(GemmConfig):
         yield self.cluster_k in (1, self.slices), "a slice for each CTA that splits k"
         yield self.run_k_blocks == self.num_partials == 1, "one k-block at a time, and one set of sums"
 
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The files that the kernel includes, one of each kind."""
-        kinds = {**super().kinds, "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
+    def choices(self) -> dict[str, str]:
+        """Give the files that the kernel includes, one of each kind, and its name."""
+        kinds = {**super().choices(), "MAINLOOP": f"mainloop_of_slice{'s' if self.walks_slices else ''}.cuh"}
         del kinds["SCALES"]
         if self.cluster_k > 1:
             kinds["EPILOGUE"] = "epilogue/split_once.cuh"
@@ -126,16 +126,12 @@ class Bf16Config(GemmConfig):
         """The kernel's name, by which profilers find it: they look for `bf16_gemm` and `gemm_`."""
         return super().kernel_name.replace("fp8_", "bf16_")
 
-    @property
-    def constants(self) -> dict[str, int]:
-        """Numbers in the header."""
-        return {**super().constants, "kBlockK": BLOCK_K, "kSlices": self.slices}
-
-    @property
-    def switches(self) -> dict[str, bool]:
-        """Give the switches of the header, on or off."""
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
         return {
-            **super().switches,
+            **super().constants(),
+            "kBlockK": BLOCK_K,
+            "kSlices": self.slices,
             "kAIsMnMajor": self.majors.a_is_mn,
             "kBIsMnMajor": self.majors.b_is_mn,
             "kMayBeEmpty": self.groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS),

@@ -17,9 +17,9 @@ from ..kernel import K_PARTS_PARAMS, MOST_K_PARTS
 from ..maps import output_map
 from ..output import Groups, Output
 from ..plan import A, B, C, D, Operands, Place, Plan, addresses_of
-from . import kernel as bf16_gemm
 from .choose import select_bf16_depths
 from .config import BLOCK_K, Bf16Config
+from .kernel import KERNEL as BF16_GEMM
 from .launch import NO_SCALES, grid, operand_map
 
 P = TypeVar("P", bound=Operands)
@@ -79,7 +79,7 @@ def run_plans(
         config = select_bf16_depths(groups, m, n, output, gpu_of(device))
     if settings().print_configs:
         print(f"deep_gemm: {groups} groups of {m} x {n} run {config.name}", file=sys.stderr)
-    plans = plans_of(p, config, num_sms_of(gpu_of(device).num_sms), bf16_gemm.launcher(config, device, get_pdl()))
+    plans = plans_of(p, config, num_sms_of(gpu_of(device).num_sms), BF16_GEMM.launcher(config, device, get_pdl()))
     if get_compile_mode() == 1:
         return []
     for plan in plans:

@@ -1,39 +1,17 @@
-"""The kernel of gemm/bf16_gemm.cuh: how it is compiled for a configuration, and launched for a problem."""
+"""The kernel of gemm/bf16_gemm.cuh: what its machine code consists of, and which configurations there are."""
 
 from __future__ import annotations
 
-from functools import cache
-
-from ...core import jit
 from ...core.code_plan import CodePlan
-from ...core.jit import driver
+from ...core.kernel import Kernel
 from ...core.sm90 import WARPGROUP_THREADS
-from ...core.sources import cuda_sources, generated
 from ...core.wgmma_header import wgmma_bf16_header
 from ..kernel import params_of
+from .choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows, reachable_bf16_sum
 from .config import Bf16Config
 
-SOURCE = '#include "bf16_gemm.cuh"\n'
 PRODUCTS_OF_BLOCK = 4
 """WGMMAs, 16 deep each, of one unit for a k-block."""
-
-
-def headers(config: Bf16Config) -> dict[str, str]:
-    """Everything that the kernel's source includes, for one configuration."""
-    return {
-        **cuda_sources(),
-        "config.cuh": generated(config.header()),
-        "params_layout.cuh": params_of(config).layout_header(),
-        "wgmma_shapes.cuh": wgmma_bf16_header([config.unit_n or config.block_n], *config.majors),
-    }
-
-
-def build(config: Bf16Config) -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    return jit.build(SOURCE, headers(config), name=config.kernel_name)
 
 
 def code_plan(config: Bf16Config) -> CodePlan:
@@ -64,15 +42,16 @@ def code_plan(config: Bf16Config) -> CodePlan:
     )
 
 
-@cache
-def loaded(config: Bf16Config, device: int) -> driver.Kernel:
-    """Get the kernel of a configuration on a device, compiled and loaded at first need."""
-    return driver.Kernel(build(config), config.shared_bytes)
+def reachable() -> list[Bf16Config]:
+    """Every configuration that the choice for any kind of work can give."""
+    ways = reachable_bf16, reachable_bf16_rows, reachable_bf16_depths, reachable_bf16_sum
+    return list(dict.fromkeys(config for way in ways for config in way()))
 
 
-@cache
-def launcher(config: Bf16Config, device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched on a device."""
-    kernel = loaded(config, device)
-    size = params_of(config).size
-    return driver.Launcher(kernel, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
+KERNEL: Kernel[Bf16Config] = Kernel(
+    "bf16_gemm",
+    params_of,
+    reachable,
+    code=code_plan,
+    more=lambda config: {"wgmma_shapes.cuh": wgmma_bf16_header([config.unit_n or config.block_n], *config.majors)},
+)

@@ -19,9 +19,9 @@ from ..kernel import params_of
 from ..maps import matrix_map, output_map, plane_map
 from ..output import Groups, Output
 from ..plan import A, B, C, D, Place, Plan, addresses_of, refuse_if
-from . import kernel as bf16_gemm
 from .choose import select_bf16
 from .config import BLOCK_K, Bf16Config, Majors
+from .kernel import KERNEL as BF16_GEMM
 
 
 class Asked(Protocol):
@@ -79,7 +79,7 @@ def run(p: Asked, config: Bf16Config | None = None) -> Plan | None:
         refuse_if(config.name, why_unfit(config, p))
     if settings().print_configs:
         print(f"deep_gemm: {planes} x {m} x {n} x {k} runs {config.name}", file=sys.stderr)
-    plan = plan_of(p, config, num_sms, bf16_gemm.launcher(config, device, get_pdl()))
+    plan = plan_of(p, config, num_sms, BF16_GEMM.launcher(config, device, get_pdl()))
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(Operands(p.a, p.b, p.d, p.c)))

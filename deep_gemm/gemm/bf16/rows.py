@@ -18,9 +18,9 @@ from ..kernel import ROWS_PARAMS
 from ..maps import clipped_map, output_map, row_pitch
 from ..output import Groups, Output
 from ..plan import A, B, C, D, Place, Plan, addresses_of, refuse_if
-from . import kernel as bf16_gemm
 from .choose import select_bf16_rows
 from .config import BLOCK_K, Bf16Config, Majors
+from .kernel import KERNEL as BF16_GEMM
 from .launch import operand_map
 
 
@@ -63,7 +63,7 @@ def run(p: RowsProblem, config: Bf16Config | None = None) -> Plan | None:
     if settings().print_configs:
         print(f"deep_gemm: {groups} groups of {n} x {k} run {config.name}", file=sys.stderr)
     ready = prepared(p)
-    plan = plan_of(ready, config, get_num_sms(), bf16_gemm.launcher(config, device, get_pdl()))
+    plan = plan_of(ready, config, get_num_sms(), BF16_GEMM.launcher(config, device, get_pdl()))
     if get_compile_mode() == 1:
         return None
     plan.launch(addresses_of(ready))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ...core.check.layout import ceil_div
-from ...core.kernel import OrdinaryKernel
+from ...core.kernel import Config, Kernel
 from ...core.params import Field, Kind, Params
 
 PARAMS = Params(
@@ -26,13 +26,13 @@ COLUMNS = 128
 
 
 @dataclass(frozen=True)
-class SlicesConfig:
+class SlicesConfig(Config):
     """One configuration."""
 
     output_is_fp32: bool
     adds_to_d: bool = False
     num_threads: int = 256
-    ctas_per_sm: ClassVar[int] = 4
+    ctas_per_sm: int = 4
 
     @property
     def name(self) -> str:
@@ -44,27 +44,18 @@ class SlicesConfig:
         """Dynamic shared memory of a CTA: four sums of each thread."""
         return self.num_threads * 16
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return "needs FP32 where it adds to D" if self.adds_to_d and not self.output_is_fp32 else None
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.output_is_fp32 or not self.adds_to_d, "FP32 where it adds to D"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        return "\n".join(
-            [
-                "#pragma once",
-                '#include "types.cuh"',
-                f"constexpr uint32_t kOutputBytes = {4 if self.output_is_fp32 else 2};",
-                f"constexpr bool kAddsToD = {str(self.adds_to_d).lower()};",
-                f"constexpr uint32_t kNumThreads = {self.num_threads};",
-                f"constexpr uint32_t kSharedBytes = {self.shared_bytes};",
-                "",
-            ]
-        )
-
-
-KERNEL: Any = OrdinaryKernel("sum_slices", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            "kOutputBytes": 4 if self.output_is_fp32 else 2,
+            "kAddsToD": self.adds_to_d,
+            "kNumThreads": self.num_threads,
+            "kSharedBytes": self.shared_bytes,
+        }
 
 
 def reachable_slices() -> list[SlicesConfig]:
@@ -77,7 +68,10 @@ def grid(m: int, n: int) -> int:
     return m * ceil_div(n, COLUMNS)
 
 
-def params_of(slices: Tensor, d: int, pitch: int) -> bytes:
+def bind(slices: Tensor, d: int, pitch: int) -> bytes:
     """Give the kernel's parameters, for a D at this address whose rows are so many elements apart."""
     count, m, n = slices.shape
     return PARAMS.pack({"slices": slices.data_ptr(), "d": d, "d_pitch": pitch, "count": count, "m": m, "n": n})
+
+
+KERNEL: Kernel[SlicesConfig] = Kernel("sum_slices", PARAMS, reachable_slices)

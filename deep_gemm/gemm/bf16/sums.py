@@ -16,11 +16,11 @@ from ...core.settings import get_compile_mode, get_pdl, num_sms_of, settings
 from ..kernel import SUM_PARAMS
 from ..maps import output_map
 from ..plan import A, Addresses, B, D, Place, Plan, addresses_of
-from . import kernel as bf16_gemm
 from . import sum_slices
 from .check import Bf16Problem
 from .choose import select_bf16_sum
 from .config import BLOCK_K, Bf16Config
+from .kernel import KERNEL as BF16_GEMM
 from .launch import NO_SCALES, grid, majors_of, operand_map
 from .sum_slices import SlicesConfig
 
@@ -51,7 +51,7 @@ class SumPlan(Plan):
         """Launch the products, and behind them the sum of their slices."""
         workspace = empty(SLICES, self.slices, torch.float32, self.place)
         super().launch((*at[:D], workspace.data_ptr(), 0), tail, tail_at)
-        params = sum_slices.params_of(workspace, at[D], self.pitch)
+        params = sum_slices.bind(workspace, at[D], self.pitch)
         ctas = sum_slices.grid(*self.slices[1:])
         sum_slices.KERNEL.run(self.slices_config, params, ctas, self.device, is_dependent=True)
 
@@ -77,7 +77,7 @@ def run(p: Bf16Problem) -> SumPlan | None:
     config, slices = select_bf16_sum(m, n, products * (k // BLOCK_K), majors_of(p))
     if settings().print_configs:
         print(f"deep_gemm: {products} x {m} x {n} x {k}, added up, runs {slices} of {config.name}", file=sys.stderr)
-    launcher = bf16_gemm.launcher(config, device, get_pdl())
+    launcher = BF16_GEMM.launcher(config, device, get_pdl())
     workspace = empty(SLICES, (slices, m, n), torch.float32, p.d.device)
     plan = plan_of(Operands(*p), workspace, config, num_sms_of(gpu_of(device).num_sms), launcher)
     del workspace  # each launch makes its own

@@ -15,7 +15,6 @@ from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType
 from ...core.settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_of, settings
-from .. import kernel as fp8_gemm
 from .. import kernel_decode as fp8_gemm_decode
 from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
@@ -66,11 +65,11 @@ def run(p: DenseProblem, config: Config | None = None, *, is_behind_cast: bool =
     if config is None:
         config = choice(p.m, p.n, p.k, output, gpu_of(device))
     else:
-        refuse_if(config.name, why_unfit(config, p.k, output))
+        refuse_if(config.name, fp8_gemm_decode.why_unfit(config, p.k, output))
     _print_if_asked(p.m, p.n, p.k, config)
     ready = prepared(config, p)
     num_sms = num_sms_of(gpu_of(device).num_sms)
-    launcher = launcher_of(config, device, is_dependent=is_behind_cast or get_pdl())
+    launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, is_behind_cast or get_pdl())
     plan = plan_of(ready, output, config, num_sms, launcher, weight_is_ready=is_behind_cast)
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     if get_compile_mode() == 1:
@@ -137,20 +136,6 @@ def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
     if isinstance(config, GemmConfig) and config.cluster_size > num_sms:
         return tile_config(config.block_m, config.block_n, output, k=k)
     return config
-
-
-def why_unfit(config: Config, k: int, output: Output) -> str | None:
-    """Say why a configuration would compute something else than this product; None if it computes it."""
-    if isinstance(config, DecodeConfig):
-        return fp8_gemm_decode.why_unfit(config, output)
-    return fp8_gemm.why_unfit(config, k, output)
-
-
-def launcher_of(config: Config, device: int, *, is_dependent: bool) -> driver.Launcher:
-    """Get the way a configuration is launched, compiled and loaded at first need."""
-    if isinstance(config, DecodeConfig):
-        return fp8_gemm_decode.launcher(config, device, is_dependent)
-    return fp8_gemm.launcher(config, device, is_dependent)
 
 
 def prepared(config: Config, p: DenseProblem) -> DenseProblem:

@@ -125,8 +125,8 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None, *, keeps_ro
         ready,
         config,
         get_num_sms(),
-        fp8_gemm.launcher(config, device, True),
-        k_group_maps.launcher(device, get_pdl()),
+        fp8_gemm.KERNEL.launcher(config, device, True),
+        k_group_maps.KERNEL.launcher(k_group_maps.CONFIG, device, get_pdl()),
     )
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     plan.keeps_room = keeps_room
@@ -210,7 +210,7 @@ def _plan_of_maps(p: KGroupedProblem, config: GemmConfig, launcher: driver.Launc
         *(Place("map_a", A), Place("map_b", B), Place("a", A), Place("b", B)),
         *(Place("k_groups", ROOM), Place("ks", KS)),
     ]
-    maps_grid = ceil_div(p.num_groups, k_group_maps.THREADS)
+    maps_grid = ceil_div(p.num_groups, k_group_maps.CONFIG.num_threads)
     return Plan(p, params, numbers, maps, places, launcher, maps_grid)
 
 

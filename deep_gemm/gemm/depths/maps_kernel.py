@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
 
-from ...core import jit
-from ...core.jit import driver
+from ...core.kernel import Config, Kernel
 from ...core.params import Field, Kind, Params
-from ...core.sources import cuda_sources
 
-SOURCE = '#include "k_group_maps.cuh"\n'
-NAME = "k_group_maps"
-THREADS = 32
-"""Threads of its blocks, one for each group."""
 MAX_INLINE_KS = 896
 """Depths from the host that it takes among its parameters."""
 GROUP_BYTES, COUNTER_BYTES = 320, 4
@@ -34,28 +28,23 @@ PARAMS = Params(
 )
 
 
-def headers() -> dict[str, str]:
-    """Everything that the kernel's source includes; it has no configuration."""
-    return {**cuda_sources(), "map_params_layout.cuh": PARAMS.layout_header()}
+@dataclass(frozen=True)
+class MapsConfig(Config):
+    """The one configuration."""
+
+    name: str = "maps"
+    num_threads: int = 32
+    """Threads of its CTAs, one for each group."""
+
+    def constants(self) -> dict[str, int | bool]:
+        """There are none: the source includes no `config.cuh`."""
+        return {}
 
 
-def build() -> jit.CompiledKernel:
-    """Compile the kernel, or take it from the cache."""
-    return jit.build(SOURCE, headers(), name=NAME)
+CONFIG = MapsConfig()
+KERNEL: Kernel[MapsConfig] = Kernel("k_group_maps", PARAMS, lambda: [CONFIG])
 
 
 def room_bytes(num_groups: int) -> int:
     """Size of what it writes for the kernel that multiplies."""
     return num_groups * GROUP_BYTES + COUNTER_BYTES
-
-
-@cache
-def loaded(device: int) -> driver.Kernel:
-    """Get the kernel on a device, compiled and loaded at first need."""
-    return driver.Kernel(build(), 0)
-
-
-@cache
-def launcher(device: int, is_dependent: bool) -> driver.Launcher:
-    """Get the way it is launched on a device."""
-    return driver.Launcher(loaded(device), PARAMS.size, THREADS, 1, is_dependent=is_dependent)

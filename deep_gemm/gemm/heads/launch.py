@@ -18,7 +18,6 @@ from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
 from ...core.settings import get_batch_invariant, get_compile_mode, get_pdl, num_sms_of, settings
-from .. import kernel as fp8_gemm
 from .. import kernel_decode as fp8_gemm_decode
 from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
@@ -99,10 +98,10 @@ def run(p: HeadsProblem, config: Config | None = None) -> Plan | None:
     if config is None:
         config = choice(p.heads, p.m, p.n, p.k, output, gpu_of(device))
     else:
-        refuse_if(config.name, why_unfit(config, p.k, output))
+        refuse_if(config.name, fp8_gemm_decode.why_unfit(config, p.k, output))
     if settings().print_configs:
         print(f"deep_gemm: {p.heads} heads of {p.m} x {p.n} x {p.k} run {config.name}", file=sys.stderr)
-    launcher = launcher_of(config, device)
+    launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, get_pdl())
     ready = prepared(config, p)
     plan = plan_of(ready, output, config, num_sms_of(gpu_of(device).num_sms), launcher)
     if get_compile_mode() == 1:
@@ -149,20 +148,6 @@ def choice(heads: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Conf
     if isinstance(config, GemmConfig) and config.cluster_size > num_sms:
         return select_heads(heads, m, n, k, output, replace(gpu, num_sms=num_sms), split_k=split_k, whole_gpu=False)
     return config
-
-
-def why_unfit(config: Config, k: int, output: Output) -> str | None:
-    """Say why a configuration would compute something else than these products; None if it computes them."""
-    if isinstance(config, DecodeConfig):
-        return fp8_gemm_decode.why_unfit(config, output)
-    return fp8_gemm.why_unfit(config, k, output)
-
-
-def launcher_of(config: Config, device: int) -> driver.Launcher:
-    """Get the way a configuration is launched, compiled and loaded at first need."""
-    if isinstance(config, DecodeConfig):
-        return fp8_gemm_decode.launcher(config, device, get_pdl())
-    return fp8_gemm.launcher(config, device, get_pdl())
 
 
 def prepared(config: Config, p: HeadsProblem) -> HeadsProblem:

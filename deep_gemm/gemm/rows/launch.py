@@ -133,7 +133,7 @@ def run(problem: ContiguousProblem | MaskedProblem, config: GemmConfig | None = 
         return None
     config = chosen(config, p.num_groups, p.expected_m, p.n, p.k, output_of(p), device)
     ready = prepared(p)
-    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    plan = plan_of(ready, config, get_num_sms(), fp8_gemm.KERNEL.launcher(config, device, get_pdl()))
     plan.copies_sfa, plan.copies_sfb = ready.sfa is not p.sfa, ready.sfb is not p.sfb
     if get_compile_mode() == 1:
         return None

@@ -13,8 +13,8 @@ from ...core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span
 from ...core.jit import driver
 from ...core.jit.tensor_map import MAP_BYTES, TensorMap
 from ...core.settings import get_compile_mode, get_num_sms, get_pdl, in_force
-from .. import kernel as fp8_gemm
 from ..config import GemmConfig
+from ..kernel import KERNEL as FP8_GEMM
 from ..kernel import ROWS_SILU_PARAMS
 from ..maps import row_pitch
 from ..output import Groups, Output
@@ -101,7 +101,7 @@ def planned(p: SiluRowsProblem, config: GemmConfig | None = None) -> SiluPlan:
     """
     (m, k), (groups, n, _), device = p.a.shape, p.b.shape, p.d.get_device()
     config = chosen(config, groups, m / groups, n, k, output_of(p), device)
-    return plan_of(p, config, get_num_sms(), fp8_gemm.launcher(config, device, get_pdl()))
+    return plan_of(p, config, get_num_sms(), FP8_GEMM.launcher(config, device, get_pdl()))
 
 
 def output_of(p: SiluRowsProblem) -> Output:

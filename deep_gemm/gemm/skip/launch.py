@@ -48,11 +48,7 @@ def run(p: SkipProblem, config: Config | None = None) -> Plan | None:
     if settings().print_configs:
         print(f"deep_gemm: {p.m} x {p.n} x {p.k} runs {config.name}", file=sys.stderr)
     ready = prepared(config, p)
-    launcher: driver.Launcher
-    if isinstance(config, DecodeConfig):
-        launcher = fp8_gemm_decode.launcher(config, device, get_pdl())
-    else:
-        launcher = fp8_gemm.launcher(config, device, get_pdl())
+    launcher = fp8_gemm_decode.kernel_of(config).launcher(config, device, get_pdl())
     plan = plan_of(ready, config, num_sms_of(gpu.num_sms), launcher)
     plan.copies_sfa = ready.sfa is not p.sfa
     if get_compile_mode() == 1:

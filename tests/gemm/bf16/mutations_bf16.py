@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
 from deep_gemm.gemm.bf16.config import MOST_COUNTED, Bf16Config, Majors, bf16_config
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.output import Groups, Output
 from lab.sim import bf16 as sim
 from lab.sim import bf16_counted, bf16_depths, bf16_rows
@@ -31,7 +31,7 @@ class Trial:
     """What the GPU finds for depths, if that is wrong."""
 
     def headers(self) -> dict[str, str]:
-        return bf16_gemm.headers(self.config)
+        return BF16_GEMM.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         config, seed = self.config, self.seed

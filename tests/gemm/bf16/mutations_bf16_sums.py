@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
-from deep_gemm.gemm.bf16 import sum_slices
 from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
 from deep_gemm.gemm.bf16.config import Bf16Config, bf16_config
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
+from deep_gemm.gemm.bf16.sum_slices import KERNEL as SUM_SLICES
 from deep_gemm.gemm.bf16.sum_slices import SlicesConfig, reachable_slices
 from lab.sim import bf16 as sim_bf16
 from lab.sim import bf16_sums as sim
@@ -34,7 +34,7 @@ class Trial:
     schedule: str | None = None
 
     def headers(self) -> dict[str, str]:
-        return {name: text for name, text in sum_slices.headers(self.config.output).items() if name in SOURCES}
+        return {name: text for name, text in SUM_SLICES.headers(self.config.output).items() if name in SOURCES}
 
     def run(self, headers: Mapping[str, str]) -> None:
         edits = {name: headers[name] for name in SOURCES}
@@ -58,7 +58,7 @@ TRIALS = [
     Trial(ADDING, 3, (3, 40, 72, 128), 3),
 ]
 
-assert all(name in bf16_gemm.headers(CONFIG) for name in SOURCES)
+assert all(name in BF16_GEMM.headers(CONFIG) for name in SOURCES)
 
 MUTATIONS = [
     Mutation("all slices begin at the first block", _SUMS, "k_blocks * tile.plane / p.sum.slices", "0 * tile.plane / p.sum.slices", shows_in=FEW),

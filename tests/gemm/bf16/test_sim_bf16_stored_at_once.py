@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 from thorough import ends
 
-from deep_gemm.gemm.bf16 import kernel as bf16_gemm
 from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
 from deep_gemm.gemm.bf16.config import Bf16Config, Majors, bf16_config
+from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
 from deep_gemm.gemm.bf16.sum_slices import SlicesConfig
 from deep_gemm.gemm.output import Groups, Output
 from lab.sim import HostKernel, bf16_counted, bf16_depths, bf16_rows, bf16_sums
@@ -22,7 +22,7 @@ FILE, CHOICE = "tile.cuh", "!kHasScales && kCudaRelease < 1209"
 
 @cache
 def compiled(config: Bf16Config) -> HostKernel:
-    text = bf16_gemm.headers(config)[FILE]
+    text = BF16_GEMM.headers(config)[FILE]
     assert text.count(CHOICE) == 1
     return sim.compile_config(config, {FILE: text.replace(CHOICE, "true")})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from lab.sim import fp8_gemm_decode as sim
 from lab.sim.mutate import Mutation
 
@@ -24,7 +24,7 @@ class Trial:
     weight_is_ready: bool = False
 
     def headers(self) -> dict[str, str]:
-        return fp8_gemm_decode.headers(self.config)
+        return FP8_GEMM_DECODE.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim.compile_config(self.config, headers)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.dense.choose import reachable
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.plan import PLANS
 from lab.bench.tune import compile_all
 from lab.sim.rounding import TENSOR_CORES, allowed_difference, describe_mistakes
@@ -224,9 +224,9 @@ def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     """It has no context of the driver: neither to load a kernel in, nor to launch one that is loaded."""
     torch.manual_seed(0)
     PLANS.clear()
-    for module in (fp8_gemm, fp8_gemm_decode):
-        module.loaded.cache_clear()
-        module.launcher.cache_clear()
+    for kernel in (FP8_GEMM, fp8_gemm_decode.KERNEL):
+        kernel._loaded.clear()
+        kernel._launchers.clear()
     a, b = (
         deep_gemm.per_token_cast_to_fp8(torch.randn(40, 400, device="cuda")),
         deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda")),
@@ -282,14 +282,14 @@ def test_a_captured_graph_replays_with_changed_inputs() -> None:
 def test_fewer_sms_give_the_same_bits_without_compiling() -> None:
     a, b = operands(1000, 2112, 512)
     right = deep_gemm.fp8_gemm_nt(a, b)
-    compiled = fp8_gemm.loaded.cache_info().misses
+    compiled = len(FP8_GEMM._loaded)
     try:
         for num_sms in (1, 7, 100):
             deep_gemm.set_num_sms(num_sms)
             assert torch.equal(deep_gemm.fp8_gemm_nt(a, b), right)  # type: ignore[arg-type]
     finally:
         deep_gemm.set_num_sms(torch.cuda.get_device_properties(0).multi_processor_count)
-    assert fp8_gemm.loaded.cache_info().misses == compiled
+    assert len(FP8_GEMM._loaded) == compiled
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

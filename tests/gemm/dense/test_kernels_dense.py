@@ -343,7 +343,7 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
     deep_gemm.set_pdl(is_enabled)
 
     def weight_is_ready() -> int | None:
-        if gpu.last.kernel != fp8_gemm_decode.NAME:
+        if gpu.last.kernel != fp8_gemm_decode.KERNEL.name:
             return None
         word, half = divmod(fp8_gemm_decode.PARAMS.offset("weight_is_ready"), 8)
         return gpu.last.words[word] >> 8 * half & 0xFFFFFFFF

@@ -9,10 +9,10 @@ from thorough import configurations
 from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.depths import maps_kernel as k_group_maps
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from lab.gates import violations
 
 
@@ -24,12 +24,12 @@ def test_all_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("config", configurations(reachable_k_grouped()), ids=lambda config: config.name)
 def test_a_kernel_for_groups_along_k_is_what_was_planned(config: GemmConfig) -> None:
-    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
+    assert violations(gemm_report(config), FP8_GEMM.code_plan(config)) == []
 
 
 def test_the_kernel_that_makes_maps_is_what_was_planned() -> None:
-    name = k_group_maps.NAME
-    kernel = compile_cubin(k_group_maps.SOURCE, k_group_maps.headers(), name=name)
-    threads = k_group_maps.THREADS
+    name = k_group_maps.KERNEL.name
+    kernel = compile_cubin(k_group_maps.KERNEL.source, k_group_maps.KERNEL.headers(k_group_maps.CONFIG), name=name)
+    threads = k_group_maps.CONFIG.num_threads
     plan = CodePlan(roles=((threads, None),), shared_bytes=0, qgmma=0, tma_loads=0, multicast_loads=0)
     assert violations(report(kernel.cubin, kernel.log), plan) == []

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from deep_gemm.core.check.layout import align
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.depths.choose import SHARING_A, TILES, k_grouped_config
 from deep_gemm.gemm.depths.maps_kernel import MAX_INLINE_KS
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
 from lab.sim import SimulationError
@@ -219,7 +219,7 @@ def test_pairs_where_groups_have_no_depth(ks: list[int]) -> None:
 )
 def test_a_missing_step_is_noticed(header: str, line: str, message: str) -> None:
     config = config_for()
-    text = fp8_gemm.headers(config)[header]
+    text = FP8_GEMM.headers(config)[header]
     assert text.count(line) == 1
     edits = {header: text.replace(line, "")}
     kernels = sim.compile_maps(edits), compile_config(config, edits)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
 from lab.sim import heads as sim
@@ -35,7 +35,7 @@ class Trial:
 
     def headers(self) -> dict[str, str]:
         config = self.config
-        return fp8_gemm_decode.headers(config) if isinstance(config, DecodeConfig) else fp8_gemm.headers(config)
+        return FP8_GEMM_DECODE.headers(config) if isinstance(config, DecodeConfig) else FP8_GEMM.headers(config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim.compile_config(self.config, headers)

@@ -8,11 +8,11 @@ from thorough import configurations
 
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.heads.choose import reachable, reachable_heads, reachable_heads_decode
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from lab.gates import violations
 
 MAX_CONFIGURATIONS = 200
@@ -27,12 +27,12 @@ def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> N
 
 @pytest.mark.parametrize("config", configurations(reachable_heads()), ids=lambda config: config.name)
 def test_a_reachable_kernel_is_what_was_planned(config: GemmConfig) -> None:
-    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
+    assert violations(gemm_report(config), FP8_GEMM.code_plan(config)) == []
 
 
 @pytest.mark.parametrize("config", configurations(reachable_heads_decode()), ids=lambda config: config.name)
 def test_a_reachable_decode_kernel_is_what_was_planned(config: DecodeConfig) -> None:
-    kernel = compile_cubin(fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config), name=fp8_gemm_decode.NAME)
+    kernel = compile_cubin(FP8_GEMM_DECODE.source, FP8_GEMM_DECODE.headers(config), name=FP8_GEMM_DECODE.name)
     found = report(kernel.cubin, kernel.log)
-    assert violations(found, fp8_gemm_decode.code_plan(config)) == []
+    assert violations(found, FP8_GEMM_DECODE.code_plan(config)) == []
     assert found.counts["MEMBAR"] == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Groups, Output
 from lab.sim import rows as sim
 from lab.sim.dense import compile_config
@@ -29,7 +29,7 @@ class Trial:
     num_sms: int = 2
 
     def headers(self) -> dict[str, str]:
-        return fp8_gemm.headers(self.config)
+        return FP8_GEMM.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = compile_config(self.config, headers)

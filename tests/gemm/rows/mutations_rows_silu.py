@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from silu_cases import mistakes, right
 
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Groups, Output
 from lab.sim import rows, rows_silu
 from lab.sim.dense import compile_config
@@ -37,7 +37,7 @@ class Trial:
     num_sms: int = 2
 
     def headers(self) -> dict[str, str]:
-        return fp8_gemm.headers(self.config)
+        return FP8_GEMM.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = compile_config(self.config, headers)

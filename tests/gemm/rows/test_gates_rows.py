@@ -6,8 +6,8 @@ import pytest
 from helpers import gemm_report
 from thorough import configurations
 
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from lab.gates import violations
 
@@ -20,4 +20,4 @@ def test_all_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("config", configurations(CONFIGS), ids=lambda config: config.name)
 def test_a_kernel_for_grouped_rows_is_what_was_planned(config: GemmConfig) -> None:
-    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
+    assert violations(gemm_report(config), FP8_GEMM.code_plan(config)) == []

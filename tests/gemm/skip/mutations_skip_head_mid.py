@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.skip.choose import skipping
 from lab.sim import skip_head_mid as sim
 from lab.sim.mutate import Mutation
@@ -27,8 +27,8 @@ class Trial:
 
     def headers(self) -> dict[str, str]:
         if isinstance(self.config, DecodeConfig):
-            return fp8_gemm_decode.headers(self.config)
-        return fp8_gemm.headers(self.config)
+            return FP8_GEMM_DECODE.headers(self.config)
+        return FP8_GEMM.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim.compile_config(self.config, headers)

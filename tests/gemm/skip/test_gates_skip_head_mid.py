@@ -8,10 +8,10 @@ from thorough import configurations
 
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
-from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
+from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
+from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.skip.choose import reachable_skipping
 from lab.gates import violations
 
@@ -28,10 +28,10 @@ def test_few_configurations_are_reachable_and_all_have_names_of_their_own() -> N
 
 @pytest.mark.parametrize("config", configurations(TILES), ids=lambda config: config.name)
 def test_a_tiled_kernel_is_what_was_planned(config: GemmConfig) -> None:
-    assert violations(gemm_report(config), fp8_gemm.code_plan(config)) == []
+    assert violations(gemm_report(config), FP8_GEMM.code_plan(config)) == []
 
 
 @pytest.mark.parametrize("config", configurations(DECODE), ids=lambda config: config.name)
 def test_a_decode_kernel_is_what_was_planned(config: DecodeConfig) -> None:
-    kernel = compile_cubin(fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config), name=fp8_gemm_decode.NAME)
-    assert violations(report(kernel.cubin, kernel.log), fp8_gemm_decode.code_plan(config)) == []
+    kernel = compile_cubin(FP8_GEMM_DECODE.source, FP8_GEMM_DECODE.headers(config), name=FP8_GEMM_DECODE.name)
+    assert violations(report(kernel.cubin, kernel.log), FP8_GEMM_DECODE.code_plan(config)) == []
