@@ -52,11 +52,10 @@ def sim(
     if kernel not in ("fp8_gemm", "hc_prenorm"):
         raise typer.BadParameter(f"expected fp8_gemm or hc_prenorm, got {kernel}", param_hint="kernel")
 
-    from deep_gemm.hyper.config import HcConfig
-    from deep_gemm.hyper.config_few import TILE_ROWS, HcFewConfig
-
     from deep_gemm.gemm.config_of_tile import tile_config
     from deep_gemm.gemm.output import Output
+    from deep_gemm.hyper.kernel import HcConfig
+    from deep_gemm.hyper.kernel_few import TILE_ROWS, HcFewConfig
 
     from .sim import HostCompileError
     from .sim.command import run, run_hc

@@ -1,4 +1,4 @@
-"""One kernel for one configuration as one file: includes in their places, branches of `if constexpr` left as they are."""
+"""One kernel for one configuration as one file: every header stands where it is included first."""
 
 from __future__ import annotations
 

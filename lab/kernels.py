@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from deep_gemm import across, casts, gemm, hyper, indexer, linear, moe
 from deep_gemm.core.jit import applied
 from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.core.kernel import Kernel
-
-FAMILIES = (gemm, casts, linear, moe, indexer, hyper, across)
+from deep_gemm.kernels import KERNELS
 
 
 def all_kernels() -> dict[str, Kernel[Any]]:
     """Give all kernels, by their names."""
-    return {kernel.name: kernel for family in FAMILIES for kernel in family.KERNELS}
+    return {kernel.name: kernel for kernel in KERNELS}
 
 
 def kernel_named(name: str) -> Kernel[Any]:

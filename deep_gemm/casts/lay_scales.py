@@ -61,8 +61,8 @@ class ScalesConfig(Config):
         }
 
 
-KERNEL: Kernel[ScalesConfig] = Kernel("lay_scales", PARAMS, lambda: [CONFIG])
 CONFIG = ScalesConfig()
+KERNEL: Kernel[ScalesConfig] = Kernel("lay_scales", PARAMS, lambda: [CONFIG])
 
 
 def mn_major(sf: Tensor) -> Tensor:

@@ -51,10 +51,10 @@ from ..hyper.kernel import MAX_CLUSTER, HcConfig
 from ..hyper.kernel_few import HcFewConfig
 from ..indexer import kernel as fp8_mqa_logits
 from ..indexer import paged_kernel as fp8_paged_mqa_logits
+from ..kernels import ORDINARY
 from ..linear import kernel as linear_decode
 from ..linear.config import serving
 from ..moe.api import MANY_ROWS
-from ..ordinary import reachable_ordinary
 from .console import with_progress
 from .models import Model, Weight, model_named
 
@@ -195,7 +195,7 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
                 else None
             )
             if casting is not None:
-                yield Job(linear_decode.NAME, casting, partial(linear_decode.build, casting))
+                yield Job(linear_decode.KERNEL.kernel_name, casting, partial(linear_decode.KERNEL.build, casting))
         else:
             yield Job(config.kernel_name, config, partial(FP8_GEMM.build, config))
     if question.output.groups == Groups.DEPTHS:
@@ -249,17 +249,17 @@ def jobs_of_layers() -> Iterator[Job]:
 
 def ordinary_jobs() -> Iterator[Job]:
     """All kernels of casts, of routes and of scales."""
-    for kernel, configs in reachable_ordinary():
-        for config in configs:
+    for kernel in ORDINARY:
+        for config in kernel.configs():
             yield Job(kernel.name, config, partial(kernel.build, config))
 
 
 def logits_jobs() -> Iterator[Job]:
     """The usual kernels of the indexer's logits."""
     for logits in fp8_mqa_logits.usual_mqa():
-        yield Job(fp8_mqa_logits.NAME, logits, partial(fp8_mqa_logits.build, logits))
+        yield Job(fp8_mqa_logits.KERNEL.kernel_name, logits, partial(fp8_mqa_logits.KERNEL.build, logits))
     for paged in fp8_paged_mqa_logits.usual_paged():
-        yield Job(fp8_paged_mqa_logits.NAME, paged, partial(fp8_paged_mqa_logits.build, paged))
+        yield Job(fp8_paged_mqa_logits.KERNEL.kernel_name, paged, partial(fp8_paged_mqa_logits.KERNEL.build, paged))
 
 
 def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:

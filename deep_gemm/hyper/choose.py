@@ -15,6 +15,7 @@ from .check import HcProblem
 from .kernel import MAX_CLUSTER, HcConfig, estimated_us, hc_config
 from .kernel_few import HcFewConfig, few_configs, few_us, tiles
 
+Config = HcConfig | HcFewConfig
 FEW_ROWS = 256
 """More rows than this are never few."""
 RING_US, RING_COLUMN_US = 1.3, 0.07
@@ -22,7 +23,7 @@ RING_US, RING_COLUMN_US = 1.3, 0.07
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
 
 
-def run(p: HcProblem, config: HcConfig | HcFewConfig | None = None) -> None:
+def run(p: HcProblem, config: Config | None = None) -> None:
     """Compute the product and the sums of squares on the GPU that the operands are on."""
     device = p.a.get_device()
     if torch._C._cuda_getDevice() != device:  # which is asked what clusters fit
@@ -42,7 +43,7 @@ def run(p: HcProblem, config: HcConfig | HcFewConfig | None = None) -> None:
     of.KERNEL.run(config, lambda launcher: of.bind(config, launcher, p), of.grid(config, m, n, splits, num_sms), device)
 
 
-def kernel_of(config: HcConfig | HcFewConfig) -> Any:
+def kernel_of(config: Config) -> Any:
     """Give the module of a configuration's kernel."""
     return kernel_few if isinstance(config, HcFewConfig) else kernel
 

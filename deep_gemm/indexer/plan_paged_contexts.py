@@ -52,8 +52,8 @@ class PlanConfig(Config):
         }
 
 
-KERNEL: Kernel[PlanConfig] = Kernel("plan_paged_contexts", PARAMS, lambda: [CONFIG])
 CONFIG = PlanConfig()
+KERNEL: Kernel[PlanConfig] = Kernel("plan_paged_contexts", PARAMS, lambda: [CONFIG])
 
 
 def run(contexts: Tensor, schedule: Tensor) -> None:

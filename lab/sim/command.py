@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.hyper.kernel import Config
+from deep_gemm.hyper.choose import Config
 
 from . import dense as fp8_gemm
 from . import hc_prenorm

@@ -23,8 +23,8 @@ def compile_config(config: MqaConfig, edits: Mapping[str, str] | None = None) ->
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**fp8_mqa_logits.headers(config), **(edits or {})}
-    return compile_kernel(fp8_mqa_logits.SOURCE, headers, name=fp8_mqa_logits.NAME)
+    headers = {**fp8_mqa_logits.KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(fp8_mqa_logits.KERNEL.source, headers, name=fp8_mqa_logits.KERNEL.kernel_name)
 
 
 def run(

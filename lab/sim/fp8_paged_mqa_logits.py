@@ -29,8 +29,8 @@ def compile_config(config: PagedConfig, edits: Mapping[str, str] | None = None) 
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**fp8_paged_mqa_logits.headers(config), **(edits or {})}
-    return compile_kernel(fp8_paged_mqa_logits.SOURCE, headers, name=fp8_paged_mqa_logits.NAME)
+    headers = {**fp8_paged_mqa_logits.KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(fp8_paged_mqa_logits.KERNEL.source, headers, name=fp8_paged_mqa_logits.KERNEL.kernel_name)
 
 
 def run(
@@ -77,8 +77,8 @@ def run(
 
 def compile_plan(config: PlanConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that plans for the host."""
-    headers = {**plan_paged_contexts.headers(config), **(edits or {})}
-    return compile_kernel(plan_paged_contexts.SOURCE, headers, name=plan_paged_contexts.NAME)
+    headers = {**plan_paged_contexts.KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(plan_paged_contexts.KERNEL.source, headers, name=plan_paged_contexts.KERNEL.kernel_name)
 
 
 def plan(

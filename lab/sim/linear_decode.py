@@ -23,8 +23,8 @@ def compile_config(config: LinearDecodeConfig, edits: Mapping[str, str] | None =
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**linear_decode.headers(config), **(edits or {})}
-    return compile_kernel(linear_decode.SOURCE, headers, name=linear_decode.NAME)
+    headers = {**linear_decode.KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(linear_decode.KERNEL.source, headers, name=linear_decode.KERNEL.kernel_name)
 
 
 def run(

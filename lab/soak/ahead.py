@@ -15,8 +15,8 @@ from deep_gemm.gemm.rows import choose as rows
 from deep_gemm.gemm.skip import choose as skip_head_mid
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.ordinary import reachable_ordinary
 
 from ..bench import tune
 
@@ -26,11 +26,11 @@ CORES_FOR_ATTEMPTS = 2
 def builds() -> Iterator[Callable[[], object]]:
     """Build each kernel that attempts are likely to need. One that is there is only read."""
     for logits in fp8_mqa_logits.usual_mqa():
-        yield partial(fp8_mqa_logits.build, logits)
+        yield partial(fp8_mqa_logits.KERNEL.build, logits)
     for paged in fp8_paged_mqa_logits.usual_paged():
-        yield partial(fp8_paged_mqa_logits.build, paged)
+        yield partial(fp8_paged_mqa_logits.KERNEL.build, paged)
     for linear in linear_decode.reachable_linear():
-        yield partial(linear_decode.build, linear)
+        yield partial(linear_decode.KERNEL.build, linear)
     for config in (
         *depths.reachable_k_grouped(),
         *rows.reachable_grouped(),
@@ -40,8 +40,8 @@ def builds() -> Iterator[Callable[[], object]]:
         *skip_head_mid.reachable_skipping(),
     ):
         yield partial(tune.build, config)
-    for kernel, configs in reachable_ordinary():
-        for of_kernel in configs:
+    for kernel in ORDINARY:
+        for of_kernel in kernel.configs():
             yield partial(kernel.build, of_kernel)
 
 

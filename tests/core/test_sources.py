@@ -18,8 +18,8 @@ from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper import kernel_few as hc_prenorm_few
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.ordinary import reachable_ordinary
 
 SOURCES = cuda_sources()
 
@@ -44,7 +44,7 @@ def test_every_kernel_is_one_that_tools_and_gates_know() -> None:
     )
     of_gemm = {FP8_GEMM_DECODE.name, K_GROUP_MAPS.name}
     with_gates = {"KERNEL_NAME", *of_gemm, *(kernel.NAME for kernel in named)}
-    assert found == with_gates | {kernel.name for kernel, _ in reachable_ordinary()}
+    assert found == with_gates | {kernel.name for kernel in ORDINARY}
 
 
 def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
@@ -84,7 +84,7 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
         assert name.startswith("fp8_wgrad_gemm_") == config.sfb_is_per_row
     assert FP8_GEMM_DECODE.name.startswith("fp8_gemm_")
     searched = ("fp8_gemm", "fp8_wgrad_gemm", "gemm_", "bf16_gemm", "mqa_logits", "tf32_hc_prenorm_gemm")
-    helpers = {K_GROUP_MAPS.name, *(kernel.name for kernel, _ in reachable_ordinary())}
+    helpers = {K_GROUP_MAPS.name, *(kernel.name for kernel in ORDINARY)}
     assert [name for name in helpers if any(text in name for text in searched)] == []
 
 

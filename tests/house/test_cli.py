@@ -37,8 +37,8 @@ from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.kernel_decode import kernel_of
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows.choose import select_grouped
+from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.ordinary import reachable_ordinary
 from lab.__main__ import app as lab_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,8 +274,8 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     built.clear()
     assert run("compile", "2112,7168", "--layers", "--gpu", "H200").exit_code == 0
     names = {job.name for job in built}
-    assert {f"{kernel.name} {config.name}" for kernel, configs in reachable_ordinary() for config in configs} <= names
-    assert any(job.kernel == linear_decode.NAME for job in built)
+    assert {f"{kernel.name} {config.name}" for kernel in ORDINARY for config in kernel.configs()} <= names
+    assert any(job.kernel == linear_decode.KERNEL.kernel_name for job in built)
 
 
 def test_compile_says_which_kernel_failed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

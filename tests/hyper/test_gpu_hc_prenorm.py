@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
 from hc_cases import special_operands
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper import choose
 from deep_gemm.hyper.api import compute
 from deep_gemm.hyper.check import HcProblem
-from deep_gemm.hyper.kernel import Config
+from deep_gemm.hyper.choose import Config
+from deep_gemm.hyper.kernel import HcConfig
+from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.testing import calc_diff
 from lab.sim.hc_prenorm import mistakes
 from lab.sim.hc_prenorm import random_operands as operands
@@ -36,14 +36,14 @@ def guarded(a: Tensor, b: Tensor, splits: int) -> tuple[HcProblem, list[Tensor]]
 
 def check(a: Tensor, b: Tensor, splits: int = 1, config: Config | None = None) -> HcProblem:
     p, memory = guarded(a, b, splits)
-    hc_prenorm.run(p, config)
+    choose.run(p, config)
     first = [x.clone() for x in memory]
     assert mistakes(a, b, p.d, p.sqr_sum, UNITS_OF_STEP) is None
     assert all((x[0] == MARK).all() and (x[-1] == MARK).all() for x in memory)
     for _ in range(REPEATS):
         for x in memory:
             x.fill_(MARK)
-        hc_prenorm.run(p, config)
+        choose.run(p, config)
         assert all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in zip(memory, first, strict=True))
     return p
 

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 import torch
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
 from hc_cases import special_operands
 
-from deep_gemm.hyper.kernel import Config
+from deep_gemm.hyper.choose import Config
+from deep_gemm.hyper.kernel import HcConfig
+from deep_gemm.hyper.kernel_few import HcFewConfig
 from lab.sim import HostKernel
 from lab.sim import hc_prenorm as sim
 from lab.sim.hc_prenorm import mistakes

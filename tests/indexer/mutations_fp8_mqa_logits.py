@@ -29,7 +29,7 @@ class Trial:
     columns: int = 70
 
     def headers(self) -> dict[str, str]:
-        return fp8_mqa_logits.headers(self.config)
+        return fp8_mqa_logits.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         c = self.config

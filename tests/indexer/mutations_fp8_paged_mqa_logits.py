@@ -43,7 +43,7 @@ class Trial:
         return paged_config(self.next_n, self.heads, self.depth, self.page, 4)
 
     def headers(self) -> dict[str, str]:
-        return fp8_paged_mqa_logits.headers(self.config)
+        return fp8_paged_mqa_logits.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         p = problem(
@@ -277,7 +277,7 @@ class PlanTrial:
         return plan_paged_contexts.CONFIG
 
     def headers(self) -> dict[str, str]:
-        return plan_paged_contexts.headers(self.config)
+        return plan_paged_contexts.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         g = torch.Generator().manual_seed(self.seed)

@@ -13,7 +13,7 @@ from lab.gates import violations
 
 
 def problems(config: MqaConfig, headers: dict[str, str]) -> list[str]:
-    kernel = compile_cubin(fp8_mqa_logits.SOURCE, headers, name=fp8_mqa_logits.NAME)
+    kernel = compile_cubin(fp8_mqa_logits.KERNEL.source, headers, name=fp8_mqa_logits.KERNEL.kernel_name)
     return violations(report(kernel.cubin, kernel.log), fp8_mqa_logits.code_plan(config))
 
 
@@ -29,7 +29,7 @@ CONFIGS = [
 @pytest.mark.parametrize("config", configurations(CONFIGS), ids=lambda config: config.name)
 def test_a_reachable_kernel_is_what_was_planned(config: MqaConfig) -> None:
     assert config.why_illegal() is None
-    assert problems(config, fp8_mqa_logits.headers(config)) == []
+    assert problems(config, fp8_mqa_logits.KERNEL.headers(config)) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_reachable_kernel_is_what_was_planned(config: MqaConfig) -> None:
 )
 def test_a_broken_kernel_does_not_pass(old: str, new: str, expected: str | None) -> None:
     config = mqa_config(64, 128, 4, False, False)
-    headers = fp8_mqa_logits.headers(config)
+    headers = fp8_mqa_logits.KERNEL.headers(config)
     assert headers["fp8_mqa_logits.cuh"].count(old) == 1
     headers["fp8_mqa_logits.cuh"] = headers["fp8_mqa_logits.cuh"].replace(old, new)
     found = problems(config, headers)

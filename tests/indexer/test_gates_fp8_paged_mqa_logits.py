@@ -14,7 +14,7 @@ from lab.gates import violations
 
 
 def problems(config: PagedConfig, headers: dict[str, str]) -> list[str]:
-    kernel = compile_cubin(fp8_paged_mqa_logits.SOURCE, headers, name=fp8_paged_mqa_logits.NAME)
+    kernel = compile_cubin(fp8_paged_mqa_logits.KERNEL.source, headers, name=fp8_paged_mqa_logits.KERNEL.kernel_name)
     return violations(report(kernel.cubin, kernel.log), fp8_paged_mqa_logits.code_plan(config))
 
 
@@ -23,7 +23,7 @@ def problems(config: PagedConfig, headers: dict[str, str]) -> list[str]:
 )
 def test_a_reachable_kernel_is_what_was_planned(config: PagedConfig) -> None:
     assert config.why_illegal() is None
-    assert problems(config, fp8_paged_mqa_logits.headers(config)) == []
+    assert problems(config, fp8_paged_mqa_logits.KERNEL.headers(config)) == []
 
 
 def test_every_reachable_configuration_is_legal() -> None:
@@ -34,9 +34,11 @@ def test_every_reachable_configuration_is_legal() -> None:
 def test_the_kernel_that_plans_is_what_was_planned() -> None:
     config = plan_paged_contexts.CONFIG
     kernel = compile_cubin(
-        plan_paged_contexts.SOURCE, plan_paged_contexts.headers(config), name=plan_paged_contexts.NAME
+        plan_paged_contexts.KERNEL.source,
+        plan_paged_contexts.KERNEL.headers(config),
+        name=plan_paged_contexts.KERNEL.kernel_name,
     )
-    assert violations(report(kernel.cubin, kernel.log), plan_paged_contexts.code_plan(config)) == []
+    assert violations(report(kernel.cubin, kernel.log), plan_paged_contexts.KERNEL.code_plan(config)) == []
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_the_kernel_that_plans_is_what_was_planned() -> None:
 )
 def test_a_broken_kernel_does_not_pass(old: str, new: str, expected: str) -> None:
     config = paged_config(2, 64, 128, 64, 4)
-    headers = fp8_paged_mqa_logits.headers(config)
+    headers = fp8_paged_mqa_logits.KERNEL.headers(config)
     assert headers["fp8_paged_mqa_logits.cuh"].count(old) == 1
     headers["fp8_paged_mqa_logits.cuh"] = headers["fp8_paged_mqa_logits.cuh"].replace(old, new)
     assert any(expected in problem for problem in problems(config, headers))

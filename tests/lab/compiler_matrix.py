@@ -28,7 +28,6 @@ sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") i
 
 import machine_code
 import other_nvrtc
-from deep_gemm.hyper.config import reachable_hc
 from thorough import sample
 
 from deep_gemm.core.code_plan import CodePlan
@@ -47,11 +46,12 @@ from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from deep_gemm.gemm.skip.choose import reachable_skipping
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.choose import reachable_few
+from deep_gemm.hyper.kernel import reachable_hc
+from deep_gemm.hyper.kernel_few import reachable_few
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
+from deep_gemm.kernels import ORDINARY
 from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.ordinary import reachable_ordinary
 from lab.bench.machine import git_state
 from lab.bench.report import write_whole
 from lab.gates import violations
@@ -116,14 +116,14 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     ]
     found += [
         Case(
-            Job(f"linear_decode {config.name}", linear_decode.SOURCE, linear_decode.headers(config)),
+            Job(f"linear_decode {config.name}", linear_decode.KERNEL.source, linear_decode.KERNEL.headers(config)),
             linear_decode.code_plan(config),
         )
         for config in choose(linear_decode.reachable_linear())
     ]
     found += [
         Case(
-            Job(f"fp8_mqa_logits {config.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(config)),
+            Job(f"fp8_mqa_logits {config.name}", fp8_mqa_logits.KERNEL.source, fp8_mqa_logits.KERNEL.headers(config)),
             fp8_mqa_logits.code_plan(config),
         )
         for config in choose([each for each in fp8_mqa_logits.reachable_mqa() if each.heads in USUAL_HEADS])
@@ -131,7 +131,9 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     found += [
         Case(
             Job(
-                f"fp8_paged_mqa_logits {config.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(config)
+                f"fp8_paged_mqa_logits {config.name}",
+                fp8_paged_mqa_logits.KERNEL.source,
+                fp8_paged_mqa_logits.KERNEL.headers(config),
             ),
             fp8_paged_mqa_logits.code_plan(config),
         )
@@ -155,8 +157,8 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     ]
     found += [
         Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
-        for kernel, configs in reachable_ordinary()
-        for config in choose(configs)
+        for kernel in ORDINARY
+        for config in choose(kernel.configs())
     ]
     return found
 

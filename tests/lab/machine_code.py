@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # runs from a plain checkout too
 sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") if path.is_dir())]
 
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
 from thorough import covering, values
 
 from deep_gemm.core.jit.compiler import Job, compile_many, compiler_version
@@ -32,12 +30,14 @@ from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
-from deep_gemm.hyper import kernel as hc_prenorm
+from deep_gemm.hyper import choose as choose_hc
+from deep_gemm.hyper.kernel import HcConfig
+from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
 from deep_gemm.indexer.config import mqa_config
 from deep_gemm.indexer.paged_config import paged_config
-from deep_gemm.ordinary import reachable_ordinary
+from deep_gemm.kernels import ORDINARY
 
 FILE = Path(__file__).with_name("machine_code_digests.json")
 
@@ -133,18 +133,25 @@ def jobs() -> list[Job]:
         elif isinstance(config, DecodeConfig):
             found.append(Job(f"decode {config.name}", FP8_GEMM_DECODE.source, FP8_GEMM_DECODE.headers(config)))
     found += [Job(f"bf16_gemm {each.name}", BF16_GEMM.source, BF16_GEMM.headers(each)) for each in OF_BF16]
-    found += [Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(each)) for each in MQA]
-    for each in HC:
-        kernel = hc_prenorm.kernel_of(each)
-        found.append(Job(f"hc_prenorm {each.name}", kernel.SOURCE, kernel.headers(each)))
     found += [
-        Job(f"fp8_paged_mqa_logits {each.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(each))
+        Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.KERNEL.source, fp8_mqa_logits.KERNEL.headers(each))
+        for each in MQA
+    ]
+    for each in HC:
+        kernel = choose_hc.kernel_of(each).KERNEL
+        found.append(Job(f"hc_prenorm {each.name}", kernel.source, kernel.headers(each)))
+    found += [
+        Job(
+            f"fp8_paged_mqa_logits {each.name}",
+            fp8_paged_mqa_logits.KERNEL.source,
+            fp8_paged_mqa_logits.KERNEL.headers(each),
+        )
         for each in PAGED
     ]
     found += [
         Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config))
-        for kernel, configs in reachable_ordinary()
-        for config in covering(configs, values)
+        for kernel in ORDINARY
+        for config in covering(kernel.configs(), values)
     ]
     return found
 

@@ -32,7 +32,7 @@ class Trial:
     is_dependent: bool = True
 
     def headers(self) -> dict[str, str]:
-        return linear_decode.headers(self.config)
+        return linear_decode.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         (m, n, k), g = self.mnk, torch.Generator().manual_seed(self.seed)

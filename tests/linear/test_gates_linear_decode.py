@@ -14,5 +14,7 @@ from lab.gates import violations
 
 @pytest.mark.parametrize("config", configurations(linear_decode.reachable_linear()), ids=lambda config: config.name)
 def test_a_reachable_kernel_is_what_was_planned(config: LinearDecodeConfig) -> None:
-    kernel = compile_cubin(linear_decode.SOURCE, linear_decode.headers(config), name=linear_decode.NAME)
+    kernel = compile_cubin(
+        linear_decode.KERNEL.source, linear_decode.KERNEL.headers(config), name=linear_decode.KERNEL.kernel_name
+    )
     assert violations(report(kernel.cubin, kernel.log), linear_decode.code_plan(config)) == []

@@ -36,7 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
 
     def launcher_of(config: LinearDecodeConfig, device: int, is_dependent: bool) -> FakeLauncher:
         params = linear_decode.PARAMS.size
-        return FakeLauncher(fake, linear_decode.NAME, params, config.cluster, is_dependent)
+        return FakeLauncher(fake, linear_decode.KERNEL.kernel_name, params, config.cluster, is_dependent)
 
     monkeypatch.setattr(linear_decode, "launcher_of", launcher_of)
     linear_decode.config_of.cache_clear()
@@ -62,7 +62,7 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: i
     linear(x, w, out=out, bias=bias)
     tile = dense.choice(m, N, K, Output(with_c=with_bias), H200)
     assert isinstance(tile, DecodeConfig)
-    assert [launch.kernel for launch in gpu.launches] == [linear_decode.NAME]
+    assert [launch.kernel for launch in gpu.launches] == [linear_decode.KERNEL.kernel_name]
     config = serving(m, K, tile)
     assert config is not None
     assert (config.tile.cluster_k, config.tile.block_n) == (tile.cluster_k, tile.block_n)
@@ -85,7 +85,7 @@ def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
     split = gpu.last.grid
     deep_gemm.set_batch_invariant(True)
     linear(*layer(2))
-    assert gpu.last.kernel == linear_decode.NAME
+    assert gpu.last.kernel == linear_decode.KERNEL.kernel_name
     assert gpu.last.grid < split
 
 
