@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
@@ -109,7 +110,8 @@ class Kernel(Generic[C]):
         - `more`: headers that are made for a configuration, such as `wgmma_shapes.cuh`.
         - `promotes`: partial sums are promoted by FFMAs, which old compilers leave in a slow order.
         """
-        self.name, self.kernel_name, self.configs = source, name or source, configs
+        self.name, self.kernel_name = source, name or source
+        self.configs: Callable[[], Sequence[C]] = cache(configs)
         self.source = f'#include "{source}.cuh"\n'
         self._params, self._code, self._more = params, code, more
         self._bulk_copies, self._promotes = bulk_copies, promotes

@@ -13,6 +13,7 @@ from deep_gemm.core.jit.compiler import compile_cubin, compiler_version
 STORED = json.loads(machine_code.FILE.read_text())
 
 
+@pytest.mark.release
 def test_machine_code_is_what_it_was() -> None:
     if compiler_version() != STORED["compiler"]:
         pytest.skip(f"the digests are of NVRTC {STORED['compiler']}, here is {compiler_version()}")

@@ -275,6 +275,7 @@ def test_a_source_that_is_not_cpp_is_refused_with_the_compilers_words() -> None:
         compile_kernel("nonsense;\n", {}, name="k")
 
 
+@pytest.mark.release
 def test_a_library_is_compiled_once(tmp_path: Path) -> None:
     source = "KERNEL(32, 1) k(const float*) {}\n"
     first = compile_kernel(source, {}, name="k", cache_dir=tmp_path)
