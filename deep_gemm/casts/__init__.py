@@ -9,6 +9,7 @@ FP64 input is rounded to FP32 first, so values beyond FP32's range count as infi
 mode they refuse what was computed from something that requires one.
 """
 
+from . import cast_rows, cast_tiles, lay_scales
 from .back import cast_back_from_fp8
 from .by_kernels import as_rows, has_kernels
 from .by_torch import cast_by_torch
@@ -33,8 +34,11 @@ from .rules import (
     empty_values,
 )
 
+KERNELS = (cast_rows.KERNEL, cast_tiles.KERNEL, lay_scales.KERNEL)
+
 __all__ = [
     "FP8_MAX",
+    "KERNELS",
     "Quantized",
     "as_rows",
     "cast_back_from_fp4",

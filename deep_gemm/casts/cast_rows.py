@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import gpu_of
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
-from .config import CastConfig, Groups, num_ctas, select_cast
+from .config import CastConfig, Groups, num_ctas, reachable_cast, select_cast
 
 SCALE_BYTES = 4
 PARAMS = Params(
@@ -40,8 +40,7 @@ PARAMS = Params(
     Field("rounds_up", Kind.UINT32),
 )
 """`CastParams` of casts/cast_rows.cuh."""
-KERNEL: Any = OrdinaryKernel("cast_rows", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+KERNEL: Kernel[CastConfig] = Kernel("cast_rows", PARAMS, reachable_cast)
 
 
 class RowCast(NamedTuple):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params
 from .cast_rows import SCALE_BYTES, block_reciprocal, is_aligned
-from .config import Grain, TileCastConfig, num_tiles, tile_cast_config
+from .config import Grain, TileCastConfig, num_tiles, reachable_tile_casts, tile_cast_config
 
 PARAMS = Params(
     "TileCastParams",
@@ -33,8 +33,7 @@ PARAMS = Params(
     Field("rounds_up", Kind.UINT32),
 )
 """`TileCastParams` of casts/cast_tiles.cuh."""
-KERNEL: Any = OrdinaryKernel("cast_tiles", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+KERNEL: Kernel[TileCastConfig] = Kernel("cast_tiles", PARAMS, reachable_tile_casts)
 
 
 class TileCast(NamedTuple):

@@ -10,10 +10,22 @@ from functools import cache
 import torch
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
+from ..core.kernel import Config
 
 VECTOR_BYTES = 16
 """Bytes that a lane loads at once if rows allow it."""
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def cast_constants(dtype: torch.dtype, *, vector: int, num_threads: int) -> dict[str, int | bool]:
+    """Give the constants that casts/cast/values.cuh asks for."""
+    return {
+        "kInputBytes": dtype.itemsize,
+        "kVector": vector,
+        "kNumThreads": num_threads,
+        "kInputIsFp32": dtype == torch.float32,
+        "kInputIsFp16": dtype == torch.float16,
+    }
 
 
 def cast_header(
@@ -25,11 +37,10 @@ def cast_header(
     num_threads: int,
     files: Mapping[str, str],
 ) -> str:
-    """Give `config.cuh`; casts/cast/values.cuh asks for the constants that are made here."""
-    constants = {"kInputBytes": dtype.itemsize, "kVector": vector, "kNumThreads": num_threads, **constants}
-    switches = {"kInputIsFp32": dtype == torch.float32, "kInputIsFp16": dtype == torch.float16, **switches}
-    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-    lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
+    """Give `config.cuh` of kernels in the old form, until none is left."""
+    made = {**cast_constants(dtype, vector=vector, num_threads=num_threads), **constants, **switches}
+    kinds = {name: "bool" if isinstance(value, bool) else "uint32_t" for name, value in made.items()}
+    lines = [f"constexpr {kinds[name]} {name} = {str(value).lower()};" for name, value in made.items()]
     lines += [f'#define {kind} "{file}"' for kind, file in files.items()]
     return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
@@ -60,7 +71,7 @@ MAX_GROUPS = 1024
 
 
 @dataclass(frozen=True)
-class CastConfig:
+class CastConfig(Config):
     """One configuration of `cast_rows`. A team of lanes casts `rows` rows of 128 columns at a time."""
 
     dtype: torch.dtype
@@ -93,32 +104,31 @@ class CastConfig:
         """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts that it is the same."""
         return 0 if self.groups in (Groups.NONE, Groups.UNTIL) else (3 * MAX_GROUPS + self.num_threads // 32) * 4
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
         yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
             "kRows": self.rows,
             "kCtasPerSm": self.ctas_per_sm,
             "kMaxGroups": MAX_GROUPS,
             "kSharedBytes": self.shared_bytes,
+            "kActivates": self.activates,
         }
-        switches = {"kActivates": self.activates}
-        files = {
+
+    def choices(self) -> dict[str, str]:
+        """Give the files that the source picks."""
+        return {
             "ROWS": f"cast/{self.groups.value}.cuh",
             "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
             "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
         }
-        vector, num_threads = self.vector, self.num_threads
-        return cast_header(self.dtype, constants, switches, vector=vector, num_threads=num_threads, files=files)
 
 
 class Grain(Enum):
@@ -133,7 +143,7 @@ class Grain(Enum):
 
 
 @dataclass(frozen=True)
-class TileCastConfig:
+class TileCastConfig(Config):
     """One configuration of `cast_tiles`, of which a CTA casts a 128x128 tile."""
 
     dtype: torch.dtype
@@ -162,11 +172,8 @@ class TileCastConfig:
         keys = teams * SCALE_BLOCK * self.dtype.itemsize
         return align(columns + keys + 2 * SCALE_BLOCK * 8 + self.num_threads // 32 * 4, 16)
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
         yield self.column_bytes in (0, 1, VECTOR_BYTES), "16 bytes, or one, of columns at once"
@@ -175,15 +182,16 @@ class TileCastConfig:
         yield self.grain != Grain.ROWS or self.column_bytes > 0, "columns beside rows, which cast_rows casts alone"
         yield self.num_threads == 2 * SCALE_BLOCK, "a thread for each row and each column of a tile"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
             "kColumnBytes": self.column_bytes,
             "kCtasPerSm": self.ctas_per_sm,
             "kSharedBytes": self.shared_bytes,
+            **{grain.value: grain == self.grain for grain in Grain},
+            "kActivates": False,
         }
-        switches = {grain.value: grain == self.grain for grain in Grain} | {"kActivates": False}
-        return cast_header(self.dtype, constants, switches, vector=self.vector, num_threads=self.num_threads, files={})
 
 
 @cache

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from ..core.check.layout import ceil_div, empty_mn_major, is_mn_major_tma_aligned
 from ..core.gpu import is_hopper
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 
 PARAMS = Params(
@@ -28,7 +28,7 @@ PARAMS = Params(
 
 
 @dataclass(frozen=True)
-class ScalesConfig:
+class ScalesConfig(Config):
     """The configuration: there is one. A CTA copies `rows` rows of `blocks` blocks of k."""
 
     rows: int = 64
@@ -46,26 +46,23 @@ class ScalesConfig:
         """Size of `SharedStorage` in casts/lay_scales.cuh, which asserts that it is the same."""
         return self.blocks * (self.rows + 1) * 4
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return "needs as many scales for each thread" if self.rows * self.blocks % self.num_threads else None
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.rows * self.blocks % self.num_threads == 0, "as many scales for each thread"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers that the source takes."""
+        return {
             "kRows": self.rows,
             "kBlocks": self.blocks,
             "kNumThreads": self.num_threads,
             "kCtasPerSm": self.ctas_per_sm,
             "kSharedBytes": self.shared_bytes,
         }
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
 
-KERNEL: Any = OrdinaryKernel("lay_scales", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 CONFIG = ScalesConfig()
+KERNEL: Kernel[ScalesConfig] = Kernel("lay_scales", PARAMS, lambda: [CONFIG])
 
 
 def mn_major(sf: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ compiled, and launched for the rows of experts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.gpu import gpu_of
-from ..core.kernel import OrdinaryKernel, Prepared
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
 from ..core.sm90 import SHARED_BYTES_LIMIT
@@ -45,27 +46,19 @@ def _weights_name(weights: torch.dtype | None) -> str:
     return "no weights" if weights is None else f"weights in {str(weights).removeprefix('torch.')}"
 
 
-def _header(weights: torch.dtype | None, constants: dict[str, int]) -> str:
-    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-    return "\n".join(
-        [
-            "#pragma once",
-            '#include "types.cuh"',
-            f"constexpr uint32_t kWeightBytes = {0 if weights is None else weights.itemsize};",
-            f"constexpr bool kWeightIsFp16 = {str(weights == torch.float16).lower()};",
-            *lines,
-            "",
-        ]
-    )
+def _weights_constants(weights: torch.dtype | None) -> dict[str, int | bool]:
+    return {
+        "kWeightBytes": 0 if weights is None else weights.itemsize,
+        "kWeightIsFp16": weights == torch.float16,
+    }
 
 
 @dataclass(frozen=True)
-class GatherConfig:
+class GatherConfig(Config):
     """One configuration of gather_weighted."""
 
     weights: torch.dtype | None
     num_threads: ClassVar[int] = 64
-    shared_bytes: ClassVar[int] = 0
 
     @property
     def name(self) -> str:
@@ -77,17 +70,18 @@ class GatherConfig:
         """CTAs that are to share an SM: as many as registers suffice for without a stack."""
         return 10 if self.weights in (torch.bfloat16, torch.float16) else 11
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return None if self.weights in WEIGHTS else "needs weights in FP32, BF16 or FP16, or none"
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.weights in WEIGHTS, "weights in FP32, BF16 or FP16, or none"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        return _header(self.weights, {"kNumThreads": self.num_threads, "kCtasPerSm": self.ctas_per_sm})
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        sizes = {"kNumThreads": self.num_threads, "kCtasPerSm": self.ctas_per_sm}
+        return {**_weights_constants(self.weights), **sizes}
 
 
 @dataclass(frozen=True)
-class ManyConfig:
+class ManyConfig(Config):
     """One configuration of gather_weighted_many: a producer, and math warps with 8 columns of each panel a thread."""
 
     weights: torch.dtype | None
@@ -116,15 +110,16 @@ class ManyConfig:
         """Size of `SharedStorage` in moe/gather_weighted_many.cuh, which asserts that it is the same."""
         return self.num_stages * (self.piece * 2 + 2 * 8)
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        if self.shared_bytes > SHARED_BYTES_LIMIT:
-            return f"needs {self.shared_bytes} bytes of shared memory, more than {SHARED_BYTES_LIMIT}"
-        return None if self.weights in WEIGHTS else "needs weights in FP32, BF16 or FP16, or none"
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        shared = f"{self.shared_bytes} bytes of shared memory, more than {SHARED_BYTES_LIMIT}"
+        yield self.shared_bytes <= SHARED_BYTES_LIMIT, shared
+        yield self.weights in WEIGHTS, "weights in FP32, BF16 or FP16, or none"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            **_weights_constants(self.weights),
             "kNumStages": self.num_stages,
             "kPanels": self.panels,
             "kNumMathWarps": self.num_math_warps,
@@ -133,12 +128,20 @@ class ManyConfig:
             "kCtasPerSm": self.ctas_per_sm,
             "kSharedBytes": self.shared_bytes,
         }
-        return _header(self.weights, constants)
 
 
-KERNEL: Any = OrdinaryKernel("gather_weighted", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
-MANY: Any = OrdinaryKernel("gather_weighted_many", PARAMS, bulk_copies=1)
+def reachable_gather() -> list[GatherConfig]:
+    """Every configuration that `run` can take for few tokens."""
+    return [GatherConfig(dtype) for dtype in WEIGHTS]
+
+
+def reachable_many() -> list[ManyConfig]:
+    """Every configuration that `run` can take for many tokens."""
+    return [ManyConfig(dtype) for dtype in WEIGHTS]
+
+
+KERNEL: Kernel[GatherConfig] = Kernel("gather_weighted", PARAMS, reachable_gather)
+MANY: Kernel[ManyConfig] = Kernel("gather_weighted_many", PARAMS, reachable_many, bulk_copies=1)
 
 
 def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
@@ -193,16 +196,6 @@ def config_of(weights: torch.dtype | None, tokens: int, n: int, num_sms: int) ->
 
 
 few_of, many_of = cache(GatherConfig), cache(ManyConfig)
-
-
-def reachable_gather() -> list[GatherConfig]:
-    """Every configuration that `run` can take for few tokens."""
-    return [GatherConfig(dtype) for dtype in WEIGHTS]
-
-
-def reachable_many() -> list[ManyConfig]:
-    """Every configuration that `run` can take for many tokens."""
-    return [ManyConfig(dtype) for dtype in WEIGHTS]
 
 
 def grid(config: GatherConfig, tokens: int, n: int) -> int:

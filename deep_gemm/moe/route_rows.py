@@ -4,17 +4,18 @@ tokens: the first alone for few routes, behind the second for many.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.check.memory import empty
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 from ..gemm.config_fetched import ROWS_OF_PART
 from .routing_check import ExpertRows
@@ -55,7 +56,7 @@ class Totals(Enum):
 
 
 @dataclass(frozen=True)
-class RouteConfig:
+class RouteConfig(Config):
     """One configuration of route_rows. A CTA gives rows to as many routes as it has threads."""
 
     id_bytes: int
@@ -74,26 +75,28 @@ class RouteConfig:
         """Size of `SharedStorage` in moe/route_rows.cuh, which asserts that it is the same."""
         return (3 + self.num_threads // 32) * self.max_experts * 4 + 4
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        if self.id_bytes not in ID_BYTES:
-            return "needs ids of 4 or 8 bytes"
-        return None if self.max_experts in MAX_EXPERTS else f"needs a number of experts among {MAX_EXPERTS}"
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.id_bytes in ID_BYTES, "ids of 4 or 8 bytes"
+        yield self.max_experts in MAX_EXPERTS, f"a number of experts among {MAX_EXPERTS}"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers that the source takes."""
+        return {
             "kIdBytes": self.id_bytes,
             "kMaxExperts": self.max_experts,
             "kRowsOfPart": ROWS_OF_PART,
             "kNumThreads": self.num_threads,
             "kSharedBytes": self.shared_bytes,
         }
-        return _header(constants, f'#define TOTALS "route/{self.totals.value}.cuh"')
+
+    def choices(self) -> dict[str, str]:
+        """Give the file that finds totals."""
+        return {"TOTALS": f"route/{self.totals.value}.cuh"}
 
 
 @dataclass(frozen=True)
-class CountConfig:
+class CountConfig(Config):
     """One configuration of count_routes, whatever the number of experts."""
 
     id_bytes: int
@@ -106,30 +109,33 @@ class CountConfig:
         """Short, for people: such as "int64"."""
         return f"int{self.id_bytes * 8}"
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return None if self.id_bytes in ID_BYTES else "needs ids of 4 or 8 bytes"
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.id_bytes in ID_BYTES, "ids of 4 or 8 bytes"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers that the source takes."""
+        return {
             "kIdBytes": self.id_bytes,
             "kMaxExperts": MAX_EXPERTS[-1],
             "kPart": PART,
             "kNumThreads": self.num_threads,
             "kSharedBytes": self.shared_bytes,
         }
-        return _header(constants)
 
 
-def _header(constants: dict[str, int], *switches: str) -> str:
-    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-    return "\n".join(["#pragma once", '#include "types.cuh"', *switches, *lines, ""])
+def reachable_route() -> list[RouteConfig]:
+    """Every configuration that `config_of` can give."""
+    return [RouteConfig(id_bytes, most, totals) for totals in Totals for id_bytes in ID_BYTES for most in MAX_EXPERTS]
 
 
-KERNEL: Any = OrdinaryKernel("route_rows", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
-COUNTER: Any = OrdinaryKernel("count_routes", PARAMS)
+def reachable_count() -> list[CountConfig]:
+    """Every configuration of count_routes that `run` can take."""
+    return [CountConfig(id_bytes) for id_bytes in ID_BYTES]
+
+
+KERNEL: Kernel[RouteConfig] = Kernel("route_rows", PARAMS, reachable_route)
+COUNTER: Kernel[CountConfig] = Kernel("count_routes", PARAMS, reachable_count)
 
 
 class RouteProblem:
@@ -245,16 +251,6 @@ def config_of(id_bytes: int, num_experts: int, totals: Totals) -> RouteConfig:
     if most is None:
         raise ValueError(f"num_experts: expected at most {MAX_EXPERTS[-1]}, got {num_experts}")
     return RouteConfig(id_bytes, most, totals)
-
-
-def reachable_route() -> list[RouteConfig]:
-    """Every configuration that `config_of` can give."""
-    return [RouteConfig(id_bytes, most, totals) for totals in Totals for id_bytes in ID_BYTES for most in MAX_EXPERTS]
-
-
-def reachable_count() -> list[CountConfig]:
-    """Every configuration of count_routes that `run` can take."""
-    return [CountConfig(id_bytes) for id_bytes in ID_BYTES]
 
 
 def grid(num_routes: int) -> int:

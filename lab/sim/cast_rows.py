@@ -29,8 +29,8 @@ def compile_config(config: CastConfig, edits: Mapping[str, str] | None = None) -
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**cast_rows.headers(config), **(edits or {})}
-    return compile_kernel(cast_rows.SOURCE, headers, name=cast_rows.NAME)
+    headers = {**cast_rows.KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(cast_rows.KERNEL.source, headers, name=cast_rows.KERNEL.name)
 
 
 def run(

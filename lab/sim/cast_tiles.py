@@ -37,8 +37,8 @@ def compile_config(config: TileCastConfig, edits: Mapping[str, str] | None = Non
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**cast_tiles.headers(config), **(edits or {})}
-    return compile_kernel(cast_tiles.SOURCE, headers, name=cast_tiles.NAME)
+    headers = {**cast_tiles.KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(cast_tiles.KERNEL.source, headers, name=cast_tiles.KERNEL.name)
 
 
 def scales_shape(grain: Grain, m: int, k: int) -> tuple[int, int]:

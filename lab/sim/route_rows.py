@@ -30,13 +30,13 @@ class Kernels(NamedTuple):
 def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) -> Kernels:
     """Compile both kernels for the host; `edits` replaces sources by name, for mutations of either."""
     edits = edits or {}
-    router = {**route_rows.headers(config), **edits}
+    router = {**route_rows.KERNEL.headers(config), **edits}
     counter = None
     if config.totals == Totals.OF_PARTS:
         own = COUNTER.headers(CountConfig(config.id_bytes))
         headers = {**own, **edits, "config.cuh": own["config.cuh"]}
         counter = compile_kernel(COUNTER.source, headers, name=COUNTER.name)
-    return Kernels(counter, compile_kernel(route_rows.SOURCE, router, name=route_rows.NAME))
+    return Kernels(counter, compile_kernel(route_rows.KERNEL.source, router, name=route_rows.KERNEL.name))
 
 
 def run(

@@ -60,7 +60,7 @@ class Case:
 
     def headers(self) -> dict[str, str]:
         """Everything that the unbroken kernel includes."""
-        return cast_rows.headers(self.config)
+        return cast_rows.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         """Compile with these headers, and check."""

@@ -39,7 +39,7 @@ class Trial:
     rounds_up: bool = False
 
     def headers(self) -> dict[str, str]:
-        return cast_tiles.headers(self.config)
+        return cast_tiles.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim.compile_config(self.config, headers)

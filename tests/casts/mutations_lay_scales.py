@@ -30,7 +30,7 @@ class Trial:
     config = CONFIG
 
     def headers(self) -> dict[str, str]:
-        return lay_scales.headers(self.config)
+        return lay_scales.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim.compile_config(self.config, headers)

@@ -54,19 +54,19 @@ def test_all_configurations_are_legal_and_have_names_of_their_own(configs: list[
 
 @pytest.mark.parametrize("config", configurations(reachable_cast()), ids=lambda config: config.name)
 def test_a_reachable_cast_of_rows_is_what_was_planned(config: CastConfig) -> None:
-    kernel = compile_cubin(cast_rows.SOURCE, cast_rows.headers(config), name=cast_rows.NAME)
+    kernel = compile_cubin(cast_rows.KERNEL.source, cast_rows.KERNEL.headers(config), name=cast_rows.KERNEL.name)
     assert_loads_nothing_early(kernel)
     found = report(kernel.cubin, kernel.log)
-    assert violations(found, cast_rows.code_plan(config)) == []
+    assert violations(found, cast_rows.KERNEL.code_plan(config)) == []
     assert found.counts["LDG"] == planned_loads(config), "each element is loaded once"
     assert found.counts["MUFU"] == planned_mufu(config), "no element is divided"
 
 
 @pytest.mark.parametrize("config", configurations(reachable_tile_casts()), ids=lambda config: config.name)
 def test_a_reachable_cast_of_tiles_is_what_was_planned(config: TileCastConfig) -> None:
-    kernel = compile_cubin(cast_tiles.SOURCE, cast_tiles.headers(config), name=cast_tiles.NAME)
+    kernel = compile_cubin(cast_tiles.KERNEL.source, cast_tiles.KERNEL.headers(config), name=cast_tiles.KERNEL.name)
     assert_loads_nothing_early(kernel)
     found = report(kernel.cubin, kernel.log)
-    assert violations(found, cast_tiles.code_plan(config)) == []
+    assert violations(found, cast_tiles.KERNEL.code_plan(config)) == []
     assert found.counts["LDG"] == {8: 8, 4: 16, 1: 64}[config.vector], "each element is loaded once"
     assert found.counts["MUFU"] <= MOST_DIVISIONS

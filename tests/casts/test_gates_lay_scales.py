@@ -10,8 +10,8 @@ from lab.gates import violations
 
 
 def test_laying_scales_is_what_was_planned() -> None:
-    kernel = compile_cubin(lay_scales.SOURCE, lay_scales.headers(CONFIG), name=lay_scales.NAME)
+    kernel = compile_cubin(lay_scales.KERNEL.source, lay_scales.KERNEL.headers(CONFIG), name=lay_scales.KERNEL.name)
     found = report(kernel.cubin, kernel.log)
-    assert violations(found, lay_scales.code_plan(CONFIG)) == []
+    assert violations(found, lay_scales.KERNEL.code_plan(CONFIG)) == []
     each = CONFIG.rows * CONFIG.blocks // CONFIG.num_threads
     assert [found.counts[opcode] for opcode in ("LDG", "STS", "LDS", "STG")] == [each] * 4

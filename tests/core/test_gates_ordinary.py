@@ -10,17 +10,18 @@ from thorough import configurations
 
 from deep_gemm.casts import cast_rows, cast_tiles
 from deep_gemm.core.jit.compiler import compile_cubin
-from deep_gemm.core.kernel import Config, OrdinaryKernel
+from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.ordinary import reachable_ordinary
 
 CASES = [
     (kernel, config)
     for kernel, configs in reachable_ordinary()
-    if kernel.name not in (cast_rows.NAME, cast_tiles.NAME)  # test_gates_casts.py compiles theirs, and asks this too
+    if kernel.name
+    not in (cast_rows.KERNEL.name, cast_tiles.KERNEL.name)  # test_gates_casts.py compiles theirs, and asks this too
     for config in configurations(configs)
 ]
 
 
 @pytest.mark.parametrize(("kernel", "config"), CASES, ids=[f"{kernel.name} {config.name}" for kernel, config in CASES])
-def test_nothing_is_loaded_before_the_kernel_ahead_has_ended(kernel: OrdinaryKernel[Any], config: Config) -> None:
+def test_nothing_is_loaded_before_the_kernel_ahead_has_ended(kernel: Kernel[Any], config: Config) -> None:
     assert_loads_nothing_early(compile_cubin(kernel.source, kernel.headers(config), name=kernel.name))

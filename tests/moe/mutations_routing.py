@@ -29,7 +29,7 @@ class RouteTrial:
     first: int = 0
 
     def headers(self) -> dict[str, str]:
-        return {**COUNTER.headers(CountConfig(self.config.id_bytes)), **route_rows.headers(self.config)}
+        return {**COUNTER.headers(CountConfig(self.config.id_bytes)), **route_rows.KERNEL.headers(self.config)}
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernels = sim_route.compile_config(self.config, headers)

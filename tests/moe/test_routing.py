@@ -14,7 +14,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm import ExpertRows, expert_rows, gather_cast_to_fp8, gather_weighted, per_token_cast_to_fp8
-from deep_gemm.core.kernel import OrdinaryKernel
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.moe import route_rows
 from deep_gemm.moe.routing import stack_routes, weighted_sum
 
@@ -352,7 +352,7 @@ def test_only_many_routes_take_a_launch_more(tokens: int, kernels: list[str], mo
         assert grid == -(-tokens * 8 // 1024)
         launched.append((kernel.name, is_dependent))
 
-    monkeypatch.setattr(OrdinaryKernel, "run", run)
+    monkeypatch.setattr(Kernel, "run", run)
     route_rows.run(route_rows.RouteProblem(random_routes(tokens, 8, 16), 16))
     assert launched == [(name, name == "route_rows" and len(kernels) == 2) for name in kernels]
 
