@@ -7,7 +7,8 @@ from typing import Any
 
 from .across import gather_rows, meet_ranks, pack_rows, plan_sends, post_rows
 from .casts import cast_rows, cast_tiles, lay_scales
-from .casts.config import reachable_cast, reachable_tile_casts
+from .casts.cast_rows import reachable_cast
+from .casts.cast_tiles import reachable_tile_casts
 from .core.kernel import Config, Kernel
 from .gemm.bf16 import sum_slices
 from .indexer import plan_paged_contexts

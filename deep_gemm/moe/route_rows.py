@@ -18,7 +18,7 @@ from ..core.check.memory import empty
 from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 from ..gemm.config_fetched import ROWS_OF_PART
-from .routing_check import ExpertRows
+from .check import ExpertRows
 
 PARAMS = Params(
     "RouteParams",

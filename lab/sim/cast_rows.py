@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts import cast_rows
-from deep_gemm.casts.cast_rows import RowCast
-from deep_gemm.casts.config import CastConfig, num_ctas
+from deep_gemm.casts.cast_rows import CastConfig, RowCast, num_ctas
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import launch

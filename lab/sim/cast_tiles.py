@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts import cast_tiles
-from deep_gemm.casts.cast_tiles import TileCast
-from deep_gemm.casts.config import Grain, TileCastConfig, num_tiles
+from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, num_tiles
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.kernel import launch

@@ -7,14 +7,8 @@ from helpers import assert_loads_nothing_early
 from thorough import configurations
 
 from deep_gemm.casts import cast_rows, cast_tiles
-from deep_gemm.casts.config import (
-    MAX_GROUPS,
-    CastConfig,
-    Groups,
-    TileCastConfig,
-    reachable_cast,
-    reachable_tile_casts,
-)
+from deep_gemm.casts.cast_rows import MAX_GROUPS, CastConfig, Groups, reachable_cast
+from deep_gemm.casts.cast_tiles import TileCastConfig, reachable_tile_casts
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
 from lab.gates import violations
