@@ -105,12 +105,7 @@ class TileCastConfig(Config):
 
 @cache
 def tile_cast_config(
-    dtype: torch.dtype,
-    grain: Grain | None,
-    *,
-    with_columns: bool,
-    is_aligned: bool,
-    has_aligned_columns: bool = True,
+    dtype: torch.dtype, grain: Grain | None, *, with_columns: bool, is_aligned: bool, has_aligned_columns: bool = True
 ) -> TileCastConfig:
     """The configuration of `cast_tiles` for rows of a type.
 

@@ -195,13 +195,7 @@ class ExpertsProblem(NamedTuple):
 
 
 def experts_problem(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
-    out: Tensor | None,
-    limit: float | None,
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, limit: float | None
 ) -> ExpertsProblem:
     """Check a layer of experts, and make its output if it was left out."""
     sizes: Sizes = {}

@@ -47,10 +47,7 @@ def _weights_name(weights: torch.dtype | None) -> str:
 
 
 def _weights_constants(weights: torch.dtype | None) -> dict[str, int | bool]:
-    return {
-        "kWeightBytes": 0 if weights is None else weights.itemsize,
-        "kWeightIsFp16": weights == torch.float16,
-    }
+    return {"kWeightBytes": 0 if weights is None else weights.itemsize, "kWeightIsFp16": weights == torch.float16}
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,7 @@ from ..core.operators import Kernel, operator
 from ..gemm.ops import Compute
 from . import activation, routing
 from .api import experts
-from .check import (
-    ExpertRows,
-    activation_problem,
-    check_gather,
-    check_routes,
-    check_weighted,
-    experts_problem,
-)
+from .check import ExpertRows, activation_problem, check_gather, check_routes, check_weighted, experts_problem
 
 Members = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -190,13 +183,7 @@ def kernels(compute: Compute) -> tuple[Kernel, Kernel]:
 
 
 def ask_experts(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
-    out: Tensor | None,
-    limit: float | None,
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, limit: float | None
 ) -> Tensor | None:
     """Ask what `experts` computes, without an answer."""
     problem = experts_problem(x, topk_ids, topk_weights, w1, w2, out, limit)

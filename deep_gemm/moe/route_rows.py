@@ -63,7 +63,6 @@ class RouteConfig(Config):
     max_experts: int
     totals: Totals = Totals.COUNTED
     num_threads: ClassVar[int] = PART
-    ctas_per_sm: ClassVar[int] = 1
 
     @property
     def name(self) -> str:
@@ -102,7 +101,6 @@ class CountConfig(Config):
     id_bytes: int
     num_threads: ClassVar[int] = 256
     shared_bytes: ClassVar[int] = MAX_EXPERTS[-1] * 4
-    ctas_per_sm: ClassVar[int] = 1
 
     @property
     def name(self) -> str:
