@@ -15,9 +15,9 @@ except ModuleNotFoundError as error:
 
 from . import nn, testing, utils
 from . import ops as ops
-from .casts.back import cast_back_from_fp8
 from .casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from .casts.fp8 import (
+    cast_back_from_fp8,
     cast_both_to_fp8,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,

@@ -6,7 +6,6 @@ and scales of an operand, members of `ExpertRows`. Where a caller may give the o
 """
 
 from .casts import ops as casts
-from .casts import ops_of_scales as scales
 from .gemm.bf16 import ops as bf16
 from .gemm.dense import ops as dense
 from .gemm.depths import ops as depths
@@ -17,13 +16,10 @@ from .hyper import ops as hyper_connections
 from .indexer import ops as indexer
 from .indexer import paged_ops as paged_indexer
 from .linear import ops as linear
-from .moe import activation_ops as activation
-from .moe import ops as layers
-from .moe import routing_ops as routing
+from .moe import ops as moe
 from .nn import ops as nn
 
 __all__ = [
-    "activation",
     "bf16",
     "casts",
     "dense",
@@ -31,12 +27,10 @@ __all__ = [
     "einsum",
     "hyper_connections",
     "indexer",
-    "layers",
     "linear",
+    "moe",
     "nn",
     "paged_indexer",
-    "routing",
     "rows",
-    "scales",
     "skip_head_mid",
 ]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..casts.check import LAYER_TYPES
+from ..casts.rules import LAYER_TYPES
 from ..core.gpu import is_hopper
 from ..moe.routing import expert_rows, gather_weighted, sum_rows
 from . import plan_sends

@@ -27,9 +27,9 @@ from ..core.meeting import STATE_WORDS, Node, Room
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe import gather_weighted, route_rows
 from ..moe.api import MANY_ROWS, activations_of_rows
+from ..moe.check import ExpertRows
 from ..moe.route_rows import RouteProblem
 from ..moe.routing import expert_rows
-from ..moe.routing_check import ExpertRows
 from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses
 from .collectives import agree_about_decode
 from .gather_rows import Gathered

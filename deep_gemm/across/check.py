@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..casts.check import LAYER_TYPES
+from ..casts.rules import LAYER_TYPES
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
 from ..core.check.integers import integer_in_range
 from ..linear.check import weight
-from ..moe.routing_check import check_routes, layer_output, route_weights
+from ..moe.check import check_routes, layer_output, route_weights
 
 MASTER_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -24,9 +24,9 @@ from ..core.meeting import Room
 from ..core.seen import torch_compares
 from ..moe import route_rows
 from ..moe.api import activates_in_product
+from ..moe.check import ExpertRows
 from ..moe.gather_weighted import SumsAt
 from ..moe.route_rows import RoutesAt
-from ..moe.routing_check import ExpertRows
 from . import gather_rows, meet_ranks, post_rows
 from .by_peers import Peers
 from .check import Share

@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..casts.check import LAYER_TYPES
 from ..casts.fp8 import per_block_cast_to_fp8
+from ..casts.rules import LAYER_TYPES
 from ..core.check.checks import Operand, no_gradient, written
 from ..core.check.integers import integer_in_range
 from ..core.check.numbers import positive
 from ..core.meeting import Room
 from ..moe.api import activations_of_rows, product_of_rows
+from ..moe.check import ExpertRows
 from ..moe.routing import stack_routes, sum_rows, weighted_sum
-from ..moe.routing_check import ExpertRows
 from ..nn.experts import mixture
 from ..nn.gradients import as_autocast_says
 from .by_group import Everywhere, Facts, Plan, Planner

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..gemm.rows.api import product_of_rows_by_64
 from ..moe.activation import activated_product_of_rows
+from ..moe.check import ExpertRows
 from ..moe.routing import stack_routes, sum_rows
-from ..moe.routing_check import ExpertRows
 from .by_group import IS_FP8, Facts, Plan, Planner, exchange
 from .mega_check import MegaProblem, MegaSizes
 from .message import WORD, Arrived, pack_fp8

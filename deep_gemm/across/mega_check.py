@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..casts.check import LAYER_TYPES
+from ..casts.rules import LAYER_TYPES
 from ..core.check import checks
 from ..core.check.checks import Operand, Sizes
 from ..core.check.integers import integer_in_range
@@ -17,7 +17,7 @@ from ..core.check.layout import SCALE_BLOCK, Recipe, align, recipe_numbers
 from ..core.check.numbers import positive
 from ..core.check.tracing import has_memory
 from ..linear.check import weight
-from ..moe.routing_check import route_weights
+from ..moe.check import route_weights
 from .check import count_of_each
 
 TOKEN_MULTIPLE, HIDDEN_MULTIPLE, INTERMEDIATE_MULTIPLE = 128, 256, 128

@@ -18,7 +18,7 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
 from ..core.gpu import is_hopper
 from ..core.meeting import MAX_ROW_BYTES, Room
 from ..moe.api import experts_workspace_bytes
-from ..moe.routing_check import ExpertRows
+from ..moe.check import ExpertRows
 from . import gather_rows, pack_rows
 from .check import count_of_each
 from .gather_rows import Gathered, Slots

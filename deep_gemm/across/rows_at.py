@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..casts import cast_rows
-from ..casts.cast_rows import RowCast
-from ..casts.config import MAX_GROUPS, CastConfig, num_ctas, select_cast
-from ..casts.config import Groups as CastGroups
+from ..casts.cast_rows import MAX_GROUPS, CastConfig, RowCast, num_ctas, select_cast
+from ..casts.cast_rows import Groups as CastGroups
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..core.gpu import gpu_of
@@ -31,7 +30,7 @@ from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.check import contiguous_problem
 from ..gemm.rows.choose import select_grouped
 from ..gemm.rows.silu_check import SiluRowsProblem
-from ..moe.routing_check import ExpertRows
+from ..moe.check import ExpertRows
 from . import rows_fetched, rows_to_addresses
 from .rows_fetched import FetchedRowsProblem
 

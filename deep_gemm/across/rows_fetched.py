@@ -23,7 +23,7 @@ from ..gemm.rows.launch import chosen, grid
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..gemm.rows.silu_launch import ROW_WEIGHTS, parameters_of
 from ..gemm.rows.silu_launch import addresses as addresses_of_silu
-from ..moe.routing_check import ExpertRows
+from ..moe.check import ExpertRows
 
 IN_TURN = Output(groups=Groups.ENDS, activates=True, fetches=True)
 APART = Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)

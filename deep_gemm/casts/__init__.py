@@ -10,11 +10,11 @@ mode they refuse what was computed from something that requires one.
 """
 
 from . import cast_rows, cast_tiles, lay_scales
-from .back import cast_back_from_fp8
 from .by_kernels import as_rows, has_kernels
 from .by_torch import cast_by_torch
 from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from .fp8 import (
+    cast_back_from_fp8,
     cast_both_to_fp8,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,

@@ -11,8 +11,8 @@ from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.gpu import is_hopper
 from . import cast_rows, cast_tiles
 from .cast_rows import RowCast
-from .cast_tiles import TileCast
-from .config import INPUTS, Grain
+from .cast_tiles import Grain, TileCast
+from .config import INPUTS
 from .rules import Quantized, empty_scales, empty_values
 
 PITCH_LIMIT = 1 << 32

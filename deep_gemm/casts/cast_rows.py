@@ -1,18 +1,23 @@
-"""The kernel of casts/cast_rows.cuh: how it is compiled for a configuration, and launched for a matrix."""
+"""The kernel of casts/cast_rows.cuh, which casts rows: its configurations, its choice, and its launch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import gpu_of
-from ..core.kernel import Kernel
+from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
-from .config import CastConfig, Groups, num_ctas, reachable_cast, select_cast
+from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
 
 SCALE_BYTES = 4
 PARAMS = Params(
@@ -40,6 +45,144 @@ PARAMS = Params(
     Field("rounds_up", Kind.UINT32),
 )
 """`CastParams` of casts/cast_rows.cuh."""
+
+
+class Groups(Enum):
+    """Which rows of x a cast takes. The values are files of cuda/cast."""
+
+    NONE = "rows_all"
+    """All."""
+    COUNTS = "rows_counted"
+    """The first rows of each group, as many as its count says."""
+    UNTIL = "rows_until"
+    """All rows up to where the last group ends: groups without gaps between them."""
+    ENDS = "rows_ended"
+    """Rows from where the group before ended, aligned, to where each ends."""
+
+
+MAX_GROUPS = 1024
+
+
+@dataclass(frozen=True)
+class CastConfig(Config):
+    """One configuration of `cast_rows`. A team of lanes casts `rows` rows of 128 columns at a time."""
+
+    dtype: torch.dtype
+    vector: int
+    """Elements that a lane loads at once: 16 bytes of them, or 1 where rows lie otherwise."""
+    rows: int
+    activates: bool = False
+    """silu(gate) * up is cast, instead of x as it is."""
+    groups: Groups = Groups.NONE
+    to_routes: bool = False
+    """A row goes to the rows of its routes."""
+    num_threads: int = 128
+    ctas_per_sm: int = 8
+
+    @property
+    def name(self) -> str:
+        """Short, for people: rows of a team, and what a lane loads; such as "silu 4 rows of ends bfloat16 by 8"."""
+        what = "silu " * self.activates + f"{self.rows} rows"
+        of_groups = "" if self.groups == Groups.NONE else f" of {self.groups.name.lower()}"
+        to = " to routes" * self.to_routes
+        return f"{what}{of_groups}{to} {str(self.dtype).removeprefix('torch.')} by {self.vector}"
+
+    @property
+    def teams(self) -> int:
+        """Groups of lanes that each cast a unit, some rows of a block, at a time."""
+        return self.num_threads // lanes_of(self.vector)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in casts/cast/rows_of_groups.cuh, which asserts that it is the same."""
+        return 0 if self.groups in (Groups.NONE, Groups.UNTIL) else (3 * MAX_GROUPS + self.num_threads // 32) * 4
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.dtype in INPUTS, "BF16, FP16 or FP32"
+        yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
+        yield self.rows in (1, 2, 4, 8), "1, 2, 4 or 8 rows of a team"
+        yield not self.to_routes or self.groups == Groups.NONE, "rows of groups, or rows that go to routes"
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
+            "kRows": self.rows,
+            "kCtasPerSm": self.ctas_per_sm,
+            "kMaxGroups": MAX_GROUPS,
+            "kSharedBytes": self.shared_bytes,
+            "kActivates": self.activates,
+        }
+
+    def choices(self) -> dict[str, str]:
+        """Give the files that the source picks."""
+        return {
+            "ROWS": f"cast/{self.groups.value}.cuh",
+            "SOURCE": f"cast/source_{'silu' if self.activates else 'plain'}.cuh",
+            "TARGETS": f"cast/to_{'routes' if self.to_routes else 'rows'}.cuh",
+        }
+
+
+@cache
+def cast_config(
+    dtype: torch.dtype,
+    is_aligned: bool,
+    is_few: bool,
+    activates: bool = False,
+    groups: Groups = Groups.NONE,
+    to_routes: bool = False,
+) -> CastConfig:
+    """The configuration for rows of a type; `is_aligned`: all of them, and their casts, begin where 16 bytes may."""
+    # Teams that look for their rows among groups first take more of them at a time.
+    rows = 1 if is_few or to_routes else 4 if groups in (Groups.COUNTS, Groups.ENDS) else 2 if activates else 8
+    vector = vector_of(dtype, is_aligned)
+    num_threads = 256 if to_routes or rows == 2 else 128
+    ctas_per_sm = {8: 6, 4: 5}.get(rows, 1024 // num_threads)
+    return CastConfig(dtype, vector, rows, activates, groups, to_routes, num_threads, ctas_per_sm)
+
+
+def select_cast(
+    dtype: torch.dtype,
+    m: int,
+    k: int,
+    num_sms: int,
+    *,
+    is_aligned: bool,
+    activates: bool = False,
+    groups: Groups = Groups.NONE,
+    to_routes: bool = False,
+) -> CastConfig:
+    """The configuration for a matrix: teams take several rows if there are enough for all SMs."""
+    many, few = (cast_config(dtype, is_aligned, is_few, activates, groups, to_routes) for is_few in (False, True))
+    return many if num_units(many, m, k) >= num_sms * many.ctas_per_sm * many.teams else few
+
+
+def num_units(config: CastConfig, m: int, k: int) -> int:
+    """Count the units that teams of lanes take: some rows of 128 columns."""
+    return ceil_div(m, config.rows) * ceil_div(k, SCALE_BLOCK)
+
+
+def num_ctas(config: CastConfig, m: int, k: int, num_sms: int) -> int:
+    """A team for each unit; if only the GPU knows how many there are, no more than run at a time."""
+    ctas = ceil_div(num_units(config, m, k), config.teams)
+    return ctas if config.groups == Groups.NONE else min(ctas, num_sms * config.ctas_per_sm)
+
+
+def reachable_cast() -> list[CastConfig]:
+    """Every configuration of `cast_rows` that casts can ask for."""
+    plain, silu = (Groups.NONE, Groups.COUNTS), tuple(Groups)  # casts of plain rows know no ends
+    kinds = [(activates, groups, False) for activates, some in ((False, plain), (True, silu)) for groups in some]
+    return [
+        cast_config(dtype, is_aligned, is_few, activates, groups, to_routes)
+        for dtype in INPUTS
+        for is_aligned in (True, False)
+        for is_few in (True, False)
+        for activates, groups, to_routes in [*kinds, (False, Groups.NONE, True)]
+        if is_few or not to_routes
+    ]
+
+
 KERNEL: Kernel[CastConfig] = Kernel("cast_rows", PARAMS, reachable_cast)
 
 

@@ -1,16 +1,21 @@
-"""The kernel of casts/cast_tiles.cuh: how it is compiled for a configuration, and launched for a matrix."""
+"""The kernel of casts/cast_tiles.cuh, which casts tiles: its configurations, its choice, and its launch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from ..core.check.layout import ADDRESS_ALIGNMENT
-from ..core.kernel import Kernel
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, align, ceil_div
+from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 from .cast_rows import SCALE_BYTES, block_reciprocal, is_aligned
-from .config import Grain, TileCastConfig, num_tiles, reachable_tile_casts, tile_cast_config
+from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
 
 PARAMS = Params(
     "TileCastParams",
@@ -33,6 +38,108 @@ PARAMS = Params(
     Field("rounds_up", Kind.UINT32),
 )
 """`TileCastParams` of casts/cast_tiles.cuh."""
+
+
+class Grain(Enum):
+    """The part of a tile with a scale, in a cast whose values lie as those of x do. Named as the kernel's switches."""
+
+    ROWS = "kCastsRows"
+    """Each row and 128 columns."""
+    CHANNELS = "kCastsChannels"
+    """Each column and 128 rows."""
+    BLOCKS = "kCastsBlocks"
+    """Each 128x128 block."""
+
+
+@dataclass(frozen=True)
+class TileCastConfig(Config):
+    """One configuration of `cast_tiles`, of which a CTA casts a 128x128 tile."""
+
+    dtype: torch.dtype
+    vector: int
+    """Elements that a lane loads at once: 16 bytes of them, or 1 where rows lie otherwise."""
+    grain: Grain | None
+    """The scales of values that lie as x does; None: there are no such values."""
+    column_bytes: int
+    """Bytes of the transposed values that a lane stores at once: 16, or 1 where they lie otherwise; 0: none."""
+    ctas_per_sm: int = 2
+    num_threads: int = 256
+
+    @property
+    def name(self) -> str:
+        """Short, for people, such as "rows, columns by 16, bfloat16 by 8"."""
+        parts = [self.grain.name.lower()] if self.grain else []
+        parts += [f"columns by {self.column_bytes}"] if self.column_bytes else []
+        return ", ".join([*parts, f"{str(self.dtype).removeprefix('torch.')} by {self.vector}"])
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of `SharedStorage` in casts/cast_tiles.cuh, which asserts that it is the same."""
+        lanes = lanes_of(self.vector)
+        teams = self.num_threads // lanes if self.column_bytes or self.grain == Grain.CHANNELS else 1
+        columns = (SCALE_BLOCK if self.column_bytes else 1) * SCALE_BLOCK
+        keys = teams * SCALE_BLOCK * self.dtype.itemsize
+        return align(columns + keys + 2 * SCALE_BLOCK * 8 + self.num_threads // 32 * 4, 16)
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.dtype in INPUTS, "BF16, FP16 or FP32"
+        yield self.vector in (1, VECTOR_BYTES // self.dtype.itemsize), "16 bytes, or one element, at once"
+        yield self.column_bytes in (0, 1, VECTOR_BYTES), "16 bytes, or one, of columns at once"
+        yield self.grain is not None or self.column_bytes > 0, "an output"
+        yield self.grain in (None, Grain.ROWS) or self.column_bytes == 0, "columns alone or beside rows"
+        yield self.grain != Grain.ROWS or self.column_bytes > 0, "columns beside rows, which cast_rows casts alone"
+        yield self.num_threads == 2 * SCALE_BLOCK, "a thread for each row and each column of a tile"
+
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
+            "kColumnBytes": self.column_bytes,
+            "kCtasPerSm": self.ctas_per_sm,
+            "kSharedBytes": self.shared_bytes,
+            **{grain.value: grain == self.grain for grain in Grain},
+            "kActivates": False,
+        }
+
+
+@cache
+def tile_cast_config(
+    dtype: torch.dtype, grain: Grain | None, *, with_columns: bool, is_aligned: bool, has_aligned_columns: bool = True
+) -> TileCastConfig:
+    """The configuration of `cast_tiles` for rows of a type.
+
+    `is_aligned`: all rows of x, and what lies as they do, begin where 16 bytes may; `has_aligned_columns`: the rows of
+    the transposed values do.
+    """
+    column_bytes = (VECTOR_BYTES if has_aligned_columns else 1) if with_columns else 0
+    vector = vector_of(dtype, is_aligned)
+    # A tile in FP32 fills half of the registers, and addresses of single elements take more than those of vectors.
+    ctas_per_sm = (4 if grain is None else 3) if dtype != torch.float32 else 2
+    if vector == 1:
+        ctas_per_sm = ctas_per_sm // 2
+    return TileCastConfig(dtype, vector, grain, column_bytes, ctas_per_sm)
+
+
+def num_tiles(m: int, k: int) -> int:
+    """A CTA for each 128x128 tile."""
+    return ceil_div(m, SCALE_BLOCK) * ceil_div(k, SCALE_BLOCK)
+
+
+def reachable_tile_casts() -> list[TileCastConfig]:
+    """Every configuration of `cast_tiles` that casts can ask for."""
+    outputs = [(Grain.ROWS, True), (None, True), (Grain.CHANNELS, False), (Grain.BLOCKS, False)]
+    return [
+        tile_cast_config(
+            dtype, grain, with_columns=with_columns, is_aligned=is_aligned, has_aligned_columns=has_aligned_columns
+        )
+        for dtype in INPUTS
+        for grain, with_columns in outputs
+        for is_aligned in (True, False)
+        for has_aligned_columns in ((True, False) if with_columns else (True,))
+    ]
+
+
 KERNEL: Kernel[TileCastConfig] = Kernel("cast_tiles", PARAMS, reachable_tile_casts)
 
 

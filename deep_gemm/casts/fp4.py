@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div, check_dense
-from .back import scaled_back
+from .fp8 import scaled_back
 from .rules import Quantized, check_castable, granularity, scales_of
 from .scales import packed_rows
 

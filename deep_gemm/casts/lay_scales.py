@@ -51,7 +51,7 @@ class ScalesConfig(Config):
         yield self.rows * self.blocks % self.num_threads == 0, "as many scales for each thread"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Give the numbers that the source takes."""
         return {
             "kRows": self.rows,
             "kBlocks": self.blocks,

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import casts as quantize
-from ..core.check.layout import SCALE_BLOCK, ceil_div
+from ..core.check.layout import SCALE_BLOCK, ceil_div, check_scales, empty_mn_major
 from ..core.operators import operator
+from .lay_scales import laid_out
 from .rules import Quantized, check_blocks, check_groups, check_matrix, check_rows, empty_scales, empty_values
 
 
@@ -118,3 +119,18 @@ operator(
     groups,
     fake_groups,
 )
+
+
+def lay(sf: Tensor) -> Tensor:
+    """Lay scales out, always in new memory: an operator's result is never what it was given."""
+    check_scales(sf)
+    return laid_out(sf)
+
+
+def fake_lay(sf: Tensor) -> Tensor:
+    """Stand for scales laid out."""
+    check_scales(sf)
+    return empty_mn_major(sf)
+
+
+operator("get_mn_major_tma_aligned_tensor(Tensor sf) -> Tensor", lay, fake_lay)

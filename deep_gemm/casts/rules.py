@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.check.checks import integers, no_gradient
+from ..core.check import checks
+from ..core.check.checks import Sizes, integers, no_gradient
 from ..core.check.integers import as_integer
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, pitch_of_scales
 from ..core.check.numbers import magnitude
-from .check import check_counts
 
 FP8_MAX = 448.0
 MIN_SCALE = 2.0**-126
+LAYER_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Types of activations that layers take."""
 
 Quantized = tuple[Tensor, Tensor]
 """FP8 values and their FP32 scales."""
@@ -69,6 +71,16 @@ def check_rows(x: Tensor, mn_major: bool, masked_m: Tensor | None) -> None:
         raise ValueError(f"x: expected shape (m, k) or (groups, m, k) with mn_major, got {tuple(x.shape)}")
     if masked_m is not None:
         check_counts(x, masked_m)
+
+
+def check_counts(x: Tensor, masked_m: Tensor) -> None:
+    """Check how many of its rows each group of x uses. The host reads no count of a GPU."""
+    sizes: Sizes = {}
+    checks.bind("x", checks.tensor("x", x), ("groups", "max_m", "k"), sizes)
+    checks.int32("masked_m", masked_m, "groups", sizes["groups"])
+    checks.same_device({"masked_m": masked_m}, x.device, "x")
+    if checks.on_host(masked_m):
+        checks.in_range("masked_m", masked_m, 0, sizes["max_m"])
 
 
 def check_blocks(x: Tensor, rows: int, columns: int, min_amax: float) -> float:

@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ..casts.back import cast_back_from_fp8
-from ..casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
+from ..casts.fp8 import cast_back_from_fp8, k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..casts.rules import Quantized
 from ..core.gpu import HOPPER
 from ..core.jit import CompilerMissing, applied, passes_for

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..casts.check import LAYER_TYPES
+from ..casts.rules import LAYER_TYPES
 from ..core.check import checks
 from ..core.check.checks import Operand, Sizes
 from ..core.check.layout import SCALE_BLOCK

@@ -7,9 +7,7 @@ from torch import Tensor
 
 from ..casts import cast_rows
 from ..casts.by_kernels import as_rows, has_kernels
-from ..casts.cast_rows import RowCast
-from ..casts.check import ActivationProblem, activation_problem
-from ..casts.config import MAX_GROUPS
+from ..casts.cast_rows import MAX_GROUPS, RowCast
 from ..casts.fp8 import per_token_cast_to_fp8
 from ..casts.rules import Quantized, empty_scales, empty_values
 from ..core.check.checks import Operand
@@ -20,6 +18,7 @@ from ..core.settings import get_mk_alignment_for_contiguous_layout
 from ..gemm import reference
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.silu_check import SILU_COLUMNS, silu_rows_problem
+from .check import ActivationProblem, activation_problem
 
 
 def silu_mul_cast_to_fp8(

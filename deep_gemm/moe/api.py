@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..casts.check import ActivationProblem
 from ..casts.rules import Quantized, empty_scales
 from ..core.check.checks import Operand, pair
 from ..core.check.integers import integer_in_range
@@ -14,9 +13,8 @@ from ..core.check.tracing import is_dispatched
 from ..core.gpu import is_hopper
 from ..gemm.rows.api import product_of_stacked_rows
 from .activation import activated_product_of_rows, cast_activated
-from .check import ExpertsProblem, experts_problem
+from .check import ActivationProblem, ExpertRows, ExpertsProblem, experts_problem
 from .routing import expert_rows, gather_cast_to_fp8, gather_weighted
-from .routing_check import ExpertRows
 
 __all__ = ["experts", "experts_workspace_bytes"]
 

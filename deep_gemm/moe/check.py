@@ -1,4 +1,4 @@
-"""Layers of experts: what is asked, checked."""
+"""Rows of experts, activations with gates, and layers of experts: what is asked, checked."""
 
 from __future__ import annotations
 
@@ -7,12 +7,172 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..casts.check import LAYER_TYPES
+from ..casts.rules import LAYER_TYPES, check_counts
 from ..core.check import checks
 from ..core.check.checks import K_MULTIPLE, Operand, Sizes
+from ..core.check.integers import INT32_MAX, integer_in_range
+from ..core.check.layout import whole_elements
 from ..core.check.numbers import positive
+from ..core.check.tracing import has_memory
 from ..linear.check import weight
-from .routing_check import check_routes, layer_output, route_weights
+
+WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class ExpertRows(NamedTuple):
+    """Which row each route of a token has, the rows being stacked by expert without gaps.
+
+    A route is one expert of one token. There are as many rows as routes; routes without an expert have none, so the
+    last rows may be without a token.
+    """
+
+    counts: Tensor
+    """int32 `[experts]`: how many rows each expert has."""
+    ends: Tensor
+    """int32 `[experts]`: where the rows of each expert end; those of the next begin there."""
+    row_of: Tensor
+    """int32 `[tokens, topk]`: the row of each route, -1 for none."""
+    token_of: Tensor
+    """int32 `[rows]`: the token of each row, -1 behind the last row of an expert."""
+    ids: Tensor
+    """int32 `[rows]`: the expert of each row, -1 behind the last row of an expert."""
+
+
+def check_routes(topk_ids: Tensor, num_experts: int) -> int:
+    """Check the experts of each token, and give their number as an integer. The host reads no ids of a GPU."""
+    checks.has_type("topk_ids", checks.tensor("topk_ids", topk_ids), (torch.int32, torch.int64))
+    checks.supported_device("topk_ids", topk_ids)
+    checks.bind("topk_ids", topk_ids, ("tokens", "topk"), {})
+    whole_elements("topk_ids", topk_ids)
+    if has_memory(topk_ids) and topk_ids.numel() > INT32_MAX:
+        raise ValueError(f"topk_ids: expected at most {INT32_MAX} routes, got {topk_ids.numel()}")
+    num_experts = integer_in_range("num_experts", num_experts, 0)
+    if checks.on_host(topk_ids):
+        checks.in_range("topk_ids", topk_ids, -1, num_experts - 1)
+    return num_experts
+
+
+def check_rows(rows: ExpertRows) -> ExpertRows:
+    """Check that rows are what `expert_rows` gives, or somebody else in its place."""
+    if not isinstance(rows, ExpertRows):
+        raise TypeError(f"rows: expected ExpertRows, got {type(rows).__name__}")
+    return rows
+
+
+def check_gather(x: Tensor, rows: ExpertRows) -> None:
+    """Check tokens and the rows that they are gathered into."""
+    checks.no_gradient("x", x)
+    checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
+    checks.supported_device("x", x)
+    sizes = _row_sizes(rows, x, "x")
+    checks.bind("x", x, ("tokens", "k"), sizes)
+    if checks.on_host(rows.token_of):
+        checks.in_range("rows.token_of", rows.token_of, -1, sizes["tokens"] - 1)
+
+
+def check_weighted(y: Tensor, rows: ExpertRows, topk_weights: Tensor, out: Tensor | None) -> None:
+    """Check rows of experts and what sums them up for each token."""
+    checks.no_gradient("y", y)
+    checks.no_gradient("topk_weights", topk_weights)
+    checks.has_type("y", checks.tensor("y", y), LAYER_TYPES)
+    checks.supported_device("y", y)
+    sizes = _row_sizes(rows, y, "y")
+    checks.bind("y", y, ("rows", "n"), sizes)
+    inputs = {"y": y, "topk_weights": route_weights(topk_weights, sizes)}
+    checks.same_device(inputs, y.device, "y")
+    checks.columns(sizes["n"], torch.bfloat16)
+    if checks.on_host(rows.row_of):
+        checks.in_range("rows.row_of", rows.row_of, -1, sizes["rows"] - 1)
+    if out is not None:
+        layer_output(out, ("tokens", "n"), sizes, {**inputs, "rows.row_of": rows.row_of}, "y")
+
+
+def route_weights(topk_weights: Tensor, sizes: Sizes) -> Tensor:
+    """Check the weights of all routes."""
+    checks.has_type("topk_weights", checks.tensor("topk_weights", topk_weights), WEIGHT_TYPES)
+    checks.bind("topk_weights", topk_weights, ("tokens", "topk"), sizes)
+    whole_elements("topk_weights", topk_weights)
+    return topk_weights
+
+
+def layer_output(out: Tensor, axes: tuple[str, ...], sizes: Sizes, inputs: dict[str, Tensor], first: str) -> None:
+    """Check a layer's BF16 output, on the device of the input called `first`: what a product asks of its D."""
+    checks.written("out", out)
+    checks.has_type("out", checks.tensor("out", out), (torch.bfloat16,))
+    checks.bind("out", out, axes, sizes)
+    checks.same_device({"out": out}, inputs[first].device, first)
+    checks.rows("out", out, axes[-1])
+    checks.no_overlap(inputs, out, None, "out")
+
+
+def _row_sizes(rows: ExpertRows, near: Tensor, name: str) -> Sizes:
+    """Check the members of rows, and get their sizes."""
+    rows = check_rows(rows)
+    sizes: Sizes = {}
+    axes = (("experts",), ("experts",), ("tokens", "topk"), ("rows",), ("rows",))
+    for field, x, names in zip(ExpertRows._fields, rows, axes, strict=True):
+        checks.has_type(f"rows.{field}", checks.tensor(f"rows.{field}", x), (torch.int32,))
+        checks.bind(f"rows.{field}", x, names, sizes)
+        checks.same_device({f"rows.{field}": x}, near.device, name)
+    return sizes
+
+
+class ActivationProblem(NamedTuple):
+    """FP8 values of silu(gate) * up, from rows that hold the gate first and then up."""
+
+    x: Tensor
+    """`[..., m, 2 i]`"""
+    row_weights: Tensor | None
+    """FP32 `[..., m]`: factors of whole rows."""
+    masked_m: Tensor | None
+    """`[groups]`: how many of its rows each group uses, x being `[groups, max_m, 2 i]`."""
+    ends: Tensor | None
+    """`[groups]`: where the rows of each group end, x being `[m, 2 i]`."""
+    alignment: int
+    """Alignment, in rows, of group starts where `ends` is given."""
+    limit: float | None
+
+
+def activation_problem(
+    x: Tensor,
+    row_weights: Tensor | None,
+    masked_m: Tensor | None,
+    ends: Tensor | None,
+    limit: float | None,
+    alignment: int,
+) -> ActivationProblem:
+    """Check an activation with gates."""
+    checks.no_gradient("x", x)
+    checks.no_gradient("row_weights", row_weights)
+    checks.has_type("x", checks.tensor("x", x), LAYER_TYPES)
+    checks.supported_device("x", x)
+    if masked_m is not None and ends is not None:
+        raise ValueError("ends: expected None where masked_m is given, got both")
+    axes = ("groups", "max_m", "2 i") if masked_m is not None else ("m", "2 i")
+    sizes: Sizes = {}
+    if masked_m is not None or ends is not None:
+        checks.bind("x", x, axes, sizes)
+    elif x.dim() < 2:
+        raise ValueError(f"x: expected shape (..., m, 2 i), got {tuple(x.shape)}")
+    if x.shape[-1] % 2:
+        raise ValueError(f"x: expected an even number of columns, gate and up, got {x.shape[-1]}")
+    given: dict[str, Tensor] = {}
+    if row_weights is not None:
+        checks.has_type("row_weights", checks.tensor("row_weights", row_weights), (torch.float32,))
+        if row_weights.shape != x.shape[:-1]:
+            expected, got = tuple(x.shape[:-1]), tuple(row_weights.shape)
+            raise ValueError(f"row_weights: expected shape (..., m) = {expected}, got {got}")
+        given["row_weights"] = row_weights
+    if masked_m is not None:
+        check_counts(x, masked_m)
+    if ends is not None:
+        groups = checks.tensor("ends", ends).numel()
+        given["ends"] = checks.int32("ends", ends, "groups", groups)
+    checks.same_device(given, x.device, "x")
+    if ends is not None and checks.on_host(ends):
+        checks.ends(ends, sizes["m"], alignment, "ends")
+    limit = None if limit is None else positive("limit", limit)
+    return ActivationProblem(x, row_weights, masked_m, ends, alignment, limit)
 
 
 class ExpertsProblem(NamedTuple):
@@ -35,13 +195,7 @@ class ExpertsProblem(NamedTuple):
 
 
 def experts_problem(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w1: Operand,
-    w2: Operand,
-    out: Tensor | None,
-    limit: float | None,
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w1: Operand, w2: Operand, out: Tensor | None, limit: float | None
 ) -> ExpertsProblem:
     """Check a layer of experts, and make its output if it was left out."""
     sizes: Sizes = {}

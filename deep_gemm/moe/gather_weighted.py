@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def _weights_name(weights: torch.dtype | None) -> str:
     return "no weights" if weights is None else f"weights in {str(weights).removeprefix('torch.')}"
 
 
-def _of_weights(weights: torch.dtype | None) -> dict[str, int | bool]:
+def _weights_constants(weights: torch.dtype | None) -> dict[str, int | bool]:
     return {"kWeightBytes": 0 if weights is None else weights.itemsize, "kWeightIsFp16": weights == torch.float16}
 
 
@@ -55,8 +55,7 @@ class GatherConfig(Config):
     """One configuration of gather_weighted."""
 
     weights: torch.dtype | None
-    num_threads: int = 64
-    shared_bytes: int = 0
+    num_threads: ClassVar[int] = 64
 
     @property
     def name(self) -> str:
@@ -74,11 +73,8 @@ class GatherConfig(Config):
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
-        return {
-            **_of_weights(self.weights),
-            "kNumThreads": self.num_threads,
-            "kCtasPerSm": self.ctas_per_sm,
-        }
+        sizes = {"kNumThreads": self.num_threads, "kCtasPerSm": self.ctas_per_sm}
+        return {**_weights_constants(self.weights), **sizes}
 
 
 @dataclass(frozen=True)
@@ -113,13 +109,14 @@ class ManyConfig(Config):
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
-        yield self.shared_bytes <= SHARED_BYTES_LIMIT, f"{self.shared_bytes} of {SHARED_BYTES_LIMIT} bytes shared"
+        shared = f"{self.shared_bytes} bytes of shared memory, more than {SHARED_BYTES_LIMIT}"
+        yield self.shared_bytes <= SHARED_BYTES_LIMIT, shared
         yield self.weights in WEIGHTS, "weights in FP32, BF16 or FP16, or none"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
         return {
-            **_of_weights(self.weights),
+            **_weights_constants(self.weights),
             "kNumStages": self.num_stages,
             "kPanels": self.panels,
             "kNumMathWarps": self.num_math_warps,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ..core.check.memory import empty
 from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 from ..gemm.config_fetched import ROWS_OF_PART
-from .routing_check import ExpertRows
+from .check import ExpertRows
 
 PARAMS = Params(
     "RouteParams",
@@ -46,7 +47,7 @@ PARTS_ALONE = 8
 
 
 class Totals(Enum):
-    """How a CTA of route_rows finds the routes of each expert. The value names the source in route/."""
+    """How a CTA of route_rows finds the routes of each expert. The value names the source in cuda/route/."""
 
     COUNTED = "count_all"
     """It counts all of them."""
@@ -61,8 +62,7 @@ class RouteConfig(Config):
     id_bytes: int
     max_experts: int
     totals: Totals = Totals.COUNTED
-    num_threads: int = PART
-    ctas_per_sm: int = 1
+    num_threads: ClassVar[int] = PART
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class RouteConfig(Config):
         yield self.max_experts in MAX_EXPERTS, f"a number of experts among {MAX_EXPERTS}"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Give the numbers that the source takes."""
         return {
             "kIdBytes": self.id_bytes,
             "kMaxExperts": self.max_experts,
@@ -90,10 +90,8 @@ class RouteConfig(Config):
         }
 
     def choices(self) -> dict[str, str]:
-        """Give the files that the source includes."""
-        return {
-            "TOTALS": f"route/{self.totals.value}.cuh",
-        }
+        """Give the file that finds totals."""
+        return {"TOTALS": f"route/{self.totals.value}.cuh"}
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,8 @@ class CountConfig(Config):
     """One configuration of count_routes, whatever the number of experts."""
 
     id_bytes: int
-    num_threads: int = 256
-    shared_bytes: int = MAX_EXPERTS[-1] * 4
-    ctas_per_sm: int = 1
+    num_threads: ClassVar[int] = 256
+    shared_bytes: ClassVar[int] = MAX_EXPERTS[-1] * 4
 
     @property
     def name(self) -> str:
@@ -115,7 +112,7 @@ class CountConfig(Config):
         yield self.id_bytes in ID_BYTES, "ids of 4 or 8 bytes"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Give the numbers that the source takes."""
         return {
             "kIdBytes": self.id_bytes,
             "kMaxExperts": MAX_EXPERTS[-1],

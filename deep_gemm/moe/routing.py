@@ -19,7 +19,7 @@ from ..core.check.tracing import is_dispatched
 from ..core.gpu import is_hopper
 from . import gather_weighted as gather_weighted_kernel
 from . import route_rows
-from .routing_check import ExpertRows, check_gather, check_routes, check_rows, check_weighted
+from .check import ExpertRows, check_gather, check_routes, check_rows, check_weighted
 
 __all__ = ["ExpertRows", "expert_rows", "gather_cast_to_fp8", "gather_weighted"]
 

@@ -32,8 +32,8 @@ from ..core.check.tracing import is_dispatched
 from ..gemm.rows.api import k_grouped_fp8_gemm_nt_contiguous
 from ..linear.backward import output_type, transposed
 from ..moe.api import activate_rows, product_of_rows
+from ..moe.check import ExpertRows
 from ..moe.routing import expert_rows, gather_cast_to_fp8, gather_weighted
-from ..moe.routing_check import ExpertRows
 from .gradients import (
     as_autocast_says,
     features,

@@ -15,7 +15,7 @@ from ..casts.rules import empty_values
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
 from ..core.operators import gradients, operator
-from ..moe.routing_check import ExpertRows
+from ..moe.check import ExpertRows
 from . import experts, linear
 
 

@@ -2,9 +2,9 @@
 
 from typing import NoReturn
 
-from ..casts.back import cast_back_from_fp8
 from ..casts.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
 from ..casts.fp8 import (
+    cast_back_from_fp8,
     per_block_cast_to_fp8,
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,

@@ -32,8 +32,8 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.distributed import Experts, owned_experts
 from deep_gemm.moe.api import activations_of_rows, product_of_rows
+from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8, weighted_sum
-from deep_gemm.moe.routing_check import ExpertRows
 
 from . import mega_moe
 from .cases import Shape

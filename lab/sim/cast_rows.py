@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts import cast_rows
-from deep_gemm.casts.cast_rows import RowCast
-from deep_gemm.casts.config import CastConfig, num_ctas
+from deep_gemm.casts.cast_rows import CastConfig, RowCast, num_ctas
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import launch
@@ -30,7 +29,7 @@ def compile_config(config: CastConfig, edits: Mapping[str, str] | None = None) -
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     headers = {**cast_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(cast_rows.KERNEL.source, headers, name=cast_rows.KERNEL.kernel_name)
+    return compile_kernel(cast_rows.KERNEL.source, headers, name=cast_rows.KERNEL.name)
 
 
 def run(

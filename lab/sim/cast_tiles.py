@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts import cast_tiles
-from deep_gemm.casts.cast_tiles import TileCast
-from deep_gemm.casts.config import Grain, TileCastConfig, num_tiles
+from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, num_tiles
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.kernel import launch
@@ -38,7 +37,7 @@ def compile_config(config: TileCastConfig, edits: Mapping[str, str] | None = Non
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     headers = {**cast_tiles.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(cast_tiles.KERNEL.source, headers, name=cast_tiles.KERNEL.kernel_name)
+    return compile_kernel(cast_tiles.KERNEL.source, headers, name=cast_tiles.KERNEL.name)
 
 
 def scales_shape(grain: Grain, m: int, k: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from deep_gemm.across import gather_rows
 from deep_gemm.across.gather_rows import Gathered, GatherRowsConfig, Slots
 from deep_gemm.core.meeting import Node
-from deep_gemm.moe.routing_check import ExpertRows
+from deep_gemm.moe.check import ExpertRows
 
 from .library import HostKernel, compile_kernel
 from .simulate import KernelLaunch

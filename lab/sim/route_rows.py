@@ -36,7 +36,7 @@ def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) 
         own = COUNTER.headers(CountConfig(config.id_bytes))
         headers = {**own, **edits, "config.cuh": own["config.cuh"]}
         counter = compile_kernel(COUNTER.source, headers, name=COUNTER.name)
-    return Kernels(counter, compile_kernel(route_rows.KERNEL.source, router, name=route_rows.KERNEL.kernel_name))
+    return Kernels(counter, compile_kernel(route_rows.KERNEL.source, router, name=route_rows.KERNEL.name))
 
 
 def run(

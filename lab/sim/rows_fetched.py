@@ -18,8 +18,8 @@ from deep_gemm.core.meeting import STATE_WORDS, Node, Room
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.kernel import ROWS_FETCHED_PARAMS
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.route_rows import num_arrivals
-from deep_gemm.moe.routing_check import ExpertRows
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel

@@ -37,9 +37,9 @@ from deep_gemm.moe import gather_weighted as gather_weighted_kernel
 from deep_gemm.moe import route_rows as route_rows_kernel
 from deep_gemm.moe.activation import activated_product_of_rows
 from deep_gemm.moe.api import activate_rows
+from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.route_rows import Totals
 from deep_gemm.moe.routing import expert_rows, stack_routes, weighted_sum
-from deep_gemm.moe.routing_check import ExpertRows
 
 INT32, INT64, FP8, FP32, BF16 = torch.int32, torch.int64, torch.float8_e4m3fn, torch.float32, torch.bfloat16
 

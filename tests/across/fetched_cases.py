@@ -13,8 +13,8 @@ from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.meeting import Room
 from deep_gemm.gemm.config_fetched import ROWS_OF_PART
 from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem
+from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.routing import expert_rows
-from deep_gemm.moe.routing_check import ExpertRows
 from lab.sim.rows_fetched import Asked
 from lab.sim.rows_silu import CANARY, POISON
 

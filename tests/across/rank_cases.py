@@ -14,8 +14,8 @@ from torch import Tensor
 from deep_gemm.across.owners import local_ids
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.meeting import Room
+from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.routing import expert_rows, weighted_sum
-from deep_gemm.moe.routing_check import ExpertRows
 
 
 @dataclass(frozen=True)

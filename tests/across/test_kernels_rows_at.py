@@ -22,7 +22,7 @@ from deep_gemm.core.settings import set_num_sms
 from deep_gemm.gemm.rows.api import product_of_stacked_rows
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe.activation import activated_product_of_rows
-from deep_gemm.moe.routing_check import ExpertRows
+from deep_gemm.moe.check import ExpertRows
 
 GROUPS, N, ROWS = 3, 512, (700, 1, 2, 5, 64, 700, 4096)
 STATE = torch.zeros(STATE_WORDS, dtype=torch.int32)

@@ -14,8 +14,7 @@ from casts import assert_near, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.casts import cast_rows
-from deep_gemm.casts.cast_rows import RowCast
-from deep_gemm.casts.config import CastConfig, Groups
+from deep_gemm.casts.cast_rows import CastConfig, Groups, RowCast
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div

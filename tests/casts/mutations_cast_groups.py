@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from cast_rows_cases import Case
 
-from deep_gemm.casts.config import Groups, cast_config
+from deep_gemm.casts.cast_rows import Groups, cast_config
 from lab.sim.mutate import Mutation
 
 COUNTS = cast_config(torch.bfloat16, is_aligned=True, is_few=False, groups=Groups.COUNTS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from cast_rows_cases import Case
 
-from deep_gemm.casts.config import cast_config
+from deep_gemm.casts.cast_rows import cast_config
 from lab.sim.mutate import Mutation
 
 FEW, SINGLE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from cast_rows_cases import Case
 
-from deep_gemm.casts.config import cast_config
+from deep_gemm.casts.cast_rows import cast_config
 from lab.sim.mutate import Mutation
 
 BF16, FP16, FP32 = (

@@ -13,7 +13,7 @@ from casts import assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.casts import cast_tiles
-from deep_gemm.casts.config import Grain, TileCastConfig, tile_cast_config
+from deep_gemm.casts.cast_tiles import Grain, TileCastConfig, tile_cast_config
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from lab.sim import cast_tiles as sim

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from deep_gemm import casts as quantize
 from deep_gemm.casts import cast_rows, cast_tiles, fp8
-from deep_gemm.casts.cast_rows import RowCast
-from deep_gemm.casts.cast_tiles import TileCast
-from deep_gemm.casts.check import activation_problem
-from deep_gemm.casts.config import CastConfig, TileCastConfig
+from deep_gemm.casts.cast_rows import CastConfig, RowCast
+from deep_gemm.casts.cast_tiles import TileCast, TileCastConfig
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
 from deep_gemm.moe import activation, routing
+from deep_gemm.moe.check import activation_problem
 from lab.sim import HostKernel
 from lab.sim import cast_rows as sim_rows
 from lab.sim import cast_tiles as sim_tiles

@@ -7,14 +7,8 @@ from helpers import assert_loads_nothing_early
 from thorough import configurations
 
 from deep_gemm.casts import cast_rows, cast_tiles
-from deep_gemm.casts.config import (
-    MAX_GROUPS,
-    CastConfig,
-    Groups,
-    TileCastConfig,
-    reachable_cast,
-    reachable_tile_casts,
-)
+from deep_gemm.casts.cast_rows import MAX_GROUPS, CastConfig, Groups, reachable_cast
+from deep_gemm.casts.cast_tiles import TileCastConfig, reachable_tile_casts
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
 from lab.gates import violations
@@ -54,7 +48,7 @@ def test_all_configurations_are_legal_and_have_names_of_their_own(configs: list[
 
 @pytest.mark.parametrize("config", configurations(reachable_cast()), ids=lambda config: config.name)
 def test_a_reachable_cast_of_rows_is_what_was_planned(config: CastConfig) -> None:
-    kernel = compile_cubin(cast_rows.KERNEL.source, cast_rows.KERNEL.headers(config), name=cast_rows.KERNEL.kernel_name)
+    kernel = compile_cubin(cast_rows.KERNEL.source, cast_rows.KERNEL.headers(config), name=cast_rows.KERNEL.name)
     assert_loads_nothing_early(kernel)
     found = report(kernel.cubin, kernel.log)
     assert violations(found, cast_rows.KERNEL.code_plan(config)) == []
@@ -64,9 +58,7 @@ def test_a_reachable_cast_of_rows_is_what_was_planned(config: CastConfig) -> Non
 
 @pytest.mark.parametrize("config", configurations(reachable_tile_casts()), ids=lambda config: config.name)
 def test_a_reachable_cast_of_tiles_is_what_was_planned(config: TileCastConfig) -> None:
-    kernel = compile_cubin(
-        cast_tiles.KERNEL.source, cast_tiles.KERNEL.headers(config), name=cast_tiles.KERNEL.kernel_name
-    )
+    kernel = compile_cubin(cast_tiles.KERNEL.source, cast_tiles.KERNEL.headers(config), name=cast_tiles.KERNEL.name)
     assert_loads_nothing_early(kernel)
     found = report(kernel.cubin, kernel.log)
     assert violations(found, cast_tiles.KERNEL.code_plan(config)) == []

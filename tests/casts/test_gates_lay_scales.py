@@ -10,9 +10,7 @@ from lab.gates import violations
 
 
 def test_laying_scales_is_what_was_planned() -> None:
-    kernel = compile_cubin(
-        lay_scales.KERNEL.source, lay_scales.KERNEL.headers(CONFIG), name=lay_scales.KERNEL.kernel_name
-    )
+    kernel = compile_cubin(lay_scales.KERNEL.source, lay_scales.KERNEL.headers(CONFIG), name=lay_scales.KERNEL.name)
     found = report(kernel.cubin, kernel.log)
     assert violations(found, lay_scales.KERNEL.code_plan(CONFIG)) == []
     each = CONFIG.rows * CONFIG.blocks // CONFIG.num_threads

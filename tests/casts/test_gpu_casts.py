@@ -15,9 +15,9 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles
 from deep_gemm.casts.by_torch import cast_by_torch
-from deep_gemm.casts.cast_rows import RowCast
-from deep_gemm.casts.cast_tiles import TileCast
-from deep_gemm.casts.config import INPUTS, CastConfig, Grain, Groups, cast_config, num_ctas, reachable_cast
+from deep_gemm.casts.cast_rows import CastConfig, Groups, RowCast, cast_config, num_ctas, reachable_cast
+from deep_gemm.casts.cast_tiles import Grain, TileCast
+from deep_gemm.casts.config import INPUTS
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import align, ceil_div

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deep_gemm.casts.back import cast_back_from_fp8
 from deep_gemm.casts.fp8 import (
+    cast_back_from_fp8,
     cast_both_to_fp8,
     k_grouped_cast_to_fp8,
     per_block_cast_to_fp8,

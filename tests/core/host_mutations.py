@@ -22,8 +22,9 @@ from casts import assert_same_bits, wild
 from host_mutations_bf16 import wider
 
 import deep_gemm
-from deep_gemm.casts.config import Grain, cast_config, select_cast
-from deep_gemm.casts.config import Groups as CastGroups
+from deep_gemm.casts.cast_rows import Groups as CastGroups
+from deep_gemm.casts.cast_rows import cast_config, select_cast
+from deep_gemm.casts.cast_tiles import Grain
 from deep_gemm.core.check.layout import ceil_div, empty_mn_major
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig

@@ -17,10 +17,7 @@ CASES = [
     (kernel, config)
     for kernel in ORDINARY
     if kernel.name
-    not in (
-        cast_rows.KERNEL.kernel_name,
-        cast_tiles.KERNEL.kernel_name,
-    )  # test_gates_casts.py compiles theirs, and asks this too
+    not in (cast_rows.KERNEL.name, cast_tiles.KERNEL.name)  # test_gates_casts.py compiles theirs, and asks this too
     for config in configurations(kernel.configs())
 ]
 

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 
 import deep_gemm
 from deep_gemm import testing
-from deep_gemm.casts import back, fp4, fp8, rules, scales
+from deep_gemm.casts import fp4, fp8, rules, scales
 from deep_gemm.cli import demo
 from deep_gemm.core.check import layout
 from deep_gemm.core.settings import read_settings
@@ -39,7 +39,7 @@ from deep_gemm.moe import api as layers
 ROOT = Path(__file__).resolve().parents[2]
 SITE = [sysconfig.get_path("purelib")]
 OF_BF16 = bf16.dense, bf16.grouped, bf16.expressions
-OF_CASTS = back, fp4, fp8, rules
+OF_CASTS = fp4, fp8, rules
 OF_LAYERS = [activation, layers, routing]
 EXAMPLES = {"torch": torch, **{name: getattr(deep_gemm, name) for name in deep_gemm.__all__}}
 

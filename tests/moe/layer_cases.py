@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deep_gemm.core.check import checks
 from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.linear import api as linear
 from deep_gemm.moe import api as layers
 
 Quantized = tuple[Tensor, Tensor]
@@ -57,7 +58,7 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     with monkeypatch.context() as patch:
         patch.setattr(layers, "product_of_stacked_rows", product_of_shapes)
-        patch.setattr(layers, "product_behind_cast", product_of_shapes)
+        patch.setattr(linear, "product_behind_cast", product_of_shapes)
         patch.setattr(checks, "supported_device", lambda *_: None)
         patch.setattr(checks, "no_overlap", lambda *_: None)  # all of them lie at address 0
         yield

@@ -11,8 +11,7 @@ from layer_cases import assert_mistake
 from silu_cases import right
 from torch import Tensor
 
-from deep_gemm.casts.back import cast_back_from_fp8
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import empty_scales
 from deep_gemm.gemm.reference import block_scaled_product
 from deep_gemm.gemm.rows.api import product_of_rows_by_64

@@ -21,9 +21,7 @@ from lab.gates import violations
 
 @pytest.mark.parametrize("config", reachable_route(), ids=lambda config: config.name)
 def test_routing_is_what_was_planned(config: RouteConfig) -> None:
-    kernel = compile_cubin(
-        route_rows.KERNEL.source, route_rows.KERNEL.headers(config), name=route_rows.KERNEL.kernel_name
-    )
+    kernel = compile_cubin(route_rows.KERNEL.source, route_rows.KERNEL.headers(config), name=route_rows.KERNEL.name)
     assert violations(report(kernel.cubin, kernel.log), route_rows.KERNEL.code_plan(config)) == []
 
 
