@@ -52,6 +52,10 @@ def sim(
     if kernel not in ("fp8_gemm", "hc_prenorm"):
         raise typer.BadParameter(f"expected fp8_gemm or hc_prenorm, got {kernel}", param_hint="kernel")
 
+    from deep_gemm.hyper.config import HcConfig
+    from deep_gemm.hyper.config_few import TILE_ROWS, HcFewConfig
+
+    from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
     from deep_gemm.gemm.config_of_tile import tile_config
     from deep_gemm.gemm.output import Output
     from deep_gemm.hyper.kernel import HcConfig
@@ -67,7 +71,7 @@ def sim(
             raise typer.Exit(
                 0 if run_hc(few if block_m == TILE_ROWS else HcConfig(block_m, n, cluster_k), m, n, k, **how) else WRONG
             )
-        output = Output(fp32, with_c, adds_to_d, by_row)
+        output = Output(fp32, with_c, adds_to_d, sfb=PER_ROW if by_row else PER_BLOCK)
         config = tile_config(block_m, block_n, output, cluster_m, cluster_n, cluster_k, k)
         passed = run(config, m, n, k, **how)
     except (ValueError, HostCompileError) as error:
@@ -100,6 +104,7 @@ def inspect(
 ) -> None:
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
     from deep_gemm.cli.console import make_console
+    from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
     from deep_gemm.core.jit import CompileError
     from deep_gemm.gemm.config_of_tile import tile_config
     from deep_gemm.gemm.output import Output
@@ -111,7 +116,7 @@ def inspect(
     try:
         listed = kernel_named(kernel)
         if kernel == "fp8_gemm" and config is None:
-            form = Output(output is OutputName.FP32, with_c, adds_to_d, by_row)
+            form = Output(output is OutputName.FP32, with_c, adds_to_d, sfb=PER_ROW if by_row else PER_BLOCK)
             chosen = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0)
         else:
             chosen = config_named(listed, config)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.recipes import Scales
 from deep_gemm.core.jit.compiler import CompiledKernel, compile_cubin
 from deep_gemm.core.jit.cubin import read_kernels
 from deep_gemm.core.jit.report import KernelReport, report
@@ -81,7 +82,7 @@ def product_and_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: 
 
 def tensor_core_bound(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int) -> Tensor:
     """How far Hopper's FP8 tensor cores may be from exact sums, in the units of D."""
-    return sum_of_magnitudes(a, sfa, b, sfb, sfb_rows) * TENSOR_CORES
+    return sum_of_magnitudes(a, sfa, b, sfb, Scales(sfb_rows, 128)) * TENSOR_CORES
 
 
 def rounding_to(dtype: torch.dtype, exact: Tensor, bound: Tensor) -> Tensor:

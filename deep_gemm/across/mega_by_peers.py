@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
+from ..core.check.recipes import PER_64
 from ..core.gpu import gpu_of
 from ..core.kernel import computes_on
 from ..core.meeting import Room
@@ -27,7 +28,7 @@ from ..core.seen import torch_compares
 from ..gemm.plan import addresses_of, put
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.launch import GroupedProblem
-from ..gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem
+from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe.gather_weighted import SumsAt
 from ..moe.route_rows import MAX_EXPERTS, RoutesAt
 from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses
@@ -169,7 +170,7 @@ class Launches:
             return FetchedRowsProblem(silu, rows, addresses, node)
 
         def second(l2: Operand) -> GroupedProblem:
-            return rows_to_addresses.problem(middle, l2, addresses, rows.ids, sfa_columns=SILU_COLUMNS)
+            return rows_to_addresses.problem(middle, l2, addresses, rows.ids, of_a=PER_64)
 
         if calls.fetches:
             at_first = rows_fetched.addresses(fetched(p.l1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.check.checks import Operand
-from ..core.check.layout import SCALE_BLOCK
+from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl
@@ -24,7 +24,7 @@ from ..gemm.plan import Key, Plan, addresses_of
 from ..gemm.rows.launch import GroupedProblem, chosen, grid, numbers_of, operand_maps, prepared
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)
-OUTPUT_BY_64 = replace(OUTPUT, sfa_by_64=True)
+OUTPUT_BY_64 = replace(OUTPUT, sfa=PER_64)
 
 
 def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor) -> None:
@@ -36,9 +36,7 @@ def run(a: Operand, w: Operand, ids: Tensor, addresses: Tensor) -> None:
     product.run(PRODUCT, a, w, addresses, ids)
 
 
-def problem(
-    a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, sfa_columns: int = SCALE_BLOCK
-) -> GroupedProblem:
+def problem(a: Operand, w: Operand, addresses: Tensor, ids: Tensor, *, of_a: Scales = PER_ROW) -> GroupedProblem:
     """Take the operands of `run` for those of grouped rows; here a scale of A may be for 64 columns."""
     (values, scales), rows_of_a_group = a, len(addresses) / max(len(w[0]), 1)
     return GroupedProblem(
@@ -48,11 +46,11 @@ def problem(
         addresses,
         ids,
         Groups.IDS,
-        SCALE_BLOCK,
+        PER_BLOCK,
         1,
         False,
         rows_of_a_group,
-        sfa_columns,
+        of_a,
     )
 
 
@@ -63,7 +61,7 @@ def _ask(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, said: Key) 
 
 
 def _output(p: GroupedProblem) -> Output:
-    return OUTPUT if p.sfa_columns == SCALE_BLOCK else OUTPUT_BY_64
+    return OUTPUT if p.of_a == PER_ROW else OUTPUT_BY_64
 
 
 def _on_gpu(p: GroupedProblem) -> Plan | None:
@@ -94,7 +92,7 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
     maps, places = operand_maps(p, config)
     numbers = {**numbers_of(p, 0), "map_d": bytes(MAP_BYTES), "map_whole_d": bytes(MAP_BYTES)}  # D has none
     ctas = grid(config, p.planes, p.m, p.n, num_sms)
-    plan = Plan(p, ROWS_PARAMS["by block"], numbers, maps, places, launcher, ctas)
+    plan = Plan(p, ROWS_PARAMS, numbers, maps, places, launcher, ctas)
     plan.config, plan.output, plan.n, plan.k = config, _output(p), p.n, p.k
     plan.c_is_d, plan.needs_c = False, True
     return plan

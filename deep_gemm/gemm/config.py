@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar
 
 from ..core.check.layout import align, ceil_div
+from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
 from ..core.kernel import Config
 from ..core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from . import config_fetched
-from .output import Groups
+from .output import Groups, name_of_scales
 
 BLOCK_K = 128
 """FP8 values of a k-block."""
@@ -49,9 +49,6 @@ _WORK_NAMES = {
 class GemmConfig(Config):
     """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128."""
 
-    has_scales: ClassVar[bool] = True
-    """Operands come with scales, by which partial sums are promoted; if not, config_bf16.py says what differs."""
-
     block_m: int
     block_n: int
     num_stages: int
@@ -62,8 +59,10 @@ class GemmConfig(Config):
     """Sets of partial sums: with 2 one is promoted while the tensor cores fill the other."""
     run_k_blocks: int = 1
     """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
-    sfb_is_per_row: bool = False
-    """B has a scale for each row and 128 columns, as A has ("1D1D"), not one for each 128x128 block ("1D2D")."""
+    sfa: Scales | None = PER_ROW
+    """How A is scaled. None: neither operand is, as in BF16."""
+    sfb: Scales | None = PER_BLOCK
+    """How B is scaled."""
     has_tail: bool = False
     """Code for the tail: blocks of k that are left when no whole run remains."""
     cluster_m: int = 1
@@ -95,8 +94,6 @@ class GemmConfig(Config):
     """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
     fetches: bool = False
     """With `activates`: rows of A lie in rooms of the ranks of a node, and the kernel fetches them as it goes."""
-    scale_parts: int = 1
-    """Parts of a k-block for which A has scales of their own: 2 if a scale is for 64 columns."""
 
     @property
     def name(self) -> str:
@@ -105,7 +102,8 @@ class GemmConfig(Config):
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
-        scales = " 1d1d" if self.sfb_is_per_row else " by 64" if self.scale_parts == 2 else ""
+        scales = "" if self.sfa is None or self.sfb is None else name_of_scales(self.sfa, self.sfb)
+        scales = " " * bool(scales) + scales
         silu = "silu of halves" if self.gates_apart else "silu"
         output = silu if self.activates else "fp32" if self.output_is_fp32 else "bf16"
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
@@ -144,10 +142,25 @@ class GemmConfig(Config):
         """
         if self.keeps_row_scales:
             return 24, 240
-        searches_ids_with_row_scales = self.groups == Groups.IDS and self.sfb_is_per_row
+        searches_ids_with_row_scales = self.groups == Groups.IDS and self.loads_sfb
         if self.cuts_last_tiles or (searches_ids_with_row_scales and self.num_math_warpgroups == 2):
             return 56, 224
         return {1: (40, 248), 2: (40, 232), 3: (32, 160)}[self.num_math_warpgroups]
+
+    @property
+    def has_scales(self) -> bool:
+        """Partial sums are promoted by scales."""
+        return self.sfa is not None
+
+    @property
+    def scale_parts(self) -> int:
+        """Parts of a k-block for which A has scales of their own."""
+        return 1 if self.sfa is None else BLOCK_K // self.sfa.columns
+
+    @property
+    def loads_sfb(self) -> bool:
+        """TMA loads scales of B, as A's, because each row has its own; if not, math threads read them."""
+        return self.sfb is not None and self.sfb.rows == 1
 
     @property
     def store_buffer_bytes(self) -> int:
@@ -199,7 +212,7 @@ class GemmConfig(Config):
     @property
     def scales_bytes(self) -> int:
         """Scales of all slots."""
-        rows_of_b = self.block_n if self.sfb_is_per_row else 0
+        rows_of_b = self.block_n if self.loads_sfb else 0
         return self.num_stages * align(self.scale_parts * self.scale_rows + rows_of_b, 32) * 4
 
     @property
@@ -259,7 +272,7 @@ class GemmConfig(Config):
     @property
     def keeps_row_scales(self) -> bool:
         """Scales of B by row stay in registers for a warpgroup's units of rows, which share them."""
-        return self.sfb_is_per_row and self.units_along_n == 1 and self.units_per_warpgroup > 1
+        return self.loads_sfb and self.units_along_n == 1 and self.units_per_warpgroup > 1
 
     @property
     def box_rows_of_a(self) -> int:
@@ -325,14 +338,14 @@ class GemmConfig(Config):
         yield not (self.rows_are_grouped and (self.with_c or self.adds_to_d)), "no C where rows are grouped"
         yield self.groups != Groups.HEADS or self.cluster_k == 1, "k whole where there are heads"
         yield (
-            not along_k or self.sfb_is_per_row or not self.has_scales,
+            not along_k or self.sfb == PER_ROW or not self.has_scales,
             "scales of B for each row where groups are along k",
         )
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
-        plain = not (self.groups or self.sfb_is_per_row or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
+        plain = not (self.groups or self.loads_sfb or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
         of_experts = self.groups == (Groups.ENDS if self.fetches else Groups.IDS)
-        of_ids = of_experts and self.has_scales and not (self.sfb_is_per_row or self.output_is_fp32)
+        of_ids = of_experts and self.sfb == PER_BLOCK and not self.output_is_fp32
         yield not (self.activates and self.to_addresses), "rows that are activated, or go to addresses, not both"
         yield (
             of_ids or not self.activates,
@@ -347,8 +360,8 @@ class GemmConfig(Config):
         yield self.activates or not self.gates_apart, "rows that are activated where gate and up lie apart"
         yield self.activates or not self.fetches, "rows that are activated where they are fetched"
         yield self.block_n == 256 or not self.gates_apart, "tiles of 256 columns where gate and up lie apart"
-        yield self.scale_parts in (1, 2), "a scale of A for each 128 or 64 columns"
-        yield of_ids or self.scale_parts == 1, "rows with ids, and scales of B by blocks, where A has them for 64"
+        yield self.sfa in (None, PER_ROW, PER_64), "a scale of A for each 128 or 64 columns"
+        yield of_ids or self.sfa != PER_64, "rows with ids, and scales of B by blocks, where A has them for 64"
         yield self.num_partials in (1, 2), "1 or 2 sets of partial sums"
         yield self.run_k_blocks in (1, 2, 4, 8, 16, 32), "runs that fill 32 blocks of k"
         yield self.run_k_blocks > 1 or not self.has_tail, "longer runs, if a tail is left by them"
@@ -376,7 +389,7 @@ class GemmConfig(Config):
             "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
             "WORK": f"work/{work}.cuh",
             "MAINLOOP": "mainloop.cuh",
-            "SCALES": f"scales/{by_row if self.sfb_is_per_row else by_block}.cuh",
+            "SCALES": f"scales/{by_row if self.loads_sfb else by_block}.cuh",
             "EPILOGUE": f"epilogue/{stores}.cuh",
             **(of_rows if self.rows_are_grouped else {}),
             **(gates if self.activates else {}),
@@ -392,15 +405,9 @@ class GemmConfig(Config):
         """
         work = "skip_head_mid" if self.skips_mid else _WORK_NAMES[self.groups]
         of_rows = (
-            "_fetched_silu"
-            if self.fetches
-            else "_silu"
-            if self.activates
-            else "_by_64"
-            if self.scale_parts == 2
-            else ""
+            "_fetched_silu" if self.fetches else "_silu" if self.activates else "_by_64" if self.sfa == PER_64 else ""
         )
-        return f"{'fp8_wgrad_gemm' if self.sfb_is_per_row else 'fp8_gemm'}_{work}{of_rows}"
+        return f"{'fp8_wgrad_gemm' if self.sfb == PER_ROW else 'fp8_gemm'}_{work}{of_rows}"
 
     def constants(self) -> dict[str, int | bool]:
         """Give the numbers and switches that the source takes."""
@@ -455,7 +462,7 @@ class GemmConfig(Config):
             "kWithC": self.with_c,
             "kAddsToD": self.adds_to_d,
             "kHasTail": self.has_tail,
-            "kSfbIsPerRow": self.sfb_is_per_row,
+            "kSfbIsPerRow": self.loads_sfb,
             "kSkipsMid": self.skips_mid,
             "kToAddresses": self.to_addresses,
             "kLoopsInBatches": self.groups != Groups.DEPTHS,

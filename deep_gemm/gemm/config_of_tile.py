@@ -7,6 +7,7 @@ from math import gcd
 from typing import TypeVar
 
 from ..core.check.layout import ceil_div
+from ..core.check.recipes import PER_64, PER_ROW
 from ..core.sm90 import SHARED_BYTES_LIMIT, WGMMA_ROWS
 from .config import BLOCK_K, RASTER_GROUP, GemmConfig
 from .output import Groups, Output
@@ -43,7 +44,7 @@ def tile_config(
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
     room = MAX_ACCUMULATORS[num_math_warpgroups]
     unit_n = block_n if (units_along_m + 1) * block_n // 2 <= room else gcd(block_n, 128)
-    keeps_row_scales = output.sfb_is_per_row and units_along_m > 1 and unit_n == block_n
+    keeps_row_scales = output.sfb == PER_ROW and units_along_m > 1 and unit_n == block_n
     kept = unit_n // 4 if keeps_row_scales else 0
     num_partials = 2 if (units_along_m * block_n + 2 * unit_n) // 2 + kept <= room else 1
     if keeps_row_scales:
@@ -66,7 +67,8 @@ def tile_config(
             unit_n=unit_n,
             num_partials=num_partials,
             run_k_blocks=run_k_blocks,
-            sfb_is_per_row=output.sfb_is_per_row,
+            sfa=output.sfa,
+            sfb=output.sfb,
             has_tail=has_tail,
             cluster_m=cluster_m,
             cluster_n=cluster_n,
@@ -83,7 +85,6 @@ def tile_config(
             activates=output.activates,
             gates_apart=output.gates_apart,
             fetches=output.fetches,
-            scale_parts=2 if output.sfa_by_64 else 1,
         )
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
             break
@@ -124,8 +125,8 @@ def _runs(k_blocks: int, area: int, num_partials: int, output: Output) -> tuple[
         return (4 if num_partials == 2 else 2), True  # whatever the groups' depths are
     is_odd = k_blocks % 2 != 0
     if num_partials == 1:
-        return (1 if is_odd or output.sfa_by_64 else 2), False
-    gains_by_four = area <= 64 * 128 or output.sfb_is_per_row
+        return (1 if is_odd or output.sfa == PER_64 else 2), False
+    gains_by_four = area <= 64 * 128 or output.sfb == PER_ROW
     if gains_by_four and k_blocks % 4 == 0:
         return 4, False
     return 2, is_odd or gains_by_four

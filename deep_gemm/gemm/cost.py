@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..core.check.layout import ceil_div
+from ..core.check.recipes import PER_ROW
 from ..core.gpu import Gpu
 from .config import BLOCK_K
 from .output import Groups, Output
@@ -182,7 +183,7 @@ def _of_tile(tile: Tile, output: Output, gpu: Gpu, timings: Timings) -> tuple[in
         block_us = (tile.block_m + tile.block_n) * BLOCK_K / timings.load_gb_per_s / 1e3
     else:
         block_us = timings.block_ns / 1e3 + 2 * elements * BLOCK_K / timings.sm_tflops / 1e6
-    if output.sfb_is_per_row:
+    if output.sfb == PER_ROW:
         block_us *= timings.by_row
     tile_us = timings.tile_us
     if output.groups != Groups.DEPTHS:  # along k a tile is stored while the next is multiplied

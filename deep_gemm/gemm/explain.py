@@ -12,7 +12,7 @@ import torch
 from ..core.check import checks
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import Recipe
-from ..core.check.recipes import default_dtype, sfb_rows_of
+from ..core.check.recipes import PER_ROW, default_dtype, scales_of_b
 from ..core.gpu import GPUS, H200, Gpu, gpu_named, gpu_of
 from .config import GemmConfig
 from .config_decode import DecodeConfig
@@ -130,7 +130,7 @@ class Question:
     def title(self) -> str:
         """The product in words."""
         d_type = "FP32" if self.output.is_fp32 else "BF16"
-        scales = ", a scale for each row of B" if self.output.sfb_is_per_row else ""
+        scales = ", a scale for each row of B" if self.output.sfb == PER_ROW else ""
         addition = ", added to D" if self.output.adds_to_d else ", C added" if self.output.with_c else ""
         sizes = f"{self.m} x {self.n} x {self.k}"
         if self.output.groups == Groups.DEPTHS:
@@ -207,10 +207,10 @@ def asked(
     m, n, k, num_groups = (integer_in_range(name, size, 1) for name, size in sizes)
     if kind == Groups.DEPTHS:
         check_depths_recipe(recipe)
-    is_by_row = kind == Groups.DEPTHS or sfb_rows_of((recipe, None, None)) == 1
+    sfb = PER_ROW if kind == Groups.DEPTHS else scales_of_b((recipe, None, None))
     if with_c and accumulate:
         raise ValueError("accumulate: expected C to be D itself or, with_c, another tensor, got both")
-    dtype = d_dtype or default_dtype(1 if is_by_row else 128)
+    dtype = d_dtype or default_dtype(sfb)
     needs_fp32 = kind == Groups.DEPTHS and (with_c or accumulate)
     allowed = (torch.float32,) if needs_fp32 else checks.OUTPUT_TYPES
     if dtype not in allowed:
@@ -222,7 +222,7 @@ def asked(
     checks.columns(n, dtype)
     checks.depth(k)
     is_fp32 = dtype == torch.float32
-    output = Output(is_fp32, with_c or (accumulate and not is_fp32), accumulate and is_fp32, is_by_row, kind)
+    output = Output(is_fp32, with_c or (accumulate and not is_fp32), accumulate and is_fp32, sfb=sfb, groups=kind)
     return Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
 
 

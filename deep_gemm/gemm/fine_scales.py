@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.check.memory import empty
-from ..core.check.recipes import Scales
+from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from ..core.check.tracing import has_memory
 
 TIMES = {32: 10, 64: 6}
@@ -26,20 +26,20 @@ TIMES = {32: 10, 64: 6}
 
 def in_whole_blocks(
     a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_a: Scales, of_b: Scales
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Give checked operands whose scales have 128 columns, and the rows of B under one: the same if theirs have."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Scales]:
+    """Give checked operands whose scales have 128 columns, and how B is scaled then: the same if theirs have."""
     columns = min(of_a.columns, of_b.columns)
     if columns == SCALE_BLOCK:
-        return a, sfa, b, sfb, of_b.rows
+        return a, sfa, b, sfb, of_b
     if a.is_cuda and has_memory(a):
         _warn(columns)
-    groups, sfb_rows = ceil_div(a.shape[-1], columns), of_b.rows
-    if sfb_rows not in (1, SCALE_BLOCK):
-        sfb, sfb_rows = sfb.repeat_interleave(sfb_rows, -2)[..., : b.shape[-2], :], 1
+    groups, whole = ceil_div(a.shape[-1], columns), Scales(of_b.rows, SCALE_BLOCK)
+    if whole not in (PER_ROW, PER_BLOCK):
+        sfb, whole = sfb.repeat_interleave(of_b.rows, -2)[..., : b.shape[-2], :], PER_ROW
     sfa, sfb = (
         sf.detach().repeat_interleave(of.columns // columns, -1)[..., :groups] for sf, of in ((sfa, of_a), (sfb, of_b))
     )
-    return _widened("a", a, columns, groups), sfa, _widened("b", b, columns, groups), sfb, sfb_rows
+    return _widened("a", a, columns, groups), sfa, _widened("b", b, columns, groups), sfb, whole
 
 
 def _widened(name: str, values: Tensor, columns: int, groups: int) -> Tensor:

@@ -51,7 +51,8 @@ _ROWS = (
 )
 DENSE_PARAMS = _params("map_sfb")
 SKIP_PARAMS = _params("map_right_d", *head_parts(Kind.MAP.alignment))
-ROWS_PARAMS = {"by block": _params("map_whole_d", *_ROWS), "by row": _params("map_sfb", *_ROWS)}
+ROWS_PARAMS = _params("map_whole_d", *_ROWS)
+ROWS_SFB_PARAMS = _params("map_sfb", *_ROWS)
 _ACTIVATION = (
     Field("activation.row_weights", Kind.POINTER),
     Field("activation.scales", Kind.POINTER),
@@ -131,7 +132,7 @@ def params_of(config: GemmConfig) -> Params:
     if config.activates:
         return ROWS_FETCHED_PARAMS if config.fetches else ROWS_SILU_PARAMS
     if config.rows_are_grouped:
-        return ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
+        return ROWS_SFB_PARAMS if config.loads_sfb else ROWS_PARAMS
     return SKIP_PARAMS if config.skips_mid else DENSE_PARAMS
 
 
@@ -149,7 +150,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
     if config.rows_are_grouped:
         boxes = config.block_m // config.box_rows_of_a + config.block_n // config.box_rows_of_b
     # Beside the one that cuts off: a whole D; or of heads' left parts, the right ones.
-    has_second_map = (config.rows_are_grouped and not config.sfb_is_per_row) or config.skips_mid
+    has_second_map = (config.rows_are_grouped and not config.loads_sfb) or config.skips_mid
     return CodePlan(
         roles=(
             (WARPGROUP_THREADS, producer_registers),
@@ -157,7 +158,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
         ),
         shared_bytes=config.shared_bytes,
         qgmma=units * BLOCK_K // WGMMA_K * k_blocks_in_code,
-        tma_loads=boxes + (2 if config.sfb_is_per_row else 1),  # and scales
+        tma_loads=boxes + (2 if config.loads_sfb else 1),  # and scales
         multicast_loads=0
         if config.cluster_m * config.cluster_n == 1
         else 2
@@ -171,11 +172,11 @@ def code_plan(config: GemmConfig) -> CodePlan:
 
 def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     """Say why a configuration would compute something else than this problem; None if it computes it."""
-    of_output = (config.output_is_fp32, config.sfb_is_per_row, config.with_c or config.adds_to_d)
-    if of_output != (output.is_fp32, output.sfb_is_per_row, output.with_c or output.adds_to_d):
+    of_output = (config.output_is_fp32, config.sfb, config.with_c or config.adds_to_d)
+    if of_output != (output.is_fp32, output.sfb, output.with_c or output.adds_to_d):
         return "is for another type of D, another C, or other scales of B"
-    of_rows = (config.activates, config.gates_apart, config.fetches, config.scale_parts == 2)
-    if of_rows != (output.activates, output.gates_apart, output.fetches, output.sfa_by_64):
+    of_rows = (config.activates, config.gates_apart, config.fetches, config.sfa)
+    if of_rows != (output.activates, output.gates_apart, output.fetches, output.sfa):
         return "activates rows, or does not, fetches them, or does not, or is for other scales of A"
     if (config.groups, config.to_addresses) != (output.groups, output.to_addresses):
         return "is for rows that are grouped otherwise, or not at all"

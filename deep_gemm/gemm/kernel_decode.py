@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.check.layout import ceil_div
+from ..core.check.recipes import PER_BLOCK
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType
@@ -86,7 +87,7 @@ def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str 
     """Say why a configuration would compute something else than this product; None if it computes it."""
     if isinstance(config, GemmConfig):
         return fp8_gemm.why_unfit(config, k, output)
-    if output.sfb_is_per_row:
+    if output.sfb != PER_BLOCK:
         return "is for one scale for each 128x128 block of B"
     if (config.output_is_fp32, config.with_c) != (output.is_fp32, output.with_c or output.adds_to_d):
         return "is for another type of D, or another C"

@@ -1,9 +1,11 @@
-"""All that decides a kernel's code besides its tile: the output, how B is scaled, how rows or k are grouped."""
+"""All that decides a kernel's code besides its tile: the output, how operands are scaled, how rows or k are grouped."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
+
+from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
 
 
 class Groups(IntEnum):
@@ -30,6 +32,17 @@ class Groups(IntEnum):
 OF_BF16_ALONE = (Groups.SUM, Groups.COUNTED_DEPTHS)
 """Work that no FP8 product does."""
 
+_NAMES = {(PER_ROW, PER_BLOCK): "", (PER_ROW, PER_ROW): "1d1d", (PER_64, PER_BLOCK): "by 64"}
+
+
+def name_of_scales(sfa: Scales, sfb: Scales) -> str:
+    """Name the scales of A and B, for people; the usual ones have none.
+
+    >>> name_of_scales(Scales(1, 32), Scales(32, 32))
+    '1x32 32x32'
+    """
+    return _NAMES.get((sfa, sfb), f"{sfa.rows}x{sfa.columns} {sfb.rows}x{sfb.columns}")
+
 
 @dataclass(frozen=True)
 class Output:
@@ -40,8 +53,11 @@ class Output:
     """C is another tensor, or D itself in BF16: read and added."""
     adds_to_d: bool = False
     """C is D itself, in FP32: TMA adds where D lies."""
-    sfb_is_per_row: bool = False
-    """B has one scale per row ("1D1D")."""
+    _: KW_ONLY
+    sfa: Scales = PER_ROW
+    """The caller's as well: how A is scaled. BF16 has no scales, whatever is said here."""
+    sfb: Scales = PER_BLOCK
+    """How B is scaled."""
     groups: Groups = Groups.NONE
     """The caller's as well: how rows belong to groups."""
     to_addresses: bool = False
@@ -52,13 +68,12 @@ class Output:
     """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
     fetches: bool = False
     """The caller's as well, with `activates`: rows of A lie in rooms of a node's ranks, and are fetched as needed."""
-    sfa_by_64: bool = False
-    """The caller's as well: A has a scale for 64 columns, as `activates` makes them, not for 128."""
 
     @property
     def name(self) -> str:
         """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
-        scales = "1d1d " if self.sfb_is_per_row else "by 64 " if self.sfa_by_64 else ""
+        scales = name_of_scales(self.sfa, self.sfb)
+        scales += " " * bool(scales)
         addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
         places = " to addresses" if self.to_addresses else " fetched" if self.fetches else ""

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
+from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from .dense.check import DenseProblem
 from .depths.check import KGroupedProblem
 from .heads.check import HeadsProblem
@@ -37,13 +38,13 @@ ELEMENTS_AT_A_TIME = 1 << 24
 @torch.no_grad()
 def dense(p: DenseProblem) -> None:
     """Write D = C + A @ B.T."""
-    _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.sfb_rows))
+    _store(p.d, p.c, block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.of_b))
 
 
 @torch.no_grad()
 def skip_head_mid(p: SkipProblem) -> None:
     """Write A @ B.T to the left and right parts of D's heads, and nothing between them."""
-    product = block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.sfb_rows)
+    product = block_scaled_product(p.a, p.sfa, p.b, p.sfb, p.of_b)
     of_heads = product.view(p.m, p.n // p.heads.columns, p.heads.columns)
     left, right = parts(p.d, p.heads)
     left.copy_(of_heads[..., : p.heads.left])
@@ -61,7 +62,7 @@ def contiguous(p: ContiguousProblem) -> None:
         rows = (ids == group).nonzero().flatten()
         if len(rows):
             a, sfa, b, sfb = p.a[rows], p.sfa[rows], p.b[group], p.sfb[group]
-            p.d[rows] = block_scaled_product(a, sfa, b, sfb, p.sfb_rows, p.sfa_columns).to(p.d.dtype)
+            p.d[rows] = block_scaled_product(a, sfa, b, sfb, p.of_b, p.of_a).to(p.d.dtype)
     if p.zero_padding and p.m:
         p.d[padding_rows(ids, p.alignment)] = 0
 
@@ -79,7 +80,7 @@ def gate_and_up(p: SiluRowsProblem) -> Tensor:
             b = p.b[group]
             if not p.gates_apart:
                 b = b.reshape(-1, 2, INTERLEAVED, b.shape[1]).transpose(0, 1).reshape(b.shape)
-            product[rows] = block_scaled_product(p.a[rows], p.sfa[rows], b, p.sfb[group], SCALE_BLOCK)
+            product[rows] = block_scaled_product(p.a[rows], p.sfa[rows], b, p.sfb[group])
     return product.bfloat16().float() if p.gates_apart else product
 
 
@@ -93,7 +94,7 @@ def masked(p: MaskedProblem) -> None:
     counts = p.masked_m.tolist() if p.masked_m.is_cpu else [p.max_m] * p.num_groups
     for group, rows in enumerate(counts):
         d = p.d[group, :rows]
-        product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.sfb_rows)
+        product = block_scaled_product(p.a[group, :rows], p.sfa[group, :rows], p.b[group], p.sfb[group], p.of_b)
         is_written = torch.arange(rows, device=d.device) < p.masked_m[group]
         d.copy_(torch.where(is_written[:, None], product.to(d.dtype), d))
 
@@ -102,7 +103,7 @@ def masked(p: MaskedProblem) -> None:
 def heads(p: HeadsProblem) -> None:
     """Write all rows of each head."""
     for head in range(p.heads):
-        product = block_scaled_product(p.a[head], p.sfa[head], p.b[head], p.sfb[head], p.sfb_rows)
+        product = block_scaled_product(p.a[head], p.sfa[head], p.b[head], p.sfb[head], p.of_b)
         _store(p.d[head], None if p.c is None else p.c[head], product)
 
 
@@ -118,7 +119,7 @@ def k_grouped(p: KGroupedProblem) -> None:
         blocks = slice(first_block, first_block + ceil_div(k, SCALE_BLOCK))
         a = p.a[p.m * first_k : p.m * (first_k + k)].view(p.m, k)
         b = p.b[p.n * first_k : p.n * (first_k + k)].view(p.n, k)
-        product = block_scaled_product(a, p.sfa[:, blocks], b, p.sfb[:, blocks], 1)
+        product = block_scaled_product(a, p.sfa[:, blocks], b, p.sfb[:, blocks], PER_ROW)
         _store(p.d[group], p.c[group] if p.c is not None else None, product)
         first_k, first_block = first_k + k, blocks.stop
 
@@ -145,7 +146,7 @@ def padding_rows(ids: Tensor, alignment: int) -> Tensor:
 
 
 def block_scaled_product(
-    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int, sfa_columns: int = SCALE_BLOCK
+    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales = PER_BLOCK, of_a: Scales = PER_ROW
 ) -> Tensor:
     """FP32 `[m, n]` of A `[m, k]` and B `[n, k]`, accumulated as this module's head defines.
 
@@ -155,17 +156,17 @@ def block_scaled_product(
     out = torch.zeros(m, n, dtype=torch.float32, device=a.device)
     for first_n in range(0, n, TILE_N):
         columns = slice(first_n, min(first_n + TILE_N, n))
-        b_tile = F.pad(b[columns].double(), (0, 0, 0, align(columns.stop, sfb_rows) - columns.stop))
-        sfb_tile = sfb[first_n // sfb_rows : ceil_div(columns.stop, sfb_rows)]
+        b_tile = F.pad(b[columns].double(), (0, 0, 0, align(columns.stop, of_b.rows) - columns.stop))
+        sfb_tile = sfb[first_n // of_b.rows : ceil_div(columns.stop, of_b.rows)]
         for first_m in range(0, m, TILE_M):
             rows = slice(first_m, min(first_m + TILE_M, m))
             a_tile = a[rows].double()
             # [rows, columns] -> [rows, scales of B, columns under one scale]
-            acc = torch.zeros(len(a_tile), len(sfb_tile), sfb_rows, dtype=torch.float64, device=a.device)
-            for block in range(ceil_div(k, sfa_columns)):
-                ks = slice(block * sfa_columns, (block + 1) * sfa_columns)
+            acc = torch.zeros(len(a_tile), len(sfb_tile), of_b.rows, dtype=torch.float64, device=a.device)
+            for block in range(ceil_div(k, of_a.columns)):
+                ks = slice(block * of_a.columns, (block + 1) * of_a.columns)
                 partial = (a_tile[:, ks] @ b_tile[:, ks].t()).float().view_as(acc)
-                scale = sfa[rows, block, None] * sfb_tile[:, ks.start // SCALE_BLOCK]  # rounded to FP32
+                scale = sfa[rows, block, None] * sfb_tile[:, ks.start // of_b.columns]  # rounded to FP32
                 acc = fma_fp32(partial, scale[..., None], acc)
             out[rows, columns] = acc.view(len(a_tile), -1)[:, : columns.stop - first_n].float()
     return out

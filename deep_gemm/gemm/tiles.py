@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import ceil_div
+from ..core.check.recipes import PER_BLOCK, PER_ROW
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
@@ -80,13 +81,15 @@ TILES = (
 )
 """Tiles, of more, without which products would take longer: leaving out others costs them 0.1%."""
 
-TILES_1D1D = (
+TILES_PER_ROW = (
     *_splits(Tile(64, 64), 1, 3),
     *_splits(Tile(128, 128), 1, 2),
     Tile(192, 128),
     Tile(256, 128),
 )
 """If B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
+TILES_OF = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
+"""By the scales of B."""
 
 OUTPUTS = (
     Output(),
@@ -95,13 +98,13 @@ OUTPUTS = (
     Output(is_fp32=True, with_c=True),
     Output(is_fp32=True, adds_to_d=True),
 )
-OUTPUTS_1D1D = tuple(replace(output, sfb_is_per_row=True) for output in OUTPUTS)
-OUTPUTS_BY_NAME = {output.name: output for output in (*OUTPUTS, *OUTPUTS_1D1D)}
+OUTPUTS_OF = {sfb: tuple(replace(output, sfb=sfb) for output in OUTPUTS) for sfb in TILES_OF}
+OUTPUTS_BY_NAME = {output.name: output for outputs in OUTPUTS_OF.values() for output in outputs}
 
 
 def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
-    return TILES_1D1D if output.sfb_is_per_row else TILES
+    return TILES_OF[output.sfb]
 
 
 @cache

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import GPUS
 from deep_gemm.core.settings import get_batch_invariant, get_num_sms
 from deep_gemm.gemm.dense.choose import select
@@ -45,7 +46,7 @@ class GpuLostError(RuntimeError):
     """The GPU's context is in an error from which no call recovers."""
 
 
-DENSE_OUTPUTS = {"dense": Output(), "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True)}
+DENSE_OUTPUTS = {"dense": Output(), "dense_1d1d": Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW)}
 
 
 def measure(

@@ -20,7 +20,7 @@ import torch
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import RECIPE_1D1D, align
-from deep_gemm.core.check.recipes import NO_RECIPES
+from deep_gemm.core.check.recipes import NO_RECIPES, PER_ROW
 from deep_gemm.core.gpu import Gpu
 from deep_gemm.core.jit import CompilerMissing, driver
 from deep_gemm.gemm import kernel as fp8_gemm
@@ -231,8 +231,8 @@ def caller(sample: Sample, device: str = "cuda") -> Callable[[Config], object]:
 def _rows_caller(sample: Sample) -> Callable[[Any], object]:
     output, groups, n, k = sample.output, sample.num_groups, sample.n, sample.k
     sizes = sample.sizes()
-    cast = per_token_cast_to_fp8 if output.sfb_is_per_row else per_block_cast_to_fp8
-    recipes = (RECIPE_1D1D, None, None) if output.sfb_is_per_row else NO_RECIPES
+    cast = per_token_cast_to_fp8 if output.sfb == PER_ROW else per_block_cast_to_fp8
+    recipes = (RECIPE_1D1D, None, None) if output.sfb == PER_ROW else NO_RECIPES
     dtype = torch.float32 if output.is_fp32 else torch.bfloat16
     b = torch.empty(groups, n, k, dtype=torch.float8_e4m3fn)
     scales = []
@@ -240,7 +240,7 @@ def _rows_caller(sample: Sample) -> Callable[[Any], object]:
         b[group], sf = cast(torch.randn(n, k, dtype=torch.bfloat16))
         scales.append(sf)
     sfb = torch.stack(scales)
-    if output.sfb_is_per_row:
+    if output.sfb == PER_ROW:
         sfb = get_mn_major_tma_aligned_tensor(sfb)
     if output.groups == Groups.COUNTS:
         max_m = align(max(sizes), 128)

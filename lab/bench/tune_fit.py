@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import GPUS, Gpu
 from deep_gemm.gemm.cost import NEVER, dense_memory_us, on_weight
 from deep_gemm.gemm.dense.choose import menu_by
@@ -130,9 +131,9 @@ def _product(row: Mapping[str, Any]) -> Product:
 
 
 _GROUPED = [
-    Output(is_fp32, with_c, adds_to_d, by_row, groups)
+    Output(is_fp32, with_c, adds_to_d, sfb=sfb, groups=groups)
     for groups in Groups
-    for by_row in (False, True)
+    for sfb in (PER_BLOCK, PER_ROW)
     for is_fp32, with_c, adds_to_d in (
         (False, False, False),
         (True, False, False),

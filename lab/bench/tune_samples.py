@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from deep_gemm.core.check.layout import align
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import BLOCK_K
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME
@@ -39,8 +40,8 @@ OTHER_OUTPUTS = {"fp32": 12, "bf16+c": 6, "fp32+d": 6, "1d1d bf16": 12, "1d1d fp
 GROUPED_ROWS = {
     Output(groups=Groups.IDS): 36,
     Output(groups=Groups.COUNTS): 36,
-    Output(sfb_is_per_row=True, groups=Groups.IDS): 6,
-    Output(sfb_is_per_row=True, groups=Groups.COUNTS): 6,
+    Output(sfb=PER_ROW, groups=Groups.IDS): 6,
+    Output(sfb=PER_ROW, groups=Groups.COUNTS): 6,
 }
 GROUPED_DEPTHS = 28
 LAUNCH_SIZES = ((1, 64, 128), (64, 64, 128))
@@ -164,7 +165,7 @@ def _grouped_rows(
 
 def _grouped_depths(rng: random.Random, i: int, weights: Sequence[tuple[int, int]], is_fitted: bool) -> Sample:
     """Weight gradients of 2 to 64 experts, of 128 to 8192 tokens each on average."""
-    output = Output(is_fp32=True, adds_to_d=i % 4 != 3, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    output = Output(is_fp32=True, adds_to_d=i % 4 != 3, sfb=PER_ROW, groups=Groups.DEPTHS)
     m, n = rng.choice([(n, k) for n, k in weights if n * k <= 4096 * 7168])
     depth = align(_between(rng, 64, 8192), BLOCK_K)
     num_groups = _between(rng, 2, 64)

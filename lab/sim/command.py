@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import track
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.hyper.choose import Config
 
@@ -118,7 +119,7 @@ def command(config: GemmConfig, m: int, n: int, k: int, seed: int, num_sms: int)
         "--fp32": config.output_is_fp32,
         "--with-c": config.with_c,
         "--adds-to-d": config.adds_to_d,
-        "--by-row": config.sfb_is_per_row,
+        "--by-row": config.sfb == PER_ROW,
     }
     options = [f"{name} {value}" for name, value in values.items()] + [name for name, on in switches.items() if on]
     return " ".join(["python -m lab sim fp8_gemm", *options])

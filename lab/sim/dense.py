@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -56,7 +57,7 @@ def random_problem(
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
-    cast_b = per_token_cast_to_fp8 if config.sfb_is_per_row else per_block_cast_to_fp8
+    cast_b = per_token_cast_to_fp8 if config.sfb == PER_ROW else per_block_cast_to_fp8
     b = cast_b(torch.randn(n, k, generator=generator))
     d = torch.full((m, n), float("nan"), dtype=dtype)
     c = None
@@ -64,7 +65,7 @@ def random_problem(
         c = d.normal_(generator=generator)
     elif config.with_c:
         c = torch.randn(m, n, generator=generator).to(dtype)
-    recipe = (1, 1, 128) if config.sfb_is_per_row else None
+    recipe = (1, 1, 128) if config.sfb == PER_ROW else None
     return dense_problem(a, b, d, c, recipes=(recipe, None, None))
 
 
@@ -120,7 +121,7 @@ def buffers_of(p: DenseProblem, is_dependent: bool = False, weight_is_ready: boo
 
     `is_dependent`: the kernel ahead may still write them, all but B if `weight_is_ready`.
     """
-    alignments = {"sfb": 16 if p.sfb_rows == 1 else 4}
+    alignments = {"sfb": 16 if p.of_b == PER_ROW else 4}
     found = {
         name: Buffer(
             flat_memory(x),

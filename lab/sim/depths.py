@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import k_grouped_cast_to_fp8
 from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.check import DenseProblem
@@ -128,7 +129,7 @@ def right_and_allowed(p: KGroupedProblem, partial_sums: float) -> tuple[Tensor, 
         blocks = slice(first_block, first_block + ceil_div(k, SCALE_BLOCK))
         a = p.a[p.m * first_k : p.m * (first_k + k)].view(p.m, k)
         b = p.b[p.n * first_k : p.n * (first_k + k)].view(p.n, k)
-        part = DenseProblem(a, p.sfa[:, blocks], b, p.sfb[:, blocks], right[group], None, p.m, p.n, k, 1)
+        part = DenseProblem(a, p.sfa[:, blocks], b, p.sfb[:, blocks], right[group], None, p.m, p.n, k, PER_ROW)
         allowed[group] = allowed_difference(part, right[group], partial_sums)
         first_k, first_block = first_k + k, blocks.stop
     return right, allowed

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
@@ -37,7 +38,7 @@ def random_problem(
     Each row of A and B is followed by `gap` other values, a multiple of 16.
     """
     generator = torch.Generator().manual_seed(seed)
-    is_per_row = isinstance(config, GemmConfig) and config.sfb_is_per_row
+    is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
     adds_to_d = isinstance(config, GemmConfig) and config.adds_to_d
     dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
     a, sfa = per_token_cast_to_fp8(torch.randn(m, heads, k, generator=generator))
@@ -78,7 +79,7 @@ def run(
     buffers = {name: Buffer(flat_memory(getattr(p, name)), is_dependent=is_dependent) for name in ("a", "b")}
     sfa_alignment = 4 if isinstance(config, DecodeConfig) else 16
     buffers["sfa"] = Buffer(flat_memory(p.sfa), alignment=sfa_alignment, is_dependent=is_dependent)
-    sfb_alignment = 16 if p.sfb_rows == 1 else 4
+    sfb_alignment = 16 if p.of_b == PER_ROW else 4
     buffers["sfb"] = Buffer(flat_memory(p.sfb), alignment=sfb_alignment, is_dependent=is_dependent)
     buffers["d"] = Buffer(flat_memory(p.d), is_writable=True, is_dependent=is_dependent)
     if p.c is not None and p.c.data_ptr() != p.d.data_ptr():
@@ -116,7 +117,7 @@ def right_and_allowed(p: HeadsProblem, partial_sums: float) -> tuple[Tensor, Ten
     allowed = torch.empty(right.shape, dtype=torch.float64, device=right.device)
     for h in range(p.heads):
         c = None if p.c is None else p.c[h]
-        of_head = DenseProblem(p.a[h], p.sfa[h], p.b[h], p.sfb[h], right[h], c, p.m, p.n, p.k, p.sfb_rows)
+        of_head = DenseProblem(p.a[h], p.sfa[h], p.b[h], p.sfb[h], right[h], c, p.m, p.n, p.k, p.of_b)
         allowed[h] = allowed_difference(of_head, right[h], partial_sums)
     return right, allowed
 

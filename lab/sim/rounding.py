@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_gemm.core.check.layout import SCALE_BLOCK, ceil_div
+from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.recipes import PER_ROW, Scales
 from deep_gemm.gemm.dense.check import DenseProblem
 
 FP32_UNIT = 2.0**-24
@@ -27,27 +28,25 @@ A 32-deep step aligns 32 products and the accumulator to the largest of them and
 """
 
 
-def sum_of_magnitudes(
-    a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, sfb_rows: int, sfa_columns: int = SCALE_BLOCK
-) -> Tensor:
+def sum_of_magnitudes(a: Tensor, sfa: Tensor, b: Tensor, sfb: Tensor, of_b: Scales, of_a: Scales = PER_ROW) -> Tensor:
     """S of every element of A `[m, k]` @ B `[n, k]`.T, in FP64."""
     m, k, n = *a.shape, b.shape[0]
-    sfb = sfb.repeat_interleave(sfb_rows, 0)[:n]
+    sfb = sfb.repeat_interleave(of_b.rows, 0)[:n]
     total = torch.zeros(m, n, dtype=torch.float64, device=a.device)
-    for block in range(ceil_div(k, sfa_columns)):
-        ks = slice(block * sfa_columns, (block + 1) * sfa_columns)
+    for block in range(ceil_div(k, of_a.columns)):
+        ks = slice(block * of_a.columns, (block + 1) * of_a.columns)
         products = a[:, ks].double().abs() @ b[:, ks].double().abs().t()
-        total += products * sfa[:, block, None].double().abs() * sfb[None, :, ks.start // SCALE_BLOCK].double().abs()
+        total += products * sfa[:, block, None].double().abs() * sfb[None, :, ks.start // of_b.columns].double().abs()
     return total
 
 
-def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float, sfa_columns: int = SCALE_BLOCK) -> Tensor:
+def allowed_difference(p: DenseProblem, right: Tensor, partial_sums: float, of_a: Scales = PER_ROW) -> Tensor:
     """How far each element of D may be from the reference's, `right`; in FP64.
 
     `partial_sums` is EXACT_STEPS or TENSOR_CORES.
     """
-    share = partial_sums + (2 * ceil_div(p.k, sfa_columns) + 1) * FP32_UNIT
-    bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.sfb_rows, sfa_columns) * (share / (1 - share))
+    share = partial_sums + (2 * ceil_div(p.k, of_a.columns) + 1) * FP32_UNIT
+    bound = sum_of_magnitudes(p.a, p.sfa, p.b, p.sfb, p.of_b, of_a) * (share / (1 - share))
     bound += 2 * FP32_UNIT * right.double().abs()
     return within_units(right, bound)
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import reference
-from deep_gemm.gemm.config import BLOCK_K, GemmConfig
+from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.output import Groups
 from deep_gemm.gemm.plan import addresses_of
@@ -55,12 +56,12 @@ def random_problem(
     elif rows is None:
         rows = int(numbers.max())
     planes = [groups] if config.groups == Groups.COUNTS else []
-    sfa_columns = BLOCK_K // config.scale_parts
-    a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=sfa_columns)
-    cast_b = per_token_cast_to_fp8 if config.sfb_is_per_row else per_block_cast_to_fp8
+    assert config.sfa is not None
+    a, sfa = per_token_cast_to_fp8(torch.randn(*planes, rows, k, generator=generator), gran_k=config.sfa.columns)
+    cast_b = per_token_cast_to_fp8 if config.sfb == PER_ROW else per_block_cast_to_fp8
     b = cast_b(torch.randn(groups, n, k, generator=generator))
     d = torch.full((*planes, rows, n), CANARY, dtype=dtype)
-    recipes = ((1, 1, 128) if config.sfb_is_per_row else None, None, None)
+    recipes = ((1, 1, 128) if config.sfb == PER_ROW else None, None, None)
     problem: Problem
     if config.groups == Groups.COUNTS:
         problem = masked_problem((a, sfa), b, d, numbers, None, recipes=recipes)
@@ -74,7 +75,7 @@ def random_problem(
             use_psum_layout=config.groups == Groups.ENDS,
             ensure_zero_padding=zero_padding,
             alignment=alignment,
-            sfa_columns=sfa_columns,
+            of_a=config.sfa,
         )
     unused = ids_of(problem) < 0
     a.view(torch.uint8)[unused] = 0x7F
@@ -108,7 +109,7 @@ def run(
         "a": Buffer(flat_memory(p.a)),
         "b": Buffer(flat_memory(p.b)),
         "sfa": Buffer(flat_memory(p.sfa)),
-        "sfb": Buffer(flat_memory(p.sfb), alignment=16 if config.sfb_is_per_row else 4),
+        "sfb": Buffer(flat_memory(p.sfb), alignment=16 if config.sfb == PER_ROW else 4),
         "d": Buffer(p.d, is_writable=True),
         "c": Buffer(p.c if layout is None else layout, alignment=16 if p.groups == Groups.IDS else 4),
     }
@@ -117,7 +118,7 @@ def run(
     launcher = Launcher(
         simulation,
         kernel,
-        fp8_gemm.ROWS_PARAMS["by row"],
+        fp8_gemm.ROWS_SFB_PARAMS,
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
     )
@@ -143,7 +144,7 @@ def right_and_allowed(p: Problem, partial_sums: float) -> tuple[Tensor, Tensor]:
         rows = ids == group
         if bool(rows.any()):
             a, sfa, d = p.a[rows], p.sfa[rows], right[rows]
-            part = DenseProblem(a, sfa, p.b[group], p.sfb[group], d, None, len(a), p.n, p.k, p.sfb_rows)
-            sfa_columns = p.sfa_columns if isinstance(p, ContiguousProblem) else BLOCK_K
-            allowed[rows] = allowed_difference(part, d, partial_sums, sfa_columns)
+            part = DenseProblem(a, sfa, p.b[group], p.sfb[group], d, None, len(a), p.n, p.k, p.of_b)
+            of_a = p.of_a if isinstance(p, ContiguousProblem) else PER_ROW
+            allowed[rows] = allowed_difference(part, d, partial_sums, of_a)
     return right, allowed

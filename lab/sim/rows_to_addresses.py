@@ -52,7 +52,7 @@ def run(
     table = torch.zeros(rows, dtype=torch.int64)
     placed = placed_in(simulation, p._replace(d=table))
     placed.d.copy_(addresses.masked_fill(nowhere, 0))
-    params = fp8_gemm.ROWS_PARAMS["by block"]
+    params = fp8_gemm.ROWS_PARAMS
     launcher = Launcher(simulation, kernel, params, threads=config.num_threads, shared_bytes=config.shared_bytes)
     kernels.plan_of(placed, config, num_sms, launcher).launch(addresses_of(placed))  # type: ignore[arg-type]
     result = simulation.result()

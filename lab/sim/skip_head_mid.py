@@ -93,7 +93,7 @@ def run(
 def plain(p: SkipProblem) -> DenseProblem:
     """The product as a matrix of its own."""
     d = torch.empty(p.m, p.n, dtype=p.d.dtype)
-    return DenseProblem(p.a, p.sfa, p.b, p.sfb, d, None, p.m, p.n, p.k, p.sfb_rows)
+    return DenseProblem(p.a, p.sfa, p.b, p.sfb, d, None, p.m, p.n, p.k, p.of_b)
 
 
 def right_and_allowed(p: SkipProblem) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from fake_gpu import install, on_gpu
 from deep_gemm.across import rows_to_addresses
 from deep_gemm.across.rows_to_addresses import OUTPUT, OUTPUT_BY_64
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.check.recipes import Scales
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.rows.choose import reachable_grouped
 
@@ -34,7 +35,7 @@ def test_each_granularity_of_scales_has_its_code(monkeypatch: pytest.MonkeyPatch
     gpu = install(monkeypatch)
     a = per_token_cast_to_fp8(torch.zeros(40, 512), gran_k=columns, mn_major=True)
     w, ids = per_block_cast_to_fp8(torch.zeros(3, 256, 512)), torch.zeros(40, dtype=torch.int32)
-    rows_to_addresses.planned(rows_to_addresses.problem(a, w, ids.long(), ids, sfa_columns=columns))
+    rows_to_addresses.planned(rows_to_addresses.problem(a, w, ids.long(), ids, of_a=Scales(1, columns)))
     (config,) = gpu.compiled
     assert fp8_gemm.why_unfit(config, 512, OUTPUT if columns == 128 else OUTPUT_BY_64) is None
     assert fp8_gemm.why_unfit(config, 512, OUTPUT_BY_64 if columns == 128 else OUTPUT) is not None

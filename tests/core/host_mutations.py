@@ -26,6 +26,7 @@ from deep_gemm.casts.cast_rows import Groups as CastGroups
 from deep_gemm.casts.cast_rows import cast_config, select_cast
 from deep_gemm.casts.cast_tiles import Grain
 from deep_gemm.core.check.layout import ceil_div, empty_mn_major
+from deep_gemm.core.check.recipes import PER_64, PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.config_of_tile import tile_config
@@ -85,7 +86,7 @@ def dense_trial(config: GemmConfig, mnk: tuple[int, int, int]) -> None:
     from lab.sim import dense as sim
 
     p: DenseProblem = sim.random_problem(config, *mnk)
-    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=p.sfb if config.sfb_is_per_row else wider(p.sfb, 3))
+    p = p._replace(a=wider(p.a, 32), b=wider(p.b, 16), sfb=p.sfb if config.sfb == PER_ROW else wider(p.sfb, 3))
     if p.c is not None and p.c is not p.d:
         p = p._replace(c=wider(p.c, 8))
     outcome = sim.run(sim.compile_config(config), config, p, num_sms=2 * config.cluster_size)
@@ -120,7 +121,7 @@ def rows_trial(config: GemmConfig, layout: list[int], rows: int | None = None, a
     from lab.sim import rows as sim
 
     p = sim.random_problem(config, layout, 264, 400, rows=rows, alignment=alignment)
-    p = p._replace(b=wider(p.b, 16), sfb=p.sfb if config.sfb_is_per_row else wider(p.sfb, 3))
+    p = p._replace(b=wider(p.b, 16), sfb=p.sfb if config.sfb == PER_ROW else wider(p.sfb, 3))
     outcome = sim.run(dense.compile_config(config), config, p)
     if outcome.mistakes is not None:
         raise ValueError(outcome.mistakes)
@@ -157,7 +158,7 @@ def heads_trial(tile: Tile, output: Output) -> None:
     p = sim.random_problem(config, 3, 72, 264, 400, gap=16)
     if isinstance(config, DecodeConfig):
         p = p._replace(sfa=wider(p.sfa, 5))
-    p = p._replace(sfb=p.sfb if p.sfb_rows == 1 else wider(p.sfb, 3))
+    p = p._replace(sfb=p.sfb if p.of_b == PER_ROW else wider(p.sfb, 3))
     outcome = sim.run(sim.compile_config(config), config, p)
     if outcome.mistakes is not None:
         raise ValueError(outcome.mistakes)
@@ -252,12 +253,12 @@ def scales_trial(is_m_major: bool) -> None:
 
 
 WITH_C, IN_PLACE = (
-    tile_config(64, 64, Output(True, with_c, not with_c, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128)
+    tile_config(64, 64, Output(True, with_c, not with_c, sfb=PER_ROW, groups=Groups.DEPTHS), k=128)
     for with_c in (True, False)
 )
 TRIALS: dict[str, Callable[[], None]] = {
     "dense": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), k=400), (72, 264, 400)),
-    "by row": lambda: dense_trial(tile_config(64, 64, Output(True, sfb_is_per_row=True), k=400), (72, 136, 400)),
+    "by row": lambda: dense_trial(tile_config(64, 64, Output(True, sfb=PER_ROW), k=400), (72, 136, 400)),
     "split": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), cluster_k=3, k=1040), (72, 264, 1040)),
     "decode": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, with_c=True), (9, 264, 1040)),
     "into heads": lambda: skip_trial(skipping(tile_config(64, 64, Output(), k=400), 16), (16, 8, 48)),
@@ -266,15 +267,15 @@ TRIALS: dict[str, Callable[[], None]] = {
     "ends": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.ENDS), k=400), [70, 100], 130, alignment=32),
     "counts": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.COUNTS), k=400), [3, 70, 0], 75),
     "rows by row": lambda: rows_trial(
-        tile_config(64, 64, Output(True, sfb_is_per_row=True, groups=Groups.COUNTS), k=400), [3, 70, 0], 75
+        tile_config(64, 64, Output(True, sfb=PER_ROW, groups=Groups.COUNTS), k=400), [3, 70, 0], 75
     ),
     "rows by 64": lambda: rows_trial(
-        tile_config(64, 64, Output(groups=Groups.IDS, sfa_by_64=True), k=400), [-1, *[0] * 70, -1, *[1] * 20]
+        tile_config(64, 64, Output(groups=Groups.IDS, sfa=PER_64), k=400), [-1, *[0] * 70, -1, *[1] * 20]
     ),
     "activated rows": lambda: silu_trial(True),
     "activated rows without weights": lambda: silu_trial(False),
     "heads": lambda: heads_trial(Tile(64, 64), Output(with_c=True, groups=Groups.HEADS)),
-    "heads by row": lambda: heads_trial(Tile(64, 64), Output(True, sfb_is_per_row=True, groups=Groups.HEADS)),
+    "heads by row": lambda: heads_trial(Tile(64, 64), Output(True, sfb=PER_ROW, groups=Groups.HEADS)),
     "heads of few rows": lambda: heads_trial(
         Tile(16, 64, cluster_k=2, is_decode=True), Output(with_c=True, groups=Groups.HEADS)
     ),

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep_gemm.core import jit
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.jit.compiler import Job, compile_cubin, compiler_version
 from deep_gemm.core.jit.cubin import Instruction, read_kernels
 from deep_gemm.core.jit.interleave import COMPILERS_THAT_INTERLEAVE, VERSION, helps, interleave, pairs
@@ -194,7 +195,7 @@ CONFIGS: dict[str, GemmConfig | DecodeConfig] = {
     "128x128 k4": tile_config(128, 128, Output(), cluster_k=4),
     "256x112": tile_config(256, 112, Output(), k=128),
     "128x96": tile_config(128, 96, Output()),
-    "128x128 1d1d": tile_config(128, 128, Output(is_fp32=True, sfb_is_per_row=True)),
+    "128x128 1d1d": tile_config(128, 128, Output(is_fp32=True, sfb=PER_ROW)),
     "64x64": tile_config(64, 64, Output()),
     "decode 64": decode(64, 1, 2),
     "decode 128": decode(128, 2, 1),

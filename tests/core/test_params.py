@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.jit.compiler import CompileError, compile_cubin
 from deep_gemm.core.params import Field, Kind, Params
 from deep_gemm.gemm import kernel as fp8_gemm
@@ -80,7 +81,7 @@ def test_what_does_not_fit_is_refused() -> None:
 KERNELS: dict[str, tuple[Any, Any]] = {
     "dense": (fp8_gemm.KERNEL, tile_config(64, 64, Output())),
     "rows": (fp8_gemm.KERNEL, tile_config(64, 64, Output(groups=Groups.IDS))),
-    "depths": (fp8_gemm.KERNEL, tile_config(64, 64, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), k=128)),
+    "depths": (fp8_gemm.KERNEL, tile_config(64, 64, Output(True, sfb=PER_ROW, groups=Groups.DEPTHS), k=128)),
     "decode": (fp8_gemm_decode.KERNEL, decode_config(8, 1, 1, 2)),
 }
 
@@ -93,12 +94,12 @@ def test_the_compiler_confirms_the_layout_and_notices_another(name: str) -> None
     text = headers["params_layout.cuh"]
     for old, new in ((" == 8, ", " == 16, ") if name == "none" else (", m) == ", ", n) == "), ("sizeof", "1 + sizeof")):
         assert text.count(old) >= 1
-        with pytest.raises(CompileError, match=r"kernels/params\.py has"):
+        with pytest.raises(CompileError, match=r"core/params\.py has"):
             compile_cubin(kernel.source, {**headers, "params_layout.cuh": text.replace(old, new, 1)}, name="broken")
 
 
 def test_the_kernel_that_makes_maps_confirms_its_layout_too() -> None:
     headers = k_group_maps.KERNEL.headers(k_group_maps.CONFIG)
     broken = headers["map_params_layout.cuh"].replace(", sum_k) == ", ", num_k_blocks) == ")
-    with pytest.raises(CompileError, match=r"kernels/params\.py has"):
+    with pytest.raises(CompileError, match=r"core/params\.py has"):
         compile_cubin(k_group_maps.KERNEL.source, {**headers, "map_params_layout.cuh": broken}, name="broken")

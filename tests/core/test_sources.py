@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.sources import cuda_sources
 from deep_gemm.gemm.bf16.choose import reachable_bf16, reachable_bf16_depths, reachable_bf16_rows
 from deep_gemm.gemm.dense.choose import reachable
@@ -81,7 +82,7 @@ def test_profilers_find_one_kernel_of_a_product_and_know_its_kind() -> None:
     }
     for name, config in names.items():
         assert f"#define KERNEL_NAME {name}\n" in config.header()
-        assert name.startswith("fp8_wgrad_gemm_") == config.sfb_is_per_row
+        assert name.startswith("fp8_wgrad_gemm_") == (config.sfb == PER_ROW)
     assert FP8_GEMM_DECODE.name.startswith("fp8_gemm_")
     searched = ("fp8_gemm", "fp8_wgrad_gemm", "gemm_", "bf16_gemm", "mqa_logits", "tf32_hc_prenorm_gemm")
     helpers = {K_GROUP_MAPS.name, *(kernel.name for kernel in ORDINARY)}

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
 
+from deep_gemm.core.check.recipes import PER_64, PER_ROW, Scales
 from deep_gemm.core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import MATH_WARPGROUPS, tile_config
@@ -82,7 +83,7 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ("needs scales of B for each row where groups are along k", {"groups": Groups.DEPTHS}),
     (
         "needs code for a tail where each group may have one",
-        {"groups": Groups.DEPTHS, "sfb_is_per_row": True, "run_k_blocks": 2},
+        {"groups": Groups.DEPTHS, "sfb": PER_ROW, "run_k_blocks": 2},
     ),
     (
         "needs a plain BF16 product without a split of k where columns of D are skipped",
@@ -110,8 +111,8 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
         "needs tiles of 256 columns where gate and up lie apart",
         {"groups": Groups.IDS, "activates": True, "gates_apart": True, "unit_n": 128},
     ),
-    ("needs a scale of A for each 128 or 64 columns", {"groups": Groups.IDS, "scale_parts": 4}),
-    ("needs rows with ids, and scales of B by blocks, where A has them for 64", {"scale_parts": 2}),
+    ("needs a scale of A for each 128 or 64 columns", {"groups": Groups.IDS, "sfa": Scales(1, 32)}),
+    ("needs rows with ids, and scales of B by blocks, where A has them for 64", {"sfa": PER_64}),
     ("needs 1 or 2 sets of partial sums", {"num_partials": 3}),
     ("needs runs that fill 32 blocks of k", {"run_k_blocks": 3}),
     ("needs longer runs, if a tail is left by them", {"has_tail": True}),
@@ -195,7 +196,7 @@ def test_a_width_that_no_kernel_has_is_refused(block_n: int) -> None:
         ("128x112 fp32+d", tile_config(128, 112, Output(is_fp32=True, adds_to_d=True))),
         (
             "256x128/n2 1d1d fp32 run 1 by depths",
-            tile_config(256, 128, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS), cluster_n=2),
+            tile_config(256, 128, Output(True, sfb=PER_ROW, groups=Groups.DEPTHS), cluster_n=2),
         ),
     ],
 )
@@ -213,7 +214,7 @@ def test_tiles_twice_as_wide_as_high_have_a_higher_raster(tile: tuple[int, ...],
 
 
 def test_grouped_rows_are_loaded_64_at_a_time() -> None:
-    counts, depths = Output(groups=Groups.COUNTS), Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    counts, depths = Output(groups=Groups.COUNTS), Output(True, sfb=PER_ROW, groups=Groups.DEPTHS)
     assert tile_config(128, 192, counts).box_rows_of_a == 64
     assert tile_config(256, 128, counts).box_rows_of_a == 64
     assert tile_config(192, 128, depths).box_rows_of_a == 192
@@ -232,10 +233,10 @@ def test_tiles_whose_halves_are_units_are_cut_where_rows_are_grouped() -> None:
 
 def test_registers_move_to_those_who_need_them() -> None:
     assert tile_config(256, 128, Output()).registers == (40, 232)
-    assert tile_config(256, 128, Output(sfb_is_per_row=True)).registers == (24, 240)
+    assert tile_config(256, 128, Output(sfb=PER_ROW)).registers == (24, 240)
     assert tile_config(128, 256, Output(groups=Groups.IDS)).registers == (56, 224)
-    assert tile_config(128, 96, Output(sfb_is_per_row=True, groups=Groups.IDS)).registers == (56, 224)
-    assert tile_config(128, 96, Output(sfb_is_per_row=True, groups=Groups.ENDS)).registers == (40, 232)
+    assert tile_config(128, 96, Output(sfb=PER_ROW, groups=Groups.IDS)).registers == (56, 224)
+    assert tile_config(128, 96, Output(sfb=PER_ROW, groups=Groups.ENDS)).registers == (40, 232)
 
 
 if __name__ == "__main__":

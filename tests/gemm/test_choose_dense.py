@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
 
 from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import GPUS, H20, H200, Gpu
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
@@ -36,8 +37,8 @@ OUTPUTS = [
     Output(is_fp32=True),
     Output(is_fp32=True, with_c=True),
     Output(is_fp32=True, adds_to_d=True),
-    Output(sfb_is_per_row=True),
-    Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True),
+    Output(sfb=PER_ROW),
+    Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW),
 ]
 MAX_KERNELS = 12
 WEIGHTS = [(2112, 7168), (4096, 7168), (7168, 2048), (576, 7168), (24576, 1536)]
@@ -68,7 +69,7 @@ def test_the_choice_is_legal_and_reachable(m: int, n: int, k: int, output: Outpu
     assert takes_c == (output.with_c or output.adds_to_d)
     assert config.cluster_k == 1 or k > 128 * config.cluster_k, "more CTAs than blocks of k"
     if isinstance(config, GemmConfig):
-        assert config.sfb_is_per_row == output.sfb_is_per_row
+        assert config.sfb == output.sfb
         assert config.has_tail or ceil_div(k, 128) % config.run_k_blocks == 0, "blocks of k for which there is no code"
         assert config.cluster_size <= gpu.num_sms
         assert m > config.block_m or config.cluster_m == 1, "a cluster along m for a single row of tiles"

@@ -16,6 +16,7 @@ from deep_gemm import (
     per_block_cast_to_fp8,
     per_token_cast_to_fp8,
 )
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm.dense import choose as heuristics
 from deep_gemm.gemm.dense.choose import reachable, reachable_decode, select
@@ -75,7 +76,7 @@ def chosen(output: str) -> str:
         ("fp32", Output(is_fp32=True)),
         ("with c", Output(with_c=True)),
         ("added to d", Output(is_fp32=True, adds_to_d=True)),
-        ("weight gradient", Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True)),
+        ("weight gradient", Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW)),
     ],
 )
 def test_what_is_chosen_is_what_a_dense_product_runs(
@@ -96,7 +97,9 @@ def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.Captu
     (m, n, k), more = QUESTIONS[name]
     explain(m, n, k, **more, gpu="H200")
     by_row = "recipe" in more
-    output = Output(by_row or "d_dtype" in more, sfb_is_per_row=by_row, groups=Groups[more["groups"].upper()])
+    output = Output(
+        by_row or "d_dtype" in more, sfb=PER_ROW if by_row else PER_BLOCK, groups=Groups[more["groups"].upper()]
+    )
     rows = m if more["groups"] == "counts" else m / 32
     config = select_grouped(32, rows, n, k, output, H200)
     assert chosen(capsys.readouterr().out) == f"{config.block_m}x{config.block_n}"
@@ -104,7 +107,7 @@ def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.Captu
 
 def test_what_is_chosen_is_what_groups_along_k_run(capsys: pytest.CaptureFixture[str]) -> None:
     explain(7168, 2048, 4096, groups="depths", num_groups=16, accumulate=True, gpu="H200")
-    output = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    output = Output(True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     config = select_k_grouped(16, 7168, 2048, 4096, output, H200)
     assert config.name.startswith(f"{chosen(capsys.readouterr().out)} ")
 

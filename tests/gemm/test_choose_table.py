@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deep_gemm.core import settings as settings_module
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import H20, H200
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
@@ -22,7 +23,7 @@ from deep_gemm.gemm.output import Output
 from deep_gemm.gemm.table import PACKAGE_TABLE, Entry, parse_table, read_table, table_text, updated
 from deep_gemm.gemm.tiles import tiles_by_name
 
-WGRAD = Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True)
+WGRAD = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW)
 SHAPE = (200, 2112, 7168)
 
 

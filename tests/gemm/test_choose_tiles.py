@@ -6,18 +6,16 @@ import pytest
 
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import (
-    OUTPUTS,
-    OUTPUTS_1D1D,
     OUTPUTS_BY_NAME,
     TILES,
-    TILES_1D1D,
+    TILES_PER_ROW,
     Tile,
     tiles_by_name,
     tiles_for,
 )
 
 
-@pytest.mark.parametrize("output", [*OUTPUTS, *OUTPUTS_1D1D], ids=lambda output: output.name)
+@pytest.mark.parametrize("output", OUTPUTS_BY_NAME.values(), ids=lambda output: output.name)
 def test_a_tile_is_found_by_its_name(output: Output) -> None:
     assert [tiles_by_name(output)[tile.name] for tile in tiles_for(output)] == list(tiles_for(output))
     assert OUTPUTS_BY_NAME[output.name] == output
@@ -31,7 +29,7 @@ def test_names_are_those_of_configurations(tile: Tile) -> None:
 
 def test_names_of_tiles_with_scales_by_row_are_those_of_configurations() -> None:
     for name in ("1d1d bf16", "1d1d fp32", "1d1d fp32+c"):
-        for tile in TILES_1D1D:
+        for tile in TILES_PER_ROW:
             assert tile.config(OUTPUTS_BY_NAME[name], 512).name.startswith(f"{tile.name} {name}")
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import deep_gemm
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.depths.check import KGroupedProblem
@@ -115,7 +116,7 @@ def test_product_is_the_contracts_arithmetic_to_the_bit(seed: int, k: int, sfb_r
     a, b = random_fp8((m, k), g), random_fp8((n, k), g)
     sfa = random_scales((m, blocks), g, -exponent, max(exponent - 12, -exponent))
     sfb = random_scales((-(-n // sfb_rows), blocks), g, -exponent, max(exponent - 12, -exponent))
-    got = block_scaled_product(a, sfa, b, sfb, sfb_rows)
+    got = block_scaled_product(a, sfa, b, sfb, Scales(sfb_rows, 128))
     assert torch.equal(got, naive_product(a, sfa, b, sfb, sfb_rows))
 
 
@@ -160,9 +161,9 @@ def test_result_does_not_depend_on_where_tiles_begin() -> None:
     g = torch.Generator().manual_seed(1)
     a, b = random_fp8((300, 256), g), random_fp8((1160, 256), g)
     sfa, sfb = random_scales((300, 2), g), random_scales((10, 2), g)
-    whole = block_scaled_product(a, sfa, b, sfb, 128)
-    assert torch.equal(whole[255:258], block_scaled_product(a[255:258], sfa[255:258], b, sfb, 128))
-    assert torch.equal(whole[:, 1024:], block_scaled_product(a, sfa, b[1024:], sfb[8:], 128))
+    whole = block_scaled_product(a, sfa, b, sfb)
+    assert torch.equal(whole[255:258], block_scaled_product(a[255:258], sfa[255:258], b, sfb))
+    assert torch.equal(whole[:, 1024:], block_scaled_product(a, sfa, b[1024:], sfb[8:]))
 
 
 def test_one_scale_a_row_equals_one_scale_a_block_where_the_scales_do() -> None:
@@ -170,18 +171,18 @@ def test_one_scale_a_row_equals_one_scale_a_block_where_the_scales_do() -> None:
     a, b = random_fp8((9, 400), g), random_fp8((200, 400), g)
     sfa, sfb = random_scales((9, 4), g), random_scales((2, 4), g)
     spread = sfb.repeat_interleave(128, 0)[:200]
-    assert torch.equal(block_scaled_product(a, sfa, b, sfb, 128), block_scaled_product(a, sfa, b, spread, 1))
+    assert torch.equal(block_scaled_product(a, sfa, b, sfb), block_scaled_product(a, sfa, b, spread, PER_ROW))
 
 
 def test_nan_and_infinity_reach_exactly_their_own_rows_and_columns() -> None:
     g = torch.Generator().manual_seed(3)
     a, b = random_fp8((6, 256), g), random_fp8((160, 256), g)
     sfa, sfb = random_scales((6, 2), g), random_scales((2, 2), g)
-    clean = block_scaled_product(a, sfa, b, sfb, 128)
+    clean = block_scaled_product(a, sfa, b, sfb)
     a[1, 200], b[7, 3] = float("nan"), float("nan")
     sfa[4, 1] = float("inf")
     sfb[1, 0] = float("nan")
-    got = block_scaled_product(a, sfa, b, sfb, 128)
+    got = block_scaled_product(a, sfa, b, sfb)
     poisoned = torch.zeros(6, 160, dtype=torch.bool)
     poisoned[1], poisoned[4], poisoned[:, 7], poisoned[:, 128:] = True, True, True, True
     assert bool((~got[poisoned].isfinite()).all())
@@ -191,22 +192,22 @@ def test_nan_and_infinity_reach_exactly_their_own_rows_and_columns() -> None:
 def test_infinite_scales_give_infinity_with_the_partial_sums_sign() -> None:
     one = torch.ones(1, 128).to(torch.float8_e4m3fn)
     inf = torch.full((1, 1), float("inf"))
-    assert block_scaled_product(one, inf, one, torch.ones(1, 1), 1).item() == float("inf")
-    assert block_scaled_product(one, -inf, one, torch.ones(1, 1), 1).item() == -float("inf")
+    assert block_scaled_product(one, inf, one, torch.ones(1, 1), PER_ROW).item() == float("inf")
+    assert block_scaled_product(one, -inf, one, torch.ones(1, 1), PER_ROW).item() == -float("inf")
 
 
 def test_scales_that_overflow_give_infinity_and_those_that_underflow_vanish() -> None:
     one = torch.ones(1, 128).to(torch.float8_e4m3fn)
     big, small = torch.full((1, 1), 2.0**126), torch.full((1, 1), 2.0**-126)
-    assert block_scaled_product(one, big, one, big, 1).item() == float("inf")
-    assert block_scaled_product(one, small, one, small, 1).item() == 0.0
-    assert block_scaled_product(one, small, one, torch.full((1, 1), 2.0**-20), 1).item() == 2.0**-139
+    assert block_scaled_product(one, big, one, big, PER_ROW).item() == float("inf")
+    assert block_scaled_product(one, small, one, small, PER_ROW).item() == 0.0
+    assert block_scaled_product(one, small, one, torch.full((1, 1), 2.0**-20), PER_ROW).item() == 2.0**-139
 
 
 def test_zero_blocks_and_subnormal_values_are_exact() -> None:
     tiny = torch.full((1, 256), 2.0**-9).to(torch.float8_e4m3fn)  # E4M3's smallest subnormal number
     tiny[0, 128:] = 0
-    got = block_scaled_product(tiny, torch.ones(1, 2), tiny, torch.ones(1, 2), 1)
+    got = block_scaled_product(tiny, torch.ones(1, 2), tiny, torch.ones(1, 2), PER_ROW)
     assert got.item() == 128 * 2.0**-18
 
 
@@ -230,11 +231,11 @@ def problem_without_values(product: str) -> tuple[Callable[[Any], None], Any]:
     b, sfb = gpu(groups, n, k, dtype=fp8), gpu(groups, 10, 3)
     if product == "dense":
         rows = (gpu(m, k, dtype=fp8), gpu(m, 3))
-        return reference.dense, DenseProblem(*rows, b[0], gpu(n, 3), gpu(m, n), None, m, n, k, 1)
+        return reference.dense, DenseProblem(*rows, b[0], gpu(n, 3), gpu(m, n), None, m, n, k, PER_ROW)
     if product == "masked":
         rows = (gpu(groups, m, k, dtype=fp8), gpu(groups, m, 3))
         d, counts = gpu(groups, m, n, dtype=torch.bfloat16), gpu(groups, dtype=torch.int32)
-        return reference.masked, MaskedProblem(*rows, b, sfb, d, counts, m, groups, m, n, k, 128)
+        return reference.masked, MaskedProblem(*rows, b, sfb, d, counts, m, groups, m, n, k, PER_BLOCK)
     sides = (gpu(m * k, dtype=fp8), gpu(m, 3), gpu(n * k, dtype=fp8), gpu(n, 3))
     ks = (144, 128) if product == "k-grouped" else None
     sizes = gpu(groups, dtype=torch.int32)
@@ -260,7 +261,9 @@ def test_a_captured_graph_of_masked_products_follows_the_counts() -> None:
     a, sfa = random_fp8((groups, max_m, k), g), random_scales((groups, max_m, 3), g)
     b, sfb = random_fp8((groups, n, k), g), random_scales((groups, 2, 3), g)
     d, counts = torch.zeros(groups, max_m, n), torch.zeros(groups, dtype=torch.int32)
-    p = MaskedProblem(a.cuda(), sfa.cuda(), b.cuda(), sfb.cuda(), d.cuda(), counts.cuda(), 16, groups, max_m, n, k, 128)
+    p = MaskedProblem(
+        a.cuda(), sfa.cuda(), b.cuda(), sfb.cuda(), d.cuda(), counts.cuda(), 16, groups, max_m, n, k, PER_BLOCK
+    )
     reference.masked(p)  # makes what cuBLAS needs
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -273,6 +276,6 @@ def test_a_captured_graph_of_masked_products_follows_the_counts() -> None:
             p.a[group, rows:] = float("nan")
         graph.replay()
         expected = torch.full_like(d, 7)
-        on_cpu = MaskedProblem(a, sfa, b, sfb, expected, torch.tensor(numbers), 16, groups, max_m, n, k, 128)
+        on_cpu = MaskedProblem(a, sfa, b, sfb, expected, torch.tensor(numbers), 16, groups, max_m, n, k, PER_BLOCK)
         reference.masked(on_cpu)
         assert torch.equal(p.d.cpu(), expected)

@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") i
 
 from thorough import covering, values
 
+from deep_gemm.core.check.recipes import PER_64, PER_ROW
 from deep_gemm.core.jit.compiler import Job, compile_many, compiler_version
 from deep_gemm.core.jit.cubin import text_sections
 from deep_gemm.gemm.bf16.config import Majors, bf16_config
@@ -41,8 +42,8 @@ from deep_gemm.kernels import ORDINARY
 
 FILE = Path(__file__).with_name("machine_code_digests.json")
 
-BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(is_fp32=True, sfb_is_per_row=True)
-ALONG_K = Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(is_fp32=True, sfb=PER_ROW)
+ALONG_K = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
 BY_HEADS = Output(groups=Groups.HEADS)
 DENSE = (
     tile_config(64, 32, BF16),
@@ -58,7 +59,7 @@ DENSE = (
     tile_config(256, 128, BF16, cluster_n=2),
     tile_config(256, 128, Output(is_fp32=True, adds_to_d=True)),
     tile_config(128, 128, BY_ROW),
-    tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb_is_per_row=True), k=128),
+    tile_config(192, 128, Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW), k=128),
 )
 GROUPED = (
     tile_config(128, 128, Output(groups=Groups.IDS)),
@@ -70,8 +71,8 @@ GROUPED = (
     tile_config(128, 256, Output(groups=Groups.IDS, activates=True, gates_apart=True)),
     tile_config(128, 256, Output(groups=Groups.ENDS, activates=True, gates_apart=True, fetches=True)),
     tile_config(128, 256, Output(groups=Groups.IDS, to_addresses=True)),
-    tile_config(128, 128, Output(groups=Groups.IDS, sfa_by_64=True)),
-    tile_config(64, 128, Output(groups=Groups.IDS, sfa_by_64=True), k=128),
+    tile_config(128, 128, Output(groups=Groups.IDS, sfa=PER_64)),
+    tile_config(64, 128, Output(groups=Groups.IDS, sfa=PER_64), k=128),
     tile_config(256, 128, ALONG_K, k=128),
     tile_config(256, 128, ALONG_K, cluster_n=2, k=128),
 )
@@ -79,7 +80,7 @@ HEADS = (
     tile_config(64, 128, BY_HEADS),
     tile_config(128, 256, BY_HEADS, cluster_m=2),
     tile_config(128, 128, Output(is_fp32=True, adds_to_d=True, groups=Groups.HEADS), k=128),
-    tile_config(128, 128, Output(is_fp32=True, sfb_is_per_row=True, groups=Groups.HEADS)),
+    tile_config(128, 128, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.HEADS)),
     decode_config(8, 1, 1, 2, heads=True),
     decode_config(32, 1, 2, 2, c=True, heads=True),
 )

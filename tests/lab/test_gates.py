@@ -17,6 +17,7 @@ from thorough import configurations
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a plain checkout too
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.code_plan import CodePlan
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
@@ -53,7 +54,7 @@ def inspect_arguments(config: GemmConfig) -> str:
     clusters = "".join(f" --cluster-{side} {ctas}" for side, ctas in shared.items()) * (config.cluster_size > 1)
     output = " --output fp32" * config.output_is_fp32 + " --with-c" * config.with_c + " --adds-to-d" * config.adds_to_d
     is_odd = config.has_tail or config.run_k_blocks == 1
-    return f"fp8_gemm {sizes}{clusters}{output}" + " --by-row" * config.sfb_is_per_row + " --odd" * is_odd
+    return f"fp8_gemm {sizes}{clusters}{output}" + " --by-row" * (config.sfb == PER_ROW) + " --odd" * is_odd
 
 
 # ---- each gate fails on a kernel that breaks what it guards -----------------------------------------------------

@@ -13,6 +13,7 @@ from fake_gpu import FakeGpu, install, on_gpu
 from typer.testing import CliRunner
 
 from deep_gemm.core import settings as settings_module
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import CompilerMissing
 from deep_gemm.gemm.config import GemmConfig
@@ -32,8 +33,8 @@ from lab.bench.tune_samples import Sample
 
 DENSE = Sample(Output(), 200, 576, 1024)
 IDS = Sample(Output(groups=Groups.IDS), 60, 128, 256, 3, is_fitted=False)
-COUNTS = Sample(Output(sfb_is_per_row=True, groups=Groups.COUNTS), 20, 128, 256, 2)
-DEPTHS = Sample(Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS), 64, 128, 256, 2)
+COUNTS = Sample(Output(sfb=PER_ROW, groups=Groups.COUNTS), 20, 128, 256, 2)
+DEPTHS = Sample(Output(True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS), 64, 128, 256, 2)
 SAMPLES = [DENSE, IDS, COUNTS, DEPTHS]
 
 Calls = dict[str, Callable[[], Any]]

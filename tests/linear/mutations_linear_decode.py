@@ -12,6 +12,7 @@ import torch
 from layer_cases import same_bits
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
+from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.linear import kernel as linear_decode
@@ -56,7 +57,7 @@ class Trial:
         )
         tile = self.config.tile
         a, sfa = per_token_cast_to_fp8(x)
-        p = DenseProblem(a, sfa, *w, torch.full_like(d, torch.nan), c, m, n, k, 128)
+        p = DenseProblem(a, sfa, *w, torch.full_like(d, torch.nan), c, m, n, k, PER_BLOCK)
         right = fp8_gemm_decode.run(fp8_gemm_decode.compile_config(tile), tile, p, truncate=True).d
         if not same_bits(d, right):
             raise ValueError(f"{int((d != right).sum())} of {d.numel()} elements differ")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.checks import Operand
+from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.dense.choose import reachable_decode
@@ -56,7 +57,7 @@ def by_parts(config: DecodeConfig, x: Tensor, w: Operand, c: Tensor | None, seed
     a, sfa = per_token_cast_to_fp8(x)
     (m, k), n = x.shape, len(w[0])
     d = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
-    p = DenseProblem(a, sfa, *w, d, c, m, n, k, 128)
+    p = DenseProblem(a, sfa, *w, d, c, m, n, k, PER_BLOCK)
     return fp8_gemm_decode.run(compiled_product(config), config, p, seed=seed, truncate=True).d
 
 

@@ -81,7 +81,7 @@ def test_rows_are_cast_by_the_rules_of_casts_to_the_bit() -> None:
             assert (values[row].view(torch.uint8) == sim.POISON).all()
             assert (scales[row] == sim.CANARY).all()
             continue
-        product = block_scaled_product(p.a[row, None], p.sfa[row, None], b[group], p.sfb[group], 128)
+        product = block_scaled_product(p.a[row, None], p.sfa[row, None], b[group], p.sfb[group])
         assert p.row_weights is not None
         cast = per_token_cast_to_fp8(silu_mul(product, 1.5) * p.row_weights[row], gran_k=64)
         assert torch.equal(values[row].view(torch.uint8), cast[0][0].view(torch.uint8))

@@ -164,8 +164,9 @@ def scales(
     outer: tuple[int, ...],
     k: int,
     rows: int,
-    transposed: bool = False,
     columns: int = SCALE_BLOCK,
+    *,
+    transposed: bool = False,
 ) -> Tensor:
     """Check scales, one for `rows` x `columns` values of a matrix `[outer, k]`; transpose them back if `transposed`."""
     fp32_scales(name, sf)

@@ -14,13 +14,19 @@ NO_RECIPES: Recipes = (None, None, None)
 
 
 class Scales(NamedTuple):
-    """How many rows and columns of an operand share a scale."""
+    """How an operand is scaled: so many rows and columns share a scale, which is FP32."""
 
     rows: int
     columns: int
 
 
-USUAL = Scales(1, SCALE_BLOCK), Scales(SCALE_BLOCK, SCALE_BLOCK)
+PER_ROW = Scales(1, SCALE_BLOCK)
+"""A scale for 128 columns of each row: A's usual ones; with B's ("1D1D") those of gradients of weights."""
+PER_BLOCK = Scales(SCALE_BLOCK, SCALE_BLOCK)
+"""B's usual ones ("1D2D")."""
+PER_64 = Scales(1, 64)
+"""A scale for 64 columns of each row, as rows have that a product activated."""
+USUAL = PER_ROW, PER_BLOCK
 """The scales of A and of B if the caller states nothing."""
 
 
@@ -47,9 +53,9 @@ def scales_of(recipes: Recipes, finest: int = 0) -> tuple[Scales, Scales]:
     return whole
 
 
-def sfb_rows_of(recipes: Recipes) -> int:
-    """Rows of B under one scale, for a product that takes scales of 128 columns alone."""
-    return scales_of(recipes, SCALE_BLOCK)[1].rows
+def scales_of_b(recipes: Recipes) -> Scales:
+    """Give the scales of B that a caller states, for a product that takes scales of 128 columns alone."""
+    return scales_of(recipes, SCALE_BLOCK)[1]
 
 
 def whole_recipe(recipes: Recipes) -> Recipe | None:
@@ -60,6 +66,6 @@ def whole_recipe(recipes: Recipes) -> Recipe | None:
     return (of_a.rows, *of_b) if of_a.columns == of_b.columns else (*of_a, *of_b)
 
 
-def default_dtype(sfb_rows: int) -> torch.dtype:
+def default_dtype(of_b: Scales) -> torch.dtype:
     """Type of a D that the caller left out."""
-    return torch.float32 if sfb_rows == 1 else torch.bfloat16
+    return torch.float32 if of_b.rows == 1 else torch.bfloat16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from ...core.check.layout import align, ceil_div
 from ...core.sm90 import SHARED_BYTES_LIMIT, WGMMA_ROWS
@@ -44,8 +44,8 @@ class Bf16Config(GemmConfig):
     majors: Majors = K_MAJOR
     slices: int = 1
     """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
-
-    has_scales: ClassVar[bool] = False
+    sfa: None = None
+    sfb: None = None
 
     @property
     def name(self) -> str:

@@ -130,7 +130,7 @@ def plan_of(p: RowsProblem, config: Bf16Config, num_sms: int, launcher: driver.L
         "groups.zeroes_padding": int(p.zero_padding),
     }
     ctas = min(num_sms, planes * m * ceil_div(n, config.block_n))
-    plan = Plan(p, ROWS_PARAMS["by block"], numbers, maps, places, launcher, ctas)
+    plan = Plan(p, ROWS_PARAMS, numbers, maps, places, launcher, ctas)
     plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, k
     plan.c_is_d, plan.needs_c = False, True
     plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
-from ...core.check.recipes import NO_RECIPES, Recipes, default_dtype, scales_of
+from ...core.check.recipes import NO_RECIPES, Recipes, Scales, default_dtype, scales_of
 from ..fine_scales import in_whole_blocks
 
 ORDINARY_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -27,8 +27,8 @@ class DenseProblem(NamedTuple):
     m: int
     n: int
     k: int
-    sfb_rows: int
-    """Rows of B under one scale: 128 (1D2D) or 1 (1D1D). A scale has 128 columns, see fine_scales.py."""
+    of_b: Scales
+    """How B is scaled: in blocks or by row. A scale has 128 columns, see fine_scales.py."""
 
 
 def dense_problem(
@@ -42,15 +42,15 @@ def dense_problem(
     bv, sfb = checks.operand("b", b, ("k", "n") if turn_b else ("n", "k"), sizes)
     av, bv = av.mT if turn_a else av, bv.mT if turn_b else bv
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, transposed=turn_a, columns=of_a.columns)
-    sfb = checks.scales("sfb", sfb, "n", (n,), k, of_b.rows, transposed=turn_b, columns=of_b.columns)
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, *of_a, transposed=turn_a)
+    sfb = checks.scales("sfb", sfb, "n", (n,), k, *of_b, transposed=turn_b)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb}
-    d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(of_b.rows))
+    d, c = checks.outputs(inputs, d, c, ("m", "n"), sizes, default_dtype(of_b))
     checks.depth(k)
     av = checks.k_major("a", av, copy_if_transposed=turn_a)
     bv = checks.k_major("b", bv, copy_if_transposed=turn_b)
-    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
-    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], sfb_rows)
+    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    return DenseProblem(av, sfa, bv, sfb, d, c, m, n, av.shape[1], of_b)
 
 
 def no_alpha(alpha: object) -> NoReturn:

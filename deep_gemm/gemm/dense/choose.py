@@ -20,7 +20,7 @@ from ..config_decode import DecodeConfig
 from ..cost import OnWeight, dense_memory_us, on_weight, together
 from ..output import Output
 from ..table import Entry, Product, read_table, tables_in_force
-from ..tiles import BLOCKS_OF_RUNS, OUTPUTS, OUTPUTS_1D1D, TILES, Tile, tiles_by_name, tiles_for
+from ..tiles import BLOCKS_OF_RUNS, OUTPUTS, OUTPUTS_BY_NAME, TILES, Tile, tiles_by_name, tiles_for
 from ..timings import Timings, timings_of
 
 MAX_MENU = 12
@@ -184,7 +184,7 @@ def reachable() -> list[GemmConfig]:
     found = [
         tile.config(output, BLOCK_K * (BLOCKS_OF_RUNS + blocks_left))
         for blocks_left in range(BLOCKS_OF_RUNS)
-        for output in (*OUTPUTS, *OUTPUTS_1D1D)
+        for output in OUTPUTS_BY_NAME.values()
         for tile in tiles_for(output)
     ]
     return list(dict.fromkeys(config for config in found if isinstance(config, GemmConfig)))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...casts.lay_scales import mn_major
 from ...core.check.layout import align, ceil_div
+from ...core.check.recipes import Scales
 from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType
@@ -111,12 +112,14 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
 
 def output_of(p: DenseProblem) -> Output:
     """Give all that decides the kernel's code besides the tile: the type of D, how C takes part, how B is scaled."""
-    is_fp32, sfb_is_per_row = p.d.dtype == torch.float32, p.sfb_rows == 1
+    is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
-    return _output(is_fp32, p.c is not None and not adds_to_d, adds_to_d, sfb_is_per_row)
+    return _output(is_fp32, p.c is not None and not adds_to_d, adds_to_d, p.of_b)
 
 
-_output = cache(Output)
+@cache
+def _output(is_fp32: bool, with_c: bool, adds_to_d: bool, of_b: Scales) -> Output:
+    return Output(is_fp32, with_c, adds_to_d, sfb=of_b)
 
 
 def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
@@ -143,7 +146,7 @@ def prepared(config: Config, p: DenseProblem) -> DenseProblem:
     if isinstance(config, DecodeConfig):
         return p
     sfa = mn_major(p.sfa)
-    sfb = mn_major(p.sfb) if config.sfb_is_per_row else p.sfb
+    sfb = mn_major(p.sfb) if config.loads_sfb else p.sfb
     return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
 
 
@@ -200,7 +203,7 @@ def _plan_of(p: DenseProblem, config: GemmConfig, num_sms: int, launcher: driver
         "n": p.n,
         "k": p.k,
     }
-    if config.sfb_is_per_row:
+    if config.loads_sfb:
         del numbers["map_sfb"]
         maps["map_sfb"] = scales_map(config.block_n, p.sfb)
         places.append(Place("map_sfb", SFB))

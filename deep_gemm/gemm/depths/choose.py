@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ...core.check.layout import ceil_div
+from ...core.check.recipes import PER_ROW
 from ...core.gpu import Gpu
 from ..config import BLOCK_K, GemmConfig
 from ..config_of_tile import tile_config
@@ -76,7 +77,7 @@ def k_grouped_config(tile: Tile, output: Output) -> GemmConfig:
 def reachable_k_grouped() -> list[GemmConfig]:
     """Every configuration that `select_k_grouped` can give."""
     outputs = [
-        Output(*of_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
+        Output(*of_d, sfb=PER_ROW, groups=Groups.DEPTHS)
         for of_d in ((True, False, False), (True, True, False), (True, False, True), (False, False, False))
     ]
     return [

@@ -16,6 +16,8 @@ from ...core import settings
 from ...core.check.checks import K_MULTIPLE, Operand
 from ...core.check.layout import ceil_div
 from ...core.check.memory import empty
+from ...core.check.recipes import PER_ROW
+from ...core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
@@ -357,7 +359,7 @@ def output_of(p: KGroupedProblem) -> Output:
     adds_to_d = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     with_c = p.c is not None and not adds_to_d
     is_fp32 = p.d.dtype == torch.float32
-    return Output(is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    return Output(is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=PER_ROW, groups=Groups.DEPTHS)
 
 
 def prepared(p: KGroupedProblem) -> KGroupedProblem:

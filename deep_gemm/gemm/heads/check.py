@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
 from ...core.check.layout import RECIPE_1D1D, SCALE_BLOCK, Recipe, ceil_div
-from ...core.check.recipes import NO_RECIPES, Recipes, sfb_rows_of
+from ...core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales, scales_of_b
 
 
 class HeadsProblem(NamedTuple):
@@ -28,7 +28,7 @@ class HeadsProblem(NamedTuple):
     m: int
     n: int
     k: int
-    sfb_rows: int
+    of_b: Scales
 
 
 EXPRESSIONS = ("bhr,hdr->bhd", "bhd,hdr->bhr", "bhd,bhr->hdr")
@@ -51,14 +51,14 @@ def heads_problem(
     inner, turned = of_a[2], of_b[1] == of_a[2]
     outer = of_b[1] if not turned else of_b[2]
     sizes: Sizes = {}
-    sfb_rows = sfb_rows_of(recipes)
+    scales = scales_of_b(recipes)
     av, sfa = checks.operand("a", a, tuple(of_a), sizes)
     bv, sfb = checks.operand("b", b, tuple(of_b), sizes)
     m, heads, n, k = sizes["b"], sizes["h"], sizes[outer], sizes[inner]
     blocks = ceil_div(k, SCALE_BLOCK)
     _scales("sfa", sfa, f"b, h, ceil({inner} / 128)", (m, heads, blocks))
-    of_rows = f"ceil({outer} / {sfb_rows})" if sfb_rows > 1 else outer
-    names, shape = [of_rows, f"ceil({inner} / 128)"], [ceil_div(n, sfb_rows), blocks]
+    of_rows = f"ceil({outer} / {scales.rows})" if scales.rows > 1 else outer
+    names, shape = [of_rows, f"ceil({inner} / 128)"], [ceil_div(n, scales.rows), blocks]
     if turned:
         names, shape = names[::-1], shape[::-1]
     _scales("sfb", sfb, f"h, {', '.join(names)}", (heads, *shape))
@@ -72,12 +72,12 @@ def heads_problem(
     bv = checks.weights("b", bv, copy_if_transposed=turned)
     a_of_heads, sfa, d_of_heads = (x.transpose(0, 1) for x in (av, sfa, d))
     c_of_heads = None if c is None else c.transpose(0, 1)
-    return HeadsProblem(a_of_heads, sfa, bv, sfb, d_of_heads, c_of_heads, heads, m, n, k, sfb_rows)
+    return HeadsProblem(a_of_heads, sfa, bv, sfb, d_of_heads, c_of_heads, heads, m, n, k, scales)
 
 
 def check_along_tokens(a: Operand, b: Operand, d: Tensor | None, c: Tensor | None, recipe: Recipe) -> tuple[int, int]:
     """Check a product of each head's columns, and give the numbers of tokens and heads."""
-    if sfb_rows_of((recipe, None, None)) != 1:
+    if scales_of_b((recipe, None, None)) != PER_ROW:
         raise NotImplementedError(f"recipe: expected {RECIPE_1D1D} for {ALONG_TOKENS}, got {recipe}")
     sizes: Sizes = {}
     inputs: dict[str, Tensor] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from ...core.check.recipes import PER_BLOCK, PER_ROW
 from ...core.gpu import Gpu
 from .. import tiles
 from ..config import BLOCK_K, GemmConfig
@@ -49,8 +50,10 @@ TILES = (
 Of tiles with the same cost the first is taken: on an H200 8 heads of 4096 x 1024 x 4096 take 1.2% less in pairs that
 share A, and 0.9% less in pairs that share B.
 """
-TILES_1D1D = (Tile(64, 64), Tile(128, 128), Tile(192, 128), Tile(256, 128))
-OUTPUTS = tuple(replace(output, groups=Groups.HEADS) for output in (*tiles.OUTPUTS, *tiles.OUTPUTS_1D1D))
+TILES_PER_ROW = (Tile(64, 64), Tile(128, 128), Tile(192, 128), Tile(256, 128))
+TILES_OF = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
+"""By the scales of B."""
+OUTPUTS = tuple(replace(output, groups=Groups.HEADS) for output in tiles.OUTPUTS_BY_NAME.values())
 
 
 @lru_cache(maxsize=4096)
@@ -83,7 +86,7 @@ def estimate(tile: Tile, heads: int, m: int, n: int, k: int, output: Output, gpu
 
 def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
-    return TILES_1D1D if output.sfb_is_per_row else TILES
+    return TILES_OF[output.sfb]
 
 
 def reachable() -> list[GemmConfig | DecodeConfig]:

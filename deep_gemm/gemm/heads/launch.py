@@ -132,7 +132,7 @@ def output_of(p: HeadsProblem) -> Output:
     is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
     with_c = p.c is not None and not adds_to_d
-    return Output(is_fp32, with_c, adds_to_d, p.sfb_rows == 1, Groups.HEADS)
+    return Output(is_fp32, with_c, adds_to_d, sfb=p.of_b, groups=Groups.HEADS)
 
 
 def choice(heads: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
@@ -155,7 +155,7 @@ def prepared(config: Config, p: HeadsProblem) -> HeadsProblem:
     if isinstance(config, DecodeConfig):
         return p
     sfa = mn_major(p.sfa)
-    sfb = mn_major(p.sfb) if config.sfb_is_per_row else p.sfb
+    sfb = mn_major(p.sfb) if config.loads_sfb else p.sfb
     return p if sfa is p.sfa and sfb is p.sfb else p._replace(sfa=sfa, sfb=sfb)
 
 
@@ -201,7 +201,7 @@ def _plan_of(p: HeadsProblem, config: GemmConfig, num_sms: int, launcher: driver
         "heads.c_stride": 0 if p.c is None else p.c.stride(0),
         "heads.count": p.heads,
     }
-    if config.sfb_is_per_row:
+    if config.loads_sfb:
         del numbers["map_sfb"]
         maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
         places.append(Place("map_sfb", SFB))

@@ -10,14 +10,13 @@ from ...compat.forms import Request, accepts_every_form
 from ...core.check.checks import Operand, tensor
 from ...core.check.depths import depths_of_ends
 from ...core.check.layout import Recipe
-from ...core.check.recipes import NO_RECIPES, Recipes, whole_recipe
+from ...core.check.recipes import NO_RECIPES, PER_64, Recipes, whole_recipe
 from ...core.settings import get_mk_alignment_for_contiguous_layout
 from .. import reference
 from ..depths import launch as depths
 from ..product import Product, call_operator, run
 from . import launch as rows
 from .check import ContiguousProblem, MaskedProblem, contiguous_problem, masked_problem
-from .silu_check import SILU_COLUMNS
 
 
 @accepts_every_form()
@@ -256,7 +255,7 @@ def _masked_as_operator(
 
 
 def _ask_by_64(a: Operand, b: Operand, d: Tensor | None, ids: Tensor | None, _: tuple[()]) -> ContiguousProblem:
-    return contiguous_problem(a, b, d, ids, ensure_zero_padding=False, sfa_columns=SILU_COLUMNS)
+    return contiguous_problem(a, b, d, ids, ensure_zero_padding=False, of_a=PER_64)
 
 
 def _no_operator(*_: object) -> Tensor | None:

@@ -10,8 +10,7 @@ from torch import Tensor
 from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
 from ...core.check.integers import INT32_MAX, as_integer, integer_in_range
-from ...core.check.layout import SCALE_BLOCK
-from ...core.check.recipes import NO_RECIPES, Recipes, default_dtype, scales_of
+from ...core.check.recipes import NO_RECIPES, PER_ROW, Recipes, Scales, default_dtype, scales_of
 from ..fine_scales import in_whole_blocks
 
 ZERO_PADDING_BLOCK = 128
@@ -31,13 +30,12 @@ class ContiguousProblem(NamedTuple):
     m: int
     n: int
     k: int
-    sfb_rows: int
+    of_b: Scales
     layout_is_ends: bool
     alignment: int
     """Alignment, in rows, of group starts (offsets form) and of zero padding."""
     zero_padding: bool
-    sfa_columns: int = SCALE_BLOCK
-    """Values of a row of A under one scale."""
+    of_a: Scales = PER_ROW
 
 
 class MaskedProblem(NamedTuple):
@@ -54,7 +52,7 @@ class MaskedProblem(NamedTuple):
     max_m: int
     n: int
     k: int
-    sfb_rows: int
+    of_b: Scales
 
 
 def contiguous_problem(
@@ -69,14 +67,15 @@ def contiguous_problem(
     use_psum_layout: bool = False,
     ensure_zero_padding: bool = True,
     alignment: int = ZERO_PADDING_BLOCK,
-    sfa_columns: int = SCALE_BLOCK,
+    of_a: Scales = PER_ROW,
 ) -> ContiguousProblem:
     """Check a product grouped along m whose groups' rows are stacked.
 
     `alignment` applies to group starts in the offsets form. With ids, zero padding always fills blocks of 128 rows.
+    `of_a`: scales of A that the kernel itself takes, which no recipe says.
     """
     sizes: Sizes = {}
-    of_a, of_b = scales_of(recipes)
+    stated, of_b = scales_of(recipes)
     turn_b = major[1] == "n"
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
     bv, sfb = checks.operand("b", b, ("groups", "k", "n") if turn_b else ("groups", "n", "k"), sizes)
@@ -84,14 +83,14 @@ def contiguous_problem(
     m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes["groups"]
     if num_groups is not None and as_integer(num_groups) != groups:
         raise ValueError(f"num_groups: expected the {groups} groups of b, got {num_groups!r}")
-    sfa = checks.scales("sfa", sfa, "m", (m,), k, 1, columns=min(sfa_columns, of_a.columns))
-    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, of_b.rows, transposed=turn_b, columns=of_b.columns)
+    sfa = checks.scales("sfa", sfa, "m", (m,), k, *min(of_a, stated))
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, *of_b, transposed=turn_b)
     if grouped_layout is None:  # consecutive groups of equal size; ids, because their ends may not be aligned
         grouped_layout, use_psum_layout = _equal_groups(m, groups, av.device), False
     axis = "groups" if use_psum_layout else "m"
     checks.int32("grouped_layout", grouped_layout, axis, sizes[axis])
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "grouped_layout": grouped_layout}
-    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default_dtype(of_b.rows))
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, default_dtype(of_b))
     checks.depth(k)
     alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
     if checks.on_host(grouped_layout):
@@ -101,7 +100,7 @@ def contiguous_problem(
             checks.in_range("grouped_layout", grouped_layout, -1, groups - 1)
     av = checks.k_major("a", av)
     bv = checks.weights("b", bv, copy_if_transposed=turn_b)
-    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, stated, of_b)
     return ContiguousProblem(
         av,
         sfa,
@@ -113,11 +112,11 @@ def contiguous_problem(
         m,
         n,
         av.shape[1],
-        sfb_rows,
+        of_b,
         use_psum_layout,
         alignment,
         ensure_zero_padding,
-        sfa_columns,
+        of_a,
     )
 
 
@@ -136,18 +135,18 @@ def masked_problem(
     av, sfa = checks.operand("a", a, ("groups", "max_m", "k"), sizes)
     bv, sfb = checks.operand("b", b, ("groups", "n", "k"), sizes)
     groups, max_m, n, k = sizes["groups"], sizes["max_m"], sizes["n"], sizes["k"]
-    sfa = checks.scales("sfa", sfa, "max_m", (groups, max_m), k, 1, columns=of_a.columns)
-    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, of_b.rows, columns=of_b.columns)
+    sfa = checks.scales("sfa", sfa, "max_m", (groups, max_m), k, *of_a)
+    sfb = checks.scales("sfb", sfb, "n", (groups, n), k, *of_b)
     masked_m = checks.int32("masked_m", masked_m, "groups", groups)
     expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
     inputs = {"a": av, "sfa": sfa, "b": bv, "sfb": sfb, "masked_m": masked_m}
-    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default_dtype(of_b.rows))
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, default_dtype(of_b))
     checks.depth(k)
     if checks.on_host(masked_m):
         checks.in_range("masked_m", masked_m, 0, max_m)
     av, bv = checks.k_major("a", av), checks.weights("b", bv)
-    av, sfa, bv, sfb, sfb_rows = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
-    return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, av.shape[2], sfb_rows)
+    av, sfa, bv, sfb, of_b = in_whole_blocks(av, sfa, bv, sfb, of_a, of_b)
+    return MaskedProblem(av, sfa, bv, sfb, d, masked_m, expected_m, groups, max_m, n, av.shape[2], of_b)
 
 
 def _equal_groups(m: int, groups: int, device: torch.device) -> Tensor:

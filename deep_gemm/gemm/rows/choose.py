@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from functools import cache, lru_cache
 
+from ...core.check.recipes import PER_64, PER_BLOCK, PER_ROW
 from ...core.gpu import Gpu
 from ...core.sm90 import WGMMA_ROWS
 from ..config import BLOCK_K, GemmConfig
@@ -24,7 +25,7 @@ from ..timings import Timings, timings_of
 TILES = (Tile(64, 128), Tile(128, 128), Tile(128, 160), Tile(128, 192), Tile(128, 256))
 TILES_COUNTS = (*TILES, Tile(256, 128))
 """For rows that are not stacked, whose scales one TMA box of 256 rows brings."""
-TILES_1D1D = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
+TILES_PER_ROW = (Tile(64, 64), Tile(64, 128), Tile(128, 96))
 """Rows of B with scales of their own leave too few registers for 128 x 128."""
 TILES_SILU = (Tile(64, 128), Tile(128, 128), Tile(128, 256))
 """A warpgroup has 128 columns, gates and ups of whole scales; a tile has one block of B's scales of each."""
@@ -103,8 +104,8 @@ def _share(block_m: int, rows: float, timings: Timings) -> float:
 
 def tiles_for(output: Output) -> tuple[Tile, ...]:
     """The tiles that there are for a kind of product."""
-    if output.sfb_is_per_row:
-        return TILES_1D1D
+    if output.sfb == PER_ROW:
+        return TILES_PER_ROW
     if output.activates:
         return TILES_APART if output.gates_apart else TILES_SILU
     return TILES_COUNTS if output.groups == Groups.COUNTS else TILES
@@ -113,14 +114,14 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
 def reachable_grouped() -> list[GemmConfig]:
     """Every configuration that `select_grouped` can give."""
     outputs = [
-        Output(is_fp32, sfb_is_per_row=per_row, groups=groups)
+        Output(is_fp32, sfb=sfb, groups=groups)
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
-        for per_row in (False, True)
+        for sfb in (PER_BLOCK, PER_ROW)
     ]
     by_ids = [
-        Output(groups=Groups.IDS, to_addresses=to_addresses, sfa_by_64=by_64)
-        for to_addresses, by_64 in ((True, False), (False, True), (True, True))
+        Output(groups=Groups.IDS, to_addresses=to_addresses, sfa=sfa)
+        for to_addresses, sfa in ((True, PER_ROW), (False, PER_64), (True, PER_64))
     ]
     found = [
         tile_config(tile.block_m, tile.block_n, output, k=BLOCK_K * blocks)

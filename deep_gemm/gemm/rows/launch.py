@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...casts.lay_scales import mn_major
-from ...core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
+from ...core.check.layout import ADDRESS_ALIGNMENT, ceil_div
+from ...core.check.recipes import PER_ROW, Scales
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
@@ -18,7 +19,7 @@ from ...core.settings import get_compile_mode, get_num_sms, get_pdl, settings
 from ...core.sm90 import WGMMA_ROWS
 from .. import kernel as fp8_gemm
 from ..config import BLOCK_K, GemmConfig
-from ..kernel import ROWS_PARAMS
+from ..kernel import params_of
 from ..maps import clipped_map, output_map, plane_map, row_pitch
 from ..output import Groups, Output
 from ..plan import (
@@ -56,13 +57,12 @@ class GroupedProblem(NamedTuple):
     c: Tensor
     """The layout, in the place of a C, which no grouped product has, among the operands."""
     groups: Groups
-    sfb_rows: int
+    of_b: Scales
     alignment: int
     zero_padding: bool
     expected_m: float
     """Rows of a group, about."""
-    sfa_columns: int = SCALE_BLOCK
-    """Values of a row of A under one scale."""
+    of_a: Scales = PER_ROW
 
     @property
     def planes(self) -> int:
@@ -93,9 +93,7 @@ class GroupedProblem(NamedTuple):
 def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
     """Take either kind of problem for what they have in common."""
     if isinstance(p, MaskedProblem):
-        return GroupedProblem(
-            p.a, p.sfa, p.b, p.sfb, p.d, p.masked_m, Groups.COUNTS, p.sfb_rows, 1, False, p.expected_m
-        )
+        return GroupedProblem(p.a, p.sfa, p.b, p.sfb, p.d, p.masked_m, Groups.COUNTS, p.of_b, 1, False, p.expected_m)
     groups = Groups.ENDS if p.layout_is_ends else Groups.IDS
     a, sfa, d = p.a[None], p.sfa[None], p.d[None]
     rows_of_a_group = p.m / max(p.num_groups, 1)
@@ -107,11 +105,11 @@ def grouped_problem(p: ContiguousProblem | MaskedProblem) -> GroupedProblem:
         d,
         p.grouped_layout,
         groups,
-        p.sfb_rows,
+        p.of_b,
         p.alignment,
         p.zero_padding,
         rows_of_a_group,
-        p.sfa_columns,
+        p.of_a,
     )
 
 
@@ -196,18 +194,13 @@ def resized_for(plan: Plan, m: int, pitch: int) -> list[Resized]:
 
 def output_of(p: GroupedProblem) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    return Output(
-        p.d.dtype == torch.float32,
-        sfb_is_per_row=p.sfb_rows == 1,
-        groups=p.groups,
-        sfa_by_64=p.sfa_columns < SCALE_BLOCK,
-    )
+    return Output(p.d.dtype == torch.float32, sfa=p.of_a, sfb=p.of_b, groups=p.groups)
 
 
 def prepared(p: GroupedProblem) -> GroupedProblem:
     """Lay scales, and the layout, out as the kernel loads them; the problem itself where they lie so."""
     sfa = mn_major(p.sfa)
-    sfb = mn_major(p.sfb) if p.sfb_rows == 1 else p.sfb
+    sfb = mn_major(p.sfb) if p.of_b == PER_ROW else p.sfb
     layout = p.c.clone() if p.groups == Groups.IDS and p.c.data_ptr() % ADDRESS_ALIGNMENT else p.c
     if sfa is p.sfa and sfb is p.sfb and layout is p.c:
         return p
@@ -221,15 +214,14 @@ def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: drive
     maps, places = operand_maps(p, config)
     maps["map_d"] = clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle)
     places.append(Place("map_d", D, WGMMA_ROWS * row_pitch(p.d) * p.d.element_size()))
-    if config.sfb_is_per_row:
+    if config.loads_sfb:
         maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
         places.append(Place("map_sfb", SFB))
     else:
         maps["map_whole_d"] = output_map(config, p.d)
         places.append(Place("map_whole_d", D))
     numbers = numbers_of(p, row_pitch(p.d))
-    params = ROWS_PARAMS["by row" if config.sfb_is_per_row else "by block"]
-    plan = Plan(p, params, numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
+    plan = Plan(p, params_of(config), numbers, maps, places, launcher, grid(config, p.planes, p.m, p.n, num_sms))
     plan.config, plan.output, plan.n, plan.k = config, output_of(p), p.n, p.k
     plan.c_is_d, plan.needs_c = False, True
     plan.alignment_of_c = ADDRESS_ALIGNMENT if p.groups == Groups.IDS else 4

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...casts.lay_scales import mn_major
 from ...core.check.checks import Operand
-from ...core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span
+from ...core.check.layout import ADDRESS_ALIGNMENT, byte_span
+from ...core.check.recipes import PER_BLOCK
 from ...core.jit import driver
 from ...core.jit.tensor_map import MAP_BYTES, TensorMap
 from ...core.settings import get_compile_mode, get_num_sms, get_pdl, in_force
@@ -139,7 +140,7 @@ def parameters_of(
     """Numbers, maps and places of addresses among the parameters of a problem that is `prepared`."""
     rows_of_group = p.a.shape[0] / p.b.shape[0]
     rows = GroupedProblem(
-        p.a[None], p.sfa[None], p.b, p.sfb, p.d[None], p.ids, groups, SCALE_BLOCK, 1, False, rows_of_group
+        p.a[None], p.sfa[None], p.b, p.sfb, p.d[None], p.ids, groups, PER_BLOCK, 1, False, rows_of_group
     )
     maps, places = operand_maps(rows, config)
     places += [Place("activation.row_weights", ROW_WEIGHTS), Place("activation.scales", SCALES)]

@@ -13,7 +13,7 @@ from ...core.check import checks
 from ...core.check.checks import Operand, Sizes
 from ...core.check.integers import as_integer
 from ...core.check.layout import SCALE_BLOCK, ceil_div
-from ...core.check.recipes import Recipes, sfb_rows_of
+from ...core.check.recipes import PER_BLOCK, Recipes, Scales, scales_of_b
 
 PART_MULTIPLE = 16
 """Columns of a part: the narrowest panels that kernels store."""
@@ -74,7 +74,7 @@ class SkipProblem(NamedTuple):
     m: int
     n: int
     k: int
-    sfb_rows: int
+    of_b: Scales
     heads: HeadParts
 
 
@@ -83,7 +83,7 @@ def skip_problem(
 ) -> SkipProblem:
     """Check a product whose D has columns between the parts of heads."""
     sizes: Sizes = {}
-    if sfb_rows_of(recipes) != SCALE_BLOCK:
+    if scales_of_b(recipes) != PER_BLOCK:
         raise NotImplementedError(f"recipe: expected (1, 128, 128) or None, got {recipes[0]}")
     av, sfa = checks.operand("a", a, ("m", "k"), sizes)
     bv, sfb = checks.operand("b", b, ("n", "k"), sizes)
@@ -104,7 +104,7 @@ def skip_problem(
     checks.outputs(inputs, d, None, ("m", "n"), {"m": m, "n": columns}, torch.bfloat16)
     checks.depth(k)
     av, bv = checks.k_major("a", av), checks.k_major("b", bv)
-    return SkipProblem(av, sfa, bv, sfb, d, None, m, n, k, SCALE_BLOCK, heads)
+    return SkipProblem(av, sfa, bv, sfb, d, None, m, n, k, PER_BLOCK, heads)
 
 
 def heads_of(head_splits: Sequence[int]) -> HeadParts:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
@@ -46,7 +47,7 @@ def problem_for(config: GemmConfig, a: Operand, b: Operand, d: Tensor) -> DenseP
         c = d.normal_()
     elif config.with_c:
         c = torch.randn(d.shape, device="cuda").to(d.dtype)
-    recipe = RECIPE_1D1D if config.sfb_is_per_row else None
+    recipe = RECIPE_1D1D if config.sfb == PER_ROW else None
     return dense_problem(a, b, d, c, recipes=(recipe, None, None))
 
 
@@ -87,7 +88,7 @@ def test_every_reachable_configuration(index: int) -> None:
     if config.output_is_fp32:
         shapes.append((config.block_m + 8, config.block_n * 2 + 4, 400 + tail))
     for m, n, k in shapes:
-        a, b = operands(m, n, k, seed=index, by_row=config.sfb_is_per_row)
+        a, b = operands(m, n, k, seed=index, by_row=config.sfb == PER_ROW)
         frame = framed((m, n), dtype, "cuda")
         d = frame.view
         d.fill_(float("nan"))
@@ -107,7 +108,7 @@ def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index:
     g = torch.Generator("cuda").manual_seed(index)
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
     sfa = random_scales((m, ceil_div(k, 128)), g)
-    sfb = random_scales((n if config.sfb_is_per_row else ceil_div(n, 128), ceil_div(k, 128)), g)
+    sfb = random_scales((n if config.sfb == PER_ROW else ceil_div(n, 128), ceil_div(k, 128)), g)
     p = problem_for(config, (a, sfa), (b, sfb), torch.full((m, n), float("nan"), dtype=dtype, device="cuda"))
     right = (
         sum_of_parts(p, config.cluster_k, config.run_k_blocks)
@@ -179,7 +180,7 @@ def test_sizes_past_two_to_the_31(m: int, n: int, k: int) -> None:
     d = deep_gemm.fp8_gemm_nt((a, sfa), (b, sfb))
     assert d is not None
     for rows in (slice(0, 3), slice(m // 2, m // 2 + 3), slice(m - 3, m)):
-        right = reference.block_scaled_product(a[rows], sfa[rows], b, sfb, 128)
+        right = reference.block_scaled_product(a[rows], sfa[rows], b, sfb)
         assert float((d[rows].double() - right.double()).norm() / right.double().norm()) < RELATIVE[torch.bfloat16]
 
 

@@ -15,6 +15,7 @@ import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core import settings as settings_module
 from deep_gemm.core.check.layout import RECIPE_1D1D, align, ceil_div
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.core.jit import driver
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm import kernel_decode as fp8_gemm_decode
@@ -165,7 +166,7 @@ def words_and_grids(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, *, are_derive
 
 def of_several_m(n: int, k: int, tile: tuple[int, int], output: Output, extra: int = 0) -> Iterator[Callable[[], Any]]:
     """Calls of one weight. `extra`: elements between rows beyond the row."""
-    by_row, k_blocks = output.sfb_is_per_row, ceil_div(k, 128)
+    by_row, k_blocks = output.sfb == PER_ROW, ceil_div(k, 128)
     dtype = torch.float32 if output.is_fp32 else torch.bfloat16
     b = torch.zeros(n, k, dtype=torch.float8_e4m3fn), torch.ones(n if by_row else ceil_div(n, 128), k_blocks)
     b = b[0], get_mn_major_tma_aligned_tensor(b[1])
@@ -187,7 +188,7 @@ def of_several_m(n: int, k: int, tile: tuple[int, int], output: Output, extra: i
         (576, 1152, (256, 128), Output(with_c=True)),
         (576, 1152, (128, 128), Output(is_fp32=True)),
         (576, 1152, (128, 128), Output(is_fp32=True, adds_to_d=True)),
-        (576, 1152, (128, 128), Output(sfb_is_per_row=True)),
+        (576, 1152, (128, 128), Output(sfb=PER_ROW)),
         (8, 128, (64, 64), Output()),
         (8, 48, (64, 64), Output(with_c=True)),
     ],
@@ -313,7 +314,7 @@ def test_a_copy_of_scales_has_a_plan_for_the_strides_of_the_copy(gpu: FakeGpu, b
     a, b, d = operands(m, n, k, by_row=by_row)
     recipe = RECIPE_1D1D if by_row else None
     room = torch.ones(8 * 1024 + 1)
-    config = tile_config(64, 64, Output(sfb_is_per_row=by_row), k=k)
+    config = tile_config(64, 64, Output(sfb=PER_ROW if by_row else PER_BLOCK), k=k)
     for first, pitch_bytes in ((0, 4096), (1, m * 4)):
         sfa = room.as_strided((m, 8), (1, 1024), first)
         p = dense_problem((a[0], sfa), b, d, None, recipes=(recipe, None, None))
@@ -426,7 +427,7 @@ def test_batch_invariance_is_what_the_environment_says_until_it_is_set(
     ("config", "reason"),
     [
         (tile_config(64, 64, Output(is_fp32=True)), "is for another type of D, another C, or other scales of B"),
-        (tile_config(64, 64, Output(sfb_is_per_row=True)), "is for another type of D, another C, or other scales of B"),
+        (tile_config(64, 64, Output(sfb=PER_ROW)), "is for another type of D, another C, or other scales of B"),
         (tile_config(64, 64, Output(), k=512), "has no code for the tail of 9 blocks of k in runs of 4"),
         (decode_config(8, 1, 1, 1, c=True), "is for another type of D, or another C"),
     ],

@@ -11,17 +11,18 @@ import torch
 from helpers import random_scales, sum_of_parts
 
 from deep_gemm.core.check.layout import RECIPE_1D1D, ceil_div
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.tiles import TILES, TILES_1D1D, Tile
+from deep_gemm.gemm.tiles import TILES, TILES_PER_ROW, Tile
 from lab.sim import HostKernel
 from lab.sim import dense as sim
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
-BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(sfb_is_per_row=True)
+BF16, FP32, BY_ROW = Output(), Output(is_fp32=True), Output(sfb=PER_ROW)
 
 
 @cache
@@ -45,7 +46,7 @@ def ragged(config: GemmConfig) -> tuple[int, int, int]:
     return m, n, 128 * 2 + 16
 
 
-CHOSEN = [(tile, BF16) for tile in TILES if not tile.is_decode] + [(tile, BY_ROW) for tile in TILES_1D1D]
+CHOSEN = [(tile, BF16) for tile in TILES if not tile.is_decode] + [(tile, BY_ROW) for tile in TILES_PER_ROW]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -97,7 +98,9 @@ UNITS = {
 @pytest.mark.parametrize("units", UNITS)
 def test_units_in_any_order_of_rows_and_columns(units: str, by_row: bool, num_partials: int, schedule: str) -> None:
     """Each with slots that several pieces read, and a slot given back with the last of them."""
-    config = replace(UNITS[units], num_partials=num_partials, run_k_blocks=2, has_tail=True, sfb_is_per_row=by_row)
+    config = replace(
+        UNITS[units], num_partials=num_partials, run_k_blocks=2, has_tail=True, sfb=PER_ROW if by_row else PER_BLOCK
+    )
     check(config, config.block_m + 24, config.block_n * 2 + 8, 128 * 5 - 16, seed=num_partials, schedule=schedule)
 
 
@@ -131,7 +134,7 @@ SPLITS = {
     "units along n": GemmConfig(64, 64, 3, 1, unit_n=32, cluster_k=3, panel_columns=32),
     "units along m": GemmConfig(256, 32, 3, cluster_k=2, panel_columns=32, output_is_fp32=True),
     "three warpgroups": GemmConfig(192, 32, 3, 3, cluster_k=3, panel_columns=32, with_c=True),
-    "scales by row": GemmConfig(128, 64, 3, cluster_k=3, sfb_is_per_row=True),
+    "scales by row": GemmConfig(128, 64, 3, cluster_k=3, sfb=PER_ROW),
     "pairs, by row": GemmConfig(
         64,
         64,
@@ -142,7 +145,7 @@ SPLITS = {
         panel_columns=32,
         output_is_fp32=True,
         with_c=True,
-        sfb_is_per_row=True,
+        sfb=PER_ROW,
     ),
 }
 
@@ -159,10 +162,10 @@ def small_integers(config: GemmConfig, m: int, n: int, k: int) -> DenseProblem:
     g = torch.Generator().manual_seed(m)
     a, b = (torch.randint(-2, 3, (rows, k), generator=g).to(torch.float8_e4m3fn) for rows in (m, n))
     sfa = random_scales((m, ceil_div(k, 128)), g)
-    sfb = random_scales((n if config.sfb_is_per_row else ceil_div(n, 128), ceil_div(k, 128)), g)
+    sfb = random_scales((n if config.sfb == PER_ROW else ceil_div(n, 128), ceil_div(k, 128)), g)
     d = torch.full((m, n), float("nan"), dtype=torch.float32 if config.output_is_fp32 else torch.bfloat16)
     c = torch.randn(m, n, generator=g).to(d.dtype) if config.with_c else None
-    recipe = RECIPE_1D1D if config.sfb_is_per_row else None
+    recipe = RECIPE_1D1D if config.sfb == PER_ROW else None
     return dense_problem((a, sfa), (b, sfb), d, c, recipes=(recipe, None, None))
 
 
@@ -238,7 +241,7 @@ def test_any_rows_and_columns(m: int, n: int) -> None:
     [
         tile_config(64, 32, BF16, k=400),
         tile_config(192, 64, Output(with_c=True), k=400),
-        tile_config(128, 64, Output(True, adds_to_d=True, sfb_is_per_row=True), k=400),
+        tile_config(128, 64, Output(True, adds_to_d=True, sfb=PER_ROW), k=400),
         tile_config(128, 64, BF16, cluster_k=3, k=400),
         tile_config(128, 64, BF16, cluster_m=2, k=400),
         tile_config(128, 64, BF16, cluster_n=2, k=400),

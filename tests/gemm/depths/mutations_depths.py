@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.depths.choose import SHARING_A, TILES, k_grouped_config
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
@@ -39,8 +41,8 @@ class Trial:
             raise ValueError(outcome.mistakes)
 
 
-def _config(tile: Tile, **output: bool) -> GemmConfig:
-    return k_grouped_config(tile, Output(True, sfb_is_per_row=True, groups=Groups.DEPTHS, **output))
+def _config(tile: Tile, **output: Any) -> GemmConfig:
+    return k_grouped_config(tile, Output(True, sfb=PER_ROW, groups=Groups.DEPTHS, **output))
 
 
 FRESH, IN_PLACE, WITH_C = _config(TILES[0]), _config(TILES[0], adds_to_d=True), _config(TILES[0], with_c=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.params import Params
 from deep_gemm.core.settings import set_compile_mode
@@ -205,23 +206,23 @@ def test_more_groups_than_parameters_hold_go_through_memory(monkeypatch: pytest.
 
 @pytest.mark.parametrize("m", [1, 130, 768, 7168])
 @pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
-def test_what_is_chosen_is_reachable(m: int, output: dict[str, bool]) -> None:
-    kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
+def test_what_is_chosen_is_reachable(m: int, output: dict[str, Any]) -> None:
+    kind = Output(**{"is_fp32": True, **output}, sfb=PER_ROW, groups=Groups.DEPTHS)
     for num_groups, n, k in product((1, 128), (2048, 2176), (0, 16, 8192)):
         assert select_k_grouped(num_groups, m, n, k, kind, H200) in reachable_k_grouped()
 
 
 @pytest.mark.parametrize("output", [{}, {"is_fp32": False}, {"with_c": True}, {"adds_to_d": True}], ids=str)
 @pytest.mark.parametrize(("n", "ctas"), [(2048, 2), (1924, 2), (2052, 1), (2176, 1), (7168, 2)])
-def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, output: dict[str, bool]) -> None:
-    kind = Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS)
+def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, output: dict[str, Any]) -> None:
+    kind = Output(**{"is_fp32": True, **output}, sfb=PER_ROW, groups=Groups.DEPTHS)
     config = select_k_grouped(16, 7168, n, 4096, kind, H200)
     always = kind.with_c or not kind.is_fp32
     assert (config.block_m, config.block_n, config.cluster_n) == (256, 128, 2 if always else ctas)
 
 
 def test_one_column_of_tiles_is_not_taken_by_pairs() -> None:
-    kind = Output(True, with_c=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    kind = Output(True, with_c=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     assert select_k_grouped(16, 7168, 128, 4096, kind, H200).cluster_size == 1
 
 
@@ -253,7 +254,7 @@ def test_a_cta_loads_its_half_of_a_that_is_shared(gpu: FakeGpu) -> None:
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
-    kind = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    kind = Output(True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     assert select_k_grouped(4, 7168, 2048, 8192, kind, H200).block_m >= 128
     small = select_k_grouped(1, 512, 512, 1024, kind, H200)
     assert (small.block_m, small.cluster_size) == (64, 1)
@@ -261,13 +262,13 @@ def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
 
 @pytest.mark.parametrize(("k", "tile"), [(2048, (256, 128)), (1024, (128, 128)), (256, (64, 64))])
 def test_the_smaller_the_depth_the_smaller_the_tile_that_is_added_to_d(k: int, tile: tuple[int, int]) -> None:
-    kind = Output(True, adds_to_d=True, sfb_is_per_row=True, groups=Groups.DEPTHS)
+    kind = Output(True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     config = select_k_grouped(16, 7168, 2048, k, kind, H200)
     assert (config.block_m, config.block_n) == tile
 
 
 def test_a_configuration_for_another_product_is_refused(gpu: FakeGpu) -> None:
     p = sim.random_problem(FRESH, KS, 100, 72)
-    for other in (WITH_C, tile_config(64, 64, Output(True, sfb_is_per_row=True))):
+    for other in (WITH_C, tile_config(64, 64, Output(True, sfb=PER_ROW))):
         with pytest.raises(ValueError, match="is for"):
             depths.run_on_gpu(p, other)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 
 from deep_gemm.core.check.layout import align
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.depths.choose import SHARING_A, TILES, k_grouped_config
 from deep_gemm.gemm.depths.maps_kernel import MAX_INLINE_KS
@@ -31,8 +33,8 @@ ADDITIONS = {"fresh": {}, "bf16": {"is_fp32": False}, "c": {"with_c": True}, "in
 EVERY_TILE = (*TILES, SHARING_A)
 
 
-def config_for(tile: Tile = TILES[0], /, **output: bool) -> GemmConfig:
-    return k_grouped_config(tile, Output(**{"is_fp32": True, **output}, sfb_is_per_row=True, groups=Groups.DEPTHS))
+def config_for(tile: Tile = TILES[0], /, **output: Any) -> GemmConfig:
+    return k_grouped_config(tile, Output(**{"is_fp32": True, **output}, sfb=PER_ROW, groups=Groups.DEPTHS))
 
 
 def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: int = 1, **how: object) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
@@ -58,7 +59,7 @@ SHARES_A = Trial(Tile(128, 64, cluster_n=2), BF16, (3, 140, 136, 272))
 WITH_C = Trial(Tile(64, 64), replace(FP32, with_c=True), (3, 70, 72, 272))
 ADDING = Trial(Tile(64, 64), replace(FP32, adds_to_d=True), (3, 70, 72, 272))
 ADDING_NARROW = Trial(Tile(64, 32), replace(FP32, adds_to_d=True), (3, 70, 40, 272))
-BY_ROW = Trial(Tile(64, 64), replace(FP32, sfb_is_per_row=True), (3, 70, 136, 272))
+BY_ROW = Trial(Tile(64, 64), replace(FP32, sfb=PER_ROW), (3, 70, 136, 272))
 FEW = Trial(Tile(64, 64), BF16, (3, 21, 136, 272))
 DECODE = Trial(Tile(16, 64, cluster_k=2, is_decode=True), BF16, (3, 21, 136, 400))
 DECODE_WIDE = Trial(Tile(16, 128, is_decode=True), BF16, (3, 9, 264, 400))

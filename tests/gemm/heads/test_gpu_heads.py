@@ -10,6 +10,7 @@ from torch import Tensor
 from deep_gemm import fp8_einsum, get_mn_major_tma_aligned_tensor, set_num_sms
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.check.layout import RECIPE_1D1D, RECIPE_1D2D, Recipe, ceil_div
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
@@ -67,7 +68,7 @@ def problem_for(
 ) -> tuple[HeadsProblem, Tensor | None]:
     """With the C that the configuration takes, and a copy of it."""
     c = None
-    is_per_row = isinstance(config, GemmConfig) and config.sfb_is_per_row
+    is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
     if isinstance(config, GemmConfig) and config.adds_to_d:
         c = d.normal_()
     elif config.with_c:
@@ -93,7 +94,7 @@ def test_every_reachable_configuration(index: int) -> None:
             (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + tail),
             (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + tail),
         ]
-        recipe = RECIPE_1D1D if config.sfb_is_per_row else RECIPE_1D2D
+        recipe = RECIPE_1D1D if config.sfb == PER_ROW else RECIPE_1D2D
     for count, (m, n, k) in zip((5, 3, 1, 2), shapes, strict=True):
         a, b, shape = operands({"b": m, "h": count, "d": n, "r": k}, BHD, recipe, seed=index)
         frame = framed(shape, dtype, "cuda")

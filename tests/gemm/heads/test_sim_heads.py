@@ -8,9 +8,10 @@ from functools import cache
 import pytest
 from thorough import one_in
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.heads.choose import OUTPUTS, TILES, TILES_1D1D
+from deep_gemm.gemm.heads.choose import OUTPUTS, TILES, TILES_PER_ROW
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.tiles import Tile
 from lab.sim import HostKernel
@@ -62,16 +63,16 @@ def test_every_tile(tile: Tile) -> None:
         check(tile, BF16, heads, m, tile.block_n + 8, 272)
 
 
-@pytest.mark.parametrize("tile", TILES_1D1D, ids=lambda tile: tile.name)
+@pytest.mark.parametrize("tile", TILES_PER_ROW, ids=lambda tile: tile.name)
 def test_every_tile_with_scales_by_row(tile: Tile) -> None:
-    check(tile, replace(BF16, is_fp32=True, sfb_is_per_row=True), 2, tile.block_m + 5, tile.block_n + 8, 272)
+    check(tile, replace(BF16, is_fp32=True, sfb=PER_ROW), 2, tile.block_m + 5, tile.block_n + 8, 272)
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
 def test_every_output(output: Output) -> None:
     check(Tile(64, 64), output, 3, 70, 136, 400)
     check(Tile(128, 128), output, 2, 21, 136, 400)
-    if not output.sfb_is_per_row:
+    if output.sfb != PER_ROW:
         check(FEW_ROWS, output, 3, 21, 72, 400)
         check(FEW_ROWS, output, 2, 9, 72, 400, in_place=not output.adds_to_d)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
@@ -44,7 +45,7 @@ class Trial:
 IDS = tile_config(128, 64, Output(groups=Groups.IDS), k=128)
 IDS_LOW = tile_config(64, 64, Output(groups=Groups.IDS), k=128)
 IDS_LONG = tile_config(128, 16, Output(groups=Groups.IDS), k=128)
-IDS_BY_ROW = tile_config(64, 64, Output(groups=Groups.IDS, sfb_is_per_row=True), k=128)
+IDS_BY_ROW = tile_config(64, 64, Output(groups=Groups.IDS, sfb=PER_ROW), k=128)
 ENDS_LOW = tile_config(64, 64, Output(groups=Groups.ENDS), k=128)
 ENDS = tile_config(128, 64, Output(groups=Groups.ENDS), k=128)
 COUNTS_LOW = tile_config(64, 64, Output(groups=Groups.COUNTS), k=128)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from silu_cases import mistakes, right
 
+from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
@@ -70,11 +71,11 @@ class Trial:
 
 
 SILU = Output(groups=Groups.IDS, activates=True)
-BY_64 = Output(groups=Groups.IDS, sfa_by_64=True)
+BY_64 = Output(groups=Groups.IDS, sfa=PER_64)
 LOW, USUAL, CUT = (tile_config(*tile, SILU, k=384) for tile in ((64, 128), (128, 128), (128, 256)))
 HALVES = tile_config(64, 256, Output(groups=Groups.IDS, activates=True, gates_apart=True), k=384)
 SECOND_LOW, SECOND, SECOND_UNITS = (tile_config(*tile, BY_64, k=384) for tile in ((64, 128), (128, 128), (128, 256)))
-FEW_STAGES = GemmConfig(64, 128, 2, 1, run_k_blocks=1, panels_per_store=2, groups=Groups.IDS, scale_parts=2)
+FEW_STAGES = GemmConfig(64, 128, 2, 1, run_k_blocks=1, panels_per_store=2, groups=Groups.IDS, sfa=PER_64)
 """No configuration that is chosen: slots are wanted again at once."""
 
 MIXED = (-1,) * 7 + (2,) * 70 + (0,) * 3 + (-1,) * 50 + (1,) * 150 + (2,) * 64 + (0,) * 5

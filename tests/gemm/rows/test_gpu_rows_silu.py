@@ -19,6 +19,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized, empty_scales
+from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.rows import silu_launch as rows_silu
@@ -171,7 +172,7 @@ class Expert:
         right = torch.stack(
             [
                 reference.block_scaled_product(
-                    self.middle[0][i, None], self.middle[1][i, None], self.w2[0][group], self.w2[1][group], 128, 64
+                    self.middle[0][i, None], self.middle[1][i, None], self.w2[0][group], self.w2[1][group], of_a=PER_64
                 )[0]
                 for i, group in enumerate(self.ids[:rows].tolist())
             ]

@@ -12,6 +12,7 @@ from torch import Tensor
 import deep_gemm
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm import reference
 from deep_gemm.gemm.config_of_tile import tile_config
@@ -38,7 +39,7 @@ def test_masked_groups_of_about_192_rows_are_one_tile() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])
-@pytest.mark.parametrize("output", [BY_IDS, BY_COUNTS, Output(True, sfb_is_per_row=True, groups=Groups.ENDS)])
+@pytest.mark.parametrize("output", [BY_IDS, BY_COUNTS, Output(True, sfb=PER_ROW, groups=Groups.ENDS)])
 def test_what_is_chosen_is_reachable(rows: float, output: Output) -> None:
     for num_groups in (1, 256):
         for k in (16, 512, 7168):
@@ -75,9 +76,9 @@ def test_a_plan_of_other_rows_is_what_would_be_made_anew(monkeypatch: pytest.Mon
         for m in (600, 601, 1, 3, 604, 600, 700):
             a, b, d, layout = operands(m, [0, 0, m] if is_ends else [0] * m)
             deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, use_psum_layout=is_ends)
-            assert gpu.last.words[ROWS_PARAMS["by block"].word("groups.layout")] == layout.data_ptr()
-            assert gpu.last.words[ROWS_PARAMS["by block"].word("d")] == d.data_ptr()
-        zeros = {ROWS_PARAMS["by block"].word(name): 0 for name in pointer_members(ROWS_PARAMS["by block"])}
+            assert gpu.last.words[ROWS_PARAMS.word("groups.layout")] == layout.data_ptr()
+            assert gpu.last.words[ROWS_PARAMS.word("d")] == d.data_ptr()
+        zeros = {ROWS_PARAMS.word(name): 0 for name in pointer_members(ROWS_PARAMS)}
         launched.append([(x.grid, {**dict(enumerate(x.words)), **zeros}, bool(x.maps)) for x in gpu.launches])
     derived, anew = ([launch[:2] for launch in each] for each in launched)
     assert derived == anew
@@ -94,7 +95,7 @@ def test_groups_that_share_a_weight_share_it_in_the_map_too(monkeypatch: pytest.
     shared = on_gpu(b[:1].expand(b.shape)), sfb[:1].expand(sfb.shape)
     for _ in range(2):
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, shared, d, layout)
-        assert gpu.last.words[ROWS_PARAMS["by block"].word("map_b")] == b.data_ptr()
+        assert gpu.last.words[ROWS_PARAMS.word("map_b")] == b.data_ptr()
     of_b = next(x for x in gpu.launches[0].maps if x.sizes == (512, 256, 3))
     assert of_b.strides == (512, 0)
     assert gpu.plans == 1
@@ -105,7 +106,7 @@ def test_a_layout_that_was_left_out_is_made_for_each_call(monkeypatch: pytest.Mo
     a, b, d, _ = operands(600, [0] * 600)
     for _ in range(2):
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, num_groups=3)
-        assert gpu.last.words[ROWS_PARAMS["by block"].word("groups.layout")] != 0
+        assert gpu.last.words[ROWS_PARAMS.word("groups.layout")] != 0
     assert gpu.plans == 0
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import deep_gemm
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
+from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.core.gpu import H200
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.kernel import ROWS_PARAMS, ROWS_SILU_PARAMS
@@ -24,7 +25,7 @@ from deep_gemm.moe.activation import activated_product_of_rows
 from lab.sim import rows as sim_rows
 from lab.sim import rows_silu as sim
 
-SILU, BY_64 = Output(groups=Groups.IDS, activates=True), Output(groups=Groups.IDS, sfa_by_64=True)
+SILU, BY_64 = Output(groups=Groups.IDS, activates=True), Output(groups=Groups.IDS, sfa=PER_64)
 
 
 def problem(m: int = 300, limit: float | None = None, has_weights: bool = True) -> SiluRowsProblem:
@@ -172,8 +173,8 @@ def test_a_configuration_for_something_else_is_refused(monkeypatch: pytest.Monke
         (Output(True, groups=Groups.IDS, activates=True), (128, 128), "FP8 rows with ids"),
         (SILU, (128, 192), "units of 128 columns"),
         (SILU, (128, 64), "units of 128 columns"),
-        (Output(groups=Groups.COUNTS, sfa_by_64=True), (128, 128), "rows with ids"),
-        (Output(sfa_by_64=True), (128, 128), "rows with ids"),
+        (Output(groups=Groups.COUNTS, sfa=PER_64), (128, 128), "rows with ids"),
+        (Output(sfa=PER_64), (128, 128), "rows with ids"),
     ],
 )
 def test_what_cannot_be_built_says_why(output: Output, tile: tuple[int, int], rule: str) -> None:
@@ -186,7 +187,7 @@ def test_scales_by_64_go_to_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
     sfa = torch.empty_strided((300, 8), (1, 300)).copy_(p.sfa)
     for _ in range(2):
         product_of_rows_by_64((on_gpu(p.a), sfa), (p.b, p.sfb), on_gpu(p.d), p.grouped_layout)  # type: ignore[union-attr]
-        assert gpu.last.words[ROWS_PARAMS["by block"].word("map_sfa")] == sfa.data_ptr()
+        assert gpu.last.words[ROWS_PARAMS.word("map_sfa")] == sfa.data_ptr()
     assert gpu.plans == 1
     of_scales = next(x for x in gpu.launches[0].maps if x.sizes == (300, 8, 1))
     assert of_scales.box[1] == 2

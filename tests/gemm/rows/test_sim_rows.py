@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import up_to
 
+from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows.check import ContiguousProblem, MaskedProblem
-from deep_gemm.gemm.rows.choose import TILES_1D1D, tiles_for
+from deep_gemm.gemm.rows.choose import TILES_PER_ROW, tiles_for
 from lab.sim import HostKernel
 from lab.sim import rows as sim
 from lab.sim.dense import Outcome, compile_config
@@ -36,7 +38,7 @@ def compiled(config: GemmConfig) -> HostKernel:
     return compile_config(config)
 
 
-def config_for(kind: Groups, block_m: int = 128, block_n: int = 64, k: int = K, **output: bool) -> GemmConfig:
+def config_for(kind: Groups, block_m: int = 128, block_n: int = 64, k: int = K, **output: Any) -> GemmConfig:
     return tile_config(block_m, block_n, Output(groups=kind, **output), k=k)
 
 
@@ -131,10 +133,10 @@ def test_the_last_tiles_are_cut_in_halves_where_they_are_few(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fp32", [False, True])
-@pytest.mark.parametrize("tile", TILES_1D1D, ids=lambda tile: f"{tile.block_m}x{tile.block_n}")
+@pytest.mark.parametrize("tile", TILES_PER_ROW, ids=lambda tile: f"{tile.block_m}x{tile.block_n}")
 def test_b_with_a_scale_for_each_row(tile: object, fp32: bool, kind: Groups) -> None:
     block_m, block_n = tile.block_m, tile.block_n  # type: ignore[attr-defined]
-    config = config_for(kind, block_m, block_n, is_fp32=fp32, sfb_is_per_row=True)
+    config = config_for(kind, block_m, block_n, is_fp32=fp32, sfb=PER_ROW)
     check(config, sim.random_problem(config, layout_of(kind, SIZES), block_n + 8, K))
 
 
@@ -224,7 +226,7 @@ def test_the_same_call_gives_the_same_bits(kind: Groups) -> None:
 @pytest.mark.parametrize("by_row", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_that_share_one_weight_by_a_stride_of_0(kind: Groups, by_row: bool) -> None:
-    config = config_for(kind, is_fp32=by_row, sfb_is_per_row=by_row)
+    config = config_for(kind, is_fp32=by_row, sfb=PER_ROW if by_row else PER_BLOCK)
     problem = sim.random_problem(config, layout_of(kind, [70, 0, 130, 3]), N, K)
     shared = {name: getattr(problem, name)[:1].expand(getattr(problem, name).shape) for name in ("b", "sfb")}
     outcome = check(config, problem._replace(**shared))

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 
+from deep_gemm.core.check.recipes import PER_64, PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
@@ -18,7 +19,7 @@ from lab.sim.dense import compile_config
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 
-BY_64 = Output(groups=Groups.IDS, sfa_by_64=True)
+BY_64 = Output(groups=Groups.IDS, sfa=PER_64)
 TILES = [(tile.block_m, tile.block_n) for tile in tiles_for(BY_64)]
 RAGGED = [*[2] * 70, *[-1] * 5, *[0] * 3, *[1] * 129, 3, *[-1] * 200, *[0] * 64, *[2] * 2]
 
@@ -66,5 +67,5 @@ def test_scales_that_are_alike_give_the_product_by_128() -> None:
     p.sfb.fill_(0.5)
     p.sfa.fill_(2)
     plain = tile_config(128, 128, Output(groups=Groups.IDS), k=256)
-    by_128 = sim.run(compiled(plain), plain, p._replace(sfa=p.sfa[:, ::2].contiguous(), sfa_columns=128))
+    by_128 = sim.run(compiled(plain), plain, p._replace(sfa=p.sfa[:, ::2].contiguous(), of_a=PER_ROW))
     assert torch.equal(by_128.d, check(config, p))
