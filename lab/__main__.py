@@ -52,9 +52,6 @@ def sim(
     if kernel not in ("fp8_gemm", "hc_prenorm"):
         raise typer.BadParameter(f"expected fp8_gemm or hc_prenorm, got {kernel}", param_hint="kernel")
 
-    from deep_gemm.hyper.config import HcConfig
-    from deep_gemm.hyper.config_few import TILE_ROWS, HcFewConfig
-
     from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
     from deep_gemm.gemm.config_of_tile import tile_config
     from deep_gemm.gemm.output import Output

@@ -17,7 +17,6 @@ from ...core.check.checks import K_MULTIPLE, Operand
 from ...core.check.layout import ceil_div
 from ...core.check.memory import empty
 from ...core.check.recipes import PER_ROW
-from ...core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ...core.gpu import gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType, TensorMap
