@@ -8,12 +8,12 @@ from typing import Any
 from .across import gather_rows, meet_ranks, pack_rows, plan_sends, post_rows
 from .casts import cast_rows, cast_tiles, lay_scales
 from .casts.config import reachable_cast, reachable_tile_casts
-from .core.kernel import Config, OrdinaryKernel
+from .core.kernel import Config
 from .gemm.bf16 import sum_slices
 from .indexer import plan_paged_contexts
 from .moe import gather_weighted, route_rows
 
-Reachable = tuple[OrdinaryKernel[Any], Sequence[Config]]
+Reachable = tuple[Any, Sequence[Config]]
 """A kernel, and every configuration that it can be launched with."""
 
 

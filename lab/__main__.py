@@ -54,8 +54,8 @@ def sim(
 
     from deep_gemm.gemm.config_of_tile import tile_config
     from deep_gemm.gemm.output import Output
-    from deep_gemm.hyper.config import HcConfig
-    from deep_gemm.hyper.config_few import TILE_ROWS, HcFewConfig
+    from deep_gemm.hyper.kernel import HcConfig
+    from deep_gemm.hyper.kernel_few import TILE_ROWS, HcFewConfig
 
     from .sim import HostCompileError
     from .sim.command import run, run_hc

@@ -24,13 +24,9 @@ from deep_gemm.gemm.depths import maps_kernel as k_group_maps
 from deep_gemm.gemm.heads import choose as heads
 from deep_gemm.gemm.rows import choose as rows
 from deep_gemm.gemm.skip import choose as skip_head_mid
-from deep_gemm.hyper import choose as choose_hc
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.config import reachable_hc
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
-from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.hyper import KERNELS as OF_HYPER
+from deep_gemm.indexer import KERNELS as OF_INDEXER
+from deep_gemm.linear import KERNELS as OF_LINEAR
 from deep_gemm.ordinary import reachable_ordinary
 
 
@@ -69,15 +65,14 @@ def all_kernels() -> dict[str, Listed]:
         fp8_gemm: _products_of(GemmConfig),
         bf16_gemm: _bf16,
         fp8_gemm_decode: _products_of(DecodeConfig),
-        linear_decode: linear_decode.reachable_linear,
-        fp8_mqa_logits: fp8_mqa_logits.reachable_mqa,
-        fp8_paged_mqa_logits: fp8_paged_mqa_logits.reachable_paged,
-        hc_prenorm: reachable_hc,
-        hc_prenorm_few: choose_hc.reachable_few,
     }
     found = [
         Listed(each.__name__.rpartition(".")[2], each.SOURCE, each.headers, each.code_plan, configs)
         for each, configs in modules.items()
+    ]
+    found += [
+        Listed(each.source_name, each.source, each.headers, each.code_plan, each.configs)
+        for each in (*OF_LINEAR, *OF_INDEXER[:2], *OF_HYPER)  # the indexer's third is an ordinary one
     ]
     maps = k_group_maps
     found.append(Listed(maps.NAME, maps.SOURCE, lambda _: maps.headers(), _plan_of_maps, _one_of_maps))

@@ -45,14 +45,14 @@ from ..gemm.heads.choose import select_heads
 from ..gemm.output import Groups, Output
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.choose import select_grouped
-from ..hyper import kernel as hc_prenorm
-from ..hyper.choose import select_hc
-from ..hyper.config import MAX_CLUSTER, HcConfig
-from ..hyper.config_few import HcFewConfig
-from ..indexer import kernel as fp8_mqa_logits
-from ..indexer import paged_kernel as fp8_paged_mqa_logits
-from ..linear import kernel as linear_decode
-from ..linear.config import serving
+from ..hyper.choose import Chosen, kernel_of, select_hc, usual_hc
+from ..hyper.kernel import MAX_CLUSTER
+from ..indexer.kernel import KERNEL as MQA_LOGITS
+from ..indexer.kernel import usual_mqa
+from ..indexer.paged_kernel import KERNEL as PAGED_MQA_LOGITS
+from ..indexer.paged_kernel import usual_paged
+from ..linear.kernel import KERNEL as LINEAR_DECODE
+from ..linear.kernel import serving
 from ..moe.api import MANY_ROWS
 from ..ordinary import reachable_ordinary
 from .console import with_progress
@@ -178,9 +178,9 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
             yield _hc_job(select_hc(m, n, k, splits, gpu.num_sms, get_batch_invariant(), cluster))
 
 
-def _hc_job(config: HcConfig | HcFewConfig) -> Job:
-    kernel = hc_prenorm.kernel_of(config)
-    return Job(kernel.NAME, config, partial(kernel.build, config))
+def _hc_job(config: Chosen) -> Job:
+    kernel = kernel_of(config).KERNEL
+    return Job(kernel.name, config, partial(kernel.build, config))
 
 
 def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:
@@ -195,7 +195,7 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
                 else None
             )
             if casting is not None:
-                yield Job(linear_decode.NAME, casting, partial(linear_decode.build, casting))
+                yield Job(LINEAR_DECODE.name, casting, partial(LINEAR_DECODE.build, casting))
         else:
             yield Job(config.kernel_name, config, partial(fp8_gemm.build, config))
     if question.output.groups == Groups.DEPTHS:
@@ -239,7 +239,7 @@ def jobs_of_layers() -> Iterator[Job]:
     """All kernels of casts, of routes and of scales, whatever the shape; of the others the usual ones."""
     yield from ordinary_jobs()
     yield from logits_jobs()
-    for config in hc_prenorm.usual_hc():
+    for config in usual_hc():
         yield _hc_job(config)
     for summing in reachable_bf16_sum():  # sum_slices, which adds up what they give, is among the ordinary ones
         if summing.majors == K_MAJOR:
@@ -255,10 +255,10 @@ def ordinary_jobs() -> Iterator[Job]:
 
 def logits_jobs() -> Iterator[Job]:
     """The usual kernels of the indexer's logits."""
-    for logits in fp8_mqa_logits.usual_mqa():
-        yield Job(fp8_mqa_logits.NAME, logits, partial(fp8_mqa_logits.build, logits))
-    for paged in fp8_paged_mqa_logits.usual_paged():
-        yield Job(fp8_paged_mqa_logits.NAME, paged, partial(fp8_paged_mqa_logits.build, paged))
+    for logits in usual_mqa():
+        yield Job(MQA_LOGITS.name, logits, partial(MQA_LOGITS.build, logits))
+    for paged in usual_paged():
+        yield Job(PAGED_MQA_LOGITS.name, paged, partial(PAGED_MQA_LOGITS.build, paged))
 
 
 def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:

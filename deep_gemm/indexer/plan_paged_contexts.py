@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 from .paged_check import SEGMENT_KEYS
 
@@ -23,11 +23,10 @@ PARAMS = Params(
 
 
 @dataclass(frozen=True)
-class PlanConfig:
+class PlanConfig(Config):
     """The one configuration."""
 
     num_threads: int = 512
-    ctas_per_sm: ClassVar[int] = 1
 
     @property
     def name(self) -> str:
@@ -39,24 +38,21 @@ class PlanConfig:
         """Size of `SharedStorage` in indexer/plan_paged_contexts.cuh, which asserts that it is the same."""
         return (self.num_threads + self.num_threads // 32) * 4
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return None if self.num_threads in (128, 256, 512, 1024) else "needs 128, 256, 512 or 1024 threads"
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.num_threads in (128, 256, 512, 1024), "128, 256, 512 or 1024 threads"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers that the source takes."""
+        return {
             "kNumThreads": self.num_threads,
             "kSharedBytes": self.shared_bytes,
             "kSegmentKeys": SEGMENT_KEYS,
         }
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
 
-KERNEL: Any = OrdinaryKernel("plan_paged_contexts", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
 CONFIG = PlanConfig()
+KERNEL: Kernel[PlanConfig] = Kernel("plan_paged_contexts", PARAMS, lambda: [CONFIG])
 
 
 def run(contexts: Tensor, schedule: Tensor) -> None:

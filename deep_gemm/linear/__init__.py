@@ -1,1 +1,5 @@
 """A linear layer."""
+
+from . import kernel
+
+KERNELS = (kernel.KERNEL,)

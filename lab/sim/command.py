@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.hyper.kernel import Config
+from deep_gemm.hyper.choose import Chosen
 
 from . import dense as fp8_gemm
 from . import hc_prenorm
@@ -47,7 +47,7 @@ def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: i
     return _try_seeds(title, make, lambda seed: command(config, m, n, k, seed, num_sms), seeds, first_seed)
 
 
-def run_hc(config: Config, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
+def run_hc(config: Chosen, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
     """Do the same for hc_prenorm."""
     num_sms = max(num_sms // config.cluster, 1) * config.cluster
 

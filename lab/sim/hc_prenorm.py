@@ -10,9 +10,9 @@ from torch import Tensor
 
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import launch
-from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper.check import BLOCK_K, HcProblem
-from deep_gemm.hyper.kernel import Config
+from deep_gemm.hyper.choose import Chosen, kernel_of
+from deep_gemm.hyper.kernel import PRODUCT_K
 from deep_gemm.hyper.reference import hc_prenorm as reference
 from deep_gemm.hyper.reference import to_tf32
 
@@ -25,18 +25,18 @@ LEFT_OVER = 2.0**-133
 """The most that is lost of a value of B below 2^-123."""
 
 
-def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:
+def compile_config(config: Chosen, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    module = hc_prenorm.kernel_of(config)
-    return compile_kernel(module.SOURCE, {**module.headers(config), **(edits or {})}, name=module.NAME)
+    kernel = kernel_of(config).KERNEL
+    return compile_kernel(kernel.source, {**kernel.headers(config), **(edits or {})}, name=kernel.name)
 
 
 def run(
     kernel: HostKernel,
-    config: Config,
+    config: Chosen,
     a: Tensor,
     b: Tensor,
     splits: int = 1,
@@ -57,7 +57,7 @@ def run(
     }
     num_sms = num_sms or 2 * config.cluster
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    module = hc_prenorm.kernel_of(config)
+    module = kernel_of(config)
     launcher: Any = Launcher(
         simulation,
         kernel,
@@ -67,7 +67,7 @@ def run(
         cluster_size=config.cluster,
     )
     placed = (simulation.tensor(name, x) for name, x in (("a", a), ("b", b), ("d", d), ("sqr_sum", sqr_sum)))
-    params = module.params_of(config, launcher, HcProblem(*placed))
+    params = module.bind(config, launcher, HcProblem(*placed))
     launch(launcher, params, module.grid(config, m, n, splits, num_sms), -1)
     found = simulation.result().buffers
     return torch.as_tensor(found["d"]), torch.as_tensor(found["sqr_sum"])
@@ -90,7 +90,7 @@ def mistakes(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, of_step: float = 
     right = HcProblem(a, b, torch.empty_like(d), torch.empty_like(sqr_sum))
     reference(right)
     wide, vectors = (x.double().nan_to_num(0, 0, 0).abs() for x in (a, to_tf32(b)))
-    steps = ceil_div(a.shape[1] // BLOCK_K, len(d)) * (BLOCK_K // hc_prenorm.PRODUCT_K)
+    steps = ceil_div(a.shape[1] // BLOCK_K, len(d)) * (BLOCK_K // PRODUCT_K)
     allowed_d = (wide @ vectors.t()) * ((steps * of_step + 20) * FP32_UNIT) + wide.sum(1, keepdim=True) * LEFT_OVER
     allowed_sums = wide.square().sum(1) * ((steps + 20) * FP32_UNIT)
     return _difference("d", d, right.d, allowed_d) or _difference("sqr_sum", sqr_sum, right.sqr_sum, allowed_sums)

@@ -26,11 +26,11 @@ CORES_FOR_ATTEMPTS = 2
 def builds() -> Iterator[Callable[[], object]]:
     """Build each kernel that attempts are likely to need. One that is there is only read."""
     for logits in fp8_mqa_logits.usual_mqa():
-        yield partial(fp8_mqa_logits.build, logits)
+        yield partial(fp8_mqa_logits.KERNEL.build, logits)
     for paged in fp8_paged_mqa_logits.usual_paged():
-        yield partial(fp8_paged_mqa_logits.build, paged)
+        yield partial(fp8_paged_mqa_logits.KERNEL.build, paged)
     for linear in linear_decode.reachable_linear():
-        yield partial(linear_decode.build, linear)
+        yield partial(linear_decode.KERNEL.build, linear)
     for config in (
         *depths.reachable_k_grouped(),
         *rows.reachable_grouped(),

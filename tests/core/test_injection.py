@@ -20,13 +20,9 @@ from deep_gemm.gemm.dense.choose import reachable, reachable_decode
 from deep_gemm.gemm.depths.choose import reachable_k_grouped
 from deep_gemm.gemm.heads.choose import reachable_heads
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.choose import reachable_few
-from deep_gemm.hyper.config import reachable_hc
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
-from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.hyper import KERNELS as OF_HYPER
+from deep_gemm.indexer import KERNELS as OF_INDEXER
+from deep_gemm.linear import KERNELS as OF_LINEAR
 from deep_gemm.ordinary import reachable_ordinary
 
 EVIL = '1; }\n#include "/etc/passwd"\n// '
@@ -37,12 +33,8 @@ KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
     "fp8_gemm by depths": (fp8_gemm.headers, reachable_k_grouped()[0]),
     "fp8_gemm of heads": (fp8_gemm.headers, reachable_heads()[0]),
     "fp8_gemm_decode": (fp8_gemm_decode.headers, reachable_decode()[0]),
-    "linear_decode": (linear_decode.headers, linear_decode.reachable_linear()[0]),
     "bf16_gemm": (bf16_gemm.headers, reachable_bf16()[0]),
-    "fp8_mqa_logits": (fp8_mqa_logits.headers, fp8_mqa_logits.reachable_mqa()[0]),
-    "fp8_paged_mqa_logits": (fp8_paged_mqa_logits.headers, fp8_paged_mqa_logits.reachable_paged()[0]),
-    "hc_prenorm": (hc_prenorm.headers, reachable_hc()[0]),
-    "hc_prenorm_few": (hc_prenorm_few.headers, reachable_few()[0]),
+    **{each.name: (each.headers, each.configs()[0]) for each in (*OF_HYPER, *OF_INDEXER, *OF_LINEAR)},
     **{kernel.name: (kernel.headers, configs[0]) for kernel, configs in reachable_ordinary()},
 }
 

@@ -38,7 +38,7 @@ from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.choose import reachable, select
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows.choose import select_grouped
-from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.linear.kernel import KERNEL as LINEAR_DECODE
 from deep_gemm.ordinary import reachable_ordinary
 from lab.__main__ import app as lab_app
 
@@ -277,7 +277,7 @@ def test_compile_of_a_weight_makes_all_that_any_m_can_choose(monkeypatch: pytest
     assert run("compile", "2112,7168", "--layers", "--gpu", "H200").exit_code == 0
     names = {job.name for job in built}
     assert {f"{kernel.name} {config.name}" for kernel, configs in reachable_ordinary() for config in configs} <= names
-    assert any(job.kernel == linear_decode.NAME for job in built)
+    assert any(job.kernel == LINEAR_DECODE.name for job in built)
 
 
 def test_compile_says_which_kernel_failed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from itertools import combinations, product
 from thorough import covering, values
 
 from deep_gemm.gemm.dense.choose import reachable
-from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.linear.kernel import KERNEL
 
 
 def test_every_feature_of_any_case_occurs_among_the_few() -> None:
@@ -28,6 +28,6 @@ def test_a_fourth_of_the_configurations_has_every_two_settings_that_occur_togeth
 
 
 def test_settings_inside_of_a_setting_count_one_by_one() -> None:
-    found = [set(values(config)) for config in linear_decode.reachable_linear()]
+    found = [set(values(config)) for config in KERNEL.configs()]
     assert {("tile.block_tokens", 8), ("tile.block_tokens", 16)} <= set().union(*found)
     assert "tile" not in {name for each in found for name, _ in each}

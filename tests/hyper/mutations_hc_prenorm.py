@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from hc_cases import special_operands
 
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
-from deep_gemm.hyper.kernel import Config
+from deep_gemm.hyper.choose import Chosen, kernel_of
+from deep_gemm.hyper.kernel import HcConfig
+from deep_gemm.hyper.kernel_few import HcFewConfig
 from lab.sim import hc_prenorm as sim
 from lab.sim.hc_prenorm import mistakes
 from lab.sim.hc_prenorm import random_operands as operands
@@ -21,7 +20,7 @@ from lab.sim.mutate import Mutation
 class Trial:
     """One configuration, shape, number of splits and of SMs, seed and schedule."""
 
-    config: Config
+    config: Chosen
     m: int
     n: int
     k: int
@@ -32,7 +31,7 @@ class Trial:
     is_special: bool = False
 
     def headers(self) -> dict[str, str]:
-        headers: dict[str, str] = hc_prenorm.kernel_of(self.config).headers(self.config)
+        headers: dict[str, str] = kernel_of(self.config).KERNEL.headers(self.config)
         return headers
 
     def run(self, headers: Mapping[str, str]) -> None:

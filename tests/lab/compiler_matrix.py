@@ -44,13 +44,11 @@ from deep_gemm.gemm.depths.choose import reachable_k_grouped
 from deep_gemm.gemm.heads.choose import reachable_heads, reachable_heads_decode
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from deep_gemm.gemm.skip.choose import reachable_skipping
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.choose import reachable_few
-from deep_gemm.hyper.config import reachable_hc
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
-from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.hyper import KERNELS as OF_HYPER
+from deep_gemm.indexer.kernel import KERNEL as MQA_LOGITS
+from deep_gemm.indexer.paged_kernel import KERNEL as PAGED_MQA_LOGITS
+from deep_gemm.indexer.paged_kernel import usual_paged
+from deep_gemm.linear.kernel import KERNEL as LINEAR_DECODE
 from deep_gemm.ordinary import reachable_ordinary
 from lab.bench.machine import git_state
 from lab.bench.report import write_whole
@@ -113,26 +111,24 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     ]
     found += [
         Case(
-            Job(f"linear_decode {config.name}", linear_decode.SOURCE, linear_decode.headers(config)),
-            linear_decode.code_plan(config),
+            Job(f"linear_decode {config.name}", LINEAR_DECODE.source, LINEAR_DECODE.headers(config)),
+            LINEAR_DECODE.code_plan(config),
         )
-        for config in choose(linear_decode.reachable_linear())
+        for config in choose(LINEAR_DECODE.configs())
     ]
     found += [
         Case(
-            Job(f"fp8_mqa_logits {config.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(config)),
-            fp8_mqa_logits.code_plan(config),
+            Job(f"fp8_mqa_logits {config.name}", MQA_LOGITS.source, MQA_LOGITS.headers(config)),
+            MQA_LOGITS.code_plan(config),
         )
-        for config in choose([each for each in fp8_mqa_logits.reachable_mqa() if each.heads in USUAL_HEADS])
+        for config in choose([each for each in MQA_LOGITS.configs() if each.heads in USUAL_HEADS])
     ]
     found += [
         Case(
-            Job(
-                f"fp8_paged_mqa_logits {config.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(config)
-            ),
-            fp8_paged_mqa_logits.code_plan(config),
+            Job(f"fp8_paged_mqa_logits {config.name}", PAGED_MQA_LOGITS.source, PAGED_MQA_LOGITS.headers(config)),
+            PAGED_MQA_LOGITS.code_plan(config),
         )
-        for config in choose(fp8_paged_mqa_logits.usual_paged())
+        for config in choose(usual_paged())
     ]
     found += [
         Case(Job(f"bf16_gemm {config.name}", bf16_gemm.SOURCE, bf16_gemm.headers(config)), bf16_gemm.code_plan(config))
@@ -140,12 +136,9 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
         for config in choose(kind)
     ]
     found += [
-        Case(
-            Job(f"hc_prenorm {config.name}", kernel.SOURCE, kernel.headers(config)),
-            kernel.code_plan(config),
-        )
-        for kernel, configs in ((hc_prenorm, reachable_hc()), (hc_prenorm_few, reachable_few()))
-        for config in choose(configs)
+        Case(Job(f"hc_prenorm {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))
+        for kernel in OF_HYPER
+        for config in choose(kernel.configs())
     ]
     found += [
         Case(Job(f"{kernel.name} {config.name}", kernel.source, kernel.headers(config)), kernel.code_plan(config))

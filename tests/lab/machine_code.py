@@ -30,13 +30,13 @@ from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
-from deep_gemm.indexer.config import mqa_config
-from deep_gemm.indexer.paged_config import paged_config
+from deep_gemm.hyper.choose import kernel_of
+from deep_gemm.hyper.kernel import HcConfig
+from deep_gemm.hyper.kernel_few import HcFewConfig
+from deep_gemm.indexer.kernel import KERNEL as MQA_LOGITS
+from deep_gemm.indexer.kernel import mqa_config
+from deep_gemm.indexer.paged_kernel import KERNEL as PAGED_MQA_LOGITS
+from deep_gemm.indexer.paged_kernel import paged_config
 from deep_gemm.ordinary import reachable_ordinary
 
 FILE = Path(__file__).with_name("machine_code_digests.json")
@@ -133,12 +133,12 @@ def jobs() -> list[Job]:
         elif isinstance(config, DecodeConfig):
             found.append(Job(f"decode {config.name}", fp8_gemm_decode.SOURCE, fp8_gemm_decode.headers(config)))
     found += [Job(f"bf16_gemm {each.name}", bf16_gemm.SOURCE, bf16_gemm.headers(each)) for each in OF_BF16]
-    found += [Job(f"fp8_mqa_logits {each.name}", fp8_mqa_logits.SOURCE, fp8_mqa_logits.headers(each)) for each in MQA]
+    found += [Job(f"fp8_mqa_logits {each.name}", MQA_LOGITS.source, MQA_LOGITS.headers(each)) for each in MQA]
     for each in HC:
-        kernel = hc_prenorm.kernel_of(each)
-        found.append(Job(f"hc_prenorm {each.name}", kernel.SOURCE, kernel.headers(each)))
+        kernel = kernel_of(each).KERNEL
+        found.append(Job(f"hc_prenorm {each.name}", kernel.source, kernel.headers(each)))
     found += [
-        Job(f"fp8_paged_mqa_logits {each.name}", fp8_paged_mqa_logits.SOURCE, fp8_paged_mqa_logits.headers(each))
+        Job(f"fp8_paged_mqa_logits {each.name}", PAGED_MQA_LOGITS.source, PAGED_MQA_LOGITS.headers(each))
         for each in PAGED
     ]
     found += [

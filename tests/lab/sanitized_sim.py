@@ -21,8 +21,8 @@ from deep_gemm.core.sources import cuda_sources
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Output
-from deep_gemm.hyper.config import HcConfig
-from deep_gemm.hyper.config_few import HcFewConfig
+from deep_gemm.hyper.kernel import HcConfig
+from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.indexer.paged_kernel import config_of
 from lab.sim import dense, fp8_gemm_decode, fp8_paged_mqa_logits, hc_prenorm, library
 

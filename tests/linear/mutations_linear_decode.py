@@ -14,8 +14,7 @@ from layer_cases import same_bits
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.linear.config import LinearDecodeConfig
+from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig
 from lab.sim import fp8_gemm_decode, mutate
 from lab.sim import linear_decode as sim
 
@@ -32,7 +31,7 @@ class Trial:
     is_dependent: bool = True
 
     def headers(self) -> dict[str, str]:
-        return linear_decode.headers(self.config)
+        return KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         (m, n, k), g = self.mnk, torch.Generator().manual_seed(self.seed)
