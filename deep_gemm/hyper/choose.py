@@ -15,7 +15,7 @@ from .check import HcProblem
 from .kernel import MAX_CLUSTER, HcConfig, estimated_us, hc_config
 from .kernel_few import HcFewConfig, few_configs, few_us, tiles
 
-Config = HcConfig | HcFewConfig
+Chosen = HcConfig | HcFewConfig
 FEW_ROWS = 256
 """More rows than this are never few."""
 RING_US, RING_COLUMN_US = 1.3, 0.07
@@ -23,10 +23,10 @@ RING_US, RING_COLUMN_US = 1.3, 0.07
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
 
 
-def run(p: HcProblem, config: Config | None = None) -> None:
+def run(p: HcProblem, config: Chosen | None = None) -> None:
     """Compute the product and the sums of squares on the GPU that the operands are on."""
     device = p.a.get_device()
-    if torch._C._cuda_getDevice() != device:  # which is asked what clusters fit
+    if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
             run(p, config)
         return
@@ -43,7 +43,7 @@ def run(p: HcProblem, config: Config | None = None) -> None:
     of.KERNEL.run(config, lambda launcher: of.bind(config, launcher, p), of.grid(config, m, n, splits, num_sms), device)
 
 
-def kernel_of(config: Config) -> Any:
+def kernel_of(config: Chosen) -> Any:
     """Give the module of a configuration's kernel."""
     return kernel_few if isinstance(config, HcFewConfig) else kernel
 
@@ -58,7 +58,7 @@ def select_hc(
     batch_invariant: bool = False,
     max_cluster: int = MAX_CLUSTER,
     leaves_sms: bool = False,
-) -> HcConfig | HcFewConfig:
+) -> Chosen:
     """Choose for a problem: what is estimated to take the least time.
 
     If a row's bits must not depend on the rows around it, all rows are for one kernel. `leaves_sms`: the GPU has more
@@ -77,7 +77,7 @@ def select_hc(
     return best if few_us(best, m, n, k, splits, num_sms) < ring_us else ring
 
 
-def usual_hc() -> list[HcConfig | HcFewConfig]:
+def usual_hc() -> list[Chosen]:
     """Give what is chosen at the sizes of models that exist, on a GPU of 132 SMs."""
     sizes = ((m, k, splits) for m in USUAL_M for k in USUAL_K for splits in (1, 16))
     return list(dict.fromkeys(select_hc(m, USUAL_N, k, splits, H200.num_sms) for m, k, splits in sizes))

@@ -13,6 +13,7 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, align, whole_elements
 from ..core.check.tracing import has_memory
 
 HEADS_MULTIPLE, MAX_HEADS = 8, 128
+HEADS = tuple(range(HEADS_MULTIPLE, MAX_HEADS + 1, HEADS_MULTIPLE))
 DEPTHS = (32, 64, 128)
 LOGITS_TYPES = (torch.float32, torch.bfloat16)
 ROW_BYTES = 1024

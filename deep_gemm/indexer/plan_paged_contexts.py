@@ -27,7 +27,6 @@ class PlanConfig(Config):
     """The one configuration."""
 
     num_threads: int = 512
-    ctas_per_sm: int = 1
 
     @property
     def name(self) -> str:
@@ -44,7 +43,7 @@ class PlanConfig(Config):
         yield self.num_threads in (128, 256, 512, 1024), "128, 256, 512 or 1024 threads"
 
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers and switches that the source takes."""
+        """Give the numbers that the source takes."""
         return {
             "kNumThreads": self.num_threads,
             "kSharedBytes": self.shared_bytes,

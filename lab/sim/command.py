@@ -11,7 +11,7 @@ from rich.progress import track
 
 from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.hyper.choose import Config
+from deep_gemm.hyper.choose import Chosen
 
 from . import dense as fp8_gemm
 from . import hc_prenorm
@@ -48,7 +48,7 @@ def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: i
     return _try_seeds(title, make, lambda seed: command(config, m, n, k, seed, num_sms), seeds, first_seed)
 
 
-def run_hc(config: Config, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
+def run_hc(config: Chosen, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
     """Do the same for hc_prenorm."""
     num_sms = max(num_sms // config.cluster, 1) * config.cluster
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.kernel import launch
-from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer.check import MqaLogits
-from deep_gemm.indexer.config import MqaConfig, grid
+from deep_gemm.indexer.kernel import KERNEL, PARAMS, MqaConfig, grid, params_of
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel
@@ -23,8 +22,8 @@ def compile_config(config: MqaConfig, edits: Mapping[str, str] | None = None) ->
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**fp8_mqa_logits.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(fp8_mqa_logits.KERNEL.source, headers, name=fp8_mqa_logits.KERNEL.kernel_name)
+    headers = {**KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(KERNEL.source, headers, name=KERNEL.name)
 
 
 def run(
@@ -47,11 +46,9 @@ def run(
     }
     buffers["logits"] = Buffer(whole, is_writable=True, is_dependent=True)
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    launcher: Any = Launcher(
-        simulation, kernel, fp8_mqa_logits.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
-    )
+    launcher: Any = Launcher(simulation, kernel, PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes)
     placed = [simulation.tensor(name, x) for name, x in given.items()]
     logits = simulation.tensor("logits", whole)[:, :columns]
-    params = fp8_mqa_logits.params_of(config, launcher, MqaLogits._make([*placed, logits, *p[-2:]]))
+    params = params_of(config, launcher, MqaLogits._make([*placed, logits, *p[-2:]]))
     launch(launcher, params, grid(config, tokens, p.keys.shape[0], num_sms), -1)
     return torch.as_tensor(simulation.result().buffers["logits"])[:, :columns]

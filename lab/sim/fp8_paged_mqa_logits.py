@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.kernel import launch
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
 from deep_gemm.indexer import plan_paged_contexts
 from deep_gemm.indexer.paged_check import PagedLogits
-from deep_gemm.indexer.paged_config import PagedConfig
+from deep_gemm.indexer.paged_kernel import KERNEL, PARAMS, PagedConfig, grid, params_of, splits_of
 from deep_gemm.indexer.plan_paged_contexts import PlanConfig
 
 from .launcher import Launcher, flat_memory
@@ -29,8 +28,8 @@ def compile_config(config: PagedConfig, edits: Mapping[str, str] | None = None) 
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**fp8_paged_mqa_logits.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(fp8_paged_mqa_logits.KERNEL.source, headers, name=fp8_paged_mqa_logits.KERNEL.kernel_name)
+    headers = {**KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(KERNEL.source, headers, name=KERNEL.name)
 
 
 def run(
@@ -62,23 +61,21 @@ def run(
     }
     buffers["logits"] = Buffer(whole, is_writable=True, is_dependent=True)
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
-    launcher: Any = Launcher(
-        simulation, kernel, fp8_paged_mqa_logits.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
-    )
+    launcher: Any = Launcher(simulation, kernel, PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes)
     placed: dict[str, Any] = {name: simulation.tensor(name, x) for name, x in given.items()}
     memory = placed["cache"]
     placed["cache"] = SimpleNamespace(data_ptr=memory.data_ptr, stride=memory.stride, shape=p.cache.shape)
     problem = PagedLogits(**placed, logits=simulation.tensor("logits", whole)[:, :columns])
-    splits = fp8_paged_mqa_logits.splits_of(p, num_sms)
-    params = fp8_paged_mqa_logits.params_of(config, launcher, problem, splits)
-    launch(launcher, params, fp8_paged_mqa_logits.grid(p, splits), -1)
+    splits = splits_of(p, num_sms)
+    params = params_of(config, launcher, problem, splits)
+    launch(launcher, params, grid(p, splits), -1)
     return torch.as_tensor(simulation.result().buffers["logits"])[:, :columns]
 
 
 def compile_plan(config: PlanConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that plans for the host."""
-    headers = {**plan_paged_contexts.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(plan_paged_contexts.KERNEL.source, headers, name=plan_paged_contexts.KERNEL.kernel_name)
+    planner = plan_paged_contexts.KERNEL
+    return compile_kernel(planner.source, {**planner.headers(config), **(edits or {})}, name=planner.name)
 
 
 def plan(

@@ -11,7 +11,7 @@ from torch import Tensor
 from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import launch
 from deep_gemm.hyper.check import BLOCK_K, HcProblem
-from deep_gemm.hyper.choose import Config, kernel_of
+from deep_gemm.hyper.choose import Chosen, kernel_of
 from deep_gemm.hyper.kernel import PRODUCT_K
 from deep_gemm.hyper.reference import hc_prenorm as reference
 from deep_gemm.hyper.reference import to_tf32
@@ -25,7 +25,7 @@ LEFT_OVER = 2.0**-133
 """The most that is lost of a value of B below 2^-123."""
 
 
-def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> HostKernel:
+def compile_config(config: Chosen, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     reason = config.why_illegal()
     if reason is not None:
@@ -36,7 +36,7 @@ def compile_config(config: Config, edits: Mapping[str, str] | None = None) -> Ho
 
 def run(
     kernel: HostKernel,
-    config: Config,
+    config: Chosen,
     a: Tensor,
     b: Tensor,
     splits: int = 1,

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from deep_gemm.core.check.checks import Operand
 from deep_gemm.core.kernel import launch
-from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.linear.config import LinearDecodeConfig
+from deep_gemm.linear.kernel import KERNEL, PARAMS, LinearDecodeConfig, grid, params_of
 
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_kernel
@@ -23,8 +22,8 @@ def compile_config(config: LinearDecodeConfig, edits: Mapping[str, str] | None =
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
-    headers = {**linear_decode.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(linear_decode.KERNEL.source, headers, name=linear_decode.KERNEL.kernel_name)
+    headers = {**KERNEL.headers(config), **(edits or {})}
+    return compile_kernel(KERNEL.source, headers, name=KERNEL.name)
 
 
 def run(
@@ -52,22 +51,20 @@ def run(
         for name, tensor in given.items()
     }
     buffers["d"] = Buffer(d, is_writable=True, is_dependent=is_dependent)
-    num_sms = num_sms or 2 * config.cluster
+    num_sms = num_sms or 2 * config.cluster_size
     simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
     launcher: Any = Launcher(
         simulation,
         kernel,
-        linear_decode.PARAMS,
+        PARAMS,
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
-        cluster_size=config.cluster,
+        cluster_size=config.cluster_size,
     )
     placed = {name: simulation.tensor(name, tensor) for name, tensor in given.items()}
     of_d = simulation.tensor("d", d)
-    params = linear_decode.params_of(
-        config, launcher, placed["x"], placed["values"], placed["scales"], of_d, placed.get("c")
-    )
-    launch(launcher, params, linear_decode.grid(config, *d.shape), -1)
+    params = params_of(config, launcher, placed["x"], placed["values"], placed["scales"], of_d, placed.get("c"))
+    launch(launcher, params, grid(config, *d.shape), -1)
     found = simulation.result().buffers["d"]
     assert isinstance(found, Tensor)
     return found

@@ -27,7 +27,7 @@ from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.explain import asked
 from deep_gemm.gemm.output import Output
 from deep_gemm.hyper.choose import select_hc
-from deep_gemm.linear.config import serving
+from deep_gemm.linear.kernel import serving
 from deep_gemm.moe.api import MANY_ROWS
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hc_cases import special_operands
 
-from deep_gemm.hyper.choose import Config, kernel_of
+from deep_gemm.hyper.choose import Chosen, kernel_of
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from lab.sim import hc_prenorm as sim
@@ -20,7 +20,7 @@ from lab.sim.mutate import Mutation
 class Trial:
     """One configuration, shape, number of splits and of SMs, seed and schedule."""
 
-    config: Config
+    config: Chosen
     m: int
     n: int
     k: int

@@ -10,15 +10,14 @@ from thorough import covering, values
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.cubin import read_kernels
 from deep_gemm.core.jit.report import report
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.choose import Config, kernel_of
-from deep_gemm.hyper.kernel import HcConfig, reachable_hc
+from deep_gemm.hyper.choose import Chosen, kernel_of
+from deep_gemm.hyper.kernel import KERNEL, HcConfig, reachable_hc
+from deep_gemm.hyper.kernel_few import KERNEL as KERNEL_FEW
 from deep_gemm.hyper.kernel_few import HcFewConfig, reachable_few
 from lab.gates import violations
 
 
-def problems(config: Config, headers: dict[str, str]) -> list[str]:
+def problems(config: Chosen, headers: dict[str, str]) -> list[str]:
     kernel = kernel_of(config).KERNEL
     compiled = compile_cubin(kernel.source, headers, name=kernel.name)
     return violations(report(compiled.cubin, compiled.log), kernel.code_plan(config))
@@ -29,16 +28,14 @@ FEW = covering(reachable_few(), lambda config: combinations(values(config), 2))
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, *FEW], ids=lambda config: config.name)
-def test_a_reachable_kernel_is_what_was_planned(config: Config) -> None:
+def test_a_reachable_kernel_is_what_was_planned(config: Chosen) -> None:
     assert config.why_illegal() is None
     assert problems(config, kernel_of(config).KERNEL.headers(config)) == []
 
 
 @pytest.mark.parametrize("config", FEW, ids=lambda config: config.name)
 def test_few_rows_are_loaded_behind_the_wait_for_the_kernel_ahead_and_many_at_a_time(config: HcFewConfig) -> None:
-    compiled = compile_cubin(
-        hc_prenorm_few.KERNEL.source, hc_prenorm_few.KERNEL.headers(config), name=hc_prenorm_few.KERNEL.kernel_name
-    )
+    compiled = compile_cubin(KERNEL_FEW.source, KERNEL_FEW.headers(config), name=KERNEL_FEW.name)
     (code,) = read_kernels(compiled.cubin)
     mnemonics = [instruction.mnemonic for instruction in code.instructions]
     wait, products = mnemonics.index("ACQBULK"), mnemonics.index("HMMA")
@@ -60,7 +57,7 @@ def test_few_rows_are_loaded_behind_the_wait_for_the_kernel_ahead_and_many_at_a_
 )
 def test_a_broken_kernel_does_not_pass(old: str, new: str, expected: str | None) -> None:
     config = HcConfig(128, 24, 2)
-    headers = hc_prenorm.KERNEL.headers(config)
+    headers = KERNEL.headers(config)
     assert headers["hc_prenorm.cuh"].count(old) == 1
     headers["hc_prenorm.cuh"] = headers["hc_prenorm.cuh"].replace(old, new)
     found = problems(config, headers)
@@ -81,4 +78,4 @@ def test_configurations_that_cannot_be() -> None:
     ):
         assert config.why_illegal() == reason
         with pytest.raises(ValueError, match="config: needs"):
-            kernel_of(config).build(config)
+            kernel_of(config).KERNEL.build(config)

@@ -8,10 +8,9 @@ from hc_cases import special_operands
 from torch import Tensor
 
 import deep_gemm
-from deep_gemm.hyper import choose
 from deep_gemm.hyper.api import compute
 from deep_gemm.hyper.check import HcProblem
-from deep_gemm.hyper.choose import Config
+from deep_gemm.hyper.choose import Chosen, run
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.testing import calc_diff
@@ -34,16 +33,16 @@ def guarded(a: Tensor, b: Tensor, splits: int) -> tuple[HcProblem, list[Tensor]]
     return HcProblem(a, b, d, sqr_sum), memory
 
 
-def check(a: Tensor, b: Tensor, splits: int = 1, config: Config | None = None) -> HcProblem:
+def check(a: Tensor, b: Tensor, splits: int = 1, config: Chosen | None = None) -> HcProblem:
     p, memory = guarded(a, b, splits)
-    choose.run(p, config)
+    run(p, config)
     first = [x.clone() for x in memory]
     assert mistakes(a, b, p.d, p.sqr_sum, UNITS_OF_STEP) is None
     assert all((x[0] == MARK).all() and (x[-1] == MARK).all() for x in memory)
     for _ in range(REPEATS):
         for x in memory:
             x.fill_(MARK)
-        choose.run(p, config)
+        run(p, config)
         assert all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in zip(memory, first, strict=True))
     return p
 
@@ -96,7 +95,7 @@ def test_many_units_for_each_sm() -> None:
 
 
 @pytest.mark.parametrize("config", [HcConfig(64, 24), HcFewConfig(24)], ids=lambda config: config.name)
-def test_zeros_infinities_and_nan_as_torch_has_them(config: Config) -> None:
+def test_zeros_infinities_and_nan_as_torch_has_them(config: Chosen) -> None:
     a, b = (x.cuda() for x in special_operands(13, 24, 192))
     p = check(a, b, 1, config)
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True

@@ -12,12 +12,14 @@ from hc_cases import special_operands
 import deep_gemm
 from deep_gemm.core.check.layout import parts_of
 from deep_gemm.core.jit.driver import PORTABLE_CLUSTER
-from deep_gemm.hyper import KERNELS, choose
-from deep_gemm.hyper.choose import select_hc
+from deep_gemm.hyper import KERNELS
+from deep_gemm.hyper.choose import kernel_of, select_hc, usual_hc
 from deep_gemm.hyper.kernel import INVARIANT_CLUSTER, INVARIANT_TEAMS, HcConfig, grid, hc_config
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.hyper.reference import to_tf32
 from lab.sim.hc_prenorm import random_operands as operands
+
+REACHABLE = {config for kernel in KERNELS for config in kernel.configs()}
 
 
 def outputs(m: int, n: int, splits: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,17 +135,16 @@ def test_outputs_must_be_apart() -> None:
 
 @pytest.mark.parametrize("num_sms", [1, 7, 78, 132])
 def test_what_is_chosen_can_be_built_and_fills_no_more_than_the_sms(num_sms: int) -> None:
-    possible = {config for kernel in KERNELS for config in kernel.configs()}
     for m in (1, 13, 64, 65, 137, 256, 500, 1024, 4096, 8192, 20000):
         for n in (8, 16, 24, 32):
             for k in (64, 128, 7168, 28672):
                 for splits in (1, 16):
                     ring = hc_config(m, n, k, splits, num_sms)
                     chosen = select_hc(m, n, k, splits, num_sms, leaves_sms=True)
-                    assert {ring, chosen} <= possible
+                    assert {ring, chosen} <= REACHABLE
                     assert ring.why_illegal() is chosen.why_illegal() is None
                     assert grid(ring, m, n, splits, num_sms) <= num_sms
-                    assert choose.kernel_of(chosen).grid(chosen, m, n, splits, num_sms) <= num_sms
+                    assert kernel_of(chosen).grid(chosen, m, n, splits, num_sms) <= num_sms
 
 
 @pytest.mark.parametrize(
@@ -167,8 +168,8 @@ def test_what_was_fastest_on_an_h200_is_chosen(m: int, k: int, config: HcConfig 
 
 
 def test_usual_configurations_are_reachable() -> None:
-    usual = choose.usual_hc()
-    assert set(usual) <= {config for kernel in KERNELS for config in kernel.configs()}
+    usual = usual_hc()
+    assert set(usual) <= REACHABLE
     assert len(usual) < 20
 
 

@@ -14,9 +14,7 @@ from deep_gemm.core import settings as settings_module
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.hyper import KERNELS, choose
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.choose import Config
+from deep_gemm.hyper.choose import Chosen, kernel_of
 
 
 @pytest.fixture
@@ -25,14 +23,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     fake = install(monkeypatch)
     monkeypatch.setattr(choose, "gpu_of", lambda _: H200)
 
-    def launcher(config: Config, device: int, is_dependent: bool) -> FakeLauncher:
+    def launcher(config: Chosen, device: int, is_dependent: bool) -> FakeLauncher:
         fake.compiled.append(config)
-        kernel = choose.kernel_of(config).KERNEL
-        return FakeLauncher(fake, kernel.kernel_name, kernel.params.size, config.cluster, is_dependent)
+        kernel = kernel_of(config).KERNEL
+        return FakeLauncher(fake, kernel.name, kernel.params.size, config.cluster, is_dependent)
 
     for kernel in KERNELS:
-        monkeypatch.setattr(kernel, "launcher", launcher)
         monkeypatch.setattr(kernel, "fits", lambda config, device: True)
+        monkeypatch.setattr(kernel, "launcher", launcher)
     return fake
 
 
@@ -46,7 +44,7 @@ def test_one_launch_that_fills_the_sms(gpu: FakeGpu) -> None:
     for m in (1, 13, 700):
         call(m)
     call(300, 16)
-    few, many = [hc_prenorm_few.KERNEL.kernel_name], [hc_prenorm.KERNEL.kernel_name]
+    many, few = ([kernel.name] for kernel in KERNELS)
     assert [launch.kernel for launch in gpu.launches] == few * 2 + many * 2
     for launch, config in zip(gpu.launches, gpu.compiled, strict=True):
         assert launch.cluster == config.cluster
@@ -75,7 +73,8 @@ def test_nothing_is_launched_for_no_rows_and_few_sms_are_enough(gpu: FakeGpu) ->
 def test_a_gpu_without_room_gets_smaller_clusters(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     call(13)
     assert gpu.last.cluster > driver.PORTABLE_CLUSTER
-    monkeypatch.setattr(hc_prenorm, "fits", lambda config, device: False)
+    for kernel in KERNELS:
+        monkeypatch.setattr(kernel, "fits", lambda config, device: False)
     call(13)
     assert gpu.last.cluster <= driver.PORTABLE_CLUSTER
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hc_cases import special_operands
 
-from deep_gemm.hyper.choose import Config
+from deep_gemm.hyper.choose import Chosen
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from lab.sim import HostKernel
@@ -26,12 +26,12 @@ LARGE, TEAMS = HcConfig(64, 16, 16, 2), HcConfig(64, 24, 2, 4, max_stages=8)
 
 
 @cache
-def compiled(config: Config) -> HostKernel:
+def compiled(config: Chosen) -> HostKernel:
     return sim.compile_config(config)
 
 
 def check(
-    config: Config, m: int, n: int, k: int, splits: int = 1, *, seed: int = 0, num_sms: int | None = None
+    config: Chosen, m: int, n: int, k: int, splits: int = 1, *, seed: int = 0, num_sms: int | None = None
 ) -> None:
     a, b = operands(m, n, k, seed)
     assert mistakes(a, b, *sim.run(compiled(config), config, a, b, splits, seed=seed, num_sms=num_sms)) is None
@@ -70,7 +70,7 @@ def test_few_sms_take_several_units_each() -> None:
 
 
 @pytest.mark.parametrize("config", [SHORT, FEW_ROWS, FEW], ids=lambda config: config.name)
-def test_zeros_infinities_and_nan(config: Config) -> None:
+def test_zeros_infinities_and_nan(config: Chosen) -> None:
     a, b = special_operands(13, 24, 192)
     assert mistakes(a, b, *sim.run(compiled(config), config, a, b)) is None
 
@@ -84,7 +84,7 @@ def test_rows_may_lie_apart() -> None:
 
 
 @pytest.mark.parametrize("config", [SHORT, TALL, FEW_ROWS, FEW], ids=lambda config: config.name)
-def test_no_race_changes_a_bit(config: Config) -> None:
+def test_no_race_changes_a_bit(config: Chosen) -> None:
     """DeepGEMM's kernel has a race (its issues 448 and 449). Here the bits are the same under every schedule."""
     a, b = operands(137, 24, 448)
     found = [

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from mqa_cases import anywhere, causal, mistakes, packed, problem
 
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer.config import MqaConfig, mqa_config
+from deep_gemm.indexer.kernel import KERNEL, MqaConfig, mqa_config
 from lab.sim import fp8_mqa_logits as sim
 from lab.sim.mutate import Mutation
 
@@ -29,7 +28,7 @@ class Trial:
     columns: int = 70
 
     def headers(self) -> dict[str, str]:
-        return fp8_mqa_logits.KERNEL.headers(self.config)
+        return KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         c = self.config

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from paged_cases import mistakes, problem
 
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
 from deep_gemm.indexer import plan_paged_contexts
-from deep_gemm.indexer.paged_config import PagedConfig, paged_config
+from deep_gemm.indexer.paged_kernel import KERNEL, PagedConfig, paged_config
 from deep_gemm.indexer.paged_reference import schedule
 from deep_gemm.indexer.plan_paged_contexts import PlanConfig
 from lab.sim import fp8_paged_mqa_logits as sim
@@ -43,7 +42,7 @@ class Trial:
         return paged_config(self.next_n, self.heads, self.depth, self.page, 4)
 
     def headers(self) -> dict[str, str]:
-        return fp8_paged_mqa_logits.KERNEL.headers(self.config)
+        return KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         p = problem(

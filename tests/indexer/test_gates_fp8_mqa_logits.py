@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from thorough import THOROUGH, configurations
+from thorough import configurations
 
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer.config import MqaConfig, mqa_config
+from deep_gemm.indexer.kernel import KERNEL, MqaConfig, mqa_config
 from lab.gates import violations
 
 
 def problems(config: MqaConfig, headers: dict[str, str]) -> list[str]:
-    kernel = compile_cubin(fp8_mqa_logits.KERNEL.source, headers, name=fp8_mqa_logits.KERNEL.kernel_name)
-    return violations(report(kernel.cubin, kernel.log), fp8_mqa_logits.code_plan(config))
+    kernel = compile_cubin(KERNEL.source, headers, name=KERNEL.name)
+    return violations(report(kernel.cubin, kernel.log), KERNEL.code_plan(config))
 
 
 HEADS_OF_MODELS = (16, 32, 64)
 CONFIGS = [
     config
-    for config in fp8_mqa_logits.reachable_mqa()
-    if config.heads in HEADS_OF_MODELS or (THOROUGH and config == mqa_config(config.heads, 128, 4, False, False))
+    for config in KERNEL.configs()
+    if config.heads in HEADS_OF_MODELS or config == mqa_config(config.heads, 128, 4, False, False)
 ]
 """All with numbers of heads that models have; in CI one with each other."""
 
@@ -29,7 +28,7 @@ CONFIGS = [
 @pytest.mark.parametrize("config", configurations(CONFIGS), ids=lambda config: config.name)
 def test_a_reachable_kernel_is_what_was_planned(config: MqaConfig) -> None:
     assert config.why_illegal() is None
-    assert problems(config, fp8_mqa_logits.KERNEL.headers(config)) == []
+    assert problems(config, KERNEL.headers(config)) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_a_reachable_kernel_is_what_was_planned(config: MqaConfig) -> None:
 )
 def test_a_broken_kernel_does_not_pass(old: str, new: str, expected: str | None) -> None:
     config = mqa_config(64, 128, 4, False, False)
-    headers = fp8_mqa_logits.KERNEL.headers(config)
+    headers = KERNEL.headers(config)
     assert headers["fp8_mqa_logits.cuh"].count(old) == 1
     headers["fp8_mqa_logits.cuh"] = headers["fp8_mqa_logits.cuh"].replace(old, new)
     found = problems(config, headers)

@@ -9,9 +9,8 @@ import torch
 from mqa_cases import Ranges, anywhere, causal, mistakes, packed, problem
 from thorough import up_to
 
-from deep_gemm.indexer.check import MqaLogits
-from deep_gemm.indexer.config import HEADS, MqaConfig
-from deep_gemm.indexer.kernel import config_of
+from deep_gemm.indexer.check import HEADS, MqaLogits
+from deep_gemm.indexer.kernel import MqaConfig, config_of
 from lab.sim import HostKernel
 from lab.sim import fp8_mqa_logits as sim
 

@@ -9,8 +9,7 @@ import torch
 from paged_cases import mistakes, problem
 
 from deep_gemm.indexer.paged_check import PagedLogits
-from deep_gemm.indexer.paged_config import PagedConfig
-from deep_gemm.indexer.paged_kernel import config_of
+from deep_gemm.indexer.paged_kernel import PagedConfig, config_of
 from deep_gemm.indexer.paged_reference import paged_mqa_logits, schedule
 from deep_gemm.indexer.plan_paged_contexts import CONFIG
 from lab.sim import HostKernel

@@ -36,8 +36,8 @@ from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
-from deep_gemm.indexer.config import mqa_config
-from deep_gemm.indexer.paged_config import paged_config
+from deep_gemm.indexer.kernel import mqa_config
+from deep_gemm.indexer.paged_kernel import paged_config
 from deep_gemm.kernels import ORDINARY
 
 FILE = Path(__file__).with_name("machine_code_digests.json")

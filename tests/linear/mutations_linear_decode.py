@@ -15,8 +15,7 @@ from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
-from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.linear.config import LinearDecodeConfig
+from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig
 from lab.sim import fp8_gemm_decode, mutate
 from lab.sim import linear_decode as sim
 
@@ -33,7 +32,7 @@ class Trial:
     is_dependent: bool = True
 
     def headers(self) -> dict[str, str]:
-        return linear_decode.KERNEL.headers(self.config)
+        return KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         (m, n, k), g = self.mnk, torch.Generator().manual_seed(self.seed)

@@ -7,14 +7,11 @@ from thorough import configurations
 
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
-from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.linear.config import LinearDecodeConfig
+from deep_gemm.linear.kernel import KERNEL, LinearDecodeConfig
 from lab.gates import violations
 
 
-@pytest.mark.parametrize("config", configurations(linear_decode.reachable_linear()), ids=lambda config: config.name)
+@pytest.mark.parametrize("config", configurations(KERNEL.configs()), ids=lambda config: config.name)
 def test_a_reachable_kernel_is_what_was_planned(config: LinearDecodeConfig) -> None:
-    kernel = compile_cubin(
-        linear_decode.KERNEL.source, linear_decode.KERNEL.headers(config), name=linear_decode.KERNEL.kernel_name
-    )
-    assert violations(report(kernel.cubin, kernel.log), linear_decode.code_plan(config)) == []
+    kernel = compile_cubin(KERNEL.source, KERNEL.headers(config), name=KERNEL.name)
+    assert violations(report(kernel.cubin, kernel.log), KERNEL.code_plan(config)) == []

@@ -21,7 +21,7 @@ from deep_gemm.gemm.dense import choose as heuristics
 from deep_gemm.gemm.dense import launch as dense
 from deep_gemm.gemm.output import Output
 from deep_gemm.linear import kernel as linear_decode
-from deep_gemm.linear.config import MAX_ROWS, LinearDecodeConfig, serving
+from deep_gemm.linear.kernel import KERNEL, MAX_ROWS, LinearDecodeConfig, serving
 
 N, K = 2112, 7168
 
@@ -34,11 +34,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(linear_decode, "is_hopper", lambda _: True)
     monkeypatch.setattr(linear_decode, "gpu_of", lambda _: H200)
 
-    def launcher_of(config: LinearDecodeConfig, device: int, is_dependent: bool) -> FakeLauncher:
-        params = linear_decode.PARAMS.size
-        return FakeLauncher(fake, linear_decode.KERNEL.kernel_name, params, config.cluster, is_dependent)
+    def launcher(config: LinearDecodeConfig, device: int, is_dependent: bool) -> FakeLauncher:
+        return FakeLauncher(fake, KERNEL.name, KERNEL.params.size, config.cluster_size, is_dependent)
 
-    monkeypatch.setattr(linear_decode, "launcher_of", launcher_of)
+    monkeypatch.setattr(KERNEL, "launcher", launcher)
     linear_decode.config_of.cache_clear()
     yield fake
     linear_decode.config_of.cache_clear()
@@ -50,7 +49,7 @@ def layer(m: int, n: int = N, k: int = K) -> tuple[Tensor, Operand]:
 
 
 def word(gpu: FakeGpu, member: str) -> int:
-    return gpu.last.words[linear_decode.PARAMS.word(member)]
+    return gpu.last.words[KERNEL.params.word(member)]
 
 
 @pytest.mark.parametrize("m", [1, 3, MAX_ROWS])
@@ -62,11 +61,11 @@ def test_few_rows_are_one_launch_with_the_tile_of_the_product(gpu: FakeGpu, m: i
     linear(x, w, out=out, bias=bias)
     tile = dense.choice(m, N, K, Output(with_c=with_bias), H200)
     assert isinstance(tile, DecodeConfig)
-    assert [launch.kernel for launch in gpu.launches] == [linear_decode.KERNEL.kernel_name]
+    assert [launch.kernel for launch in gpu.launches] == [KERNEL.name]
     config = serving(m, K, tile)
     assert config is not None
     assert (config.tile.cluster_k, config.tile.block_n) == (tile.cluster_k, tile.block_n)
-    assert (gpu.last.grid, gpu.last.cluster) == (linear_decode.grid(config, m, N), config.cluster)
+    assert (gpu.last.grid, gpu.last.cluster) == (linear_decode.grid(config, m, N), config.cluster_size)
     assert [word(gpu, name) for name in ("map_b", "x", "sfb", "d")] == [t.data_ptr() for t in (w[0], x, w[1], out)]
     assert word(gpu, "c") == (0 if bias is None else bias.data_ptr())
     if m > 1:
@@ -85,7 +84,7 @@ def test_settings_choose_the_tile_anew(gpu: FakeGpu) -> None:
     split = gpu.last.grid
     deep_gemm.set_batch_invariant(True)
     linear(*layer(2))
-    assert gpu.last.kernel == linear_decode.KERNEL.kernel_name
+    assert gpu.last.kernel == KERNEL.name
     assert gpu.last.grid < split
 
 

@@ -16,7 +16,7 @@ from deep_gemm.core.check.recipes import PER_BLOCK
 from deep_gemm.gemm.config_decode import DecodeConfig
 from deep_gemm.gemm.dense.check import DenseProblem
 from deep_gemm.gemm.dense.choose import reachable_decode
-from deep_gemm.linear.config import LinearDecodeConfig, serving
+from deep_gemm.linear.kernel import LinearDecodeConfig, serving
 from lab.sim import HostKernel, fp8_gemm_decode
 from lab.sim import linear_decode as sim
 
