@@ -1,4 +1,4 @@
-"""What kernels that cast have in common: the types that they take, and constants of casts/cast/values.cuh."""
+"""The common parts of kernels that cast: the types that they take, and the constants of casts/cast/values.cuh."""
 
 from __future__ import annotations
 

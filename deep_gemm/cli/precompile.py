@@ -180,7 +180,7 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
 
 def _hc_job(config: HcConfig | HcFewConfig) -> Job:
     kernel = choose_hc.kernel_of(config).KERNEL
-    return Job(kernel.name, config, partial(kernel.build, config))
+    return Job(kernel.kernel_name, config, partial(kernel.build, config))
 
 
 def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import deep_gemm
 from deep_gemm.core.check.layout import ceil_div
+from deep_gemm.linear import backward as backward_of_x
 from deep_gemm.nn import Linear
 from deep_gemm.nn import linear as module
 
@@ -243,6 +244,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in (BLOCKS, ROWS, BOTH, NT):
         monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    monkeypatch.setattr(backward_of_x, NT, counting(NT, getattr(backward_of_x, NT)))
     return called
 
 
