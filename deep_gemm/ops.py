@@ -15,7 +15,6 @@ from .gemm.rows import ops as rows
 from .gemm.skip import ops as skip_head_mid
 from .hyper import ops as hyper_connections
 from .indexer import ops as indexer
-from .indexer import paged_ops as paged_indexer
 from .linear import ops as linear
 from .moe import activation_ops as activation
 from .moe import ops as layers
@@ -34,7 +33,6 @@ __all__ = [
     "layers",
     "linear",
     "nn",
-    "paged_indexer",
     "routing",
     "rows",
     "scales",
