@@ -14,7 +14,6 @@ from .gemm.rows import ops as rows
 from .gemm.skip import ops as skip_head_mid
 from .hyper import ops as hyper_connections
 from .indexer import ops as indexer
-from .indexer import paged_ops as paged_indexer
 from .linear import ops as linear
 from .moe import ops as moe
 from .nn import ops as nn
@@ -30,7 +29,7 @@ __all__ = [
     "linear",
     "moe",
     "nn",
-    "paged_indexer",
+    "routing",
     "rows",
     "skip_head_mid",
 ]

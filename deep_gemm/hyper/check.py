@@ -53,9 +53,7 @@ def hc_problem(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_splits: int
     checks.bind("sqr_sum", sqr_sum, (*splits, "m"), sizes)
     checks.supported_device("a", a)
     checks.same_device(given, a.device)
-    for name, x in given.items():
-        if torch.is_grad_enabled() and x.requires_grad:
-            checks.refuse_gradient(name)
+    checks.without_gradients(given)
     _sizes(a, sizes)
     checks.rows("a", a, "k")
     checks.rows("b", b, "k")

@@ -47,43 +47,34 @@ def mqa_logits_problem(
     weights: Tensor,
     starts: Tensor,
     ends: Tensor,
-    clean_logits: bool | None,
-    max_seqlen_k: int,
-    logits_dtype: torch.dtype,
+    clean_logits: bool | None = None,
+    max_seqlen_k: int = 0,
+    logits_dtype: torch.dtype = torch.float32,
 ) -> MqaLogits:
     """Check the arguments, and make the logits. `clean_logits` None: unless they are compressed."""
     sizes: checks.Sizes = {}
-    checks.fp8("q", checks.tensor("q", q))
-    checks.bind("q", q, ("tokens", "heads", "depth"), sizes)
-    checks.supported_device("q", q)
+    queries(q, ("tokens", "heads", "depth"), sizes)
     keys, scales = checks.pair("kv", kv)
     checks.fp8("kv", keys)
     checks.bind("kv", keys, ("keys", "depth"), sizes)
     checks.fp32_scales("sfkv", scales)
     checks.bind("sfkv", scales, ("keys",), sizes)
-    checks.has_type("weights", checks.tensor("weights", weights), (torch.float32,))
-    checks.bind("weights", weights, ("tokens", "heads"), sizes)
-    whole_elements("weights", weights)
+    weights_of_heads(weights, sizes["tokens"], sizes["heads"])
     ranges = {
         name: checks.int32(name, x, "tokens", sizes["tokens"])
         for name, x in (("cu_seq_len_k_start", starts), ("cu_seq_len_k_end", ends))
     }
     checks.same_device({"kv": keys, "sfkv": scales, "weights": weights, **ranges}, q.device, "q")
-    for name, x in (("q", q), ("weights", weights)):
-        if torch.is_grad_enabled() and x.requires_grad:
-            checks.refuse_gradient(name)
+    checks.without_gradients({"q": q, "weights": weights})
     _sizes(q, sizes)
     for name, x in (("q", q), ("kv", keys), ("sfkv", scales)):
-        _contiguous(name, x)
-    if weights.shape[1] > 1 and weights.stride(1) != 1:
-        raise ValueError(f"weights: expected values contiguous along heads, got strides {weights.stride()}")
+        contiguous(name, x)
     max_seqlen_k = integer_in_range("max_seqlen_k", max_seqlen_k, 0, NUMBER_LIMIT - 1)
     is_compressed = max_seqlen_k > 0
     if is_compressed and clean_logits:
         raise ValueError("clean_logits: expected False, because max_seqlen_k is given, got True")
     cleans = not is_compressed if clean_logits is None else bool(clean_logits)
-    if logits_dtype not in LOGITS_TYPES:
-        raise ValueError(f"logits_dtype: expected {' or '.join(map(str, LOGITS_TYPES))}, got {logits_dtype}")
+    type_of_logits(logits_dtype)
     logits = empty_logits(sizes["tokens"], sizes["keys"], max_seqlen_k, logits_dtype, q.device)
     return MqaLogits(q, keys, scales, weights, starts, ends, logits, is_compressed, cleans)
 
@@ -91,21 +82,64 @@ def mqa_logits_problem(
 def empty_logits(tokens: int, keys: int, max_seqlen_k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Make logits `[tokens, keys]`, or `[tokens, max_seqlen_k]` if that is given, in rows that have room for more."""
     columns = max_seqlen_k if max_seqlen_k > 0 else keys
-    room = align(columns, ROOM) if max_seqlen_k > 0 else columns + ROOM
+    return rows_of_logits(tokens, columns, align(columns, ROOM) if max_seqlen_k > 0 else columns + ROOM, dtype, device)
+
+
+def rows_of_logits(tokens: int, columns: int, room: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make logits `[tokens, columns]`, in rows that have room for so many."""
     pitch = align(room, ROW_BYTES // dtype.itemsize)
     return torch.empty((tokens, pitch), dtype=dtype, device=device)[:, :columns]
 
 
-def no_q_scales(sfq: object) -> None:
-    """Refuse scales of q, which only FP4 queries have."""
+def without_scales(q: tuple[Tensor, None]) -> Tensor:
+    """Give the queries of a pair `(q, None)`. Only FP4 queries have scales."""
+    if not isinstance(q, (tuple, list)) or len(q) != 2:
+        raise TypeError(f"q: expected a pair (q, None), got a {type(q).__name__}")
+    values, sfq = q
     if sfq is not None:
         raise NotImplementedError("q: FP4 queries are not supported, expected a pair (q, None) with q in FP8")
+    return values
 
 
 def no_schedule(schedule_meta: object) -> None:
     """Refuse a schedule: the kernel makes its own."""
     if schedule_meta is not None:
         raise NotImplementedError(f"schedule_meta: expected None, got {type(schedule_meta).__name__}")
+
+
+def queries(q: Tensor, axes: checks.Axes, sizes: checks.Sizes) -> None:
+    """Check the type, the shape and the device of queries."""
+    checks.fp8("q", checks.tensor("q", q))
+    checks.bind("q", q, axes, sizes)
+    checks.supported_device("q", q)
+
+
+def weights_of_heads(weights: Tensor, tokens: int, heads: int) -> None:
+    """Check weights `[tokens, heads]`, whose rows may lie apart."""
+    checks.has_type("weights", checks.tensor("weights", weights), (torch.float32,))
+    checks.bind("weights", weights, ("tokens", "heads"), {"tokens": tokens, "heads": heads})
+    whole_elements("weights", weights)
+    if weights.shape[1] > 1 and weights.stride(1) != 1:
+        raise ValueError(f"weights: expected values contiguous along heads, got strides {weights.stride()}")
+
+
+def type_of_logits(dtype: torch.dtype) -> None:
+    """Check in which type logits are asked for."""
+    if dtype not in LOGITS_TYPES:
+        raise ValueError(f"logits_dtype: expected {' or '.join(map(str, LOGITS_TYPES))}, got {dtype}")
+
+
+def contiguous(name: str, x: Tensor) -> None:
+    """Check that a tensor has no gaps, and begins where TMA can load from."""
+    if not x.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
+    address(name, x, ADDRESS_ALIGNMENT)
+
+
+def address(name: str, x: Tensor, alignment: int) -> None:
+    """Check that a tensor begins at a multiple of so many bytes."""
+    if has_memory(x) and x.data_ptr() % alignment:
+        raise ValueError(f"{name}: expected an address that is a multiple of {alignment} bytes, got {x.data_ptr():#x}")
 
 
 def _sizes(q: Tensor, sizes: checks.Sizes) -> None:
@@ -121,10 +155,3 @@ def _sizes(q: Tensor, sizes: checks.Sizes) -> None:
         raise ValueError(
             f"q: expected tokens x heads and keys below 2^31, got {sizes['tokens']} x {heads} and {sizes['keys']}"
         )
-
-
-def _contiguous(name: str, x: Tensor) -> None:
-    if not x.is_contiguous():
-        raise ValueError(f"{name}: expected a contiguous tensor, got strides {x.stride()}")
-    if has_memory(x) and x.data_ptr() % ADDRESS_ALIGNMENT:
-        raise ValueError(f"{name}: expected an address that is a multiple of 16 bytes, got {x.data_ptr():#x}")

@@ -1,54 +1,35 @@
-"""Operators of the indexer. Keys and their scales are two tensors."""
+"""Operators of the indexer. Keys that lie one behind another and their scales are two tensors."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from .. import indexer
 from ..core.operators import operator
 from .check import mqa_logits_problem
+from .paged_check import metadata_problem, paged_logits_problem
 
 
-def logits(
-    q: Tensor,
-    kv: Tensor,
-    sfkv: Tensor,
-    weights: Tensor,
-    cu_seq_len_k_start: Tensor,
-    cu_seq_len_k_end: Tensor,
-    clean_logits: bool | None = None,
-    max_seqlen_k: int = 0,
-    logits_dtype: torch.dtype = torch.float32,
-) -> Tensor:
+def logits(q: Tensor, kv: Tensor, sfkv: Tensor, *rest: Any) -> Tensor:
     """Score the keys of each token's range."""
-    return indexer.fp8_fp4_mqa_logits(
-        (q, None),
-        (kv, sfkv),
-        weights,
-        cu_seq_len_k_start,
-        cu_seq_len_k_end,
-        clean_logits=clean_logits,
-        max_seqlen_k=max_seqlen_k,
-        logits_dtype=logits_dtype,
-    )
+    return indexer.fp8_fp4_mqa_logits((q, None), (kv, sfkv), *rest)
 
 
-def fake_logits(
-    q: Tensor,
-    kv: Tensor,
-    sfkv: Tensor,
-    weights: Tensor,
-    cu_seq_len_k_start: Tensor,
-    cu_seq_len_k_end: Tensor,
-    clean_logits: bool | None = None,
-    max_seqlen_k: int = 0,
-    logits_dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Stand for logits."""
-    return mqa_logits_problem(
-        q, (kv, sfkv), weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, logits_dtype
-    ).logits
+def fake_logits(q: Tensor, kv: Tensor, sfkv: Tensor, *rest: Any) -> Tensor:
+    """Stand for these logits."""
+    return mqa_logits_problem(q, (kv, sfkv), *rest).logits
+
+
+def paged_logits(q: Tensor, *rest: Any) -> Tensor:
+    """Score the keys of each token's context."""
+    return indexer.fp8_fp4_paged_mqa_logits((q, None), *rest)
+
+
+def fake_paged_logits(*given: Any) -> Tensor:
+    """Stand for these logits."""
+    return paged_logits_problem(*given).logits
 
 
 operator(
@@ -56,4 +37,15 @@ operator(
     "Tensor cu_seq_len_k_end, bool? clean_logits=None, SymInt max_seqlen_k=0, ScalarType logits_dtype=float) -> Tensor",
     logits,
     fake_logits,
+)
+operator(
+    "fp8_paged_mqa_logits(Tensor q, Tensor kv_cache, Tensor weights, Tensor context_lens, Tensor block_table, "
+    "Tensor schedule_meta, SymInt max_context_len, bool clean_logits=False, ScalarType logits_dtype=float) -> Tensor",
+    paged_logits,
+    fake_paged_logits,
+)
+operator(
+    "plan_paged_contexts(Tensor context_lens, int block_kv, int num_sms) -> Tensor",
+    indexer.get_paged_mqa_logits_metadata,
+    metadata_problem,
 )

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from ..compat.forms import tells_options_by_type
 from ..core.check.tracing import handles_operators, is_dispatched
-from . import paged_kernel as kernel
-from . import paged_reference, plan_paged_contexts
-from .check import no_q_scales
+from . import paged_kernel, plan_paged_contexts, reference
+from .check import without_scales
 from .paged_check import PagedLogits, metadata_problem, no_indices, paged_logits_problem
 
 
@@ -32,7 +31,7 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: 
         if context_lens.is_cuda:
             plan_paged_contexts.run(context_lens, schedule)
         else:
-            paged_reference.schedule(context_lens, schedule)
+            reference.schedule(context_lens, schedule)
     return schedule
 
 
@@ -92,10 +91,7 @@ def fp8_fp4_paged_mqa_logits(
     The other member would be the scales of FP4 queries, which Hopper does not have.
     """
     no_indices(indices)
-    if not isinstance(q, (tuple, list)) or len(q) != 2:
-        raise TypeError(f"q: expected a pair (q, None), got a {type(q).__name__}")
-    values, sfq = q
-    no_q_scales(sfq)
+    values = without_scales(q)
     return _logits(
         values, kv_cache, weights, context_lens, block_table, schedule_meta, max_context_len, clean_logits, logits_dtype
     )
@@ -127,6 +123,6 @@ def compute(p: PagedLogits) -> None:
     if p.logits.numel() == 0 or p.cache.shape[0] == 0:
         return
     if p.q.is_cuda:
-        kernel.run(p)
+        paged_kernel.run(p)
     else:
-        paged_reference.paged_mqa_logits(p)
+        reference.paged_mqa_logits(p)

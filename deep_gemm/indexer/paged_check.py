@@ -11,7 +11,19 @@ from ..core.check import checks
 from ..core.check.integers import integer_in_range
 from ..core.check.layout import ADDRESS_ALIGNMENT, align, either, rows_of_counts, whole_elements
 from ..core.check.tracing import has_memory
-from .check import DEPTHS, HEADS_MULTIPLE, LOGITS_TYPES, MAX_HEADS, NUMBER_LIMIT, ROOM, ROW_BYTES
+from .check import (
+    DEPTHS,
+    HEADS_MULTIPLE,
+    MAX_HEADS,
+    NUMBER_LIMIT,
+    ROOM,
+    address,
+    contiguous,
+    queries,
+    rows_of_logits,
+    type_of_logits,
+    weights_of_heads,
+)
 
 MAX_NEXT_N, MAX_COLUMNS = 4, 256
 PAGES = (32, 64)
@@ -42,26 +54,19 @@ def paged_logits_problem(
     block_table: Tensor,
     schedule_meta: Tensor,
     max_context_len: int,
-    clean_logits: bool,
-    logits_dtype: torch.dtype,
+    clean_logits: bool = False,
+    logits_dtype: torch.dtype = torch.float32,
 ) -> PagedLogits:
     """Check the arguments, and make the logits."""
     sizes: checks.Sizes = {}
-    checks.fp8("q", checks.tensor("q", q))
-    checks.bind("q", q, ("sequences", "next_n", "heads", "depth"), sizes)
-    checks.supported_device("q", q)
+    queries(q, ("sequences", "next_n", "heads", "depth"), sizes)
     _sizes(sizes)
-    if (
-        has_memory(q) and q.numel() >= NUMBER_LIMIT * sizes["depth"]
-    ):  # no guard on the size of a batch while it is traced
+    # Not while torch traces, for which this would be a guard on the size of a batch.
+    if has_memory(q) and q.numel() >= NUMBER_LIMIT * sizes["depth"]:
         raise ValueError(f"q: expected sequences x next_n x heads below 2^31, got shape {tuple(q.shape)}")
     sequences, next_n, depth = sizes["sequences"], sizes["next_n"], sizes["depth"]
     page = _cache(kv_cache, depth)
-    checks.has_type("weights", checks.tensor("weights", weights), (torch.float32,))
-    checks.bind("weights", weights, ("tokens", "heads"), {"tokens": sequences * next_n, "heads": sizes["heads"]})
-    whole_elements("weights", weights)
-    if weights.stride(1) != 1:
-        raise ValueError(f"weights: expected values contiguous along heads, got strides {weights.stride()}")
+    weights_of_heads(weights, sequences * next_n, sizes["heads"])
     _contexts(context_lens, sequences, next_n)
     checks.has_type("block_table", checks.tensor("block_table", block_table), (torch.int32,))
     checks.bind("block_table", block_table, ("sequences", "pages"), {"sequences": sequences})
@@ -82,24 +87,23 @@ def paged_logits_problem(
         "schedule_meta": schedule_meta,
     }
     checks.same_device(others, q.device, "q")
-    for name, x in (("q", q), ("weights", weights)):
-        if torch.is_grad_enabled() and x.requires_grad:
-            checks.refuse_gradient(name)
-    if not q.is_contiguous():
-        raise ValueError(f"q: expected a contiguous tensor, got strides {q.stride()}")
-    _address("q", q, ADDRESS_ALIGNMENT)
-    _address("schedule_meta", schedule_meta, 8)
+    checks.without_gradients({"q": q, "weights": weights})
+    contiguous("q", q)
+    address("schedule_meta", schedule_meta, 8)
     if clean_logits:
         raise ValueError("clean_logits: expected False, because contexts are those of tokens, got True")
     max_context_len = integer_in_range("max_context_len", max_context_len, 0, NUMBER_LIMIT - ROOM - 1)
-    if logits_dtype not in LOGITS_TYPES:
-        raise ValueError(f"logits_dtype: expected {' or '.join(map(str, LOGITS_TYPES))}, got {logits_dtype}")
+    type_of_logits(logits_dtype)
     if page * block_table.shape[1] >= NUMBER_LIMIT:
         raise ValueError(f"block_table: expected fewer than 2^31 keys, got {block_table.shape[1]} pages of {page}")
+    # The host reads no lengths on a GPU, so a page that may be asked for is enough.
+    if kv_cache.shape[0] == 0 and sequences > 0 and block_table.shape[1] > 0 and max_context_len > 0:
+        shape = tuple(kv_cache.shape)
+        raise ValueError(f"kv_cache: expected at least one block for the entries of block_table, got {shape}")
     if checks.on_host(block_table) and checks.on_host(context_lens):
         _entries(block_table, context_lens, max_context_len, page, kv_cache.shape[0])
-    pitch = align(align(max_context_len, ROOM), ROW_BYTES // logits_dtype.itemsize)
-    logits = torch.empty((sequences * next_n, pitch), dtype=logits_dtype, device=q.device)[:, :max_context_len]
+    room = align(max_context_len, ROOM)
+    logits = rows_of_logits(sequences * next_n, max_context_len, room, logits_dtype, q.device)
     return PagedLogits(q, kv_cache, weights, context_lens, block_table, schedule_meta, logits)
 
 
@@ -162,7 +166,7 @@ def _cache(cache: Tensor, depth: int) -> int:
         )
     if cache.shape[0] >= NUMBER_LIMIT:
         raise ValueError(f"kv_cache: expected fewer than 2^31 blocks, got {cache.shape[0]}")
-    _address("kv_cache", cache, ADDRESS_ALIGNMENT)
+    address("kv_cache", cache, ADDRESS_ALIGNMENT)
     return int(page)
 
 
@@ -185,8 +189,3 @@ def _entries(table: Tensor, contexts: Tensor, most: int, page: int, blocks: int)
     longest = contexts.reshape(len(contexts), -1).amax(1).clamp(0, most)
     is_read = rows_of_counts((longest + page - 1) // page, table.shape[1])
     checks.in_range("block_table", table.where(is_read, 0), 0, blocks - 1)
-
-
-def _address(name: str, x: Tensor, alignment: int) -> None:
-    if has_memory(x) and x.data_ptr() % alignment:
-        raise ValueError(f"{name}: expected an address that is a multiple of {alignment} bytes, got {x.data_ptr():#x}")

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..compat.forms import tells_options_by_type
 from ..core.check.tracing import handles_operators, is_dispatched
 from . import kernel, reference
-from .check import Keys, MqaLogits, mqa_logits_problem, no_q_scales, no_schedule
+from .check import Keys, MqaLogits, mqa_logits_problem, no_schedule, without_scales
 
 
 @tells_options_by_type
@@ -68,11 +68,16 @@ def fp8_fp4_mqa_logits(
     The other member would be the scales of FP4 queries, which Hopper does not have.
     """
     no_schedule(schedule_meta)
-    if not isinstance(q, (tuple, list)) or len(q) != 2:
-        raise TypeError(f"q: expected a pair (q, None), got a {type(q).__name__}")
-    values, sfq = q
-    no_q_scales(sfq)
-    return _logits(values, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, logits_dtype)
+    return _logits(
+        without_scales(q),
+        kv,
+        weights,
+        cu_seq_len_k_start,
+        cu_seq_len_k_end,
+        clean_logits,
+        max_seqlen_k,
+        logits_dtype,
+    )
 
 
 def _logits(

@@ -1,4 +1,4 @@
-"""The indexer's logits on the CPU: the definition of the arithmetic."""
+"""The indexer's logits and schedules on the CPU: the definition of the arithmetic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .check import MqaLogits
+from .paged_check import SCALE_BYTES, SEGMENT_KEYS, PagedLogits
 
 SCORES_AT_A_TIME = 1 << 24
 """FP32 scores of all heads that are in memory at a time."""
@@ -33,6 +34,48 @@ def mqa_logits(p: MqaLogits) -> None:
             out.copy_(logits.masked_fill(~is_in_range, -torch.inf))
         else:
             out.copy_(torch.where(is_in_range, logits.to(out.dtype), out))
+
+
+def paged_mqa_logits(p: PagedLogits) -> None:
+    """Compute the logits of each token's keys. What is behind its context stays."""
+    sequences, next_n, _, _ = p.q.shape
+    contexts = p.contexts.view(sequences, -1).expand(sequences, next_n)
+    contexts = contexts.clamp(0, min(p.logits.shape[1], p.table.shape[1] * p.cache.shape[1]))
+    for sequence, lengths in enumerate(contexts.tolist()):
+        values, scales = keys_of(p, sequence, max(lengths))
+        rows = slice(sequence * next_n, (sequence + 1) * next_n)
+        logits = weighted_scores(p.q[sequence].float(), values.float(), p.weights[rows]) * scales
+        for token, length in enumerate(lengths):
+            p.logits[sequence * next_n + token, :length] = logits[token, :length].to(p.logits.dtype)
+
+
+def keys_of(p: PagedLogits, sequence: int, length: int) -> tuple[Tensor, Tensor]:
+    """Gather a sequence's first keys: FP8 `[length, depth]` and FP32 scales `[length]`."""
+    _, page, _, row = p.cache.shape
+    depth = row - SCALE_BYTES
+    blocks = p.table[sequence, : -(-length // page)].long()
+    memory = p.cache.as_strided((p.cache.shape[0], page * row), (p.cache.stride(0), 1))[blocks]
+    values = memory[:, : page * depth].reshape(-1, depth)[:length].view(torch.float8_e4m3fn)
+    scales = memory[:, page * depth :].contiguous().view(torch.float32).reshape(-1)[:length]
+    return values, scales
+
+
+def schedule(contexts: Tensor, out: Tensor) -> None:
+    """Cut the segments of all sequences, in one line, into equal shares: where each begins, and where the last ends."""
+    sequences, shares = contexts.shape[0], out.shape[0] - 1
+    longest = contexts.reshape(sequences, -1).clamp(min=0).long().amax(1) if sequences else contexts.long()
+    segments = -(-longest // SEGMENT_KEYS)
+    ends = segments.cumsum(0)
+    total = int(ends[-1]) if sequences else 0
+    if total == 0:
+        out.zero_()
+        return
+    at = total * torch.arange(shares + 1) // shares
+    at[-1] -= 1
+    sequence = torch.searchsorted(ends, at, right=True)
+    segment = at - (ends - segments)[sequence]
+    segment[-1] += 1
+    out.copy_(torch.stack((sequence, segment), dim=1))
 
 
 def weighted_scores(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:

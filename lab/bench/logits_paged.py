@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deep_gemm.core.gpu import gpu_of
-from deep_gemm.indexer import paged, paged_reference
+from deep_gemm.indexer import paged, reference
 from deep_gemm.indexer.paged_check import PagedLogits, paged_logits_problem
 from deep_gemm.testing import calc_diff
 
@@ -98,7 +98,7 @@ def difference(p: PagedLogits) -> float:
             p.schedule,
             torch.full_like(p.logits[rows], torch.nan),
         )
-        paged_reference.paged_mqa_logits(one)
+        reference.paged_mqa_logits(one)
         is_asked = ~one.logits.isnan()
         found.append(p.logits[rows][is_asked])
         right.append(one.logits[is_asked])

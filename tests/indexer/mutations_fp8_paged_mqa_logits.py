@@ -10,8 +10,8 @@ from paged_cases import mistakes, problem
 
 from deep_gemm.indexer import plan_paged_contexts
 from deep_gemm.indexer.paged_kernel import KERNEL, PagedConfig, paged_config
-from deep_gemm.indexer.paged_reference import schedule
 from deep_gemm.indexer.plan_paged_contexts import PlanConfig
+from deep_gemm.indexer.reference import schedule
 from lab.sim import fp8_paged_mqa_logits as sim
 from lab.sim.mutate import Mutation
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from deep_gemm.indexer.paged import get_paged_mqa_logits_metadata
 from deep_gemm.indexer.paged_check import PagedLogits, paged_logits_problem
-from deep_gemm.indexer.paged_reference import keys_of
-from deep_gemm.indexer.reference import weighted_scores
+from deep_gemm.indexer.reference import keys_of, weighted_scores
 
 GARBAGE = -0x11111111
 """An entry of the table that must not be read."""

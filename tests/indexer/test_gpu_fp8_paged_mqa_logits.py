@@ -10,7 +10,7 @@ from paged_cases import mistakes, problem
 import deep_gemm
 from deep_gemm.indexer.paged import compute
 from deep_gemm.indexer.paged_check import PagedLogits
-from deep_gemm.indexer.paged_reference import schedule
+from deep_gemm.indexer.reference import schedule
 
 pytestmark = pytest.mark.gpu
 

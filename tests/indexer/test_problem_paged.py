@@ -9,6 +9,8 @@ import torch
 from paged_cases import problem
 
 import deep_gemm
+from deep_gemm.core.check import checks
+from deep_gemm.indexer.paged_check import paged_logits_problem
 
 P = problem([[70, 3], [0, 9]], 2, 16, 32)
 GOOD: dict[str, Any] = {
@@ -125,3 +127,22 @@ def test_lengths_in_columns_of_a_wider_table_are_refused() -> None:
         deep_gemm.fp8_paged_mqa_logits(**{**GOOD, "context_lens": wide[:, :2]})
     with pytest.raises(ValueError, match=r"context_lens: expected a contiguous .* strides \(5, 1\)"):
         deep_gemm.get_paged_mqa_logits_metadata(wide[:, :2], 64, 132)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_cache_of_no_blocks_is_refused_where_a_page_may_be_asked_for(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits would be whatever was in memory. The host need not read lengths for that, which a GPU has."""
+    monkeypatch.setattr(checks, "supported_device", lambda *_: None)
+    good: dict[str, Any] = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in GOOD.items()}
+    good["kv_cache"] = good["kv_cache"][:0]
+    with pytest.raises(ValueError, match=r"^kv_cache: expected at least one block .* got \(0, 64, 1, 36\)$"):
+        paged_logits_problem(**good)
+    nobody = {name: good[name][:0] for name in ("q", "weights", "context_lens", "block_table")}
+    changes: dict[str, Any]
+    for changes in (nobody, {"block_table": good["block_table"][:, :0]}, {"max_context_len": 0}):
+        expected = 0 if changes is nobody else 4, changes.get("max_context_len", 70)
+        assert paged_logits_problem(**{**good, **changes}).logits.shape == expected
+        if device == "cpu":
+            assert deep_gemm.fp8_paged_mqa_logits(**{**good, **changes}).shape == expected

@@ -10,8 +10,8 @@ from paged_cases import mistakes, problem
 
 from deep_gemm.indexer.paged_check import PagedLogits
 from deep_gemm.indexer.paged_kernel import PagedConfig, config_of
-from deep_gemm.indexer.paged_reference import paged_mqa_logits, schedule
 from deep_gemm.indexer.plan_paged_contexts import CONFIG
+from deep_gemm.indexer.reference import paged_mqa_logits, schedule
 from lab.sim import HostKernel
 from lab.sim import fp8_paged_mqa_logits as sim
 

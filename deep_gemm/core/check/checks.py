@@ -6,7 +6,7 @@ Messages are built only when they are raised, because checking a correct call mu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
 from typing import NoReturn
 
@@ -98,6 +98,14 @@ def written(name: str, d: object) -> None:
     """Refuse, in grad mode, an output that requires a gradient, a leaf too: autograd does not see it written."""
     if wants_gradient(d):
         refuse_gradient(name)
+
+
+def without_gradients(given: Mapping[str, Tensor]) -> None:
+    """Refuse, in grad mode, each of these that requires a gradient, a leaf too, which would be lost here."""
+    if torch.is_grad_enabled():
+        for name, x in given.items():
+            if x.requires_grad:
+                refuse_gradient(name)
 
 
 def wants_gradient(*given: object) -> bool:

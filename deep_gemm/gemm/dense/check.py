@@ -66,8 +66,7 @@ def check_ordinary_matrices(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, m
     b_axes = ("n", "k") if major[1] == "t" else ("k", "n")
     for (name, x), axes in zip(given.items(), (a_axes, b_axes, ("m", "n"), ("m", "n")), strict=False):
         checks.bind(name, checks.tensor(name, x), axes, sizes)
-        if x.requires_grad and torch.is_grad_enabled():
-            checks.refuse_gradient(name)
+    checks.without_gradients(given)
     checks.same_device(given, a.device)
     is_fp8 = a.dtype == torch.float8_e4m3fn
     if not is_fp8:
