@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 # runs from a plain checkout too
-sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") if path.is_dir())]
+sys.path[:0] = [str(path) for path in (ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*")) if path.is_dir()]
 
 import machine_code
 import other_nvrtc

@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 # runs from a plain checkout too
-sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") if path.is_dir())]
+sys.path[:0] = [str(path) for path in (ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*")) if path.is_dir()]
 
 from thorough import covering, values
 

@@ -33,7 +33,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") if path.is_dir())]
+sys.path[:0] = [str(path) for path in (ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*")) if path.is_dir()]
 
 TOOLS = {
     "memcheck": ("--report-api-errors", "no"),  # cuda-bindings asks for functions that this driver lacks

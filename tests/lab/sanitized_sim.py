@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), *(str(path) for path in (ROOT / "tests").rglob("*") if path.is_dir())]
+sys.path[:0] = [str(path) for path in (ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*")) if path.is_dir()]
 
 from paged_cases import mistakes as mistakes_of_logits
 from paged_cases import problem as logits
