@@ -100,7 +100,7 @@ class LinearDecodeConfig(Config):
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
         tile = self.tile
-        yield not tile.output_is_fp32, "BF16 output"
+        yield not tile.is_fp32, "BF16 output"
         yield 2 <= self.cluster <= MAX_CLUSTER, f"clusters of 2 to {MAX_CLUSTER}"
         yield (
             self.blocks_of_team * self.cluster_n <= LANES and GROUP_BLOCKS % self.cluster_n == 0,

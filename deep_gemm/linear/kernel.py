@@ -108,7 +108,7 @@ def reachable_linear() -> list[LinearDecodeConfig]:
         replace(tile, block_tokens=tokens)
         for tile in reachable_decode()
         for tokens in BLOCK_TOKENS
-        if tokens <= MAX_ROWS and not tile.output_is_fp32
+        if tokens <= MAX_ROWS and not tile.is_fp32
     ]
     found = [linear_decode_config(tile, cluster_n) for tile in tiles for cluster_n in (1, 2, MAX_CLUSTER_N)]
     return list(dict.fromkeys(config for config in found if config is not None))

@@ -18,9 +18,9 @@ from ...core.gpu import GPUS, Gpu, gpu_named
 from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
 from ..cost import OnWeight, dense_memory_us, on_weight, together
-from ..output import Output
+from ..output import OUTPUTS, Output
 from ..table import Entry, Product, read_table, tables_in_force
-from ..tiles import BLOCKS_OF_RUNS, OUTPUTS, OUTPUTS_BY_NAME, TILES, Tile, tiles_by_name, tiles_for
+from ..tiles import BLOCKS_OF_RUNS, OUTPUTS_BY_NAME, TILES, Tile, tiles_by_name, tiles_for
 from ..timings import Timings, timings_of
 
 MAX_MENU = 12
