@@ -29,7 +29,6 @@ __all__ = [
     "linear",
     "moe",
     "nn",
-    "routing",
     "rows",
     "skip_head_mid",
 ]

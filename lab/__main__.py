@@ -68,7 +68,7 @@ def sim(
             raise typer.Exit(
                 0 if run_hc(few if block_m == TILE_ROWS else HcConfig(block_m, n, cluster_k), m, n, k, **how) else WRONG
             )
-        output = Output(fp32, with_c, adds_to_d, sfb=PER_ROW if by_row else PER_BLOCK)
+        output = Output(is_fp32=fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=PER_ROW if by_row else PER_BLOCK)
         config = tile_config(block_m, block_n, output, cluster_m, cluster_n, cluster_k, k)
         passed = run(config, m, n, k, **how)
     except (ValueError, HostCompileError) as error:
@@ -113,7 +113,12 @@ def inspect(
     try:
         listed = kernel_named(kernel)
         if kernel == "fp8_gemm" and config is None:
-            form = Output(output is OutputName.FP32, with_c, adds_to_d, sfb=PER_ROW if by_row else PER_BLOCK)
+            form = Output(
+                is_fp32=output is OutputName.FP32,
+                with_c=with_c,
+                adds_to_d=adds_to_d,
+                sfb=PER_ROW if by_row else PER_BLOCK,
+            )
             chosen = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0)
         else:
             chosen = config_named(listed, config)

@@ -190,7 +190,7 @@ def _facts(config: GemmConfig, found: KernelReport, milliseconds: float) -> dict
     cluster = "none"
     if config.cluster_size > 1:
         cluster = "2 CTAs share A along n" if config.cluster_n > 1 else "2 CTAs share B along m"
-    output = "FP32" if config.output_is_fp32 else "BF16"
+    output = "FP32" if config.is_fp32 else "BF16"
     output += ", plus C" * config.with_c + ", added to D in place" * config.adds_to_d
     units = f"{config.units_per_warpgroup} of 64 x {config.unit_n or config.block_n} in turn"
     return {

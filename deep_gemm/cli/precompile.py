@@ -130,7 +130,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     dtype = torch.float32 if weight.is_fp32 else torch.bfloat16
     if weight.is_bf16:
         for m in every_m(max_tokens):
-            config = select_bf16(m, weight.n, weight.k, Output(weight.is_fp32), K_MAJOR, gpu)
+            config = select_bf16(m, weight.n, weight.k, Output(is_fp32=weight.is_fp32), K_MAJOR, gpu)
             yield Job(config.kernel_name, config, partial(BF16_GEMM.build, config))
         return
     num_groups = weight.num_groups

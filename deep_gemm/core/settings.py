@@ -49,7 +49,7 @@ class Settings:
     batch_invariant: bool
     """`DG_BATCH_INVARIANT`: what `get_batch_invariant` answers until `set_batch_invariant` is called."""
     tuned_table: Path | None
-    """`DG_TUNED_TABLE`: a table of measured choices beside the package's own (see gemm/table.py)."""
+    """`DG_TUNED_TABLE`: a table of measured choices (see gemm/table.py)."""
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import gcd
 
 from ..core.check.layout import align, ceil_div
-from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
+from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW
 from ..core.kernel import Config
 from ..core.sm90 import SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_ROWS
 from . import config_fetched
-from .output import Groups, name_of_scales
+from .output import Groups, Output
 
 BLOCK_K = 128
 """FP8 values of a k-block."""
@@ -32,22 +32,27 @@ RASTER_GROUP = 8
 """Tiles along m that are taken before the raster moves on along n, unless more are better."""
 
 
-_WORK_NAMES = {
-    Groups.NONE: "dense",
-    Groups.IDS: "m_grouped_contiguous",
-    Groups.ENDS: "m_grouped_contiguous",
-    Groups.COUNTS: "m_grouped_masked",
-    Groups.DEPTHS: "k_grouped",
-    Groups.HEADS: "heads",
-    Groups.SUM: "sum",
-    Groups.COUNTED_DEPTHS: "k_grouped",
+_WORKS = {
+    Groups.NONE: ("dense", "dense"),
+    Groups.IDS: ("m_grouped_contiguous", "rows"),
+    Groups.ENDS: ("m_grouped_contiguous", "rows"),
+    Groups.COUNTS: ("m_grouped_masked", "rows"),
+    Groups.DEPTHS: ("k_grouped", "depths"),
+    Groups.HEADS: ("heads", "heads"),
+    Groups.SUM: ("sum", "sums"),
+    Groups.COUNTED_DEPTHS: ("k_grouped", "k_counted"),
 }
-"""The part of a kernel's name that tells a kind of work."""
+"""The part of a kernel's name that tells a kind of work, and its file in gemm/work."""
+_SCALES = {None: "none", PER_BLOCK: "by_block", PER_ROW: "by_row"}
+"""The file in gemm/scales, by B's."""
 
 
 @dataclass(frozen=True)
-class GemmConfig(Config):
-    """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128."""
+class GemmConfig(Config, Output):
+    """One configuration of the `fp8_gemm` kernel. A tile is `block_m` x `block_n`; k goes in blocks of 128.
+
+    Its D, scales and groups are those of `Output`; where k is split, C is always read.
+    """
 
     block_m: int
     block_n: int
@@ -59,10 +64,6 @@ class GemmConfig(Config):
     """Sets of partial sums: with 2 one is promoted while the tensor cores fill the other."""
     run_k_blocks: int = 1
     """Blocks of k that are multiplied in a straight line of code; the tensor cores run dry after each line."""
-    sfa: Scales | None = PER_ROW
-    """How A is scaled. None: neither operand is, as in BF16."""
-    sfb: Scales | None = PER_BLOCK
-    """How B is scaled."""
     has_tail: bool = False
     """Code for the tail: blocks of k that are left when no whole run remains."""
     cluster_m: int = 1
@@ -77,39 +78,17 @@ class GemmConfig(Config):
     num_store_buffers: int = 2
     raster_group: int = RASTER_GROUP
     """Tiles along m that are taken before the raster moves on along n."""
-    output_is_fp32: bool = False
-    with_c: bool = False
-    """C is read and added; for an FP32 D that is C itself, `adds_to_d` is faster."""
-    adds_to_d: bool = False
-    """The product is added to D where D lies, by TMA (FP32)."""
-    groups: Groups = Groups.NONE
-    """How rows belong to groups, each with its own B."""
     skips_mid: bool = False
     """D has heads, with columns between their parts that are not written."""
-    to_addresses: bool = False
-    """Each row of D goes to an address of its own, without panels."""
-    activates: bool = False
-    """B is gate and up in turn, 8 rows each, and D is silu(gate) * up, cast to FP8 with a scale for 64 columns."""
-    gates_apart: bool = False
-    """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
-    fetches: bool = False
-    """With `activates`: rows of A lie in rooms of the ranks of a node, and the kernel fetches them as it goes."""
 
     @property
     def name(self) -> str:
         """Short, for people: tile, what a cluster shares, scales, output; such as "256x128/n2 bf16+c"."""
         sides = {"m": self.cluster_m, "n": self.cluster_n, "k": self.cluster_k}
         cluster = "".join(f"/{side}{ctas}" for side, ctas in sides.items() if ctas > 1)
-        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
         tail = " tail" if self.has_tail else " run 1" if self.run_k_blocks == 1 else ""
-        scales = "" if self.sfa is None or self.sfb is None else name_of_scales(self.sfa, self.sfb)
-        scales = " " * bool(scales) + scales
-        silu = "silu of halves" if self.gates_apart else "silu"
-        output = silu if self.activates else "fp32" if self.output_is_fp32 else "bf16"
-        groups = f" by {self.groups.name.lower()}" if self.groups else ""
         places = f" skip mid by {self.panel_columns}" if self.skips_mid else ""
-        places += " to addresses" if self.to_addresses else " fetched" if self.fetches else ""
-        return f"{self.block_m}x{self.block_n}{cluster}{scales} {output}{addition}{tail}{groups}{places}"
+        return f"{self.block_m}x{self.block_n}{cluster} {self.name_of_d}{tail}{self.name_of_groups}{places}"
 
     @property
     def units_along_n(self) -> int:
@@ -170,7 +149,7 @@ class GemmConfig(Config):
     @property
     def output_bytes(self) -> int:
         """Bytes of one element of D."""
-        return 4 if self.output_is_fp32 else 1 if self.activates else 2
+        return 4 if self.is_fp32 else 1 if self.activates else 2
 
     @property
     def stores_by_tma(self) -> bool:
@@ -313,7 +292,7 @@ class GemmConfig(Config):
         yield self.cluster_k == 1 or self.cluster_m * self.cluster_n == 1, "k split, or an operand shared, not both"
         yield self.cluster_k == 1 or not self.adds_to_d, "no addition by TMA where k is split"
         yield self.panel_columns * self.output_bytes in (32, 64, 128, 256), "panel rows of 32, 64, 128 or 256 bytes"
-        may_be_wide = self.output_is_fp32 and not self.rows_are_grouped
+        may_be_wide = self.is_fp32 and not self.rows_are_grouped
         yield (
             may_be_wide or not self.has_wide_panels,
             "panel rows of 256 bytes for FP32 alone, and not for grouped rows",
@@ -328,7 +307,7 @@ class GemmConfig(Config):
         yield not self.units_of_part or half % min(half, self.panels_per_store) == 0, "panels that fill half a tile"
         yield self.num_store_buffers >= 1, "at least 1 store buffer"
         yield self.raster_group >= 1, "a raster of at least 1 tile"
-        yield not self.adds_to_d or self.output_is_fp32, "FP32 output where it is added to D"
+        yield not self.adds_to_d or self.is_fp32, "FP32 output where it is added to D"
         yield not (self.adds_to_d and self.with_c), "C added in one way, not both"
         yield self.scale_rows <= 256, "a TMA box of at most 256 scales"
         along_k = self.groups == Groups.DEPTHS
@@ -342,10 +321,10 @@ class GemmConfig(Config):
             "scales of B for each row where groups are along k",
         )
         yield not along_k or self.has_tail or self.run_k_blocks == 1, "code for a tail where each group may have one"
-        plain = not (self.groups or self.loads_sfb or self.output_is_fp32 or self.with_c) and self.cluster_k == 1
+        plain = not (self.groups or self.loads_sfb or self.is_fp32 or self.with_c) and self.cluster_k == 1
         yield plain or not self.skips_mid, "a plain BF16 product without a split of k where columns of D are skipped"
         of_experts = self.groups == (Groups.ENDS if self.fetches else Groups.IDS)
-        of_ids = of_experts and self.sfb == PER_BLOCK and not self.output_is_fp32
+        of_ids = of_experts and self.sfb == PER_BLOCK and not self.is_fp32
         yield not (self.activates and self.to_addresses), "rows that are activated, or go to addresses, not both"
         yield (
             of_ids or not self.activates,
@@ -378,18 +357,16 @@ class GemmConfig(Config):
         """Give the files that gemm/kinds.cuh includes, one of each kind, and the kernel's name."""
         stores = "store_rows" if self.to_addresses else "silu" if self.activates else "store"
         stores = "split" if self.cluster_k > 1 else stores
-        work = {Groups.NONE: "dense", Groups.DEPTHS: "depths", Groups.HEADS: "heads"}.get(self.groups, "rows")
-        by_row = "by_row_kept" if self.keeps_row_scales else "by_row"
-        by_block = "by_halves" if self.activates else "by_block"
+        scales = "by_halves" if self.activates else "by_row_kept" if self.keeps_row_scales else _SCALES[self.sfb]
         arrival = "fetched" if self.fetches else "there"
         params = "_fetched" if self.fetches else "_silu" if self.activates else ""
         of_rows = {"ARRIVAL": f"work/rows_{arrival}.cuh", "ROWS_PARAMS": f"work/rows{params}_params.cuh"}
         gates = {"GATES": f"epilogue/gates_{'apart' if self.gates_apart else 'in_turn'}.cuh"}
         return {
             "DESTINATION": f"epilogue/{'to_heads' if self.skips_mid else 'to_matrix'}.cuh",
-            "WORK": f"work/{work}.cuh",
+            "WORK": f"work/{_WORKS[self.groups][1]}.cuh",
             "MAINLOOP": "mainloop.cuh",
-            "SCALES": f"scales/{by_row if self.loads_sfb else by_block}.cuh",
+            "SCALES": f"scales/{scales}.cuh",
             "EPILOGUE": f"epilogue/{stores}.cuh",
             **(of_rows if self.rows_are_grouped else {}),
             **(gates if self.activates else {}),
@@ -403,7 +380,7 @@ class GemmConfig(Config):
         They look for `fp8_gemm`, for `fp8_wgrad_gemm` where both sides have scales by row, and for `gemm_`. They count
         one match a call, so no kernel that only helps a product has any of these in its name.
         """
-        work = "skip_head_mid" if self.skips_mid else _WORK_NAMES[self.groups]
+        work = "skip_head_mid" if self.skips_mid else _WORKS[self.groups][0]
         of_rows = (
             "_fetched_silu" if self.fetches else "_silu" if self.activates else "_by_64" if self.sfa == PER_64 else ""
         )
@@ -458,7 +435,7 @@ class GemmConfig(Config):
             "kBIsMnMajor": False,
             "kHasShortTiles": self.has_short_tiles,
             "kCutsLastTiles": self.cuts_last_tiles,
-            "kOutputIsFp32": self.output_is_fp32,
+            "kOutputIsFp32": self.is_fp32,
             "kWithC": self.with_c,
             "kAddsToD": self.adds_to_d,
             "kHasTail": self.has_tail,

@@ -37,7 +37,7 @@ class DecodeConfig(Config):
     cluster_k: int = 1
     """CTAs that share out the k of a tile and add their sums."""
     ctas_per_sm: int = 1
-    output_is_fp32: bool = False
+    is_fp32: bool = False
     with_c: bool = False
     """C is read and added; it may be D itself."""
     has_heads: bool = False
@@ -49,7 +49,7 @@ class DecodeConfig(Config):
     def name(self) -> str:
         """Short, for people: columns x tokens, CTAs along k, CTAs an SM, output; such as "128x16/k3 2/SM bf16+c"."""
         cluster = f"/k{self.cluster_k}" * (self.cluster_k > 1)
-        output = ("fp32" if self.output_is_fp32 else "bf16") + "+c" * self.with_c
+        output = ("fp32" if self.is_fp32 else "bf16") + "+c" * self.with_c
         heads = " by heads" * self.has_heads + " skip mid" * self.skips_mid
         return f"{self.block_n}x{self.block_tokens}{cluster} {self.ctas_per_sm}/SM {output}{heads}"
 
@@ -130,10 +130,10 @@ class DecodeConfig(Config):
             "kCtasPerSm": self.ctas_per_sm,
             "kClusterK": self.cluster_k,
             "kClusterN": 1,
-            "kOutputBytes": 4 if self.output_is_fp32 else 2,
+            "kOutputBytes": 4 if self.is_fp32 else 2,
             "kMulticastCtas": 1,  # nobody loads into another CTA's slots
             "kSharedBytes": self.shared_bytes,
-            "kOutputIsFp32": self.output_is_fp32,
+            "kOutputIsFp32": self.is_fp32,
             "kWithC": self.with_c,
         }
 
@@ -166,7 +166,7 @@ def decode_config(
         num_math_warpgroups,
         cluster_k,
         ctas_per_sm,
-        output_is_fp32=fp32,
+        is_fp32=fp32,
         with_c=c,
         has_heads=heads,
     )

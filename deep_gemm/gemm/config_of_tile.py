@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..core.check.layout import ceil_div
 from ..core.check.recipes import PER_64, PER_ROW
@@ -34,11 +34,7 @@ def tile_config(
     With the whole tile buffered, one tile's stores run under the next one's products: on an H200 that was worth 3-10%
     at k = 2048 and cost nothing at k = 16384, even where it left 3 stages instead of 4.
     """
-    if block_m not in MATH_WARPGROUPS:
-        raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
-    if block_n not in range(16, 257, 16):
-        raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
-    num_math_warpgroups = MATH_WARPGROUPS[block_m]
+    num_math_warpgroups = warpgroups_of(block_m, block_n)
     rows_per_warpgroup = block_m // num_math_warpgroups
     # One unit's partial sums, two units' if possible, and all units' totals must fit a thread's registers.
     units_along_m = rows_per_warpgroup // WGMMA_ROWS
@@ -55,40 +51,50 @@ def tile_config(
     panels = units_along_m * block_n // panel_columns
     slot_bytes = (block_m + block_n) * BLOCK_K
     min_stages = 3 if slot_bytes >= 44 * 1024 else 4
+    config = GemmConfig(
+        block_m,
+        block_n,
+        num_stages=min_stages,
+        num_math_warpgroups=num_math_warpgroups,
+        unit_n=unit_n,
+        num_partials=num_partials,
+        run_k_blocks=run_k_blocks,
+        has_tail=has_tail,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+        cluster_k=cluster_k,
+        panel_columns=panel_columns,
+        raster_group=raster_group(block_m, block_n, cluster_m),
+        **of_output(output, cluster_k),
+    )
+    return deepest(with_buffers(config, panels))
+
+
+def warpgroups_of(block_m: int, block_n: int) -> int:
+    """Check the sizes of a tile, and give its math warpgroups."""
+    if block_m not in MATH_WARPGROUPS:
+        raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
+    if block_n not in range(16, 257, 16):
+        raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
+    return MATH_WARPGROUPS[block_m]
+
+
+def with_buffers(config: C, panels: int) -> C:
+    """Give a configuration store buffers for all panels of a warpgroup, or as many as fit."""
     for buffered in range(panels, 0, -1):
         if panels % buffered and buffered > 3:
             continue  # rotate through few panels where the whole tile does not fit
-        whole = buffered == panels
-        config = GemmConfig(
-            block_m,
-            block_n,
-            num_stages=min_stages,
-            num_math_warpgroups=num_math_warpgroups,
-            unit_n=unit_n,
-            num_partials=num_partials,
-            run_k_blocks=run_k_blocks,
-            sfa=output.sfa,
-            sfb=output.sfb,
-            has_tail=has_tail,
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            cluster_k=cluster_k,
-            panel_columns=panel_columns,
-            panels_per_store=panels if whole else 1,
-            num_store_buffers=1 if whole else buffered,
-            raster_group=raster_group(block_m, block_n, cluster_m),
-            output_is_fp32=output.is_fp32,
-            with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
-            adds_to_d=output.adds_to_d and cluster_k == 1,
-            groups=output.groups,
-            to_addresses=output.to_addresses,
-            activates=output.activates,
-            gates_apart=output.gates_apart,
-            fetches=output.fetches,
-        )
+        at_once, buffers = (panels, 1) if buffered == panels else (1, buffered)
+        config = replace(config, panels_per_store=at_once, num_store_buffers=buffers)
         if config.shared_bytes <= SHARED_BYTES_LIMIT:
             break
-    return deepest(config)
+    return config
+
+
+def of_output(output: Output, cluster_k: int) -> dict[str, Any]:
+    """Give a configuration's fields that are an output's: if k is split, C is read, also if it is D."""
+    adds_to_d = output.adds_to_d and cluster_k == 1
+    return {**vars(output), "with_c": output.with_c or (output.adds_to_d and not adds_to_d), "adds_to_d": adds_to_d}
 
 
 def deepest(config: C) -> C:

@@ -222,7 +222,13 @@ def asked(
     checks.columns(n, dtype)
     checks.depth(k)
     is_fp32 = dtype == torch.float32
-    output = Output(is_fp32, with_c or (accumulate and not is_fp32), accumulate and is_fp32, sfb=sfb, groups=kind)
+    output = Output(
+        is_fp32=is_fp32,
+        with_c=with_c or (accumulate and not is_fp32),
+        adds_to_d=accumulate and is_fp32,
+        sfb=sfb,
+        groups=kind,
+    )
     return Question(m, n, k, output, num_groups, _gpu_asked_for(gpu))
 
 

@@ -172,7 +172,7 @@ def code_plan(config: GemmConfig) -> CodePlan:
 
 def why_unfit(config: GemmConfig, k: int, output: Output) -> str | None:
     """Say why a configuration would compute something else than this problem; None if it computes it."""
-    of_output = (config.output_is_fp32, config.sfb, config.with_c or config.adds_to_d)
+    of_output = (config.is_fp32, config.sfb, config.with_c or config.adds_to_d)
     if of_output != (output.is_fp32, output.sfb, output.with_c or output.adds_to_d):
         return "is for another type of D, another C, or other scales of B"
     of_rows = (config.activates, config.gates_apart, config.fetches, config.sfa)

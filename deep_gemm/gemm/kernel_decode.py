@@ -89,7 +89,7 @@ def why_unfit(config: GemmConfig | DecodeConfig, k: int, output: Output) -> str 
         return fp8_gemm.why_unfit(config, k, output)
     if output.sfb != PER_BLOCK:
         return "is for one scale for each 128x128 block of B"
-    if (config.output_is_fp32, config.with_c) != (output.is_fp32, output.with_c or output.adds_to_d):
+    if (config.is_fp32, config.with_c) != (output.is_fp32, output.with_c or output.adds_to_d):
         return "is for another type of D, or another C"
     if config.has_heads != (output.groups == Groups.HEADS):
         return "is for one head, or for several, and the product is not"

@@ -55,7 +55,7 @@ def output_map(config: GemmConfig, d: Tensor) -> TensorMap:
 
     See `Span` in the epilogue that stores panels.
     """
-    element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
+    element = ElementType.FLOAT32 if config.is_fp32 else ElementType.BFLOAT16
     of_d = matrix_map if d.dim() == 2 else plane_map
     if not config.has_wide_panels:
         return of_d(element, d, (WGMMA_ROWS, config.panel_columns), config.panel_columns * config.output_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 
 from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
@@ -32,34 +32,31 @@ class Groups(IntEnum):
 OF_BF16_ALONE = (Groups.SUM, Groups.COUNTED_DEPTHS)
 """Work that no FP8 product does."""
 
-_NAMES = {(PER_ROW, PER_BLOCK): "", (PER_ROW, PER_ROW): "1d1d", (PER_64, PER_BLOCK): "by 64"}
+_NAMES: dict[tuple[Scales | None, Scales | None], str] = {
+    (None, None): "",
+    (PER_ROW, PER_BLOCK): "",
+    (PER_ROW, PER_ROW): "1d1d ",
+    (PER_64, PER_BLOCK): "by 64 ",
+}
+"""Of the scales of A and B: the usual ones have none."""
 
 
-def name_of_scales(sfa: Scales, sfb: Scales) -> str:
-    """Name the scales of A and B, for people; the usual ones have none.
-
-    >>> name_of_scales(Scales(1, 32), Scales(32, 32))
-    '1x32 32x32'
-    """
-    return _NAMES.get((sfa, sfb), f"{sfa.rows}x{sfa.columns} {sfb.rows}x{sfb.columns}")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Output:
-    """The output of a product: the type of D, and how C takes part."""
+    """All that decides a kernel's code besides its tile. A configuration of `fp8_gemm` is this, and a tile."""
 
     is_fp32: bool = False
+    """D is FP32, not BF16."""
     with_c: bool = False
     """C is another tensor, or D itself in BF16: read and added."""
     adds_to_d: bool = False
-    """C is D itself, in FP32: TMA adds where D lies."""
-    _: KW_ONLY
-    sfa: Scales = PER_ROW
-    """The caller's as well: how A is scaled. BF16 has no scales, whatever is said here."""
-    sfb: Scales = PER_BLOCK
+    """C is D itself, in FP32: TMA adds where D lies, which is faster than to read it."""
+    sfa: Scales | None = PER_ROW
+    """How A is scaled. None: neither operand is, as in BF16."""
+    sfb: Scales | None = PER_BLOCK
     """How B is scaled."""
     groups: Groups = Groups.NONE
-    """The caller's as well: how rows belong to groups."""
+    """How rows belong to groups, each with its own B."""
     to_addresses: bool = False
     """Each row goes to an address of its own, perhaps in another GPU's memory. Only BF16 rows with ids can."""
     activates: bool = False
@@ -67,16 +64,35 @@ class Output:
     gates_apart: bool = False
     """With `activates`: B has gate's rows first, a scale is for 128 columns, gate and up are rounded to BF16."""
     fetches: bool = False
-    """The caller's as well, with `activates`: rows of A lie in rooms of a node's ranks, and are fetched as needed."""
+    """With `activates`: rows of A lie in rooms of a node's ranks, and are fetched as needed."""
 
     @property
     def name(self) -> str:
         """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
-        scales = name_of_scales(self.sfa, self.sfb)
-        scales += " " * bool(scales)
-        addition = "+d" if self.adds_to_d else "+c" if self.with_c else ""
-        groups = f" by {self.groups.name.lower()}" if self.groups else ""
-        places = " to addresses" if self.to_addresses else " fetched" if self.fetches else ""
+        return self.name_of_d + self.name_of_groups
+
+    @property
+    def name_of_d(self) -> str:
+        """Name scales, type and C."""
+        sides = (f"{side.rows}x{side.columns} " for side in (self.sfa, self.sfb) if side is not None)
+        scales = _NAMES.get((self.sfa, self.sfb), "".join(sides))
         silu = "silu of halves" if self.gates_apart else "silu"
         of = silu if self.activates else "fp32" if self.is_fp32 else "bf16"
-        return f"{scales}{of}{addition}{groups}{places}"
+        return scales + of + ("+d" if self.adds_to_d else "+c" if self.with_c else "")
+
+    @property
+    def name_of_groups(self) -> str:
+        """Name groups of rows, and where rows lie."""
+        groups = f" by {self.groups.name.lower()}" if self.groups else ""
+        return groups + (" to addresses" if self.to_addresses else " fetched" if self.fetches else "")
+
+
+OUTPUTS = (
+    Output(),
+    Output(with_c=True),
+    Output(is_fp32=True),
+    Output(is_fp32=True, with_c=True),
+    Output(is_fp32=True, adds_to_d=True),
+)
+"""Every type of D, and how C takes part."""
+BF16, BF16_C, FP32, FP32_C, FP32_D = OUTPUTS

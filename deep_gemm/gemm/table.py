@@ -1,25 +1,22 @@
 """Tables of measured choices: products for which another tile was faster than the one of the lowest cost.
 
 A table is a JSON file, an entry on each line: a GPU, a product, its tile and what that took, the tile that it replaces
-and what that took. `python -m lab tune` writes them. The package comes with `tuned.json`, and `DG_TUNED_TABLE`
-names another, whose entries hold where both have one for a product.
+and what that took. `python -m lab tune` writes one, and `DG_TUNED_TABLE` names it. The package comes with none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.check.integers import integer_in_range
-from ..core.settings import settings
 from .output import Output
 from .tiles import OUTPUTS_BY_NAME
 
 FORMAT = 1
-PACKAGE_TABLE = Path(__file__).with_name("tuned.json")
 TABLE_FIELDS = ("format", "made_by", "entries")
 ENTRY_FIELDS = ("gpu", "num_sms", "output", "m", "n", "k", "tile", "us", "replaces", "replaced_us")
 
@@ -55,12 +52,6 @@ class Entry:
         return f"{self.m}x{self.n}x{self.k} {self.output.name} on {self.gpu}, {self.num_sms} SMs"
 
 
-def tables_in_force() -> list[Path]:
-    """The package's table and the user's, if there is one; the later prevails."""
-    users = settings().tuned_table
-    return [PACKAGE_TABLE] if users is None else [PACKAGE_TABLE, users]
-
-
 def read_table(path: Path) -> list[Entry]:
     """Read a table; any mistake in it is a ValueError that names the file."""
     try:
@@ -88,25 +79,6 @@ def parse_table(text: str, file: str) -> list[Entry]:
         if first != number:
             raise ValueError(f"{file}: entry {number}: expected a product of its own, got that of entry {first} again")
     return entries
-
-
-def table_text(entries: Iterable[Entry], made_by: str) -> str:
-    """Write a table: by GPU, kind of product and weight, then by m."""
-    ordered = sorted(entries, key=lambda e: (e.gpu, e.num_sms, e.output.name, e.n, e.k, e.m))
-    lines = ",\n".join(
-        json.dumps(
-            {name: getattr(entry, name) for name in ENTRY_FIELDS}
-            | {"output": entry.output.name}
-            | {"us": round(entry.us, 2), "replaced_us": round(entry.replaced_us, 2)}
-        )
-        for entry in ordered
-    )
-    return f'{{"format": {FORMAT},\n"made_by": {json.dumps(made_by)},\n"entries": [\n{lines}\n]}}\n'
-
-
-def updated(entries: Iterable[Entry], measured: Collection[Product], found: Iterable[Entry]) -> list[Entry]:
-    """Put in what was found; of the products that were measured no other entry stays."""
-    return [*(entry for entry in entries if entry.product not in measured), *found]
 
 
 def _entry(where: str, content: Any) -> Entry:

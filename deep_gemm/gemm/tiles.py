@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..core.check.layout import ceil_div
-from ..core.check.recipes import PER_BLOCK, PER_ROW
+from ..core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from .config import BLOCK_K, GemmConfig
 from .config_decode import DecodeConfig, decode_config
 from .config_of_tile import tile_config
-from .output import Groups, Output
+from .output import OUTPUTS, Groups, Output
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,9 @@ TILES_PER_ROW = (
     Tile(256, 128),
 )
 """If B has a scale for each row (weight gradients): twice the FP32 instructions, and more registers."""
-TILES_OF = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
+TILES_OF: dict[Scales | None, tuple[Tile, ...]] = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
 """By the scales of B."""
 
-OUTPUTS = (
-    Output(),
-    Output(with_c=True),
-    Output(is_fp32=True),
-    Output(is_fp32=True, with_c=True),
-    Output(is_fp32=True, adds_to_d=True),
-)
 OUTPUTS_OF = {sfb: tuple(replace(output, sfb=sfb) for output in OUTPUTS) for sfb in TILES_OF}
 OUTPUTS_BY_NAME = {output.name: output for outputs in OUTPUTS_OF.values() for output in outputs}
 

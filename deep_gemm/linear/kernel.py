@@ -139,7 +139,7 @@ class LinearDecodeConfig(Config):
     def rules(self) -> Iterator[tuple[bool, str]]:
         """State what must hold for the kernel to be built so."""
         tile = self.tile
-        yield not tile.output_is_fp32, "BF16 output"
+        yield not tile.is_fp32, "BF16 output"
         yield 2 <= self.cluster_size <= MAX_CLUSTER, f"clusters of 2 to {MAX_CLUSTER}"
         yield (
             self.blocks_of_team * self.cluster_n <= LANES and GROUP_BLOCKS % self.cluster_n == 0,
@@ -248,7 +248,7 @@ def reachable_linear() -> list[LinearDecodeConfig]:
         replace(tile, block_tokens=tokens)
         for tile in reachable_decode()
         for tokens in BLOCK_TOKENS
-        if tokens <= MAX_ROWS and not tile.output_is_fp32
+        if tokens <= MAX_ROWS and not tile.is_fp32
     ]
     found = [linear_decode_config(tile, cluster_n) for tile in tiles for cluster_n in (1, 2, MAX_CLUSTER_N)]
     return list(dict.fromkeys(config for config in found if config is not None))

@@ -19,7 +19,7 @@ from deep_gemm.core.jit import CompilerMissing
 from deep_gemm.core.settings import settings
 from deep_gemm.gemm import timings
 from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.table import Entry, Product, read_table, table_text, updated
+from deep_gemm.gemm.table import Entry, Product, read_table
 from deep_gemm.gemm.tiles import OUTPUTS_BY_NAME
 from deep_gemm.gemm.timings import Timings
 
@@ -32,6 +32,7 @@ from .report import Report, Row, write_whole
 from .timing import PairingError
 from .tune import Contest, Judgement
 from .tune_collect import Collection
+from .tuned import table_text, updated
 
 MOST = 1.05
 """The most that an audit lets pass: the time of the chosen tile over that of the best."""

@@ -131,7 +131,7 @@ def _product(row: Mapping[str, Any]) -> Product:
 
 
 _GROUPED = [
-    Output(is_fp32, with_c, adds_to_d, sfb=sfb, groups=groups)
+    Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=sfb, groups=groups)
     for groups in Groups
     for sfb in (PER_BLOCK, PER_ROW)
     for is_fp32, with_c, adds_to_d in (

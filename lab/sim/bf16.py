@@ -70,7 +70,7 @@ def random_problem(
         return x.mT if is_mn else x
 
     a, b = operand(m, config.majors.a_is_mn), operand(n, config.majors.b_is_mn)
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     d = torch.full((*lead, m, n), float("nan"), dtype=dtype)
     c = None
     if config.adds_to_d or (config.with_c and in_place):

@@ -37,7 +37,7 @@ def random_d_and_c(
     config: Bf16Config, shape: Sequence[int], generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
     """D full of NaN, and C if there is one; D is random if it is C."""
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     d = torch.full(tuple(shape), float("nan"), dtype=dtype)
     c = None
     if config.adds_to_d:

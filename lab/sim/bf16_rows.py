@@ -48,7 +48,7 @@ def random_problem(
     a = torch.randn(planes, rows, k, generator=generator).to(torch.bfloat16)
     b = torch.randn(groups, *((k, n) if config.majors.b_is_mn else (n, k)), generator=generator).to(torch.bfloat16)
     b = b.mT if config.majors.b_is_mn else b
-    d = torch.full((planes, rows, n), CANARY, dtype=torch.float32 if config.output_is_fp32 else torch.bfloat16)
+    d = torch.full((planes, rows, n), CANARY, dtype=torch.float32 if config.is_fp32 else torch.bfloat16)
     p = RowsProblem(a, b, d, numbers, config.groups, rows / groups, alignment, zero_padding)
     a[ids_of(p) < 0] = float("nan")
     return p

@@ -116,7 +116,7 @@ def command(config: GemmConfig, m: int, n: int, k: int, seed: int, num_sms: int)
         "--cluster-k": config.cluster_k,
     }
     switches = {
-        "--fp32": config.output_is_fp32,
+        "--fp32": config.is_fp32,
         "--with-c": config.with_c,
         "--adds-to-d": config.adds_to_d,
         "--by-row": config.sfb == PER_ROW,

@@ -55,7 +55,7 @@ def random_problem(
 ) -> DenseProblem:
     """Make a problem with random data. D is NaN, unless it is also C (`in_place` or `adds_to_d`)."""
     generator = torch.Generator().manual_seed(seed)
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
     cast_b = per_token_cast_to_fp8 if config.sfb == PER_ROW else per_block_cast_to_fp8
     b = cast_b(torch.randn(n, k, generator=generator))

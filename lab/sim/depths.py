@@ -45,7 +45,7 @@ def random_problem(
     """Make a problem with random data. D is NaN, unless it is also C. `on_gpu_alone`: depths in a tensor only."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (k_grouped_cast_to_fp8(torch.randn(rows, sum(ks), generator=generator), ks) for rows in (m, n))
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     d = torch.full((len(ks), m, n), float("nan"), dtype=dtype)
     c = None
     if config.adds_to_d:

@@ -34,7 +34,7 @@ def random_problem(
 ) -> DenseProblem:
     """Make a problem with random data for a configuration. D is NaN, unless it is also C (`in_place`)."""
     generator = torch.Generator().manual_seed(seed)
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     a = per_token_cast_to_fp8(torch.randn(m, k, generator=generator))
     b = per_block_cast_to_fp8(torch.randn(n, k, generator=generator))
     d = torch.full((m, n), float("nan"), dtype=dtype)

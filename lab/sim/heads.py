@@ -40,7 +40,7 @@ def random_problem(
     generator = torch.Generator().manual_seed(seed)
     is_per_row = isinstance(config, GemmConfig) and config.sfb == PER_ROW
     adds_to_d = isinstance(config, GemmConfig) and config.adds_to_d
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     a, sfa = per_token_cast_to_fp8(torch.randn(m, heads, k, generator=generator))
     cast_b = per_token_cast_to_fp8 if is_per_row else per_block_cast_to_fp8
     b, sfb = cast_b(torch.randn(heads, n, k, generator=generator))

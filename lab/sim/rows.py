@@ -48,7 +48,7 @@ def random_problem(
     counts in each group. Rows of A without a group are NaN, both values and scales.
     """
     generator = torch.Generator().manual_seed(seed)
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     numbers = torch.tensor(layout, dtype=torch.int32)
     groups = num_groups or (int(numbers.max()) + 1 if config.groups == Groups.IDS else len(layout))
     if config.groups == Groups.IDS:

@@ -253,12 +253,14 @@ def scales_trial(is_m_major: bool) -> None:
 
 
 WITH_C, IN_PLACE = (
-    tile_config(64, 64, Output(True, with_c, not with_c, sfb=PER_ROW, groups=Groups.DEPTHS), k=128)
+    tile_config(
+        64, 64, Output(is_fp32=True, with_c=with_c, adds_to_d=not with_c, sfb=PER_ROW, groups=Groups.DEPTHS), k=128
+    )
     for with_c in (True, False)
 )
 TRIALS: dict[str, Callable[[], None]] = {
     "dense": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), k=400), (72, 264, 400)),
-    "by row": lambda: dense_trial(tile_config(64, 64, Output(True, sfb=PER_ROW), k=400), (72, 136, 400)),
+    "by row": lambda: dense_trial(tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW), k=400), (72, 136, 400)),
     "split": lambda: dense_trial(tile_config(64, 64, Output(with_c=True), cluster_k=3, k=1040), (72, 264, 1040)),
     "decode": lambda: decode_trial(DecodeConfig(16, 4, 1, 2, with_c=True), (9, 264, 1040)),
     "into heads": lambda: skip_trial(skipping(tile_config(64, 64, Output(), k=400), 16), (16, 8, 48)),
@@ -267,7 +269,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "ends": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.ENDS), k=400), [70, 100], 130, alignment=32),
     "counts": lambda: rows_trial(tile_config(64, 64, Output(groups=Groups.COUNTS), k=400), [3, 70, 0], 75),
     "rows by row": lambda: rows_trial(
-        tile_config(64, 64, Output(True, sfb=PER_ROW, groups=Groups.COUNTS), k=400), [3, 70, 0], 75
+        tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.COUNTS), k=400), [3, 70, 0], 75
     ),
     "rows by 64": lambda: rows_trial(
         tile_config(64, 64, Output(groups=Groups.IDS, sfa=PER_64), k=400), [-1, *[0] * 70, -1, *[1] * 20]
@@ -275,7 +277,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "activated rows": lambda: silu_trial(True),
     "activated rows without weights": lambda: silu_trial(False),
     "heads": lambda: heads_trial(Tile(64, 64), Output(with_c=True, groups=Groups.HEADS)),
-    "heads by row": lambda: heads_trial(Tile(64, 64), Output(True, sfb=PER_ROW, groups=Groups.HEADS)),
+    "heads by row": lambda: heads_trial(Tile(64, 64), Output(is_fp32=True, sfb=PER_ROW, groups=Groups.HEADS)),
     "heads of few rows": lambda: heads_trial(
         Tile(16, 64, cluster_k=2, is_decode=True), Output(with_c=True, groups=Groups.HEADS)
     ),

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused() -> None:
 KERNELS: dict[str, tuple[Any, Any]] = {
     "dense": (fp8_gemm.KERNEL, tile_config(64, 64, Output())),
     "rows": (fp8_gemm.KERNEL, tile_config(64, 64, Output(groups=Groups.IDS))),
-    "depths": (fp8_gemm.KERNEL, tile_config(64, 64, Output(True, sfb=PER_ROW, groups=Groups.DEPTHS), k=128)),
+    "depths": (fp8_gemm.KERNEL, tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.DEPTHS), k=128)),
     "decode": (fp8_gemm_decode.KERNEL, decode_config(8, 1, 1, 2)),
 }
 

@@ -41,11 +41,11 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ("needs 1 or 2 CTAs that share an operand", {"cluster_n": 0}),
     ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 0}),
     ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 256}),
-    ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 128, "output_is_fp32": True}),
+    ("needs panel rows of 32, 64, 128 or 256 bytes", {"panel_columns": 128, "is_fp32": True}),
     ("needs panel rows of 256 bytes for FP32 alone, and not for grouped rows", {"panel_columns": 128}),
     (
         "needs panel rows of 256 bytes for FP32 alone, and not for grouped rows",
-        {"output_is_fp32": True, "groups": Groups.COUNTS},
+        {"is_fp32": True, "groups": Groups.COUNTS},
     ),
     ("needs panels that fill a tile", {"block_n": 96}),
     ("needs panels that fill a tile", {"panels_per_store": 3}),
@@ -55,13 +55,13 @@ VIOLATIONS: list[tuple[str, dict[str, object]]] = [
     ("needs FP32 output where it is added to D", {"adds_to_d": True}),
     (
         "needs C added in one way, not both",
-        {"output_is_fp32": True, "panel_columns": 32, "with_c": True, "adds_to_d": True},
+        {"is_fp32": True, "panel_columns": 32, "with_c": True, "adds_to_d": True},
     ),
     ("needs 1 to 8 CTAs that split k", {"cluster_k": 9}),
     ("needs k split, or an operand shared, not both", {"cluster_k": 2, "cluster_m": 2}),
     (
         "needs no addition by TMA where k is split",
-        {"cluster_k": 2, "output_is_fp32": True, "panel_columns": 32, "adds_to_d": True},
+        {"cluster_k": 2, "is_fp32": True, "panel_columns": 32, "adds_to_d": True},
     ),
     (
         "needs panels that fill half a tile",
@@ -154,7 +154,7 @@ def test_a_tile_gets_a_legal_configuration_or_one_that_says_why_not(block_m: int
                 assert reason is None or "accumulators" in reason or "bytes shared" in reason
             assert (config.block_m, config.block_n) == (block_m, block_n)
             assert (config.cluster_m, config.cluster_n) == (cluster_m, cluster_n)
-            assert Output(config.output_is_fp32, config.with_c, config.adds_to_d) == output
+            assert Output(is_fp32=config.is_fp32, with_c=config.with_c, adds_to_d=config.adds_to_d) == output
 
 
 def test_a_configuration_uses_what_an_sm_has_and_no_more() -> None:
@@ -196,7 +196,7 @@ def test_a_width_that_no_kernel_has_is_refused(block_n: int) -> None:
         ("128x112 fp32+d", tile_config(128, 112, Output(is_fp32=True, adds_to_d=True))),
         (
             "256x128/n2 1d1d fp32 run 1 by depths",
-            tile_config(256, 128, Output(True, sfb=PER_ROW, groups=Groups.DEPTHS), cluster_n=2),
+            tile_config(256, 128, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.DEPTHS), cluster_n=2),
         ),
     ],
 )
@@ -214,7 +214,7 @@ def test_tiles_twice_as_wide_as_high_have_a_higher_raster(tile: tuple[int, ...],
 
 
 def test_grouped_rows_are_loaded_64_at_a_time() -> None:
-    counts, depths = Output(groups=Groups.COUNTS), Output(True, sfb=PER_ROW, groups=Groups.DEPTHS)
+    counts, depths = Output(groups=Groups.COUNTS), Output(is_fp32=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     assert tile_config(128, 192, counts).box_rows_of_a == 64
     assert tile_config(256, 128, counts).box_rows_of_a == 64
     assert tile_config(192, 128, depths).box_rows_of_a == 192

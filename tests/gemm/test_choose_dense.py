@@ -64,7 +64,7 @@ def test_the_choice_is_legal_and_reachable(m: int, n: int, k: int, output: Outpu
     config = select(m, n, k, output, gpu)
     assert config.why_illegal() is None
     assert config in REACHABLE
-    assert config.output_is_fp32 == output.is_fp32
+    assert config.is_fp32 == output.is_fp32
     takes_c = config.with_c if isinstance(config, DecodeConfig) else config.with_c or config.adds_to_d
     assert takes_c == (output.with_c or output.adds_to_d)
     assert config.cluster_k == 1 or k > 128 * config.cluster_k, "more CTAs than blocks of k"

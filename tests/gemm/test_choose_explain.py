@@ -98,7 +98,7 @@ def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.Captu
     explain(m, n, k, **more, gpu="H200")
     by_row = "recipe" in more
     output = Output(
-        by_row or "d_dtype" in more, sfb=PER_ROW if by_row else PER_BLOCK, groups=Groups[more["groups"].upper()]
+        is_fp32=by_row or "d_dtype" in more, sfb=PER_ROW if by_row else PER_BLOCK, groups=Groups[more["groups"].upper()]
     )
     rows = m if more["groups"] == "counts" else m / 32
     config = select_grouped(32, rows, n, k, output, H200)
@@ -107,7 +107,7 @@ def test_what_is_chosen_is_what_grouped_rows_run(name: str, capsys: pytest.Captu
 
 def test_what_is_chosen_is_what_groups_along_k_run(capsys: pytest.CaptureFixture[str]) -> None:
     explain(7168, 2048, 4096, groups="depths", num_groups=16, accumulate=True, gpu="H200")
-    output = Output(True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
+    output = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     config = select_k_grouped(16, 7168, 2048, 4096, output, H200)
     assert config.name.startswith(f"{chosen(capsys.readouterr().out)} ")
 

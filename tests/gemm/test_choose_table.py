@@ -16,12 +16,12 @@ from deep_gemm.core.check.recipes import PER_ROW
 from deep_gemm.core.gpu import H20, H200
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
-from deep_gemm.gemm.dense import choose as heuristics
 from deep_gemm.gemm.dense.choose import cheapest_tile, reachable, reachable_decode, select, tuned_tiles
 from deep_gemm.gemm.explain import explain
 from deep_gemm.gemm.output import Output
-from deep_gemm.gemm.table import PACKAGE_TABLE, Entry, parse_table, read_table, table_text, updated
+from deep_gemm.gemm.table import Entry, parse_table, read_table
 from deep_gemm.gemm.tiles import tiles_by_name
+from lab.bench.tuned import table_text, updated
 
 WGRAD = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW)
 SHAPE = (200, 2112, 7168)
@@ -47,13 +47,10 @@ ENTRIES = [
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's table, in force, with nothing else beside it."""
+    """A user's table, in force."""
     path = tmp_path / "mine.json"
     path.write_text(table_text(ENTRIES, "hand"))
     monkeypatch.setenv("DG_TUNED_TABLE", str(path))
-    package = tmp_path / "package.json"
-    package.write_text(table_text([], "hand"))
-    monkeypatch.setattr("deep_gemm.gemm.table.PACKAGE_TABLE", package)
     forget()
     yield path
     monkeypatch.undo()
@@ -93,12 +90,6 @@ def test_a_table_has_a_line_for_each_entry_sorted() -> None:
         "replaces": "64x64",
         "replaced_us": 10.25,
     }
-
-
-def test_the_packages_own_table_is_right() -> None:
-    entries = read_table(PACKAGE_TABLE)
-    assert all(heuristics._tile_of(each)[0] for each in entries)
-    assert json.loads(PACKAGE_TABLE.read_text())["made_by"].startswith("python -m lab tune")
 
 
 def test_what_was_measured_again_is_replaced_or_goes_and_the_rest_stays() -> None:
@@ -186,13 +177,6 @@ def test_an_entry_that_splits_k_is_passed_over_where_none_may() -> None:
 def test_an_entry_of_the_decode_kernel_is_passed_over_on_some_of_the_sms() -> None:
     assert isinstance(select(8, 2112, 7168, Output(), H200), DecodeConfig)
     assert isinstance(select(8, 2112, 7168, Output(), H200, whole_gpu=False), GemmConfig)
-
-
-def test_a_users_entry_prevails_over_the_packages(table: Path) -> None:
-    others = table_text([entry(tile="64x96"), entry(300, tile="64x96")], "hand")
-    table.with_name("package.json").write_text(others)
-    assert select(*SHAPE, Output(), H200).name.startswith("128x160 ")
-    assert select(300, 2112, 7168, Output(), H200).name.startswith("64x96 ")
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_no_number_of_tokens_needs_a_kernel_that_is_left_out(name: str) -> None:
         for _ in range(20):
             m = draw.choice((draw.randint(1, 200), draw.randint(1, 20_000))) * weight.rows_per_token
             if weight.is_bf16:
-                bf16 = select_bf16(m, weight.n, weight.k, Output(weight.is_fp32), K_MAJOR, H200)
+                bf16 = select_bf16(m, weight.n, weight.k, Output(is_fp32=weight.is_fp32), K_MAJOR, H200)
                 assert (bf16.kernel_name, bf16) in made, (weight, m)
                 continue
             if weight.is_gated and m >= MANY_ROWS:

@@ -52,7 +52,7 @@ def inspect_arguments(config: GemmConfig) -> str:
     sizes = f"--block-m {config.block_m} --block-n {config.block_n}"
     shared = {"m": config.cluster_m, "n": config.cluster_n, "k": config.cluster_k}
     clusters = "".join(f" --cluster-{side} {ctas}" for side, ctas in shared.items()) * (config.cluster_size > 1)
-    output = " --output fp32" * config.output_is_fp32 + " --with-c" * config.with_c + " --adds-to-d" * config.adds_to_d
+    output = " --output fp32" * config.is_fp32 + " --with-c" * config.with_c + " --adds-to-d" * config.adds_to_d
     is_odd = config.has_tail or config.run_k_blocks == 1
     return f"fp8_gemm {sizes}{clusters}{output}" + " --by-row" * (config.sfb == PER_ROW) + " --odd" * is_odd
 

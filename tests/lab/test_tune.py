@@ -372,11 +372,13 @@ def test_another_gpu_than_a_hopper_is_refused(gpu: FakeGpu, monkeypatch: pytest.
     assert "need a Hopper GPU" in output
 
 
-def test_a_table_in_force_that_is_none_is_named(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("deep_gemm.gemm.dense.choose.tables_in_force", lambda: [tmp_path / "none.json"])
+def test_a_table_in_force_that_is_none_is_named(
+    gpu: FakeGpu, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DG_TUNED_TABLE", str(in_a_folder / "none.json"))
+    settings_module.settings.cache_clear()
     tuned_tiles.cache_clear()
     code, output = invoke("--audit")
-    tuned_tiles.cache_clear()
     assert code == 2
     assert "none.json: expected a table of tuned products, got" in output
 

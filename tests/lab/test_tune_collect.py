@@ -34,7 +34,7 @@ from lab.bench.tune_samples import Sample
 DENSE = Sample(Output(), 200, 576, 1024)
 IDS = Sample(Output(groups=Groups.IDS), 60, 128, 256, 3, is_fitted=False)
 COUNTS = Sample(Output(sfb=PER_ROW, groups=Groups.COUNTS), 20, 128, 256, 2)
-DEPTHS = Sample(Output(True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS), 64, 128, 256, 2)
+DEPTHS = Sample(Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS), 64, 128, 256, 2)
 SAMPLES = [DENSE, IDS, COUNTS, DEPTHS]
 
 Calls = dict[str, Callable[[], Any]]

@@ -144,5 +144,5 @@ def test_biased_schedules(tile: tuple[int, int, int, int], schedule: str) -> Non
 
 def test_every_tile_of_products_can_be_had() -> None:
     for config in reachable_decode():
-        if not config.output_is_fp32:
+        if not config.is_fp32:
             assert serving(1, 1024, config) is not None, config.name

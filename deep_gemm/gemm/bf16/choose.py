@@ -12,6 +12,7 @@ that has a CTA for each, or by one CTA in turn.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache, lru_cache
 from math import gcd
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from ...core.sm90 import WGMMA_ROWS
 from ..config_of_tile import MATH_WARPGROUPS
 from ..cost import NEVER, NUM_SMS, bytes_of_d, memory_us, together
 from ..dense.choose import BANDS, band_of
-from ..output import Groups, Output
+from ..output import BF16, BF16_C, FP32, FP32_C, FP32_D, OUTPUTS, Groups, Output
 from ..timings import timings_of
 from .config import BLOCK_K, K_MAJOR, MAX_ACCUMULATORS, Bf16Config, Majors, bf16_config
 
@@ -252,18 +253,18 @@ def reachable_bf16_sum() -> list[Bf16Config]:
 def reachable_bf16_rows() -> list[Bf16Config]:
     """Every configuration that `select_bf16_rows` can give."""
     return [
-        tile.config(Output(is_fp32, groups=groups), Majors(b_is_mn=b_is_mn), 1)
+        tile.config(Output(is_fp32=is_fp32, groups=groups), Majors(b_is_mn=b_is_mn), 1)
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
         for b_is_mn in (False, True)
-        for tile in fitting_tiles(ROWS_TILES, Output(is_fp32, groups=groups))
+        for tile in fitting_tiles(ROWS_TILES, Output(is_fp32=is_fp32, groups=groups))
     ]
 
 
 def reachable_bf16_depths() -> list[Bf16Config]:
     """Every configuration that `select_bf16_depths` can give."""
-    of_d = ((True, False, False), (True, True, False), (True, False, True), (False, False, False), (False, True, False))
-    outputs = [Output(*each, groups=groups) for groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS) for each in of_d]
+    of_d = (FP32, FP32_C, FP32_D, BF16, BF16_C)
+    outputs = [replace(each, groups=groups) for groups in (Groups.DEPTHS, Groups.COUNTED_DEPTHS) for each in of_d]
     return [
         tile.config(output, Majors(True, True), 1) for output in outputs for tile in fitting_tiles(DEPTHS_TILES, output)
     ]
@@ -271,19 +272,12 @@ def reachable_bf16_depths() -> list[Bf16Config]:
 
 def reachable_bf16() -> list[Bf16Config]:
     """Every configuration that `select_bf16` can give for one product."""
-    outputs = (
-        Output(),
-        Output(with_c=True),
-        Output(is_fp32=True),
-        Output(is_fp32=True, with_c=True),
-        Output(is_fp32=True, adds_to_d=True),
-    )
     found = [
         tile.config(output, majors, slices)
         for majors in (Majors(), Majors(b_is_mn=True), Majors(True, True), Majors(a_is_mn=True))
         for slices in (1, *SPLITS_AT_ONCE)
         if slices == 1 or not majors.a_is_mn
-        for output in outputs
+        for output in OUTPUTS
         for tile in TILES
         if tile.serves(majors, slices)
     ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import NamedTuple
 
 from ...core.check.layout import align, ceil_div
-from ...core.sm90 import SHARED_BYTES_LIMIT, WGMMA_ROWS
+from ...core.check.recipes import Scales
+from ...core.sm90 import WGMMA_ROWS
 from ..config import CHUNK_ELEMENTS, EMPTY_BYTES, GemmConfig
-from ..config_of_tile import MATH_WARPGROUPS, deepest, raster_group
+from ..config_of_tile import deepest, of_output, raster_group, warpgroups_of, with_buffers
 from ..output import Groups, Output
 
 BLOCK_K = 64
@@ -44,8 +45,8 @@ class Bf16Config(GemmConfig):
     majors: Majors = K_MAJOR
     slices: int = 1
     """Slices of k, each summed from zero; CTAs of a cluster take one each (`cluster_k`), or a CTA all in turn."""
-    sfa: None = None
-    sfb: None = None
+    sfa: Scales | None = field(default=None, kw_only=True)
+    sfb: Scales | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -105,10 +106,6 @@ class Bf16Config(GemmConfig):
             kinds["EPILOGUE"] = "epilogue/split_once.cuh"
         if self.groups == Groups.DEPTHS:
             kinds["WORK"] = "work/k_parts.cuh"
-        if self.groups == Groups.SUM:
-            kinds["WORK"] = "work/sums.cuh"
-        if self.groups == Groups.COUNTED_DEPTHS:
-            kinds["WORK"] = "work/k_counted.cuh"
         return kinds
 
     @property
@@ -151,39 +148,22 @@ def bf16_config(
     min_stages: int = 0,
 ) -> Bf16Config:
     """Configure the kernel for a tile: as many stages as fit beside store buffers for, if possible, the whole tile."""
-    if block_m not in MATH_WARPGROUPS:
-        raise ValueError(f"block_m: expected one of {list(MATH_WARPGROUPS)}, got {block_m}")
-    if block_n not in range(16, 257, 16):
-        raise ValueError(f"block_n: expected a multiple of 16 from 16 to 256, got {block_n}")
-    num_math_warpgroups = MATH_WARPGROUPS[block_m]
+    num_math_warpgroups = warpgroups_of(block_m, block_n)
     units_along_m = block_m // num_math_warpgroups // WGMMA_ROWS
     panel_columns = gcd(block_n, 64)
-    panels = units_along_m * block_n // panel_columns
-    min_stages = min_stages or (3 if block_m + block_n > 384 else 4)
-    for buffered in range(panels, 0, -1):
-        if panels % buffered and buffered > 3:
-            continue  # rotate through few panels where the whole tile does not fit
-        whole = buffered == panels
-        config = Bf16Config(
-            block_m,
-            block_n,
-            num_stages=min_stages,
-            num_math_warpgroups=num_math_warpgroups,
-            unit_n=block_n,
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            cluster_k=cluster_k,
-            panel_columns=panel_columns,
-            panels_per_store=panels if whole else 1,
-            num_store_buffers=1 if whole else buffered,
-            raster_group=raster_group(block_m, block_n, cluster_m),
-            output_is_fp32=output.is_fp32,
-            with_c=output.with_c or (output.adds_to_d and cluster_k > 1),
-            adds_to_d=output.adds_to_d and cluster_k == 1,
-            groups=output.groups,
-            majors=majors,
-            slices=slices,
-        )
-        if config.shared_bytes <= SHARED_BYTES_LIMIT:
-            break
-    return deepest(config)
+    config = Bf16Config(
+        block_m,
+        block_n,
+        num_stages=min_stages or (3 if block_m + block_n > 384 else 4),
+        num_math_warpgroups=num_math_warpgroups,
+        unit_n=block_n,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+        cluster_k=cluster_k,
+        panel_columns=panel_columns,
+        raster_group=raster_group(block_m, block_n, cluster_m),
+        majors=majors,
+        slices=slices,
+        **{**of_output(output, cluster_k), "sfa": None, "sfb": None},
+    )
+    return deepest(with_buffers(config, units_along_m * block_n // panel_columns))

@@ -91,7 +91,7 @@ def output_of(p: Outputs) -> Output:
     """Give all that decides the kernel's code besides the tile."""
     is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
-    return Output(is_fp32, p.c is not None and not adds_to_d, adds_to_d, groups=Groups.DEPTHS)
+    return Output(is_fp32=is_fp32, with_c=p.c is not None and not adds_to_d, adds_to_d=adds_to_d, groups=Groups.DEPTHS)
 
 
 class Part(NamedTuple):

@@ -96,13 +96,13 @@ def output_of(p: Asked) -> Output:
     is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
     groups = Groups.HEADS if p.d.dim() == 3 else Groups.NONE
-    return Output(is_fp32, p.c is not None and not adds_to_d, adds_to_d, groups=groups)
+    return Output(is_fp32=is_fp32, with_c=p.c is not None and not adds_to_d, adds_to_d=adds_to_d, groups=groups)
 
 
 def why_unfit(config: Bf16Config, p: Asked) -> str | None:
     """Say why a configuration would compute something else than this; None if it computes it."""
     output = output_of(p)
-    of_output = (config.output_is_fp32, config.with_c or config.adds_to_d, config.groups)
+    of_output = (config.is_fp32, config.with_c or config.adds_to_d, config.groups)
     if of_output != (output.is_fp32, output.with_c or output.adds_to_d, output.groups):
         return "is for another type of D, another C, or for operands of another rank"
     if config.majors != majors_of(p):

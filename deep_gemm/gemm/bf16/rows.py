@@ -77,12 +77,12 @@ def majors_of(p: RowsProblem) -> Majors:
 
 def output_of(p: RowsProblem) -> Output:
     """Give all that decides the kernel's code besides tile and majors."""
-    return Output(p.d.dtype == torch.float32, groups=p.groups)
+    return Output(is_fp32=p.d.dtype == torch.float32, groups=p.groups)
 
 
 def why_unfit(config: Bf16Config, p: RowsProblem) -> str | None:
     """Say why a configuration would compute something else than this; None if it computes it."""
-    if (config.output_is_fp32, config.groups) != (p.d.dtype == torch.float32, p.groups):
+    if (config.is_fp32, config.groups) != (p.d.dtype == torch.float32, p.groups):
         return "is for another type of D, or for rows that are grouped otherwise"
     return None if config.majors == majors_of(p) else "is for a B that lies otherwise"
 
@@ -95,7 +95,7 @@ def prepared(p: RowsProblem) -> RowsProblem:
 def plan_of(p: RowsProblem, config: Bf16Config, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch for a problem that is `prepared`."""
     (planes, m, k), (groups, n, _) = p.a.shape, p.b.shape
-    element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
+    element = ElementType.FLOAT32 if config.is_fp32 else ElementType.BFLOAT16
     swizzle = config.panel_columns * config.output_bytes
     maps = {
         "map_a": clipped_map(ElementType.BFLOAT16, p.a, (config.box_rows_of_a, BLOCK_K), 128),

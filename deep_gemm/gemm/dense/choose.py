@@ -15,12 +15,13 @@ from math import log
 from typing import NamedTuple
 
 from ...core.gpu import GPUS, Gpu, gpu_named
+from ...core.settings import settings
 from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
 from ..cost import OnWeight, dense_memory_us, on_weight, together
-from ..output import Output
-from ..table import Entry, Product, read_table, tables_in_force
-from ..tiles import BLOCKS_OF_RUNS, OUTPUTS, OUTPUTS_BY_NAME, TILES, Tile, tiles_by_name, tiles_for
+from ..output import OUTPUTS, Output
+from ..table import Entry, Product, read_table
+from ..tiles import BLOCKS_OF_RUNS, OUTPUTS_BY_NAME, TILES, Tile, tiles_by_name, tiles_for
 from ..timings import Timings, timings_of
 
 MAX_MENU = 12
@@ -141,26 +142,25 @@ def band_of(m: int) -> int:
 
 
 def tuned_tile(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Tile | None:
-    """The tile that a table in force has for this very product on this GPU."""
+    """The tile that the user's table has for this very product on this GPU."""
     tiles = tuned_tiles()
     return tiles.get((m, n, k, output, gpu.name, gpu.num_sms)) if tiles else None
 
 
 @cache
 def tuned_tiles() -> dict[Product, Tile]:
-    """All that the tables in force have.
+    """All that the user's table has, if there is one.
 
     An entry whose tile is chosen no more, or not for this product, is told of and left out: it was right with the
     version that wrote it, and a table that grew old must not stop a program.
     """
-    found = {}
-    for path in tables_in_force():
-        for entry in read_table(path):
-            tile, reason = _tile_of(entry)
-            if tile is None:
-                print(f"deep_gemm: {path}: {entry.name}: left out, {reason}", file=sys.stderr)
-            else:
-                found[entry.product] = tile
+    found, path = {}, settings().tuned_table
+    for entry in () if path is None else read_table(path):
+        tile, reason = _tile_of(entry)
+        if tile is None:
+            print(f"deep_gemm: {path}: {entry.name}: left out, {reason}", file=sys.stderr)
+        else:
+            found[entry.product] = tile
     return found
 
 

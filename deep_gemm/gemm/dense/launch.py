@@ -119,7 +119,7 @@ def output_of(p: DenseProblem) -> Output:
 
 @cache
 def _output(is_fp32: bool, with_c: bool, adds_to_d: bool, of_b: Scales) -> Output:
-    return Output(is_fp32, with_c, adds_to_d, sfb=of_b)
+    return Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=of_b)
 
 
 def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:

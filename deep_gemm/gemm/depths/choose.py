@@ -18,7 +18,7 @@ from ...core.gpu import Gpu
 from ..config import BLOCK_K, GemmConfig
 from ..config_of_tile import tile_config
 from ..cost import NEVER, Estimate, by_size, memory_us, on_weight, row_bytes, together
-from ..output import Groups, Output
+from ..output import BF16, FP32, FP32_C, FP32_D, Groups, Output
 from ..tiles import Tile
 from ..timings import Timings, timings_of
 
@@ -76,10 +76,7 @@ def k_grouped_config(tile: Tile, output: Output) -> GemmConfig:
 
 def reachable_k_grouped() -> list[GemmConfig]:
     """Every configuration that `select_k_grouped` can give."""
-    outputs = [
-        Output(*of_d, sfb=PER_ROW, groups=Groups.DEPTHS)
-        for of_d in ((True, False, False), (True, True, False), (True, False, True), (False, False, False))
-    ]
+    outputs = [replace(output, sfb=PER_ROW, groups=Groups.DEPTHS) for output in (FP32, FP32_C, FP32_D, BF16)]
     return [
         k_grouped_config(tile, output)
         for output in outputs

@@ -358,7 +358,7 @@ def output_of(p: KGroupedProblem) -> Output:
     adds_to_d = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
     with_c = p.c is not None and not adds_to_d
     is_fp32 = p.d.dtype == torch.float32
-    return Output(is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=PER_ROW, groups=Groups.DEPTHS)
+    return Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=PER_ROW, groups=Groups.DEPTHS)
 
 
 def prepared(p: KGroupedProblem) -> KGroupedProblem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ...core.check.recipes import PER_BLOCK, PER_ROW
+from ...core.check.recipes import PER_BLOCK, PER_ROW, Scales
 from ...core.gpu import Gpu
 from .. import tiles
 from ..config import BLOCK_K, GemmConfig
@@ -51,7 +51,7 @@ Of tiles with the same cost the first is taken: on an H200 8 heads of 4096 x 102
 share A, and 0.9% less in pairs that share B.
 """
 TILES_PER_ROW = (Tile(64, 64), Tile(128, 128), Tile(192, 128), Tile(256, 128))
-TILES_OF = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
+TILES_OF: dict[Scales | None, tuple[Tile, ...]] = {PER_BLOCK: TILES, PER_ROW: TILES_PER_ROW}
 """By the scales of B."""
 OUTPUTS = tuple(replace(output, groups=Groups.HEADS) for output in tiles.OUTPUTS_BY_NAME.values())
 

@@ -132,7 +132,7 @@ def output_of(p: HeadsProblem) -> Output:
     is_fp32 = p.d.dtype == torch.float32
     adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
     with_c = p.c is not None and not adds_to_d
-    return Output(is_fp32, with_c, adds_to_d, sfb=p.of_b, groups=Groups.HEADS)
+    return Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=p.of_b, groups=Groups.HEADS)
 
 
 def choice(heads: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:

@@ -114,7 +114,7 @@ def tiles_for(output: Output) -> tuple[Tile, ...]:
 def reachable_grouped() -> list[GemmConfig]:
     """Every configuration that `select_grouped` can give."""
     outputs = [
-        Output(is_fp32, sfb=sfb, groups=groups)
+        Output(is_fp32=is_fp32, sfb=sfb, groups=groups)
         for groups in (Groups.IDS, Groups.ENDS, Groups.COUNTS)
         for is_fp32 in (False, True)
         for sfb in (PER_BLOCK, PER_ROW)

@@ -194,7 +194,7 @@ def resized_for(plan: Plan, m: int, pitch: int) -> list[Resized]:
 
 def output_of(p: GroupedProblem) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    return Output(p.d.dtype == torch.float32, sfa=p.of_a, sfb=p.of_b, groups=p.groups)
+    return Output(is_fp32=p.d.dtype == torch.float32, sfa=p.of_a, sfb=p.of_b, groups=p.groups)
 
 
 def prepared(p: GroupedProblem) -> GroupedProblem:
@@ -209,7 +209,7 @@ def prepared(p: GroupedProblem) -> GroupedProblem:
 
 def plan_of(p: GroupedProblem, config: GemmConfig, num_sms: int, launcher: driver.Launcher) -> Plan:
     """Prepare the launch for a problem that is `prepared`."""
-    element = ElementType.FLOAT32 if config.output_is_fp32 else ElementType.BFLOAT16
+    element = ElementType.FLOAT32 if config.is_fp32 else ElementType.BFLOAT16
     swizzle = config.panel_columns * config.output_bytes
     maps, places = operand_maps(p, config)
     maps["map_d"] = clipped_map(element, p.d, (WGMMA_ROWS, config.panel_columns), swizzle)

@@ -50,7 +50,7 @@ def reachable_skipping() -> list[GemmConfig | DecodeConfig]:
     plain: list[GemmConfig | DecodeConfig] = [
         config
         for config in reachable()
-        if not (config.output_is_fp32 or config.with_c or config.loads_sfb or config.cluster_k > 1)
+        if not (config.is_fp32 or config.with_c or config.loads_sfb or config.cluster_k > 1)
     ]
-    plain += [config for config in reachable_decode() if not (config.output_is_fp32 or config.with_c)]
+    plain += [config for config in reachable_decode() if not (config.is_fp32 or config.with_c)]
     return list(dict.fromkeys(skipping(config, columns) for config in plain for columns in PANELS))

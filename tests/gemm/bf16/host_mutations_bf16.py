@@ -63,7 +63,7 @@ def rows_trial(groups: Groups, layout: list[int], rows: int | None = None, b_is_
 def depths_trial() -> None:
     from lab.sim import bf16, bf16_depths
 
-    config = bf16_config(64, 64, Output(True, with_c=True, groups=Groups.DEPTHS), TURNED)
+    config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, groups=Groups.DEPTHS), TURNED)
     p = bf16_depths.random_problem(config, (64, 0, 192), 72, 136)
     assert p.c is not None
     p = p._replace(a=wider(p.a, 8), b=wider(p.b, 16), c=wider(p.c, 8))
@@ -73,7 +73,7 @@ def depths_trial() -> None:
 def counted_trial(on_gpu_alone: bool, ks: tuple[int, ...] = (70, 0, 129), m: int = 72, n: int = 136) -> None:
     from lab.sim import bf16, bf16_counted
 
-    config = bf16_config(64, 64, Output(True, with_c=True, groups=Groups.COUNTED_DEPTHS), TURNED)
+    config = bf16_config(64, 64, Output(is_fp32=True, with_c=True, groups=Groups.COUNTED_DEPTHS), TURNED)
     p = bf16_counted.random_problem(config, ks, m, n, on_gpu_alone=on_gpu_alone, gap=8)
     assert p.c is not None
     p = p._replace(b=wider(p.b, 16), c=wider(p.c, 8))
@@ -96,7 +96,7 @@ def sum_trial(is_turned: bool) -> None:
 HEADS_OUTPUT = Output(is_fp32=True, with_c=True, groups=Groups.HEADS)
 TRIALS: dict[str, Callable[[], None]] = {
     "bf16": partial(product_trial, bf16_config(64, 64, Output(with_c=True)), 72, 136, 200),
-    "bf16 turned": partial(product_trial, bf16_config(64, 64, Output(True), TURNED), 72, 136, 200),
+    "bf16 turned": partial(product_trial, bf16_config(64, 64, Output(is_fp32=True), TURNED), 72, 136, 200),
     "bf16 split": partial(product_trial, bf16_config(64, 32, Output(with_c=True), cluster_k=2, slices=2), 72, 136, 200),
     "bf16 sharing B": partial(product_trial, bf16_config(64, 64, Output(), cluster_m=2), 200, 136, 200),
     "bf16 heads": partial(product_trial, bf16_config(64, 64, HEADS_OUTPUT), 72, 136, 200),

@@ -45,8 +45,8 @@ SHARES_B = GemmConfig(128, 64, 3, cluster_m=2, num_store_buffers=1)
 PAIRS = GemmConfig(128, 64, 5, num_partials=2, run_k_blocks=4, has_tail=True)
 SPLITS = GemmConfig(128, 64, 3, cluster_k=3, num_partials=2, run_k_blocks=2, has_tail=True)
 SPLITS_C = GemmConfig(64, 32, 3, 1, cluster_k=2, panel_columns=32, with_c=True)
-BY_ROW = GemmConfig(128, 64, 3, sfb=PER_ROW, panel_columns=32, output_is_fp32=True)
-KEEPING = GemmConfig(256, 32, 3, sfb=PER_ROW, panel_columns=32, output_is_fp32=True)
+BY_ROW = GemmConfig(128, 64, 3, sfb=PER_ROW, panel_columns=32, is_fp32=True)
+KEEPING = GemmConfig(256, 32, 3, sfb=PER_ROW, panel_columns=32, is_fp32=True)
 
 TRIALS = [
     *(Trial(PLAIN, (456, 392, 784), seed) for seed in (1, 2)),

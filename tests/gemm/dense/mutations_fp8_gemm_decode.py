@@ -43,9 +43,9 @@ class Trial:
 
 
 ALONE = DecodeConfig(16, 3, 1, 1)
-ALONE_WIDE = DecodeConfig(64, 4, 2, 1, output_is_fp32=True, with_c=True)
+ALONE_WIDE = DecodeConfig(64, 4, 2, 1, is_fp32=True, with_c=True)
 SPLIT = DecodeConfig(16, 3, 2, 3)
-SPLIT_FP32 = DecodeConfig(24, 2, 1, 5, output_is_fp32=True)
+SPLIT_FP32 = DecodeConfig(24, 2, 1, 5, is_fp32=True)
 FEW_CHUNKS = DecodeConfig(8, 3, 1, 8)
 WITH_C = DecodeConfig(16, 3, 1, 2, with_c=True)
 

@@ -76,7 +76,7 @@ def kernels() -> None:
 @pytest.mark.parametrize("index", range(len(reachable())))
 def test_every_reachable_configuration(index: int) -> None:
     config = reachable()[index]
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     # Ragged, and more clusters of tiles than fit at once, so that rings and store buffers carry over.
     tail = 128 if config.has_tail else 0
     shapes = [
@@ -85,7 +85,7 @@ def test_every_reachable_configuration(index: int) -> None:
         (config.block_m + 24, config.block_n * 2 + 8, 128 * 36 - 16 + tail),
         (1 + index * 13 % (config.block_m - 1), config.block_n * 3 + 8, 400 + tail),  # fewer rows than a tile has
     ]
-    if config.output_is_fp32:
+    if config.is_fp32:
         shapes.append((config.block_m + 8, config.block_n * 2 + 4, 400 + tail))
     for m, n, k in shapes:
         a, b = operands(m, n, k, seed=index, by_row=config.sfb == PER_ROW)
@@ -103,7 +103,7 @@ def test_every_reachable_configuration(index: int) -> None:
 def test_sums_that_are_exact_in_the_tensor_cores_give_the_references_bits(index: int) -> None:
     """Small integers: no sum of a block needs more bits than the tensor cores keep."""
     config = reachable()[index]
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     m, n, k = config.block_m * 2 + 8, config.block_n * 2 + 8, 4240 if config.has_tail else 128 * 36 - 16
     g = torch.Generator("cuda").manual_seed(index)
     a, b = (torch.randint(-2, 3, (rows, k), generator=g, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 
 def dtype_of(config: DecodeConfig) -> torch.dtype:
-    return torch.float32 if config.output_is_fp32 else torch.bfloat16
+    return torch.float32 if config.is_fp32 else torch.bfloat16
 
 
 def small_integers(config: DecodeConfig, m: int, n: int, k: int, seed: int) -> DenseProblem:
@@ -69,7 +69,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits(index: int) -> None:
         dense.run(p, config)
         assert torch.equal(p.d, right_d(p, p.c))
         return
-    whole = replace(config, output_is_fp32=True, with_c=False)
+    whole = replace(config, is_fp32=True, with_c=False)
     d = torch.empty(p.m, p.n, device="cuda")
     dense.run(p._replace(d=d, c=None), whole)
     total, num_k_blocks = torch.zeros_like(d), ceil_div(p.k, 128)

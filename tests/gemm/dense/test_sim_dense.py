@@ -132,7 +132,7 @@ def test_ctas_to_which_no_part_of_a_tile_falls(cluster_k: int) -> None:
 
 SPLITS = {
     "units along n": GemmConfig(64, 64, 3, 1, unit_n=32, cluster_k=3, panel_columns=32),
-    "units along m": GemmConfig(256, 32, 3, cluster_k=2, panel_columns=32, output_is_fp32=True),
+    "units along m": GemmConfig(256, 32, 3, cluster_k=2, panel_columns=32, is_fp32=True),
     "three warpgroups": GemmConfig(192, 32, 3, 3, cluster_k=3, panel_columns=32, with_c=True),
     "scales by row": GemmConfig(128, 64, 3, cluster_k=3, sfb=PER_ROW),
     "pairs, by row": GemmConfig(
@@ -143,7 +143,7 @@ SPLITS = {
         num_partials=2,
         cluster_k=4,
         panel_columns=32,
-        output_is_fp32=True,
+        is_fp32=True,
         with_c=True,
         sfb=PER_ROW,
     ),
@@ -163,7 +163,7 @@ def small_integers(config: GemmConfig, m: int, n: int, k: int) -> DenseProblem:
     a, b = (torch.randint(-2, 3, (rows, k), generator=g).to(torch.float8_e4m3fn) for rows in (m, n))
     sfa = random_scales((m, ceil_div(k, 128)), g)
     sfb = random_scales((n if config.sfb == PER_ROW else ceil_div(n, 128), ceil_div(k, 128)), g)
-    d = torch.full((m, n), float("nan"), dtype=torch.float32 if config.output_is_fp32 else torch.bfloat16)
+    d = torch.full((m, n), float("nan"), dtype=torch.float32 if config.is_fp32 else torch.bfloat16)
     c = torch.randn(m, n, generator=g).to(d.dtype) if config.with_c else None
     recipe = RECIPE_1D1D if config.sfb == PER_ROW else None
     return dense_problem((a, sfa), (b, sfb), d, c, recipes=(recipe, None, None))
@@ -181,9 +181,9 @@ def test_a_split_gives_the_sums_of_its_parts_in_order_whoever_is_slow(kind: str)
 
 IN_PLACE = {
     "whole": tile_config(128, 64, Output(with_c=True), k=128),
-    "FP32, read": tile_config(128, 64, Output(True, with_c=True), k=128),
+    "FP32, read": tile_config(128, 64, Output(is_fp32=True, with_c=True), k=128),
     "split": GemmConfig(64, 32, 3, 1, cluster_k=3, panel_columns=32, with_c=True),
-    "FP32, split": tile_config(64, 32, Output(True, adds_to_d=True), cluster_k=2, k=128),
+    "FP32, split": tile_config(64, 32, Output(is_fp32=True, adds_to_d=True), cluster_k=2, k=128),
 }
 
 
@@ -207,14 +207,16 @@ def test_c_may_be_one_row_for_all() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("output", [Output(with_c=True), FP32, Output(True, with_c=True), Output(True, adds_to_d=True)])
+@pytest.mark.parametrize(
+    "output", [Output(with_c=True), FP32, Output(is_fp32=True, with_c=True), Output(is_fp32=True, adds_to_d=True)]
+)
 @pytest.mark.parametrize("tile", [(128, 128), (256, 128), (192, 64), (64, 48), (128, 256)])
 def test_every_kind_of_output(tile: tuple[int, int], output: Output, seed: int) -> None:
     config = tile_config(*tile, output, k=128 * 3)
     check(config, *ragged(config), seed)
 
 
-@pytest.mark.parametrize("output", [FP32, Output(True, adds_to_d=True)], ids=lambda output: output.name)
+@pytest.mark.parametrize("output", [FP32, Output(is_fp32=True, adds_to_d=True)], ids=lambda output: output.name)
 @pytest.mark.parametrize("n", [4, 60, 72, 80, 96, 128, 132])
 def test_every_span_of_wide_panels(n: int, output: Output) -> None:
     """n is a multiple of 4, 8, 16 or 32 and of no larger power of two, and D ends inside of a panel or with one."""
@@ -241,7 +243,7 @@ def test_any_rows_and_columns(m: int, n: int) -> None:
     [
         tile_config(64, 32, BF16, k=400),
         tile_config(192, 64, Output(with_c=True), k=400),
-        tile_config(128, 64, Output(True, adds_to_d=True, sfb=PER_ROW), k=400),
+        tile_config(128, 64, Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW), k=400),
         tile_config(128, 64, BF16, cluster_k=3, k=400),
         tile_config(128, 64, BF16, cluster_m=2, k=400),
         tile_config(128, 64, BF16, cluster_n=2, k=400),
@@ -284,7 +286,7 @@ def test_scales_may_have_any_strides() -> None:
     assert sim.run(compiled(config), config, column_major, seed=3).mistakes is None
 
 
-@pytest.mark.parametrize("output", [BF16, FP32, Output(True, with_c=True)])
+@pytest.mark.parametrize("output", [BF16, FP32, Output(is_fp32=True, with_c=True)])
 def test_the_tensor_cores_sums_stay_within_what_is_allowed_them(output: Output) -> None:
     config = tile_config(128, 64, output)
     p = sim.random_problem(config, 136, 72, 400, seed=4)

@@ -41,7 +41,7 @@ def test_every_tile_on_ragged_problems(block_tokens: int, num_math_warpgroups: i
 @pytest.mark.parametrize("cluster_k", range(1, 9))
 def test_every_cluster_whatever_the_number_of_k_blocks(cluster_k: int) -> None:
     """Fewer k-blocks than CTAs, as many, and some more; rings that wrap."""
-    config = DecodeConfig(16, 2, 1, cluster_k, output_is_fp32=True)
+    config = DecodeConfig(16, 2, 1, cluster_k, is_fp32=True)
     for num_k_blocks in {1, cluster_k - 1, cluster_k, cluster_k + 1, 6 * cluster_k - 1} - {0}:
         check(config, 13, 72, 128 * num_k_blocks - 48, seed=num_k_blocks)
 
@@ -51,13 +51,13 @@ def test_every_cluster_whatever_the_number_of_k_blocks(cluster_k: int) -> None:
 @pytest.mark.parametrize("with_c", [False, True])
 @pytest.mark.parametrize("tile", [(8, 1, 1), (8, 1, 8), (24, 2, 3), (64, 1, 2), (128, 2, 1)])
 def test_every_kind_of_output(tile: tuple[int, int, int], with_c: bool, is_fp32: bool, seed: int) -> None:
-    config = DecodeConfig(tile[0], 4, *tile[1:], output_is_fp32=is_fp32, with_c=with_c)
+    config = DecodeConfig(tile[0], 4, *tile[1:], is_fp32=is_fp32, with_c=with_c)
     check(config, tile[0] + 3, 136 + 4 * is_fp32, 528, seed)
 
 
 def test_c_may_be_d() -> None:
     for is_fp32 in (False, True):
-        config = DecodeConfig(16, 4, 2, 3, output_is_fp32=is_fp32, with_c=True)
+        config = DecodeConfig(16, 4, 2, 3, is_fp32=is_fp32, with_c=True)
         p = sim.random_problem(config, 11, 200, 720, seed=1, in_place=True)
         assert p.c is p.d
         assert sim.run(compiled(config), config, p, seed=1).mistakes is None
@@ -131,7 +131,7 @@ def test_a_cta_that_is_alone_gives_the_references_bits() -> None:
     """One chain over all k-blocks in order. Small integers, whose sums of a block are exact."""
     g = torch.Generator().manual_seed(1)
     for tokens, warpgroups in ((8, 1), (48, 2)):
-        config = DecodeConfig(tokens, 4, warpgroups, 1, output_is_fp32=True)
+        config = DecodeConfig(tokens, 4, warpgroups, 1, is_fp32=True)
         a, b = (torch.randint(-2, 3, (rows, 4240), generator=g).to(torch.float8_e4m3fn) for rows in (7, 136))
         sfa, sfb = torch.rand(7, 34, generator=g), torch.rand(2, 34, generator=g)
         outcome = sim.run(compiled(config), config, dense_problem((a, sfa), (b, sfb), torch.empty(7, 136), None))

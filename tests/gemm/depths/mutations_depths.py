@@ -42,7 +42,7 @@ class Trial:
 
 
 def _config(tile: Tile, **output: Any) -> GemmConfig:
-    return k_grouped_config(tile, Output(True, sfb=PER_ROW, groups=Groups.DEPTHS, **output))
+    return k_grouped_config(tile, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.DEPTHS, **output))
 
 
 FRESH, IN_PLACE, WITH_C = _config(TILES[0]), _config(TILES[0], adds_to_d=True), _config(TILES[0], with_c=True)

@@ -73,7 +73,7 @@ def check(p: KGroupedProblem, config: GemmConfig | None = None) -> Tensor:
 
 
 def addition_of(config: GemmConfig) -> str:
-    if not config.output_is_fp32:
+    if not config.is_fp32:
         return "bf16"
     return "in place" if config.adds_to_d else "c" if config.with_c else "fresh"
 

@@ -222,7 +222,7 @@ def test_a_is_shared_where_large_tiles_have_a_neighbour_each(n: int, ctas: int, 
 
 
 def test_one_column_of_tiles_is_not_taken_by_pairs() -> None:
-    kind = Output(True, with_c=True, sfb=PER_ROW, groups=Groups.DEPTHS)
+    kind = Output(is_fp32=True, with_c=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     assert select_k_grouped(16, 7168, 128, 4096, kind, H200).cluster_size == 1
 
 
@@ -254,7 +254,7 @@ def test_a_cta_loads_its_half_of_a_that_is_shared(gpu: FakeGpu) -> None:
 
 
 def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
-    kind = Output(True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
+    kind = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     assert select_k_grouped(4, 7168, 2048, 8192, kind, H200).block_m >= 128
     small = select_k_grouped(1, 512, 512, 1024, kind, H200)
     assert (small.block_m, small.cluster_size) == (64, 1)
@@ -262,13 +262,13 @@ def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu() -> None:
 
 @pytest.mark.parametrize(("k", "tile"), [(2048, (256, 128)), (1024, (128, 128)), (256, (64, 64))])
 def test_the_smaller_the_depth_the_smaller_the_tile_that_is_added_to_d(k: int, tile: tuple[int, int]) -> None:
-    kind = Output(True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
+    kind = Output(is_fp32=True, adds_to_d=True, sfb=PER_ROW, groups=Groups.DEPTHS)
     config = select_k_grouped(16, 7168, 2048, k, kind, H200)
     assert (config.block_m, config.block_n) == tile
 
 
 def test_a_configuration_for_another_product_is_refused(gpu: FakeGpu) -> None:
     p = sim.random_problem(FRESH, KS, 100, 72)
-    for other in (WITH_C, tile_config(64, 64, Output(True, sfb=PER_ROW))):
+    for other in (WITH_C, tile_config(64, 64, Output(is_fp32=True, sfb=PER_ROW))):
         with pytest.raises(ValueError, match="is for"):
             depths.run_on_gpu(p, other)

@@ -39,7 +39,7 @@ def config_for(tile: Tile = TILES[0], /, **output: Any) -> GemmConfig:
 
 def check(config: GemmConfig, ks: Sequence[int], m: int = M, n: int = N, seed: int = 1, **how: object) -> Outcome:
     on_gpu_alone = bool(how.pop("on_gpu_alone", seed % 2))
-    n = n if config.output_is_fp32 else align(n, 8)
+    n = n if config.is_fp32 else align(n, 8)
     problem = sim.random_problem(config, ks, m, n, seed, on_gpu_alone=on_gpu_alone)
     outcome = sim.run(sim.compiled(config), config, problem, seed=seed, **how)  # type: ignore[arg-type]
     assert outcome.mistakes is None, outcome.mistakes

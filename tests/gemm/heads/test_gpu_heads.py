@@ -80,7 +80,7 @@ def problem_for(
 @pytest.mark.parametrize("index", range(len(CONFIGS)))
 def test_every_reachable_configuration(index: int) -> None:
     config = CONFIGS[index]
-    dtype = torch.float32 if config.output_is_fp32 else torch.bfloat16
+    dtype = torch.float32 if config.is_fp32 else torch.bfloat16
     if isinstance(config, DecodeConfig):
         tokens = config.block_tokens
         shapes = [(tokens - 3, 1160, 2832), (tokens + 5, 200, 400), (1, 72, 16), (tokens, 136, 5136)]

@@ -84,7 +84,7 @@ def test_a_configuration_for_other_products_is_refused(monkeypatch: pytest.Monke
         with pytest.raises(ValueError, match=r"is for (rows that are grouped|one head)"):
             kernels.run(p, tile.config(Output(), p.k))
     with pytest.raises(ValueError, match="is for another type of D"):
-        kernels.run(p, Tile(64, 64).config(Output(True, groups=Groups.HEADS), p.k))
+        kernels.run(p, Tile(64, 64).config(Output(is_fp32=True, groups=Groups.HEADS), p.k))
 
 
 def test_scales_are_laid_out_anew_in_each_call_and_only_where_they_must(monkeypatch: pytest.MonkeyPatch) -> None:

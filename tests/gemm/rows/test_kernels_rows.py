@@ -39,7 +39,7 @@ def test_masked_groups_of_about_192_rows_are_one_tile() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 0.01, 1, 20, 1e6])
-@pytest.mark.parametrize("output", [BY_IDS, BY_COUNTS, Output(True, sfb=PER_ROW, groups=Groups.ENDS)])
+@pytest.mark.parametrize("output", [BY_IDS, BY_COUNTS, Output(is_fp32=True, sfb=PER_ROW, groups=Groups.ENDS)])
 def test_what_is_chosen_is_reachable(rows: float, output: Output) -> None:
     for num_groups in (1, 256):
         for k in (16, 512, 7168):
@@ -52,7 +52,7 @@ def test_a_configuration_for_other_groups_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="is for rows that are grouped otherwise"):
         kernels.run(p, tile_config(64, 64, BY_COUNTS))
     with pytest.raises(ValueError, match="is for another type of D"):
-        kernels.run(p, tile_config(64, 64, Output(True, groups=Groups.IDS)))
+        kernels.run(p, tile_config(64, 64, Output(is_fp32=True, groups=Groups.IDS)))
 
 
 # Plans
