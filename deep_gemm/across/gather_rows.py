@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ..core.check.layout import SCALE_BLOCK, ceil_div
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Config, Kernel
 from ..core.meeting import FIELDS, MAX_ROW_BYTES, Node, Way, alone
 from ..core.params import Field, Kind, Params
 from ..moe.routing_check import ExpertRows
@@ -61,13 +62,13 @@ class Gathered(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GatherRowsConfig:
+class GatherRowsConfig(Config):
     """The configuration: there is one. A warp copies `columns` values of a slot, a CTA lays scales of `rows` rows."""
 
     num_threads: int = 256
-    ctas_per_sm: ClassVar[int] = 4
-    rows: ClassVar[int] = 32
-    columns: ClassVar[int] = 4096
+    ctas_per_sm: int = 4
+    rows: int = 32
+    columns: int = 4096
     """Columns of a warp: all of them are on their way before the first is stored."""
 
     @property
@@ -80,26 +81,23 @@ class GatherRowsConfig:
         """Size of `SharedStorage` in across/gather_rows.cuh, which asserts that it is the same."""
         return self.rows * (MAX_BLOCKS + 1) * 4
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return None if self.num_threads % 32 == 0 else "needs whole warps"
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.num_threads % 32 == 0, "whole warps"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
             "kNumThreads": self.num_threads,
             "kCtasPerSm": self.ctas_per_sm,
             "kColumns": self.columns,
             "kMaxBlocks": MAX_BLOCKS,
             "kSharedBytes": self.shared_bytes,
         }
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
 
 CONFIG = GatherRowsConfig()
-KERNEL: Any = OrdinaryKernel("gather_rows", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+KERNEL: Kernel[GatherRowsConfig] = Kernel("gather_rows", PARAMS, lambda: [CONFIG])
 
 
 def run(source: Slots | Node, rows: ExpertRows, to: Gathered) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Config, Kernel
 from ..core.meeting import FIELDS, STORAGE_BYTES, Node, Way
 from ..core.params import Params
 
@@ -14,28 +13,24 @@ PARAMS = Params("MeetParams", *FIELDS)
 
 
 @dataclass(frozen=True)
-class MeetConfig:
+class MeetConfig(Config):
     """The configuration: there is one. One warp sets the flags, and waits."""
 
-    num_threads: ClassVar[int] = 32
-    shared_bytes: ClassVar[int] = STORAGE_BYTES
-    ctas_per_sm: ClassVar[int] = 1
-    name: ClassVar[str] = "one warp"
+    num_threads: int = 32
+    shared_bytes: int = STORAGE_BYTES
+    ctas_per_sm: int = 1
+    name: str = "one warp"
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so: it can."""
-        return None
-
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {"kNumThreads": self.num_threads, "kSharedBytes": self.shared_bytes}
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            "kNumThreads": self.num_threads,
+            "kSharedBytes": self.shared_bytes,
+        }
 
 
 CONFIG = MeetConfig()
-KERNEL: Any = OrdinaryKernel("meet_ranks", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+KERNEL: Kernel[MeetConfig] = Kernel("meet_ranks", PARAMS, lambda: [CONFIG])
 
 
 def run(node: Node, device: int) -> None:

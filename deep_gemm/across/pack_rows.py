@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..casts.config import INPUTS, VECTOR_BYTES, cast_header
+from ..casts.config import INPUTS, VECTOR_BYTES, cast_constants
 from ..core.check.layout import SCALE_BLOCK, ceil_div
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 
 PARAMS = Params(
@@ -34,14 +33,14 @@ PARAMS = Params(
 
 
 @dataclass(frozen=True)
-class PackConfig:
+class PackConfig(Config):
     """One configuration. A team of lanes casts 128 columns of a token."""
 
     dtype: torch.dtype
     id_bytes: int
     num_threads: int = 256
-    shared_bytes: ClassVar[int] = 0
-    ctas_per_sm: ClassVar[int] = 6
+    shared_bytes: int = 0
+    ctas_per_sm: int = 6
 
     @property
     def name(self) -> str:
@@ -58,25 +57,28 @@ class PackConfig:
         """Groups of lanes that each have a unit."""
         return self.num_threads * self.vector // SCALE_BLOCK
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
         yield self.dtype in INPUTS, "BF16, FP16 or FP32"
         yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
         yield self.num_threads % 32 == 0, "whole warps"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {"kIdBytes": self.id_bytes, "kCtasPerSm": self.ctas_per_sm}
-        return cast_header(
-            self.dtype, constants, {"kActivates": False}, vector=self.vector, num_threads=self.num_threads, files={}
-        )
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            **cast_constants(self.dtype, vector=self.vector, num_threads=self.num_threads),
+            "kIdBytes": self.id_bytes,
+            "kCtasPerSm": self.ctas_per_sm,
+            "kActivates": False,
+        }
 
 
-KERNEL: Any = OrdinaryKernel("pack_rows", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+def reachable_pack() -> list[PackConfig]:
+    """Every configuration that `run` can take."""
+    return [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
+
+
+KERNEL: Kernel[PackConfig] = Kernel("pack_rows", PARAMS, reachable_pack)
 
 
 def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None, rows: Tensor) -> None:
@@ -96,11 +98,6 @@ def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, row_of: Tensor | None
 def config_of(dtype: torch.dtype, id_bytes: int) -> PackConfig:
     """The configuration for these types."""
     return PackConfig(dtype, id_bytes)
-
-
-def reachable_pack() -> list[PackConfig]:
-    """Every configuration that `run` can take."""
-    return [config_of(dtype, id_bytes) for dtype in INPUTS for id_bytes in (4, 8)]
 
 
 def units_of_token(hidden: int) -> int:

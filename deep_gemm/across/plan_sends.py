@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..core.check.layout import ceil_div
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 
 NUM_FACTS = 7
@@ -33,12 +32,12 @@ _FACTS = struct.Struct(f"<{NUM_FACTS}q")
 
 
 @dataclass(frozen=True)
-class PlanSendsConfig:
+class PlanSendsConfig(Config):
     """One configuration. A CTA gives rows to as many tokens as it has threads."""
 
     id_bytes: int
     num_threads: int = 1024
-    ctas_per_sm: ClassVar[int] = 1
+    ctas_per_sm: int = 1
 
     @property
     def name(self) -> str:
@@ -50,27 +49,28 @@ class PlanSendsConfig:
         """Size of `SharedStorage` in across/plan_sends.cuh, which asserts that it is the same."""
         return (3 + self.num_threads // 32) * MAX_RANKS * 4
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        if self.id_bytes not in (4, 8):
-            return "needs ids of 4 or 8 bytes"
-        return None if self.num_threads % 32 == 0 and self.num_threads >= MAX_RANKS else "needs a thread for each rank"
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
+        yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
+        yield self.num_threads % 32 == 0 and self.num_threads >= MAX_RANKS, "a thread for each rank"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
             "kIdBytes": self.id_bytes,
             "kNumFacts": NUM_FACTS,
             "kMaxRanks": MAX_RANKS,
             "kNumThreads": self.num_threads,
             "kSharedBytes": self.shared_bytes,
         }
-        lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-        return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
 
 
-KERNEL: Any = OrdinaryKernel("plan_sends", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+def reachable_plan_sends() -> list[PlanSendsConfig]:
+    """Every configuration that `run` can take."""
+    return [config_of(id_bytes) for id_bytes in (4, 8)]
+
+
+KERNEL: Kernel[PlanSendsConfig] = Kernel("plan_sends", PARAMS, reachable_plan_sends)
 
 
 def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, experts_here: int, ranks: int) -> None:
@@ -88,11 +88,6 @@ def run(topk_ids: Tensor, facts: Sequence[int], row_of: Tensor, told: Tensor, ex
 def config_of(id_bytes: int) -> PlanSendsConfig:
     """The configuration for ids of this size."""
     return PlanSendsConfig(id_bytes)
-
-
-def reachable_plan_sends() -> list[PlanSendsConfig]:
-    """Every configuration that `run` can take."""
-    return [config_of(id_bytes) for id_bytes in (4, 8)]
 
 
 def grid(config: PlanSendsConfig, tokens: int) -> int:

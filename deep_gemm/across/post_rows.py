@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..casts.config import INPUTS, VECTOR_BYTES, cast_header
+from ..casts.config import INPUTS, VECTOR_BYTES, cast_constants
 from ..core.gpu import gpu_of
-from ..core.kernel import OrdinaryKernel
+from ..core.kernel import Config, Kernel
 from ..core.meeting import FIELDS, STORAGE_BYTES, Node, Way
 from ..core.params import Field, Kind, Params
 
@@ -39,43 +38,49 @@ TOKENS = {torch.float8_e4m3fn: "copy_token", **dict.fromkeys(INPUTS, "cast_token
 
 
 @dataclass(frozen=True)
-class PostConfig:
+class PostConfig(Config):
     """One configuration. A CTA makes the row of a token, then that of another."""
 
     dtype: torch.dtype
     id_bytes: int
     num_threads: int = 256
-    shared_bytes: ClassVar[int] = STORAGE_BYTES
-    ctas_per_sm: ClassVar[int] = 6
+    shared_bytes: int = STORAGE_BYTES
+    ctas_per_sm: int = 6
 
     @property
     def name(self) -> str:
         """Short, for people: such as "bfloat16 int64"."""
         return f"{str(self.dtype).removeprefix('torch.')} int{self.id_bytes * 8}"
 
-    def why_illegal(self) -> str | None:
-        """Say why the kernel cannot be built so; None if it can."""
-        return next((f"needs {rule}" for holds, rule in self._rules() if not holds), None)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """State what must hold for the kernel to be built so."""
         yield self.dtype in TOKENS, "FP8, BF16, FP16 or FP32"
         yield self.id_bytes in (4, 8), "ids of 4 or 8 bytes"
         yield self.num_threads % 32 == 0, "whole warps"
 
-    def header(self) -> str:
-        """Give `config.cuh`: every constant that the kernel's source takes from its configuration."""
-        constants = {
+    def constants(self) -> dict[str, int | bool]:
+        """Give the numbers and switches that the source takes."""
+        return {
+            **cast_constants(self.dtype, vector=VECTOR_BYTES // self.dtype.itemsize, num_threads=self.num_threads),
             "kIdBytes": self.id_bytes,
             "kSharedBytes": self.shared_bytes,
             "kCtasPerSm": self.ctas_per_sm,
+            "kActivates": False,
         }
-        vector = VECTOR_BYTES // self.dtype.itemsize
-        switches, files = {"kActivates": False}, {"TOKEN": f"post/{TOKENS[self.dtype]}.cuh"}
-        return cast_header(self.dtype, constants, switches, vector=vector, num_threads=self.num_threads, files=files)
+
+    def choices(self) -> dict[str, str]:
+        """Give the files that the source includes."""
+        return {
+            "TOKEN": f"post/{TOKENS[self.dtype]}.cuh",
+        }
 
 
-KERNEL: Any = OrdinaryKernel("post_rows", PARAMS)
-SOURCE, NAME, headers, code_plan = KERNEL.source, KERNEL.name, KERNEL.headers, KERNEL.code_plan
+def reachable_post() -> list[PostConfig]:
+    """Every configuration that `run` can take."""
+    return [PostConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)]
+
+
+KERNEL: Kernel[PostConfig] = Kernel("post_rows", PARAMS, reachable_post)
 
 
 def run(
@@ -99,11 +104,6 @@ def run(
 def config_of(x: Tensor, topk_ids: Tensor) -> PostConfig:
     """The configuration for these types."""
     return PostConfig(x.dtype, topk_ids.element_size())
-
-
-def reachable_post() -> list[PostConfig]:
-    """Every configuration that `run` can take."""
-    return [PostConfig(dtype, id_bytes) for dtype in TOKENS for id_bytes in (4, 8)]
 
 
 def grid(config: PostConfig, node: Node, num_sms: int) -> int:

@@ -16,6 +16,17 @@ VECTOR_BYTES = 16
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
+def cast_constants(dtype: torch.dtype, *, vector: int, num_threads: int) -> dict[str, int | bool]:
+    """Give the constants that casts/cast/values.cuh asks for."""
+    return {
+        "kInputBytes": dtype.itemsize,
+        "kVector": vector,
+        "kNumThreads": num_threads,
+        "kInputIsFp32": dtype == torch.float32,
+        "kInputIsFp16": dtype == torch.float16,
+    }
+
+
 def cast_header(
     dtype: torch.dtype,
     constants: Mapping[str, int],

@@ -28,7 +28,7 @@ from deep_gemm.casts.fp8 import per_token_cast_to_fp8
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import TensorMap
-from deep_gemm.core.kernel import OrdinaryKernel
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.core.params import Params
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.rows import launch as rows
@@ -329,11 +329,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Have these kernels take the place of a GPU's; give how often each is launched."""
     launched: Counter[str] = Counter()
 
-    def ordinary(kernel: OrdinaryKernel[Any], config: Any, device: int, is_dependent: bool) -> Launcher:
+    def ordinary(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> Launcher:
         return of_thread(kernel, config, device, is_dependent, threading.get_ident())
 
     @cache  # a rank that waits for others holds its launcher
-    def of_thread(kernel: OrdinaryKernel[Any], config: Any, device: int, is_dependent: bool, rank: int) -> Launcher:
+    def of_thread(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool, rank: int) -> Launcher:
         return Launcher(kernel.name, kernel.params, config, launched)
 
     @cache
@@ -342,7 +342,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
-    monkeypatch.setattr(OrdinaryKernel, "launcher", ordinary)
+    monkeypatch.setattr(Kernel, "launcher", ordinary)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
     for module in (rows, rows_at, gather_weighted_kernel, post_rows_kernel, decode, mega_by_peers):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)

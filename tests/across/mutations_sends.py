@@ -33,7 +33,7 @@ class PlanTrial:
     schedule: str | None = None
 
     def headers(self) -> dict[str, str]:
-        return plan_sends.headers(self.config)
+        return plan_sends.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim_plan.compile_config(self.config, headers)
@@ -68,7 +68,7 @@ class PackTrial:
     schedule: str | None = None
 
     def headers(self) -> dict[str, str]:
-        return pack_rows.headers(self.config)
+        return pack_rows.KERNEL.headers(self.config)
 
     def run(self, headers: Mapping[str, str]) -> None:
         kernel = sim_pack.compile_config(self.config, headers)

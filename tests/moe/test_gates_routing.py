@@ -12,7 +12,7 @@ from deep_gemm.across.plan_sends import reachable_plan_sends
 from deep_gemm.across.post_rows import reachable_post
 from deep_gemm.core.jit.compiler import compile_cubin
 from deep_gemm.core.jit.report import report
-from deep_gemm.core.kernel import OrdinaryKernel
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.moe import gather_weighted, route_rows
 from deep_gemm.moe.gather_weighted import reachable_gather, reachable_many
 from deep_gemm.moe.route_rows import RouteConfig, reachable_route
@@ -30,14 +30,14 @@ SUMS_OF_MANY = [(gather_weighted.MANY, each) for each in reachable_many()]
 
 
 @pytest.mark.parametrize(("kernel", "config"), [*SUMS, *SUMS_OF_MANY], ids=lambda each: each.name)
-def test_gathering_is_what_was_planned_and_fuses_no_addition(kernel: OrdinaryKernel[Any], config: Any) -> None:
+def test_gathering_is_what_was_planned_and_fuses_no_addition(kernel: Kernel[Any], config: Any) -> None:
     built = compile_cubin(kernel.source, kernel.headers(config), name=kernel.name)
     found = report(built.cubin, built.log)
     assert violations(found, kernel.code_plan(config)) == []
     assert found.counts["FFMA"] == 0
 
 
-PLANNED: dict[OrdinaryKernel[Any], list[Any]] = {
+PLANNED: dict[Kernel[Any], list[Any]] = {
     route_rows.COUNTER: route_rows.reachable_count(),
     plan_sends.KERNEL: reachable_plan_sends(),
     pack_rows.KERNEL: reachable_pack(),
@@ -49,6 +49,6 @@ CASES = [pytest.param(k, config, id=f"{k.name} {config.name}") for k, configs in
 
 
 @pytest.mark.parametrize(("kernel", "config"), CASES)
-def test_other_kernels_of_rows_are_what_was_planned(kernel: OrdinaryKernel[Any], config: Any) -> None:
+def test_other_kernels_of_rows_are_what_was_planned(kernel: Kernel[Any], config: Any) -> None:
     built = compile_cubin(kernel.source, kernel.headers(config), name=kernel.name)
     assert violations(report(built.cubin, built.log), kernel.code_plan(config)) == []
