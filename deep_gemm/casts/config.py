@@ -22,24 +22,6 @@ def cast_constants(dtype: torch.dtype, *, vector: int, num_threads: int) -> dict
     }
 
 
-def cast_header(
-    dtype: torch.dtype,
-    constants: Mapping[str, int],
-    switches: Mapping[str, bool],
-    *,
-    vector: int,
-    num_threads: int,
-    files: Mapping[str, str],
-) -> str:
-    """Give `config.cuh`; casts/cast/values.cuh asks for the constants that are made here."""
-    constants = {"kInputBytes": dtype.itemsize, "kVector": vector, "kNumThreads": num_threads, **constants}
-    switches = {"kInputIsFp32": dtype == torch.float32, "kInputIsFp16": dtype == torch.float16, **switches}
-    lines = [f"constexpr uint32_t {name} = {value};" for name, value in constants.items()]
-    lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
-    lines += [f'#define {kind} "{file}"' for kind, file in files.items()]
-    return "\n".join(["#pragma once", '#include "types.cuh"', *lines, ""])
-
-
 def lanes_of(vector: int) -> int:
     """Lanes of a team, which takes 128 columns of a row."""
     return min(SCALE_BLOCK // vector, 32)
