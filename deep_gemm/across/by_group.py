@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..casts.rules import LAYER_TYPES
 from ..core.gpu import is_hopper
+from ..core.jit.to_host import ToHost
 from ..moe.routing import expert_rows, gather_weighted, sum_rows
 from . import plan_sends
 from .collectives import all_gather, all_to_all, check_agreed
 from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
-from .to_host import ToHost
 
 UNLIMITED = 2**62
 

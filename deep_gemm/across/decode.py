@@ -16,24 +16,22 @@ import torch
 from torch import Tensor
 
 from ..casts.rules import empty_scales
-from ..core.check.checks import Operand
 from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..core.gpu import gpu_of
 from ..core.meeting import Room
 from ..core.seen import torch_compares
-from ..moe import route_rows
 from ..moe.api import activates_in_product
-from ..moe.check import ExpertRows
-from ..moe.gather_weighted import SumsAt
+from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import RoutesAt
-from . import gather_rows, meet_ranks, post_rows
+from ..moe.routing_check import ExpertRows
+from . import gather_rows, meet_ranks, post_rows, rows_at
 from .by_peers import Peers
 from .check import Share
 from .gather_rows import Gathered
 from .message import ADDRESS_BYTES, BF16_BYTES, WORD, WORD_BYTES, has_aligned_rows
 from .prepared import Kind, Weights, apart, are_whole, span_of_rows, touches
-from .rows_at import FEW, MAX_GROUPS, ActivatedRowsAt, ActivationAt, FetchedRowsAt, RowsAt, RowsToAddressesAt
+from .rows_at import FEW, MAX_EXPERTS
 
 
 class Places:
@@ -75,12 +73,16 @@ class Decode(Kind):
         super().__init__(given, weights)
         self.peers, self.rows, self.at_ids = peers, peers.ids.numel(), peers.ids.data_ptr()
         self.max_tokens, self.hidden = peers.room.max_tokens, peers.room.hidden
-        self.first = _first_product(peers, share, limit, weights.w1)
-        self.activation = (
-            ActivationAt(share.intermediate, share.here, limit, self.place) if type(self.first) is RowsAt else None
-        )
-        self.fetches = isinstance(self.first, FetchedRowsAt)
-        self.second = RowsToAddressesAt(weights.w2)
+        self.fetches = peers.fetches(share.intermediate)
+        self.activation = None
+        if self.fetches:
+            self.first = rows_at.fetched(weights.w1, limit, peers.node)
+        elif activates_in_product(self.rows, share.intermediate):
+            self.first = rows_at.activated(weights.w1, limit)
+        else:
+            self.first = rows_at.product(weights.w1)
+            self.activation = rows_at.activation(share.intermediate, share.here, limit, self.place)
+        self.second = rows_at.to_addresses(weights.w2)
         self.route = RoutesAt(peers.routes())
         self.places = Places(peers.room, share, self.route.table_bytes(self.rows), has_h=self.activation is not None)
         self._prepare(given)
@@ -95,6 +97,7 @@ class Decode(Kind):
             for each in given
         )
         y = out[0] if out else results.new_empty(FEW, room.hidden)
+        self.pitch_of_middle = pitch_of_scales(self.rows) * WORD_BYTES
         self.row_bytes = tuple(each.shape[1] * each.element_size() for each in (x, ids, p, y))
         self.pitches = tuple(each.stride(0) * each.element_size() for each in (x, ids, p, y))
         result_of = torch.empty_like(ids, dtype=WORD)
@@ -118,7 +121,7 @@ class Decode(Kind):
         )
         self.ctas_of_gather = gather_rows.grid(gather_rows.CONFIG, room.slots, self.rows, room.hidden)
         self.meet = meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), self.device)
-        self.sum, self.at_results = SumsAt(results, result_of, p, y), results.data_ptr()
+        self.sum, self.at_results = sums_at(results, result_of, p, y), results.data_ptr()
 
     def is_right(self, given: Sequence[Tensor], weights: Weights) -> bool:
         """Tell whether a call that `is_like` is right, and nothing watches it: else it wants a closer look."""
@@ -156,31 +159,25 @@ class Decode(Kind):
 
         result_of = at + here.result_of
         self.post.launch(self.ctas_of_post, x.data_ptr(), 0, ids.data_ptr(), at_p, result_of, tokens)
-        counts, ends, row_of, token_of, of_rows = (
-            at + here.counts,
-            at + here.ends,
-            at + here.row_of,
-            at + here.token_of,
-            at + here.ids,
-        )
+        counts, ends, of_rows = at + here.counts, at + here.ends, at + here.ids
+        row_of, token_of = at + here.row_of, at + here.token_of
         self.route.launch(rows, self.at_ids, counts, ends, row_of, token_of, of_rows, at + here.table)
 
-        (w1, sfw1), (w2, sfw2) = weights
+        w1, w2 = weights
         values, scales, addresses = at + here.values, at + here.scales, at + here.addresses
-        middle, of_middle, first = at + here.middle, at + here.of_middle, self.first.plan(rows, weights.w1)
-        operands = values, scales, w1.data_ptr(), sfw1.data_ptr()
+        middle, of_middle = at + here.middle, at + here.of_middle
         if self.fetches:
-            first.launch((*operands, middle, ends, 0, of_middle, token_of, row_of, addresses))
+            fetched = token_of, row_of, addresses
+            self.first.launch(rows, w1, values, scales, middle, ends, 0, of_middle, *fetched)
         else:
             self.gather.launch(self.ctas_of_gather, token_of, row_of, values, scales, 0, addresses)
             if self.activation is None:
-                first.launch((*operands, middle, of_rows, 0, of_middle))
+                self.first.launch(rows, w1, values, scales, middle, of_rows, 0, of_middle)
             else:
                 h = at + here.h
-                first.launch((*operands, h, of_rows))
-                self.activation.launch(rows, h, middle, of_middle, ends)
-        second = self.second.plan(rows, weights.w2)
-        second.launch((middle, of_middle, w2.data_ptr(), sfw2.data_ptr(), addresses, of_rows))
+                self.first.launch(rows, w1, values, scales, h, of_rows)
+                self.activation.launch(rows, h, middle, of_middle, ends, self.pitch_of_middle)
+        self.second.launch(rows, w2, middle, of_middle, addresses, of_rows)
 
         self.meet.launch(1)
         if tokens:
@@ -188,19 +185,10 @@ class Decode(Kind):
         return None if out else y
 
 
-def _first_product(peers: Peers, share: Share, limit: float | None, w: Operand) -> RowsAt:
-    """The kernel that `Peers.activations` takes."""
-    if peers.fetches(share.intermediate):
-        return FetchedRowsAt(w, limit, peers.node)
-    if activates_in_product(peers.ids.numel(), share.intermediate):
-        return ActivatedRowsAt(w, limit)
-    return RowsAt(w)
-
-
 def why_not(peers: Peers, share: Share, given: Sequence[Tensor]) -> str | None:
     """Say why calls like this one, which was checked, go by tensors; None if they can be prepared."""
     x, ids, p, *out = given
-    if not 0 < share.here <= min(route_rows.MAX_EXPERTS[-1], MAX_GROUPS):
+    if not 0 < share.here <= MAX_EXPERTS:
         return "more experts than kernels think of"
     if not share.hidden or not share.intermediate or not 0 < peers.ids.numel() <= INT32_MAX:
         return "sizes that kernels do not take"

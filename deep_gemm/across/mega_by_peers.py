@@ -25,11 +25,11 @@ from ..core.gpu import gpu_of
 from ..core.kernel import computes_on
 from ..core.meeting import Room
 from ..core.seen import torch_compares
-from ..gemm.plan import addresses_of, put
+from ..gemm.plan import B, D, addresses_of, put
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.launch import GroupedProblem
-from ..gemm.rows.silu_check import SiluRowsProblem
-from ..moe.gather_weighted import SumsAt
+from ..gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem
+from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import MAX_EXPERTS, RoutesAt
 from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses
 from .by_peers import Peers, connect, why_not
@@ -37,7 +37,7 @@ from .gather_rows import Gathered
 from .mega_check import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
 from .message import BF16_BYTES, WORD_BYTES, has_aligned_rows
 from .prepared import MAX_KINDS, Kind, Weights, are_whole, find, span_of_rows, touches
-from .rows_at import RowsInPlace
+from .rows_at import RowsAt
 from .rows_fetched import FetchedRowsProblem
 
 SECONDS = 30.0
@@ -146,8 +146,8 @@ class Calls:
             self._gather.launch(self._ctas_of_gather)
         if counts is not None and computes_on(self._device):
             counts.add_(self.rows.counts)
-        launches.first.launch(l1)
-        launches.second.launch(l2)
+        launches.first.launch(self.sizes.rows, l1, *launches.at_first)
+        launches.second.launch(self.sizes.rows, l2, *launches.at_second)
         self._meet.launch(1)
         if tokens:
             launches.sums.launch(tokens, *self._at_results, 0, y.data_ptr())
@@ -162,25 +162,27 @@ class Launches:
         a, middle = (t.l1_acts, t.l1_acts_sf), (t.l2_acts, t.l2_acts_sf)
         weights, addresses = calls.weights, calls.addresses  # who holds `calls` would keep it from being let go
 
-        def activated(l1: Operand) -> SiluRowsProblem:
-            return SiluRowsProblem(*a, *l1, *middle, rows.ids, weights, limit)
+        def silu(l1: Operand, layout: Tensor) -> SiluRowsProblem:
+            return SiluRowsProblem(*a, *l1, *middle, layout, weights, limit)
 
         def fetched(l1: Operand) -> FetchedRowsProblem:
-            silu = activated(l1)._replace(ids=rows.ends)
-            return FetchedRowsProblem(silu, rows, addresses, node)
+            return FetchedRowsProblem(silu(l1, rows.ends), rows, addresses, node)
 
         def second(l2: Operand) -> GroupedProblem:
             return rows_to_addresses.problem(middle, l2, addresses, rows.ids, of_a=PER_64)
 
         if calls.fetches:
-            at_first = rows_fetched.addresses(fetched(p.l1))
-            self.first = RowsInPlace(lambda l1: rows_fetched.planned(fetched(l1)), at_first)
+            at = rows_fetched.addresses(fetched(p.l1))
+            output, first = rows_fetched.IN_TURN, lambda l1, *how: rows_fetched.plan_of(fetched(l1), *how)
         else:
-            at_first = rows_silu.addresses(activated(p.l1))
-            self.first = RowsInPlace(lambda l1: rows_silu.planned(activated(l1)), at_first)
-        at_second = addresses_of(second(p.l2))
-        self.second = RowsInPlace(lambda l2: rows_to_addresses.planned(second(l2)), at_second)
-        self.sums = SumsAt(calls.peers.results, calls.result_of, None, p.y)
+            at = rows_silu.addresses(silu(p.l1, rows.ids))
+            output, first = rows_silu.OUTPUT, lambda l1, *how: rows_silu.plan_of(silu(l1, rows.ids), *how)
+        self.first = RowsAt(p.l1, output, first)
+        self.second = RowsAt(
+            p.l2, rows_to_addresses.OUTPUT_BY_64, lambda l2, *how: rows_to_addresses.plan_of(second(l2), *how)
+        )
+        self.at_first, self.at_second = ((*each[:B], *each[D:]) for each in (at, addresses_of(second(p.l2))))
+        self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
 
 
 class Alike(Kind):

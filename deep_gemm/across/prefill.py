@@ -19,15 +19,15 @@ from ..core.meeting import MAX_ROW_BYTES
 from ..core.seen import torch_compares
 from ..moe import route_rows
 from ..moe.api import MANY_ROWS
-from ..moe.gather_weighted import SumsAt
+from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import RoutesAt
-from . import gather_rows, pack_rows, plan_sends
+from . import gather_rows, pack_rows, plan_sends, rows_at
 from .by_group import Facts, Planner, exchange
 from .check import Share
 from .gather_rows import Gathered, Slots
 from .message import BF16_BYTES, WORD, WORD_BYTES, Arrived, row_bytes
 from .prepared import Kind, Tokens, Weights, apart, are_whole
-from .rows_at import FEW, MAX_GROUPS, ActivatedRowsAt, ActivationAt, RowsAt, few_in_fp8
+from .rows_at import FEW, MAX_EXPERTS, few_in_fp8
 
 
 class Prefill(Kind):
@@ -42,10 +42,9 @@ class Prefill(Kind):
         self.topk = given.topk_ids.shape[1]
         self.words = row_bytes(share.hidden, self.topk) // WORD_BYTES
         self.rows_of_token = min(self.topk, planner.world_size)
-        self.product1 = RowsAt(weights.w1)
-        self.product2 = RowsAt(weights.w2)
+        self.product1, self.product2 = rows_at.product(weights.w1), rows_at.product(weights.w2)
         has_whole_blocks = share.intermediate % SCALE_BLOCK == 0
-        self.activated = ActivatedRowsAt(weights.w1, limit) if has_whole_blocks else None
+        self.activated = rows_at.activated(weights.w1, limit) if has_whole_blocks else None
         self._prepare(given, limit)
 
     def _prepare(self, given: Tokens, limit: float | None) -> None:
@@ -79,8 +78,8 @@ class Prefill(Kind):
             device,
         )
         y = x.new_empty(FEW, share.hidden, dtype=torch.bfloat16)
-        self.weigh, self.sum = SumsAt(y, row_of, arrived.weights, y), SumsAt(y, row_of, None, y)
-        self.activation = ActivationAt(share.intermediate, share.here, limit, self.place)
+        self.weigh, self.sum = sums_at(y, row_of, arrived.weights, y), sums_at(y, row_of, None, y)
+        self.activation = rows_at.activation(share.intermediate, share.here, limit, self.place)
 
     def is_right(self, given: Tokens, weights: Weights) -> bool:
         """Tell whether a call that `is_like` is right, and nothing watches it: else it wants a closer look."""
@@ -150,17 +149,16 @@ class Prefill(Kind):
         ctas = gather_rows.grid(gather_rows.CONFIG, slots, routes, hidden)
         self.gather.launch(ctas, token_of, row_of, values, scales, slots, routes, pitch, message)
 
-        (w1, sfw1), (w2, sfw2) = weights
+        w1, w2 = weights
         middle, of_middle = at + at_middle, at + at_of_middle
-        operands = values, scales, w1.data_ptr(), sfw1.data_ptr()
         if fused is not None:
-            fused.plan(routes, weights.w1).launch((*operands, middle, ids, 0, of_middle))
+            fused.launch(routes, w1, values, scales, middle, ids, 0, of_middle)
         else:
             h = at + at_h
-            self.product1.plan(routes, weights.w1).launch((*operands, h, ids))
-            self.activation.launch(routes, h, middle, of_middle, ends)
+            self.product1.launch(routes, w1, values, scales, h, ids)
+            self.activation.launch(routes, h, middle, of_middle, ends, pitch * WORD_BYTES)
         y = values
-        self.product2.plan(routes, weights.w2).launch((middle, of_middle, w2.data_ptr(), sfw2.data_ptr(), y, ids))
+        self.product2.launch(routes, w2, middle, of_middle, y, ids)
         sums = torch.empty((slots, hidden), dtype=torch.bfloat16, device=self.place)
         self.weigh.launch(slots, y, row_of, message + self.weights_at, sums.data_ptr())
         return sums
@@ -171,7 +169,7 @@ def why_not(planner: Planner, share: Share, given: Tokens, weights: Weights) -> 
     _, ids, p = given
     if not planner.has_kernel:
         return "no Hopper GPU, or too many ranks"
-    if not 0 < share.here <= min(route_rows.MAX_EXPERTS[-1], MAX_GROUPS):
+    if not 0 < share.here <= MAX_EXPERTS:
         return "more experts than kernels think of"
     if not 0 < share.hidden <= MAX_ROW_BYTES or not share.intermediate or not ids.shape[1]:
         return "sizes that kernels do not take"

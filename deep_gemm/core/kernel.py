@@ -79,6 +79,8 @@ class Config:
 
 
 C = TypeVar("C", bound=Config)
+MAX_CHOSEN = 4096
+"""Numbers of rows for which `ByRows` keeps what it chose."""
 
 
 class Kernel(Generic[C]):
@@ -267,6 +269,28 @@ class Prepared(Generic[C]):
         self._launcher = self.kernel.launcher(self.config, self.device, self._is_dependent or get_pdl())
         self._generation = generation
         return self._launcher
+
+
+class ByRows:
+    """Launches at addresses for any number of rows: it is what decides which launch is meant, and how many CTAs."""
+
+    def __init__(self, choose: Callable[[int], tuple[Prepared[Any], int]]) -> None:
+        """`choose` gives both, once for the settings in force; the last member that changes is the number of rows."""
+        self._choose, self._generation = choose, in_force.generation
+        self._chosen: dict[int, tuple[Prepared[Any], int]] = {}
+
+    def launch(self, rows: int, *values: int) -> None:
+        """Launch for so many rows, at least one; `values` of the other members that change, in order."""
+        if self._generation != in_force.generation:
+            self._chosen, self._generation = {}, in_force.generation
+        chosen = self._chosen  # another thread may change settings meanwhile
+        found = chosen.get(rows)
+        if found is None:
+            if len(chosen) >= MAX_CHOSEN:
+                chosen.pop(next(iter(chosen)), None)
+            found = chosen[rows] = self._choose(rows)
+        prepared, ctas = found
+        prepared.launch(ctas, *values, rows)
 
 
 def computes_on(device: int) -> bool:

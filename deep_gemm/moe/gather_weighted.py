@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.gpu import gpu_of
-from ..core.kernel import Config, Kernel, Prepared
+from ..core.kernel import ByRows, OrdinaryKernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
 from ..core.sm90 import SHARED_BYTES_LIMIT
-from ..gemm.plan import MAX_PLANS, put
 
 PARAMS = Params(
     "GatherParams",
@@ -155,34 +154,23 @@ def run(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
         MANY.run(config, params, config.ctas_per_sm * num_sms, device)
 
 
-class SumsAt:
-    """The kernels of `run` at addresses, for any number of tokens of rows that lie alike."""
+def sums_at(y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> ByRows:
+    """Prepare the kernels of `run` at addresses, for any number of tokens of rows that lie alike.
 
-    CHANGING = ("y", "row_of", "weights", "out", "tokens")
+    A launch takes the number of tokens, at least one, and where y, `row_of`, weights and the output are.
+    """
+    dtype, n, device = None if weights is None else weights.dtype, out.shape[1], y.get_device()
+    how, gpu = (params_of(y, row_of, weights, out), ("y", "row_of", "weights", "out", "tokens"), device), gpu_of(device)
+    few, many = KERNEL.prepared(few_of(dtype), *how), MANY.prepared(many_of(dtype), *how)
 
-    def __init__(self, y: Tensor, row_of: Tensor, weights: Tensor | None, out: Tensor) -> None:
-        self._dtype, self._n, device = None if weights is None else weights.dtype, out.shape[1], y.get_device()
-        params = params_of(y, row_of, weights, out)
-        self._gpu = gpu_of(device)
-        self._few = KERNEL.prepared(few_of(self._dtype), params, self.CHANGING, device)
-        self._many = MANY.prepared(many_of(self._dtype), params, self.CHANGING, device)
-        self._chosen: dict[tuple[int, int], tuple[Prepared[Any], int]] = {}  # and how many CTAs
-
-    def launch(self, tokens: int, y: int, row_of: int, weights: int, out: int) -> None:
-        """Sum up the rows of so many tokens, at least one."""
-        num_sms = num_sms_of(self._gpu.num_sms)
-        found = self._chosen.get((tokens, num_sms))
-        if found is None:
-            found = self._choose(tokens, num_sms)
-            put(self._chosen, (tokens, num_sms), found, MAX_PLANS)
-        prepared, ctas = found
-        prepared.launch(ctas, y, row_of, weights, out, tokens)
-
-    def _choose(self, tokens: int, num_sms: int) -> tuple[Prepared[Any], int]:
-        config = config_of(self._dtype, tokens, self._n, num_sms)
+    def choose(tokens: int) -> tuple[Prepared[Any], int]:
+        num_sms = num_sms_of(gpu.num_sms)
+        config = config_of(dtype, tokens, n, num_sms)
         if isinstance(config, GatherConfig):
-            return self._few, grid(config, tokens, self._n)
-        return self._many, config.ctas_per_sm * num_sms
+            return few, grid(config, tokens, n)
+        return many, config.ctas_per_sm * num_sms
+
+    return ByRows(choose)
 
 
 def config_of(weights: torch.dtype | None, tokens: int, n: int, num_sms: int) -> GatherConfig | ManyConfig:

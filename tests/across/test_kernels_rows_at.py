@@ -11,7 +11,7 @@ from fake_gpu import FakeGpu, install
 from torch import Tensor
 
 from deep_gemm.across import rows_at, rows_fetched, rows_to_addresses
-from deep_gemm.across.rows_at import ActivatedRowsAt, FetchedRowsAt, RowsAt, RowsToAddressesAt
+from deep_gemm.across.rows_at import RowsAt
 from deep_gemm.across.rows_fetched import FetchedRowsProblem
 from deep_gemm.casts.rules import empty_scales
 from deep_gemm.core.check import checks
@@ -75,10 +75,10 @@ def to_addresses(m: int, w: Fp8) -> tuple[Callable[[], object], tuple[int, ...]]
 
 def made_for(call: Any, w: Fp8) -> RowsAt:
     if call is fetched:
-        return FetchedRowsAt(w, 2.0, NODE)
+        return rows_at.fetched(w, 2.0, NODE)
     if call is activated:
-        return ActivatedRowsAt(w, 2.0)
-    return RowsToAddressesAt(w) if call is to_addresses else RowsAt(w)
+        return rows_at.activated(w, 2.0)
+    return rows_at.to_addresses(w) if call is to_addresses else rows_at.product(w)
 
 
 def at(*tensors: Tensor) -> tuple[int, ...]:
@@ -95,9 +95,9 @@ def test_launches_are_those_of_tensors(
     made = made_for(call, weight(k))
     w = weight(k)  # others than those it was made with
     for m in ROWS:
-        by_tensors, addresses = call(m, w)
+        by_tensors, (a, sfa, _, _, *behind) = call(m, w)
         by_tensors()
-        made.plan(m, w).launch(addresses)
+        made.launch(m, w, a, sfa, *behind)
         right, got = gpu.launches[-2:]
         names = made.plan(m, w).params.word
         pitches = {names("map_sfa") + 1, names("map_sfa") + 2} if k <= 128 or m == 1 else set()
@@ -112,7 +112,7 @@ def test_launches_are_those_of_tensors(
 def test_plans_are_for_the_settings_in_force_and_not_too_many(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_at, "MAX_PLANS", 3)
     w, m = weight(512), 5000
-    made = RowsAt(w)
+    made = rows_at.product(w)
     all_sms = made.plan(m, w)
     assert made.plan(m, w) is all_sms
     for few in (1, 2, 3):

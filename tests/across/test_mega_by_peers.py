@@ -339,16 +339,16 @@ def test_calls_follow_the_settings(launched: Counter[str], monkeypatch: pytest.M
     calls = alone.buffer.calls
     assert calls is not None
     (launches,) = calls._launches.values()
-    usual = launches.first.plan, launches.second.plan
+    products, rows = (launches.first, launches.second), calls.sizes.rows
+    usual = [product._plans[rows] for product in products]
     try:
         set_num_sms(1)
         set_pdl(True)
         alone.call(y.zero_())
         assert same(y, alone.right)
-        for product, plan in zip((launches.first, launches.second), usual, strict=True):
-            assert product.plan is not None and plan is not None
-            assert product.plan.grid == 1 < plan.grid
-            assert product.plan.launcher is not plan.launcher, "one that may start early"
+        for product, plan in zip(products, usual, strict=True):
+            assert product._plans[rows].grid == 1 < plan.grid
+            assert product._plans[rows].launcher is not plan.launcher, "one that may start early"
         set_compile_mode(1)
         launched.clear()
         counts = torch.zeros(6, dtype=torch.int32)

@@ -17,6 +17,7 @@ from deep_gemm.core import gpu as gpus
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.compiler import CompiledKernel
 from deep_gemm.core.jit.tensor_map import ElementType, TensorMap
+from deep_gemm.core.jit.to_host import ToHost
 
 cu = pytest.importorskip("cuda.bindings.driver")
 
@@ -398,7 +399,7 @@ def test_numbers_come_to_the_host_by_a_copy_and_an_event_behind_it(
 ) -> None:
     fake = use(monkeypatch, cuMemcpyDtoHAsync=(0,), cuEventRecord=(0,))
     source, target = torch.arange(5), torch.zeros(5, dtype=torch.int64)
-    comes = driver.ToHost(source, target)
+    comes = ToHost(source, target)
     comes.begin()
     (copy, of_copy), (record, of_record) = fake.calls
     assert (copy, of_copy) == ("cuMemcpyDtoHAsync", (target.data_ptr(), source.data_ptr(), 40, 9))
@@ -413,6 +414,6 @@ def test_numbers_come_to_the_host_by_a_copy_and_an_event_behind_it(
 def test_a_copy_to_the_host_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     answers = {"cuMemcpyDtoHAsync": (0,), "cuEventRecord": (0,)}
     use(monkeypatch, **{**answers, fails: (cu.CUresult.CUDA_ERROR_INVALID_VALUE,)})
-    comes = driver.ToHost(torch.arange(5), torch.zeros(5, dtype=torch.int64))
+    comes = ToHost(torch.arange(5), torch.zeros(5, dtype=torch.int64))
     with pytest.raises(driver.DriverError, match=f"^{fails} failed: CUDA_ERROR_INVALID_VALUE"):
         comes.begin()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deep_gemm.hyper.config import reachable_hc
 
 from deep_gemm.core.jit import build
 from deep_gemm.core.sources import cuda_sources, generated
@@ -22,8 +23,7 @@ from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
 from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
 from deep_gemm.hyper import kernel as hc_prenorm
 from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.kernel import reachable_hc
-from deep_gemm.hyper.kernel_few import reachable_few
+from deep_gemm.hyper.choose import reachable_few
 from deep_gemm.indexer import kernel as fp8_mqa_logits
 from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
 from deep_gemm.kernels import ORDINARY
