@@ -38,7 +38,7 @@ _NAMES: dict[tuple[Scales | None, Scales | None], str] = {
     (PER_ROW, PER_ROW): "1d1d ",
     (PER_64, PER_BLOCK): "by 64 ",
 }
-"""Of the scales of A and B: the usual ones have none."""
+"""Names of the scales of A and B; the usual ones have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
