@@ -117,8 +117,9 @@ class Kernel(Generic[C]):
         self.source = f'#include "{source}.cuh"\n'
         self._params, self._code, self._more = params, code, more
         self._bulk_copies, self._promotes = bulk_copies, promotes
-        self._loaded: dict[tuple[C, int], driver.Kernel] = {}
-        self._launchers: dict[tuple[C, int, bool], driver.Launcher] = {}
+        # Of a configuration on a device, and dependent on the kernel ahead or not: compiled and loaded at first need.
+        self.loaded: Callable[[C, int], driver.Kernel] = cache(self._load)
+        self.launcher: Callable[[C, int, bool], driver.Launcher] = cache(self._make_launcher)
 
     def params_of(self, config: C) -> Params:
         """Give the list of parameters of a configuration."""
@@ -163,24 +164,12 @@ class Kernel(Generic[C]):
             ctas_per_sm=config.ctas_per_sm,
         )
 
-    def loaded(self, config: C, device: int) -> driver.Kernel:
-        """Get the kernel of a configuration on a device, compiled and loaded at first need."""
-        found = self._loaded.get((config, device))
-        if found is None:
-            made = driver.Kernel(self.build(config), config.shared_bytes)
-            found = self._loaded.setdefault((config, device), made)
-        return found
+    def _load(self, config: C, device: int) -> driver.Kernel:
+        return driver.Kernel(self.build(config), config.shared_bytes)
 
-    def launcher(self, config: C, device: int, is_dependent: bool) -> driver.Launcher:
-        """Get the way a configuration is launched on a device, compiled and loaded at first need."""
-        key = config, device, is_dependent
-        found = self._launchers.get(key)
-        if found is None:
-            kernel, size = self.loaded(config, device), self.params_of(config).size
-            shape = config.num_threads, config.cluster_size
-            made = driver.Launcher(kernel, size, *shape, is_dependent=is_dependent)
-            found = self._launchers.setdefault(key, made)
-        return found
+    def _make_launcher(self, config: C, device: int, is_dependent: bool) -> driver.Launcher:
+        kernel, size = self.loaded(config, device), self.params_of(config).size
+        return driver.Launcher(kernel, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
 
     def fits(self, config: C, device: int) -> bool:
         """Ask whether a device, which is the current one, has room for a cluster of this configuration."""
