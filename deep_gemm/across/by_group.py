@@ -1,7 +1,7 @@
 """The way of rows between processes by collectives of `torch.distributed`: NCCL's on GPUs, Gloo's on the CPU.
 
 `Plan` is the way there and back with exact sizes. `Everywhere` sends every token to every process, so that sizes are
-fixed. In both a token's sums come back in the order of ranks.
+fixed. In both a token's sums come back in the order of ranks. `compute_mega` is mega MoE by a `Plan`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from torch import Tensor
 from ..casts.rules import LAYER_TYPES
 from ..core.gpu import is_hopper
 from ..core.jit.to_host import ToHost
-from ..moe.routing import expert_rows, gather_weighted, sum_rows
+from ..gemm.rows.api import product_of_rows_by_64
+from ..moe.activation import activated_product_of_rows
+from ..moe.check import ExpertRows
+from ..moe.routing import expert_rows, gather_weighted, stack_routes, sum_rows
 from . import plan_sends
 from .collectives import all_gather, all_to_all, check_agreed
+from .mega_check import MegaProblem, MegaSizes
+from .message import WORD, Arrived, pack_fp8
 from .owners import count_routes, owners_of_routes, owners_of_tokens, tokens_of_rows
 
 UNLIMITED = 2**62
-
-
 WITH_GRADIENTS = ("x", "topk_weights", "w1", "w2")
 IS_FP8 = -1
 """The type of x, if it is none of `LAYER_TYPES`."""
@@ -93,25 +96,6 @@ def exchange(sent: Tensor, sends: Sequence[int], receives: Sequence[int], group:
     return received
 
 
-class Counts(NamedTuple):
-    """The counts that a process must know of a call before rows are sent."""
-
-    sends: list[int]
-    """How many rows go to each rank."""
-    receives: list[int]
-    """How many come from each rank."""
-    routes: int
-    """How many routes of the rows that come have an expert here."""
-
-
-class Asked(NamedTuple):
-    """A message of one process to the others about a call, while it waits for what they tell."""
-
-    row_of: Tensor
-    facts: Facts
-    mistake: Exception | None
-
-
 class Planner:
     """Tells all processes how many rows come, and makes sure that each of them can go on. One plans call after call."""
 
@@ -139,15 +123,15 @@ class Planner:
 
     def plan(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Plan:
         """Ask, and wait for the answer."""
-        return self.hear(self.ask(topk_ids, mistake, facts))
+        return self.hear(self.ask(topk_ids, mistake, facts), mistake, facts)
 
-    def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Asked:
+    def ask(self, topk_ids: Tensor | None, mistake: Exception | None, facts: Facts) -> Tensor:
         """Give tokens their rows, and tell all processes how many there are. The host waits for nothing."""
         ids = self._no_ids if mistake is not None or topk_ids is None else topk_ids
         numbers = self.numbers(facts, mistake)
         row_of = self._by_kernel(ids, numbers) if self.has_kernel else self._by_torch(ids, numbers)
         self.tell()
-        return Asked(row_of, facts, mistake)
+        return row_of
 
     def numbers(self, facts: Facts, mistake: Exception | None = None) -> list[int]:
         """Give what this process tells of itself beside how many rows and routes go to each rank."""
@@ -171,23 +155,22 @@ class Planner:
         torch.cat([said, rows.counts.long(), count_routes(owners, self.world_size)], out=self.told)
         return rows.row_of
 
-    def hear(self, asked: Asked) -> Plan:
+    def hear(self, row_of: Tensor, mistake: Exception | None, facts: Facts) -> Plan:
         """Wait for what all processes tell: the one wait of the host.
 
         A mistake of one process is an error on each, before anything else is sent.
         """
-        counts = self.counts(asked.facts, asked.mistake)
-        return Plan(asked.row_of, *counts, self.group)
+        return Plan(row_of, *self.counts(facts, mistake), self.group)
 
-    def counts(self, facts: Facts, mistake: Exception | None = None) -> Counts:
-        """Wait as `hear` does, and give the numbers alone."""
+    def counts(self, facts: Facts, mistake: Exception | None = None) -> tuple[list[int], list[int], int]:
+        """Wait as `hear` does, and give the numbers of a `Plan` alone."""
         if self._comes is not None:
             self._comes.wait()
         if mistake is not None:
             raise mistake
         check_told(self._heads.tolist(), facts, self._rows)
         receives, comes = self._to_here.tolist()
-        return Counts(self._from_here.tolist(), receives, sum(comes))
+        return self._from_here.tolist(), receives, sum(comes)
 
 
 def check_told(heads: Sequence[Sequence[int]], facts: Facts, rows: Tensor) -> None:
@@ -231,3 +214,64 @@ class Everywhere:
         all_to_all(back, y, [], [], self.group)
         rows = self.rows._replace(row_of=self.rows.row_of[:tokens])
         return gather_weighted(back, rows, self.ones[:tokens], out=out)
+
+
+@torch.no_grad()
+def compute_mega(asked: MegaProblem | Exception, sizes: MegaSizes, planner: Planner | None) -> None:
+    """Compute a call of mega MoE on all ranks: FP8 rows go to their experts, a BF16 row comes back for each route.
+
+    A result is added up at its token's rank in order of routes, so it has the same bits for any number of ranks. A
+    mistake of one rank is an error on each, before rows are sent. The host waits for the counts of all ranks. Without a
+    planner this rank is alone: what is sent has come, and the host waits for nothing.
+    """
+    facts = Facts(sizes.num_experts, sizes.hidden, sizes.topk, IS_FP8, 0)
+    if isinstance(asked, Exception):
+        if planner is not None:
+            planner.plan(None, asked, facts)
+        raise asked
+    x, x_sf, topk_ids, topk_weights, *_ = asked.tensors
+    plan = None if planner is None else planner.plan(topk_ids, None, facts)
+    message = pack_fp8((x, x_sf), topk_ids, topk_weights)
+    if plan is None:
+        results, rows = experts_here(Arrived(message, sizes.hidden, sizes.topk), asked, sizes, None)
+        sum_rows(results, rows.row_of, out=asked.y)
+        return
+    came = Arrived(plan.dispatch(message), sizes.hidden, sizes.topk)
+    results, rows = experts_here(came, asked, sizes, plan.routes)
+    # By row that came, then by route, as the ranks of tokens stack them.
+    is_here = rows.row_of >= 0
+    routes = torch.cat([each.sum()[None] for each in torch.split(is_here, plan.receives)])
+    own = stack_routes(owners_of_routes(topk_ids, sizes.here, sizes.ranks), sizes.ranks)
+    comes, goes = torch.stack([routes, own.counts.long()]).tolist()
+    back = exchange(results.index_select(0, rows.row_of[is_here]), comes, goes, plan.group)
+    if len(back):
+        sum_rows(back, own.row_of, out=asked.y)
+    else:
+        asked.y.zero_()
+
+
+def experts_here(came: Arrived, p: MegaProblem, sizes: MegaSizes, routes: int | None) -> tuple[Tensor, ExpertRows]:
+    """BF16 results of the experts here, for each of their rows; as many as there are routes if the host knows it."""
+    rows = stack_routes(came.ids, sizes.here, sizes.first)
+    if p.counts is not None:
+        p.counts.add_(rows.counts)
+    rows = rows._replace(token_of=rows.token_of[:routes], ids=rows.ids[:routes])
+    num, tensors = len(rows.ids), p.tensors
+    results = torch.empty(num, sizes.hidden, dtype=torch.bfloat16, device=rows.ids.device)
+    if num:
+        source = rows.token_of.clamp_min(0)  # rows without a token may hold anything
+        a = tensors.l1_acts[:num], tensors.l1_acts_sf[:num]
+        torch.index_select(came.values, 0, source, out=a[0].view(WORD))
+        a[1].copy_(came.scales.index_select(0, source))
+        middles = tensors.l2_acts[:num], tensors.l2_acts_sf[:num]
+        activated_product_of_rows(a, p.l1, middles, rows.ids, weights_of(rows, came.weights), limit=p.limit)
+        product_of_rows_by_64(middles, p.l2, results, rows.ids)
+    return results, rows
+
+
+def weights_of(rows: ExpertRows, weights: Tensor) -> Tensor:
+    """Weight of each row's route. The host reads nothing."""
+    num = len(rows.ids)
+    row = rows.row_of.flatten().long()
+    found = weights.new_zeros(num + 1)  # those of routes without a row come behind
+    return found.scatter_(0, row.masked_fill(row < 0, num), weights.flatten())[:num]

@@ -22,9 +22,9 @@ from ..core.gpu import gpu_of
 from ..core.meeting import Room
 from ..core.seen import torch_compares
 from ..moe.api import activates_in_product
+from ..moe.check import ExpertRows
 from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import RoutesAt
-from ..moe.routing_check import ExpertRows
 from . import gather_rows, meet_ranks, post_rows, rows_at
 from .by_peers import Peers
 from .check import Share

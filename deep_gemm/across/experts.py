@@ -204,10 +204,10 @@ class Experts(torch.nn.Module):
     def _computed(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, facts: Facts) -> Tensor:
         """Compute the mixture where nobody wants a gradient."""
         planner, (tokens, topk) = self.planner(), topk_ids.shape
-        asked = planner.ask(topk_ids, None, facts)
+        row_of = planner.ask(topk_ids, None, facts)
         # While the host waits for counts, a GPU packs. It may need as many rows as this.
-        sent = pack(x, topk_ids, topk_weights, asked.row_of, tokens * min(topk, planner.world_size))
-        plan = planner.hear(asked)
+        sent = pack(x, topk_ids, topk_weights, row_of, tokens * min(topk, planner.world_size))
+        plan = planner.hear(row_of, None, facts)
         arrived = Arrived(plan.forth(sent), self.share.hidden, topk)
         return plan.sum_up(plan.back(self._sums(arrived, plan.routes)))
 

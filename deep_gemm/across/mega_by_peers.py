@@ -28,7 +28,7 @@ from ..core.seen import torch_compares
 from ..gemm.plan import B, D, addresses_of, put
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.launch import GroupedProblem
-from ..gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem
+from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import MAX_EXPERTS, RoutesAt
 from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses

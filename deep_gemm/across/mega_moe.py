@@ -17,8 +17,8 @@ from ..casts.rules import empty_scales
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, Recipe
 from ..gemm.rows.silu_check import INTERLEAVED, SILU_COLUMNS
-from . import mega_by_group, mega_by_peers
-from .by_group import Planner
+from . import mega_by_peers
+from .by_group import Planner, compute_mega
 from .by_peers import Peers
 from .collectives import all_agree, place_in
 from .mega_check import (
@@ -299,4 +299,4 @@ def fp8_mega_moe(
         asked = mega_problem(y, l1, l2, sizes, tensors, cumulative_local_expert_recv_stats, mega_limit(*said))
     except MISTAKES as mistake:
         asked = mistake
-    mega_by_group.compute(asked, sizes, buffer.planner)
+    compute_mega(asked, sizes, buffer.planner)

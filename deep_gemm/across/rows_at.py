@@ -23,7 +23,6 @@ from ..core.kernel import ByRows, Prepared
 from ..core.meeting import Node
 from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
 from ..gemm.config import GemmConfig
-from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.output import Groups, Output
 from ..gemm.plan import SCALE_BYTES, Plan, put
 from ..gemm.rows import launch as rows
@@ -32,7 +31,7 @@ from ..gemm.rows.check import contiguous_problem
 from ..gemm.rows.choose import select_grouped
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe import route_rows
-from ..moe.routing_check import ExpertRows
+from ..moe.check import ExpertRows
 from . import rows_fetched, rows_to_addresses
 from .rows_fetched import FetchedRowsProblem
 
@@ -83,7 +82,7 @@ class RowsAt:
         rows.print_if_asked(self.groups, self.n, self.k, config)
         template = templates.get(config)
         if template is None:
-            launcher = fp8_gemm.launcher(config, self.device, get_pdl())
+            launcher = FP8_GEMM.launcher(config, self.device, get_pdl())
             template = templates[config] = self._template(weight, config, get_num_sms(), launcher)
         pitch = pitch_of_scales(m)
         numbers = {"m": m, "groups.rows": m, **dict.fromkeys(self._pitches, pitch)}

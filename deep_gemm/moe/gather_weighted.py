@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.gpu import gpu_of
-from ..core.kernel import ByRows, OrdinaryKernel, Prepared
+from ..core.kernel import ByRows, Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
 from ..core.sm90 import SHARED_BYTES_LIMIT

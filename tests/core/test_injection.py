@@ -9,41 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deep_gemm.hyper.config import reachable_hc
 
 from deep_gemm.core.jit import build
 from deep_gemm.core.sources import cuda_sources, generated
 from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm.bf16.choose import reachable_bf16
-from deep_gemm.gemm.bf16.kernel import KERNEL as BF16_GEMM
-from deep_gemm.gemm.dense.choose import reachable, reachable_decode
-from deep_gemm.gemm.depths.choose import reachable_k_grouped
-from deep_gemm.gemm.heads.choose import reachable_heads
-from deep_gemm.gemm.kernel_decode import KERNEL as FP8_GEMM_DECODE
-from deep_gemm.gemm.rows.choose import reachable_grouped, reachable_silu
-from deep_gemm.hyper import kernel as hc_prenorm
-from deep_gemm.hyper import kernel_few as hc_prenorm_few
-from deep_gemm.hyper.choose import reachable_few
-from deep_gemm.indexer import kernel as fp8_mqa_logits
-from deep_gemm.indexer import paged_kernel as fp8_paged_mqa_logits
-from deep_gemm.kernels import ORDINARY
-from deep_gemm.linear import kernel as linear_decode
+from deep_gemm.kernels import KERNELS as ALL_KERNELS
 
 EVIL = '1; }\n#include "/etc/passwd"\n// '
+OF_PRODUCTS = {(config.groups, config.activates): config for config in fp8_gemm.KERNEL.configs()}
 KERNELS: dict[str, tuple[Callable[[Any], dict[str, str]], Any]] = {
-    "fp8_gemm": (fp8_gemm.KERNEL.headers, reachable()[0]),
-    "fp8_gemm by ids": (fp8_gemm.KERNEL.headers, reachable_grouped()[0]),
-    "fp8_gemm that activates": (fp8_gemm.KERNEL.headers, reachable_silu()[0]),
-    "fp8_gemm by depths": (fp8_gemm.KERNEL.headers, reachable_k_grouped()[0]),
-    "fp8_gemm of heads": (fp8_gemm.KERNEL.headers, reachable_heads()[0]),
-    "fp8_gemm_decode": (FP8_GEMM_DECODE.headers, reachable_decode()[0]),
-    "linear_decode": (linear_decode.KERNEL.headers, linear_decode.reachable_linear()[0]),
-    "bf16_gemm": (BF16_GEMM.headers, reachable_bf16()[0]),
-    "fp8_mqa_logits": (fp8_mqa_logits.KERNEL.headers, fp8_mqa_logits.reachable_mqa()[0]),
-    "fp8_paged_mqa_logits": (fp8_paged_mqa_logits.KERNEL.headers, fp8_paged_mqa_logits.reachable_paged()[0]),
-    "hc_prenorm": (hc_prenorm.KERNEL.headers, reachable_hc()[0]),
-    "hc_prenorm_few": (hc_prenorm_few.KERNEL.headers, reachable_few()[0]),
-    **{kernel.name: (kernel.headers, kernel.configs()[0]) for kernel in ORDINARY},
+    **{kernel.name: (kernel.headers, kernel.configs()[0]) for kernel in ALL_KERNELS if kernel.name != "k_group_maps"},
+    **{f"fp8_gemm {config.name}": (fp8_gemm.KERNEL.headers, config) for config in OF_PRODUCTS.values()},
 }
 
 

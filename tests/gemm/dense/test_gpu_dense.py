@@ -226,8 +226,8 @@ def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     torch.manual_seed(0)
     PLANS.clear()
     for kernel in (FP8_GEMM, fp8_gemm_decode.KERNEL):
-        kernel._loaded.clear()
-        kernel._launchers.clear()
+        kernel.loaded.cache_clear()  # type: ignore[attr-defined]
+        kernel.launcher.cache_clear()  # type: ignore[attr-defined]
     a, b = (
         deep_gemm.per_token_cast_to_fp8(torch.randn(40, 400, device="cuda")),
         deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda")),
