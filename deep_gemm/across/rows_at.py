@@ -23,6 +23,7 @@ from ..core.kernel import ByRows, Prepared
 from ..core.meeting import Node
 from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
 from ..gemm.config import GemmConfig
+from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.output import Groups, Output
 from ..gemm.plan import SCALE_BYTES, Plan, put
 from ..gemm.rows import launch as rows

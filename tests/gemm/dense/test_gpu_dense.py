@@ -225,9 +225,10 @@ def test_a_thread_that_has_not_used_the_gpu_yet_multiplies() -> None:
     """It has no context of the driver: neither to load a kernel in, nor to launch one that is loaded."""
     torch.manual_seed(0)
     PLANS.clear()
-    for kernel in (FP8_GEMM, fp8_gemm_decode.KERNEL):
-        kernel.loaded.cache_clear()  # type: ignore[attr-defined]
-        kernel.launcher.cache_clear()  # type: ignore[attr-defined]
+    kernels: tuple[Any, ...] = (FP8_GEMM, fp8_gemm_decode.KERNEL)
+    for kernel in kernels:
+        kernel.loaded.cache_clear()
+        kernel.launcher.cache_clear()
     a, b = (
         deep_gemm.per_token_cast_to_fp8(torch.randn(40, 400, device="cuda")),
         deep_gemm.per_block_cast_to_fp8(torch.randn(200, 400, device="cuda")),
@@ -283,14 +284,15 @@ def test_a_captured_graph_replays_with_changed_inputs() -> None:
 def test_fewer_sms_give_the_same_bits_without_compiling() -> None:
     a, b = operands(1000, 2112, 512)
     right = deep_gemm.fp8_gemm_nt(a, b)
-    compiled = len(FP8_GEMM._loaded)
+    loaded: Any = FP8_GEMM.loaded
+    compiled = loaded.cache_info().currsize
     try:
         for num_sms in (1, 7, 100):
             deep_gemm.set_num_sms(num_sms)
             assert torch.equal(deep_gemm.fp8_gemm_nt(a, b), right)  # type: ignore[arg-type]
     finally:
         deep_gemm.set_num_sms(torch.cuda.get_device_properties(0).multi_processor_count)
-    assert len(FP8_GEMM._loaded) == compiled
+    assert loaded.cache_info().currsize == compiled
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
