@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import gcd
 from typing import Any, TypeVar
 
@@ -94,7 +94,8 @@ def with_buffers(config: C, panels: int) -> C:
 def of_output(output: Output, cluster_k: int) -> dict[str, Any]:
     """Give a configuration's fields that are an output's: if k is split, C is read, also if it is D."""
     adds_to_d = output.adds_to_d and cluster_k == 1
-    return {**vars(output), "with_c": output.with_c or (output.adds_to_d and not adds_to_d), "adds_to_d": adds_to_d}
+    same = {each.name: getattr(output, each.name) for each in fields(Output)}  # vars() would slow later reads
+    return {**same, "with_c": output.with_c or (output.adds_to_d and not adds_to_d), "adds_to_d": adds_to_d}
 
 
 def deepest(config: C) -> C:
