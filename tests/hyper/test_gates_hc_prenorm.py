@@ -1,19 +1,14 @@
-"""The kernel of hyper-connections is compiled for what may be chosen, and is what was planned."""
+"""Gates find out kernels of hyper-connections that are broken."""
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
-from thorough import covering, values
 
 from deep_gemm.core.jit.compiler import compile_cubin
-from deep_gemm.core.jit.cubin import read_kernels
 from deep_gemm.core.jit.report import report
 from deep_gemm.hyper.choose import Chosen, kernel_of
-from deep_gemm.hyper.kernel import KERNEL, HcConfig, reachable_hc
-from deep_gemm.hyper.kernel_few import KERNEL as KERNEL_FEW
-from deep_gemm.hyper.kernel_few import HcFewConfig, reachable_few
+from deep_gemm.hyper.kernel import KERNEL, HcConfig
+from deep_gemm.hyper.kernel_few import HcFewConfig
 from lab.gates import violations
 
 
@@ -21,29 +16,6 @@ def problems(config: Chosen, headers: dict[str, str]) -> list[str]:
     kernel = kernel_of(config).KERNEL
     compiled = compile_cubin(kernel.source, headers, name=kernel.name)
     return violations(report(compiled.cubin, compiled.log), kernel.code_plan(config))
-
-
-CONFIGS = covering(reachable_hc(), lambda config: combinations(values(config), 2))
-FEW = covering(reachable_few(), lambda config: combinations(values(config), 2))
-
-
-@pytest.mark.parametrize("config", [*CONFIGS, *FEW], ids=lambda config: config.name)
-def test_a_reachable_kernel_is_what_was_planned(config: Chosen) -> None:
-    assert config.why_illegal() is None
-    assert problems(config, kernel_of(config).KERNEL.headers(config)) == []
-
-
-@pytest.mark.parametrize("config", FEW, ids=lambda config: config.name)
-def test_few_rows_are_loaded_behind_the_wait_for_the_kernel_ahead_and_many_at_a_time(config: HcFewConfig) -> None:
-    compiled = compile_cubin(KERNEL_FEW.source, KERNEL_FEW.headers(config), name=KERNEL_FEW.name)
-    (code,) = read_kernels(compiled.cubin)
-    mnemonics = [instruction.mnemonic for instruction in code.instructions]
-    wait, products = mnemonics.index("ACQBULK"), mnemonics.index("HMMA")
-    loads = 2 + config.block_n // 8 * 2
-    assert "LDG" not in mnemonics[:wait]
-    assert mnemonics[wait:products].count("LDG") == config.ahead * loads
-    assert mnemonics.count("LDG") == 2 * config.ahead * loads
-    assert mnemonics.count("HMMA") == config.ahead * config.block_n // 8 * 4
 
 
 @pytest.mark.parametrize(

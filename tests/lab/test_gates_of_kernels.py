@@ -1,0 +1,126 @@
+"""Every kernel is compiled for the configurations that can be chosen, and its machine code is what was planned.
+
+What must hold of one kernel beyond its plan stands in `MORE`. Sampling is that of thorough.py, for each kind of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from itertools import groupby
+from typing import Any
+
+import pytest
+from helpers import assert_loads_nothing_early
+from thorough import THOROUGH, configurations, one_in, sample
+
+from deep_gemm.casts.cast_rows import MAX_GROUPS, CastConfig, Groups
+from deep_gemm.casts.cast_tiles import TileCastConfig
+from deep_gemm.core.jit.cubin import read_kernels
+from deep_gemm.core.jit.report import KernelReport
+from deep_gemm.core.jit.report import report as report_of
+from deep_gemm.core.kernel import Kernel
+from deep_gemm.hyper.kernel_few import HcFewConfig
+from deep_gemm.indexer.kernel import mqa_config
+from deep_gemm.kernels import KERNELS, ORDINARY
+from lab.gates import violations
+from lab.kernels import compiled
+
+MOST_CONFIGURATIONS = 700
+HEADS_OF_MODELS = (16, 32, 64)
+
+
+def sampled(kernel: Kernel[Any]) -> list[Any]:
+    """Give as many configurations as have every value of every field, in CI of every two; of each kind of work."""
+    configs = list(kernel.configs())
+    if not is_dataclass(configs[0]):
+        return configs
+    if kernel.name == "fp8_mqa_logits":  # all with numbers of heads that models have; in CI one with each other
+        others = {mqa_config(heads, 128, 4, False, False) for heads in range(8, 129, 8)} if THOROUGH else set()
+        configs = [config for config in configs if config.heads in HEADS_OF_MODELS or config in others]
+    if kernel.name == "bf16_gemm":  # hundreds are alike
+        return list(one_in(3, sample(configs)))
+    works = groupby(sorted(configs, key=work_of), key=work_of)
+    return [config for _, of_work in works for config in configurations(list(of_work))]
+
+
+def work_of(config: Any) -> str:
+    """Name the kind of work that a configuration does."""
+    return str([getattr(config, name, None) for name in ("groups", "skips_mid", "has_heads", "activates", "fetches")])
+
+
+# ---- what must hold of one kernel beyond its plan -----------------------------------------------------------------
+
+
+def cast_of_rows(config: CastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
+    of_row = 4 if config.vector == 1 else 1
+    ways = 2  # in which a unit of rows is cast: as an ordinary one and as any
+    if config.activates:
+        of_row = 2 * of_row + 1  # gate, up, and the row's weight
+    if config.to_routes:
+        of_row += 1 + 2 * ways  # first routes, and further ones for values and for scales
+    groups = MAX_GROUPS // config.num_threads
+    of_sizes = {Groups.NONE: 0, Groups.UNTIL: 1, Groups.COUNTS: groups, Groups.ENDS: 2 * groups}
+    yield found.counts["LDG"] == config.rows * of_row + of_sizes[config.groups], "each element is loaded once"
+    # Reciprocals and powers of two: a scale's, two for an activated element with a limit and weights and without, and
+    # one where groups divide an integer.
+    elements = config.rows * max(config.vector, 4) if config.activates else 0
+    of_groups = 0 if config.groups in (Groups.NONE, Groups.UNTIL) else groups
+    yield found.counts["MUFU"] == ways + 4 * elements + of_groups, "no element is divided"
+
+
+def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
+    yield found.counts["LDG"] == {8: 8, 4: 16, 1: 64}[config.vector], "each element is loaded once"
+    # A thread computes a scale for its row and one for its column, for ordinary tiles and for any.
+    yield found.counts["MUFU"] <= 8, "no element is divided, of which a thread has up to 64"
+
+
+def sums(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
+    yield found.counts["FFMA"] == 0, "no addition is fused"
+
+
+def few_rows(config: HcFewConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
+    (code,) = read_kernels(cubin)
+    mnemonics = [instruction.mnemonic for instruction in code.instructions]
+    wait, products = mnemonics.index("ACQBULK"), mnemonics.index("HMMA")
+    loads = config.ahead * (2 + config.block_n // 8 * 2)
+    yield "LDG" not in mnemonics[:wait], "rows are loaded behind the wait for the kernel ahead"
+    yield mnemonics[wait:products].count("LDG") == loads, "many are loaded at a time"
+    yield mnemonics.count("LDG") == 2 * loads, "none is loaded twice"
+    yield mnemonics.count("HMMA") == config.ahead * config.block_n // 8 * 4, "products are there once"
+
+
+MORE: dict[str, Callable[[Any, KernelReport, bytes], Iterator[tuple[bool, str]]]] = {
+    "cast_rows": cast_of_rows,
+    "cast_tiles": cast_of_tiles,
+    "gather_weighted": sums,
+    "gather_weighted_many": sums,
+    "hc_prenorm_few": few_rows,
+}
+
+CASES = {f"{kernel.name} {config.name}": (kernel, config) for kernel in KERNELS for config in sampled(kernel)}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_configurations_are_few_legal_and_have_names_of_their_own(kernel: Kernel[Any]) -> None:
+    configs = kernel.configs()
+    assert len(configs) <= MOST_CONFIGURATIONS
+    assert [config for config in configs if config.why_illegal()] == []
+    assert len({config.name for config in configs}) == len(configs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_machine_code_is_what_was_planned(case: str) -> None:
+    kernel, config = CASES[case]
+    built = compiled(kernel, config)
+    found = report_of(built.cubin, built.log)
+    problems = violations(found, kernel.code_plan(config))
+    told = "".join(f"\n  - {problem}" for problem in problems)
+    assert not problems, (
+        f"{case} compiles, but its machine code is not as planned:{told}\n"
+        f"To look at it: python -m lab inspect {kernel.name} --config '{config.name}'"
+    )
+    if kernel in ORDINARY:
+        assert_loads_nothing_early(built)
+    if kernel.name in MORE:
+        assert [why for holds, why in MORE[kernel.name](config, found, built.cubin) if not holds] == []
