@@ -13,6 +13,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,7 @@ from torch.distributed import _symmetric_memory
 from ..casts.rules import Quantized, empty_scales
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
-from ..core.gpu import is_hopper
+from ..core.gpu import gpu_of, is_hopper
 from ..core.meeting import STATE_WORDS, Node, Room
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe import gather_weighted, route_rows
@@ -35,6 +37,8 @@ from .collectives import agree_about_decode
 from .gather_rows import Gathered
 from .message import WORD, WORD_BYTES, with_aligned_rows
 from .rows_fetched import FetchedRowsProblem
+
+Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
 class Peers:
@@ -116,6 +120,28 @@ class Peers:
         )
         gather_weighted.run(self.results, row_of, topk_weights.contiguous(), made)
         return made if out is None else None
+
+    def launches(
+        self, given: Given, rows: ExpertRows, to: Gathered, of_post: Sequence[str], of_gather: Sequence[str]
+    ) -> tuple[Callable[..., None], Callable[..., None], Callable[[], None]]:
+        """Prepare launches of post_rows, gather_rows and meet_ranks, which take members `of_post` and `of_gather` anew.
+
+        `given` are x, ids, weights of routes, the place of each result, and scales of an x that is FP8 already.
+        """
+        (x, ids, p, row_of, sf), node, device = given, self.node, self.memory.get_device()
+        config, gather = post_rows.config_of(x, ids), gather_rows.CONFIG
+        params = post_rows.params_of(x, ids, p, row_of, node, sf), gather_rows.params_of(node, rows, to)
+        return (
+            partial(
+                post_rows.KERNEL.prepared(config, params[0], of_post, device).launch,
+                post_rows.grid(config, node, gpu_of(device).num_sms),
+            ),
+            partial(
+                gather_rows.KERNEL.prepared(gather, params[1], of_gather, device).launch,
+                gather_rows.grid(gather, node.room.slots, *to.values.shape),
+            ),
+            partial(meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), device).launch, 1),
+        )
 
     def check(self) -> None:
         """Raise if a rank did not come in time, so far as this rank's kernels have run."""

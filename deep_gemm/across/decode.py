@@ -18,14 +18,14 @@ from torch import Tensor
 from ..casts.rules import empty_scales
 from ..core.check.integers import INT32_MAX
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div, pitch_of_scales
-from ..core.gpu import gpu_of
 from ..core.meeting import Room
 from ..core.seen import torch_compares
 from ..moe.api import activates_in_product
 from ..moe.check import ExpertRows
 from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import RoutesAt
-from . import gather_rows, meet_ranks, post_rows, rows_at
+from ..moe.routing_check import ExpertRows
+from . import rows_at
 from .by_peers import Peers
 from .check import Share
 from .gather_rows import Gathered
@@ -91,7 +91,7 @@ class Decode(Kind):
 
     def _prepare(self, given: Sequence[Tensor]) -> None:
         """State the parameters that stay, with tensors of a few rows in place of those that each call has."""
-        node, room, results = self.peers.node, self.peers.room, self.peers.results
+        room, results = self.peers.room, self.peers.results
         x, ids, p, *out = (
             torch.empty_strided((FEW, each.shape[1]), each.stride(), dtype=each.dtype, device=each.device)
             for each in given
@@ -101,26 +101,17 @@ class Decode(Kind):
         self.row_bytes = tuple(each.shape[1] * each.element_size() for each in (x, ids, p, y))
         self.pitches = tuple(each.stride(0) * each.element_size() for each in (x, ids, p, y))
         result_of = torch.empty_like(ids, dtype=WORD)
-        config = post_rows.config_of(x, ids)
-        self.post = post_rows.KERNEL.prepared(
-            config,
-            post_rows.params_of(x, ids, p, result_of, node),
-            ("x", "sf", "topk_ids", "topk_weights", "row_of", "tokens"),
-            self.device,
-        )
-        self.ctas_of_post = post_rows.grid(config, node, gpu_of(self.device).num_sms)
         # Tensors of sizes that stay, without memory.
         slots = torch.empty(room.slots, room.topk, dtype=WORD, device="meta")
         values = torch.empty(self.rows, room.hidden, dtype=torch.float8_e4m3fn, device="meta")
         to = Gathered(values, empty_scales((self.rows,), room.hidden, values, mn_major=True))
-        self.gather = gather_rows.KERNEL.prepared(
-            gather_rows.CONFIG,
-            gather_rows.params_of(node, ExpertRows(slots, slots, slots, slots, slots), to),
+        self.post, self.gather, self.meet = self.peers.launches(
+            (x, ids, p, result_of, None),
+            ExpertRows(slots, slots, slots, slots, slots),
+            to,
+            ("x", "sf", "topk_ids", "topk_weights", "row_of", "tokens"),
             ("token_of", "row_of", "values", "sfa", "weights", "addresses"),
-            self.device,
         )
-        self.ctas_of_gather = gather_rows.grid(gather_rows.CONFIG, room.slots, self.rows, room.hidden)
-        self.meet = meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), self.device)
         self.sum, self.at_results = sums_at(results, result_of, p, y), results.data_ptr()
 
     def is_right(self, given: Sequence[Tensor], weights: Weights) -> bool:
@@ -158,7 +149,7 @@ class Decode(Kind):
         at = buffer.data_ptr()
 
         result_of = at + here.result_of
-        self.post.launch(self.ctas_of_post, x.data_ptr(), 0, ids.data_ptr(), at_p, result_of, tokens)
+        self.post(x.data_ptr(), 0, ids.data_ptr(), at_p, result_of, tokens)
         counts, ends, of_rows = at + here.counts, at + here.ends, at + here.ids
         row_of, token_of = at + here.row_of, at + here.token_of
         self.route.launch(rows, self.at_ids, counts, ends, row_of, token_of, of_rows, at + here.table)
@@ -170,7 +161,7 @@ class Decode(Kind):
             fetched = token_of, row_of, addresses
             self.first.launch(rows, w1, values, scales, middle, ends, 0, of_middle, *fetched)
         else:
-            self.gather.launch(self.ctas_of_gather, token_of, row_of, values, scales, 0, addresses)
+            self.gather(token_of, row_of, values, scales, 0, addresses)
             if self.activation is None:
                 self.first.launch(rows, w1, values, scales, middle, of_rows, 0, of_middle)
             else:
@@ -179,7 +170,7 @@ class Decode(Kind):
                 self.activation.launch(rows, h, middle, of_middle, ends, self.pitch_of_middle)
         self.second.launch(rows, w2, middle, of_middle, addresses, of_rows)
 
-        self.meet.launch(1)
+        self.meet()
         if tokens:
             self.sum.launch(tokens, self.at_results, result_of, at_p, y.data_ptr())
         return None if out else y

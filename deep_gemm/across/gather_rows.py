@@ -11,27 +11,15 @@ from torch import Tensor
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.kernel import Config, Kernel
 from ..core.meeting import FIELDS, MAX_ROW_BYTES, Node, Way, alone
-from ..core.params import Field, Kind, Params
-from ..moe.check import ExpertRows
+from ..core.params import Kind, Params, fields
+from ..moe.routing_check import ExpertRows
 
 PARAMS = Params(
     "GatherRowsParams",
-    Field("token_of", Kind.POINTER),
-    Field("row_of", Kind.POINTER),
-    Field("values", Kind.POINTER),
-    Field("sfa", Kind.POINTER),
-    Field("weights", Kind.POINTER),
-    Field("addresses", Kind.POINTER),
-    Field("results", Kind.UINT64),
-    Field("num_slots", Kind.UINT32),
-    Field("rows", Kind.UINT32),
-    Field("hidden", Kind.UINT32),
-    Field("topk", Kind.UINT32),
-    Field("scales_at", Kind.UINT32),
-    Field("weights_at", Kind.UINT32),
-    Field("pitch", Kind.UINT32),
-    Field("max_tokens", Kind.UINT32),
-    Field("slot_bytes", Kind.UINT32),
+    *fields(Kind.POINTER, "token_of", "row_of", "values", "sfa", "weights", "addresses"),
+    *fields(Kind.UINT64, "results"),
+    *fields(Kind.UINT32, "num_slots", "rows", "hidden", "topk", "scales_at", "weights_at"),
+    *fields(Kind.UINT32, "pitch", "max_tokens", "slot_bytes"),
     *FIELDS,
 )
 """`GatherRowsParams` of across/gather_rows.cuh."""

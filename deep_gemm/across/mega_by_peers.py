@@ -20,8 +20,6 @@ from torch import Tensor
 
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
-from ..core.check.recipes import PER_64
-from ..core.gpu import gpu_of
 from ..core.kernel import computes_on
 from ..core.meeting import Room
 from ..core.seen import torch_compares
@@ -31,7 +29,7 @@ from ..gemm.rows.launch import GroupedProblem
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import MAX_EXPERTS, RoutesAt
-from . import gather_rows, meet_ranks, post_rows, rows_fetched, rows_to_addresses
+from . import rows_fetched, rows_to_addresses
 from .by_peers import Peers, connect, why_not
 from .gather_rows import Gathered
 from .mega_check import FILLED, MegaProblem, MegaSizes, MegaTensors, mega_problem
@@ -88,20 +86,9 @@ class Calls:
         self._table = routes.ids.new_empty(self._route.table_bytes(sizes.rows) // WORD_BYTES)
         self._at_routes = tuple(each.data_ptr() for each in (peers.ids, *self.rows, self._table))
         self._at_results = peers.results.data_ptr(), self.result_of.data_ptr()
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """State the launches that are the same in each call, but for the number of tokens."""
-        t, node, device = self.tensors, self.peers.node, self._device
-        config = post_rows.config_of(t.x, t.topk_idx)
-        params = post_rows.params_of(t.x, t.topk_idx, t.topk_weights, self.result_of, node, t.x_sf)
-        self._post = post_rows.KERNEL.prepared(config, params, ("tokens",), device)
-        self._ctas_of_post = post_rows.grid(config, node, gpu_of(device).num_sms)
-        to = Gathered(t.l1_acts, t.l1_acts_sf, self.weights, self.addresses)
-        params = gather_rows.params_of(node, self.rows, to)
-        self._gather = gather_rows.KERNEL.prepared(gather_rows.CONFIG, params, (), device)
-        self._ctas_of_gather = gather_rows.grid(gather_rows.CONFIG, node.room.slots, *t.l1_acts.shape)
-        self._meet = meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), device)
+        given = tensors.x, tensors.topk_idx, tensors.topk_weights, self.result_of, tensors.x_sf
+        to = Gathered(tensors.l1_acts, tensors.l1_acts_sf, self.weights, self.addresses)
+        self._post, self._gather, self._meet = peers.launches(given, self.rows, to, ("tokens",), ())
 
     def __call__(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None, limit: float | None) -> None:
         """Compute a call of this rank, of which `limit` alone was checked, together with the others'."""
@@ -140,15 +127,15 @@ class Calls:
     def _launch(self, launches: Launches, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None) -> None:
         self.peers.check()
         tokens = y.shape[0]
-        self._post.launch(self._ctas_of_post, tokens)
+        self._post(tokens)
         self._route.launch(self.sizes.rows, *self._at_routes)
         if not self.fetches:
-            self._gather.launch(self._ctas_of_gather)
+            self._gather()
         if counts is not None and computes_on(self._device):
             counts.add_(self.rows.counts)
         launches.first.launch(self.sizes.rows, l1, *launches.at_first)
         launches.second.launch(self.sizes.rows, l2, *launches.at_second)
-        self._meet.launch(1)
+        self._meet()
         if tokens:
             launches.sums.launch(tokens, *self._at_results, 0, y.data_ptr())
 

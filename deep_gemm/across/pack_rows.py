@@ -12,22 +12,12 @@ from torch import Tensor
 from ..casts.config import INPUTS, VECTOR_BYTES, cast_constants
 from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.kernel import Config, Kernel
-from ..core.params import Field, Kind, Params
+from ..core.params import Kind, Params, fields
 
 PARAMS = Params(
     "PackParams",
-    Field("x", Kind.POINTER),
-    Field("topk_ids", Kind.POINTER),
-    Field("topk_weights", Kind.POINTER),
-    Field("row_of", Kind.POINTER),
-    Field("rows", Kind.POINTER),
-    Field("x_pitch", Kind.UINT32),
-    Field("tokens", Kind.UINT32),
-    Field("slots", Kind.UINT32),
-    Field("hidden", Kind.UINT32),
-    Field("topk", Kind.UINT32),
-    Field("row_bytes", Kind.UINT32),
-    Field("unit_reciprocal", Kind.UINT32),
+    *fields(Kind.POINTER, "x", "topk_ids", "topk_weights", "row_of", "rows"),
+    *fields(Kind.UINT32, "x_pitch", "tokens", "slots", "hidden", "topk", "row_bytes", "unit_reciprocal"),
 )
 """`PackParams` of across/pack_rows.cuh."""
 

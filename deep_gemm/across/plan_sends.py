@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.check.layout import ceil_div
 from ..core.kernel import Config, Kernel
-from ..core.params import Field, Kind, Params
+from ..core.params import Field, Kind, Params, fields
 
 NUM_FACTS = 7
 """Numbers that ranks tell each other beside how many rows and routes come."""
@@ -19,13 +19,8 @@ MAX_RANKS = 64
 PARAMS = Params(
     "PlanSendsParams",
     Field("facts", Kind.UINT64, NUM_FACTS),
-    Field("topk_ids", Kind.POINTER),
-    Field("row_of", Kind.POINTER),
-    Field("told", Kind.POINTER),
-    Field("tokens", Kind.UINT32),
-    Field("topk", Kind.UINT32),
-    Field("experts_here", Kind.UINT32),
-    Field("ranks", Kind.UINT32),
+    *fields(Kind.POINTER, "topk_ids", "row_of", "told"),
+    *fields(Kind.UINT32, "tokens", "topk", "experts_here", "ranks"),
 )
 """`PlanSendsParams` of across/plan_sends.cuh."""
 _FACTS = struct.Struct(f"<{NUM_FACTS}q")

@@ -12,24 +12,13 @@ from ..casts.config import INPUTS, VECTOR_BYTES, cast_constants
 from ..core.gpu import gpu_of
 from ..core.kernel import Config, Kernel
 from ..core.meeting import FIELDS, STORAGE_BYTES, Node, Way
-from ..core.params import Field, Kind, Params
+from ..core.params import Kind, Params, fields
 
 PARAMS = Params(
     "PostParams",
-    Field("x", Kind.POINTER),
-    Field("sf", Kind.POINTER),
-    Field("topk_ids", Kind.POINTER),
-    Field("topk_weights", Kind.POINTER),
-    Field("row_of", Kind.POINTER),
-    Field("ids", Kind.UINT64),
-    Field("x_pitch", Kind.UINT32),
-    Field("sf_pitch", Kind.UINT32),
-    Field("tokens", Kind.UINT32),
-    Field("max_tokens", Kind.UINT32),
-    Field("hidden", Kind.UINT32),
-    Field("topk", Kind.UINT32),
-    Field("experts_here", Kind.UINT32),
-    Field("row_bytes", Kind.UINT32),
+    *fields(Kind.POINTER, "x", "sf", "topk_ids", "topk_weights", "row_of"),
+    *fields(Kind.UINT64, "ids"),
+    *fields(Kind.UINT32, "x_pitch", "sf_pitch", "tokens", "max_tokens", "hidden", "topk", "experts_here", "row_bytes"),
     *FIELDS,
 )
 """`PostParams` of across/post_rows.cuh."""

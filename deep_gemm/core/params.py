@@ -74,6 +74,11 @@ class Run(NamedTuple):
 Patch = tuple[Run, ...]
 
 
+def fields(kind: Kind, *names: str) -> tuple[Field, ...]:
+    """Give members of one kind, which follow each other."""
+    return tuple(Field(name, kind) for name in names)
+
+
 def head_parts(of_base: int) -> tuple[Field, ...]:
     """`HeadParts` of gemm/head_parts.cuh, behind a base of this alignment."""
     more = (Field(f"heads.{name}", Kind.UINT32) for name in ("mid", "columns", "multiplier", "shift"))

@@ -20,7 +20,7 @@ import torch
 from fake_gpu import encoded_map
 from torch import Tensor
 
-from deep_gemm.across import decode, mega_by_peers, message, rows_at
+from deep_gemm.across import by_peers, message, rows_at
 from deep_gemm.across import post_rows as post_rows_kernel
 from deep_gemm.across.owners import count_routes as routes_by_rank
 from deep_gemm.across.owners import owners_of_routes, owners_of_tokens
@@ -344,6 +344,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(Kernel, "launcher", ordinary)
     monkeypatch.setattr(fp8_gemm, "launcher", gemm)
-    for module in (rows, rows_at, gather_weighted_kernel, post_rows_kernel, decode, mega_by_peers):
+    for module in (rows, rows_at, gather_weighted_kernel, post_rows_kernel, by_peers):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched
