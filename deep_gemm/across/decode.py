@@ -24,7 +24,6 @@ from ..moe.api import activates_in_product
 from ..moe.check import ExpertRows
 from ..moe.gather_weighted import sums_at
 from ..moe.route_rows import RoutesAt
-from ..moe.routing_check import ExpertRows
 from . import rows_at
 from .by_peers import Peers
 from .check import Share

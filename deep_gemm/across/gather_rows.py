@@ -12,7 +12,7 @@ from ..core.check.layout import SCALE_BLOCK, ceil_div
 from ..core.kernel import Config, Kernel
 from ..core.meeting import FIELDS, MAX_ROW_BYTES, Node, Way, alone
 from ..core.params import Kind, Params, fields
-from ..moe.routing_check import ExpertRows
+from ..moe.check import ExpertRows
 
 PARAMS = Params(
     "GatherRowsParams",

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
+from ..core.check.recipes import PER_64
 from ..core.kernel import computes_on
 from ..core.meeting import Room
 from ..core.seen import torch_compares
