@@ -377,7 +377,7 @@ def test_builds_without_nvcc_cuda_home_host_compiler_or_driver(tmp_path: Path) -
     code = f"""
 import json
 from pathlib import Path
-from deep_gemm import jit
+from deep_gemm.core import jit
 kernel = jit.build({SCALE!r}, {{}}, name="scale")
 print(json.dumps([kernel.cubin[:4].hex(), Path("/proc/self/maps").read_text()]))
 """

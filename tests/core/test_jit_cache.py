@@ -36,7 +36,7 @@ import os, signal, sys, types
 package = types.ModuleType("deep_gemm")
 package.__path__ = [{str(PACKAGE)!r}]
 sys.modules["deep_gemm"] = package
-from deep_gemm import jit
+from deep_gemm.core import jit
 SOURCE = {SCALE!r}
 """
 

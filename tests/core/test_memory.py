@@ -34,7 +34,7 @@ SIZES = {
 """Parameters that take as many values as a program likes. All others are configurations, types, flags and devices."""
 TOOLS = (
     "lab.bench",
-    "deep_gemm.tools",
+    "deep_gemm.cli",
     "lab.sim",
     "lab.soak",
     "deep_gemm.integrations",

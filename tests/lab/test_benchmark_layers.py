@@ -393,7 +393,7 @@ def test_a_cast_that_fails_leaves_a_row_and_the_others(tmp_path: Path, monkeypat
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("launch failed")
 
-    monkeypatch.setattr("deep_gemm.quantize.cast_both_to_fp8", broken)
+    monkeypatch.setattr("deep_gemm.casts.cast_both_to_fp8", broken)
     out = tmp_path / "result.json"
     code, output = invoke("bench", "casts", "--out", str(out))
     assert code == 1
