@@ -13,8 +13,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from ..casts.rules import Quantized, empty_scales
 from ..core.check.checks import Operand
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK
 from ..core.gpu import gpu_of, is_hopper
+from ..core.kernel import Prepared
 from ..core.meeting import STATE_WORDS, Node, Room
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..moe import gather_weighted, route_rows
@@ -123,25 +124,20 @@ class Peers:
 
     def launches(
         self, given: Given, rows: ExpertRows, to: Gathered, of_post: Sequence[str], of_gather: Sequence[str]
-    ) -> tuple[Callable[..., None], Callable[..., None], Callable[[], None]]:
-        """Prepare launches of post_rows, gather_rows and meet_ranks, which take members `of_post` and `of_gather` anew.
+    ) -> tuple[tuple[Prepared[Any], int], tuple[Prepared[Any], int], Prepared[Any]]:
+        """Prepare launches of post_rows and gather_rows but for these members, with their CTAs, and of meet_ranks.
 
         `given` are x, ids, weights of routes, the place of each result, and scales of an x that is FP8 already.
         """
         (x, ids, p, row_of, sf), node, device = given, self.node, self.memory.get_device()
         config, gather = post_rows.config_of(x, ids), gather_rows.CONFIG
         params = post_rows.params_of(x, ids, p, row_of, node, sf), gather_rows.params_of(node, rows, to)
-        return (
-            partial(
-                post_rows.KERNEL.prepared(config, params[0], of_post, device).launch,
-                post_rows.grid(config, node, gpu_of(device).num_sms),
-            ),
-            partial(
-                gather_rows.KERNEL.prepared(gather, params[1], of_gather, device).launch,
-                gather_rows.grid(gather, node.room.slots, *to.values.shape),
-            ),
-            partial(meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), device).launch, 1),
-        )
+        post = post_rows.KERNEL.prepared(config, params[0], of_post, device)
+        ctas_of_post = post_rows.grid(config, node, gpu_of(device).num_sms)
+        gathers = gather_rows.KERNEL.prepared(gather, params[1], of_gather, device)
+        ctas_of_gather = gather_rows.grid(gather, node.room.slots, *to.values.shape)
+        meet = meet_ranks.KERNEL.prepared(meet_ranks.CONFIG, meet_ranks.params_of(node), (), device)
+        return (post, ctas_of_post), (gathers, ctas_of_gather), meet
 
     def check(self) -> None:
         """Raise if a rank did not come in time, so far as this rank's kernels have run."""

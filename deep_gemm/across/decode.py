@@ -104,7 +104,7 @@ class Decode(Kind):
         slots = torch.empty(room.slots, room.topk, dtype=WORD, device="meta")
         values = torch.empty(self.rows, room.hidden, dtype=torch.float8_e4m3fn, device="meta")
         to = Gathered(values, empty_scales((self.rows,), room.hidden, values, mn_major=True))
-        self.post, self.gather, self.meet = self.peers.launches(
+        (self.post, self.ctas_of_post), (self.gather, self.ctas_of_gather), self.meet = self.peers.launches(
             (x, ids, p, result_of, None),
             ExpertRows(slots, slots, slots, slots, slots),
             to,
@@ -148,28 +148,27 @@ class Decode(Kind):
         at = buffer.data_ptr()
 
         result_of = at + here.result_of
-        self.post(x.data_ptr(), 0, ids.data_ptr(), at_p, result_of, tokens)
+        self.post.launch(self.ctas_of_post, x.data_ptr(), 0, ids.data_ptr(), at_p, result_of, tokens)
         counts, ends, of_rows = at + here.counts, at + here.ends, at + here.ids
         row_of, token_of = at + here.row_of, at + here.token_of
         self.route.launch(rows, self.at_ids, counts, ends, row_of, token_of, of_rows, at + here.table)
 
         w1, w2 = weights
-        values, scales, addresses = at + here.values, at + here.scales, at + here.addresses
+        a, addresses = (at + here.values, at + here.scales), at + here.addresses
         middle, of_middle = at + here.middle, at + here.of_middle
         if self.fetches:
-            fetched = token_of, row_of, addresses
-            self.first.launch(rows, w1, values, scales, middle, ends, 0, of_middle, *fetched)
+            self.first.launch(rows, w1, a, (middle, ends, 0, of_middle, token_of, row_of, addresses))
         else:
-            self.gather(token_of, row_of, values, scales, 0, addresses)
+            self.gather.launch(self.ctas_of_gather, token_of, row_of, *a, 0, addresses)
             if self.activation is None:
-                self.first.launch(rows, w1, values, scales, middle, of_rows, 0, of_middle)
+                self.first.launch(rows, w1, a, (middle, of_rows, 0, of_middle))
             else:
                 h = at + here.h
-                self.first.launch(rows, w1, values, scales, h, of_rows)
+                self.first.launch(rows, w1, a, (h, of_rows))
                 self.activation.launch(rows, h, middle, of_middle, ends, self.pitch_of_middle)
-        self.second.launch(rows, w2, middle, of_middle, addresses, of_rows)
+        self.second.launch(rows, w2, (middle, of_middle), (addresses, of_rows))
 
-        self.meet()
+        self.meet.launch(1)
         if tokens:
             self.sum.launch(tokens, self.at_results, result_of, at_p, y.data_ptr())
         return None if out else y

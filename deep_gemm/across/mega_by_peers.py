@@ -76,7 +76,7 @@ class Calls:
         self.sizes, self.tensors, self.peers = sizes, tensors, peers
         self._alike: list[Alike] = []
         self._launches: dict[object, Launches] = {}
-        self._device = tensors.x.get_device()
+        self._device, self._rows = tensors.x.get_device(), sizes.rows
         self.fetches = peers.fetches(sizes.intermediate)
         routes = peers.routes()
         self.rows = routes.rows
@@ -89,7 +89,8 @@ class Calls:
         self._at_results = peers.results.data_ptr(), self.result_of.data_ptr()
         given = tensors.x, tensors.topk_idx, tensors.topk_weights, self.result_of, tensors.x_sf
         to = Gathered(tensors.l1_acts, tensors.l1_acts_sf, self.weights, self.addresses)
-        self._post, self._gather, self._meet = peers.launches(given, self.rows, to, ("tokens",), ())
+        launches = peers.launches(given, self.rows, to, ("tokens",), ())
+        (self._post, self._ctas_of_post), (self._gather, self._ctas_of_gather), self._meet = launches
 
     def __call__(self, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None, limit: float | None) -> None:
         """Compute a call of this rank, of which `limit` alone was checked, together with the others'."""
@@ -127,16 +128,17 @@ class Calls:
 
     def _launch(self, launches: Launches, y: Tensor, l1: Operand, l2: Operand, counts: Tensor | None) -> None:
         self.peers.check()
-        tokens = y.shape[0]
-        self._post(tokens)
-        self._route.launch(self.sizes.rows, *self._at_routes)
+        tokens, rows = y.shape[0], self._rows
+        self._post.launch(self._ctas_of_post, tokens)
+        self._route.launch(rows, *self._at_routes)
         if not self.fetches:
-            self._gather()
+            self._gather.launch(self._ctas_of_gather)
         if counts is not None and computes_on(self._device):
             counts.add_(self.rows.counts)
-        launches.first.launch(self.sizes.rows, l1, *launches.at_first)
-        launches.second.launch(self.sizes.rows, l2, *launches.at_second)
-        self._meet()
+        (a, behind), (middle, to_addresses) = launches.addresses
+        launches.first.launch(rows, l1, a, behind)
+        launches.second.launch(rows, l2, middle, to_addresses)
+        self._meet.launch(1)
         if tokens:
             launches.sums.launch(tokens, *self._at_results, 0, y.data_ptr())
 
@@ -169,7 +171,7 @@ class Launches:
         self.second = RowsAt(
             p.l2, rows_to_addresses.OUTPUT_BY_64, lambda l2, *how: rows_to_addresses.plan_of(second(l2), *how)
         )
-        self.at_first, self.at_second = ((*each[:B], *each[D:]) for each in (at, addresses_of(second(p.l2))))
+        self.addresses = [(each[:B], each[D:]) for each in (at, addresses_of(second(p.l2)))]
         self.sums = sums_at(calls.peers.results, calls.result_of, None, p.y)
 
 

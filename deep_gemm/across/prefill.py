@@ -152,13 +152,13 @@ class Prefill(Kind):
         w1, w2 = weights
         middle, of_middle = at + at_middle, at + at_of_middle
         if fused is not None:
-            fused.launch(routes, w1, values, scales, middle, ids, 0, of_middle)
+            fused.launch(routes, w1, (values, scales), (middle, ids, 0, of_middle))
         else:
             h = at + at_h
-            self.product1.launch(routes, w1, values, scales, h, ids)
+            self.product1.launch(routes, w1, (values, scales), (h, ids))
             self.activation.launch(routes, h, middle, of_middle, ends, pitch * WORD_BYTES)
         y = values
-        self.product2.launch(routes, w2, middle, of_middle, y, ids)
+        self.product2.launch(routes, w2, (middle, of_middle), (y, ids))
         sums = torch.empty((slots, hidden), dtype=torch.bfloat16, device=self.place)
         self.weigh.launch(slots, y, row_of, message + self.weights_at, sums.data_ptr())
         return sums

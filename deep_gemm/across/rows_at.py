@@ -25,7 +25,7 @@ from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
 from ..gemm.config import GemmConfig
 from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.output import Groups, Output
-from ..gemm.plan import SCALE_BYTES, Plan, put
+from ..gemm.plan import SCALE_BYTES, Addresses, Plan, put
 from ..gemm.rows import launch as rows
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.check import contiguous_problem
@@ -63,14 +63,14 @@ class RowsAt:
         self._plans: dict[int, Plan] = {}
         self._generation = in_force.generation
 
-    def launch(self, m: int, weight: Operand, a: int, sfa: int, *behind: int) -> None:
-        """Multiply m rows, at least one, on the current device; `behind` is where operands behind the weight are."""
+    def launch(self, m: int, weight: Operand, ahead: Addresses, behind: Addresses) -> None:
+        """Multiply m rows, at least one, on the current device; operands lie `ahead` of the weight and `behind`."""
         plan = self._plans.get(m) if self._generation == in_force.generation else None
         if plan is None:
             plan = self.plan(m, weight)
         if in_force.choices.compile_mode == 0:
             values, scales = weight
-            plan.launch((a, sfa, values.data_ptr(), scales.data_ptr(), *behind))
+            plan.launch((*ahead, values.data_ptr(), scales.data_ptr(), *behind))
 
     def plan(self, m: int, weight: Operand) -> Plan:
         """Copy the template of the configuration that is best for m rows, and make it a plan of m rows."""
