@@ -117,9 +117,6 @@ class Kernel(Generic[C]):
         self.source = f'#include "{source}.cuh"\n'
         self._params, self._code, self._more = params, code, more
         self._bulk_copies, self._promotes = bulk_copies, promotes
-        # Of a configuration on a device, and dependent on the kernel ahead or not: compiled and loaded at first need.
-        self.loaded: Callable[[C, int], driver.Kernel] = cache(self._load)
-        self.launcher: Callable[[C, int, bool], driver.Launcher] = cache(self._make_launcher)
 
     def params_of(self, config: C) -> Params:
         """Give the list of parameters of a configuration."""
@@ -164,10 +161,14 @@ class Kernel(Generic[C]):
             ctas_per_sm=config.ctas_per_sm,
         )
 
-    def _load(self, config: C, device: int) -> driver.Kernel:
+    @cache  # noqa: B019 - kernels are as many as sources, and stay
+    def loaded(self, config: C, device: int) -> driver.Kernel:
+        """Get the kernel of a configuration on a device, compiled and loaded at first need."""
         return driver.Kernel(self.build(config), config.shared_bytes)
 
-    def _make_launcher(self, config: C, device: int, is_dependent: bool) -> driver.Launcher:
+    @cache  # noqa: B019
+    def launcher(self, config: C, device: int, is_dependent: bool) -> driver.Launcher:
+        """Get the way a configuration is launched on a device, compiled and loaded at first need."""
         kernel, size = self.loaded(config, device), self.params_of(config).size
         return driver.Launcher(kernel, size, config.num_threads, config.cluster_size, is_dependent=is_dependent)
 

@@ -343,7 +343,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     monkeypatch.setattr(Kernel, "launcher", ordinary)
-    monkeypatch.setattr(fp8_gemm, "launcher", gemm)
+    monkeypatch.setattr(fp8_gemm.KERNEL, "launcher", gemm)
     for module in (rows, rows_at, gather_weighted_kernel, post_rows_kernel, by_peers):
         monkeypatch.setattr(module, "gpu_of", lambda _: H200)
     return launched
