@@ -100,7 +100,7 @@ def test_an_error_of_another_kernel_is_not_called_ours(is_warm: bool) -> None:
 @pytest.mark.gpu
 def test_a_launch_that_the_gpu_refuses_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     from deep_gemm.core.jit import driver
-    from deep_gemm.gemm import kernel as fp8_gemm
+    from deep_gemm.core.kernel import Kernel
 
     a = deep_gemm.per_token_cast_to_fp8(torch.randn(1000, 256, device="cuda"), mn_major=True)
     b = deep_gemm.per_block_cast_to_fp8(torch.randn(136, 256, device="cuda"))
@@ -110,7 +110,8 @@ def test_a_launch_that_the_gpu_refuses_is_ours(monkeypatch: pytest.MonkeyPatch) 
         return made(kernel, size, 4096, cluster, **more)
 
     monkeypatch.setattr(driver, "Launcher", of_too_many_threads)
-    monkeypatch.setattr(fp8_gemm.KERNEL, "_launchers", {})
+    kernel_type: Any = Kernel
+    monkeypatch.setattr(Kernel, "launcher", kernel_type.launcher.__wrapped__)
     with pytest.raises(
         errors.LaunchError, match=r"cuLaunchKernelEx of fp8_gemm_dense .* 4096 threads .* failed: CUDA_"
     ):

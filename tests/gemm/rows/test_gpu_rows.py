@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import deep_gemm.problem
 import pytest
 import torch
 from test_sim_rows import ends_of_sizes, ids_of_sizes
