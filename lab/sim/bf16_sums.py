@@ -27,7 +27,7 @@ from .simulate import Buffer, Simulation
 def compile_slices(config: SlicesConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that adds up slices; `edits` replaces sources by name, for mutations."""
     headers = {**sum_slices.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(sum_slices.KERNEL.source, headers, name=sum_slices.KERNEL.name)
+    return compile_kernel(sum_slices.KERNEL.source, headers, name=sum_slices.KERNEL.kernel_name)
 
 
 def random_problem(

@@ -29,7 +29,7 @@ def compile_config(config: CastConfig, edits: Mapping[str, str] | None = None) -
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     headers = {**cast_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(cast_rows.KERNEL.source, headers, name=cast_rows.KERNEL.name)
+    return compile_kernel(cast_rows.KERNEL.source, headers, name=cast_rows.KERNEL.kernel_name)
 
 
 def run(

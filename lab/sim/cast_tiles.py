@@ -37,7 +37,7 @@ def compile_config(config: TileCastConfig, edits: Mapping[str, str] | None = Non
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     headers = {**cast_tiles.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(cast_tiles.KERNEL.source, headers, name=cast_tiles.KERNEL.name)
+    return compile_kernel(cast_tiles.KERNEL.source, headers, name=cast_tiles.KERNEL.kernel_name)
 
 
 def scales_shape(grain: Grain, m: int, k: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from .simulate import Buffer, Simulation
 def compile_maps(edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that makes the maps; `edits` replaces sources by name."""
     headers = {**k_group_maps.KERNEL.headers(k_group_maps.CONFIG), **(edits or {})}
-    return compile_kernel(k_group_maps.KERNEL.source, headers, name=k_group_maps.KERNEL.name)
+    return compile_kernel(k_group_maps.KERNEL.source, headers, name=k_group_maps.KERNEL.kernel_name)
 
 
 @cache

@@ -26,7 +26,7 @@ def compile_config(config: DecodeConfig, edits: Mapping[str, str] | None = None)
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     headers = {**fp8_gemm_decode.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(fp8_gemm_decode.KERNEL.source, headers, name=fp8_gemm_decode.KERNEL.name)
+    return compile_kernel(fp8_gemm_decode.KERNEL.source, headers, name=fp8_gemm_decode.KERNEL.kernel_name)
 
 
 def random_problem(

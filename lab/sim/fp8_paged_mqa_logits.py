@@ -29,7 +29,7 @@ def compile_config(config: PagedConfig, edits: Mapping[str, str] | None = None) 
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     headers = {**KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(KERNEL.source, headers, name=KERNEL.name)
+    return compile_kernel(KERNEL.source, headers, name=KERNEL.kernel_name)
 
 
 def run(
@@ -75,7 +75,7 @@ def run(
 def compile_plan(config: PlanConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel that plans for the host."""
     planner = plan_paged_contexts.KERNEL
-    return compile_kernel(planner.source, {**planner.headers(config), **(edits or {})}, name=planner.name)
+    return compile_kernel(planner.source, {**planner.headers(config), **(edits or {})}, name=planner.kernel_name)
 
 
 def plan(

@@ -16,7 +16,7 @@ from .simulate import KernelLaunch
 def compile_config(config: GatherRowsConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     headers = {**gather_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(gather_rows.KERNEL.source, headers, name=gather_rows.KERNEL.name)
+    return compile_kernel(gather_rows.KERNEL.source, headers, name=gather_rows.KERNEL.kernel_name)
 
 
 def launch_of(

@@ -19,8 +19,8 @@ from .simulate import Buffer, Simulation
 def compile_config(config: GatherConfig | ManyConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     if isinstance(config, ManyConfig):
-        return compile_kernel(MANY.source, {**MANY.headers(config), **(edits or {})}, name=MANY.name)
-    return compile_kernel(KERNEL.source, {**KERNEL.headers(config), **(edits or {})}, name=KERNEL.name)
+        return compile_kernel(MANY.source, {**MANY.headers(config), **(edits or {})}, name=MANY.kernel_name)
+    return compile_kernel(KERNEL.source, {**KERNEL.headers(config), **(edits or {})}, name=KERNEL.kernel_name)
 
 
 def run(

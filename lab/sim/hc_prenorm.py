@@ -31,7 +31,7 @@ def compile_config(config: Chosen, edits: Mapping[str, str] | None = None) -> Ho
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     kernel = kernel_of(config).KERNEL
-    return compile_kernel(kernel.source, {**kernel.headers(config), **(edits or {})}, name=kernel.name)
+    return compile_kernel(kernel.source, {**kernel.headers(config), **(edits or {})}, name=kernel.kernel_name)
 
 
 def run(

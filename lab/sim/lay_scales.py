@@ -19,7 +19,7 @@ from .simulate import Buffer, Simulation
 def compile_config(config: ScalesConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     headers = {**lay_scales.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(lay_scales.KERNEL.source, headers, name=lay_scales.KERNEL.name)
+    return compile_kernel(lay_scales.KERNEL.source, headers, name=lay_scales.KERNEL.kernel_name)
 
 
 def run(

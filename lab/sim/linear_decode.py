@@ -23,7 +23,7 @@ def compile_config(config: LinearDecodeConfig, edits: Mapping[str, str] | None =
     if reason is not None:
         raise ValueError(f"config: {reason}, got {config}")
     headers = {**KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(KERNEL.source, headers, name=KERNEL.name)
+    return compile_kernel(KERNEL.source, headers, name=KERNEL.kernel_name)
 
 
 def run(

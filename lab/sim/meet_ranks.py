@@ -14,7 +14,7 @@ from .simulate import KernelLaunch
 def compile_config(edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     headers = {**meet_ranks.KERNEL.headers(meet_ranks.CONFIG), **(edits or {})}
-    return compile_kernel(meet_ranks.KERNEL.source, headers, name=meet_ranks.KERNEL.name)
+    return compile_kernel(meet_ranks.KERNEL.source, headers, name=meet_ranks.KERNEL.kernel_name)
 
 
 def launch_of(kernel: HostKernel, node: Node) -> KernelLaunch:

@@ -21,7 +21,7 @@ POISON = -0x5A5A5A5A
 def compile_config(config: PackConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     headers = {**pack_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(pack_rows.KERNEL.source, headers, name=pack_rows.KERNEL.name)
+    return compile_kernel(pack_rows.KERNEL.source, headers, name=pack_rows.KERNEL.kernel_name)
 
 
 def run(

@@ -21,7 +21,7 @@ POISON = -0x5A5A5A5A
 def compile_config(config: PlanSendsConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     headers = {**plan_sends.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(plan_sends.KERNEL.source, headers, name=plan_sends.KERNEL.name)
+    return compile_kernel(plan_sends.KERNEL.source, headers, name=plan_sends.KERNEL.kernel_name)
 
 
 def run(

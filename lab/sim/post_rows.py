@@ -17,7 +17,7 @@ from .simulate import KernelLaunch
 def compile_config(config: PostConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
     headers = {**post_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(post_rows.KERNEL.source, headers, name=post_rows.KERNEL.name)
+    return compile_kernel(post_rows.KERNEL.source, headers, name=post_rows.KERNEL.kernel_name)
 
 
 def launch_of(

@@ -35,8 +35,8 @@ def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) 
     if config.totals == Totals.OF_PARTS:
         own = COUNTER.headers(CountConfig(config.id_bytes))
         headers = {**own, **edits, "config.cuh": own["config.cuh"]}
-        counter = compile_kernel(COUNTER.source, headers, name=COUNTER.name)
-    return Kernels(counter, compile_kernel(route_rows.KERNEL.source, router, name=route_rows.KERNEL.name))
+        counter = compile_kernel(COUNTER.source, headers, name=COUNTER.kernel_name)
+    return Kernels(counter, compile_kernel(route_rows.KERNEL.source, router, name=route_rows.KERNEL.kernel_name))
 
 
 def run(
