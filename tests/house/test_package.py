@@ -196,7 +196,7 @@ def foreign(tmp_path: Path) -> Path:
     wheel, info = tmp_path / "deep_gemm-2.1.1-py3-none-any.whl", "deep_gemm-2.1.1.dist-info"
     files = {
         "deep_gemm/__init__.py": "from .jit import theirs\nfp8_gemm_nt = theirs\n",
-        "deep_gemm/jit/__init__.py": "theirs = 'theirs'\n",
+        "deep_gemm/utils/__init__.py": "theirs = 'theirs'\n",
         "deep_gemm/_C.abi3.so": "",
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: deep-gemm\nVersion: 2.1.1\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -236,7 +236,7 @@ def test_another_distribution_of_the_module_is_told_and_the_commands_mend_it(
         shown = environment.run(*command)
         assert shown.returncode == 1, shown.stderr
         assert shown.stdout == (
-            "deep_gemm: 2 of hopper-gemm's files are gone or changed: deep_gemm/__init__.py, deep_gemm/jit/__init__.py"
+            "deep_gemm: 2 of hopper-gemm's files are gone or changed: deep_gemm/__init__.py, deep_gemm/utils/__init__.py"
             f". Run: pip uninstall -y hopper-gemm; then: pip install {wheel.as_uri()}\n"
         )
 
