@@ -236,8 +236,8 @@ def test_another_distribution_of_the_module_is_told_and_the_commands_mend_it(
         shown = environment.run(*command)
         assert shown.returncode == 1, shown.stderr
         assert shown.stdout == (
-            "deep_gemm: 2 of hopper-gemm's files are gone or changed: deep_gemm/__init__.py, deep_gemm/utils/__init__.py"
-            f". Run: pip uninstall -y hopper-gemm; then: pip install {wheel.as_uri()}\n"
+            "deep_gemm: 2 of hopper-gemm's files are gone or changed: deep_gemm/__init__.py, "
+            f"deep_gemm/utils/__init__.py. Run: pip uninstall -y hopper-gemm; then: pip install {wheel.as_uri()}\n"
         )
 
     environment.install(foreign)
