@@ -11,9 +11,6 @@ from deep_gemm.across.message import pack, row_bytes
 from deep_gemm.across.owners import count_routes, owners_of_routes, owners_of_tokens
 from deep_gemm.moe.routing import expert_rows
 
-MODULES = ("deep_gemm.across.plan_sends", "deep_gemm.across.pack_rows")
-SIMULATED = ("lab.sim.plan_sends", "lab.sim.pack_rows")
-
 
 def plan_trial() -> None:
     from deep_gemm.across import plan_sends

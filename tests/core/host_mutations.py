@@ -1,19 +1,18 @@
-"""Ways to break the host's half of a launch, and the trials that must notice: what `kernels/` packs is what is run.
+"""Ways to break the host's half of a launch, and the trials that must notice: what launches pack is what is run.
 
-A mutation replaces a text of one module of `kernels/`. A process of its own executes that module anew, and then those
-that import from it, so that the simulator's launches go through the broken code.
+A mutation replaces a text of one module of the package. A process of its own imports all with that module broken, so
+that the simulator's launches go through the broken code.
 """
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import broken
 import host_mutations_bf16 as of_bf16
 import host_mutations_sends as of_sends
 import silu_cases
@@ -36,44 +35,6 @@ from deep_gemm.gemm.tiles import Tile
 from deep_gemm.moe.routing import weighted_sum
 
 ROOT = Path(deep_gemm.__file__).parents[1]
-# In the order of their imports: what follows a broken module takes its names anew.
-MODULES = (
-    "deep_gemm.core.params",
-    "deep_gemm.gemm.maps",
-    "deep_gemm.gemm.plan",
-    "deep_gemm.gemm.kernel",
-    "deep_gemm.gemm.kernel_decode",
-    "deep_gemm.gemm.depths.maps_kernel",
-    "deep_gemm.core.kernel",
-    "deep_gemm.casts.cast_rows",
-    "deep_gemm.casts.cast_tiles",
-    "deep_gemm.moe.route_rows",
-    "deep_gemm.moe.gather_weighted",
-    "deep_gemm.casts.lay_scales",
-    "deep_gemm.gemm.dense.launch",
-    "deep_gemm.gemm.rows.launch",
-    "deep_gemm.gemm.rows.silu_launch",
-    "deep_gemm.gemm.depths.launch",
-    "deep_gemm.gemm.heads.launch",
-    "deep_gemm.gemm.skip.launch",
-    *of_bf16.MODULES,
-    *of_sends.MODULES,
-    "lab.sim.launcher",
-    "lab.sim.dense",
-    "lab.sim.fp8_gemm_decode",
-    "lab.sim.rows",
-    "lab.sim.rows_silu",
-    "lab.sim.depths",
-    "lab.sim.heads",
-    "lab.sim.skip_head_mid",
-    "lab.sim.cast_rows",
-    "lab.sim.cast_tiles",
-    "lab.sim.route_rows",
-    "lab.sim.gather_weighted",
-    "lab.sim.lay_scales",
-    *of_bf16.SIMULATED,
-    *of_sends.SIMULATED,
-)
 SECONDS = 120
 
 
@@ -661,39 +622,19 @@ MUTATIONS = [
 def why_noticed(mutation: Mutation | None, trial: str) -> str | None:
     """Run a trial in a process of its own, through the broken module; say what told, None if nothing did."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lab.sim.depths", "lab.sim.rows"])  # the slow imports, once
+    context.set_forkserver_preload(["torch"])  # the slow import, once
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(mutation, trial, sender))
+    changed = None if mutation is None else (f"deep_gemm.{mutation.module}", mutation.text())
+    process = context.Process(target=broken.run, args=(changed, trial, sender))
     process.start()
     sender.close()
     try:
         found: str | None = receiver.recv() if receiver.poll(SECONDS) else f"no end after {SECONDS} s"
     except EOFError:
         process.join()
-        if process.exitcode == 1:  # an error of Python: the broken module cannot be executed at all
+        if process.exitcode == 1:  # an error of Python: the package cannot be imported at all
             raise RuntimeError(f"{mutation}: expected a module that can be executed, see stderr") from None
         found = f"the process crashed with exit code {process.exitcode}"
     process.kill()
     process.join()
     return found
-
-
-def _run(mutation: Mutation | None, trial: str, sender: Connection) -> None:
-    torch.set_num_threads(1)
-    if mutation is not None:
-        _break(mutation)
-    try:
-        TRIALS[trial]()
-    except Exception as error:  # whatever it is, it was noticed
-        sender.send(" ".join(str(error).split())[:300] or type(error).__name__)
-        return
-    sender.send(None)
-
-
-def _break(mutation: Mutation) -> None:
-    """Execute the broken module, and those that import from it."""
-    first = MODULES.index(f"deep_gemm.{mutation.module}")
-    for index, name in enumerate(MODULES[first:], first):
-        module: Any = importlib.import_module(name)
-        text = mutation.text() if index == first else path_of(name).read_text()
-        exec(compile(text, str(path_of(name)), "exec"), module.__dict__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from host_mutations import MUTATIONS, TRIALS, Mutation, why_noticed
 from thorough import mutations
@@ -16,6 +18,13 @@ def test_the_host_as_it_is_passes(trial: str) -> None:
 @pytest.mark.host_compiler
 @pytest.mark.parametrize("mutation", mutations(MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_host_is_noticed(mutation: Mutation) -> None:
-    mutation.text()
-    told = [why_noticed(mutation, trial) for trial in mutation.trials]
-    assert any(told), f"{mutation.trials} ran as if nothing were wrong"
+    is_noticed = any(why_noticed(mutation, trial) is not None for trial in mutation.trials)
+    assert is_noticed, f"{mutation.trials} ran as if nothing were wrong"
+
+
+@pytest.mark.host_compiler
+def test_a_change_of_nothing_is_not_noticed_and_a_module_that_cannot_be_executed_is_no_finding() -> None:
+    spaced = Mutation("spaced", "casts.lay_scales", '"stride_m":', '"stride_m" :', ("scales",))
+    assert why_noticed(spaced, "scales") is None
+    with pytest.raises(RuntimeError, match="expected a module that can be executed"):
+        why_noticed(replace(spaced, new="!"), "scales")

@@ -12,16 +12,6 @@ from deep_gemm.gemm.bf16.choose import SUM_OUTPUT
 from deep_gemm.gemm.bf16.config import MOST_COUNTED, Bf16Config, Majors, bf16_config
 from deep_gemm.gemm.output import Groups, Output
 
-MODULES = (
-    "deep_gemm.gemm.bf16.kernel",
-    "deep_gemm.gemm.bf16.launch",
-    "deep_gemm.gemm.bf16.rows",
-    "deep_gemm.gemm.bf16.depths",
-    "deep_gemm.gemm.bf16.counted",
-    "deep_gemm.gemm.bf16.sum_slices",
-    "deep_gemm.gemm.bf16.sums",
-)
-SIMULATED = ("lab.sim.bf16", "lab.sim.bf16_rows", "lab.sim.bf16_depths", "lab.sim.bf16_counted", "lab.sim.bf16_sums")
 TURNED = Majors(True, True)
 
 
