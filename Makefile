@@ -33,10 +33,10 @@ $(PACKAGE): pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13
 	$(INSTALL) --editable ".[$(EXTRA)]"
 	touch $@
 
-$(TOOLS): $(PACKAGE) tests/house/newest_release.py tests/house/oldest_release.py
+$(TOOLS): $(PACKAGE) lab/releases.py tests/house/oldest_release.py
 	$(INSTALL) --editable ".[dev,$(EXTRA)]"
 	test "$(EXTRA)" = cu12 || $(INSTALL) --editable ".[old-nvrtc]"
-	$(VENV)/bin/python tests/house/newest_release.py "$(EXTRA)"
+	$(VENV)/bin/python -m lab releases --install "$(EXTRA)"
 	$(VENV)/bin/python tests/house/oldest_release.py
 	touch $@
 

@@ -292,6 +292,33 @@ def plot(
         raise typer.Exit(MISUSED) from None
 
 
+@app.command(epilog=examples("releases", "releases --install cu13"))
+def releases(
+    install: Annotated[
+        str | None, typer.Option(help="make an environment of the newest for the tests; the extra that torch wants")
+    ] = None,
+) -> None:
+    """Ask PyPI whether NVRTC, cuda-bindings, typer, rich or numpy are newer than those that passed all tests."""
+    from .releases import TRIED, newer_than_tried, on_pypi, try_to_install
+
+    if install is not None:
+        typer.echo(try_to_install(install))
+        return
+    try:
+        found = on_pypi()
+    except ValueError as error:
+        typer.echo(f"deep_gemm: {error}", err=True)
+        raise typer.Exit(MISUSED) from None
+    newer = newer_than_tried(found)
+    for name, version in found.items():
+        typer.echo(
+            f"{name} {version}, " + (f"newer than {TRIED[name]}, the last one tried" if name in newer else "tried")
+        )
+    if newer:
+        typer.echo("Try them: CI=1 make test, then tests/lab/compiler_matrix.py; and raise TRIED in lab/releases.py.")
+        raise typer.Exit(WRONG)
+
+
 def main() -> None:
     """Run the command line."""
     app(prog_name="lab")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 335,
     "lines of Python in the wheel": 27_000,
-    "lines of Python in lab/": 14_210,
+    "lines of Python in lab/": 14_330,
     "lines of Python in tests/": 44_500,
     "rooms": 17,
     "floors": 10,

@@ -16,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-import newest_release
 import oldest_release
 import pytest
 import torch
@@ -35,6 +34,7 @@ from deep_gemm.gemm.rows import api as grouped
 from deep_gemm.gemm.skip import api as skip_head_mid
 from deep_gemm.moe import activation, routing
 from deep_gemm.moe import api as layers
+from lab import releases
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = [sysconfig.get_path("purelib")]
@@ -285,12 +285,12 @@ def test_commands_run_with_the_oldest_versions_that_are_allowed() -> None:
 
 @pytest.mark.release
 def test_commands_run_with_the_newest_versions() -> None:
-    found = newest_release.versions()
+    found = releases.versions()
     if found is None:
         pytest.skip("the newest versions are not installed; `make test` does it")
-    command = [str(newest_release.PYTHON), "-c", COMMANDS]
+    command = [str(releases.PYTHON), "-c", COMMANDS]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if run.returncode != 0 and newest_release.newer_than_tried(found):
+    if run.returncode != 0 and releases.newer_than_tried(found):
         warnings.warn(f"{found}, newer than any that was tried, fails:\n{run.stderr[-2000:]}", stacklevel=1)
         return
     assert run.returncode == 0, run.stderr

@@ -26,7 +26,7 @@ TESTS = (
     *("hyper_connections", "nn_linear", "nn_experts", "nn_training", "distributed", "testing", "driver"),
     *("ops_check", "ops_compile", "ops_tracing"),
 )
-"""Of `tests/test_*.py`."""
+"""Of `tests/**/test_*.py`."""
 
 
 def oldest() -> str:
@@ -61,7 +61,7 @@ def main() -> int:
         told = "import torch, numpy; print(torch.__version__)"
         version = subprocess.run([python, "-c", told], capture_output=True, text=True, check=True).stdout.strip()
         start = time.monotonic()
-        files = [f"tests/test_{name}.py" for name in TESTS]
+        files = [str(next(ROOT.glob(f"tests/**/test_{name}.py"))) for name in TESTS]
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

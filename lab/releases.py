@@ -1,13 +1,12 @@
-"""The newest NVRTC, cuda-bindings, typer, rich and numpy on PyPI, in an environment inside the one that this runs in.
+"""The newest NVRTC, cuda-bindings, typer, rich and numpy on PyPI: are they newer than those that passed all tests?
 
-    python tests/house/newest_release.py cu13
-
-makes that environment, as `make test` does, so that a new release is noticed by the tests and not by a user. Where it
-cannot be made, as without a network, the tests go on without it and say so.
+`install` makes an environment of them inside the one that this runs in, as `make test` does, so that a new release is
+noticed by the tests and not by a user.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -22,26 +21,40 @@ TRIED = {
     "rich": "15.0.0",
     "numpy": "2.4.6",
 }
-"""The newest that passed all tests, of CUDA 13. What a newer one fails is told, and does not fail the run."""
+"""The newest that passed all tests, of CUDA 13. If a newer one fails, a warning tells it, and the run passes."""
 
 FOLDER = Path(sys.prefix) / "newest"
 PYTHON = FOLDER / "bin" / "python"
 
 
 def packages() -> Path:
-    """Where the environment keeps its own packages."""
+    """Give the folder in which the environment keeps its own packages."""
     return next(iter(FOLDER.glob("lib/python*/site-packages")), FOLDER / "lib")
 
 
 def versions() -> dict[str, str] | None:
-    """Versions of the packages in the environment; None where there is no environment."""
+    """Give the versions of the packages in the environment; None where there is no environment."""
     found = {item.metadata["Name"]: item.version for item in metadata.distributions(path=[str(packages())])}
     return {name: found[name] for name in TRIED} if found.keys() >= TRIED.keys() else None
 
 
-def newer_than_tried(found: dict[str, str]) -> bool:
-    """Whether a release is newer than what was tried: then a failure is news, not a mistake of ours."""
-    return any(_number(found[name]) > _number(version) for name, version in TRIED.items())
+def on_pypi() -> dict[str, str]:
+    """Ask pip for the newest release of each."""
+    return {name: _newest(name) for name in TRIED}
+
+
+def newer_than_tried(found: dict[str, str]) -> dict[str, str]:
+    """Give the releases that are newer than what was tried: what fails with them is news, not a mistake of ours."""
+    return {name: found[name] for name, version in TRIED.items() if _number(found[name]) > _number(version)}
+
+
+def _newest(name: str) -> str:
+    command = [sys.executable, "-m", "pip", "index", "versions", "--retries", "1", "--timeout", "15", name]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = re.match(rf"{name} \((.+)\)", run.stdout)
+    if told is None:
+        raise ValueError(f"pip cannot tell the newest {name}: {(run.stderr or run.stdout).strip().splitlines()[-1]}")
+    return told[1]
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -64,18 +77,13 @@ def _sees_the_systems_packages() -> bool:
     return settings.exists() and "include-system-site-packages = true" in settings.read_text()
 
 
-def main(extra: str) -> None:
+def try_to_install(extra: str) -> str:
+    """Make the environment, and say what came of it: tests do without, as where there is no network."""
     if extra != "cu13":
-        print(f"The newest releases are tried with CUDA 13 alone, and torch wants {extra}.")
-        return
+        return f"The newest releases are tried with CUDA 13 alone, and torch wants {extra}."
     try:
         install(extra)
     except (OSError, subprocess.CalledProcessError):
         shutil.rmtree(FOLDER, ignore_errors=True)
-        print("The newest releases cannot be installed, as pip says; the tests go on without them.")
-    else:
-        print(f"The newest releases: {versions()}")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        return "The newest releases cannot be installed, as pip says; the tests go on without them."
+    return f"The newest releases: {versions()}"
