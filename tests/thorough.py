@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from itertools import combinations
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -42,14 +41,9 @@ def ends(cases: Sequence[T]) -> Sequence[T]:
     return cases if ALL else (cases[0], cases[-1])
 
 
-def configurations(configs: Sequence[T]) -> Sequence[T]:
-    """As many of these dataclasses as have every value of every field; in CI of every two fields together."""
-    return configs if ALL else covering(configs, lambda config: combinations(values(config), TOGETHER))
-
-
-def sample(configs: Sequence[T]) -> Sequence[T]:
-    """As many as have every value of every field, in CI too."""
-    return configs if ALL else covering(configs, values)
+def sample(configs: Sequence[T], kind: Callable[[T], Any] = lambda _: None) -> Sequence[T]:
+    """As many of these dataclasses as have every value of every field; each kind of them has its own."""
+    return configs if ALL else covering(configs, lambda case: [(repr(kind(case)), *each) for each in values(case)])
 
 
 def covering(cases: Sequence[T], features: Callable[[T], Iterable[Hashable]]) -> list[T]:

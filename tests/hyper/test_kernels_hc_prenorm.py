@@ -15,6 +15,8 @@ from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.hyper import KERNELS, choose
 from deep_gemm.hyper.choose import Chosen, kernel_of
+from deep_gemm.hyper.kernel import HcConfig
+from deep_gemm.hyper.kernel_few import HcFewConfig
 
 
 @pytest.fixture
@@ -106,3 +108,20 @@ def test_the_driver_is_told_that_a_large_cluster_is_meant(monkeypatch: pytest.Mo
     driver._attributes.cache_clear()
     attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     assert told == ([(attribute, 1)] if cluster > driver.PORTABLE_CLUSTER else [])
+
+
+def test_configurations_that_cannot_be() -> None:
+    for config, reason in (
+        (HcConfig(96, 24), "needs tiles of (64, 128) rows"),
+        (HcConfig(64, 20), "needs tiles of (8, 16, 24, 32) columns"),
+        (HcConfig(64, 24, 17), "needs clusters of 1 to 16 CTAs"),
+        (HcConfig(64, 24, 1, 9), "needs 1 to 8 teams"),
+        (HcConfig(64, 24, 1, 2, 1), "needs at least a stage for each team"),
+        (HcFewConfig(20), "needs tiles of (8, 16, 24, 32) columns"),
+        (HcFewConfig(24, 17), "needs clusters of 1 to 16 CTAs"),
+        (HcFewConfig(24, 1, 17), "needs 1 to 16 warps"),
+        (HcFewConfig(24, 1, 8, 9), "needs 1 to 8 steps ahead"),
+    ):
+        assert config.why_illegal() == reason
+        with pytest.raises(ValueError, match="config: needs"):
+            kernel_of(config).KERNEL.build(config)

@@ -1,52 +1,46 @@
 """Every kernel is compiled for the configurations that can be chosen, and its machine code is what was planned.
 
-What must hold of one kernel beyond its plan stands in `MORE`. Sampling is that of thorough.py, for each kind of work.
+What must hold of one kernel beyond its plan stands in `MORE`, and which configurations are tried in `sampled`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
-from itertools import groupby
 from typing import Any
 
 import pytest
 from helpers import assert_loads_nothing_early
-from thorough import THOROUGH, one_in, sample
+from thorough import covering, sample, values
 
 from deep_gemm.casts.cast_rows import MAX_GROUPS, CastConfig, Groups
 from deep_gemm.casts.cast_tiles import TileCastConfig
+from deep_gemm.casts.lay_scales import ScalesConfig
 from deep_gemm.core.jit.cubin import read_kernels
-from deep_gemm.core.jit.report import KernelReport
-from deep_gemm.core.jit.report import report as report_of
+from deep_gemm.core.jit.report import KernelReport, report
 from deep_gemm.core.kernel import Kernel
 from deep_gemm.hyper.kernel_few import HcFewConfig
-from deep_gemm.indexer.kernel import mqa_config
 from deep_gemm.kernels import KERNELS, ORDINARY
 from lab.gates import violations
 from lab.kernels import compiled
 
-MOST_CONFIGURATIONS = 700
-HEADS_OF_MODELS = (16, 32, 64)
+MOST_CONFIGURATIONS = {"fp8_gemm": 700, "fp8_gemm_decode": 200}
+FEW = 12
+"""So many configurations of a kernel are all compiled."""
+ALIKE = "bf16_gemm"
+"""More than a thousand, of which every value of every field is enough, before a release too."""
 
 
 def sampled(kernel: Kernel[Any]) -> list[Any]:
-    """Give as many configurations as have every value of every field, in CI of every two; of each kind of work."""
-    configs = list(kernel.configs())
-    if not is_dataclass(configs[0]):
-        return configs
-    if kernel.name == "fp8_mqa_logits":  # all with numbers of heads that models have; in CI one with each other
-        others = {mqa_config(heads, 128, 4, False, False) for heads in range(8, 129, 8)} if THOROUGH else set()
-        configs = [config for config in configs if config.heads in HEADS_OF_MODELS or config in others]
-    if kernel.name == "bf16_gemm":  # hundreds are alike
-        return list(one_in(3, sample(configs)))
-    works = groupby(sorted(configs, key=work_of), key=work_of)
-    return [config for _, of_work in works for config in sample(list(of_work))]
+    """Give as many configurations as have every value of every field for each kind of work: see thorough.py."""
+    configs = kernel.configs()
+    if len(configs) <= FEW:
+        return list(configs)
+    return covering(configs, values) if kernel.name == ALIKE else list(sample(configs, kind))
 
 
-def work_of(config: Any) -> str:
-    """Name the kind of work that a configuration does."""
-    return str([getattr(config, name, None) for name in ("groups", "skips_mid", "has_heads", "activates", "fetches")])
+def kind(config: Any) -> list[Any]:
+    """Tell a configuration's kind of work: groups, or what it leaves room for."""
+    return [getattr(config, name, None) for name in ("groups", "skips_mid", "has_heads")]
 
 
 # ---- what must hold of one kernel beyond its plan -----------------------------------------------------------------
@@ -75,6 +69,17 @@ def cast_of_tiles(config: TileCastConfig, found: KernelReport, cubin: bytes) -> 
     yield found.counts["MUFU"] <= 8, "no element is divided, of which a thread has up to 64"
 
 
+def scales(config: ScalesConfig, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
+    each = config.rows * config.blocks // config.num_threads
+    moves = [found.counts[opcode] for opcode in ("LDG", "STS", "LDS", "STG")]
+    yield moves == [each] * 4, "each scale is loaded, laid down, taken up and stored once"
+
+
+def decode(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
+    # A release at a cluster's scope is a barrier for the whole GPU of half a microsecond.
+    yield found.counts["MEMBAR"] == 0, "a cluster's sums cross without a release"
+
+
 def sums(config: Any, found: KernelReport, cubin: bytes) -> Iterator[tuple[bool, str]]:
     yield found.counts["FFMA"] == 0, "no addition is fused"
 
@@ -93,6 +98,8 @@ def few_rows(config: HcFewConfig, found: KernelReport, cubin: bytes) -> Iterator
 MORE: dict[str, Callable[[Any, KernelReport, bytes], Iterator[tuple[bool, str]]]] = {
     "cast_rows": cast_of_rows,
     "cast_tiles": cast_of_tiles,
+    "fp8_gemm_decode": decode,
+    "lay_scales": scales,
     "gather_weighted": sums,
     "gather_weighted_many": sums,
     "hc_prenorm_few": few_rows,
@@ -104,7 +111,7 @@ CASES = {f"{kernel.name} {config.name}": (kernel, config) for kernel in KERNELS 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_configurations_are_few_legal_and_have_names_of_their_own(kernel: Kernel[Any]) -> None:
     configs = kernel.configs()
-    assert len(configs) <= MOST_CONFIGURATIONS
+    assert 0 < len(configs) <= MOST_CONFIGURATIONS.get(kernel.name, len(configs))
     assert [config for config in configs if config.why_illegal()] == []
     assert len({config.name for config in configs}) == len(configs)
 
@@ -113,7 +120,7 @@ def test_configurations_are_few_legal_and_have_names_of_their_own(kernel: Kernel
 def test_machine_code_is_what_was_planned(case: str) -> None:
     kernel, config = CASES[case]
     built = compiled(kernel, config)
-    found = report_of(built.cubin, built.log)
+    found = report(built.cubin, built.log)
     problems = violations(found, kernel.code_plan(config))
     told = "".join(f"\n  - {problem}" for problem in problems)
     assert not problems, (
