@@ -16,6 +16,8 @@ from lab.sim.mutate import Mutation
 from lab.sim.ranks import run_ranks
 from lab.sim.simulate import Simulation
 
+ONE_IN = 1
+
 
 @dataclass(frozen=True)
 class PeerTrial:

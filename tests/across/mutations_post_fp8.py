@@ -19,6 +19,7 @@ from lab.sim.mutate import Mutation
 from lab.sim.ranks import run_ranks
 from lab.sim.simulate import Buffer, Simulation
 
+ONE_IN = 1
 LIMIT = 1 << 20
 POISON = 0xA5
 EXPERTS_HERE = 2

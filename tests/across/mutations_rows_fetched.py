@@ -16,6 +16,8 @@ from lab.sim import rows_fetched
 from lab.sim.dense import compile_config
 from lab.sim.mutate import Mutation
 
+ONE_IN = 1
+
 
 @dataclass(frozen=True)
 class FetchTrial:

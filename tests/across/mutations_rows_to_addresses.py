@@ -17,6 +17,8 @@ from lab.sim import rows_to_addresses as sim
 from lab.sim.dense import compile_config
 from lab.sim.mutate import Mutation
 
+ONE_IN = 1
+
 
 @dataclass(frozen=True)
 class Trial:

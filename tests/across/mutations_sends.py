@@ -17,6 +17,7 @@ from lab.sim import pack_rows as sim_pack
 from lab.sim import plan_sends as sim_plan
 from lab.sim.mutate import Mutation
 
+ONE_IN = 1
 FACTS = (1, 2**62, -1, 5, -(2**40), 7, 3)
 
 

@@ -14,6 +14,7 @@ from lab.sim import lay_scales as sim
 from lab.sim.launcher import flat_memory
 from lab.sim.mutate import Mutation
 
+ONE_IN = 1
 POISON = -1.0
 
 

@@ -1,8 +1,8 @@
 """Which trial notices a mutation: tests run it first. This saves time and decides nothing, as all others follow.
 
-    python tests/lab/first_trials.py [files]
+    python tests/lab/first_trials.py [-k "dense: or rows:"]
 
-runs the tests of mutations, or those in some files, in the order of the lists, and notes what it learned.
+runs the tests of mutations, or those of some lists, in the order of the lists, and notes what it learned.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def learned(lines: Sequence[str], known: dict[str, dict[str, int]]) -> dict[str,
 
 
 def main(arguments: Sequence[str]) -> int:
-    files = arguments or sorted(str(path) for path in HERE.parent.rglob("test_mutat*.py"))
+    files = sorted(str(path) for path in HERE.glob("test_mutat*.py"))
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         environment = {**os.environ, NOTES: str(notes), "CI": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "auto", *files]
+        command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "auto", *files, *arguments]
         status = subprocess.run(command, env=environment, check=False).returncode
         lines = notes.read_text().splitlines()
     FILE.write_text(json.dumps(learned(lines, KNOWN), indent=1) + "\n")

@@ -1,10 +1,14 @@
-"""The simulator notices every way to break a kernel that the lists in `tests/*/mutations_*.py` hold."""
+"""The simulator notices every way to break a kernel that the lists in `tests/**/mutations_*.py` hold.
+
+A list is data: `MUTATIONS` and `TRIALS`, or several pairs, such as `PLAN_MUTATIONS` and `PLAN_TRIALS`; pairs may share
+`TRIALS`. `-k "dense:"` runs the mutations of one.
+"""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from helpers import assert_caught
@@ -14,37 +18,22 @@ from lab.sim.mutate import Mutation
 
 pytestmark = pytest.mark.host_compiler
 
+LISTS: dict[str, list[Mutation]] = {}
+TRIALS_OF: dict[str, list[Any]] = {}
+"""By the name of a list: the trials of which one must notice each of its mutations."""
+UNBROKEN: dict[str, Any] = {}
+"""Trials that the unbroken kernel is to pass: every third unless CI is set, or one in so many as `ONE_IN` says."""
 
-class MutationList(NamedTuple):
-    """Mutations, and the trials of which one must notice each."""
+for path in sorted(Path(__file__).parents[1].rglob("mutations_*.py")):
+    module, stem = vars(importlib.import_module(path.stem)), path.stem.removeprefix("mutations_")
+    for name in [name for name in module if name.endswith("MUTATIONS")]:
+        own = name.replace("MUTATIONS", "TRIALS")
+        title = f"{stem} {name.removesuffix('MUTATIONS').strip('_').lower()}".strip()
+        LISTS[title], TRIALS_OF[title] = module[name], module[own if own in module else "TRIALS"]
+        numbered = one_in(module.get("ONE_IN", 3), list(enumerate(TRIALS_OF[title])))
+        UNBROKEN |= {f"{title if own in module else stem} {number}": trial for number, trial in numbered}
 
-    name: str
-    mutations: list[Mutation]
-    trials: list[Any]
-
-
-def lists() -> list[MutationList]:
-    """Every list: X_MUTATIONS goes with X_TRIALS if the module has these, else with its TRIALS."""
-    found = []
-    for path in sorted(Path(__file__).parents[1].rglob("mutations_*.py")):
-        module = vars(importlib.import_module(path.stem))
-        for name in (name for name in module if name.endswith("MUTATIONS")):
-            own = name.replace("MUTATIONS", "TRIALS")
-            part = name.removesuffix("MUTATIONS").strip("_").lower()
-            title = " ".join(filter(None, (path.stem.removeprefix("mutations_"), part)))
-            found.append(MutationList(title, module[name], module[own if own in module else "TRIALS"]))
-    return found
-
-
-LISTS = lists()
-UNBROKEN = {
-    f"{each.name} {number}": trial
-    for each in {id(each.trials): each for each in LISTS}.values()
-    for number, trial in enumerate(one_in(3, each.trials))
-}
-BROKEN = {
-    f"{each.name}: {mutation.name}": (mutation, each.trials) for each in LISTS for mutation in mutations(each.mutations)
-}
+BROKEN = {f"{title}: {each.name}": (each, title) for title, some in LISTS.items() for each in mutations(some)}
 
 
 @pytest.mark.parametrize("trial", UNBROKEN)
@@ -52,11 +41,12 @@ def test_an_unbroken_kernel_passes(trial: str) -> None:
     UNBROKEN[trial].run(UNBROKEN[trial].headers())
 
 
-@pytest.mark.parametrize("mutation", BROKEN)
-def test_a_broken_kernel_is_noticed(mutation: str) -> None:
-    assert_caught(*BROKEN[mutation])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_kernel_is_noticed(name: str) -> None:
+    mutation, title = BROKEN[name]
+    assert_caught(mutation, TRIALS_OF[title])
 
 
 def test_no_two_mutations_of_a_list_have_one_name() -> None:
-    for each in LISTS:
-        assert len({mutation.name for mutation in each.mutations}) == len(each.mutations), each.name
+    for title, some in LISTS.items():
+        assert len({mutation.name for mutation in some}) == len(some), title

@@ -15,6 +15,8 @@ from lab.sim import gather_weighted as sim_gather
 from lab.sim import route_rows as sim_route
 from lab.sim.mutate import Mutation
 
+ONE_IN = 1
+
 
 @dataclass(frozen=True)
 class RouteTrial:

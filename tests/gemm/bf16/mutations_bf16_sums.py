@@ -14,6 +14,8 @@ from lab.sim import bf16 as sim_bf16
 from lab.sim import bf16_sums as sim
 from lab.sim.mutate import Mutation
 
+ONE_IN = 2
+
 
 @dataclass(frozen=True)
 class Products:

@@ -13,6 +13,8 @@ from deep_gemm.gemm.skip.choose import skipping
 from lab.sim import skip_head_mid as sim
 from lab.sim.mutate import Mutation
 
+ONE_IN = 2
+
 
 @dataclass(frozen=True)
 class Trial:
