@@ -149,10 +149,10 @@ def cases(choose: Callable[[Sequence[Any]], Sequence[Any]] = list) -> list[Case]
     ]
     found += [
         Case(
-            Job(f"hc_prenorm {config.name}", kernel.SOURCE, kernel.headers(config)),
+            Job(f"hc_prenorm {config.name}", kernel.source, kernel.headers(config)),
             kernel.code_plan(config),
         )
-        for kernel, configs in ((hc_prenorm, reachable_hc()), (hc_prenorm_few, reachable_few()))
+        for kernel, configs in ((hc_prenorm.KERNEL, reachable_hc()), (hc_prenorm_few.KERNEL, reachable_few()))
         for config in choose(configs)
     ]
     found += [
