@@ -195,7 +195,7 @@ def foreign(tmp_path: Path) -> Path:
     """A wheel of somebody else with a module of the same name, an older DeepGEMM's files in it."""
     wheel, info = tmp_path / "deep_gemm-2.1.1-py3-none-any.whl", "deep_gemm-2.1.1.dist-info"
     files = {
-        "deep_gemm/__init__.py": "from .jit import theirs\nfp8_gemm_nt = theirs\n",
+        "deep_gemm/__init__.py": "from .utils import theirs\nfp8_gemm_nt = theirs\n",
         "deep_gemm/utils/__init__.py": "theirs = 'theirs'\n",
         "deep_gemm/_C.abi3.so": "",
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: deep-gemm\nVersion: 2.1.1\n",
