@@ -1,4 +1,4 @@
-"""What tests/lab/compiler_matrix.py found, as a table in docs/jit.md, from its newest record.
+"""Writes what tests/lab/compiler_matrix.py found as a table in docs/jit.md, from its newest record.
 
 python docs/write_compilers.py
 """

@@ -99,7 +99,7 @@ class Inspection:
 
 def inspect(kernel: Kernel[Any], config: Any) -> Inspection:
     """Compile a configuration of a kernel and look at it."""
-    reason = config.why_illegal() if hasattr(config, "why_illegal") else None
+    reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
     compiler_version()  # loads the compiler, which must not count as compiling

@@ -42,7 +42,7 @@ def ends(cases: Sequence[T]) -> Sequence[T]:
 
 
 def sample(configs: Sequence[T], kind: Callable[[T], Any] = lambda _: None) -> Sequence[T]:
-    """As many of these dataclasses as have every value of every field; each kind of them has its own."""
+    """Give as many of these dataclasses as have every value of every field; each kind of them has its own."""
     return configs if ALL else covering(configs, lambda case: [(repr(kind(case)), *each) for each in values(case)])
 
 

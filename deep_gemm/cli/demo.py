@@ -20,7 +20,7 @@ from torch import Tensor
 from ..casts.fp8 import cast_back_from_fp8, k_grouped_cast_to_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
 from ..casts.rules import Quantized
 from ..core.gpu import HOPPER
-from ..core.jit import CompilerMissing, applied, passes_for
+from ..core.jit import CompilerMissing, applied
 from ..core.jit.compiler import compile_cubin, compiler_version
 from ..core.jit.report import report
 from ..gemm.config_of_tile import tile_config
@@ -97,7 +97,7 @@ def _show_kernels(console: Console) -> bool:
             announce(config.name)
             start = time.perf_counter()
             kernel = compile_cubin(FP8_GEMM.source, FP8_GEMM.headers(config), name=f"fp8_gemm {config.name}")
-            kernel = applied(passes_for(config.num_threads), kernel)
+            kernel = applied(FP8_GEMM.passes(config), kernel)
             compiled.append((kind, config.name, report(kernel.cubin, kernel.log), time.perf_counter() - start))
 
     with_progress(len(KERNELS), console, work)

@@ -28,6 +28,7 @@ from ..core.jit import CompileError
 from ..core.jit.cache import files_in, written_directory
 from ..core.jit.compiler import compiler_version
 from ..core.jit.driver import PORTABLE_CLUSTER
+from ..core.kernel import Kernel
 from ..core.meeting import MAX_RANKS
 from ..core.settings import get_batch_invariant, settings
 from ..gemm.bf16.choose import reachable_bf16_sum, select_bf16
@@ -78,6 +79,11 @@ class Job:
     def name(self) -> str:
         """For people."""
         return f"{self.kernel} {self.config.name}" if self.config is not None else self.kernel
+
+
+def job_of(kernel: Kernel[Any], config: Any) -> Job:
+    """State the job of a configuration of a kernel."""
+    return Job(kernel.name_of(config), config, partial(kernel.build, config))
 
 
 def compile_model(
@@ -131,7 +137,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     if weight.is_bf16:
         for m in every_m(max_tokens):
             config = select_bf16(m, weight.n, weight.k, Output(is_fp32=weight.is_fp32), K_MAJOR, gpu)
-            yield Job(config.kernel_name, config, partial(BF16_GEMM.build, config))
+            yield job_of(BF16_GEMM, config)
         return
     num_groups = weight.num_groups
     question = asked(num_groups, weight.n, weight.k, dtype, False, False, None, weight.groups, num_groups, gpu.name)
@@ -140,7 +146,7 @@ def _jobs_of_weight(weight: Weight, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
     if weight.is_gated and most >= MANY_ROWS and weight.n % (2 * SCALE_BLOCK) == 0:
         for m in every_m(most):
             silu = activating_config(weight, max(m, MANY_ROWS), gpu)
-            yield Job(silu.kernel_name, silu, partial(FP8_GEMM.build, silu))
+            yield job_of(FP8_GEMM, silu)
 
 
 def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Iterator[Job]:
@@ -150,7 +156,7 @@ def _jobs_across(weight: Weight, max_tokens: int, ranks: int, gpu: Gpu) -> Itera
     most = align(max_tokens, TOKEN_MULTIPLE) * weight.rows_per_token * ranks
     for m in every_m(most):
         for config in across_configs(weight, m, gpu):
-            yield Job(config.kernel_name, config, partial(FP8_GEMM.build, config))
+            yield job_of(FP8_GEMM, config)
 
 
 def across_configs(weight: Weight, m: int, gpu: Gpu) -> list[GemmConfig]:
@@ -179,8 +185,7 @@ def _hc_jobs(model: Model, max_tokens: int, gpu: Gpu) -> Iterator[Job]:
 
 
 def _hc_job(config: HcConfig | HcFewConfig) -> Job:
-    kernel = choose_hc.kernel_of(config).KERNEL
-    return Job(kernel.kernel_name, config, partial(kernel.build, config))
+    return job_of(choose_hc.kernel_of(config).KERNEL, config)
 
 
 def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = MOST_ROWS) -> Iterator[Job]:
@@ -188,16 +193,16 @@ def jobs_of(question: Question, *, any_m: bool, with_layers: bool, most: int = M
     for m in every_m(most) if any_m else (question.m,):
         config = config_of(question, m)
         if isinstance(config, DecodeConfig):
-            yield Job(FP8_GEMM_DECODE.name, config, partial(FP8_GEMM_DECODE.build, config))
+            yield job_of(FP8_GEMM_DECODE, config)
             casting = (
                 serving(m, question.k, config)
                 if with_layers and question.output.groups == Groups.NONE and not question.output.is_fp32
                 else None
             )
             if casting is not None:
-                yield Job(linear_decode.KERNEL.kernel_name, casting, partial(linear_decode.KERNEL.build, casting))
+                yield job_of(linear_decode.KERNEL, casting)
         else:
-            yield Job(config.kernel_name, config, partial(FP8_GEMM.build, config))
+            yield job_of(FP8_GEMM, config)
     if question.output.groups == Groups.DEPTHS:
         maps = k_group_maps.KERNEL
         yield Job(maps.name, None, partial(maps.build, k_group_maps.CONFIG))
@@ -244,22 +249,22 @@ def jobs_of_layers() -> Iterator[Job]:
         yield _hc_job(config)
     for summing in reachable_bf16_sum():  # sum_slices, which adds up what they give, is among the ordinary ones
         if summing.majors == K_MAJOR:
-            yield Job(summing.kernel_name, summing, partial(BF16_GEMM.build, summing))
+            yield job_of(BF16_GEMM, summing)
 
 
 def ordinary_jobs() -> Iterator[Job]:
     """All kernels of casts, of routes and of scales."""
     for kernel in ORDINARY:
         for config in kernel.configs():
-            yield Job(kernel.name, config, partial(kernel.build, config))
+            yield job_of(kernel, config)
 
 
 def logits_jobs() -> Iterator[Job]:
     """The usual kernels of the indexer's logits."""
     for logits in fp8_mqa_logits.usual_mqa():
-        yield Job(fp8_mqa_logits.KERNEL.kernel_name, logits, partial(fp8_mqa_logits.KERNEL.build, logits))
+        yield job_of(fp8_mqa_logits.KERNEL, logits)
     for paged in fp8_paged_mqa_logits.usual_paged():
-        yield Job(fp8_paged_mqa_logits.KERNEL.kernel_name, paged, partial(fp8_paged_mqa_logits.KERNEL.build, paged))
+        yield job_of(fp8_paged_mqa_logits.KERNEL, paged)
 
 
 def show(jobs: Iterable[tuple[str, Job]], console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from . import jit
 from .code_plan import CodePlan
 from .jit import driver
+from .jit.tensor_map import TensorMap
 from .params import Params
 from .settings import get_compile_mode, get_pdl, in_force
 from .sources import cuda_sources, generated
@@ -79,6 +80,7 @@ class Config:
 
 
 C = TypeVar("C", bound=Config)
+MAX_MAPS = 4096
 MAX_CHOSEN = 4096
 """Numbers of rows for which `ByRows` keeps what it chose."""
 
@@ -118,6 +120,10 @@ class Kernel(Generic[C]):
         self._params, self._code, self._more = params, code, more
         self._bulk_copies, self._promotes = bulk_copies, promotes
 
+    def name_of(self, config: C) -> str:
+        """Give the name by which profilers know a configuration."""
+        return config.kernel_name or self.kernel_name
+
     def params_of(self, config: C) -> Params:
         """Give the list of parameters of a configuration."""
         return self._params if isinstance(self._params, Params) else self._params(config)
@@ -144,8 +150,7 @@ class Kernel(Generic[C]):
         reason = config.why_illegal()
         if reason is not None:
             raise ValueError(f"config: {reason}, got {config}")
-        name = config.kernel_name or self.kernel_name
-        return jit.build(self.source, self.headers(config), name=name, passes=self.passes(config))
+        return jit.build(self.source, self.headers(config), name=self.name_of(config), passes=self.passes(config))
 
     def code_plan(self, config: C) -> CodePlan:
         """Derive what the kernel's machine code must consist of."""
@@ -298,3 +303,9 @@ def launch(launcher: driver.Launcher, params: bytes, grid: int, device: int) -> 
         (status,) = launcher.start(launcher.config, launcher.function, launcher.pointers, 0)
         if status != launcher.success:
             launcher.start_again(status, device)
+
+
+@lru_cache(MAX_MAPS)
+def encoded(launcher: driver.Launcher, tensor_map: TensorMap, address: int) -> bytes:
+    """Encode a map of a tensor that begins at this address. Allocators give the same addresses again and again."""
+    return launcher.encode(tensor_map, address, address)

@@ -9,8 +9,8 @@ from functools import lru_cache
 from ..core.check.layout import align, ceil_div
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
-from ..core.jit.tensor_map import ElementType, TensorMap
-from ..core.kernel import Config, Kernel
+from ..core.jit.tensor_map import ElementType
+from ..core.kernel import Config, Kernel, encoded
 from ..core.params import Field, Kind, Params
 from ..core.sm90 import SHARED_BYTES_LIMIT
 from ..core.wgmma_header import wgmma_bf16_header
@@ -36,7 +36,6 @@ UNIT_US, EXCHANGE_US, CTA_US = {64: 0.3, 128: 0.6}, 0.6, 0.05
 BYTES_PER_US = 4.2e6
 CHUNK_BYTES = 512
 """Bytes of a part that CTAs exchange: four sums of each lane of a warp."""
-MAX_MAPS = 1024
 PRODUCT_K = 16
 """Elements along k of one product of BF16."""
 PARAMS = Params(
@@ -156,8 +155,8 @@ def bind(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
     map_b = matrix_map(ElementType.FLOAT32, p.b, (config.block_n, BLOCK_K), 0)
     return PARAMS.pack(
         {
-            "map_a": _encoded(launcher, map_a, p.a.data_ptr()),
-            "map_b": _encoded(launcher, map_b, p.b.data_ptr()),
+            "map_a": encoded(launcher, map_a, p.a.data_ptr()),
+            "map_b": encoded(launcher, map_b, p.b.data_ptr()),
             "d": p.d.data_ptr(),
             "sqr_sum": p.sqr_sum.data_ptr(),
             "d_pitch": p.d.stride(1),
@@ -170,12 +169,6 @@ def bind(config: HcConfig, launcher: driver.Launcher, p: HcProblem) -> bytes:
             "slot_bytes": rows * BLOCK_K * 2 + config.block_n * BLOCK_K * 4,
         }
     )
-
-
-@lru_cache(MAX_MAPS)
-def _encoded(launcher: driver.Launcher, tensor_map: TensorMap, address: int) -> bytes:
-    """Encode a map. Allocators give the same addresses again and again."""
-    return launcher.encode(tensor_map, address, address)
 
 
 def code_plan(config: HcConfig) -> CodePlan:

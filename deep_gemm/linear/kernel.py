@@ -15,8 +15,8 @@ from ..core.check.layout import ADDRESS_ALIGNMENT, align, ceil_div
 from ..core.code_plan import CodePlan
 from ..core.gpu import gpu_of, is_hopper
 from ..core.jit import driver
-from ..core.jit.tensor_map import ElementType, TensorMap
-from ..core.kernel import Config, Kernel
+from ..core.jit.tensor_map import ElementType
+from ..core.kernel import Config, Kernel, encoded
 from ..core.params import Field, Kind, Params
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
 from ..core.wgmma_header import wgmma_header
@@ -273,7 +273,7 @@ def params_of(
     rows = min(config.tile.block_n, n)
     return PARAMS.pack(
         {
-            "map_b": _encoded(launcher, matrix_map(ElementType.UINT8, values, (rows, BLOCK_K), 128), values.data_ptr()),
+            "map_b": encoded(launcher, matrix_map(ElementType.UINT8, values, (rows, BLOCK_K), 128), values.data_ptr()),
             "x": x.data_ptr(),
             "sfb": scales.data_ptr(),
             "d": d.data_ptr(),
@@ -289,12 +289,6 @@ def params_of(
             "slot_bytes": rows * BLOCK_K,
         }
     )
-
-
-@lru_cache(MAX_CHOICES)
-def _encoded(launcher: driver.Launcher, tensor_map: TensorMap, address: int) -> bytes:
-    """Encode the map of a weight, which stays where it is from call to call."""
-    return launcher.encode(tensor_map, address, address)
 
 
 def code_plan(config: LinearDecodeConfig) -> CodePlan:

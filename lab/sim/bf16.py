@@ -18,7 +18,7 @@ from deep_gemm.gemm.plan import addresses_of
 
 from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .rounding import FP32_UNIT, within_units
 from .simulate import Buffer, Simulation
 
@@ -39,8 +39,7 @@ def compile_config(config: Bf16Config, edits: Mapping[str, str] | None = None) -
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
-    headers = {**BF16_GEMM.headers(config), **(edits or {})}
-    return compile_kernel(BF16_GEMM.source, headers, name=config.kernel_name)
+    return compile_for_host(BF16_GEMM, config, edits)
 
 
 def random_problem(

@@ -15,7 +15,7 @@ from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import Buffer, Simulation
 
 POISON = 0xA5
@@ -25,11 +25,7 @@ TENSORS = ("x", *OUTPUTS, "row_weights", "counts", "ends", "row_of")
 
 def compile_config(config: CastConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    headers = {**cast_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(cast_rows.KERNEL.source, headers, name=cast_rows.KERNEL.kernel_name)
+    return compile_for_host(cast_rows.KERNEL, config, edits)
 
 
 def run(

@@ -15,7 +15,7 @@ from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import Buffer, Simulation
 
 POISON = 0xA5
@@ -33,11 +33,7 @@ class Casts(NamedTuple):
 
 def compile_config(config: TileCastConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    headers = {**cast_tiles.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(cast_tiles.KERNEL.source, headers, name=cast_tiles.KERNEL.kernel_name)
+    return compile_for_host(cast_tiles.KERNEL, config, edits)
 
 
 def scales_shape(grain: Grain, m: int, k: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.plan import addresses_of
 
 from .launcher import Launcher, flat_memory, placed_in
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .rounding import EXACT_STEPS, TENSOR_CORES, allowed_difference, describe_mistakes, excess
 from .simulate import Buffer, Result, Simulation
 
@@ -45,9 +45,7 @@ def compile_config(config: GemmConfig, edits: Mapping[str, str] | None = None) -
     reason = config.why_illegal()
     if reason is not None:
         raise ValueError(f"{config.name}: {reason}")
-    return compile_kernel(
-        fp8_gemm.KERNEL.source, {**fp8_gemm.KERNEL.headers(config), **(edits or {})}, name=config.kernel_name
-    )
+    return compile_for_host(fp8_gemm.KERNEL, config, edits)
 
 
 def random_problem(

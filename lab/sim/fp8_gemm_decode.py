@@ -15,18 +15,14 @@ from deep_gemm.gemm.plan import addresses_of
 
 from .dense import Outcome, buffers_of, outcome, right_and_allowed
 from .launcher import Launcher, placed_in
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .rounding import EXACT_STEPS, TENSOR_CORES
 from .simulate import Simulation
 
 
 def compile_config(config: DecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    headers = {**fp8_gemm_decode.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(fp8_gemm_decode.KERNEL.source, headers, name=fp8_gemm_decode.KERNEL.kernel_name)
+    return compile_for_host(fp8_gemm_decode.KERNEL, config, edits)
 
 
 def random_problem(

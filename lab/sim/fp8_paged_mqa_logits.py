@@ -16,7 +16,7 @@ from deep_gemm.indexer.paged_kernel import KERNEL, PARAMS, PagedConfig, grid, pa
 from deep_gemm.indexer.plan_paged_contexts import PlanConfig
 
 from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host, compile_kernel
 from .simulate import Buffer, Simulation
 
 POISON = -0x5A5A5A5A
@@ -25,11 +25,7 @@ TMA_ALIGNED = ("q", "cache")
 
 def compile_config(config: PagedConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    headers = {**KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(KERNEL.source, headers, name=KERNEL.kernel_name)
+    return compile_for_host(KERNEL, config, edits)
 
 
 def run(

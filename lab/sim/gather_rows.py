@@ -9,14 +9,13 @@ from deep_gemm.across.gather_rows import Gathered, GatherRowsConfig, Slots
 from deep_gemm.core.meeting import Node
 from deep_gemm.moe.check import ExpertRows
 
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import KernelLaunch
 
 
 def compile_config(config: GatherRowsConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    headers = {**gather_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(gather_rows.KERNEL.source, headers, name=gather_rows.KERNEL.kernel_name)
+    return compile_for_host(gather_rows.KERNEL, config, edits)
 
 
 def launch_of(

@@ -12,15 +12,13 @@ from deep_gemm.moe import gather_weighted
 from deep_gemm.moe.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
 
 from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import Buffer, Simulation
 
 
 def compile_config(config: GatherConfig | ManyConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    if isinstance(config, ManyConfig):
-        return compile_kernel(MANY.source, {**MANY.headers(config), **(edits or {})}, name=MANY.kernel_name)
-    return compile_kernel(KERNEL.source, {**KERNEL.headers(config), **(edits or {})}, name=KERNEL.kernel_name)
+    return compile_for_host(MANY if isinstance(config, ManyConfig) else KERNEL, config, edits)
 
 
 def run(

@@ -17,7 +17,7 @@ from deep_gemm.hyper.reference import hc_prenorm as reference
 from deep_gemm.hyper.reference import to_tf32
 
 from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .rounding import FP32_UNIT
 from .simulate import Buffer, Simulation
 
@@ -27,11 +27,7 @@ LEFT_OVER = 2.0**-133
 
 def compile_config(config: Chosen, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    kernel = kernel_of(config).KERNEL
-    return compile_kernel(kernel.source, {**kernel.headers(config), **(edits or {})}, name=kernel.kernel_name)
+    return compile_for_host(kernel_of(config).KERNEL, config, edits)
 
 
 def run(

@@ -12,14 +12,13 @@ from deep_gemm.casts.lay_scales import ScalesConfig
 from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import Buffer, Simulation
 
 
 def compile_config(config: ScalesConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    headers = {**lay_scales.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(lay_scales.KERNEL.source, headers, name=lay_scales.KERNEL.kernel_name)
+    return compile_for_host(lay_scales.KERNEL, config, edits)
 
 
 def run(

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from deep_gemm.core.kernel import Kernel
 
 HOST_DIRECTORY = Path(__file__).resolve().parent / "host"
 SCHEDULES = (
@@ -213,3 +216,12 @@ def _compiler() -> str:
 @cache
 def _compiler_version() -> str:
     return subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+
+def compile_for_host(kernel: Kernel[Any], config: Any, edits: Mapping[str, str] | None = None) -> HostKernel:
+    """Compile a configuration of a kernel of the package; `edits` replaces sources by name, for mutations."""
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"config: {reason}, got {config}")
+    headers = {**kernel.headers(config), **(edits or {})}
+    return compile_kernel(kernel.source, headers, name=kernel.name_of(config))

@@ -13,17 +13,13 @@ from deep_gemm.core.kernel import launch
 from deep_gemm.linear.kernel import KERNEL, PARAMS, LinearDecodeConfig, grid, params_of
 
 from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import Buffer, Simulation
 
 
 def compile_config(config: LinearDecodeConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    reason = config.why_illegal()
-    if reason is not None:
-        raise ValueError(f"config: {reason}, got {config}")
-    headers = {**KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(KERNEL.source, headers, name=KERNEL.kernel_name)
+    return compile_for_host(KERNEL, config, edits)
 
 
 def run(

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from deep_gemm.across import meet_ranks
 from deep_gemm.core.meeting import Node
 
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import KernelLaunch
 
 
 def compile_config(edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    headers = {**meet_ranks.KERNEL.headers(meet_ranks.CONFIG), **(edits or {})}
-    return compile_kernel(meet_ranks.KERNEL.source, headers, name=meet_ranks.KERNEL.kernel_name)
+    return compile_for_host(meet_ranks.KERNEL, meet_ranks.CONFIG, edits)
 
 
 def launch_of(kernel: HostKernel, node: Node) -> KernelLaunch:

@@ -12,7 +12,7 @@ from deep_gemm.across.pack_rows import PackConfig
 from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import Buffer, Simulation
 
 POISON = -0x5A5A5A5A
@@ -20,8 +20,7 @@ POISON = -0x5A5A5A5A
 
 def compile_config(config: PackConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    headers = {**pack_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(pack_rows.KERNEL.source, headers, name=pack_rows.KERNEL.kernel_name)
+    return compile_for_host(pack_rows.KERNEL, config, edits)
 
 
 def run(

@@ -12,7 +12,7 @@ from deep_gemm.across.plan_sends import NUM_FACTS, PlanSendsConfig
 from deep_gemm.core.kernel import launch
 
 from .launcher import Launcher
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import Buffer, Simulation
 
 POISON = -0x5A5A5A5A
@@ -20,8 +20,7 @@ POISON = -0x5A5A5A5A
 
 def compile_config(config: PlanSendsConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    headers = {**plan_sends.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(plan_sends.KERNEL.source, headers, name=plan_sends.KERNEL.kernel_name)
+    return compile_for_host(plan_sends.KERNEL, config, edits)
 
 
 def run(

@@ -10,14 +10,13 @@ from deep_gemm.across import post_rows
 from deep_gemm.across.post_rows import PostConfig
 from deep_gemm.core.meeting import Node
 
-from .library import HostKernel, compile_kernel
+from .library import HostKernel, compile_for_host
 from .simulate import KernelLaunch
 
 
 def compile_config(config: PostConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
     """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    headers = {**post_rows.KERNEL.headers(config), **(edits or {})}
-    return compile_kernel(post_rows.KERNEL.source, headers, name=post_rows.KERNEL.kernel_name)
+    return compile_for_host(post_rows.KERNEL, config, edits)
 
 
 def launch_of(

@@ -26,7 +26,7 @@ TESTS = (
     *("hyper_connections", "nn_linear", "nn_experts", "nn_training", "distributed", "testing", "driver"),
     *("ops_check", "ops_compile", "ops_tracing"),
 )
-"""Of `tests/**/test_*.py`."""
+"""The middles of the names `tests/**/test_*.py`."""
 
 
 def oldest() -> str:

@@ -76,6 +76,10 @@ class DepthsPlan(Plan):
         is_apart = at_d + self.rows.span_d <= at_ks or at_ks + 4 * self.num_groups <= at_d
         if not is_apart or at_ks % 4 or not self.fits(at):
             return ()
+        return self.both(at, at_ks, inline_ks)
+
+    def both(self, at: Addresses, at_ks: int, inline_ks: bytes) -> Sequence[Step]:
+        """Give both launches at addresses that fit. The lock is held, because they share a room."""
         at_all = (*at, at_ks, self.room(self.keeps_room).data_ptr())
         return (self.make_maps, at_all, inline_ks, INLINE_KS_AT), (self, at_all, b"", 0)
 
@@ -136,10 +140,9 @@ def run_on_gpu(p: KGroupedProblem, config: GemmConfig | None = None, *, keeps_ro
     depths = depths_of(p.ks, p.ks_tensor, p.d.device)
     at_ks = 0 if isinstance(depths, bytes) else depths.data_ptr()
     with plan.lock:
-        room = plan.room(keeps_room)
-        at = (*addresses_of(ready), at_ks, room.data_ptr())
-        plan.make_maps.launch(at, depths if isinstance(depths, bytes) else b"", INLINE_KS_AT)
-        plan.launch(at)
+        inline_ks = depths if isinstance(depths, bytes) else b""
+        for each, at, tail, tail_at in plan.both(addresses_of(ready), at_ks, inline_ks):
+            each.launch(at, tail, tail_at)
     return plan
 
 
