@@ -162,7 +162,13 @@ def prepared(config: Config, p: HeadsProblem) -> HeadsProblem:
 def plan_of(p: HeadsProblem, output: Output, config: Config, num_sms: int, launcher: driver.Launcher) -> HeadsPlan:
     """Prepare the launch for a problem that is `prepared`."""
     if isinstance(config, DecodeConfig):
-        plan = _decode_plan_of(p, config, launcher)
+        strides = {
+            "heads.sfa_stride": p.sfa.stride(0),
+            "heads.sfb_stride": p.sfb.stride(0),
+            "heads.d_stride": p.d.stride(0),
+            "heads.c_stride": 0 if p.c is None else p.c.stride(0),
+        }
+        plan = HeadsPlan(*fp8_gemm_decode.launch_of(p, config, launcher, more=strides))
     else:
         plan = _plan_of(p, config, num_sms, launcher)
         if p.c is not None:
@@ -213,37 +219,3 @@ def grid(config: GemmConfig, heads: int, m: int, n: int, num_sms: int) -> int:
     tiles_m, tiles_n = ceil_div(m, config.block_m), ceil_div(n, config.block_n)
     cluster_tiles = heads * ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n)
     return min(max(num_sms // config.cluster_size, 1), cluster_tiles) * config.cluster_size
-
-
-def _decode_plan_of(p: HeadsProblem, config: DecodeConfig, launcher: driver.Launcher) -> HeadsPlan:
-    maps = {
-        "map_a": plane_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
-        "map_b": plane_map(ElementType.UINT8, p.b, (min(config.block_n, p.n), BLOCK_K), 128),
-    }
-    places = [
-        Place("map_a", A),
-        Place("map_b", B),
-        Place("sfa", SFA),
-        Place("sfb", SFB),
-        Place("d", D),
-        Place("c", C),
-    ]
-    numbers = {
-        "d_pitch": p.d.stride(1),
-        "c_pitch": 0 if p.c is None else p.c.stride(1),
-        "sfa_stride_m": p.sfa.stride(1),
-        "sfa_stride_k": p.sfa.stride(2),
-        "sfb_stride_n": p.sfb.stride(1),
-        "sfb_stride_k": p.sfb.stride(2),
-        "m": p.m,
-        "n": p.n,
-        "k": p.k,
-        "slot_bytes": fp8_gemm_decode.slot_bytes(config, p.m, p.n),
-        "weight_is_ready": 0,
-        "heads.sfa_stride": p.sfa.stride(0),
-        "heads.sfb_stride": p.sfb.stride(0),
-        "heads.d_stride": p.d.stride(0),
-        "heads.c_stride": 0 if p.c is None else p.c.stride(0),
-    }
-    ctas = p.heads * fp8_gemm_decode.grid(config, p.m, p.n)
-    return HeadsPlan(p, fp8_gemm_decode.HEADS_PARAMS, numbers, maps, places, launcher, ctas)
