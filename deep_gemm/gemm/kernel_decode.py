@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..core.check.layout import ceil_div
 from ..core.check.recipes import PER_BLOCK
 from ..core.code_plan import CodePlan
 from ..core.jit import driver
-from ..core.jit.tensor_map import ElementType, TensorMap
+from ..core.jit.tensor_map import ElementType
 from ..core.kernel import Kernel
 from ..core.params import Field, Kind, Params, head_parts
 from ..core.sm90 import WARPGROUP_THREADS, WGMMA_K
@@ -110,20 +110,12 @@ def plan_of(
     *,
     weight_is_ready: bool = False,
     more: Mapping[str, int] | None = None,
+    kind: type[Plan] = Plan,
 ) -> Plan:
-    """Prepare the launch. `weight_is_ready`: as in `Params`; `more`: what its destination adds to these."""
-    return Plan(*launch_of(p, config, launcher, weight_is_ready=weight_is_ready, more=more))
+    """Prepare the launch for one product, or for several of a shape, as a plan of this kind.
 
-
-def launch_of(
-    p: Problem,
-    config: DecodeConfig,
-    launcher: driver.Launcher,
-    *,
-    weight_is_ready: bool = False,
-    more: Mapping[str, int] | None = None,
-) -> tuple[Problem, Params, Mapping[str, int], Mapping[str, TensorMap], Sequence[Place], driver.Launcher, int]:
-    """Give what a plan of any class is made of, for one product or for several of a shape."""
+    `weight_is_ready`: as in `Params`; `more`: what its destination adds to these.
+    """
     map_of, products = (matrix_map, 1) if p.a.dim() == 2 else (plane_map, p.a.shape[0])
     # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
     maps = {
@@ -152,7 +144,7 @@ def launch_of(
         "weight_is_ready": int(weight_is_ready),
         **(more or {}),
     }
-    return p, params_of(config), numbers, maps, places, launcher, products * grid(config, p.m, p.n)
+    return kind(p, params_of(config), numbers, maps, places, launcher, products * grid(config, p.m, p.n))
 
 
 def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:

@@ -165,7 +165,8 @@ def plan_of(p: HeadsProblem, output: Output, config: Config, num_sms: int, launc
             "heads.d_stride": p.d.stride(0),
             "heads.c_stride": 0 if p.c is None else p.c.stride(0),
         }
-        plan = HeadsPlan(*fp8_gemm_decode.launch_of(p, config, launcher, more=strides))
+        plan = fp8_gemm_decode.plan_of(p, config, launcher, more=strides, kind=HeadsPlan)
+        assert isinstance(plan, HeadsPlan)
     else:
         plan = _plan_of(p, config, num_sms, launcher)
         if p.c is not None:
