@@ -6,29 +6,12 @@ and scales of an operand, members of `ExpertRows`. Where a caller may give the o
 """
 
 from .casts import ops as casts
+from .gemm import ops as gemm
 from .gemm.bf16 import ops as bf16
-from .gemm.dense import ops as dense
-from .gemm.depths import ops as depths
-from .gemm.heads import ops as einsum
-from .gemm.rows import ops as rows
-from .gemm.skip import ops as skip_head_mid
 from .hyper import ops as hyper_connections
 from .indexer import ops as indexer
 from .linear import ops as linear
 from .moe import ops as moe
 from .nn import ops as nn
 
-__all__ = [
-    "bf16",
-    "casts",
-    "dense",
-    "depths",
-    "einsum",
-    "hyper_connections",
-    "indexer",
-    "linear",
-    "moe",
-    "nn",
-    "rows",
-    "skip_head_mid",
-]
+__all__ = ["bf16", "casts", "gemm", "hyper_connections", "indexer", "linear", "moe", "nn"]

@@ -17,9 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, write_entry
+from ..core.jit.cache import FAILED, QUARANTINE, files_in, left_behind, make_directory, why_untrusted, write_entry
 from ..core.jit.entry import MOST_BYTES, SUFFIX, Unsound, open_regular, read_entry, read_whole, unpack_named
-from ..core.jit.trust import why_untrusted
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from .. import __version__
 from ..compat import installed
 from ..core.gpu import HOPPER
 from ..core.jit import CompilerMissing
-from ..core.jit.cache import can_be_written, files_in
+from ..core.jit.cache import can_be_written, files_in, why_untrusted
 from ..core.jit.compiler import compiler_version
 from ..core.jit.driver import driver_version
-from ..core.jit.trust import why_untrusted
 from ..core.settings import SettingError, read_settings
 from ..gemm.table import read_table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,59 @@ def operator(
     made = getattr(getattr(torch.ops.deep_gemm, packet), overload or "default")
     if made._schema.is_mutable:
         LIBRARY.impl(name, _counting_versions(made), "ADInplaceOrView", with_keyset=True)
+
+
+def operators(
+    schema: str, real: Kernel, fake: Kernel, tags: tuple[torch.Tag, ...] = (), *, has_gradients: bool = False
+) -> None:
+    """Make an operator whose kernels take all arguments by name, also those left out; of `<>` in a schema make two.
+
+    `f(Tensor x<, Tensor(d!) d>) -> Tensor` is `f`, which gives D, and `f.into`, which writes a caller's. Kernels of
+    the first get `d=None`. An operand `x` and its scales `sfx` come as a pair, lists as tuples; `adds_to_d` says that
+    C is D, which could not be passed as C: D is written, and C is not.
+    """
+    whole = re.sub(r"<(.*?)>", r"\1", schema)
+    alone = re.sub(r"<(.*?)>", "", schema)
+    names = [x.name for x in torch._C.parse_schema(whole).arguments]
+    operator(alone, _by_name(alone, names, real), _by_name(alone, names, fake), tags, has_gradients=has_gradients)
+    if whole != alone:
+        into = whole.replace("(", ".into(", 1).rsplit(" -> ", maxsplit=1)[0] + " -> ()"
+        operator(into, _by_name(into, names, real), _by_name(into, names, fake), tags)
+
+
+def _by_name(schema: str, all_names: list[str], kernel: Kernel) -> Kernel:
+    """Compile `lambda a, sfa, d, c=None, *, adds_to_d=False: kernel(a=(a, sfa), d=d, c=c_of(d, c, adds_to_d))`.
+
+    A graph that was compiled calls it each time, so nothing is looked up. Defaults stand there because torch leaves out
+    what equals them.
+    """
+    arguments = torch._C.parse_schema(schema).arguments
+    lists = {x.name for x in arguments if "List" in str(x.type)}
+    names = [x.name for x in arguments]
+    takes = [f"{x.name}={x.default_value!r}" if x.has_default_value() else x.name for x in arguments]
+    if any(x.kwarg_only for x in arguments):
+        takes.insert([x.kwarg_only for x in arguments].index(True), "*")
+
+    def passed(name: str) -> str:
+        if name not in names:
+            return "None"
+        if f"sf{name}" in names:
+            return f"({name}, sf{name})"
+        if name == "c" and "adds_to_d" in names:
+            return "c_of(d, c, adds_to_d)"
+        return f"{name} if {name} is None else tuple({name})" if name in lists else name
+
+    gone = {"adds_to_d", *(f"sf{name}" for name in names)}
+    passes = [f"{name}={passed(name)}" for name in all_names if name not in gone]
+    code = f"lambda {', '.join(takes)}: kernel({', '.join(passes)})"
+    made: Kernel = eval(code, {"kernel": kernel, "c_of": _c_of})
+    return made
+
+
+def _c_of(d: Any, c: Any, adds_to_d: bool) -> Any:
+    if adds_to_d and c is not None:
+        raise ValueError("c: expected None with adds_to_d, got a tensor")
+    return d if adds_to_d else c
 
 
 def gradients(name: str, backward: Kernel, keep: Kernel) -> None:

@@ -20,12 +20,14 @@ from .config_decode import DecodeConfig
 from .dense import choose as dense
 from .dense.check import DenseProblem
 from .heads import choose as heads
-from .maps import matrix_map
+from .heads.check import HeadsProblem
+from .maps import matrix_map, plane_map
 from .output import Groups, Output
 from .plan import SFA, SFB, A, B, C, D, Place, Plan, Resized, Rows
 from .skip import choose as skip
 from .skip.check import SkipProblem
 
+Problem = DenseProblem | SkipProblem | HeadsProblem
 _PRODUCT = (
     Field("map_a", Kind.MAP),
     Field("map_b", Kind.MAP),
@@ -102,18 +104,23 @@ def grid(config: DecodeConfig, m: int, n: int) -> int:
 
 
 def plan_of(
-    p: DenseProblem | SkipProblem,
+    p: Problem,
     config: DecodeConfig,
     launcher: driver.Launcher,
     *,
     weight_is_ready: bool = False,
     more: Mapping[str, int] | None = None,
+    kind: type[Plan] = Plan,
 ) -> Plan:
-    """Prepare the launch. `weight_is_ready`: as in `Params`; `more`: what its destination adds to these."""
+    """Prepare the launch for one product, or for several of a shape, as a plan of this kind.
+
+    `weight_is_ready`: as in `Params`; `more`: what its destination adds to these.
+    """
+    map_of, products = (matrix_map, 1) if p.a.dim() == 2 else (plane_map, p.a.shape[0])
     # A box has no rows that are never there: to fill one with zeros takes TMA longer than to load one.
     maps = {
-        "map_a": matrix_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
-        "map_b": matrix_map(ElementType.UINT8, p.b, (min(config.block_n, p.n), BLOCK_K), 128),
+        "map_a": map_of(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
+        "map_b": map_of(ElementType.UINT8, p.b, (min(config.block_n, p.n), BLOCK_K), 128),
     }
     places = [
         Place("map_a", A),
@@ -124,19 +131,20 @@ def plan_of(
         Place("c", C),
     ]
     numbers = {
-        "d_pitch": p.d.stride(0),
-        "c_pitch": 0 if p.c is None else p.c.stride(0),
-        "sfa_stride_m": p.sfa.stride(0),
-        "sfa_stride_k": p.sfa.stride(1),
-        "sfb_stride_n": p.sfb.stride(0),
-        "sfb_stride_k": p.sfb.stride(1),
+        "d_pitch": p.d.stride(-2),
+        "c_pitch": 0 if p.c is None else p.c.stride(-2),
+        "sfa_stride_m": p.sfa.stride(-2),
+        "sfa_stride_k": p.sfa.stride(-1),
+        "sfb_stride_n": p.sfb.stride(-2),
+        "sfb_stride_k": p.sfb.stride(-1),
         "m": p.m,
         "n": p.n,
         "k": p.k,
         "slot_bytes": slot_bytes(config, p.m, p.n),
         "weight_is_ready": int(weight_is_ready),
+        **(more or {}),
     }
-    return Plan(p, params_of(config), {**numbers, **(more or {})}, maps, places, launcher, grid(config, p.m, p.n))
+    return kind(p, params_of(config), numbers, maps, places, launcher, products * grid(config, p.m, p.n))
 
 
 def derived(plan: Plan, config: DecodeConfig, m: int, pitch: int, rows: Rows) -> Plan:

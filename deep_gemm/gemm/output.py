@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
+
+import torch
+from torch import Tensor
 
 from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
 
@@ -67,6 +71,14 @@ class Output:
     """With `activates`: rows of A lie in rooms of a node's ranks, and are fetched as needed."""
 
     @property
+    def c_is_d(self) -> bool | None:
+        """Tell whether a C must be D, or must not be; None if it may be.
+
+        TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
+        """
+        return True if self.adds_to_d else False if self.is_fp32 else None
+
+    @property
     def name(self) -> str:
         """Short, for people and tables: scales, type, C, groups; such as "bf16" or "1d1d fp32+d"."""
         return self.name_of_d + self.name_of_groups
@@ -85,6 +97,17 @@ class Output:
         """Name groups of rows, and where rows lie."""
         groups = f" by {self.groups.name.lower()}" if self.groups else ""
         return groups + (" to addresses" if self.to_addresses else " fetched" if self.fetches else "")
+
+
+def output_into(d: Tensor, c: Tensor | None, sfb: Scales | None = PER_BLOCK, groups: Groups = Groups.NONE) -> Output:
+    """Give the output of a product: the type of D and how C takes part are read off the tensors."""
+    is_fp32 = d.dtype == torch.float32
+    return _output(is_fp32, c is not None, is_fp32 and c is not None and c.data_ptr() == d.data_ptr(), sfb, groups)
+
+
+@cache
+def _output(is_fp32: bool, has_c: bool, adds_to_d: bool, sfb: Scales | None, groups: Groups) -> Output:
+    return Output(is_fp32=is_fp32, with_c=has_c and not adds_to_d, adds_to_d=adds_to_d, sfb=sfb, groups=groups)
 
 
 OUTPUTS = (

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..casts.rules import empty_values
 from ..core.check.checks import K_MULTIPLE
 from ..core.check.layout import SCALE_BLOCK, align, ceil_div
-from ..core.operators import gradients, operator
+from ..core.operators import gradients, operators
 from ..moe.check import ExpertRows
 from . import experts, linear
 
@@ -37,7 +37,7 @@ def new_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) ->
     return d, values, scales.t().reshape(-1)
 
 
-def fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) -> tuple[Tensor, Tensor, Tensor]:
+def fake_linear(x: Tensor, weight: Tensor, columns: bool, **_: object) -> tuple[Tensor, Tensor, Tensor]:
     """Stand for both."""
     tokens, k = x.shape
     d = x.new_empty(tokens, weight.shape[0])
@@ -47,7 +47,7 @@ def fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: bool) -
     return d, empty_values((k, depth), x), x.new_empty(k * ceil_div(depth, SCALE_BLOCK), dtype=torch.float32)
 
 
-operator(
+operators(
     "nn_linear_rows(Tensor x, Tensor weight, Tensor? bias, bool columns) -> (Tensor, Tensor, Tensor)",
     new_linear,
     fake_linear,
@@ -78,9 +78,9 @@ def fake_linear_gradients(
     grad: Tensor,
     weight: Tensor | None,
     x_values: Tensor | None,
-    x_scales: Tensor | None,
     x_dtype: torch.dtype,
     weight_dtype: torch.dtype,
+    **_: object,
 ) -> tuple[Tensor, Tensor]:
     """Stand for both."""
     tokens, n = grad.shape
@@ -90,7 +90,7 @@ def fake_linear_gradients(
     return of_x, grad.new_empty((n, x_values.shape[0]), dtype=weight_dtype)
 
 
-operator(
+operators(
     "nn_linear_gradients(Tensor grad, Tensor? weight, Tensor? x_values, Tensor? x_scales, ScalarType x_dtype, "
     "ScalarType weight_dtype) -> (Tensor, Tensor)",
     linear_gradients,
@@ -105,9 +105,7 @@ def new_experts(
     return experts.with_gates(x, topk_weights, w1, w2, ExpertRows(*rows), limit)
 
 
-def fake_experts(
-    x: Tensor, topk_weights: Tensor, w1: Tensor, w2: Tensor, rows: Sequence[Tensor], limit: float | None
-) -> tuple[Tensor, Tensor]:
+def fake_experts(x: Tensor, w1: Tensor, rows: Sequence[Tensor], **_: object) -> tuple[Tensor, Tensor]:
     """Stand for both."""
     num_rows = rows[-1].shape[0]
     return x.new_empty(x.shape, dtype=torch.bfloat16), x.new_empty((num_rows, w1.shape[1]), dtype=torch.bfloat16)
@@ -142,7 +140,8 @@ gradients("nn_linear_rows", linear_backward, keep_linear)
 
 
 ROUTED = "Tensor[] rows, float? limit"
-operator(
+DIFFERENTIABLE = "x", "p", "w1", "w2"
+operators(
     f"nn_experts(Tensor x, Tensor topk_weights, Tensor w1, Tensor w2, {ROUTED}) -> (Tensor, Tensor)",
     new_experts,
     fake_experts,
@@ -160,35 +159,27 @@ def experts_gradients(
     rows: Sequence[Tensor],
     limit: float | None,
     needs: Sequence[bool],
-    *types: torch.dtype,
+    **dtypes: torch.dtype,
 ) -> tuple[Tensor, ...]:
     """Compute all gradients of a mixture that are needed."""
+    types = [dtypes[f"{name}_dtype"] for name in DIFFERENTIABLE]
     found = experts.gradients(grad, x, topk_weights, w1, w2, h, ExpertRows(*rows), limit, needs, types)
     return tuple(nothing(grad, dtype) if each is None else each for each, dtype in zip(found, types, strict=True))
 
 
 def fake_experts_gradients(
-    grad: Tensor,
-    x: Tensor | None,
-    topk_weights: Tensor,
-    w1: Tensor | None,
-    w2: Tensor | None,
-    h: Tensor,
-    rows: Sequence[Tensor],
-    limit: float | None,
-    needs: Sequence[bool],
-    *types: torch.dtype,
+    grad: Tensor, topk_weights: Tensor, h: Tensor, rows: Sequence[Tensor], needs: Sequence[bool], **more: Any
 ) -> tuple[Tensor, ...]:
     """Stand for all four."""
     num_experts, hidden, both = rows[0].shape[0], grad.shape[1], h.shape[1]
     shapes = grad.shape, topk_weights.shape, (num_experts, both, hidden), (num_experts, hidden, both // 2)
     return tuple(
         grad.new_empty(shape, dtype=dtype) if need else nothing(grad, dtype)
-        for shape, dtype, need in zip(shapes, types, needs, strict=True)
+        for shape, dtype, need in zip(shapes, (more[f"{name}_dtype"] for name in DIFFERENTIABLE), needs, strict=True)
     )
 
 
-operator(
+operators(
     "nn_experts_gradients(Tensor grad, Tensor? x, Tensor topk_weights, Tensor? w1, Tensor? w2, Tensor h, "
     f"{ROUTED}, bool[] needs, ScalarType x_dtype, ScalarType p_dtype, ScalarType w1_dtype, ScalarType w2_dtype) "
     "-> (Tensor, Tensor, Tensor, Tensor)",

@@ -374,12 +374,24 @@ MUTATIONS = [
         *INTO_HEADS,
     ),
     # Decode
-    *_swap("gemm.kernel_decode", '"sfa_stride_m": p.sfa.stride(0)', '"sfa_stride_m": p.sfa.stride(1)', DECODE),
-    *_swap("gemm.kernel_decode", '"sfa_stride_k": p.sfa.stride(1)', '"sfa_stride_k": p.sfa.stride(0)', DECODE),
-    *_swap("gemm.kernel_decode", '"sfb_stride_n": p.sfb.stride(0)', '"sfb_stride_n": p.sfb.stride(1)', DECODE),
-    *_swap("gemm.kernel_decode", '"sfb_stride_k": p.sfb.stride(1)', '"sfb_stride_k": p.sfb.stride(0)', DECODE),
-    *_swap("gemm.kernel_decode", '"c_pitch": 0 if p.c is None else p.c.stride(0)', '"c_pitch": p.n', DECODE),
-    *_swap("gemm.kernel_decode", '"d_pitch": p.d.stride(0)', '"d_pitch": p.n + 8', DECODE),
+    *_swap(
+        "gemm.kernel_decode",
+        '"sfa_stride_m": p.sfa.stride(-2)',
+        '"sfa_stride_m": p.sfa.stride(-1)',
+        DECODE,
+        "heads of few rows",
+    ),
+    *_swap(
+        "gemm.kernel_decode",
+        '"sfa_stride_k": p.sfa.stride(-1)',
+        '"sfa_stride_k": p.sfa.stride(-2)',
+        DECODE,
+        "heads of few rows",
+    ),
+    *_swap("gemm.kernel_decode", '"sfb_stride_n": p.sfb.stride(-2)', '"sfb_stride_n": p.sfb.stride(-1)', DECODE),
+    *_swap("gemm.kernel_decode", '"sfb_stride_k": p.sfb.stride(-1)', '"sfb_stride_k": p.sfb.stride(-2)', DECODE),
+    *_swap("gemm.kernel_decode", '"c_pitch": 0 if p.c is None else p.c.stride(-2)', '"c_pitch": p.n', DECODE),
+    *_swap("gemm.kernel_decode", '"d_pitch": p.d.stride(-2)', '"d_pitch": p.n + 8', DECODE),
     *_swap("gemm.kernel_decode", "min(config.block_tokens, m) + min", "config.block_tokens + min", DECODE),
     *_swap("gemm.kernel_decode", 'Place("sfa", SFA)', 'Place("sfa", SFB)', DECODE),
     *_swap("gemm.kernel_decode", 'Place("d", D)', 'Place("d", C)', DECODE),
@@ -453,23 +465,15 @@ MUTATIONS = [
     ),
     *_swap(
         "gemm.heads.launch",
-        '"heads.sfb_stride": p.sfb.stride(0),\n        "heads.d',
-        '"heads.sfb_stride": 0,\n        "heads.d',
+        '"heads.sfb_stride": p.sfb.stride(0),\n            "heads.d',
+        '"heads.sfb_stride": 0,\n            "heads.d',
         "heads of few rows",
     ),
     *_swap(
         "gemm.heads.launch", '"heads.d_stride": p.d.stride(0)', '"heads.d_stride": p.d.stride(1)', "heads of few rows"
     ),
-    *_swap(
-        "gemm.heads.launch", "p.c.stride(0),\n    }\n    ctas", "p.c.stride(1),\n    }\n    ctas", "heads of few rows"
-    ),
-    *_swap(
-        "gemm.heads.launch", '"sfa_stride_m": p.sfa.stride(1)', '"sfa_stride_m": p.sfa.stride(2)', "heads of few rows"
-    ),
-    *_swap(
-        "gemm.heads.launch", '"sfa_stride_k": p.sfa.stride(2)', '"sfa_stride_k": p.sfa.stride(1)', "heads of few rows"
-    ),
-    *_swap("gemm.heads.launch", "ctas = p.heads * ", "ctas = ", "heads of few rows"),
+    *_swap("gemm.heads.launch", "p.c.stride(0),\n        }\n", "p.c.stride(1),\n        }\n", "heads of few rows"),
+    *_swap("gemm.kernel_decode", "products * grid(", "grid(", "heads of few rows"),
     # Depths
     *_swap("gemm.depths.launch", '"c_pitch": 0 if p.c is None else p.c.stride(1)', '"c_pitch": p.n', DEPTHS[0]),
     *_swap(

@@ -19,10 +19,9 @@ import pytest
 
 from deep_gemm.core import jit
 from deep_gemm.core.jit import cache as cache_module
-from deep_gemm.core.jit.cache import KernelCache, kernel_key
+from deep_gemm.core.jit.cache import KernelCache, kernel_key, why_untrusted
 from deep_gemm.core.jit.compiler import CompiledKernel, CompileError
 from deep_gemm.core.jit.entry import pack
-from deep_gemm.core.jit.trust import why_untrusted
 from deep_gemm.core.settings import read_settings, settings
 
 PACKAGE = Path(__file__).parents[2] / "deep_gemm"

@@ -1,8 +1,9 @@
 """Compiled kernels in memory and on disk.
 
 One file holds one kernel (entry.py). It is written under a temporary name and renamed, and its digest is checked on
-load. A truncated, empty or damaged file, or one of another format, is a miss, never an error. Nothing is loaded from
-folders and files that somebody else could have written (trust.py).
+load. A truncated, empty or damaged file, or one of another format, is a miss, never an error. A kernel is machine
+code, which runs with all that its process may do, so nothing is loaded from folders and files that somebody else could
+have written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 import warnings
@@ -24,7 +26,6 @@ from typing import BinaryIO
 from . import one_builder
 from .compiler import CompiledKernel, CompileError
 from .entry import STEM, SUFFIX, Unsound, file_name, open_regular, pack, read_entry, read_whole, unpack
-from .trust import why_untrusted
 
 DUMPS = (".ptx", ".cubin", ".sass")
 """Endings of files that people asked for, which lie beside a kernel, under its name (core/jit/dumps.py)."""
@@ -178,6 +179,18 @@ def can_be_written(directory: Path) -> bool:
         nearest = next((path for path in directory.parents if path.exists()), directory)
         return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     return directory.is_dir() and why_untrusted(state) is None and os.access(directory, os.W_OK | os.X_OK)
+
+
+def why_untrusted(state: os.stat_result) -> str | None:
+    """Why nothing may be loaded from a file or folder in this state; None if it may.
+
+    Root can write anywhere anyway, so what is root's is trusted: a container image is such.
+    """
+    if state.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to user {state.st_uid}, not to user {os.geteuid()} or root"
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it (mode {stat.S_IMODE(state.st_mode):o}): chmod go-w"
+    return None
 
 
 def make_directory(directory: Path) -> None:

@@ -17,9 +17,8 @@ from ..reference import padding_rows
 from . import counted as bf16_counted
 from . import depths as bf16_depths
 from . import rows as bf16_rows
+from .check import Bf16DepthsProblem, Bf16RowsProblem
 from .config import BLOCK_K
-from .depths_check import Bf16DepthsProblem
-from .rows_check import Bf16RowsProblem
 
 
 def bf16_product(

@@ -1,4 +1,4 @@
-"""Products of BF16 matrices, one or several of a shape: what is asked, checked.
+"""Products of BF16, of matrices, of grouped rows and of groups along k: what is asked, checked.
 
 Kernels get views, whatever the caller's notation: A `[m, k]`, B `[n, k]`, either dimension contiguous. Only strides
 tell how an operand lies.
@@ -6,6 +6,7 @@ tell how an operand lies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 
 from ...core.check import checks
 from ...core.check.checks import Axes, Sizes
+from ...core.check.depths import depths_of_ends
+from ...core.check.integers import INT32_MAX, integer_in_range
 from ...core.check.layout import ADDRESS_ALIGNMENT, align
 from ...core.check.tracing import has_memory
+from ..rows.check import ZERO_PADDING_BLOCK
 
 MULTIPLE = ADDRESS_ALIGNMENT // 2
 """Elements of BF16 in what TMA counts strides by."""
@@ -89,6 +93,150 @@ def sum_problem(a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None) -> Bf1
     if sizes["k"] % K_OF_SUM:
         raise ValueError(f"k: expected a multiple of {K_OF_SUM} for {SUM}, got {sizes['k']}")
     return Bf16Problem(laid_out("a", a, "m"), laid_out("b", b, "n"), d, c)
+
+
+class Bf16RowsProblem(NamedTuple):
+    """Rows of A, each multiplied by its group's B `[groups, n, k]`, with n or k contiguous."""
+
+    a: Tensor
+    """`[m, k]`, the groups' rows stacked; or `[groups, max_m, k]`, of which `layout` counts the first ones."""
+    b: Tensor
+    d: Tensor
+    """`[m, n]`, or `[groups, max_m, n]`"""
+    layout: Tensor
+    """A group id for each row (-1: none), or with `layout_is_ends` the end of each group's rows; or counts."""
+    expected_m: float
+    """Rows of a group, about."""
+    layout_is_ends: bool = False
+    alignment: int = ZERO_PADDING_BLOCK
+    """Alignment, in rows, of group starts and of zero padding."""
+    zero_padding: bool = False
+
+    @property
+    def is_masked(self) -> bool:
+        """Tell whether each group has a matrix of rows of its own."""
+        return self.a.dim() == 3
+
+
+def bf16_contiguous_problem(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None,
+    layout: Tensor | None,
+    *,
+    major: str,
+    use_psum_layout: bool,
+    ensure_zero_padding: bool,
+    alignment: int,
+) -> Bf16RowsProblem:
+    """Check a product of stacked rows. `alignment` applies to group starts in the form of ends."""
+    sizes: Sizes = {}
+    a = operand("a", a, ("m", "k"), sizes)
+    b = operand("b", b, ("groups", "k", "n") if major[1] == "n" else ("groups", "n", "k"), sizes)
+    axis = "groups" if use_psum_layout else "m"
+    layout = checks.int32("grouped_layout", layout, axis, sizes[axis])
+    inputs = {"a": a, "b": b, "grouped_layout": layout}
+    d, _ = checks.outputs(inputs, d, None, ("m", "n"), sizes, torch.bfloat16)
+    a, b = _operands_of_rows(a, b.mT if major[1] == "n" else b)
+    alignment = alignment if use_psum_layout else ZERO_PADDING_BLOCK
+    if checks.on_host(layout):
+        if use_psum_layout:
+            checks.ends(layout, sizes["m"], alignment)
+        else:
+            checks.in_range("grouped_layout", layout, -1, sizes["groups"] - 1)
+    zero_padding = ensure_zero_padding or not use_psum_layout
+    expected_m = sizes["m"] / max(sizes["groups"], 1)
+    return Bf16RowsProblem(a, b, d, layout, expected_m, use_psum_layout, alignment, zero_padding)
+
+
+def bf16_masked_problem(
+    a: Tensor, b: Tensor, d: Tensor | None, masked_m: Tensor | None, expected_m: int | None
+) -> Bf16RowsProblem:
+    """Check a product of rows that are counted for each group."""
+    sizes: Sizes = {}
+    a, b = operand("a", a, ("groups", "max_m", "k"), sizes), operand("b", b, ("groups", "n", "k"), sizes)
+    masked_m = checks.int32("masked_m", masked_m, "groups", sizes["groups"])
+    max_m = sizes["max_m"]
+    expected_m = max_m if expected_m is None else integer_in_range("expected_m", expected_m, 0, INT32_MAX)
+    inputs = {"a": a, "b": b, "masked_m": masked_m}
+    d, _ = checks.outputs(inputs, d, None, ("groups", "max_m", "n"), sizes, torch.bfloat16)
+    if checks.on_host(masked_m):
+        checks.in_range("masked_m", masked_m, 0, max_m)
+    a, b = _operands_of_rows(a, b)
+    return Bf16RowsProblem(a, b, d, masked_m, expected_m)
+
+
+def _operands_of_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = laid_out("a", a, "m"), laid_out("b", b, "n")
+    if a.numel() and a.stride(-1) != 1:
+        raise ValueError(f"a: expected values contiguous along k, got strides {a.stride()}")
+    depth(a, b)
+    return a, b
+
+
+class Bf16DepthsProblem(NamedTuple):
+    """D[g] = C[g] + A_g.T @ B_g. Each group's rows of A and B lie behind those of the group before."""
+
+    a: Tensor
+    """`[sum of ks, m]`, contiguous."""
+    b: Tensor
+    """`[sum of ks, n]`, contiguous."""
+    d: Tensor
+    """`[groups, m, n]`, BF16 or FP32."""
+    c: Tensor | None
+    """`[groups, m, n]`, of the type of D: D itself, or apart from it."""
+    ks: tuple[int, ...] | None
+    """The groups' rows, of any number, if the host knows them. Rows behind the last group's are not read."""
+    ks_tensor: Tensor | None
+    """The same on the operands' device, if the caller gave it."""
+    layout: Tensor | None
+    """The tensor that the caller gave: `ks_tensor`, or the ends that it was made of."""
+
+
+def bf16_depths_problem(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None,
+    ks: Sequence[int] | None,
+    layout: Tensor | None,
+    c: Tensor | None,
+    layout_is_ends: bool,
+    alignment: int,
+) -> Bf16DepthsProblem:
+    """Check a product of groups along k."""
+    if ks is None and layout is None:
+        raise ValueError("ks_cpu: expected a list, or grouped_layout with the same numbers, got neither")
+    sizes: Sizes = {}
+    a, b = operand("a", a, ("sum_k", "m"), sizes), operand("b", b, ("sum_k", "n"), sizes)
+    inputs = {"a": a, "b": b}
+    counts = None
+    host_ks = None if ks is None else checks.integers("ks_cpu", ks)
+    if layout is not None:
+        groups = checks.tensor("grouped_layout", layout).numel() if host_ks is None else len(host_ks)
+        layout = checks.int32("grouped_layout", layout, "groups", groups)
+        inputs["grouped_layout"] = layout
+        counts = depths_of_ends(layout, alignment, "grouped_layout") if layout_is_ends else layout
+        if checks.on_host(counts):
+            of_layout = tuple(counts.tolist())
+            if host_ks is not None and of_layout != host_ks:
+                raise ValueError(f"grouped_layout: expected the numbers of ks_cpu, {host_ks}, got {of_layout}")
+            host_ks = of_layout
+    if host_ks is not None:
+        check_depths(host_ks, sizes["sum_k"])
+    sizes["groups"] = len(host_ks) if host_ks is not None else counts.numel()  # type: ignore[union-attr]
+    d, c = checks.outputs(inputs, d, c, ("groups", "m", "n"), sizes, torch.float32)
+    for name, x, axis in (("a", a, "m"), ("b", b, "n")):
+        checks.rows(name, x, axis)
+    return Bf16DepthsProblem(a, b, d, c, host_ks, counts, layout)
+
+
+def check_depths(ks: tuple[int, ...], sum_k: int) -> None:
+    """Check the groups' rows."""
+    for index, k in enumerate(ks):
+        if k < 0:
+            raise ValueError(f"ks_cpu: expected numbers of rows, got {k} at index {index}")
+    if sum(ks) > sum_k:
+        raise ValueError(f"ks_cpu: expected numbers that add up to {sum_k}, the rows of a, or less, got {sum(ks)}")
 
 
 def operand(name: str, x: Tensor, axes: Axes, sizes: Sizes) -> Tensor:

@@ -15,7 +15,7 @@ from ...core.jit import driver
 from ...core.settings import get_compile_mode, get_pdl, num_sms_of, settings
 from ..kernel import K_PARTS_PARAMS, MOST_K_PARTS
 from ..maps import output_map
-from ..output import Groups, Output
+from ..output import Groups, Output, output_into
 from ..plan import A, B, C, D, Operands, Place, Plan, addresses_of
 from .choose import select_bf16_depths
 from .config import BLOCK_K, Bf16Config
@@ -89,9 +89,7 @@ def run_plans(
 
 def output_of(p: Outputs) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    is_fp32 = p.d.dtype == torch.float32
-    adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
-    return Output(is_fp32=is_fp32, with_c=p.c is not None and not adds_to_d, adds_to_d=adds_to_d, groups=Groups.DEPTHS)
+    return output_into(p.d, p.c, groups=Groups.DEPTHS)
 
 
 class Part(NamedTuple):
@@ -154,6 +152,5 @@ def completed(plan: Plan, p: Outputs, config: Bf16Config, output: Output) -> Pla
     """Tell a plan of groups along k what calls of its kind have."""
     plan.config, plan.output, plan.n = config, output, p.d.shape[-1]
     if p.c is not None:
-        # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
-        plan.c_is_d = True if output.adds_to_d else False if output.is_fp32 else None
+        plan.c_is_d = output.c_is_d
     return plan

@@ -11,8 +11,7 @@ from ...core.settings import get_mk_alignment_for_contiguous_layout
 from ..product import Product, run
 from . import reference
 from .calls import bf16_product, run_depths, run_rows
-from .depths_check import Bf16DepthsProblem, bf16_depths_problem
-from .rows_check import Bf16RowsProblem, bf16_contiguous_problem, bf16_masked_problem
+from .check import Bf16DepthsProblem, Bf16RowsProblem, bf16_contiguous_problem, bf16_depths_problem, bf16_masked_problem
 
 
 def m_grouped_bf16_gemm_nt_contiguous(

@@ -17,7 +17,7 @@ from ...core.settings import get_compile_mode, get_pdl, num_sms_of, settings
 from ...core.sm90 import WGMMA_ROWS
 from ..kernel import params_of
 from ..maps import matrix_map, output_map, plane_map
-from ..output import Groups, Output
+from ..output import Groups, Output, output_into
 from ..plan import A, B, C, D, Place, Plan, addresses_of, refuse_if
 from .choose import select_bf16
 from .config import BLOCK_K, Bf16Config, Majors
@@ -93,10 +93,7 @@ def majors_of(p: Asked) -> Majors:
 
 def output_of(p: Asked) -> Output:
     """Give all that decides the kernel's code besides tile and majors: the type of D, and how C takes part."""
-    is_fp32 = p.d.dtype == torch.float32
-    adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
-    groups = Groups.HEADS if p.d.dim() == 3 else Groups.NONE
-    return Output(is_fp32=is_fp32, with_c=p.c is not None and not adds_to_d, adds_to_d=adds_to_d, groups=groups)
+    return output_into(p.d, p.c, groups=Groups.HEADS if p.d.dim() == 3 else Groups.NONE)
 
 
 def why_unfit(config: Bf16Config, p: Asked) -> str | None:
@@ -150,8 +147,7 @@ def plan_of(p: Asked, config: Bf16Config, num_sms: int, launcher: driver.Launche
     plan = Plan(operands, params_of(config), numbers, maps, places, launcher, grid(config, planes, m, n, num_sms))
     plan.config, plan.output, plan.n, plan.k = config, output_of(p), n, k
     if p.c is not None:
-        # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
-        plan.c_is_d = True if plan.output.adds_to_d else False if plan.output.is_fp32 else None
+        plan.c_is_d = plan.output.c_is_d
     return plan
 
 

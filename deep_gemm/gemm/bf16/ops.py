@@ -2,84 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.check.layout import rows_of_counts, rows_of_groups
-from ...core.operators import Kernel, gradients, operator
+from ...core.operators import Kernel, gradients
 from ...core.settings import get_mk_alignment_for_contiguous_layout
-from ..ops import c_of
-from ..product import Product, run
+from ..ops import Compute, products
+from ..product import Product
 from . import dense, expressions, grouped
 
-Compute = Callable[..., Tensor | None]
+OPERANDS = "Tensor a, Tensor b<, Tensor(d!) d>"
 
 
-def only_asked(product: Product, a: Tensor, b: Tensor, d: Tensor | None, *more: Any) -> Tensor | None:
-    """Ask what `run` computes, without an answer."""
-    problem = product.ask(a, b, d, *more)
-    return product.output_of(problem) if d is None else None
+def contiguous(
+    product: Product,
+    compute: Compute,
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None,
+    grouped_layout: Tensor,
+    use_psum_layout: bool,
+    ensure_zero_padding: bool,
+) -> Tensor | None:
+    """Compute a product of stacked rows of what its operators take."""
+    return compute(product, a, b, d, grouped_layout, (use_psum_layout, ensure_zero_padding))
 
 
-def make(name: str, product: Product, others: str, *, has_c: bool = True) -> None:
-    """Make a product's two operators. Others stand behind a and b: C or a layout, a layout, what was said."""
-
-    def kernels(compute: Compute) -> tuple[Compute, Compute]:
-        def new(a: Tensor, b: Tensor, *more: Any) -> Tensor | None:
-            return compute(product, a, b, None, *call(product, more))
-
-        def into(a: Tensor, b: Tensor, d: Tensor, *more: Any) -> None:
-            if has_c:
-                c, *rest, adds_to_d = more
-                more = (c_of(d, c, adds_to_d), *rest)
-            compute(product, a, b, d, *call(product, more))
-
-        return new, into
-
-    (new, into), (fake_new, fake_into) = kernels(run), kernels(only_asked)
-    operands, adds = "Tensor a, Tensor b", ", bool adds_to_d" if has_c else ""
-    operator(f"{name}({operands}, {others}) -> Tensor", new, fake_new, has_gradients=product.has_gradients)
-    operator(f"{name}.into({operands}, Tensor(d!) d, {others}{adds}) -> ()", into, fake_into)
+def masked(
+    compute: Compute, a: Tensor, b: Tensor, d: Tensor | None, masked_m: Tensor, expected_m: int | None
+) -> Tensor | None:
+    """Compute a product of counted rows of what its operators take."""
+    return compute(grouped.MASKED, a, b, d, masked_m, (expected_m,))
 
 
-def call(product: Product, more: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give what stands behind the operands in a schema as `run` takes it."""
-    c, *said = more
-    layout = (said.pop(0), None) if product.has_layout else ()
-    return c, tuple(tuple(x) if isinstance(x, list) else x for x in said), *layout
+def along_k(
+    compute: Compute,
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None,
+    c: Tensor | None,
+    grouped_layout: Tensor | None,
+    ks: tuple[int, ...] | None,
+    use_psum_layout: bool,
+) -> Tensor | None:
+    """Compute a product of groups along k of what its operators take."""
+    return compute(grouped.DEPTHS, a, b, d, c, (ks, use_psum_layout), grouped_layout, None)
 
 
-for major, of_major in dense.DENSE.items():
-    make(f"bf16_gemm_{major}", of_major, "Tensor? c")
-for major, of_major in grouped.CONTIGUOUS.items():
-    layout = "Tensor grouped_layout, bool use_psum_layout, bool ensure_zero_padding"
-    make(f"m_grouped_bf16_gemm_{major}_contiguous", of_major, layout, has_c=False)
-make("m_grouped_bf16_gemm_nt_masked", grouped.MASKED, "Tensor masked_m, SymInt? expected_m", has_c=False)
-make(
-    "k_grouped_bf16_gemm_tn_contiguous",
-    grouped.DEPTHS,
-    "Tensor? c, Tensor? grouped_layout, SymInt[]? ks, bool use_psum_layout",
-)
+def einsum(compute: Compute, expr: str, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None) -> Tensor | None:
+    """Compute an expression of what its operators take."""
+    return compute(expressions.PRODUCTS[expr], a, b, d, c, ())
 
 
-def einsum_kernels(compute: Compute) -> tuple[Compute, Compute]:
-    """Give einsum as its two operators take it."""
-
-    def new(expr: str, a: Tensor, b: Tensor, c: Tensor | None) -> Tensor | None:
-        return compute(expressions.PRODUCTS[expr], a, b, None, c, ())
-
-    def into(expr: str, a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, adds_to_d: bool) -> None:
-        compute(expressions.PRODUCTS[expr], a, b, d, c_of(d, c, adds_to_d), ())
-
-    return new, into
+def ungrouped(
+    product: Product, compute: Compute, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None
+) -> Tensor | None:
+    """Compute a dense product of what its operators take."""
+    return compute(product, a, b, d, c, ())
 
 
-(new, into), (fake_new, fake_into) = einsum_kernels(run), einsum_kernels(only_asked)
-operator("einsum(str expr, Tensor a, Tensor b, Tensor? c) -> Tensor", new, fake_new)
-operator("einsum.into(str expr, Tensor a, Tensor b, Tensor(d!) d, Tensor? c, bool adds_to_d) -> ()", into, fake_into)
+for major, product in dense.DENSE.items():
+    products(f"bf16_gemm_{major}({OPERANDS}, Tensor? c<, bool adds_to_d>) -> Tensor", partial(ungrouped, product))
+for major, product in grouped.CONTIGUOUS.items():
+    behind = "Tensor grouped_layout, bool use_psum_layout, bool ensure_zero_padding"
+    schema = f"m_grouped_bf16_gemm_{major}_contiguous({OPERANDS}, {behind}) -> Tensor"
+    products(schema, partial(contiguous, product), has_gradients=True)
+schema = f"m_grouped_bf16_gemm_nt_masked({OPERANDS}, Tensor masked_m, SymInt? expected_m) -> Tensor"
+products(schema, masked, has_gradients=True)
+behind = "Tensor? c, Tensor? grouped_layout, SymInt[]? ks, bool use_psum_layout<, bool adds_to_d>"
+products(f"k_grouped_bf16_gemm_tn_contiguous({OPERANDS}, {behind}) -> Tensor", along_k)
+products(f"einsum(str expr, {OPERANDS}, Tensor? c<, bool adds_to_d>) -> Tensor", einsum)
 
 
 # Gradients of grouped rows. Rows without a group get zeros, and nothing of theirs goes to a weight's gradient.

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from ...core.check.layout import align
 from ..reference import padding_rows
-from .check import Bf16Problem
-from .depths_check import Bf16DepthsProblem
-from .rows_check import Bf16RowsProblem
+from .check import Bf16DepthsProblem, Bf16Problem, Bf16RowsProblem
 
 
 @torch.no_grad()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from ...casts.lay_scales import mn_major
 from ...core.check.layout import align, ceil_div
-from ...core.check.recipes import Scales
 from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
 from ...core.jit.tensor_map import ElementType
@@ -22,7 +20,7 @@ from ..config_decode import DecodeConfig
 from ..config_of_tile import tile_config
 from ..kernel import DENSE_PARAMS
 from ..maps import matrix_map, output_map, scales_map
-from ..output import Output
+from ..output import Output, output_into
 from ..plan import (
     SCALE_BYTES,
     SFA,
@@ -112,14 +110,7 @@ def derive(templates: dict[Config, Plan], operands: Sequence[Tensor]) -> Plan | 
 
 def output_of(p: DenseProblem) -> Output:
     """Give all that decides the kernel's code besides the tile: the type of D, how C takes part, how B is scaled."""
-    is_fp32 = p.d.dtype == torch.float32
-    adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
-    return _output(is_fp32, p.c is not None and not adds_to_d, adds_to_d, p.of_b)
-
-
-@cache
-def _output(is_fp32: bool, with_c: bool, adds_to_d: bool, of_b: Scales) -> Output:
-    return Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=of_b)
+    return output_into(p.d, p.c, p.of_b)
 
 
 def choice(m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
@@ -171,8 +162,7 @@ def plan_of(
         plan = _plan_of(p, config, num_sms, launcher)
     plan.config, plan.output, plan.n, plan.k = config, output, p.n, p.k
     if p.c is not None and not isinstance(config, DecodeConfig):
-        # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
-        plan.c_is_d = True if output.adds_to_d else False if output.is_fp32 else None
+        plan.c_is_d = output.c_is_d
     return plan
 
 
@@ -215,10 +205,10 @@ def box_rows_of_sfa(config: GemmConfig, m: int) -> int:
     return min(config.block_m, align(m, 4))
 
 
-def grid(config: GemmConfig, m: int, n: int, num_sms: int) -> int:
+def grid(config: GemmConfig, m: int, n: int, num_sms: int, products: int = 1) -> int:
     """One CTA for each SM, but no more clusters than tiles to share out."""
     tiles_m, tiles_n = ceil_div(m, config.block_m), ceil_div(n, config.block_n)
-    cluster_tiles = ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n)
+    cluster_tiles = products * ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n)
     return min(max(num_sms // config.cluster_size, 1), cluster_tiles) * config.cluster_size
 
 

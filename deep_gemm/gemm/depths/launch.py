@@ -26,7 +26,7 @@ from .. import reference
 from ..config import BLOCK_K, GemmConfig
 from ..kernel import DEPTHS_PARAMS
 from ..maps import matrix_map, output_map
-from ..output import Groups, Output
+from ..output import Groups, Output, output_into
 from ..plan import SFA, SFB, A, Addresses, B, C, D, Key, Place, Plan, Resized, Step, addresses_of, refuse_if
 from ..product import Product, call_operator
 from . import maps_kernel as k_group_maps
@@ -358,10 +358,7 @@ def _mean_k(numel: int, m: int, num_groups: int) -> int:
 
 def output_of(p: KGroupedProblem) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    adds_to_d = p.c is not None and p.c.data_ptr() == p.d.data_ptr()
-    with_c = p.c is not None and not adds_to_d
-    is_fp32 = p.d.dtype == torch.float32
-    return Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=PER_ROW, groups=Groups.DEPTHS)
+    return output_into(p.d, p.c, PER_ROW, Groups.DEPTHS)
 
 
 def prepared(p: KGroupedProblem) -> KGroupedProblem:

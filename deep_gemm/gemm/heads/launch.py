@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...casts import lay_scales
 from ...casts.lay_scales import mn_major
-from ...core.check.layout import ceil_div, empty_mn_major
+from ...core.check.layout import empty_mn_major
 from ...core.check.memory import empty
 from ...core.gpu import Gpu, gpu_of
 from ...core.jit import driver
@@ -21,10 +21,10 @@ from ...core.settings import get_batch_invariant, get_compile_mode, get_pdl, num
 from .. import kernel_decode as fp8_gemm_decode
 from ..config import BLOCK_K, GemmConfig
 from ..config_decode import DecodeConfig
-from ..dense.launch import box_rows_of_sfa
+from ..dense.launch import box_rows_of_sfa, grid
 from ..kernel import HEADS_PARAMS
 from ..maps import output_map, plane_map
-from ..output import Groups, Output
+from ..output import Groups, Output, output_into
 from ..plan import SCALE_BYTES, SFA, SFB, A, Addresses, B, C, D, Place, Plan, addresses_of, refuse_if
 from .check import HeadsProblem
 from .choose import select_heads
@@ -45,8 +45,8 @@ class ScalesLaid(NamedTuple):
     def of(cls, sf: Tensor) -> ScalesLaid:
         """Prepare the launch for scales that lie as these do."""
         out = empty_mn_major(sf)
-        params, grid = lay_scales.params_of(sf, out), lay_scales.grid(lay_scales.CONFIG, sf)
-        return cls(params, grid, tuple(out.shape), out.stride())
+        params, ctas = lay_scales.params_of(sf, out), lay_scales.grid(lay_scales.CONFIG, sf)
+        return cls(params, ctas, tuple(out.shape), out.stride())
 
     def lay(self, address: int, place: torch.device, device: int) -> Tensor:
         """Lay scales out that begin at an address."""
@@ -129,10 +129,7 @@ def _span(x: Tensor) -> int:
 
 def output_of(p: HeadsProblem) -> Output:
     """Give all that decides the kernel's code besides the tile."""
-    is_fp32 = p.d.dtype == torch.float32
-    adds_to_d = p.c is not None and is_fp32 and p.c.data_ptr() == p.d.data_ptr()
-    with_c = p.c is not None and not adds_to_d
-    return Output(is_fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=p.of_b, groups=Groups.HEADS)
+    return output_into(p.d, p.c, p.of_b, Groups.HEADS)
 
 
 def choice(heads: int, m: int, n: int, k: int, output: Output, gpu: Gpu) -> Config:
@@ -162,12 +159,18 @@ def prepared(config: Config, p: HeadsProblem) -> HeadsProblem:
 def plan_of(p: HeadsProblem, output: Output, config: Config, num_sms: int, launcher: driver.Launcher) -> HeadsPlan:
     """Prepare the launch for a problem that is `prepared`."""
     if isinstance(config, DecodeConfig):
-        plan = _decode_plan_of(p, config, launcher)
+        strides = {
+            "heads.sfa_stride": p.sfa.stride(0),
+            "heads.sfb_stride": p.sfb.stride(0),
+            "heads.d_stride": p.d.stride(0),
+            "heads.c_stride": 0 if p.c is None else p.c.stride(0),
+        }
+        plan = fp8_gemm_decode.plan_of(p, config, launcher, more=strides, kind=HeadsPlan)
+        assert isinstance(plan, HeadsPlan)
     else:
         plan = _plan_of(p, config, num_sms, launcher)
         if p.c is not None:
-            # TMA stores D while other CTAs still read C, so an FP32 C is D only where the product is added to it.
-            plan.c_is_d = True if output.adds_to_d else False if output.is_fp32 else None
+            plan.c_is_d = output.c_is_d
     plan.config, plan.output, plan.n, plan.k = config, output, p.n, p.k
     return plan
 
@@ -205,45 +208,4 @@ def _plan_of(p: HeadsProblem, config: GemmConfig, num_sms: int, launcher: driver
         del numbers["map_sfb"]
         maps["map_sfb"] = plane_map(ElementType.FLOAT32, p.sfb.mT, (1, config.block_n), 0)
         places.append(Place("map_sfb", SFB))
-    return HeadsPlan(p, HEADS_PARAMS, numbers, maps, places, launcher, grid(config, p.heads, p.m, p.n, num_sms))
-
-
-def grid(config: GemmConfig, heads: int, m: int, n: int, num_sms: int) -> int:
-    """One CTA for each SM, but no more clusters than tiles to share out."""
-    tiles_m, tiles_n = ceil_div(m, config.block_m), ceil_div(n, config.block_n)
-    cluster_tiles = heads * ceil_div(tiles_m, config.cluster_m) * ceil_div(tiles_n, config.cluster_n)
-    return min(max(num_sms // config.cluster_size, 1), cluster_tiles) * config.cluster_size
-
-
-def _decode_plan_of(p: HeadsProblem, config: DecodeConfig, launcher: driver.Launcher) -> HeadsPlan:
-    maps = {
-        "map_a": plane_map(ElementType.UINT8, p.a, (min(config.block_tokens, p.m), BLOCK_K), 128),
-        "map_b": plane_map(ElementType.UINT8, p.b, (min(config.block_n, p.n), BLOCK_K), 128),
-    }
-    places = [
-        Place("map_a", A),
-        Place("map_b", B),
-        Place("sfa", SFA),
-        Place("sfb", SFB),
-        Place("d", D),
-        Place("c", C),
-    ]
-    numbers = {
-        "d_pitch": p.d.stride(1),
-        "c_pitch": 0 if p.c is None else p.c.stride(1),
-        "sfa_stride_m": p.sfa.stride(1),
-        "sfa_stride_k": p.sfa.stride(2),
-        "sfb_stride_n": p.sfb.stride(1),
-        "sfb_stride_k": p.sfb.stride(2),
-        "m": p.m,
-        "n": p.n,
-        "k": p.k,
-        "slot_bytes": fp8_gemm_decode.slot_bytes(config, p.m, p.n),
-        "weight_is_ready": 0,
-        "heads.sfa_stride": p.sfa.stride(0),
-        "heads.sfb_stride": p.sfb.stride(0),
-        "heads.d_stride": p.d.stride(0),
-        "heads.c_stride": 0 if p.c is None else p.c.stride(0),
-    }
-    ctas = p.heads * fp8_gemm_decode.grid(config, p.m, p.n)
-    return HeadsPlan(p, fp8_gemm_decode.HEADS_PARAMS, numbers, maps, places, launcher, ctas)
+    return HeadsPlan(p, HEADS_PARAMS, numbers, maps, places, launcher, grid(config, p.m, p.n, num_sms, p.heads))

@@ -181,16 +181,16 @@ fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
 m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_gemm_nt_masked
 
 
+Stacked = tuple[Recipes, int | None, bool, bool]
+"""All that a caller states of stacked rows besides tensors: recipes, groups, whether ends are given, zero padding."""
+Counted = tuple[Recipes, int | None, type]
+"""The same of counted rows: recipes, the rows that are expected, and the type of that number."""
+
+
 def _contiguous_product(major: str) -> Product:
     """State how a product of stacked rows is asked and computed; B is given as `[groups, n, k]` (nt) or turned (nn)."""
 
-    def ask(
-        a: Operand,
-        b: Operand,
-        d: Tensor | None,
-        layout: Tensor | None,
-        said: tuple[Recipes, int | None, bool, bool],
-    ) -> ContiguousProblem:
+    def ask(a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked) -> ContiguousProblem:
         recipes, num_groups, use_psum_layout, ensure_zero_padding = said
         return contiguous_problem(
             a,
@@ -205,13 +205,7 @@ def _contiguous_product(major: str) -> Product:
             alignment=get_mk_alignment_for_contiguous_layout(),
         )
 
-    def as_operator(
-        a: Operand,
-        b: Operand,
-        d: Tensor | None,
-        layout: Tensor | None,
-        said: tuple[Recipes, int | None, bool, bool],
-    ) -> Tensor | None:
+    def as_operator(a: Operand, b: Operand, d: Tensor | None, layout: Tensor | None, said: Stacked) -> Tensor | None:
         recipes, num_groups, use_psum_layout, ensure_zero_padding = said
         return call_operator(
             f"m_grouped_fp8_gemm_{major}_contiguous",
@@ -228,9 +222,7 @@ def _contiguous_product(major: str) -> Product:
     return Product(ask, reference.contiguous, rows.run, as_operator, rows.derive, (False, major[1] == "n"))
 
 
-def _ask_masked(
-    a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: tuple[Recipes, int | None, type]
-) -> MaskedProblem:
+def _ask_masked(a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: Counted) -> MaskedProblem:
     recipes, expected_m, _ = said
     return masked_problem(a, b, d, masked_m, expected_m, recipes=recipes)
 
@@ -246,7 +238,7 @@ def product_of_rows_by_64(a: Operand, b: Operand, d: Tensor, ids: Tensor) -> Non
 
 
 def _masked_as_operator(
-    a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: tuple[Recipes, int | None, type]
+    a: Operand, b: Operand, d: Tensor | None, masked_m: Tensor | None, said: Counted
 ) -> Tensor | None:
     recipes, expected_m, _ = said
     counts = tensor("masked_m", masked_m)

@@ -19,9 +19,8 @@ from deep_gemm.gemm import bf16
 from deep_gemm.gemm.bf16 import calls as bf16_calls
 from deep_gemm.gemm.bf16 import counted as bf16_counted
 from deep_gemm.gemm.bf16 import depths as bf16_depths
-from deep_gemm.gemm.bf16.check import EXPRESSIONS, bf16_problem, laid_out
+from deep_gemm.gemm.bf16.check import EXPRESSIONS, Bf16DepthsProblem, bf16_problem, laid_out
 from deep_gemm.gemm.bf16.dense import DENSE
-from deep_gemm.gemm.bf16.depths_check import Bf16DepthsProblem
 from deep_gemm.gemm.bf16.grouped import DEPTHS
 from deep_gemm.gemm.kernel import MOST_INLINE_COUNTS
 from deep_gemm.gemm.plan import PLANS, Plan
