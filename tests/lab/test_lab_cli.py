@@ -325,7 +325,8 @@ def test_configs_lists_every_reachable_configuration() -> None:
     ]
     by_name = {line[:-3]: line for line in lines}
     for kernel, of_kernel in others:
-        line = by_name[(kernel.name, *of_kernel.name.split())]
+        name = (kernel.name, *of_kernel.name.split())
+        line = by_name[name]
         plan = kernel.code_plan(of_kernel)
         assert line[-3:-1] == (str(plan.shared_bytes), str(sum(threads for threads, _ in plan.roles)))
     assert f"{len(others)} configurations of the other kernels" in result.output
