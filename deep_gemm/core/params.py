@@ -106,7 +106,7 @@ class Params:
         self._whole = struct.Struct(f"{whole}{self.size - at}x")
         self._members = [field.name for field in fields]
         self._bytes_of = {field.name: field.num_bytes for field in fields if field.is_bytes}
-        self._formats = {field.name: field.kind.format for field in fields}
+        self._formats = {field.name: field.kind.format or Kind.POINTER.format for field in fields}
 
     @property
     def header_name(self) -> str:
@@ -137,7 +137,7 @@ class Params:
     def patch(self, names: Sequence[str]) -> Patch:
         """Prepare to write these members anew: numbers, of an array its first, in the struct's order.
 
-        Neighbours go by one call.
+        Neighbours go by one call. Of a map the address is written, where launchers say that it is the first word.
         """
         unknown = [name for name in names if not self._formats.get(name)]
         if unknown or [*names] != [name for name in self._members if name in names]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..core.call import CallPlan
 from ..core.check.layout import align, ceil_div
 from ..core.code_plan import CodePlan
 from ..core.gpu import gpu_of
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType, TensorMap
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
@@ -49,6 +54,7 @@ PARAMS = Params(
     Field("row_keys", Kind.UINT32),
 )
 """`MqaParams` of indexer/logits/mqa_params.cuh."""
+ADDRESSES = ("map_q", "map_keys", "map_scales", "weights", "starts", "ends", "logits")
 MAX_MAPS = 1024
 USUAL_HEADS, USUAL_DEPTH = (32, 64), 128
 _NUMBERS = struct.Struct("<" + "".join(field.kind.format for field in PARAMS.fields))
@@ -176,11 +182,26 @@ class MqaConfig(Config):
         return UNITS * self.depth // WGMMA_K * (RUN_BLOCKS + 1)
 
 
-def run(p: MqaLogits) -> None:
-    """Compute the logits on the GPU that the operands are on."""
+def run(p: MqaLogits) -> CallPlan | None:
+    """Compute the logits on the GPU that the operands are on, and give the plan, which serves other calls."""
     device, config = p.q.get_device(), config_of(p)
     ctas = grid(config, p.q.shape[0], p.keys.shape[0], num_sms_of(gpu_of(device).num_sms))
-    KERNEL.run(config, lambda launcher: params_of(config, launcher, p), ctas, device)
+    ready = KERNEL.run(config, lambda launcher: params_of(config, launcher, p), ctas, device, ADDRESSES)
+    return logits_plan(ready, ctas, [(tensor, 0) for tensor in range(7)], (16, 16, 16, 4, 4, 4), p.logits)
+
+
+def logits_plan(
+    ready: Prepared[Any] | None, ctas: int, places: Sequence[tuple[int, int]], alignments: Sequence[int], like: Tensor
+) -> CallPlan | None:
+    """Give the plan of calls that make logits like these, if their launch is prepared."""
+    if ready is None:
+        return None
+    (rows, columns), pitch, dtype, device = like.shape, like.stride(0), like.dtype, like.device
+
+    def new_outputs() -> tuple[Tensor]:
+        return (torch.empty((rows, pitch), dtype=dtype, device=device).as_strided((rows, columns), (pitch, 1)),)
+
+    return CallPlan(ready.launch, ctas, places, alignments, new_outputs=new_outputs)
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from ..core.call import CallPlan
 from ..core.check.layout import align, ceil_div
 from ..core.code_plan import CodePlan
 from ..core.gpu import gpu_of
@@ -18,9 +19,10 @@ from ..core.settings import num_sms_of
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
 from ..core.wgmma_header import wgmma_header
 from .check import DEPTHS, HEADS
-from .kernel import MAX_MAPS, OTHER_REGISTERS, PRODUCER_REGISTERS, UNIT_COLUMNS, USUAL_DEPTH, USUAL_HEADS
+from .kernel import MAX_MAPS, OTHER_REGISTERS, PRODUCER_REGISTERS, UNIT_COLUMNS, USUAL_DEPTH, USUAL_HEADS, logits_plan
 from .paged_check import MAX_COLUMNS, MAX_NEXT_N, PAGES, SEGMENT_KEYS, PagedLogits, block_stride
 
+ADDRESSES = ("map_q", "map_keys", "map_scales", "weights", "contexts", "table", "schedule", "logits")
 SLOTS = 2
 BYTES_AHEAD = 5 * 128 * 132
 """Bytes of keys that a CTA asks for ahead. With more, SMs get unequal shares of the bandwidth, and one ends late."""
@@ -187,11 +189,14 @@ class PagedConfig(Config):
         return self.units * self.depth // WGMMA_K * (self.run_blocks + 1)
 
 
-def run(p: PagedLogits) -> None:
-    """Compute the logits on the GPU that the operands are on."""
+def run(p: PagedLogits) -> CallPlan | None:
+    """Compute the logits on the GPU that the operands are on, and give the plan, which serves other calls."""
     device, config = p.q.get_device(), config_of(p)
     splits = splits_of(p, num_sms_of(gpu_of(device).num_sms))
-    KERNEL.run(config, lambda launcher: params_of(config, launcher, p, splits), grid(p, splits), device)
+    ctas = grid(p, splits)
+    ready = KERNEL.run(config, lambda launcher: params_of(config, launcher, p, splits), ctas, device, ADDRESSES)
+    places = (0, 0), (1, 0), (1, config.page * config.depth), *((tensor, 0) for tensor in range(2, 7))
+    return logits_plan(ready, ctas, places, (16, 16, 4, 4, 4, 8), p.logits)
 
 
 @cache
