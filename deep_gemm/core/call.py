@@ -1,7 +1,7 @@
 r"""Calls like one that was checked: their plan is found, and launched at their addresses without checks.
 
     call --signature--> Plans --> CallPlan.fits(addresses) --> its launch at the addresses
-      \--- unknown ---> ask (check.py) --> compute --> a plan, kept for calls like this one
+      \--- unknown ---> answer: check, compute --> a plan, kept for calls like this one
 
 A signature is everything that decides whether a call is right and what it launches, but for addresses: shapes, strides,
 types, devices, what the caller said, the settings in force. So a call with the signature of one that was checked is
@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -100,8 +100,9 @@ class CallPlan:
     def reaches(self, tensors: Sequence[Tensor]) -> CallPlan:
         """Note how far tensors of the call reach, and give the plan itself."""
         spans = [*map(byte_span, tensors)]
-        pairs = product(self.outputs, range(len(tensors)))
-        self.apart = [(out, other, spans[out], spans[other]) for out, other in pairs if out != other]
+        inputs = [each for each in range(len(tensors)) if each not in self.outputs]
+        pairs = *product(self.outputs, inputs), *combinations(self.outputs, 2)
+        self.apart = [(output, other, spans[output], spans[other]) for output, other in pairs]
         return self
 
 
@@ -112,23 +113,16 @@ def requires_gradient(tensors: Sequence[Tensor]) -> bool:
 
 @dataclass(eq=False)
 class Function:
-    """A public function: how a call of it is asked, and who computes it.
+    """A public function, and who answers its calls: these have `operands`, tensors and pairs, and what was `said`."""
 
-    A call has `operands`, tensors and pairs of them, and what the caller `said` besides.
-    """
-
-    ask: Callable[..., Any]
-    """`(*operands, *said) -> problem`: checks everything, makes outputs that were left out."""
-    compute: Callable[[Any], CallPlan | None]
-    """Computes a problem where its tensors are; gives the plan if it can serve other calls."""
+    answer: Callable[..., tuple[Any, CallPlan | None]]
+    """`(*operands, *said)`: checks and computes. It gives what the call returns, and the plan if that serves others."""
     as_operator: Callable[..., Any]
     """`(*operands, *said)`: passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
     tensors: Callable[..., tuple[Tensor, ...]]
     """`(*operands)`: gives all tensors among them, in the order that `CallPlan.places` counts."""
-    output_of: Callable[[Any], Any] = lambda problem: None
-    """Gives what a call returns."""
     wants_checks: Callable[[Sequence[Tensor]], bool] = requires_gradient
-    """Tells whether a call must be asked although one like it was: for the sake of a gradient."""
+    """Tells whether a call must be checked although one like it was: for the sake of a gradient."""
     has_gradient: Callable[..., bool] = lambda *operands: False
     """`(*operands)`: tells whether the operator must compute them, so that autograd sees it."""
 
@@ -137,7 +131,7 @@ CALLS: Plans[CallPlan] = Plans()
 
 
 def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
-    """Compute a call: by the plan of a call like one before; else ask, compute, and keep the plan."""
+    """Compute a call: by the plan of a call like one before; else check it, and keep the plan."""
     if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
         return function.as_operator(*operands, *said)
     plan: CallPlan | None = None
@@ -164,11 +158,10 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         return made if len(made) > 1 else made[0] if made else None
     if handles_operators(*operands) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
-    problem = function.ask(*operands, *said)
-    plan = function.compute(problem)
+    result, plan = function.answer(*operands, *said)
     if plan is not None and key and PLAIN.issuperset(map(type, said)):
         CALLS.keep(key, plan.reaches(tensors))
-    return function.output_of(problem)
+    return result
 
 
 def signature(hint: Key, tensors: Sequence[Tensor]) -> Key:

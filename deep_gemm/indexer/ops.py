@@ -47,5 +47,5 @@ operator(
 operator(
     "plan_paged_contexts(Tensor context_lens, int block_kv, int num_sms) -> Tensor",
     indexer.get_paged_mqa_logits_metadata,
-    lambda *given: metadata_problem(*given).schedule,
+    metadata_problem,
 )

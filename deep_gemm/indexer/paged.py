@@ -11,7 +11,7 @@ from ..compat.forms import Request, tells_options_by_type
 from ..core.call import CallPlan, Function, run
 from . import paged_kernel, plan_paged_contexts, reference
 from .check import without_scales
-from .paged_check import PagedLogits, Schedule, metadata_problem, no_indices, paged_logits_problem
+from .paged_check import PagedLogits, metadata_problem, no_indices, paged_logits_problem
 
 
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int, indices: None = None) -> Tensor:
@@ -98,13 +98,18 @@ def compute(p: PagedLogits) -> CallPlan | None:
     return None
 
 
+def _answer_logits(*given: Any) -> tuple[Tensor, CallPlan | None]:
+    p = paged_logits_problem(*given)
+    return p.logits, compute(p)
+
+
 @torch.no_grad()
-def compute_schedule(p: Schedule) -> CallPlan | None:
-    """Plan where the contexts are; on a GPU give the plan of the launch, which serves other calls."""
-    if p.contexts.is_cuda:
-        return plan_paged_contexts.run(*p)
-    reference.schedule(*p)
-    return None
+def _answer_schedule(contexts: Tensor, block_kv: int, num_sms: int) -> tuple[Tensor, CallPlan | None]:
+    schedule = metadata_problem(contexts, block_kv, num_sms)
+    if contexts.is_cuda:
+        return schedule, plan_paged_contexts.run(contexts, schedule)
+    reference.schedule(contexts, schedule)
+    return schedule, None
 
 
 def _logits_operator(*given: Any) -> Tensor:
@@ -119,17 +124,5 @@ def _all(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-LOGITS = Function(
-    paged_logits_problem,
-    compute,
-    _logits_operator,
-    _all,
-    lambda p: p.logits,
-)
-SCHEDULE = Function(
-    metadata_problem,
-    compute_schedule,
-    _schedule_operator,
-    _all,
-    lambda p: p.schedule,
-)
+LOGITS = Function(_answer_logits, _logits_operator, _all)
+SCHEDULE = Function(_answer_schedule, _schedule_operator, _all)

@@ -107,14 +107,7 @@ def paged_logits_problem(
     return PagedLogits(q, kv_cache, weights, context_lens, block_table, schedule_meta, logits)
 
 
-class Schedule(NamedTuple):
-    """Checked contexts, and the schedule to write."""
-
-    contexts: Tensor
-    schedule: Tensor
-
-
-def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Schedule:
+def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Tensor:
     """Check the arguments, and make the schedule."""
     checks.has_type("context_lens", checks.tensor("context_lens", context_lens), (torch.int32,))
     if context_lens.dim() not in (1, 2) or not context_lens.is_contiguous():
@@ -129,7 +122,7 @@ def metadata_problem(context_lens: Tensor, block_kv: int, num_sms: int) -> Sched
     if integer_in_range("block_kv", block_kv, 1) not in PAGES:
         raise NotImplementedError(f"block_kv: expected pages of {either(PAGES)} keys, got {block_kv}")
     num_sms = integer_in_range("num_sms", num_sms, 1, MAX_SHARES)
-    return Schedule(context_lens, torch.empty((num_sms + 1, 2), dtype=torch.int32, device=context_lens.device))
+    return torch.empty((num_sms + 1, 2), dtype=torch.int32, device=context_lens.device)
 
 
 def no_indices(indices: object) -> None:

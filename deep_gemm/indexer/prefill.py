@@ -90,6 +90,9 @@ def _as_operator(q: Tensor, kv: Keys, *others: Any) -> Tensor:
     return torch.ops.deep_gemm.fp8_mqa_logits.default(q, *kv, *others)  # type: ignore[no-any-return]
 
 
-LOGITS = Function(
-    mqa_logits_problem, compute, _as_operator, lambda q, kv, *others: (q, *kv, *others), lambda p: p.logits
-)
+def _answer(*given: Any) -> tuple[Tensor, CallPlan | None]:
+    p = mqa_logits_problem(*given)
+    return p.logits, compute(p)
+
+
+LOGITS = Function(_answer, _as_operator, lambda q, kv, *others: (q, *kv, *others))
