@@ -75,7 +75,7 @@ def cast_rows_of(
     def new_outputs() -> tuple[Tensor, ...]:
         return tuple([torch.empty_strided(*lies, dtype=dtype, device=device) for *lies, dtype in like])
 
-    places = [(tensor, 0) for tensor in range(3)]
+    places = (0, 0), (1, 0), (2, 0)
     return (values, scales), CallPlan(ready.launch, ctas, places, (ADDRESS_ALIGNMENT,), new_outputs=new_outputs)
 
 

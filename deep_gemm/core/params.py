@@ -91,6 +91,7 @@ class Params:
     def __init__(self, struct_name: str, *fields: Field) -> None:
         self.struct_name, self.fields = struct_name, fields
         self._offsets: dict[str, int] = {}
+        self._patches: dict[tuple[str, ...], Patch] = {}
         at, alignment, whole = 0, 1, "<"
         for field in fields:
             before = -at % max(field.of_base, field.kind.alignment)
@@ -139,6 +140,8 @@ class Params:
 
         Neighbours go by one call. Of a map the address is written, where launchers say that it is the first word.
         """
+        if (made := self._patches.get(tuple(names))) is not None:
+            return made
         unknown = [name for name in names if not self._formats.get(name)]
         if unknown or [*names] != [name for name in self._members if name in names]:
             raise ValueError(f"{self.struct_name}: expected numbers among its members, in their order, got {[*names]}")
@@ -150,7 +153,7 @@ class Params:
             if index == len(names) or self._offsets[names[index]] != at + struct.calcsize(form):
                 runs.append(Run(struct.Struct(form).pack_into, at, slice(first, index)))
                 first, form = index, "<"
-        return tuple(runs)
+        return self._patches.setdefault(tuple(names), tuple(runs))
 
     def layout_header(self) -> str:
         """Text by which a source asserts that the compiler lays the struct out as `pack` does."""

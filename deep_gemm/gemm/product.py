@@ -26,7 +26,7 @@ from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..core.settings import get_compile_mode
-from .plan import PLANS, Operands, Plan
+from .plan import PLANS, Operands, Plan, addresses_of
 
 find = PLANS.find
 Problem = Operands
@@ -214,6 +214,25 @@ def run(
         if product.derive is not None:
             PLANS.keep_to_derive(key, plan)
     return product.output_of(problem) if d is None else None
+
+
+def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor | None) -> Plan | None:
+    """Compute a product on a GPU of operands that are checked, and give the plan if it serves such calls."""
+    (x, sx), (y, sy) = a, b
+    offsets = sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT
+    hint = (product, (), settings.in_force.generation, x.shape, y.shape, *offsets)
+    key = product.signature(hint, (x, sx, y, sy), d, c)
+    plan = PLANS.plans.get(key) or _derived(product, key, (x, sx, y, sy, d, c))
+    problem = product.ask(a, b, d, c, ())
+    if plan is not None and not (plan.copies_sfa or plan.copies_sfb):
+        plan.launch(addresses_of(problem))
+        return plan
+    plan = product.on_gpu(problem)
+    if plan is None or plan.copies_sfa or plan.copies_sfb:
+        return None
+    PLANS.keep(key, plan)
+    PLANS.keep_to_derive(key, plan)
+    return plan
 
 
 def call_operator(name: str, a: Operand, b: Operand, d: Tensor | None, *inputs: Any, **said: Any) -> Tensor | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,10 +54,7 @@ PARAMS = Params(
 )
 """`MqaParams` of indexer/logits/mqa_params.cuh."""
 ADDRESSES = ("map_q", "map_keys", "map_scales", "weights", "starts", "ends", "logits")
-MAX_MAPS = 1024
 USUAL_HEADS, USUAL_DEPTH = (32, 64), 128
-_NUMBERS = struct.Struct("<" + "".join(field.kind.format for field in PARAMS.fields))
-"""All members behind the maps, which have no letter: packed at once, without names."""
 
 
 @dataclass(frozen=True)
@@ -235,37 +231,27 @@ def usual_mqa() -> list[MqaConfig]:
 
 def params_of(config: MqaConfig, launcher: driver.Launcher, p: MqaLogits) -> bytes:
     """Give the kernel's parameters."""
-    q, keys = p.q, p.keys
-    tokens = q.shape[0]
-    maps = _maps(config, launcher, tokens, keys.shape[0], q.data_ptr(), keys.data_ptr(), p.scales.data_ptr())
-    return maps + _NUMBERS.pack(
-        p.weights.data_ptr(),
-        p.starts.data_ptr(),
-        p.ends.data_ptr(),
-        p.logits.data_ptr(),
-        p.weights.stride(0),
-        p.logits.stride(0) * p.logits.element_size(),
-        tokens,
-        keys.shape[0],
-        p.logits.shape[1],
+    q_at, keys_at, scales_at = p.q.data_ptr(), p.keys.data_ptr(), p.scales.data_ptr()
+    tokens, keys, depth = p.q.shape[0], p.keys.shape[0], config.depth
+    q = TensorMap(ElementType.UINT8, (depth, tokens * config.heads), (depth,), (depth, config.columns), depth)
+    of_keys = TensorMap(ElementType.UINT8, (depth, keys), (depth,), (depth, config.block_keys), depth)
+    scales = TensorMap(ElementType.FLOAT32, (keys, 1), (align(keys * 4, 16),), (config.block_keys, 1))
+    return PARAMS.pack(
+        {
+            "map_q": launcher.encode(q, q_at, q_at),
+            "map_keys": launcher.encode(of_keys, keys_at, keys_at),
+            "map_scales": launcher.encode(scales, scales_at, scales_at),
+            "weights": p.weights.data_ptr(),
+            "starts": p.starts.data_ptr(),
+            "ends": p.ends.data_ptr(),
+            "logits": p.logits.data_ptr(),
+            "weights_pitch": p.weights.stride(0),
+            "logits_pitch": p.logits.stride(0) * p.logits.element_size(),
+            "tokens": tokens,
+            "keys": keys,
+            "row_keys": p.logits.shape[1],
+        }
     )
-
-
-@lru_cache(MAX_MAPS)
-def _maps(
-    config: MqaConfig, launcher: driver.Launcher, tokens: int, keys: int, q_at: int, keys_at: int, scales_at: int
-) -> bytes:
-    """Encode the maps. Allocators give the same addresses again and again."""
-    depth, swizzle = config.depth, config.depth
-    maps = (
-        (
-            TensorMap(ElementType.UINT8, (depth, tokens * config.heads), (depth,), (depth, config.columns), swizzle),
-            q_at,
-        ),
-        (TensorMap(ElementType.UINT8, (depth, keys), (depth,), (depth, config.block_keys), swizzle), keys_at),
-        (TensorMap(ElementType.FLOAT32, (keys, 1), (align(keys * 4, 16),), (config.block_keys, 1)), scales_at),
-    )
-    return b"".join(launcher.encode(tensor_map, address, address) for tensor_map, address in maps)
 
 
 def code_plan(config: MqaConfig) -> CodePlan:

@@ -12,9 +12,9 @@ from ..casts.fp8 import cast_rows
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
-from ..gemm.dense.api import problem_behind_cast, product_behind_cast
-from ..gemm.dense.launch import run_behind_cast
+from ..gemm.dense.api import BEHIND_CAST, product_behind_cast
 from ..gemm.plan import SCALE_BYTES
+from ..gemm.product import run_checked
 from . import kernel
 from .check import LinearProblem, linear_problem
 
@@ -80,8 +80,8 @@ def cast_and_multiply(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> Cal
     if cast is None:
         product_behind_cast(a, w, d, c)
         return None
-    product = run_behind_cast(problem_behind_cast(a, w, d, c))
-    if product is None or product.copies_sfa or product.copies_sfb:
+    product = run_checked(BEHIND_CAST, a, w, d, c)
+    if product is None:
         return None
 
     def launch(_: int, b: int, x: int, sfb: int, d: int, c: int = 0) -> None:

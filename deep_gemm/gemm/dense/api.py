@@ -179,14 +179,13 @@ def _dense_product(major: str) -> Product:
 NT, NN, TN, TT = map(_dense_product, ("nt", "nn", "tn", "tt"))
 
 
-def problem_behind_cast(a: Operand, b: Operand, d: Tensor, c: Tensor | None, _: Key = ()) -> DenseProblem:
-    """State what `BEHIND_CAST` computes, of which all is checked."""
+def _unchecked(a: Operand, b: Operand, d: Tensor, c: Tensor | None, _: Key) -> DenseProblem:
     (x, sfa), (y, sfb) = a, b
     (m, n), k = d.shape, x.shape[1]
     return DenseProblem(x, sfa, y, sfb, d, c, m, n, k, PER_BLOCK)
 
 
-BEHIND_CAST = Product(problem_behind_cast, reference.dense, dense.run_behind_cast, NT.as_operator, dense.derive)
+BEHIND_CAST = Product(_unchecked, reference.dense, dense.run_behind_cast, NT.as_operator, dense.derive)
 """`fp8_gemm_nt` for an operand `a` that was cast by the launch ahead, with nothing in between on the stream.
 
 The caller has checked the others. D is given. C may be one row for all, with a stride of zero.
