@@ -18,13 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..core.call import put
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT, byte_span
 from ..core.check.recipes import PER_64
 from ..core.kernel import computes_on
 from ..core.meeting import Room
 from ..core.seen import torch_compares
-from ..gemm.plan import B, D, addresses_of, put
+from ..gemm.plan import B, D, addresses_of
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.launch import GroupedProblem
 from ..gemm.rows.silu_check import SiluRowsProblem

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..casts import cast_rows
 from ..casts.cast_rows import MAX_GROUPS, CastConfig, RowCast, num_ctas, select_cast
 from ..casts.cast_rows import Groups as CastGroups
+from ..core.call import put
 from ..core.check.checks import Operand
 from ..core.check.layout import SCALE_BLOCK, ceil_div, pitch_of_scales
 from ..core.gpu import gpu_of
@@ -25,7 +26,7 @@ from ..core.settings import get_num_sms, get_pdl, in_force, num_sms_of
 from ..gemm.config import GemmConfig
 from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.output import Groups, Output
-from ..gemm.plan import SCALE_BYTES, Addresses, Plan, put
+from ..gemm.plan import SCALE_BYTES, Addresses, Plan
 from ..gemm.rows import launch as rows
 from ..gemm.rows import silu_launch as rows_silu
 from ..gemm.rows.check import contiguous_problem

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.call import Key
 from ..core.jit import driver
 from ..core.meeting import Node, Room, Way
 from ..core.settings import get_compile_mode, get_num_sms, get_pdl, in_force
@@ -18,7 +19,7 @@ from ..gemm.config_fetched import FETCHED_BYTES, MOST_ROUTES
 from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.kernel import ROWS_FETCHED_PARAMS
 from ..gemm.output import Groups, Output
-from ..gemm.plan import PLANS, SFA, A, Addresses, Key, Place, Plan
+from ..gemm.plan import PLANS, SFA, A, Addresses, Place, Plan
 from ..gemm.rows.launch import chosen, grid
 from ..gemm.rows.silu_check import SiluRowsProblem
 from ..gemm.rows.silu_launch import ROW_WEIGHTS, parameters_of

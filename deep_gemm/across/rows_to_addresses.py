@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..core.call import Key
 from ..core.check.checks import Operand
 from ..core.check.recipes import PER_64, PER_BLOCK, PER_ROW, Scales
 from ..core.jit import driver
@@ -20,7 +21,7 @@ from ..gemm.config import GemmConfig
 from ..gemm.kernel import KERNEL as FP8_GEMM
 from ..gemm.kernel import ROWS_PARAMS
 from ..gemm.output import Groups, Output
-from ..gemm.plan import Key, Plan, addresses_of
+from ..gemm.plan import Plan, addresses_of
 from ..gemm.rows.launch import GroupedProblem, chosen, grid, numbers_of, operand_maps, prepared
 
 OUTPUT = Output(groups=Groups.IDS, to_addresses=True)

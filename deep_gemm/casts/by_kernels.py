@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.check.layout import SCALE_BLOCK, ceil_div
+from ..core.call import CallPlan
+from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import is_hopper
 from . import cast_rows, cast_tiles
 from .cast_rows import RowCast
@@ -54,16 +55,28 @@ def with_rows(x: Tensor) -> Tensor:
 @torch.no_grad()
 def cast_rows_of(
     x: Tensor, use_ue8m0: bool, min_amax: float, mn_major: bool, masked_m: Tensor | None = None
-) -> Quantized:
-    """Cast on a GPU, each row's 128 columns with a scale."""
+) -> tuple[Quantized, CallPlan | None]:
+    """Cast on a GPU, each row's 128 columns with a scale; give the plan if it serves other casts."""
     values, scales = empty_values(x.shape, x), empty_scales(x.shape[:-1], x.shape[-1], x, mn_major=mn_major)
     if x.dim() == 3 and mn_major and masked_m is None:
         for part in zip(x, values, scales, strict=True):
             cast_rows.run(RowCast(as_rows(part[0]), *part[1:], min_amax, use_ue8m0))
-        return values, scales
-    of_rows = scales if masked_m is not None or mn_major else as_rows(scales)
-    cast_rows.run(RowCast(as_rows(x), as_rows(values), of_rows, min_amax, use_ue8m0, counts=masked_m))
-    return values, scales
+        return (values, scales), None
+    rows, of_rows = as_rows(x), scales if masked_m is not None or mn_major else as_rows(scales)
+    cast = RowCast(rows, as_rows(values), of_rows, min_amax, use_ue8m0, counts=masked_m)
+    # Others have no counts; rows that are copied, or begin anywhere, would be so only here.
+    is_like_others = masked_m is None and rows.data_ptr() == x.data_ptr() and x.data_ptr() % ADDRESS_ALIGNMENT == 0
+    ready, ctas = cast_rows.run(cast, ("x", "values", "scales") if is_like_others else ())
+    if ready is None:
+        return (values, scales), None
+    like = [(each.shape, each.stride(), each.dtype) for each in (values, scales)]
+    device = x.device
+
+    def new_outputs() -> tuple[Tensor, ...]:
+        return tuple([torch.empty_strided(*lies, dtype=dtype, device=device) for *lies, dtype in like])
+
+    places = (0, 0), (1, 0), (2, 0)
+    return (values, scales), CallPlan(ready.launch, ctas, places, (ADDRESS_ALIGNMENT,), new_outputs=new_outputs)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, ceil_div
 from ..core.gpu import gpu_of
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
 from .config import INPUTS, VECTOR_BYTES, cast_constants, lanes_of, vector_of
@@ -212,14 +212,15 @@ class RowCast(NamedTuple):
     """int32 `[m, topk]`: the rows of values to which each row goes, -1 for none."""
 
 
-def run(p: RowCast) -> None:
-    """Cast on the GPU on which x is."""
+def run(p: RowCast, changing: Sequence[str] = ()) -> tuple[Prepared[CastConfig] | None, int]:
+    """Cast on the GPU on which x is. Give what `Kernel.run` gives, and how many CTAs it takes."""
     if p.x.numel() == 0 or p.values.numel() == 0:
-        return
+        return None, 0
     device = p.x.get_device()
     num_sms = num_sms_of(gpu_of(device).num_sms)
     config = config_of(p, num_sms)
-    KERNEL.run(config, params_of(p), num_ctas(config, p.x.shape[0], p.values.shape[1], num_sms), device)
+    ctas = num_ctas(config, p.x.shape[0], p.values.shape[1], num_sms)
+    return KERNEL.run(config, params_of(p), ctas, device, changing), ctas
 
 
 def config_of(p: RowCast, num_sms: int) -> CastConfig:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.check.checks import integers, no_gradient, same_device
+from ..core.call import CallPlan, Function, run
+from ..core.check.checks import cuts_gradient, integers, no_gradient, same_device
 from ..core.check.layout import SCALE_BLOCK, ceil_div, check_dense, rows_of_counts
 from ..core.check.numbers import magnitude
 from ..core.check.tracing import is_dispatched
@@ -68,16 +70,29 @@ def per_token_cast_to_fp8(
             raise ValueError("use_packed_ue8m0: expected use_ue8m0, and neither mn_major nor masked_m, with it")
         values, scales = per_token_cast_to_fp8(x, use_ue8m0, gran_k, min_amax=min_amax)
         return values, packed_rows(scales)
-    gran_k = granularity(gran_k)
+    if masked_m is None:
+        return run(ROWS, (x,), (use_ue8m0, gran_k, min_amax, mn_major))  # type: ignore[no-any-return]
     if is_dispatched(x):
-        operator = torch.ops.deep_gemm.per_token_cast_to_fp8.default
-        return operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)  # type: ignore[no-any-return]
+        return _rows_operator(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)
+    return cast_rows(x, use_ue8m0, gran_k, min_amax, mn_major, masked_m)[0]
+
+
+def cast_rows(
+    x: Tensor,
+    use_ue8m0: bool = False,
+    gran_k: int = SCALE_BLOCK,
+    min_amax: float = 0.0,
+    mn_major: bool = False,
+    masked_m: Tensor | None = None,
+) -> tuple[Quantized, CallPlan | None]:
+    """Check and compute `per_token_cast_to_fp8`; give the plan if it serves other casts."""
+    gran_k = granularity(gran_k)
     no_gradient("x", x)
     check_rows(x, mn_major, masked_m)
     if gran_k == SCALE_BLOCK and has_kernels(x) and (masked_m is None or len(masked_m) <= MAX_GROUPS):
         min_amax = magnitude("min_amax", min_amax)
         if x.dim() == 2 and lies_transposed(x):
-            return cast_columns_of(x.t(), use_ue8m0, min_amax, mn_major)
+            return cast_columns_of(x.t(), use_ue8m0, min_amax, mn_major), None
         return cast_rows_of(x, use_ue8m0, min_amax, mn_major, masked_m)
     if masked_m is not None:
         has_no_row = ~rows_of_counts(masked_m, x.shape[1])[..., None]
@@ -85,7 +100,15 @@ def per_token_cast_to_fp8(
     values, scales = cast_blocks(x, 1, gran_k, use_ue8m0, min_amax)
     if masked_m is not None:
         scales.masked_fill_(has_no_row, 1)
-    return values, lay_scales.laid_out(scales) if mn_major else scales
+    return (values, lay_scales.laid_out(scales) if mn_major else scales), None
+
+
+def _rows_operator(x: Tensor, use_ue8m0: bool, gran_k: int, *others: Any) -> Quantized:
+    operator = torch.ops.deep_gemm.per_token_cast_to_fp8.default
+    return operator(x, use_ue8m0, granularity(gran_k), *others)  # type: ignore[no-any-return]
+
+
+ROWS = Function(cast_rows, _rows_operator, lambda x: (x,), lambda tensors: cuts_gradient(tensors, ()))
 
 
 def per_channel_cast_to_fp8(

@@ -11,13 +11,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import torch
 from torch import SymBool, SymInt, Tensor
 
 P = ParamSpec("P")
-R = TypeVar("R")
 Request = tuple[Any, ...]
 """The function that runs a product, and its arguments."""
 
@@ -54,11 +53,16 @@ def accepts_every_form(**more_synonyms: str) -> Callable[[Callable[P, Request]],
             request = function(*args, **kwargs)
             return request[0](*request[1:])  # type: ignore[no-any-return]
 
-        call.__signature__ = signature.replace(return_annotation="Tensor | None")  # type: ignore[attr-defined]
-        call.__annotations__ = {**function.__annotations__, "return": "Tensor | None"}
+        _shown_as(call, function, signature, "Tensor | None")
         return call
 
     return decorate
+
+
+def _shown_as(call: Any, function: Callable[..., Request], signature: inspect.Signature, returned: str) -> None:
+    """Give a call the signature of its function, but for what it returns."""
+    call.__signature__ = signature.replace(return_annotation=returned)
+    call.__annotations__ = {**function.__annotations__, "return": returned}
 
 
 def _todays_names(
@@ -75,18 +79,21 @@ def _todays_names(
     return renamed
 
 
-def tells_options_by_type(function: Callable[P, R]) -> Callable[P, R]:
+def tells_options_by_type(function: Callable[P, Request]) -> Callable[P, Tensor]:
     """Let a function of an indexer take its options, those with a default, by position in any order.
+
+    Like a product it returns a request, which is then run.
 
     The order differs between releases that engines call, but each option has a type of its own: a bool is
     `clean_logits`, an integer `max_seqlen_k`, a torch.dtype `logits_dtype`, and a tensor or None the last option.
     """
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     required = sum(each.default is each.empty for each in parameters.values())
     options = tuple(parameters)[required:]
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> Tensor:
         for option in args[required:]:
             name = _option_of_type(option, options[-1])
             if name not in options:
@@ -95,8 +102,10 @@ def tells_options_by_type(function: Callable[P, R]) -> Callable[P, R]:
             if name in kwargs:
                 raise ValueError(f"{name}: given twice in a call of {function.__name__}")
             kwargs[name] = option
-        return function(*args[:required], **kwargs)  # type: ignore[arg-type]
+        request = function(*args[:required], **kwargs)
+        return request[0](*request[1:])  # type: ignore[no-any-return]
 
+    _shown_as(call, function, signature, "Tensor")
     return call
 
 

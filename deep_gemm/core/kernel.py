@@ -188,21 +188,27 @@ class Kernel(Generic[C]):
         params: bytes | Callable[[driver.Launcher], bytes],
         grid: int,
         device: int,
+        changing: Sequence[str] = (),
         *,
         is_dependent: bool = False,
-    ) -> None:
+    ) -> Prepared[C] | None:
         """Launch for a configuration on the current stream of this device.
 
         `params` are packed, or are made by a function, which may encode tensor maps. `is_dependent` says that the
-        kernel before is the package's own, and may still be ending.
+        kernel before is the package's own, and may still be ending. Launches that differ in members `changing` alone
+        are prepared, if there are any; None where calls only compile, or where maps must be encoded anew.
         """
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
-                self.run(config, params, grid, device, is_dependent=is_dependent)
-            return
+                return self.run(config, params, grid, device, changing, is_dependent=is_dependent)
         launcher = self.launcher(config, device, is_dependent or get_pdl())
-        if get_compile_mode() == 0:
-            launch(launcher, params if isinstance(params, bytes) else params(launcher), grid, device)
+        if get_compile_mode():
+            return None
+        packed = params if isinstance(params, bytes) else params(launcher)
+        launch(launcher, packed, grid, device)
+        if not changing or not launcher.keeps_addresses():
+            return None
+        return self.prepared(config, packed, changing, device, is_dependent=is_dependent)
 
     def prepared(
         self, config: C, params: bytes, changing: Sequence[str], device: int, *, is_dependent: bool = False
@@ -227,7 +233,7 @@ class Prepared(Generic[C]):
         is_dependent: bool,
     ) -> None:
         self.kernel, self.config, self.params, self.device = kernel, config, params, device
-        self.changes = kernel.params.patch(changing)
+        self.changes = kernel.params_of(config).patch(changing)
         self._is_dependent = is_dependent
         self._launcher: driver.Launcher | None = None
         self._generation = -1  # of the settings for which the launcher was looked up

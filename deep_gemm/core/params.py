@@ -91,6 +91,7 @@ class Params:
     def __init__(self, struct_name: str, *fields: Field) -> None:
         self.struct_name, self.fields = struct_name, fields
         self._offsets: dict[str, int] = {}
+        self._patches: dict[tuple[str, ...], Patch] = {}
         at, alignment, whole = 0, 1, "<"
         for field in fields:
             before = -at % max(field.of_base, field.kind.alignment)
@@ -106,7 +107,7 @@ class Params:
         self._whole = struct.Struct(f"{whole}{self.size - at}x")
         self._members = [field.name for field in fields]
         self._bytes_of = {field.name: field.num_bytes for field in fields if field.is_bytes}
-        self._formats = {field.name: field.kind.format for field in fields}
+        self._formats = {field.name: field.kind.format or Kind.POINTER.format for field in fields}
 
     @property
     def header_name(self) -> str:
@@ -137,8 +138,10 @@ class Params:
     def patch(self, names: Sequence[str]) -> Patch:
         """Prepare to write these members anew: numbers, of an array its first, in the struct's order.
 
-        Neighbours go by one call.
+        Neighbours go by one call. Of a map the address is written, where launchers say that it is the first word.
         """
+        if (made := self._patches.get(tuple(names))) is not None:
+            return made
         unknown = [name for name in names if not self._formats.get(name)]
         if unknown or [*names] != [name for name in self._members if name in names]:
             raise ValueError(f"{self.struct_name}: expected numbers among its members, in their order, got {[*names]}")
@@ -150,7 +153,7 @@ class Params:
             if index == len(names) or self._offsets[names[index]] != at + struct.calcsize(form):
                 runs.append(Run(struct.Struct(form).pack_into, at, slice(first, index)))
                 first, form = index, "<"
-        return tuple(runs)
+        return self._patches.setdefault(tuple(names), tuple(runs))
 
     def layout_header(self) -> str:
         """Text by which a source asserts that the compiler lays the struct out as `pack` does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..core.call import MAX_PLANS, Key, Plans, put
 from ..core.check.layout import ADDRESS_ALIGNMENT, SCALE_BLOCK, byte_span, ceil_div
 from ..core.jit import driver
 from ..core.jit.tensor_map import MAP_BYTES, TensorMap
 from ..core.params import Kind, Params
-from ..core.seen import Seen
 from .output import Output
 
-MAX_PLANS = 4096
 A, SFA, B, SFB, D, C = range(6)
 """Operands by their place among the addresses of a call. Where there is no C, another input may take its place."""
 SCALE_BYTES = 4
@@ -28,7 +26,6 @@ _PACK_UINT32 = _UINT32.pack_into
 SOME_ADDRESS = 1 << 40
 """For maps that are encoded before their address is known."""
 Addresses = tuple[int, ...]
-Key = tuple[object, ...]
 WEIGHT = 16
 """How many parts of a signature are the weight's; the others are the rows'."""
 
@@ -280,19 +277,12 @@ Step = tuple[Plan, Addresses, bytes, int]
 """A launch: of which plan, at which addresses, and what it writes where behind the other parameters."""
 
 
-class PlanCache:
-    """All plans: by signature, by what torch recognizes, by weight to derive others. Each is bounded."""
+class PlanCache(Plans[Plan]):
+    """Plans of products, also by weight, to derive others. That is bounded too."""
 
     def __init__(self) -> None:
-        self.plans: dict[Key, Plan] = {}
-        self.seen = Seen()
+        super().__init__()
         self._templates: dict[Key, dict[object, Any]] = {}
-        self._lock = threading.Lock()
-
-    def keep(self, key: Key, plan: Plan) -> None:
-        """Keep a plan for calls of this signature."""
-        with self._lock:
-            put(self.plans, key, plan, MAX_PLANS)
 
     def keep_to_derive(self, key: Key, plan: Plan) -> None:
         """Keep a plan of this signature to derive others from. (Not of a single row, whose strides say nothing.)"""
@@ -308,20 +298,12 @@ class PlanCache:
 
     def clear(self) -> None:
         """Forget all plans."""
+        super().clear()
         with self._lock:
-            self.plans.clear()
-            self.seen.clear()
             self._templates.clear()
 
 
 PLANS = PlanCache()
-
-
-def put(kept: dict[Any, Any], key: object, value: object, most: int) -> None:
-    """Keep a value; the oldest goes if there are too many."""
-    if len(kept) >= most:
-        del kept[next(iter(kept))]
-    kept[key] = value
 
 
 def family_of(key: Key) -> Key:

@@ -3,13 +3,10 @@ r"""A public product, and what becomes of a call: the plan of a call like it is 
     call --signature--> PlanCache --> Plan.fits(addresses) --> Plan.launch(addresses)
       \--- unknown ---> ask (check.py) --> choose (choose.py) --> a plan, kept for calls like this one
 
-A signature is everything that decides whether a call is right and what it launches, but for addresses: shapes, strides,
-types, devices, what the caller said, the settings in force. So a call with the signature of one that was checked is
-right as well, if only its addresses are: they are aligned, and the output overlaps nothing that it must not.
-
-A signature has two parts. The first is the weight: B and what else stays the same from call to call. The second is the
-rows: shapes and strides that change with the size of a batch. If the weight is known and the rows are new, a plan is
-derived from another of the same weight, without checks that are already answered.
+Why that is right, and what a signature is, says core/call.py. That of a product has two parts. The first is the weight:
+B and what else stays the same from call to call. The second is the rows: shapes and strides that change with the size
+of a batch. If the weight is known and the rows are new, a plan is derived from another of the same weight, without
+checks that are already answered.
 """
 
 from __future__ import annotations
@@ -23,20 +20,17 @@ from torch import Tensor
 
 from ..casts.lay_scales import mn_major
 from ..core import settings
+from ..core.call import Key, requires_gradient, signature
 from ..core.check import checks
 from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..core.settings import get_compile_mode
-from .plan import PLANS, Key, Operands, Plan
+from .plan import PLANS, Operands, Plan, addresses_of
 
+find = PLANS.find
 Problem = Operands
 """A problem as check.py gives it."""
-
-
-def requires_gradient(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a product of these has a gradient, which plans know nothing of."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def would_cut_gradient(tensors: Sequence[Tensor]) -> bool:
@@ -78,7 +72,7 @@ def signature_of_rows(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c:
 
 def whole_signature(hint: Key, tensors: Sequence[Tensor], d: Tensor | None, c: Tensor | None) -> Key:
     """Give the same of products from which no plan is derived, in any order."""
-    return (*hint, *((x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors))
+    return signature(hint, tensors)
 
 
 def serves_like_calls(plan: Plan, turned: tuple[bool, bool], problem: Problem, call: Sequence[Any]) -> bool:
@@ -176,18 +170,12 @@ def run(
                 layout is None,
                 None if ks is None else len(ks),
             )
-            for check, found in PLANS.seen.get(hint, ()):
-                if check(*tensors):
-                    plan = found
-                    break
-            else:
-                if not (handles_operators(*tensors) or product.wants_checks(tensors)):
-                    key = product.signature(hint, tensors, d, c)
-                    plan = PLANS.plans.get(key)
-                    if plan is not None:
-                        PLANS.seen.keep(hint, tensors, plan, product.wants_checks)
-                    elif product.derive is not None:
-                        plan = _derived(product, key, (x, sx, y, sy, d, c))
+            plan = find(hint, tensors)
+            if plan is None and not (handles_operators(*tensors) or product.wants_checks(tensors)):
+                key = product.signature(hint, tensors, d, c)
+                plan = PLANS.find_by_signature(key, hint, tensors, product.wants_checks)
+                if plan is None and product.derive is not None:
+                    plan = _derived(product, key, (x, sx, y, sy, d, c))
     except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
         key, plan = (), None
     if plan is not None:
@@ -226,6 +214,25 @@ def run(
         if product.derive is not None:
             PLANS.keep_to_derive(key, plan)
     return product.output_of(problem) if d is None else None
+
+
+def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor | None) -> Plan | None:
+    """Compute a product on a GPU of operands that are checked, and give the plan if it serves such calls."""
+    (x, sx), (y, sy) = a, b
+    offsets = sx.data_ptr() % ADDRESS_ALIGNMENT, sy.data_ptr() % ADDRESS_ALIGNMENT
+    hint = (product, (), settings.in_force.generation, x.shape, y.shape, *offsets)
+    key = product.signature(hint, (x, sx, y, sy), d, c)
+    plan = PLANS.plans.get(key) or _derived(product, key, (x, sx, y, sy, d, c))
+    problem = product.ask(a, b, d, c, ())
+    if plan is not None and not (plan.copies_sfa or plan.copies_sfb):
+        plan.launch(addresses_of(problem))
+        return plan
+    plan = product.on_gpu(problem)
+    if plan is None or plan.copies_sfa or plan.copies_sfb:
+        return None
+    PLANS.keep(key, plan)
+    PLANS.keep_to_derive(key, plan)
+    return plan
 
 
 def call_operator(name: str, a: Operand, b: Operand, d: Tensor | None, *inputs: Any, **said: Any) -> Tensor | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..core.check.tracing import handles_operators, is_dispatched
+from ..core.call import CallPlan, Function, run
 from . import choose, reference
 from .check import HcProblem, hc_problem
 
@@ -30,18 +32,26 @@ def tf32_hc_prenorm_gemm(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, num_s
     >>> d[0, 0].item(), sqr_sum.tolist()
     (64.0, [64.0, 64.0])
     """
-    if is_dispatched(a) or handles_operators(b, d, sqr_sum):
-        torch.ops.deep_gemm.tf32_hc_prenorm_gemm.default(a, b, d, sqr_sum, num_splits)
-        return
-    compute(hc_problem(a, b, d, sqr_sum, num_splits))
+    run(PRENORM, (a, b, d, sqr_sum), (num_splits,))
 
 
 @torch.no_grad()
-def compute(p: HcProblem) -> None:
-    """Compute a problem where its operands are."""
+def compute(p: HcProblem) -> CallPlan | None:
+    """Compute a problem where its operands are; on a GPU give the plan, which serves other calls."""
     if p.d.numel() == 0:
-        return
+        return None
     if p.a.is_cuda:
-        choose.run(p)
-    else:
-        reference.hc_prenorm(p)
+        return choose.run(p)
+    reference.hc_prenorm(p)
+    return None
+
+
+def _answer(*given: Any) -> tuple[None, CallPlan | None]:
+    return None, compute(hc_problem(*given))
+
+
+def _as_operator(*given: Any) -> None:
+    torch.ops.deep_gemm.tf32_hc_prenorm_gemm.default(*given)
+
+
+PRENORM = Function(_answer, _as_operator, lambda *tensors: tensors)

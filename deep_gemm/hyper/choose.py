@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..core.call import CallPlan
 from ..core.gpu import H200, gpu_of
 from ..core.jit import driver
 from ..core.settings import get_batch_invariant, num_sms_of
@@ -23,13 +24,12 @@ RING_US, RING_COLUMN_US = 1.3, 0.07
 USUAL_N, USUAL_M, USUAL_K = 24, (13, 137, 1024, 4096, 8192), (7168, 16384, 28672)
 
 
-def run(p: HcProblem, config: Chosen | None = None) -> None:
-    """Compute the product and the sums of squares on the GPU that the operands are on."""
+def run(p: HcProblem, config: Chosen | None = None) -> CallPlan | None:
+    """Compute the product and the sums of squares on the GPU that the operands are on, and give the plan."""
     device = p.a.get_device()
     if torch._C._cuda_getDevice() != device:
         with torch.cuda.device(device):
-            run(p, config)
-        return
+            return run(p, config)
     m, n, k, splits = p.sizes
     all_sms = gpu_of(device).num_sms
     num_sms = num_sms_of(all_sms)
@@ -40,7 +40,10 @@ def run(p: HcProblem, config: Chosen | None = None) -> None:
         if config.cluster > driver.PORTABLE_CLUSTER and not kernel_of(config).KERNEL.fits(config, device):
             config = select_hc(*how, driver.PORTABLE_CLUSTER, leaves_sms)
     of = kernel_of(config)
-    of.KERNEL.run(config, lambda launcher: of.bind(config, launcher, p), of.grid(config, m, n, splits, num_sms), device)
+    ctas = of.grid(config, m, n, splits, num_sms)
+    ready = of.KERNEL.run(config, lambda launcher: of.bind(config, launcher, p), ctas, device, of.ADDRESSES)
+    places = [(tensor, 0) for tensor in range(4)]
+    return None if ready is None else CallPlan(ready.launch, ctas, places, (16, 16, 4, 4), outputs=(2, 3))
 
 
 def kernel_of(config: Chosen) -> Any:

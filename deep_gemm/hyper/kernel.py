@@ -54,6 +54,7 @@ PARAMS = Params(
     Field("slot_bytes", Kind.UINT32),
 )
 """`HcParams` of hyper/hc_prenorm.cuh."""
+ADDRESSES = ("map_a", "map_b", "d", "sqr_sum")
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ PARAMS = Params(
     Field("tiles_n", Kind.UINT32),
 )
 """`HcFewParams` of hyper/hc_prenorm_few.cuh."""
+ADDRESSES = ("a", "b", "d", "sqr_sum")
 
 
 @dataclass(frozen=True)

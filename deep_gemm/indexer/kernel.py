@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..core.call import CallPlan
 from ..core.check.layout import align, ceil_div
 from ..core.code_plan import CodePlan
 from ..core.gpu import gpu_of
 from ..core.jit import driver
 from ..core.jit.tensor_map import ElementType, TensorMap
-from ..core.kernel import Config, Kernel
+from ..core.kernel import Config, Kernel, Prepared
 from ..core.params import Field, Kind, Params
 from ..core.settings import num_sms_of
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
@@ -49,10 +53,8 @@ PARAMS = Params(
     Field("row_keys", Kind.UINT32),
 )
 """`MqaParams` of indexer/logits/mqa_params.cuh."""
-MAX_MAPS = 1024
+ADDRESSES = ("map_q", "map_keys", "map_scales", "weights", "starts", "ends", "logits")
 USUAL_HEADS, USUAL_DEPTH = (32, 64), 128
-_NUMBERS = struct.Struct("<" + "".join(field.kind.format for field in PARAMS.fields))
-"""All members behind the maps, which have no letter: packed at once, without names."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +178,26 @@ class MqaConfig(Config):
         return UNITS * self.depth // WGMMA_K * (RUN_BLOCKS + 1)
 
 
-def run(p: MqaLogits) -> None:
-    """Compute the logits on the GPU that the operands are on."""
+def run(p: MqaLogits) -> CallPlan | None:
+    """Compute the logits on the GPU that the operands are on, and give the plan, which serves other calls."""
     device, config = p.q.get_device(), config_of(p)
     ctas = grid(config, p.q.shape[0], p.keys.shape[0], num_sms_of(gpu_of(device).num_sms))
-    KERNEL.run(config, lambda launcher: params_of(config, launcher, p), ctas, device)
+    ready = KERNEL.run(config, lambda launcher: params_of(config, launcher, p), ctas, device, ADDRESSES)
+    return logits_plan(ready, ctas, [(tensor, 0) for tensor in range(7)], (16, 16, 16, 4, 4, 4), p.logits)
+
+
+def logits_plan(
+    ready: Prepared[Any] | None, ctas: int, places: Sequence[tuple[int, int]], alignments: Sequence[int], like: Tensor
+) -> CallPlan | None:
+    """Give the plan of calls that make logits like these, if their launch is prepared."""
+    if ready is None:
+        return None
+    (rows, columns), pitch, dtype, device = like.shape, like.stride(0), like.dtype, like.device
+
+    def new_outputs() -> tuple[Tensor]:
+        return (torch.empty((rows, pitch), dtype=dtype, device=device).as_strided((rows, columns), (pitch, 1)),)
+
+    return CallPlan(ready.launch, ctas, places, alignments, new_outputs=new_outputs)
 
 
 @cache
@@ -214,37 +231,27 @@ def usual_mqa() -> list[MqaConfig]:
 
 def params_of(config: MqaConfig, launcher: driver.Launcher, p: MqaLogits) -> bytes:
     """Give the kernel's parameters."""
-    q, keys = p.q, p.keys
-    tokens = q.shape[0]
-    maps = _maps(config, launcher, tokens, keys.shape[0], q.data_ptr(), keys.data_ptr(), p.scales.data_ptr())
-    return maps + _NUMBERS.pack(
-        p.weights.data_ptr(),
-        p.starts.data_ptr(),
-        p.ends.data_ptr(),
-        p.logits.data_ptr(),
-        p.weights.stride(0),
-        p.logits.stride(0) * p.logits.element_size(),
-        tokens,
-        keys.shape[0],
-        p.logits.shape[1],
+    q_at, keys_at, scales_at = p.q.data_ptr(), p.keys.data_ptr(), p.scales.data_ptr()
+    tokens, keys, depth = p.q.shape[0], p.keys.shape[0], config.depth
+    q = TensorMap(ElementType.UINT8, (depth, tokens * config.heads), (depth,), (depth, config.columns), depth)
+    of_keys = TensorMap(ElementType.UINT8, (depth, keys), (depth,), (depth, config.block_keys), depth)
+    scales = TensorMap(ElementType.FLOAT32, (keys, 1), (align(keys * 4, 16),), (config.block_keys, 1))
+    return PARAMS.pack(
+        {
+            "map_q": launcher.encode(q, q_at, q_at),
+            "map_keys": launcher.encode(of_keys, keys_at, keys_at),
+            "map_scales": launcher.encode(scales, scales_at, scales_at),
+            "weights": p.weights.data_ptr(),
+            "starts": p.starts.data_ptr(),
+            "ends": p.ends.data_ptr(),
+            "logits": p.logits.data_ptr(),
+            "weights_pitch": p.weights.stride(0),
+            "logits_pitch": p.logits.stride(0) * p.logits.element_size(),
+            "tokens": tokens,
+            "keys": keys,
+            "row_keys": p.logits.shape[1],
+        }
     )
-
-
-@lru_cache(MAX_MAPS)
-def _maps(
-    config: MqaConfig, launcher: driver.Launcher, tokens: int, keys: int, q_at: int, keys_at: int, scales_at: int
-) -> bytes:
-    """Encode the maps. Allocators give the same addresses again and again."""
-    depth, swizzle = config.depth, config.depth
-    maps = (
-        (
-            TensorMap(ElementType.UINT8, (depth, tokens * config.heads), (depth,), (depth, config.columns), swizzle),
-            q_at,
-        ),
-        (TensorMap(ElementType.UINT8, (depth, keys), (depth,), (depth, config.block_keys), swizzle), keys_at),
-        (TensorMap(ElementType.FLOAT32, (keys, 1), (align(keys * 4, 16),), (config.block_keys, 1)), scales_at),
-    )
-    return b"".join(launcher.encode(tensor_map, address, address) for tensor_map, address in maps)
 
 
 def code_plan(config: MqaConfig) -> CodePlan:

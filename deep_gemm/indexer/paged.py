@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..compat.forms import tells_options_by_type
-from ..core.check.tracing import handles_operators, is_dispatched
+from ..compat.forms import Request, tells_options_by_type
+from ..core.call import CallPlan, Function, run
 from . import paged_kernel, plan_paged_contexts, reference
 from .check import without_scales
 from .paged_check import PagedLogits, metadata_problem, no_indices, paged_logits_problem
@@ -22,17 +24,8 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: 
     [[0, 0], [0, 2], [1, 1]]
     """
     no_indices(indices)
-    if is_dispatched(context_lens):
-        return torch.ops.deep_gemm.plan_paged_contexts.default(  # type: ignore[no-any-return]
-            context_lens, block_kv, num_sms
-        )
-    schedule = metadata_problem(context_lens, block_kv, num_sms)
-    with torch.no_grad():
-        if context_lens.is_cuda:
-            plan_paged_contexts.run(context_lens, schedule)
-        else:
-            reference.schedule(context_lens, schedule)
-    return schedule
+    made: Tensor = run(SCHEDULE, (context_lens,), (block_kv, num_sms))
+    return made
 
 
 @tells_options_by_type
@@ -46,7 +39,7 @@ def fp8_paged_mqa_logits(
     max_context_len: int,
     clean_logits: bool = False,
     indices: None = None,
-) -> Tensor:
+) -> Request:
     """Score the keys of each token's context: FP32 logits `[sequences * next_n, max_context_len]`.
 
     ``logits[b * next_n + t, j] = sf[j] * sum over heads h of max(0, q[b, t, h] . key[j]) * weights[b * next_n + t, h]``
@@ -68,9 +61,8 @@ def fp8_paged_mqa_logits(
     the same each time.
     """
     no_indices(indices)
-    return _logits(
-        q, kv_cache, weights, context_lens, block_table, schedule_meta, max_context_len, clean_logits, torch.float32
-    )
+    operands = q, kv_cache, weights, context_lens, block_table, schedule_meta
+    return run, LOGITS, operands, (max_context_len, clean_logits, torch.float32)
 
 
 @tells_options_by_type
@@ -85,44 +77,52 @@ def fp8_fp4_paged_mqa_logits(
     clean_logits: bool = False,
     logits_dtype: torch.dtype = torch.float32,
     indices: None = None,
-) -> Tensor:
+) -> Request:
     """Do what `fp8_paged_mqa_logits` does with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
 
     The other member would be the scales of FP4 queries, which Hopper does not have.
     """
     no_indices(indices)
-    values = without_scales(q)
-    return _logits(
-        values, kv_cache, weights, context_lens, block_table, schedule_meta, max_context_len, clean_logits, logits_dtype
-    )
-
-
-def _logits(
-    q: Tensor,
-    cache: Tensor,
-    weights: Tensor,
-    contexts: Tensor,
-    table: Tensor,
-    schedule: Tensor,
-    max_context_len: int,
-    clean_logits: bool,
-    logits_dtype: torch.dtype,
-) -> Tensor:
-    if is_dispatched(q) or handles_operators((cache, weights), contexts, table, schedule):
-        return torch.ops.deep_gemm.fp8_paged_mqa_logits.default(  # type: ignore[no-any-return]
-            q, cache, weights, contexts, table, schedule, max_context_len, clean_logits, logits_dtype
-        )
-    p = paged_logits_problem(q, cache, weights, contexts, table, schedule, max_context_len, clean_logits, logits_dtype)
-    compute(p)
-    return p.logits
+    operands = without_scales(q), kv_cache, weights, context_lens, block_table, schedule_meta
+    return run, LOGITS, operands, (max_context_len, clean_logits, logits_dtype)
 
 
 @torch.no_grad()
-def compute(p: PagedLogits) -> None:
-    """Compute a problem's logits where its operands are."""
+def compute(p: PagedLogits) -> CallPlan | None:
+    """Compute a problem's logits where its operands are; on a GPU give the plan, which serves other calls."""
     if p.logits.numel() == 0 or p.cache.shape[0] == 0:
-        return
+        return None
     if p.q.is_cuda:
-        paged_kernel.run(p)
-    else:
-        reference.paged_mqa_logits(p)
+        return paged_kernel.run(p)
+    reference.paged_mqa_logits(p)
+    return None
+
+
+def _answer_logits(*given: Any) -> tuple[Tensor, CallPlan | None]:
+    p = paged_logits_problem(*given)
+    return p.logits, compute(p)
+
+
+@torch.no_grad()
+def _answer_schedule(contexts: Tensor, block_kv: int, num_sms: int) -> tuple[Tensor, CallPlan | None]:
+    schedule = metadata_problem(contexts, block_kv, num_sms)
+    if contexts.is_cuda:
+        return schedule, plan_paged_contexts.run(contexts, schedule)
+    reference.schedule(contexts, schedule)
+    return schedule, None
+
+
+def _logits_operator(*given: Any) -> Tensor:
+    return torch.ops.deep_gemm.fp8_paged_mqa_logits.default(*given)  # type: ignore[no-any-return]
+
+
+def _schedule_operator(*given: Any) -> Tensor:
+    return torch.ops.deep_gemm.plan_paged_contexts.default(*given)  # type: ignore[no-any-return]
+
+
+def _all(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tensors
+
+
+LOGITS = Function(_answer_logits, _logits_operator, _all)
+SCHEDULE = Function(_answer_schedule, _schedule_operator, _all)

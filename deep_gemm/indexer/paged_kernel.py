@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
+from ..core.call import CallPlan
 from ..core.check.layout import align, ceil_div
 from ..core.code_plan import CodePlan
 from ..core.gpu import gpu_of
@@ -18,9 +18,10 @@ from ..core.settings import num_sms_of
 from ..core.sm90 import REGISTERS_PER_SM, SHARED_BYTES_LIMIT, WARPGROUP_THREADS, WGMMA_K
 from ..core.wgmma_header import wgmma_header
 from .check import DEPTHS, HEADS
-from .kernel import MAX_MAPS, OTHER_REGISTERS, PRODUCER_REGISTERS, UNIT_COLUMNS, USUAL_DEPTH, USUAL_HEADS
+from .kernel import OTHER_REGISTERS, PRODUCER_REGISTERS, UNIT_COLUMNS, USUAL_DEPTH, USUAL_HEADS, logits_plan
 from .paged_check import MAX_COLUMNS, MAX_NEXT_N, PAGES, SEGMENT_KEYS, PagedLogits, block_stride
 
+ADDRESSES = ("map_q", "map_keys", "map_scales", "weights", "contexts", "table", "schedule", "logits")
 SLOTS = 2
 BYTES_AHEAD = 5 * 128 * 132
 """Bytes of keys that a CTA asks for ahead. With more, SMs get unequal shares of the bandwidth, and one ends late."""
@@ -45,8 +46,6 @@ PARAMS = Params(
     Field("splits", Kind.UINT32),
 )
 """`PagedParams` of indexer/logits/paged_params.cuh."""
-_NUMBERS = struct.Struct("<" + "".join(field.kind.format for field in PARAMS.fields))
-"""All members behind the maps, which have no letter: packed at once, without names."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +186,14 @@ class PagedConfig(Config):
         return self.units * self.depth // WGMMA_K * (self.run_blocks + 1)
 
 
-def run(p: PagedLogits) -> None:
-    """Compute the logits on the GPU that the operands are on."""
+def run(p: PagedLogits) -> CallPlan | None:
+    """Compute the logits on the GPU that the operands are on, and give the plan, which serves other calls."""
     device, config = p.q.get_device(), config_of(p)
     splits = splits_of(p, num_sms_of(gpu_of(device).num_sms))
-    KERNEL.run(config, lambda launcher: params_of(config, launcher, p, splits), grid(p, splits), device)
+    ctas = grid(p, splits)
+    ready = KERNEL.run(config, lambda launcher: params_of(config, launcher, p, splits), ctas, device, ADDRESSES)
+    places = (0, 0), (1, 0), (1, config.page * config.depth), *((tensor, 0) for tensor in range(2, 7))
+    return logits_plan(ready, ctas, places, (16, 16, 4, 4, 4, 8), p.logits)
 
 
 @cache
@@ -240,51 +242,33 @@ def usual_paged() -> list[PagedConfig]:
 
 def params_of(config: PagedConfig, launcher: driver.Launcher, p: PagedLogits, splits: int) -> bytes:
     """Give the kernel's parameters."""
-    cache_at = p.cache.data_ptr()
-    contexts, sequences, cache_blocks = p.contexts, p.q.shape[0], p.cache.shape[0]
-    maps = _maps(config, launcher, sequences, cache_blocks, block_stride(p.cache), p.q.data_ptr(), cache_at)
-    per_token = contexts.dim() == 2
-    return maps + _NUMBERS.pack(
-        p.weights.data_ptr(),
-        contexts.data_ptr(),
-        p.table.data_ptr(),
-        p.schedule.data_ptr(),
-        p.logits.data_ptr(),
-        p.weights.stride(0),
-        p.table.stride(0),
-        p.logits.stride(0) * p.logits.element_size(),
-        sequences,
-        cache_blocks,
-        config.next_n if per_token else 1,
-        1 if per_token else 0,
-        min(p.logits.shape[1], p.table.shape[1] * config.page),
-        splits,
-    )
-
-
-@lru_cache(MAX_MAPS)
-def _maps(
-    config: PagedConfig,
-    launcher: driver.Launcher,
-    sequences: int,
-    cache_blocks: int,
-    block_bytes: int,
-    q_at: int,
-    cache_at: int,
-) -> bytes:
-    """Encode the maps. Allocators give the same addresses again and again."""
-    depth, page = config.depth, config.page
+    q_at, cache_at, block_bytes = p.q.data_ptr(), p.cache.data_ptr(), block_stride(p.cache)
+    sequences, cache_blocks, depth, page = p.q.shape[0], p.cache.shape[0], config.depth, config.page
     columns = sequences * config.next_n * config.heads
-    scales_at = cache_at + page * depth
     q = TensorMap(ElementType.UINT8, (depth, columns), (depth,), (depth, config.columns), depth)
     keys = TensorMap(ElementType.UINT8, (depth, page, cache_blocks), (depth, block_bytes), (depth, page, 1), depth)
     scales = TensorMap(ElementType.FLOAT32, (page, cache_blocks), (block_bytes,), (page, 1))
-    return b"".join(
-        (
-            launcher.encode(q, q_at, q_at),
-            launcher.encode(keys, cache_at, cache_at),
-            launcher.encode(scales, scales_at, cache_at),
-        )
+    per_token = p.contexts.dim() == 2
+    return PARAMS.pack(
+        {
+            "map_q": launcher.encode(q, q_at, q_at),
+            "map_keys": launcher.encode(keys, cache_at, cache_at),
+            "map_scales": launcher.encode(scales, cache_at + page * depth, cache_at),
+            "weights": p.weights.data_ptr(),
+            "contexts": p.contexts.data_ptr(),
+            "table": p.table.data_ptr(),
+            "schedule": p.schedule.data_ptr(),
+            "logits": p.logits.data_ptr(),
+            "weights_pitch": p.weights.stride(0),
+            "table_pitch": p.table.stride(0),
+            "logits_pitch": p.logits.stride(0) * p.logits.element_size(),
+            "sequences": sequences,
+            "cache_blocks": cache_blocks,
+            "contexts_pitch": config.next_n if per_token else 1,
+            "contexts_step": 1 if per_token else 0,
+            "most_keys": min(p.logits.shape[1], p.table.shape[1] * page),
+            "splits": splits,
+        }
     )
 
 

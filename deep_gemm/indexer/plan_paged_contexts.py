@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from ..core.call import CallPlan
 from ..core.kernel import Config, Kernel
 from ..core.params import Field, Kind, Params
 from .paged_check import SEGMENT_KEYS
@@ -55,9 +57,14 @@ CONFIG = PlanConfig()
 KERNEL: Kernel[PlanConfig] = Kernel("plan_paged_contexts", PARAMS, lambda: [CONFIG])
 
 
-def run(contexts: Tensor, schedule: Tensor) -> None:
-    """Write the schedule on the GPU that the contexts are on."""
-    KERNEL.run(CONFIG, params_of(contexts, schedule), 1, contexts.get_device())
+def run(contexts: Tensor, schedule: Tensor) -> CallPlan | None:
+    """Write the schedule on the GPU that the contexts are on, and give the plan, which serves other calls."""
+    ready = KERNEL.run(CONFIG, params_of(contexts, schedule), 1, contexts.get_device(), ("contexts", "schedule"))
+    if ready is None:
+        return None
+    shape, device = schedule.shape, schedule.device
+    new_outputs = lambda: (torch.empty(shape, dtype=torch.int32, device=device),)  # noqa: E731
+    return CallPlan(ready.launch, 1, ((0, 0), (1, 0)), (4,), new_outputs=new_outputs)
 
 
 def params_of(contexts: Tensor, schedule: Tensor) -> bytes:

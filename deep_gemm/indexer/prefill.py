@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..compat.forms import tells_options_by_type
-from ..core.check.tracing import handles_operators, is_dispatched
+from ..compat.forms import Request, tells_options_by_type
+from ..core.call import CallPlan, Function, run
 from . import kernel, reference
 from .check import Keys, MqaLogits, mqa_logits_problem, no_schedule, without_scales
 
@@ -21,7 +23,7 @@ def fp8_mqa_logits(
     clean_logits: bool | None = None,
     max_seqlen_k: int = 0,
     schedule_meta: None = None,
-) -> Tensor:
+) -> Request:
     """Score the keys of each token's range: FP32 logits, by which the indexer chooses what a token attends to.
 
     ``logits[i, j] = sf[j] * sum over heads h of max(0, q[i, h] . kv[j]) * weights[i, h]``
@@ -48,7 +50,8 @@ def fp8_mqa_logits(
     [[128.0, 128.0, -inf], [-inf, 128.0, 128.0]]
     """
     no_schedule(schedule_meta)
-    return _logits(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, torch.float32)
+    said = clean_logits, max_seqlen_k, torch.float32
+    return run, LOGITS, (q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end), said
 
 
 @tells_options_by_type
@@ -62,49 +65,34 @@ def fp8_fp4_mqa_logits(
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
     schedule_meta: None = None,
-) -> Tensor:
+) -> Request:
     """Do what `fp8_mqa_logits` does with `q` in a pair `(q, None)`. Logits are FP32 or, rounded at the end, BF16.
 
     The other member would be the scales of FP4 queries, which Hopper does not have.
     """
     no_schedule(schedule_meta)
-    return _logits(
-        without_scales(q),
-        kv,
-        weights,
-        cu_seq_len_k_start,
-        cu_seq_len_k_end,
-        clean_logits,
-        max_seqlen_k,
-        logits_dtype,
-    )
-
-
-def _logits(
-    q: Tensor,
-    kv: Keys,
-    weights: Tensor,
-    starts: Tensor,
-    ends: Tensor,
-    clean_logits: bool | None,
-    max_seqlen_k: int,
-    logits_dtype: torch.dtype,
-) -> Tensor:
-    if is_dispatched(q) or handles_operators(kv, weights):
-        return torch.ops.deep_gemm.fp8_mqa_logits.default(  # type: ignore[no-any-return]
-            q, *kv, weights, starts, ends, clean_logits, max_seqlen_k, logits_dtype
-        )
-    p = mqa_logits_problem(q, kv, weights, starts, ends, clean_logits, max_seqlen_k, logits_dtype)
-    compute(p)
-    return p.logits
+    said = clean_logits, max_seqlen_k, logits_dtype
+    return run, LOGITS, (without_scales(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end), said
 
 
 @torch.no_grad()
-def compute(p: MqaLogits) -> None:
-    """Compute a problem's logits where its operands are."""
+def compute(p: MqaLogits) -> CallPlan | None:
+    """Compute a problem's logits where its operands are; on a GPU give the plan, which serves other calls."""
     if p.logits.numel() == 0:
-        return
+        return None
     if p.q.is_cuda:
-        kernel.run(p)
-    else:
-        reference.mqa_logits(p)
+        return kernel.run(p)
+    reference.mqa_logits(p)
+    return None
+
+
+def _as_operator(q: Tensor, kv: Keys, *others: Any) -> Tensor:
+    return torch.ops.deep_gemm.fp8_mqa_logits.default(q, *kv, *others)  # type: ignore[no-any-return]
+
+
+def _answer(*given: Any) -> tuple[Tensor, CallPlan | None]:
+    p = mqa_logits_problem(*given)
+    return p.logits, compute(p)
+
+
+LOGITS = Function(_answer, _as_operator, lambda q, kv, *others: (q, *kv, *others))

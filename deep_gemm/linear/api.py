@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from ..casts.fp8 import per_token_cast_to_fp8
-from ..core.check.checks import Operand, pair, wants_gradient
+from ..casts.fp8 import cast_rows
+from ..core.call import CallPlan, Function, run
+from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
-from ..core.check.tracing import is_dispatched
-from ..gemm.dense.api import product_behind_cast
+from ..gemm.dense.api import BEHIND_CAST, product_behind_cast
+from ..gemm.plan import SCALE_BYTES
+from ..gemm.product import run_checked
 from . import kernel
 from .check import LinearProblem, linear_problem
 
@@ -33,28 +38,59 @@ def linear(x: Tensor, w: Operand, *, out: Tensor | None = None, bias: Tensor | N
     >>> linear(torch.ones(2, 3, 128), w, bias=torch.ones(8)).shape
     torch.Size([2, 3, 8])
     """
-    if is_dispatched(x) or (out is None and wants_gradient(x, bias)):
-        # Weights in Parameters require a gradient, but nobody trains them.
-        operator, (values, scales) = torch.ops.deep_gemm.linear, (each.detach() for each in pair("w", w))
-        if out is None:
-            return operator.default(x, values, scales, bias)  # type: ignore[no-any-return]
-        operator.into(x, values, scales, out, bias)
-        return None
-    problem = linear_problem(x, w, out, bias)
-    compute_linear(problem)
-    return problem.whole_out if out is None else None
+    result: Tensor | None = run(MADE if out is None else INTO, (x, w, out, bias))
+    return result
+
+
+def _answer(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, CallPlan | None]:
+    p = linear_problem(x, w, out, bias)
+    plan = compute_linear(p, is_made=out is None)
+    # A call like one whose rows were copied has others to copy.
+    return p.whole_out if out is None else None, plan if p.x.data_ptr() == x.data_ptr() else None
 
 
 @torch.no_grad()
-def compute_linear(problem: LinearProblem) -> None:
-    """Compute `linear`."""
-    d, c = output_and_c(problem.out, problem.bias)
-    if not kernel.run(problem.x, problem.w, d, c):
-        # Nothing may come between these two: the product reads the weight beside the cast.
-        a = per_token_cast_to_fp8(problem.x, mn_major=True)
-        product_behind_cast(a, problem.w, d, c)
-    if d is not problem.out:
-        problem.out.copy_(d)
+def compute_linear(p: LinearProblem, *, is_made: bool) -> CallPlan | None:
+    """Compute `linear`; give the plan if it serves other calls. `is_made`: these make their output too."""
+    d, c = output_and_c(p.out, p.bias)
+    launch, ctas = kernel.run(p.x, p.w, d, c) or (cast_and_multiply(p.x, p.w, d, c), 0)
+    if d is not p.out:
+        p.out.copy_(d)
+    if launch is None or d is not p.out or c is d:
+        return None
+    bias = [] if p.bias is None else [(3, 0)]
+    output = 3 + len(bias)
+    shape, device = p.whole_out.shape, p.whole_out.device
+    return CallPlan(
+        launch,
+        ctas,
+        [(1, 0), (0, 0), (2, 0), (output, 0), *bias],
+        (ADDRESS_ALIGNMENT, ADDRESS_ALIGNMENT, SCALE_BYTES, ADDRESS_ALIGNMENT, ADDRESS_ALIGNMENT),
+        () if is_made else (output,),
+        (lambda: (torch.empty(shape, dtype=torch.bfloat16, device=device),)) if is_made else tuple,
+    )
+
+
+def cast_and_multiply(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> Callable[..., None] | None:
+    """Compute D = C + cast(x) @ w.T by two launches. Give both for other addresses, as `kernel.run` does, or None.
+
+    Nothing may come between these two: the product reads the weight beside the cast.
+    """
+    a, cast = cast_rows(x, mn_major=True)
+    if cast is None:
+        product_behind_cast(a, w, d, c)
+        return None
+    product = run_checked(BEHIND_CAST, a, w, d, c)
+    if product is None:
+        return None
+
+    def launch(_: int, b: int, x: int, sfb: int, d: int, c: int = 0) -> None:
+        values, scales = cast.new_outputs()
+        at_a, at_sfa = values.data_ptr(), scales.data_ptr()
+        cast.launch(cast.ctas, x, at_a, at_sfa)
+        product.launch((at_a, at_sfa, b, sfb, d, c))
+
+    return launch
 
 
 def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -65,3 +101,25 @@ def output_and_c(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | Non
         return out, bias.expand_as(out)
     d = out if bias.dtype == out.dtype else torch.empty(out.shape, device=out.device)
     return d, d.copy_(bias.expand_as(d))
+
+
+def _as_operator(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    # Weights in Parameters require a gradient, but nobody trains them.
+    operator, (values, scales) = torch.ops.deep_gemm.linear, (each.detach() for each in pair("w", w))
+    if out is None:
+        return operator.default(x, values, scales, bias)  # type: ignore[no-any-return]
+    operator.into(x, values, scales, out, bias)
+    return None
+
+
+def _tensors(x: Tensor, w: Operand, out: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
+    inputs = (x, *w) if bias is None else (x, *w, bias)
+    return inputs if out is None else (*inputs, out)
+
+
+def _wants_checks(tensors: Sequence[Tensor]) -> bool:
+    return cuts_gradient(tensors[1:3], (tensors[0], *tensors[3:]))
+
+
+INTO = Function(_answer, _as_operator, _tensors, _wants_checks)
+MADE = replace(INTO, has_gradient=lambda x, w, out, bias: wants_gradient(x, bias))

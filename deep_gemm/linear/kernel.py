@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -200,20 +200,22 @@ def linear_decode_config(product: DecodeConfig, cluster_n: int) -> LinearDecodeC
     return found
 
 
-def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> bool:
-    """Compute D = C + cast(x) @ w.T in one launch, if rows are few; else tell that nothing was done.
+def run(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> tuple[Callable[..., None] | None, int] | None:
+    """Compute D = C + cast(x) @ w.T in one launch, if rows are few; else do nothing and give None.
 
     All of it was checked. C is BF16, D itself or apart from it, and may be one row for all, with a stride of zero.
+    The launch for other addresses, of w, x, scales, D and C, is given if it is prepared, and its CTAs.
     """
     if not serves(x, d):
-        return False
+        return None
     device, (values, scales) = x.get_device(), w
     config = config_of(*d.shape, x.shape[1], c is not None, device, settings.in_force.generation)
     if config is None:
-        return False
-    ctas = grid(config, *d.shape)
-    KERNEL.run(config, lambda launcher: params_of(config, launcher, x, values, scales, d, c), ctas, device)
-    return True
+        return None
+    ctas, changing = grid(config, *d.shape), ("map_b", "x", "sfb", "d", "c")[: 4 if c is None else 5]
+    params = partial(params_of, config, x=x, values=values, scales=scales, d=d, c=c)
+    ready = KERNEL.run(config, params, ctas, device, changing)
+    return (None if ready is None else ready.launch), ctas
 
 
 def serves(x: Tensor, d: Tensor) -> bool:

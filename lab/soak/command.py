@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deep_gemm.cli.console import make_console
+from deep_gemm.core.call import CALLS
 from deep_gemm.core.gpu import HOPPER
 from deep_gemm.gemm.plan import PLANS
 
@@ -101,7 +102,7 @@ def memory_now(device: str) -> dict[str, Any]:
     """Measure what the process holds: MiB of the host at most so far, of the GPU now, and plans."""
     held: dict[str, Any] = {
         "host_peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "plans": len(PLANS.plans),
+        "plans": len(PLANS.plans) + len(CALLS.plans),
     }
     if device == "cuda":
         held["gpu_allocated_mib"] = round(torch.cuda.memory_allocated() / 2**20, 1)

@@ -49,12 +49,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Kernels take the place of the reference; the names of those that ran."""
     names: list[str] = []
 
-    def run_rows(p: RowCast) -> None:
-        if p.x.numel() == 0 or p.values.numel() == 0:
-            return
-        names.append("rows")
-        config = cast_rows.config_of(p, 2)
-        sim_rows.run_cast(compiled_rows(config), config, p)
+    def run_rows(p: RowCast, _: object = None) -> tuple[None, int]:
+        if p.x.numel() > 0 and p.values.numel() > 0:
+            names.append("rows")
+            config = cast_rows.config_of(p, 2)
+            sim_rows.run_cast(compiled_rows(config), config, p)
+        return None, 0
 
     def run_tiles(p: TileCast) -> None:
         if p.x.numel() == 0:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deep_gemm.core.call import CALLS
 from deep_gemm.core.gpu import H200, Gpu
 from deep_gemm.core.jit import driver
 from deep_gemm.core.jit.tensor_map import MAP_BYTES, TensorMap
@@ -155,9 +156,10 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     monkeypatch.setattr(driver, "sizes_are_numbers", lambda: True)
     for kind in (dense, rows, depths, heads, bf16, bf16_rows, bf16_depths, bf16_sums):
         monkeypatch.setattr(kind, "gpu_of", lambda _: fake.gpu)
-    monkeypatch.setattr(PLANS, "plans", {})
+    for kept in (PLANS, CALLS):
+        monkeypatch.setattr(kept, "plans", {})
+        monkeypatch.setattr(kept, "seen", Seen())
     monkeypatch.setattr(PLANS, "_templates", {})
-    monkeypatch.setattr(PLANS, "seen", Seen())
 
     def launcher_of(
         name_of: Callable[[Any], str], params_of: Callable[[Any], Params], cluster_of: Callable[[Any], int]

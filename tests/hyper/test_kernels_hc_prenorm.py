@@ -11,6 +11,7 @@ from fake_gpu import FakeGpu, FakeLauncher, install, on_gpu
 
 import deep_gemm
 from deep_gemm.core import settings as settings_module
+from deep_gemm.core.call import CALLS
 from deep_gemm.core.gpu import H200
 from deep_gemm.core.jit import driver
 from deep_gemm.hyper import KERNELS, choose
@@ -77,6 +78,7 @@ def test_a_gpu_without_room_gets_smaller_clusters(gpu: FakeGpu, monkeypatch: pyt
     assert gpu.last.cluster > driver.PORTABLE_CLUSTER
     for kernel in KERNELS:
         monkeypatch.setattr(kernel, "fits", lambda config, device: False)
+    CALLS.clear()  # a GPU does not change
     call(13)
     assert gpu.last.cluster <= driver.PORTABLE_CLUSTER
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.call import Key, requires_gradient
 from ...core.check.layout import rows_of_counts, rows_of_groups
 from ...core.settings import get_compile_mode
 from ..output import Groups
-from ..plan import Key, Plan
-from ..product import Product, requires_gradient, whole_signature
+from ..plan import Plan
+from ..product import Product, whole_signature
 from ..reference import padding_rows
 from . import counted as bf16_counted
 from . import depths as bf16_depths

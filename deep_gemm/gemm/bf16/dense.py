@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..plan import Key
+from ...core.call import Key
 from ..product import Product, run
 from . import launch as bf16
 from . import reference

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ...compat.forms import Request, accepts_every_form
+from ...core.call import Key
 from ...core.check.checks import Operand
 from ...core.check.layout import ADDRESS_ALIGNMENT, RECIPE_1D1D, Recipe
 from ...core.check.recipes import PER_BLOCK, Recipes, whole_recipe
 from ...core.check.tracing import is_dispatched
 from .. import reference
-from ..plan import Key
 from ..product import Product, call_operator, run
 from . import launch as dense
 from .check import DenseProblem, check_ordinary_matrices, dense_problem, no_alpha

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...casts.lay_scales import mn_major
 from ...core import settings
+from ...core.call import Key
 from ...core.check.checks import K_MULTIPLE, Operand
 from ...core.check.layout import ceil_div
 from ...core.check.memory import empty
@@ -27,7 +28,7 @@ from ..config import BLOCK_K, GemmConfig
 from ..kernel import DEPTHS_PARAMS
 from ..maps import matrix_map, output_map
 from ..output import Groups, Output, output_into
-from ..plan import SFA, SFB, A, Addresses, B, C, D, Key, Place, Plan, Resized, Step, addresses_of, refuse_if
+from ..plan import SFA, SFB, A, Addresses, B, C, D, Place, Plan, Resized, Step, addresses_of, refuse_if
 from ..product import Product, call_operator
 from . import maps_kernel as k_group_maps
 from .check import KGroupedProblem, k_grouped_problem

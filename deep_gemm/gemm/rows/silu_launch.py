@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...casts.lay_scales import mn_major
+from ...core.call import Key
 from ...core.check.checks import Operand
 from ...core.check.layout import ADDRESS_ALIGNMENT, byte_span
 from ...core.check.recipes import PER_BLOCK
@@ -19,7 +20,7 @@ from ..kernel import KERNEL as FP8_GEMM
 from ..kernel import ROWS_SILU_PARAMS
 from ..maps import row_pitch
 from ..output import Groups, Output
-from ..plan import PLANS, SCALE_BYTES, Addresses, Key, Place, Plan, addresses_of
+from ..plan import PLANS, SCALE_BYTES, Addresses, Place, Plan, addresses_of
 from .launch import GroupedProblem, chosen, grid, numbers_of, operand_maps
 from .silu_check import SiluRowsProblem
 

@@ -1,0 +1,176 @@
+r"""Calls like one that was checked: their plan is found, and launched at their addresses without checks.
+
+    call --signature--> Plans --> CallPlan.fits(addresses) --> its launch at the addresses
+      \--- unknown ---> answer: check, compute --> a plan, kept for calls like this one
+
+A signature is everything that decides whether a call is right and what it launches, but for addresses: shapes, strides,
+types, devices, what the caller said, the settings in force. So a call with the signature of one that was checked is
+right as well, if only its addresses are: they are aligned, and an output overlaps nothing that it must not.
+
+`run` is for functions of any tensors; products have more to tell apart, so gemm/product.py has a `run` of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from . import settings
+from .check.layout import byte_span
+from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
+from .seen import Seen
+
+MAX_PLANS = 4096
+Key = tuple[object, ...]
+P = TypeVar("P")
+PLAIN = frozenset((type(None), bool, int, float, torch.dtype))
+"""Types of what a caller may say in a signature: equal ones of a type mean the same, and hold no memory."""
+
+
+class Plans(Generic[P]):
+    """Plans of calls: by signature, and by what torch recognizes. Both are bounded."""
+
+    def __init__(self) -> None:
+        self.plans: dict[Key, P] = {}
+        self.seen = Seen()
+        self._lock = threading.Lock()
+
+    def find(self, hint: Key, tensors: Sequence[Tensor]) -> P | None:
+        """Give the plan of calls with this hint if torch recognizes the tensors."""
+        for check, found in self.seen.get(hint, ()):
+            if check(*tensors):
+                return found  # type: ignore[no-any-return]
+        return None
+
+    def find_by_signature(
+        self, key: Key, hint: Key, tensors: Sequence[Tensor], wants_checks: Callable[[Sequence[Tensor]], bool]
+    ) -> P | None:
+        """Give the plan of calls with this signature, and let torch recognize the next one."""
+        plan = self.plans.get(key)
+        if plan is not None:
+            self.seen.keep(hint, tensors, plan, wants_checks)
+        return plan
+
+    def keep(self, key: Key, plan: P) -> None:
+        """Keep a plan for calls of this signature."""
+        with self._lock:
+            put(self.plans, key, plan, MAX_PLANS)
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        with self._lock:
+            self.plans.clear()
+            self.seen.clear()
+
+
+@dataclass(eq=False)
+class CallPlan:
+    """A launch for tensors of certain shapes, strides, types and device, at any addresses."""
+
+    launch: Callable[..., None]
+    """`(ctas, *addresses)`, as `Prepared.launch` takes them."""
+    ctas: int
+    places: Sequence[tuple[int, int]]
+    """Which tensor of the call each address is of, and how many bytes behind its beginning. Made outputs come last."""
+    alignments: Sequence[int]
+    """Bytes, of each tensor of the call."""
+    outputs: Sequence[int] = ()
+    """Tensors of the call that are written."""
+    new_outputs: Callable[[], tuple[Tensor, ...]] = tuple
+    """Makes outputs that the caller left out."""
+    apart: Sequence[tuple[int, int, int, int]] = ()
+    """An output and another tensor, and how far each reaches: these share no memory."""
+
+    def fits(self, at: Sequence[int]) -> bool:
+        """Tell whether a launch at these addresses is right. If not, the call wants a closer look."""
+        for address, alignment in zip(at, self.alignments, strict=False):
+            if address % alignment:
+                return False
+        for output, other, span, span_other in self.apart:
+            if at[output] < at[other] + span_other and at[other] < at[output] + span:
+                return False
+        return True
+
+    def reaches(self, tensors: Sequence[Tensor]) -> CallPlan:
+        """Note how far tensors of the call reach, and give the plan itself."""
+        spans = [*map(byte_span, tensors)]
+        inputs = [each for each in range(len(tensors)) if each not in self.outputs]
+        pairs = *product(self.outputs, inputs), *combinations(self.outputs, 2)
+        self.apart = [(output, other, spans[output], spans[other]) for output, other in pairs]
+        return self
+
+
+def requires_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether a call with these has a gradient, which plans know nothing of."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+@dataclass(eq=False)
+class Function:
+    """A public function, and who answers its calls: these have `operands`, tensors and pairs, and what was `said`."""
+
+    answer: Callable[..., tuple[Any, CallPlan | None]]
+    """`(*operands, *said)`: checks and computes. It gives what the call returns, and the plan if that serves others."""
+    as_operator: Callable[..., Any]
+    """`(*operands, *said)`: passes a call to the operator of `torch.ops.deep_gemm` that computes it."""
+    tensors: Callable[..., tuple[Tensor, ...]]
+    """`(*operands)`: gives all tensors among them, in the order that `CallPlan.places` counts."""
+    wants_checks: Callable[[Sequence[Tensor]], bool] = requires_gradient
+    """Tells whether a call must be checked although one like it was: for the sake of a gradient."""
+    has_gradient: Callable[..., bool] = lambda *operands: False
+    """`(*operands)`: tells whether the operator must compute them, so that autograd sees it."""
+
+
+CALLS: Plans[CallPlan] = Plans()
+
+
+def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
+    """Compute a call: by the plan of a call like one before; else check it, and keep the plan."""
+    if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
+        return function.as_operator(*operands, *said)
+    plan: CallPlan | None = None
+    key: Key = ()
+    try:
+        tensors = function.tensors(*operands)
+        first = tensors[0]
+        if first.is_cuda and (type(first) is Tensor or not handles_operators(first)):
+            hint = (function, said, *map(type, said), settings.in_force.generation, len(tensors), first.shape)
+            plan = CALLS.find(hint, tensors)
+            if plan is None and not (handles_operators(*tensors) or function.wants_checks(tensors)):
+                key = signature(hint, tensors)
+                plan = CALLS.find_by_signature(key, hint, tensors, function.wants_checks)
+            if plan is not None:
+                at = [x.data_ptr() for x in tensors]
+                if not plan.fits(at):
+                    plan = None
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
+        key, plan = (), None
+    if plan is not None:
+        made = plan.new_outputs()
+        at += [x.data_ptr() for x in made]
+        plan.launch(plan.ctas, *[at[tensor] + behind for tensor, behind in plan.places])
+        return made if len(made) > 1 else made[0] if made else None
+    if handles_operators(*operands) or function.has_gradient(*operands):
+        return function.as_operator(*operands, *said)
+    result, plan = function.answer(*operands, *said)
+    if plan is not None and key and PLAIN.issuperset(map(type, said)):
+        CALLS.keep(key, plan.reaches(tensors))
+    return result
+
+
+def signature(hint: Key, tensors: Sequence[Tensor]) -> Key:
+    """Give all that decides whether a call is right and what it launches, but for addresses."""
+    return (*hint, *((x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors))
+
+
+def put(kept: dict[Any, Any], key: object, value: object, most: int) -> None:
+    """Keep a value; the oldest goes if there are too many."""
+    if len(kept) >= most:
+        del kept[next(iter(kept))]
+    kept[key] = value

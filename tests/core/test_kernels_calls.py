@@ -1,0 +1,374 @@
+"""Functions whose calls are recognized: a call like one that was checked launches the same without checks."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from fake_gpu import FakeGpu, FakeLauncher, install, on_gpu
+from test_dispatch import hops
+from torch import Tensor
+
+import deep_gemm
+from deep_gemm.casts import by_kernels, cast_rows
+from deep_gemm.casts import fp8 as fp8_casts
+from deep_gemm.core import seen
+from deep_gemm.core import settings as settings_module
+from deep_gemm.core.call import CALLS, Function
+from deep_gemm.core.gpu import H200
+from deep_gemm.core.kernel import Kernel
+from deep_gemm.hyper import api as hyper
+from deep_gemm.hyper import choose
+from deep_gemm.indexer import kernel as logits_kernel
+from deep_gemm.indexer import paged, paged_kernel, prefill
+from deep_gemm.linear import api as linear_api
+from deep_gemm.linear import kernel as linear_kernel
+
+
+class Case(NamedTuple):
+    """A function, and a call of it by tensors that may be replaced by others: the first decides where it runs."""
+
+    of: Function
+    call: Callable[..., Any]
+    tensors: Callable[[], dict[str, Tensor]]
+    written: tuple[str, ...] = ()
+    alignments: dict[str, int] = {}  # noqa: RUF012
+    """Of those tensors that may not begin anywhere."""
+    launches: int = 1
+
+
+def ints(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def fp8(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float8_e4m3fn)
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape)
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def logits(q: Tensor, kv: Tensor, sfkv: Tensor, **others: Any) -> Any:
+    call: Any = deep_gemm.fp8_mqa_logits
+    return call(q, (kv, sfkv), *others.values(), clean_logits=False)
+
+
+def linear(x: Tensor, w: Tensor, sfw: Tensor, **others: Any) -> Any:
+    return deep_gemm.linear(x, (w, sfw), **others)
+
+
+def paged_logits(q: Tensor, **others: Any) -> Any:
+    call: Any = deep_gemm.fp8_fp4_paged_mqa_logits
+    return call((q, None), *others.values(), 96, False, torch.bfloat16)
+
+
+CASES = {
+    "logits": Case(
+        prefill.LOGITS,
+        logits,
+        lambda: {
+            "q": fp8(6, 32, 64),
+            "kv": fp8(40, 64),
+            "sfkv": torch.zeros(40),
+            "weights": torch.zeros(6, 32),
+            "cu_seq_len_k_start": ints(6),
+            "cu_seq_len_k_end": ints(6),
+        },
+        alignments={"q": 16, "kv": 16, "sfkv": 16, "cu_seq_len_k_end": 4},
+    ),
+    "paged logits": Case(
+        paged.LOGITS,
+        paged_logits,
+        lambda: {
+            "q": fp8(3, 1, 32, 64),
+            "kv_cache": torch.zeros(5, 64, 1, 68, dtype=torch.uint8),
+            "weights": torch.zeros(3, 32),
+            "context_lens": ints(3, 1),
+            "block_table": ints(3, 2),
+            "schedule_meta": ints(133, 2),
+        },
+        alignments={"q": 16, "kv_cache": 16, "context_lens": 4, "schedule_meta": 8},
+    ),
+    "schedule": Case(
+        paged.SCHEDULE,
+        lambda context_lens: deep_gemm.get_paged_mqa_logits_metadata(context_lens, 64, 132),
+        lambda: {"context_lens": ints(3, 1)},
+        alignments={"context_lens": 4},
+    ),
+    **{
+        f"hyper-connections of {m} rows": Case(
+            hyper.PRENORM,
+            lambda a, b, d, sqr_sum: deep_gemm.tf32_hc_prenorm_gemm(a, b, d, sqr_sum, 2),
+            partial(lambda m: {"a": bf16(m, 128), "b": zeros(8, 128), "d": zeros(2, m, 8), "sqr_sum": zeros(2, m)}, m),
+            ("d", "sqr_sum"),
+            {"a": 16, "b": 16, "d": 4, "sqr_sum": 4},
+        )
+        for m in (3, 700)
+    },
+    **{
+        f"linear of {m} rows{'' if more else ' alone'}": Case(
+            linear_api.INTO if more else linear_api.MADE,
+            linear,
+            partial(
+                lambda m, more: {
+                    "x": bf16(m, 256),
+                    "w": fp8(256, 256),
+                    "sfw": zeros(2, 2),
+                    **({"bias": bf16(256), "out": bf16(m, 256)} if more else {}),
+                },
+                m,
+                more,
+            ),
+            ("out",) if more else (),
+            {"w": 16, "sfw": 4, **({"out": 16} if more else {})},
+            launches=1 if m == 3 else 2,
+        )
+        for m in (3, 512)
+        for more in (False, True)
+    },
+    **{
+        f"cast{' m-major' if mn_major else ''}": Case(
+            fp8_casts.ROWS,
+            partial(deep_gemm.per_token_cast_to_fp8, mn_major=mn_major),
+            lambda: {"x": bf16(5, 256)},
+        )
+        for mn_major in (False, True)
+    },
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr(settings_module, "in_force", settings_module.InForce())
+    fake = install(monkeypatch)
+    for module in (logits_kernel, paged_kernel, choose, linear_kernel, cast_rows):
+        monkeypatch.setattr(module, "gpu_of", lambda _: H200)
+    for module in (linear_kernel, by_kernels):
+        monkeypatch.setattr(module, "is_hopper", lambda _: True)
+    monkeypatch.setattr(Kernel, "fits", lambda *_: True)
+    linear_kernel.config_of.cache_clear()
+
+    @cache
+    def launcher(kernel: Kernel[Any], config: Any, device: int, is_dependent: bool) -> FakeLauncher:
+        return FakeLauncher(fake, kernel.name, kernel.params_of(config).size, config.cluster_size, is_dependent)
+
+    monkeypatch.setattr(Kernel, "launcher", launcher)
+    return fake
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
+    """Which functions asked a call."""
+    found: list[Function] = []
+
+    def answer(function: Function, by: Callable[..., Any], *given: Any) -> Any:
+        found.append(function)
+        return by(*given)
+
+    for of in {case.of for case in CASES.values()}:
+        monkeypatch.setattr(of, "answer", partial(answer, of, of.answer))
+    return found
+
+
+def placed(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with the first as if it was on a GPU."""
+    first, *others = given.items()
+    return dict([(first[0], on_gpu(first[1])), *others])
+
+
+def tensors_of(name: str) -> dict[str, Tensor]:
+    return placed(CASES[name].tensors())
+
+
+def at_byte(x: Tensor, byte: int) -> Tensor:
+    """The same tensor, which begins so many bytes behind a multiple of 64."""
+    memory = torch.zeros(x.numel() * x.element_size() + 128, dtype=torch.uint8)
+    first = -memory.data_ptr() % 64 + byte
+    part = memory[first : first + x.numel() * x.element_size()]
+    as_type = torch.frombuffer(part.numpy(), dtype=torch.uint8) if byte % x.element_size() == 0 else None
+    if as_type is not None:
+        return as_type.view(x.dtype).view(x.shape)
+    return torch.frombuffer(memory.numpy(), dtype=x.dtype, count=x.numel(), offset=first).view(x.shape)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("compares", [False, True])
+def test_a_call_like_one_before_is_not_asked(
+    name: str, compares: bool, gpu: FakeGpu, asked: list[Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seen, "torch_compares", lambda: compares)
+    for calls in range(1, 5):
+        CASES[name].call(**tensors_of(name))
+        assert (len(asked), len(CALLS.plans)) == (1, 1)
+        assert len(CALLS.seen) == (compares and calls > 1)
+    launches = [(each.kernel, each.grid, len(each.words)) for each in gpu.launches]
+    assert launches == launches[: CASES[name].launches] * 4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_warm_call_launches_in_three_hops(name: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        CASES[name].call(**tensors_of(name))
+    # Two launches have a function of their own.
+    assert hops(monkeypatch, lambda: CASES[name].call(**tensors_of(name))) in ([3], [4, 4])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_warm_call_launches_what_a_cold_one_does(name: str, gpu: FakeGpu) -> None:
+    """Of the same addresses, and gives an output like it."""
+    case, words, outs = CASES[name], [], []
+    for _ in range(3):
+        case.call(**tensors_of(name))
+    given = tensors_of(name)
+    for _ in range(2):
+        out = case.call(**given)
+        launches = gpu.launches[-case.launches :]
+        made = [x.data_ptr() for x in several(out)]
+        if len(launches) > 1:  # what the first writes for the second
+            made += [launches[0].words[cast_rows.PARAMS.word(member)] for member in ("values", "scales")]
+        at = {address: place for place, address in enumerate(made)}
+        words.append([("made", at[word]) if word in at else word for launch in launches for word in launch.words])
+        outs.append([(x.shape, x.stride(), x.dtype, x.device, x.storage_offset()) for x in several(out)])
+        CALLS.clear()
+    assert words[0] == words[1]
+    assert outs[0] == outs[1]
+
+
+def several(out: Any) -> tuple[Tensor, ...]:
+    return () if out is None else out if isinstance(out, tuple) else (out,)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_differs_in_anything_is_asked(name: str, gpu: FakeGpu, asked: list[Function]) -> None:
+    case = CASES[name]
+    for _ in range(3):
+        case.call(**tensors_of(name))
+    for changed, x in case.tensors().items():
+        others = {
+            "type": x.to(torch.float16),
+            "size": torch.cat([x.float(), x.float()]).to(x.dtype),
+            "strides": torch.stack([x.float(), x.float()], -1).to(x.dtype)[..., 0],
+        }
+        for other in others.values():
+            before = len(asked)
+            with suppress(ValueError, NotImplementedError, RuntimeError):
+                case.call(**placed({**case.tensors(), changed: other}))
+            assert len(asked) == before + 1
+    launched = len(gpu.launches)
+    case.call(**tensors_of(name))
+    assert len(gpu.launches) == launched + case.launches
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_address_that_is_wrong_is_refused(name: str, gpu: FakeGpu) -> None:
+    case = CASES[name]
+    for _ in range(3):
+        case.call(**tensors_of(name))
+    launched = len(gpu.launches)
+    for wrong, alignment in case.alignments.items():
+        given = case.tensors()
+        given[wrong] = at_byte(given[wrong], alignment // 2)
+        with pytest.raises(ValueError, match=rf"{wrong}: expected an address that is a multiple of {alignment} bytes"):
+            case.call(**placed(given))
+    assert len(gpu.launches) == launched
+
+
+@pytest.mark.parametrize(("name", "written"), [(name, each) for name in CASES for each in CASES[name].written])
+def test_an_output_that_overlaps_anything_is_refused(name: str, written: str, gpu: FakeGpu) -> None:
+    case = CASES[name]
+    for _ in range(3):
+        case.call(**tensors_of(name))
+    launched = len(gpu.launches)
+    out = case.tensors()[written]
+    for other, x in case.tensors().items():
+        if other == written or x.dtype == torch.float8_e4m3fn:
+            continue
+        sizes = [each.numel() * each.element_size() for each in (out, x)]
+        memory = torch.zeros(sum(sizes), dtype=torch.uint8)
+        parts = memory[: sizes[0]], memory[(sizes[0] - 1) // 16 * 16 :][: sizes[1]]
+        overlapping = [part.view(each.dtype).view(each.shape) for part, each in zip(parts, (out, x), strict=True)]
+        given = {**case.tensors(), written: overlapping[0], other: overlapping[1]}
+        with pytest.raises(ValueError, match="expected memory that does not overlap"):
+            case.call(**placed(given))
+    assert len(gpu.launches) == launched
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_settings_in_force_are_those_of_the_call(name: str, gpu: FakeGpu, asked: list[Function]) -> None:
+    call = partial(CASES[name].call, **tensors_of(name))
+    for calls in range(2):
+        for pdl in (False, True):
+            deep_gemm.set_pdl(pdl)
+            for _ in range(3):
+                call()
+                assert gpu.launches[-CASES[name].launches].is_dependent is pdl
+            assert len(asked) == (2 if calls or pdl else 1)
+    deep_gemm.set_compile_mode(1)
+    launched = len(gpu.launches)
+    for _ in range(3):
+        call()
+    assert (len(gpu.launches), len(CALLS.plans)) == (launched, 2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_kept_holds_no_memory(name: str, gpu: FakeGpu) -> None:
+    given = tensors_of(name)
+    alive = [weakref.ref(x) for x in given.values()]
+    for _ in range(3):
+        alive += [weakref.ref(x) for x in several(CASES[name].call(**given))]
+    del given
+    gc.collect()
+    assert [each for each in alive if each() is not None] == []
+
+
+def test_maps_that_do_not_keep_addresses_are_encoded_each_time(
+    gpu: FakeGpu, asked: list[Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeLauncher, "keeps_addresses", lambda _: False)
+    for calls in range(1, 4):
+        CASES["logits"].call(**tensors_of("logits"))
+        assert (len(asked), len(gpu.launches), len(CALLS.plans)) == (calls, calls, 0)
+
+
+def test_what_is_said_counts_with_its_type(gpu: FakeGpu) -> None:
+    """True is 1 in Python, but not here; and what may change while it is kept is not kept."""
+    given = tensors_of("logits")
+    operands: Any = given.pop("q"), (given.pop("kv"), given.pop("sfkv")), *given.values()
+    call: Any = partial(deep_gemm.fp8_mqa_logits, *operands)
+    for _ in range(3):
+        call(max_seqlen_k=1)
+    for wrong in (True, 1.0, [1]):
+        with pytest.raises(ValueError, match="max_seqlen_k: expected"):
+            call(max_seqlen_k=wrong)
+    kept = len(CALLS.plans)
+    call(max_seqlen_k=np.int64(1))
+    assert len(CALLS.plans) == kept
+
+
+@pytest.mark.parametrize("compares", [False, True])
+def test_a_warm_call_refuses_what_would_cut_a_gradient(
+    compares: bool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seen, "torch_compares", lambda: compares)
+    given = tensors_of("logits")
+    learning = {**given, "weights": torch.zeros(6, 32, requires_grad=True)}
+    for _ in range(3):
+        logits(**given)
+        with torch.no_grad():
+            logits(**learning)
+        launched = len(gpu.launches)
+        with pytest.raises(ValueError, match=r"^weights: expected a tensor without a gradient"):
+            logits(**learning)
+        assert len(gpu.launches) == launched
