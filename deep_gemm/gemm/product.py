@@ -26,9 +26,8 @@ from ..core.check.checks import Operand, cuts_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..core.check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
 from ..core.settings import get_compile_mode
-from .plan import PLANS, Operands, Plan, addresses_of
+from .plan import PLANS, Operands, Plan
 
-find = PLANS.find
 Problem = Operands
 """A problem as check.py gives it."""
 
@@ -170,12 +169,16 @@ def run(
                 layout is None,
                 None if ks is None else len(ks),
             )
-            plan = find(hint, tensors)
-            if plan is None and not (handles_operators(*tensors) or product.wants_checks(tensors)):
-                key = product.signature(hint, tensors, d, c)
-                plan = PLANS.find_by_signature(key, hint, tensors, product.wants_checks)
-                if plan is None and product.derive is not None:
-                    plan = _derived(product, key, (x, sx, y, sy, d, c))
+            for check, found in PLANS.seen.get(hint, ()):  # `Plans.find`, without a call
+                if check(*tensors):
+                    plan = found
+                    break
+            else:
+                if not (handles_operators(*tensors) or product.wants_checks(tensors)):
+                    key = product.signature(hint, tensors, d, c)
+                    plan = PLANS.find_by_signature(key, hint, tensors, product.wants_checks)
+                    if plan is None and product.derive is not None:
+                        plan = _derived(product, key, (x, sx, y, sy, d, c))
     except (TypeError, ValueError, AttributeError, RuntimeError):  # malformed: the checks say how
         key, plan = (), None
     if plan is not None:
@@ -223,11 +226,11 @@ def run_checked(product: Product, a: Operand, b: Operand, d: Tensor, c: Tensor |
     hint = (product, (), settings.in_force.generation, x.shape, y.shape, *offsets)
     key = product.signature(hint, (x, sx, y, sy), d, c)
     plan = PLANS.plans.get(key) or _derived(product, key, (x, sx, y, sy, d, c))
-    problem = product.ask(a, b, d, c, ())
     if plan is not None and not (plan.copies_sfa or plan.copies_sfb):
-        plan.launch(addresses_of(problem))
+        at_c = 0 if c is None else c.data_ptr()
+        plan.launch((x.data_ptr(), sx.data_ptr(), y.data_ptr(), sy.data_ptr(), d.data_ptr(), at_c))
         return plan
-    plan = product.on_gpu(problem)
+    plan = product.on_gpu(product.ask(a, b, d, c, ()))
     if plan is None or plan.copies_sfa or plan.copies_sfb:
         return None
     PLANS.keep(key, plan)
