@@ -1,7 +1,7 @@
 r"""Calls like one that was checked: their plan is found, and launched at their addresses without checks.
 
     call --signature--> Plans --> CallPlan.fits(addresses) --> its launch at the addresses
-      \--- unknown ---> answer: check, compute --> a plan, kept for calls like this one
+      \--- unknown ---> answer: check, compute --> the second time a plan, kept for calls like this one
 
 A signature is everything that decides whether a call is right and what it launches, but for addresses: shapes, strides,
 types, devices, what the caller said, the settings in force. So a call with the signature of one that was checked is
@@ -24,6 +24,7 @@ from torch import Tensor
 from . import settings
 from .check.layout import byte_span
 from .check.tracing import dispatch_is_on, handles_operators, is_dynamo_compiling, num_modes
+from .kernel import WISHES
 from .seen import Seen
 
 MAX_PLANS = 4096
@@ -39,6 +40,7 @@ class Plans(Generic[P]):
     def __init__(self) -> None:
         self.plans: dict[Key, P] = {}
         self.seen = Seen()
+        self._met: dict[Key, None] = {}
         self._lock = threading.Lock()
 
     def find(self, hint: Key, tensors: Sequence[Tensor]) -> P | None:
@@ -57,6 +59,14 @@ class Plans(Generic[P]):
             self.seen.keep(hint, tensors, plan, wants_checks)
         return plan
 
+    def was_met(self, key: Key) -> bool:
+        """Tell whether a call of this signature was met before: sizes that never come again are not worth a plan."""
+        if key in self._met:
+            return True
+        with self._lock:
+            put(self._met, key, None, MAX_PLANS)
+        return False
+
     def keep(self, key: Key, plan: P) -> None:
         """Keep a plan for calls of this signature."""
         with self._lock:
@@ -67,6 +77,7 @@ class Plans(Generic[P]):
         with self._lock:
             self.plans.clear()
             self.seen.clear()
+            self._met.clear()
 
 
 @dataclass(eq=False)
@@ -131,7 +142,7 @@ CALLS: Plans[CallPlan] = Plans()
 
 
 def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
-    """Compute a call: by the plan of a call like one before; else check it, and keep the plan."""
+    """Compute a call: by the plan of calls like it; else check it, and keep the plan if it is not the first of them."""
     if is_dynamo_compiling() or (num_modes() and dispatch_is_on()):
         return function.as_operator(*operands, *said)
     plan: CallPlan | None = None
@@ -158,8 +169,14 @@ def run(function: Function, operands: tuple[Any, ...], said: Key = ()) -> Any:
         return made if len(made) > 1 else made[0] if made else None
     if handles_operators(*operands) or function.has_gradient(*operands):
         return function.as_operator(*operands, *said)
-    result, plan = function.answer(*operands, *said)
-    if plan is not None and key and PLAIN.issuperset(map(type, said)):
+    if not key or not CALLS.was_met(key) or not PLAIN.issuperset(map(type, said)):
+        return function.answer(*operands, *said)[0]
+    WISHES.prepared = True
+    try:
+        result, plan = function.answer(*operands, *said)
+    finally:
+        WISHES.prepared = False
+    if plan is not None:
         CALLS.keep(key, plan.reaches(tensors))
     return result
 

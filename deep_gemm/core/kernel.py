@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
@@ -196,7 +197,7 @@ class Kernel(Generic[C]):
 
         `params` are packed, or are made by a function, which may encode tensor maps. `is_dependent` says that the
         kernel before is the package's own, and may still be ending. Launches that differ in members `changing` alone
-        are prepared, if there are any; None where calls only compile, or where maps must be encoded anew.
+        are prepared if `WISHES` say so; None where they do not, where calls only compile, or maps must be encoded anew.
         """
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
@@ -206,7 +207,7 @@ class Kernel(Generic[C]):
             return None
         packed = params if isinstance(params, bytes) else params(launcher)
         launch(launcher, packed, grid, device)
-        if not changing or not launcher.keeps_addresses():
+        if not changing or not WISHES.prepared or not launcher.keeps_addresses():
             return None
         return self.prepared(config, packed, changing, device, is_dependent=is_dependent)
 
@@ -215,6 +216,16 @@ class Kernel(Generic[C]):
     ) -> Prepared[C]:
         """Prepare launches on this device that have these parameters but for members `changing`; see `run`."""
         return Prepared(self, config, params, changing, device, is_dependent)
+
+
+class Wishes(threading.local):
+    """What this thread wants of launches beside the launch."""
+
+    prepared = False
+    """To be prepared for others like them."""
+
+
+WISHES = Wishes()
 
 
 class Prepared(Generic[C]):

@@ -12,7 +12,7 @@ from ..casts.fp8 import cast_rows
 from ..core.call import CallPlan, Function, run
 from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
-from ..gemm.dense.api import BEHIND_CAST, product_behind_cast
+from ..gemm.dense.api import BEHIND_CAST
 from ..gemm.plan import SCALE_BYTES
 from ..gemm.product import run_checked
 from . import kernel
@@ -77,11 +77,8 @@ def cast_and_multiply(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> Cal
     Nothing may come between these two: the product reads the weight beside the cast.
     """
     a, cast = cast_rows(x, mn_major=True)
-    if cast is None:
-        product_behind_cast(a, w, d, c)
-        return None
     product = run_checked(BEHIND_CAST, a, w, d, c)
-    if product is None:
+    if cast is None or product is None:
         return None
 
     def launch(_: int, b: int, x: int, sfb: int, d: int, c: int = 0) -> None:

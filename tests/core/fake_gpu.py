@@ -159,6 +159,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpu: Gpu = H200) -> FakeGpu:
     for kept in (PLANS, CALLS):
         monkeypatch.setattr(kept, "plans", {})
         monkeypatch.setattr(kept, "seen", Seen())
+        monkeypatch.setattr(kept, "_met", {})
     monkeypatch.setattr(PLANS, "_templates", {})
 
     def launcher_of(

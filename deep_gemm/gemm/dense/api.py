@@ -192,11 +192,6 @@ The caller has checked the others. D is given. C may be one row for all, with a 
 """
 
 
-def product_behind_cast(a: Operand, b: Operand, d: Tensor, c: Tensor | None) -> None:
-    """Compute `BEHIND_CAST`."""
-    run(BEHIND_CAST, a, b, d, c)
-
-
 def cublaslt_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None) -> None:
     """Compute D = C + A @ B.T of ordinary tensors through torch: A `[m, k]`, B `[n, k]`.
 

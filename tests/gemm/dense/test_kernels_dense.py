@@ -24,11 +24,12 @@ from deep_gemm.gemm.config_decode import DecodeConfig, decode_config
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.dense import choose as heuristics
 from deep_gemm.gemm.dense import launch as dense
-from deep_gemm.gemm.dense.api import product_behind_cast
+from deep_gemm.gemm.dense.api import BEHIND_CAST
 from deep_gemm.gemm.dense.check import DenseProblem, dense_problem
 from deep_gemm.gemm.kernel import DENSE_PARAMS
 from deep_gemm.gemm.output import Output
 from deep_gemm.gemm.plan import PLANS, pointer_members
+from deep_gemm.gemm.product import run
 from deep_gemm.gemm.tiles import tiles_by_name
 
 DECODE, LARGE = (8, 2112, 7168), (2048, 2112, 1024)
@@ -351,7 +352,7 @@ def test_a_product_behind_a_cast_is_a_dependent_launch_whatever_set_pdl_says(
 
     for rows in (m, m - 4, m):
         a, b, d = operands(rows, 4096, 7168)
-        product_behind_cast(a, b, d, None)
+        run(BEHIND_CAST, a, b, d, None)
         assert weight_is_ready() == (1 if m == 8 else None)
         assert gpu.last.is_dependent
         deep_gemm.fp8_gemm_nt(a, b, d)
