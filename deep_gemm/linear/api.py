@@ -14,6 +14,7 @@ from ..core.check.checks import Operand, cuts_gradient, pair, wants_gradient
 from ..core.check.layout import ADDRESS_ALIGNMENT
 from ..gemm.dense.api import BEHIND_CAST
 from ..gemm.plan import SCALE_BYTES
+from ..gemm.product import run as run_product
 from ..gemm.product import run_checked
 from . import kernel
 from .check import LinearProblem, linear_problem
@@ -77,6 +78,9 @@ def cast_and_multiply(x: Tensor, w: Operand, d: Tensor, c: Tensor | None) -> Cal
     Nothing may come between these two: the product reads the weight beside the cast.
     """
     a, cast = cast_rows(x, mn_major=True)
+    if not x.is_cuda:
+        run_product(BEHIND_CAST, a, w, d, c)
+        return None
     product = run_checked(BEHIND_CAST, a, w, d, c)
     if cast is None or product is None:
         return None
