@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +12,16 @@ from torch import Tensor
 
 from deep_gemm.casts import cast_tiles
 from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, num_tiles
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.kernel import launch
 
+from ..casts import assert_same_bits, hard_quotients, wild
 from .launcher import Launcher, flat_memory
 from .library import HostKernel, compile_for_host
 from .simulate import Buffer, Simulation
+from .trial import Trial
 
 POISON = 0xA5
 OUTPUTS = ("values", "scales", "columns", "column_scales")
@@ -128,3 +133,73 @@ def _empty_scales(rows: int, columns: int, *, is_m_major: bool) -> Tensor:
     return torch.full(((rows - 1) * strides[0] + (columns - 1) * strides[1] + 1,), float("nan")).as_strided(
         (rows, columns), strides
     )
+
+
+RIGHT: dict[Grain, Callable[[Tensor, bool], Quantized]] = {
+    Grain.ROWS: per_token_cast_to_fp8,
+    Grain.CHANNELS: per_channel_cast_to_fp8,
+    Grain.BLOCKS: per_block_cast_to_fp8,
+}
+
+
+@dataclass(frozen=True)
+class TileTrial(Trial):
+    """One configuration, matrix, seed and schedule."""
+
+    kernel = cast_tiles.KERNEL
+    config: TileCastConfig
+    shape: tuple[int, int] = (144, 136)
+    seed: int = 0
+    schedule: str | None = None
+    is_m_major: bool = True
+    padding: int = 0
+    rounds_up: bool = False
+
+    @classmethod
+    def drawn(cls, config: TileCastConfig, seed: int) -> TileTrial:
+        """Draw sizes, pitches and a schedule."""
+        draw = random.Random(seed)
+        rows, columns = max(config.column_bytes, 1), 8 if config.vector > 1 else 1
+        return cls(
+            config,
+            (draw.randint(1, 300 // rows) * rows, draw.randint(1, 300 // columns) * columns),
+            seed,
+            is_m_major=draw.random() < 0.5,
+            padding=draw.choice((0, 16)),
+            rounds_up=draw.random() < 0.5,
+        )
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare values and scales with the reference's, to the bit."""
+        x = matrix(self)
+        # Rows of a wider matrix: a pitch of its own.
+        x = torch.cat([x, torch.full((len(x), 32), 3.0, dtype=x.dtype)], dim=1)[:, : x.shape[1]]
+        found = run(
+            kernel,
+            self.config,
+            x,
+            is_m_major=self.is_m_major,
+            padding=self.padding,
+            rounds_up=self.rounds_up,
+            seed=self.seed,
+            schedule=self.schedule,
+        )
+        if found.values is not None and self.config.grain is not None:
+            assert_same_bits(found.values, RIGHT[self.config.grain](x, self.rounds_up))
+        if found.columns is not None:
+            assert_same_bits(found.columns, per_token_cast_to_fp8(x.t(), self.rounds_up))
+        return 0.0
+
+
+def matrix(trial: TileTrial) -> Tensor:
+    """Columns of the first block are ordinary, those of the third tiny, those of others of any size."""
+    (m, k), dtype = trial.shape, trial.config.dtype
+    x = wild(m, k, dtype, trial.seed, block_rows=32)
+    ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed)) * 3
+    x[:, :128] = ordinary.to(dtype)
+    x[:, 256:384] = ordinary[:, : max(min(k - 256, 128), 0)] * 2.0**-115
+    if dtype == torch.float32 and k > 128:  # quotients that only the last step gets right, by tiny scales too
+        hard = hard_quotients()
+        rows = torch.arange(m) % len(hard)
+        x[:, 128:256] = hard[rows][:, : k - 128] * 2.0 ** torch.tensor([0, -117])[torch.arange(m) // 32 % 2][:, None]
+    return x

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from casts import assert_near, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.casts import cast_rows
@@ -20,6 +19,7 @@ from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.moe.activation import silu_mul
 from deep_gemm.moe.routing import expert_rows
+from lab.casts import assert_near, hard_quotients, wild
 from lab.sim import HostKernel
 from lab.sim import cast_rows as sim
 from lab.sim.launcher import flat_memory

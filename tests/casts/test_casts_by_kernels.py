@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from casts import MOST_OTHERS, assert_near, assert_same_bits, wild
 from torch import Tensor
 
 from deep_gemm import casts as quantize
@@ -23,6 +22,7 @@ from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
 from deep_gemm.moe import activation, routing
 from deep_gemm.moe.check import activation_problem
+from lab.casts import MOST_OTHERS, assert_near, assert_same_bits, wild
 from lab.sim import HostKernel
 from lab.sim import cast_rows as sim_rows
 from lab.sim import cast_tiles as sim_tiles

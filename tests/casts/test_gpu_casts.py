@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from cast_rows_cases import Case, problem, ragged, verdict
-from casts import MOST_OTHERS, assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 import deep_gemm
@@ -22,6 +21,7 @@ from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.settings import get_num_sms
+from lab.casts import MOST_OTHERS, assert_same_bits, hard_quotients, wild
 from lab.sim.launcher import flat_memory
 
 pytestmark = pytest.mark.gpu

@@ -12,11 +12,11 @@ from functools import cache
 import pytest
 import torch
 from cast_rows_cases import HARD_SHAPE, Case, check, is_cast, ragged
-from casts import MOST_OTHERS
 from thorough import up_to
 
 from deep_gemm.casts.cast_rows import CastConfig, Groups, cast_config, reachable_cast
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
+from lab.casts import MOST_OTHERS
 from lab.sim import HostKernel
 from lab.sim import cast_rows as sim
 

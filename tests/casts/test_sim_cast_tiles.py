@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 import torch
-from casts import assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 from deep_gemm.casts.cast_tiles import Grain, TileCastConfig, reachable_tile_casts, tile_cast_config
 from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import ceil_div
+from lab.casts import assert_same_bits, hard_quotients, wild
 from lab.sim import HostKernel
 from lab.sim import cast_tiles as sim
 

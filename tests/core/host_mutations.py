@@ -17,7 +17,7 @@ import host_mutations_bf16 as of_bf16
 import host_mutations_sends as of_sends
 import silu_cases
 import torch
-from casts import assert_same_bits, wild
+from lab.casts import assert_same_bits, wild
 from host_mutations_bf16 import wider
 
 import deep_gemm

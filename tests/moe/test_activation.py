@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from casts import MOST_OTHERS, assert_near
+from lab.casts import MOST_OTHERS, assert_near
 from layer_cases import FP8_NAN, assert_mistake, same_bits, same_pairs, without_values
 from torch import Tensor
 
