@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from deep_gemm.core.kernel import Kernel
 
-from .library import HostKernel, compile_for_host
+from .library import HostKernel, compile_for_host, compiled
 
 
 class Trial(ABC):
@@ -49,6 +49,8 @@ class Trial(ABC):
 
     def compiled(self, headers: Mapping[str, str] | None = None) -> HostKernel:
         """Compile the kernel for the host; `headers` replaces sources by name, for mutations."""
+        if headers is None:
+            return compiled(self.kernel, self.config)
         return compile_for_host(self.kernel, self.config, headers)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
