@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 335,
     "lines of Python in the wheel": 27_000,
-    "lines of Python in lab/": 16_000,
-    "lines of Python in tests/": 41_600,
+    "lines of Python in lab/": 16_100,
+    "lines of Python in tests/": 41_200,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -157,7 +157,15 @@ class Stage:
 
         What it wrote is copied back; it may not write `inputs`.
         """
-        launcher: Any = Launcher(
+        launcher = self.launcher(kernel, compiled, config, inputs)
+        launch(launcher, params_of(launcher, self.at), grid, _CPU)
+        self.copy_back()
+
+    def launcher(
+        self, kernel: Kernel[Any], compiled: HostKernel, config: Any, inputs: frozenset[str] = frozenset()
+    ) -> Any:
+        """Give what launches a kernel here, in place of a `jit.driver.Launcher`."""
+        return Launcher(
             self.simulation,
             compiled,
             kernel.params_of(config),
@@ -166,7 +174,9 @@ class Stage:
             cluster_size=config.cluster_size,
             inputs=inputs,
         )
-        launch(launcher, params_of(launcher, self.at), grid, _CPU)
+
+    def copy_back(self) -> None:
+        """Copy what kernels wrote back into the tensors that it was made from."""
         found = self.simulation.result().buffers
         for name, tensor in self._written.items():
             flat_memory(tensor).view(torch.uint8).copy_(torch.as_tensor(found[name]).view(torch.uint8))

@@ -19,6 +19,8 @@ from . import (
     plan_paged_contexts,
     plan_sends,
     route_rows,
+    rows_fetched,
+    rows_to_addresses,
 )
 from .trial import Trial
 
@@ -40,6 +42,8 @@ TRIALS: tuple[type[Trial], ...] = (
     peers.PeerTrial,
     peers.GatherRowsTrial,
     peers.MeetTrial,
+    rows_fetched.FetchTrial,
+    rows_to_addresses.AddressesTrial,
 )
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import broken
 import host_mutations_bf16 as of_bf16
 import host_mutations_sends as of_sends
-import silu_cases
 import torch
 from host_mutations_bf16 import wider
 
@@ -31,6 +30,7 @@ from deep_gemm.gemm.depths.check import KGroupedProblem
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
 from deep_gemm.gemm.tiles import Tile
+from lab import silu as silu_cases
 from lab.casts import assert_same_bits, wild
 
 ROOT = Path(deep_gemm.__file__).parents[1]
