@@ -14,7 +14,7 @@ CEILINGS = {
     "files in the wheel": 335,
     "lines of Python in the wheel": 27_000,
     "lines of Python in lab/": 16_100,
-    "lines of Python in tests/": 41_200,
+    "lines of Python in tests/": 41_300,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,
