@@ -82,7 +82,7 @@ class GatherTrial(Trial):
             weights = torch.rand(self.tokens, self.topk + 3, generator=generator).to(self.config.weights)[:, 2:-1]
             weights[: self.tokens // 2] = 0.7
             weights[row_of < 0] = float("nan")
-        wide = torch.full((len(y) + 1, self.n + 8), torch.nan).bfloat16()  # NaN beside rows, and where none is taken
+        wide = torch.full((len(y), self.n + 8), torch.nan).bfloat16()  # NaN beside rows, and where none is taken
         taken = row_of[row_of >= 0].long()
         wide[taken, : self.n] = y[taken]
         y = wide[:, : self.n]
