@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deep_gemm.__main__ import MISUSED, WRONG, Commands, OutputName
 from deep_gemm.__main__ import examples as examples_of
+
+if TYPE_CHECKING:
+    from deep_gemm.gemm.config import GemmConfig
+    from deep_gemm.gemm.output import Output
 
 examples = partial(examples_of, program="lab")
 app = typer.Typer(
@@ -29,15 +34,20 @@ def about() -> None:
     """Look at the kernels of deep_gemm: simulator, benchmark, soak, tuning, machine code."""
 
 
-@app.command(epilog=examples("sim --seeds 4", "sim --m 40 --n 72 --k 272 --block-m 64 --block-n 64 --fp32 --adds-to-d"))
+@app.command(
+    epilog=examples("sim --seeds 4", "sim cast_tiles --set shape=(40,72)", "sim fp8_gemm --set m=40 --set k=272 --fp32")
+)
 def sim(
-    kernel: Annotated[str, typer.Argument(help="the kernel: fp8_gemm, or hc_prenorm with n up to 32")] = "fp8_gemm",
-    m: Annotated[int, typer.Option("--m", min=1, help="rows of A and D")] = 200,
-    n: Annotated[int, typer.Option("--n", min=1, help="rows of B, columns of D")] = 336,
-    k: Annotated[int, typer.Option("--k", min=1, help="columns of A and B")] = 896,
-    seeds: Annotated[int, typer.Option(min=1, help="number of schedules to try, each drawn from a seed")] = 8,
+    kernel: Annotated[str, typer.Argument(help="the kernel, named as its file; a wrong name lists all")] = "fp8_gemm",
+    config: Annotated[
+        str | None,
+        typer.Option(help="a configuration as `configs` names it; fp8_gemm's may be stated instead"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="number of trials, each drawn from a seed")] = 8,
     first_seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
-    num_sms: Annotated[int, typer.Option(min=1, help="SMs to simulate")] = 2,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="a field of each trial, such as n=72; a wrong one lists all")
+    ] = None,
     block_m: Annotated[int, typer.Option(help="rows of a tile")] = 128,
     block_n: Annotated[int, typer.Option(help="columns of a tile")] = 128,
     cluster_m: Annotated[int, typer.Option(help="2: pairs of CTAs share B")] = 1,
@@ -49,32 +59,56 @@ def sim(
     by_row: Annotated[bool, typer.Option("--by-row", help="B has a scale for each row and 128 columns")] = False,
 ) -> None:
     """Run a kernel's own source on a simulated GPU, under many schedules (needs g++)."""
-    if kernel not in ("fp8_gemm", "hc_prenorm"):
-        raise typer.BadParameter(f"expected fp8_gemm or hc_prenorm, got {kernel}", param_hint="kernel")
-
-    from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
-    from deep_gemm.gemm.config_of_tile import tile_config
-    from deep_gemm.gemm.output import Output
-    from deep_gemm.hyper.kernel import HcConfig
-    from deep_gemm.hyper.kernel_few import TILE_ROWS, HcFewConfig
-
+    from .kernels import config_named, kernel_named
     from .sim import HostCompileError
-    from .sim.command import run, run_hc
+    from .sim.command import run
 
-    how = {"seeds": seeds, "first_seed": first_seed, "num_sms": num_sms}
     try:
-        if kernel == "hc_prenorm":
-            few = HcFewConfig(n, cluster_k)
-            raise typer.Exit(
-                0 if run_hc(few if block_m == TILE_ROWS else HcConfig(block_m, n, cluster_k), m, n, k, **how) else WRONG
-            )
-        output = Output(is_fp32=fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=PER_ROW if by_row else PER_BLOCK)
-        config = tile_config(block_m, block_n, output, cluster_m, cluster_n, cluster_k, k)
-        passed = run(config, m, n, k, **how)
+        listed = kernel_named(kernel)
+        options = [f"--set {shlex.quote(setting)}" for setting in settings or ()]
+        if kernel == "fp8_gemm" and config is None:
+            form = _output_of(fp32=fp32, with_c=with_c, adds_to_d=adds_to_d, by_row=by_row)
+            chosen = _stated(block_m, block_n, form, cluster_m, cluster_n, cluster_k)
+            numbers = {
+                "--block-m": block_m,
+                "--block-n": block_n,
+                "--cluster-m": cluster_m,
+                "--cluster-n": cluster_n,
+                "--cluster-k": cluster_k,
+            }
+            options += [f"{name} {value}" for name, value in numbers.items()]
+            switches = {"--fp32": fp32, "--with-c": with_c, "--adds-to-d": adds_to_d, "--by-row": by_row}
+            options += [name for name, is_on in switches.items() if is_on]
+        else:
+            chosen = config_named(listed, config)
+            options.append(f"--config {shlex.quote(chosen.name)}")
+        again = " ".join(["sim", kernel, *options])
+        passed = run(listed, chosen, again, settings or (), seeds=seeds, first_seed=first_seed)
     except (ValueError, HostCompileError) as error:
         typer.echo(f"deep_gemm: {error}", err=True)
         raise typer.Exit(MISUSED) from None
     raise typer.Exit(0 if passed else WRONG)
+
+
+def _stated(
+    block_m: int, block_n: int, form: Output, cluster_m: int, cluster_n: int, cluster_k: int, k: int = 0
+) -> GemmConfig:
+    """Configure fp8_gemm as the command line states it."""
+    from deep_gemm.gemm.config_of_tile import tile_config
+
+    config = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k)
+    reason = config.why_illegal()
+    if reason is not None:
+        raise ValueError(f"{config.name}: {reason}")
+    return config
+
+
+def _output_of(*, fp32: bool, with_c: bool, adds_to_d: bool, by_row: bool) -> Output:
+    """Give the output of fp8_gemm that the command line states."""
+    from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
+    from deep_gemm.gemm.output import Output
+
+    return Output(is_fp32=fp32, with_c=with_c, adds_to_d=adds_to_d, sfb=PER_ROW if by_row else PER_BLOCK)
 
 
 @app.command(
@@ -101,10 +135,7 @@ def inspect(
 ) -> None:
     """Compile a kernel for sm_90a and show its resources, instructions and gates. Needs no GPU."""
     from deep_gemm.cli.console import make_console
-    from deep_gemm.core.check.recipes import PER_BLOCK, PER_ROW
     from deep_gemm.core.jit import CompileError
-    from deep_gemm.gemm.config_of_tile import tile_config
-    from deep_gemm.gemm.output import Output
 
     from .flat import flat
     from .inspect import inspect, show
@@ -113,13 +144,9 @@ def inspect(
     try:
         listed = kernel_named(kernel)
         if kernel == "fp8_gemm" and config is None:
-            form = Output(
-                is_fp32=output is OutputName.FP32,
-                with_c=with_c,
-                adds_to_d=adds_to_d,
-                sfb=PER_ROW if by_row else PER_BLOCK,
-            )
-            chosen = tile_config(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0)
+            is_fp32 = output is OutputName.FP32
+            form = _output_of(fp32=is_fp32, with_c=with_c, adds_to_d=adds_to_d, by_row=by_row)
+            chosen = _stated(block_m, block_n, form, cluster_m, cluster_n, cluster_k, k=128 if odd else 0)
         else:
             chosen = config_named(listed, config)
         if source:

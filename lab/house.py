@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "files in the wheel": 335,
     "lines of Python in the wheel": 27_000,
-    "lines of Python in lab/": 14_330,
-    "lines of Python in tests/": 44_500,
+    "lines of Python in lab/": 16_100,
+    "lines of Python in tests/": 41_300,
     "rooms": 17,
     "floors": 10,
     "arrows": 75,

@@ -1,92 +1,295 @@
-"""The `cast_rows` kernel in the simulator, with the source and parameters that a GPU gets."""
+"""The `cast_rows` kernel in the simulator, with the source and parameters that a GPU gets.
+
+A trial has rows that must not matter, full of NaN, and outputs with room around them, full of poison: what is not to be
+written must be poison afterwards, and everything else as the reference casts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import random
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_rows
-from deep_gemm.casts.cast_rows import CastConfig, RowCast, num_ctas
-from deep_gemm.casts.rules import Quantized
-from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.kernel import launch
+from deep_gemm.casts.cast_rows import CastConfig, Groups, RowCast, num_ctas
+from deep_gemm.casts.fp8 import per_token_cast_to_fp8
+from deep_gemm.core.check.layout import align, ceil_div
+from deep_gemm.moe.activation import silu_mul
+from deep_gemm.moe.routing import expert_rows
 
-from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_for_host
-from .simulate import Buffer, Simulation
+from ..casts import MOST_OTHERS, assert_near, assert_same_bits, hard_quotients, wild
+from .launcher import Conditions, Stage, flat_memory
+from .library import HostKernel
+from .trial import Trial
 
 POISON = 0xA5
 OUTPUTS = ("values", "scales")
-TENSORS = ("x", *OUTPUTS, "row_weights", "counts", "ends", "row_of")
-
-
-def compile_config(config: CastConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(cast_rows.KERNEL, config, edits)
-
-
-def run(
-    kernel: HostKernel,
-    config: CastConfig,
-    x: Tensor,
-    scales_strides: tuple[int, int],
-    *,
-    min_amax: float = 0.0,
-    rounds_up: bool = False,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-) -> Quantized:
-    """Cast `x` `[m, k]` on simulated SMs. What the kernel leaves unwritten is poison."""
-    m, k = x.shape
-    p = RowCast(x, empty_values(m, k), empty_scales(m, k, scales_strides), min_amax, rounds_up)
-    run_cast(kernel, config, p, num_sms=num_sms, seed=seed, schedule=schedule)
-    return p.values, p.scales
-
-
-def empty_values(m: int, k: int) -> Tensor:
-    """Make room for FP8 values, full of poison."""
-    return torch.full((m, k), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
-
-
-def empty_scales(m: int, k: int, strides: tuple[int, int]) -> Tensor:
-    """Make room for the scales of rows, full of NaN."""
-    blocks = ceil_div(k, 128)
-    extent = (m - 1) * strides[0] + (blocks - 1) * strides[1] + 1
-    return torch.full((extent,), float("nan")).as_strided((m, blocks), strides)
+INPUTS = ("x", "row_weights", "counts", "ends", "row_of")
+EXPERTS = 24
+HARD_EXPONENTS = (-125, -117, -101, -97, -60, 0, 100)
+"""Powers of two by which the hard quotients are multiplied: scales of all sizes, the tiny ones too."""
+HARD_SHAPE = (len(HARD_EXPONENTS) * hard_quotients().shape[0], 128)
 
 
 def run_cast(
-    kernel: HostKernel,
-    config: CastConfig,
-    p: RowCast,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
+    kernel: HostKernel, config: CastConfig, p: RowCast, *, num_sms: int = 2, **conditions: Unpack[Conditions]
 ) -> None:
-    """Cast as `kernels.cast_rows.run` does, into the outputs of `p`, on simulated SMs."""
-    alignment, itemsize = (16, p.x.element_size())
-    tensors = {name: getattr(p, name) for name in TENSORS if getattr(p, name) is not None}
-    alignments = {"x": alignment if config.vector > 1 else itemsize, "values": alignment if config.vector > 1 else 1}
-    buffers = {
-        name: Buffer(
-            flat_memory(tensor), is_writable=name in OUTPUTS, alignment=alignments.get(name, 4), is_dependent=True
-        )
-        for name, tensor in tensors.items()
-    }
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    launcher = Launcher(
-        simulation, kernel, cast_rows.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
-    )
-    placed: Any = {name: simulation.tensor(name, tensor) for name, tensor in tensors.items()}
+    """Cast as `casts.cast_rows.run` does, into the outputs of `p`, on simulated SMs."""
+    read, written = ({name: getattr(p, name) for name in names} for names in (INPUTS, OUTPUTS))
+    aligned = dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {}
+    stage = Stage(read, written, aligned, num_sms=num_sms, **conditions)
     grid = num_ctas(config, p.x.shape[0], p.values.shape[1], num_sms)
-    launch(launcher, cast_rows.params_of(p._replace(**placed)), grid, -1)  # type: ignore[arg-type]
-    found = simulation.result().buffers
-    for name in OUTPUTS:
-        written = found[name]
-        assert isinstance(written, Tensor)
-        flat_memory(tensors[name]).view(torch.uint8).copy_(written.view(torch.uint8))
+    stage.run(cast_rows.KERNEL, kernel, config, lambda _, at: cast_rows.params_of(p._replace(**at)), grid)
+
+
+@dataclass(frozen=True)
+class RowTrial(Trial):
+    """One configuration, what it casts, a seed and a schedule."""
+
+    kernel = cast_rows.KERNEL
+    config: CastConfig
+    m: int
+    k: int
+    seed: int = 0
+    schedule: str | None = None
+    data: str = "wild"
+    """`wild`: of everything there is; `ordinary`: of one size; `mixed`: blocks of both; `hard`: `hard_quotients`;
+    `largest`: the largest numbers, infinities among them; `far`: gates far below zero, and the largest for up."""
+    is_m_major: bool = True
+    min_amax: float = 0.0
+    rounds_up: bool = False
+    sizes: tuple[int, ...] = ()
+    """Counts or ends of groups; m is the number of all rows."""
+    alignment: int = 1
+    topk: int = 3
+    has_weights: bool = False
+    limit: float | None = None
+    matrix: Tensor | None = None
+    """x itself, instead of `data`."""
+    padding: int = 16
+    """How much further apart rows of x and of values lie than they are long."""
+    num_sms: int = 2
+
+    @classmethod
+    def drawn(cls, config: CastConfig, seed: int) -> RowTrial:
+        """Draw sizes, data, and what a configuration leaves open."""
+        draw = random.Random(seed)
+        m, k = draw.randint(1, 60), draw.randint(1, 600 // config.vector) * config.vector
+        data = draw.choice(("mixed", "ordinary") if config.activates else ("wild", "mixed", "ordinary"))
+        is_m_major, rounds_up, sizes = draw.random() < 0.5, draw.random() < 0.5, tuple[int, ...]()
+        if config.groups == Groups.COUNTS:
+            sizes = tuple(draw.randint(0, 12) for _ in range(draw.randint(1, 9)))
+            m = 12 * len(sizes)
+        elif config.groups != Groups.NONE:
+            sizes = tuple(sorted(draw.randint(0, m) for _ in range(draw.randint(1, 9))))
+        return cls(
+            config,
+            m,
+            k,
+            seed,
+            data=data,
+            is_m_major=is_m_major,
+            rounds_up=rounds_up,
+            sizes=sizes,
+            alignment=draw.choice((1, 8)),
+            topk=draw.randint(1, 20),
+            has_weights=config.activates and draw.random() < 0.5,
+            limit=draw.choice((None, 1.5)) if config.activates else None,
+            padding=16 if config.vector > 1 else 3,
+        )
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare values, scales and what lies around: to the bit, or values within a step of FP8 if activated.
+
+        A GPU has approximations of exp and of the reciprocal, which the simulator rounds.
+        """
+        p = problem(self)
+        run_cast(kernel, self.config, p, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule)
+        part = verdict(self, p) / MOST_OTHERS
+        if part > 1:
+            raise ValueError(f"{part * MOST_OTHERS:.2%} of values are beside the right ones")
+        return part
+
+
+def ragged(which: CastConfig) -> list[RowTrial]:
+    """Columns, rows and groups that no number of a configuration divides, and the smallest ones."""
+    step = which.vector
+    padding = 16 if step > 1 else 3
+    if which.groups == Groups.COUNTS:
+        sizes: tuple[int, ...] = (0, 12, 5, 1, 11)
+        return [
+            RowTrial(which, 60, 264 + step, 1, sizes=sizes, padding=padding),
+            RowTrial(which, 3, step, 2, sizes=(1, 0, 1), padding=padding),
+        ]
+    if which.groups == Groups.ENDS:
+        return [
+            RowTrial(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 33, 50), alignment=8, padding=padding),
+            RowTrial(which, 11, 128, 2, sizes=(3, 3, 9), padding=padding),
+            RowTrial(which, 1, step, 3, sizes=(1,), alignment=128, padding=padding),
+        ]
+    if which.groups == Groups.UNTIL:
+        return [
+            RowTrial(which, 60, 264 + step, 1, sizes=(0, 5, 5, 17, 50), padding=padding),
+            RowTrial(which, 3, step, 2, sizes=(3,), padding=padding),
+        ]
+    return [
+        RowTrial(which, 2 * which.rows + 3, 5 * 128 + 3 * step, 1, padding=padding),
+        RowTrial(which, 1, step, 2, padding=0, topk=1),
+        RowTrial(which, 2, 128, 3, padding=padding),
+        RowTrial(which, 5, 129 * step, 4, padding=padding),
+    ]
+
+
+def verdict(trial: RowTrial, p: RowCast) -> float:
+    """Check what came of a trial's problem. Give the share of values that are not the reference's."""
+    right = expected(trial)
+    if trial.config.activates:
+        share = assert_near((p.values, p.scales), (right.values, right.scales))
+    else:
+        share = 0.0
+        assert_same_bits((p.values, p.scales), (right.values, right.scales))
+    # What lies between rows too.
+    for found, its in ((p.values, right.values), (p.scales, right.scales)):
+        found.copy_(its)
+        same = torch.equal(flat_memory(found).view(torch.uint8), flat_memory(its).view(torch.uint8))
+        assert same, "a write outside of the outputs"
+    return share
+
+
+def problem(trial: RowTrial) -> RowCast:
+    """Give the kernel's problem; outputs are full of poison."""
+    x = data(trial)
+    rows = trial.m * trial.topk if trial.config.to_routes else trial.m
+    blocks, groups = ceil_div(trial.k, 128), len(trial.sizes)
+    if trial.config.groups == Groups.COUNTS:
+        shape: tuple[int, ...] = (groups, trial.m // groups, blocks)
+        pitch = align(trial.m // groups, 4)
+        # Groups that lie further apart than a group's scales need.
+        strides: tuple[int, ...] = (
+            (blocks * pitch + 8, 1, pitch) if trial.is_m_major else (shape[1] * blocks, blocks, 1)
+        )
+    else:
+        shape = (rows, blocks)
+        strides = (1, align(rows, 4) + 4) if trial.is_m_major else (blocks + 1, 1)
+    sizes = torch.tensor(trial.sizes, dtype=torch.int32)
+    return RowCast(
+        x,
+        wider(torch.full((rows, trial.k), POISON, dtype=torch.uint8), trial.padding, POISON).view(torch.float8_e4m3fn),
+        strided(shape, strides),
+        trial.min_amax,
+        trial.rounds_up,
+        activates=trial.config.activates,
+        limit=trial.limit,
+        row_weights=weights(trial),
+        counts=sizes if trial.config.groups == Groups.COUNTS else None,
+        ends=sizes if trial.config.groups in (Groups.ENDS, Groups.UNTIL) else None,
+        alignment=trial.alignment,
+        row_of=row_of(trial) if trial.config.to_routes else None,
+    )
+
+
+def expected(trial: RowTrial) -> RowCast:
+    """Give the problem with outputs as they must become, poison where nothing is written."""
+    p = problem(trial)
+    y: Tensor = p.x
+    if trial.config.activates:
+        y = silu_mul(y, trial.limit)
+        y = y if p.row_weights is None else y * p.row_weights[:, None]
+    values, scales = per_token_cast_to_fp8(y, trial.rounds_up, min_amax=trial.min_amax)
+    bytes_of_values = p.values.view(torch.uint8)
+    if p.row_of is not None:
+        token, route = (p.row_of >= 0).nonzero(as_tuple=True)
+        row = p.row_of[token, route].long()
+        bytes_of_values[row] = values.view(torch.uint8)[token]
+        p.scales[row] = scales[token]
+        return p
+    row = is_cast(trial).nonzero().flatten()
+    bytes_of_values[row] = values.view(torch.uint8)[row]
+    if p.counts is not None:
+        most = trial.m // len(trial.sizes)
+        p.scales[row // most, row % most] = scales[row]
+    else:
+        p.scales[row] = scales[row]
+    return p
+
+
+def data(trial: RowTrial) -> Tensor:
+    """Make rows of x; those that must not matter are NaN."""
+    dtype, columns = trial.config.dtype, trial.k * (2 if trial.config.activates else 1)
+    generator = torch.Generator().manual_seed(trial.seed)
+    ordinary = (torch.randn(trial.m, columns, generator=generator) * 3).to(dtype)
+    if trial.matrix is not None:
+        x = trial.matrix.clone()
+    elif trial.data == "wild":
+        x = wild(trial.m, columns, dtype, trial.seed)
+    elif trial.data == "hard":
+        x = torch.cat([hard_quotients() * 2.0**exponent for exponent in HARD_EXPONENTS])
+    elif trial.data == "mixed":
+        is_wild = torch.rand(trial.m, ceil_div(columns, 128), generator=generator) < 0.1
+        is_wild = is_wild.repeat_interleave(128, 1)[:, :columns]
+        x = torch.where(is_wild, wild(trial.m, columns, dtype, trial.seed), ordinary)
+    elif trial.data == "largest":
+        x = ordinary.sign() * torch.finfo(dtype).max
+        x[ordinary < -6] = torch.inf
+    elif trial.data == "far":
+        x = torch.cat([ordinary[:, : trial.k] - 60, ordinary[:, trial.k :] * 2.0**124], dim=1)
+    else:
+        x = ordinary
+    if trial.config.groups != Groups.NONE:
+        x[~is_cast(trial)] = torch.nan
+    return wider(x, trial.padding, 3.0)
+
+
+def weights(trial: RowTrial) -> Tensor | None:
+    """Make factors of rows; of those that must not matter NaN."""
+    if not trial.has_weights:
+        return None
+    weight = torch.randn(trial.m, generator=torch.Generator().manual_seed(trial.seed + 1))
+    weight[~is_cast(trial)] = torch.nan
+    return weight
+
+
+def row_of(trial: RowTrial) -> Tensor:
+    """Draw routes of each token, a fifth of them without an expert; the first token has none at all."""
+    generator = torch.Generator().manual_seed(trial.seed)
+    ids = torch.randint(0, EXPERTS, (trial.m, trial.topk), generator=generator)
+    ids[torch.rand(ids.shape, generator=generator) < 0.2] = -1
+    if trial.m > 1:
+        ids[0] = -1
+    return expert_rows(ids, EXPERTS).row_of
+
+
+def is_cast(trial: RowTrial) -> Tensor:
+    """Tell of each row whether a group has it, whatever sizes say: none reaches out of its rows."""
+    found = torch.zeros(trial.m, dtype=torch.bool)
+    if trial.config.groups == Groups.NONE:
+        return ~found
+    if trial.config.groups == Groups.COUNTS:
+        most = trial.m // len(trial.sizes)
+        for group, count in enumerate(trial.sizes):
+            found[group * most : group * most + min(max(count, 0), most)] = True
+        return found
+    if trial.config.groups == Groups.UNTIL:
+        found[: max(trial.sizes[-1], 0)] = True
+        return found
+    before = 0
+    for end in trial.sizes:
+        found[align(before, trial.alignment) : max(end, 0)] = True
+        before = max(end, 0)
+    return found
+
+
+def wider(x: Tensor, padding: int, filling: float) -> Tensor:
+    """Lay the same rows further apart."""
+    room = torch.full((x.shape[0], x.shape[1] + padding), filling, dtype=x.dtype)
+    room[:, : x.shape[1]] = x
+    return room[:, : x.shape[1]]
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Make room for scales, all of it NaN."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.full((extent,), torch.nan).as_strided(shape, strides)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts import cast_tiles
 from deep_gemm.casts.cast_tiles import Grain, TileCast, TileCastConfig, num_tiles
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.core.check.layout import align, ceil_div
-from deep_gemm.core.kernel import launch
 
-from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_for_host
-from .simulate import Buffer, Simulation
+from ..casts import assert_same_bits, hard_quotients, wild
+from .launcher import Conditions, Stage
+from .library import HostKernel
+from .trial import Trial
 
 POISON = 0xA5
 OUTPUTS = ("values", "scales", "columns", "column_scales")
@@ -29,11 +33,6 @@ class Casts(NamedTuple):
     """Values that lie as x does."""
     columns: Quantized | None
     """The transposed values `[k, m]`, and their scales `[k, ceil(m / 128)]`."""
-
-
-def compile_config(config: TileCastConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(cast_tiles.KERNEL, config, edits)
 
 
 def scales_shape(grain: Grain, m: int, k: int) -> tuple[int, int]:
@@ -50,9 +49,7 @@ def run(
     padding: int = 0,
     min_amax: float = 0.0,
     rounds_up: bool = False,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Casts:
     """Cast `x` `[m, k]` on simulated SMs. What the kernel leaves unwritten is poison.
 
@@ -68,7 +65,7 @@ def run(
         columns = _poisoned(k, m, padding)
         column_scales = _empty_scales(k, ceil_div(m, 128), is_m_major=is_m_major)
     p = TileCast(x, config.grain, values, scales, columns, column_scales, min_amax, rounds_up)
-    run_cast(kernel, config, p, num_sms=num_sms, seed=seed, schedule=schedule)
+    run_cast(kernel, config, p, **conditions)
     for name, written in (("values", values), ("columns", columns)):
         if written is not None and padding:
             rows, pitch = written.shape[0] - 1, written.stride(0)
@@ -81,39 +78,17 @@ def run(
     )
 
 
-def run_cast(
-    kernel: HostKernel,
-    config: TileCastConfig,
-    p: TileCast,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-) -> None:
-    """Cast as `kernels.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
-    outputs = {name: getattr(p, name) for name in OUTPUTS if getattr(p, name) is not None}
-    alignments = {
-        "values": 16 if config.vector > 1 else 1,
-        "columns": config.column_bytes,
-        "scales": 4,
-        "column_scales": 4,
-    }
-    x_alignment = 16 if config.vector > 1 else p.x.element_size()
-    buffers = {"x": Buffer(flat_memory(p.x), alignment=x_alignment, is_dependent=True)}
-    for name, tensor in outputs.items():
-        buffers[name] = Buffer(flat_memory(tensor), is_writable=True, alignment=alignments[name], is_dependent=True)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    launcher = Launcher(
-        simulation, kernel, cast_tiles.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
+def run_cast(kernel: HostKernel, config: TileCastConfig, p: TileCast, **conditions: Unpack[Conditions]) -> None:
+    """Cast as `casts.cast_tiles.run` does, into the outputs of `p`, on simulated SMs."""
+    aligned = {"columns": config.column_bytes} | (dict.fromkeys(("x", "values"), 16) if config.vector > 1 else {})
+    stage = Stage({"x": p.x}, {name: getattr(p, name) for name in OUTPUTS}, aligned, **conditions)
+    stage.run(
+        cast_tiles.KERNEL,
+        kernel,
+        config,
+        lambda _, at: cast_tiles.params_of(p._replace(**at)),
+        num_tiles(*p.x.shape),
     )
-    placed: Any = {name: simulation.tensor(name, tensor) for name, tensor in outputs.items()}
-    params = cast_tiles.params_of(p._replace(x=simulation.tensor("x", p.x), **placed))
-    launch(launcher, params, num_tiles(*p.x.shape), -1)  # type: ignore[arg-type]
-    found = simulation.result().buffers
-    for name, tensor in outputs.items():
-        written = found[name]
-        assert isinstance(written, Tensor)
-        flat_memory(tensor).view(torch.uint8).copy_(written.view(torch.uint8))
 
 
 def _poisoned(rows: int, columns: int, padding: int) -> Tensor:
@@ -128,3 +103,97 @@ def _empty_scales(rows: int, columns: int, *, is_m_major: bool) -> Tensor:
     return torch.full(((rows - 1) * strides[0] + (columns - 1) * strides[1] + 1,), float("nan")).as_strided(
         (rows, columns), strides
     )
+
+
+RIGHT: dict[Grain, Callable[[Tensor, bool, float], Quantized]] = {
+    Grain.ROWS: lambda x, rounds_up, min_amax: per_token_cast_to_fp8(x, rounds_up, min_amax=min_amax),
+    Grain.CHANNELS: lambda x, rounds_up, _: per_channel_cast_to_fp8(x, rounds_up),
+    Grain.BLOCKS: lambda x, rounds_up, _: per_block_cast_to_fp8(x, rounds_up),
+}
+
+
+def check(
+    kernel: HostKernel,
+    config: TileCastConfig,
+    x: Tensor,
+    *,
+    is_m_major: bool = True,
+    padding: int = 0,
+    min_amax: float = 0.0,
+    rounds_up: bool = False,
+    **conditions: Unpack[Conditions],
+) -> None:
+    """Compare the casts of `x` with the reference's, to the bit."""
+    found = run(
+        kernel,
+        config,
+        x,
+        is_m_major=is_m_major,
+        padding=padding,
+        min_amax=min_amax,
+        rounds_up=rounds_up,
+        **conditions,
+    )
+    if found.values is not None and config.grain is not None:
+        assert_same_bits(found.values, RIGHT[config.grain](x, rounds_up, min_amax))
+    if found.columns is not None:
+        assert_same_bits(found.columns, RIGHT[Grain.ROWS](x.t(), rounds_up, min_amax))
+
+
+@dataclass(frozen=True)
+class TileTrial(Trial):
+    """One configuration, matrix, seed and schedule."""
+
+    kernel = cast_tiles.KERNEL
+    config: TileCastConfig
+    shape: tuple[int, int] = (144, 136)
+    seed: int = 0
+    schedule: str | None = None
+    is_m_major: bool = True
+    padding: int = 0
+    rounds_up: bool = False
+
+    @classmethod
+    def drawn(cls, config: TileCastConfig, seed: int) -> TileTrial:
+        """Draw sizes, pitches and a schedule."""
+        draw = random.Random(seed)
+        rows, columns = max(config.column_bytes, 1), 8 if config.vector > 1 else 1
+        return cls(
+            config,
+            (draw.randint(1, 300 // rows) * rows, draw.randint(1, 300 // columns) * columns),
+            seed,
+            is_m_major=draw.random() < 0.5,
+            padding=draw.choice((0, 16)),
+            rounds_up=draw.random() < 0.5,
+        )
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare values and scales with the reference's, to the bit."""
+        x = matrix(self)
+        # Rows of a wider matrix: a pitch of its own.
+        x = torch.cat([x, torch.full((len(x), 32), 3.0, dtype=x.dtype)], dim=1)[:, : x.shape[1]]
+        check(
+            kernel,
+            self.config,
+            x,
+            is_m_major=self.is_m_major,
+            padding=self.padding,
+            rounds_up=self.rounds_up,
+            seed=self.seed,
+            schedule=self.schedule,
+        )
+        return 0.0
+
+
+def matrix(trial: TileTrial) -> Tensor:
+    """Columns of the first block are ordinary, those of the third tiny, those of others of any size."""
+    (m, k), dtype = trial.shape, trial.config.dtype
+    x = wild(m, k, dtype, trial.seed, block_rows=32)
+    ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed)) * 3
+    x[:, :128] = ordinary.to(dtype)
+    x[:, 256:384] = ordinary[:, : max(min(k - 256, 128), 0)] * 2.0**-115
+    if dtype == torch.float32 and k > 128:  # quotients that only the last step gets right, by tiny scales too
+        hard = hard_quotients()
+        rows = torch.arange(m) % len(hard)
+        x[:, 128:256] = hard[rows][:, : k - 128] * 2.0 ** torch.tensor([0, -117])[torch.arange(m) // 32 % 2][:, None]
+    return x

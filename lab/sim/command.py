@@ -1,125 +1,65 @@
-"""`python -m lab sim`: one kernel, one shape, many seeds, with progress."""
+"""`python -m lab sim`: any kernel, by trials drawn from many seeds, with progress."""
 
 from __future__ import annotations
 
+import ast
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from deep_gemm.core.check.recipes import PER_ROW
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.hyper.choose import Chosen
+from deep_gemm.core.kernel import Kernel
 
-from . import dense as fp8_gemm
-from . import hc_prenorm
 from .simulate import SimulationError
+from .trial import Trial
+from .trials import trial_of
 
 SECONDS_BETWEEN_LINES = 5
 """Seconds between lines of progress, without a terminal."""
 
 
-class Tried(NamedTuple):
-    """One seed's run."""
+def run(kernel: Kernel[Any], config: Any, again: str, settings: Sequence[str], *, seeds: int, first_seed: int) -> bool:
+    """Run a kernel's trials of many seeds, and print what went wrong and how to repeat it, or that all passed.
 
-    mistakes: str | None
-    steps: int = 0
-    worst: float = 0.0
-    """The largest error, as a part of what is allowed, if that is known."""
-
-
-def run(config: GemmConfig, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
-    """Simulate fp8_gemm under many schedules, and print what went wrong and how to repeat it, or that all passed."""
-    num_sms = max(num_sms // config.cluster_size, 1) * config.cluster_size
-
-    def make() -> Callable[[int], Tried]:
-        kernel = fp8_gemm.compile_config(config)
-
-        def one(seed: int) -> Tried:
-            problem = fp8_gemm.random_problem(config, m, n, k, seed)
-            outcome = fp8_gemm.run(kernel, config, problem, seed=seed, num_sms=num_sms)
-            return Tried(outcome.mistakes, outcome.result.steps, outcome.worst)
-
-        return one
-
-    title = f"fp8_gemm {config.name}, {config.num_stages} stages, on {num_sms} simulated SMs"
-    return _try_seeds(title, make, lambda seed: command(config, m, n, k, seed, num_sms), seeds, first_seed)
-
-
-def run_hc(config: Chosen, m: int, n: int, k: int, *, seeds: int, first_seed: int, num_sms: int) -> bool:
-    """Do the same for hc_prenorm."""
-    num_sms = max(num_sms // config.cluster, 1) * config.cluster
-
-    def make() -> Callable[[int], Tried]:
-        kernel = hc_prenorm.compile_config(config)
-
-        def one(seed: int) -> Tried:
-            a, b = hc_prenorm.random_operands(m, n, k, seed)
-            return Tried(hc_prenorm.mistakes(a, b, *hc_prenorm.run(kernel, config, a, b, seed=seed, num_sms=num_sms)))
-
-        return one
-
-    def again(seed: int) -> str:
-        return (
-            f"python -m lab sim hc_prenorm --m {m} --n {n} --k {k} --first-seed {seed} --seeds 1 "
-            f"--num-sms {num_sms} --block-m {config.block_m} --cluster-k {config.cluster}"
-        )
-
-    title = f"hc_prenorm {config.name} on {num_sms} simulated SMs"
-    return _try_seeds(title, make, again, seeds, first_seed)
-
-
-def _try_seeds(
-    title: str, make: Callable[[], Callable[[int], Tried]], again: Callable[[int], str], seeds: int, first_seed: int
-) -> bool:
-    """Compile, and run each seed, with progress."""
-    console = Console(highlight=False)
+    `again` is the command line but for seeds; `settings` are fields of the trial, as NAME=VALUE.
+    """
+    console, kind = Console(highlight=False), trial_of(kernel, config)
+    trials = [_with(kind.drawn(config, seed), settings) for seed in range(first_seed, first_seed + seeds)]
     with console.status("compiling"):
-        one = make()
-    console.print(title)
-    begin, steps, worst = time.perf_counter(), 0, 0.0
+        compiled = trials[0].compiled()
+    console.print(f"{kernel.name} {config.name}")
+    begin, worst = time.perf_counter(), 0.0
     told = begin
-    for seed in track(range(first_seed, first_seed + seeds), description="seeds", console=console, transient=True):
+    for done, trial in enumerate(track(trials, description="seeds", console=console, transient=True), 1):
         try:
-            tried = one(seed)
-        except SimulationError as error:
-            tried = Tried(error.what)
-        if tried.mistakes is not None:
-            console.print(f"seed {seed}: {tried.mistakes}\nagain: {again(seed)}", soft_wrap=True, markup=False)
+            worst = max(worst, trial.check(compiled))
+        except (SimulationError, ValueError, AssertionError) as error:
+            what = error.what if isinstance(error, SimulationError) else str(error)
+            once_more = f"python -m lab {again} --first-seed {trial.seed} --seeds 1"
+            console.print(f"{trial}\n{what}\nagain: {once_more}", soft_wrap=True, markup=False)
             return False
-        steps, worst = steps + tried.steps, max(worst, tried.worst)
         now = time.perf_counter()
-        if not console.is_terminal and now - told >= SECONDS_BETWEEN_LINES:  # nobody sees the bar there
-            console.print(f"{now - begin:6.1f} s  {seed - first_seed + 1:3}/{seeds}  seed {seed} passed")
+        if not console.is_terminal and now - told >= SECONDS_BETWEEN_LINES:  # no bar is seen there
+            console.print(f"{now - begin:6.1f} s  {done:3}/{seeds}  seed {trial.seed} passed")
             told = now
     seconds = time.perf_counter() - begin
-    counted = f", {steps:,} steps, worst error {worst:.2g} of what is allowed" if steps else ""
-    console.print(f"{seeds} seeds passed in {seconds:.1f} s{counted}")
+    console.print(f"{seeds} seeds passed in {seconds:.1f} s, worst error {worst:.2g} of what is allowed")
     return True
 
 
-def command(config: GemmConfig, m: int, n: int, k: int, seed: int, num_sms: int) -> str:
-    """Give the command that repeats one seed, with every option that matters."""
-    values = {
-        "--m": m,
-        "--n": n,
-        "--k": k,
-        "--first-seed": seed,
-        "--seeds": 1,
-        "--num-sms": num_sms,
-        "--block-m": config.block_m,
-        "--block-n": config.block_n,
-        "--cluster-m": config.cluster_m,
-        "--cluster-n": config.cluster_n,
-        "--cluster-k": config.cluster_k,
-    }
-    switches = {
-        "--fp32": config.is_fp32,
-        "--with-c": config.with_c,
-        "--adds-to-d": config.adds_to_d,
-        "--by-row": config.sfb == PER_ROW,
-    }
-    options = [f"{name} {value}" for name, value in values.items()] + [name for name, on in switches.items() if on]
-    return " ".join(["python -m lab sim fp8_gemm", *options])
+def _with(trial: Trial, settings: Sequence[str]) -> Trial:
+    """Set fields of a trial as the command line states them: a Python literal each, else text."""
+    names = [field.name for field in fields(trial) if field.name not in ("config", "seed")]  # type: ignore[arg-type]
+    values = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in names:
+            raise ValueError(f"set: expected one of {', '.join(names)}, got {name}")
+        try:
+            values[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[name] = text
+    return replace(trial, **values)  # type: ignore[type-var]

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from deep_gemm.core.kernel import launch
+from deep_gemm.core.kernel import Kernel
 from deep_gemm.moe import gather_weighted
 from deep_gemm.moe.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
+from deep_gemm.moe.routing import weighted_sum
 
-from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_for_host
-from .simulate import Buffer, Simulation
+from .launcher import Conditions, Stage
+from .library import HostKernel
+from .trial import Trial
 
 
-def compile_config(config: GatherConfig | ManyConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(MANY if isinstance(config, ManyConfig) else KERNEL, config, edits)
+def kernel_of(config: GatherConfig | ManyConfig) -> Kernel[Any]:
+    """Give the kernel of a configuration."""
+    return MANY if isinstance(config, ManyConfig) else KERNEL
 
 
 def run(
@@ -29,26 +33,68 @@ def run(
     weights: Tensor | None,
     *,
     num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Tensor:
     """Sum up each token's rows on simulated SMs. What the kernel leaves unwritten is NaN."""
     out = torch.full((row_of.shape[0], y.shape[1]), float("nan"), dtype=torch.bfloat16)
-    buffers = {
-        "y": Buffer(flat_memory(y), is_dependent=True),
-        "row_of": Buffer(row_of, alignment=4, is_dependent=True),
-        "out": Buffer(out, is_writable=True, is_dependent=True),
-    }
-    if weights is not None:
-        buffers["weights"] = Buffer(flat_memory(weights), alignment=weights.element_size(), is_dependent=True)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    threads, shared_bytes = config.num_threads, config.shared_bytes
-    launcher = Launcher(simulation, kernel, gather_weighted.PARAMS, threads=threads, shared_bytes=shared_bytes)
-    placed_y, placed_rows, placed_out = (
-        simulation.tensor(name, x) for name, x in (("y", y), ("row_of", row_of), ("out", out))
-    )
-    placed_weights = None if weights is None else simulation.tensor("weights", weights)
+    given = {"y": y, "row_of": row_of, "weights": weights}
+    stage = Stage(given, {"out": out}, {"y": 16, "out": 16}, num_sms=num_sms, **conditions)
     grid = num_sms if isinstance(config, ManyConfig) else gather_weighted.grid(config, *out.shape)
-    params = gather_weighted.params_of(placed_y, placed_rows, placed_weights, placed_out)
-    launch(launcher, params, grid, -1)  # type: ignore[arg-type]
-    return torch.as_tensor(simulation.result().buffers["out"])
+    stage.run(
+        kernel_of(config),
+        kernel,
+        config,
+        lambda _, at: gather_weighted.params_of(at["y"], at["row_of"], at.get("weights"), at["out"]),
+        grid,
+    )
+    return out
+
+
+@dataclass(frozen=True)
+class GatherTrial(Trial):
+    """Sums of random rows, some routes without one, by the kernel for few tokens."""
+
+    kernel: ClassVar[Kernel[Any]] = KERNEL
+    config: GatherConfig | ManyConfig
+    tokens: int
+    topk: int
+    n: int
+    seed: int = 0
+    schedule: str | None = None
+
+    @classmethod
+    def drawn(cls, config: GatherConfig | ManyConfig, seed: int) -> GatherTrial:
+        """Draw sizes."""
+        draw = random.Random(seed)
+        return cls(config, draw.randint(1, 9), draw.randint(1, 40), 8 * draw.choice((1, 5, 257, 520)), seed)
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare sums with those of a loop over routes, to the bit."""
+        generator = torch.Generator().manual_seed(self.seed)
+        # Terms of all magnitudes that cancel each other: what is left shows how each step was rounded.
+        magnitudes = 2.0 ** torch.randint(0, 24, (self.tokens * self.topk, 1), generator=generator)
+        y = (torch.randn(self.tokens * self.topk, self.n, generator=generator) * magnitudes).bfloat16()
+        y[1::2] = -y[: len(y) // 2 * 2 : 2]
+        row_of = torch.arange(y.shape[0], dtype=torch.int32).view(self.tokens, self.topk).roll(1, 1)
+        row_of[torch.rand(row_of.shape, generator=generator) < 0.2] = -1
+        weights = None
+        if self.config.weights is not None:  # in wider rows, as in a message
+            weights = torch.rand(self.tokens, self.topk + 3, generator=generator).to(self.config.weights)[:, 2:-1]
+            weights[: self.tokens // 2] = 0.7
+            weights[row_of < 0] = float("nan")
+        wide = torch.full((len(y), self.n + 8), torch.nan).bfloat16()  # NaN beside rows, and where none is taken
+        taken = row_of[row_of >= 0].long()
+        wide[taken, : self.n] = y[taken]
+        y = wide[:, : self.n]
+        found = run(kernel, self.config, y, row_of, weights, seed=self.seed, schedule=self.schedule)
+        right = weighted_sum(y, row_of, weights).bfloat16()
+        if not torch.equal(found, right):
+            raise ValueError(f"expected {right.flatten()[:4]}, got {found.flatten()[:4]}")
+        return 0.0
+
+
+@dataclass(frozen=True)
+class ManyTrial(GatherTrial):
+    """The same by the kernel for many tokens."""
+
+    kernel = MANY

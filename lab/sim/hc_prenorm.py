@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import random
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.core.check.layout import ceil_div
-from deep_gemm.core.kernel import launch
-from deep_gemm.hyper.check import BLOCK_K, HcProblem
+from deep_gemm.core.kernel import Kernel
+from deep_gemm.hyper import kernel as kernel_ring
+from deep_gemm.hyper import kernel_few
+from deep_gemm.hyper.check import BLOCK_K, COLUMNS, HcProblem
 from deep_gemm.hyper.choose import Chosen, kernel_of
 from deep_gemm.hyper.kernel import PRODUCT_K
 from deep_gemm.hyper.reference import hc_prenorm as reference
 from deep_gemm.hyper.reference import to_tf32
 
-from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_for_host
-from .rounding import FP32_UNIT
-from .simulate import Buffer, Simulation
+from .launcher import Conditions, Stage
+from .library import HostKernel
+from .rounding import FP32_UNIT, largest_part
+from .trial import Trial
 
 LEFT_OVER = 2.0**-133
 """The most that is lost of a value of B below 2^-123."""
-
-
-def compile_config(config: Chosen, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(kernel_of(config).KERNEL, config, edits)
 
 
 def run(
@@ -38,35 +37,22 @@ def run(
     splits: int = 1,
     *,
     num_sms: int | None = None,
-    seed: int = 0,
-    schedule: str | None = None,
-    truncate: bool = False,
+    **conditions: Unpack[Conditions],
 ) -> tuple[Tensor, Tensor]:
     """Compute D `[splits, m, n]` and sqr_sum `[splits, m]` on simulated SMs. What is left unwritten is NaN."""
     m, n = len(a), len(b)
-    d, sqr_sum = torch.full((splits, m, n), torch.nan), torch.full((splits, m), torch.nan)
-    buffers = {
-        "a": Buffer(flat_memory(a), is_dependent=True),
-        "b": Buffer(flat_memory(b), is_dependent=True),
-        "d": Buffer(d, is_writable=True, is_dependent=True, alignment=4),
-        "sqr_sum": Buffer(sqr_sum, is_writable=True, is_dependent=True, alignment=4),
-    }
+    written = {"d": torch.full((splits, m, n), torch.nan), "sqr_sum": torch.full((splits, m), torch.nan)}
     num_sms = num_sms or 2 * config.cluster
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, truncate=truncate)
+    stage = Stage({"a": a, "b": b}, written, {"a": 16, "b": 16}, num_sms=num_sms, **conditions)
     module = kernel_of(config)
-    launcher: Any = Launcher(
-        simulation,
+    stage.run(
+        module.KERNEL,
         kernel,
-        module.PARAMS,
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        cluster_size=config.cluster,
+        config,
+        lambda launcher, at: module.bind(config, launcher, HcProblem(**at)),
+        module.grid(config, m, n, splits, num_sms),
     )
-    placed = (simulation.tensor(name, x) for name, x in (("a", a), ("b", b), ("d", d), ("sqr_sum", sqr_sum)))
-    params = module.bind(config, launcher, HcProblem(*placed))
-    launch(launcher, params, module.grid(config, m, n, splits, num_sms), -1)
-    found = simulation.result().buffers
-    return torch.as_tensor(found["d"]), torch.as_tensor(found["sqr_sum"])
+    return written["d"], written["sqr_sum"]
 
 
 def random_operands(m: int, n: int, k: int, seed: int = 0, device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -78,8 +64,25 @@ def random_operands(m: int, n: int, k: int, seed: int = 0, device: str = "cpu") 
     return a.to(device), b.to(device)
 
 
-def mistakes(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, of_step: float = 1.0) -> str | None:
-    """Say what is wrong with results `[splits, m, n]` and `[splits, m]`; None if nothing is.
+def special_operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """Make zeros of both signs, infinities, NaN, numbers that round to infinity, the smallest; beside whole numbers."""
+    a, b = random_operands(m, n, k)
+    a, b = (a * 4).round(), (b * 4).round()
+    largest, smallest = torch.finfo(torch.float32).max, 2.0**-126
+    b[0, :7] = torch.tensor([0.0, -0.0, 1.0, -2.0, largest / 2, smallest, -smallest * 2.0**-7])
+    b[1, 5], b[2, 6], b[3, 7] = torch.inf, -torch.inf, torch.nan
+    b[4, 8] = largest
+    b[5, 9] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    a[0] = 0
+    a[1, 2], a[2, 3] = torch.inf, -torch.inf
+    a[3, 4] = torch.nan
+    a[4, 0] = torch.inf  # meets 0
+    a[5, 5:9] = torch.tensor([2.0**-120, 2.0**120, 0, 0])
+    return a, b
+
+
+def compare(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, of_step: float = 1.0) -> float:
+    """Give the largest error of results `[splits, m, n]` and `[splits, m]`, as a part of what is allowed.
 
     A product of 16 along k, one of high and one of low parts, may be off by `of_step` units of the magnitudes' sum.
     """
@@ -89,16 +92,42 @@ def mistakes(a: Tensor, b: Tensor, d: Tensor, sqr_sum: Tensor, of_step: float = 
     steps = ceil_div(a.shape[1] // BLOCK_K, len(d)) * (BLOCK_K // PRODUCT_K)
     allowed_d = (wide @ vectors.t()) * ((steps * of_step + 20) * FP32_UNIT) + wide.sum(1, keepdim=True) * LEFT_OVER
     allowed_sums = wide.square().sum(1) * ((steps + 20) * FP32_UNIT)
-    return _difference("d", d, right.d, allowed_d) or _difference("sqr_sum", sqr_sum, right.sqr_sum, allowed_sums)
+    return max(largest_part("d", d, right.d, allowed_d), largest_part("sqr_sum", sqr_sum, right.sqr_sum, allowed_sums))
 
 
-def _difference(name: str, got: Tensor, expected: Tensor, allowed: Tensor) -> str | None:
-    is_near = (got.double() - expected.double()).abs() <= allowed
-    is_right = torch.where(expected.isfinite(), is_near, (got == expected) | (got.isnan() & expected.isnan()))
-    if is_right.all():
-        return None
-    at = tuple((~is_right).nonzero()[0].tolist())
-    return (
-        f"{int((~is_right).sum())} of {got.numel()} elements of {name} are wrong, the first at {at}: "
-        f"{got[at].item():.9g} instead of {expected[at].item():.9g}"
-    )
+@dataclass(frozen=True)
+class HcTrial(Trial):
+    """One configuration, shape, number of splits and of SMs, seed and schedule."""
+
+    kernel: ClassVar[Kernel[Any]] = kernel_ring.KERNEL
+    config: Chosen
+    m: int
+    n: int
+    k: int
+    splits: int = 1
+    num_sms: int | None = None
+    seed: int = 0
+    schedule: str | None = None
+    is_special: bool = False
+
+    @classmethod
+    def drawn(cls, config: Chosen, seed: int) -> HcTrial:
+        """Draw a shape, and the number of splits."""
+        draw = random.Random(seed)
+        n = config.block_n if config.block_n > 8 else draw.choice(COLUMNS)
+        return cls(config, draw.randint(1, 150), n, BLOCK_K * draw.randint(1, 12), draw.randint(1, 4), None, seed)
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare the product and the sums of squares with the reference's, within what rounding may do."""
+        size = self.m, self.n, self.k
+        a, b = special_operands(*size) if self.is_special else random_operands(*size, self.seed)
+        how = Conditions(seed=self.seed, schedule=self.schedule)
+        found = run(kernel, self.config, a, b, self.splits, num_sms=self.num_sms, **how)
+        return compare(a, b, *found)
+
+
+@dataclass(frozen=True)
+class HcFewTrial(HcTrial):
+    """The same by the kernel for few rows."""
+
+    kernel = kernel_few.KERNEL

@@ -6,17 +6,21 @@ The simulator therefore gets the same parameter bytes and the same grid as a GPU
 from __future__ import annotations
 
 import threading
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypedDict, TypeVar
 
+import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.core.jit.driver import ParamsBuffer
 from deep_gemm.core.jit.tensor_map import TensorMap
+from deep_gemm.core.kernel import Kernel, launch
 from deep_gemm.core.params import Params
 
 from .arguments import encode_tensor_map
 from .library import HostKernel
-from .simulate import KernelLaunch, Simulation
+from .simulate import Buffer, KernelLaunch, Simulation
 
 _CPU = -1
 """The device index of CPU tensors."""
@@ -107,3 +111,72 @@ class Launcher:
     def start_again(self, status: int, device: int) -> NoReturn:
         """Never called, because the simulator raises its errors itself."""
         raise AssertionError(status)
+
+
+class Conditions(TypedDict, total=False):
+    """Keywords of `Simulation` that functions which run a kernel pass on."""
+
+    seed: int
+    schedule: str | None
+    truncate: bool
+
+
+class Stage:
+    """Tensors in the memory of a simulated GPU, where kernels run on them one after another."""
+
+    def __init__(
+        self,
+        read: Mapping[str, Tensor | None],
+        written: Mapping[str, Tensor | None],
+        aligned: Mapping[str, int] | None = None,
+        *,
+        num_sms: int = 2,
+        **conditions: Unpack[Conditions],
+    ) -> None:
+        """Copy tensors there. They begin at multiples of their elements, those in `aligned` at multiples of more."""
+        given = {name: x for name, x in {**read, **written}.items() if x is not None}
+        self._written = {name: given[name] for name in written if name in given}
+        alignments = {name: x.element_size() for name, x in given.items()} | {**(aligned or {})}
+        buffers = {
+            name: Buffer(flat_memory(x), is_writable=name in written, alignment=alignments[name], is_dependent=True)
+            for name, x in given.items()
+        }
+        self.simulation = Simulation(buffers, num_sms=num_sms, **conditions)
+        self.at: dict[str, Any] = {name: self.simulation.tensor(name, x) for name, x in given.items()}
+
+    def run(
+        self,
+        kernel: Kernel[Any],
+        compiled: HostKernel,
+        config: Any,
+        params_of: Callable[[Any, Any], bytes],
+        grid: int,
+        inputs: frozenset[str] = frozenset(),
+    ) -> None:
+        """Launch a kernel with the parameters that `params_of` makes of the launcher and the tensors here, by name.
+
+        What it wrote is copied back; it may not write `inputs`.
+        """
+        launcher = self.launcher(kernel, compiled, config, inputs)
+        launch(launcher, params_of(launcher, self.at), grid, _CPU)
+        self.copy_back()
+
+    def launcher(
+        self, kernel: Kernel[Any], compiled: HostKernel, config: Any, inputs: frozenset[str] = frozenset()
+    ) -> Any:
+        """Give what launches a kernel here, in place of a `jit.driver.Launcher`."""
+        return Launcher(
+            self.simulation,
+            compiled,
+            kernel.params_of(config),
+            threads=config.num_threads,
+            shared_bytes=config.shared_bytes,
+            cluster_size=config.cluster_size,
+            inputs=inputs,
+        )
+
+    def copy_back(self) -> None:
+        """Copy what kernels wrote back into the tensors that it was made from."""
+        found = self.simulation.result().buffers
+        for name, tensor in self._written.items():
+            flat_memory(tensor).view(torch.uint8).copy_(torch.as_tensor(found[name]).view(torch.uint8))

@@ -2,44 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.casts import lay_scales
-from deep_gemm.casts.lay_scales import ScalesConfig
-from deep_gemm.core.kernel import launch
+from deep_gemm.casts.lay_scales import CONFIG, ScalesConfig
+from deep_gemm.core.check.layout import empty_mn_major
 
-from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_for_host
-from .simulate import Buffer, Simulation
+from .launcher import Conditions, Stage, flat_memory
+from .library import HostKernel
+from .trial import Trial
 
-
-def compile_config(config: ScalesConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(lay_scales.KERNEL, config, edits)
+POISON = -0x5A5A5A5A
 
 
-def run(
-    kernel: HostKernel,
-    config: ScalesConfig,
-    sf: Tensor,
-    out: Tensor,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-) -> None:
-    """Copy scales as `kernels.lay_scales.run` does, on simulated SMs. What the kernel leaves unwritten stays."""
-    buffers = {
-        "sf": Buffer(flat_memory(sf), alignment=4, is_dependent=True),
-        "out": Buffer(flat_memory(out), is_writable=True, alignment=4, is_dependent=True),
-    }
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    launcher = Launcher(
-        simulation, kernel, lay_scales.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
+def run(kernel: HostKernel, sf: Tensor, out: Tensor, **conditions: Unpack[Conditions]) -> None:
+    """Copy scales as `casts.lay_scales.run` does, on simulated SMs. What the kernel leaves unwritten stays."""
+    stage = Stage({"sf": sf}, {"out": out}, **conditions)
+    stage.run(
+        lay_scales.KERNEL,
+        kernel,
+        CONFIG,
+        lambda _, at: lay_scales.params_of(at["sf"], at["out"]),
+        lay_scales.grid(CONFIG, sf),
     )
-    params = lay_scales.params_of(simulation.tensor("sf", sf), simulation.tensor("out", out))
-    launch(launcher, params, lay_scales.grid(config, sf), -1)  # type: ignore[arg-type]
-    flat_memory(out).copy_(torch.as_tensor(simulation.result().buffers["out"]))
+
+
+def check(kernel: HostKernel, sf: Tensor, **conditions: Unpack[Conditions]) -> None:
+    """Compare what is laid out, and what lies between, to the bit."""
+    out = empty_mn_major(sf)
+    memory = flat_memory(out).view(torch.int32).fill_(POISON)
+    right = memory.clone()
+    right.as_strided(out.shape, out.stride()).copy_(sf.view(torch.int32))
+    run(kernel, sf, out, **conditions)
+    if not torch.equal(memory, right):
+        wrong = int((memory != right).nonzero()[0])
+        raise ValueError(f"word {wrong}: expected {right[wrong]:#x}, got {memory[wrong]:#x}")
+
+
+@dataclass(frozen=True)
+class ScalesTrial(Trial):
+    """Scales in rows that lie apart; m-major ones where these are turned."""
+
+    kernel = lay_scales.KERNEL
+    groups: int
+    m: int
+    k_blocks: int
+    is_m_major: bool
+    seed: int = 0
+    schedule: str | None = None
+    config: ScalesConfig = CONFIG
+
+    @classmethod
+    def drawn(cls, config: ScalesConfig, seed: int) -> ScalesTrial:
+        """Draw sizes and an order."""
+        draw = random.Random(seed)
+        return cls(draw.randint(1, 3), draw.randint(1, 150), draw.randint(1, 80), draw.random() < 0.5, seed)
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare what is laid out, to the bit."""
+        rows, columns = (self.k_blocks, self.m) if self.is_m_major else (self.m, self.k_blocks)
+        numbers = torch.arange(self.groups * (rows + 1) * (columns + 3), dtype=torch.float32)
+        sf = numbers.view(self.groups, rows + 1, columns + 3)[:, :rows, :columns]
+        check(kernel, sf.mT if self.is_m_major else sf, seed=self.seed, schedule=self.schedule)
+        return 0.0

@@ -225,3 +225,9 @@ def compile_for_host(kernel: Kernel[Any], config: Any, edits: Mapping[str, str] 
         raise ValueError(f"config: {reason}, got {config}")
     headers = {**kernel.headers(config), **(edits or {})}
     return compile_kernel(kernel.source, headers, name=kernel.name_of(config))
+
+
+@cache
+def compiled(kernel: Kernel[Any], config: Any) -> HostKernel:
+    """Compile a configuration for the host, once."""
+    return compile_for_host(kernel, config)

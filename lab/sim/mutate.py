@@ -82,7 +82,7 @@ def try_mutation(
     )
     context = multiprocessing.get_context("forkserver")
     # The slow imports, once.
-    context.set_forkserver_preload(["torch", "lab.sim.dense", "lab.sim.linear_decode"])
+    context.set_forkserver_preload(["torch", "lab.sim.trials"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run_trials, args=(mutation, ordered, sender))
     process.start()

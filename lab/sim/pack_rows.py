@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.across import pack_rows
+from deep_gemm.across.message import pack, row_bytes
 from deep_gemm.across.pack_rows import PackConfig
-from deep_gemm.core.kernel import launch
 
-from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_for_host
-from .simulate import Buffer, Simulation
+from .launcher import Conditions, Stage
+from .library import HostKernel
+from .trial import Trial
 
 POISON = -0x5A5A5A5A
-
-
-def compile_config(config: PackConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(pack_rows.KERNEL, config, edits)
 
 
 def run(
@@ -31,32 +28,76 @@ def run(
     topk_weights: Tensor,
     row_of: Tensor | None,
     shape: tuple[int, int],
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Tensor:
     """Pack tokens on simulated SMs: int32 rows of this shape. What the kernel leaves unwritten is poison."""
     rows = torch.full(shape, POISON, dtype=torch.int32)
-    buffers = {
-        "x": Buffer(flat_memory(x), is_dependent=True),
-        "topk_ids": Buffer(topk_ids, alignment=topk_ids.element_size(), is_dependent=True),
-        "topk_weights": Buffer(topk_weights, alignment=4, is_dependent=True),
-        "rows": Buffer(rows, is_writable=True, is_dependent=True),
-    }
-    if row_of is not None:
-        buffers["row_of"] = Buffer(row_of, alignment=4, is_dependent=True)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    launcher = Launcher(
-        simulation, kernel, pack_rows.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
-    )
-    params = pack_rows.params_of(
-        simulation.tensor("x", x),
-        simulation.tensor("topk_ids", topk_ids),
-        simulation.tensor("topk_weights", topk_weights),
-        None if row_of is None else simulation.tensor("row_of", row_of),
-        simulation.tensor("rows", rows),
-    )
+    given = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights, "row_of": row_of}
+    stage = Stage(given, {"rows": rows}, {"x": 16, "rows": 16}, **conditions)
     slots = shape[0] if row_of is None else x.shape[0]
-    launch(launcher, params, pack_rows.grid(config, slots, x.shape[1]), -1)  # type: ignore[arg-type]
-    return torch.as_tensor(simulation.result().buffers["rows"])
+    stage.run(
+        pack_rows.KERNEL,
+        kernel,
+        config,
+        lambda _, at: pack_rows.params_of(**{"row_of": None, **at}),
+        pack_rows.grid(config, slots, x.shape[1]),
+    )
+    return rows
+
+
+@dataclass(frozen=True)
+class PackTrial(Trial):
+    """Random tokens, each with some rows; or each with its own, and `behind` rows without a token."""
+
+    kernel = pack_rows.KERNEL
+    config: PackConfig
+    tokens: int
+    hidden: int
+    topk: int
+    seed: int = 0
+    behind: int | None = None
+    schedule: str | None = None
+
+    @classmethod
+    def drawn(cls, config: PackConfig, seed: int) -> PackTrial:
+        """Draw sizes, and whether tokens have places."""
+        draw = random.Random(seed)
+        sizes = draw.randint(1, 6), 16 * draw.randint(1, 70), draw.randint(1, 20)
+        return cls(config, *sizes, seed, behind=draw.choice((None, 0, 3)))
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare rows with those that torch's operations make, to the bit."""
+        g = torch.Generator().manual_seed(self.seed)
+        x = torch.randn(self.tokens, self.hidden + 16, generator=g)
+        x[-1] *= 2.0**-110  # not ordinary, and neither is an infinity
+        x[0, 5] = torch.inf
+        x = x.to(self.config.dtype)[:, : self.hidden]
+        ids = torch.randint(-1, 99, (self.tokens, self.topk), generator=g)
+        given = ids.to(torch.int64 if self.config.id_bytes == 8 else torch.int32)
+        if self.config.id_bytes == 8:
+            given[0, 0], ids[0, 0] = (1 << 32) + 1, -1
+        p = torch.randn(self.tokens, self.topk, generator=g)
+        words = row_bytes(self.hidden, self.topk) // 4
+        row_of = None
+        rows = self.tokens + (self.behind or 0)
+        if self.behind is None:
+            rows = self.tokens * self.topk
+            row_of = torch.randperm(rows, generator=g).int().view(self.tokens, self.topk)
+            some = torch.randint(0, self.topk + 1, (self.tokens, 1), generator=g)
+            row_of[torch.arange(self.topk) >= some] = -1
+        how = Conditions(seed=self.seed, schedule=self.schedule)
+        found = run(kernel, self.config, x, given, p, row_of, (rows, words), **how)
+        right = torch.full_like(found, POISON)
+        of_tokens = pack(x, ids, p)
+        if row_of is None:
+            right[: self.tokens] = of_tokens
+            routes = self.hidden // 4 + -(-self.hidden // 128)
+            right[self.tokens :, routes : routes + self.topk] = -1
+            right[self.tokens :, routes + self.topk :] = 0
+        else:
+            token, column = (row_of >= 0).nonzero(as_tuple=True)
+            right[row_of[token, column].long()] = of_tokens[token]
+        if not torch.equal(found, right):
+            at = (found != right).nonzero()[0].tolist()
+            raise ValueError(f"expected {right[tuple(at)]} at {at}, got {found[tuple(at)]}")
+        return 0.0

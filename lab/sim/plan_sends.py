@@ -2,54 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.across import plan_sends
+from deep_gemm.across.owners import count_routes, owners_of_routes, owners_of_tokens
 from deep_gemm.across.plan_sends import NUM_FACTS, PlanSendsConfig
-from deep_gemm.core.kernel import launch
+from deep_gemm.moe.routing import expert_rows
 
-from .launcher import Launcher
-from .library import HostKernel, compile_for_host
-from .simulate import Buffer, Simulation
+from .launcher import Conditions, Stage
+from .library import HostKernel
+from .trial import Trial
 
 POISON = -0x5A5A5A5A
+FACTS = (1, 2**62, -1, 5, -(2**40), 7, 3)
 
 
-def compile_config(config: PlanSendsConfig, edits: Mapping[str, str] | None = None) -> HostKernel:
-    """Compile the kernel for the host; `edits` replaces sources by name, for mutations."""
-    return compile_for_host(plan_sends.KERNEL, config, edits)
-
-
-def run(
+def check(
     kernel: HostKernel,
     config: PlanSendsConfig,
     topk_ids: Tensor,
-    facts: Sequence[int],
     experts_here: int,
     ranks: int,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Plan on simulated SMs: `row_of`, and what is told. What the kernel leaves unwritten is poison."""
+    **conditions: Unpack[Conditions],
+) -> None:
+    """Plan on simulated SMs, and compare `row_of` and what is told with torch's."""
     tokens, topk = topk_ids.shape
     row_of = torch.full((max(tokens, 1), topk), POISON, dtype=torch.int32)  # no buffer is empty
     told = torch.full((NUM_FACTS + 2 * ranks,), POISON, dtype=torch.int64)
-    tensors = {"topk_ids": topk_ids if tokens else row_of.to(topk_ids.dtype), "row_of": row_of, "told": told}
-    buffers = {
-        name: Buffer(x, is_writable=name != "topk_ids", alignment=x.element_size(), is_dependent=True)
-        for name, x in tensors.items()
-    }
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    launcher = Launcher(
-        simulation, kernel, plan_sends.PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
+    given = topk_ids if tokens else row_of.to(topk_ids.dtype)
+    stage = Stage({"topk_ids": given}, {"row_of": row_of, "told": told}, **conditions)
+    stage.run(
+        plan_sends.KERNEL,
+        kernel,
+        config,
+        lambda _, at: plan_sends.params_of(
+            at["topk_ids"][:tokens], FACTS, at["row_of"], at["told"], experts_here, ranks
+        ),
+        plan_sends.grid(config, tokens),
     )
-    ids, rows, numbers = (simulation.tensor(name, x) for name, x in tensors.items())
-    params = plan_sends.params_of(ids[:tokens], facts, rows, numbers, experts_here, ranks)
-    launch(launcher, params, plan_sends.grid(config, tokens), -1)  # type: ignore[arg-type]
-    found = simulation.result().buffers
-    return torch.as_tensor(found["row_of"])[:tokens], torch.as_tensor(found["told"])
+    owners = owners_of_routes(topk_ids, experts_here, ranks)
+    rows = expert_rows(owners_of_tokens(owners, ranks), ranks)
+    right = torch.tensor([*FACTS, *rows.counts.tolist(), *count_routes(owners, ranks).tolist()])
+    for name, got, expected in (("row_of", row_of[:tokens], rows.row_of), ("told", told, right)):
+        if not torch.equal(got, expected):
+            raise ValueError(f"{name}: expected {expected.flatten()[:8]}, got {got.flatten()[:8]}")
+
+
+@dataclass(frozen=True)
+class PlanTrial(Trial):
+    """Routes of random tokens, some to no expert."""
+
+    kernel = plan_sends.KERNEL
+    config: PlanSendsConfig
+    tokens: int
+    topk: int
+    experts_here: int
+    ranks: int
+    seed: int = 0
+    schedule: str | None = None
+
+    @classmethod
+    def drawn(cls, config: PlanSendsConfig, seed: int) -> PlanTrial:
+        """Draw sizes of a group."""
+        draw = random.Random(seed)
+        return cls(config, draw.randint(1, 400), draw.randint(1, 9), draw.randint(1, 8), draw.randint(1, 64), seed)
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare rows and what is told, to the bit."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (self.tokens, self.topk)
+        ids = torch.randint(-1, self.experts_here * self.ranks + 1, shape, generator=generator)
+        ids[-1, 0] = self.experts_here << 6  # far past the last expert
+        if self.config.id_bytes == 8:  # an id whose lower half alone is an expert's
+            ids[0, 0] = 1 << 32
+        given = ids.to(torch.int64 if self.config.id_bytes == 8 else torch.int32)
+        how = Conditions(seed=self.seed, schedule=self.schedule)
+        check(kernel, self.config, given, self.experts_here, self.ranks, **how)
+        return 0.0

@@ -77,3 +77,22 @@ def describe_mistakes(d: Tensor, right: Tensor, allowed: Tensor, tile: tuple[int
         f"{count} of {d.numel()} elements are wrong, {int(d.isnan().sum())} of them NaN; the worst, {where}: "
         f"{d[i, j].item():.9g} instead of {right[i, j].item():.9g}, where rounding explains {allowed[i, j].item():.2g}"
     )
+
+
+def largest_part(name: str, got: Tensor, expected: Tensor, allowed: Tensor) -> float:
+    """Give the largest difference as a part of the allowed one; a ValueError says where it is larger.
+
+    What is not finite, and what may not be off at all, must be the same.
+    """
+    found, right = got.double(), expected.double()
+    is_same = (found == right) | (found.isnan() & right.isnan())
+    parts = torch.where(right.isfinite(), (found - right).abs() / allowed, torch.inf).nan_to_num(torch.inf)
+    parts = torch.where(is_same, 0, parts)
+    wrong = parts > 1
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"{int(wrong.sum())} of {wrong.numel()} elements of {name} are wrong, the first at {at}: "
+            f"expected {right[at]:.9g}, got {found[at]:.9g}"
+        )
+    return float(parts.amax()) if parts.numel() else 0.0

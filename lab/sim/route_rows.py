@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from deep_gemm.core.kernel import launch
 from deep_gemm.moe import route_rows
-from deep_gemm.moe.route_rows import COUNTER, CountConfig, RouteConfig, RouteProblem, Totals
+from deep_gemm.moe.route_rows import COUNTER, PART, CountConfig, RouteConfig, RouteProblem, Totals, num_arrivals
+from deep_gemm.moe.routing import expert_rows
 
-from .launcher import Launcher, flat_memory
-from .library import HostKernel, compile_kernel
-from .simulate import Buffer, Simulation
+from .launcher import Conditions, Stage
+from .library import HostKernel, compile_for_host
+from .trial import Trial
 
 POISON = -0x5A5A5A5A
 OUTPUTS = ("counts", "ends", "row_of", "token_of", "ids", "arrivals")
@@ -29,14 +32,11 @@ class Kernels(NamedTuple):
 
 def compile_config(config: RouteConfig, edits: Mapping[str, str] | None = None) -> Kernels:
     """Compile both kernels for the host; `edits` replaces sources by name, for mutations of either."""
-    edits = edits or {}
-    router = {**route_rows.KERNEL.headers(config), **edits}
+    of_counter = {name: text for name, text in (edits or {}).items() if name != "config.cuh"}
     counter = None
     if config.totals == Totals.OF_PARTS:
-        own = COUNTER.headers(CountConfig(config.id_bytes))
-        headers = {**own, **edits, "config.cuh": own["config.cuh"]}
-        counter = compile_kernel(COUNTER.source, headers, name=COUNTER.kernel_name)
-    return Kernels(counter, compile_kernel(route_rows.KERNEL.source, router, name=route_rows.KERNEL.kernel_name))
+        counter = compile_for_host(COUNTER, CountConfig(config.id_bytes), of_counter)
+    return Kernels(counter, compile_for_host(route_rows.KERNEL, config, edits))
 
 
 def run(
@@ -46,36 +46,150 @@ def run(
     num_experts: int,
     *,
     first: int = 0,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
+    **conditions: Unpack[Conditions],
 ) -> dict[str, Tensor]:
     """Give routes their rows on simulated SMs: the outputs by name. What the kernels leave unwritten is poison."""
-    arrivals = torch.empty(route_rows.num_arrivals(topk_ids.numel()), dtype=torch.int32)
-    p = RouteProblem(topk_ids, num_experts, first, arrivals)
-    grid = route_rows.grid(topk_ids.numel())
-    buffers = {"topk_ids": Buffer(flat_memory(topk_ids), alignment=topk_ids.element_size(), is_dependent=True)}
-    for name in OUTPUTS:
-        poisoned = getattr(p, name).fill_(POISON)
-        buffers[name] = Buffer(poisoned, is_writable=True, alignment=4, is_dependent=True)
+    p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
+    found = {name: getattr(p, name).fill_(POISON) for name in OUTPUTS}
     of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
+    stage = Stage({"topk_ids": topk_ids}, {**found, "of_parts": of_parts}, **conditions)
     if kernels.counter is not None:
-        buffers["of_parts"] = Buffer(of_parts, is_writable=True, alignment=4, is_dependent=True)
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule)
-    for name in ("topk_ids", *OUTPUTS):
-        setattr(p, name, simulation.tensor(name, getattr(p, name)))
+        own = CountConfig(config.id_bytes)
+        stage.run(COUNTER, kernels.counter, own, lambda _, at: _params(p, at), grid, frozenset(OUTPUTS))
+    stage.run(route_rows.KERNEL, kernels.router, config, lambda _, at: _params(p, at), grid, frozenset({"of_parts"}))
+    return found
 
-    def start(kernel: HostKernel, config: RouteConfig | CountConfig, params: bytes, inputs: frozenset[str]) -> None:
-        threads, shared_bytes = config.num_threads, config.shared_bytes
-        launcher = Launcher(
-            simulation, kernel, route_rows.PARAMS, threads=threads, shared_bytes=shared_bytes, inputs=inputs
-        )
-        launch(launcher, params, grid, -1)  # type: ignore[arg-type]
 
-    params = route_rows.params_of(p)
-    if kernels.counter is not None:
-        params = route_rows.params_of(p, simulation.address("of_parts"))
-        start(kernels.counter, CountConfig(config.id_bytes), params, frozenset(OUTPUTS))
-    start(kernels.router, config, params, frozenset({"of_parts"}))
-    found = simulation.result().buffers
-    return {name: torch.as_tensor(found[name]) for name in OUTPUTS}
+def count(
+    kernel: HostKernel,
+    config: CountConfig,
+    topk_ids: Tensor,
+    num_experts: int,
+    first: int,
+    **conditions: Unpack[Conditions],
+) -> Tensor:
+    """Count routes of each part, on simulated SMs."""
+    p, grid = _problem(topk_ids, num_experts, first), route_rows.grid(topk_ids.numel())
+    of_parts = torch.full((grid, num_experts), POISON, dtype=torch.int32)
+    stage = Stage({"topk_ids": topk_ids}, {"of_parts": of_parts}, **conditions)
+    stage.run(COUNTER, kernel, config, lambda _, at: _params(p, at), grid)
+    return of_parts
+
+
+def _problem(topk_ids: Tensor, num_experts: int, first: int) -> RouteProblem:
+    arrivals = torch.empty(num_arrivals(topk_ids.numel()), dtype=torch.int32)
+    return RouteProblem(topk_ids, num_experts, first, arrivals)
+
+
+def _params(p: RouteProblem, at: Mapping[str, Tensor]) -> bytes:
+    placed = RouteProblem(at["topk_ids"], p.num_experts, p.first)
+    for name in OUTPUTS:
+        setattr(placed, name, at.get(name, getattr(p, name)))
+    return route_rows.params_of(placed, at["of_parts"].data_ptr())
+
+
+def check(
+    kernels: Kernels,
+    config: RouteConfig,
+    topk_ids: Tensor,
+    num_experts: int,
+    first: int = 0,
+    **conditions: Unpack[Conditions],
+) -> None:
+    """Compare all outputs with the package's, to the bit."""
+    found = run(kernels, config, topk_ids, num_experts, first=first, **conditions)
+    of_routes = expert_rows(_here(topk_ids, num_experts, first), num_experts)._asdict()
+    of_routes["arrivals"] = torch.zeros(num_arrivals(topk_ids.numel()), dtype=torch.int32)
+    for name, right in of_routes.items():
+        if not torch.equal(found[name], right):
+            raise ValueError(f"{name}: expected {right.flatten()[:8]}, got {found[name].flatten()[:8]}")
+
+
+@dataclass(frozen=True)
+class RouteTrial(Trial):
+    """Routes of random tokens, some to no expert. Where many are counted by parts, both kernels run."""
+
+    kernel = route_rows.KERNEL
+    config: RouteConfig
+    tokens: int
+    topk: int
+    num_experts: int
+    seed: int = 0
+    schedule: str | None = None
+    first: int = 0
+
+    @classmethod
+    def drawn(cls, config: RouteConfig, seed: int) -> RouteTrial:
+        """Draw sizes, and the first expert."""
+        draw = random.Random(seed)
+        experts, is_many = draw.randint(1, config.max_experts), config.totals == Totals.OF_PARTS
+        tokens = draw.randint(1, 600 if is_many else 300)
+        return cls(config, tokens, draw.randint(1, 9), experts, seed, first=draw.choice((0, experts)))
+
+    def headers(self) -> dict[str, str]:
+        """Give everything that both kernels include."""
+        return {**COUNTER.headers(CountConfig(self.config.id_bytes)), **super().headers()}
+
+    def run(self, headers: Mapping[str, str] | None = None) -> float:
+        """Compile both kernels and check them."""
+        return self._check(compile_config(self.config, headers))
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare all outputs with the package's, to the bit."""
+        return self._check(compile_config(self.config)._replace(router=kernel))
+
+    def _check(self, kernels: Kernels) -> float:
+        ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
+        how = Conditions(seed=self.seed, schedule=self.schedule)
+        check(kernels, self.config, ids, self.num_experts, self.first, **how)
+        return 0.0
+
+
+@dataclass(frozen=True)
+class CountTrial(Trial):
+    """The routes of random tokens, counted by parts."""
+
+    kernel = COUNTER
+    config: CountConfig
+    tokens: int
+    topk: int
+    num_experts: int
+    seed: int = 0
+    schedule: str | None = None
+    first: int = 0
+
+    @classmethod
+    def drawn(cls, config: CountConfig, seed: int) -> CountTrial:
+        """Draw sizes, and the first expert."""
+        draw = random.Random(seed)
+        experts = draw.randint(1, 1024)
+        return cls(config, draw.randint(1, 600), draw.randint(1, 9), experts, seed, first=draw.choice((0, experts)))
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare the count of each expert's routes in each part."""
+        ids = random_ids(self.tokens, self.topk, self.num_experts, self.first, self.config.id_bytes, self.seed)
+        how = Conditions(seed=self.seed, schedule=self.schedule)
+        found = count(kernel, self.config, ids, self.num_experts, self.first, **how)
+        routes = _here(ids, self.num_experts, self.first).flatten()
+        for part, (of_part, got) in enumerate(zip(torch.split(routes, PART), found, strict=True)):
+            right = torch.bincount(of_part[of_part >= 0], minlength=self.num_experts)
+            if not torch.equal(got.long(), right):
+                raise ValueError(f"part {part}: expected {right[:8]}, got {got[:8]}")
+        return 0.0
+
+
+def random_ids(tokens: int, topk: int, num_experts: int, first: int, id_bytes: int, seed: int) -> Tensor:
+    """Make ids of routes, some that no expert has; in rows that lie apart if experts are numbered from `first`."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-1, num_experts + 2 * first, (tokens, topk), generator=generator)
+    if id_bytes == 8:  # an id whose lower half alone is an expert's
+        ids[0, 0] = (1 << 32) + 1 + first
+    ids = ids if id_bytes == 8 else ids.int()
+    if first:  # in wider rows, as in a message
+        others = torch.full_like(ids, first + 1)
+        ids = torch.cat([ids, others, others], dim=1)[:, :topk]
+    return ids
+
+
+def _here(ids: Tensor, num_experts: int, first: int) -> Tensor:
+    return torch.where((ids >= first) & (ids < first + num_experts), ids - first, -1)

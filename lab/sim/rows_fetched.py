@@ -5,27 +5,36 @@ All ranks have met before, so only this one's kernel runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from deep_gemm.across import rows_fetched as kernels
 from deep_gemm.across.rows_fetched import FetchedRowsProblem
+from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.casts.rules import empty_scales
+from deep_gemm.core.check.layout import SCALE_BLOCK
 from deep_gemm.core.meeting import STATE_WORDS, Node, Room
-from deep_gemm.gemm.config import GemmConfig
-from deep_gemm.gemm.kernel import ROWS_FETCHED_PARAMS
-from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from deep_gemm.gemm.config import BLOCK_K, GemmConfig
+from deep_gemm.gemm.config_fetched import ROWS_OF_PART
+from deep_gemm.gemm.kernel import KERNEL
+from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS, SiluRowsProblem
 from deep_gemm.moe.check import ExpertRows
 from deep_gemm.moe.route_rows import num_arrivals
+from deep_gemm.moe.routing import expert_rows
 
-from .launcher import Launcher, flat_memory
+from ..silu import SCALE_ERROR, mistakes, right, scale_errors
+from .launcher import Conditions, Stage
 from .library import HostKernel
-from .rows_silu import POISON
-from .simulate import Buffer, Simulation
+from .rows_silu import CANARY, POISON
+from .trial import Trial
 
+NAN_BYTE = 0x7F
 LIMIT = 1 << 40
 
 
@@ -51,29 +60,22 @@ class Asked(NamedTuple):
 
 
 def run(
-    kernel: HostKernel,
-    config: GemmConfig,
-    asked: Asked,
-    *,
-    num_sms: int = 2,
-    seed: int = 0,
-    schedule: str | None = None,
-    max_steps: int = 20_000_000,
+    kernel: HostKernel, config: GemmConfig, asked: Asked, *, num_sms: int = 2, **conditions: Unpack[Conditions]
 ) -> dict[str, Tensor]:
     """Fetch and multiply on simulated SMs: what the kernel wrote, by name; addresses as `Asked` has them."""
     silu, rows, room = asked.silu, asked.rows, asked.room
-    sfa = empty_scales(silu.sfa.shape[:1], room.hidden, silu.d, mn_major=True).fill_(torch.nan)
     state = torch.zeros(STATE_WORDS, dtype=torch.int32)
     state[-1] = int(asked.has_missed)
     written = {
         "a": torch.full(silu.a.shape, POISON, dtype=torch.uint8).view(torch.float8_e4m3fn),
-        "sfa": sfa,
-        "row_weights": torch.full_like(silu.row_weights, torch.nan),  # type: ignore[arg-type]
-        "d": silu.d,
-        "scales": silu.scales,
+        "sfa": empty_scales(silu.sfa.shape[:1], room.hidden, silu.d, mn_major=True).fill_(torch.nan),
+        "row_weights": torch.full((len(rows.ids),), torch.nan),
+        "d": silu.d.clone(),
+        "scales": torch.empty_strided(silu.scales.shape, silu.scales.stride()).copy_(silu.scales),
         "addresses": torch.full((len(rows.ids),), -1, dtype=torch.int64),
         "arrivals": torch.zeros(num_arrivals(len(rows.ids)), dtype=torch.int32),
     }
+    rooms_of = {f"room {rank}": memory for rank, memory in enumerate(asked.rooms)}
     read = {
         "b": silu.b,
         "sfb": silu.sfb,
@@ -81,41 +83,25 @@ def run(
         "token_of": rows.token_of,
         "row_of": rows.row_of.contiguous(),
         "state": state,
-        **{f"room {rank}": memory for rank, memory in enumerate(asked.rooms)},
+        **rooms_of,
     }
-    alignments = {"a": 16, "sfa": 16, "d": 16, "scales": 16, "b": 16, "addresses": 8}
-    alignments |= {f"room {rank}": 16 for rank in range(room.ranks)}
-    buffers = {
-        name: Buffer(flat_memory(x), is_writable=name in written, alignment=alignments.get(name, 4))
-        for name, x in (written | read).items()
-    }
-    simulation = Simulation(buffers, num_sms=num_sms, seed=seed, schedule=schedule, max_steps=max_steps)
-    at = {name: simulation.tensor(name, x) for name, x in (written | read).items()}
-    rooms = tuple(simulation.address(f"room {rank}") for rank in range(room.ranks))
+    aligned = dict.fromkeys(("a", "sfa", "d", "scales", "b", *rooms_of), 16)
+    stage = Stage(read, written, aligned, num_sms=num_sms, **conditions)
+    at = stage.at
+    rooms = tuple(at[name].data_ptr() for name in rooms_of)
     if asked.has_missed:  # its room may be gone
         rooms = tuple(start if rank == asked.rank else 0 for rank, start in enumerate(rooms))
     of_node = at["state"], asked.experts, at["arrivals"], torch.zeros(1, dtype=torch.int32), LIMIT
     node = Node(room, rooms, asked.rank, *of_node)
-    operands: Any = {name: at[name] for name in ("a", "sfa", "b", "sfb", "d", "scales", "row_weights")}
-    placed = silu._replace(**operands, ids=at["ends"])
+    operands = {name: at[name] for name in ("a", "sfa", "b", "sfb", "d", "scales", "row_weights")}
     of_rows = rows._replace(**{name: at[name] for name in ("token_of", "row_of", "ends")})
-    problem = FetchedRowsProblem(placed, of_rows, at["addresses"], node)
-    launcher = Launcher(
-        simulation, kernel, ROWS_FETCHED_PARAMS, threads=config.num_threads, shared_bytes=config.shared_bytes
-    )
-    plan = kernels.plan_of(problem, config, num_sms, launcher)  # type: ignore[arg-type]
+    problem = FetchedRowsProblem(silu._replace(**operands, ids=at["ends"]), of_rows, at["addresses"], node)
+    plan = kernels.plan_of(problem, config, num_sms, stage.launcher(KERNEL, kernel, config))
     plan.launch(kernels.addresses(problem))
-    found = simulation.result().buffers
-    got = {name: _as_before(x, found[name]) for name, x in written.items()}
+    stage.copy_back()
     if not asked.has_missed:
-        got["addresses"] = in_rooms(got["addresses"], rooms, room)
-    return got
-
-
-def _as_before(like: Tensor, written: object) -> Tensor:
-    """See what a kernel wrote as the tensor that it was made from."""
-    assert isinstance(written, Tensor)
-    return written.view(like.dtype).as_strided(like.shape, like.stride())
+        written["addresses"] = in_rooms(written["addresses"], rooms, room)
+    return written
 
 
 def in_rooms(addresses: Tensor, rooms: Sequence[int], room: Room) -> Tensor:
@@ -125,3 +111,165 @@ def in_rooms(addresses: Tensor, rooms: Sequence[int], room: Room) -> Tensor:
         is_there = (addresses >= start) & (addresses < start + room.num_bytes)
         found[is_there] = rank * 2**32 + addresses[is_there] - start
     return found
+
+
+def ask(
+    tokens: Sequence[int],
+    topk: int,
+    experts: int,
+    n: int,
+    k: int,
+    seed: int = 0,
+    *,
+    rank: int = 0,
+    max_tokens: int | None = None,
+    elsewhere: float = 0.3,
+    limit: float | None = None,
+    gates_apart: bool = False,
+    has_missed: bool = False,
+) -> Asked:
+    """Make a problem with random tokens of each rank; `elsewhere` of all routes have no expert here."""
+    g = torch.Generator().manual_seed(seed)
+    room = Room(len(tokens), max(*tokens, 1) if max_tokens is None else max_tokens, k, topk)
+    ids = torch.full((room.slots, topk), -1, dtype=torch.int32)
+    slots = torch.zeros(room.slots, room.row_bytes, dtype=torch.uint8)
+    rooms = []
+    for each, count in enumerate(tokens):
+        memory = torch.full((room.num_bytes,), NAN_BYTE, dtype=torch.uint8)
+        values, scales = per_token_cast_to_fp8(torch.randn(count, k, generator=g))
+        weights = torch.rand(count, topk, generator=g) * 2 - 0.5
+        parts = [_bits(x) for x in (values, scales, weights)]
+        rows = memory[: room.ids].view(max(room.max_tokens, 1), room.row_bytes)
+        rows[:count, : sum(part.shape[1] for part in parts)] = torch.cat(parts, dim=1)
+        first = each * room.max_tokens
+        slots[first : first + room.max_tokens] = rows
+        of_rank = torch.randint(0, experts, (count, topk), generator=g, dtype=torch.int32)
+        is_here = torch.rand(count, topk, generator=g) >= elsewhere
+        ids[first : first + count] = torch.where(is_here, of_rank, -1)
+        rooms.append(memory)
+    stacked = expert_rows(ids, experts)
+    return Asked(room, rank, rooms, stacked, *_of_rows(slots, stacked, room, n, g, limit, gates_apart), has_missed)
+
+
+def _of_rows(
+    slots: Tensor, rows: ExpertRows, room: Room, n: int, g: torch.Generator, limit: float | None, gates_apart: bool
+) -> tuple[SiluRowsProblem, Tensor]:
+    """Make the product of rows that have come, and where their results go."""
+    count, k = len(rows.ids), room.hidden
+    slot = rows.token_of.clamp_min(0).long()
+    came = slots[slot]
+    came[rows.token_of < 0] = POISON
+    sfa = empty_scales((count,), k, came, mn_major=True)
+    sfa.copy_(came[:, room.scales : room.weights].contiguous().view(torch.float32))
+    # The route of each row: columns of row_of that name it.
+    route = torch.zeros(count, dtype=torch.int64)
+    at_slot, at_route = (rows.row_of >= 0).nonzero(as_tuple=True)
+    route[rows.row_of[at_slot, at_route].long()] = at_route
+    weights = came[:, room.weights : room.weights + 4 * room.topk].contiguous().view(torch.float32)
+    b = per_block_cast_to_fp8(torch.randn(len(rows.counts), n, k, generator=g) / k**0.5)
+    b[1].mul_(torch.rand(b[1].shape, generator=g) + 0.5)
+    d = torch.full((count, n // 2), POISON, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    columns = SCALE_BLOCK if gates_apart else SILU_COLUMNS
+    scales = empty_scales((count,), n // 2, d, mn_major=True, gran_k=columns).fill_(CANARY)
+    row_weights = weights.gather(1, route[:, None])[:, 0].contiguous()
+    silu = SiluRowsProblem(
+        came[:, :k].contiguous().view(torch.float8_e4m3fn),
+        sfa,
+        *b,
+        d,
+        scales,
+        rows.ids,
+        row_weights,
+        limit,
+        gates_apart,
+    )
+    rank, token = slot // room.max_tokens, slot % room.max_tokens
+    addresses = rank * 2**32 + room.results + (token * room.topk + route) * k * 2
+    return silu, torch.where(rows.token_of < 0, -1, addresses)
+
+
+def mistake(asked: Asked, got: Mapping[str, Tensor]) -> str | None:
+    """Say what of the rows that came is not as it must be, by bits; None if all is. Products are another question."""
+    silu, used = asked.silu, int(asked.rows.counts.sum())
+    assert silu.row_weights is not None
+    expected_of = {"a": silu.a, "sfa": silu.sfa, "row_weights": silu.row_weights, "addresses": asked.addresses}
+    for name, expected in expected_of.items():
+        wrong = _bits(got[name][:used]) != _bits(expected[:used])
+        if bool(wrong.any()):
+            return f"{name}: wrong first at {wrong.nonzero()[0].tolist()}"
+    before = {"a": POISON, "addresses": 0xFF}
+    for name, byte in before.items():
+        if bool((got[name][used:].contiguous().view(torch.uint8) != byte).any()):
+            return f"{name}: expected rows without a token to stay as they are"
+    if not bool(got["sfa"][used:].isnan().all()):
+        return "sfa: expected scales of rows without a token to stay as they are"
+    came = [min(max(used - first, 0), ROWS_OF_PART) for first in range(0, len(silu.a), ROWS_OF_PART)]
+    if got["arrivals"][1:].tolist() != came:
+        return f"arrivals: expected {came}, got {got['arrivals'][1:].tolist()}"
+    return None
+
+
+def _bits(x: Tensor) -> Tensor:
+    return (
+        x.clone(memory_format=torch.contiguous_format).view(torch.uint8).view(len(x), -1)
+        if len(x)
+        else x.new_empty(0, x.shape[1:].numel() * x.element_size(), dtype=torch.uint8)
+    )
+
+
+@dataclass(frozen=True)
+class FetchTrial(Trial):
+    """The product of one rank, whose rows lie in rooms of `tokens[rank]` tokens."""
+
+    kernel = KERNEL
+    config: GemmConfig
+    tokens: tuple[int, ...]
+    topk: int
+    experts: int
+    seed: int = 0
+    schedule: str | None = None
+    n: int = 256
+    k: int = 256
+    num_sms: int = 2
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Other arguments of `ask`."""
+
+    @classmethod
+    def takes(cls, config: GemmConfig) -> bool:
+        """Take rows that are fetched."""
+        return config.fetches
+
+    @classmethod
+    def drawn(cls, config: GemmConfig, seed: int) -> FetchTrial:
+        """Draw the tokens of ranks, and k."""
+        draw = random.Random(seed)
+        tokens = tuple(draw.randint(0, 20) for _ in range(draw.randint(1, 3)))
+        run = config.run_k_blocks
+        blocks = draw.randint(1, 3) if config.has_tail or run == 1 else run
+        sizes = draw.randint(1, 6), draw.randint(1, 4)
+        more = {"rank": draw.randrange(len(tokens)), "elsewhere": draw.choice((0.0, 0.3, 0.6))}
+        return cls(config, tokens, *sizes, seed, k=blocks * BLOCK_K, more=more)
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare rows that came, to the bit, and their product with the reference's."""
+        asked = ask(
+            self.tokens,
+            self.topk,
+            self.experts,
+            self.n,
+            self.k,
+            self.seed,
+            gates_apart=self.config.gates_apart,
+            **self.more,
+        )
+        how = Conditions(seed=self.seed, schedule=self.schedule)
+        got = run(kernel, self.config, asked, num_sms=self.num_sms, **how)
+        if asked.has_missed:  # it ends, and writes to no room
+            if bool((got["addresses"] != 0).any()):
+                raise ValueError("addresses: expected none from a rank that missed another")
+            return 0.0
+        wanted, made = right(asked.silu), (got["d"], got["scales"])
+        found = mistake(asked, got) or mistakes(asked.silu, made, wanted)
+        if found is not None:
+            raise ValueError(found)
+        return float(scale_errors(made, wanted).amax()) / SCALE_ERROR

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from deep_gemm.across import rows_to_addresses as kernels
 from deep_gemm.gemm import kernel as fp8_gemm
-from deep_gemm.gemm.config import GemmConfig
+from deep_gemm.gemm.config import BLOCK_K, GemmConfig
 from deep_gemm.gemm.plan import addresses_of
 from deep_gemm.gemm.rows.check import ContiguousProblem
 from deep_gemm.gemm.rows.launch import grouped_problem, prepared
@@ -16,8 +19,9 @@ from .dense import Outcome, outcome
 from .launcher import Launcher, flat_memory, placed_in
 from .library import HostKernel
 from .rounding import EXACT_STEPS
-from .rows import CANARY, right_and_allowed
+from .rows import CANARY, random_problem, right_and_allowed
 from .simulate import Buffer, Simulation
+from .trial import Trial
 
 
 def run(
@@ -78,3 +82,44 @@ def _check_untouched(found: list[Tensor], place: Tensor, on_peer: Tensor, n: int
         is_used[places] = True
         if not bool((results[:, n:] == CANARY).all()) or not bool((results[~is_used] == CANARY).all()):
             raise ValueError(f"results on rank {rank}: something lies where nothing goes")
+
+
+@dataclass(frozen=True)
+class AddressesTrial(Trial):
+    """One configuration, sizes of groups, and rows without one behind them."""
+
+    kernel = fp8_gemm.KERNEL
+    config: GemmConfig
+    n: int
+    k: int
+    seed: int = 0
+    schedule: str | None = None
+    sizes: tuple[int, ...] = (70, 0, 3, 129, 1)
+    behind: int = 130
+
+    @classmethod
+    def takes(cls, config: GemmConfig) -> bool:
+        """Take rows that go to addresses."""
+        return config.to_addresses
+
+    @classmethod
+    def drawn(cls, config: GemmConfig, seed: int) -> AddressesTrial:
+        """Draw groups, n and k."""
+        draw = random.Random(seed)
+        run = config.run_k_blocks
+        blocks = draw.randint(1, 3) if config.has_tail or run == 1 else run
+        sizes = tuple(draw.choice((0, 1, 65, 129, draw.randint(1, 100))) for _ in range(draw.randint(1, 3)))
+        n = 8 * draw.randint(1, config.block_n // 8 + 4)
+        return cls(config, n, blocks * BLOCK_K, seed, sizes=sizes, behind=draw.randint(1, 40))
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare rows at their addresses with the reference's, within what rounding may do."""
+        ids = [group for group, size in enumerate(self.sizes) for _ in range(size)] + [-1] * self.behind
+        problem = random_problem(
+            self.config, ids, self.n, self.k, self.seed, num_groups=len(self.sizes), zero_padding=False
+        )
+        assert isinstance(problem, ContiguousProblem)
+        outcome = run(kernel, self.config, problem, seed=self.seed, schedule=self.schedule)
+        if outcome.mistakes is not None:
+            raise ValueError(outcome.mistakes)
+        return outcome.worst

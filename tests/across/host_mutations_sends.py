@@ -5,46 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from mutations_sends import FACTS
-
-from deep_gemm.across.message import pack, row_bytes
-from deep_gemm.across.owners import count_routes, owners_of_routes, owners_of_tokens
-from deep_gemm.moe.routing import expert_rows
 
 
 def plan_trial() -> None:
-    from deep_gemm.across import plan_sends
-    from lab.sim import plan_sends as sim
+    from deep_gemm.across.plan_sends import config_of
+    from lab.sim.plan_sends import PlanTrial
 
-    here, ranks = 3, 5
-    ids = torch.randint(-1, here * ranks, (1030, 4), generator=torch.Generator().manual_seed(0))
-    config = plan_sends.config_of(ids.element_size())
-    row_of, told = sim.run(sim.compile_config(config), config, ids, FACTS, here, ranks)
-    owners = owners_of_routes(ids, here, ranks)
-    rows = expert_rows(owners_of_tokens(owners, ranks), ranks)
-    if not torch.equal(row_of, rows.row_of):
-        raise ValueError("other rows")
-    if told.tolist() != [*FACTS, *rows.counts.tolist(), *count_routes(owners, ranks).tolist()]:
-        raise ValueError("other numbers")
+    PlanTrial(config_of(8), 1030, 4, 3, 5).run()
 
 
 def pack_trial(behind: int | None) -> None:
-    from deep_gemm.across import pack_rows
-    from lab.sim import pack_rows as sim
+    from deep_gemm.across.pack_rows import config_of
+    from lab.sim.pack_rows import PackTrial
 
-    tokens, hidden, topk = 5, 272, 3
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(tokens, hidden + 16, generator=g).bfloat16()[:, :hidden]
-    ids, p = torch.randint(-1, 99, (tokens, topk), generator=g), torch.randn(tokens, topk, generator=g)
-    row_of = None if behind is not None else torch.arange(tokens * topk, dtype=torch.int32).flip(0).view(tokens, topk)
-    rows = tokens * topk if behind is None else tokens + behind
-    config = pack_rows.config_of(x.dtype, ids.element_size())
-    found = sim.run(sim.compile_config(config), config, x, ids, p, row_of, (rows, row_bytes(hidden, topk) // 4))
-    right = pack(x, ids, p)
-    if row_of is not None and not torch.equal(found[row_of.flatten().long()], right.repeat_interleave(topk, 0)):
-        raise ValueError("other rows")
-    if row_of is None and not (torch.equal(found[:tokens], right) and bool((found[tokens:, 71:74] == -1).all())):
-        raise ValueError("other rows")
+    PackTrial(config_of(torch.bfloat16, 8), 5, 272, 3, behind=behind).run()
 
 
 PLANS, PACKS, OWN = "plan of sends", "rows to ranks", "rows to all"

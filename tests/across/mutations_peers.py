@@ -2,72 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
-from rank_cases import Sizes, calls_of
-from rank_runs import LIMIT, POISON, buffers_of, check, compiled, launches_of, post_config
 
-from deep_gemm.across.post_rows import PostConfig
-from deep_gemm.core.meeting import ERROR_WORD
-from deep_gemm.core.sources import cuda_sources
 from lab.sim.mutate import Mutation
-from lab.sim.ranks import run_ranks
-from lab.sim.simulate import Simulation
+from lab.sim.peers import AbsentTrial, PeerTrial
+from lab.sim.rank_calls import Sizes
 
 ONE_IN = 1
-
-
-@dataclass(frozen=True)
-class PeerTrial:
-    """Calls of some ranks, which come at different times."""
-
-    sizes: Sizes
-    seed: int
-    schedule: str | None = None
-    num_sms: int = 2
-
-    @property
-    def config(self) -> PostConfig:
-        return post_config(self.sizes)
-
-    def headers(self) -> dict[str, str]:
-        return dict(cuda_sources())
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        found, by_rank = self._simulated(headers, LIMIT)
-        check(self.sizes, by_rank, found)
-
-    def _simulated(self, headers: Mapping[str, str], limit: int, comes: int | None = None):  # type: ignore[no-untyped-def]
-        by_rank = calls_of(self.sizes, self.seed)
-        kernels = compiled(self.sizes, headers)
-        buffers = buffers_of(self.sizes, by_rank)
-        simulation = Simulation(
-            buffers, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule, max_steps=4 * LIMIT
-        )
-        run_ranks(simulation, launches_of(self.sizes, kernels, by_rank, simulation, limit, self.num_sms)[:comes])
-        return {name: torch.as_tensor(each) for name, each in simulation.result().buffers.items()}, by_rank
-
-
-@dataclass(frozen=True)
-class AbsentTrial(PeerTrial):
-    """The last rank never comes: the others say so, and write no flag from then on."""
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        last = self.sizes.ranks - 1
-        found, _ = self._simulated(headers, LIMIT // 2, comes=last)
-        room = self.sizes.room
-        for rank in range(last):
-            for what, got in (("report", found[f"report {rank}"][0]), ("error", found[f"state {rank}"][ERROR_WORD])):
-                if int(got) != last + 1:
-                    raise ValueError(f"{what} of rank {rank}: expected {last + 1}, got {int(got)}")
-        for rank in range(self.sizes.ranks):  # nobody stores results that others may still read over
-            if not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
-                raise ValueError(f"results on rank {rank}: expected none")
-        flags = found[f"room {last}"][room.flags :].view(torch.int32).view(2, -1)[:, :last]
-        if flags.tolist() != [[1] * last, [0] * last]:
-            raise ValueError(f"flags on the absent rank: expected epoch 1 of one meeting, got {flags.tolist()}")
 
 
 TWO = Sizes(((3, 2), (0, 4), (4, 1), (2, 3)))

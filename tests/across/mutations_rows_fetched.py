@@ -2,64 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from fetched_cases import ask, mistake
-from silu_cases import mistakes, right
-
-from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
-from lab.sim import rows_fetched
-from lab.sim.dense import compile_config
 from lab.sim.mutate import Mutation
+from lab.sim.rows_fetched import FetchTrial
 
 ONE_IN = 1
-
-
-@dataclass(frozen=True)
-class FetchTrial:
-    """The product of one rank, whose rows lie in rooms of `tokens[rank]` tokens."""
-
-    config: GemmConfig
-    tokens: tuple[int, ...]
-    topk: int
-    experts: int
-    seed: int
-    schedule: str | None = None
-    n: int = 256
-    k: int = 256
-    num_sms: int = 2
-    more: Mapping[str, object] = field(default_factory=dict)
-
-    def headers(self) -> dict[str, str]:
-        return fp8_gemm.KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = compile_config(self.config, headers)
-        assert fp8_gemm.why_unfit(self.config, self.k, fetched(apart=self.config.gates_apart)) is None
-        asked = ask(
-            self.tokens,
-            self.topk,
-            self.experts,
-            self.n,
-            self.k,
-            self.seed,
-            gates_apart=self.config.gates_apart,
-            **self.more,  # type: ignore[arg-type]
-        )
-        got = rows_fetched.run(kernel, self.config, asked, num_sms=self.num_sms, seed=self.seed, schedule=self.schedule)
-        if asked.has_missed:  # it ends, and writes to no room
-            if bool((got["addresses"] != 0).any()):
-                raise ValueError("addresses: expected none from a rank that missed another")
-            return
-        found = mistake(asked, got)
-        if found is None:
-            found = mistakes(asked.silu, (got["d"], got["scales"]), right(asked.silu))
-        if found is not None:
-            raise ValueError(found)
 
 
 def fetched(*, apart: bool) -> Output:

@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-from test_sim_rows import ids_of_sizes
+from dataclasses import replace
 
 from deep_gemm.across.rows_to_addresses import OUTPUT
-from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
-from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
-from deep_gemm.gemm.rows.check import ContiguousProblem
-from lab.sim import rows as sim_rows
-from lab.sim import rows_to_addresses as sim
-from lab.sim.dense import compile_config
 from lab.sim.mutate import Mutation
+from lab.sim.rows_to_addresses import AddressesTrial
 
 ONE_IN = 1
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, seed and schedule."""
-
-    config: GemmConfig
-    n: int
-    k: int
-    seed: int
-    schedule: str | None = None
-
-    def headers(self) -> dict[str, str]:
-        return FP8_GEMM.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        ids = [*ids_of_sizes([70, 0, 3, 129, 1]), *[-1] * 130]
-        problem = sim_rows.random_problem(self.config, ids, self.n, self.k, self.seed, zero_padding=False)
-        assert isinstance(problem, ContiguousProblem)
-        kernel = compile_config(self.config, headers)
-        outcome = sim.run(kernel, self.config, problem, seed=self.seed, schedule=self.schedule)
-        if outcome.mistakes is not None:
-            raise ValueError(outcome.mistakes)
 
 
 ONE_UNIT = tile_config(128, 32, OUTPUT, k=128)
 TWO_UNITS = replace(tile_config(128, 64, OUTPUT, k=128), unit_n=32, panel_columns=32)
 """As the widest tiles have, but narrow."""
 TRIALS = [
-    *(Trial(ONE_UNIT, 72, 128, seed, name) for seed, name in ((1, None), (2, "late_stores"), (3, "slow_lanes"))),
-    *(Trial(TWO_UNITS, 72, 128, seed, name) for seed, name in ((4, None), (5, "late_stores"), (6, "slow_warps"))),
+    *(
+        AddressesTrial(ONE_UNIT, 72, 128, seed, name)
+        for seed, name in ((1, None), (2, "late_stores"), (3, "slow_lanes"))
+    ),
+    *(
+        AddressesTrial(TWO_UNITS, 72, 128, seed, name)
+        for seed, name in ((4, None), (5, "late_stores"), (6, "slow_warps"))
+    ),
 ]
 _STORE, _KERNEL = "epilogue/store_rows.cuh", "fp8_gemm.cuh"
 _WORK = "work/rows.cuh"

@@ -2,111 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
 
-from deep_gemm.across import pack_rows, plan_sends
-from deep_gemm.across.message import pack, row_bytes
-from deep_gemm.across.owners import count_routes, owners_of_routes, owners_of_tokens
 from deep_gemm.across.pack_rows import PackConfig
 from deep_gemm.across.plan_sends import PlanSendsConfig
-from deep_gemm.moe.routing import expert_rows
-from lab.sim import pack_rows as sim_pack
-from lab.sim import plan_sends as sim_plan
 from lab.sim.mutate import Mutation
+from lab.sim.pack_rows import PackTrial
+from lab.sim.plan_sends import PlanTrial
 
 ONE_IN = 1
-FACTS = (1, 2**62, -1, 5, -(2**40), 7, 3)
-
-
-@dataclass(frozen=True)
-class PlanTrial:
-    """Routes of random tokens, some to no expert."""
-
-    config: PlanSendsConfig
-    tokens: int
-    topk: int
-    experts_here: int
-    ranks: int
-    seed: int
-    schedule: str | None = None
-
-    def headers(self) -> dict[str, str]:
-        return plan_sends.KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim_plan.compile_config(self.config, headers)
-        generator = torch.Generator().manual_seed(self.seed)
-        shape = (self.tokens, self.topk)
-        ids = torch.randint(-1, self.experts_here * self.ranks + 1, shape, generator=generator)
-        ids[-1, 0] = self.experts_here << 6  # far past the last expert
-        if self.config.id_bytes == 8:  # an id whose lower half alone is an expert's
-            ids[0, 0] = 1 << 32
-        given = ids.to(torch.int64 if self.config.id_bytes == 8 else torch.int32)
-        row_of, told = sim_plan.run(
-            kernel, self.config, given, FACTS, self.experts_here, self.ranks, seed=self.seed, schedule=self.schedule
-        )
-        owners = owners_of_routes(ids, self.experts_here, self.ranks)
-        rows = expert_rows(owners_of_tokens(owners, self.ranks), self.ranks)
-        right = torch.tensor([*FACTS, *rows.counts.tolist(), *count_routes(owners, self.ranks).tolist()])
-        for name, got, expected in (("row_of", row_of, rows.row_of), ("told", told, right)):
-            if not torch.equal(got, expected):
-                raise ValueError(f"{name}: expected {expected.flatten()[:8]}, got {got.flatten()[:8]}")
-
-
-@dataclass(frozen=True)
-class PackTrial:
-    """Random tokens, each with some rows; or each with its own, and `behind` rows without a token."""
-
-    config: PackConfig
-    tokens: int
-    hidden: int
-    topk: int
-    seed: int
-    behind: int | None = None
-    schedule: str | None = None
-
-    def headers(self) -> dict[str, str]:
-        return pack_rows.KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim_pack.compile_config(self.config, headers)
-        g = torch.Generator().manual_seed(self.seed)
-        x = torch.randn(self.tokens, self.hidden + 16, generator=g)
-        x[-1] *= 2.0**-110  # not ordinary, and neither is an infinity
-        x[0, 5] = torch.inf
-        x = x.to(self.config.dtype)[:, : self.hidden]
-        ids = torch.randint(-1, 99, (self.tokens, self.topk), generator=g)
-        p = torch.randn(self.tokens, self.topk, generator=g)
-        words = row_bytes(self.hidden, self.topk) // 4
-        row_of = None
-        rows = self.tokens + (self.behind or 0)
-        if self.behind is None:
-            rows = self.tokens * self.topk
-            row_of = torch.randperm(rows, generator=g).int().view(self.tokens, self.topk)
-            some = torch.randint(0, self.topk + 1, (self.tokens, 1), generator=g)
-            row_of[torch.arange(self.topk) >= some] = -1
-        given = ids.to(torch.int64 if self.config.id_bytes == 8 else torch.int32)
-        found = sim_pack.run(
-            kernel, self.config, x, given, p, row_of, (rows, words), seed=self.seed, schedule=self.schedule
-        )
-        right = torch.full_like(found, sim_pack.POISON)
-        of_tokens = pack(x, ids, p)
-        if row_of is None:
-            right[: self.tokens] = of_tokens
-            routes = self.hidden // 4 + -(-self.hidden // 128)
-            right[self.tokens :, routes : routes + self.topk] = -1
-            right[self.tokens :, routes + self.topk :] = 0
-        else:
-            token, column = (row_of >= 0).nonzero(as_tuple=True)
-            right[row_of[token, column].long()] = of_tokens[token]
-        if not torch.equal(found, right):
-            at = (found != right).nonzero()[0].tolist()
-            raise ValueError(f"expected {right[tuple(at)]} at {at}, got {found[tuple(at)]}")
-
-
 INT32, INT64 = PlanSendsConfig(4), PlanSendsConfig(8)
 PLAN_TRIALS = [
     *(PlanTrial(INT32, 150, 9, 3, 5, seed, name) for seed, name in ((1, None), (2, "slow_warps"), (3, "slow_cta"))),

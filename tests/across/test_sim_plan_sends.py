@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from torch import Tensor
 
-from deep_gemm.across.owners import count_routes, owners_of_routes, owners_of_tokens
-from deep_gemm.across.plan_sends import NUM_FACTS, PlanSendsConfig, config_of, reachable_plan_sends
-from deep_gemm.moe.routing import expert_rows
-from lab.sim import HostKernel
+from deep_gemm.across.plan_sends import KERNEL, PlanSendsConfig, config_of, reachable_plan_sends
 from lab.sim import plan_sends as sim
+from lab.sim.library import compiled
 
 pytestmark = pytest.mark.host_compiler
-FACTS = (1, 2**62, -1, 5, -(2**40), 7, 0)
-
-
-@cache
-def compiled(config: PlanSendsConfig) -> HostKernel:
-    return sim.compile_config(config)
 
 
 def check(topk_ids: Tensor, experts_here: int, ranks: int, seed: int = 0, schedule: str | None = None) -> None:
     config = config_of(topk_ids.element_size())
-    row_of, told = sim.run(compiled(config), config, topk_ids, FACTS, experts_here, ranks, seed=seed, schedule=schedule)
-    owners = owners_of_routes(topk_ids, experts_here, ranks)
-    rows = expert_rows(owners_of_tokens(owners, ranks), ranks)
-    assert torch.equal(row_of, rows.row_of)
-    assert told.tolist() == [*FACTS, *rows.counts.tolist(), *count_routes(owners, ranks).tolist()]
-    assert len(told) == NUM_FACTS + 2 * ranks
+    sim.check(compiled(KERNEL, config), config, topk_ids, experts_here, ranks, seed=seed, schedule=schedule)
 
 
 def random_ids(tokens: int, topk: int, num_experts: int, dtype: torch.dtype, seed: int) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from cast_rows_cases import Case
 
 from deep_gemm.casts.cast_rows import Groups, cast_config
+from lab.sim.cast_rows import RowTrial
 from lab.sim.mutate import Mutation
 
 COUNTS = cast_config(torch.bfloat16, is_aligned=True, is_few=False, groups=Groups.COUNTS)
@@ -18,19 +18,19 @@ UNTIL = cast_config(torch.bfloat16, is_aligned=True, is_few=False, activates=Tru
 MANY = tuple(i * 7 % 5 for i in range(700))  # more groups than a warp's threads count
 
 TRIALS = [
-    Case(COUNTS, 60, 136, 1, data="mixed", sizes=(0, 12, 5, 1, 11)),
-    Case(COUNTS, 64, 136, 2, data="ordinary", sizes=(-5, 17, 2**31 - 1, -(2**31)), is_m_major=False),
-    Case(COUNTS, 5 * len(MANY), 8, 3, data="ordinary", sizes=MANY),
-    Case(COUNTS_FEW, 300, 520, 4, data="ordinary", sizes=(70, 0, 75, 3), num_sms=1),
-    *(Case(COUNTS, 200, 136, seed, "slow_warps", data="ordinary", sizes=(1, 0, 2, 3) * 10) for seed in (5, 6, 7)),
-    Case(ENDS, 60, 136, 8, data="ordinary", sizes=(0, 5, 5, 17, 33, 50), alignment=8),
-    Case(ENDS, 48, 136, 9, data="ordinary", sizes=(-3, 20, 30)),
-    Case(ENDS, 48, 136, 10, data="ordinary", sizes=(30, -5, 5, 200, 200, 40), alignment=8),
-    Case(ENDS, 48, 136, 11, data="ordinary", sizes=()),
-    Case(ENDS_FEW, 200, 520, 12, data="ordinary", sizes=(70, 70, 190), num_sms=1),
-    Case(UNTIL, 90, 136, 13, data="ordinary", sizes=(7, 7, 41)),
-    Case(UNTIL, 40, 136, 14, data="ordinary", sizes=(7, 200)),
-    Case(UNTIL, 40, 136, 15, data="ordinary", sizes=(7, -1)),
+    RowTrial(COUNTS, 60, 136, 1, data="mixed", sizes=(0, 12, 5, 1, 11)),
+    RowTrial(COUNTS, 64, 136, 2, data="ordinary", sizes=(-5, 17, 2**31 - 1, -(2**31)), is_m_major=False),
+    RowTrial(COUNTS, 5 * len(MANY), 8, 3, data="ordinary", sizes=MANY),
+    RowTrial(COUNTS_FEW, 300, 520, 4, data="ordinary", sizes=(70, 0, 75, 3), num_sms=1),
+    *(RowTrial(COUNTS, 200, 136, seed, "slow_warps", data="ordinary", sizes=(1, 0, 2, 3) * 10) for seed in (5, 6, 7)),
+    RowTrial(ENDS, 60, 136, 8, data="ordinary", sizes=(0, 5, 5, 17, 33, 50), alignment=8),
+    RowTrial(ENDS, 48, 136, 9, data="ordinary", sizes=(-3, 20, 30)),
+    RowTrial(ENDS, 48, 136, 10, data="ordinary", sizes=(30, -5, 5, 200, 200, 40), alignment=8),
+    RowTrial(ENDS, 48, 136, 11, data="ordinary", sizes=()),
+    RowTrial(ENDS_FEW, 200, 520, 12, data="ordinary", sizes=(70, 70, 190), num_sms=1),
+    RowTrial(UNTIL, 90, 136, 13, data="ordinary", sizes=(7, 7, 41)),
+    RowTrial(UNTIL, 40, 136, 14, data="ordinary", sizes=(7, 200)),
+    RowTrial(UNTIL, 40, 136, 15, data="ordinary", sizes=(7, -1)),
 ]
 
 _KERNEL, _ROWS = "cast_rows.cuh", "cast/rows_of_groups.cuh"

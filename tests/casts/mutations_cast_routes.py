@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from cast_rows_cases import Case
 
 from deep_gemm.casts.cast_rows import cast_config
+from lab.sim.cast_rows import RowTrial
 from lab.sim.mutate import Mutation
 
 FEW, SINGLE = (
@@ -16,11 +16,11 @@ FEW, SINGLE = (
 BF16 = replace(FEW, rows=4)  # teams of several rows are not chosen today
 
 TRIALS = [
-    Case(BF16, 23, 264, 1, data="mixed", topk=3),
-    Case(BF16, 23, 120, 2, "slow_warps", data="ordinary", topk=20, is_m_major=False),
-    Case(BF16, 23, 136, 3, "slow_lanes", data="ordinary", topk=40),
-    Case(FEW, 9, 520, 4, data="mixed", topk=8),
-    Case(SINGLE, 9, 261, 5, data="mixed", topk=40, padding=3),
+    RowTrial(BF16, 23, 264, 1, data="mixed", topk=3),
+    RowTrial(BF16, 23, 120, 2, "slow_warps", data="ordinary", topk=20, is_m_major=False),
+    RowTrial(BF16, 23, 136, 3, "slow_lanes", data="ordinary", topk=40),
+    RowTrial(FEW, 9, 520, 4, data="mixed", topk=8),
+    RowTrial(SINGLE, 9, 261, 5, data="mixed", topk=40, padding=3),
 ]
 
 _TO = "cast/to_routes.cuh"

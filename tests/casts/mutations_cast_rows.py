@@ -6,9 +6,9 @@ Activations, groups and routes have lists of their own.
 from __future__ import annotations
 
 import torch
-from cast_rows_cases import HARD_SHAPE, Case
 
 from deep_gemm.casts.cast_rows import cast_config
+from lab.sim.cast_rows import HARD_SHAPE, RowTrial
 from lab.sim.mutate import Mutation
 
 BF16, FP16, FP32 = (
@@ -21,20 +21,20 @@ FEW, SINGLE, SINGLE_FP32 = (
 )
 
 TRIALS = [
-    Case(BF16, 67, 5 * 128 + 24, 1),
-    Case(BF16, 67, 5 * 128 + 24, 2, "slow_warps", data="mixed", is_m_major=False),
-    Case(BF16, 33, 136, 3, "slow_lanes", rounds_up=True),
-    Case(BF16, 33, 520, 3, data="ordinary", min_amax=1e3),
-    Case(BF16, 33, 136, 3, data="largest"),
-    Case(FP16, 35, 264, 4),
-    Case(FP16, 35, 264, 4, data="largest"),
-    Case(FP32, 35, 1028, 5),
-    Case(FP32, 35, 260, 6, "slow_warps", rounds_up=True),
-    Case(FP32, *HARD_SHAPE, data="hard"),
-    Case(FEW, 6, 1416, 7, is_m_major=False),
-    Case(SINGLE, 6, 1403, 8, padding=3),
-    Case(SINGLE_FP32, 6, 771, 9, "slow_lanes", padding=3),
-    Case(SINGLE_FP32, 6, 771, 9, data="ordinary", padding=3),
+    RowTrial(BF16, 67, 5 * 128 + 24, 1),
+    RowTrial(BF16, 67, 5 * 128 + 24, 2, "slow_warps", data="mixed", is_m_major=False),
+    RowTrial(BF16, 33, 136, 3, "slow_lanes", rounds_up=True),
+    RowTrial(BF16, 33, 520, 3, data="ordinary", min_amax=1e3),
+    RowTrial(BF16, 33, 136, 3, data="largest"),
+    RowTrial(FP16, 35, 264, 4),
+    RowTrial(FP16, 35, 264, 4, data="largest"),
+    RowTrial(FP32, 35, 1028, 5),
+    RowTrial(FP32, 35, 260, 6, "slow_warps", rounds_up=True),
+    RowTrial(FP32, *HARD_SHAPE, data="hard"),
+    RowTrial(FEW, 6, 1416, 7, is_m_major=False),
+    RowTrial(SINGLE, 6, 1403, 8, padding=3),
+    RowTrial(SINGLE_FP32, 6, 771, 9, "slow_lanes", padding=3),
+    RowTrial(SINGLE_FP32, 6, 771, 9, data="ordinary", padding=3),
 ]
 
 _KERNEL, _VALUES, _DIVISION = "cast_rows.cuh", "cast/values.cuh", "cast/division.cuh"

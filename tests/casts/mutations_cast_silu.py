@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from cast_rows_cases import Case
 
 from deep_gemm.casts.cast_rows import cast_config
+from lab.sim.cast_rows import RowTrial
 from lab.sim.mutate import Mutation
 
 BF16, FP16, FP32 = (
@@ -15,14 +15,14 @@ BF16, FP16, FP32 = (
 SINGLE = cast_config(torch.bfloat16, is_aligned=False, is_few=True, activates=True)
 
 TRIALS = [
-    Case(BF16, 33, 264, 1, data="ordinary"),
-    Case(BF16, 33, 264, 2, "slow_warps", data="ordinary", has_weights=True),
-    Case(BF16, 33, 264, 3, "slow_lanes", data="ordinary", limit=2.0),
-    Case(BF16, 33, 264, 4, data="far", has_weights=True),
-    Case(BF16, 33, 264, 4, data="mixed", has_weights=True, limit=0.25),
-    Case(FP16, 21, 136, 5),
-    Case(FP32, 21, 132, 6, has_weights=True),
-    Case(SINGLE, 5, 261, 7, data="mixed", padding=3),
+    RowTrial(BF16, 33, 264, 1, data="ordinary"),
+    RowTrial(BF16, 33, 264, 2, "slow_warps", data="ordinary", has_weights=True),
+    RowTrial(BF16, 33, 264, 3, "slow_lanes", data="ordinary", limit=2.0),
+    RowTrial(BF16, 33, 264, 4, data="far", has_weights=True),
+    RowTrial(BF16, 33, 264, 4, data="mixed", has_weights=True, limit=0.25),
+    RowTrial(FP16, 21, 136, 5),
+    RowTrial(FP32, 21, 132, 6, has_weights=True),
+    RowTrial(SINGLE, 5, 261, 7, data="mixed", padding=3),
 ]
 
 _SILU, _SIGMOID, _VALUES = "cast/source_silu.cuh", "cast/silu.cuh", "cast/values.cuh"

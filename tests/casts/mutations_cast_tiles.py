@@ -5,76 +5,11 @@ Matrices have tiles of ordinary blocks alone, tiles of others, and tiles of both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
 import torch
-from casts import assert_same_bits, hard_quotients, wild
-from torch import Tensor
 
-from deep_gemm.casts import cast_tiles
-from deep_gemm.casts.cast_tiles import Grain, TileCastConfig, tile_cast_config
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.casts.rules import Quantized
-from lab.sim import cast_tiles as sim
+from deep_gemm.casts.cast_tiles import Grain, tile_cast_config
+from lab.sim.cast_tiles import TileTrial as Trial
 from lab.sim.mutate import Mutation
-
-RIGHT: dict[Grain, Callable[[Tensor, bool], Quantized]] = {
-    Grain.ROWS: per_token_cast_to_fp8,
-    Grain.CHANNELS: per_channel_cast_to_fp8,
-    Grain.BLOCKS: per_block_cast_to_fp8,
-}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, matrix, seed and schedule."""
-
-    config: TileCastConfig
-    shape: tuple[int, int]
-    seed: int
-    schedule: str | None = None
-    is_m_major: bool = True
-    padding: int = 0
-    rounds_up: bool = False
-
-    def headers(self) -> dict[str, str]:
-        return cast_tiles.KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim.compile_config(self.config, headers)
-        x = matrix(self)
-        # Rows of a wider matrix: a pitch of its own.
-        x = torch.cat([x, torch.full((len(x), 32), 3.0, dtype=x.dtype)], dim=1)[:, : x.shape[1]]
-        found = sim.run(
-            kernel,
-            self.config,
-            x,
-            is_m_major=self.is_m_major,
-            padding=self.padding,
-            rounds_up=self.rounds_up,
-            seed=self.seed,
-            schedule=self.schedule,
-        )
-        if found.values is not None and self.config.grain is not None:
-            assert_same_bits(found.values, RIGHT[self.config.grain](x, self.rounds_up))
-        if found.columns is not None:
-            assert_same_bits(found.columns, per_token_cast_to_fp8(x.t(), self.rounds_up))
-
-
-def matrix(trial: Trial) -> Tensor:
-    """Columns of the first block are ordinary, those of the third tiny, those of others of any size."""
-    (m, k), dtype = trial.shape, trial.config.dtype
-    x = wild(m, k, dtype, trial.seed, block_rows=32)
-    ordinary = torch.randn(m, min(k, 128), generator=torch.Generator().manual_seed(trial.seed)) * 3
-    x[:, :128] = ordinary.to(dtype)
-    x[:, 256:384] = ordinary[:, : max(min(k - 256, 128), 0)] * 2.0**-115
-    if dtype == torch.float32 and k > 128:  # quotients that only the last step gets right, by tiny scales too
-        hard = hard_quotients()
-        rows = torch.arange(m) % len(hard)
-        x[:, 128:] = hard[rows][:, : k - 128] * 2.0 ** torch.tensor([0, -117])[torch.arange(m) // 32 % 2][:, None]
-    return x
-
 
 BOTH, BOTH_FP32 = (
     tile_cast_config(dtype, Grain.ROWS, with_columns=True, is_aligned=True) for dtype in (torch.bfloat16, torch.float32)

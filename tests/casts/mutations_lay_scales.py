@@ -2,58 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import torch
-
-from deep_gemm.casts import lay_scales
-from deep_gemm.casts.lay_scales import CONFIG
-from deep_gemm.core.check.layout import empty_mn_major
-from lab.sim import lay_scales as sim
-from lab.sim.launcher import flat_memory
+from lab.sim.lay_scales import ScalesTrial
 from lab.sim.mutate import Mutation
 
 ONE_IN = 1
-POISON = -1.0
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Scales in rows that lie apart; m-major ones where these are turned."""
-
-    groups: int
-    m: int
-    k_blocks: int
-    is_m_major: bool
-    seed: int
-    schedule: str | None = None
-    config = CONFIG
-
-    def headers(self) -> dict[str, str]:
-        return lay_scales.KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim.compile_config(self.config, headers)
-        rows, columns = (self.k_blocks, self.m) if self.is_m_major else (self.m, self.k_blocks)
-        numbers = torch.arange(self.groups * (rows + 1) * (columns + 3), dtype=torch.float32)
-        sf = numbers.view(self.groups, rows + 1, columns + 3)[:, :rows, :columns]
-        sf = sf.mT if self.is_m_major else sf
-        out = empty_mn_major(sf)
-        memory = flat_memory(out).fill_(POISON)
-        right = memory.clone()
-        right.as_strided(out.shape, out.stride()).copy_(sf)
-        sim.run(kernel, self.config, sf, out, seed=self.seed, schedule=self.schedule)
-        if not torch.equal(memory, right):
-            wrong = int((memory != right).nonzero()[0])
-            raise ValueError(f"word {wrong}: expected {right[wrong]}, got {memory[wrong]}")
-
-
 TRIALS = [
-    Trial(2, 70, 37, False, 1),
-    Trial(3, 67, 35, True, 2, "slow_warps"),
-    Trial(1, 130, 40, False, 3, "slow_lanes"),
-    Trial(1, 3, 5, False, 4, "slow_cta"),
+    ScalesTrial(2, 70, 37, False, 1),
+    ScalesTrial(3, 67, 35, True, 2, "slow_warps"),
+    ScalesTrial(1, 130, 40, False, 3, "slow_lanes"),
+    ScalesTrial(1, 3, 5, False, 4, "slow_cta"),
 ]
 
 _KERNEL = "lay_scales.cuh"

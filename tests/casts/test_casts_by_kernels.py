@@ -6,38 +6,27 @@ Activations are within a step of FP8.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from casts import MOST_OTHERS, assert_near, assert_same_bits, wild
 from torch import Tensor
 
 from deep_gemm import casts as quantize
 from deep_gemm.casts import cast_rows, cast_tiles, fp8
-from deep_gemm.casts.cast_rows import CastConfig, RowCast
-from deep_gemm.casts.cast_tiles import TileCast, TileCastConfig
+from deep_gemm.casts.cast_rows import RowCast
+from deep_gemm.casts.cast_tiles import TileCast
 from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
 from deep_gemm.moe import activation, routing
 from deep_gemm.moe.check import activation_problem
-from lab.sim import HostKernel
+from lab.casts import MOST_OTHERS, assert_near, assert_same_bits, wild
 from lab.sim import cast_rows as sim_rows
 from lab.sim import cast_tiles as sim_tiles
+from lab.sim.library import compiled
 
 pytestmark = pytest.mark.host_compiler
-
-
-@cache
-def compiled_rows(config: CastConfig) -> HostKernel:
-    return sim_rows.compile_config(config)
-
-
-@cache
-def compiled_tiles(config: TileCastConfig) -> HostKernel:
-    return sim_tiles.compile_config(config)
 
 
 CASTING: tuple[Any, ...] = (fp8, activation, routing)
@@ -53,7 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if p.x.numel() > 0 and p.values.numel() > 0:
             names.append("rows")
             config = cast_rows.config_of(p, 2)
-            sim_rows.run_cast(compiled_rows(config), config, p)
+            sim_rows.run_cast(compiled(cast_rows.KERNEL, config), config, p)
         return None, 0
 
     def run_tiles(p: TileCast) -> None:
@@ -61,7 +50,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return
         config = cast_tiles.config_of(p)
         names.append(config.name)
-        sim_tiles.run_cast(compiled_tiles(config), config, p)
+        sim_tiles.run_cast(compiled(cast_tiles.KERNEL, config), config, p)
 
     for module in CASTING:
         monkeypatch.setattr(module, "has_kernels", lambda x: isinstance(x, Tensor) and x.numel() > 0)

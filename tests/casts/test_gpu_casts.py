@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cast_rows_cases import Case, problem, ragged, verdict
-from casts import MOST_OTHERS, assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
 import deep_gemm
@@ -22,6 +20,8 @@ from deep_gemm.casts.rules import Quantized
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
 from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.settings import get_num_sms
+from lab.casts import MOST_OTHERS, assert_same_bits, hard_quotients, wild
+from lab.sim.cast_rows import RowTrial, problem, ragged, verdict
 from lab.sim.launcher import flat_memory
 
 pytestmark = pytest.mark.gpu
@@ -167,7 +167,7 @@ def on_gpu(x: Tensor) -> tuple[Tensor, Tensor]:
     return room[AROUND : AROUND + inside.numel()].view(x.dtype).as_strided(x.shape, x.stride()), room
 
 
-def passes(case: Case, config: CastConfig | None = None) -> None:
+def passes(case: RowTrial, config: CastConfig | None = None) -> None:
     """A case on the GPU, twice: its configuration, or the one that is chosen. Outputs are those expected, and equal."""
     first: list[Tensor] = []
     for _ in range(2):
@@ -212,25 +212,27 @@ def test_large_casts_of_rows_of_all_kinds() -> None:
     counts = tuple(torch.randint(0, 33, (64,), generator=generator).tolist())
     ends = tuple(torch.randint(0, 120, (64,), generator=generator).cumsum(0).tolist())
     for case in (
-        Case(kind(), 4100, 4104, 1, data="mixed"),
-        Case(kind(activates=True), 2050, 2056, 2, data="ordinary"),
-        Case(kind(Groups.COUNTS), 64 * 32, 7168, 3, data="mixed", sizes=counts),
-        Case(kind(Groups.COUNTS, activates=True), 64 * 32, 2048, 4, data="ordinary", sizes=counts),
-        Case(kind(Groups.ENDS, activates=True), 8192, 2048, 5, data="ordinary", sizes=ends),
-        Case(kind(to_routes=True), 520, 7168, 6, data="mixed", topk=8),
-        Case(kind(to_routes=True), 70, 520, 7, data="mixed", topk=40),
+        RowTrial(kind(), 4100, 4104, 1, data="mixed"),
+        RowTrial(kind(activates=True), 2050, 2056, 2, data="ordinary"),
+        RowTrial(kind(Groups.COUNTS), 64 * 32, 7168, 3, data="mixed", sizes=counts),
+        RowTrial(kind(Groups.COUNTS, activates=True), 64 * 32, 2048, 4, data="ordinary", sizes=counts),
+        RowTrial(kind(Groups.ENDS, activates=True), 8192, 2048, 5, data="ordinary", sizes=ends),
+        RowTrial(kind(to_routes=True), 520, 7168, 6, data="mixed", topk=8),
+        RowTrial(kind(to_routes=True), 70, 520, 7, data="mixed", topk=40),
     ):
         passes(case)
 
 
 def test_sizes_out_of_range_reach_nothing_outside() -> None:
     for activates in (False, True):
-        passes(Case(kind(Groups.COUNTS, activates=activates), 64, 136, data="ordinary", sizes=(-5, 17, 2**31 - 1, 3)))
+        passes(
+            RowTrial(kind(Groups.COUNTS, activates=activates), 64, 136, data="ordinary", sizes=(-5, 17, 2**31 - 1, 3))
+        )
     for sizes in ((), (-3, 20, 100), (30, 5, 40), (2**31 - 1, -(2**31))):
-        passes(Case(kind(Groups.ENDS, activates=True), 48, 136, data="ordinary", sizes=sizes, alignment=8))
+        passes(RowTrial(kind(Groups.ENDS, activates=True), 48, 136, data="ordinary", sizes=sizes, alignment=8))
     for groups in (Groups.COUNTS, Groups.ENDS):
         many = tuple(range(1, 1025)) if groups == Groups.ENDS else (1, 0) * 512
-        passes(Case(kind(groups, activates=True), 2048, 136, data="ordinary", sizes=many))
+        passes(RowTrial(kind(groups, activates=True), 2048, 136, data="ordinary", sizes=many))
 
 
 @every_type

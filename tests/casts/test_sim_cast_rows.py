@@ -7,29 +7,16 @@ rounds.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
-from cast_rows_cases import HARD_SHAPE, Case, check, is_cast, ragged
-from casts import MOST_OTHERS
 from thorough import up_to
 
 from deep_gemm.casts.cast_rows import CastConfig, Groups, cast_config, reachable_cast
 from deep_gemm.core.check.layout import rows_of_counts, rows_of_groups
-from lab.sim import HostKernel
-from lab.sim import cast_rows as sim
+from lab.sim.cast_rows import HARD_SHAPE, RowTrial, is_cast, ragged
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
-
-
-@cache
-def compiled(config: CastConfig) -> HostKernel:
-    return sim.compile_config(config)
-
-
-def passes(case: Case) -> None:
-    assert check(case, compiled(case.config)) <= MOST_OTHERS
 
 
 def config(
@@ -63,7 +50,7 @@ def test_every_configuration_on_ragged_matrices(
 ) -> None:
     """With `mixed` some blocks of a warp are ordinary and others are not, so that it casts them both ways."""
     for case in ragged(which):
-        passes(replace(case, data=data, is_m_major=is_m_major, rounds_up=rounds_up))
+        replace(case, data=data, is_m_major=is_m_major, rounds_up=rounds_up).run()
 
 
 @every_activation
@@ -72,7 +59,7 @@ def test_every_configuration_on_ragged_matrices(
 @pytest.mark.parametrize("data", ["wild", "mixed", "ordinary"])
 def test_weights_and_limits(which: CastConfig, data: str, has_weights: bool, limit: float | None) -> None:
     case = ragged(which)[0]
-    passes(replace(case, data=data, has_weights=has_weights, limit=limit))
+    replace(case, data=data, has_weights=has_weights, limit=limit).run()
 
 
 # Numbers
@@ -83,12 +70,12 @@ def test_weights_and_limits(which: CastConfig, data: str, has_weights: bool, lim
 def test_the_largest_magnitude_has_a_floor(min_amax: float, activates: bool) -> None:
     which = config(is_few=True, activates=activates)
     for data in ("wild", "ordinary"):
-        passes(Case(which, 7, 512, 2, data=data, min_amax=min_amax))
+        RowTrial(which, 7, 512, 2, data=data, min_amax=min_amax).run()
 
 
 @pytest.mark.parametrize("is_aligned", [False, True])
 def test_quotients_beside_where_fp8_rounds_the_other_way(is_aligned: bool) -> None:
-    passes(Case(config(torch.float32, is_aligned=is_aligned), *HARD_SHAPE, data="hard"))
+    RowTrial(config(torch.float32, is_aligned=is_aligned), *HARD_SHAPE, data="hard").run()
 
 
 @every_dtype
@@ -101,7 +88,7 @@ def test_what_is_no_ordinary_number(dtype: torch.dtype, to_routes: bool) -> None
         for others in (1.0, 0.0):
             x = torch.full((128, 256), others, dtype=dtype)
             x[torch.arange(128), torch.arange(128)] = strange
-            passes(Case(which, 128, 256, seed, matrix=x))
+            RowTrial(which, 128, 256, seed, matrix=x).run()
 
 
 # Groups
@@ -119,7 +106,7 @@ def test_counts_that_no_group_has_room_for_reach_nothing_outside(
 ) -> None:
     which = config(groups=Groups.COUNTS, is_few=is_few, activates=activates)
     for is_m_major in (False, True):
-        passes(Case(which, 64, 136, 1, sizes=sizes, is_m_major=is_m_major, data="mixed"))
+        RowTrial(which, 64, 136, 1, sizes=sizes, is_m_major=is_m_major, data="mixed").run()
 
 
 @pytest.mark.parametrize("is_few", [False, True])
@@ -131,13 +118,13 @@ def test_counts_that_no_group_has_room_for_reach_nothing_outside(
 )
 def test_ends_reach_nothing_outside(sizes: tuple[int, ...], alignment: int, is_few: bool) -> None:
     which = config(groups=Groups.ENDS, is_few=is_few, activates=True)
-    passes(Case(which, 48, 136, 1, sizes=sizes, alignment=alignment, data="ordinary"))
+    RowTrial(which, 48, 136, 1, sizes=sizes, alignment=alignment, data="ordinary").run()
 
 
 @pytest.mark.parametrize("sizes", [(30, 5, 40), (48, 0, 48), (9, 8, 7, 6)], ids=str)
 @pytest.mark.parametrize("alignment", [1, 8])
 def test_ends_out_of_order_reach_nothing_outside(sizes: tuple[int, ...], alignment: int) -> None:
-    passes(Case(config(groups=Groups.ENDS, activates=True), 48, 136, 1, sizes=sizes, alignment=alignment))
+    RowTrial(config(groups=Groups.ENDS, activates=True), 48, 136, 1, sizes=sizes, alignment=alignment).run()
 
 
 @pytest.mark.parametrize("groups", [Groups.COUNTS, Groups.ENDS])
@@ -147,7 +134,7 @@ def test_many_groups(groups: Groups, number: int) -> None:
     counts = torch.randint(0, 4, (number,), generator=generator)
     sizes = counts if groups == Groups.COUNTS else counts.cumsum(0)
     m = 3 * number if groups == Groups.COUNTS else max(int(sizes[-1]), 1)
-    passes(Case(config(groups=groups, activates=True), m, 8, number, sizes=tuple(sizes.tolist()), data="ordinary"))
+    RowTrial(config(groups=groups, activates=True), m, 8, number, sizes=tuple(sizes.tolist()), data="ordinary").run()
 
 
 @pytest.mark.parametrize("groups", [Groups.COUNTS, Groups.ENDS])
@@ -158,18 +145,18 @@ def test_ctas_take_unit_after_unit(groups: Groups, num_sms: int, activates: bool
         return
     sizes = (70, 0, 75, 3) if groups == Groups.COUNTS else (70, 70, 200, 290)
     which = config(torch.float32, groups, is_few=True, activates=activates)
-    case = Case(which, 300, 520, 3, sizes=sizes, num_sms=num_sms, data="mixed")
+    case = RowTrial(which, 300, 520, 3, sizes=sizes, num_sms=num_sms, data="mixed")
     units = int(is_cast(case).sum()) * 5
     assert units > 2 * num_sms * which.ctas_per_sm * which.teams
-    passes(case)
+    case.run()
 
 
 def test_the_rows_of_groups_are_the_packages() -> None:
     """What these tests take for right is what the CPU takes for right, where sizes are what they should be."""
-    counts = Case(config(groups=Groups.COUNTS), 64, 8, sizes=(0, 16, 3, 7))
+    counts = RowTrial(config(groups=Groups.COUNTS), 64, 8, sizes=(0, 16, 3, 7))
     assert torch.equal(is_cast(counts), rows_of_counts(torch.tensor(counts.sizes), 16).flatten())
     for alignment in (1, 8):
-        ends = Case(config(groups=Groups.ENDS, activates=True), 50, 8, sizes=(3, 3, 17, 40), alignment=alignment)
+        ends = RowTrial(config(groups=Groups.ENDS, activates=True), 50, 8, sizes=(3, 3, 17, 40), alignment=alignment)
         right = rows_of_groups(torch.tensor(ends.sizes, dtype=torch.int32), 50, alignment)
         assert torch.equal(is_cast(ends), right)
 
@@ -183,7 +170,7 @@ def test_the_rows_of_groups_are_the_packages() -> None:
 def test_any_number_of_routes(topk: int, is_aligned: bool, is_few: bool) -> None:
     """More of them than a team has lanes, 16 or 32, too; the first token has none."""
     which = config(is_aligned=is_aligned, is_few=is_few, to_routes=True)
-    passes(Case(which, 11, 136, topk, topk=topk, data="mixed", padding=16 if is_aligned else 3))
+    RowTrial(which, 11, 136, topk, topk=topk, data="mixed", padding=16 if is_aligned else 3).run()
 
 
 # Schedules
@@ -203,4 +190,4 @@ def test_any_number_of_routes(topk: int, is_aligned: bool, is_few: bool) -> None
 )
 def test_many_schedules(which: CastConfig, schedule: str | None, seed: int) -> None:
     sizes = {Groups.NONE: (), Groups.COUNTS: (4, 20, 7), Groups.ENDS: (4, 24, 60)}[which.groups]
-    passes(Case(which, 60, 264, seed, schedule, data="mixed", sizes=sizes, padding=16))
+    RowTrial(which, 60, 264, seed, schedule, data="mixed", sizes=sizes, padding=16).run()

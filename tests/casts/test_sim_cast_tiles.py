@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from casts import assert_same_bits, hard_quotients, wild
 from torch import Tensor
 
-from deep_gemm.casts.cast_tiles import Grain, TileCastConfig, reachable_tile_casts, tile_cast_config
-from deep_gemm.casts.fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_token_cast_to_fp8
-from deep_gemm.casts.rules import Quantized
+from deep_gemm.casts.cast_tiles import KERNEL, Grain, TileCastConfig, reachable_tile_casts, tile_cast_config
 from deep_gemm.core.check.layout import ceil_div
-from lab.sim import HostKernel
+from lab.casts import hard_quotients, wild
 from lab.sim import cast_tiles as sim
+from lab.sim.library import compiled
 
 pytestmark = [pytest.mark.host_compiler, pytest.mark.combinations]
 CONFIGS = reachable_tile_casts()
-RIGHT: dict[Grain, Callable[[Tensor, bool, float], Quantized]] = {
-    Grain.ROWS: lambda x, rounds_up, min_amax: per_token_cast_to_fp8(x, rounds_up, min_amax=min_amax),
-    Grain.CHANNELS: lambda x, rounds_up, _: per_channel_cast_to_fp8(x, rounds_up),
-    Grain.BLOCKS: lambda x, rounds_up, _: per_block_cast_to_fp8(x, rounds_up),
-}
 every_configuration = pytest.mark.parametrize("config", CONFIGS, ids=[config.name for config in CONFIGS])
-
-
-@cache
-def compiled(config: TileCastConfig) -> HostKernel:
-    return sim.compile_config(config)
 
 
 def mixed(m: int, k: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -41,31 +28,8 @@ def mixed(m: int, k: int, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.where(is_wild, wild(m, k, dtype, seed, block_rows=32), ordinary)
 
 
-def check(
-    config: TileCastConfig,
-    x: Tensor,
-    seed: int = 0,
-    *,
-    is_m_major: bool = True,
-    padding: int = 0,
-    min_amax: float = 0.0,
-    rounds_up: bool = False,
-) -> None:
-    found = sim.run(
-        compiled(config),
-        config,
-        x,
-        is_m_major=is_m_major,
-        padding=padding,
-        min_amax=min_amax,
-        rounds_up=rounds_up,
-        seed=seed,
-    )
-    if found.values is not None:
-        assert config.grain is not None
-        assert_same_bits(found.values, RIGHT[config.grain](x, rounds_up, min_amax))
-    if found.columns is not None:
-        assert_same_bits(found.columns, per_token_cast_to_fp8(x.t(), rounds_up, min_amax=min_amax))
+def check(config: TileCastConfig, x: Tensor, seed: int = 0, **how: Any) -> None:
+    sim.check(compiled(KERNEL, config), config, x, seed=seed, **how)
 
 
 def sizes(config: TileCastConfig) -> list[tuple[int, int]]:
@@ -139,4 +103,4 @@ def test_many_schedules(seed: int) -> None:
 )
 def test_what_cannot_be_built_is_refused(config: TileCastConfig, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        sim.compile_config(config)
+        compiled(KERNEL, config)

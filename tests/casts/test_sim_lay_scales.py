@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,20 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deep_gemm.casts import lay_scales
-from deep_gemm.casts.lay_scales import CONFIG
+from deep_gemm.casts.lay_scales import CONFIG, KERNEL
 from deep_gemm.casts.scales import get_mn_major_tma_aligned_tensor
-from deep_gemm.core.check.layout import empty_mn_major, is_mn_major_tma_aligned
-from lab.sim import HostKernel
+from deep_gemm.core.check.layout import is_mn_major_tma_aligned
 from lab.sim import lay_scales as sim
-from lab.sim.launcher import flat_memory
+from lab.sim.library import compiled
 
 pytestmark = pytest.mark.host_compiler
-POISON = -0x5A5A5A5A
-
-
-@cache
-def compiled() -> HostKernel:
-    return sim.compile_config(CONFIG)
 
 
 def words(*shape: int) -> Tensor:
@@ -34,12 +25,7 @@ def words(*shape: int) -> Tensor:
 
 
 def assert_laid(sf: Tensor, seed: int = 0, schedule: str | None = None) -> None:
-    out = empty_mn_major(sf)
-    memory = flat_memory(out).view(torch.int32).fill_(POISON)
-    right = memory.clone()
-    right.as_strided(out.shape, out.stride()).copy_(sf.view(torch.int32))
-    sim.run(compiled(), CONFIG, sf, out, seed=seed, schedule=schedule)
-    assert torch.equal(memory, right)
+    sim.check(compiled(KERNEL, CONFIG), sf, seed=seed, schedule=schedule)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +63,7 @@ def test_the_public_name_takes_the_kernel_where_there_is_one(monkeypatch: pytest
 
     def run(sf: Tensor, out: Tensor) -> None:
         launches.append(sf.shape)
-        sim.run(compiled(), CONFIG, sf, out)
+        sim.run(compiled(KERNEL, CONFIG), sf, out)
 
     monkeypatch.setattr(lay_scales, "has_kernel", lambda sf: True)
     monkeypatch.setattr(lay_scales, "run", run)

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import broken
 import host_mutations_bf16 as of_bf16
 import host_mutations_sends as of_sends
-import silu_cases
 import torch
-from casts import assert_same_bits, wild
 from host_mutations_bf16 import wider
 
 import deep_gemm
 from deep_gemm.casts import cast_rows, cast_tiles
-from deep_gemm.core.check.layout import ceil_div, empty_mn_major
+from deep_gemm.core.check.layout import ceil_div
 from deep_gemm.core.check.recipes import PER_64, PER_ROW
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
@@ -32,7 +30,8 @@ from deep_gemm.gemm.depths.check import KGroupedProblem
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
 from deep_gemm.gemm.tiles import Tile
-from deep_gemm.moe.routing import weighted_sum
+from lab import silu as silu_cases
+from lab.casts import assert_same_bits, wild
 
 ROOT = Path(deep_gemm.__file__).parents[1]
 SECONDS = 120
@@ -123,34 +122,23 @@ def heads_trial(tile: Tile, output: Output) -> None:
         raise ValueError(outcome.mistakes)
 
 
-def cast_rows_trial(x: torch.Tensor) -> None:
-    from lab.sim import cast_rows as sim
-
-    (m, k), values = x.shape, torch.empty(x.shape, dtype=torch.float8_e4m3fn)
-    config = cast_rows.select_cast(x.dtype, m, k, is_aligned=cast_rows.is_aligned(x, values), num_sms=2)
-    strides = (ceil_div(k, 128) + 1, 1)
-    found = sim.run(sim.compile_config(config), config, x, strides, min_amax=0.25, rounds_up=True)
-    assert_same_bits(found, deep_gemm.per_token_cast_to_fp8(x, True, min_amax=0.25))
+ROUNDED: dict[str, Any] = {"data": "wild", "min_amax": 0.25, "rounds_up": True, "is_m_major": False}
 
 
 def row_cast_trial(
-    m: int, k: int, groups: str = "NONE", activates: bool = False, to_routes: bool = False, **case: Any
+    m: int, k: int, groups: str = "NONE", activates: bool = False, to_routes: bool = False, **more: Any
 ) -> None:
-    from cast_rows_cases import Case, problem, verdict
-
-    from lab.sim import cast_rows as sim
+    from lab.sim.cast_rows import RowTrial, problem
 
     rows = cast_rows.Groups[groups]  # a broken module has its own
     which = cast_rows.cast_config(torch.bfloat16, True, False, activates, rows, to_routes)
-    asked = Case(which, m, k, data="ordinary", **case)
-    p = problem(asked)
-    config = cast_rows.config_of(p, 2)
-    sim.run_cast(sim.compile_config(config), config, p)
-    verdict(asked, p)
+    asked = RowTrial(which, m, k, **{"data": "ordinary", **more})
+    replace(asked, config=cast_rows.config_of(problem(asked), 2)).run()
 
 
 def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
     from lab.sim import cast_tiles as sim
+    from lab.sim.library import compiled
 
     m, k = x.shape
     values, columns = (
@@ -162,49 +150,34 @@ def cast_tiles_trial(x: torch.Tensor, alone: bool = False) -> None:
     p = cast_tiles.TileCast(x, cast_tiles.Grain.ROWS, values, scales, columns, of_columns, 0.25, True)
     p = p._replace(grain=None, values=None, scales=None) if alone else p
     config = cast_tiles.config_of(p)
-    sim.run_cast(sim.compile_config(config), config, p)
+    sim.run_cast(compiled(cast_tiles.KERNEL, config), config, p)
     for found, of in (((columns, of_columns), x.t()), ((values, scales), x))[: 1 if alone else 2]:
         assert_same_bits(found, deep_gemm.per_token_cast_to_fp8(of, True, min_amax=0.25))
 
 
 def route_trial(*, by_parts: bool) -> None:
-    from deep_gemm.moe import route_rows
-    from lab.sim import route_rows as sim
+    from deep_gemm.moe.route_rows import Totals, config_of
+    from lab.sim.route_rows import RouteTrial
 
-    ids = torch.randint(-1, 65, (300, 4), generator=torch.Generator().manual_seed(0)).int()
-    totals = route_rows.Totals.OF_PARTS if by_parts else route_rows.Totals.COUNTED
-    config = route_rows.config_of(ids.element_size(), 65, totals)
-    given = wider(torch.where(ids < 0, ids, ids + 9), 3)
-    found = sim.run(sim.compile_config(config), config, given, 65, first=9)
-    for name, right in deep_gemm.expert_rows(ids, 65)._asdict().items():
-        if not torch.equal(found[name], right):
-            raise ValueError(name)
+    RouteTrial(config_of(4, 65, Totals.OF_PARTS if by_parts else Totals.COUNTED), 300, 4, 65, first=9).run()
 
 
 def gather_trial(*, is_many: bool) -> None:
-    from deep_gemm.moe import gather_weighted
-    from lab.sim import gather_weighted as sim
+    from deep_gemm.moe.gather_weighted import GatherConfig, ManyConfig
+    from lab.sim.gather_weighted import GatherTrial, ManyTrial
 
-    config = gather_weighted.ManyConfig(torch.float32) if is_many else gather_weighted.GatherConfig(torch.float32)
-    generator = torch.Generator().manual_seed(0)
-    y = wider(torch.randn(15, 4104, generator=generator).bfloat16(), 8)
-    row_of = torch.randperm(15, generator=generator).int().view(5, 3)
-    weights = wider(torch.rand(5, 3, generator=generator), 4)
-    found = sim.run(sim.compile_config(config), config, y, row_of, weights)
-    if not torch.equal(found, weighted_sum(y, row_of, weights).bfloat16()):
-        raise ValueError("other sums")
+    trial = (
+        ManyTrial(ManyConfig(torch.float32), 5, 3, 4104)
+        if is_many
+        else GatherTrial(GatherConfig(torch.float32), 5, 3, 4104)
+    )
+    trial.run()
 
 
 def scales_trial(is_m_major: bool) -> None:
-    from deep_gemm.casts import lay_scales
-    from lab.sim import lay_scales as sim
+    from lab.sim.lay_scales import ScalesTrial
 
-    sf = wider(torch.arange(3.0 * 70 * 40).view(3, 70, 40), 5)
-    sf = sf.mT if is_m_major else sf
-    out = empty_mn_major(sf).fill_(-1)
-    sim.run(sim.compile_config(lay_scales.CONFIG), lay_scales.CONFIG, sf, out)
-    if not torch.equal(out, sf):
-        raise ValueError("other scales")
+    ScalesTrial(3, 70, 40, is_m_major).run()
 
 
 WITH_C, IN_PLACE = (
@@ -238,9 +211,9 @@ TRIALS: dict[str, Callable[[], None]] = {
     ),
     "along k": lambda: depths_trial(WITH_C, False),
     "along k, on the GPU": lambda: depths_trial(IN_PLACE, True),
-    "cast of rows": lambda: cast_rows_trial(wider(wild(37, 1288, torch.bfloat16, 0), 24)),
-    "cast of odd rows": lambda: cast_rows_trial(wider(wild(5, 264, torch.bfloat16, 0), 3)),
-    "cast of odd columns": lambda: cast_rows_trial(wild(1, 261, torch.bfloat16, 0)),
+    "cast of rows": lambda: row_cast_trial(37, 1288, **ROUNDED, padding=24),
+    "cast of odd rows": lambda: row_cast_trial(5, 264, **ROUNDED, padding=3),
+    "cast of odd columns": lambda: row_cast_trial(1, 261, **ROUNDED, padding=0),
     "cast of counted rows": lambda: row_cast_trial(60, 264, "COUNTS", sizes=(0, 12, 5, 1, 11)),
     "activation with weights": lambda: row_cast_trial(21, 264, activates=True, has_weights=True),
     "activation with a limit": lambda: row_cast_trial(21, 264, activates=True, limit=1.0),

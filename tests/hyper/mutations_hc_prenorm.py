@@ -2,75 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from hc_cases import special_operands
-
-from deep_gemm.hyper.choose import Chosen, kernel_of
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
-from lab.sim import hc_prenorm as sim
-from lab.sim.hc_prenorm import mistakes
-from lab.sim.hc_prenorm import random_operands as operands
+from lab.sim.hc_prenorm import HcFewTrial, HcTrial
 from lab.sim.mutate import Mutation
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, shape, number of splits and of SMs, seed and schedule."""
-
-    config: Chosen
-    m: int
-    n: int
-    k: int
-    splits: int
-    num_sms: int
-    seed: int
-    schedule: str | None = None
-    is_special: bool = False
-
-    def headers(self) -> dict[str, str]:
-        headers: dict[str, str] = kernel_of(self.config).KERNEL.headers(self.config)
-        return headers
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        size = self.m, self.n, self.k
-        a, b = special_operands(*size) if self.is_special else operands(*size, self.seed)
-        wrong = mistakes(
-            a,
-            b,
-            *sim.run(
-                sim.compile_config(self.config, headers),
-                self.config,
-                a,
-                b,
-                self.splits,
-                num_sms=self.num_sms,
-                seed=self.seed,
-                schedule=self.schedule,
-            ),
-        )
-        if wrong is not None:
-            raise ValueError(wrong)
-
 
 ALONE, PAIR = HcConfig(64, 24, 1, 2, max_stages=4), HcConfig(128, 16, 2, 3, max_stages=3)
 FEW_ROWS, MANY_TEAMS = HcConfig(64, 8, 3, 1, max_stages=2), HcConfig(64, 8, 2, 4, max_stages=4)
 TRIALS = [
-    Trial(ALONE, 137, 24, 512, 3, 2, 0),
-    Trial(FEW_ROWS, 70, 24, 448, 2, 3, 1),
-    Trial(PAIR, 300, 16, 384, 2, 2, 8, "slow_lanes"),
-    Trial(ALONE, 13, 24, 192, 1, 2, 3, is_special=True),
-    Trial(MANY_TEAMS, 70, 16, 1152, 2, 2, 9, "slow_warps"),
-    Trial(ALONE, 70, 24, 448, 5, 2, 5),
-    Trial(ALONE, 70, 24, 1024, 1, 2, 5, "slow_math"),
-    Trial(ALONE, 70, 24, 1024, 1, 2, 4, "late_loads"),
-    Trial(FEW_ROWS, 137, 24, 448, 1, 3, 6, "slow_cta"),
-    Trial(FEW_ROWS, 137, 24, 448, 1, 3, 7, "slow_warps"),
-    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 2, "slow_cta"),  # CTAs without a block send at once
-    Trial(FEW_ROWS, 5, 8, 64, 1, 3, 0, "slow_warps"),
-    Trial(ALONE, 5, 24, 64, 3, 2, 0, "slow_producer"),  # splits without a block are written at once
+    HcTrial(ALONE, 137, 24, 512, 3, 2, 0),
+    HcTrial(FEW_ROWS, 70, 24, 448, 2, 3, 1),
+    HcTrial(PAIR, 300, 16, 384, 2, 2, 8, "slow_lanes"),
+    HcTrial(ALONE, 13, 24, 192, 1, 2, 3, is_special=True),
+    HcTrial(MANY_TEAMS, 70, 16, 1152, 2, 2, 9, "slow_warps"),
+    HcTrial(ALONE, 70, 24, 448, 5, 2, 5),
+    HcTrial(ALONE, 70, 24, 1024, 1, 2, 5, "slow_math"),
+    HcTrial(ALONE, 70, 24, 1024, 1, 2, 4, "late_loads"),
+    HcTrial(FEW_ROWS, 137, 24, 448, 1, 3, 6, "slow_cta"),
+    HcTrial(FEW_ROWS, 137, 24, 448, 1, 3, 7, "slow_warps"),
+    HcTrial(FEW_ROWS, 5, 8, 64, 1, 3, 2, "slow_cta"),  # CTAs without a block send at once
+    HcTrial(FEW_ROWS, 5, 8, 64, 1, 3, 0, "slow_warps"),
+    HcTrial(ALONE, 5, 24, 64, 3, 2, 0, "slow_producer"),  # splits without a block are written at once
 ]
 
 _K, _PART = "hc_prenorm.cuh", "part.cuh"
@@ -223,13 +175,13 @@ MUTATIONS = [
 
 _FEW, _ONE = HcFewConfig(24, 3, 4, 2), HcFewConfig(8, 1, 2, 3)
 FEW_TRIALS = [
-    Trial(_FEW, 37, 24, 1280, 2, 3, 0),
-    Trial(_ONE, 13, 16, 1280, 3, 2, 1),
-    Trial(_FEW, 13, 24, 192, 1, 3, 3, is_special=True),
-    Trial(_FEW, 20, 24, 448, 1, 3, 2, "slow_cta"),
-    Trial(_FEW, 20, 24, 448, 1, 3, 4, "slow_warps"),
-    Trial(_FEW, 5, 24, 64, 1, 3, 5, "slow_cta"),  # CTAs without a step send at once
-    Trial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 4, 6, "slow_lanes"),  # CTAs to whom nobody sends
+    HcFewTrial(_FEW, 37, 24, 1280, 2, 3, 0),
+    HcFewTrial(_ONE, 13, 16, 1280, 3, 2, 1),
+    HcFewTrial(_FEW, 13, 24, 192, 1, 3, 3, is_special=True),
+    HcFewTrial(_FEW, 20, 24, 448, 1, 3, 2, "slow_cta"),
+    HcFewTrial(_FEW, 20, 24, 448, 1, 3, 4, "slow_warps"),
+    HcFewTrial(_FEW, 5, 24, 64, 1, 3, 5, "slow_cta"),  # CTAs without a step send at once
+    HcFewTrial(HcFewConfig(8, 4, 1, 1), 5, 8, 64, 1, 4, 6, "slow_lanes"),  # CTAs to whom nobody sends
 ]
 
 _F = "hc_prenorm_few.cuh"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hc_cases import special_operands
 from torch import Tensor
 
 import deep_gemm
@@ -14,7 +13,7 @@ from deep_gemm.hyper.choose import Chosen, run
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.testing import calc_diff
-from lab.sim.hc_prenorm import mistakes
+from lab.sim.hc_prenorm import compare, special_operands
 from lab.sim.hc_prenorm import random_operands as operands
 
 pytestmark = pytest.mark.gpu
@@ -37,7 +36,7 @@ def check(a: Tensor, b: Tensor, splits: int = 1, config: Chosen | None = None) -
     p, memory = guarded(a, b, splits)
     run(p, config)
     first = [x.clone() for x in memory]
-    assert mistakes(a, b, p.d, p.sqr_sum, UNITS_OF_STEP) is None
+    compare(a, b, p.d, p.sqr_sum, UNITS_OF_STEP)
     assert all((x[0] == MARK).all() and (x[-1] == MARK).all() for x in memory)
     for _ in range(REPEATS):
         for x in memory:
@@ -133,7 +132,7 @@ def test_a_graph_is_replayed_with_other_inputs(m: int) -> None:
             x.copy_(y)
         memory[0].fill_(MARK)
         graph.replay()
-        assert mistakes(a, b, p.d, p.sqr_sum, UNITS_OF_STEP) is None
+        compare(a, b, p.d, p.sqr_sum, UNITS_OF_STEP)
 
 
 def test_as_a_dependent_of_the_kernel_ahead() -> None:
@@ -162,5 +161,5 @@ def test_rows_beyond_2_31_elements() -> None:
     a[-70:].normal_()
     p, _ = guarded(a, b, 1)
     compute(p)
-    assert mistakes(a[-70:], b, p.d[:, -70:], p.sqr_sum[:, -70:], UNITS_OF_STEP) is None
+    compare(a[-70:], b, p.d[:, -70:], p.sqr_sum[:, -70:], UNITS_OF_STEP)
     assert not p.d[:, :-70].any()

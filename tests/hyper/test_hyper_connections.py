@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hc_cases import special_operands
 
 import deep_gemm
 from deep_gemm.core.check.layout import parts_of
@@ -18,6 +17,7 @@ from deep_gemm.hyper.kernel import INVARIANT_CLUSTER, INVARIANT_TEAMS, HcConfig,
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from deep_gemm.hyper.reference import to_tf32
 from lab.sim.hc_prenorm import random_operands as operands
+from lab.sim.hc_prenorm import special_operands
 
 REACHABLE = {config for kernel in KERNELS for config in kernel.configs()}
 

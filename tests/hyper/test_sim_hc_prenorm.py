@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
-from hc_cases import special_operands
 
-from deep_gemm.hyper.choose import Chosen
+from deep_gemm.hyper.choose import Chosen, kernel_of
 from deep_gemm.hyper.kernel import HcConfig
 from deep_gemm.hyper.kernel_few import HcFewConfig
 from lab.sim import HostKernel
 from lab.sim import hc_prenorm as sim
-from lab.sim.hc_prenorm import mistakes
+from lab.sim.hc_prenorm import compare, special_operands
 from lab.sim.hc_prenorm import random_operands as operands
 from lab.sim.library import SCHEDULES
+from lab.sim.library import compiled as compiled_kernel
 
 pytestmark = pytest.mark.host_compiler
 
@@ -25,16 +23,15 @@ FEW, FEW_ALONE = HcFewConfig(24, 3, 4, 2), HcFewConfig(24, 1, 8, 3)
 LARGE, TEAMS = HcConfig(64, 16, 16, 2), HcConfig(64, 24, 2, 4, max_stages=8)
 
 
-@cache
 def compiled(config: Chosen) -> HostKernel:
-    return sim.compile_config(config)
+    return compiled_kernel(kernel_of(config).KERNEL, config)
 
 
 def check(
     config: Chosen, m: int, n: int, k: int, splits: int = 1, *, seed: int = 0, num_sms: int | None = None
 ) -> None:
     a, b = operands(m, n, k, seed)
-    assert mistakes(a, b, *sim.run(compiled(config), config, a, b, splits, seed=seed, num_sms=num_sms)) is None
+    compare(a, b, *sim.run(compiled(config), config, a, b, splits, seed=seed, num_sms=num_sms))
 
 
 @pytest.mark.parametrize("k", [64, 128, 896])
@@ -72,7 +69,7 @@ def test_few_sms_take_several_units_each() -> None:
 @pytest.mark.parametrize("config", [SHORT, FEW_ROWS, FEW], ids=lambda config: config.name)
 def test_zeros_infinities_and_nan(config: Chosen) -> None:
     a, b = special_operands(13, 24, 192)
-    assert mistakes(a, b, *sim.run(compiled(config), config, a, b)) is None
+    compare(a, b, *sim.run(compiled(config), config, a, b))
 
 
 def test_rows_may_lie_apart() -> None:
@@ -80,7 +77,7 @@ def test_rows_may_lie_apart() -> None:
     a_apart, b_apart = torch.full((70, 264), torch.nan).bfloat16(), torch.full((24, 260), torch.nan)
     a_apart[:, :256], b_apart[:, :256] = a, b
     for config in (SHORT, FEW):
-        assert mistakes(a, b, *sim.run(compiled(config), config, a_apart[:, :256], b_apart[:, :256])) is None
+        compare(a, b, *sim.run(compiled(config), config, a_apart[:, :256], b_apart[:, :256]))
 
 
 @pytest.mark.parametrize("config", [SHORT, TALL, FEW_ROWS, FEW], ids=lambda config: config.name)

@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import torch
-from mqa_cases import anywhere, causal, mistakes, packed, problem
-
-from deep_gemm.indexer.kernel import KERNEL, MqaConfig, mqa_config
-from lab.sim import fp8_mqa_logits as sim
+from deep_gemm.indexer.kernel import mqa_config
+from lab.sim.fp8_mqa_logits import MqaTrial
 from lab.sim.mutate import Mutation
-
-RANGES = {"causal": causal, "anywhere": anywhere, "packed": packed}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, number of tokens and of keys, kind of ranges, seed and schedule."""
-
-    config: MqaConfig
-    tokens: int
-    keys: int
-    ranges: str
-    seed: int
-    schedule: str | None = None
-    columns: int = 70
-
-    def headers(self) -> dict[str, str]:
-        return KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        c = self.config
-        p = problem(
-            (self.tokens, self.keys, c.heads, c.depth),
-            RANGES[self.ranges](self.tokens, self.keys),
-            clean=c.is_clean,
-            columns=self.columns if c.is_compressed else 0,
-            dtype=torch.float32 if c.output_bytes == 4 else torch.bfloat16,
-            seed=self.seed,
-        )
-        weights = torch.full((self.tokens, c.heads + 5), torch.nan)
-        weights[:, : c.heads] = p.weights
-        p = p._replace(weights=weights[:, : c.heads])
-        q = p.q.clone()
-        q[0, 1, 2] = torch.nan  # poison is NaN too, and must not become 0
-        p = p._replace(q=q)
-        got = sim.run(sim.compile_config(c, headers), c, p, seed=self.seed, schedule=self.schedule)
-        wrong = mistakes(p, got)
-        if wrong is not None:
-            raise ValueError(wrong)
-
 
 CLEAN, PLAIN, COMPRESSED = (mqa_config(64, 64, 4, *form) for form in ((False, True), (False, False), (True, False)))
 WIDE, BF16 = mqa_config(64, 128, 4, False, False), mqa_config(24, 32, 2, False, True)
 NARROW = mqa_config(16, 32, 4, False, True)
 TRIALS = [
-    Trial(CLEAN, 21, 1100, "anywhere", 0),
-    Trial(CLEAN, 30, 900, "packed", 1),
-    Trial(PLAIN, 33, 700, "causal", 2, "slow_math"),
-    Trial(PLAIN, 33, 700, "causal", 3, "late_loads"),
-    Trial(WIDE, 61, 1500, "causal", 4),
-    Trial(WIDE, 41, 1300, "causal", 5, "slow_producer"),
-    Trial(COMPRESSED, 21, 400, "anywhere", 6),
-    Trial(BF16, 43, 600, "anywhere", 7),
-    Trial(NARROW, 50, 600, "anywhere", 8, "slow_warps"),
-    Trial(CLEAN, 390 * 4, 40, "anywhere", 9),
-    Trial(CLEAN, 30, 1700, "packed", 0, "slow_cta"),
-    Trial(CLEAN, 30, 1700, "packed", 2, "slow_lanes"),
+    MqaTrial(CLEAN, 21, 1100, "anywhere", 0),
+    MqaTrial(CLEAN, 30, 900, "packed", 1),
+    MqaTrial(PLAIN, 33, 700, "causal", 2, "slow_math"),
+    MqaTrial(PLAIN, 33, 700, "causal", 3, "late_loads"),
+    MqaTrial(WIDE, 61, 1500, "causal", 4),
+    MqaTrial(WIDE, 41, 1300, "causal", 5, "slow_producer"),
+    MqaTrial(COMPRESSED, 21, 400, "anywhere", 6),
+    MqaTrial(BF16, 43, 600, "anywhere", 7),
+    MqaTrial(NARROW, 50, 600, "anywhere", 8, "slow_warps"),
+    MqaTrial(CLEAN, 390 * 4, 40, "anywhere", 9),
+    MqaTrial(CLEAN, 30, 1700, "packed", 0, "slow_cta"),
+    MqaTrial(CLEAN, 30, 1700, "packed", 2, "slow_lanes"),
 ]
 
 _K, _U, _W = "fp8_mqa_logits.cuh", "logits/unit.cuh", "logits/weights.cuh"

@@ -2,74 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
-from paged_cases import mistakes, problem
-
-from deep_gemm.indexer import plan_paged_contexts
-from deep_gemm.indexer.paged_kernel import KERNEL, PagedConfig, paged_config
-from deep_gemm.indexer.plan_paged_contexts import PlanConfig
-from deep_gemm.indexer.reference import schedule
-from lab.sim import fp8_paged_mqa_logits as sim
+from lab.sim.fp8_paged_mqa_logits import PagedTrial
 from lab.sim.mutate import Mutation
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Contexts of sequences, one of whose tokens each, and what else a problem is made of; seed and schedule."""
-
-    contexts: tuple[tuple[int, ...], ...]
-    heads: int
-    depth: int
-    page: int = 64
-    shares: int = 2
-    num_sms: int = 2
-    room: int = 0
-    columns: int | None = None
-    seed: int = 0
-    schedule: str | None = None
-    hides_block: bool = False
-    """What the table names behind contexts is not in memory."""
-
-    @property
-    def next_n(self) -> int:
-        return len(self.contexts[0])
-
-    @property
-    def config(self) -> PagedConfig:
-        return paged_config(self.next_n, self.heads, self.depth, self.page, 4)
-
-    def headers(self) -> dict[str, str]:
-        return KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        p = problem(
-            self.contexts,
-            self.next_n,
-            self.heads,
-            self.depth,
-            page=self.page,
-            room=self.room,
-            shares=self.shares,
-            columns=self.columns,
-            seed=self.seed,
-            names_last_block=self.hides_block,
-        )
-        kernel = sim.compile_config(self.config, headers)
-        got = sim.run(
-            kernel,
-            self.config,
-            p,
-            num_sms=self.num_sms,
-            seed=self.seed,
-            schedule=self.schedule,
-            hidden_blocks=int(self.hides_block),
-        )
-        wrong = mistakes(p, got)
-        if wrong is not None:
-            raise ValueError(wrong)
+from lab.sim.plan_paged_contexts import PlanTrial
 
 
 def one_token(lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -82,17 +19,17 @@ def tokens(next_n: int, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 TRIALS = [
-    Trial(tokens(2, [333, 0, 64, 700]), 64, 64, room=48),
-    Trial(tokens(3, [300, 65, 129]), 24, 32, page=32, seed=1, schedule="slow_producer"),
-    Trial(one_token([(i * 97) % 400 if i % 3 else 0 for i in range(70)]), 16, 32, shares=1, seed=2),
-    Trial(one_token([2900, 1500]), 64, 128, shares=1, seed=3, schedule="slow_math"),
-    Trial(one_token([2900, 1500]), 64, 128, page=32, shares=1, seed=4, schedule="late_loads"),
-    Trial(((900, 901, 902, 903), (10, 0, 300, 128)), 64, 64, num_sms=4, seed=5),
-    Trial(one_token([300, -5, 90]), 64, 32, columns=100, seed=6, schedule="slow_lanes"),
-    Trial(one_token([1100, 0, 30]), 16, 32, page=32, shares=1, num_sms=1, columns=1160, seed=8, hides_block=True),
-    Trial(tokens(2, [500, 1300, 90, 260]), 104, 32, shares=3, num_sms=3, seed=7, schedule="slow_warps"),
-    Trial(tokens(2, [(i * 61) % 500 for i in range(40)]), 16, 32, shares=3, num_sms=3, seed=9),
-    Trial(one_token([300] * 17 + [900] * 15), 16, 32, shares=5, num_sms=5, seed=10),
+    PagedTrial(tokens(2, [333, 0, 64, 700]), 64, 64, room=48),
+    PagedTrial(tokens(3, [300, 65, 129]), 24, 32, page=32, seed=1, schedule="slow_producer"),
+    PagedTrial(one_token([(i * 97) % 400 if i % 3 else 0 for i in range(70)]), 16, 32, shares=1, seed=2),
+    PagedTrial(one_token([2900, 1500]), 64, 128, shares=1, seed=3, schedule="slow_math"),
+    PagedTrial(one_token([2900, 1500]), 64, 128, page=32, shares=1, seed=4, schedule="late_loads"),
+    PagedTrial(((900, 901, 902, 903), (10, 0, 300, 128)), 64, 64, num_sms=4, seed=5),
+    PagedTrial(one_token([300, -5, 90]), 64, 32, columns=100, seed=6, schedule="slow_lanes"),
+    PagedTrial(one_token([1100, 0, 30]), 16, 32, page=32, shares=1, num_sms=1, columns=1160, seed=8, hides_block=True),
+    PagedTrial(tokens(2, [500, 1300, 90, 260]), 104, 32, shares=3, num_sms=3, seed=7, schedule="slow_warps"),
+    PagedTrial(tokens(2, [(i * 61) % 500 for i in range(40)]), 16, 32, shares=3, num_sms=3, seed=9),
+    PagedTrial(one_token([300] * 17 + [900] * 15), 16, 32, shares=5, num_sms=5, seed=10),
 ]
 
 _K = "fp8_paged_mqa_logits.cuh"
@@ -258,35 +195,6 @@ MUTATIONS = [
     ),
     Mutation("the kernel ahead is not waited for", _K, "  ptx::griddepcontrol_wait();\n", ""),
 ]
-
-
-@dataclass(frozen=True)
-class PlanTrial:
-    """Contexts of sequences, and shares to plan for."""
-
-    sequences: int
-    next_n: int
-    shares: int
-    most: int = 2000
-    seed: int = 0
-    schedule: str | None = None
-
-    @property
-    def config(self) -> PlanConfig:
-        return plan_paged_contexts.CONFIG
-
-    def headers(self) -> dict[str, str]:
-        return plan_paged_contexts.KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        g = torch.Generator().manual_seed(self.seed)
-        lengths = torch.randint(-300, self.most, (self.sequences, self.next_n), generator=g, dtype=torch.int32)
-        right = torch.empty(self.shares + 1, 2, dtype=torch.int32)
-        schedule(lengths, right)
-        kernel = sim.compile_plan(self.config, headers)
-        got = sim.plan(kernel, self.config, lengths, self.shares, seed=self.seed, schedule=self.schedule)
-        if not torch.equal(got, right):
-            raise ValueError(f"rows {(got != right).any(1).nonzero()[:3].flatten().tolist()} are wrong")
 
 
 PLAN_TRIALS = [

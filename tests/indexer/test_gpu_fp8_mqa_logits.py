@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mqa_cases import BITS_OF_PRODUCTS, Ranges, anywhere, causal, mistakes, packed, problem
 
 import deep_gemm
 from deep_gemm.indexer.check import ROOM, MqaLogits
 from deep_gemm.indexer.prefill import compute
+from lab.sim.fp8_mqa_logits import BITS_OF_PRODUCTS, Ranges, anywhere, causal, compare, packed, problem
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +29,7 @@ def check(p: MqaLogits) -> None:
     p, memory = guarded(p)
     compute(p)
     first = memory.clone()
-    assert mistakes(p, p.logits, MARK, BITS_OF_PRODUCTS) is None
+    compare(p, p.logits, MARK, BITS_OF_PRODUCTS)
     assert (memory[0] == MARK).all()
     assert (memory[-1] == MARK).all()
     room = memory[1:-1, p.logits.shape[1] :]
@@ -118,7 +118,7 @@ def test_logits_beyond_2_31_bytes_and_elements() -> None:
     for row in range(4):
         begin, end = starts[tokens - 4 + row], ends[tokens - 4 + row]
         found[row, begin:end] = p.logits[tokens - 4 + row, begin:end]
-    assert mistakes(few, found, MARK, BITS_OF_PRODUCTS) is None
+    compare(few, found, MARK, BITS_OF_PRODUCTS)
 
 
 def test_a_graph_is_replayed_with_other_inputs() -> None:
@@ -135,7 +135,7 @@ def test_a_graph_is_replayed_with_other_inputs() -> None:
             getattr(p, name).view(torch.uint8).copy_(getattr(other, name).view(torch.uint8))
         memory.fill_(MARK)
         graph.replay()
-        assert mistakes(p, p.logits, MARK, BITS_OF_PRODUCTS) is None
+        compare(p, p.logits, MARK, BITS_OF_PRODUCTS)
 
 
 def test_as_a_dependent_of_the_kernel_ahead() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mqa_cases import BITS_OF_PRODUCTS
-from paged_cases import mistakes, problem
 
 import deep_gemm
 from deep_gemm.indexer.paged import compute
 from deep_gemm.indexer.paged_check import PagedLogits
 from deep_gemm.indexer.reference import schedule
+from lab.sim.fp8_mqa_logits import BITS_OF_PRODUCTS
+from lab.sim.fp8_paged_mqa_logits import compare, problem
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ def check(p: PagedLogits) -> None:
     p, memory = guarded(p)
     compute(p)
     first = memory.clone()
-    assert mistakes(p, p.logits, MARK, BITS_OF_PRODUCTS) is None
+    compare(p, p.logits, MARK, BITS_OF_PRODUCTS)
     assert (memory[0] == MARK).all()
     assert (memory[-1] == MARK).all()
     assert (memory[1:-1, p.logits.shape[1] :] == MARK).all()
@@ -93,4 +93,4 @@ def test_a_graph_is_replayed_with_other_inputs() -> None:
         p.schedule.copy_(deep_gemm.get_paged_mqa_logits_metadata(p.contexts, 64, sms()))
         memory.fill_(MARK)
         graph.replay()
-        assert mistakes(p, p.logits, MARK, BITS_OF_PRODUCTS) is None
+        compare(p, p.logits, MARK, BITS_OF_PRODUCTS)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from paged_cases import problem
 
 import deep_gemm
 from deep_gemm.core.check import checks
 from deep_gemm.indexer.paged_check import paged_logits_problem
+from lab.sim.fp8_paged_mqa_logits import problem
 
 P = problem([[70, 3], [0, 9]], 2, 16, 32)
 GOOD: dict[str, Any] = {

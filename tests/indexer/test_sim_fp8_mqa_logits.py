@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
-from mqa_cases import Ranges, anywhere, causal, mistakes, packed, problem
 from thorough import up_to
 
 from deep_gemm.indexer.check import HEADS, MqaLogits
-from deep_gemm.indexer.kernel import MqaConfig, config_of
-from lab.sim import HostKernel
+from deep_gemm.indexer.kernel import KERNEL, config_of
 from lab.sim import fp8_mqa_logits as sim
+from lab.sim.fp8_mqa_logits import Ranges, anywhere, causal, compare, packed, problem
+from lab.sim.library import compiled
 
 pytestmark = pytest.mark.host_compiler
 
 FORMS = {"clean": {"clean": True}, "not clean": {}, "compressed": {"columns": 90}}
 
 
-@cache
-def compiled(config: MqaConfig) -> HostKernel:
-    return sim.compile_config(config)
-
-
 def check(p: MqaLogits, seed: int = 0, schedule: str | None = None, num_sms: int = 2) -> None:
     config = config_of(p)
-    got = sim.run(compiled(config), config, p, seed=seed, schedule=schedule, num_sms=num_sms)
-    assert mistakes(p, got) is None
+    got = sim.run(compiled(KERNEL, config), config, p, seed=seed, schedule=schedule, num_sms=num_sms)
+    compare(p, got)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -87,7 +80,9 @@ def test_shares_do_not_depend_on_the_number_of_ctas(num_sms: int) -> None:
     """Each logit has the same bits whichever CTA computes it."""
     p = problem((37, 900, 64, 32), packed(37, 900), clean=True)
     config = config_of(p)
-    one, other = (sim.run(compiled(config), config, p, num_sms=number, truncate=True) for number in (2, num_sms))
+    one, other = (
+        sim.run(compiled(KERNEL, config), config, p, num_sms=number, truncate=True) for number in (2, num_sms)
+    )
     assert torch.equal(one, other)
 
 
@@ -111,10 +106,10 @@ def test_weights_may_lie_apart_and_rows_have_room() -> None:
 
 def test_a_nan_reaches_its_logits_and_no_others() -> None:
     p = problem((6, 100, 32, 32), causal(6, 100))
-    clean = sim.run(compiled(config_of(p)), config_of(p), p)
+    clean = sim.run(compiled(KERNEL, config_of(p)), config_of(p), p)
     q = p.q.clone()
     q[2, 5, 7] = torch.nan
-    got = sim.run(compiled(config_of(p)), config_of(p), p._replace(q=q))
+    got = sim.run(compiled(KERNEL, config_of(p)), config_of(p), p._replace(q=q))
     assert got[2, :97].isnan().all()
     rest = [0, 1, 3, 4, 5]
     assert torch.equal(got[rest].nan_to_num(7), clean[rest].nan_to_num(7))

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
-from paged_cases import mistakes, problem
 
 from deep_gemm.indexer.paged_check import PagedLogits
-from deep_gemm.indexer.paged_kernel import PagedConfig, config_of
+from deep_gemm.indexer.paged_kernel import KERNEL, config_of
 from deep_gemm.indexer.plan_paged_contexts import CONFIG
-from deep_gemm.indexer.reference import paged_mqa_logits, schedule
-from lab.sim import HostKernel
+from deep_gemm.indexer.plan_paged_contexts import KERNEL as PLANNER
+from deep_gemm.indexer.reference import paged_mqa_logits
 from lab.sim import fp8_paged_mqa_logits as sim
+from lab.sim import plan_paged_contexts
+from lab.sim.fp8_paged_mqa_logits import compare, problem
+from lab.sim.library import compiled
 
 pytestmark = pytest.mark.host_compiler
 
 
-@cache
-def compiled(config: PagedConfig) -> HostKernel:
-    return sim.compile_config(config)
-
-
-@cache
-def compiled_plan() -> HostKernel:
-    return sim.compile_plan(CONFIG)
-
-
 def check(p: PagedLogits, seed: int = 0, num_sms: int = 2) -> None:
     config = config_of(p)
-    assert mistakes(p, sim.run(compiled(config), config, p, seed=seed, num_sms=num_sms)) is None
+    compare(p, sim.run(compiled(KERNEL, config), config, p, seed=seed, num_sms=num_sms))
 
 
 @pytest.mark.parametrize("page", [32, 64])
@@ -63,7 +53,7 @@ def test_pages_beyond_the_context_are_never_read() -> None:
     for page, next_n in ((32, 1), (64, 2)):
         p = problem([[1100] * next_n, [0] * next_n], next_n, 16, 32, page=page, columns=1160, names_last_block=True)
         config = config_of(p)
-        assert mistakes(p, sim.run(compiled(config), config, p, num_sms=2, hidden_blocks=1)) is None
+        compare(p, sim.run(compiled(KERNEL, config), config, p, num_sms=2, hidden_blocks=1))
 
 
 def test_many_sequences_some_without_keys() -> None:
@@ -94,7 +84,7 @@ def test_two_ctas_for_a_share() -> None:
 def test_bits_depend_neither_on_shares_nor_on_next_n() -> None:
     p, one = (problem([[700, 699]], 2, 64, 64, shares=shares) for shares in (3, 1))
     config = config_of(p)
-    first, second = (sim.run(compiled(config), config, each, truncate=True) for each in (p, one))
+    first, second = (sim.run(compiled(KERNEL, config), config, each, truncate=True) for each in (p, one))
     assert torch.equal(first.nan_to_num(7), second.nan_to_num(7))
 
 
@@ -114,7 +104,7 @@ def test_the_reference_is_right() -> None:
         p = problem(contexts, 2, 16, 32, page=32, room=16)
         p.logits.fill_(torch.nan)
         paged_mqa_logits(p)
-        assert mistakes(p, p.logits) is None
+        compare(p, p.logits)
 
 
 @pytest.mark.parametrize("next_n", [1, 3])
@@ -123,12 +113,9 @@ def test_the_reference_is_right() -> None:
 def test_schedules(shares: int, sequences: int, next_n: int) -> None:
     g = torch.Generator().manual_seed(sequences + shares)
     lengths = torch.randint(-300, 2000, (sequences, next_n), generator=g, dtype=torch.int32)
-    expected = torch.empty(shares + 1, 2, dtype=torch.int32)
-    schedule(lengths, expected)
-    given = lengths if sequences else torch.zeros(1, next_n, dtype=torch.int32)
-    assert torch.equal(sim.plan(compiled_plan(), CONFIG, given, shares), expected)
+    plan_paged_contexts.check(compiled(PLANNER, CONFIG), lengths, shares)
 
 
 def test_schedules_without_keys() -> None:
     lengths = torch.zeros(9, 2, dtype=torch.int32)
-    assert not sim.plan(compiled_plan(), CONFIG, lengths, 132).any()
+    assert not plan_paged_contexts.check(compiled(PLANNER, CONFIG), lengths, 132).any()

@@ -22,10 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-# runs from a plain checkout too
-sys.path[:0] = [str(path) for path in (ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*")) if path.is_dir()]
-
+import checkout  # noqa: F401
 import machine_code
 import other_nvrtc
 from thorough import sample

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-# runs from a plain checkout too
-sys.path[:0] = [str(path) for path in (ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*")) if path.is_dir()]
-
+import checkout  # noqa: F401
 from thorough import covering, values
 
 from deep_gemm.core.check.recipes import PER_64, PER_ROW

@@ -32,8 +32,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(path) for path in (ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*")) if path.is_dir()]
 
 TOOLS = {
     "memcheck": ("--report-api-errors", "no"),  # cuda-bindings asks for functions that this driver lacks
@@ -227,11 +225,11 @@ def hyper_connections() -> None:
 
 @part
 def logits() -> None:
-    import mqa_cases
-    import paged_cases
     import torch
 
     from deep_gemm.indexer import paged, prefill
+    from lab.sim import fp8_mqa_logits as mqa_cases
+    from lab.sim import fp8_paged_mqa_logits as paged_cases
 
     for dtype in (torch.float32, torch.bfloat16):
         for heads in (32, 64):

@@ -2,92 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
 
-from deep_gemm.moe import gather_weighted, route_rows
-from deep_gemm.moe.gather_weighted import KERNEL, MANY, GatherConfig, ManyConfig
-from deep_gemm.moe.route_rows import COUNTER, CountConfig, RouteConfig, Totals, num_arrivals
-from deep_gemm.moe.routing import expert_rows, weighted_sum
-from lab.sim import gather_weighted as sim_gather
-from lab.sim import route_rows as sim_route
+from deep_gemm.moe import gather_weighted
+from deep_gemm.moe.gather_weighted import GatherConfig, ManyConfig
+from deep_gemm.moe.route_rows import RouteConfig, Totals
+from lab.sim.gather_weighted import GatherTrial, ManyTrial
 from lab.sim.mutate import Mutation
+from lab.sim.route_rows import RouteTrial
 
 ONE_IN = 1
-
-
-@dataclass(frozen=True)
-class RouteTrial:
-    """Routes of random tokens, some to no expert."""
-
-    config: RouteConfig
-    tokens: int
-    topk: int
-    num_experts: int
-    seed: int
-    schedule: str | None = None
-    first: int = 0
-
-    def headers(self) -> dict[str, str]:
-        return {**COUNTER.headers(CountConfig(self.config.id_bytes)), **route_rows.KERNEL.headers(self.config)}
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernels = sim_route.compile_config(self.config, headers)
-        generator = torch.Generator().manual_seed(self.seed)
-        dtype = torch.int64 if self.config.id_bytes == 8 else torch.int32
-        shape, among = (self.tokens, self.topk), range(-1, self.num_experts + 2 * self.first)
-        ids = torch.randint(among.start, among.stop, shape, generator=generator).to(dtype)
-        given = ids.clone()
-        if self.config.id_bytes == 8:  # an id whose lower half alone is an expert's
-            given[0, 0], ids[0, 0] = (1 << 32) + 1 + self.first, -1
-        if self.first:  # in wider rows, as in a message
-            others = torch.full_like(given, self.first + 1)
-            given = torch.cat([given, others, others], dim=1)[:, : self.topk]
-        ids = torch.where((ids >= self.first) & (ids < self.first + self.num_experts), ids - self.first, -1)
-        found = sim_route.run(
-            kernels, self.config, given, self.num_experts, first=self.first, seed=self.seed, schedule=self.schedule
-        )
-        of_routes = expert_rows(ids, self.num_experts)._asdict()
-        of_routes["arrivals"] = torch.zeros(num_arrivals(ids.numel()), dtype=torch.int32)
-        for name, right in of_routes.items():
-            if not torch.equal(found[name], right):
-                raise ValueError(f"{name}: expected {right.flatten()[:8]}, got {found[name].flatten()[:8]}")
-
-
-@dataclass(frozen=True)
-class GatherTrial:
-    """Sums of random rows, some routes without one."""
-
-    config: GatherConfig | ManyConfig
-    tokens: int
-    topk: int
-    n: int
-    seed: int
-    schedule: str | None = None
-
-    def headers(self) -> dict[str, str]:
-        return MANY.headers(self.config) if isinstance(self.config, ManyConfig) else KERNEL.headers(self.config)
-
-    def run(self, headers: Mapping[str, str]) -> None:
-        kernel = sim_gather.compile_config(self.config, headers)
-        generator = torch.Generator().manual_seed(self.seed)
-        # Terms of all magnitudes that cancel each other: what is left shows how each step was rounded.
-        magnitudes = 2.0 ** torch.randint(0, 24, (self.tokens * self.topk, 1), generator=generator)
-        y = (torch.randn(self.tokens * self.topk, self.n, generator=generator) * magnitudes).bfloat16()
-        y[1::2] = -y[: len(y) // 2 * 2 : 2]
-        row_of = torch.arange(y.shape[0], dtype=torch.int32).view(self.tokens, self.topk).roll(1, 1)
-        row_of[torch.rand(row_of.shape, generator=generator) < 0.2] = -1
-        weights = None
-        if self.config.weights is not None:  # in wider rows, as in a message
-            weights = torch.rand(self.tokens, self.topk + 3, generator=generator).to(self.config.weights)[:, 2:-1]
-            weights[: self.tokens // 2] = 0.7
-            weights[row_of < 0] = float("nan")
-        found = sim_gather.run(kernel, self.config, y, row_of, weights, seed=self.seed, schedule=self.schedule)
-        right = weighted_sum(y, row_of, weights).bfloat16()
-        if not torch.equal(found, right):
-            raise ValueError(f"expected {right.flatten()[:4]}, got {found.flatten()[:4]}")
 
 
 INT32, INT64 = RouteConfig(4, 64), RouteConfig(8, 64)
@@ -116,10 +40,10 @@ GATHER_TRIALS = [
     GatherTrial(FP32, 2, 3, 4104, 4, "slow_warps"),
     GatherTrial(ALIKE, 3, 8, 40, 5),
     *(
-        GatherTrial(RING, 9, 6, 1800, seed, name)
+        ManyTrial(RING, 9, 6, 1800, seed, name)
         for seed, name in ((6, None), (7, "slow_warps"), (8, "late_loads"), (9, "slow_producer"), (10, "slow_math"))
     ),
-    GatherTrial(RING_FP16, 7, 40, 520, 11),
+    ManyTrial(RING_FP16, 7, 40, 520, 11),
 ]
 
 _ROUTE, _IDS, _PLACES, _ALL = "route_rows.cuh", "routes.cuh", "route/params.cuh", "route/count_all.cuh"

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from silu_cases import mistakes, right
-
 from deep_gemm.core.check.recipes import PER_64
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.kernel import KERNEL as FP8_GEMM
 from deep_gemm.gemm.output import Groups, Output
+from lab.silu import mistakes, right
 from lab.sim import rows, rows_silu
 from lab.sim.dense import compile_config
 from lab.sim.mutate import Mutation

@@ -1,4 +1,4 @@
-"""For tests of casts: matrices with all that numbers can be, and comparisons to the bit."""
+"""Matrices with all that numbers can be, and comparisons to the bit, for trials and tests of casts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls of several ranks of a node, one after another: what kernels that use memory of peers are given, and must give.
 
-Each call of a rank is post_rows, a copy of its room (sim_kernels/keep_room.cuh), gather_rows, stores of results
-(sim_kernels/store_results.cuh), meet_ranks, and the sums. The results are made up: random, and known before.
+Each call of a rank is post_rows, a copy of its room (cuda/keep_room.cuh), gather_rows, stores of results
+(cuda/store_results.cuh), meet_ranks, and the sums. The results are made up: random, and known before.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from deep_gemm.moe.routing import expert_rows, weighted_sum
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a node. `tokens[call][rank]`."""
+    """The sizes of a node and its calls."""
 
     tokens: tuple[tuple[int, ...], ...]
+    """By call, then by rank."""
     max_tokens: int = 4
     hidden: int = 144
     topk: int = 3
@@ -32,55 +33,72 @@ class Sizes:
 
     @property
     def ranks(self) -> int:
+        """How many ranks there are."""
         return len(self.tokens[0])
 
     @property
     def num_experts(self) -> int:
+        """Experts of all ranks."""
         return self.ranks * self.experts_here
 
     @property
     def room(self) -> Room:
+        """A rank's room."""
         return Room(self.ranks, self.max_tokens, self.hidden, self.topk)
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank has in one call, and what must come of it. A row that does not come is None."""
+    """A rank's part of one call: what it has, and what must come of it. A row that does not come is None."""
 
     x: Tensor
+    sf: Tensor | None
+    """Scales of tokens that are FP8 already."""
     topk_ids: Tensor
     topk_weights: Tensor
     returns_to: Tensor
-    """What post_rows says of them: where the result of each route will lie."""
+    """The place of the result of each route, as post_rows writes it."""
     posted: Tensor
-    """Of each token: the bytes of its row in this rank's room, up to the weights of its routes."""
+    """For each token, the bytes of its row in this rank's room, up to the weights of its routes."""
     ids: Tensor
-    """Of each slot: the experts here."""
+    """For each slot, the experts here."""
     y: Tensor
     rows: ExpertRows
-    """Of the experts here."""
+    """The rows of the experts here."""
     gathered: Tensor
     """The FP8 values of these rows, scales, and the weights of their routes, as bytes beside each other."""
     places: list[tuple[int, int] | None]
-    """Of these rows: the rank that the result goes to, and its place there."""
+    """For each of these rows, the rank that the result goes to, and its place there."""
     out: Tensor
 
 
-def row_bytes_of(x: Tensor, weights: Tensor, num_bytes: int) -> Tensor:
-    """Rows as they lie in a room."""
+def tokens_of(count: int, sizes: Sizes, g: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    """Make tokens of a rank, and scales if they are FP8: then both lie in wider rows, full of NaN."""
+    x = torch.randn(count, sizes.hidden, generator=g)
+    if sizes.dtype != torch.float8_e4m3fn:
+        return x.to(sizes.dtype), None
     values, scales = per_token_cast_to_fp8(x)
+    wide = torch.full((count, sizes.hidden + 32), 0x7F, dtype=torch.uint8).view(sizes.dtype)
+    wide_scales = torch.full((count, scales.shape[1] + 1), torch.nan)
+    wide[:, : sizes.hidden], wide_scales[:, :-1] = values, scales
+    return wide[:, : sizes.hidden], wide_scales[:, :-1]
+
+
+def row_bytes_of(x: Tensor, sf: Tensor | None, weights: Tensor, num_bytes: int) -> Tensor:
+    """Make rows as they lie in a room."""
+    values, scales = per_token_cast_to_fp8(x) if sf is None else (x, sf)
     parts = [each.contiguous().view(torch.uint8) for each in (values, scales, weights)]
     rows = torch.cat(parts, dim=1)
     return torch.nn.functional.pad(rows, (0, num_bytes - rows.shape[1]))
 
 
 def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
-    """All calls, by rank. Routes have -1, numbers that no expert has, experts twice, and tokens without any."""
+    """Make all calls, by rank. Routes have -1, numbers that no expert has, experts twice, and tokens without any."""
     g = torch.Generator().manual_seed(seed)
     room, ranks = sizes.room, sizes.ranks
     by_rank: list[list[Call]] = [[] for _ in range(ranks)]
     for counts in sizes.tokens:
-        xs = [torch.randn(count, sizes.hidden, generator=g).to(sizes.dtype) for count in counts]
+        tokens = [tokens_of(count, sizes, g) for count in counts]
         given = [torch.randint(-1, sizes.num_experts + 1, (c, sizes.topk), generator=g) for c in counts]
         for each in given:
             each[each.shape[0] // 2 : each.shape[0] // 2 + 1] = -1
@@ -94,10 +112,10 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
         slots = torch.full((ranks, room.max_tokens, sizes.topk), -1)
         p_slots = torch.zeros(ranks, room.max_tokens, sizes.topk)
         rows: list[Tensor | None] = [None] * room.slots
-        for source, (x, ids, p) in enumerate(zip(xs, of_all, ps, strict=True)):
+        for source, ((x, sf), ids, p) in enumerate(zip(tokens, of_all, ps, strict=True)):
             slots[source, : len(ids)] = ids
             p_slots[source, : len(ids)] = p
-            for token, row in enumerate(row_bytes_of(x, p, room.row_bytes)):
+            for token, row in enumerate(row_bytes_of(x, sf, p, room.row_bytes)):
                 rows[source * room.max_tokens + token] = row
         results = torch.full((ranks, room.max_tokens * sizes.topk, sizes.hidden), torch.nan).bfloat16()
         for rank in range(ranks):
@@ -114,26 +132,11 @@ def calls_of(sizes: Sizes, seed: int = 0) -> list[list[Call]]:
                 gathered[row, room.weights : room.weights + 4] = came[room.weights + 4 * route :][:4]
                 places[row] = source, token * sizes.topk + route
                 results[source, token * sizes.topk + route] = y[row]
-            tokens = len(xs[rank])
-            posted = row_bytes_of(xs[rank], ps[rank], room.row_bytes)[:, : room.weights + 4 * sizes.topk]
-            routes = torch.arange(tokens * sizes.topk, dtype=torch.int32).view(tokens, sizes.topk)
+            posted = row_bytes_of(*tokens[rank], ps[rank], room.row_bytes)[:, : room.weights + 4 * sizes.topk]
+            routes = torch.arange(of_all[rank].numel(), dtype=torch.int32).view(of_all[rank].shape)
             returns_to = torch.where(of_all[rank] >= 0, routes, -1)
-            nothing = torch.empty(0)
-            by_rank[rank].append(
-                Call(
-                    xs[rank],
-                    given[rank].to(sizes.ids),
-                    ps[rank],
-                    returns_to,
-                    posted,
-                    here,
-                    y,
-                    stacked,
-                    gathered,
-                    places,
-                    nothing,
-                )
-            )
+            asked = *tokens[rank], given[rank].to(sizes.ids), ps[rank], returns_to, posted
+            by_rank[rank].append(Call(*asked, here, y, stacked, gathered, places, torch.empty(0)))
         for rank in range(ranks):
             call = by_rank[rank][-1]
             out = weighted_sum(results[rank], call.returns_to, call.topk_weights).bfloat16()

@@ -1,0 +1,340 @@
+"""Kernels that read and write memory of peers, `post_rows`, `gather_rows` and `meet_ranks`: the calls of rank_calls.py.
+
+All of them run in each trial, on several simulated ranks: what one does wrong, another may notice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from deep_gemm.across import gather_rows, meet_ranks, post_rows
+from deep_gemm.across.gather_rows import Gathered, GatherRowsConfig
+from deep_gemm.across.meet_ranks import MeetConfig
+from deep_gemm.across.post_rows import PostConfig
+from deep_gemm.core.check.layout import ceil_div, get_tma_aligned_size
+from deep_gemm.core.kernel import Config, Kernel
+from deep_gemm.core.meeting import ERROR_WORD, STATE_WORDS, Node
+from deep_gemm.core.params import Field, Kind, Params
+from deep_gemm.core.sources import cuda_sources
+from deep_gemm.moe import gather_weighted
+from deep_gemm.moe.gather_weighted import GatherConfig
+
+from .launcher import flat_memory
+from .library import HostKernel, compile_for_host, compile_kernel, compiled
+from .rank_calls import Call, Sizes, calls_of
+from .ranks import run_ranks
+from .simulate import Buffer, KernelLaunch, Simulation
+from .trial import Trial
+
+KEEP = Params("KeepParams", Field("room", Kind.POINTER), Field("kept", Kind.POINTER), Field("words", Kind.UINT32))
+STORE = Params(
+    "StoreParams",
+    *(Field(name, Kind.POINTER) for name in ("y", "addresses", "token_of")),
+    *(Field(name, Kind.UINT32) for name in ("rows", "n")),
+)
+SOURCES = Path(__file__).parent / "cuda"
+SUM = GatherConfig(torch.float32)
+LIMIT = 1 << 20
+"""Steps that a wait may take."""
+POISON = 0xA5
+
+
+@cache
+def own_kernel(name: str) -> HostKernel:
+    """Compile a kernel of cuda/: it stands for what other kernels do between those that are tried."""
+    headers = {**cuda_sources(), f"{name}.cuh": (SOURCES / f"{name}.cuh").read_text()}
+    return compile_kernel(f'#include "{name}.cuh"\n', headers, name=name)
+
+
+def buffers_of(sizes: Sizes, by_rank: list[list[Call]]) -> dict[str, Buffer]:
+    """Give all that the ranks have, by name; the rank's number ends the name of each."""
+    room, found = sizes.room, {}
+
+    def add(name: str, data: Tensor, *, written: bool = False, alignment: int = 4) -> None:
+        rank = int(name.rsplit(maxsplit=1)[-1])
+        data = data if data.is_contiguous() else flat_memory(data)
+        found[name] = Buffer(data, is_writable=written, alignment=alignment, is_dependent=True, rank=rank)
+
+    for rank, calls in enumerate(by_rank):
+        memory = torch.full((room.num_bytes,), POISON, dtype=torch.uint8)
+        memory[room.flags :] = 0
+        add(f"room {rank}", memory, written=True, alignment=16)
+        add(f"state {rank}", torch.zeros(STATE_WORDS, dtype=torch.int32), written=True)
+        add(f"report {rank}", torch.zeros(1, dtype=torch.int32), written=True)
+        for i, call in enumerate(calls):
+            rows = max(call.x.shape[0], 1)  # no buffer is empty
+            add(f"x {i} {rank}", call.x, alignment=16)
+            if call.sf is not None:
+                add(f"sf {i} {rank}", call.sf)
+            add(f"ids {i} {rank}", call.topk_ids, alignment=call.topk_ids.element_size())
+            add(f"p {i} {rank}", call.topk_weights)
+            add(f"returns_to {i} {rank}", torch.full((rows, sizes.topk), 77, dtype=torch.int32), written=True)
+            add(f"kept {i} {rank}", torch.full((room.results // 4,), 77, dtype=torch.int32), written=True)
+            add(f"y {i} {rank}", call.y, alignment=16)
+            for name in ("row_of", "token_of"):
+                add(f"{name} {i} {rank}", getattr(call.rows, name).contiguous())
+            to = gathered_of(sizes)
+            add(f"values {i} {rank}", to.values, written=True, alignment=16)
+            add(f"sfa {i} {rank}", to.sfa.t(), written=True, alignment=16)
+            for name in ("weights", "addresses"):
+                add(f"{name} {i} {rank}", getattr(to, name), written=True, alignment=8)
+            add(f"out {i} {rank}", torch.full((rows, sizes.hidden), torch.nan).bfloat16(), written=True, alignment=16)
+    return found
+
+
+def launches_of(
+    trial: PeerTrial,
+    kernels: Mapping[str, HostKernel],
+    by_rank: list[list[Call]],
+    simulation: Simulation,
+    limit: int,
+) -> list[list[KernelLaunch]]:
+    """Give the launches of each rank, in order."""
+    sizes, post, gather = trial.sizes, trial.post, trial.gather
+    room = sizes.room
+    addresses = tuple(simulation.address(f"room {rank}") for rank in range(sizes.ranks))
+    found: list[list[KernelLaunch]] = []
+    for rank, calls in enumerate(by_rank):
+        state = simulation.tensor(f"state {rank}", torch.empty(STATE_WORDS, dtype=torch.int32))
+        report = simulation.tensor(f"report {rank}", torch.empty(1, dtype=torch.int32))
+        node = Node(room, addresses, rank, state, sizes.experts_here, torch.empty(0), report, limit)
+        launches: list[KernelLaunch] = []
+
+        for i, call in enumerate(calls):
+
+            def at(name: str, like: Tensor, i: int = i, rank: int = rank) -> Tensor:
+                return simulation.tensor(f"{name} {i} {rank}", like)
+
+            returns_to = at("returns_to", call.returns_to)
+            x, ids, p = at("x", call.x), at("ids", call.topk_ids), at("p", call.topk_weights)
+            sf = None if call.sf is None else at("sf", call.sf)
+            params = post_rows.params_of(x, ids, p, returns_to, node, sf)
+            launches.append(launch_of(kernels["post_rows"], post, params, post_rows.grid(post, node, trial.num_sms)))
+            kept = simulation.address(f"kept {i} {rank}")
+            words = room.results // 4
+            params = KEEP.pack({"room": addresses[rank], "kept": kept, "words": words})
+            launches.append(KernelLaunch(own_kernel("keep_room"), [params], 64, 0, 1))
+            memory = simulation.tensor(f"room {rank}", torch.empty(room.num_bytes, dtype=torch.uint8))
+            values, sfa, weights, to_peers = gathered_of(sizes)
+            assert weights is not None
+            assert to_peers is not None
+            placed = at("values", values), at("sfa", sfa.t()).t(), at("weights", weights), at("addresses", to_peers)
+            of_experts = call.rows._replace(
+                row_of=at("row_of", call.rows.row_of), token_of=at("token_of", call.rows.token_of)
+            )
+            grid = gather_rows.grid(gather, len(of_experts.row_of), *values.shape)
+            params = gather_rows.params_of(node, of_experts, Gathered(*placed))
+            launches.append(launch_of(kernels["gather_rows"], gather, params, grid))
+            places = {name: simulation.address(f"{name} {i} {rank}") for name in ("y", "addresses", "token_of")}
+            stored = STORE.pack({**places, "rows": len(call.y), "n": sizes.hidden})
+            launches.append(KernelLaunch(own_kernel("store_results"), [stored], 64, 0, 1))
+            launches.append(launch_of(kernels["meet_ranks"], meet_ranks.CONFIG, meet_ranks.params_of(node), 1))
+            if call.x.shape[0]:
+                results = memory[room.results : room.flags].view(torch.bfloat16).view(-1, sizes.hidden)
+                out = at("out", call.out)
+                params = gather_weighted.params_of(results, returns_to, p, out)
+                sums = compiled(gather_weighted.KERNEL, SUM)
+                launches.append(launch_of(sums, SUM, params, gather_weighted.grid(SUM, *out.shape)))
+        found.append(launches)
+    return found
+
+
+def launch_of(kernel: HostKernel, config: Config, params: bytes, grid: int) -> KernelLaunch:
+    """Give a launch of a kernel whose tensors lie in the simulator's memory."""
+    return KernelLaunch(kernel, [params], config.num_threads, config.shared_bytes, grid)
+
+
+def gathered_of(sizes: Sizes) -> Gathered:
+    """Give what rows are gathered to, as it is before. Scales lie as `sfa.t()`, contiguous."""
+    rows, hidden = sizes.room.slots * sizes.topk, sizes.hidden
+    sfa = torch.full((ceil_div(hidden, 128), get_tma_aligned_size(rows, 4)), torch.nan)
+    values = torch.full((rows, hidden), POISON, dtype=torch.uint8)
+    return Gathered(values, sfa.t(), torch.full((rows,), torch.nan), torch.full((rows,), -1, dtype=torch.int64))
+
+
+def check_gathered(sizes: Sizes, call: Call, found: Mapping[str, Tensor], which: str) -> None:
+    """Compare what gather_rows wrote; rows without a token stay as they were."""
+    room, before = sizes.room, gathered_of(sizes)
+    values, sfa = found[f"values {which}"], found[f"sfa {which}"].t()
+    weights = found[f"weights {which}"]
+    for row, place in enumerate(call.places):
+        got = _bytes_of(row, values, sfa, weights)
+        if place is None:
+            assert before.weights is not None
+            right = _bytes_of(row, before.values, before.sfa, before.weights)
+        else:
+            right = call.gathered[row, : room.weights + 4]
+        _same(f"row {row} gathered {which}", got, right)
+    at = found[f"addresses {which}"]
+    unused = [row for row, place in enumerate(call.places) if place is None]
+    if not bool((at[unused] == -1).all()):
+        raise ValueError(f"addresses {which}: expected no address for a row without a token")
+
+
+def _bytes_of(row: int, *parts: Tensor) -> Tensor:
+    whole = [each[row].reshape(-1).clone(memory_format=torch.contiguous_format) for each in parts]
+    return torch.cat([each.view(torch.uint8) for each in whole])
+
+
+def check(sizes: Sizes, by_rank: list[list[Call]], found: Mapping[str, Tensor]) -> None:
+    """Compare all that came, bit by bit. A slot without a route here may hold anything."""
+    room = sizes.room
+    for rank, calls in enumerate(by_rank):
+        for i, call in enumerate(calls):
+            where = f"of call {i} on rank {rank}"
+            tokens = call.x.shape[0]
+            _same(f"row_of {where}", found[f"returns_to {i} {rank}"][:tokens], call.returns_to)
+            kept = found[f"kept {i} {rank}"].view(torch.uint8)
+            ids = kept[room.ids :][: room.slots * room.topk * 4].view(torch.int32).view(room.slots, room.topk)
+            _same(f"ids {where}", ids, call.ids)
+            rows = kept[: room.ids].view(room.max_tokens, room.row_bytes)
+            _same(f"rows {where}", rows[:tokens, : call.posted.shape[1]], call.posted)
+            if i == 0 and bool((rows[tokens:] != POISON).any()):
+                raise ValueError(f"rows {where}: expected none of tokens that are not there")
+            check_gathered(sizes, call, found, f"{i} {rank}")
+            out = found[f"out {i} {rank}"][:tokens]
+            _same(f"out {where}", out.view(torch.int16), call.out.view(torch.int16))
+        if (missed := int(found[f"report {rank}"])) != 0:
+            raise ValueError(f"rank {rank} missed rank {missed - 1}")
+
+
+def _same(name: str, got: Tensor, right: Tensor) -> None:
+    if not torch.equal(got, right):
+        at = (got != right).nonzero()[0].tolist()
+        raise ValueError(f"{name}: expected {right[tuple(at)]} at {at}, got {got[tuple(at)]}")
+
+
+@dataclass(frozen=True)
+class PeerTrial(Trial):
+    """Calls of some ranks, which come at different times; it is post_rows that is tried."""
+
+    kernel: ClassVar[Kernel[Any]] = post_rows.KERNEL
+    sizes: Sizes
+    seed: int = 0
+    schedule: str | None = None
+    num_sms: int = 2
+    num_threads: int = 64
+    """Threads of a CTA of post_rows and of gather_rows."""
+
+    @property
+    def post(self) -> PostConfig:
+        """The configuration of post_rows."""
+        return PostConfig(self.sizes.dtype, self.sizes.ids.itemsize, self.num_threads)
+
+    @property
+    def gather(self) -> GatherRowsConfig:
+        """The configuration of gather_rows."""
+        return GatherRowsConfig(self.num_threads)
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the kernel that is tried."""
+        return self.post
+
+    @classmethod
+    def drawn(cls, config: Any, seed: int) -> PeerTrial:
+        """Draw ranks, calls, and the tokens of each."""
+        draw = random.Random(seed)
+        ranks, most, calls = draw.randint(1, 3), draw.randint(1, 5), draw.randint(1, 2)
+        tokens = tuple(tuple(draw.randint(0, most) for _ in range(ranks)) for _ in range(calls))
+        post = config if isinstance(config, PostConfig) else PostConfig(torch.bfloat16, draw.choice((4, 8)))
+        hidden = 128 * draw.randint(1, 5) if post.dtype == torch.float8_e4m3fn else 16 * draw.randint(1, 40)
+        ids = torch.int64 if post.id_bytes == 8 else torch.int32
+        sizes = Sizes(tokens, most, hidden, draw.randint(1, 6), dtype=post.dtype, ids=ids)
+        return cls(sizes, seed, num_threads=64 if isinstance(config, MeetConfig) else config.num_threads)
+
+    def headers(self) -> dict[str, str]:
+        """Give what all kernels include; each has a configuration of its own."""
+        return dict(cuda_sources())
+
+    def kernels(self, headers: Mapping[str, str] | None = None) -> dict[str, HostKernel]:
+        """Compile the kernels that are tried together, by name."""
+        kernels: dict[Kernel[Any], Config] = {post_rows.KERNEL: self.post, gather_rows.KERNEL: self.gather}
+        kernels[meet_ranks.KERNEL] = meet_ranks.CONFIG
+        return {
+            kernel.name: compiled(kernel, config) if headers is None else compile_for_host(kernel, config, headers)
+            for kernel, config in kernels.items()
+        }
+
+    def run(self, headers: Mapping[str, str] | None = None) -> float:
+        """Compile all kernels and check them."""
+        return self.check_all(self.kernels(headers))
+
+    def check(self, kernel: HostKernel) -> float:
+        """Compare all that came on every rank, to the bit."""
+        return self.check_all({**self.kernels(), self.kernel.name: kernel})
+
+    def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
+        """Compare all that came on every rank, to the bit."""
+        found, by_rank = self.simulated(kernels, LIMIT)
+        check(self.sizes, by_rank, found)
+        return 0.0
+
+    def simulated(
+        self, kernels: Mapping[str, HostKernel], limit: int, comes: int | None = None
+    ) -> tuple[dict[str, Tensor], list[list[Call]]]:
+        """Run the calls of the ranks, or of so many of them: what lies in memory then, and the calls."""
+        by_rank = calls_of(self.sizes, self.seed)
+        simulation = Simulation(
+            buffers_of(self.sizes, by_rank),
+            num_sms=self.num_sms,
+            seed=self.seed,
+            schedule=self.schedule,
+            max_steps=4 * LIMIT,
+        )
+        run_ranks(simulation, launches_of(self, kernels, by_rank, simulation, limit)[:comes])
+        return {name: torch.as_tensor(each) for name, each in simulation.result().buffers.items()}, by_rank
+
+
+@dataclass(frozen=True)
+class GatherRowsTrial(PeerTrial):
+    """The same calls, in which gather_rows is tried."""
+
+    kernel = gather_rows.KERNEL
+
+    @property
+    def config(self) -> Config:
+        """The configuration of gather_rows."""
+        return self.gather
+
+
+@dataclass(frozen=True)
+class MeetTrial(PeerTrial):
+    """The same calls, in which meet_ranks is tried."""
+
+    kernel = meet_ranks.KERNEL
+
+    @property
+    def config(self) -> Config:
+        """The configuration of meet_ranks."""
+        return meet_ranks.CONFIG
+
+
+@dataclass(frozen=True)
+class AbsentTrial(PeerTrial):
+    """The last rank never comes: the others say so, and write no flag from then on."""
+
+    def check_all(self, kernels: Mapping[str, HostKernel]) -> float:
+        """Compare what ranks report, and see that nothing is written after."""
+        last = self.sizes.ranks - 1
+        found, _ = self.simulated(kernels, LIMIT // 2, comes=last)
+        room = self.sizes.room
+        for rank in range(last):
+            for what, got in (("report", found[f"report {rank}"][0]), ("error", found[f"state {rank}"][ERROR_WORD])):
+                if int(got) != last + 1:
+                    raise ValueError(f"{what} of rank {rank}: expected {last + 1}, got {int(got)}")
+        for rank in range(self.sizes.ranks):  # nobody stores results that others may still read over
+            if not bool((found[f"room {rank}"][room.results : room.flags] == POISON).all()):
+                raise ValueError(f"results on rank {rank}: expected none")
+        flags = found[f"room {last}"][room.flags :].view(torch.int32).view(2, -1)[:, :last]
+        if flags.tolist() != [[1] * last, [0] * last]:
+            raise ValueError(f"flags on the absent rank: expected epoch 1 of one meeting, got {flags.tolist()}")
+        return 0.0

@@ -1,0 +1,58 @@
+"""A trial: a kernel, one of its configurations, a problem and a schedule, and whether what it wrote is right.
+
+`python -m lab sim`, the sanitizers, the tests and their mutations all run kernels by trials.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from deep_gemm.core.kernel import Kernel
+
+from .library import HostKernel, compile_for_host, compiled
+
+
+class Trial(ABC):
+    """One run of a kernel in the simulator. Heirs are frozen dataclasses, so that trials travel to other processes.
+
+    The fields of an heir are its configuration, what its problem is drawn from, and how it runs; all but the
+    configuration have defaults, or are drawn.
+    """
+
+    kernel: ClassVar[Kernel[Any]]
+    config: Any
+    seed: int
+    schedule: str | None
+
+    @classmethod
+    def takes(cls, config: Any) -> bool:
+        """Tell whether this is the trial of such a configuration, where a kernel has several trials."""
+        return True
+
+    @classmethod
+    @abstractmethod
+    def drawn(cls, config: Any, seed: int) -> Trial:
+        """Draw a small problem for a configuration: other sizes and values, and another schedule, by each seed."""
+
+    @abstractmethod
+    def check(self, kernel: HostKernel) -> float:
+        """Run the compiled kernel; a ValueError says what is wrong with its results.
+
+        Gives the largest error, as a part of what is allowed: zero if results are compared to the bit.
+        """
+
+    def headers(self) -> dict[str, str]:
+        """Give everything that the kernel's source includes, for this configuration."""
+        return self.kernel.headers(self.config)
+
+    def compiled(self, headers: Mapping[str, str] | None = None) -> HostKernel:
+        """Compile the kernel for the host; `headers` replaces sources by name, for mutations."""
+        if headers is None:
+            return compiled(self.kernel, self.config)
+        return compile_for_host(self.kernel, self.config, headers)
+
+    def run(self, headers: Mapping[str, str] | None = None) -> float:
+        """Compile the kernel and check it."""
+        return self.check(self.compiled(headers))

@@ -1,0 +1,9 @@
+"""Lets scripts of tests/ run from a plain checkout: the package, the laboratory and all tests can be imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(path) for path in (ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*")) if path.is_dir()]
