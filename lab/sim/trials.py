@@ -6,10 +6,44 @@ from typing import Any
 
 from deep_gemm.core.kernel import Kernel
 
-from . import cast_tiles
+from . import (
+    bf16,
+    bf16_counted,
+    bf16_depths,
+    bf16_rows,
+    bf16_sums,
+    cast_tiles,
+    dense,
+    depths,
+    fp8_gemm_decode,
+    heads,
+    linear_decode,
+    rows,
+    rows_silu,
+    skip_head_mid,
+)
 from .trial import Trial
 
-TRIALS: tuple[type[Trial], ...] = (cast_tiles.TileTrial,)
+TRIALS: tuple[type[Trial], ...] = (
+    dense.DenseTrial,
+    rows.RowsTrial,
+    rows_silu.SiluTrial,
+    depths.DepthsTrial,
+    depths.MapsTrial,
+    heads.HeadsTrial,
+    heads.DecodeHeadsTrial,
+    skip_head_mid.SkipTrial,
+    skip_head_mid.DecodeSkipTrial,
+    fp8_gemm_decode.DecodeTrial,
+    bf16.Bf16Trial,
+    bf16_rows.Bf16RowsTrial,
+    bf16_depths.Bf16DepthsTrial,
+    bf16_counted.Bf16CountedTrial,
+    bf16_sums.SumTrial,
+    bf16_sums.SlicesTrial,
+    linear_decode.LinearTrial,
+    cast_tiles.TileTrial,
+)
 
 
 def trial_of(kernel: Kernel[Any], config: Any) -> type[Trial]:

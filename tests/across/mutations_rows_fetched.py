@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fetched_cases import ask, mistake
-from silu_cases import mistakes, right
 
 from deep_gemm.gemm import kernel as fp8_gemm
 from deep_gemm.gemm.config import GemmConfig
 from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
+from lab.silu import mistakes, right
 from lab.sim import rows_fetched
 from lab.sim.dense import compile_config
 from lab.sim.mutate import Mutation

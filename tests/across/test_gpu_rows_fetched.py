@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 from fetched_cases import ask, mistake
-from silu_cases import mistakes
 from test_gpu_rows_silu import by_torch, on_gpu
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from deep_gemm.gemm.rows.choose import reachable_silu
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
 from deep_gemm.moe.route_rows import num_arrivals
 from lab.bench.tune import compile_all
+from lab.silu import mistakes
 from lab.sim.rows_fetched import Asked, in_rooms
 from lab.sim.rows_silu import POISON
 

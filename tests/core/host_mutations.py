@@ -15,9 +15,7 @@ from typing import Any
 import broken
 import host_mutations_bf16 as of_bf16
 import host_mutations_sends as of_sends
-import silu_cases
 import torch
-from lab.casts import assert_same_bits, wild
 from host_mutations_bf16 import wider
 
 import deep_gemm
@@ -33,6 +31,8 @@ from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.skip.choose import skipping
 from deep_gemm.gemm.tiles import Tile
 from deep_gemm.moe.routing import weighted_sum
+from lab import silu as silu_cases
+from lab.casts import assert_same_bits, wild
 
 ROOT = Path(deep_gemm.__file__).parents[1]
 SECONDS = 120

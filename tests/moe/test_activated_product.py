@@ -8,7 +8,6 @@ import pytest
 import torch
 from helpers import assert_within, random_fp8, random_scales
 from layer_cases import assert_mistake
-from silu_cases import right
 from torch import Tensor
 
 from deep_gemm.casts.fp8 import cast_back_from_fp8, per_block_cast_to_fp8, per_token_cast_to_fp8
@@ -17,6 +16,7 @@ from deep_gemm.gemm.reference import block_scaled_product
 from deep_gemm.gemm.rows.api import product_of_rows_by_64
 from deep_gemm.gemm.rows.silu_check import SILU_COLUMNS
 from deep_gemm.moe.activation import activated_product_of_rows, silu_mul
+from lab.silu import right
 from lab.sim import rows_silu as sim
 
 CANARY = 42.0

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lab.casts import MOST_OTHERS, assert_near
 from layer_cases import FP8_NAN, assert_mistake, same_bits, same_pairs, without_values
 from torch import Tensor
 
@@ -15,6 +14,7 @@ import deep_gemm
 from deep_gemm import per_token_cast_to_fp8, silu_mul_cast_to_fp8
 from deep_gemm.core.check.layout import align, ceil_div, rows_of_groups
 from deep_gemm.moe.activation import silu_mul
+from lab.casts import MOST_OTHERS, assert_near
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 

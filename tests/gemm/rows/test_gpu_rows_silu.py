@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from silu_cases import mistakes
 from test_gpu_rows import random_sizes
 from test_sim_rows import ids_of_sizes
 from torch import Tensor
@@ -30,6 +29,7 @@ from deep_gemm.moe.activation import activated_product_of_rows, silu_mul
 from deep_gemm.moe.api import activate_rows, activations_of_rows, product_of_rows
 from deep_gemm.moe.routing import expert_rows, gather_cast_to_fp8
 from lab.bench.tune import compile_all
+from lab.silu import mistakes
 from lab.sim import rows_silu as sim
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from silu_cases import mistakes, right
 from thorough import up_to
 
 from deep_gemm.gemm.config import GemmConfig
@@ -20,6 +19,7 @@ from deep_gemm.gemm.config_of_tile import tile_config
 from deep_gemm.gemm.output import Groups, Output
 from deep_gemm.gemm.rows.choose import TILES_APART, TILES_SILU
 from deep_gemm.gemm.rows.silu_check import SiluRowsProblem
+from lab.silu import mistakes, right
 from lab.sim import HostKernel
 from lab.sim import rows_silu as sim
 from lab.sim.dense import compile_config

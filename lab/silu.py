@@ -1,4 +1,4 @@
-"""For tests of rows that are activated on their way out: what they must be, and what they are compared by."""
+"""Rows that are activated on their way out, for trials and tests: what they must be, and what they are compared by."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def codes(values: Tensor) -> Tensor:
     return torch.where(byte >= 128, 128 - byte, byte)
 
 
+def scale_errors(got: Quantized, wanted: Quantized) -> Tensor:
+    """Relative differences of scales."""
+    return ((got[1] - wanted[1]) / wanted[1]).abs()
+
+
 def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | None:
     """Say what is wrong; None if nothing is. Some values may be the FP8 number beside the right one.
 
@@ -38,7 +43,7 @@ def mistakes(p: SiluRowsProblem, got: Quantized, wanted: Quantized) -> str | Non
     (values, scales), (right_values, right_scales) = got, wanted
     apart = (codes(values) - codes(right_values)).abs()
     # A scale on the other side of a rounding moves a whole row a little, never a value by more than one.
-    off = ((scales - right_scales) / right_scales).abs()
+    off = scale_errors(got, wanted)
     unused = p.ids < 0
     for name, wrong in (
         ("rows without a group", apart[unused] > 0),
