@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from torch import Tensor
 
-from deep_gemm.core.check.layout import align
+from deep_gemm.core.check.layout import align, ceil_div
 from deep_gemm.core.kernel import Config, Kernel
 from deep_gemm.gemm.config import BLOCK_K, GemmConfig
 from deep_gemm.gemm.config_decode import DecodeConfig
@@ -90,6 +90,9 @@ def run_plan(
     how: How,
 ) -> Result:
     """Launch a problem's plan, or several, on simulated SMs. D of the result lies as the problem's."""
+    k = p.a.shape[-1]
+    if isinstance(config, GemmConfig) and not config.has_tail and ceil_div(k, BLOCK_K) % config.run_k_blocks:
+        raise ValueError(f"k: expected runs of {config.run_k_blocks} k-blocks, as there is no code for a tail, got {k}")
     simulation = simulation_of(buffers, config, how)
     placed = placed_in(simulation, p)
     found = plans_of(placed, config, simulation.num_sms, launcher_of(simulation, kernel, of, config))

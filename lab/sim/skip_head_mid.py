@@ -103,11 +103,11 @@ class SkipTrial(ProductTrial):
         """Draw rows around a tile's edges, parts of whole panels, and heads for a tile and a bit."""
         draw = draws(config, seed)
         panel = 16 if isinstance(config, DecodeConfig) else config.panel_columns
-        left, right = (panel * draw.randint(1, 192 // panel) for _ in range(2))
+        left, right = (panel * draw.randint(1, 128 // panel) for _ in range(2))
         return cls(
             config,
             near_edge(draw, tile_of(config)[0]),
-            draw.randint(1, config.block_n // (left + right) + 2),
+            draw.randint(1, config.block_n // (left + right) + 1),
             (left, 8 * draw.randint(0, 16), right),
             seed,
             k=depth(draw, config),
@@ -126,3 +126,8 @@ class DecodeSkipTrial(SkipTrial):
     """The same by `fp8_gemm_decode`."""
 
     kernel = fp8_gemm_decode.KERNEL
+
+
+def of_config(config: Config, *more: Any, **how: Any) -> SkipTrial:
+    """Make the trial of a configuration, by its kernel."""
+    return (DecodeSkipTrial if isinstance(config, DecodeConfig) else SkipTrial)(config, *more, **how)

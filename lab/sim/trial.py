@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, ClassVar
 
 from deep_gemm.core.kernel import Kernel
@@ -50,15 +49,8 @@ class Trial(ABC):
 
     def compiled(self, headers: Mapping[str, str] | None = None) -> HostKernel:
         """Compile the kernel for the host; `headers` replaces sources by name, for mutations."""
-        if headers is None:
-            return _compiled(self.kernel, self.config)
         return compile_for_host(self.kernel, self.config, headers)
 
     def run(self, headers: Mapping[str, str] | None = None) -> float:
         """Compile the kernel and check it."""
         return self.check(self.compiled(headers))
-
-
-@cache
-def _compiled(kernel: Kernel[Any], config: Any) -> HostKernel:
-    return compile_for_host(kernel, config)
